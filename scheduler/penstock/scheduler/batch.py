@@ -1,0 +1,105 @@
+"""What crosses the executor seam: a `Batch` in, a `StepResult` out.
+
+Owns the two values and the meaning of their arrays. Does not know how a batch was chosen or how it
+is computed.
+"""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.scheduler.request import Request
+from penstock.scheduler.slot_arrays import SlotArrays
+
+NO_SLOTS: NDArray[np.int32] = np.zeros(0, dtype=np.int32)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Batch:
+    """One step: which slots run and how many tokens each.
+
+    Rows come in two runs: `num_decodes` rows of one token each, then prefill chunks. For row i the
+    tokens at positions `starts[i] .. starts[i] + num_tokens[i] - 1` of slot `slots[i]` are
+    computed and their keys and values written to the slot's blocks; position p lies in block
+    `arrays.block_table[slot, p // block_size]` at offset `p % block_size`.
+
+    The input token at position p is `arrays.token_ids[slot, p]` when `p < arrays.num_tokens[slot]`
+    at launch; otherwise it is the token the executor itself sampled for that slot in the step
+    before (pipeline depth 2: its value has not been collected yet).
+
+    `sampled_slots` [m]: slots, in row order, whose last row position is the end of what is known,
+    so that its logits give the next token: all decode rows, and prefill rows that complete.
+
+    The arrays change after `launch` returns: an executor reads or copies what it needs before.
+    `admitted`: requests that got a slot since the last batch (`request.slot`); `released`: slots
+    given back since the last batch, listed before a slot that was granted anew (handle `released`
+    first, then `admitted`).
+    """
+
+    step: int
+    arrays: SlotArrays
+    slots: NDArray[np.int32]
+    num_tokens: NDArray[np.int32]
+    starts: NDArray[np.int32]
+    num_decodes: int
+    sampled_slots: NDArray[np.int32]
+    admitted: tuple[Request, ...] = ()
+    released: tuple[int, ...] = ()
+
+    @property
+    def num_rows(self) -> int:
+        """Slots that run in this step."""
+        return len(self.slots)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TokenLogprobs:
+    """Natural-log probabilities of t tokens, before temperature and truncation, after penalties.
+
+    `chosen` float32 [t]; `ranks` int32 [t] (1 = most likely); `top_ids` int32 [t, k] and
+    `top_logprobs` float32 [t, k], most likely first, k the largest number any request of the step
+    asked for (0 is allowed). Rows of requests that did not ask may hold anything.
+    """
+
+    chosen: NDArray[np.float32]
+    ranks: NDArray[np.int32]
+    top_ids: NDArray[np.int32]
+    top_logprobs: NDArray[np.float32]
+
+    def take(self, rows: NDArray[np.intp] | slice) -> "TokenLogprobs":
+        """The same for some of the tokens."""
+        return TokenLogprobs(
+            chosen=self.chosen[rows],
+            ranks=self.ranks[rows],
+            top_ids=self.top_ids[rows],
+            top_logprobs=self.top_logprobs[rows],
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotFailure:
+    """A request that failed alone; the rest of the batch is good. `detail` is for our logs only."""
+
+    slot: int
+    detail: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StepResult:
+    """The outcome of one launched batch.
+
+    `slots` int32 [m]: usually `batch.sampled_slots` itself. `tokens` int32: one per slot when
+    `counts` is None; otherwise `counts[i]` of them (0 is allowed: that slot is asked again), laid
+    end to end. `logprobs` is aligned with `tokens`, None when nobody asked.
+    `prompt_logprobs`: (slot, first position, logprobs): rows for the prompt tokens at positions
+    first, first + 1, ... that this step's chunk predicted.
+    Slots in `failures` have no tokens.
+    """
+
+    slots: NDArray[np.int32]
+    tokens: NDArray[np.int32]
+    counts: NDArray[np.int32] | None = None
+    logprobs: TokenLogprobs | None = None
+    prompt_logprobs: tuple[tuple[int, int, TokenLogprobs], ...] = ()
+    failures: tuple[SlotFailure, ...] = field(default=())

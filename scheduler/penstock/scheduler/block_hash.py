@@ -1,0 +1,35 @@
+"""Content hashes of full blocks, chained, so that a hash names a whole prefix.
+
+Owns the one definition that fronts (prompt) and engine (output) share. A digest of 16 bytes of
+BLAKE2b: collisions would hand one tenant another's keys and values, so the hash is cryptographic
+and the chain starts from the tenant's salt.
+"""
+
+from hashlib import blake2b
+
+import numpy as np
+from numpy.typing import NDArray
+
+DIGEST_BYTES = 16
+
+
+def chain_root(salt: bytes) -> bytes:
+    """The digest a chain starts from; differs for every salt (tenant, cache salt)."""
+    return blake2b(salt, digest_size=DIGEST_BYTES, person=b"penstock-kv").digest()
+
+
+def hash_blocks(
+    token_ids: NDArray[np.int32], block_size: int, previous: bytes
+) -> tuple[bytes, ...]:
+    """Digests of the full blocks of `token_ids` int32 [n], chained after `previous`.
+
+    Tokens past the last full block are left out. `previous` is `chain_root(salt)` for the start of
+    a prompt or the digest of the block before.
+    """
+    data = np.ascontiguousarray(token_ids, dtype=np.int32).tobytes()
+    width = 4 * block_size
+    digests: list[bytes] = []
+    for end in range(width, len(data) + 1, width):
+        previous = blake2b(previous + data[end - width : end], digest_size=DIGEST_BYTES).digest()
+        digests.append(previous)
+    return tuple(digests)

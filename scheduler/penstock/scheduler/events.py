@@ -1,0 +1,78 @@
+"""What a step did, told to whoever waits for it.
+
+Owns the values that leave the engine. Tokens of all requests travel as arrays; what happens once
+to one request (admission, preemption, the end) is one small value.
+"""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.scheduler.batch import TokenLogprobs
+from penstock.scheduler.request import FailureReason, FinishReason
+
+NO_KEYS: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
+NO_TOKENS: NDArray[np.int32] = np.zeros(0, dtype=np.int32)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Admitted:
+    """The request got a slot. `num_cached_tokens` of its prompt need no computing."""
+
+    key: int
+    at_s: float
+    num_cached_tokens: int
+    num_preemptions: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preempted:
+    """The request lost its blocks and waits again; its tokens are kept and recomputed later."""
+
+    key: int
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finished:
+    """The request is COMPLETED. `stop_id` is the stop token that ended it, -1 for none."""
+
+    key: int
+    at_s: float
+    reason: FinishReason
+    stop_id: int = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failed:
+    """The request is ERROR, or was refused before it got in."""
+
+    key: int
+    at_s: float
+    reason: FailureReason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StepEvents:
+    """Everything of one step, in this order of effect: `changes`, tokens, `ends`.
+
+    `keys` int64 [m] and `tokens` int32 [m]: new tokens; a key may stand several times, in order.
+    `logprobs` aligned with `tokens`, None when nobody asked. `prompt_logprobs`: (key, first
+    position, logprobs), positions as in `StepResult`. A stop token that ends a request is among
+    the tokens.
+    """
+
+    step: int
+    at_s: float
+    keys: NDArray[np.int64] = field(default_factory=lambda: NO_KEYS)
+    tokens: NDArray[np.int32] = field(default_factory=lambda: NO_TOKENS)
+    logprobs: TokenLogprobs | None = None
+    prompt_logprobs: tuple[tuple[int, int, TokenLogprobs], ...] = ()
+    changes: tuple[Admitted | Preempted, ...] = ()
+    ends: tuple[Finished | Failed, ...] = ()
+
+    @property
+    def is_empty(self) -> bool:
+        """True when there is nothing to tell."""
+        return not (len(self.keys) or self.changes or self.ends or self.prompt_logprobs)

@@ -1,0 +1,95 @@
+"""The invariants of the core, checked from outside.
+
+Owns the list of what must hold between any two calls: run after every step in tests and when idle
+in production. Reads everything, changes nothing.
+"""
+
+import numpy as np
+
+from penstock.scheduler.lifecycle import Lifecycle
+from penstock.scheduler.scheduler import Scheduler
+from penstock.scheduler.state import RequestState
+
+
+class IntegrityError(AssertionError):
+    """The account does not add up; the message lists every fault found."""
+
+
+def check_integrity(scheduler: Scheduler) -> None:
+    """Raise IntegrityError naming every invariant that does not hold."""
+    life = scheduler.life
+    faults = [
+        *life.cache.pool.faults(),
+        *_block_faults(life),
+        *_state_faults(life),
+        *_progress_faults(life, scheduler.num_launched),
+    ]
+    if faults:
+        raise IntegrityError("; ".join(faults))
+
+
+def _block_faults(life: Lifecycle) -> list[str]:
+    arrays, pool = life.arrays, life.cache.pool
+    references = np.zeros(pool.num_blocks, dtype=np.int64)
+    faults: list[str] = []
+    for request in life.running:
+        slot = request.slot
+        table = arrays.block_table[slot, : arrays.num_blocks[slot]]
+        if len(set(table.tolist())) != len(table):
+            faults.append(f"slot {slot} holds a block twice")
+        references[table] += 1
+        # The block that the next token goes into must have one owner.
+        writable = int(arrays.num_computed[slot]) // arrays.block_size
+        if writable < len(table) and pool.ref_counts[table[writable]] != 1:
+            faults.append(f"slot {slot} shares a block it writes to")
+        if int(life.cache.capacity[slot]) != len(table) * arrays.block_size:
+            faults.append(f"slot {slot} misjudges its capacity")
+        is_over = int(arrays.num_computed[slot]) > int(life.cache.capacity[slot])
+        if is_over and not life.is_behind:
+            faults.append(f"slot {slot} computed more than its blocks hold")
+    if not np.array_equal(references, pool.ref_counts):
+        faults.append("reference counts differ from the block tables")
+    if int(life.cache.reserved.sum()) != life.cache.num_reserved or life.cache.num_reserved < 0:
+        faults.append("reservations do not add up")
+    if not len(life.running) and pool.num_used:
+        faults.append("nobody runs but blocks are used")
+    return faults
+
+
+def _state_faults(life: Lifecycle) -> list[str]:
+    faults: list[str] = []
+    running = {request.spec.key for request in life.running}
+    waiting = {request.spec.key for request in life.queue}
+    if running & waiting or running | waiting != set(life.requests):
+        faults.append("running and waiting are not a partition of the live requests")
+    for key, request in life.requests.items():
+        state = RequestState.PROCESSING if key in running else RequestState.PENDING
+        if request.state is not state:
+            faults.append(f"request {key} is {request.state.name}, its place says {state.name}")
+        if (request.slot >= 0) is not (key in running):
+            faults.append(f"request {key} disagrees about its slot")
+        if key in running and life.arrays.key[request.slot] != key:
+            faults.append(f"slot {request.slot} names another request")
+    if sum(len(request.tokens) for request in life.queue) != life.queue.num_tokens:
+        faults.append("the queue miscounts its tokens")
+    if np.count_nonzero(life.arrays.key) != len(running):
+        faults.append("a free slot names a request")
+    return faults
+
+
+def _progress_faults(life: Lifecycle, num_launched: int) -> list[str]:
+    faults: list[str] = []
+    arrays = life.arrays
+    for request in life.running:
+        slot = request.slot
+        known, in_flight = int(arrays.num_tokens[slot]), int(arrays.num_in_flight[slot])
+        computed = int(arrays.num_computed[slot])
+        if not 0 <= in_flight <= num_launched:
+            faults.append(f"slot {slot} has {in_flight} tokens in flight")
+        if computed > known + in_flight:
+            faults.append(f"slot {slot} computed tokens that do not exist")
+        if known + in_flight > int(arrays.max_total[slot]):
+            faults.append(f"slot {slot} exceeds its length")
+    if not life.requests and not num_launched and arrays.num_in_flight.any():
+        faults.append("idle, but tokens are in flight")
+    return faults

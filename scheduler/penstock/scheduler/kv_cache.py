@@ -1,0 +1,123 @@
+"""Block tables of the running requests: prefix match, admit, extend, free.
+
+Owns the rows of `SlotArrays.block_table` and `num_blocks`, and the account of reservations. Does
+not know why a request gets blocks: policies ask with a number of tokens.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.scheduler.block_hash import chain_root, hash_blocks
+from penstock.scheduler.block_pool import BlockPool
+from penstock.scheduler.request import Request
+from penstock.scheduler.slot_arrays import SlotArrays
+
+
+class KVCache:
+    """Tables over one pool.
+
+    `capacity` int32 [S]: tokens that fit into a slot's blocks. `num_reserved`: blocks promised at
+    admission and not taken yet, over all slots; `reserved` int32 [S] per slot.
+    """
+
+    def __init__(self, arrays: SlotArrays, num_blocks: int) -> None:
+        self.pool = BlockPool(num_blocks)
+        self.block_size = arrays.block_size
+        self.capacity: NDArray[np.int32] = np.zeros(arrays.num_slots, dtype=np.int32)
+        self.reserved: NDArray[np.int32] = np.zeros(arrays.num_slots, dtype=np.int32)
+        self.num_reserved = 0
+        self._arrays = arrays
+
+    def blocks_for(self, num_tokens: int) -> int:
+        """Blocks that hold `num_tokens` tokens."""
+        return -(-num_tokens // self.block_size)
+
+    def match(self, request: Request) -> list[int]:
+        """Cached blocks for the longest known prefix that leaves a token to compute."""
+        most = (len(request.tokens) - 1) // self.block_size
+        return self.pool.match(request.block_hashes[:most])
+
+    def can_admit(self, matched: Sequence[int], num_tokens: int, spare_blocks: int) -> bool:
+        """Whether `num_tokens` fit beside all promises, leaving `spare_blocks` available."""
+        taken_from_pool = self.blocks_for(num_tokens) - len(matched) + self.pool.num_unused(matched)
+        return taken_from_pool + spare_blocks <= self.pool.num_available - self.num_reserved
+
+    def admit(self, slot: int, matched: Sequence[int], num_tokens: int) -> None:
+        """Start a table with `matched` blocks and reserve the rest of `num_tokens`."""
+        arrays = self._arrays
+        self.pool.share(matched)
+        arrays.block_table[slot, : len(matched)] = matched
+        arrays.num_blocks[slot] = len(matched)
+        arrays.num_computed[slot] = len(matched) * self.block_size
+        self.capacity[slot] = len(matched) * self.block_size
+        promised = self.blocks_for(num_tokens) - len(matched)
+        self.reserved[slot] = promised
+        self.num_reserved += promised
+
+    def num_missing(self, slot: int, num_tokens: int) -> int:
+        """Blocks a slot still needs to hold `num_tokens` tokens."""
+        return max(0, self.blocks_for(num_tokens) - int(self._arrays.num_blocks[slot]))
+
+    def extend(self, slot: int, count: int) -> None:
+        """Append `count` blocks to one table; ask `pool.num_available` first."""
+        arrays = self._arrays
+        held = int(arrays.num_blocks[slot])
+        arrays.block_table[slot, held : held + count] = self.pool.allocate(count)
+        arrays.num_blocks[slot] = held + count
+        self.capacity[slot] += count * self.block_size
+        kept = min(count, int(self.reserved[slot]))
+        self.reserved[slot] -= kept
+        self.num_reserved -= kept
+
+    def extend_each(self, slots: NDArray[np.intp]) -> None:
+        """Append one block to every table of `slots` [k]; ask `pool.num_available` first."""
+        arrays = self._arrays
+        held = arrays.num_blocks[slots]
+        arrays.block_table[slots, held] = self.pool.allocate(len(slots))
+        arrays.num_blocks[slots] = held + 1
+        self.capacity[slots] += self.block_size
+        if self.num_reserved:
+            kept = np.minimum(self.reserved[slots], 1)
+            self.reserved[slots] -= kept
+            self.num_reserved -= int(kept.sum())
+
+    def register(self, request: Request, num_tokens: int) -> None:
+        """Make the full blocks among the first `num_tokens` computed tokens reusable.
+
+        Does nothing for a request without a salt; hashes the output where the prompt's digests
+        end.
+        """
+        if not request.spec.hash_salt:
+            return
+        arrays, slot = self._arrays, request.slot
+        num_full = num_tokens // self.block_size
+        digests = request.block_hashes
+        if len(digests) < num_full:
+            start = len(digests) * self.block_size
+            previous = digests[-1] if digests else chain_root(request.spec.hash_salt)
+            tokens = arrays.token_ids[slot, start : num_full * self.block_size]
+            digests.extend(hash_blocks(tokens, self.block_size, previous))
+        first = request.num_registered_blocks
+        if first < num_full:
+            table = arrays.block_table[slot, first:num_full].tolist()
+            for block, digest in zip(table, digests[first:num_full], strict=True):
+                self.pool.register(block, digest)
+            request.num_registered_blocks = num_full
+
+    def forget(self, slot: int) -> None:
+        """Make a slot's own blocks not reusable: their content is suspect."""
+        table = self._table(slot)
+        self.pool.forget(table[self.pool.ref_counts[table] == 1])
+
+    def free(self, slot: int) -> None:
+        """Give a slot's blocks and promises back."""
+        self.pool.release(self._table(slot))
+        self._arrays.num_blocks[slot] = 0
+        self.capacity[slot] = 0
+        self.num_reserved -= int(self.reserved[slot])
+        self.reserved[slot] = 0
+
+    def _table(self, slot: int) -> NDArray[np.int32]:
+        return self._arrays.block_table[slot, : int(self._arrays.num_blocks[slot])]

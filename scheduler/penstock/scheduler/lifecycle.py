@@ -1,0 +1,224 @@
+"""Where every live request is, and each step of its life.
+
+Owns the tables of requests, the queue, the slots, the blocks and the news that follow from a
+change: submit, admit, preempt, finish, cancel, fail, expire. Every transition of the state table
+happens here, together with the memory it takes or gives back. Does not choose who is admitted or
+preempted, nor how many tokens anyone computes.
+"""
+
+import numpy as np
+
+from penstock.scheduler.config import SchedulerConfig
+from penstock.scheduler.events import Admitted, Failed, Finished, Preempted
+from penstock.scheduler.executor import ExecutorInfo
+from penstock.scheduler.kv_cache import KVCache
+from penstock.scheduler.request import (
+    NO_TIME,
+    FailureReason,
+    FinishReason,
+    Request,
+    RequestSpec,
+)
+from penstock.scheduler.running import Running
+from penstock.scheduler.slot_arrays import SlotArrays
+from penstock.scheduler.state import RequestEvent, RequestState
+from penstock.scheduler.waiting_queue import WaitingQueue
+
+
+class Lifecycle:
+    """The requests of one engine.
+
+    `changes`, `ends`: news since they were last taken. `admitted`, `released`: for the next batch.
+    `dropped_slots`: one set per launched step that was not collected; a slot given back is added
+    to each, so that its late tokens are dropped. `is_behind`: an executor returned several tokens
+    of a slot at once, and the tables catch up when the next step is planned.
+    """
+
+    def __init__(self, info: ExecutorInfo, config: SchedulerConfig) -> None:
+        self.arrays = SlotArrays(
+            num_slots=info.max_num_seqs, max_seq_len=info.max_seq_len, block_size=info.block_size
+        )
+        self.cache = KVCache(self.arrays, info.num_blocks)
+        self.running = Running(self.arrays)
+        self.queue = WaitingQueue()
+        self.requests: dict[int, Request] = {}
+        self.changes: list[Admitted | Preempted] = []
+        self.ends: list[Finished | Failed] = []
+        self.admitted: list[Request] = []
+        self.released: list[int] = []
+        self.is_behind = False
+        self._keys_of: dict[str, set[int]] = {}
+        self._config = config
+        self._next_sequence = 0
+        self._next_deadline_s = NO_TIME
+        self.dropped_slots: list[set[int]] = []
+
+    def submit(self, specs: tuple[RequestSpec, ...], now: float) -> None:
+        """Queue the outputs of one request, leader first, all of them or none.
+
+        A refusal becomes one `Failed` end per spec.
+        """
+        reason = self._refusal(specs, now)
+        if reason is not None:
+            self.ends.extend(Failed(key=spec.key, at_s=now, reason=reason) for spec in specs)
+            return
+        self._keys_of[specs[0].request_id] = {spec.key for spec in specs}
+        for spec in specs:
+            request = Request(
+                spec=spec,
+                sequence=self._next_sequence,
+                tokens=spec.prompt_ids,
+                block_hashes=list(spec.block_hashes),
+            )
+            self._next_sequence += 1
+            self.requests[spec.key] = request
+            if spec.leader_key and spec.block_hashes:
+                self.queue.hold(request, spec.leader_key)
+            else:
+                self.queue.push(request)
+
+    def keys_of(self, request_id: str) -> tuple[int, ...]:
+        """Keys of the live outputs of a request, in order of output."""
+        return tuple(sorted(self._keys_of.get(request_id, ())))
+
+    def admit(self, request: Request, matched: list[int], reserve_tokens: int, now: float) -> None:
+        """Give a waiting request a slot, the blocks of its cached prefix and a reservation."""
+        self.queue.remove(request)
+        request.apply(RequestEvent.ADMIT)
+        request.slot = self.running.enter(request)
+        self.arrays.fill(request)
+        self.cache.admit(request.slot, matched, reserve_tokens)
+        request.num_registered_blocks = len(matched)
+        num_cached = len(matched) * self.arrays.block_size
+        if request.first_admitted_s == NO_TIME:
+            request.first_admitted_s = now
+            request.num_cached_tokens = num_cached
+        self.admitted.append(request)
+        self._next_deadline_s = min(
+            self._next_deadline_s,
+            float(self.arrays.deadline[request.slot]),
+            float(self.arrays.time_limit[request.slot]),
+        )
+        self.changes.append(
+            Admitted(
+                key=request.spec.key,
+                at_s=now,
+                num_cached_tokens=num_cached,
+                num_preemptions=request.num_preemptions,
+            )
+        )
+
+    def preempt(self, request: Request, now: float) -> None:
+        """Take a running request's blocks; it waits again with its seniority and its tokens."""
+        slot = request.slot
+        num_tokens = int(self.arrays.num_tokens[slot])
+        request.tokens = self.arrays.token_ids[slot, :num_tokens].copy()
+        self._vacate(request, is_trusted=True)
+        request.apply(RequestEvent.PREEMPT)
+        request.num_preemptions += 1
+        self.queue.push(request)
+        self.changes.append(Preempted(key=request.spec.key, at_s=now))
+
+    def finish(self, request: Request, reason: FinishReason, now: float, stop_id: int = -1) -> None:
+        """Complete a live request; what waits is cancelled, what runs is finished."""
+        if request.state is RequestState.PENDING:
+            self.queue.remove(request)
+            request.apply(RequestEvent.CANCEL)
+        else:
+            self._vacate(request, is_trusted=True)
+            is_cancel = reason is FinishReason.CANCELLED
+            request.apply(RequestEvent.CANCEL if is_cancel else RequestEvent.FINISH)
+        self.ends.append(Finished(key=request.spec.key, at_s=now, reason=reason, stop_id=stop_id))
+        self._bury(request)
+
+    def fail(self, request: Request, reason: FailureReason, now: float) -> None:
+        """End a live request in ERROR."""
+        if request.state is RequestState.PENDING:
+            self.queue.remove(request)
+        else:
+            suspect = reason is FailureReason.EXECUTOR_REQUEST_FAILED
+            self._vacate(request, is_trusted=not suspect)
+        request.apply(RequestEvent.FAIL)
+        self.ends.append(Failed(key=request.spec.key, at_s=now, reason=reason))
+        self._bury(request)
+
+    def expire(self, now: float) -> None:
+        """End everyone whose time is up."""
+        for request in self.queue.expired(now):
+            self._time_out(request, now)
+        if now < self._next_deadline_s:
+            return
+        columns = slice(0, self.running.high_water)
+        deadline, limit = self.arrays.deadline[columns], self.arrays.time_limit[columns]
+        for slot in np.flatnonzero((deadline <= now) | (limit <= now)).tolist():
+            request_there = self.running.request_at(slot)
+            if request_there is not None:
+                self._time_out(request_there, now)
+        columns = slice(0, self.running.high_water)
+        self._next_deadline_s = min(
+            float(self.arrays.deadline[columns].min(initial=NO_TIME)),
+            float(self.arrays.time_limit[columns].min(initial=NO_TIME)),
+        )
+
+    def note_first_token(self, request: Request, now: float) -> None:
+        """The TTFT deadline is met."""
+        if request.first_token_s == NO_TIME:
+            request.first_token_s = now
+            self.arrays.deadline[request.slot] = request.spec.deadline_s
+
+    def _refusal(self, specs: tuple[RequestSpec, ...], now: float) -> FailureReason | None:
+        spec = specs[0]
+        if spec.request_id in self._keys_of or any(s.key in self.requests for s in specs):
+            return FailureReason.REQUEST_ID_IN_USE
+        if spec.max_total_tokens > self.arrays.max_seq_len:
+            return FailureReason.PROMPT_TOO_LONG
+        # The last token is sampled, never computed.
+        if self.cache.blocks_for(spec.max_total_tokens - 1) > self.cache.pool.num_blocks:
+            return FailureReason.EXCEEDS_KV_CACHE
+        if spec.deadline_s <= now:
+            return FailureReason.DEADLINE_EXCEEDED
+        if spec.ttft_deadline_s <= now:
+            return FailureReason.TTFT_DEADLINE_EXCEEDED
+        num_tokens = sum(s.num_prompt_tokens for s in specs)
+        config, queue = self._config, self.queue
+        if (
+            len(queue) + len(specs) > config.max_num_waiting
+            or queue.num_tokens + num_tokens > config.max_num_waiting_tokens
+        ):
+            return FailureReason.QUEUE_FULL
+        return None
+
+    def _time_out(self, request: Request, now: float) -> None:
+        spec = request.spec
+        if spec.time_limit_s <= now:
+            self.finish(request, FinishReason.TIME_LIMIT, now)
+        elif spec.deadline_s <= now:
+            self.fail(request, FailureReason.DEADLINE_EXCEEDED, now)
+        else:
+            self.fail(request, FailureReason.TTFT_DEADLINE_EXCEEDED, now)
+
+    def _vacate(self, request: Request, *, is_trusted: bool) -> None:
+        slot, arrays = request.slot, self.arrays
+        if is_trusted:
+            # Steps take effect in order: what a launched step writes is there for whoever reuses
+            # the block in a later one. Tokens in flight are not known, so not named.
+            num_valid = min(int(arrays.num_computed[slot]), int(arrays.num_tokens[slot]))
+            self.cache.register(request, num_valid)
+        else:
+            self.cache.forget(slot)
+        self.cache.free(slot)
+        arrays.clear(slot)
+        self.running.leave(slot)
+        request.slot = -1
+        self.released.append(slot)
+        for dropped in self.dropped_slots:
+            dropped.add(slot)
+
+    def _bury(self, request: Request) -> None:
+        spec = request.spec
+        del self.requests[spec.key]
+        keys = self._keys_of[spec.request_id]
+        keys.discard(spec.key)
+        if not keys:
+            del self._keys_of[spec.request_id]
+        self.queue.replace_leader(spec.key)

@@ -1,0 +1,165 @@
+"""Takes what an executor returned and moves the requests on.
+
+Owns the way from a `StepResult` to longer requests, first tokens and ends. Runs in whole columns;
+Python goes through requests one by one only for what happens once to each. Does not plan.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.scheduler.batch import StepResult, TokenLogprobs
+from penstock.scheduler.flight import Flight
+from penstock.scheduler.lifecycle import Lifecycle
+from penstock.scheduler.request import FailureReason, FinishReason, Request
+from penstock.scheduler.rows import Rows
+
+
+class Results:
+    """Applies results to a `Lifecycle`; keeps the tokens until they are taken.
+
+    `keys`, `tokens`, `logprobs`: one entry per group of tokens, in order. `prompt_logprobs`: as in
+    StepEvents.
+    """
+
+    def __init__(self, life: Lifecycle, pipeline_depth: int) -> None:
+        self._life = life
+        self._depth = pipeline_depth
+        self._flat_tokens = life.arrays.token_ids.reshape(-1)
+        self.keys: list[NDArray[np.int64]] = []
+        self.tokens: list[NDArray[np.int32]] = []
+        self.logprobs: list[TokenLogprobs] = []
+        self.prompt_logprobs: list[tuple[int, int, TokenLogprobs]] = []
+
+    def apply(self, flight: Flight, result: StepResult, now: float) -> None:
+        """Advance everyone in `flight` by `result`.
+
+        Raises ValueError when the result does not fit the batch: the executor is broken.
+        """
+        if result.counts is not None and self._depth > 1:
+            raise ValueError("counts need a pipeline depth of 1")
+        for failure in result.failures:
+            request = self._live(flight, failure.slot)
+            if request is not None:
+                # Its own row must not come back in this very flight.
+                flight.dropped.add(failure.slot)
+                self._life.fail(request, FailureReason.EXECUTOR_REQUEST_FAILED, now)
+        self._note_prompts(flight, result, now)
+        is_whole = result.slots is flight.batch.sampled_slots and not flight.dropped
+        if is_whole and result.counts is None:
+            self._append(
+                flight.rows, flight.positions, result.tokens, result.logprobs, flight.ones, now
+            )
+        else:
+            self._append_some(flight, result, now)
+
+    def _live(self, flight: Flight, slot: int) -> Request | None:
+        return None if slot in flight.dropped else self._life.running.request_at(slot)
+
+    def _note_prompts(self, flight: Flight, result: StepResult, now: float) -> None:
+        for chunk in flight.chunks:
+            if chunk.slot in flight.dropped:
+                continue
+            self._life.cache.register(chunk.request, chunk.start + chunk.count)
+            if chunk.completes:
+                if result.counts is None:
+                    self._life.note_first_token(chunk.request, now)
+                self._life.queue.release_held(chunk.request.spec.key)
+        for slot, first, logprobs in result.prompt_logprobs:
+            request = self._live(flight, slot)
+            if request is not None:
+                self.prompt_logprobs.append((request.spec.key, first, logprobs))
+
+    def _append(
+        self,
+        rows: Rows,
+        positions: NDArray[np.int32],
+        tokens: NDArray[np.int32],
+        logprobs: TokenLogprobs | None,
+        ones: NDArray[np.int32] | None,
+        now: float,
+    ) -> NDArray[np.bool_]:
+        """One more token for every row; bool [m], which rows ended."""
+        arrays = self._life.arrays
+        self._flat_tokens[rows.offsets + positions] = tokens
+        if ones is None:
+            arrays.num_tokens[rows.index] += 1
+            arrays.num_in_flight[rows.index] -= 1
+        else:
+            columns = slice(0, len(ones))
+            arrays.num_tokens[columns] += ones
+            arrays.num_in_flight[columns] -= ones
+        self.keys.append(rows.keys)
+        self.tokens.append(tokens)
+        if logprobs is not None:
+            self.logprobs.append(logprobs)
+        ended, is_stop = rows.ended(tokens, positions + 1)
+        if ended.any():
+            self._finish(rows, tokens, np.flatnonzero(ended), is_stop, now)
+        return ended
+
+    def _finish(
+        self,
+        rows: Rows,
+        tokens: NDArray[np.int32],
+        which: NDArray[np.intp],
+        is_stop: NDArray[np.bool_],
+        now: float,
+    ) -> None:
+        for row in which.tolist():
+            request = self._life.running.request_at(int(rows.index[row]))
+            if request is None:
+                raise ValueError(f"slot {rows.index[row]} ended but nobody is in it")
+            if is_stop[row]:
+                self._life.finish(request, FinishReason.STOP, now, stop_id=int(tokens[row]))
+            else:
+                self._life.finish(request, FinishReason.LENGTH, now)
+
+    def _append_some(self, flight: Flight, result: StepResult, now: float) -> None:
+        """The general case: rows dropped meanwhile, rows missing, or several tokens a row."""
+        row_of = {slot: row for row, slot in enumerate(flight.rows.slots.tolist())}
+        slots = result.slots.tolist()
+        counts = [1] * len(slots) if result.counts is None else result.counts.tolist()
+        if sum(counts) != len(result.tokens):
+            raise ValueError(f"{sum(counts)} tokens announced, {len(result.tokens)} returned")
+        starts = np.cumsum([0, *counts])[:-1].tolist()
+        alive = [i for i, slot in enumerate(slots) if slot not in flight.dropped]
+        unknown = [slots[i] for i in alive if slots[i] not in row_of]
+        if unknown:
+            raise ValueError(f"tokens for slots {unknown} that did not sample")
+        answered = {slots[i] for i in alive if counts[i]}
+        self._ask_again(flight, answered)
+        for slot in answered:
+            request = self._life.running.request_at(slot)
+            if request is not None:
+                self._life.note_first_token(request, now)
+        alive = [i for i in alive if counts[i]]
+        for turn in range(max((counts[i] for i in alive), default=0)):
+            alive = [i for i in alive if counts[i] > turn]
+            rows = flight.rows.take(np.array([row_of[slots[i]] for i in alive], dtype=np.intp))
+            picks = np.array([starts[i] + turn for i in alive], dtype=np.intp)
+            if turn:
+                self._life.arrays.num_computed[rows.index] += 1
+                self._life.arrays.num_in_flight[rows.index] += 1
+                self._life.running.rewind()
+                self._life.is_behind = True
+            positions = flight.positions[[row_of[slots[i]] for i in alive]] + turn
+            logprobs = None if result.logprobs is None else result.logprobs.take(picks)
+            ended = self._append(
+                rows, positions.astype(np.int32), result.tokens[picks], logprobs, None, now
+            )
+            alive = [i for i, is_over in zip(alive, ended.tolist(), strict=True) if not is_over]
+
+    def _ask_again(self, flight: Flight, answered: set[int]) -> None:
+        """Rows that sampled nothing this time: take their step back."""
+        silent = [
+            slot
+            for slot in flight.rows.slots.tolist()
+            if slot not in answered and slot not in flight.dropped
+        ]
+        if not silent:
+            return
+        if self._depth > 1:
+            raise ValueError(f"no tokens for slots {silent}")
+        self._life.arrays.num_computed[silent] -= 1
+        self._life.arrays.num_in_flight[silent] -= 1
+        self._life.running.rewind()

@@ -1,0 +1,78 @@
+"""Compact copies of what one step needs to know about the slots that sample in it.
+
+Owns the gather from `SlotArrays` into dense rows. Everything in `Rows` is constant while a request
+runs, so the rows of a decode batch are gathered when membership changes and reused every step.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.scheduler.slot_arrays import NO_TOKEN, SlotArrays
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rows:
+    """m slots that sample. `slots` int32 [m] and `index` intp [m] are the same numbers.
+
+    `offsets` intp [m]: where a slot's tokens start in the flat token array. `stop_ids`: as many
+    int32 [m] arrays as the request with most stop ids has. `max_total`, `min_total` int32 [m];
+    `has_min` tells whether any row bars stop ids at first. `keys` int64 [m].
+    """
+
+    slots: NDArray[np.int32]
+    index: NDArray[np.intp]
+    offsets: NDArray[np.intp]
+    stop_ids: tuple[NDArray[np.int32], ...]
+    max_total: NDArray[np.int32]
+    min_total: NDArray[np.int32]
+    has_min: bool
+    keys: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    def take(self, keep: NDArray[np.intp]) -> "Rows":
+        """Some of the rows, in the order of `keep`."""
+        return Rows(
+            self.slots[keep],
+            self.index[keep],
+            self.offsets[keep],
+            tuple(column[keep] for column in self.stop_ids),
+            self.max_total[keep],
+            self.min_total[keep],
+            self.has_min,
+            self.keys[keep],
+        )
+
+    def ended(
+        self, tokens: NDArray[np.int32], num_tokens: NDArray[np.int32]
+    ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+        """Which rows end when `tokens` [m] made them `num_tokens` [m] long, and which by a stop.
+
+        Two bool [m]: ended, ended by a stop id.
+        """
+        is_stop: NDArray[np.bool_] = np.zeros(len(tokens), dtype=np.bool_)
+        for column in self.stop_ids:
+            is_stop |= tokens == column
+        if self.has_min:
+            is_stop &= num_tokens > self.min_total
+        return is_stop | (num_tokens >= self.max_total), is_stop
+
+
+def gather_rows(arrays: SlotArrays, index: NDArray[np.intp], num_stop_columns: int) -> Rows:
+    """Rows for the slots of `index`; `num_stop_columns` bounds the stop ids any of them has."""
+    columns = arrays.stop_ids[:num_stop_columns, index]
+    max_total = arrays.max_total[index]
+    min_total = arrays.min_total[index]
+    return Rows(
+        slots=index.astype(np.int32),
+        index=index,
+        offsets=index * arrays.max_seq_len,
+        stop_ids=tuple(column for column in columns if (column != NO_TOKEN).any()),
+        max_total=max_total,
+        min_total=min_total,
+        has_min=bool((min_total > arrays.num_prompt[index]).any()),
+        keys=arrays.key[index],
+    )

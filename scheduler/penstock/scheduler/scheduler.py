@@ -1,0 +1,127 @@
+"""The in-flight batching scheduler: `schedule` a step, `update` with its result.
+
+Owns the pairing of launched steps with their results and the news of a turn. Pure: `now` comes in
+as an argument, seconds on the engine's clock.
+
+    submit ─► queue ─► plan ─► Batch ─► (executor) ─► StepResult ─► apply ─► StepEvents
+"""
+
+from collections import deque
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.scheduler.batch import Batch, StepResult, TokenLogprobs
+from penstock.scheduler.config import SchedulerConfig
+from penstock.scheduler.events import NO_KEYS, NO_TOKENS, StepEvents
+from penstock.scheduler.executor import ExecutorInfo
+from penstock.scheduler.flight import Flight
+from penstock.scheduler.lifecycle import Lifecycle
+from penstock.scheduler.planner import Planner
+from penstock.scheduler.request import FinishReason, RequestSpec
+from penstock.scheduler.results import Results
+
+_Scalar = TypeVar("_Scalar", bound=np.generic)
+
+
+class Scheduler:
+    """Decides who runs in each step, within the limits of one executor.
+
+    Raises ValueError when the token budget cannot hold one token for every slot.
+    """
+
+    def __init__(self, info: ExecutorInfo, config: SchedulerConfig) -> None:
+        if config.max_num_batched_tokens < info.max_num_seqs:
+            raise ValueError(
+                f"max_num_batched_tokens ({config.max_num_batched_tokens}) must be at least "
+                f"max_num_seqs ({info.max_num_seqs})"
+            )
+        self.life = Lifecycle(info, config)
+        self._planner = Planner(self.life, info, config)
+        self._results = Results(self.life, info.pipeline_depth)
+        self._flights: deque[Flight] = deque()
+
+    @property
+    def num_running(self) -> int:
+        """Requests that own a slot."""
+        return len(self.life.running)
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that are PENDING."""
+        return len(self.life.queue)
+
+    @property
+    def num_launched(self) -> int:
+        """Steps whose result is not in yet."""
+        return len(self._flights)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether anyone lives, or news wait to be taken."""
+        return bool(self.life.requests or self._flights or self.life.ends or self.life.changes)
+
+    def submit(self, specs: tuple[RequestSpec, ...], now: float) -> None:
+        """Queue the outputs of one request; a refusal becomes `Failed` ends."""
+        self.life.submit(specs, now)
+
+    def cancel(self, key: int, reason: FinishReason, now: float) -> bool:
+        """End a live request at once, in any state; False when there is none."""
+        request = self.life.requests.get(key)
+        if request is None:
+            return False
+        self.life.finish(request, reason, now)
+        return True
+
+    def schedule(self, now: float) -> Batch | None:
+        """Expire who is late, then plan the next step; None when nobody can run."""
+        self.life.expire(now)
+        flight = self._planner.plan(now)
+        if flight is None:
+            return None
+        self._flights.append(flight)
+        self.life.dropped_slots.append(flight.dropped)
+        return flight.batch
+
+    def update(self, result: StepResult, now: float) -> None:
+        """Apply the result of the oldest launched step."""
+        flight = self._flights.popleft()
+        self.life.dropped_slots.pop(0)
+        self._results.apply(flight, result, now)
+
+    def take_events(self, step: int, now: float) -> StepEvents:
+        """All news since the last call."""
+        life, results = self.life, self._results
+        events = StepEvents(
+            step=step,
+            at_s=now,
+            keys=_joined(results.keys, NO_KEYS),
+            tokens=_joined(results.tokens, NO_TOKENS),
+            logprobs=_joined_logprobs(results.logprobs),
+            prompt_logprobs=tuple(results.prompt_logprobs),
+            changes=tuple(life.changes),
+            ends=tuple(life.ends),
+        )
+        for taken in (results.keys, results.tokens, results.logprobs, results.prompt_logprobs):
+            taken.clear()
+        life.changes.clear()
+        life.ends.clear()
+        return events
+
+
+def _joined(parts: list[NDArray[_Scalar]], empty: NDArray[_Scalar]) -> NDArray[_Scalar]:
+    if len(parts) == 1:
+        return parts[0]
+    return np.concatenate(parts) if parts else empty
+
+
+def _joined_logprobs(parts: list[TokenLogprobs]) -> TokenLogprobs | None:
+    if len(parts) < 2:
+        return parts[0] if parts else None
+    return TokenLogprobs(
+        chosen=np.concatenate([part.chosen for part in parts]),
+        ranks=np.concatenate([part.ranks for part in parts]),
+        top_ids=np.concatenate([part.top_ids for part in parts]),
+        top_logprobs=np.concatenate([part.top_logprobs for part in parts]),
+    )

@@ -1,0 +1,70 @@
+"""The life of a request: four states, five events, one table.
+
+Owns every legal transition. Does not know why a request ended (that is data on the request), nor
+who holds blocks; `PROCESSING` if and only if the request owns a slot and blocks is checked by
+`penstock.scheduler.integrity`.
+
+Theory of operation: prefill and decode are not states, they follow from the number of computed
+tokens against the request's total. A client that leaves is COMPLETED (cancelled), so that ERROR
+counts our errors only.
+"""
+
+import enum
+
+
+class RequestState(enum.IntEnum):
+    """Where a request stands. COMPLETED and ERROR are final."""
+
+    PENDING = 1
+    PROCESSING = 2
+    COMPLETED = 3
+    ERROR = 4
+
+
+class RequestEvent(enum.Enum):
+    """What may happen to a request."""
+
+    ADMIT = "admit"
+    PREEMPT = "preempt"
+    FINISH = "finish"
+    CANCEL = "cancel"
+    FAIL = "fail"
+
+
+TRANSITIONS: dict[RequestState, dict[RequestEvent, RequestState]] = {
+    RequestState.PENDING: {
+        RequestEvent.ADMIT: RequestState.PROCESSING,
+        RequestEvent.CANCEL: RequestState.COMPLETED,
+        RequestEvent.FAIL: RequestState.ERROR,
+    },
+    RequestState.PROCESSING: {
+        RequestEvent.PREEMPT: RequestState.PENDING,
+        RequestEvent.FINISH: RequestState.COMPLETED,
+        RequestEvent.CANCEL: RequestState.COMPLETED,
+        RequestEvent.FAIL: RequestState.ERROR,
+    },
+    RequestState.COMPLETED: {},
+    RequestState.ERROR: {},
+}
+
+
+class IllegalTransition(Exception):
+    """The table has no cell for this state and event: a bug, never a client's mistake."""
+
+    def __init__(self, state: RequestState, event: RequestEvent) -> None:
+        super().__init__(f"{state.name} cannot take {event.name}")
+        self.state = state
+        self.event = event
+
+
+def transition(state: RequestState, event: RequestEvent) -> RequestState:
+    """Return the state that follows; raise IllegalTransition on an empty cell."""
+    try:
+        return TRANSITIONS[state][event]
+    except KeyError:
+        raise IllegalTransition(state, event) from None
+
+
+def is_final(state: RequestState) -> bool:
+    """True for COMPLETED and ERROR."""
+    return not TRANSITIONS[state]

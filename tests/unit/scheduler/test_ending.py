@@ -1,0 +1,276 @@
+"""Every way a request ends, in every state; refusals; odd results of an executor."""
+
+import numpy as np
+import pytest
+
+from penstock.scheduler.batch import SlotFailure, StepResult
+from penstock.scheduler.config import SchedulerConfig
+from penstock.scheduler.engine import Engine
+from penstock.scheduler.events import Failed, Finished
+from penstock.scheduler.integrity import IntegrityError
+from penstock.scheduler.request import FailureReason, FinishReason
+from support.core import (
+    FakeClock,
+    NullExecutor,
+    ends,
+    make_engine,
+    make_info,
+    make_spec,
+    outputs,
+    run_until_idle,
+)
+
+
+def reason(engine: Engine, key: int) -> FinishReason | FailureReason:
+    return ends(run_until_idle(engine))[key].reason
+
+
+@pytest.mark.parametrize("num_steps", [0, 1, 3])
+def test_cancel_takes_effect_at_once_in_every_state(num_steps: int) -> None:
+    engine, executor = make_engine(config=SchedulerConfig(max_num_batched_tokens=8))
+    engine.submit((make_spec(1, 15, max_tokens=9),))
+    for _ in range(num_steps):
+        engine.step()
+    assert engine.cancel(1)
+    assert not engine.cancel(1)
+    engine.check_integrity()
+    assert engine.scheduler.life.cache.pool.num_used == 0
+    assert reason(engine, 1) is FinishReason.CANCELLED
+    assert len(executor.batches) == num_steps
+
+
+def test_cancel_by_id_ends_every_output_of_that_request_only() -> None:
+    engine, _ = make_engine()
+    engine.submit(
+        tuple(make_spec(k, [1, 2, 3, 4, 5], request_id="mine", leader_key=k - 1) for k in (1, 2))
+    )
+    engine.submit((make_spec(3, request_id="other"),))
+    assert engine.cancel_by_id("mine")
+    assert not engine.cancel_by_id("mine")
+    told = run_until_idle(engine)
+    assert {key: end.reason for key, end in ends(told).items()} == {
+        1: FinishReason.CANCELLED,
+        2: FinishReason.CANCELLED,
+        3: FinishReason.LENGTH,
+    }
+
+
+@pytest.mark.parametrize(
+    ("limits", "expected"),
+    [
+        ({"deadline_s": 5.0}, FailureReason.DEADLINE_EXCEEDED),
+        ({"ttft_deadline_s": 5.0}, FailureReason.TTFT_DEADLINE_EXCEEDED),
+        ({"time_limit_s": 5.0}, FinishReason.TIME_LIMIT),
+        ({"time_limit_s": 5.0, "deadline_s": 5.0}, FinishReason.TIME_LIMIT),
+    ],
+)
+@pytest.mark.parametrize("runs", [False, True])
+def test_time_limits_hold_in_the_queue_and_while_running(
+    limits: dict[str, float], expected: object, runs: bool
+) -> None:
+    clock = FakeClock()
+    engine, executor = make_engine(
+        make_info(max_num_seqs=1), SchedulerConfig(max_num_batched_tokens=4), clock
+    )
+    if not runs:
+        engine.submit((make_spec(9, 3, max_tokens=50),))
+        engine.step()
+    engine.submit((make_spec(1, 15, max_tokens=9, **limits),))  # type: ignore[arg-type]
+    engine.step()
+    if not runs:
+        assert engine.next_wakeup_s() == 5.0
+    num_batches = len(executor.batches)
+    clock.now_s = 5.0
+    told = engine.step()
+    engine.check_integrity()
+    assert [(end.key, end.reason) for end in told.ends] == [(1, expected)]
+    if runs:
+        assert len(executor.batches) == num_batches, "no step was spent on it"
+
+
+def test_the_first_token_meets_the_ttft_deadline_for_good() -> None:
+    clock = FakeClock()
+    engine, _ = make_engine(clock=clock)
+    engine.submit((make_spec(1, 3, max_tokens=3, ttft_deadline_s=5.0),))
+    engine.step()
+    clock.now_s = 6.0
+    assert reason(engine, 1) is FinishReason.LENGTH
+
+
+@pytest.mark.parametrize(
+    ("spec", "expected"),
+    [
+        (make_spec(1, 60, max_tokens=5), FailureReason.PROMPT_TOO_LONG),
+        (make_spec(1, 30, max_tokens=20), FailureReason.EXCEEDS_KV_CACHE),
+        (make_spec(1, deadline_s=0.0), FailureReason.DEADLINE_EXCEEDED),
+        (make_spec(1, ttft_deadline_s=-1.0), FailureReason.TTFT_DEADLINE_EXCEEDED),
+    ],
+)
+def test_refusals_at_the_door(spec: object, expected: FailureReason) -> None:
+    engine, executor = make_engine(make_info(num_blocks=12))
+    engine.submit((spec,))  # type: ignore[arg-type]
+    assert reason(engine, 1) is expected
+    assert not executor.batches
+
+
+def test_a_request_that_just_fits_the_pool_runs() -> None:
+    engine, _ = make_engine(make_info(num_blocks=12))
+    engine.submit((make_spec(1, 30, max_tokens=19),))
+    assert reason(engine, 1) is FinishReason.LENGTH
+
+
+def test_the_queue_is_bounded_by_requests_and_by_tokens() -> None:
+    config = SchedulerConfig(
+        max_num_batched_tokens=16, max_num_waiting=3, max_num_waiting_tokens=30
+    )
+    engine, _ = make_engine(config=config)
+    engine.submit((make_spec(1, 20),))
+    engine.submit((make_spec(2, 20),))
+    engine.submit((make_spec(3, 10),))
+    pair = tuple(make_spec(k, [1], request_id="pair", leader_key=k - 5) for k in (5, 6))
+    engine.submit(pair)
+    told = run_until_idle(engine)
+    refused = {k for k, end in ends(told).items() if end.reason is FailureReason.QUEUE_FULL}
+    assert refused == {2, 5, 6}
+
+
+def test_an_id_in_flight_is_refused_and_the_first_is_unharmed() -> None:
+    engine, _ = make_engine()
+    engine.submit((make_spec(1, request_id="same"),))
+    engine.submit((make_spec(2, request_id="same"),))
+    engine.submit((make_spec(1, request_id="same key"),))
+    events = engine.step()
+    assert [(end.key, end.reason) for end in events.ends] == [
+        (2, FailureReason.REQUEST_ID_IN_USE),
+        (1, FailureReason.REQUEST_ID_IN_USE),
+    ]
+    run_until_idle(engine)
+    engine.submit((make_spec(3, request_id="same"),))
+    assert reason(engine, 3) is FinishReason.LENGTH
+
+
+class ScriptedExecutor(NullExecutor):
+    """Lets a test replace results before they are collected."""
+
+    def replace(self, result: StepResult) -> None:
+        self.results[-1] = result
+
+
+def scripted(depth: int = 1) -> tuple[Engine, ScriptedExecutor]:
+    executor = ScriptedExecutor(make_info(pipeline_depth=depth))
+    return Engine(executor, SchedulerConfig(max_num_batched_tokens=16), FakeClock()), executor
+
+
+def drive(engine: Engine, executor: ScriptedExecutor, result: StepResult) -> None:
+    batch = engine.scheduler.schedule(0.0)
+    assert batch is not None
+    executor.launch(batch)
+    executor.collect()
+    engine.scheduler.update(result, 0.0)
+    engine.check_integrity()
+
+
+def int32(*values: int) -> "np.ndarray[tuple[int], np.dtype[np.int32]]":
+    return np.array(values, dtype=np.int32)
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_request_that_fails_alone_leaves_the_rest(depth: int) -> None:
+    engine, executor = scripted(depth)
+    for key in (1, 2):
+        engine.submit((make_spec(key, 3, max_tokens=3),))
+    failure = SlotFailure(slot=0, detail="nan")
+    drive(engine, executor, StepResult(slots=int32(1), tokens=int32(7), failures=(failure,)))
+    told = run_until_idle(engine)
+    assert outputs(told) == {2: [7, 7, 7]}
+    assert ends(told)[1] == Failed(key=1, at_s=0.0, reason=FailureReason.EXECUTOR_REQUEST_FAILED)
+
+
+def test_the_blocks_of_a_failed_request_are_not_reused() -> None:
+    engine, executor = scripted()
+    engine.submit((make_spec(1, 9, max_tokens=3),))
+    drive(engine, executor, StepResult(slots=int32(0), tokens=int32(7)))
+    failure = SlotFailure(slot=0, detail="nan")
+    drive(engine, executor, StepResult(slots=int32(), tokens=int32(), failures=(failure,)))
+    assert engine.scheduler.life.cache.pool.num_cached == 0
+    run_until_idle(engine)
+
+
+def test_no_token_asks_again_and_several_tokens_advance_at_once() -> None:
+    engine, executor = scripted()
+    for key, prompt in ((1, 3), (2, 4)):
+        engine.submit((make_spec(key, prompt, max_tokens=6, stop_ids=(9,)),))
+    both = int32(0, 1)
+    drive(engine, executor, StepResult(slots=both, tokens=int32(5, 5, 5), counts=int32(0, 3)))
+    drive(engine, executor, StepResult(slots=both, tokens=int32(6, 9, 6), counts=int32(1, 2)))
+    told = run_until_idle(engine)
+    assert outputs(told) == {1: [6, 7, 7, 7, 7, 7], 2: [5, 5, 5, 9]}
+    assert ends(told)[2].reason is FinishReason.STOP
+
+
+def test_many_tokens_at_once_get_their_blocks() -> None:
+    engine, executor = scripted()
+    engine.submit((make_spec(1, 3, max_tokens=30),))
+    tokens = int32(*range(20))
+    drive(engine, executor, StepResult(slots=int32(0), tokens=tokens, counts=int32(20)))
+    told = run_until_idle(engine)
+    assert outputs(told)[1] == [*range(20), *[7] * 10]
+
+
+@pytest.mark.parametrize(
+    ("result", "message"),
+    [
+        (StepResult(slots=int32(5), tokens=int32(7)), "did not sample"),
+        (StepResult(slots=int32(0), tokens=int32(7), counts=int32(2)), "announced"),
+    ],
+)
+def test_a_result_that_does_not_fit_is_an_error(result: StepResult, message: str) -> None:
+    engine, executor = scripted()
+    engine.submit((make_spec(1),))
+    with pytest.raises(ValueError, match=message):
+        drive(engine, executor, result)
+
+
+def test_a_missing_answer_is_an_error_when_steps_overlap() -> None:
+    engine, executor = scripted(depth=2)
+    engine.submit((make_spec(1),))
+    with pytest.raises(ValueError, match="no tokens"):
+        drive(engine, executor, StepResult(slots=int32(), tokens=int32()))
+
+
+def test_executor_death_comes_through_and_close_closes() -> None:
+    class Dead(NullExecutor):
+        def collect(self) -> StepResult:
+            raise RuntimeError("gone")
+
+    executor = Dead(make_info())
+    engine = Engine(executor, SchedulerConfig(max_num_batched_tokens=16), FakeClock())
+    engine.submit((make_spec(1),))
+    with pytest.raises(RuntimeError, match="gone"):
+        engine.step()
+    engine.close()
+    assert executor.is_closed
+
+
+def test_integrity_names_what_is_wrong() -> None:
+    engine, _ = make_engine()
+    engine.submit((make_spec(1, 9),))
+    engine.step()
+    engine.scheduler.life.cache.pool.ref_counts[0] += 1
+    with pytest.raises(IntegrityError, match="reference counts differ"):
+        engine.check_integrity()
+
+
+def test_an_idle_engine_tells_nothing() -> None:
+    engine, executor = make_engine()
+    assert not engine.has_work
+    assert engine.step().is_empty
+    assert not executor.batches
+
+
+def test_finished_by_the_front_is_a_stop() -> None:
+    engine, _ = make_engine()
+    engine.submit((make_spec(1, 3, max_tokens=9),))
+    engine.step()
+    engine.cancel(1, FinishReason.STOP)
+    assert engine.step().ends == (Finished(key=1, at_s=0.0, reason=FinishReason.STOP),)

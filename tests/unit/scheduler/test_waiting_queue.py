@@ -1,0 +1,95 @@
+from penstock.scheduler.request import NO_TIME, Request, RequestSpec
+from penstock.scheduler.waiting_queue import WaitingQueue
+from support.core import make_spec
+
+
+def waiting(spec: RequestSpec, sequence: int) -> Request:
+    return Request(spec=spec, sequence=sequence, tokens=spec.prompt_ids, block_hashes=[])
+
+
+def drain(queue: WaitingQueue) -> list[int]:
+    keys: list[int] = []
+    while (request := queue.peek()) is not None:
+        queue.remove(request)
+        keys.append(request.spec.key)
+    return keys
+
+
+def test_classes_are_strict_and_first_come_first_served_inside() -> None:
+    queue = WaitingQueue()
+    for sequence, (key, priority) in enumerate([(1, 0), (2, 5), (3, 0), (4, 5), (5, -1)]):
+        queue.push(waiting(make_spec(key, priority=priority), sequence))
+    assert drain(queue) == [2, 4, 1, 3, 5]
+
+
+def test_seniority_survives_coming_back() -> None:
+    queue = WaitingQueue()
+    first, second = waiting(make_spec(1), 0), waiting(make_spec(2), 1)
+    queue.push(first)
+    queue.push(second)
+    queue.remove(first)
+    queue.push(first)
+    assert drain(queue) == [1, 2]
+
+
+def test_removed_requests_are_gone_and_tokens_counted() -> None:
+    queue = WaitingQueue()
+    requests = [waiting(make_spec(key, key), key) for key in range(1, 301)]
+    for request in requests:
+        queue.push(request)
+    assert queue.num_tokens == sum(range(1, 301))
+    for request in requests[1:]:
+        queue.remove(request)
+    assert len(queue) == 1
+    assert queue.num_tokens == 1
+    assert len(queue._heap) <= 66, "stale entries pile up"
+    assert drain(queue) == [1]
+
+
+def test_followers_wait_for_their_leader() -> None:
+    queue = WaitingQueue()
+    queue.push(waiting(make_spec(1), 0))
+    for key in (2, 3):
+        queue.hold(waiting(make_spec(key, leader_key=1), key), 1)
+    queue.push(waiting(make_spec(4), 4))
+    assert len(queue) == 4
+    assert drain(queue) == [1, 4]
+    queue.release_held(1)
+    assert drain(queue) == [2, 3]
+
+
+def test_an_heir_leads_when_the_leader_ends() -> None:
+    queue = WaitingQueue()
+    followers = [waiting(make_spec(key, leader_key=1), key) for key in (2, 3, 4)]
+    for follower in followers:
+        queue.hold(follower, 1)
+    queue.remove(followers[0])
+    queue.replace_leader(1)
+    assert drain(queue) == [3]
+    queue.release_held(3)
+    assert drain(queue) == [4]
+
+
+def test_expiry_is_the_earliest_limit_and_told_once() -> None:
+    queue = WaitingQueue()
+    late = waiting(make_spec(1, deadline_s=9.0, ttft_deadline_s=5.0), 0)
+    later = waiting(make_spec(2, time_limit_s=7.0), 1)
+    never = waiting(make_spec(3), 2)
+    for request in (late, later, never):
+        queue.push(request)
+    assert queue.next_expiry_s() == 5.0
+    assert queue.expired(4.9) == []
+    assert queue.expired(7.0) == [late, later]
+    for request in (late, later):
+        queue.remove(request)
+    assert queue.next_expiry_s() == NO_TIME
+
+
+def test_a_met_first_token_deadline_does_not_expire_who_comes_back() -> None:
+    queue = WaitingQueue()
+    request = waiting(make_spec(1, ttft_deadline_s=5.0), 0)
+    queue.push(request)
+    queue.remove(request)
+    request.first_token_s = 3.0
+    queue.push(request)
+    assert queue.expired(6.0) == []
