@@ -44,11 +44,8 @@ class Results:
                 flight.dropped.add(failure.slot)
                 self._life.fail(request, FailureReason.EXECUTOR_REQUEST_FAILED, now)
         self._note_prompts(flight, result, now)
-        is_whole = result.slots is flight.batch.sampled_slots and not flight.dropped
-        if is_whole and result.counts is None:
-            self._append(
-                flight.rows, flight.positions, result.tokens, result.logprobs, flight.ones, now
-            )
+        if result.counts is None and result.slots is flight.batch.sampled_slots:
+            self._append_all(flight, result, now)
         else:
             self._append_some(flight, result, now)
 
@@ -68,6 +65,22 @@ class Results:
             request = self._live(flight, slot)
             if request is not None:
                 self.prompt_logprobs.append((request.spec.key, first, logprobs))
+
+    def _append_all(self, flight: Flight, result: StepResult, now: float) -> None:
+        """The usual case: one token for every row, less the rows whose slots were given back."""
+        rows, positions, tokens, logprobs = (
+            flight.rows,
+            flight.positions,
+            result.tokens,
+            result.logprobs,
+        )
+        ones = flight.ones
+        if flight.dropped:
+            gone = np.fromiter(flight.dropped, dtype=np.int32)
+            keep = np.flatnonzero(~np.isin(rows.slots, gone))
+            rows, positions, tokens, ones = rows.take(keep), positions[keep], tokens[keep], None
+            logprobs = None if logprobs is None else logprobs.take(keep)
+        self._append(rows, positions, tokens, logprobs, ones, now)
 
     def _append(
         self,

@@ -1,0 +1,132 @@
+"""A Llama in bare PyTorch over a dense cache: what the arithmetic alone costs, without paging,
+modules, scheduling or batching in flight. The floor that the engine's speed is held against.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    qkv: Tensor
+    out: Tensor
+    gate_up: Tensor
+    down: Tensor
+    norm_1: Tensor
+    norm_2: Tensor
+
+
+class DenseLlama:
+    """Weights of a transformers Llama without grouped heads, projections fused."""
+
+    def __init__(self, model: Any) -> None:
+        config = model.config
+        self._num_heads: int = config.num_attention_heads
+        self._head_dim: int = config.head_dim
+        self._eps: float = config.rms_norm_eps
+        self._embedding: Tensor = model.model.embed_tokens.weight.detach()
+        self._norm: Tensor = model.model.norm.weight.detach()
+        self._head: Tensor = model.lm_head.weight.detach()
+        self._layers = [self._fused(layer) for layer in model.model.layers]
+        theta = config.rope_parameters["rope_theta"]
+        steps = torch.arange(0, self._head_dim, 2) / self._head_dim
+        angles = torch.outer(torch.arange(config.max_position_embeddings), theta**-steps)
+        angles = torch.cat([angles, angles], -1)
+        dtype = self._embedding.dtype
+        self._cos, self._sin = angles.cos().to(dtype), angles.sin().to(dtype)
+
+    @staticmethod
+    def _fused(layer: Any) -> _Layer:
+        attention, mlp = layer.self_attn, layer.mlp
+        projections = (attention.q_proj, attention.k_proj, attention.v_proj)
+        return _Layer(
+            qkv=torch.cat([part.weight.detach() for part in projections]),
+            out=attention.o_proj.weight.detach(),
+            gate_up=torch.cat([mlp.gate_proj.weight.detach(), mlp.up_proj.weight.detach()]),
+            down=mlp.down_proj.weight.detach(),
+            norm_1=layer.input_layernorm.weight.detach(),
+            norm_2=layer.post_attention_layernorm.weight.detach(),
+        )
+
+    @torch.inference_mode()
+    def generate(self, prompts: list[list[int]], num_new: int) -> list[list[int]]:
+        """Greedy: every prompt on its own first, then all sequences together step by step."""
+        num_rows, longest = len(prompts), max(map(len, prompts)) + num_new
+        shape = (len(self._layers), 2, num_rows, self._num_heads, longest, self._head_dim)
+        cache = torch.zeros(shape, dtype=self._embedding.dtype)
+        tokens = torch.cat(
+            [self._prefill(prompt, cache[:, :, row]) for row, prompt in enumerate(prompts)]
+        )
+        outputs = [tokens]
+        lengths = torch.tensor([len(prompt) for prompt in prompts])
+        for _ in range(num_new - 1):
+            tokens = self._decode(tokens, lengths, cache)
+            outputs.append(tokens)
+            lengths = lengths + 1
+        table: list[list[int]] = torch.stack(outputs, 1).tolist()
+        return table
+
+    def _prefill(self, prompt: list[int], cache: Tensor) -> Tensor:
+        """`cache` [layers, 2, heads, longest, dim]; returns the next token [1]."""
+        num_tokens = len(prompt)
+        hidden = self._embedding[torch.tensor(prompt)]
+        positions = torch.arange(num_tokens)
+        for index, layer in enumerate(self._layers):
+            query, key, value = self._project(hidden, layer, positions)
+            cache[index, 0, :, :num_tokens] = key.transpose(0, 1)
+            cache[index, 1, :, :num_tokens] = value.transpose(0, 1)
+            attended = functional.scaled_dot_product_attention(
+                *(part.transpose(0, 1)[None] for part in (query, key, value)), is_causal=True
+            )
+            hidden = self._rest(hidden, attended[0].transpose(0, 1), layer)
+        return self._next(hidden[-1:])
+
+    def _decode(self, tokens: Tensor, lengths: Tensor, cache: Tensor) -> Tensor:
+        """One more token for every row: `tokens` and `lengths` [rows]."""
+        used = int(lengths.max()) + 1
+        rows = torch.arange(len(tokens))
+        unseen = torch.arange(used)[None] > lengths[:, None]
+        mask = torch.zeros(unseen.shape, dtype=cache.dtype).masked_fill_(unseen, float("-inf"))
+        hidden = self._embedding[tokens]
+        for index, layer in enumerate(self._layers):
+            query, key, value = self._project(hidden, layer, lengths)
+            cache[index, 0, rows, :, lengths] = key
+            cache[index, 1, rows, :, lengths] = value
+            attended = functional.scaled_dot_product_attention(
+                query[:, :, None],
+                cache[index, 0, :, :, :used],
+                cache[index, 1, :, :, :used],
+                attn_mask=mask[:, None, None],
+            )
+            hidden = self._rest(hidden, attended[:, :, 0], layer)
+        return self._next(hidden)
+
+    def _project(
+        self, hidden: Tensor, layer: _Layer, positions: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        normed = functional.rms_norm(hidden, hidden.shape[-1:], layer.norm_1, self._eps)
+        parts = functional.linear(normed, layer.qkv).view(-1, 3, self._num_heads, self._head_dim)
+        query, key, value = parts.unbind(1)
+        cos, sin = self._cos[positions][:, None], self._sin[positions][:, None]
+        return _rotate(query, cos, sin), _rotate(key, cos, sin), value
+
+    def _rest(self, hidden: Tensor, attended: Tensor, layer: _Layer) -> Tensor:
+        hidden = hidden + functional.linear(attended.reshape(len(hidden), -1), layer.out)
+        normed = functional.rms_norm(hidden, hidden.shape[-1:], layer.norm_2, self._eps)
+        gate, up = functional.linear(normed, layer.gate_up).chunk(2, -1)
+        return hidden + functional.linear(functional.silu(gate) * up, layer.down)
+
+    def _next(self, hidden: Tensor) -> Tensor:
+        normed = functional.rms_norm(hidden, hidden.shape[-1:], self._norm, self._eps)
+        return functional.linear(normed, self._head).max(-1).indices
+
+
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    left, right = x.chunk(2, -1)
+    return x * cos + torch.cat([-right, left], -1) * sin

@@ -1,0 +1,249 @@
+"""The engine on the CPU beside what it is made of: tokens per second and latency.
+
+Workload: 64 requests, prompts of 64 to 512 random tokens, 128 new tokens each, greedy, no end
+token, a Llama of 13.8 million parameters with random weights in bfloat16. Three ways to do it, in
+turns within one process: our engine (scheduler, pages, embedded executor), `transformers` generate
+over one padded batch, and a bare PyTorch loop over a dense cache (the floor). Then latency in a
+closed loop of 1, 8, 32 and 64 requests at a time. Only ratios carry to another machine.
+
+    python -m benchmarks.engine_cpu [--full] [--json FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+# As the service sets it, before torch loads: fronts share these cores, so threads must not spin.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+import numpy as np
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+
+from benchmarks.dense_llama import DenseLlama
+from benchmarks.report import Check, print_checks, print_table, write_json
+from penstock.executor.config import ExecutorConfig
+from penstock.executor.torch.executor import TorchExecutor
+from penstock.scheduler.config import SchedulerConfig
+from penstock.scheduler.engine import Engine
+from penstock.scheduler.request import RequestSpec, SamplingParams
+
+NUM_REQUESTS = 64
+NUM_NEW_TOKENS = 128
+VOCAB_SIZE = 8192
+CONCURRENCIES = (1, 8, 32, 64)
+GOAL_OVER_GENERATE = 2.2
+MARKS = {"vLLM 0.32 on the CPU": 1600.0, "OpenVINO GenAI 2026.4": 2000.0}
+"""Output tokens per second of others with this workload on a machine of two such cores."""
+
+
+def build_model(folder: Path) -> None:
+    """Write the 13.8M-parameter shape with random weights."""
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=VOCAB_SIZE,
+        hidden_size=384,
+        intermediate_size=1024,
+        num_hidden_layers=6,
+        num_attention_heads=6,
+        num_key_value_heads=6,
+        head_dim=64,
+        max_position_embeddings=2048,
+        tie_word_embeddings=True,
+    )
+    LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
+
+
+def make_prompts(count: int) -> list[list[int]]:
+    """Prompts of 64 to 512 random tokens, always the same."""
+    random = np.random.default_rng(0)
+    lengths = random.integers(64, 513, count)
+    return [random.integers(3, VOCAB_SIZE, length).tolist() for length in lengths]
+
+
+@dataclass(slots=True)
+class Latency:
+    """Seconds, of all requests of a run."""
+
+    ttft: list[float] = field(default_factory=list)
+    itl: list[float] = field(default_factory=list)
+    elapsed: float = 0.0
+    num_tokens: int = 0
+
+
+class EngineRun:
+    """Drives an engine with a bounded number of requests at a time."""
+
+    def __init__(self, folder: Path, budget: int) -> None:
+        executor = TorchExecutor(
+            ExecutorConfig(model_path=folder, max_num_seqs=NUM_REQUESTS, max_seq_len=768)
+        )
+        config = SchedulerConfig(max_num_batched_tokens=budget)
+        self.engine = Engine(executor, config, time.monotonic)
+        self._next_key = 1
+
+    def __call__(self, prompts: list[list[int]], num_new: int, concurrency: int) -> Latency:
+        """Run all prompts; a new one starts when one ends."""
+        latency = Latency()
+        waiting = list(reversed(prompts))
+        submitted: dict[int, float] = {}
+        last: dict[int, float] = {}
+        start = time.perf_counter()
+        while waiting or submitted:
+            while waiting and len(submitted) < concurrency:
+                submitted[self._submit(waiting.pop(), num_new)] = time.perf_counter()
+            events = self.engine.step()
+            now = time.perf_counter()
+            for key in events.keys.tolist():
+                if key in last:
+                    latency.itl.append(now - last[key])
+                else:
+                    latency.ttft.append(now - submitted[key])
+                last[key] = now
+            latency.num_tokens += len(events.tokens)
+            for end in events.ends:
+                del submitted[end.key]
+        latency.elapsed = time.perf_counter() - start
+        return latency
+
+    def _submit(self, prompt: list[int], num_new: int) -> int:
+        key = self._next_key
+        self._next_key += 1
+        spec = RequestSpec(
+            key=key,
+            request_id=str(key),
+            prompt_ids=np.array(prompt, dtype=np.int32),
+            max_tokens=num_new,
+            sampling=SamplingParams(temperature=0.0),
+            arrival_s=time.monotonic(),
+        )
+        self.engine.submit((spec,))
+        return key
+
+
+def generate_static(model: Any, prompts: list[list[int]], num_new: int) -> int:
+    """`transformers` generate over one batch, padded on the left; returns the new tokens."""
+    longest = max(map(len, prompts))
+    ids = torch.zeros((len(prompts), longest), dtype=torch.long)
+    mask = torch.zeros_like(ids)
+    for row, prompt in enumerate(prompts):
+        ids[row, longest - len(prompt) :] = torch.tensor(prompt)
+        mask[row, longest - len(prompt) :] = 1
+    with torch.inference_mode():
+        out = model.generate(
+            ids,
+            attention_mask=mask,
+            max_new_tokens=num_new,
+            min_new_tokens=num_new,
+            do_sample=False,
+            pad_token_id=0,
+        )
+    return int((out.shape[1] - longest) * len(prompts))
+
+
+def throughput(
+    runs: dict[str, Callable[[list[list[int]], int], int]], rounds: int
+) -> dict[str, list[float]]:
+    """Output tokens per second of every way, in turns."""
+    prompts = make_prompts(NUM_REQUESTS)
+    for run in runs.values():
+        run(prompts, 4)
+    rates: dict[str, list[float]] = {name: [] for name in runs}
+    for _ in range(rounds):
+        for name, run in runs.items():
+            start = time.perf_counter()
+            num_tokens = run(prompts, NUM_NEW_TOKENS)
+            rates[name].append(num_tokens / (time.perf_counter() - start))
+    return rates
+
+
+def percentiles(seconds: list[float]) -> tuple[float, float]:
+    """p50 and p99 in milliseconds."""
+    p50, p99 = np.percentile(np.array(seconds) * 1e3, [50, 99])
+    return float(p50), float(p99)
+
+
+def report_latency(engine: EngineRun, *, is_full: bool) -> list[dict[str, float]]:
+    """A closed loop at every concurrency."""
+    results: list[dict[str, float]] = []
+    num_new = NUM_NEW_TOKENS if is_full else NUM_NEW_TOKENS // 2
+    for concurrency in CONCURRENCIES:
+        count = max(concurrency * (4 if is_full else 2), 12 if is_full else 6)
+        latency = engine(make_prompts(count), num_new, concurrency)
+        (ttft_50, ttft_99), (itl_50, itl_99) = percentiles(latency.ttft), percentiles(latency.itl)
+        results.append(
+            {
+                "concurrency": concurrency,
+                "requests": count,
+                "tokens_per_s": latency.num_tokens / latency.elapsed,
+                "ttft_p50_ms": ttft_50,
+                "ttft_p99_ms": ttft_99,
+                "itl_p50_ms": itl_50,
+                "itl_p99_ms": itl_99,
+            }
+        )
+    columns = list(results[0])
+    print_table("Closed loop", columns, [[row[column] for column in columns] for row in results])
+    return results
+
+
+def main() -> None:
+    """Measure and tell."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--full", action="store_true", help="several rounds, longer loops")
+    parser.add_argument("--json", type=Path, help="write raw results and checks here")
+    parser.add_argument("--budget", type=int, default=2048, help="tokens in one step at most")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
+        path = Path(folder)
+        build_model(path)
+        engine = EngineRun(path, options.budget)
+        model: Any = AutoModelForCausalLM.from_pretrained(
+            path, dtype=torch.bfloat16, attn_implementation="sdpa"
+        ).eval()
+        dense = DenseLlama(model)
+
+        def run_engine(prompts: list[list[int]], num_new: int) -> int:
+            return engine(prompts, num_new, NUM_REQUESTS).num_tokens
+
+        def run_dense(prompts: list[list[int]], num_new: int) -> int:
+            return sum(map(len, dense.generate(prompts, num_new)))
+
+        rates = throughput(
+            {
+                "engine": run_engine,
+                "static generate": lambda prompts, new: generate_static(model, prompts, new),
+                "dense loop (floor)": run_dense,
+            },
+            rounds=5 if options.full else 1,
+        )
+        latencies = report_latency(engine, is_full=options.full)
+    medians = {name: float(np.median(values)) for name, values in rates.items()}
+    rows = [
+        (name, medians[name], medians[name] / medians["static generate"], len(rates[name]))
+        for name in rates
+    ]
+    rows += [(f"{name}, recorded", rate, None, None) for name, rate in MARKS.items()]
+    print_table("Output tokens/s", ("way", "tokens/s", "over generate", "runs"), rows)
+    checks = [
+        Check(
+            name="engine over static generate",
+            value=medians["engine"] / medians["static generate"],
+            goal=GOAL_OVER_GENERATE,
+            unit="x",
+        )
+    ]
+    print_checks(checks)
+    if options.json:
+        write_json(options.json, {"tokens_per_s": rates, "closed_loop": latencies}, checks)
+
+
+if __name__ == "__main__":
+    main()

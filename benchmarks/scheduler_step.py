@@ -1,0 +1,203 @@
+"""What the scheduler costs per step, without a model: schedule + update, host microseconds.
+
+Three loads: decode only; decode with a 512-token prefill chunk in every step; a closed loop in
+which every finished request is replaced (prompts 64-512 tokens, outputs 64-192, budget 2048).
+Prefix caching is on throughout; prompt lengths differ, so that blocks are crossed in every step.
+"""
+
+import gc
+import sys
+import time
+from dataclasses import dataclass
+
+import numpy as np
+
+from penstock.scheduler.batch import Batch, StepResult
+from penstock.scheduler.block_hash import chain_root, hash_blocks
+from penstock.scheduler.config import SchedulerConfig
+from penstock.scheduler.executor import ExecutorInfo
+from penstock.scheduler.request import RequestSpec
+from penstock.scheduler.scheduler import Scheduler
+from report import Check, arguments, print_checks, print_table, write_json
+
+BLOCK_SIZE = 16
+ROOT = chain_root(b"benchmark")
+GOALS_US = {256: 60.0, 1024: 150.0}
+
+
+class Requests:
+    """Makes random requests; hashing happens here, as it does in the front."""
+
+    def __init__(self, seed: int) -> None:
+        self._random = np.random.default_rng(seed)
+        self._key = 0
+
+    def make(self, num_prompt: int, max_tokens: int) -> RequestSpec:
+        """One request with a prompt nobody else has."""
+        self._key += 1
+        ids = self._random.integers(300, 8000, num_prompt).astype(np.int32)
+        return RequestSpec(
+            key=self._key,
+            request_id=str(self._key),
+            prompt_ids=ids,
+            max_tokens=max_tokens,
+            stop_ids=(2,),
+            hash_salt=b"benchmark",
+            block_hashes=hash_blocks(ids, BLOCK_SIZE, ROOT),
+        )
+
+    def between(self, low: int, high: int) -> int:
+        """A uniform integer, both ends included."""
+        return int(self._random.integers(low, high + 1))
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One step: nanoseconds of both halves, and what it carried."""
+
+    schedule_ns: int
+    update_ns: int
+    num_tokens: int
+    num_ended: int
+
+
+class Bench:
+    """A scheduler with as many slots as requests run, driven without an executor."""
+
+    def __init__(self, num_running: int, budget: int, max_seq_len: int, depth: int) -> None:
+        info = ExecutorInfo(
+            name="none",
+            vocab_size=8192,
+            block_size=BLOCK_SIZE,
+            num_blocks=num_running * (max_seq_len // BLOCK_SIZE),
+            max_seq_len=max_seq_len,
+            max_num_seqs=num_running,
+            pipeline_depth=depth,
+        )
+        config = SchedulerConfig(max_num_batched_tokens=budget, max_num_waiting=1_000_000)
+        self.scheduler = Scheduler(info, config)
+        self._depth = depth
+        self._launched: list[Batch] = []
+
+    def turn(self) -> Turn | None:
+        """Schedule, pretend to run, update; None while the pipeline fills."""
+        now = time.monotonic()
+        t0 = time.perf_counter_ns()
+        batch = self.scheduler.schedule(now)
+        t1 = time.perf_counter_ns()
+        assert batch is not None
+        self._launched.append(batch)
+        if len(self._launched) < self._depth:
+            return None
+        oldest = self._launched.pop(0)
+        tokens = np.full(len(oldest.sampled_slots), 7, dtype=np.int32)
+        result = StepResult(slots=oldest.sampled_slots, tokens=tokens)
+        t2 = time.perf_counter_ns()
+        self.scheduler.update(result, now)
+        events = self.scheduler.take_events(batch.step, now)
+        t3 = time.perf_counter_ns()
+        return Turn(t1 - t0, t3 - t2, int(batch.num_tokens.sum()), len(events.ends))
+
+    def measure(self, num_steps: int) -> list[Turn]:
+        """Turns, with the collector's long-lived heap set aside as a server does."""
+        gc.collect()
+        gc.freeze()
+        turns = [turn for _ in range(num_steps) if (turn := self.turn()) is not None]
+        gc.unfreeze()
+        return turns
+
+
+def decode(num_running: int, num_steps: int, depth: int) -> list[Turn]:
+    """Everybody decodes."""
+    bench, requests = Bench(num_running, max(8192, num_running), 4096, depth), Requests(1)
+    for _ in range(num_running):
+        bench.scheduler.submit((requests.make(requests.between(200, 300), 3500),), 0.0)
+    _fill(bench, num_running)
+    return bench.measure(num_steps)
+
+
+def mixed(num_running: int, num_steps: int, depth: int) -> list[Turn]:
+    """Everybody decodes but four slots, which prefill long prompts 512 tokens a step."""
+    bench, requests = Bench(num_running, num_running + 512, 4096, depth), Requests(2)
+    for _ in range(num_running - 4):
+        bench.scheduler.submit((requests.make(requests.between(40, 80), 3900),), 0.0)
+    _fill(bench, num_running - 4)
+    for _ in range(num_steps // 3 + 8):
+        bench.scheduler.submit((requests.make(1600, 2),), 0.0)
+    return bench.measure(num_steps)
+
+
+def closed_loop(num_running: int, num_steps: int, depth: int) -> list[Turn]:
+    """Whoever finishes is replaced; admissions, prefill chunks and ends in every step."""
+    bench, requests = Bench(num_running, 2048, 1024, depth), Requests(3)
+    turns: list[Turn] = []
+
+    def arrive(count: int) -> None:
+        for _ in range(count):
+            spec = requests.make(requests.between(64, 512), requests.between(64, 192))
+            bench.scheduler.submit((spec,), 0.0)
+
+    arrive(num_running)
+    for step in range(300 + num_steps):
+        if step == 300:
+            turns.clear()
+            gc.collect()
+            gc.freeze()
+        turn = bench.turn()
+        if turn is not None:
+            turns.append(turn)
+            arrive(turn.num_ended)
+    gc.unfreeze()
+    return turns
+
+
+def _fill(bench: Bench, num_running: int) -> None:
+    while bench.scheduler.num_running < num_running:
+        bench.turn()
+    for _ in range(40):
+        bench.turn()
+
+
+def main() -> None:
+    """Measure and tell."""
+    options = arguments(__doc__ or "").parse_args()
+    num_steps = 3000 if options.full else 600
+    loads = {"decode": decode, "decode + 512 prefill": mixed, "closed loop": closed_loop}
+    results: list[dict[str, object]] = []
+    checks: list[Check] = []
+    for depth in (1, 2):
+        for load, run in loads.items():
+            for num_running in (32, 128, 256, 512, 1024):
+                turns = run(num_running, num_steps, depth)
+                total_us = np.array([turn.schedule_ns + turn.update_ns for turn in turns]) / 1e3
+                p50, p99 = float(np.median(total_us)), float(np.percentile(total_us, 99))
+                row: dict[str, object] = {
+                    "load": load,
+                    "depth": depth,
+                    "running": num_running,
+                    "schedule_us_p50": float(np.median([t.schedule_ns for t in turns])) / 1e3,
+                    "update_us_p50": float(np.median([t.update_ns for t in turns])) / 1e3,
+                    "total_us_p50": p50,
+                    "total_us_p99": p99,
+                    "tokens_per_step": float(np.mean([t.num_tokens for t in turns])),
+                    "ends_per_step": float(np.mean([t.num_ended for t in turns])),
+                }
+                results.append(row)
+                print(f"{load}, depth {depth}, {num_running} running", file=sys.stderr)
+                if load == "decode" and num_running in GOALS_US:
+                    name = f"decode of {num_running}, depth {depth}: schedule + update, median"
+                    goal = GOALS_US[num_running]
+                    checks.append(
+                        Check(name=name, value=p50, goal=goal, unit="us", sense="at most")
+                    )
+    print_table(
+        "Scheduler, host microseconds a step (prefix caching on)",
+        list(results[0]),
+        [list(row.values()) for row in results],
+    )
+    print_checks(checks)
+    write_json(options.json, results, checks)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,18 @@
+"""The diagram people read is the table the code runs on."""
+
+import re
+from pathlib import Path
+
+from penstock.scheduler.state import TRANSITIONS
+
+README = Path(__file__).parents[2] / "scheduler" / "README.md"
+
+
+def test_the_diagram_is_the_table() -> None:
+    drawn = set(re.findall(r"^ +(\w+) --> (\w+): (\w+)$", README.read_text("utf-8"), re.M))
+    table = {
+        (state.name, target.name, event.name)
+        for state, row in TRANSITIONS.items()
+        for event, target in row.items()
+    }
+    assert drawn == table
