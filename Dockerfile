@@ -1,0 +1,28 @@
+# The service with its embedded executor and the demo model. For another build of torch:
+#   docker build --build-arg TORCH=torch==2.13.0+cpu .
+FROM python:3.12-slim AS build
+WORKDIR /src
+COPY pyproject.toml ./
+COPY protos protos
+COPY scheduler scheduler
+COPY executors executors
+COPY server server
+COPY clients clients
+ARG TORCH=torch==2.13.0
+SHELL ["/bin/bash", "-euo", "pipefail", "-c"]
+RUN python -m venv /opt/penstock \
+    && /opt/penstock/bin/pip wheel --no-cache-dir --no-deps --wheel-dir /tmp/wheels . \
+    && /opt/penstock/bin/pip install --no-cache-dir "${TORCH}" "$(ls /tmp/wheels/penstock-*.whl)[torch]"
+
+FROM python:3.12-slim
+RUN useradd --system --uid 10001 --home-dir /nonexistent --shell /usr/sbin/nologin penstock
+COPY --from=build /opt/penstock /opt/penstock
+ENV PATH=/opt/penstock/bin:$PATH PYTHONUNBUFFERED=1
+USER 10001
+EXPOSE 50051
+# Ready in seconds with the demo model; large weights take longer.
+HEALTHCHECK --interval=10s --timeout=3s --start-period=120s --retries=3 CMD ["penstock", "health"]
+STOPSIGNAL SIGTERM
+ENTRYPOINT ["penstock"]
+# All addresses of the container; what of it can be reached is for the one who runs it to say.
+CMD ["serve", "--host", "0.0.0.0"]

@@ -1,0 +1,103 @@
+# Everything starts here. Needs Python 3.11 or 3.12, with its venv module, and make.
+#
+#   make demo      install, start the service, stream three generations, stop
+#   make test      install, check, run the tests
+#   make check     format, lint, types, layers, contract, generated code, Dockerfile
+#   make protos    write the generated code anew
+#   make format    format Python and protos
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+
+# Exactly this version: on Linux the resolver otherwise prefers builds with several gigabytes of CUDA.
+TORCH ?= torch==2.13.0
+# The first of these that runs: shims may exist without the interpreter they name.
+PYTHON ?= $(shell for python in python3.11 python3.12 python3; do \
+	"$$python" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 13))' \
+	2>/dev/null && echo "$$python" && break; done)
+# The commit-ish that the contract must stay compatible with.
+BASE ?= main
+PYTEST_ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+PROTOS_VENV := .venv-protos
+# Named after the content of what they depend on: a fresh clone has no useful time stamps.
+READY := $(VENV)/.ready-$(shell cat pyproject.toml | cksum | tr ' ' '-')
+PROTOS_READY := $(PROTOS_VENV)/.ready-$(shell cat protos/requirements.txt | cksum | tr ' ' '-')
+PIP := -m pip --disable-pip-version-check --quiet
+
+.PHONY: help install demo test unit check format protos clean \
+	check-python check-types check-layers check-protos check-docker
+
+help:
+	@sed -n 's/^# \{3\}//p' Makefile
+
+install: $(READY)
+
+$(READY):
+	@test -n "$(PYTHON)" || { echo "Python 3.11 or 3.12 is needed" >&2; exit 1; }
+	test -x $(BIN)/python || "$(PYTHON)" -m venv $(VENV)
+	$(BIN)/python $(PIP) install "$(TORCH)" --editable ".[torch,dev]"
+	@rm -f $(VENV)/.ready-*
+	@touch $@
+
+$(PROTOS_READY): protos/requirements.txt
+	@test -n "$(PYTHON)" || { echo "Python 3.11 or 3.12 is needed" >&2; exit 1; }
+	test -x $(PROTOS_VENV)/bin/python || "$(PYTHON)" -m venv $(PROTOS_VENV)
+	$(PROTOS_VENV)/bin/python $(PIP) install --requirement protos/requirements.txt
+	@rm -f $(PROTOS_VENV)/.ready-*
+	@touch $@
+
+demo: $(READY)
+	@$(BIN)/python -m penstock.server.cli demo
+
+test: check
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+unit: $(READY)
+	$(BIN)/python -m pytest tests/unit tests/property $(PYTEST_ARGS)
+
+check: check-python check-types check-layers check-protos check-docker
+
+check-python: $(READY)
+	$(BIN)/ruff format --check
+	$(BIN)/ruff check
+
+check-types: $(READY)
+	$(BIN)/mypy
+	$(BIN)/pyright
+
+check-layers: $(READY)
+	$(BIN)/lint-imports
+
+# The generated code must be what the toolchain writes today; the contract must be clean, and
+# compatible with BASE once that has one.
+check-protos: $(READY) $(PROTOS_READY)
+	$(BIN)/buf lint protos
+	$(BIN)/buf format protos --diff --exit-code
+	@work="$$(mktemp -d)"; trap 'rm -rf "$$work"' EXIT; \
+	TOOLS=$(PROTOS_VENV)/bin protos/generate.sh "$$work/new"; \
+	diff -rq -x '*.proto' -x __init__.py -x py.typed -x __pycache__ "$$work/new/penstock" protos/penstock \
+		|| { echo "Generated code is stale: run make protos" >&2; exit 1; }; \
+	if git cat-file -e "$(BASE):protos/buf.yaml" 2>/dev/null; then \
+		mkdir "$$work/base"; git archive "$(BASE)" protos | tar -x -C "$$work/base"; \
+		echo "buf breaking against $(BASE)"; \
+		$(BIN)/buf breaking protos --against "$$work/base/protos"; \
+	else echo "$(BASE) has no contract to compare with"; fi
+
+check-docker: $(READY)
+	$(BIN)/hadolint Dockerfile
+
+format: $(READY)
+	$(BIN)/ruff format
+	$(BIN)/ruff check --fix
+	$(BIN)/buf format protos --write
+
+protos: $(PROTOS_READY)
+	rm -f protos/penstock/v1/*_pb2.py* protos/penstock/v1/*_pb2_grpc.py*
+	TOOLS=$(PROTOS_VENV)/bin protos/generate.sh
+
+clean:
+	rm -rf $(VENV) $(PROTOS_VENV) build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

@@ -1,0 +1,42 @@
+"""What each process loads: fronts, client and core start fast because heavy imports stay away."""
+
+from __future__ import annotations
+
+import json
+import pkgutil
+import subprocess
+import sys
+
+import pytest
+
+HEAVY = {"torch", "transformers"}
+# Portion, and what importing all of its modules must not load.
+LIGHT = [
+    ("penstock.scheduler", HEAVY | {"grpc", "google.protobuf", "tokenizers", "uvloop"}),
+    ("penstock.server.rpc", HEAVY),
+    ("penstock.server.text", HEAVY),
+    ("penstock.server.front", HEAVY),
+    ("penstock.server.cli", HEAVY),
+    ("penstock.client", HEAVY | {"tokenizers", "numpy"}),
+]
+
+
+def modules_below(package: str) -> list[str]:
+    path = __import__(package, fromlist=["__path__"]).__path__
+    return [package, *(module.name for module in pkgutil.walk_packages(path, f"{package}."))]
+
+
+@pytest.mark.parametrize(("package", "unwanted"), LIGHT, ids=[package for package, _ in LIGHT])
+def test_package_loads_nothing_heavy(package: str, unwanted: set[str]) -> None:
+    program = (
+        "import importlib, json, sys\n"
+        "for name in json.loads(sys.argv[1]): importlib.import_module(name)\n"
+        "print(json.dumps(sorted(set(json.loads(sys.argv[2])) & set(sys.modules))))"
+    )
+    arguments = [json.dumps(modules_below(package)), json.dumps(sorted(unwanted))]
+
+    loaded = subprocess.run(
+        [sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=True
+    ).stdout
+
+    assert json.loads(loaded) == []

@@ -1,0 +1,12 @@
+"""What every test run needs; builders and fakes live beside the tests that use them."""
+
+from __future__ import annotations
+
+import os
+
+import hypothesis
+
+# Property tests search harder when asked to, and never fail for being slow on a busy machine.
+hypothesis.settings.register_profile("default", deadline=None, max_examples=100)
+hypothesis.settings.register_profile("thorough", deadline=None, max_examples=2000)
+hypothesis.settings.load_profile(os.environ.get("PENSTOCK_HYPOTHESIS_PROFILE", "default"))
