@@ -1,0 +1,309 @@
+"""Turns the text of plays into token sequences for training the demo model.
+
+Owns: cutting the text into speeches, the byte-level BPE tokenizer, BPE dropout, and the mix of
+documents (long excerpts, short excerpts, chats) that one training sequence is packed from.
+Does not know: torch, the model, or how long training runs.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+
+BOS_TOKEN = "<|begin|>"
+EOS_TOKEN = "<|end|>"
+BOS_ID = 0
+EOS_ID = 1
+USER_HEADING = "STRANGER:\n"
+ASSISTANT_HEADING = "PLAYER:\n"
+NUM_SEGMENTATIONS = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Speech:
+    """One speech: who speaks (without the colon) and the lines spoken."""
+
+    speaker: str
+    body: str
+
+    @property
+    def text(self) -> str:
+        return f"{self.speaker}:\n{self.body}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mix:
+    """What a training sequence is made of; every field is a probability or a mean count.
+
+    A sequence is one long excerpt, or is packed from chats and short excerpts.
+    """
+
+    long_excerpts: float = 0.5
+    mid_speech_starts: float = 0.3
+    chats_in_packed: float = 0.6
+    settings_in_chats: float = 0.25
+    mean_chat_pairs: float = 2.0
+    mean_excerpt_speeches: float = 12.0
+
+
+def parse_speeches(text: str) -> list[Speech]:
+    """Speeches in order of appearance; a heading with nothing under it is dropped."""
+    speeches: list[Speech] = []
+    for block in text.split("\n\n"):
+        speaker, separator, body = block.strip().partition(":\n")
+        if separator and body.strip():
+            speeches.append(Speech(speaker=speaker.strip(), body=body.strip()))
+    if len(speeches) < 8:
+        raise ValueError("text: found fewer than 8 speeches of the form 'NAME:' newline, lines")
+    return speeches
+
+
+def split_speeches(
+    speeches: Sequence[Speech], *, holdout: float
+) -> tuple[list[Speech], list[Speech]]:
+    """(training, validation): the last `holdout` of the characters is held out, cut at a speech."""
+    lengths = np.cumsum([len(speech.text) + 2 for speech in speeches])
+    cut = int(np.searchsorted(lengths, lengths[-1] * (1.0 - holdout)))
+    cut = min(max(cut, 1), len(speeches) - 1)
+    return list(speeches[:cut]), list(speeches[cut:])
+
+
+def train_tokenizer(speeches: Sequence[Speech], *, vocab_size: int) -> Tokenizer:
+    """Byte-level BPE: any UTF-8 text round-trips, since all 256 bytes are in the vocabulary."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[BOS_TOKEN, EOS_TOKEN],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator((speech.text for speech in speeches), trainer)
+    tokenizer.post_processor = processors.Sequence(
+        [
+            processors.ByteLevel(trim_offsets=False),
+            processors.TemplateProcessing(
+                single=f"{BOS_TOKEN} $A",
+                pair=f"{BOS_TOKEN} $A {BOS_TOKEN}:1 $B:1",
+                special_tokens=[(BOS_TOKEN, BOS_ID)],
+            ),
+        ]
+    )
+    return tokenizer
+
+
+class SubwordSampler:
+    """Encodes text with BPE dropout from a seeded generator.
+
+    BPE dropout (Provilkov, Emelianenko, Voita, 2020) skips each merge with probability
+    `drop_probability`, which shows the model many spellings of a word. It is done here because
+    the one in `tokenizers` cannot be seeded. Segmentations are drawn once a word and then reused.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, *, drop_probability: float, generator: np.random.Generator
+    ) -> None:
+        if tokenizer.pre_tokenizer is None:
+            raise ValueError("tokenizer: has no pre-tokenizer")
+        self._tokenizer = tokenizer
+        self._pre_tokenizer = tokenizer.pre_tokenizer
+        self._vocab: dict[str, int] = tokenizer.get_vocab()
+        self._drop_probability = drop_probability
+        self._generator = generator
+        self._word_ids: dict[str, int] = {}
+        self._plain: list[list[int]] = []
+        self._dropped: list[list[list[int]]] = []
+        self._ranks = _merge_ranks(tokenizer)
+
+    def words(self, text: str) -> list[int]:
+        """Indices of the pre-tokens of `text`; `spell` turns them into token ids."""
+        pieces = self._pre_tokenizer.pre_tokenize_str(text)
+        return [self._word_id(piece) for piece, _ in pieces]
+
+    def spell(self, words: Sequence[int], *, is_dropped: bool) -> list[int]:
+        """Token ids: each word's one plain spelling, or a random one of its dropped spellings."""
+        ids: list[int] = []
+        if not is_dropped:
+            for word in words:
+                ids.extend(self._plain[word])
+            return ids
+        picks = self._generator.integers(NUM_SEGMENTATIONS, size=len(words)).tolist()
+        for word, pick in zip(words, picks, strict=True):
+            ids.extend(self._dropped[word][pick])
+        return ids
+
+    def _word_id(self, piece: str) -> int:
+        known = self._word_ids.get(piece)
+        if known is not None:
+            return known
+        self._word_ids[piece] = len(self._plain)
+        self._plain.append(self._segment(piece, 0.0))
+        self._dropped.append(
+            [self._segment(piece, self._drop_probability) for _ in range(NUM_SEGMENTATIONS)]
+        )
+        return self._word_ids[piece]
+
+    def _segment(self, piece: str, drop_probability: float) -> list[int]:
+        symbols = list(piece)
+        while len(symbols) > 1:
+            candidates = [
+                (rank, at)
+                for at, pair in enumerate(itertools.pairwise(symbols))
+                if (rank := self._ranks.get(pair)) is not None
+                and (drop_probability == 0.0 or self._generator.random() >= drop_probability)
+            ]
+            if not candidates:
+                break
+            _, at = min(candidates)
+            symbols[at : at + 2] = [symbols[at] + symbols[at + 1]]
+        return [self._vocab[symbol] for symbol in symbols]
+
+
+def _merge_ranks(tokenizer: Tokenizer) -> dict[tuple[str, str], int]:
+    merges = json.loads(tokenizer.to_str())["model"]["merges"]
+    return {(left, right): rank for rank, (left, right) in enumerate(merges)}
+
+
+class SequenceSampler:
+    """Endless random training sequences of a fixed length, drawn from a list of speeches."""
+
+    def __init__(
+        self,
+        speeches: Sequence[Speech],
+        subwords: SubwordSampler,
+        *,
+        mix: Mix,
+        dropped_share: float,
+        generator: np.random.Generator,
+    ) -> None:
+        self._subwords = subwords
+        self._mix = mix
+        self._generator = generator
+        self._headings = [subwords.words(speech.speaker + ":\n") for speech in speeches]
+        self._bodies = [subwords.words(speech.body) for speech in speeches]
+        self._settings = [speech.body.splitlines()[0].strip() for speech in speeches]
+        newline = subwords.words("\n")
+        self._line_starts = [
+            [0, *(at + 1 for at, word in enumerate(body) if word == newline[0])]
+            for body in self._bodies
+        ]
+        self._user = subwords.words(USER_HEADING)
+        self._assistant = subwords.words(ASSISTANT_HEADING)
+        # Two words, as the pre-tokenizer cuts a blank line that text follows.
+        self._blank_line = newline * 2
+        self.dropped_share = dropped_share
+
+    def batch(self, *, num_sequences: int, num_tokens: int) -> npt.NDArray[np.int64]:
+        """Token ids, int64 [num_sequences, num_tokens]."""
+        rows = [self._sequence(num_tokens) for _ in range(num_sequences)]
+        return np.asarray(rows, dtype=np.int64)
+
+    def _sequence(self, num_tokens: int) -> list[int]:
+        if self._generator.random() < self._mix.long_excerpts:
+            return self._excerpt(num_tokens, max_speeches=len(self._bodies))
+        ids: list[int] = []
+        while len(ids) < num_tokens:
+            if self._generator.random() < self._mix.chats_in_packed:
+                ids.extend(self._chat())
+            else:
+                count = int(self._generator.geometric(1.0 / self._mix.mean_excerpt_speeches))
+                ids.extend(self._excerpt(num_tokens, max_speeches=count))
+        return ids[:num_tokens]
+
+    def _excerpt(self, num_tokens: int, *, max_speeches: int) -> list[int]:
+        """Speeches in a row; ends in the end token unless `num_tokens` cuts it short."""
+        is_dropped = self._draws_dropped()
+        at = int(self._generator.integers(len(self._bodies)))
+        ids = [BOS_ID]
+        for turn in range(max_speeches):
+            index = (at + turn) % len(self._bodies)
+            if turn:
+                words = self._blank_line + self._headings[index] + self._bodies[index]
+            else:
+                words = self._opening(index)
+            ids.extend(self._subwords.spell(words, is_dropped=is_dropped))
+            if len(ids) >= num_tokens:
+                return ids[:num_tokens]
+        return [*ids, EOS_ID]
+
+    def _opening(self, index: int) -> list[int]:
+        """The whole speech, or some of its last lines: prompts often come without a heading."""
+        if self._generator.random() >= self._mix.mid_speech_starts:
+            return self._headings[index] + self._bodies[index]
+        start = int(self._generator.choice(self._line_starts[index]))
+        return self._bodies[index][start:]
+
+    def _chat(self) -> list[int]:
+        """Neighbouring speeches under the chat template's two headings; replies end in the end."""
+        is_dropped = self._draws_dropped()
+        num_pairs = int(self._generator.geometric(1.0 / self._mix.mean_chat_pairs))
+        at = int(self._generator.integers(1, len(self._bodies)))
+        ids = [BOS_ID]
+        if self._generator.random() < self._mix.settings_in_chats:
+            # The line before the exchange stands in for a system message, so that what stands
+            # in the brackets does bear on what follows.
+            words = self._subwords.words(f"[{self._settings[at - 1]}]") + self._blank_line
+            ids.extend(self._subwords.spell(words, is_dropped=is_dropped))
+        for pair in range(num_pairs):
+            ask, answer = ((at + 2 * pair + offset) % len(self._bodies) for offset in range(2))
+            words = self._blank_line if pair else []
+            words = words + self._user + self._bodies[ask] + self._blank_line
+            words = words + self._assistant + self._bodies[answer]
+            ids.extend(self._subwords.spell(words, is_dropped=is_dropped))
+            ids.append(EOS_ID)
+        return ids
+
+    def _draws_dropped(self) -> bool:
+        # A whole document is spelled one way, so that the model can tell the two kinds apart and
+        # keeps its probability on plain spellings in plain text.
+        return bool(self._generator.random() < self.dropped_share)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationText:
+    """Documents for measuring loss: token ids (each opens with the begin token) and characters."""
+
+    documents: list[list[int]]
+    num_chars: int
+
+
+def evaluation_text(
+    speeches: Sequence[Speech], tokenizer: Tokenizer, *, max_tokens: int
+) -> EvaluationText:
+    """Packs whole speeches in order into documents of at most `max_tokens` tokens.
+
+    A single speech longer than that is left out. No document ends in the end token: the loss is
+    that of the text alone.
+    """
+    documents: list[list[int]] = []
+    num_chars = 0
+    for text, ids in _packed(speeches, tokenizer, max_tokens):
+        documents.append(ids)
+        num_chars += len(text)
+    return EvaluationText(documents=documents, num_chars=num_chars)
+
+
+def _packed(
+    speeches: Sequence[Speech], tokenizer: Tokenizer, max_tokens: int
+) -> Iterator[tuple[str, list[int]]]:
+    text, ids = "", list[int]()
+    for speech in speeches:
+        longer = f"{text}\n\n{speech.text}" if text else speech.text
+        longer_ids = tokenizer.encode(longer).ids
+        if len(longer_ids) <= max_tokens:
+            text, ids = longer, longer_ids
+            continue
+        if ids:
+            yield text, ids
+        text, ids = speech.text, tokenizer.encode(speech.text).ids
+        if len(ids) > max_tokens:
+            text, ids = "", []
+    if ids:
+        yield text, ids
