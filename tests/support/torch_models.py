@@ -40,7 +40,13 @@ _SHAPE: dict[str, Any] = {
     "eos_token_id": 1,
     "pad_token_id": 2,
 }
-_GEMMA = {**_SHAPE, "sliding_window": 32, "layer_types": ["sliding_attention", "full_attention"]}
+_GEMMA = {
+    **_SHAPE,
+    # Gemma's scaled, tied embeddings would repeat the last token for ever.
+    "tie_word_embeddings": False,
+    "sliding_window": 32,
+    "layer_types": ["sliding_attention", "full_attention"],
+}
 
 
 def tiny_config(name: str) -> PretrainedConfig:

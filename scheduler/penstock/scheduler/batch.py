@@ -91,9 +91,10 @@ class StepResult:
 
     `slots` int32 [m]: usually `batch.sampled_slots` itself. `tokens` int32: one per slot when
     `counts` is None; otherwise `counts[i]` of them (0 is allowed: that slot is asked again), laid
-    end to end. `logprobs` is aligned with `tokens`, None when nobody asked.
-    `prompt_logprobs`: (slot, first position, logprobs): rows for the prompt tokens at positions
-    first, first + 1, ... that this step's chunk predicted.
+    end to end. A count above one means that the keys and values of all but the last are written
+    too, within the slot's blocks. Counts need a pipeline depth of 1. `logprobs` is aligned with
+    `tokens`, None when nobody asked. `prompt_logprobs`: (slot, first position, logprobs): rows for
+    the prompt tokens at positions first, first + 1, ... that this step's chunk predicted.
     Slots in `failures` have no tokens.
     """
 

@@ -72,7 +72,8 @@ class Lifecycle:
             )
             self._next_sequence += 1
             self.requests[spec.key] = request
-            if spec.leader_key and spec.block_hashes:
+            # Whoever leads outside this submit may have done so already, and would release nobody.
+            if spec.leader_key == specs[0].key and spec.block_hashes:
                 self.queue.hold(request, spec.leader_key)
             else:
                 self.queue.push(request)
@@ -167,9 +168,25 @@ class Lifecycle:
             self.arrays.deadline[request.slot] = request.spec.deadline_s
 
     def _refusal(self, specs: tuple[RequestSpec, ...], now: float) -> FailureReason | None:
-        spec = specs[0]
-        if spec.request_id in self._keys_of or any(s.key in self.requests for s in specs):
+        keys = {spec.key for spec in specs}
+        is_known = specs[0].request_id in self._keys_of or not keys.isdisjoint(self.requests)
+        if is_known or len(keys) < len(specs):
             return FailureReason.REQUEST_ID_IN_USE
+        for spec in specs:
+            reason = self._misfit(spec, now)
+            if reason is not None:
+                return reason
+        config, queue = self._config, self.queue
+        num_tokens = sum(spec.num_prompt_tokens for spec in specs)
+        if (
+            len(queue) + len(specs) > config.max_num_waiting
+            or queue.num_tokens + num_tokens > config.max_num_waiting_tokens
+        ):
+            return FailureReason.QUEUE_FULL
+        return None
+
+    def _misfit(self, spec: RequestSpec, now: float) -> FailureReason | None:
+        """Why this output could not run even on an idle engine."""
         if spec.max_total_tokens > self.arrays.max_seq_len:
             return FailureReason.PROMPT_TOO_LONG
         # The last token is sampled, never computed.
@@ -179,13 +196,6 @@ class Lifecycle:
             return FailureReason.DEADLINE_EXCEEDED
         if spec.ttft_deadline_s <= now:
             return FailureReason.TTFT_DEADLINE_EXCEEDED
-        num_tokens = sum(s.num_prompt_tokens for s in specs)
-        config, queue = self._config, self.queue
-        if (
-            len(queue) + len(specs) > config.max_num_waiting
-            or queue.num_tokens + num_tokens > config.max_num_waiting_tokens
-        ):
-            return FailureReason.QUEUE_FULL
         return None
 
     def _time_out(self, request: Request, now: float) -> None:

@@ -175,4 +175,4 @@ class Results:
             raise ValueError(f"no tokens for slots {silent}")
         self._life.arrays.num_computed[silent] -= 1
         self._life.arrays.num_in_flight[silent] -= 1
-        self._life.running.rewind()
+        self._life.running.prefill_again(silent)

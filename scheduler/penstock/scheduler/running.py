@@ -88,6 +88,15 @@ class Running:
         self._is_decoding[slot] = True
         self._roster = None
 
+    def prefill_again(self, slots: list[int]) -> None:
+        """These sampled nothing: their last known token is computed again, like a last chunk."""
+        for slot in slots:
+            request = self._request_of[slot]
+            if request is not None:
+                self._prefilling[slot] = request
+        self._is_decoding[slots] = False
+        self._roster = None
+
     def stop_decoding(self, slots: NDArray[np.intp]) -> None:
         """These need no more steps: what is in flight ends them."""
         self._is_decoding[slots] = False

@@ -1,3 +1,5 @@
+"""A digest names a whole prefix and its salt."""
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st

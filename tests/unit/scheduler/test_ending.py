@@ -149,6 +149,22 @@ def test_an_id_in_flight_is_refused_and_the_first_is_unharmed() -> None:
     assert reason(engine, 3) is FinishReason.LENGTH
 
 
+def test_siblings_are_all_taken_or_all_refused() -> None:
+    engine, _ = make_engine()
+    twins = tuple(make_spec(1, [1, 2], request_id="twins") for _ in range(2))
+    engine.submit(twins)
+    odd = (make_spec(2, 5, request_id="odd"), make_spec(3, 5, request_id="odd", max_tokens=99))
+    engine.submit(odd)
+    told = engine.step()
+    assert [(end.key, end.reason.name) for end in told.ends] == [
+        (1, "REQUEST_ID_IN_USE"),
+        (1, "REQUEST_ID_IN_USE"),
+        (2, "PROMPT_TOO_LONG"),
+        (3, "PROMPT_TOO_LONG"),
+    ]
+    engine.check_integrity()
+
+
 class ScriptedExecutor(NullExecutor):
     """Lets a test replace results before they are collected."""
 

@@ -1,3 +1,5 @@
+"""What a spec refuses, and what replay means."""
+
 import numpy as np
 import pytest
 

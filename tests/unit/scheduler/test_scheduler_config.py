@@ -1,3 +1,5 @@
+"""A bad setting is named."""
+
 import pytest
 
 from penstock.scheduler.config import SchedulerConfig

@@ -1,3 +1,5 @@
+"""Every cell of the state table."""
+
 import itertools
 
 import pytest

@@ -1,3 +1,5 @@
+"""Order, expiry, and siblings that wait for their leader."""
+
 from penstock.scheduler.request import NO_TIME, Request, RequestSpec
 from penstock.scheduler.waiting_queue import WaitingQueue
 from support.core import make_spec

@@ -1,0 +1,122 @@
+"""The executor's settings: which one, which model, how much of the machine.
+
+Owns the fields, their ranges and their JSON form. Imports nothing heavy: the server reads these in
+every process, long before an executor is built.
+"""
+
+import enum
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from penstock.executor.config_json import from_json_value, to_json_value
+from penstock.executor.fault import Fault
+from penstock.scheduler.cost_model import CostModel
+
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+_DEVICE = re.compile(r"cpu|cuda(:\d+)?")
+
+
+class ExecutorKind(enum.StrEnum):
+    """The executors one can choose."""
+
+    TORCH = "torch"
+    SIMULATED = "simulated"
+
+
+class SimulatedPace(enum.StrEnum):
+    """How a simulated step passes the time that the cost model gives it."""
+
+    IMMEDIATE = "immediate"
+    """Not at all (a scripted slow step still waits)."""
+    REAL_TIME = "real_time"
+    """It waits."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulatedConfig:
+    """What the simulated executor pretends to be. Raises ValueError naming the field.
+
+    `vocab_size` None: the model folder's, or 32,000 without one. `kv_bytes_per_token`: what one
+    token's keys and values would take, to turn `kv_cache_bytes` into blocks.
+    `min_output_tokens`, `max_output_tokens`: a request that has stop ids ends with its first one
+    as its k-th output token, k hashed from its prompt evenly within the two (both the same: k is
+    scripted), later when `min_tokens` bars it; `max_output_tokens` None: never, every request runs
+    to its `max_tokens`. `is_strict`: keep a shadow of every key and value written and check in
+    each step that what is read is what was written (a scheduler's paging bug raises; costs a
+    pass over the context).
+    """
+
+    vocab_size: int | None = None
+    kv_bytes_per_token: int = 65_536
+    cost: CostModel = field(default_factory=CostModel)
+    pace: SimulatedPace = SimulatedPace.IMMEDIATE
+    min_output_tokens: int = 1
+    max_output_tokens: int | None = None
+    is_strict: bool = False
+    faults: tuple[Fault, ...] = ()
+
+    def __post_init__(self) -> None:
+        _at_least("vocab_size", self.vocab_size, 2)
+        _at_least("kv_bytes_per_token", self.kv_bytes_per_token, 1)
+        _at_least("min_output_tokens", self.min_output_tokens, 1)
+        _at_least("max_output_tokens", self.max_output_tokens, self.min_output_tokens)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecutorConfig:
+    """Everything an executor is built from. Raises ValueError naming the field.
+
+    `model_path`: a Hugging Face folder (see `penstock.executor.models.resolve_model`), required
+    by torch; the simulated executor takes vocabulary and length limits from it when given.
+    `device`: "cpu", "cuda" or "cuda:<i>". `dtype`: one of DTYPES, "auto" the executor's choice for
+    model and device. `block_size`: tokens per block. `num_blocks` None: as many as
+    `kv_cache_bytes` holds. `max_seq_len` None: the model's own. `num_threads` None: from the core
+    count. `pipeline_depth` None: the executor's choice for the device, else 1 or 2.
+    """
+
+    kind: ExecutorKind = ExecutorKind.TORCH
+    model_path: Path | None = None
+    device: str = "cpu"
+    dtype: str = "auto"
+    block_size: int = 16
+    num_blocks: int | None = None
+    kv_cache_bytes: int = 512 * 1024 * 1024
+    max_num_seqs: int = 64
+    max_seq_len: int | None = None
+    num_threads: int | None = None
+    pipeline_depth: int | None = None
+    simulated: SimulatedConfig = field(default_factory=SimulatedConfig)
+
+    def __post_init__(self) -> None:
+        if self.kind is ExecutorKind.TORCH and self.model_path is None:
+            raise ValueError("model_path must be given for the torch executor")
+        if not _DEVICE.fullmatch(self.device):
+            raise ValueError(f"device must be cpu, cuda or cuda:<index>, not {self.device!r}")
+        if self.dtype not in DTYPES:
+            raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, not {self.dtype!r}")
+        _at_least("block_size", self.block_size, 1)
+        _at_least("num_blocks", self.num_blocks, 1)
+        _at_least("kv_cache_bytes", self.kv_cache_bytes, 1)
+        _at_least("max_num_seqs", self.max_num_seqs, 1)
+        _at_least("max_seq_len", self.max_seq_len, 2)
+        _at_least("num_threads", self.num_threads, 1)
+        if self.pipeline_depth not in (None, 1, 2):
+            raise ValueError(f"pipeline_depth must be 1 or 2, not {self.pipeline_depth}")
+
+    def to_dict(self) -> dict[str, Any]:
+        """The settings as JSON values."""
+        values: dict[str, Any] = to_json_value(self)
+        return values
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> "ExecutorConfig":
+        """Rebuild from `to_dict`'s values. Raises ValueError naming the field."""
+        return from_json_value(cls, data)
+
+
+def _at_least(name: str, value: int | None, lowest: int) -> None:
+    if value is not None and value < lowest:
+        raise ValueError(f"{name} must be at least {lowest}, not {value}")

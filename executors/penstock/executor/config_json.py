@@ -1,0 +1,113 @@
+"""Frozen settings as JSON values and back: dataclasses, enums, paths, tuples and plain values.
+
+Owns the mapping, so that a parent process can hand its settings to a child. Does not know any one
+setting; ranges are checked by the dataclasses themselves.
+"""
+
+import dataclasses
+import enum
+import types
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+
+T = TypeVar("T")
+
+
+def to_json_value(value: object) -> Any:
+    """Return `value` as what `json.dumps` takes. Raises TypeError for a type it does not know."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {
+            field.name: to_json_value(getattr(value, field.name))
+            for field in dataclasses.fields(value)
+        }
+    if isinstance(value, enum.Enum):
+        return value.value
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, tuple | list):
+        return [to_json_value(item) for item in cast(Sequence[object], value)]
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise TypeError(f"{type(value).__name__} has no JSON form")
+
+
+def from_json_value(kind: type[T], data: object, where: str = "") -> T:
+    """Rebuild a value of `kind` from what `json.loads` gave.
+
+    Fields left out take their defaults. Raises ValueError naming the field (`where` is the path to
+    `data`) for an unknown field, a missing one without default, a wrong type or a value that the
+    dataclass refuses.
+    """
+    return cast(T, _decode(kind, data, where or kind.__name__))
+
+
+def _decode(kind: Any, data: object, where: str) -> object:
+    origin = get_origin(kind)
+    if origin in (Union, types.UnionType):
+        return _decode_optional(kind, data, where)
+    if origin is tuple:
+        return _decode_tuple(kind, data, where)
+    if dataclasses.is_dataclass(kind):
+        return _decode_dataclass(cast(type[object], kind), data, where)
+    if isinstance(kind, type) and issubclass(kind, enum.Enum):
+        return _decode_enum(kind, data, where)
+    if kind is Path:
+        return Path(_checked(str, data, where))
+    if kind is float:
+        return float(_checked((int, float), data, where))
+    if kind in (bool, int, str):
+        return _checked(kind, data, where)
+    raise TypeError(f"{where}: no JSON form for {kind}")
+
+
+def _checked(kind: Any, data: object, where: str) -> Any:
+    # bool is an int to Python, never to a reader of settings.
+    if not isinstance(data, kind) or (isinstance(data, bool) and kind is not bool):
+        raise ValueError(f"{where} must not be {data!r}")
+    return data
+
+
+def _decode_optional(kind: Any, data: object, where: str) -> object:
+    if data is None and type(None) in get_args(kind):
+        return None
+    (inner,) = (arg for arg in get_args(kind) if arg is not type(None))
+    return _decode(inner, data, where)
+
+
+def _decode_tuple(kind: Any, data: object, where: str) -> tuple[object, ...]:
+    item_kind = get_args(kind)[0]
+    items = cast(list[object], _checked(list, data, where))
+    return tuple(_decode(item_kind, item, f"{where}[{i}]") for i, item in enumerate(items))
+
+
+def _decode_enum(kind: type[enum.Enum], data: object, where: str) -> enum.Enum:
+    try:
+        return kind(data)
+    except ValueError:
+        names = ", ".join(repr(member.value) for member in kind)
+        raise ValueError(f"{where} must be one of {names}, not {data!r}") from None
+
+
+def _decode_dataclass(kind: type[object], data: object, where: str) -> object:
+    if not isinstance(data, Mapping):
+        raise ValueError(f"{where} must be an object, not {data!r}")
+    values = cast(Mapping[str, object], data)
+    hints = get_type_hints(kind)
+    known = {field.name: field for field in dataclasses.fields(cast(Any, kind))}
+    for name in values:
+        if name not in known:
+            raise ValueError(f"{where}.{name} is unknown")
+    for name, field in known.items():
+        is_required = (
+            field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+        )
+        if is_required and name not in values:
+            raise ValueError(f"{where}.{name} is missing")
+    decoded = {
+        name: _decode(hints[name], value, f"{where}.{name}") for name, value in values.items()
+    }
+    try:
+        return kind(**decoded)
+    except ValueError as refusal:
+        raise ValueError(f"{where}: {refusal}") from None

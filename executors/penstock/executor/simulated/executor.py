@@ -1,0 +1,288 @@
+"""The simulated executor: answers batches with hashed tokens in the time that the cost model gives.
+
+Owns the queue of launched steps and the acting out of scripted faults. What a step does to the
+device is settled in `launch`, in launch order; `collect` lets its time pass and hands it over.
+"""
+
+import json
+import os
+import threading
+from collections import deque
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.executor.config import ExecutorConfig, SimulatedPace
+from penstock.executor.fault import COUNT_FAULTS, Fault, FaultKind
+from penstock.executor.simulated.pace import Pacer, RealTime
+from penstock.executor.simulated.script import FaultScript
+from penstock.executor.simulated.shadow import ShadowMemory
+from penstock.executor.simulated.tokens import (
+    NEVER,
+    request_origin,
+    simulated_logprobs,
+    stop_position,
+    tokens_at,
+)
+from penstock.scheduler.batch import Batch, SlotFailure, StepResult, TokenLogprobs
+from penstock.scheduler.executor import ExecutorDied, ExecutorInfo, Feature
+
+DEFAULT_VOCAB_SIZE = 32_000
+DEFAULT_MAX_SEQ_LEN = 4096
+DEFAULT_PIPELINE_DEPTH = 1
+_NOT_FINITE = "logits are not finite"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _LaunchedStep:
+    """A step that the device has settled but not handed over."""
+
+    result: StepResult
+    finish_s: float
+    faults: list[Fault]
+
+
+class SimulatedExecutor:
+    """An `Executor` without a model. `pacer` overrides `config.simulated.pace` (a VirtualClock).
+
+    `launch` and `collect` raise ExecutorDied once closed or dead, DeviceCheckError (strict) for a
+    batch that a device would compute wrongly, and RuntimeError for a call out of turn. `close`
+    may be called from another thread; it ends a `collect` that waits.
+    """
+
+    def __init__(self, config: ExecutorConfig, *, pacer: Pacer | None = None) -> None:
+        self._config = config.simulated
+        self._info = _build_info(config)
+        counted = COUNT_FAULTS & {fault.kind for fault in self._config.faults}
+        if counted and self._info.pipeline_depth > 1:
+            raise ValueError(f"pipeline_depth must be 1 for faults of kind {sorted(counted)}")
+        self._is_free_of_cost = pacer is None and self._config.pace is SimulatedPace.IMMEDIATE
+        self._pacer: Pacer = pacer or RealTime()
+        self._script = FaultScript(self._config.faults)
+        self._shadow = ShadowMemory(self._info) if self._config.is_strict else None
+        self._launched: deque[_LaunchedStep] = deque()
+        self._num_launched = 0
+        self._device_free_s = 0.0
+        self._closed = threading.Event()
+        self._cause_of_death = ""
+        num_slots = self._info.max_num_seqs
+        self._origins = np.zeros(num_slots, dtype=np.uint64)
+        self._stop_positions = np.full(num_slots, NEVER, dtype=np.int64)
+        self._failures: dict[int, str] = {}
+
+    @property
+    def info(self) -> ExecutorInfo:
+        """Limits and features, fixed after construction."""
+        return self._info
+
+    def launch(self, batch: Batch) -> None:
+        """Settle one step and queue its outcome."""
+        self._require_alive()
+        if len(self._launched) >= self._info.pipeline_depth:
+            raise RuntimeError(f"{len(self._launched)} steps are launched already: collect first")
+        self._num_launched += 1
+        self._take_in(batch)
+        if self._shadow is not None:
+            self._shadow.check(batch)
+            self._shadow.write(batch.arrays, batch.slots, batch.starts, batch.num_tokens)
+        faults, result = self._settle(batch)
+        self._launched.append(
+            _LaunchedStep(result=result, finish_s=self._book(batch, faults), faults=faults)
+        )
+
+    def collect(self) -> StepResult:
+        """Let the oldest launched step's time pass and return its outcome."""
+        self._require_alive()
+        if not self._launched:
+            raise RuntimeError("no step is launched: nothing to collect")
+        step = self._launched.popleft()
+        for fault in step.faults:
+            self._act_out(fault)
+        self._pacer.wait_until(step.finish_s, self._closed)
+        if self._closed.is_set():
+            self._die("closed while a step ran")
+        return step.result
+
+    def close(self) -> None:
+        """Drop what is launched and end a waiting `collect`. Idempotent."""
+        self._closed.set()
+
+    def _require_alive(self) -> None:
+        if self._closed.is_set():
+            raise ExecutorDied("the executor is closed")
+        if self._cause_of_death:
+            raise ExecutorDied(self._cause_of_death)
+
+    def _die(self, cause: str) -> NoReturn:
+        self._cause_of_death = cause
+        raise ExecutorDied(cause)
+
+    def _act_out(self, fault: Fault) -> None:
+        match fault.kind:
+            case FaultKind.EXECUTOR_DIES:
+                self._die(fault.detail)
+            case FaultKind.PROCESS_EXITS:
+                # No clean-up, no exception: what a driver fault or the kernel's killer leaves.
+                os._exit(fault.exit_code)
+            case FaultKind.HANG:
+                self._closed.wait()
+                self._die("closed while a step hung")
+            case _:
+                pass  # A slow step is in its finish time, request faults are in the result.
+
+    def _take_in(self, batch: Batch) -> None:
+        for slot in batch.released:
+            self._failures.pop(slot, None)
+            if self._shadow is not None:
+                self._shadow.release(slot)
+        for request in batch.admitted:
+            slot = request.slot
+            if self._shadow is not None:
+                self._shadow.admit(request, batch.arrays)
+            self._script.admit(request)
+            self._origins[slot] = request_origin(request.spec)
+            self._stop_positions[slot] = stop_position(request.spec, self._config)
+
+    def _book(self, batch: Batch, faults: list[Fault]) -> float:
+        """Put the step on the device's time line; return when it is done."""
+        slow_s = sum(fault.seconds for fault in faults if fault.kind is FaultKind.SLOW_STEP)
+        cost_s = 0.0 if self._is_free_of_cost else self._cost_s(batch)
+        self._device_free_s = max(self._device_free_s, self._pacer()) + cost_s + slow_s
+        return self._device_free_s
+
+    def _cost_s(self, batch: Batch) -> float:
+        return self._config.cost.step_time_s(
+            num_prefill_tokens=int(batch.num_tokens[batch.num_decodes :].sum()),
+            num_decodes=batch.num_decodes,
+            num_context_tokens=int((batch.starts + batch.num_tokens).sum()),
+        )
+
+    def _settle(self, batch: Batch) -> tuple[list[Fault], StepResult]:
+        slots = batch.sampled_slots
+        is_sampled = np.isin(batch.slots, slots)
+        positions = (batch.starts + batch.num_tokens)[is_sampled].astype(np.int64)
+        faults: list[Fault] = []
+        counts = np.ones(len(slots), dtype=np.int32)
+        if not self._script.is_over:
+            indices = (positions - batch.arrays.num_prompt[slots]).astype(np.int32)
+            faults, of_rows = self._script.fire(self._num_launched, slots, indices)
+            for row, row_faults in of_rows.items():
+                for fault in row_faults:
+                    self._hit_row(fault, row, slots, counts)
+        failures = tuple(
+            SlotFailure(slot=slot, detail=self._failures[slot])
+            for slot in batch.slots.tolist()
+            if slot in self._failures
+        )
+        if failures:
+            is_well = ~np.isin(slots, [failure.slot for failure in failures])
+            slots, positions, counts = slots[is_well], positions[is_well], counts[is_well]
+        return faults, self._answer(batch, slots, positions, counts, failures)
+
+    def _hit_row(
+        self, fault: Fault, row: int, slots: NDArray[np.int32], counts: NDArray[np.int32]
+    ) -> None:
+        match fault.kind:
+            case FaultKind.REQUEST_FAILS:
+                self._failures[int(slots[row])] = fault.detail
+            case FaultKind.NOT_FINITE:
+                self._failures[int(slots[row])] = _NOT_FINITE
+            case FaultKind.NO_TOKENS:
+                counts[row] = 0
+            case FaultKind.EXTRA_TOKENS:
+                counts[row] += fault.num_extra
+            case _:
+                pass  # Not a request's fault: `_act_out` has it.
+
+    def _answer(
+        self,
+        batch: Batch,
+        slots: NDArray[np.int32],
+        positions: NDArray[np.int64],
+        counts: NDArray[np.int32],
+        failures: tuple[SlotFailure, ...],
+    ) -> StepResult:
+        is_plain = bool((counts == 1).all())
+        # More tokens than one means that keys and values of all but the last are written too.
+        capacity = batch.arrays.num_blocks[slots] * self._info.block_size
+        counts = np.minimum(counts, capacity - positions + 1).astype(np.int32)
+        rows = np.repeat(np.arange(len(slots)), counts)
+        firsts = np.repeat(np.cumsum(counts) - counts, counts)
+        token_positions = positions[rows] + np.arange(len(rows)) - firsts
+        token_slots = slots[rows]
+        tokens = tokens_at(
+            self._origins[token_slots],
+            token_positions,
+            self._info.vocab_size,
+            batch.arrays.stop_ids[:, token_slots],
+        )
+        is_stop = token_positions >= self._stop_positions[token_slots]
+        tokens[is_stop] = batch.arrays.stop_ids[0, token_slots[is_stop]]
+        if self._shadow is not None:
+            for row, slot in enumerate(slots.tolist()):
+                self._shadow.append(slot, tokens[rows == row])
+            if not is_plain:
+                self._shadow.write(batch.arrays, slots, positions, counts - 1)
+        return StepResult(
+            slots=slots,
+            tokens=tokens,
+            counts=None if is_plain else counts,
+            logprobs=self._logprobs(batch, slots, tokens),
+            prompt_logprobs=self._prompt_logprobs(batch),
+            failures=failures,
+        )
+
+    def _logprobs(
+        self, batch: Batch, slots: NDArray[np.int32], tokens: NDArray[np.int32]
+    ) -> TokenLogprobs | None:
+        num_top = int(batch.arrays.num_logprobs[slots].max(initial=-1))
+        if num_top < 0:
+            return None
+        return simulated_logprobs(tokens, num_top, self._info.vocab_size)
+
+    def _prompt_logprobs(self, batch: Batch) -> tuple[tuple[int, int, TokenLogprobs], ...]:
+        arrays = batch.arrays
+        asks = arrays.num_prompt_logprobs[batch.slots] >= 0
+        answers: list[tuple[int, int, TokenLogprobs]] = []
+        for row in np.flatnonzero(asks & (batch.starts + 1 < arrays.num_prompt[batch.slots])):
+            slot, first = int(batch.slots[row]), int(batch.starts[row]) + 1
+            end = min(first + int(batch.num_tokens[row]), int(arrays.num_prompt[slot]))
+            tokens = arrays.token_ids[slot, first:end].copy()
+            num_top = int(arrays.num_prompt_logprobs[slot])
+            answers.append(
+                (slot, first, simulated_logprobs(tokens, num_top, self._info.vocab_size))
+            )
+        return tuple(answers)
+
+
+def _build_info(config: ExecutorConfig) -> ExecutorInfo:
+    simulated = config.simulated
+    model = _model_limits(config.model_path)
+    model_max_seq_len = model.get("max_position_embeddings", DEFAULT_MAX_SEQ_LEN)
+    max_seq_len = config.max_seq_len or model_max_seq_len
+    bytes_per_block = simulated.kv_bytes_per_token * config.block_size
+    num_blocks = config.num_blocks or config.kv_cache_bytes // bytes_per_block
+    if num_blocks < 1:
+        raise ValueError(f"kv_cache_bytes must hold one block of {bytes_per_block} bytes")
+    return ExecutorInfo(
+        name="simulated",
+        vocab_size=simulated.vocab_size or model.get("vocab_size", DEFAULT_VOCAB_SIZE),
+        block_size=config.block_size,
+        num_blocks=num_blocks,
+        max_seq_len=max_seq_len,
+        max_num_seqs=config.max_num_seqs,
+        pipeline_depth=config.pipeline_depth or DEFAULT_PIPELINE_DEPTH,
+        features=frozenset({Feature.LOGPROBS, Feature.PROMPT_LOGPROBS}),
+    )
+
+
+def _model_limits(model_path: Path | None) -> dict[str, int]:
+    """The model's vocabulary and length, read from its config.json; empty without a model."""
+    if model_path is None:
+        return {}
+    values: Any = json.loads((model_path / "config.json").read_text(encoding="utf-8"))
+    names = ("vocab_size", "max_position_embeddings")
+    return {name: int(values[name]) for name in names if name in values}

@@ -1,0 +1,56 @@
+"""How simulated time passes: waiting for real, or moving a clock by hand.
+
+Owns the two clocks. Does not know what the time is spent on.
+"""
+
+import threading
+import time
+from typing import Protocol
+
+
+class Pacer(Protocol):
+    """A clock that can be waited on."""
+
+    def __call__(self) -> float:
+        """Now, in seconds."""
+        ...
+
+    def wait_until(self, at_s: float, interrupt: threading.Event) -> None:
+        """Return once it is `at_s`, or as soon as `interrupt` is set."""
+        ...
+
+
+class RealTime:
+    """CLOCK_MONOTONIC; waits without holding up `interrupt`."""
+
+    def __call__(self) -> float:
+        """Now, in seconds."""
+        return time.monotonic()
+
+    def wait_until(self, at_s: float, interrupt: threading.Event) -> None:
+        """Sleep until `at_s` or until `interrupt` is set."""
+        remaining_s = at_s - time.monotonic()
+        if remaining_s > 0.0:
+            interrupt.wait(remaining_s)
+
+
+class VirtualClock:
+    """Time that moves only when told to: hand the same object to the engine as its clock."""
+
+    def __init__(self, now_s: float = 0.0) -> None:
+        self._now_s = now_s
+
+    def __call__(self) -> float:
+        """Now, in seconds."""
+        return self._now_s
+
+    def advance(self, seconds: float) -> None:
+        """Move on by `seconds`. Raises ValueError when negative."""
+        if seconds < 0.0:
+            raise ValueError(f"seconds must not be negative, not {seconds}")
+        self._now_s += seconds
+
+    def wait_until(self, at_s: float, interrupt: threading.Event) -> None:
+        """Jump to `at_s`; stay where it is past already, or `interrupt` is set."""
+        if not interrupt.is_set():
+            self._now_s = max(self._now_s, at_s)

@@ -1,0 +1,83 @@
+"""Scripted faults at run time: which of them fire in a step, and on whom.
+
+Owns the counting. Does not act anything out.
+"""
+
+from collections import defaultdict
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.executor.fault import Fault
+from penstock.scheduler.request import Request
+
+
+class FaultScript:
+    """The faults of one executor's life, each with the times it may still fire."""
+
+    def __init__(self, faults: tuple[Fault, ...]) -> None:
+        self._faults = faults
+        self._times_left = [fault.max_times for fault in faults]
+        self._ordinals: dict[int, int] = {}
+        self._max_ordinal = max((fault.at_request or 0 for fault in faults), default=0)
+        self._suspects = {fault.at_prompt_token for fault in faults} - {None}
+        self._keys: dict[int, int] = {}
+        self._suspects_by_slot: dict[int, frozenset[int]] = {}
+
+    @property
+    def is_over(self) -> bool:
+        """True when nothing can fire any more."""
+        return not any(self._times_left)
+
+    def admit(self, request: Request) -> None:
+        """Note a request that got a slot."""
+        key = request.spec.key
+        # Keys past the last ordinal that anyone asks for are not kept: the script must not grow.
+        if key not in self._ordinals and len(self._ordinals) < self._max_ordinal:
+            self._ordinals[key] = len(self._ordinals) + 1
+        self._keys[request.slot] = key
+        if self._suspects:
+            self._suspects_by_slot[request.slot] = frozenset(
+                token
+                for token in self._suspects
+                if token is not None and bool((request.spec.prompt_ids == token).any())
+            )
+
+    def fire(
+        self, step: int, slots: NDArray[np.int32], output_indices: NDArray[np.int32]
+    ) -> tuple[list[Fault], dict[int, list[Fault]]]:
+        """Faults of this step: of the executor, and by index into `slots` those of requests.
+
+        `slots` [m] are the sampled slots in row order, `output_indices` [m] the index of the
+        output token each is about to get.
+        """
+        of_executor: list[Fault] = []
+        of_rows: dict[int, list[Fault]] = defaultdict(list)
+        for i, fault in enumerate(self._faults):
+            if not self._times_left[i] or (fault.at_step is not None and step < fault.at_step):
+                continue
+            rows = [
+                row
+                for row, slot in enumerate(slots.tolist())
+                if self._is_met(fault, slot, int(output_indices[row]))
+            ]
+            if fault.is_for_request:
+                rows = rows[: self._times_left[i]]
+                for row in rows:
+                    of_rows[row].append(fault)
+                self._times_left[i] -= len(rows)
+            elif rows or not fault.is_conditional_on_request:
+                of_executor.append(fault)
+                self._times_left[i] -= 1
+        return of_executor, of_rows
+
+    def _is_met(self, fault: Fault, slot: int, output_index: int) -> bool:
+        if fault.at_output is not None and output_index != fault.at_output:
+            return False
+        if fault.at_request is not None:
+            ordinal = self._ordinals.get(self._keys.get(slot, 0))
+            if ordinal != fault.at_request:
+                return False
+        return fault.at_prompt_token is None or fault.at_prompt_token in self._suspects_by_slot.get(
+            slot, frozenset()
+        )

@@ -1,0 +1,168 @@
+"""The strict device's memory: what was written into each block, and what each slot may read.
+
+Owns a shadow of the paged cache in which a key-value entry is a hash of the salt and of all tokens
+up to it. Paging bugs (a block freed too early, shared while writable, hit with another content or
+under another salt, a table that moved) show as a DeviceCheckError in the step that would have read
+wrong values. Does not know sampling or time.
+"""
+
+from hashlib import blake2b
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.executor.simulated.tokens import mix64
+from penstock.scheduler.batch import Batch
+from penstock.scheduler.executor import ExecutorInfo
+from penstock.scheduler.request import Request
+from penstock.scheduler.slot_arrays import SlotArrays
+
+
+class DeviceCheckError(AssertionError):
+    """The batch asks for what a real device would compute wrongly: a bug of the scheduler."""
+
+
+class ShadowMemory:
+    """Blocks and slots as the device has seen them.
+
+    `written` uint64 [num_blocks, block_size]: the entry in each place, 0 for none. For each slot:
+    `tokens` the ids it holds, `num_known` how many, `prefixes` uint64 the entry that belongs at
+    each position.
+    """
+
+    def __init__(self, info: ExecutorInfo) -> None:
+        self._info = info
+        self._written = np.zeros((info.num_blocks, info.block_size), dtype=np.uint64)
+        shape = (info.max_num_seqs, info.max_seq_len)
+        self._tokens = np.zeros(shape, dtype=np.int32)
+        self._prefixes = np.zeros(shape, dtype=np.uint64)
+        self._num_known = np.zeros(info.max_num_seqs, dtype=np.int32)
+        self._is_live = np.zeros(info.max_num_seqs, dtype=np.bool_)
+        self._roots = np.zeros(info.max_num_seqs, dtype=np.uint64)
+
+    def num_known(self, slot: int) -> int:
+        """Tokens of the slot that the device holds, its own samples included."""
+        return int(self._num_known[slot])
+
+    def release(self, slot: int) -> None:
+        """Forget a slot; what it wrote stays in the blocks."""
+        _require(bool(self._is_live[slot]), f"slot {slot} is released but was not granted")
+        self._is_live[slot] = False
+        self._num_known[slot] = 0
+
+    def admit(self, request: Request, arrays: SlotArrays) -> None:
+        """Take in a slot's tokens as they stand in `arrays`."""
+        slot, spec = request.slot, request.spec
+        _require(0 <= slot < self._info.max_num_seqs, f"slot {slot} is out of range")
+        _require(not self._is_live[slot], f"slot {slot} is granted twice")
+        _require(int(arrays.key[slot]) == spec.key, f"slot {slot}: key differs from its request")
+        self._is_live[slot] = True
+        root = blake2b(spec.hash_salt, digest_size=8).digest()
+        self._roots[slot] = int.from_bytes(root, "little")
+        count = int(arrays.num_tokens[slot])
+        tokens = arrays.token_ids[slot, :count]
+        _require(
+            count >= spec.num_prompt_tokens
+            and np.array_equal(tokens[: spec.num_prompt_tokens], spec.prompt_ids),
+            f"slot {slot}: its tokens do not start with the prompt of its request",
+        )
+        self.append(slot, tokens)
+
+    def append(self, slot: int, tokens: NDArray[np.int32]) -> None:
+        """Add tokens to what the slot holds."""
+        first, end = int(self._num_known[slot]), int(self._num_known[slot]) + len(tokens)
+        self._tokens[slot, first:end] = tokens
+        positions = np.arange(first, end, dtype=np.uint64)
+        entries = mix64((tokens.astype(np.uint64) << np.uint64(32)) + positions + np.uint64(1))
+        before = self._prefixes[slot, first - 1] if first else self._roots[slot]
+        # A wrapping sum of scrambled (token, position) pairs: any other prefix gives another sum.
+        self._prefixes[slot, first:end] = before + np.cumsum(entries, dtype=np.uint64)
+        self._num_known[slot] = end
+
+    def check(self, batch: Batch) -> None:
+        """Raise DeviceCheckError unless every row can be computed from what was written."""
+        slots = batch.slots
+        _require(len(np.unique(slots)) == len(slots), "a slot has two rows")
+        _require(
+            len(batch.num_tokens) == len(batch.starts) == len(slots) >= batch.num_decodes,
+            "rows and columns of the batch differ in length",
+        )
+        _require(bool((batch.num_tokens >= 1).all()), "a row has no tokens")
+        _require(
+            bool((batch.num_tokens[: batch.num_decodes] == 1).all()),
+            "a decode row has more than one token",
+        )
+        for slot, start, count in zip(
+            slots.tolist(), batch.starts.tolist(), batch.num_tokens.tolist(), strict=True
+        ):
+            self._check_row(batch.arrays, slot, start, start + count)
+        is_end = batch.starts + batch.num_tokens >= self._num_known[slots]
+        _require(
+            np.array_equal(slots[is_end], batch.sampled_slots),
+            f"sampled_slots {batch.sampled_slots.tolist()} are not the rows that end what is "
+            f"known, {slots[is_end].tolist()}",
+        )
+
+    def _check_row(self, arrays: SlotArrays, slot: int, start: int, end: int) -> None:
+        info = self._info
+        _require(0 <= slot < info.max_num_seqs and bool(self._is_live[slot]), f"{slot} has no slot")
+        # One past what is known: launched before the request's failure in the last step was told.
+        _require(
+            0 <= start < end <= min(info.max_seq_len, self.num_known(slot) + 1),
+            f"slot {slot}: positions {start}..{end - 1} with {self.num_known(slot)} known tokens",
+        )
+        count = int(arrays.num_tokens[slot])
+        _require(
+            count <= self.num_known(slot)
+            and np.array_equal(arrays.token_ids[slot, :count], self._tokens[slot, :count]),
+            f"slot {slot}: its tokens differ from those the device took in and sampled",
+        )
+        num_blocks = -(-end // info.block_size)
+        _require(int(arrays.num_blocks[slot]) >= num_blocks, f"slot {slot}: blocks end too early")
+        blocks = arrays.block_table[slot, :num_blocks]
+        _require(
+            bool(((blocks >= 0) & (blocks < info.num_blocks)).all()),
+            f"slot {slot}: block out of range in {blocks.tolist()}",
+        )
+        _require(len(np.unique(blocks)) == num_blocks, f"slot {slot}: a block stands twice")
+        found = self._written[blocks].reshape(-1)[:start]
+        wrong = np.flatnonzero(found != self._prefixes[slot, :start])
+        if len(wrong):
+            position = int(wrong[0])
+            block = int(blocks[position // info.block_size])
+            what = "nothing was written" if found[position] == 0 else "another prefix was written"
+            raise DeviceCheckError(
+                f"slot {slot} reads position {position} in block {block}: {what} there "
+                f"({len(wrong)} of {start} positions are wrong)"
+            )
+
+    def write(
+        self,
+        arrays: SlotArrays,
+        slots: NDArray[np.int32],
+        starts: NDArray[np.integer[Any]],
+        counts: NDArray[np.int32],
+    ) -> None:
+        """Write `counts` [m] entries from `starts` [m] on, for m slots.
+
+        Raises DeviceCheckError when two of them write to one place.
+        """
+        written: set[int] = set()
+        size = self._info.block_size
+        for slot, start, count in zip(
+            slots.tolist(), starts.tolist(), counts.tolist(), strict=True
+        ):
+            end = min(start + count, self.num_known(slot))
+            positions = np.arange(start, end, dtype=np.int64)
+            blocks = arrays.block_table[slot, positions // size]
+            offsets = positions % size
+            places: set[int] = set((blocks * size + offsets).tolist())
+            _require(not written & places, f"slot {slot} writes where another row of the step does")
+            written |= places
+            self._written[blocks, offsets] = self._prefixes[slot, start:end]
+
+
+def _require(is_met: bool, message: str) -> None:
+    if not is_met:
+        raise DeviceCheckError(message)

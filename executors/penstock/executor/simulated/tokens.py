@@ -1,0 +1,119 @@
+"""The simulated model: every token is a hash of the prompt and its position.
+
+Owns the generation that a simulated request must show, whatever batch, chunk, slot or life it ran
+in. Does not know blocks or time.
+"""
+
+from hashlib import blake2b
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.executor.config import SimulatedConfig
+from penstock.scheduler.batch import TokenLogprobs
+from penstock.scheduler.request import MAX_STOP_IDS, RequestSpec
+
+NEVER: Final = np.iinfo(np.int64).max
+"""A position that no token reaches."""
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+
+
+def mix64(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Scramble 64-bit values one to one: the finaliser of SplitMix64 (Steele et al., 2014)."""
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return values ^ (values >> np.uint64(31))
+
+
+def origin_of(prompt_ids: NDArray[np.int32], seed: int = 0) -> int:
+    """The 64-bit number that a whole generation follows from: a hash of all prompt ids and seed."""
+    data = np.ascontiguousarray(prompt_ids, dtype=np.int32).tobytes()
+    key = seed.to_bytes(8, "little")
+    return int.from_bytes(blake2b(data, digest_size=8, key=key).digest(), "little")
+
+
+def request_origin(spec: RequestSpec) -> int:
+    """The origin of a request: its original prompt, and its seed unless it is greedy.
+
+    Replayed tokens are left out, so that a later life of the request goes on as the first would.
+    """
+    seed = spec.sampling.seed if spec.sampling.temperature > 0.0 else 0
+    return origin_of(spec.prompt_ids[: spec.num_original_prompt_tokens], seed)
+
+
+def tokens_at(
+    origins: NDArray[np.uint64],
+    positions: NDArray[np.int64],
+    vocab_size: int,
+    barred: NDArray[np.int32] | None = None,
+) -> NDArray[np.int32]:
+    """Tokens int32 [m] at absolute `positions` of m generations, none of column i of `barred`.
+
+    `barred` int32 [k, m], -1 where unused. A hashed token that is barred gives way to the next
+    free id.
+    """
+    hashed = mix64(origins + (positions.astype(np.uint64) + np.uint64(1)) * _GOLDEN)
+    tokens = (hashed % np.uint64(vocab_size)).astype(np.int32)
+    if barred is None:
+        return tokens
+    for _ in range(MAX_STOP_IDS):
+        is_barred = (barred == tokens).any(axis=0)
+        if not is_barred.any():
+            break
+        tokens[is_barred] = (tokens[is_barred] + 1) % vocab_size
+    return tokens
+
+
+def simulated_token(
+    prompt_ids: NDArray[np.int32], position: int, vocab_size: int, *, seed: int = 0
+) -> int:
+    """The token at absolute `position` (at least the prompt's length) after the original prompt.
+
+    `seed` is that of the request's sampling parameters, 0 for a greedy one. Holds for requests
+    without stop ids; `simulated_output` knows those too.
+    """
+    origins = np.array([origin_of(prompt_ids, seed)], dtype=np.uint64)
+    return int(tokens_at(origins, np.array([position], dtype=np.int64), vocab_size)[0])
+
+
+def stop_position(spec: RequestSpec, config: SimulatedConfig) -> int:
+    """The position from which the request gets its first stop id, NEVER for none."""
+    if config.max_output_tokens is None or not spec.stop_ids:
+        return NEVER
+    origin = np.array([request_origin(spec)], dtype=np.uint64)
+    span = config.max_output_tokens - config.min_output_tokens + 1
+    num_outputs = config.min_output_tokens + int(mix64(origin)[0] % np.uint64(span))
+    return spec.num_original_prompt_tokens + max(num_outputs - 1, spec.min_tokens)
+
+
+def simulated_output(
+    spec: RequestSpec, vocab_size: int, config: SimulatedConfig | None = None
+) -> NDArray[np.int32]:
+    """The whole output of a request, int32 [n], n at most `max_tokens`: the reference generation.
+
+    Includes the stop id that ends it. Tokens replayed from an earlier life are part of it.
+    """
+    first = spec.num_original_prompt_tokens
+    positions = np.arange(first, spec.max_total_tokens, dtype=np.int64)
+    origins = np.full(len(positions), request_origin(spec), dtype=np.uint64)
+    barred = np.repeat(np.array(spec.stop_ids, dtype=np.int32)[:, None], len(positions), axis=1)
+    tokens = tokens_at(origins, positions, vocab_size, barred)
+    num_before_stop = stop_position(spec, config or SimulatedConfig()) - first
+    if num_before_stop < len(tokens):
+        tokens = tokens[: num_before_stop + 1]
+        tokens[-1] = spec.stop_ids[0]
+    return tokens
+
+
+def simulated_logprobs(tokens: NDArray[np.int32], num_top: int, vocab_size: int) -> TokenLogprobs:
+    """Log-probabilities of a made-up distribution: the token has 1/2, its successor 1/4, ..."""
+    ranks = np.arange(min(num_top, vocab_size), dtype=np.int32)
+    return TokenLogprobs(
+        chosen=np.full(len(tokens), -np.log(2.0), dtype=np.float32),
+        ranks=np.ones(len(tokens), dtype=np.int32),
+        top_ids=((tokens[:, None] + ranks) % vocab_size).astype(np.int32),
+        top_logprobs=np.broadcast_to(
+            (-np.log(2.0) * (ranks + 1)).astype(np.float32), (len(tokens), len(ranks))
+        ),
+    )

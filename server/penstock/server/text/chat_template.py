@@ -1,0 +1,139 @@
+"""Renders a dialogue with the model's chat template.
+
+Owns the Jinja environment in which Hugging Face templates expect to run, sandboxed, and the bounds
+on it. Does not tokenise, and does not know what a control token is.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import jinja2
+from jinja2 import nodes
+from jinja2.ext import Extension
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from penstock.server.text.errors import ChatTemplateError, ModelFilesError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatMessage:
+    """One turn of a dialogue. `role` in the template's words."""
+
+    role: str
+    content: str
+
+
+class ChatTemplate:
+    """One compiled template. Safe to use from several threads."""
+
+    def __init__(
+        self,
+        source: str,
+        *,
+        special_tokens: Mapping[str, str],
+        local_time: Callable[[], datetime] = datetime.now,
+    ) -> None:
+        """Compile once. Raises ModelFilesError if the template is not valid Jinja."""
+        self._source = source
+        self._variables = dict(special_tokens)
+        try:
+            self._template = _environment().from_string(source, globals=_functions(local_time))
+        except jinja2.TemplateSyntaxError as error:
+            raise ModelFilesError(f"chat template: line {error.lineno}: {error.message}") from error
+
+    def render(
+        self, messages: Sequence[ChatMessage], *, add_generation_prompt: bool, max_bytes: int
+    ) -> str:
+        """The prompt's text. Raises ChatTemplateError, also above `max_bytes` of UTF-8.
+
+        Stops in the middle once it is too long, so a template cannot multiply its input.
+        """
+        turns = [{"role": message.role, "content": message.content} for message in messages]
+        pieces: list[str] = []
+        num_chars = 0
+        try:
+            for piece in self._template.generate(
+                **self._variables,
+                messages=turns,
+                tools=None,
+                documents=None,
+                add_generation_prompt=add_generation_prompt,
+            ):
+                pieces.append(piece)
+                num_chars += len(piece)
+                if num_chars > max_bytes:
+                    break
+        except _Refusal as error:
+            raise ChatTemplateError(self._safe_message(str(error))) from error
+        # A template is a program: it may fail with any exception on a dialogue it does not expect.
+        except Exception as error:
+            raise ChatTemplateError(
+                f"the model's chat template failed on this dialogue ({type(error).__name__})"
+            ) from error
+        text = "".join(pieces)
+        if num_chars > max_bytes or len(text.encode()) > max_bytes:
+            raise ChatTemplateError(f"the rendered dialogue is longer than {max_bytes} bytes")
+        return text
+
+    def _safe_message(self, message: str) -> str:
+        """The template's own words if they stand in its source, else none of them."""
+        if message and message in self._source:
+            return f"the model's chat template refuses this dialogue: {message[:200]}"
+        return "the model's chat template refuses this dialogue"
+
+
+class _Refusal(Exception):
+    """A template called `raise_exception`."""
+
+
+class _GenerationBlocks(Extension):
+    """`{% generation %}`, which marks answers for training: here it only prints its body."""
+
+    tags = {"generation"}  # noqa: RUF012  # declared so by Jinja
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True,
+        lstrip_blocks=True,
+        extensions=[_GenerationBlocks, "jinja2.ext.loopcontrols"],
+    )
+    environment.filters["tojson"] = _to_json
+    return environment
+
+
+def _functions(local_time: Callable[[], datetime]) -> dict[str, object]:
+    """What templates may call besides what Jinja offers."""
+
+    def raise_exception(message: object = "") -> None:
+        raise _Refusal(str(message))
+
+    def strftime_now(pattern: str) -> str:
+        return local_time().strftime(pattern)
+
+    return {"raise_exception": raise_exception, "strftime_now": strftime_now}
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Plain JSON: Jinja's own filter escapes HTML, which models were not trained on."""
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+    )

@@ -1,0 +1,176 @@
+"""Keeps a client's text from turning into control tokens.
+
+Owns which tokens are control tokens, and the guard: a text that spells one gets an invisible mark
+inside the spelling, and a twin of the tokenizer drops the mark where it can no longer join into the
+token. So the template's own control tokens work, in one call over the whole prompt, while the same
+characters in a client's text are encoded as the ordinary text they are. Does not know templates.
+
+The mark is a noncharacter of Unicode. It is put only into texts that spell a control token, and
+such a text must not hold the mark already; every other text may hold anything.
+"""
+
+import itertools
+import re
+from collections.abc import Iterable, Mapping
+from functools import cached_property
+from typing import cast
+
+import numpy as np
+import tokenizers
+from numpy.typing import NDArray
+from tokenizers import pre_tokenizers
+
+from penstock.server.text.byte_level import to_byte_level
+from penstock.server.text.errors import ControlTokenError
+from penstock.server.text.tokenizer_settings import TokenizerSettings
+
+MARK = "\ufdd0"
+
+
+class ControlTokens:
+    """The control tokens of one tokenizer.
+
+    They are its special tokens and, besides, those added tokens that the chat template writes
+    (some models do not flag their turn markers as special).
+    """
+
+    def __init__(
+        self, tokenizer: tokenizers.Tokenizer, *, vocab_size: int, template: str | None = None
+    ) -> None:
+        self._tokenizer = tokenizer
+        added = tokenizer.get_added_tokens_decoder()
+        special = {token_id: token.content for token_id, token in added.items() if token.special}
+        written = {
+            token_id: token.content
+            for token_id, token in added.items()
+            if not token.special and template and _is_markup(token.content, template)
+        }
+        self._special = _Spellings(special.values())
+        self._all = _Spellings([*special.values(), *written.values()])
+        self._is_control = np.zeros(max([vocab_size, *added]) + 1, dtype=np.bool_)
+        # Text outside the vocabulary becomes the unknown token: harmless, and not a forgery.
+        unknown = cast("object", getattr(tokenizer.model, "unk_token", None))
+        for token_id, content in (special | written).items():
+            self._is_control[token_id] = content != unknown
+
+    def guard(self, text: str, *, is_models_own: bool = False) -> str:
+        """`text` with every control token in it broken by a mark; most texts come back as they are.
+
+        `is_models_own`: the text is an earlier answer. Only special tokens are broken then, because
+        templates look into answers for tokens such as the end of a reasoning part. Raises
+        ControlTokenError if that cannot be done.
+        """
+        return (self._special if is_models_own else self._all).broken(text)
+
+    def encode(self, text: str, *, is_guarded: bool, add_special_tokens: bool) -> NDArray[np.int32]:
+        """Token ids of a text that went through `guard`, int32 [n].
+
+        `is_guarded`: some part of the text came back changed. Control tokens that the text spells
+        unbroken are the template's and are let through. Raises ControlTokenError if there are more:
+        normalisation or an odd vocabulary made one of ordinary characters.
+        """
+        tokenizer = self._twin if is_guarded else self._tokenizer
+        encoding = tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        ids = np.array(encoding.ids, dtype=np.int32)
+        num_control = int(np.count_nonzero(self._is_control[ids]))
+        if add_special_tokens:
+            num_control -= self._tokenizer.num_special_tokens_to_add(False)
+        if num_control > 0 and num_control > self._all.count(text):
+            raise ControlTokenError("the text turns into a control token of the model")
+        return ids
+
+    @cached_property
+    def _twin(self) -> tokenizers.Tokenizer:
+        """The tokenizer with one more step: split at the mark and drop it.
+
+        The step comes last in pre-tokenisation, after added tokens have been looked for and the
+        text has been cut into words, so nothing but the broken spelling is encoded differently.
+        It shares the model, hence costs next to nothing.
+        """
+        source = self._tokenizer
+        twin = tokenizers.Tokenizer(source.model)
+        added = [token for _, token in sorted(source.get_added_tokens_decoder().items())]
+        # By runs and not one by one: the library rebuilds its search after every call.
+        for is_special, run in itertools.groupby(added, key=lambda token: token.special):
+            tokens: list[str | tokenizers.AddedToken] = list(run)
+            if is_special:
+                twin.add_special_tokens(tokens)  # pyright: ignore[reportUnknownMemberType]
+            else:
+                twin.add_tokens(tokens)  # pyright: ignore[reportUnknownMemberType]
+        if _added_ids(twin) != _added_ids(source):
+            twin = tokenizers.Tokenizer.from_str(source.to_str())
+        if source.normalizer is not None:
+            twin.normalizer = source.normalizer
+        if source.post_processor is not None:
+            twin.post_processor = source.post_processor
+        is_byte_level = TokenizerSettings(source).is_byte_level
+        mark = to_byte_level(MARK.encode()) if is_byte_level else MARK
+        steps = [] if source.pre_tokenizer is None else [source.pre_tokenizer]
+        twin.pre_tokenizer = pre_tokenizers.Sequence(
+            [*steps, pre_tokenizers.Split(mark, "removed")]
+        )
+        return twin
+
+
+class _Spellings:
+    """Finds the spellings of some tokens in a text, and breaks them."""
+
+    def __init__(self, contents: Iterable[str]) -> None:
+        spellings = {content for content in contents if content}
+        pattern = trie_pattern(spellings) or "(?!)"
+        self._find = re.compile(pattern)
+        # Consumes one character at each start, so that overlapping spellings are broken too.
+        self._starts = re.compile(f"(?={pattern}).", re.DOTALL)
+        single = trie_pattern({spelling for spelling in spellings if len(spelling) == 1})
+        self._unbreakable = re.compile(single or "(?!)")
+
+    def broken(self, text: str) -> str:
+        """`text` with a mark after the first character of every spelling."""
+        if self._find.search(text) is None:
+            return text
+        if self._unbreakable.search(text) is not None:
+            raise ControlTokenError("the text holds a control token of a single character")
+        if MARK in text:
+            raise ControlTokenError("the text holds U+FDD0 beside the spelling of a control token")
+        return self._starts.sub(rf"\g<0>{MARK}", text)
+
+    def count(self, text: str) -> int:
+        """Spellings from left to right, the longest first, as tokenizers look for them."""
+        return sum(1 for _ in self._find.finditer(text))
+
+
+def trie_pattern(words: Iterable[str]) -> str:
+    """A regular expression for any of `words`, longest first, that shares their beginnings.
+
+    A plain alternation tries thousands of reserved tokens one by one at every "<".
+    """
+    trie: dict[str, object] = {}
+    for word in words:
+        node = trie
+        for char in word:
+            node = cast("dict[str, object]", node.setdefault(char, {}))
+        node[""] = None
+    return _node_pattern(trie) if trie else ""
+
+
+def _node_pattern(node: Mapping[str, object]) -> str:
+    branches: list[str] = []
+    for char, child in sorted(node.items()):
+        if child is not None:
+            branches.append(re.escape(char) + _node_pattern(cast("Mapping[str, object]", child)))
+    if not branches:
+        return ""
+    is_word = "" in node
+    if len(branches) == 1 and not is_word:
+        return branches[0]
+    return f"(?:{'|'.join(branches)}){'?' if is_word else ''}"
+
+
+def _added_ids(tokenizer: tokenizers.Tokenizer) -> dict[int, str]:
+    added = tokenizer.get_added_tokens_decoder()
+    return {token_id: token.content for token_id, token in added.items()}
+
+
+def _is_markup(content: str, template: str) -> bool:
+    """True for what a template writes as a mark: neither a plain word nor white space."""
+    return len(content) > 1 and content in template and bool(re.search(r"[^\w\s]", content))

@@ -1,0 +1,51 @@
+"""Everything about text for one model, put together.
+
+Owns the composition of files, tokenizer and detokenizer. Knows neither requests nor the engine.
+"""
+
+from pathlib import Path
+
+from penstock.server.text.detokenizer import Detokenizer
+from penstock.server.text.model_files import ModelFiles
+from penstock.server.text.stop_strings import StopMatcher, StopStrings
+from penstock.server.text.text_stream import TextStream
+from penstock.server.text.tokenizer import Tokenizer
+
+
+class ModelText:
+    """The text side of one model in one process."""
+
+    def __init__(self, files: ModelFiles, *, num_threads: int = 2) -> None:
+        """Raises ModelFilesError if the chat template is not valid."""
+        self.files = files
+        self.tokenizer = Tokenizer(files, num_threads=num_threads)
+        self.detokenizer = Detokenizer(files.tokenizer, vocab_size=files.vocab_size)
+
+    @classmethod
+    def load(cls, path: Path, *, name: str | None = None, num_threads: int = 2) -> "ModelText":
+        """From a Hugging Face folder. Raises ModelFilesError."""
+        return cls(ModelFiles.load(path, name=name), num_threads=num_threads)
+
+    def new_stream(
+        self,
+        *,
+        stops: StopStrings | None = None,
+        include_stop_string: bool = False,
+        min_tokens: int = 0,
+        is_continuation: bool = True,
+    ) -> TextStream:
+        """The stream of one output.
+
+        `is_continuation`: the output goes on the prompt's text, so a leading space belongs to it;
+        an answer in a dialogue begins afresh. Stop strings completed before `min_tokens` tokens do
+        not count.
+        """
+        matcher = None
+        if stops is not None:
+            matcher = StopMatcher(stops, include_stop_string=include_stop_string)
+        decoder = self.detokenizer.new_stream(is_continuation=is_continuation)
+        return TextStream(decoder, matcher, min_tokens=min_tokens)
+
+    def close(self) -> None:
+        """End the tokenizer's threads."""
+        self.tokenizer.close()

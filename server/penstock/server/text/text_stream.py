@@ -1,0 +1,86 @@
+"""The text of one output: detokenising and stop strings together.
+
+Owns what a front does with the tokens of a step: which text may go out, which tokens still belong
+to the output, whether a stop string ended it. Does not know requests or messages.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from penstock.server.text.detokenizer import DetokenizerStream
+from penstock.server.text.stop_strings import StopMatcher
+
+
+# A named tuple and not a frozen dataclass, as values at borders otherwise are: one is made for
+# every token of every stream, and this costs half as much.
+class TextDelta(NamedTuple):
+    """What some tokens led to.
+
+    `text`: what may go out now; it may lag behind the tokens. `num_tokens`: how many of the pushed
+    tokens belong to the output, counted from the first: all of them unless a stop string was
+    completed, then up to the one that completed it. `stop`: that stop string, told once.
+    """
+
+    text: str
+    num_tokens: int
+    stop: str | None = None
+
+
+_NOTHING = TextDelta(text="", num_tokens=0)
+
+
+class TextStream:
+    """One output. `num_tokens`: tokens of it so far. `is_finished`: nothing more will come."""
+
+    __slots__ = ("_decoder", "_matcher", "_min_tokens", "is_finished", "matched_stop", "num_tokens")
+
+    def __init__(
+        self, decoder: DetokenizerStream, matcher: StopMatcher | None, *, min_tokens: int = 0
+    ) -> None:
+        """Stop strings completed before the output has `min_tokens` tokens do not count."""
+        self._decoder = decoder
+        self._matcher = matcher
+        self._min_tokens = min_tokens
+        self.num_tokens = 0
+        self.is_finished = False
+        self.matched_stop: str | None = None
+
+    def push(self, token_ids: Sequence[int]) -> TextDelta:
+        """The next tokens, as plain integers. After the end they are ignored: `num_tokens` is 0."""
+        if self.is_finished:
+            return _NOTHING
+        if self._matcher is not None:
+            return self._push_matching(self._matcher, token_ids)
+        num_tokens = len(token_ids)
+        self.num_tokens += num_tokens
+        return TextDelta(self._decoder.push(token_ids), num_tokens)
+
+    def finish(self) -> TextDelta:
+        """The output ended: everything held back comes out. Nothing more after that."""
+        if self.is_finished:
+            return _NOTHING
+        self.is_finished = True
+        text, stop = self._decoder.flush(), None
+        if self._matcher is not None:
+            text, stop = self._matcher.feed(text, is_armed=self._is_armed())
+            if stop is None:
+                text += self._matcher.flush()
+            self.matched_stop = stop
+        return TextDelta(text=text, num_tokens=0, stop=stop)
+
+    def _push_matching(self, matcher: StopMatcher, token_ids: Sequence[int]) -> TextDelta:
+        texts: list[str] = []
+        for index, piece in enumerate(self._decoder.pieces(token_ids), start=1):
+            self.num_tokens += 1
+            if not piece:
+                continue
+            text, stop = matcher.feed(piece, is_armed=self._is_armed())
+            texts.append(text)
+            if stop is not None:
+                self.is_finished = True
+                self.matched_stop = stop
+                return TextDelta(text="".join(texts), num_tokens=index, stop=stop)
+        return TextDelta(text="".join(texts), num_tokens=len(token_ids))
+
+    def _is_armed(self) -> bool:
+        return self.num_tokens >= self._min_tokens

@@ -1,0 +1,73 @@
+"""How few tokens a text can possibly have, from its length alone.
+
+Owns the rules under which that is known. Does not encode anything.
+"""
+
+from typing import cast
+
+import tokenizers
+from tokenizers import models
+
+from penstock.server.text.byte_level import bytes_of_tokens, to_byte_level
+from penstock.server.text.tokenizer_settings import Step, TokenizerSettings
+
+# How much a normaliser may shorten a text, in UTF-8. Composition (NFC) leaves more than a third:
+# three-byte letters come at worst from eight bytes, two-byte ones from five.
+_SHRINKING = {"NFC": 3, "Prepend": 1, "Replace": 1, "ByteLevel": 1}
+_PRE_TOKENIZERS = {"ByteLevel", "Metaspace", "Split", "Digits"}
+
+
+class TokenBound:
+    """The longest run of bytes that one token can stand for; 0 where that is not known.
+
+    It is known for vocabularies that can spell every byte, when nothing before the model drops
+    text. Elsewhere an unknown word of any length may become a single token.
+    """
+
+    def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
+        self.max_bytes_per_token = 0
+        settings = TokenizerSettings(tokenizer)
+        factor = _shrinking(settings.normalizer)
+        if not factor or not _keeps_text(tokenizer, settings.pre_tokenizer):
+            return
+        if not isinstance(tokenizer.model, models.BPE):
+            return
+        vocabulary: dict[str, int] = tokenizer.get_vocab(True)
+        if settings.is_byte_level:
+            alphabet = [to_byte_level(bytes([byte])) for byte in range(256)]
+            longest = max(map(len, bytes_of_tokens(vocabulary)), default=0)
+        else:
+            alphabet = [f"<0x{byte:02X}>" for byte in range(256)]
+            longest = max((len(token.encode()) for token in vocabulary), default=0)
+            if not tokenizer.model.byte_fallback:
+                return
+        if all(token in vocabulary for token in alphabet):
+            self.max_bytes_per_token = factor * longest
+
+    def min_num_tokens(self, num_bytes: int) -> int:
+        """Fewest tokens of a text of `num_bytes`, special tokens not counted."""
+        if not self.max_bytes_per_token:
+            return 0
+        return -(-num_bytes // self.max_bytes_per_token)
+
+
+def _keeps_text(tokenizer: tokenizers.Tokenizer, steps: list[Step]) -> bool:
+    """True if no added token swallows white space and no pre-tokeniser drops anything."""
+    added = tokenizer.get_added_tokens_decoder().values()
+    if any((token.lstrip or token.rstrip) and not token.special for token in added):
+        return False
+    return all(
+        step.get("type") in _PRE_TOKENIZERS and step.get("behavior") != "Removed" for step in steps
+    )
+
+
+def _shrinking(steps: list[Step]) -> int:
+    """The product of the factors; 0 if a step is not known."""
+    factor = 1
+    for step in steps:
+        pattern = cast("dict[str, str]", step.get("pattern") or {}).get("String", "")
+        is_shortening = step.get("type") == "Replace" and (
+            not pattern or len(str(step.get("content")).encode()) < len(pattern.encode())
+        )
+        factor *= 0 if is_shortening else _SHRINKING.get(str(step.get("type")), 0)
+    return factor

@@ -1,0 +1,399 @@
+"""What every executor owes the scheduler: one suite over all of them, driven by the engine.
+
+An executor is compared with itself: what a request gets alone, in one chunk, on fresh blocks is
+what it must get in any company. A new executor joins by a line in CASES.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from penstock.executor.config import ExecutorConfig, ExecutorKind, SimulatedConfig
+from penstock.executor.create import create_executor
+from penstock.executor.fault import Fault, FaultKind
+from penstock.scheduler.batch import Batch, StepResult, TokenLogprobs
+from penstock.scheduler.block_hash import chain_root, hash_blocks
+from penstock.scheduler.config import SchedulerConfig
+from penstock.scheduler.engine import Engine
+from penstock.scheduler.events import Admitted, Failed, Finished, Preempted
+from penstock.scheduler.executor import Executor, ExecutorDied, ExecutorInfo, Feature
+from penstock.scheduler.request import (
+    FailureReason,
+    FinishReason,
+    RequestSpec,
+    SamplingParams,
+)
+
+VOCAB = 96
+BLOCK_SIZE = 4
+POISON = 95
+"""A token id that every executor of this suite fails on, alone."""
+GREEDY = SamplingParams(temperature=0.0)
+
+
+def simulated(depth: int) -> Callable[[Path], ExecutorConfig]:
+    poison = Fault(kind=FaultKind.NOT_FINITE, at_prompt_token=POISON, max_times=1000)
+
+    def config(_folder: Path) -> ExecutorConfig:
+        return ExecutorConfig(
+            kind=ExecutorKind.SIMULATED,
+            pipeline_depth=depth,
+            simulated=SimulatedConfig(vocab_size=VOCAB, is_strict=True, faults=(poison,)),
+        )
+
+    return config
+
+
+def torch_on_cpu(folder: Path) -> ExecutorConfig:
+    return ExecutorConfig(
+        kind=ExecutorKind.TORCH, model_path=folder, dtype="float32", num_threads=1
+    )
+
+
+needs_torch = pytest.mark.skipif(
+    importlib.util.find_spec("torch") is None, reason="the torch extra is not installed"
+)
+CASES = [
+    pytest.param(simulated(1), id="simulated"),
+    pytest.param(simulated(2), id="simulated-depth-2"),
+    pytest.param(torch_on_cpu, id="torch", marks=needs_torch),
+]
+
+
+class Witness:
+    """Passes every call on and checks each result against its batch."""
+
+    def __init__(self, executor: Executor) -> None:
+        self._executor = executor
+        self._expected: list[NDArray[np.int32]] = []
+        self.max_rows = 0
+        self.num_prefill_rows = 0
+
+    @property
+    def info(self) -> ExecutorInfo:
+        return self._executor.info
+
+    def launch(self, batch: Batch) -> None:
+        self._expected.append(batch.sampled_slots.copy())
+        self.max_rows = max(self.max_rows, batch.num_rows)
+        self.num_prefill_rows += batch.num_rows - batch.num_decodes
+        self._executor.launch(batch)
+
+    def collect(self) -> StepResult:
+        result = self._executor.collect()
+        failed = [failure.slot for failure in result.failures]
+        answered = [slot for slot in self._expected.pop(0).tolist() if slot not in failed]
+        assert result.slots.tolist() == answered
+        assert result.counts is None
+        assert result.tokens.dtype == np.int32
+        assert len(result.tokens) == len(answered)
+        assert ((result.tokens >= 0) & (result.tokens < self.info.vocab_size)).all()
+        return result
+
+    def close(self) -> None:
+        self._executor.close()
+
+
+@dataclass(slots=True)
+class Outcome:
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: dict[int, float] = field(default_factory=dict)
+    end: Finished | Failed | None = None
+    num_cached_tokens: int = 0
+    num_preemptions: int = 0
+
+
+class House:
+    """Builds engines over one kind of executor and runs requests through them."""
+
+    def __init__(self, config: ExecutorConfig) -> None:
+        self._config = config
+        self._built: list[Executor] = []
+
+    def executor(self, *, num_blocks: int = 64, max_num_seqs: int = 8) -> Witness:
+        values = {
+            **self._config.to_dict(),
+            "num_blocks": num_blocks,
+            "max_num_seqs": max_num_seqs,
+            "block_size": BLOCK_SIZE,
+            "max_seq_len": 64,
+        }
+        witness = Witness(create_executor(ExecutorConfig.from_dict(values)))
+        self._built.append(witness)
+        return witness
+
+    def run(
+        self,
+        *specs: RequestSpec,
+        budget: int = 256,
+        stagger: bool = False,
+        executor: Witness | None = None,
+        **limits: int,
+    ) -> list[Outcome]:
+        """Submit all at once, or one before every other step; step until idle."""
+        witness = executor or self.executor(**limits)
+        engine = Engine(witness, SchedulerConfig(max_num_batched_tokens=budget), lambda: 0.0)
+        outcomes = {spec.key: Outcome() for spec in specs}
+        pending = list(specs)
+        for turn in range(2000):
+            while pending and (not stagger or turn % 2 == 0):
+                engine.submit((pending.pop(0),))
+                if stagger:
+                    break
+            if not (pending or engine.has_work):
+                break
+            collect_events(engine, outcomes)
+            engine.check_integrity()
+        assert not engine.has_work
+        assert all(outcome.end is not None for outcome in outcomes.values())
+        return list(outcomes.values())
+
+    def close(self) -> None:
+        for executor in self._built:
+            executor.close()
+
+
+def collect_events(engine: Engine, outcomes: dict[int, Outcome]) -> None:
+    events = engine.step()
+    for change in events.changes:
+        outcome = outcomes[change.key]
+        outcome.num_preemptions += isinstance(change, Preempted)
+        if isinstance(change, Admitted):
+            outcome.num_cached_tokens = change.num_cached_tokens
+    for row, (key, token) in enumerate(
+        zip(events.keys.tolist(), events.tokens.tolist(), strict=True)
+    ):
+        outcomes[key].tokens.append(token)
+        if events.logprobs is not None:
+            outcomes[key].logprobs.append(events.logprobs.take(slice(row, row + 1)))
+    for key, first, logprobs in events.prompt_logprobs:
+        for offset, value in enumerate(logprobs.chosen.tolist()):
+            outcomes[key].prompt_logprobs[first + offset] = value
+    for end in events.ends:
+        assert outcomes[end.key].end is None
+        outcomes[end.key].end = end
+
+
+@pytest.fixture(params=CASES)
+def house(request: pytest.FixtureRequest) -> Iterator[House]:
+    make: Callable[[Path], ExecutorConfig] = request.param
+    folder = Path()
+    if make is torch_on_cpu:
+        folder = request.getfixturevalue("make_tiny_llama")(VOCAB, POISON)
+    built = House(make(folder))
+    yield built
+    built.close()
+
+
+def prompt_of(length: int, start: int = 0) -> NDArray[np.int32]:
+    """Ids well away from POISON, different for every start."""
+    return np.array([(7 * i + 3 * start + start * i) % 90 for i in range(length)], dtype=np.int32)
+
+
+def spec_of(
+    key: int, prompt: NDArray[np.int32], *, max_tokens: int = 10, salt: bytes = b"", **fields: Any
+) -> RequestSpec:
+    hashes = hash_blocks(prompt, BLOCK_SIZE, chain_root(salt)) if salt else ()
+    return RequestSpec(
+        key=key,
+        request_id=str(key),
+        prompt_ids=prompt,
+        max_tokens=max_tokens,
+        hash_salt=salt,
+        block_hashes=hashes,
+        **{"sampling": GREEDY, **fields},
+    )
+
+
+def crowd(count: int = 6, **fields: Any) -> list[RequestSpec]:
+    """Requests of lengths 1 to 26 and outputs of 3 to 13 tokens."""
+    return [
+        spec_of(i + 1, prompt_of(1 + 5 * i, i), max_tokens=3 + 2 * i, **fields)
+        for i in range(count)
+    ]
+
+
+def tokens_alone(house: House, specs: list[RequestSpec]) -> list[list[int]]:
+    return [house.run(spec)[0].tokens for spec in specs]
+
+
+def test_limits_are_sane(house: House) -> None:
+    info = house.executor(num_blocks=20, max_num_seqs=3).info
+
+    assert info.name
+    assert info.vocab_size == VOCAB
+    assert (info.block_size, info.num_blocks, info.max_num_seqs) == (BLOCK_SIZE, 20, 3)
+    assert 1 <= info.max_seq_len <= 64
+    assert info.pipeline_depth in (1, 2)
+    assert all(isinstance(feature, Feature) for feature in info.features)
+
+
+def test_a_request_runs_to_its_length(house: House) -> None:
+    (outcome,) = house.run(spec_of(1, prompt_of(5), max_tokens=7))
+
+    assert len(outcome.tokens) == 7
+    assert isinstance(outcome.end, Finished)
+    assert outcome.end.reason is FinishReason.LENGTH
+
+
+def test_requests_that_join_and_leave_get_what_they_get_alone(house: House) -> None:
+    specs = crowd()
+    executor = house.executor()
+
+    together = house.run(*specs, stagger=True, executor=executor)
+
+    assert executor.max_rows > 1
+    assert [outcome.tokens for outcome in together] == tokens_alone(house, specs)
+
+
+def test_chunked_prefill_changes_nothing(house: House) -> None:
+    specs = crowd()
+    executor = house.executor(max_num_seqs=3)
+
+    chunked = house.run(*specs, budget=5, executor=executor)
+
+    assert executor.num_prefill_rows > len(specs)
+    assert [outcome.tokens for outcome in chunked] == tokens_alone(house, specs)
+
+
+def test_slots_and_blocks_are_used_again(house: House) -> None:
+    specs = crowd()
+
+    squeezed = house.run(*specs, max_num_seqs=1, num_blocks=10)
+
+    assert [outcome.tokens for outcome in squeezed] == tokens_alone(house, specs)
+
+
+def test_preemption_changes_nothing(house: House) -> None:
+    specs = [spec_of(i + 1, prompt_of(8, i), max_tokens=16) for i in range(4)]
+
+    squeezed = house.run(*specs, num_blocks=12)
+
+    assert sum(outcome.num_preemptions for outcome in squeezed) > 0
+    assert [outcome.tokens for outcome in squeezed] == tokens_alone(house, specs)
+
+
+def test_prefix_hits_change_nothing(house: House) -> None:
+    stem = prompt_of(14)
+    specs = [
+        spec_of(i + 1, np.concatenate((stem, prompt_of(1 + i, i + 3))), salt=b"tenant")
+        for i in range(4)
+    ]
+
+    shared = house.run(*specs, stagger=True)
+
+    assert [outcome.num_cached_tokens for outcome in shared[1:]] == [12, 12, 12]
+    assert [outcome.tokens for outcome in shared] == tokens_alone(house, specs)
+
+
+def test_sampling_depends_on_the_seed_and_never_on_the_batch(house: House) -> None:
+    prompt = prompt_of(6)
+    specs = [
+        spec_of(i + 1, prompt, sampling=SamplingParams(temperature=1.0, seed=i // 2))
+        for i in range(6)
+    ]
+
+    together = [outcome.tokens for outcome in house.run(*specs, stagger=True)]
+
+    assert together == tokens_alone(house, specs)
+    assert together[0] == together[1]
+    assert together[0] != together[2]
+
+
+def test_a_replayed_request_goes_on_where_it_was(house: House) -> None:
+    sampling = SamplingParams(temperature=1.0, seed=7)
+    whole = spec_of(1, prompt_of(6), max_tokens=9, sampling=sampling)
+    (first_life,) = house.run(whole)
+    prompt = np.array([*whole.prompt_ids, *first_life.tokens[:4]], dtype=np.int32)
+
+    (second_life,) = house.run(spec_of(2, prompt, max_tokens=9, num_replayed=4, sampling=sampling))
+
+    assert first_life.tokens == first_life.tokens[:4] + second_life.tokens
+
+
+def test_stop_ids_end_a_request_but_never_before_min_tokens(house: House) -> None:
+    (free,) = house.run(spec_of(1, prompt_of(6), max_tokens=10))
+    stop_ids = tuple(sorted(set(free.tokens)))
+
+    (bounded,) = house.run(spec_of(2, prompt_of(6), max_tokens=10, min_tokens=4, stop_ids=stop_ids))
+
+    assert isinstance(bounded.end, Finished)
+    assert not set(bounded.tokens[:4]) & set(stop_ids)
+    is_stopped = bounded.end.reason is FinishReason.STOP
+    assert is_stopped == (bounded.tokens[-1] in stop_ids)
+    assert not set(bounded.tokens[4:-1]) & set(stop_ids)
+
+
+@pytest.mark.parametrize("budget", [8, 256])
+def test_a_request_that_fails_fails_alone(house: House, budget: int) -> None:
+    good = crowd(4)
+    poisoned = spec_of(99, np.append(prompt_of(9), np.int32(POISON)))
+
+    *others, failed = house.run(*good, poisoned, budget=budget)
+
+    assert isinstance(failed.end, Failed)
+    assert failed.end.reason is FailureReason.EXECUTOR_REQUEST_FAILED
+    assert failed.tokens == []
+    assert [outcome.tokens for outcome in others] == tokens_alone(house, good)
+
+
+def test_blocks_of_a_failed_request_do_no_harm(house: House) -> None:
+    poisoned = [spec_of(90 + i, np.array([POISON] * 8, dtype=np.int32)) for i in range(2)]
+    good = spec_of(1, prompt_of(20), max_tokens=12)
+
+    outcomes = house.run(*poisoned, good, num_blocks=8, max_num_seqs=1)
+
+    assert [outcome.tokens for outcome in outcomes] == [[], [], *tokens_alone(house, [good])]
+
+
+def test_logprobs_stand_beside_their_tokens(house: House) -> None:
+    if Feature.LOGPROBS not in house.executor().info.features:
+        pytest.skip("the executor does not offer logprobs")
+    asks = SamplingParams(temperature=0.0, num_logprobs=3)
+    silent, asking = spec_of(1, prompt_of(9, 1)), spec_of(2, prompt_of(6), sampling=asks)
+
+    plain, outcome = house.run(silent, asking)
+
+    assert [plain.tokens, outcome.tokens] == tokens_alone(house, [silent, asking])
+    assert len(outcome.logprobs) == len(outcome.tokens)
+    for token, logprobs in zip(outcome.tokens, outcome.logprobs, strict=True):
+        top = logprobs.top_logprobs[0, :3]
+        assert logprobs.top_ids[0, 0] == token
+        assert logprobs.ranks[0] == 1
+        assert logprobs.chosen[0] == pytest.approx(top[0])
+        assert (np.diff(top) <= 0).all()
+        assert np.exp(top).sum() <= 1.0 + 1e-5
+
+
+def test_prompt_logprobs_cover_the_prompt_whatever_the_chunks(house: House) -> None:
+    if Feature.PROMPT_LOGPROBS not in house.executor().info.features:
+        pytest.skip("the executor does not offer prompt logprobs")
+    asks = SamplingParams(temperature=0.0, num_prompt_logprobs=0)
+    specs = [spec_of(i + 1, prompt_of(17), salt=b"tenant", sampling=asks) for i in range(2)]
+
+    whole, again = house.run(*specs, stagger=True)
+    chunked = house.run(specs[0], budget=8)[0]
+
+    assert sorted(whole.prompt_logprobs) == list(range(1, 17))
+    assert again.prompt_logprobs == pytest.approx(whole.prompt_logprobs, abs=1e-4)
+    assert chunked.prompt_logprobs == pytest.approx(whole.prompt_logprobs, abs=1e-4)
+
+
+def test_close_is_idempotent_and_final(house: House) -> None:
+    executor = house.executor()
+    house.run(spec_of(1, prompt_of(3)), executor=executor)
+
+    executor.close()
+    executor.close()
+
+    with pytest.raises(ExecutorDied):
+        house.run(spec_of(2, prompt_of(3)), executor=executor)

@@ -1,0 +1,155 @@
+"""Any GenerateRequest and any bytes: a domain value or a refusal of the contract, never a bug."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
+from google.protobuf.message import Message
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.server.front.config import FrontConfig
+from penstock.server.front.errors import ErrorReason, RequestError
+from penstock.server.front.generation import Generation
+from penstock.server.front.limits import Limits
+from penstock.server.rpc.mapping_in.generation import read_generation
+from penstock.server.rpc.parsing import num_unknown_fields, parse
+from penstock.server.rpc.statuses import abort_of
+from penstock.v1.generation_service_pb2 import GenerateRequest
+from support.fronts import INFO
+
+LIMITS = Limits.of(FrontConfig(max_prompt_bytes=200), INFO)
+REFUSALS = {
+    ErrorReason.INVALID_ARGUMENT,
+    ErrorReason.PROMPT_TOO_LONG,
+    ErrorReason.FEATURE_UNSUPPORTED,
+    ErrorReason.MODEL_NOT_FOUND,
+}
+_SCALARS: dict[int, st.SearchStrategy[object]] = {
+    FieldDescriptor.CPPTYPE_FLOAT: st.floats(width=32)
+    | st.sampled_from([0.0, 1.0, 2.0, math.nan, math.inf]),
+    FieldDescriptor.CPPTYPE_DOUBLE: st.floats(),
+    FieldDescriptor.CPPTYPE_INT32: st.integers(-(2**31), 2**31 - 1) | st.integers(-2, 2),
+    FieldDescriptor.CPPTYPE_INT64: st.integers(-(2**63), 2**63 - 1) | st.integers(-2, 2),
+    FieldDescriptor.CPPTYPE_UINT32: st.integers(0, 2**32 - 1) | st.integers(0, 20),
+    FieldDescriptor.CPPTYPE_UINT64: st.integers(0, 2**64 - 1),
+    FieldDescriptor.CPPTYPE_BOOL: st.booleans(),
+}
+
+
+def scalar(field: FieldDescriptor) -> st.SearchStrategy[object]:
+    if field.type == FieldDescriptor.TYPE_BYTES:
+        return st.binary(max_size=5)
+    if field.type == FieldDescriptor.TYPE_STRING:
+        return st.text(st.characters(exclude_categories=["Cs"]), max_size=70)
+    return _SCALARS[field.cpp_type]
+
+
+@st.composite
+def requests(draw: st.DrawFn) -> GenerateRequest:
+    """A request with few or many fields set to anything their types allow."""
+    message = GenerateRequest()
+    fill(draw, message, GenerateRequest.DESCRIPTOR, draw(st.sampled_from([1, 2, 8, 16])))
+    return message
+
+
+def fill(draw: st.DrawFn, message: Message, descriptor: Descriptor, one_in: int) -> None:
+    for field in descriptor.fields:
+        if draw(st.integers(1, one_in)) != one_in:
+            continue
+        if field.is_repeated:
+            for _ in range(draw(st.integers(0, 3))):
+                if field.message_type is not None:
+                    fill(draw, getattr(message, field.name).add(), field.message_type, 1)
+                else:
+                    getattr(message, field.name).append(draw(scalar(field)))
+        elif field.message_type is not None:
+            child = getattr(message, field.name)
+            child.SetInParent()
+            fill(draw, child, field.message_type, one_in)
+        else:
+            setattr(message, field.name, draw(scalar(field)))
+
+
+def outcome(data: bytes) -> Generation | RequestError:
+    """What a handler would have before it asks the engine."""
+    try:
+        return read_generation(parse(GenerateRequest, data), LIMITS, ("tiny",))
+    except RequestError as error:
+        return error
+
+
+@given(message=requests())
+def test_any_message_is_read_or_refused(message: GenerateRequest) -> None:
+    if message.WhichOneof("prompt") is None:
+        message.text.text = "hello"
+    generation = outcome(message.SerializeToString())
+    if isinstance(generation, RequestError):
+        assert generation.reason in REFUSALS
+        abort = abort_of(generation.refusal)
+        assert len(abort.message.encode()) <= 1024
+        return
+    params = generation.sampling.params
+    numbers = (
+        params.temperature,
+        params.top_p,
+        params.min_p,
+        params.repetition_penalty,
+        params.presence_penalty,
+        params.frequency_penalty,
+        *(bias for _, bias in params.logit_bias),
+    )
+    assert all(math.isfinite(number) for number in numbers)
+    assert 0 <= params.temperature <= 2
+    assert 0 < params.top_p <= 1
+    assert 0 <= params.top_k < 2**31
+    assert 1 <= generation.sampling.num_outputs <= 16
+    assert generation.stopping.max_tokens is None or generation.stopping.max_tokens >= 1
+    # A value that got through is equal to itself, as NaN would not be.
+    assert replace(generation) == generation
+
+
+@given(data=st.binary(max_size=60))
+def test_any_bytes_are_read_or_refused(data: bytes) -> None:
+    result = outcome(data)
+    if isinstance(result, RequestError):
+        assert result.reason in REFUSALS | {ErrorReason.MALFORMED_REQUEST}
+
+
+@given(message=requests(), data=st.data())
+def test_mutated_bytes_are_parsed_or_malformed(
+    message: GenerateRequest, data: st.DataObject
+) -> None:
+    encoded = bytearray(message.SerializeToString(deterministic=True))
+    if encoded:
+        position = data.draw(st.integers(0, len(encoded) - 1))
+        encoded[position] ^= data.draw(st.integers(1, 255))
+        cut = data.draw(st.integers(0, len(encoded)))
+        encoded = encoded[:cut] if data.draw(st.booleans()) else encoded
+    result = outcome(bytes(encoded))
+    if isinstance(result, RequestError):
+        assert result.reason in REFUSALS | {ErrorReason.MALFORMED_REQUEST}
+
+
+@pytest.mark.parametrize(
+    ("data", "path"),
+    [
+        (b"\x0a\x01\xff", "model"),
+        (b"\x12\x03\x0a\x01\xff", "text.text"),
+        (b"\x22\x0a\x0a\x03\x0a\x01a\x0a\x03\x12\x01\xff", "chat.messages[1].content"),
+        (b"\x3a\x06\x1a\x01a\x1a\x01\xff", "stopping.stop_strings[1]"),
+    ],
+)
+def test_string_that_is_not_utf8_is_named(data: bytes, path: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        parse(GenerateRequest, data)
+    assert [violation.path for violation in caught.value.refusal.violations] == [path]
+
+
+def test_unknown_fields_are_counted_at_any_depth() -> None:
+    inner = b"\x0a\x01a\xfa\x7f\x01x"
+    data = b"\x12" + bytes([len(inner)]) + inner + b"\xfa\x7f\x01x"
+    assert num_unknown_fields(parse(GenerateRequest, data)) == 2

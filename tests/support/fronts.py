@@ -1,0 +1,262 @@
+"""A front over a port that the test plays, and the same as a real gRPC server on a real socket."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import time
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+import grpc.aio
+import numpy as np
+from google.rpc.error_details_pb2 import BadRequest, ErrorInfo, RequestInfo, RetryInfo
+from google.rpc.status_pb2 import Status
+
+from penstock.scheduler.batch import TokenLogprobs
+from penstock.scheduler.events import Admitted, Failed, Finished, Preempted, StepEvents
+from penstock.scheduler.executor import ExecutorInfo, Feature
+from penstock.scheduler.request import FailureReason, FinishReason, RequestSpec
+from penstock.server.front.config import FrontConfig
+from penstock.server.link.ports import EngineHello, EngineListener, EngineUnavailable
+from penstock.server.rpc.options import KeepaliveConfig, ServerOptions
+from penstock.server.rpc.server import FrontServer
+from penstock.server.text.model_text import ModelText
+from penstock.v1 import generation_service_pb2 as pb
+from penstock.v1 import generation_service_pb2_grpc as pb_grpc
+from support import tiny_tokenizers
+
+PATIENCE_S = 20.0
+INFO = ExecutorInfo(
+    name="scripted",
+    vocab_size=600,
+    block_size=16,
+    num_blocks=64,
+    max_seq_len=512,
+    max_num_seqs=8,
+    features=frozenset(
+        {Feature.LOGPROBS, Feature.PROMPT_LOGPROBS, Feature.LOGIT_BIAS, Feature.PENALTIES}
+    ),
+)
+
+
+def make_text(folder: Path) -> ModelText:
+    """A byte-level tokenizer with a chat template, under the name "tiny"."""
+    path = tiny_tokenizers.write_model_folder(folder / "tiny")
+    return ModelText.load(path, name="tiny")
+
+
+class ScriptedPort:
+    """An engine that says what the test says. Remembers what it was given."""
+
+    def __init__(self, info: ExecutorInfo = INFO) -> None:
+        self.info = info
+        self.listener: EngineListener | None = None
+        self.is_up = False
+        self.cancelled: list[tuple[tuple[int, ...], FinishReason]] = []
+        self.known_elsewhere: set[str] = set()
+        self._submitted: asyncio.Queue[tuple[RequestSpec, ...]] = asyncio.Queue()
+        self._cancels: asyncio.Queue[tuple[tuple[int, ...], FinishReason]] = asyncio.Queue()
+        self._steps = itertools.count(1)
+
+    def submit(self, specs: tuple[RequestSpec, ...]) -> None:
+        if not self.is_up:
+            raise EngineUnavailable("down")
+        self._submitted.put_nowait(specs)
+
+    def cancel(self, keys: tuple[int, ...], reason: FinishReason) -> None:
+        self.cancelled.append((keys, reason))
+        self._cancels.put_nowait((keys, reason))
+
+    async def cancel_by_id(self, request_id: str) -> bool:
+        if not self.is_up:
+            raise EngineUnavailable("down")
+        return request_id in self.known_elsewhere
+
+    async def next_submission(self) -> tuple[RequestSpec, ...]:
+        return await asyncio.wait_for(self._submitted.get(), PATIENCE_S)
+
+    async def next_cancel(self) -> tuple[tuple[int, ...], FinishReason]:
+        return await asyncio.wait_for(self._cancels.get(), PATIENCE_S)
+
+    def come_up(self, epoch: int = 1) -> None:
+        assert self.listener is not None
+        self.is_up = True
+        self.listener.on_hello(
+            EngineHello(
+                epoch=epoch,
+                model="tiny",
+                executor=self.info,
+                max_num_waiting=8,
+                max_num_waiting_tokens=4096,
+            )
+        )
+
+    def go_down(self) -> None:
+        assert self.listener is not None
+        self.is_up = False
+        self.listener.on_lost()
+
+    def say(
+        self,
+        *,
+        tokens: Iterable[tuple[int, int]] = (),
+        changes: Sequence[Admitted | Preempted] = (),
+        ends: Sequence[Finished | Failed] = (),
+        logprobs: TokenLogprobs | None = None,
+        prompt_logprobs: Sequence[tuple[int, int, TokenLogprobs]] = (),
+        at_s: float | None = None,
+    ) -> None:
+        """One step's events; `tokens` are (key, token id)."""
+        pairs = list(tokens)
+        assert self.listener is not None
+        self.listener.on_events(
+            StepEvents(
+                step=next(self._steps),
+                at_s=time.monotonic() if at_s is None else at_s,
+                keys=np.array([key for key, _ in pairs], dtype=np.int64),
+                tokens=np.array([token for _, token in pairs], dtype=np.int32),
+                logprobs=logprobs,
+                prompt_logprobs=tuple(prompt_logprobs),
+                changes=tuple(changes),
+                ends=tuple(ends),
+            )
+        )
+
+    def admit(self, key: int, num_cached_tokens: int = 0, num_preemptions: int = 0) -> None:
+        self.say(changes=[admitted(key, num_cached_tokens, num_preemptions)])
+
+    def send(self, key: int, ids: Iterable[int]) -> None:
+        """Each id as a step of its own."""
+        for token_id in ids:
+            self.say(tokens=[(key, token_id)])
+
+    def finish(
+        self, key: int, reason: FinishReason = FinishReason.LENGTH, stop_id: int = -1
+    ) -> None:
+        self.say(ends=[finished(key, reason, stop_id)])
+
+    def fail(self, key: int, reason: FailureReason) -> None:
+        self.say(ends=[Failed(key=key, at_s=time.monotonic(), reason=reason)])
+
+
+def admitted(key: int, num_cached_tokens: int = 0, num_preemptions: int = 0) -> Admitted:
+    return Admitted(
+        key=key,
+        at_s=time.monotonic(),
+        num_cached_tokens=num_cached_tokens,
+        num_preemptions=num_preemptions,
+    )
+
+
+def finished(key: int, reason: FinishReason = FinishReason.LENGTH, stop_id: int = -1) -> Finished:
+    return Finished(key=key, at_s=time.monotonic(), reason=reason, stop_id=stop_id)
+
+
+@dataclass
+class ServedFront:
+    """A running server, the port behind it and a channel to it."""
+
+    server: FrontServer
+    port: ScriptedPort
+    address: str
+    channel: grpc.aio.Channel
+
+    @property
+    def stub(self) -> pb_grpc.GenerationServiceAsyncStub:
+        return pb_grpc.GenerationServiceStub(self.channel)
+
+    def encode(self, text: str) -> list[int]:
+        ids: list[int] = self.server.front.text.tokenizer.encode(
+            text, add_special_tokens=False
+        ).tolist()
+        return ids
+
+
+@contextlib.asynccontextmanager
+async def serving(
+    text: ModelText,
+    config: FrontConfig | None = None,
+    *,
+    is_up: bool = True,
+    keepalive: KeepaliveConfig | None = None,
+    extra_options: ServerOptions = (),
+    clock: Callable[[], float] = time.monotonic,
+    channel_options: Sequence[tuple[str, int]] = (),
+) -> AsyncGenerator[ServedFront]:
+    """A front server on a real socket with a scripted engine."""
+    port = ScriptedPort()
+    server = FrontServer(
+        text,
+        config or FrontConfig(acceptance_delay_s=0.0),
+        port=port,
+        keepalive=keepalive,
+        clock=clock,
+        extra_options=extra_options,
+    )
+    port.listener = server
+    if is_up:
+        port.come_up()
+    bound_port = await server.start("127.0.0.1:0")
+    address = f"127.0.0.1:{bound_port}"
+    try:
+        async with grpc.aio.insecure_channel(address, options=list(channel_options)) as channel:
+            yield ServedFront(server, port, address, channel)
+    finally:
+        await server.stop()
+
+
+@dataclass(frozen=True)
+class RichError:
+    """A failed call as a client sees it."""
+
+    code: grpc.StatusCode
+    message: str
+    info: ErrorInfo
+    fields: list[str]
+    retry_s: float | None
+    pushback_ms: str | None
+    request_id: str
+
+
+def rich_error(error: grpc.aio.AioRpcError) -> RichError:
+    trailers = dict(error.trailing_metadata() or ())
+    details = trailers["grpc-status-details-bin"]
+    assert isinstance(details, bytes)
+    status = Status.FromString(details)
+    info, bad, retry, request = ErrorInfo(), BadRequest(), RetryInfo(), RequestInfo()
+    for detail in status.details:
+        for message in (info, bad, retry, request):
+            detail.Unpack(message)
+    assert status.code == error.code().value[0]
+    assert status.message == error.details()
+    has_retry = any(detail.TypeName() == "google.rpc.RetryInfo" for detail in status.details)
+    pushback = trailers.get("grpc-retry-pushback-ms")
+    return RichError(
+        code=error.code(),
+        message=error.details() or "",
+        info=info,
+        fields=[violation.field for violation in bad.field_violations],
+        retry_s=retry.retry_delay.ToMilliseconds() / 1000 if has_retry else None,
+        pushback_ms=str(pushback) if pushback is not None else None,
+        request_id=request.request_id,
+    )
+
+
+async def collect(
+    call: grpc.aio.UnaryStreamCall[pb.GenerateRequest, pb.GenerateResponse],
+) -> list[pb.GenerateResponse]:
+    """Read a stream to its end, bounded."""
+    async with asyncio.timeout(PATIENCE_S):
+        return [response async for response in call]
+
+
+def text_of(responses: Iterable[pb.GenerateResponse], output_index: int = 0) -> str:
+    return "".join(
+        response.tokens.text
+        for response in responses
+        if response.WhichOneof("event") == "tokens" and response.tokens.output_index == output_index
+    )

@@ -1,0 +1,236 @@
+"""A real `penstock serve` on a free port, and a client for it.
+
+Owns the child and what it says. Everything is waited for, with a bound; nothing but that child and
+its own children is ever signalled.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import re
+import select
+import signal
+import sys
+from collections import defaultdict
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any
+
+import grpc
+import grpc.aio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from penstock.v1 import generation_service_pb2 as pb
+from penstock.v1 import generation_service_pb2_grpc as pb_grpc
+
+PATIENCE_S = 60.0
+_READY = re.compile(r"^penstock ready on (\S+) ")
+_CHILD_READY = re.compile(r"slot: (engine|front) ?\d* ?is ready: pid=(\d+)")
+_MAX_LINES = 5000
+
+
+def simulated(**settings: Any) -> list[str]:
+    """Arguments for a simulated executor whose steps take 10 ms, whatever is in them."""
+    cost = {
+        "step_s": 0.01,
+        "prefill_token_s": 0.0,
+        "decode_slot_s": 0.0,
+        "context_token_s": 0.0,
+    }
+    config = {"pace": "real_time", "cost": cost, **settings}
+    return ["--executor", "simulated", "--simulated-config", json.dumps(config)]
+
+
+class Service:
+    """`async with started(...) as service`: up and ready inside the block."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self.process = process
+        self.address = ""
+        self.stdout: list[str] = []
+        self.stderr: list[str] = []
+        self.pids: dict[str, asyncio.Queue[int]] = defaultdict(asyncio.Queue)
+        self._ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._news = asyncio.Condition()
+        self._readers = [
+            asyncio.create_task(self._read_stdout()),
+            asyncio.create_task(self._read_stderr()),
+        ]
+
+    async def until_ready(self) -> None:
+        """Wait for the ready line; AssertionError with the log when it ends instead."""
+        async with asyncio.timeout(PATIENCE_S):
+            self.address = await self._ready
+
+    async def next_pid(self, role: str) -> int:
+        """The pid of the next process that becomes ready as "engine" or "front"."""
+        async with asyncio.timeout(PATIENCE_S):
+            return await self.pids[role].get()
+
+    async def until_logged(self, text: str) -> str:
+        """The first line of stderr that holds `text`."""
+        async with asyncio.timeout(PATIENCE_S), self._news:
+            while True:
+                for line in self.stderr:
+                    if text in line:
+                        return line
+                await self._news.wait()
+
+    async def ended(self) -> int:
+        """Wait for the end, and for all it said; the exit code."""
+        async with asyncio.timeout(PATIENCE_S):
+            code = await self.process.wait()
+            await asyncio.gather(*self._readers)
+        return code
+
+    def signal(self, number: signal.Signals) -> None:
+        """Signal the supervisor."""
+        self.process.send_signal(number)
+
+    def channel(self) -> grpc.aio.Channel:
+        """A channel with a connection of its own."""
+        return grpc.aio.insecure_channel(
+            self.address, options=[("grpc.use_local_subchannel_pool", 1)]
+        )
+
+    async def _read_stdout(self) -> None:
+        assert self.process.stdout is not None
+        async for raw in self.process.stdout:
+            self.stdout.append(raw.decode())
+            ready = _READY.match(raw.decode())
+            if ready and not self._ready.done():
+                self._ready.set_result(ready.group(1))
+
+    async def _read_stderr(self) -> None:
+        assert self.process.stderr is not None
+        async for raw in self.process.stderr:
+            line = raw.decode()
+            assert len(self.stderr) < _MAX_LINES, "the log does not end"
+            async with self._news:
+                self.stderr.append(line)
+                self._news.notify_all()
+            child = _CHILD_READY.search(line)
+            if child:
+                self.pids[child.group(1)].put_nowait(int(child.group(2)))
+        if not self._ready.done():
+            self._ready.set_exception(AssertionError("".join(self.stderr)))
+            self._ready.exception()  # it is no surprise to a test that expects it
+
+
+@contextlib.asynccontextmanager
+async def launched(
+    *arguments: str, environment: dict[str, str] | None = None
+) -> AsyncGenerator[Service]:
+    """`penstock serve` with these arguments, on a free port unless they say otherwise."""
+    port = [] if "--port" in arguments else ["--port", "0"]
+    inherited = {key: value for key, value in os.environ.items() if key[:9] != "PENSTOCK_"}
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "penstock.server.cli", "serve", *port, *arguments),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env={**inherited, **(environment or {})},
+    )
+    service = Service(process)
+    try:
+        yield service
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await service.ended()
+
+
+@contextlib.asynccontextmanager
+async def started(
+    *arguments: str, environment: dict[str, str] | None = None
+) -> AsyncGenerator[Service]:
+    """The same, ready."""
+    async with launched(*arguments, environment=environment) as service:
+        await service.until_ready()
+        yield service
+
+
+class Stream:
+    """One Generate call: a prompt of a few tokens, greedy, a fixed number of tokens out."""
+
+    def __init__(self, channel: grpc.aio.Channel, num_tokens: int, prompt: Sequence[int]) -> None:
+        request = pb.GenerateRequest()
+        request.token_ids.ids.extend(prompt)
+        request.sampling.temperature = 0.0
+        request.stopping.max_tokens = num_tokens
+        request.stopping.ignore_eos = True
+        stub = pb_grpc.GenerationServiceStub(channel)
+        self.num_tokens = 0
+        self.has_finished = False
+        self._call = stub.Generate(request, timeout=PATIENCE_S)
+
+    async def until_accepted(self) -> None:
+        """Wait for the first word."""
+        assert await self._read(), f"the stream ended early: {await self._call.code()}"
+
+    async def until_running(self) -> None:
+        """Wait for the first token."""
+        while self.num_tokens == 0:
+            assert await self._read(), f"the stream ended early: {await self._call.code()}"
+
+    async def outcome(self) -> grpc.StatusCode:
+        """Read to the end; the status."""
+        with contextlib.suppress(grpc.aio.AioRpcError):
+            while await self._read():
+                pass
+        code: grpc.StatusCode = await self._call.code()
+        return code
+
+    async def _read(self) -> bool:
+        message: Any = await self._call.read()
+        if message is grpc.aio.EOF:
+            return False
+        self.num_tokens += message.tokens.num_tokens
+        self.has_finished |= message.HasField("finished")
+        return True
+
+
+def stream(channel: grpc.aio.Channel, num_tokens: int, first_token: int = 5) -> Stream:
+    """Start a generation."""
+    return Stream(channel, num_tokens, [first_token, 6, 7, 8])
+
+
+async def health_of(channel: grpc.aio.Channel) -> int:
+    """The health of the whole server, once it can be asked."""
+    stub: Any = health_pb2_grpc.HealthStub(channel)
+    answer = await stub.Check(
+        health_pb2.HealthCheckRequest(), wait_for_ready=True, timeout=PATIENCE_S
+    )
+    status: int = answer.status
+    return status
+
+
+def health_watch(channel: grpc.aio.Channel) -> Any:
+    """A stream of the whole server's health."""
+    stub: Any = health_pb2_grpc.HealthStub(channel)
+    return stub.Watch(health_pb2.HealthCheckRequest(), wait_for_ready=True, timeout=PATIENCE_S)
+
+
+async def until_health(channel: grpc.aio.Channel, wanted: int) -> None:
+    """Watch until the health is `wanted`."""
+    watch = health_watch(channel)
+    async for answer in watch:
+        if answer.status == wanted:
+            watch.cancel()
+            return
+    raise AssertionError("the health watch ended")
+
+
+async def until_gone(pid: int) -> None:
+    """Wait for the end of a process that is not our child; at once when it is gone."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    try:
+        poller = select.poll()
+        poller.register(descriptor, select.POLLIN)
+        ended = await asyncio.to_thread(poller.poll, PATIENCE_S * 1000)
+        assert ended, f"process {pid} lives on"
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,167 @@
+"""Tiny tokenizers of every family the text layer knows, trained on a few lines."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+from tokenizers.processors import TemplateProcessing
+from tokenizers.trainers import BpeTrainer, UnigramTrainer, WordPieceTrainer
+
+LINES = [
+    "The quality of mercy is not strain'd, it droppeth as the gentle rain from heaven",
+    "héllo wörld, naïve café: 日本語テキスト и русский текст 🎭🎭 👩‍👩‍👧 done.",
+    "def f(x):\n    return x + 1\n\n# two  spaces, three   spaces\n",
+    "<tag> user assistant system | im_start im_end s /s think",
+] * 20
+
+SPECIAL = ["<unk>", "<s>", "</s>", "<|im_start|>", "<|im_end|>"]
+CHAT_TEMPLATE = (
+    "{{ bos_token }}{% for message in messages %}<|im_start|>{{ message.role }}\n"
+    "{{ message.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n<think>{% endif %}"
+)
+
+
+@cache
+def byte_level() -> Tokenizer:
+    """GPT-2's family: byte-level BPE, begin-of-sequence added by the post-processor."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.normalizer = normalizers.NFC()
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = BpeTrainer(
+        vocab_size=500,
+        special_tokens=SPECIAL[1:],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(LINES, trainer)
+    tokenizer.add_tokens([AddedToken("<think>", normalized=False)])
+    tokenizer.add_tokens([AddedToken("naïve token\n", normalized=False)])
+    bos = tokenizer.token_to_id("<s>")
+    tokenizer.post_processor = TemplateProcessing(
+        single="<s> $A", pair="<s> $A <s> $B", special_tokens=[("<s>", bos)]
+    )
+    return tokenizer
+
+
+@cache
+def whole_words() -> Tokenizer:
+    """Llama 3's family: as above, but a word that is in the vocabulary is taken as it stands.
+
+    The spellings of control tokens are in the vocabulary, so only a cut keeps text from them.
+    """
+    settings: dict[str, Any] = json.loads(byte_level().to_str())
+    settings["model"]["ignore_merges"] = True
+    tokenizer = Tokenizer.from_str(json.dumps(settings))
+    words = Regex(r"\s*\S+|\s+")
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(words, "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    return tokenizer
+
+
+@cache
+def byte_fallback() -> Tokenizer:
+    """Llama 2's family: SentencePiece-like BPE, unknown characters as byte tokens."""
+    byte_tokens = [f"<0x{byte:02X}>" for byte in range(256)]
+    tokenizer = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
+    tokenizer.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+    )
+    tokenizer.decoder = decoders.Sequence(
+        [
+            decoders.Replace("▁", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
+    )
+    trainer = BpeTrainer(
+        vocab_size=600,
+        special_tokens=SPECIAL,
+        limit_alphabet=60,
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(LINES, trainer)
+    # The trainer would make special tokens of byte tokens; they are ordinary vocabulary.
+    settings: dict[str, Any] = json.loads(tokenizer.to_str())
+    vocabulary = settings["model"]["vocab"]
+    for token in byte_tokens:
+        vocabulary[token] = len(vocabulary)
+    return Tokenizer.from_str(json.dumps(settings))
+
+
+@cache
+def metaspace(prepend_scheme: str = "always") -> Tokenizer:
+    """T5's family: Unigram over words with a leading mark."""
+    tokenizer = Tokenizer(models.Unigram())
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace("▁", prepend_scheme)
+    tokenizer.decoder = decoders.Metaspace("▁", prepend_scheme)
+    trainer = UnigramTrainer(
+        vocab_size=200, special_tokens=SPECIAL, unk_token="<unk>", show_progress=False
+    )
+    tokenizer.train_from_iterator(LINES, trainer)
+    return tokenizer
+
+
+@cache
+def word_piece() -> Tokenizer:
+    """BERT's family: a decoder that needs the neighbours of a token."""
+    tokenizer = Tokenizer(models.WordPiece(unk_token="<unk>"))
+    tokenizer.normalizer = normalizers.BertNormalizer()
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece()
+    trainer = WordPieceTrainer(vocab_size=300, special_tokens=SPECIAL, show_progress=False)
+    tokenizer.train_from_iterator(LINES, trainer)
+    return tokenizer
+
+
+@cache
+def without_decoder() -> Tokenizer:
+    """Tokens joined by spaces."""
+    tokenizer = Tokenizer.from_str(word_piece().to_str())
+    settings = json.loads(tokenizer.to_str())
+    settings["decoder"] = None
+    return Tokenizer.from_str(json.dumps(settings))
+
+
+def write_model_folder(
+    folder: Path,
+    tokenizer: Tokenizer | None = None,
+    *,
+    config: dict[str, Any] | None = None,
+    settings: dict[str, Any] | None = None,
+    generation: dict[str, Any] | None = None,
+) -> Path:
+    """A Hugging Face folder without weights. `settings` go over those of tokenizer_config.json."""
+    tokenizer = tokenizer or byte_level()
+    folder.mkdir(exist_ok=True)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    default_config = {
+        "architectures": ["LlamaForCausalLM"],
+        "vocab_size": tokenizer.get_vocab_size(),
+        "max_position_embeddings": 256,
+        "eos_token_id": tokenizer.token_to_id("</s>"),
+    }
+    default_settings = {
+        "bos_token": "<s>",
+        "eos_token": {"content": "</s>", "special": True},
+        "chat_template": CHAT_TEMPLATE,
+    }
+    _write(folder / "config.json", default_config | (config or {}))
+    _write(folder / "tokenizer_config.json", default_settings | (settings or {}))
+    if generation is not None:
+        _write(folder / "generation_config.json", generation)
+    return folder
+
+
+def _write(path: Path, value: dict[str, Any]) -> None:
+    path.write_text(json.dumps(value), encoding="utf-8")

@@ -1,0 +1,104 @@
+"""A mixed batch through the real engine and the torch executor, to hold against naive forwards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from penstock.scheduler.config import SchedulerConfig
+from penstock.scheduler.engine import Engine
+from penstock.scheduler.events import Admitted, Finished, Preempted, StepEvents
+from penstock.scheduler.executor import Executor
+from penstock.scheduler.request import RequestSpec, SamplingParams
+from support.core import FakeClock, ends, make_spec, outputs
+from support.torch_models import VOCAB_SIZE, NaiveModel
+
+BLOCK_SIZE = 16
+NUM_SLOTS = 5
+AMPLE_BLOCKS = 160
+"""Nobody is ever preempted."""
+SCARCE_BLOCKS = 26
+"""The longest request alone fits; five of them do not."""
+_LENGTHS = (1, 40, 300, 2, 15, 16, 17, 33, 90, 64, 150, 48)
+_SHARED = 48
+"""Tokens at the start that all longer prompts have in common: three full blocks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """What is switched on."""
+
+    chunked: bool
+    prefix: bool
+    preempt: bool
+
+    def __str__(self) -> str:
+        on = [name for name in ("chunked", "prefix", "preempt") if getattr(self, name)]
+        return "+".join(on) or "plain"
+
+
+ALL_WAYS = [
+    Way(chunked, prefix, preempt)
+    for chunked in (False, True)
+    for prefix in (False, True)
+    for preempt in (False, True)
+]
+
+
+def mixed_specs(*, hashed: bool, sampling: SamplingParams | None = None) -> list[RequestSpec]:
+    """Twelve requests of 1 to 300 prompt tokens and 12 to 34 new ones."""
+    random = np.random.default_rng(1)
+    shared = random.integers(3, VOCAB_SIZE, _SHARED).tolist()
+    specs = []
+    for key, length in enumerate(_LENGTHS, start=1):
+        own = random.integers(3, VOCAB_SIZE, length).tolist()
+        specs.append(
+            make_spec(
+                key,
+                (shared + own)[:length] if length > _SHARED else own,
+                max_tokens=12 + 2 * key,
+                hashed=hashed,
+                block_size=BLOCK_SIZE,
+                sampling=sampling or SamplingParams(temperature=0.0),
+            )
+        )
+    return specs
+
+
+def run_mixed(executor: Executor, specs: list[RequestSpec], *, budget: int) -> list[StepEvents]:
+    """Two requests at once, then one more every other step; every invariant after every step."""
+    config = SchedulerConfig(max_num_batched_tokens=budget)
+    engine = Engine(executor, config, FakeClock())
+    waiting = list(specs)
+    told: list[StepEvents] = []
+    for step in range(5_000):
+        if waiting and (step < 2 or step % 2 == 0):
+            engine.submit((waiting.pop(0),))
+        if not waiting and not engine.has_work:
+            return told
+        told.append(engine.step())
+        engine.check_integrity()
+    raise AssertionError("the engine does not come to rest")
+
+
+def check_way(way: Way, make: Callable[[int], Executor], naive: NaiveModel) -> None:
+    """Greedy output equals the naive forward's, and what the way switches on did happen."""
+    specs = mixed_specs(hashed=way.prefix)
+    executor = make(SCARCE_BLOCKS if way.preempt else AMPLE_BLOCKS)
+    told = run_mixed(executor, specs, budget=24 if way.chunked else 2048)
+    changes = [change for events in told for change in events.changes]
+    assert any(isinstance(change, Preempted) for change in changes) == way.preempt
+    first_cached = [c.num_cached_tokens for c in changes if isinstance(c, Admitted)]
+    assert any(first_cached) == way.prefix
+    assert all(isinstance(end, Finished) for end in ends(told).values())
+    told_tokens = outputs(told)
+    assert len({token for tokens in told_tokens.values() for token in tokens}) > 50
+    wrong = [spec.key for spec in specs if not is_naive(naive, spec, told_tokens[spec.key])]
+    assert wrong == []
+
+
+def is_naive(naive: NaiveModel, spec: RequestSpec, output: list[int]) -> bool:
+    """Whether the output is complete and what the naive model says."""
+    return len(output) == spec.max_tokens and naive.is_greedy(spec.prompt_ids.tolist(), output)

@@ -1,0 +1,196 @@
+"""The executor's settings: ranges, the JSON form, model folders and the choice of an executor."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.executor import create as create_module
+from penstock.executor.config import ExecutorConfig, ExecutorKind, SimulatedConfig, SimulatedPace
+from penstock.executor.create import ExecutorUnavailable, create_executor
+from penstock.executor.fault import Fault, FaultKind
+from penstock.executor.models import ModelNotFound, resolve_model
+from penstock.executor.simulated.executor import SimulatedExecutor
+from penstock.scheduler.cost_model import CostModel
+
+FULL = ExecutorConfig(
+    kind=ExecutorKind.SIMULATED,
+    model_path=Path("/models/some"),
+    device="cuda:1",
+    dtype="bfloat16",
+    block_size=8,
+    num_blocks=100,
+    kv_cache_bytes=1 << 20,
+    max_num_seqs=3,
+    max_seq_len=512,
+    num_threads=2,
+    pipeline_depth=2,
+    simulated=SimulatedConfig(
+        vocab_size=99,
+        cost=CostModel(step_s=0.5),
+        pace=SimulatedPace.REAL_TIME,
+        min_output_tokens=2,
+        max_output_tokens=7,
+        is_strict=True,
+        faults=(Fault(kind=FaultKind.HANG, at_step=3), Fault(kind=FaultKind.SLOW_STEP, at_step=1)),
+    ),
+)
+
+
+def test_json_round_trip_keeps_every_field() -> None:
+    text = json.dumps(FULL.to_dict())
+
+    assert ExecutorConfig.from_dict(json.loads(text)) == FULL
+
+
+def test_fields_left_out_take_their_defaults() -> None:
+    config = ExecutorConfig.from_dict({"kind": "simulated"})
+
+    assert config == ExecutorConfig(kind=ExecutorKind.SIMULATED)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ({"kind": "abacus"}, "ExecutorConfig.kind must be one of 'torch', 'simulated'"),
+        ({"kind": "simulated", "sort": 1}, "ExecutorConfig.sort is unknown"),
+        ({"kind": "simulated", "block_size": "16"}, "block_size must not be '16'"),
+        ({"kind": "simulated", "block_size": True}, "block_size must not be True"),
+        ({"kind": "simulated", "simulated": {"faults": [{}]}}, r"faults\[0\].kind is missing"),
+        ({"kind": "simulated", "simulated": {"faults": {}}}, "faults must not be {}"),
+        ({"kind": "simulated", "simulated": {"cost": 3}}, "cost must be an object, not 3"),
+        (
+            {"kind": "simulated", "simulated": {"cost": {"step_s": -1}}},
+            "simulated.cost: step_s must be finite",
+        ),
+    ],
+)
+def test_bad_json_names_the_field(data: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ExecutorConfig.from_dict(data)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("device", "tpu"),
+        ("device", "cuda:"),
+        ("dtype", "int3"),
+        ("block_size", 0),
+        ("num_blocks", 0),
+        ("kv_cache_bytes", 0),
+        ("max_num_seqs", 0),
+        ("max_seq_len", 1),
+        ("num_threads", 0),
+        ("pipeline_depth", 3),
+    ],
+)
+def test_executor_config_refuses_by_field(field: str, value: object) -> None:
+    values: dict[str, Any] = {"kind": ExecutorKind.SIMULATED, field: value}
+
+    with pytest.raises(ValueError, match=f"^{field} must be"):
+        ExecutorConfig(**values)
+
+
+def test_torch_needs_a_model() -> None:
+    with pytest.raises(ValueError, match=r"^model_path must be given"):
+        ExecutorConfig(kind=ExecutorKind.TORCH)
+
+
+@pytest.mark.parametrize(
+    ("values", "field"),
+    [
+        ({"vocab_size": 1}, "vocab_size"),
+        ({"kv_bytes_per_token": 0}, "kv_bytes_per_token"),
+        ({"min_output_tokens": 0}, "min_output_tokens"),
+        ({"min_output_tokens": 5, "max_output_tokens": 4}, "max_output_tokens"),
+    ],
+)
+def test_simulated_config_refuses_by_field(values: dict[str, Any], field: str) -> None:
+    with pytest.raises(ValueError, match=f"^{field} must be"):
+        SimulatedConfig(**values)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({}, "at_step, at_request, at_prompt_token or at_output must be given"),
+        ({"at_step": 0}, "at_step must be at least 1"),
+        ({"at_request": 0}, "at_request must be at least 1"),
+        ({"at_prompt_token": -1}, "at_prompt_token must be at least 0"),
+        ({"at_output": -1}, "at_output must be at least 0"),
+        ({"at_step": 1, "max_times": 0}, "max_times must be at least 1"),
+        ({"at_step": 1, "seconds": -1.0}, "seconds must be finite"),
+        ({"at_step": 1, "num_extra": 0}, "num_extra must be at least 1"),
+        ({"at_step": 1, "exit_code": 256}, "exit_code must be in"),
+    ],
+)
+def test_fault_refuses_by_field(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Fault(kind=FaultKind.SLOW_STEP, **values)
+
+
+def test_create_executor_builds_the_simulated_one() -> None:
+    executor = create_executor(ExecutorConfig(kind=ExecutorKind.SIMULATED))
+
+    assert isinstance(executor, SimulatedExecutor)
+
+
+def test_create_executor_names_the_missing_extra(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def find(name: str) -> object:
+        return None if name == "transformers" else importlib.util.find_spec(name)
+
+    monkeypatch.setattr(create_module, "find_spec", find)
+
+    with pytest.raises(ExecutorUnavailable, match=r"needs transformers.*penstock\[torch\]"):
+        create_executor(ExecutorConfig(kind=ExecutorKind.TORCH, model_path=tmp_path))
+
+
+def test_settings_and_simulated_executor_load_neither_torch_nor_transformers() -> None:
+    program = (
+        "import sys\n"
+        "import penstock.executor.models\n"
+        "from penstock.executor.config import ExecutorConfig, ExecutorKind\n"
+        "from penstock.executor.create import create_executor\n"
+        "create_executor(ExecutorConfig(kind=ExecutorKind.SIMULATED))\n"
+        "assert not {'torch', 'transformers'} & set(sys.modules)\n"
+    )
+
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False)
+
+    assert done.returncode == 0, done.stderr.decode()
+
+
+def test_resolve_model_finds_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+
+    assert resolve_model(str(tmp_path)) == tmp_path.resolve()
+
+
+def test_resolve_model_is_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "config.json").write_text("{}")
+    monkeypatch.chdir(tmp_path)
+
+    assert resolve_model("mine") == (tmp_path / "mine").resolve()
+
+
+@pytest.mark.parametrize("name", ["", "no/such/folder"])
+def test_resolve_model_says_what_is_missing(name: str) -> None:
+    with pytest.raises(ModelNotFound, match="not found") as caught:
+        resolve_model(name)
+
+    assert caught.value.name_or_path == name
+
+
+def test_resolve_model_wants_a_config(tmp_path: Path) -> None:
+    with pytest.raises(ModelNotFound, match=r"holds no config\.json"):
+        resolve_model(str(tmp_path))

@@ -1,0 +1,344 @@
+"""The simulated device driven by hand: what it answers, what it refuses, how it fails."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from penstock.executor.config import ExecutorConfig, ExecutorKind, SimulatedConfig
+from penstock.executor.fault import Fault, FaultKind
+from penstock.executor.simulated.executor import SimulatedExecutor
+from penstock.executor.simulated.shadow import DeviceCheckError
+from penstock.executor.simulated.tokens import simulated_output
+from penstock.scheduler.batch import Batch, StepResult
+from penstock.scheduler.request import Request, RequestSpec, SamplingParams
+from penstock.scheduler.slot_arrays import SlotArrays
+
+VOCAB = 500
+BLOCK = 4
+
+
+def build(*faults: Fault, depth: int = 1, **simulated: Any) -> SimulatedExecutor:
+    config = ExecutorConfig(
+        kind=ExecutorKind.SIMULATED,
+        block_size=BLOCK,
+        num_blocks=16,
+        max_num_seqs=4,
+        max_seq_len=32,
+        pipeline_depth=depth,
+        simulated=SimulatedConfig(
+            vocab_size=VOCAB, **{"is_strict": True, "faults": faults, **simulated}
+        ),
+    )
+    return SimulatedExecutor(config)
+
+
+def spec_of(key: int, *prompt: int, **fields: Any) -> RequestSpec:
+    return RequestSpec(
+        key=key,
+        request_id=str(key),
+        prompt_ids=np.array(prompt, dtype=np.int32),
+        max_tokens=12,
+        **{"sampling": SamplingParams(temperature=0.0), **fields},
+    )
+
+
+class Hand:
+    """Plays the scheduler: slot s owns blocks 4s .. 4s + 3."""
+
+    def __init__(self, executor: SimulatedExecutor) -> None:
+        info = executor.info
+        self.executor = executor
+        self.arrays = SlotArrays(
+            num_slots=info.max_num_seqs, max_seq_len=info.max_seq_len, block_size=info.block_size
+        )
+        self._step = 0
+        self._admitted: list[Request] = []
+        self._released: list[int] = []
+
+    def admit(self, spec: RequestSpec, slot: int) -> None:
+        request = Request(
+            spec=spec, sequence=spec.key, tokens=spec.prompt_ids, block_hashes=[], slot=slot
+        )
+        self.arrays.fill(request)
+        self.arrays.num_blocks[slot] = 4
+        self.arrays.block_table[slot, :4] = np.arange(4 * slot, 4 * slot + 4)
+        self._admitted.append(request)
+
+    def release(self, slot: int) -> None:
+        self.arrays.clear(slot)
+        self._released.append(slot)
+
+    def launch(self, *rows: tuple[int, int, int], sampled: tuple[int, ...] | None = None) -> None:
+        """Rows of (slot, start, count), decodes first; all are sampled unless told."""
+        self._step += 1
+        columns = np.array(rows, dtype=np.int32).reshape(-1, 3)
+        num_decodes = 0
+        for _, start, count in rows:
+            num_decodes += count == 1 and start > 0
+        slots = columns[:, 0].copy()
+        batch = Batch(
+            step=self._step,
+            arrays=self.arrays,
+            slots=slots,
+            starts=columns[:, 1].copy(),
+            num_tokens=columns[:, 2].copy(),
+            num_decodes=num_decodes,
+            sampled_slots=slots if sampled is None else np.array(sampled, dtype=np.int32),
+            admitted=tuple(self._admitted),
+            released=tuple(self._released),
+        )
+        self._admitted, self._released = [], []
+        self.executor.launch(batch)
+
+    def collect(self) -> StepResult:
+        result = self.executor.collect()
+        counts = np.ones(len(result.slots), np.int32) if result.counts is None else result.counts
+        slots = np.repeat(result.slots, counts)
+        for slot, token in zip(slots.tolist(), result.tokens.tolist(), strict=True):
+            self.arrays.token_ids[slot, self.arrays.num_tokens[slot]] = token
+            self.arrays.num_tokens[slot] += 1
+        return result
+
+    def step(self, *rows: tuple[int, int, int]) -> StepResult:
+        self.launch(*rows)
+        return self.collect()
+
+    def output(self, slot: int) -> list[int]:
+        first, end = int(self.arrays.num_prompt[slot]), int(self.arrays.num_tokens[slot])
+        tokens: list[int] = self.arrays.token_ids[slot, first:end].tolist()
+        return tokens
+
+
+def test_a_request_gets_its_reference_generation() -> None:
+    hand = Hand(build())
+    spec = spec_of(1, 5, 6, 7)
+    hand.admit(spec, 2)
+
+    hand.step((2, 0, 3))
+    for start in range(3, 14):
+        hand.step((2, start, 1))
+
+    assert hand.output(2) == simulated_output(spec, VOCAB).tolist()
+
+
+def test_depth_two_feeds_its_own_samples_on() -> None:
+    hand = Hand(build(depth=2))
+    spec = spec_of(1, 5, 6, 7)
+    hand.admit(spec, 0)
+
+    hand.launch((0, 0, 3))
+    for start in range(3, 8):
+        hand.launch((0, start, 1))
+        hand.collect()
+
+    assert hand.output(0) == simulated_output(spec, VOCAB)[:5].tolist()
+
+
+def test_a_scripted_stop_id_comes_after_min_tokens() -> None:
+    config = SimulatedConfig(min_output_tokens=2, max_output_tokens=2)
+    hand = Hand(build(min_output_tokens=2, max_output_tokens=2))
+    spec = spec_of(1, 5, 6, 7, min_tokens=4, stop_ids=(9, 10))
+    hand.admit(spec, 0)
+
+    hand.step((0, 0, 3))
+    for start in range(3, 7):
+        hand.step((0, start, 1))
+
+    assert hand.output(0)[-1] == 9
+    assert hand.output(0) == simulated_output(spec, VOCAB, config).tolist()
+
+
+def test_logprobs_come_when_asked() -> None:
+    hand = Hand(build())
+    asks = SamplingParams(temperature=0.0, num_logprobs=2, num_prompt_logprobs=1)
+    hand.admit(spec_of(1, 5, 6, 7), 0)
+    hand.admit(spec_of(2, 5, 6, 8, sampling=asks), 1)
+
+    result = hand.step((0, 0, 3), (1, 0, 3))
+    silent = hand.step((0, 3, 1))
+
+    assert result.logprobs is not None
+    assert result.logprobs.top_ids.shape == (2, 2)
+    ((slot, first, prompt),) = result.prompt_logprobs
+    assert (slot, first, prompt.top_ids[:, 0].tolist()) == (1, 1, [6, 8])
+    assert silent.logprobs is None
+    assert silent.prompt_logprobs == ()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda hand: hand.launch((0, 4, 1)), "with 4 known tokens|reads|sampled"),
+        (lambda hand: hand.launch((1, 0, 1)), "1 has no slot"),
+        (lambda hand: hand.launch((0, 3, 1), (0, 3, 1)), "two rows"),
+        (lambda hand: hand.launch((0, 3, 1), sampled=()), "sampled_slots"),
+        (lambda hand: hand.release(3) or hand.launch(), "not granted"),
+        (lambda hand: hand.admit(spec_of(2, 1), 0) or hand.launch(), "granted twice"),
+    ],
+)
+def test_strict_device_refuses_a_wrong_batch(spoil: Any, message: str) -> None:
+    hand = Hand(build())
+    hand.admit(spec_of(1, 5, 6, 7), 0)
+    hand.step((0, 0, 3))
+
+    with pytest.raises(DeviceCheckError, match=message):
+        spoil(hand)
+
+
+def test_strict_device_sees_a_block_that_was_never_written() -> None:
+    hand = Hand(build())
+    hand.admit(spec_of(1, 5, 6, 7, 8, 9), 0)
+
+    with pytest.raises(DeviceCheckError, match="position 0 in block 0: nothing was written"):
+        hand.launch((0, 4, 1))
+
+
+def test_strict_device_sees_a_block_taken_from_a_live_request() -> None:
+    hand = Hand(build())
+    hand.admit(spec_of(1, 5, 6, 7), 0)
+    hand.admit(spec_of(2, 5, 6, 8), 1)
+    hand.step((0, 0, 3))
+    hand.arrays.block_table[1, 0] = 0
+
+    hand.step((1, 0, 3))
+
+    with pytest.raises(DeviceCheckError, match="position 2 in block 0: another prefix"):
+        hand.launch((0, 3, 1))
+
+
+def test_strict_device_sees_a_prefix_shared_across_salts() -> None:
+    hand = Hand(build())
+    hand.admit(spec_of(1, 5, 6, 7, 8, hash_salt=b"a"), 0)
+    hand.step((0, 0, 4))
+    hand.admit(spec_of(2, 5, 6, 7, 8, 9, hash_salt=b"b"), 1)
+    hand.arrays.block_table[1, 0] = 0
+
+    with pytest.raises(DeviceCheckError, match="another prefix"):
+        hand.launch((1, 4, 1))
+
+
+def test_strict_device_lets_a_right_prefix_be_shared() -> None:
+    hand = Hand(build())
+    hand.admit(spec_of(1, 5, 6, 7, 8, hash_salt=b"a"), 0)
+    hand.step((0, 0, 4))
+    hand.admit(spec_of(2, 5, 6, 7, 8, 9, hash_salt=b"a"), 1)
+    hand.arrays.block_table[1, 0] = 0
+
+    assert len(hand.step((1, 4, 1)).tokens) == 1
+
+
+def test_strict_device_sees_a_prefix_shared_within_its_own_step() -> None:
+    hand = Hand(build())
+    hand.admit(spec_of(1, 5, 6, 7, 8), 0)
+    hand.admit(spec_of(2, 5, 6, 7, 8, 9), 1)
+    hand.arrays.block_table[1, 0] = 0
+
+    with pytest.raises(DeviceCheckError, match="nothing was written"):
+        hand.launch((1, 4, 1), (0, 0, 4))
+
+
+def test_strict_device_sees_tokens_changed_behind_its_back() -> None:
+    hand = Hand(build())
+    hand.admit(spec_of(1, 5, 6, 7), 0)
+    hand.step((0, 0, 3))
+    hand.arrays.token_ids[0, 3] += 1
+
+    with pytest.raises(DeviceCheckError, match="tokens differ"):
+        hand.launch((0, 3, 1))
+
+
+@pytest.mark.parametrize(
+    ("kind", "detail"),
+    [(FaultKind.REQUEST_FAILS, "scripted fault"), (FaultKind.NOT_FINITE, "logits are not finite")],
+)
+def test_a_request_fails_alone(kind: FaultKind, detail: str) -> None:
+    hand = Hand(build(Fault(kind=kind, at_request=2, at_output=1)))
+    hand.admit(spec_of(1, 5, 6, 7), 0)
+    hand.admit(spec_of(2, 5, 6, 8), 1)
+    hand.step((0, 0, 3), (1, 0, 3))
+
+    result = hand.step((0, 3, 1), (1, 3, 1))
+
+    assert [(failure.slot, failure.detail) for failure in result.failures] == [(1, detail)]
+    assert result.slots.tolist() == [0]
+    assert len(result.tokens) == 1
+
+
+def test_a_failed_slot_is_well_again_for_its_next_request() -> None:
+    hand = Hand(build(Fault(kind=FaultKind.REQUEST_FAILS, at_step=1)))
+    hand.admit(spec_of(1, 5, 6, 7), 0)
+    assert len(hand.step((0, 0, 3)).failures) == 1
+    hand.release(0)
+    hand.admit(spec_of(2, 5, 6, 7), 0)
+
+    result = hand.step((0, 0, 3))
+
+    assert result.failures == ()
+    assert len(result.tokens) == 1
+
+
+def test_a_poisoned_prompt_fails_by_its_token() -> None:
+    hand = Hand(build(Fault(kind=FaultKind.REQUEST_FAILS, at_prompt_token=13, max_times=9)))
+    hand.admit(spec_of(1, 5, 13), 0)
+    hand.admit(spec_of(2, 5, 14), 1)
+
+    result = hand.step((0, 0, 2), (1, 0, 2))
+
+    assert [failure.slot for failure in result.failures] == [0]
+
+
+def test_no_tokens_leaves_the_slot_to_be_asked_again() -> None:
+    spec = spec_of(1, 5, 6, 7)
+    hand = Hand(build(Fault(kind=FaultKind.NO_TOKENS, at_step=1)))
+    hand.admit(spec, 0)
+
+    empty = hand.step((0, 0, 3))
+    hand.step((0, 2, 1))
+
+    assert empty.counts is not None
+    assert empty.counts.tolist() == [0]
+    assert hand.output(0) == simulated_output(spec, VOCAB)[:1].tolist()
+
+
+def test_extra_tokens_come_in_order() -> None:
+    spec = spec_of(1, 5, 6, 7)
+    hand = Hand(build(Fault(kind=FaultKind.EXTRA_TOKENS, at_output=0, num_extra=2)))
+    hand.admit(spec, 0)
+
+    result = hand.step((0, 0, 3))
+    hand.step((0, 5, 1))
+
+    assert result.counts is not None
+    assert result.counts.tolist() == [3]
+    assert hand.output(0) == simulated_output(spec, VOCAB)[:4].tolist()
+
+
+def test_extra_tokens_stay_within_the_blocks() -> None:
+    hand = Hand(build(Fault(kind=FaultKind.EXTRA_TOKENS, at_output=0, num_extra=9)))
+    hand.admit(spec_of(1, 5, 6, 7), 0)
+    hand.arrays.num_blocks[0] = 1
+
+    assert len(hand.step((0, 0, 3)).tokens) == 2
+
+
+def test_the_step_already_launched_tells_the_failure_again() -> None:
+    hand = Hand(build(Fault(kind=FaultKind.REQUEST_FAILS, at_step=1), depth=2))
+    hand.admit(spec_of(1, 5, 6, 7), 0)
+
+    hand.launch((0, 0, 3))
+    hand.launch((0, 3, 1))
+
+    assert [[f.slot for f in hand.collect().failures] for _ in range(2)] == [[0], [0]]
+
+
+def test_calls_out_of_turn_are_refused() -> None:
+    hand = Hand(build())
+    hand.admit(spec_of(1, 5, 6, 7), 0)
+    with pytest.raises(RuntimeError, match="no step is launched"):
+        hand.collect()
+    hand.launch((0, 0, 3))
+    with pytest.raises(RuntimeError, match="collect first"):
+        hand.launch((0, 3, 1))

@@ -1,0 +1,147 @@
+"""The reference generation: what a token depends on, and what it does not."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from penstock.executor.config import SimulatedConfig
+from penstock.executor.simulated.tokens import (
+    simulated_logprobs,
+    simulated_output,
+    simulated_token,
+    tokens_at,
+)
+from penstock.scheduler.request import RequestSpec, SamplingParams
+
+VOCAB = 1000
+GREEDY = SamplingParams(temperature=0.0)
+
+
+def ids(*values: int) -> NDArray[np.int32]:
+    return np.array(values, dtype=np.int32)
+
+
+def spec_of(
+    prompt: NDArray[np.int32],
+    *,
+    max_tokens: int = 8,
+    min_tokens: int = 0,
+    num_replayed: int = 0,
+    stop_ids: tuple[int, ...] = (),
+    sampling: SamplingParams = GREEDY,
+) -> RequestSpec:
+    return RequestSpec(
+        key=1,
+        request_id="a",
+        prompt_ids=prompt,
+        max_tokens=max_tokens,
+        min_tokens=min_tokens,
+        num_replayed=num_replayed,
+        stop_ids=stop_ids,
+        sampling=sampling,
+    )
+
+
+def test_a_token_depends_on_all_of_the_prompt_and_on_the_position() -> None:
+    prompts = [ids(1, 2, 3, 4), ids(9, 2, 3, 4), ids(1, 2, 3, 9), ids(1, 3, 2, 4), ids(1, 2, 3)]
+
+    outputs = {tuple(simulated_token(p, at, VOCAB) for at in range(4, 12)) for p in prompts}
+
+    assert len(outputs) == len(prompts)
+    assert all(len(set(output)) > 1 for output in outputs)
+
+
+def test_the_seed_counts_only_when_sampling() -> None:
+    greedy = [
+        simulated_output(
+            spec_of(ids(1, 2), sampling=SamplingParams(temperature=0.0, seed=seed)), VOCAB
+        )
+        for seed in (1, 2)
+    ]
+    sampled = [
+        simulated_output(
+            spec_of(ids(1, 2), sampling=SamplingParams(temperature=0.7, seed=seed)), VOCAB
+        )
+        for seed in (1, 2)
+    ]
+
+    assert np.array_equal(greedy[0], greedy[1])
+    assert not np.array_equal(sampled[0], sampled[1])
+    assert sampled[0][0] == simulated_token(ids(1, 2), 2, VOCAB, seed=1)
+
+
+def test_a_replayed_request_goes_on_as_its_first_life() -> None:
+    whole = simulated_output(spec_of(ids(1, 2, 3)), VOCAB)
+    replayed = spec_of(np.concatenate((ids(1, 2, 3), whole[:5])), num_replayed=5)
+
+    assert np.array_equal(simulated_output(replayed, VOCAB), whole)
+
+
+@given(
+    prompt=st.lists(st.integers(0, 9), min_size=1, max_size=4),
+    stop_ids=st.sets(st.integers(0, 9), max_size=8),
+)
+def test_stop_ids_never_come_unscripted(prompt: list[int], stop_ids: set[int]) -> None:
+    spec = spec_of(ids(*prompt), max_tokens=40, stop_ids=tuple(sorted(stop_ids)))
+
+    output = simulated_output(spec, vocab_size=10)
+
+    assert len(output) == 40
+    assert not stop_ids & set(output.tolist())
+    assert ((output >= 0) & (output < 10)).all()
+
+
+@pytest.mark.parametrize(
+    ("length", "min_tokens", "max_tokens", "expected"),
+    [(3, 0, 8, 3), (1, 0, 8, 1), (3, 5, 8, 6), (3, 2, 8, 3), (9, 0, 8, 8), (8, 0, 8, 8)],
+)
+def test_a_scripted_stop_ends_the_output(
+    length: int, min_tokens: int, max_tokens: int, expected: int
+) -> None:
+    config = SimulatedConfig(min_output_tokens=length, max_output_tokens=length)
+    spec = spec_of(ids(4, 5), max_tokens=max_tokens, min_tokens=min_tokens, stop_ids=(7, 8))
+
+    output = simulated_output(spec, VOCAB, config)
+
+    is_stopped = max(length, min_tokens + 1) <= max_tokens
+    assert len(output) == expected
+    assert (output[-1] == 7) == is_stopped
+    assert not {7, 8} & set(output[:-1].tolist())
+
+
+def test_hashed_lengths_fill_their_range() -> None:
+    config = SimulatedConfig(min_output_tokens=2, max_output_tokens=5)
+
+    lengths = {
+        len(simulated_output(spec_of(ids(i), max_tokens=9, stop_ids=(0,)), VOCAB, config))
+        for i in range(60)
+    }
+
+    assert lengths == {2, 3, 4, 5}
+
+
+def test_without_stop_ids_a_request_runs_to_its_length() -> None:
+    config = SimulatedConfig(min_output_tokens=1, max_output_tokens=1)
+
+    assert len(simulated_output(spec_of(ids(1), max_tokens=6), VOCAB, config)) == 6
+
+
+def test_a_vocabulary_of_stop_ids_alone_still_answers() -> None:
+    barred = np.array([[0], [1]], dtype=np.int32)
+
+    tokens = tokens_at(np.array([5], dtype=np.uint64), np.array([3]), 2, barred)
+
+    assert tokens[0] in (0, 1)
+
+
+def test_logprobs_are_a_distribution_with_the_token_on_top() -> None:
+    logprobs = simulated_logprobs(ids(998, 3), 4, VOCAB)
+
+    assert logprobs.top_ids.tolist() == [[998, 999, 0, 1], [3, 4, 5, 6]]
+    assert np.exp(logprobs.top_logprobs).sum(axis=1) == pytest.approx([0.9375, 0.9375])
+    assert np.array_equal(logprobs.chosen, logprobs.top_logprobs[:, 0])
+    assert logprobs.ranks.tolist() == [1, 1]

@@ -1,0 +1,199 @@
+"""Paged attention and its helpers by themselves: accuracy in bfloat16, grouping, packing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+torch = pytest.importorskip("torch")
+
+from support.core import make_spec
+
+from penstock.executor.torch.kv_pages import HeadShape, KVPages
+from penstock.executor.torch.length_groups import split_by_length
+from penstock.executor.torch.paged_attention import PagedAttention, Scoring
+from penstock.executor.torch.prepacked_linear import can_prepack, prepack_linears
+from penstock.executor.torch.step_inputs import StepInputs
+from penstock.scheduler.batch import Batch
+from penstock.scheduler.request import Request
+from penstock.scheduler.slot_arrays import SlotArrays
+
+BLOCK_SIZE = 16
+HEADS, GROUP, DIM = 2, 3, 64
+
+
+@given(
+    lengths=st.lists(st.integers(1, 500), min_size=1, max_size=80),
+    overhead=st.floats(0.0, 1000.0),
+)
+def test_groups_cover_all_rows_and_no_cheaper_uniform_cut_exists(
+    lengths: list[int], overhead: float
+) -> None:
+    rows = np.sort(np.array(lengths, dtype=np.int64))
+
+    groups = split_by_length(rows, overhead)
+
+    assert groups[0][0] == 0
+    assert groups[-1][1] == len(rows)
+    assert all(one[1] == next_one[0] for one, next_one in pairwise(groups))
+    assert all(width == rows[last - 1] for _, last, width in groups)
+    cost = sum(overhead + (last - first) * width for first, last, width in groups)
+    assert cost <= overhead + len(rows) * rows[-1] + 1e-6
+
+
+def make_batch(arrays: SlotArrays, rows: Sequence[tuple[int, int, int]]) -> Batch:
+    """Rows of (slot, start, number of tokens)."""
+    slots, starts, counts = (np.array(column, dtype=np.int32) for column in zip(*rows, strict=True))
+    return Batch(
+        step=1,
+        arrays=arrays,
+        slots=slots,
+        num_tokens=counts,
+        starts=starts,
+        num_decodes=int((counts == 1).sum()),
+        sampled_slots=slots,
+    )
+
+
+class Paged:
+    """Requests with random keys and values in shuffled pages, one layer."""
+
+    def __init__(self, lengths: Sequence[int], dtype: torch.dtype, offset: float) -> None:
+        self.dtype = dtype
+        self.lengths = list(lengths)
+        torch.manual_seed(3)
+        self.pages = KVPages(
+            (HeadShape(num_heads=HEADS, head_dim=DIM),),
+            num_blocks=200,
+            block_size=BLOCK_SIZE,
+            dtype=dtype,
+            device=torch.device("cpu"),
+        )
+        self.attention = PagedAttention(self.pages)
+        self.arrays = SlotArrays(num_slots=len(lengths), max_seq_len=512, block_size=BLOCK_SIZE)
+        shuffled = np.random.default_rng(0).permutation(200)
+        self.keys, self.values = [], []
+        for slot, length in enumerate(lengths):
+            spec = make_spec(slot + 1, [5] * length, hashed=False)
+            request = Request(
+                spec=spec, sequence=slot, tokens=spec.prompt_ids, block_hashes=[], slot=slot
+            )
+            self.arrays.fill(request)
+            num_blocks = -(-length // BLOCK_SIZE)
+            self.arrays.block_table[slot, :num_blocks] = shuffled[:num_blocks]
+            shuffled = shuffled[num_blocks:]
+            drift = offset * torch.randn(1, HEADS, DIM) / 4
+            self.keys.append((torch.randn(length, HEADS, DIM) + drift).to(dtype))
+            self.values.append(torch.randn(length, HEADS, DIM).to(dtype))
+
+    def run(self, rows: Sequence[tuple[int, int, int]], query: torch.Tensor, scoring: Scoring):  # type: ignore[no-untyped-def]
+        """Attention of one step over `rows`, in packed order, with the new keys written."""
+        step = StepInputs(
+            make_batch(self.arrays, rows), self.pages, num_embeddings=300, overhead_blocks=4.0
+        )
+        slot_of = np.empty(step.num_tokens, dtype=int)
+        for row, (slot, _, count) in enumerate(rows):
+            last = int(step.last_of_row[row])
+            slot_of[last + 1 - count : last + 1] = slot
+        places = list(zip(slot_of.tolist(), step.position_ids[0].tolist(), strict=True))
+        key = torch.stack([self.keys[slot][position] for slot, position in places])
+        value = torch.stack([self.values[slot][position] for slot, position in places])
+        out = self.attention.attend(0, step, query[: len(places)], key, value, scoring)
+        return out, places
+
+    def exact(
+        self, slot: int, position: int, query: torch.Tensor, scoring: Scoring
+    ) -> torch.Tensor:
+        """float64 attention of one token, [Hq, D]."""
+        first = max(0, position + 1 - scoring.window) if scoring.window else 0
+        keys = self.keys[slot][first : position + 1].double().repeat_interleave(GROUP, 1)
+        values = self.values[slot][first : position + 1].double().repeat_interleave(GROUP, 1)
+        scores = torch.einsum("hd,shd->hs", query.double(), keys) * scoring.scaling
+        if scoring.softcap:
+            scores = torch.tanh(scores / scoring.softcap) * scoring.softcap
+        if scoring.sinks is not None:
+            scores = torch.cat([scores, scoring.sinks.double()[:, None]], 1)
+        weights = scores.softmax(-1)[:, : len(keys)]
+        return torch.einsum("hs,shd->hd", weights, values)
+
+
+SCORINGS = {
+    "plain": Scoring(scaling=0.125),
+    "window": Scoring(scaling=0.125, window=20),
+    "window of a block": Scoring(scaling=0.125, window=16),
+    "softcap": Scoring(scaling=0.125, softcap=3.0),
+    "softcap and window": Scoring(scaling=0.1, softcap=3.0, window=33),
+    "sinks": Scoring(scaling=0.125, sinks=torch.tensor([1.0, -2.0, 3.0, 0.5, 5.0, 0.0])),
+    "sinks and window": Scoring(scaling=0.125, window=7, sinks=torch.linspace(-1, 4, 6)),
+}
+
+
+@pytest.mark.parametrize("name", SCORINGS)
+def test_mixed_steps_attend_as_float64_does(name: str) -> None:
+    lengths = (1, 15, 16, 17, 33, 90, 64, 200)
+    paged = Paged(lengths, torch.float32, offset=1.0)
+    scoring = SCORINGS[name]
+    query = torch.randn(600, HEADS * GROUP, DIM)
+    # First chunks of the longer ones, whole prompts of the shorter; then the rest beside decodes.
+    steps = [
+        [(slot, 0, min(length, 40)) for slot, length in enumerate(lengths)],
+        [(slot, 40, length - 41) for slot, length in enumerate(lengths) if length > 41],
+        [(7, 199, 1), (5, 89, 1), (6, 63, 1)],
+    ]
+    for rows in steps:
+        out, places = paged.run(rows, query, scoring)
+        for packed, (slot, position) in enumerate(places):
+            expected = paged.exact(slot, position, query[packed], scoring)
+            torch.testing.assert_close(out[packed].double(), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("offset", [0.0, 20.0], ids=["small scores", "large scores"])
+def test_bfloat16_decode_is_as_good_as_its_inputs(offset: float) -> None:
+    # Rounding the scores themselves to 8 bits would miss by 0.009 and 0.016.
+    lengths = (500, 400, 300, 30)
+    paged = Paged(lengths, torch.bfloat16, offset)
+    query = (torch.randn(4, HEADS * GROUP, DIM) * 4).bfloat16()
+    scoring = Scoring(scaling=0.125)
+    chunks = [(slot, 0, length - 1) for slot, length in enumerate(lengths)]
+    paged.run(chunks, torch.randn(sum(lengths), HEADS * GROUP, DIM).bfloat16(), scoring)
+
+    out, places = paged.run([(slot, n - 1, 1) for slot, n in enumerate(lengths)], query, scoring)
+
+    expected = torch.stack(
+        [
+            paged.exact(slot, position, query[i], scoring)
+            for i, (slot, position) in enumerate(places)
+        ]
+    )
+    error = (out.double() - expected).abs().mean() / expected.abs().mean()
+    assert error < 0.006
+
+
+def test_prepacked_layers_give_the_same_numbers_and_free_the_memory() -> None:
+    if not can_prepack():
+        pytest.skip("this build of PyTorch has no such layers")
+    torch.manual_seed(0)
+    embedding = torch.nn.Embedding(50, 32)
+    tied = torch.nn.Linear(32, 50, bias=False)
+    tied.weight = embedding.weight
+    free = torch.nn.Linear(32, 48)
+    model = torch.nn.ModuleList([embedding, tied, free]).to(torch.bfloat16).requires_grad_(False)
+    x = torch.randn(5, 32).bfloat16()
+    expected = tied(x), free(x)
+
+    assert prepack_linears(model) == 2
+
+    assert torch.equal(tied(x), expected[0])
+    assert torch.equal(free(x), expected[1])
+    assert free.weight.shape == (48, 32)
+    assert free.weight.untyped_storage().nbytes() < 16
+    assert embedding.weight.untyped_storage().nbytes() == 50 * 32 * 2
+
+
+def test_float32_layers_are_left_as_they_are() -> None:
+    assert prepack_linears(torch.nn.Sequential(torch.nn.Linear(4, 4))) == 0

@@ -1,0 +1,160 @@
+"""The torch executor against full forwards of the same model, token for token."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+from support.core import outputs
+from support.torch_differential import (
+    ALL_WAYS,
+    AMPLE_BLOCKS,
+    NUM_SLOTS,
+    Way,
+    check_way,
+    is_naive,
+    mixed_specs,
+    run_mixed,
+)
+from support.torch_models import ARCHITECTURES, NaiveModel, save_tiny_model
+
+from penstock.executor.config import ExecutorConfig
+from penstock.executor.torch.executor import TorchExecutor
+from penstock.scheduler.batch import Batch
+from penstock.scheduler.executor import Executor
+from penstock.scheduler.request import SamplingParams
+
+Folder = Callable[[str], Path]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Folder:
+    saved: dict[str, Path] = {}
+
+    def of(name: str) -> Path:
+        if name not in saved:
+            saved[name] = save_tiny_model(name, tmp_path_factory.mktemp(name))
+        return saved[name]
+
+    return of
+
+
+@pytest.fixture(scope="module")
+def naive(folder: Folder) -> Callable[[str], NaiveModel]:
+    loaded: dict[str, NaiveModel] = {}
+
+    def of(name: str) -> NaiveModel:
+        if name not in loaded:
+            loaded[name] = NaiveModel(folder(name))
+        return loaded[name]
+
+    return of
+
+
+def make_executor(path: Path, num_blocks: int = AMPLE_BLOCKS) -> TorchExecutor:
+    return TorchExecutor(
+        ExecutorConfig(model_path=path, max_num_seqs=NUM_SLOTS, num_blocks=num_blocks)
+    )
+
+
+@pytest.mark.parametrize("way", ALL_WAYS, ids=str)
+def test_llama_says_what_a_full_forward_says(
+    way: Way, folder: Folder, naive: Callable[[str], NaiveModel]
+) -> None:
+    check_way(way, lambda blocks: make_executor(folder("llama"), blocks), naive("llama"))
+
+
+@pytest.mark.parametrize("way", [ALL_WAYS[0], ALL_WAYS[-1]], ids=str)
+@pytest.mark.parametrize("name", [name for name in ARCHITECTURES if name != "llama"])
+def test_architecture_says_what_a_full_forward_says(
+    name: str, way: Way, folder: Folder, naive: Callable[[str], NaiveModel]
+) -> None:
+    check_way(way, lambda blocks: make_executor(folder(name), blocks), naive(name))
+
+
+class MislaidBlock:
+    """An executor that reads one row's first block from another row's table."""
+
+    def __init__(self, executor: Executor) -> None:
+        self._executor = executor
+        self.info = executor.info
+        self.collect = executor.collect
+        self.close = executor.close
+        self.victims: set[int] = set()
+
+    def launch(self, batch: Batch) -> None:
+        table = batch.arrays.block_table
+        if batch.num_rows > 1 and batch.starts[0] >= 32:
+            victim, other = int(batch.slots[0]), int(batch.slots[-1])
+            own = table[victim, 0]
+            table[victim, 0] = table[other, 0]
+            self._executor.launch(batch)
+            table[victim, 0] = own
+            self.victims.add(int(batch.arrays.key[victim]))
+        else:
+            self._executor.launch(batch)
+
+
+def test_a_wrong_block_shows(folder: Folder, naive: Callable[[str], NaiveModel]) -> None:
+    specs = mixed_specs(hashed=False)
+    executor = MislaidBlock(make_executor(folder("llama")))
+
+    told = outputs(run_mixed(executor, specs, budget=2048))
+
+    wrong = {s.key for s in specs if not is_naive(naive("llama"), s, told[s.key])}
+    assert executor.victims
+    assert wrong <= executor.victims
+    assert len(wrong) > len(executor.victims) / 2
+
+
+@pytest.mark.parametrize("name", ["mistral_window", "gemma3"])
+def test_a_window_one_too_wide_shows(
+    name: str,
+    folder: Folder,
+    naive: Callable[[str], NaiveModel],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import penstock.executor.torch.attention_interface as interface
+
+    right = interface.Scoring
+    monkeypatch.setattr(
+        interface,
+        "Scoring",
+        lambda *, window, **rest: right(window=window + 1 if window else 0, **rest),
+    )
+    specs = mixed_specs(hashed=False)
+
+    told = outputs(run_mixed(make_executor(folder(name)), specs, budget=2048))
+
+    assert any(not is_naive(naive(name), spec, told[spec.key]) for spec in specs)
+
+
+DRAWN = SamplingParams(temperature=0.9, top_p=0.95, seed=11)
+
+
+def test_a_seed_gives_the_same_tokens_alone_and_in_company(folder: Folder) -> None:
+    specs = mixed_specs(hashed=False, sampling=DRAWN)
+
+    together = outputs(run_mixed(make_executor(folder("llama")), specs, budget=24))
+    alone = {}
+    for spec in specs:
+        alone |= outputs(run_mixed(make_executor(folder("llama")), [spec], budget=2048))
+
+    assert alone == together
+
+
+def test_another_seed_gives_other_tokens(folder: Folder) -> None:
+    specs = mixed_specs(hashed=False, sampling=DRAWN)
+    others = mixed_specs(
+        hashed=False, sampling=SamplingParams(temperature=0.9, top_p=0.95, seed=12)
+    )
+
+    some = outputs(run_mixed(make_executor(folder("llama")), specs, budget=2048))
+    other = outputs(run_mixed(make_executor(folder("llama")), others, budget=2048))
+
+    assert all(some[key] != other[key] for key in some)

@@ -1,0 +1,247 @@
+"""The torch executor's edges: who fails and who does not, prompts' log probabilities, limits."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+from support.core import FakeClock, ends, make_spec, outputs, run_until_idle
+from support.torch_models import MAX_SEQ_LEN, VOCAB_SIZE, NaiveModel, save_tiny_model
+
+from penstock.executor.config import ExecutorConfig
+from penstock.executor.torch.executor import TorchExecutor
+from penstock.scheduler.config import SchedulerConfig
+from penstock.scheduler.engine import Engine
+from penstock.scheduler.events import Failed, Finished, StepEvents
+from penstock.scheduler.executor import ExecutorDied, Feature
+from penstock.scheduler.request import FailureReason, RequestSpec, SamplingParams
+
+POISON = 4
+"""A token whose embedding is not a number."""
+GREEDY = SamplingParams(temperature=0.0)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_model("llama", tmp_path_factory.mktemp("llama"))
+
+
+@pytest.fixture(scope="module")
+def naive(folder: Path) -> NaiveModel:
+    return NaiveModel(folder)
+
+
+def make_engine(folder: Path, *, budget: int = 64, num_blocks: int = 24) -> Engine:
+    executor = TorchExecutor(
+        ExecutorConfig(model_path=folder, max_num_seqs=4, num_blocks=num_blocks)
+    )
+    return Engine(executor, SchedulerConfig(max_num_batched_tokens=budget), FakeClock())
+
+
+def poison(engine: Engine) -> None:
+    executor = engine.executor
+    assert isinstance(executor, TorchExecutor)
+    module = executor._model.module
+    module.get_input_embeddings().weight.data[POISON] = math.nan  # type: ignore[operator,union-attr]
+
+
+def prompt(seed: int, length: int) -> list[int]:
+    tokens = np.random.default_rng(seed).integers(3, VOCAB_SIZE, length)
+    tokens[tokens == POISON] = POISON + 1
+    return tokens.tolist()
+
+
+def spec(key: int, ids: Sequence[int], sampling: SamplingParams = GREEDY) -> RequestSpec:
+    return make_spec(key, ids, max_tokens=8, block_size=16, sampling=sampling)
+
+
+def run(engine: Engine, specs: Sequence[RequestSpec]) -> list[StepEvents]:
+    for one in specs:
+        engine.submit((one,))
+    return run_until_idle(engine)
+
+
+@pytest.mark.parametrize("place", [0, 20, 49], ids=["first", "middle", "last"])
+def test_a_poisoned_request_fails_alone_and_leaves_nothing_behind(
+    place: int, folder: Path, naive: NaiveModel
+) -> None:
+    # 24 blocks: whoever comes later gets the blocks of whoever failed.
+    engine = make_engine(folder)
+    poison(engine)
+    bad = prompt(9, 50)
+    bad[place] = POISON
+    good = {key: prompt(key, length) for key, length in ((1, 40), (2, 7), (3, 60))}
+
+    for turn in range(3):
+        told = run(
+            engine,
+            [
+                *(spec(key + 10 * turn, ids) for key, ids in good.items()),
+                spec(9 + 10 * turn, bad),
+            ],
+        )
+        found = ends(told)
+        end = found.pop(9 + 10 * turn)
+        assert isinstance(end, Failed)
+        assert end.reason is FailureReason.EXECUTOR_REQUEST_FAILED
+        assert all(isinstance(other, Finished) for other in found.values())
+        tokens = outputs(told)
+        for key, ids in good.items():
+            said = tokens[key + 10 * turn]
+            # A model that says the poisoned token itself would fail rightly; this one does not.
+            assert POISON not in said
+            assert naive.is_greedy(ids, said)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        SamplingParams(logit_bias=((VOCAB_SIZE, 1.0),)),
+        SamplingParams(logit_bias=((-1, 1.0),)),
+        SamplingParams(logit_bias=((4, math.nan),)),
+        SamplingParams(logit_bias=((4, math.inf),)),
+        SamplingParams(temperature=math.nan),
+        SamplingParams(temperature=-1.0),
+        SamplingParams(top_p=math.nan),
+        SamplingParams(top_p=0.0),
+        SamplingParams(top_k=-3),
+        SamplingParams(min_p=2.0),
+        SamplingParams(repetition_penalty=0.0),
+        SamplingParams(frequency_penalty=math.nan),
+        SamplingParams(presence_penalty=math.inf),
+    ],
+    ids=str,
+)
+def test_what_the_front_should_have_refused_fails_alone(
+    wrong: SamplingParams, folder: Path, naive: NaiveModel
+) -> None:
+    engine = make_engine(folder)
+
+    told = run(engine, [spec(1, prompt(1, 30)), spec(2, prompt(2, 30), wrong)])
+
+    assert isinstance(ends(told)[2], Failed)
+    assert naive.is_greedy(prompt(1, 30), outputs(told)[1])
+
+
+@pytest.mark.parametrize("token", [-1, VOCAB_SIZE, 2**31 - 1])
+def test_an_impossible_prompt_token_fails_alone(
+    token: int, folder: Path, naive: NaiveModel
+) -> None:
+    engine = make_engine(folder)
+
+    told = run(engine, [spec(1, prompt(1, 30)), spec(2, [*prompt(2, 30), token, 5])])
+
+    assert isinstance(ends(told)[2], Failed)
+    assert naive.is_greedy(prompt(1, 30), outputs(told)[1])
+
+
+def test_a_bias_leaves_with_its_request(folder: Path, naive: NaiveModel) -> None:
+    engine = make_engine(folder)
+    biased = SamplingParams(temperature=0.0, logit_bias=((50, 1e4),))
+
+    first = run(engine, [spec(key, prompt(key, 10), biased) for key in range(1, 5)])
+    second = run(engine, [spec(key, prompt(key, 10)) for key in range(11, 15)])
+
+    assert all(set(tokens) == {50} for tokens in outputs(first).values())
+    assert all(naive.is_greedy(prompt(key, 10), out) for key, out in outputs(second).items())
+
+
+@pytest.mark.parametrize("budget", [16, 2048], ids=["chunked", "whole"])
+def test_prompt_logprobs_are_the_naive_ones(budget: int, folder: Path, naive: NaiveModel) -> None:
+    engine = make_engine(folder, budget=budget)
+    asking = SamplingParams(temperature=0.0, num_prompt_logprobs=3)
+    ids = {1: prompt(1, 50), 2: prompt(2, 1), 3: prompt(3, 17)}
+    specs = [
+        make_spec(key, tokens, max_tokens=4, hashed=False, sampling=asking)
+        for key, tokens in ids.items()
+    ]
+
+    told = run(engine, [*specs, spec(4, prompt(4, 20))])
+
+    seen: dict[tuple[int, int], tuple[float, int, list[int]]] = {}
+    for events in told:
+        for key, first, part in events.prompt_logprobs:
+            for row in range(len(part.chosen)):
+                place = (key, first + row)
+                assert place not in seen
+                seen[place] = (
+                    float(part.chosen[row]),
+                    int(part.ranks[row]),
+                    part.top_ids[row].tolist(),
+                )
+    assert set(seen) == {(key, p) for key, tokens in ids.items() for p in range(1, len(tokens))}
+    for key, tokens in ids.items():
+        logits = naive.logits(tokens).astype(np.float64)
+        logprobs = logits - np.log(np.exp(logits).sum(1, keepdims=True))
+        for position in range(1, len(tokens)):
+            before = logprobs[position - 1]
+            chosen, rank, top_ids = seen[key, position]
+            assert chosen == pytest.approx(before[tokens[position]], abs=1e-3)
+            assert rank == (before > before[tokens[position]]).sum() + 1
+            assert top_ids == np.argsort(-before)[:3].tolist()
+
+
+def test_info_tells_what_was_built(folder: Path) -> None:
+    info = TorchExecutor(
+        ExecutorConfig(model_path=folder, max_num_seqs=3, max_seq_len=100_000, block_size=32)
+    ).info
+
+    assert info.vocab_size == VOCAB_SIZE
+    assert info.max_seq_len == MAX_SEQ_LEN
+    # Memory for far more, and no use for it.
+    assert info.num_blocks == 3 * MAX_SEQ_LEN // 32
+    assert info.features == {
+        Feature.LOGPROBS,
+        Feature.PROMPT_LOGPROBS,
+        Feature.LOGIT_BIAS,
+        Feature.PENALTIES,
+    }
+
+
+def test_blocks_follow_from_bytes(folder: Path) -> None:
+    # 2 layers, keys and values, 2 heads of 16 elements of 4 bytes, 16 tokens.
+    bytes_each = 2 * 2 * 2 * 16 * 4 * 16
+    config = ExecutorConfig(model_path=folder, kv_cache_bytes=10 * bytes_each + 1)
+
+    assert TorchExecutor(config).info.num_blocks == 10
+
+
+def test_bytes_for_less_than_a_block_are_refused(folder: Path) -> None:
+    with pytest.raises(ValueError, match="kv_cache_bytes"):
+        TorchExecutor(ExecutorConfig(model_path=folder, kv_cache_bytes=100))
+
+
+def test_a_depth_of_two_is_refused(folder: Path) -> None:
+    with pytest.raises(ValueError, match="pipeline_depth"):
+        TorchExecutor(ExecutorConfig(model_path=folder, pipeline_depth=2))
+
+
+def test_a_closed_executor_runs_nothing(folder: Path) -> None:
+    engine = make_engine(folder)
+    engine.close()
+    engine.close()
+
+    engine.submit((spec(1, [5, 6]),))
+    with pytest.raises(ExecutorDied):
+        engine.step()
+
+
+def test_a_model_that_breaks_kills_the_executor(folder: Path) -> None:
+    engine = make_engine(folder)
+    executor = engine.executor
+    assert isinstance(executor, TorchExecutor)
+
+    def fail(*_args: object, **_kwargs: object) -> object:
+        raise RuntimeError("device lost")
+
+    executor._model.module.forward = fail  # type: ignore[method-assign,assignment]
+    engine.submit((spec(1, [5, 6]),))
+    with pytest.raises(ExecutorDied, match="device lost"):
+        engine.step()

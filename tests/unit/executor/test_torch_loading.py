@@ -1,0 +1,159 @@
+"""Which model folders are served, and which are refused rather than served wrongly."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+from safetensors.torch import load_file, save_file
+from support.torch_models import save_tiny_model
+
+from penstock.executor.torch.architecture import read_architecture
+from penstock.executor.torch.attention_interface import refuse_unknown
+from penstock.executor.torch.errors import ModelLoadError, UnsupportedModel
+from penstock.executor.torch.kv_pages import HeadShape
+from penstock.executor.torch.loading import load_model
+
+
+SANE = {"model_type": "tiny", "max_position_embeddings": 512, "num_hidden_layers": 2}
+
+
+def load(path: Path) -> Any:
+    return load_model(path, device="cpu", dtype="auto")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return save_tiny_model("llama", tmp_path / "model")
+
+
+def edit_config(folder: Path, **values: object) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
+
+
+def test_the_probe_finds_what_each_layer_keeps(folder: Path) -> None:
+    model = load(folder)
+
+    assert model.shapes == (HeadShape(num_heads=2, head_dim=16),) * 2
+    assert model.vocab_size == 256
+    assert model.dtype == torch.float32
+
+
+def test_dtype_can_be_chosen(folder: Path) -> None:
+    assert load_model(folder, device="cpu", dtype="bfloat16").dtype == torch.bfloat16
+
+
+def test_a_folder_without_configuration_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ModelLoadError, match=r"config\.json"):
+        load(tmp_path)
+
+
+def test_a_folder_without_weights_is_named(folder: Path) -> None:
+    for path in folder.glob("*.safetensors"):
+        path.unlink()
+
+    with pytest.raises(ModelLoadError, match="safetensors"):
+        load(folder)
+
+
+def test_an_unknown_architecture_is_named(folder: Path) -> None:
+    edit_config(folder, model_type="nobody_knows_this", architectures=["Nobody"])
+
+    with pytest.raises(ModelLoadError, match="nobody_knows_this"):
+        load(folder)
+
+
+def test_broken_weights_are_named(folder: Path) -> None:
+    next(folder.glob("*.safetensors")).write_bytes(b"\x10\x00\x00\x00\x00\x00\x00\x00 not json")
+
+    with pytest.raises(ModelLoadError):
+        load(folder)
+
+
+def test_missing_weights_are_named(folder: Path) -> None:
+    path = next(folder.glob("*.safetensors"))
+    weights = load_file(path)
+    del weights["model.layers.1.mlp.up_proj.weight"]
+    save_file(weights, path, metadata={"format": "pt"})
+
+    with pytest.raises(ModelLoadError, match=r"layers\.1\.mlp\.up_proj"):
+        load(folder)
+
+
+def test_weights_of_another_shape_are_named(folder: Path) -> None:
+    edit_config(folder, intermediate_size=80)
+
+    with pytest.raises(ModelLoadError, match="up_proj"):
+        load(folder)
+
+
+def test_an_absent_device_is_named(folder: Path) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("this machine has the device")
+    with pytest.raises(ModelLoadError, match="CUDA"):
+        load_model(folder, device="cuda", dtype="auto")
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "words"),
+    [
+        ("layer_types", ["full_attention", "chunked_attention"], "chunked_attention"),
+        ("layer_types", ["linear_attention", "full_attention"], "linear_attention"),
+        ("is_encoder_decoder", True, "decoder-only"),
+        ("use_bidirectional_attention", True, "both directions"),
+        ("num_kv_shared_layers", 2, "between layers"),
+        ("max_position_embeddings", None, "max_position_embeddings"),
+        ("rope_parameters", {"rope_type": "dynamic", "factor": 2.0}, "whole batch"),
+        ("rope_parameters", {"full_attention": {"rope_type": "dynamic"}}, "whole batch"),
+        ("rope_scaling", {"type": "dynamic", "factor": 2.0}, "whole batch"),
+    ],
+)
+def test_a_configuration_that_paging_would_get_wrong_is_refused(
+    field: str, value: object, words: str
+) -> None:
+    with pytest.raises(UnsupportedModel, match=words):
+        read_architecture(SimpleNamespace(**{**SANE, field: value}))
+
+
+def test_longrope_is_served_up_to_its_original_length() -> None:
+    rope = {"rope_type": "longrope", "original_max_position_embeddings": 128}
+    config = SimpleNamespace(**SANE, rope_parameters=rope)
+
+    assert read_architecture(config).max_seq_len == 128
+    assert read_architecture(SimpleNamespace(**SANE)).max_seq_len == 512
+
+
+def test_a_layer_that_hides_its_window_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = save_tiny_model("mistral_window", tmp_path)
+    edit_config(folder, sliding_window=None, layer_types=["full_attention", "sliding_attention"])
+
+    with pytest.raises(UnsupportedModel, match="window"):
+        load(folder)
+
+
+def test_unknown_attention_arguments_are_refused_unless_they_ask_for_nothing() -> None:
+    refuse_unknown("Attention", {"position_ids": object(), "use_cache": False, "strange": None})
+
+    with pytest.raises(UnsupportedModel, match="strange"):
+        refuse_unknown("Attention", {"position_ids": object(), "strange": 1})
+
+
+def test_layers_that_bypass_the_interface_are_refused(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    config = transformers.BloomConfig(vocab_size=64, hidden_size=32, n_layer=2, n_head=2)
+    config.max_position_embeddings = 64
+    transformers.BloomForCausalLM(config).save_pretrained(tmp_path)
+    edit_config(tmp_path, max_position_embeddings=64)
+
+    with pytest.raises((UnsupportedModel, ModelLoadError)):
+        load(tmp_path)

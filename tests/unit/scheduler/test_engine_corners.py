@@ -1,0 +1,104 @@
+"""Corners of the engine that a random walk seldom turns: each was once wrong."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from penstock.executor.config import ExecutorConfig, ExecutorKind, SimulatedConfig
+from penstock.executor.fault import Fault, FaultKind
+from penstock.executor.simulated.executor import SimulatedExecutor
+from penstock.executor.simulated.pace import VirtualClock
+from penstock.scheduler.block_hash import chain_root, hash_blocks
+from penstock.scheduler.config import SchedulerConfig
+from penstock.scheduler.cost_model import CostModel
+from penstock.scheduler.engine import Engine
+from penstock.scheduler.events import Failed, Finished
+from penstock.scheduler.executor import ExecutorDied
+from penstock.scheduler.request import FinishReason, RequestSpec
+
+BLOCK_SIZE = 2
+
+
+def engine_of(*faults: Fault) -> Engine:
+    """An engine whose steps take one second each, from second 1 on."""
+    clock = VirtualClock(1.0)
+    cost = CostModel(step_s=1.0, prefill_token_s=0.0, decode_slot_s=0.0, context_token_s=0.0)
+    config = ExecutorConfig(
+        kind=ExecutorKind.SIMULATED,
+        block_size=BLOCK_SIZE,
+        num_blocks=16,
+        max_num_seqs=4,
+        max_seq_len=32,
+        simulated=SimulatedConfig(vocab_size=50, is_strict=True, cost=cost, faults=faults),
+    )
+    return Engine(SimulatedExecutor(config, pacer=clock), SchedulerConfig(), clock)
+
+
+def spec_of(key: int, **fields: Any) -> RequestSpec:
+    prompt = np.arange(5, dtype=np.int32)
+    return RequestSpec(
+        **{
+            "key": key,
+            "request_id": str(key),
+            "prompt_ids": prompt,
+            "max_tokens": 8,
+            "hash_salt": b"tenant",
+            "block_hashes": hash_blocks(prompt, BLOCK_SIZE, chain_root(b"tenant")),
+            **fields,
+        }
+    )
+
+
+def ends_of(engine: Engine) -> list[Finished | Failed]:
+    ends: list[Finished | Failed] = []
+    for _ in range(100):
+        if not engine.has_work:
+            break
+        ends += engine.step().ends
+        engine.check_integrity()
+    assert not engine.has_work
+    return ends
+
+
+def test_a_first_token_that_came_late_still_meets_its_deadline() -> None:
+    engine = engine_of(Fault(kind=FaultKind.NO_TOKENS, at_step=1))
+    engine.submit((spec_of(1, ttft_deadline_s=4.5),))
+
+    (end,) = ends_of(engine)
+
+    assert isinstance(end, Finished)
+    assert end.reason is FinishReason.LENGTH
+
+
+def test_a_follower_without_its_leader_does_not_wait_forever() -> None:
+    engine = engine_of()
+    engine.submit((spec_of(2, leader_key=1, output_index=1),))
+
+    (end,) = ends_of(engine)
+
+    assert isinstance(end, Finished)
+
+
+def test_a_key_may_be_used_again_after_its_request_ended() -> None:
+    engine = engine_of()
+    engine.submit((spec_of(1),))
+    engine.cancel(1)
+    engine.step()
+    engine.submit((spec_of(1, priority=-1),))
+
+    (end,) = ends_of(engine)
+
+    assert isinstance(end, Finished)
+    assert end.reason is FinishReason.LENGTH
+
+
+def test_a_dead_executor_comes_through_the_engine() -> None:
+    engine = engine_of(Fault(kind=FaultKind.EXECUTOR_DIES, at_step=2, detail="bus error"))
+    engine.submit((spec_of(1),))
+    engine.step()
+
+    with pytest.raises(ExecutorDied, match="bus error"):
+        engine.step()
