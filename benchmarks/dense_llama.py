@@ -82,7 +82,10 @@ class DenseLlama:
             cache[index, 0, :, :num_tokens] = key.transpose(0, 1)
             cache[index, 1, :, :num_tokens] = value.transpose(0, 1)
             attended = functional.scaled_dot_product_attention(
-                *(part.transpose(0, 1)[None] for part in (query, key, value)), is_causal=True
+                query.transpose(0, 1)[None],
+                key.transpose(0, 1)[None],
+                value.transpose(0, 1)[None],
+                is_causal=True,
             )
             hidden = self._rest(hidden, attended[0].transpose(0, 1), layer)
         return self._next(hidden[-1:])

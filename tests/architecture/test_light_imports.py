@@ -13,6 +13,8 @@ HEAVY = {"torch", "transformers"}
 # Portion, and what importing all of its modules must not load.
 LIGHT = [
     ("penstock.scheduler", HEAVY | {"grpc", "google.protobuf", "tokenizers", "uvloop"}),
+    ("penstock.server.link", HEAVY | {"grpc", "google.protobuf", "tokenizers", "uvloop"}),
+    ("penstock.server.processes", HEAVY),
     ("penstock.server.rpc", HEAVY),
     ("penstock.server.text", HEAVY),
     ("penstock.server.front", HEAVY),

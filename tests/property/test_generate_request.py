@@ -149,6 +149,15 @@ def test_string_that_is_not_utf8_is_named(data: bytes, path: str) -> None:
     assert [violation.path for violation in caught.value.refusal.violations] == [path]
 
 
+def test_search_for_what_is_wrong_is_bounded() -> None:
+    turn = b"\x22\x02\x0a\x00"  # a chat with one empty turn
+    data = turn * 100_000 + b"\x0a\x01\xff"
+    with pytest.raises(RequestError) as caught:
+        parse(GenerateRequest, data)
+    assert caught.value.reason is ErrorReason.MALFORMED_REQUEST
+    assert caught.value.refusal.violations == (), "it stopped before the end"
+
+
 def test_unknown_fields_are_counted_at_any_depth() -> None:
     inner = b"\x0a\x01a\xfa\x7f\x01x"
     data = b"\x12" + bytes([len(inner)]) + inner + b"\xfa\x7f\x01x"

@@ -113,4 +113,5 @@ class NaiveModel:
         One forward over everything tells: each token must be the greatest of the logits before it.
         """
         logits = self.logits([*prompt, *output][:-1])
-        return logits[len(prompt) - 1 :].argmax(-1).tolist() == list(output)
+        likeliest: list[int] = logits[len(prompt) - 1 :].argmax(-1).tolist()
+        return likeliest == list(output)

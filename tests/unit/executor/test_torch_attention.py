@@ -7,12 +7,9 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
-
-torch = pytest.importorskip("torch")
-
-from support.core import make_spec
 
 from penstock.executor.torch.kv_pages import HeadShape, KVPages
 from penstock.executor.torch.length_groups import split_by_length
@@ -22,6 +19,7 @@ from penstock.executor.torch.step_inputs import StepInputs
 from penstock.scheduler.batch import Batch
 from penstock.scheduler.request import Request
 from penstock.scheduler.slot_arrays import SlotArrays
+from support.core import make_spec
 
 BLOCK_SIZE = 16
 HEADS, GROUP, DIM = 2, 3, 64
@@ -91,7 +89,9 @@ class Paged:
             self.keys.append((torch.randn(length, HEADS, DIM) + drift).to(dtype))
             self.values.append(torch.randn(length, HEADS, DIM).to(dtype))
 
-    def run(self, rows: Sequence[tuple[int, int, int]], query: torch.Tensor, scoring: Scoring):  # type: ignore[no-untyped-def]
+    def run(
+        self, rows: Sequence[tuple[int, int, int]], query: torch.Tensor, scoring: Scoring
+    ) -> tuple[torch.Tensor, list[tuple[int, int]]]:
         """Attention of one step over `rows`, in packed order, with the new keys written."""
         step = StepInputs(
             make_batch(self.arrays, rows), self.pages, num_embeddings=300, overhead_blocks=4.0

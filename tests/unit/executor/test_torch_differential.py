@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-pytest.importorskip("torch")
-pytest.importorskip("transformers")
-
+from penstock.executor.config import ExecutorConfig
+from penstock.executor.torch import attention_interface
+from penstock.executor.torch.executor import TorchExecutor
+from penstock.executor.torch.paged_attention import Scoring
+from penstock.scheduler.batch import Batch
+from penstock.scheduler.executor import Executor
+from penstock.scheduler.request import SamplingParams
 from support.core import outputs
 from support.torch_differential import (
     ALL_WAYS,
@@ -22,12 +27,6 @@ from support.torch_differential import (
     run_mixed,
 )
 from support.torch_models import ARCHITECTURES, NaiveModel, save_tiny_model
-
-from penstock.executor.config import ExecutorConfig
-from penstock.executor.torch.executor import TorchExecutor
-from penstock.scheduler.batch import Batch
-from penstock.scheduler.executor import Executor
-from penstock.scheduler.request import SamplingParams
 
 Folder = Callable[[str], Path]
 
@@ -119,14 +118,10 @@ def test_a_window_one_too_wide_shows(
     naive: Callable[[str], NaiveModel],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    import penstock.executor.torch.attention_interface as interface
+    def too_wide(*, window: int, **rest: Any) -> Scoring:
+        return Scoring(window=window + 1 if window else 0, **rest)
 
-    right = interface.Scoring
-    monkeypatch.setattr(
-        interface,
-        "Scoring",
-        lambda *, window, **rest: right(window=window + 1 if window else 0, **rest),
-    )
+    monkeypatch.setattr(attention_interface, "Scoring", too_wide)
     specs = mixed_specs(hashed=False)
 
     told = outputs(run_mixed(make_executor(folder(name)), specs, budget=2048))
@@ -141,7 +136,7 @@ def test_a_seed_gives_the_same_tokens_alone_and_in_company(folder: Folder) -> No
     specs = mixed_specs(hashed=False, sampling=DRAWN)
 
     together = outputs(run_mixed(make_executor(folder("llama")), specs, budget=24))
-    alone = {}
+    alone: dict[int, list[int]] = {}
     for spec in specs:
         alone |= outputs(run_mixed(make_executor(folder("llama")), [spec], budget=2048))
 

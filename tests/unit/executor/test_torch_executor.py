@@ -5,15 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-
-torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
-
-from support.core import FakeClock, ends, make_spec, outputs, run_until_idle
-from support.torch_models import MAX_SEQ_LEN, VOCAB_SIZE, NaiveModel, save_tiny_model
 
 from penstock.executor.config import ExecutorConfig
 from penstock.executor.torch.executor import TorchExecutor
@@ -22,6 +17,8 @@ from penstock.scheduler.engine import Engine
 from penstock.scheduler.events import Failed, Finished, StepEvents
 from penstock.scheduler.executor import ExecutorDied, Feature
 from penstock.scheduler.request import FailureReason, RequestSpec, SamplingParams
+from support.core import FakeClock, ends, make_spec, outputs, run_until_idle
+from support.torch_models import MAX_SEQ_LEN, VOCAB_SIZE, NaiveModel, save_tiny_model
 
 POISON = 4
 """A token whose embedding is not a number."""
@@ -48,14 +45,15 @@ def make_engine(folder: Path, *, budget: int = 64, num_blocks: int = 24) -> Engi
 def poison(engine: Engine) -> None:
     executor = engine.executor
     assert isinstance(executor, TorchExecutor)
-    module = executor._model.module
-    module.get_input_embeddings().weight.data[POISON] = math.nan  # type: ignore[operator,union-attr]
+    module: Any = executor._model.module
+    module.get_input_embeddings().weight.data[POISON] = math.nan
 
 
 def prompt(seed: int, length: int) -> list[int]:
     tokens = np.random.default_rng(seed).integers(3, VOCAB_SIZE, length)
     tokens[tokens == POISON] = POISON + 1
-    return tokens.tolist()
+    ids: list[int] = tokens.tolist()
+    return ids
 
 
 def spec(key: int, ids: Sequence[int], sampling: SamplingParams = GREEDY) -> RequestSpec:
@@ -241,7 +239,7 @@ def test_a_model_that_breaks_kills_the_executor(folder: Path) -> None:
     def fail(*_args: object, **_kwargs: object) -> object:
         raise RuntimeError("device lost")
 
-    executor._model.module.forward = fail  # type: ignore[method-assign,assignment]
+    executor._model.module.forward = fail
     engine.submit((spec(1, [5, 6]),))
     with pytest.raises(ExecutorDied, match="device lost"):
         engine.step()

@@ -8,19 +8,16 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
-
+import torch
+import transformers
 from safetensors.torch import load_file, save_file
-from support.torch_models import save_tiny_model
 
 from penstock.executor.torch.architecture import read_architecture
 from penstock.executor.torch.attention_interface import refuse_unknown
 from penstock.executor.torch.errors import ModelLoadError, UnsupportedModel
 from penstock.executor.torch.kv_pages import HeadShape
 from penstock.executor.torch.loading import load_model
-
+from support.torch_models import save_tiny_model
 
 SANE = {"model_type": "tiny", "max_position_embeddings": 512, "num_hidden_layers": 2}
 

@@ -7,19 +7,20 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
 
-torch = pytest.importorskip("torch")
-
-from support.core import make_spec
-
+from penstock.executor.torch import inverse_cdf
 from penstock.executor.torch.counter_random import uniforms
-from penstock.executor.torch.inverse_cdf import Truncation, draw, draw_truncated
+from penstock.executor.torch.cut_search import search_threshold
+from penstock.executor.torch.inverse_cdf import draw, draw_truncated
 from penstock.executor.torch.sampler import Sampled, sample
 from penstock.executor.torch.slot_rules import SlotRules
+from penstock.executor.torch.truncation import Truncation
 from penstock.scheduler.batch import Batch
 from penstock.scheduler.request import Request, SamplingParams
 from penstock.scheduler.slot_arrays import SlotArrays
+from support.core import make_spec
 
 VOCAB = 3000
 GREEDY = SamplingParams(temperature=0.0)
@@ -349,23 +350,39 @@ def test_extreme_uniforms_stay_among_what_has_weight() -> None:
     assert draw(scores, numbers).tolist() == [1, 2]
 
 
-def test_narrow_and_full_search_agree() -> None:
-    # A row that a partial sort of 64 can decide, in a vocabulary where it must be cut and where
-    # padding with impossible tokens makes the partial sort the full one.
-    scores = torch.from_numpy(np.random.default_rng(5).normal(0, 4, (200, 64)).astype(np.float32))
+def test_candidates_and_search_draw_the_same_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    random = np.random.default_rng(5)
+    # Peaked enough for candidates; rounded, so that values tie.
+    logits = random.normal(0, 5, (300, 4000)).round(1).astype(np.float32)
+    scores = torch.from_numpy(logits)
     scores = scores - scores.max(1, keepdim=True).values
-    padded = torch.full((200, 4000), float("-inf"))
-    padded[:, :64] = scores
     truncation = Truncation(
-        top_k=torch.full((200,), 20),
-        top_p=torch.full((200,), 0.9, dtype=torch.float64),
-        min_p=torch.full((200,), 0.001, dtype=torch.float64),
+        top_k=torch.from_numpy(random.choice([0, 1, 20, 63], 300)),
+        top_p=torch.from_numpy(random.choice([1.0, 0.9, 0.3], 300)),
+        min_p=torch.from_numpy(random.choice([0.0, 0.01, 0.3], 300)),
     )
-    numbers = torch.from_numpy(uniforms(np.arange(200, dtype=np.uint64), np.zeros(200, dtype=int)))
+    numbers = torch.from_numpy(uniforms(np.arange(300, dtype=np.uint64), np.zeros(300, dtype=int)))
 
-    narrow = draw_truncated(scores, numbers, truncation)
+    among_candidates = draw_truncated(scores, numbers, truncation)
+    monkeypatch.setattr(inverse_cdf, "_WIDTHS", ())
+    by_search = draw_truncated(scores, numbers, truncation)
 
-    assert torch.equal(narrow, draw_truncated(padded, numbers, truncation))
+    assert torch.equal(among_candidates, by_search)
+
+
+def test_search_finds_a_value_of_the_row() -> None:
+    scores = torch.from_numpy(np.random.default_rng(6).normal(0, 1, (50, 999)).astype(np.float32))
+    scores = scores - scores.max(1, keepdim=True).values
+    truncation = Truncation(
+        top_k=torch.arange(1, 51) * 15,
+        top_p=torch.ones(50, dtype=torch.float64),
+        min_p=torch.zeros(50, dtype=torch.float64),
+    )
+
+    found = search_threshold(scores, truncation)
+
+    expected = scores.sort(dim=1, descending=True).values.gather(1, truncation.top_k[:, None] - 1)
+    assert torch.equal(found, expected[:, 0])
 
 
 def _random_logits(count: int) -> list[NDArray[np.float32]]:

@@ -1,0 +1,104 @@
+"""Time from exec of `penstock serve` to its ready line, and from SIGTERM to its end.
+
+Every run is a fresh process tree with the demo model on a free port. The first run, which may have
+to read files from the disk, is told apart from the others. Goal: ready in under 6 s.
+"""
+
+import os
+import resource
+import signal
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+import report
+
+READY_GOAL_S = 6.0
+LIMIT_S = 120.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One start and end. `cpu_s`: user and system time of all its processes."""
+
+    executor: str
+    is_first: bool
+    ready_s: float
+    end_s: float
+    cpu_s: float
+
+
+def main() -> None:
+    """Measure, print, write."""
+    parser = report.arguments(__doc__.splitlines()[0] if __doc__ else "")
+    arguments = parser.parse_args()
+    num_runs = 11 if arguments.full else 4
+    runs = [measure("simulated", is_first=False)]
+    runs += [measure("torch", is_first=index == 0) for index in range(num_runs)]
+    header = ("executor", "first", "ready s", "end s", "cpu s")
+    rows = [(r.executor, r.is_first, r.ready_s, r.end_s, r.cpu_s) for r in runs]
+    report.print_table(f"penstock serve, {os.cpu_count()} cores, load {load():.1f}", header, rows)
+    checks = (
+        report.Check(
+            name="serve_ready_median",
+            value=median_ready_s(runs),
+            goal=READY_GOAL_S,
+            unit="s",
+            sense="at most",
+        ),
+    )
+    report.print_checks(checks)
+    results = {"runs": [asdict(run) for run in runs], "load_average": load()}
+    report.write_json(arguments.json, results, checks)
+
+
+def measure(executor: str, *, is_first: bool) -> Run:
+    """Start a service, wait for its ready line, stop it."""
+    command = (sys.executable, "-m", "penstock.server.cli", "serve")
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    started_s = time.perf_counter()
+    with subprocess.Popen(
+        (*command, "--port", "0", "--executor", executor, "--log-level", "error"),
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        watchdog = threading.Timer(LIMIT_S, process.kill)
+        watchdog.start()
+        line = process.stdout.readline()
+        ready_s = time.perf_counter() - started_s
+        if not line.startswith("penstock ready"):
+            watchdog.cancel()
+            raise SystemExit(f"the service did not start: exit code {process.wait()}")
+        process.send_signal(signal.SIGTERM)
+        process.wait()
+        watchdog.cancel()
+        end_s = time.perf_counter() - started_s - ready_s
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return Run(
+        executor=executor,
+        is_first=is_first,
+        ready_s=ready_s,
+        end_s=end_s,
+        cpu_s=after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime,
+    )
+
+
+def median_ready_s(runs: Sequence[Run]) -> float:
+    """Of the torch executor, without the first run."""
+    return statistics.median(
+        run.ready_s for run in runs if run.executor == "torch" and not run.is_first
+    )
+
+
+def load() -> float:
+    """Processes that want a core, averaged over the last minute: others slow a start down."""
+    return os.getloadavg()[0]
+
+
+if __name__ == "__main__":
+    main()

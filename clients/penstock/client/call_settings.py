@@ -1,0 +1,58 @@
+"""What both clients decide about a call before it is made: metadata, attempts, bounds.
+
+Owns the settings common to the async and the blocking client. Does no I/O.
+"""
+
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from penstock.client.options import GenerationRequest
+from penstock.client.retry import Attempts, RetryPolicy
+from penstock.client.trace_context import TraceContext, current_trace_context
+
+Metadata: TypeAlias = Sequence[tuple[str, str]]
+
+CONTROL_DEADLINE_S = 10.0
+"""Deadline of calls that do not generate, seconds."""
+
+HEALTH_METHOD = "/grpc.health.v1.Health/Check"
+HEALTH_WATCH_METHOD = "/grpc.health.v1.Health/Watch"
+
+MAX_NUM_PAGES = 1000
+"""Pages that `list_models` follows before it gives up on a server that never ends."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallSettings:
+    """Retry policy, metadata sent with every call, and the sources of time and chance."""
+
+    retry: RetryPolicy
+    metadata: tuple[tuple[str, str], ...] = ()
+    clock: Callable[[], float] = time.monotonic
+    random: Callable[[], float] = random.random
+
+    def attempts(self, deadline_s: float | None) -> Attempts:
+        """Open the account of one logical call. Raises ValueError for a bad `deadline_s`."""
+        return Attempts(self.retry, deadline_s=deadline_s, clock=self.clock, random=self.random)
+
+    def call_metadata(
+        self, metadata: Metadata, trace: TraceContext | None
+    ) -> tuple[tuple[str, str], ...]:
+        """Metadata of one call: the client's, the call's, and the trace it belongs to.
+
+        Without an explicit `trace` the current OpenTelemetry context is passed on, unless the
+        metadata names a trace already.
+        """
+        pairs = (*self.metadata, *metadata)
+        if trace is None and not any(key == "traceparent" for key, _ in pairs):
+            trace = current_trace_context()
+        return (*pairs, *trace.metadata()) if trace is not None else pairs
+
+
+def require_one_output(request: GenerationRequest) -> None:
+    """Raise ValueError when several outputs would be mixed into one text."""
+    if request.sampling.n not in (None, 1):
+        raise ValueError(f"n: a stream of text has one output, not {request.sampling.n}")

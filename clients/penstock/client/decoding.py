@@ -1,0 +1,234 @@
+"""Protobuf messages to domain values.
+
+Owns the way in. Enum values and events that are newer than this client are tolerated: values become
+UNKNOWN, events become None.
+"""
+
+from collections.abc import Iterable
+from dataclasses import fields
+from typing import Any, TypeVar
+
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.message import Message
+
+import penstock.v1 as pb
+from penstock.client.errors import StreamBroken
+from penstock.client.events import (
+    Accepted,
+    Event,
+    Finished,
+    FinishReason,
+    Generation,
+    Output,
+    OutputEnd,
+    Progress,
+    PromptEcho,
+    RequestState,
+    Timings,
+    TokenRecord,
+    Tokens,
+    TopLogprob,
+    Usage,
+    WaitReason,
+)
+from penstock.client.model_info import (
+    HealthStatus,
+    KeepalivePolicy,
+    Model,
+    ModelLimits,
+    ModelState,
+)
+
+_EnumT = TypeVar("_EnumT", RequestState, FinishReason, WaitReason, ModelState, HealthStatus)
+
+
+def decode_event(response: pb.GenerateResponse) -> Event | None:
+    """Read one message of a stream; None for an event this client does not know."""
+    sequence = response.sequence
+    match response.WhichOneof("event"):
+        case "accepted":
+            return _accepted(response.accepted, sequence)
+        case "progress":
+            return _progress(response.progress, sequence)
+        case "tokens":
+            return _tokens(response.tokens, sequence)
+        case "finished":
+            return _finished(response.finished, sequence)
+        case "prompt":
+            return _prompt(response.prompt, sequence)
+        case _:
+            return None
+
+
+def decode_generation(response: pb.GenerateOnceResponse) -> Generation:
+    """Read a whole generation. Raises StreamBroken when a required part is missing."""
+    if not (response.HasField("accepted") and response.HasField("finished")):
+        raise StreamBroken.because("the answer lacks `accepted` or `finished`")
+    accepted = _accepted(response.accepted, 0)
+    finished = _finished(response.finished, 0)
+    pieces = [_tokens(tokens, 0) for tokens in response.outputs]
+    echo = _prompt(response.prompt, 0) if response.HasField("prompt") else None
+    return Generation(
+        accepted=accepted,
+        prompt=echo,
+        outputs=join_outputs(pieces, finished),
+        finished=finished,
+    )
+
+
+def join_outputs(pieces: Iterable[Tokens], finished: Finished) -> tuple[Output, ...]:
+    """Put deltas together by output, in the order of `finished.outputs`."""
+    texts: dict[int, list[str]] = {}
+    records: dict[int, list[TokenRecord]] = {}
+    for piece in pieces:
+        texts.setdefault(piece.output_index, []).append(piece.text)
+        records.setdefault(piece.output_index, []).extend(piece.records)
+    return tuple(
+        Output(
+            index=end.output_index,
+            text="".join(texts.get(end.output_index, ())),
+            records=tuple(records.get(end.output_index, ())),
+            end=end,
+        )
+        for end in finished.outputs
+    )
+
+
+def decode_model(message: pb.Model) -> Model:
+    """Read a model's description."""
+    ready_time = message.ready_time
+    return Model(
+        name=message.name,
+        aliases=tuple(message.aliases),
+        is_default=message.is_default,
+        state=_enum(ModelState, message.state),
+        limits=ModelLimits(**_optional_fields(message.limits, ModelLimits)),
+        keepalive=KeepalivePolicy(**_optional_fields(message.limits.keepalive, KeepalivePolicy)),
+        features=tuple((name.name, value) for name, value in message.features.ListFields()),
+        adapters=tuple(message.adapters),
+        executor=message.executor,
+        ready_at_s=ready_time.ToNanoseconds() / 1e9 if message.HasField("ready_time") else None,
+    )
+
+
+def decode_state(value: int) -> RequestState:
+    """Read a request's state."""
+    return _enum(RequestState, value)
+
+
+def decode_health(value: int) -> HealthStatus:
+    """Read a value of grpc.health.v1."""
+    return _enum(HealthStatus, value)
+
+
+def _accepted(message: pb.Accepted, sequence: int) -> Accepted:
+    return Accepted(
+        sequence=sequence,
+        request_id=message.request_id,
+        model=message.model,
+        num_prompt_tokens=message.num_prompt_tokens,
+        seed=message.seed,
+        estimated_queue_s=_optional_s(message, "estimated_queue_time"),
+    )
+
+
+def _progress(message: pb.Progress, sequence: int) -> Progress:
+    has_position = message.HasField("queue_position")
+    return Progress(
+        sequence=sequence,
+        state=decode_state(message.state),
+        queue_position=message.queue_position if has_position else None,
+        wait_reason=_enum(WaitReason, message.wait_reason),
+        num_cached_prompt_tokens=message.num_cached_prompt_tokens,
+        num_preemptions=message.num_preemptions,
+        queue_s=_seconds(message.queue_time),
+        estimated_queue_s=_optional_s(message, "estimated_queue_time"),
+    )
+
+
+def _prompt(message: pb.Prompt, sequence: int) -> PromptEcho:
+    return PromptEcho(sequence=sequence, text=message.text, records=_records(message.records))
+
+
+def _tokens(message: pb.Tokens, sequence: int) -> Tokens:
+    return Tokens(
+        sequence=sequence,
+        output_index=message.output_index,
+        text=message.text,
+        records=_records(message.records) if message.records else (),
+        num_tokens=message.num_tokens,
+    )
+
+
+def _records(messages: Iterable[pb.TokenRecord]) -> tuple[TokenRecord, ...]:
+    return tuple(
+        TokenRecord(
+            id=message.id,
+            logprob=message.logprob if message.HasField("logprob") else None,
+            rank=message.rank if message.HasField("rank") else None,
+            top_logprobs=tuple(
+                TopLogprob(id=top.id, logprob=top.logprob) for top in message.top_logprobs
+            ),
+        )
+        for message in messages
+    )
+
+
+def _finished(message: pb.Finished, sequence: int) -> Finished:
+    timings = message.timings
+    return Finished(
+        sequence=sequence,
+        outputs=tuple(_output_end(end) for end in message.outputs),
+        usage=Usage(
+            num_prompt_tokens=message.usage.num_prompt_tokens,
+            num_completion_tokens=message.usage.num_completion_tokens,
+            num_cached_prompt_tokens=message.usage.num_cached_prompt_tokens,
+        ),
+        timings=Timings(
+            queue_s=_seconds(timings.queue),
+            prefill_s=_seconds(timings.prefill),
+            ttft_s=_optional_s(timings, "ttft"),
+            decode_s=_seconds(timings.decode),
+            total_s=_seconds(timings.total),
+        ),
+        num_preemptions=message.num_preemptions,
+    )
+
+
+def _output_end(message: pb.OutputEnd) -> OutputEnd:
+    matched = message.WhichOneof("matched_stop")
+    return OutputEnd(
+        output_index=message.output_index,
+        finish_reason=_enum(FinishReason, message.finish_reason),
+        stop_string=message.stop_string if matched == "stop_string" else None,
+        stop_token_id=message.stop_token_id if matched == "stop_token_id" else None,
+        num_completion_tokens=message.num_completion_tokens,
+    )
+
+
+def _enum(kind: type[_EnumT], value: int) -> _EnumT:
+    try:
+        return kind(value)
+    except ValueError:
+        return kind.UNKNOWN
+
+
+def _seconds(duration: Duration) -> float:
+    return duration.ToNanoseconds() / 1e9
+
+
+def _optional_s(message: Message, name: str) -> float | None:
+    return _seconds(getattr(message, name)) if message.HasField(name) else None
+
+
+def _optional_fields(message: Message, kind: type[Any]) -> dict[str, Any]:
+    """Values of the fields that are set, by the names of `kind`; durations end in `_s` there."""
+    known = {option.name for option in fields(kind)}
+    values: dict[str, Any] = {}
+    for descriptor, value in message.ListFields():
+        name = descriptor.name
+        if isinstance(value, Duration):
+            name, value = f"{name}_s", _seconds(value)
+        if name in known:
+            values[name] = value
+    return values

@@ -1,0 +1,180 @@
+"""Domain values to protobuf messages.
+
+Owns the way out. Every value that does not fit its field is refused here with the path of the
+field as the contract names it; ranges beyond that are the server's to judge.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.message import Message
+
+import penstock.v1 as pb
+from penstock.client.options import (
+    ChoiceConstraint,
+    Constraint,
+    GenerationRequest,
+    GrammarConstraint,
+    JsonSchemaConstraint,
+    OutputOptions,
+    RegexConstraint,
+)
+from penstock.client.prompt import ChatPrompt, Prompt, TextPrompt
+
+_GROUPS: Final = ("sampling", "stopping", "output", "scheduling", "cache")
+_SAMPLING_SCALARS = (
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "seed",
+    "n",
+)
+
+
+def encode_request(request: GenerationRequest) -> pb.GenerateRequest:
+    """Make the message of a generation. Raises ValueError naming a field that does not fit."""
+    message = pb.GenerateRequest()
+    _set(message, "model", request.model, "model")
+    _set(message, "request_id", request.request_id, "request_id")
+    encode_prompt(request.prompt, message)
+    _encode_sampling(request, message.sampling)
+    _encode_stopping(request, message.stopping)
+    _encode_output(request.output, message.output)
+    _encode_scheduling(request, message.scheduling)
+    _encode_cache(request, message.cache)
+    if request.constraint is not None:
+        _encode_constraint(request.constraint, message.constraint)
+    if request.adapter is not None:
+        _set(message.adapter, "name", request.adapter.name, "adapter.name")
+        _set(message.adapter, "scale", request.adapter.scale, "adapter.scale")
+    for index, image in enumerate(request.images):
+        image_message = message.images.add()
+        _set(image_message, "data", image.data, f"images[{index}].data")
+        _set(image_message, "mime_type", image.mime_type, f"images[{index}].mime_type")
+    _clear_unused_groups(message)
+    return message
+
+
+def encode_prompt(prompt: Prompt, message: pb.GenerateRequest | pb.TokenizeRequest) -> None:
+    """Write the prompt into the message that carries it.
+
+    Raises ValueError for token ids in a TokenizeRequest: there is nothing to tokenise.
+    """
+    if isinstance(prompt, TextPrompt):
+        message.text.SetInParent()
+        _set(message.text, "text", prompt.text, "text.text")
+        _set(message.text, "add_special_tokens", prompt.add_special_tokens, "text")
+    elif isinstance(prompt, ChatPrompt):
+        message.chat.SetInParent()
+        for index, turn in enumerate(prompt.messages):
+            chat_message = message.chat.messages.add()
+            _set(chat_message, "role", turn.role, f"chat.messages[{index}].role")
+            _set(chat_message, "content", turn.content, f"chat.messages[{index}].content")
+        _set(message.chat, "add_generation_prompt", prompt.add_generation_prompt, "chat")
+    elif isinstance(message, pb.TokenizeRequest):
+        raise ValueError("prompt: token ids are tokenised already")
+    else:
+        message.token_ids.SetInParent()
+        _extend(message.token_ids.ids, prompt.ids, "token_ids.ids")
+
+
+def encode_ids(ids: Sequence[int], message: pb.DetokenizeRequest) -> None:
+    """Write the token ids to turn into text."""
+    _extend(message.token_ids, tuple(ids), "token_ids")
+
+
+def _encode_sampling(request: GenerationRequest, message: pb.SamplingOptions) -> None:
+    for name in _SAMPLING_SCALARS:
+        _set(message, name, getattr(request.sampling, name), f"sampling.{name}")
+    for index, (token_id, bias) in enumerate(request.sampling.logit_bias):
+        entry = message.logit_bias.add()
+        _set(entry, "token_id", token_id, f"sampling.logit_bias[{index}].token_id")
+        _set(entry, "bias", bias, f"sampling.logit_bias[{index}].bias")
+
+
+def _encode_stopping(request: GenerationRequest, message: pb.StoppingOptions) -> None:
+    options = request.stopping
+    for name in ("max_tokens", "min_tokens", "ignore_eos", "include_stop_string"):
+        _set(message, name, getattr(options, name), f"stopping.{name}")
+    _extend(message.stop_strings, options.stop, "stopping.stop_strings")
+    _extend(message.stop_token_ids, options.stop_token_ids, "stopping.stop_token_ids")
+
+
+def _encode_output(options: OutputOptions, message: pb.OutputOptions) -> None:
+    for name in ("logprobs", "prompt_logprobs", "return_token_ids", "echo", "min_chunk_tokens"):
+        _set(message, name, getattr(options, name), f"output.{name}")
+    _set_duration(message, "max_chunk_delay", options.max_chunk_delay_s, "output.max_chunk_delay")
+
+
+def _encode_scheduling(request: GenerationRequest, message: pb.SchedulingOptions) -> None:
+    options = request.scheduling
+    _set(message, "priority", options.priority, "scheduling.priority")
+    for name in ("ttft_deadline", "total_deadline", "time_limit"):
+        _set_duration(message, name, getattr(options, f"{name}_s"), f"scheduling.{name}")
+
+
+def _encode_cache(request: GenerationRequest, message: pb.CacheOptions) -> None:
+    options = request.cache
+    _set(message, "salt", options.cache_salt, "cache.salt")
+    _set(message, "session_id", options.session_id, "cache.session_id")
+    if options.retention_priority is not None or options.retention_s is not None:
+        path = "cache.retention"
+        _set(message.retention, "priority", options.retention_priority, f"{path}.priority")
+        _set_duration(message.retention, "duration", options.retention_s, f"{path}.duration")
+        message.retention.SetInParent()
+
+
+def _encode_constraint(constraint: Constraint, message: pb.Constraint) -> None:
+    match constraint:
+        case JsonSchemaConstraint():
+            message.json_schema.SetInParent()
+            _set(message.json_schema, "schema", constraint.schema, "constraint.json_schema.schema")
+        case RegexConstraint():
+            message.regex.SetInParent()
+            _set(message.regex, "pattern", constraint.pattern, "constraint.regex.pattern")
+        case GrammarConstraint():
+            message.grammar.SetInParent()
+            _set(message.grammar, "ebnf", constraint.ebnf, "constraint.grammar.ebnf")
+        case ChoiceConstraint():
+            message.choice.SetInParent()
+            _extend(message.choice.choices, constraint.choices, "constraint.choice.choices")
+
+
+def _clear_unused_groups(message: pb.GenerateRequest) -> None:
+    """Touching a group marks it present; one in which nothing was set says nothing."""
+    for name in _GROUPS:
+        if not getattr(message, name).ListFields():
+            message.ClearField(name)
+
+
+def _set(message: Message, name: str, value: Any, path: str) -> None:
+    if value is None:
+        return
+    try:
+        setattr(message, name, value)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{path}: {value!r} does not fit: {error}") from None
+
+
+def _extend(values: Any, items: Sequence[Any], path: str) -> None:
+    for index, item in enumerate(items):
+        try:
+            values.append(item)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{path}[{index}]: {item!r} does not fit: {error}") from None
+
+
+def _set_duration(message: Message, name: str, seconds: float | None, path: str) -> None:
+    if seconds is None:
+        return
+    duration = Duration()
+    try:
+        duration.FromNanoseconds(round(seconds * 1e9))
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ValueError(f"{path}: {seconds!r} s does not fit: {error}") from None
+    getattr(message, name).CopyFrom(duration)

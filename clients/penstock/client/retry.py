@@ -1,0 +1,129 @@
+"""When a failed call is tried again, and after how long.
+
+Owns the policy and the account of one logical call's attempts. Does no I/O and does not sleep: the
+clock and the random numbers are arguments.
+
+A call is tried again only if all of this holds: no output of it was delivered; the status is
+UNAVAILABLE, or RESOURCE_EXHAUSTED for a reason that passes (see `is_passing`); the server did not
+ask to be left alone; attempts are left; and the wait ends before the call's deadline.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import grpc
+
+from penstock.client.errors import PenstockError, QueueFull, QuotaExceeded, ReaderStalled
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetryPolicy:
+    """How often and how patiently to try again.
+
+    The wait before attempt k+1 is drawn evenly from half to the whole of
+    `min(initial_backoff_s * multiplier**(k-1), max_backoff_s)`. Where the server says how long to
+    wait, it is that long and up to `pushback_jitter` of it longer, never less, so that clients
+    refused together do not come back together. After gRFC A6 (client-side retry), without hedging.
+    """
+
+    max_attempts: int = 4
+    initial_backoff_s: float = 0.2
+    multiplier: float = 2.0
+    max_backoff_s: float = 5.0
+    pushback_jitter: float = 0.2
+
+    def __post_init__(self) -> None:
+        """Raise ValueError naming the field that is out of range."""
+        if self.max_attempts < 1:
+            raise ValueError(f"max_attempts: must be at least 1, not {self.max_attempts}")
+        for name in ("initial_backoff_s", "max_backoff_s", "pushback_jitter"):
+            value: float = getattr(self, name)
+            if not (math.isfinite(value) and value >= 0):
+                raise ValueError(f"{name}: must be finite and not negative, not {value}")
+        if not (math.isfinite(self.multiplier) and self.multiplier >= 1):
+            raise ValueError(f"multiplier: must be finite and at least 1, not {self.multiplier}")
+
+
+NO_RETRY = RetryPolicy(max_attempts=1)
+"""Every failure is told at once."""
+
+
+def is_passing(error: PenstockError) -> bool:
+    """Whether the same call may succeed a little later.
+
+    RESOURCE_EXHAUSTED counts when the server gave its queue or a quota as the reason, or a time to
+    wait. Bare, it usually means a message over a size limit, which does not pass.
+    """
+    if error.failure.is_retry_refused or isinstance(error, ReaderStalled):
+        return False
+    if error.code is grpc.StatusCode.RESOURCE_EXHAUSTED:
+        return isinstance(error, QueueFull | QuotaExceeded) or error.retry_after_s is not None
+    return error.code is grpc.StatusCode.UNAVAILABLE
+
+
+def retry_delay_s(
+    policy: RetryPolicy,
+    error: PenstockError,
+    *,
+    attempt: int,
+    has_output: bool,
+    remaining_s: float,
+    jitter: float,
+) -> float | None:
+    """Seconds to wait before the next attempt; None when the error is to be told instead.
+
+    `attempt` counts from 1 and is the one that failed. `remaining_s` is the time to the call's
+    deadline, infinity for none. `jitter` is drawn evenly from [0, 1).
+    """
+    if has_output or attempt >= policy.max_attempts or not is_passing(error):
+        return None
+    if error.retry_after_s is not None:
+        delay_s = error.retry_after_s * (1.0 + policy.pushback_jitter * jitter)
+    else:
+        # As a bounded power of two, because `multiplier ** attempt` overflows.
+        growth = math.exp2(min((attempt - 1) * math.log2(policy.multiplier), 1000.0))
+        backoff_s = min(policy.initial_backoff_s * growth, policy.max_backoff_s)
+        delay_s = backoff_s * (0.5 + 0.5 * jitter)
+    return delay_s if delay_s < remaining_s else None
+
+
+class Attempts:
+    """The attempts of one logical call: what time is left, and whether to try again."""
+
+    def __init__(
+        self,
+        policy: RetryPolicy,
+        *,
+        deadline_s: float | None,
+        clock: Callable[[], float],
+        random: Callable[[], float],
+    ) -> None:
+        """`deadline_s`: seconds from now for all attempts together; None for no deadline."""
+        if deadline_s is not None and not (math.isfinite(deadline_s) and deadline_s > 0):
+            raise ValueError(f"deadline_s: must be finite and positive, not {deadline_s}")
+        self._policy = policy
+        self._clock = clock
+        self._random = random
+        self._expires_s = math.inf if deadline_s is None else clock() + deadline_s
+        self._num_failed = 0
+
+    def timeout_s(self) -> float | None:
+        """The gRPC timeout of the next attempt, in seconds."""
+        remaining_s = self._remaining_s()
+        return None if math.isinf(remaining_s) else remaining_s
+
+    def delay_after(self, error: PenstockError, *, has_output: bool = False) -> float | None:
+        """Count a failed attempt; seconds to wait before the next, None for no next one."""
+        self._num_failed += 1
+        return retry_delay_s(
+            self._policy,
+            error,
+            attempt=self._num_failed,
+            has_output=has_output,
+            remaining_s=self._remaining_s(),
+            jitter=self._random(),
+        )
+
+    def _remaining_s(self) -> float:
+        return max(0.0, self._expires_s - self._clock())

@@ -1,0 +1,108 @@
+"""Reads a failed gRPC call: status, google.rpc details and push-back become a typed error.
+
+Owns what the trailers mean. Does not know which class belongs to a failure: see `errors.py`.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import grpc
+from google.protobuf.message import DecodeError
+from google.rpc import error_details_pb2, status_pb2
+
+from penstock.client.errors import (
+    ERROR_DOMAIN,
+    Failure,
+    FieldViolation,
+    PenstockError,
+    error_of,
+)
+
+DETAILS_KEY = "grpc-status-details-bin"
+PUSHBACK_KEY = "grpc-retry-pushback-ms"
+
+
+@dataclass(slots=True)
+class _Details:
+    """What was found in the trailers so far."""
+
+    reason: str = ""
+    metadata: dict[str, str] | None = None
+    retry_after_s: float | None = None
+    is_retry_refused: bool = False
+    field_violations: tuple[FieldViolation, ...] = ()
+    request_id: str = ""
+
+
+def error_from_call(call: grpc.RpcError, *, request_id: str = "") -> PenstockError:
+    """Make the typed error of a call that ended with a status other than OK.
+
+    `request_id`: the request as known so far, in case the status does not say. Details that cannot
+    be read are left out rather than hiding the status itself.
+    """
+    if not isinstance(call, grpc.Call | grpc.aio.AioRpcError):
+        return error_of(
+            Failure(code=grpc.StatusCode.UNKNOWN, message=str(call), request_id=request_id)
+        )
+    details = _read_trailers(call.trailing_metadata() or ())
+    return error_of(
+        Failure(
+            code=call.code(),
+            message=call.details() or "",
+            reason=details.reason,
+            retry_after_s=details.retry_after_s,
+            is_retry_refused=details.is_retry_refused,
+            field_violations=details.field_violations,
+            request_id=details.request_id or request_id,
+            metadata=details.metadata or {},
+        )
+    )
+
+
+def _read_trailers(trailers: Iterable[tuple[str, str | bytes]]) -> _Details:
+    details = _Details()
+    pushback: str | None = None
+    for key, value in trailers:
+        if key == DETAILS_KEY and isinstance(value, bytes):
+            _read_details(value, details)
+        elif key == PUSHBACK_KEY:
+            pushback = value if isinstance(value, str) else value.decode("ascii", "replace")
+    if pushback is not None:
+        _read_pushback(pushback, details)
+    return details
+
+
+def _read_pushback(value: str, details: _Details) -> None:
+    """As gRFC A6 has it: milliseconds to wait; negative or unreadable means do not retry."""
+    try:
+        pushback_ms = int(value)
+    except ValueError:
+        pushback_ms = -1
+    if pushback_ms < 0:
+        details.is_retry_refused = True
+    else:
+        details.retry_after_s = max(details.retry_after_s or 0.0, pushback_ms / 1e3)
+
+
+def _read_details(value: bytes, details: _Details) -> None:
+    try:
+        status = status_pb2.Status.FromString(value)
+        for detail in status.details:
+            info = error_details_pb2.ErrorInfo()
+            retry = error_details_pb2.RetryInfo()
+            bad_request = error_details_pb2.BadRequest()
+            request_info = error_details_pb2.RequestInfo()
+            if detail.Unpack(info) and info.domain == ERROR_DOMAIN:
+                details.reason = info.reason
+                details.metadata = dict(info.metadata)
+            elif detail.Unpack(retry):
+                details.retry_after_s = max(0.0, retry.retry_delay.ToNanoseconds() / 1e9)
+            elif detail.Unpack(bad_request):
+                details.field_violations = tuple(
+                    FieldViolation(field=bad.field, description=bad.description)
+                    for bad in bad_request.field_violations
+                )
+            elif detail.Unpack(request_info):
+                details.request_id = request_info.request_id
+    except DecodeError:
+        return

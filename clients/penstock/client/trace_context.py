@@ -1,0 +1,49 @@
+"""Where a request belongs in a distributed trace: W3C trace context for the metadata of a call.
+
+Owns the two headers and the optional meeting with OpenTelemetry. The client works without
+OpenTelemetry: it is looked for once, and never required.
+"""
+
+import functools
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceContext:
+    """`traceparent` and `tracestate` headers as of W3C Trace Context; "" for none."""
+
+    traceparent: str
+    tracestate: str = ""
+
+    def metadata(self) -> tuple[tuple[str, str], ...]:
+        """The headers that are set, as gRPC metadata."""
+        pairs = (("traceparent", self.traceparent), ("tracestate", self.tracestate))
+        return tuple((key, value) for key, value in pairs if value)
+
+
+def current_trace_context() -> TraceContext | None:
+    """The context of the current OpenTelemetry span; None without one, or without the package."""
+    inject = _injector()
+    if inject is None:
+        return None
+    headers: dict[str, str] = {}
+    inject(headers)
+    if "traceparent" not in headers:
+        return None
+    return TraceContext(
+        traceparent=headers["traceparent"], tracestate=headers.get("tracestate", "")
+    )
+
+
+@functools.cache
+def _injector() -> Callable[[dict[str, str]], None] | None:
+    """The W3C propagator's `inject`, whatever propagators the process has configured."""
+    try:
+        module: Any = importlib.import_module("opentelemetry.trace.propagation.tracecontext")
+    except ImportError:
+        return None
+    propagator = module.TraceContextTextMapPropagator()
+    return lambda headers: propagator.inject(headers)

@@ -1,0 +1,73 @@
+"""What a model's configuration says that paged attention has to know, and what it refuses.
+
+Owns the reading of a transformers configuration. Does not load weights.
+
+The configuration is read for what the attention interface does not show: kinds of layer that live
+in masks alone, caches of another kind, and rotary embeddings that change with the longest sequence
+of the batch (a token would depend on its neighbours).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.executor.torch.errors import UnsupportedModel
+
+_KNOWN_LAYERS = frozenset({"full_attention", "sliding_attention"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Architecture:
+    """`max_seq_len` in tokens; `windowed_layers`: those that must arrive with a sliding window."""
+
+    name: str
+    max_seq_len: int
+    num_layers: int
+    windowed_layers: frozenset[int]
+
+
+def read_architecture(config: Any) -> Architecture:
+    """Check a text model's configuration. Raises UnsupportedModel naming what is off."""
+    name = str(getattr(config, "model_type", "unknown"))
+    if getattr(config, "is_encoder_decoder", False):
+        raise UnsupportedModel(f"{name} is not a decoder-only model")
+    if getattr(config, "use_bidirectional_attention", None):
+        raise UnsupportedModel(f"{name} attends in both directions")
+    layer_types: list[str] = list(getattr(config, "layer_types", None) or ())
+    unknown = sorted(set(layer_types) - _KNOWN_LAYERS)
+    if unknown:
+        raise UnsupportedModel(f"{name} has layers that are not attention over pages: {unknown}")
+    if getattr(config, "num_kv_shared_layers", 0):
+        raise UnsupportedModel(f"{name} shares keys and values between layers")
+    max_seq_len = int(getattr(config, "max_position_embeddings", 0) or 0)
+    if max_seq_len < 1:
+        raise UnsupportedModel(f"{name} does not state max_position_embeddings")
+    for rope in _rope_settings(config):
+        kind = rope.get("rope_type", rope.get("type", "default"))
+        if kind == "dynamic":
+            raise UnsupportedModel(f"{name} has rotary embeddings that depend on the whole batch")
+        if kind == "longrope":
+            # Beyond its original length it swaps all frequencies as soon as one sequence is long.
+            original = rope.get("original_max_position_embeddings") or getattr(
+                config, "original_max_position_embeddings", None
+            )
+            max_seq_len = min(max_seq_len, int(original or max_seq_len))
+    return Architecture(
+        name=name,
+        max_seq_len=max_seq_len,
+        num_layers=int(config.num_hidden_layers),
+        windowed_layers=frozenset(
+            layer for layer, kind in enumerate(layer_types) if kind == "sliding_attention"
+        ),
+    )
+
+
+def _rope_settings(config: Any) -> list[Mapping[str, Any]]:
+    """Rotary settings: one set for the model, or one for each kind of layer."""
+    settings: Any = getattr(config, "rope_parameters", None)
+    if settings is None:
+        settings = getattr(config, "rope_scaling", None)  # its name before transformers 5
+    if not isinstance(settings, Mapping):
+        return []
+    nested: list[Any] = [value for value in settings.values() if isinstance(value, Mapping)]
+    return nested or [settings]

@@ -1,0 +1,108 @@
+"""Our attention as transformers sees it: one registered function, and what it may be asked.
+
+Owns the registration and the refusal of every argument whose meaning we do not know: an attention
+argument that is ignored gives text that is wrong and looks right. Does not know pages: the function
+hands each call to the `AttentionRunner` that is attached to the calling module.
+"""
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from torch import Tensor, nn
+from transformers import AttentionInterface
+
+from penstock.executor.torch.errors import UnsupportedModel
+from penstock.executor.torch.paged_attention import Scoring
+
+ATTENTION_NAME = "penstock_paged"
+_RUNNER = "penstock_attention_runner"
+_HARMLESS = frozenset(
+    {
+        "cache_position",
+        "output_attentions",
+        "output_hidden_states",
+        "output_router_logits",
+        "position_ids",
+        "return_dict",
+        "use_cache",
+    }
+)
+"""Arguments that do not change what attention computes."""
+
+
+class AttentionRunner(Protocol):
+    """Does one layer's attention."""
+
+    def run_layer(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring
+    ) -> Tensor:
+        """query [T, Hq, D], key and value [T, H, D]; returns [T, Hq, D]."""
+        ...
+
+
+def attach_runner(model: nn.Module, runner: AttentionRunner) -> None:
+    """Let `runner` answer for every attention module of this model, and of no other."""
+    for module in model.modules():
+        if hasattr(module, "layer_idx"):
+            object.__setattr__(module, _RUNNER, runner)
+
+
+def register_attention() -> None:
+    """Make `ATTENTION_NAME` known to transformers. Idempotent.
+
+    No mask function is registered under the name, on purpose: transformers then makes no mask.
+    """
+    AttentionInterface.register(ATTENTION_NAME, _attention)
+
+
+def _attention(  # noqa: PLR0913 - transformers calls it so
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    **others: object,
+) -> tuple[Tensor, None]:
+    """query [1, Hq, T, D], key and value [1, H, T, D]; returns [1, T, Hq, D] and no weights."""
+    name = type(module).__name__
+    refuse_unknown(name, others)
+    if attention_mask is not None or dropout != 0.0:
+        raise UnsupportedModel(f"{name} passes attention_mask or dropout")
+    if getattr(module, "is_causal", True) is False:
+        raise UnsupportedModel(f"{name} attends in both directions")
+    if softcap is None:
+        # Some models keep it on the module and do not pass it.
+        softcap = getattr(module, "attn_logit_softcapping", None)
+    scoring = Scoring(
+        scaling=query.shape[-1] ** -0.5 if scaling is None else float(scaling),
+        window=sliding_window or 0,
+        softcap=softcap or 0.0,
+        sinks=s_aux,
+    )
+    runner: AttentionRunner | None = getattr(module, _RUNNER, None)
+    layer = getattr(module, "layer_idx", None)
+    if runner is None or not isinstance(layer, int):
+        raise UnsupportedModel(f"{name} does not say which layer it is")
+    out = runner.run_layer(
+        layer,
+        query[0].transpose(0, 1),
+        key[0].transpose(0, 1),
+        value[0].transpose(0, 1),
+        scoring,
+    )
+    return out.unsqueeze(0), None
+
+
+def refuse_unknown(name: str, arguments: Mapping[str, object]) -> None:
+    """Raise UnsupportedModel for an argument that asks for something we do not know."""
+    unknown = sorted(
+        key for key, value in arguments.items() if key not in _HARMLESS and value is not None
+    )
+    if unknown:
+        raise UnsupportedModel(f"{name} passes unknown attention arguments: {', '.join(unknown)}")

@@ -1,0 +1,66 @@
+"""The exact threshold of a truncation without a sort, for distributions too flat for a partial one.
+
+Owns the search: bisection over the bits of a float32. Both questions, how many logits lie at or
+above t and how much mass do they hold, only fall as t rises, so 31 passes over a row find the last
+t that holds enough; it is one of the row's values, because the answer changes nowhere else. Costs
+the same for every row, where a full sort of a large vocabulary would stall the whole batch.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from penstock.executor.torch.truncation import Truncation
+
+_NUM_PASSES = 31
+_MAGNITUDE_BITS = 0x7FFF_FFFF
+
+
+def search_threshold(scores: Tensor, truncation: Truncation) -> Tensor:
+    """Least score kept, float32 [m], of scores float32 [m, V] that are nowhere above zero."""
+    outside = float("-inf")
+    is_at_least = torch.empty_like(scores)
+
+    def at_least(threshold: Tensor) -> Tensor:
+        # 1 and 0 in float32, to multiply with: choosing by a mask is several times slower here.
+        return torch.ge(scores, threshold, out=is_at_least)
+
+    by_k = torch.full(scores.shape[:1], outside, device=scores.device)
+    has_top_k = (truncation.top_k > 0) & (truncation.top_k < scores.shape[1])
+    if bool(has_top_k.any()):
+        found = _last_enough(lambda t: at_least(t).sum(1) >= truncation.top_k, scores)
+        by_k = torch.where(has_top_k, found, outside)
+    weights = scores.exp().mul_(at_least(by_k[:, None]))
+    enough = truncation.top_p * weights.sum(1, dtype=torch.float64)
+
+    def holds_enough(threshold: Tensor) -> Tensor:
+        return at_least(threshold).mul_(weights).sum(1, dtype=torch.float64) >= enough
+
+    by_p = torch.where(truncation.top_p < 1.0, _last_enough(holds_enough, scores), outside)
+    by_min = truncation.min_p.log().to(scores.dtype)
+    return torch.maximum(torch.maximum(by_k, by_p), by_min)
+
+
+def _last_enough(is_enough: Callable[[Tensor], Tensor], scores: Tensor) -> Tensor:
+    """The greatest t [m] for which `is_enough(t [m, 1])`; minus infinity when none is."""
+    device = scores.device
+    low = _ordered(torch.full(scores.shape[:1], float("-inf"), device=device))
+    high = torch.ones_like(low)  # the first number above zero: nothing lies there
+    for _ in range(_NUM_PASSES):
+        middle = low + (high - low) // 2
+        holds = is_enough(_number(middle)[:, None])
+        low = torch.where(holds, middle, low)
+        high = torch.where(holds, high, middle)
+    return _number(low)
+
+
+def _ordered(numbers: Tensor) -> Tensor:
+    """int32 in the order of the floats: their bits, with the magnitude of negative ones turned."""
+    bits = numbers.view(torch.int32)
+    return torch.where(bits >= 0, bits, bits ^ _MAGNITUDE_BITS)
+
+
+def _number(ordered: Tensor) -> Tensor:
+    """The float32 that `_ordered` came from."""
+    return torch.where(ordered >= 0, ordered, ordered ^ _MAGNITUDE_BITS).view(torch.float32)

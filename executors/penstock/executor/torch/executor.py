@@ -1,0 +1,216 @@
+"""The embedded executor: one transformers model, CPU or CUDA, behind the scheduler's seam.
+
+Owns the life of a step: follow who came and went, pack, run the model, sample, tell failures apart.
+Does not know why a batch was chosen. One thread calls it; a step is computed within `launch` on a
+CPU, and waited for in `launch` on CUDA too (its tokens come to the host there).
+
+Failing alone: a request whose logits or keys are not finite is reported with the step that made
+them so, and what it wrote is cleared at once. A request that must not run at all (`SlotRules`) is
+computed with harmless tokens and reported.
+"""
+
+from collections import deque
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from penstock.executor.config import ExecutorConfig
+from penstock.executor.torch.attention_interface import attach_runner
+from penstock.executor.torch.kv_pages import KVPages, block_bytes
+from penstock.executor.torch.loading import LoadedModel, load_model
+from penstock.executor.torch.paged_attention import PagedAttention, Scoring
+from penstock.executor.torch.prepacked_linear import prepack_linears
+from penstock.executor.torch.process_memory import keep_freed_memory
+from penstock.executor.torch.prompt_logprobs import prompt_logprobs, prompt_rows
+from penstock.executor.torch.sampler import sample
+from penstock.executor.torch.slot_rules import SlotRules
+from penstock.executor.torch.step_inputs import Ints, StepInputs
+from penstock.scheduler.batch import Batch, SlotFailure, StepResult
+from penstock.scheduler.executor import ExecutorDied, ExecutorInfo, Feature
+
+_GROUP_OVERHEAD_BYTES = {"cpu": 2 << 20, "cuda": 128 << 20}
+"""What one more length group costs, in bytes of one layer's keys and values that could have been
+read in the same time (measured: a handful of launches against the memory's speed)."""
+
+
+class TorchExecutor:
+    """An `Executor` over a Hugging Face folder.
+
+    Raises ModelLoadError or UnsupportedModel (penstock.executor.torch.errors) when it cannot serve
+    the model, ValueError naming the field when the settings do not fit it.
+    """
+
+    def __init__(self, config: ExecutorConfig) -> None:
+        if config.model_path is None:
+            raise ValueError("model_path must be given for the torch executor")
+        if config.pipeline_depth not in (None, 1):
+            raise ValueError("pipeline_depth must be 1 for the torch executor")
+        if config.num_threads is not None:
+            torch.set_num_threads(config.num_threads)
+        self._model = load_model(config.model_path, device=config.device, dtype=config.dtype)
+        if self._model.device.type == "cpu":
+            keep_freed_memory()
+            prepack_linears(self._model.module)
+        max_seq_len = self._model.architecture.max_seq_len
+        if config.max_seq_len is not None:
+            max_seq_len = min(max_seq_len, config.max_seq_len)
+        self._info = ExecutorInfo(
+            name="torch",
+            vocab_size=self._model.vocab_size,
+            block_size=config.block_size,
+            num_blocks=_num_blocks(config, self._model, max_seq_len),
+            max_seq_len=max_seq_len,
+            max_num_seqs=config.max_num_seqs,
+            pipeline_depth=1,
+            features=frozenset(
+                {
+                    Feature.LOGPROBS,
+                    Feature.PROMPT_LOGPROBS,
+                    Feature.LOGIT_BIAS,
+                    Feature.PENALTIES,
+                }
+            ),
+        )
+        self._pages = KVPages(
+            self._model.shapes,
+            num_blocks=self._info.num_blocks,
+            block_size=config.block_size,
+            dtype=self._model.dtype,
+            device=self._model.device,
+        )
+        self._attention = PagedAttention(self._pages)
+        self._rules = SlotRules(
+            vocab_size=self._model.vocab_size, num_embeddings=self._model.num_embeddings
+        )
+        layer_bytes = block_bytes(self._model.shapes, config.block_size, self._model.dtype)
+        layer_bytes //= len(self._model.shapes)
+        overhead = _GROUP_OVERHEAD_BYTES[self._model.device.type]
+        self._overhead_blocks = overhead / layer_bytes
+        self._step: StepInputs | None = None
+        self._is_token_good: Tensor | None = None
+        self._results: deque[StepResult] = deque()
+        self._is_closed = False
+        attach_runner(self._model.module, self)
+
+    @property
+    def info(self) -> ExecutorInfo:
+        """Limits and features, fixed after construction."""
+        return self._info
+
+    @torch.inference_mode()
+    def launch(self, batch: Batch) -> None:
+        """Run one step. Raises ExecutorDied when the device or the model fails as a whole."""
+        if self._is_closed:
+            raise ExecutorDied("the executor is closed")
+        self._rules.follow(batch)
+        if batch.num_rows == 0:
+            self._results.append(
+                StepResult(slots=batch.sampled_slots, tokens=np.zeros(0, dtype=np.int32))
+            )
+            return
+        try:
+            self._results.append(self._run(batch))
+        except (RuntimeError, MemoryError) as error:
+            raise ExecutorDied(f"step {batch.step}: {type(error).__name__}: {error}") from error
+
+    def collect(self) -> StepResult:
+        """The oldest launched step's outcome."""
+        return self._results.popleft()
+
+    def close(self) -> None:
+        """Let go of model and pages."""
+        if not self._is_closed:
+            self._is_closed = True
+            self._results.clear()
+            self._step = None
+            del self._model, self._pages, self._attention
+
+    def run_layer(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring
+    ) -> Tensor:
+        """One layer's attention of the step that runs (see `attention_interface`)."""
+        if self._step is None:
+            raise RuntimeError("attention outside a step")
+        if self._step.chunks and layer == len(self._pages.shapes) - 1:
+            # Whatever went wrong below shows in the last layer's keys, also for tokens whose logits
+            # nobody looks at.
+            self._is_token_good = torch.isfinite(key).flatten(1).all(1)
+        return self._attention.attend(layer, self._step, query, key, value, scoring)
+
+    def _run(self, batch: Batch) -> StepResult:
+        step = StepInputs(
+            batch,
+            self._pages,
+            num_embeddings=self._model.num_embeddings,
+            overhead_blocks=self._overhead_blocks,
+        )
+        sampled_rows = _rows_of(batch, batch.sampled_slots)
+        prompts = prompt_rows(batch, step)
+        wanted = [step.last_of_row[sampled_rows], *(prompt.packed for prompt in prompts)]
+        self._step, self._is_token_good = step, None
+        try:
+            logits = self._model.logits(
+                step.input_ids, step.position_ids, step.to_device(np.concatenate(wanted))
+            )
+        finally:
+            self._step = None
+        slots = batch.sampled_slots.astype(np.int64)
+        sampled = sample(logits[: len(slots)], batch.arrays, slots, self._rules)
+        failures = self._failures(batch, step, slots[~sampled.is_good])
+        result_slots, tokens, logprobs = batch.sampled_slots, sampled.tokens, sampled.logprobs
+        if failures:
+            good = np.flatnonzero(~np.isin(slots, list(failures)))
+            result_slots, tokens = result_slots[good], tokens[good]
+            logprobs = None if logprobs is None else logprobs.take(good)
+        return StepResult(
+            slots=result_slots,
+            tokens=tokens,
+            logprobs=logprobs,
+            prompt_logprobs=tuple(
+                found
+                for found in prompt_logprobs(logits[len(slots) :], prompts)
+                if found[0] not in failures
+            ),
+            failures=tuple(SlotFailure(slot=slot, detail=why) for slot, why in failures.items()),
+        )
+
+    def _failures(self, batch: Batch, step: StepInputs, not_finite: Ints) -> dict[int, str]:
+        """Slots that fail alone in this step, and why; what they wrote is cleared."""
+        failures = {int(slot): "logits are not finite" for slot in not_finite}
+        if self._is_token_good is not None and not bool(self._is_token_good.all()):
+            is_bad = ~self._is_token_good.cpu().numpy()
+            for row in range(batch.num_rows):
+                last = int(step.last_of_row[row])
+                if is_bad[last + 1 - int(batch.num_tokens[row]) : last + 1].any():
+                    failures[int(batch.slots[row])] = "keys are not finite"
+        if self._rules.refusals:
+            for slot in batch.slots.tolist():
+                if slot in self._rules.refusals:
+                    failures[slot] = self._rules.refusals[slot]
+        for row in _rows_of(batch, np.array(list(failures), dtype=np.int32)):
+            end = int(step.last_of_row[row]) + 1
+            written = slice(end - int(batch.num_tokens[row]), end)
+            self._pages.zero_tokens(
+                step.to_device(step.blocks[written]), step.to_device(step.offsets[written])
+            )
+        return failures
+
+
+def _rows_of(batch: Batch, slots: NDArray[np.int32]) -> Ints:
+    """Rows of the batch for `slots`, all of them in it, in the order of `slots`."""
+    row_of_slot = np.zeros(batch.arrays.num_slots, dtype=np.int64)
+    row_of_slot[batch.slots] = np.arange(batch.num_rows)
+    return row_of_slot[slots]
+
+
+def _num_blocks(config: ExecutorConfig, model: LoadedModel, max_seq_len: int) -> int:
+    """Pages that the settings ask for: never more than all slots could fill at full length."""
+    if config.num_blocks is not None:
+        return config.num_blocks
+    bytes_each = block_bytes(model.shapes, config.block_size, model.dtype)
+    num_blocks = config.kv_cache_bytes // bytes_each
+    if num_blocks < 1:
+        raise ValueError(f"kv_cache_bytes must hold a block of {bytes_each} bytes")
+    return min(num_blocks, config.max_num_seqs * -(-max_seq_len // config.block_size))

@@ -1,0 +1,87 @@
+"""A token from a distribution and one uniform number, and what truncation leaves of it.
+
+Owns top-k, top-p, min-p and the draw. Does not know requests: rows of logits in, token ids out.
+
+The truncations are thresholds on the logit: everything at or above it stays, ties included, so the
+kept set is a function of the row's values alone and not of the order a sort happens to give. They
+act in this order: top-k; top-p on what top-k left, renormalised; min-p. The draw walks the kept
+tokens in order of id. So a row's token does not depend on how the threshold was found: among its
+most likely tokens when it lies there (nearly always), else by a search over all of them.
+"""
+
+import torch
+from torch import Tensor
+
+from penstock.executor.torch.cut_search import search_threshold
+from penstock.executor.torch.truncation import Truncation
+
+_WIDTHS = (64, 256)
+"""Numbers of most likely tokens to look among before a search over the whole row."""
+
+
+def draw(scores: Tensor, uniforms: Tensor) -> Tensor:
+    """Token ids int64 [m] from logits less their maximum, float32 [m, V]; uniforms float64 [m]."""
+    return _pick(scores.exp(), uniforms)
+
+
+def draw_truncated(scores: Tensor, uniforms: Tensor, truncation: Truncation) -> Tensor:
+    """Like `draw`, from what the truncation leaves."""
+    num_rows, vocab_size = scores.shape
+    totals = scores.exp().sum(1, dtype=torch.float64)
+    tokens = torch.zeros(num_rows, dtype=torch.long, device=scores.device)
+    pending = torch.arange(num_rows, device=scores.device)
+    for width in _WIDTHS:
+        if width >= vocab_size or not len(pending):
+            break
+        some = scores if len(pending) == num_rows else scores[pending]
+        values, ids = some.topk(width, dim=1)
+        threshold = _threshold(values, totals[pending], truncation.take(pending), vocab_size)
+        # What lies outside the candidates is at most the last of them.
+        is_exact = values[:, -1] < threshold
+        is_kept = values >= threshold[:, None]
+        # In order of id, with what is not kept behind everything.
+        order = torch.where(is_kept, ids, vocab_size).argsort(dim=1)
+        weights = torch.where(is_kept, values, float("-inf")).exp().gather(1, order)
+        picked = ids.gather(1, order.gather(1, _pick(weights, uniforms[pending])[:, None]))[:, 0]
+        tokens[pending[is_exact]] = picked[is_exact]
+        pending = pending[~is_exact]
+    if len(pending):
+        some = scores[pending]
+        threshold = search_threshold(some, truncation.take(pending))
+        weights = some.exp().mul_(some >= threshold[:, None])
+        tokens[pending] = _pick(weights, uniforms[pending])
+    return tokens
+
+
+def _threshold(values: Tensor, totals: Tensor, truncation: Truncation, vocab_size: int) -> Tensor:
+    """Least logit kept, [m]; minus infinity where the candidates `values` [m, k] do not tell.
+
+    `values` descend; `totals` [m] is the mass of the whole row, on the scale of `values.exp()`.
+    """
+    width = values.shape[1]
+    outside = float("-inf")
+    top_k, top_p = truncation.top_k, truncation.top_p
+    has_top_k = (top_k > 0) & (top_k < vocab_size)
+    by_k = values.gather(1, (top_k.clamp(1, width) - 1)[:, None])[:, 0]
+    by_k = torch.where(has_top_k, by_k, outside)
+    masses = torch.where(values >= by_k[:, None], values, outside).exp().double()
+    reached = masses.cumsum(1) >= (top_p * torch.where(has_top_k, masses.sum(1), totals))[:, None]
+    has_top_p = top_p < 1.0
+    by_p = values.gather(1, reached.int().argmax(1, keepdim=True))[:, 0]
+    by_p = torch.where(has_top_p & reached.any(1), by_p, outside)
+    by_min = truncation.min_p.log().to(values.dtype)
+    threshold = torch.maximum(torch.maximum(by_k, by_p), by_min)
+    # Ties of the k-th may go on outside, and the mass may not be reached inside.
+    is_open = (has_top_k & (values[:, -1] >= by_k)) | (has_top_p & ~reached.any(1))
+    return torch.where(is_open, outside, threshold)
+
+
+def _pick(weights: Tensor, uniforms: Tensor) -> Tensor:
+    """The first index whose cumulated weight exceeds uniform times total, [m]."""
+    cumulated = weights.cumsum(1, dtype=torch.float64)
+    total = cumulated[:, -1:]
+    # A uniform just under 1 may round to the total itself, which nothing exceeds.
+    below_total = torch.nextafter(total, torch.zeros_like(total))
+    target = torch.minimum(uniforms[:, None] * total, below_total)
+    picked = torch.searchsorted(cumulated, target, right=True)[:, 0]
+    return picked.clamp_(max=weights.shape[1] - 1)

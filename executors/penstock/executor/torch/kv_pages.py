@@ -1,0 +1,77 @@
+"""The paged memory of keys and values: one tensor per layer.
+
+Owns layout, sizing and the arithmetic from (block, head, offset) to rows. Does not know requests.
+
+Layout: `[num_blocks, 2, num_heads, block_size, head_dim]`, index 1 is keys, then values. A block's
+tokens lie together per head, so that a gather of (block, head) rows of `block_size * head_dim`
+elements gives `[head, token, dim]` matrices without a transpose: twice as fast in a matrix product
+on a CPU as tokens with their heads side by side. There is no null block: 0 is as good as any.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadShape:
+    """Keys and values of one token in one layer: `num_heads` of `head_dim` elements each."""
+
+    num_heads: int
+    head_dim: int
+
+    @property
+    def num_elements(self) -> int:
+        """Elements of keys and values together."""
+        return 2 * self.num_heads * self.head_dim
+
+
+class KVPages:
+    """Pages for every layer, zeroed: no row is ever anything but finite (see `zero_tokens`)."""
+
+    def __init__(
+        self,
+        shapes: tuple[HeadShape, ...],
+        *,
+        num_blocks: int,
+        block_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self.shapes = shapes
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.dtype = dtype
+        self.device = device
+        self._layers = [
+            torch.zeros(
+                (num_blocks, 2, shape.num_heads, block_size, shape.head_dim),
+                dtype=dtype,
+                device=device,
+            )
+            for shape in shapes
+        ]
+
+    def token_rows(self, layer: int) -> Tensor:
+        """[rows, head_dim], row ((block * 2 + kv) * num_heads + head) * block_size + offset."""
+        return self._layers[layer].view(-1, self.shapes[layer].head_dim)
+
+    def block_rows(self, layer: int) -> Tensor:
+        """[rows, block_size * head_dim], row (block * 2 + kv) * num_heads + head."""
+        return self._layers[layer].view(-1, self.block_size * self.shapes[layer].head_dim)
+
+    def zero_tokens(self, blocks: Tensor, offsets: Tensor) -> None:
+        """Clear tokens of a request that failed.
+
+        A poisoned row left behind would reach whoever gets the block next: what lies behind the
+        end of a sequence is masked by adding minus infinity and multiplied by zero, and neither
+        stops a NaN.
+        """
+        for pages in self._layers:
+            pages[blocks, :, :, offsets] = 0
+
+
+def block_bytes(shapes: tuple[HeadShape, ...], block_size: int, dtype: torch.dtype) -> int:
+    """Memory of one block in all layers."""
+    return sum(shape.num_elements for shape in shapes) * block_size * dtype.itemsize

@@ -1,0 +1,149 @@
+"""A Hugging Face folder in, a model that runs packed steps out.
+
+Owns the only call into transformers' loading, and the probe that shows what the model really does
+with attention. Reads the folder, never the network.
+"""
+
+import inspect
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.utils import logging as transformers_logging
+
+from penstock.executor.torch.architecture import Architecture, read_architecture
+from penstock.executor.torch.attention_interface import (
+    ATTENTION_NAME,
+    attach_runner,
+    register_attention,
+)
+from penstock.executor.torch.errors import ModelLoadError, UnsupportedModel
+from penstock.executor.torch.kv_pages import HeadShape
+from penstock.executor.torch.paged_attention import Scoring
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedModel:
+    """A model ready to serve. `shapes`: keys and values of each layer."""
+
+    module: nn.Module
+    architecture: Architecture
+    shapes: tuple[HeadShape, ...]
+    vocab_size: int
+    num_embeddings: int
+    dtype: torch.dtype
+    device: torch.device
+
+    def logits(self, input_ids: Tensor, position_ids: Tensor, rows: Tensor) -> Tensor:
+        """One packed forward; logits [len(rows), vocabulary] of the packed tokens `rows`."""
+        out = self.module(
+            input_ids=input_ids,
+            position_ids=position_ids,
+            attention_mask=None,
+            use_cache=False,
+            logits_to_keep=rows,
+        )
+        logits: Tensor = out.logits[0]
+        return logits
+
+
+def load_model(path: Path, *, device: str, dtype: str) -> LoadedModel:
+    """Load config.json and safetensors of `path`. `dtype` "auto": as the weights are stored.
+
+    Raises ModelLoadError for a folder that cannot be loaded, UnsupportedModel for a model that
+    paged attention would compute wrongly.
+    """
+    if not (path / "config.json").is_file():
+        raise ModelLoadError(f"{path} has no config.json")
+    if not any(path.glob("*.safetensors")):
+        raise ModelLoadError(f"{path} has no *.safetensors weights")
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise ModelLoadError(f"device {device} was asked for and CUDA is not available")
+    register_attention()
+    transformers_logging.disable_progress_bar()
+    try:
+        config: Any = AutoConfig.from_pretrained(path, local_files_only=True)
+        architecture = read_architecture(config.get_text_config())
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            path,
+            config=config,
+            dtype="auto" if dtype == "auto" else getattr(torch, dtype),
+            attn_implementation=ATTENTION_NAME,
+            local_files_only=True,
+            use_safetensors=True,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # told below, by name
+        )
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+        raise ModelLoadError(f"{path}: {error}") from error
+    module, found = loaded
+    # transformers fills what is missing or does not fit with random numbers and a warning.
+    entries: list[Any] = list(found.get("mismatched_keys", ()))
+    # Names alone before transformers 5, then names with both shapes.
+    mismatched = {entry if isinstance(entry, str) else str(entry[0]) for entry in entries}
+    absent = sorted(mismatched.union(found.get("missing_keys", ())))
+    if absent:
+        raise ModelLoadError(f"{path}: no weights, or of another shape, for {', '.join(absent)}")
+    module.eval().requires_grad_(False).to(device)
+    if "logits_to_keep" not in inspect.signature(module.forward).parameters:
+        raise UnsupportedModel(f"{architecture.name} cannot compute the logits of chosen tokens")
+    shapes, vocab_size = _probe(module, architecture)
+    embedding: nn.Module = module.get_input_embeddings()
+    weight = next(embedding.parameters())
+    return LoadedModel(
+        module=module,
+        architecture=architecture,
+        shapes=shapes,
+        vocab_size=vocab_size,
+        num_embeddings=weight.shape[0],
+        dtype=weight.dtype,
+        device=weight.device,
+    )
+
+
+class _Probe:
+    """Stands in for attention once and writes down what every layer asks for."""
+
+    def __init__(self) -> None:
+        self.shapes: dict[int, HeadShape] = {}
+        self.windowed: set[int] = set()
+
+    def run_layer(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring
+    ) -> Tensor:
+        if key.shape != value.shape or query.shape[-1] != key.shape[-1]:
+            raise UnsupportedModel(f"layer {layer} has keys and values of different sizes")
+        if layer in self.shapes:
+            raise UnsupportedModel(f"layer {layer} attends more than once")
+        self.shapes[layer] = HeadShape(num_heads=key.shape[1], head_dim=key.shape[2])
+        if scoring.window:
+            self.windowed.add(layer)
+        return torch.zeros_like(query)
+
+
+@torch.inference_mode()
+def _probe(module: Any, architecture: Architecture) -> tuple[tuple[HeadShape, ...], int]:
+    """Run two tokens and check that every layer's attention came through the interface."""
+    probe = _Probe()
+    attach_runner(module, probe)
+    ids = torch.zeros((1, 2), dtype=torch.long, device=module.device)
+    positions = torch.arange(2, device=module.device)[None]
+    out = module(
+        input_ids=ids,
+        position_ids=positions,
+        attention_mask=None,
+        use_cache=False,
+        logits_to_keep=positions[0, 1:],
+    )
+    missing = sorted(set(range(architecture.num_layers)) - probe.shapes.keys())
+    if missing or len(probe.shapes) != architecture.num_layers:
+        raise UnsupportedModel(f"{architecture.name}: layers {missing} bypass our attention")
+    unwindowed = sorted(architecture.windowed_layers - probe.windowed)
+    if unwindowed:
+        raise UnsupportedModel(f"{architecture.name}: layers {unwindowed} hide their window")
+    shapes = tuple(probe.shapes[layer] for layer in range(architecture.num_layers))
+    return shapes, int(out.logits.shape[-1])

@@ -1,0 +1,65 @@
+"""Log probabilities of prompts: which packed rows predict whose prompt tokens.
+
+Owns the bookkeeping between a step's packed rows and the prompts of those who ask.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from penstock.executor.torch.step_inputs import Ints, StepInputs
+from penstock.executor.torch.token_logprobs import token_logprobs
+from penstock.scheduler.batch import Batch, TokenLogprobs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PromptRows:
+    """The packed rows whose logits predict `tokens`, which stand at `first_position` and on."""
+
+    slot: int
+    first_position: int
+    packed: Ints
+    tokens: NDArray[np.int32]
+    num_top: int
+
+
+def prompt_rows(batch: Batch, step: StepInputs) -> list[PromptRows]:
+    """What this step predicts of the prompts of those who ask; nothing predicts position 0."""
+    arrays = batch.arrays
+    found: list[PromptRows] = []
+    for row in np.flatnonzero(arrays.num_prompt_logprobs[batch.slots] >= 0):
+        slot, start = int(batch.slots[row]), int(batch.starts[row])
+        num_tokens = int(batch.num_tokens[row])
+        end = min(start + num_tokens, int(arrays.num_prompt[slot]) - 1)
+        if end <= start:
+            continue
+        first = int(step.last_of_row[row]) - num_tokens + 1
+        found.append(
+            PromptRows(
+                slot=slot,
+                first_position=start + 1,
+                packed=np.arange(first, first + end - start),
+                tokens=arrays.token_ids[slot, start + 1 : end + 1].copy(),
+                num_top=int(arrays.num_prompt_logprobs[slot]),
+            )
+        )
+    return found
+
+
+def prompt_logprobs(
+    logits: Tensor, prompts: list[PromptRows]
+) -> list[tuple[int, int, TokenLogprobs]]:
+    """(slot, first position, log probabilities) from `logits`, the prompts' rows end to end."""
+    found: list[tuple[int, int, TokenLogprobs]] = []
+    first = 0
+    for prompt in prompts:
+        rows = logits[first : first + len(prompt.packed)]
+        first += len(prompt.packed)
+        # A token that the model does not know fails the request; it must not fail the step.
+        ids = torch.from_numpy(prompt.tokens.astype(np.int64).clip(0, logits.shape[1] - 1))
+        logprobs = token_logprobs(rows, ids.to(logits.device), prompt.num_top)
+        found.append((prompt.slot, prompt.first_position, logprobs))
+    return found

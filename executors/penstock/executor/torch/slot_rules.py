@@ -1,0 +1,68 @@
+"""What the slot arrays do not carry: each running request's logit bias, and why it cannot run.
+
+Owns the check of everything that could take other requests along if it reached the device. The
+front refuses all of it before; a request that comes through all the same fails alone.
+"""
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.scheduler.batch import Batch
+from penstock.scheduler.request import Request, SamplingParams
+
+
+class SlotRules:
+    """Per-slot rules, kept from admission to release."""
+
+    def __init__(self, *, vocab_size: int, num_embeddings: int) -> None:
+        self._vocab_size = vocab_size
+        self._num_embeddings = num_embeddings
+        self.bias: dict[int, tuple[NDArray[np.int64], NDArray[np.float32]]] = {}
+        self.refusals: dict[int, str] = {}
+
+    def follow(self, batch: Batch) -> None:
+        """Take in what was released and admitted since the last batch."""
+        for slot in batch.released:
+            self.bias.pop(slot, None)
+            self.refusals.pop(slot, None)
+        for request in batch.admitted:
+            if request.slot >= 0:
+                self._admit(request)
+
+    def _admit(self, request: Request) -> None:
+        slot, sampling = request.slot, request.spec.sampling
+        self.bias.pop(slot, None)
+        self.refusals.pop(slot, None)
+        refusal = self._refusal(request)
+        if refusal:
+            self.refusals[slot] = refusal
+        elif sampling.logit_bias:
+            ids, values = zip(*sampling.logit_bias, strict=True)
+            self.bias[slot] = (np.array(ids, dtype=np.int64), np.array(values, dtype=np.float32))
+
+    def _refusal(self, request: Request) -> str:
+        tokens, sampling = request.tokens, request.spec.sampling
+        if len(tokens) and not 0 <= tokens.min() <= tokens.max() < self._num_embeddings:
+            return "prompt_ids: a token is outside the vocabulary"
+        for token, value in sampling.logit_bias:
+            if not 0 <= token < self._vocab_size:
+                return f"logit_bias: token {token} is outside the vocabulary"
+            if math.isnan(value) or value == math.inf:
+                return f"logit_bias: {value} for token {token}"
+        return _sampling_refusal(sampling)
+
+
+def _sampling_refusal(sampling: SamplingParams) -> str:
+    """Name the first value that no distribution can be made of; empty when all are good."""
+    checks = (
+        ("temperature", 0.0 <= sampling.temperature < math.inf),
+        ("top_p", 0.0 < sampling.top_p <= 1.0),
+        ("min_p", 0.0 <= sampling.min_p <= 1.0),
+        ("top_k", sampling.top_k >= 0),
+        ("repetition_penalty", 0.0 < sampling.repetition_penalty < math.inf),
+        ("presence_penalty", math.isfinite(sampling.presence_penalty)),
+        ("frequency_penalty", math.isfinite(sampling.frequency_penalty)),
+    )
+    return next((f"{name} is out of range" for name, is_good in checks if not is_good), "")

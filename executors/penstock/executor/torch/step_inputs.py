@@ -1,0 +1,220 @@
+"""One step as tensors: a `Batch` and the slot arrays in, packed rows and page indices out.
+
+Owns the packing. Does not know models or sampling.
+
+All tokens of a step lie in one packed sequence [T]: first the rows of a single token, ordered by
+context length (so that length groups are slices), then the longer chunks. What layers share is made
+once per step, on first use, and kept.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from penstock.executor.torch.kv_pages import HeadShape, KVPages
+from penstock.executor.torch.length_groups import split_by_length
+from penstock.scheduler.batch import Batch
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowGroup:
+    """Single-token rows `first .. last - 1` over `width` blocks each.
+
+    `page_rows` int64 [2 * rows * heads * width]: pages to gather, ordered (kv, row, head, block).
+    `mask` [rows, 1, 1, width * block_size]: 0 where a key counts, minus infinity where not.
+    """
+
+    first: int
+    last: int
+    width: int
+    page_rows: Tensor
+    mask: Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Chunk:
+    """Packed tokens `first .. last - 1`: positions `start .. end - 1` of one request.
+
+    `blocks` int64: its block table, up to the last token of the chunk.
+    """
+
+    first: int
+    last: int
+    start: int
+    blocks: Ints
+
+    @property
+    def end(self) -> int:
+        """Position after the chunk's last token."""
+        return self.start + self.last - self.first
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChunkKeys:
+    """What a chunk attends to: `width` gathered blocks and a mask.
+
+    `page_rows` int64 [2 * heads * width], ordered (kv, head, block); `mask` [tokens, keys], 0 or
+    minus infinity.
+    """
+
+    width: int
+    page_rows: Tensor
+    mask: Tensor
+
+
+class StepInputs:
+    """The packed step.
+
+    `input_ids`, `position_ids` int64 [1, T]. `blocks`, `offsets` int64 [T]: where each token's keys
+    and values go. `last_of_row` [rows of the batch]: packed place of each batch row's last token.
+    `num_singles` rows of one token come first, then `chunks`.
+    """
+
+    def __init__(
+        self, batch: Batch, pages: KVPages, *, num_embeddings: int, overhead_blocks: float
+    ) -> None:
+        self._pages = pages
+        self._overhead_blocks = overhead_blocks
+        self._token_rows: dict[int, tuple[Tensor, Tensor]] = {}
+        self._row_groups: dict[tuple[int, int], tuple[RowGroup, ...]] = {}
+        self._chunk_keys: dict[tuple[int, int, int], ChunkKeys] = {}
+        block_size = pages.block_size
+
+        order, num_singles = _packing_order(batch)
+        slots = batch.slots[order].astype(np.int64)
+        counts = batch.num_tokens[order].astype(np.int64)
+        starts = batch.starts[order].astype(np.int64)
+        row_ends = np.cumsum(counts)
+        token_slots = np.repeat(slots, counts)
+        positions = np.arange(row_ends[-1]) - np.repeat(row_ends - counts - starts, counts)
+        # An impossible token fails its own request elsewhere; here it must not take others along.
+        ids = np.clip(batch.arrays.token_ids[token_slots, positions], 0, num_embeddings - 1)
+
+        self.num_tokens = int(row_ends[-1])
+        self.num_singles = num_singles
+        self.last_of_row: Ints = np.empty(len(order), dtype=np.int64)
+        self.last_of_row[order] = row_ends - 1
+        table = batch.arrays.block_table
+        self.blocks: Ints = table[token_slots, positions // block_size].astype(np.int64)
+        self.offsets: Ints = positions % block_size
+        self.input_ids = self.to_device(ids.astype(np.int64)).unsqueeze(0)
+        self.position_ids = self.to_device(positions).unsqueeze(0)
+        self._single_lengths: Ints = starts[:num_singles] + 1
+        width = -(-int(self._single_lengths[-1]) // block_size) if num_singles else 0
+        self._single_blocks: Ints = table[slots[:num_singles], :width].astype(np.int64)
+        ends = starts + counts
+        self.chunks = tuple(
+            Chunk(
+                first=int(row_ends[row] - counts[row]),
+                last=int(row_ends[row]),
+                start=int(starts[row]),
+                blocks=table[slots[row], : -(-int(ends[row]) // block_size)].astype(np.int64),
+            )
+            for row in range(num_singles, len(order))
+        )
+
+    def to_device(self, values: Ints) -> Tensor:
+        """A host array on the model's device."""
+        return torch.from_numpy(values).to(self._pages.device)
+
+    def token_rows(self, shape: HeadShape) -> tuple[Tensor, Tensor]:
+        """Rows of `KVPages.token_rows` for all tokens' keys and values, each [T * heads]."""
+        rows = self._token_rows.get(shape.num_heads)
+        if rows is None:
+            block_size = self._pages.block_size
+            heads = np.arange(shape.num_heads)
+            keys = (self.blocks[:, None] * 2 * shape.num_heads + heads) * block_size
+            keys = (keys + self.offsets[:, None]).reshape(-1)
+            values = keys + shape.num_heads * block_size
+            rows = (self.to_device(keys), self.to_device(values))
+            self._token_rows[shape.num_heads] = rows
+        return rows
+
+    def row_groups(self, shape: HeadShape, window: int) -> tuple[RowGroup, ...]:
+        """The single-token rows in length groups; `window` 0 for none, else keys a row may see."""
+        key = (shape.num_heads, window)
+        groups = self._row_groups.get(key)
+        if groups is None:
+            groups = self._make_row_groups(shape, window)
+            self._row_groups[key] = groups
+        return groups
+
+    def _make_row_groups(self, shape: HeadShape, window: int) -> tuple[RowGroup, ...]:
+        block_size = self._pages.block_size
+        lengths = self._single_lengths
+        first_keys = np.maximum(lengths - window, 0) if window else np.zeros_like(lengths)
+        first_blocks = first_keys // block_size
+        num_blocks = -(-lengths // block_size) - first_blocks
+        if window:
+            # Aligned to blocks a window may reach one block less; groups want rising widths.
+            num_blocks = np.maximum.accumulate(num_blocks)
+        groups: list[RowGroup] = []
+        for first, last, width in split_by_length(num_blocks, self._overhead_blocks):
+            columns = first_blocks[first:last, None] + np.arange(width)
+            own_blocks = -(-lengths[first:last, None] // block_size)
+            # Padding repeats a block of the row's own: never memory of another request.
+            columns = np.where(columns < own_blocks, columns, first_blocks[first:last, None])
+            blocks = np.take_along_axis(self._single_blocks[first:last], columns, axis=1)
+            positions = first_blocks[first:last, None] * block_size + np.arange(width * block_size)
+            is_seen = (positions < lengths[first:last, None]) & (
+                positions >= first_keys[first:last, None]
+            )
+            groups.append(
+                RowGroup(
+                    first=first,
+                    last=last,
+                    width=width,
+                    page_rows=self.to_device(_page_rows(blocks, shape.num_heads)),
+                    mask=self._additive(torch.from_numpy(is_seen))[:, None, None, :],
+                )
+            )
+        return tuple(groups)
+
+    def chunk_keys(self, index: int, shape: HeadShape, window: int) -> ChunkKeys:
+        """The pages that chunk `index` attends to and its mask; `window` 0 for none."""
+        key = (index, shape.num_heads, window)
+        keys = self._chunk_keys.get(key)
+        if keys is None:
+            chunk = self.chunks[index]
+            block_size = self._pages.block_size
+            first_key = max(chunk.start + 1 - window, 0) if window else 0
+            blocks = chunk.blocks[first_key // block_size :]
+            device = self._pages.device
+            first_position = first_key // block_size * block_size
+            seen = torch.arange(
+                first_position, first_position + len(blocks) * block_size, device=device
+            )
+            rows = torch.arange(chunk.start, chunk.end, device=device)[:, None]
+            is_seen = seen <= rows
+            if window:
+                is_seen &= seen > rows - window
+            keys = ChunkKeys(
+                width=len(blocks),
+                page_rows=self.to_device(_page_rows(blocks[None], shape.num_heads)),
+                mask=self._additive(is_seen),
+            )
+            self._chunk_keys[key] = keys
+        return keys
+
+    def _additive(self, is_seen: Tensor) -> Tensor:
+        mask = torch.zeros(is_seen.shape, dtype=self._pages.dtype, device=self._pages.device)
+        return mask.masked_fill_(~is_seen.to(self._pages.device), float("-inf"))
+
+
+def _packing_order(batch: Batch) -> tuple[Ints, int]:
+    """Batch rows in packed order, and how many of them are single tokens."""
+    is_single = batch.num_tokens == 1
+    singles = np.flatnonzero(is_single)
+    singles = singles[np.argsort(batch.starts[singles], kind="stable")]
+    return np.concatenate([singles, np.flatnonzero(~is_single)]), len(singles)
+
+
+def _page_rows(blocks: Ints, num_heads: int) -> Ints:
+    """Rows of `KVPages.block_rows` for blocks [rows, width], ordered (kv, row, head, block)."""
+    pages = np.arange(2)[:, None, None, None] * num_heads + np.arange(num_heads)[:, None]
+    return (blocks[:, None, :] * 2 * num_heads + pages).reshape(-1)

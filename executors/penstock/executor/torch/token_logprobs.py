@@ -1,0 +1,53 @@
+"""Log probabilities, ranks and most likely tokens of rows of logits.
+
+Owns the arithmetic; does not know who asked.
+"""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from penstock.scheduler.batch import TokenLogprobs
+
+_ROWS_AT_ONCE = 128
+"""Bounds the float32 copy of a long prompt's logits."""
+
+
+def token_logprobs(logits: Tensor, tokens: Tensor, num_top: int) -> TokenLogprobs:
+    """Logits [t, V] of any float type and the chosen tokens int64 [t]; on the host when done."""
+    parts = [
+        _some(logits[first : first + _ROWS_AT_ONCE], tokens[first : first + _ROWS_AT_ONCE], num_top)
+        for first in range(0, len(tokens), _ROWS_AT_ONCE)
+    ]
+    columns = zip(*parts, strict=True)
+    chosen, ranks, top_ids, top_logprobs = (torch.cat(column) for column in columns)
+    return TokenLogprobs(
+        chosen=chosen.cpu().numpy(),
+        ranks=ranks.int().cpu().numpy(),
+        top_ids=top_ids.int().cpu().numpy(),
+        top_logprobs=top_logprobs.cpu().numpy(),
+    )
+
+
+def scatter_rows(part: TokenLogprobs, rows: np.ndarray, num_rows: int) -> TokenLogprobs:
+    """`part` laid at `rows` of `num_rows` rows; zeros elsewhere."""
+
+    def spread(values: np.ndarray) -> np.ndarray:
+        out = np.zeros((num_rows, *values.shape[1:]), dtype=values.dtype)
+        out[rows] = values
+        return out
+
+    return TokenLogprobs(
+        chosen=spread(part.chosen),
+        ranks=spread(part.ranks),
+        top_ids=spread(part.top_ids),
+        top_logprobs=spread(part.top_logprobs),
+    )
+
+
+def _some(logits: Tensor, tokens: Tensor, num_top: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    logprobs = torch.log_softmax(logits.float(), dim=1)
+    chosen = logprobs.gather(1, tokens[:, None])
+    ranks = (logprobs > chosen).sum(1) + 1
+    top_logprobs, top_ids = logprobs.topk(min(num_top, logprobs.shape[1]), dim=1)
+    return chosen[:, 0], ranks, top_ids, top_logprobs

@@ -1,0 +1,22 @@
+"""Top-k, top-p and min-p of many rows: what a request allows its distribution to keep.
+
+Owns the values only. Both ways to find what stays, among the most likely tokens and by search, read
+them.
+"""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Truncation:
+    """Per row [m]: `top_k` int64, 0 for off; `top_p` float64, 1 for off; `min_p` float64, 0."""
+
+    top_k: Tensor
+    top_p: Tensor
+    min_p: Tensor
+
+    def take(self, rows: Tensor) -> "Truncation":
+        """The same for some rows."""
+        return Truncation(top_k=self.top_k[rows], top_p=self.top_p[rows], min_p=self.min_p[rows])

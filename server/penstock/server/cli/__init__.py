@@ -1,0 +1,39 @@
+"""The command line: `penstock <command>`.
+
+Owns the parser and nothing of what the commands do. Commands import what is heavy only when they
+run, so that `penstock --help` answers at once. Exit codes are in `exit_codes.py`; `serve` has its
+own.
+"""
+
+import argparse
+from collections.abc import Callable, Sequence
+
+from penstock.server.cli import chat, demo, generate, health, models, serve, version
+from penstock.server.cli.exit_codes import EXIT_CODES_HELP
+
+_COMMANDS = (serve, generate, chat, models, health, demo, version)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; the exit code. `argv` None: the process's arguments."""
+    try:
+        args = build_parser().parse_args(argv)
+    except SystemExit as stop:
+        # argparse leaves this way after --help (0) and after bad usage (2).
+        return stop.code if isinstance(stop.code, int) else 0
+    run: Callable[[argparse.Namespace], int] = args.run
+    return run(args)
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser of all commands."""
+    parser = argparse.ArgumentParser(
+        prog="penstock",
+        description="A gRPC streaming service for LLM inference.",
+        epilog=EXIT_CODES_HELP,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for command in _COMMANDS:
+        command.add_parser(subparsers)
+    return parser

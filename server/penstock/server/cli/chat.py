@@ -1,0 +1,116 @@
+"""`penstock chat`: a dialogue, one line of stdin for each turn.
+
+Owns the dialogue's history. Works at a terminal and in a pipe: in a pipe there is no prompt sign,
+and the first failure ends it.
+"""
+
+import argparse
+import importlib
+import sys
+from contextlib import closing, suppress
+from typing import TYPE_CHECKING
+
+from penstock.server.cli.command import Subparsers
+from penstock.server.cli.connection import UsageError, describe_error, run_reporting
+from penstock.server.cli.exit_codes import EXIT_CODES_HELP, ExitCode
+from penstock.server.cli.generation_options import add_generation_options, options_of
+from penstock.server.cli.report import summary_line, write_text
+
+if TYPE_CHECKING:
+    from penstock.client import ChatMessage, SyncClient
+
+QUIT = "/quit"
+RESET = "/reset"
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    """Add `chat` to the command line."""
+    parser = subparsers.add_parser(
+        "chat",
+        help="talk to a model, turn by turn",
+        description=f"Talk to a model. Each line is a turn; {RESET} forgets the dialogue, {QUIT} or"
+        " the end of input leaves. At a terminal, Ctrl-C during an answer cancels the answer and"
+        " forgets the turn; at the prompt it leaves.",
+        epilog=EXIT_CODES_HELP,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_generation_options(parser)
+    parser.add_argument("--system", metavar="TEXT", help="what the dialogue starts from")
+    parser.add_argument(
+        "--stats", action="store_true", help="one line of figures on stderr after each answer"
+    )
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the command; the exit code."""
+    return run_reporting("chat", lambda: _chat(args))
+
+
+def _chat(args: argparse.Namespace) -> int:
+    from penstock.client import ChatMessage, PenstockError, SyncClient
+
+    is_terminal = sys.stdin.isatty()
+    opening = [ChatMessage("system", args.system)] if args.system else []
+    history = list(opening)
+    with SyncClient(args.address) as client:
+        while (line := _read_line(is_terminal)) is not None:
+            if line == RESET:
+                history = list(opening)
+            elif line.startswith("/"):
+                print(f"{line}: no such command; {RESET}, {QUIT}", file=sys.stderr, flush=True)
+            elif line:
+                turn = ChatMessage("user", line)
+                try:
+                    answer = _answer(client, [*history, turn], args)
+                except KeyboardInterrupt:
+                    if not is_terminal:
+                        raise
+                    print("cancelled", file=sys.stderr, flush=True)
+                except PenstockError as error:
+                    if not is_terminal:
+                        raise
+                    print(f"penstock chat: {describe_error(error)}", file=sys.stderr, flush=True)
+                else:
+                    history += [turn, ChatMessage("assistant", answer)]
+    return ExitCode.OK
+
+
+def _read_line(is_terminal: bool) -> str | None:
+    """The next turn without its white space around; None at the end."""
+    if is_terminal:
+        with suppress(ImportError):
+            importlib.import_module("readline")  # which gives `input` line editing
+        try:
+            line = input("> ")
+        except EOFError:
+            print(flush=True)
+            return None
+    else:
+        line = sys.stdin.readline()
+        if not line:
+            return None
+    line = line.strip()
+    return None if line == QUIT else line
+
+
+def _answer(client: "SyncClient", messages: "list[ChatMessage]", args: argparse.Namespace) -> str:
+    """Stream the answer to stdout; its whole text."""
+    from penstock.client import Finished, Tokens
+
+    try:
+        events = client.chat(messages, deadline_s=args.deadline, **options_of(args))
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+    pieces: list[str] = []
+    with closing(events):
+        try:
+            for event in events:
+                if isinstance(event, Tokens) and event.text:
+                    pieces.append(event.text)
+                    write_text(event.text)
+                elif isinstance(event, Finished) and args.stats:
+                    print(f"\n{summary_line(event)}", file=sys.stderr, end="", flush=True)
+        finally:
+            write_text("\n")
+    return "".join(pieces)

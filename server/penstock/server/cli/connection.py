@@ -1,0 +1,100 @@
+"""How commands reach a service, and how they tell what went wrong.
+
+Owns the `--address` option and the one place where failures become a line on stderr and an exit
+code.
+"""
+
+import argparse
+import io
+import math
+import os
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from penstock.server.cli.exit_codes import ExitCode
+
+if TYPE_CHECKING:
+    from penstock.client import PenstockError
+
+ADDRESS_VARIABLE = "PENSTOCK_ADDRESS"
+DEFAULT_ADDRESS = "127.0.0.1:50051"
+
+
+class UsageError(Exception):
+    """An argument does not fit; the message names it."""
+
+
+def add_address_option(parser: argparse.ArgumentParser) -> None:
+    """Add `--address`, also read from PENSTOCK_ADDRESS."""
+    parser.add_argument(
+        "--address",
+        metavar="HOST:PORT",
+        default=os.environ.get(ADDRESS_VARIABLE, DEFAULT_ADDRESS),
+        help=f"the service (default: ${ADDRESS_VARIABLE} or {DEFAULT_ADDRESS})",
+    )
+
+
+def seconds(text: str) -> float:
+    """An argparse type: a positive number of seconds."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not (math.isfinite(value) and value > 0):
+        raise argparse.ArgumentTypeError(f"must be a positive number of seconds, not {text!r}")
+    return value
+
+
+def run_reporting(command: str, action: Callable[[], int]) -> int:
+    """Run the action; a failure becomes one line on stderr and an exit code, never a traceback."""
+    # gRPC's core writes to stderr by itself, e.g. when a server hangs up; that is our line's place.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    from penstock.client import PenstockError
+
+    out: object = sys.stdout
+    if isinstance(out, io.TextIOWrapper):
+        # What a terminal cannot show becomes a question mark; it does not end the request.
+        out.reconfigure(errors="replace")
+    try:
+        code = action()
+        sys.stdout.flush()
+    except UnicodeDecodeError as error:
+        return _fail(command, f"stdin: is not {error.encoding} text", ExitCode.USAGE)
+    except UsageError as error:
+        return _fail(command, str(error), ExitCode.USAGE)
+    except PenstockError as error:
+        return _fail(command, describe_error(error), exit_code_of(error))
+    except KeyboardInterrupt:
+        return _fail(command, "interrupted", ExitCode.INTERRUPTED)
+    except BrokenPipeError:
+        # Python would complain again when it flushes stdout at exit: give it somewhere to write.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return ExitCode.BROKEN_PIPE
+    return code
+
+
+def describe_error(error: "PenstockError") -> str:
+    """One line: status, reason, message, fields, and what the caller may do about it."""
+    line = str(error).replace("\n", " ")
+    if error.retry_after_s is not None:
+        line += f"; try again in {error.retry_after_s:g} s"
+    if error.request_id:
+        line += f" [request {error.request_id}]"
+    return line
+
+
+def exit_code_of(error: "PenstockError") -> ExitCode:
+    """The exit code that tells this failure."""
+    from penstock.client import DeadlineExceeded, Unavailable
+
+    if isinstance(error, Unavailable):
+        return ExitCode.UNAVAILABLE
+    if isinstance(error, DeadlineExceeded):
+        return ExitCode.DEADLINE
+    return ExitCode.FAILED
+
+
+def _fail(command: str, line: str, code: ExitCode) -> int:
+    print(f"penstock {command}: {line}", file=sys.stderr, flush=True)
+    return code

@@ -1,0 +1,108 @@
+"""One generation of the demo, as it looks from outside: states, text, figures.
+
+Owns what is shown of a request. Does no I/O: events and times come in as arguments.
+"""
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from penstock.server.cli.models import table_lines
+from penstock.server.cli.report import printable, rate
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from penstock.client import Event, Finished, GenerationOptions, PenstockError
+
+_WHOLE_LIFE = ("PENDING", "PROCESSING", "COMPLETED")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DemoRequest:
+    """What one of the demo's clients asks for."""
+
+    name: str
+    prompt: str
+    options: "GenerationOptions"
+
+
+@dataclass(slots=True)
+class DemoRun:
+    """How far one request is. `states`: name and seconds after submission, in order."""
+
+    request: DemoRequest
+    states: list[tuple[str, float]] = field(default_factory=list[tuple[str, float]])
+    text: str = ""
+    num_tokens: int = 0
+    finished: "Finished | None" = None
+    error: str = ""
+
+    @property
+    def state(self) -> str:
+        """Where it stands."""
+        return self.states[-1][0] if self.states else "SUBMITTED"
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether it went through its whole life and ended well."""
+        names = [name for name, _ in self.states]
+        is_whole = names[:1] == ["PENDING"] and names[-1:] == ["COMPLETED"]
+        return self.finished is not None and is_whole and "PROCESSING" in names
+
+    @property
+    def complaint(self) -> str:
+        """What is not sound about it; "" if nothing is."""
+        if self.is_sound:
+            return ""
+        seen = ", ".join(name for name, _ in self.states) or "none"
+        return self.error or f"states seen: {seen}; expected {', '.join(_WHOLE_LIFE)}"
+
+    def on_event(self, event: "Event", at_s: float) -> str:
+        """Take an event that came `at_s` seconds after submission; the text it added."""
+        from penstock.client import Accepted, Finished, Progress, Tokens
+
+        if isinstance(event, Accepted):
+            self._enter("PENDING", at_s)
+        elif isinstance(event, Progress):
+            self._enter(event.state.name, at_s)
+        elif isinstance(event, Tokens):
+            text = printable(event.text)
+            self.text += text
+            self.num_tokens += event.num_tokens
+            return text
+        elif isinstance(event, Finished):
+            self.finished = event
+            self._enter("COMPLETED", at_s)
+        return ""
+
+    def on_error(self, error: "PenstockError", at_s: float) -> None:
+        """Take the failure that ended it."""
+        self.error = str(error)
+        self._enter("ERROR", at_s)
+
+    def _enter(self, state: str, at_s: float) -> None:
+        if self.state != state:
+            self.states.append((state, at_s))
+
+
+def final_table(runs: "Sequence[DemoRun]") -> list[str]:
+    """State history with times, and the server's own timings, one line for each request."""
+    header = ("REQUEST", "STATES (ms)", "QUEUE ms", "TTFT ms", "TOKENS", "TOKENS/s", "FINISH")
+    return table_lines([header, *(_row(run) for run in runs)])
+
+
+def _row(run: DemoRun) -> tuple[str, ...]:
+    history = " > ".join(f"{name} {at_s * 1e3:.0f}" for name, at_s in run.states)
+    finished = run.finished
+    if finished is None:
+        return (run.request.name, history, "-", "-", str(run.num_tokens), "-", "-")
+    timings = finished.timings
+    return (
+        run.request.name,
+        history,
+        f"{timings.queue_s * 1e3:.1f}",
+        "-" if timings.ttft_s is None else f"{timings.ttft_s * 1e3:.1f}",
+        str(finished.usage.num_completion_tokens),
+        rate(finished.tokens_per_s),
+        ", ".join(end.finish_reason.name.lower() for end in finished.outputs),
+    )

@@ -1,0 +1,27 @@
+"""Exit codes of the commands that call a service. `serve` documents its own."""
+
+import enum
+
+
+class ExitCode(enum.IntEnum):
+    """How a command ended."""
+
+    OK = 0
+    FAILED = 1
+    USAGE = 2
+    UNAVAILABLE = 3
+    DEADLINE = 4
+    INTERRUPTED = 130
+    BROKEN_PIPE = 141
+
+
+EXIT_CODES_HELP = """\
+exit codes:
+  0    done (health: serving)
+  1    the request was refused or failed (health: not serving)
+  2    bad usage
+  3    no service at the address, or it takes no requests
+  4    a deadline passed
+  130  interrupted by Ctrl-C; the request was cancelled
+  141  nobody reads the output any more; the request was cancelled
+"""

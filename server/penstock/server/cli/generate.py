@@ -1,0 +1,105 @@
+"""`penstock generate`: one request, its text as it comes, then one line of figures.
+
+Owns the command. The text goes to stdout, the line to stderr, so that a pipe gets the text alone.
+"""
+
+import argparse
+import sys
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+from penstock.server.cli.command import Subparsers
+from penstock.server.cli.connection import UsageError, run_reporting
+from penstock.server.cli.exit_codes import EXIT_CODES_HELP, ExitCode
+from penstock.server.cli.generation_options import add_generation_options, options_of
+from penstock.server.cli.report import event_json, summary_line, write_text
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from penstock.client import Event, Finished
+
+STDIN = "-"
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    """Add `generate` to the command line."""
+    parser = subparsers.add_parser(
+        "generate",
+        help="generate text from a prompt",
+        description="Generate text. Tokens go to stdout as they come; then one line with queue"
+        " time, time to first token, speed and finish reason goes to stderr.",
+        epilog=EXIT_CODES_HELP,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("prompt", help=f"the text to continue; {STDIN} reads it from stdin")
+    add_generation_options(parser)
+    parser.add_argument("--n", type=int, metavar="N", help="independent outputs (default: 1)")
+    parser.add_argument(
+        "--json", action="store_true", help="print every event as a line of JSON instead"
+    )
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the command; the exit code."""
+    return run_reporting("generate", lambda: _generate(args))
+
+
+def _generate(args: argparse.Namespace) -> int:
+    from penstock.client import SyncClient
+
+    prompt: str = sys.stdin.read() if args.prompt == STDIN else args.prompt
+    if not prompt:
+        raise UsageError("prompt: must not be empty")
+    with SyncClient(args.address) as client:
+        options = options_of(args)
+        options["n"] = args.n
+        try:
+            events = client.generate(prompt, deadline_s=args.deadline, **options)
+        except ValueError as error:
+            raise UsageError(str(error)) from error
+        with closing(events):
+            if args.json:
+                _print_json(events)
+            else:
+                _print_text(events, has_many=(args.n or 1) > 1)
+    return ExitCode.OK
+
+
+def _print_json(events: "Iterator[Event]") -> None:
+    for event in events:
+        print(event_json(event), flush=True)
+
+
+def _print_text(events: "Iterator[Event]", *, has_many: bool) -> None:
+    """Several outputs come mixed, so they are shown one after the other at the end."""
+    from penstock.client import Finished, Tokens
+
+    texts: dict[int, str] = {}
+    text_open = False
+    finished: Finished | None = None
+    try:
+        for event in events:
+            if isinstance(event, Finished):
+                finished = event
+            elif isinstance(event, Tokens) and event.text:
+                if has_many:
+                    texts[event.output_index] = texts.get(event.output_index, "") + event.text
+                else:
+                    write_text(event.text)
+                    text_open = not event.text.endswith("\n")
+    finally:
+        if text_open:
+            write_text("\n")
+    if finished is not None:
+        if has_many:
+            _print_outputs(texts, finished)
+        print(summary_line(finished), file=sys.stderr, flush=True)
+
+
+def _print_outputs(texts: dict[int, str], finished: "Finished") -> None:
+    for end in finished.outputs:
+        write_text(f"--- output {end.output_index} ({end.finish_reason.name.lower()})\n")
+        text = texts.get(end.output_index, "")
+        write_text(text if text.endswith("\n") else f"{text}\n")

@@ -1,0 +1,51 @@
+"""The options that `generate` and `chat` share, and their way into a request.
+
+Owns the flags. Ranges are the server's to judge: it names the field that is off.
+"""
+
+import argparse
+from typing import TYPE_CHECKING
+
+from penstock.server.cli.connection import add_address_option, seconds
+
+if TYPE_CHECKING:
+    from penstock.client import GenerationOptions
+
+
+def add_generation_options(parser: argparse.ArgumentParser) -> None:
+    """Add the flags; every one without a value leaves the choice to the server."""
+    add_address_option(parser)
+    parser.add_argument("--model", help="name of the model (default: the server's)")
+    parser.add_argument("--max-tokens", type=int, metavar="N", help="most tokens of an output")
+    parser.add_argument("--temperature", type=float, metavar="T", help="0 is greedy")
+    parser.add_argument("--top-p", type=float, metavar="P", help="in (0, 1]")
+    parser.add_argument("--top-k", type=int, metavar="K", help="at least 1")
+    parser.add_argument("--seed", type=int, metavar="SEED", help="makes the output reproducible")
+    parser.add_argument(
+        "--stop", action="append", default=[], metavar="TEXT", help="end before it; repeatable"
+    )
+    parser.add_argument("--priority", type=int, metavar="P", help="higher is more urgent")
+    parser.add_argument(
+        "--deadline", type=seconds, metavar="SECONDS", help="fail when it takes longer"
+    )
+    parser.add_argument(
+        "--time-limit",
+        type=seconds,
+        metavar="SECONDS",
+        help="stop after this long and keep the text",
+    )
+
+
+def options_of(args: argparse.Namespace) -> "GenerationOptions":
+    """The options as the client takes them."""
+    return {
+        "model": args.model,
+        "max_tokens": args.max_tokens,
+        "temperature": args.temperature,
+        "top_p": args.top_p,
+        "top_k": args.top_k,
+        "seed": args.seed,
+        "stop": args.stop,
+        "priority": args.priority,
+        "time_limit_s": args.time_limit,
+    }

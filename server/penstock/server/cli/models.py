@@ -1,0 +1,76 @@
+"""`penstock models`: what the service can run, and within which limits."""
+
+import argparse
+from typing import TYPE_CHECKING
+
+from penstock.server.cli.command import Subparsers
+from penstock.server.cli.connection import add_address_option, run_reporting
+from penstock.server.cli.exit_codes import EXIT_CODES_HELP, ExitCode
+from penstock.server.cli.report import value_json
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from penstock.client import Model
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    """Add `models` to the command line."""
+    parser = subparsers.add_parser(
+        "models",
+        help="list the models of a service",
+        epilog=EXIT_CODES_HELP,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_address_option(parser)
+    parser.add_argument(
+        "--json", action="store_true", help="one line of JSON for each model, with all limits"
+    )
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the command; the exit code."""
+    return run_reporting("models", lambda: _list_models(args))
+
+
+def _list_models(args: argparse.Namespace) -> int:
+    from penstock.client import SyncClient
+
+    with SyncClient(args.address) as client:
+        models = client.list_models()
+    if args.json:
+        for model in models:
+            print(value_json(model))
+    else:
+        print("\n".join(table_lines([_HEADER, *(_row(model) for model in models)])))
+    return ExitCode.OK
+
+
+_HEADER = ("MODEL", "STATE", "EXECUTOR", "CONTEXT", "VOCABULARY", "DEFAULT", "ALIASES", "ADAPTERS")
+
+
+def _row(model: "Model") -> tuple[str, ...]:
+    return (
+        model.name,
+        model.state.name.lower(),
+        model.executor,
+        _number(model.limits.max_total_tokens),
+        _number(model.limits.vocab_size),
+        "yes" if model.is_default else "",
+        " ".join(model.aliases),
+        " ".join(model.adapters),
+    )
+
+
+def _number(value: int | None) -> str:
+    return "-" if value is None else str(value)
+
+
+def table_lines(rows: "Sequence[Sequence[str]]") -> list[str]:
+    """Rows of equal length as lines with aligned columns."""
+    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]

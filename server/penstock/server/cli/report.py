@@ -1,0 +1,71 @@
+"""How results are written: text for people, one line of figures, JSON for programs.
+
+Owns the wording. Does not call anybody.
+"""
+
+import dataclasses
+import enum
+import json
+import re
+import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from penstock.client import Event, Finished
+
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+def printable(text: str) -> str:
+    """The text without control characters but newline and tab: a model must not move the cursor."""
+    return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", text)
+
+
+def write_text(text: str) -> None:
+    """Show a piece of output now. Into a pipe or a file it goes as it is."""
+    sys.stdout.write(printable(text) if sys.stdout.isatty() else text)
+    sys.stdout.flush()
+
+
+def event_json(event: "Event") -> str:
+    """One event as one line of JSON; its kind is under "event", enums go by name."""
+    kind = re.sub(r"(?<!^)(?=[A-Z])", "_", type(event).__name__).lower()
+    return json.dumps({"event": kind, **_plain(event)})
+
+
+def value_json(value: Any) -> str:
+    """A frozen value as one line of JSON."""
+    return json.dumps(_plain(value))
+
+
+def summary_line(finished: "Finished") -> str:
+    """Queue time, TTFT, speed, why it ended and what it used."""
+    timings, usage = finished.timings, finished.usage
+    reasons = ", ".join(end.finish_reason.name.lower() for end in finished.outputs)
+    parts = (
+        f"queue {milliseconds(timings.queue_s)}",
+        f"TTFT {milliseconds(timings.ttft_s)}",
+        f"{rate(finished.tokens_per_s)} tokens/s",
+        f"finish {reasons}",
+        f"{usage.num_completion_tokens} tokens"
+        f" (prompt {usage.num_prompt_tokens}, cached {usage.num_cached_prompt_tokens})",
+    )
+    return " | ".join(parts)
+
+
+def milliseconds(value_s: float | None) -> str:
+    """A duration in words; "-" for none."""
+    return "-" if value_s is None else f"{value_s * 1e3:.1f} ms"
+
+
+def rate(value: float | None) -> str:
+    """A figure per second; "-" for none."""
+    return "-" if value is None else f"{value:.1f}"
+
+
+def _plain(value: Any) -> dict[str, Any]:
+    return dataclasses.asdict(value, dict_factory=_by_name)
+
+
+def _by_name(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    return {key: value.name if isinstance(value, enum.Enum) else value for key, value in pairs}

@@ -1,0 +1,306 @@
+"""`penstock serve`: run a service on this machine until it is told to stop.
+
+Owns its options, their environment variables and their defaults. Imports what is heavy only in
+`run`.
+"""
+
+import argparse
+import contextlib
+import logging
+import os
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from penstock.server.cli.command import Subparsers
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from penstock.executor.config import ExecutorConfig, SimulatedConfig
+    from penstock.scheduler.config import SchedulerConfig
+    from penstock.server.config import ServerConfig
+
+ENVIRONMENT_PREFIX = "PENSTOCK_"
+_EXIT_CODES = """\
+exit codes:
+  0        asked to stop (SIGTERM or SIGINT) and drained
+  1        gave up: a process kept dying, or did not survive the drain
+  2        could not start; one line on stderr says why
+  128 + n  signal n came a second time: streams were cut
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """One setting: `--flag`, also read from `PENSTOCK_<FLAG>`; the flag wins."""
+
+    flag: str
+    parse: Callable[[str], Any]
+    default: Any
+    help: str
+    metavar: str | None = None
+    choices: tuple[str, ...] | None = None
+
+    @property
+    def name(self) -> str:
+        """Its name in the parsed arguments."""
+        return self.flag.replace("-", "_")
+
+    @property
+    def variable(self) -> str:
+        """Its environment variable."""
+        return ENVIRONMENT_PREFIX + self.name.upper()
+
+
+OPTIONS = (
+    Option(
+        flag="model",
+        parse=str,
+        default="demo",
+        help="model folder (Hugging Face layout), or demo for the one in the package",
+    ),
+    Option(flag="model-name", parse=str, default=None, help="name that clients use"),
+    Option(
+        flag="executor",
+        parse=str,
+        default="torch",
+        choices=("torch", "simulated"),
+        help="what computes tokens",
+    ),
+    Option(flag="host", parse=str, default="127.0.0.1", help="address to listen on"),
+    Option(flag="port", parse=int, default=50051, help="port to listen on, 0 for any free one"),
+    Option(flag="fronts", parse=int, default=None, help="front processes (default: cores / 2)"),
+    Option(flag="max-num-seqs", parse=int, default=None, help="requests that run at once"),
+    Option(flag="max-num-batched-tokens", parse=int, default=None, help="token budget of one step"),
+    Option(flag="max-seq-len", parse=int, default=None, help="prompt and output, in tokens"),
+    Option(flag="max-num-waiting", parse=int, default=None, help="requests that may wait"),
+    Option(
+        flag="admission-policy",
+        parse=str,
+        default=None,
+        choices=("max_utilization", "guaranteed_no_evict"),
+        help="when a waiting request may run",
+    ),
+    Option(flag="block-size", parse=int, default=None, help="tokens per KV cache block"),
+    Option(flag="num-blocks", parse=int, default=None, help="blocks in the KV cache"),
+    Option(
+        flag="kv-cache-mib",
+        parse=int,
+        default=None,
+        help="KV cache size in MiB, where num-blocks is not given",
+    ),
+    Option(
+        flag="dtype",
+        parse=str,
+        default=None,
+        choices=("auto", "float32", "bfloat16", "float16"),
+        help="number format of weights and KV cache",
+    ),
+    Option(flag="device", parse=str, default=None, help="cpu, cuda or cuda:<index>"),
+    Option(flag="threads", parse=int, default=None, help="threads that compute, on a CPU"),
+    Option(flag="pipeline-depth", parse=int, default=None, help="steps in flight, 1 or 2"),
+    Option(
+        flag="drain-grace-s",
+        parse=float,
+        default=None,
+        help="seconds that streams may go on after the first signal (default: 30)",
+    ),
+    Option(
+        flag="simulated-config",
+        parse=str,
+        default=None,
+        metavar="JSON",
+        help="settings of the simulated executor",
+    ),
+    Option(
+        flag="log-level",
+        parse=str,
+        default="info",
+        choices=("debug", "info", "warning", "error"),
+        help="least level that is logged",
+    ),
+)
+
+
+class BadSetting(Exception):
+    """A setting is wrong; the message names it."""
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    """Add `serve` to the command line."""
+    parser = subparsers.add_parser(
+        "serve",
+        help="run a service",
+        description="Run a service. Each option can also be set by PENSTOCK_<OPTION>.",
+        epilog=_EXIT_CODES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    for option in OPTIONS:
+        shown = "" if option.default is None else f" (default: {option.default})"
+        parser.add_argument(
+            f"--{option.flag}",
+            type=option.parse,
+            default=None,
+            choices=option.choices,
+            metavar=option.metavar or (None if option.choices else option.parse.__name__.upper()),
+            help=option.help + shown,
+        )
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until told to stop; the exit code."""
+    try:
+        settings = merge_settings(vars(args), os.environ)
+        config = build_config(settings)
+    except BadSetting as error:
+        return _cannot_start(str(error))
+    import asyncio
+
+    from penstock.server.logs import configure_logging
+    from penstock.server.processes.supervisor import CannotStart, Supervisor
+
+    configure_logging("supervisor", config.log_level)
+    for variable in unknown_variables(os.environ):
+        logging.getLogger(__name__).warning("%s is set and means nothing here", variable)
+    try:
+        return asyncio.run(Supervisor(config, _announce).run())
+    except CannotStart as error:
+        return _cannot_start(str(error))
+
+
+def merge_settings(arguments: Mapping[str, Any], environment: Mapping[str, str]) -> dict[str, Any]:
+    """Arguments over environment over defaults. Raises BadSetting naming the variable."""
+    settings: dict[str, Any] = {}
+    for option in OPTIONS:
+        value = arguments.get(option.name)
+        if value is None:
+            value = _from_environment(option, environment)
+        settings[option.name] = option.default if value is None else value
+    return settings
+
+
+def unknown_variables(environment: Mapping[str, str]) -> list[str]:
+    """Variables with our prefix that are no setting: misspelt, most likely.
+
+    Not those that Kubernetes makes up for a service called penstock.
+    """
+    known = {option.variable for option in OPTIONS}
+    made_up = ("PENSTOCK_SERVICE_", "PENSTOCK_PORT_")
+    return sorted(
+        name
+        for name in environment
+        if name.startswith(ENVIRONMENT_PREFIX)
+        and name not in known
+        and not name.startswith(made_up)
+    )
+
+
+def build_config(settings: Mapping[str, Any]) -> "ServerConfig":
+    """The service's settings. Raises BadSetting naming what is off."""
+    from penstock.executor.models import ModelNotFound, resolve_model
+    from penstock.server.config import ServerConfig
+
+    try:
+        model_path = resolve_model(settings["model"])
+        return ServerConfig(
+            model=settings["model_name"] or model_path.name,
+            model_path=model_path,
+            executor=_executor_config(settings, model_path),
+            scheduler=_scheduler_config(settings),
+            host=settings["host"],
+            port=settings["port"],
+            log_level=settings["log_level"],
+            **_given(num_fronts=settings["fronts"], drain_grace_s=settings["drain_grace_s"]),
+        )
+    except (ModelNotFound, ValueError) as error:
+        raise BadSetting(str(error)) from error
+
+
+def _executor_config(settings: Mapping[str, Any], model_path: "Path") -> "ExecutorConfig":
+    from penstock.executor.config import ExecutorConfig, ExecutorKind
+
+    return ExecutorConfig(
+        **_given(
+            kind=ExecutorKind(settings["executor"]),
+            model_path=model_path,
+            device=settings["device"],
+            dtype=settings["dtype"],
+            block_size=settings["block_size"],
+            num_blocks=settings["num_blocks"],
+            kv_cache_bytes=_mebibytes(settings["kv_cache_mib"]),
+            max_num_seqs=settings["max_num_seqs"],
+            max_seq_len=settings["max_seq_len"],
+            num_threads=settings["threads"],
+            pipeline_depth=settings["pipeline_depth"],
+            simulated=_simulated_config(settings["simulated_config"]),
+        )
+    )
+
+
+def _simulated_config(text: str | None) -> "SimulatedConfig | None":
+    import json
+
+    from penstock.executor.config import SimulatedConfig
+    from penstock.executor.config_json import from_json_value
+
+    if text is None:
+        return None
+    try:
+        data = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise BadSetting(f"simulated-config is no JSON: {error}") from error
+    return from_json_value(SimulatedConfig, data, "simulated-config")
+
+
+def _scheduler_config(settings: Mapping[str, Any]) -> "SchedulerConfig":
+    from penstock.scheduler.config import AdmissionPolicy, SchedulerConfig
+
+    policy = settings["admission_policy"]
+    return SchedulerConfig(
+        **_given(
+            max_num_batched_tokens=settings["max_num_batched_tokens"],
+            max_num_waiting=settings["max_num_waiting"],
+            admission_policy=None if policy is None else AdmissionPolicy(policy),
+        )
+    )
+
+
+def _from_environment(option: Option, environment: Mapping[str, str]) -> Any:
+    text = environment.get(option.variable)
+    if text is None:
+        return None
+    if option.name == "port" and text.startswith("tcp://"):
+        # Kubernetes sets PENSTOCK_PORT so for a service that is called penstock.
+        return None
+    try:
+        value = option.parse(text)
+    except ValueError as error:
+        raise BadSetting(f"{option.variable} must not be {text!r}") from error
+    if option.choices is not None and value not in option.choices:
+        raise BadSetting(f"{option.variable} must be one of {', '.join(option.choices)}")
+    return value
+
+
+def _given(**settings: Any) -> dict[str, Any]:
+    """Only what was set: the rest takes the dataclasses' defaults."""
+    return {name: value for name, value in settings.items() if value is not None}
+
+
+def _mebibytes(count: int | None) -> int | None:
+    return None if count is None else count * 1024 * 1024
+
+
+def _announce(line: str) -> None:
+    # Whoever read our stdout may have left; the service goes on.
+    with contextlib.suppress(BrokenPipeError):
+        print(line, flush=True)
+
+
+def _cannot_start(reason: str) -> int:
+    from penstock.server.processes.exit_codes import EXIT_CANNOT_START
+
+    print(f"penstock serve: {reason}", file=sys.stderr, flush=True)
+    return EXIT_CANNOT_START

@@ -1,0 +1,34 @@
+"""`penstock version`: what is installed, without importing any of it."""
+
+import argparse
+import platform
+from importlib import metadata
+
+from penstock.server.cli.command import Subparsers
+from penstock.server.cli.exit_codes import ExitCode
+
+_PARTS = ("grpcio", "protobuf", "numpy", "torch", "transformers", "tensorrt-llm")
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    """Add `version` to the command line."""
+    parser = subparsers.add_parser("version", help="print versions")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the command; the exit code."""
+    del args
+    print(f"penstock {_version('penstock') or 'of unknown version (not installed)'}")
+    print(f"python {platform.python_version()}")
+    for name in _PARTS:
+        if version := _version(name):
+            print(f"{name} {version}")
+    return ExitCode.OK
+
+
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None

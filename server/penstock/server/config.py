@@ -1,0 +1,101 @@
+"""The service's settings, and their way to the processes that make it up.
+
+Owns `ServerConfig`, what each child process is launched with, and the JSON form of both. Reads no
+environment and no arguments: the command line does, once.
+"""
+
+import json
+import math
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+from penstock.executor.config import ExecutorConfig
+from penstock.executor.config_json import from_json_value, to_json_value
+from penstock.scheduler.config import SchedulerConfig
+from penstock.server.front.config import FrontConfig
+
+MAX_NUM_FRONTS = 16
+LOG_LEVELS = ("debug", "info", "warning", "error")
+
+LaunchT = TypeVar("LaunchT", "EngineLaunch", "FrontLaunch")
+
+
+def default_num_fronts() -> int:
+    """Half of the usable cores, at least one: the engine and its threads need the rest."""
+    return max(1, min(MAX_NUM_FRONTS, num_usable_cores() // 2))
+
+
+def num_usable_cores() -> int:
+    """Cores this process may run on (containers and taskset narrow it)."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerConfig:
+    """One service: a model, an engine and fronts on one port. Raises ValueError naming the field.
+
+    `model`: the name that clients use. `model_path`: its folder. `port` 0: any free one.
+    `drain_grace_s`: how long streams may go on after the first SIGTERM or SIGINT; the service is
+    gone two seconds later. `front.front_id` is a placeholder: each front gets its own.
+    """
+
+    model: str
+    model_path: Path
+    executor: ExecutorConfig
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    front: FrontConfig = field(default_factory=FrontConfig)
+    host: str = "127.0.0.1"
+    port: int = 50051
+    num_fronts: int = field(default_factory=default_num_fronts)
+    drain_grace_s: float = 30.0
+    log_level: str = "info"
+
+    def __post_init__(self) -> None:
+        if not self.model:
+            raise ValueError("model must not be empty")
+        if not self.host:
+            raise ValueError("host must not be empty")
+        if not 0 <= self.port <= 65535:
+            raise ValueError(f"port must be in 0..65535, not {self.port}")
+        if not 1 <= self.num_fronts <= MAX_NUM_FRONTS:
+            raise ValueError(f"num_fronts must be in 1..{MAX_NUM_FRONTS}, not {self.num_fronts}")
+        if not (self.drain_grace_s >= 0 and math.isfinite(self.drain_grace_s)):
+            raise ValueError(f"drain_grace_s must be 0 or more, not {self.drain_grace_s}")
+        if self.log_level not in LOG_LEVELS:
+            raise ValueError(f"log_level must be one of {', '.join(LOG_LEVELS)}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineLaunch:
+    """What an engine process starts from.
+
+    `listener_fd`: the listening Unix socket, inherited; it outlives every engine, so fronts that
+    connect while none runs wait in its backlog. `epoch` grows with every start.
+    """
+
+    server: ServerConfig
+    socket_path: Path
+    listener_fd: int
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrontLaunch:
+    """What a front process starts from. `port` is the real one, reserved by the supervisor."""
+
+    server: ServerConfig
+    socket_path: Path
+    front_id: int
+    port: int
+
+
+def launch_to_json(launch: EngineLaunch | FrontLaunch) -> str:
+    """One line of JSON."""
+    return json.dumps(to_json_value(launch))
+
+
+def launch_from_json(kind: type[LaunchT], text: str) -> LaunchT:
+    """The launch again. Raises ValueError naming the field."""
+    return from_json_value(kind, json.loads(text))

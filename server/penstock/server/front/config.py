@@ -1,0 +1,63 @@
+"""The front's settings: frozen, validated once."""
+
+import math
+from dataclasses import dataclass, fields
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrontConfig:
+    """Bounds and defaults of one front. Raises ValueError naming the field that is off.
+
+    Request bounds are those of `penstock.v1.ModelLimits`, which publishes them. Delivery:
+    `max_backlog_tokens` of output that a reader has not taken, and `max_reader_stall_s` for a
+    single write, before its stream is cut; `max_message_bytes_hint` is what a coalesced message is
+    split at. Times: `default_deadline_s` for calls that bring no deadline, `max_deadline_s` the
+    longest that is honoured. `acceptance_delay_s`: how long the first message waits for the
+    engine's word, so that a refusal comes before it and clients may retry. `retry_after_s`: what
+    RetryInfo says. `is_prefix_caching` off keeps requests from sharing blocks, except the outputs
+    of one request.
+    """
+
+    front_id: int = 1
+    model_aliases: tuple[str, ...] = ()
+    is_prefix_caching: bool = True
+
+    default_max_tokens: int = 256
+    max_output_tokens: int | None = None
+    max_prompt_bytes: int = 1 << 20
+    max_chat_messages: int = 512
+    max_stop_strings: int = 16
+    max_stop_string_chars: int = 64
+    max_stop_string_bytes: int = 256
+    max_stop_token_ids: int = 16
+    max_n: int = 16
+    max_logprobs: int = 20
+    max_logit_bias: int = 300
+
+    max_live_requests: int = 4096
+    max_backlog_tokens: int = 4096
+    max_reader_stall_s: float = 30.0
+    max_message_bytes_hint: int = 1024
+
+    default_deadline_s: float = 600.0
+    max_deadline_s: float = 3600.0
+    acceptance_delay_s: float = 0.05
+    retry_after_s: float = 1.0
+
+    def __post_init__(self) -> None:
+        for item in fields(self):
+            value = getattr(self, item.name)
+            if isinstance(value, float) and not (value >= 0 and math.isfinite(value)):
+                raise ValueError(f"{item.name} must be a number of seconds, 0 or more")
+            if isinstance(value, int) and not isinstance(value, bool) and value < 1:
+                raise ValueError(f"{item.name} must be at least 1")
+        if self.front_id >= 2**31:
+            raise ValueError("front_id must be below 2**31")
+        if self.max_stop_token_ids > 16:
+            raise ValueError("max_stop_token_ids must be at most 16: the batch holds no more")
+        if self.default_deadline_s > self.max_deadline_s:
+            raise ValueError("default_deadline_s must not exceed max_deadline_s")
+        if self.default_deadline_s <= 0:
+            raise ValueError("default_deadline_s must be above 0")
+        if self.max_reader_stall_s <= 0:
+            raise ValueError("max_reader_stall_s must be above 0")

@@ -1,0 +1,140 @@
+"""One step's news, handed to the streams it concerns.
+
+Owns the walk over a `StepEvents` and what happens when one request trips over its part of it: that
+request fails alone. Never raises, never blocks; each stream is woken once per step.
+"""
+
+import logging
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from penstock.scheduler.events import Admitted, Failed, StepEvents
+from penstock.scheduler.request import FinishReason
+from penstock.server.front.errors import ErrorReason, Refusal
+from penstock.server.front.live_request import LiveOutput, LiveRequest
+from penstock.server.front.logprob_rows import LogprobRows
+from penstock.server.front.request_table import RequestTable
+
+_log = logging.getLogger(__name__)
+_INTERNAL = Refusal(reason=ErrorReason.INTERNAL)
+STALLED = Refusal(reason=ErrorReason.READER_STALLED)
+
+
+@dataclass(slots=True)
+class FrontCounters:
+    """What happened on a front since its start; only grows."""
+
+    num_submitted: int = 0
+    num_cut_readers: int = 0
+    num_late_events: int = 0
+    num_unknown_fields: int = 0
+    num_internal_errors: int = 0
+
+
+class EventDispatcher:
+    """Finds the request of every event. `cancel` tells the engine to drop keys, if any."""
+
+    def __init__(
+        self,
+        table: RequestTable,
+        counters: FrontCounters,
+        *,
+        max_backlog_tokens: int,
+        cancel: Callable[[tuple[int, ...], FinishReason], None],
+    ) -> None:
+        self._table = table
+        self._counters = counters
+        self._max_backlog_tokens = max_backlog_tokens
+        self._cancel = cancel
+
+    def dispatch(self, events: StepEvents, now_s: float) -> None:
+        """Take in one step, seen by this front at `now_s`."""
+        touched: dict[LiveRequest, None] = {}
+        self._changes(events, touched)
+        self._prompt_logprobs(events, touched)
+        self._tokens(events, now_s, touched)
+        self._ends(events, now_s, touched)
+        for request in touched:
+            if request.stream.num_backlog_tokens > self._max_backlog_tokens:
+                self.cut(request)
+            request.stream.wake()
+
+    def cut(self, request: LiveRequest) -> None:
+        """Give up on a reader that does not read; the engine drops the request at once."""
+        self._counters.num_cut_readers += 1
+        request.stream.cut(STALLED)
+        self._cancel(request.live_keys, FinishReason.CANCELLED)
+
+    def _find(self, key: int, touched: dict[LiveRequest, None]) -> LiveOutput | None:
+        output = self._table.output(key)
+        if output is None:
+            # Released here while the news travelled: a matter of course, worth a count.
+            self._counters.num_late_events += 1
+            return None
+        touched[output.request] = None
+        return output
+
+    def _changes(self, events: StepEvents, touched: dict[LiveRequest, None]) -> None:
+        for change in events.changes:
+            output = self._find(change.key, touched)
+            if output is None:
+                continue
+            try:
+                if isinstance(change, Admitted):
+                    output.request.on_admitted(output, change)
+                else:
+                    output.request.on_preempted(output, change)
+            except Exception as error:
+                self._break(output.request, error)
+
+    def _prompt_logprobs(self, events: StepEvents, touched: dict[LiveRequest, None]) -> None:
+        for key, first_position, logprobs in events.prompt_logprobs:
+            output = self._find(key, touched)
+            if output is None:
+                continue
+            try:
+                output.request.on_prompt_logprobs(first_position, logprobs)
+            except Exception as error:
+                self._break(output.request, error)
+
+    def _tokens(self, events: StepEvents, now_s: float, touched: dict[LiveRequest, None]) -> None:
+        keys: list[int] = events.keys.tolist()
+        token_ids: list[int] = events.tokens.tolist()
+        rows = LogprobRows(events.logprobs)
+        at_s = events.at_s
+        stopped: list[int] = []
+        for row, (key, token_id) in enumerate(zip(keys, token_ids, strict=True)):
+            output = self._find(key, touched)
+            if output is None:
+                continue
+            try:
+                if output.request.on_token(
+                    output, token_id, at_s=at_s, now_s=now_s, rows=rows, row=row
+                ):
+                    stopped.append(key)
+            except Exception as error:
+                self._break(output.request, error)
+        if stopped:
+            self._cancel(tuple(stopped), FinishReason.STOP)
+
+    def _ends(self, events: StepEvents, now_s: float, touched: dict[LiveRequest, None]) -> None:
+        for end in events.ends:
+            output = self._find(end.key, touched)
+            if output is None:
+                continue
+            try:
+                if isinstance(end, Failed):
+                    output.request.on_failed(output, end)
+                else:
+                    output.request.on_finished(output, end, now_s)
+            except Exception as error:
+                self._break(output.request, error)
+
+    def _break(self, request: LiveRequest, error: Exception) -> None:
+        """A bug in our own handling: this request ends, the others must not notice."""
+        self._counters.num_internal_errors += 1
+        # Frames only: the text of an exception may quote a prompt.
+        frames = "".join(traceback.format_tb(error.__traceback__))
+        _log.error("request failed here with %s\n%s", type(error).__name__, frames)
+        request.fail(_INTERNAL)

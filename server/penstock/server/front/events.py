@@ -1,0 +1,109 @@
+"""What a stream tells its reader, in domain values.
+
+Owns the pieces that lie in a stream's backlog. How they are grouped into messages and numbered is
+the edge's business.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from penstock.scheduler.request import FinishReason
+from penstock.scheduler.state import RequestState
+
+
+class TopToken(NamedTuple):
+    """One of the most likely tokens at a position."""
+
+    token_id: int
+    logprob: float
+
+
+class TokenRecord(NamedTuple):
+    """One token. `logprob` None when not asked for (or for the first token of a prompt)."""
+
+    token_id: int
+    logprob: float | None = None
+    rank: int = 0
+    top: Sequence[TopToken] = ()
+
+
+class TokensPiece(NamedTuple):
+    """New output of one step for one output. A tuple: one is made per token and stream."""
+
+    output_index: int
+    text: str
+    num_tokens: int
+    records: Sequence[TokenRecord]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptPiece:
+    """A part of the prompt, as asked for by echo or prompt logprobs."""
+
+    text: str = ""
+    records: tuple[TokenRecord, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Accepted:
+    """The engine holds the request."""
+
+    request_id: str
+    model: str
+    num_prompt_tokens: int
+    seed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """The request changed its state. `queue_s` is the time spent waiting so far."""
+
+    state: RequestState
+    num_cached_prompt_tokens: int
+    num_preemptions: int
+    queue_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutputEnd:
+    """How one output ended. At most one of `stop_string` and `stop_token_id` is set."""
+
+    output_index: int
+    reason: FinishReason
+    num_completion_tokens: int
+    stop_string: str | None = None
+    stop_token_id: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """Token accounts; completion tokens over all outputs."""
+
+    num_prompt_tokens: int
+    num_completion_tokens: int
+    num_cached_prompt_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timings:
+    """Seconds. `ttft_s` is None when there was no token."""
+
+    queue_s: float
+    prefill_s: float
+    decode_s: float
+    total_s: float
+    ttft_s: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finished:
+    """All outputs ended well."""
+
+    outputs: tuple[OutputEnd, ...]
+    usage: Usage
+    timings: Timings
+    num_preemptions: int
+
+
+StreamEvent = Accepted | Progress | PromptPiece | TokensPiece | Finished

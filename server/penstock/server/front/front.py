@@ -1,0 +1,226 @@
+"""One front without its wire: takes generations in, feeds their streams from the engine's news.
+
+Owns the live requests and the conversation with the engine port. Does not know gRPC or protobuf.
+Everything runs on one event loop; what the engine calls (`on_*`) neither blocks nor raises.
+"""
+
+import asyncio
+import secrets
+import time
+import uuid
+from collections.abc import Callable
+
+from penstock.scheduler.events import StepEvents
+from penstock.scheduler.request import FinishReason
+from penstock.scheduler.state import RequestState
+from penstock.server.front.config import FrontConfig
+from penstock.server.front.dispatch import EventDispatcher, FrontCounters
+from penstock.server.front.errors import ErrorReason, Refusal, refuse
+from penstock.server.front.generation import ChatInput, Generation
+from penstock.server.front.limits import Limits
+from penstock.server.front.live_request import LiveRequest
+from penstock.server.front.prompt_tokens import tokenise
+from penstock.server.front.request_table import RequestTable
+from penstock.server.front.submission import CallTimes, submission_for
+from penstock.server.link.ports import EngineHello, EnginePort, EngineUnavailable
+from penstock.server.text.model_text import ModelText
+from penstock.server.text.stop_strings import StopStrings
+from penstock.server.text.text_stream import TextStream
+
+_ENGINE_DOWN = Refusal(reason=ErrorReason.ENGINE_DOWN)
+
+
+class Front:
+    """The live requests of one front process and their way to the engine.
+
+    `port` may be set after construction, before the first request. `clock` is the engine's.
+    `ready_time_s`: when the engine last said hello, seconds since 1970.
+    """
+
+    def __init__(
+        self,
+        text: ModelText,
+        config: FrontConfig,
+        *,
+        port: EnginePort | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.text = text
+        self.config = config
+        self.clock = clock
+        self.port = port
+        self.counters = FrontCounters()
+        self.table = RequestTable(config.front_id, config.max_live_requests)
+        self.hello: EngineHello | None = None
+        self.limits: Limits | None = None
+        self.ready_time_s: float | None = None
+        self.is_draining = False
+        self._dispatcher = EventDispatcher(
+            self.table,
+            self.counters,
+            max_backlog_tokens=config.max_backlog_tokens,
+            cancel=self._cancel_keys,
+        )
+
+    @property
+    def model(self) -> str:
+        """The name of the one model served here."""
+        return self.text.files.name
+
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        """Every name the model answers to, its own first."""
+        return (self.model, *self.config.model_aliases)
+
+    @property
+    def is_engine_up(self) -> bool:
+        """True between an engine's hello and its loss."""
+        return self.limits is not None and self.port is not None and self.port.is_up
+
+    def current_limits(self) -> Limits:
+        """The bounds in force; raises RequestError when the front takes nothing now."""
+        if self.is_draining:
+            raise refuse(ErrorReason.DRAINING)
+        if self.limits is None or not self.is_engine_up:
+            raise refuse(ErrorReason.ENGINE_DOWN)
+        return self.limits
+
+    async def open(self, generation: Generation, times: CallTimes) -> LiveRequest:
+        """Take a generation in; the caller must `release` what it gets, whatever happens.
+
+        Raises RequestError for every refusal that needs no word of the engine; that word comes
+        over the stream.
+        """
+        limits = self.current_limits()
+        if times.call_deadline_s <= self.clock():
+            raise refuse(
+                ErrorReason.DEADLINE_EXCEEDED, state="PENDING", phase="queue", deadline="grpc"
+            )
+        request_id = generation.request_id or str(uuid.uuid4())
+        request = LiveRequest(request_id, generation, times.arrival_s)
+        self.table.add(request)
+        try:
+            await self._submit(request, limits, times)
+        except BaseException:
+            self.release(request)
+            raise
+        return request
+
+    def release(self, request: LiveRequest) -> None:
+        """The request leaves this front; the engine drops what still runs of it. Idempotent."""
+        if request.is_released:
+            return
+        request.is_released = True
+        request.stop_waiting_for_acceptance()
+        self.table.remove(request)
+        self._cancel_keys(request.live_keys, FinishReason.CANCELLED)
+
+    async def cancel(self, request_id: str) -> RequestState | None:
+        """Cancel a live request, here or on another front.
+
+        Returns where it stood, None when another front has it. Raises RequestError when nobody
+        has it or no engine is there to ask.
+        """
+        request = self.table.get(request_id)
+        if request is not None:
+            state = request.state
+            if request.outputs:
+                self._cancel_keys(request.live_keys, FinishReason.CANCELLED)
+            else:
+                request.cancel_unsubmitted(self.model, self.clock())
+            return state
+        if self.port is None:
+            raise refuse(ErrorReason.ENGINE_DOWN)
+        try:
+            is_known = await self.port.cancel_by_id(request_id)
+        except EngineUnavailable:
+            raise refuse(ErrorReason.ENGINE_DOWN) from None
+        if not is_known:
+            raise refuse(ErrorReason.REQUEST_NOT_FOUND)
+        return None
+
+    def on_hello(self, hello: EngineHello) -> None:
+        """An engine is there (again). What still lives here belonged to an earlier one."""
+        self.fail_all(_ENGINE_DOWN)
+        self.hello = hello
+        self.ready_time_s = time.time()
+        self.limits = Limits.of(self.config, hello.executor, self.text.files.vocab_size)
+
+    def on_events(self, events: StepEvents) -> None:
+        """One step's news."""
+        self._dispatcher.dispatch(events, self.clock())
+
+    def on_lost(self) -> None:
+        """The engine is gone, and with it every request."""
+        self.fail_all(_ENGINE_DOWN)
+
+    def fail_all(self, refusal: Refusal) -> None:
+        """End every live request with `refusal`."""
+        for request in self.table:
+            request.fail(refusal)
+
+    def cut_stalled(self) -> None:
+        """Cut every reader that has blocked one write for longer than allowed."""
+        oldest_s = self.clock() - self.config.max_reader_stall_s
+        for request in self.table:
+            if request.stream.blocked_since_s < oldest_s and not request.stream.is_cut:
+                self._dispatcher.cut(request)
+
+    async def _submit(self, request: LiveRequest, limits: Limits, times: CallTimes) -> None:
+        generation = request.generation
+        prompt, prompt_text = await tokenise(generation, self.text, limits)
+        if request.stream.is_closed:  # cancelled, or the engine was lost, while it was tokenised
+            return
+        seed = generation.sampling.seed
+        submission = submission_for(
+            generation,
+            prompt,
+            limits=limits,
+            times=times,
+            request_id=request.request_id,
+            keys=self.table.new_keys(generation.sampling.num_outputs),
+            seed=secrets.randbits(64) if seed is None else seed,
+            eos_ids=self.text.files.eos_ids,
+        )
+        if not generation.output.echo:
+            prompt_text = ""
+        elif not prompt_text:
+            prompt_text = self.text.tokenizer.decode(prompt.ids.tolist())
+        request.start(
+            submission,
+            self._new_texts(generation),
+            model=self.model,
+            prompt_text=prompt_text,
+            now_s=self.clock(),
+        )
+        self._send(request)
+
+    def _send(self, request: LiveRequest) -> None:
+        if self.port is None:
+            raise refuse(ErrorReason.ENGINE_DOWN)
+        self.table.add_outputs(request)
+        try:
+            self.port.submit(request.specs)
+        except EngineUnavailable:
+            raise refuse(ErrorReason.ENGINE_DOWN) from None
+        self.counters.num_submitted += 1
+        # An engine that refuses says so with its next step; only then has a client something to
+        # retry, so the first message waits a little for that word.
+        request.accept_after(self.config.acceptance_delay_s, asyncio.get_running_loop())
+
+    def _new_texts(self, generation: Generation) -> list[TextStream]:
+        stopping = generation.stopping
+        stops = StopStrings(stopping.stop_strings) if stopping.stop_strings else None
+        return [
+            self.text.new_stream(
+                stops=stops,
+                include_stop_string=stopping.include_stop_string,
+                min_tokens=stopping.min_tokens,
+                is_continuation=not isinstance(generation.prompt, ChatInput),
+            )
+            for _ in range(generation.sampling.num_outputs)
+        ]
+
+    def _cancel_keys(self, keys: tuple[int, ...], reason: FinishReason) -> None:
+        if keys and self.port is not None:
+            self.port.cancel(keys, reason)

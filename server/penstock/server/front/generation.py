@@ -1,0 +1,96 @@
+"""One validated generation, before its prompt is tokenised.
+
+Owns the front's own picture of a request. Every value here has passed the published bounds; what
+depends on the number of prompt tokens is checked when that is known (`submission.py`).
+"""
+
+from dataclasses import dataclass, field
+
+from penstock.scheduler.request import SamplingParams
+from penstock.server.text.chat_template import ChatMessage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextInput:
+    """Plain text to tokenise."""
+
+    text: str
+    add_special_tokens: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenInput:
+    """Token ids, each within the vocabulary."""
+
+    ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatInput:
+    """A dialogue for the model's chat template."""
+
+    messages: tuple[ChatMessage, ...]
+    add_generation_prompt: bool = True
+
+
+PromptInput = TextInput | TokenInput | ChatInput
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """How tokens are drawn. `params.seed` is set later; `seed` None means: draw one."""
+
+    params: SamplingParams = field(default_factory=SamplingParams)
+    seed: int | None = None
+    num_outputs: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stopping:
+    """When an output ends. `max_tokens` None means the default of the model."""
+
+    max_tokens: int | None = None
+    min_tokens: int = 0
+    stop_strings: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    include_stop_string: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Output:
+    """What the stream carries besides text. `num_logprobs` as in `SamplingParams`: -1 for none."""
+
+    num_logprobs: int = -1
+    num_prompt_logprobs: int = -1
+    return_token_ids: bool = False
+    echo: bool = False
+
+    @property
+    def wants_records(self) -> bool:
+        """True when each token comes with its id."""
+        return self.return_token_ids or self.num_logprobs >= 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Urgency:
+    """Priority and times, the latter in seconds from arrival; None for none."""
+
+    priority: int = 0
+    ttft_deadline_s: float | None = None
+    total_deadline_s: float | None = None
+    time_limit_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generation:
+    """What a client asked for. `prompt_path` is the proto path of the prompt, for errors."""
+
+    prompt: PromptInput
+    prompt_path: str
+    request_id: str | None = None
+    sampling: Sampling = field(default_factory=Sampling)
+    stopping: Stopping = field(default_factory=Stopping)
+    output: Output = field(default_factory=Output)
+    urgency: Urgency = field(default_factory=Urgency)
+    cache_salt: str = ""

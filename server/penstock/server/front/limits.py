@@ -1,0 +1,63 @@
+"""Every bound a request is checked against, put together from the settings and the engine's hello.
+
+Owns the arithmetic between them. Does not know how the bounds are published or checked.
+"""
+
+from dataclasses import dataclass
+
+from penstock.scheduler.executor import ExecutorInfo, Feature
+from penstock.server.front.config import FrontConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Bounds of one model on one engine, in tokens unless the name says otherwise.
+
+    `max_total_tokens` is the context, or what the whole KV cache holds if that is less.
+    """
+
+    config: FrontConfig
+    vocab_size: int
+    block_size: int
+    num_blocks: int
+    max_context_tokens: int
+    features: frozenset[Feature]
+
+    @staticmethod
+    def of(config: FrontConfig, info: ExecutorInfo, vocab_size: int | None = None) -> "Limits":
+        """The limits of an engine under these settings.
+
+        `vocab_size` of the tokenizer, when known: ids that no text stands for are not accepted.
+        """
+        return Limits(
+            config=config,
+            vocab_size=min(info.vocab_size, vocab_size or info.vocab_size),
+            block_size=info.block_size,
+            num_blocks=info.num_blocks,
+            max_context_tokens=info.max_seq_len,
+            features=info.features,
+        )
+
+    @property
+    def max_total_tokens(self) -> int:
+        """Prompt and output together."""
+        return min(self.max_context_tokens, self.num_blocks * self.block_size)
+
+    @property
+    def max_prompt_tokens(self) -> int:
+        """One less than all: a prompt without room for output is of no use."""
+        return max(1, self.max_total_tokens - 1)
+
+    @property
+    def max_output_tokens(self) -> int:
+        """Largest `max_tokens`."""
+        return min(self.config.max_output_tokens or self.max_total_tokens, self.max_total_tokens)
+
+    @property
+    def default_max_tokens(self) -> int:
+        """`max_tokens` where a request does not say."""
+        return min(self.config.default_max_tokens, self.max_output_tokens)
+
+    def num_blocks_for(self, num_tokens: int) -> int:
+        """Blocks that hold `num_tokens`."""
+        return -(-num_tokens // self.block_size)

@@ -1,0 +1,358 @@
+"""One request from acceptance to its end: outputs merged into one stream, and the accounts.
+
+Owns the meaning of the engine's events for one request. Does not know gRPC, the engine port, or
+other requests; the table finds it, the front feeds it. Nothing here blocks. Every method is called
+on the event loop; times are seconds on the engine's clock.
+"""
+
+import asyncio
+from collections.abc import Sequence
+
+from penstock.scheduler.batch import TokenLogprobs
+from penstock.scheduler.events import Admitted, Failed, Preempted
+from penstock.scheduler.events import Finished as EngineFinished
+from penstock.scheduler.request import NO_TIME, FinishReason, RequestSpec
+from penstock.scheduler.state import RequestState
+from penstock.server.front.errors import Refusal
+from penstock.server.front.events import (
+    Accepted,
+    Finished,
+    OutputEnd,
+    Progress,
+    PromptPiece,
+    Timings,
+    TokenRecord,
+    TokensPiece,
+    Usage,
+)
+from penstock.server.front.failures import refusal_for
+from penstock.server.front.generation import Generation
+from penstock.server.front.logprob_rows import LogprobRows
+from penstock.server.front.phases import Phase, PhaseClock
+from penstock.server.front.stream import TokenStream
+from penstock.server.front.submission import Submission
+from penstock.server.text.text_stream import TextStream
+
+
+class LiveOutput:
+    """One of the outputs of a request: its text, and how it ended."""
+
+    __slots__ = (
+        "end",
+        "index",
+        "is_live",
+        "is_running",
+        "key",
+        "num_preemptions",
+        "request",
+        "text",
+    )
+
+    def __init__(self, request: "LiveRequest", index: int, key: int, text: TextStream) -> None:
+        self.request = request
+        self.index = index
+        self.key = key
+        self.text = text
+        self.end: OutputEnd | None = None
+        self.is_live = True
+        self.is_running = False
+        self.num_preemptions = 0
+
+
+class LiveRequest:
+    """A request that has not been released yet."""
+
+    __slots__ = (
+        "_acceptance",
+        "_accepted",
+        "_first_token_s",
+        "_next_prompt_position",
+        "_num_cached",
+        "_num_ended",
+        "_prompt_ids",
+        "_prompt_text",
+        "_submission",
+        "arrival_s",
+        "generation",
+        "is_released",
+        "outputs",
+        "phases",
+        "request_id",
+        "stream",
+    )
+
+    def __init__(self, request_id: str, generation: Generation, arrival_s: float) -> None:
+        self.request_id = request_id
+        self.generation = generation
+        self.arrival_s = arrival_s
+        self.stream = TokenStream()
+        self.phases = PhaseClock(arrival_s)
+        self.outputs: tuple[LiveOutput, ...] = ()
+        self.is_released = False
+        self._submission: Submission | None = None
+        self._accepted: Accepted | None = None
+        self._acceptance: asyncio.TimerHandle | None = None
+        self._prompt_ids: Sequence[int] = ()
+        self._prompt_text = ""
+        self._next_prompt_position = 1
+        self._num_cached = 0
+        self._num_ended = 0
+        self._first_token_s = NO_TIME
+
+    def start(
+        self,
+        submission: Submission,
+        texts: Sequence[TextStream],
+        *,
+        model: str,
+        prompt_text: str,
+        now_s: float,
+    ) -> None:
+        """The request goes to the engine now; `prompt_text` is what echo delivers."""
+        self._submission = submission
+        self.phases = PhaseClock(now_s)
+        self.outputs = tuple(
+            LiveOutput(self, spec.output_index, spec.key, text)
+            for spec, text in zip(submission.specs, texts, strict=True)
+        )
+        leader = submission.specs[0]
+        wanted = self.generation.output
+        if wanted.num_prompt_logprobs >= 0 or (wanted.echo and wanted.return_token_ids):
+            self._prompt_ids = leader.prompt_ids.tolist()
+        self._prompt_text = prompt_text
+        self._accepted = Accepted(
+            request_id=self.request_id,
+            model=model,
+            num_prompt_tokens=leader.num_prompt_tokens,
+            seed=submission.seed,
+        )
+
+    @property
+    def live_keys(self) -> tuple[int, ...]:
+        """Keys of the outputs that have not ended, as far as is known here."""
+        return tuple(output.key for output in self.outputs if output.is_live)
+
+    @property
+    def state(self) -> RequestState:
+        """Where the request stands."""
+        if not self.stream.is_closed:
+            return self.phases.state
+        return RequestState.COMPLETED if self.stream.refusal is None else RequestState.ERROR
+
+    @property
+    def specs(self) -> tuple[RequestSpec, ...]:
+        """What the engine was given; empty before `start`."""
+        return self._submission.specs if self._submission else ()
+
+    def accept_after(self, delay_s: float, loop: asyncio.AbstractEventLoop) -> None:
+        """Tell the client that it is accepted, unless the engine's first word comes before."""
+
+        def accept() -> None:
+            self.accept()
+            self.stream.wake()
+
+        self._acceptance = loop.call_later(delay_s, accept)
+
+    def stop_waiting_for_acceptance(self) -> None:
+        """Nobody is left to be told."""
+        if self._acceptance is not None:
+            self._acceptance.cancel()
+            self._acceptance = None
+
+    def accept(self) -> None:
+        """The engine holds the request: say so, once, and echo the prompt. Wakes nobody."""
+        accepted, self._accepted = self._accepted, None
+        if accepted is None:
+            return
+        self.stop_waiting_for_acceptance()
+        self.stream.push(accepted)
+        wanted = self.generation.output
+        if wanted.num_prompt_logprobs >= 0:
+            # The first token follows nothing, so the engine has no word about it.
+            records = tuple(TokenRecord(token_id) for token_id in self._prompt_ids[:1])
+        else:
+            records = tuple(TokenRecord(token_id) for token_id in self._prompt_ids)
+        if self._prompt_text or records:
+            self.stream.push(PromptPiece(text=self._prompt_text, records=records))
+
+    def on_admitted(self, output: LiveOutput, change: Admitted) -> None:
+        """An output got a slot, for the first time or again."""
+        self.accept()
+        if output.index == 0 and change.num_preemptions == 0:
+            self._num_cached = change.num_cached_tokens
+        output.is_running = True
+        if self.phases.admit(change.at_s):
+            self._push_progress(change.num_cached_tokens)
+
+    def on_preempted(self, output: LiveOutput, change: Preempted) -> None:
+        """An output gave its slot back and waits again."""
+        output.num_preemptions += 1
+        output.is_running = False
+        if self.phases.leave(change.at_s, has_more=True):
+            self._push_progress(0)
+
+    def on_prompt_logprobs(self, first_position: int, logprobs: TokenLogprobs) -> None:
+        """Rows for prompt tokens from `first_position` on; a recomputed prompt repeats some."""
+        self.accept()
+        num_wanted = self.generation.output.num_prompt_logprobs
+        rows = LogprobRows(logprobs)
+        num_skipped = max(0, self._next_prompt_position - first_position)
+        records: list[TokenRecord] = []
+        for row in range(num_skipped, len(logprobs.chosen)):
+            position = first_position + row
+            if position >= len(self._prompt_ids):
+                break
+            records.append(rows.record(row, self._prompt_ids[position], num_wanted))
+        if records:
+            self._next_prompt_position += len(records)
+            self.stream.push(PromptPiece(records=tuple(records)))
+
+    def on_token(
+        self,
+        output: LiveOutput,
+        token_id: int,
+        *,
+        at_s: float,
+        now_s: float,
+        rows: LogprobRows,
+        row: int,
+    ) -> bool:
+        """One new token. True when the output ended by a stop string: the engine must be told."""
+        if not output.is_live:
+            return False
+        self.accept()
+        self.phases.token(at_s)
+        if self._first_token_s == NO_TIME:
+            self._first_token_s = now_s
+        delta = output.text.push((token_id,))
+        wanted = self.generation.output
+        records: Sequence[TokenRecord] = ()
+        if wanted.wants_records:
+            records = (rows.record(row, token_id, wanted.num_logprobs),)
+        self.stream.push(TokensPiece(output.index, delta.text, delta.num_tokens, records))
+        if delta.stop is None:
+            return False
+        self._end_output(output, FinishReason.STOP, at_s=at_s, now_s=now_s, stop_string=delta.stop)
+        return True
+
+    def on_finished(self, output: LiveOutput, end: EngineFinished, now_s: float) -> None:
+        """The engine completed an output."""
+        if not output.is_live:
+            return
+        self.accept()
+        delta = output.text.finish()
+        if delta.text:
+            self.stream.push(TokensPiece(output.index, delta.text, delta.num_tokens, ()))
+        reason = FinishReason.STOP if delta.stop is not None else end.reason
+        # The model's own end-of-sequence token is the normal end and is not named.
+        is_asked_for = end.stop_id in self.generation.stopping.stop_token_ids
+        self._end_output(
+            output,
+            reason,
+            at_s=end.at_s,
+            now_s=now_s,
+            stop_string=delta.stop,
+            stop_token_id=end.stop_id if is_asked_for and delta.stop is None else None,
+        )
+
+    def on_failed(self, output: LiveOutput, end: Failed) -> None:
+        """The engine refused or failed an output: the request as a whole fails."""
+        if not output.is_live:
+            return
+        output.is_live = False
+        submission = self._submission
+        self.fail(
+            refusal_for(
+                end.reason,
+                phases=self.phases,
+                prompt_path=self.generation.prompt_path,
+                deadline_kind=submission.deadline_kind if submission else "server",
+            )
+        )
+
+    def fail(self, refusal: Refusal) -> None:
+        """End in failure. Idempotent; wakes the writer."""
+        self.stream.fail(refusal)
+        self.stream.wake()
+
+    def cancel_unsubmitted(self, model: str, now_s: float) -> None:
+        """A Cancel came before the engine knew the request: end it as the engine would have."""
+        self.phases.stop(now_s)
+        ends = tuple(
+            OutputEnd(output_index=index, reason=FinishReason.CANCELLED, num_completion_tokens=0)
+            for index in range(self.generation.sampling.num_outputs)
+        )
+        seed = self.generation.sampling.seed or 0
+        self.stream.push(
+            Accepted(request_id=self.request_id, model=model, num_prompt_tokens=0, seed=seed)
+        )
+        self.stream.push(self._finished(ends, now_s))
+        self.stream.close()
+        self.stream.wake()
+
+    def _push_progress(self, num_cached_tokens: int) -> None:
+        self.stream.push(
+            Progress(
+                state=self.phases.state,
+                num_cached_prompt_tokens=num_cached_tokens,
+                num_preemptions=self._num_preemptions,
+                queue_s=self.phases.spent_s(Phase.QUEUE),
+            )
+        )
+
+    @property
+    def _num_preemptions(self) -> int:
+        return sum(output.num_preemptions for output in self.outputs)
+
+    def _end_output(
+        self,
+        output: LiveOutput,
+        reason: FinishReason,
+        *,
+        at_s: float,
+        now_s: float,
+        stop_string: str | None = None,
+        stop_token_id: int | None = None,
+    ) -> None:
+        output.is_live = False
+        output.end = OutputEnd(
+            output_index=output.index,
+            reason=reason,
+            num_completion_tokens=output.text.num_tokens,
+            stop_string=stop_string,
+            stop_token_id=stop_token_id,
+        )
+        self._num_ended += 1
+        has_more = self._num_ended < len(self.outputs)
+        if output.is_running:
+            output.is_running = False
+            if self.phases.leave(at_s, has_more=has_more):
+                self._push_progress(0)
+        if not has_more:
+            self.phases.stop(at_s)
+            ends = tuple(output.end for output in self.outputs if output.end is not None)
+            self.stream.push(self._finished(ends, now_s))
+            self.stream.close()
+
+    def _finished(self, ends: tuple[OutputEnd, ...], now_s: float) -> Finished:
+        submission = self._submission
+        return Finished(
+            outputs=ends,
+            usage=Usage(
+                num_prompt_tokens=submission.specs[0].num_prompt_tokens if submission else 0,
+                num_completion_tokens=sum(end.num_completion_tokens for end in ends),
+                num_cached_prompt_tokens=self._num_cached,
+            ),
+            timings=Timings(
+                queue_s=self.phases.spent_s(Phase.QUEUE),
+                prefill_s=self.phases.spent_s(Phase.PREFILL),
+                decode_s=self.phases.spent_s(Phase.DECODE),
+                total_s=max(0.0, now_s - self.arrival_s),
+                ttft_s=(
+                    None
+                    if self._first_token_s == NO_TIME
+                    else max(0.0, self._first_token_s - self.arrival_s)
+                ),
+            ),
+            num_preemptions=self._num_preemptions,
+        )

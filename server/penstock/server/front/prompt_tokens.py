@@ -1,0 +1,101 @@
+"""A prompt in any of its forms becomes token ids, off the loop where that takes long.
+
+Owns the order of the checks: what can be refused by counting bytes is refused before a tokenizer
+sees it.
+"""
+
+import asyncio
+import secrets
+from collections.abc import Awaitable
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.server.front.errors import ErrorReason, refuse_feature, refuse_field
+from penstock.server.front.generation import ChatInput, Generation, TextInput, TokenInput
+from penstock.server.front.limits import Limits
+from penstock.server.front.submission import TokenisedPrompt, hash_prompt
+from penstock.server.text.errors import ChatTemplateMissing, TextError
+from penstock.server.text.model_text import ModelText
+
+_MAX_TOKENS_HASHED_ON_LOOP = 4096
+"""About a third of a millisecond."""
+_SALT_BYTES = 16
+T = TypeVar("T")
+
+
+async def encode_prompt(
+    prompt: TextInput | TokenInput | ChatInput, path: str, text: ModelText, limits: Limits
+) -> tuple[NDArray[np.int32], str]:
+    """Token ids int32 [n] and the text they came from (empty for token ids).
+
+    Raises RequestError when the text is too long to ever fit, or cannot be used.
+    """
+    tokenizer = text.tokenizer
+    match prompt:
+        case TokenInput():
+            return np.array(prompt.ids, dtype=np.int32), ""
+        case TextInput():
+            _check_length(len(prompt.text.encode()), path, text, limits)
+            ids = await _guarded(
+                tokenizer.encode_async(prompt.text, add_special_tokens=prompt.add_special_tokens),
+                path,
+            )
+            return ids, prompt.text
+        case ChatInput():
+            num_bytes = sum(len(message.content.encode()) for message in prompt.messages)
+            _check_length(num_bytes, path, text, limits)
+            chat = await _guarded(
+                tokenizer.encode_chat_async(
+                    prompt.messages,
+                    add_generation_prompt=prompt.add_generation_prompt,
+                    max_bytes=limits.config.max_prompt_bytes,
+                ),
+                path,
+            )
+            return chat.ids, chat.text
+
+
+async def tokenise(
+    generation: Generation, text: ModelText, limits: Limits
+) -> tuple[TokenisedPrompt, str]:
+    """The prompt as ids with block hashes, and the text it came from; raises RequestError."""
+    ids, prompt_text = await encode_prompt(generation.prompt, generation.prompt_path, text, limits)
+    if len(ids) > limits.max_context_tokens:
+        # Refused with the exact count by the check that follows; not worth hashing.
+        return TokenisedPrompt(ids=ids), prompt_text
+
+    def hashed() -> TokenisedPrompt:
+        return hash_prompt(
+            ids,
+            generation,
+            limits.block_size,
+            is_prefix_caching=limits.config.is_prefix_caching,
+            random_salt=lambda: secrets.token_bytes(_SALT_BYTES),
+        )
+
+    if len(ids) <= _MAX_TOKENS_HASHED_ON_LOOP:
+        return hashed(), prompt_text
+    return await asyncio.to_thread(hashed), prompt_text
+
+
+def _check_length(num_bytes: int, path: str, text: ModelText, limits: Limits) -> None:
+    least = text.tokenizer.min_num_tokens(num_bytes)
+    if least >= limits.max_context_tokens:
+        raise refuse_field(
+            path,
+            f"has at least {least} tokens, more than the {limits.max_prompt_tokens} allowed",
+            ErrorReason.PROMPT_TOO_LONG,
+            num_prompt_tokens=str(least),
+            max_total_tokens=str(limits.max_total_tokens),
+        )
+
+
+async def _guarded(encoding: Awaitable[T], path: str) -> T:
+    try:
+        return await encoding
+    except ChatTemplateMissing:
+        raise refuse_feature("chat_prompt", path) from None
+    except TextError as error:
+        raise refuse_field(path, str(error)) from error

@@ -1,0 +1,77 @@
+"""Which requests live on this front, by id and by key.
+
+Owns the two indexes and the keys. `remove` is the one place where a request leaves.
+"""
+
+import asyncio
+from collections.abc import Iterator
+
+from penstock.server.front.errors import ErrorReason, refuse
+from penstock.server.front.live_request import LiveOutput, LiveRequest
+
+_NUM_COUNTER_BITS = 32
+
+
+class RequestTable:
+    """Live requests of one front. `max_live_requests` bounds them."""
+
+    def __init__(self, front_id: int, max_live_requests: int) -> None:
+        self._by_id: dict[str, LiveRequest] = {}
+        self._by_key: dict[int, LiveOutput] = {}
+        self._first_key = front_id << _NUM_COUNTER_BITS
+        self._counter = 0
+        self._max_live_requests = max_live_requests
+        self._empty = asyncio.Event()
+        self._empty.set()
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def __iter__(self) -> Iterator[LiveRequest]:
+        """A snapshot, so that requests may leave during the walk."""
+        return iter(tuple(self._by_id.values()))
+
+    def get(self, request_id: str) -> LiveRequest | None:
+        """The live request of this id."""
+        return self._by_id.get(request_id)
+
+    def output(self, key: int) -> LiveOutput | None:
+        """The output of this key, of a request that lives."""
+        return self._by_key.get(key)
+
+    def new_keys(self, num_keys: int) -> tuple[int, ...]:
+        """Keys that no live output has."""
+        keys: list[int] = []
+        while len(keys) < num_keys:
+            self._counter = self._counter % (2**_NUM_COUNTER_BITS - 1) + 1
+            key = self._first_key | self._counter
+            if key not in self._by_key:
+                keys.append(key)
+        return tuple(keys)
+
+    def add(self, request: LiveRequest) -> None:
+        """Reserve the id. Raises RequestError when it is in use or the front is full."""
+        if request.request_id in self._by_id:
+            raise refuse(ErrorReason.REQUEST_ID_IN_USE)
+        if len(self._by_id) >= self._max_live_requests:
+            raise refuse(ErrorReason.QUEUE_FULL)
+        self._by_id[request.request_id] = request
+        self._empty.clear()
+
+    def add_outputs(self, request: LiveRequest) -> None:
+        """Make the outputs of a started request findable by key."""
+        for output in request.outputs:
+            self._by_key[output.key] = output
+
+    def remove(self, request: LiveRequest) -> None:
+        """Forget the request and its outputs. Idempotent."""
+        if self._by_id.get(request.request_id) is request:
+            del self._by_id[request.request_id]
+        for output in request.outputs:
+            self._by_key.pop(output.key, None)
+        if not self._by_id:
+            self._empty.set()
+
+    async def wait_until_empty(self) -> None:
+        """Return once nothing lives here."""
+        await self._empty.wait()

@@ -1,0 +1,179 @@
+"""From a validated generation and its prompt ids to what the engine is given.
+
+Owns the checks that need the number of prompt tokens, the seeds of several outputs, the block
+hashes of the prompt and the translation of durations into times. Pure: the caller brings the clock
+and the random numbers, and may run it on a thread.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.scheduler.block_hash import chain_root, hash_blocks
+from penstock.scheduler.request import NO_TIME, RequestSpec, SamplingParams
+from penstock.server.front.errors import ErrorReason, refuse_field
+from penstock.server.front.generation import Generation
+from penstock.server.front.limits import Limits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallTimes:
+    """When a call arrived and when its gRPC deadline passes, seconds on the engine's clock."""
+
+    arrival_s: float
+    call_deadline_s: float = NO_TIME
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submission:
+    """What goes to the engine, leader first, and what the stream tells about it.
+
+    `deadline_kind` names whose deadline `deadline_s` is: `total`, `grpc` or `server`.
+    """
+
+    specs: tuple[RequestSpec, ...]
+    seed: int
+    deadline_kind: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TokenisedPrompt:
+    """A prompt as ids, int32 [n], with its block hashes and the salt they were chained from."""
+
+    ids: NDArray[np.int32]
+    block_hashes: tuple[bytes, ...] = ()
+    hash_salt: bytes = b""
+
+
+def output_seed(seed: int, output_index: int) -> int:
+    """The seed of one output: the request's own for the first, a hash of both for the others."""
+    if output_index == 0:
+        return seed
+    data = seed.to_bytes(8, "little") + output_index.to_bytes(8, "little")
+    return int.from_bytes(blake2b(data, digest_size=8, person=b"penstock-seed").digest(), "little")
+
+
+def check_prompt_fits(generation: Generation, num_prompt_tokens: int, limits: Limits) -> int:
+    """Return the resolved `max_tokens`; raise RequestError when it can never fit."""
+    if num_prompt_tokens < 1:
+        raise refuse_field(generation.prompt_path, "has no tokens")
+    asked = generation.stopping.max_tokens
+    max_total = limits.max_context_tokens
+    room = max_total - num_prompt_tokens
+    if room < 1 or (asked is not None and asked > room):
+        # A prompt without any room is the prompt's fault, otherwise it is what was asked on top.
+        path = generation.prompt_path if room < 1 else "stopping.max_tokens"
+        raise refuse_field(
+            path,
+            f"prompt ({num_prompt_tokens}) and max_tokens together exceed {max_total} tokens",
+            ErrorReason.PROMPT_TOO_LONG,
+            num_prompt_tokens=str(num_prompt_tokens),
+            max_total_tokens=str(limits.max_total_tokens),
+        )
+    room = limits.max_total_tokens - num_prompt_tokens
+    if room < 1 or (asked is not None and asked > room):
+        needed = limits.num_blocks_for(num_prompt_tokens + (asked or 1))
+        raise refuse_field(
+            generation.prompt_path if room < 1 else "stopping.max_tokens",
+            f"would not fit the KV cache of {limits.num_blocks} blocks even alone",
+            ErrorReason.EXCEEDS_KV_CACHE,
+            num_blocks_needed=str(needed),
+            num_blocks=str(limits.num_blocks),
+        )
+    max_tokens = asked if asked is not None else min(limits.default_max_tokens, room)
+    if generation.stopping.min_tokens > max_tokens:
+        raise refuse_field("stopping.min_tokens", f"must be at most max_tokens, {max_tokens}")
+    return max_tokens
+
+
+def hash_prompt(
+    ids: NDArray[np.int32],
+    generation: Generation,
+    block_size: int,
+    *,
+    is_prefix_caching: bool,
+    random_salt: Callable[[], bytes],
+) -> TokenisedPrompt:
+    """Hash the prompt's full blocks for whom it may share them with.
+
+    Sharing is off for prompt logprobs, which need every position computed, and where prefix
+    caching is off; then only the outputs of one request share, under a salt nobody else has.
+    """
+    is_shared = is_prefix_caching and generation.output.num_prompt_logprobs < 0
+    if not is_shared and generation.sampling.num_outputs == 1:
+        return TokenisedPrompt(ids=ids)
+    # A prefix byte keeps a salt that a client chose apart from one that was drawn.
+    salt = b"c" + generation.cache_salt.encode() if is_shared else b"r" + random_salt()
+    return TokenisedPrompt(
+        ids=ids, block_hashes=hash_blocks(ids, block_size, chain_root(salt)), hash_salt=salt
+    )
+
+
+def submission_for(
+    generation: Generation,
+    prompt: TokenisedPrompt,
+    *,
+    limits: Limits,
+    times: CallTimes,
+    request_id: str,
+    keys: tuple[int, ...],
+    seed: int,
+    eos_ids: tuple[int, ...],
+) -> Submission:
+    """Put together one spec per output; raise RequestError when the request can never fit."""
+    max_tokens = check_prompt_fits(generation, len(prompt.ids), limits)
+    stopping, urgency = generation.stopping, generation.urgency
+    deadline_s, deadline_kind = _deadline(generation, times, limits)
+    stop_ids = stopping.stop_token_ids + (() if stopping.ignore_eos else eos_ids)
+    leader = RequestSpec(
+        key=keys[0],
+        request_id=request_id,
+        prompt_ids=prompt.ids,
+        max_tokens=max_tokens,
+        min_tokens=stopping.min_tokens,
+        sampling=replace(generation.sampling.params, seed=seed),
+        stop_ids=tuple(dict.fromkeys(stop_ids)),
+        block_hashes=prompt.block_hashes,
+        hash_salt=prompt.hash_salt,
+        priority=urgency.priority,
+        arrival_s=times.arrival_s,
+        ttft_deadline_s=_after(times.arrival_s, urgency.ttft_deadline_s),
+        deadline_s=deadline_s,
+        time_limit_s=_after(times.arrival_s, urgency.time_limit_s),
+    )
+    others = tuple(
+        replace(
+            leader,
+            key=key,
+            output_index=index,
+            leader_key=keys[0],
+            sampling=_follower_sampling(leader.sampling, output_seed(seed, index)),
+            # The first token of any output meets the deadline, and the leader's comes first.
+            ttft_deadline_s=NO_TIME,
+        )
+        for index, key in enumerate(keys[1:], start=1)
+    )
+    return Submission(specs=(leader, *others), seed=seed, deadline_kind=deadline_kind)
+
+
+def _follower_sampling(sampling: SamplingParams, seed: int) -> SamplingParams:
+    """A follower draws on its own, and tells nothing about the prompt a second time."""
+    return replace(sampling, seed=seed, num_prompt_logprobs=-1)
+
+
+def _after(start_s: float, duration_s: float | None) -> float:
+    return NO_TIME if duration_s is None else start_s + duration_s
+
+
+def _deadline(generation: Generation, times: CallTimes, limits: Limits) -> tuple[float, str]:
+    """The earliest of what the client asked, what its call allows and what the server allows."""
+    config = limits.config
+    total_s = _after(times.arrival_s, generation.urgency.total_deadline_s)
+    is_bounded = min(total_s, times.call_deadline_s) < NO_TIME
+    server_s = times.arrival_s + (
+        config.max_deadline_s if is_bounded else config.default_deadline_s
+    )
+    return min((total_s, "total"), (times.call_deadline_s, "grpc"), (server_s, "server"))

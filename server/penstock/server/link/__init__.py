@@ -1,0 +1,1 @@
+"""The link between fronts and an engine: frames, sockets, and the same in memory."""

@@ -1,0 +1,131 @@
+"""What an engine does with the frames of its fronts, whatever carries them.
+
+Owns which front has which live requests, so that a front that goes takes its requests along. Does
+not know sockets or threads: the Unix-socket side and the in-memory side both drive it.
+"""
+
+import logging
+from typing import Protocol
+
+import numpy as np
+
+from penstock.scheduler.events import StepEvents
+from penstock.scheduler.request import FinishReason, RequestSpec
+from penstock.server.link.frames import Cancel, CancelAnswer, CancelById, decode, encode
+from penstock.server.link.ports import EngineHello
+from penstock.server.link.spec_frames import Submit
+from penstock.server.link.step_frames import FRONT_SHIFT, split_by_front
+from penstock.server.link.wire import LinkError
+
+log = logging.getLogger(__name__)
+
+
+class EngineCore(Protocol):
+    """What the link needs of `penstock.scheduler.engine.Engine`. One thread calls it."""
+
+    def submit(self, specs: tuple[RequestSpec, ...]) -> None:
+        """Queue the outputs of one request; refusals come as events."""
+        ...
+
+    def cancel(self, key: int, reason: FinishReason = FinishReason.CANCELLED) -> bool:
+        """End one request; False when it is not live."""
+        ...
+
+    def cancel_by_id(self, request_id: str) -> bool:
+        """End all outputs of a request; False when none is live."""
+        ...
+
+    def step(self) -> StepEvents:
+        """Do one step and return its news."""
+        ...
+
+    @property
+    def has_work(self) -> bool:
+        """True when a step would do or tell something."""
+        ...
+
+    def next_wakeup_s(self) -> float:
+        """When, on the engine's clock, a waiting request expires."""
+        ...
+
+    def check_integrity(self) -> None:
+        """Raises when the books are wrong."""
+        ...
+
+
+class Dispatcher:
+    """Turns fronts' frames into engine calls and engine events into fronts' frames."""
+
+    def __init__(self, engine: EngineCore, hello: EngineHello) -> None:
+        self.engine = engine
+        self._hello_frame = encode(hello)
+        self._live_keys: dict[int, set[int]] = {}
+
+    @property
+    def num_live(self) -> int:
+        """Requests of all fronts that have not ended."""
+        return sum(map(len, self._live_keys.values()))
+
+    def front_came(self, front_id: int) -> bytes:
+        """A front said hello; returns the frame that answers it."""
+        self._live_keys[front_id] = set()
+        return self._hello_frame
+
+    def front_gone(self, front_id: int) -> None:
+        """A front hung up: nobody waits for its requests any more."""
+        keys = self._live_keys.pop(front_id, set())
+        for key in keys:
+            self.engine.cancel(key)
+        if keys:
+            log.info("front %d is gone, %d requests cancelled", front_id, len(keys))
+
+    def handle(self, front_id: int, kind: int, body: bytes) -> bytes | None:
+        """Act on one frame of a front; returns the frame that answers it, if any.
+
+        Raises LinkError when the front breaks the protocol: hang up on it.
+        """
+        match decode(kind, body):
+            case Submit(specs=specs):
+                self._submit(front_id, specs)
+            case Cancel(keys=keys, reason=reason):
+                live = self._live_keys[front_id]
+                for key in keys.tolist():
+                    if key in live:
+                        self.engine.cancel(key, reason)
+            case CancelById(ticket=ticket, request_id=request_id):
+                was_found = self.engine.cancel_by_id(request_id)
+                return encode(CancelAnswer(ticket=ticket, was_found=was_found))
+            case other:
+                raise LinkError(f"a front does not send {type(other).__name__}")
+        return None
+
+    def step(self) -> list[tuple[int, bytes]]:
+        """One engine step; the frames it gives, one per front with news."""
+        events = self.engine.step()
+        if events.is_empty:
+            return []
+        frames: list[tuple[int, bytes]] = []
+        for front_id, news in split_by_front(events):
+            live = self._live_keys.get(front_id)
+            if live is None:
+                continue
+            live.difference_update([end.key for end in news.ends])
+            frames.append((front_id, encode(news)))
+        return frames
+
+    def _submit(self, front_id: int, specs: tuple[RequestSpec, ...]) -> None:
+        live = self._live_keys[front_id]
+        keys = [spec.key for spec in specs]
+        for key in keys:
+            if key >> FRONT_SHIFT != front_id:
+                raise LinkError(f"key {key} does not belong to front {front_id}")
+        if not live.isdisjoint(keys) or len(set(keys)) != len(keys):
+            raise LinkError("a key is used twice")
+        if specs:
+            live.update(keys)
+            self.engine.submit(specs)
+
+
+def cancel_frame(keys: tuple[int, ...], reason: FinishReason) -> bytes:
+    """The frame that asks for the end of requests."""
+    return encode(Cancel(keys=np.array(keys, dtype=np.int64), reason=reason))

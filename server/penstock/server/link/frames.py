@@ -1,0 +1,183 @@
+"""The frames of the link: which kinds there are and how each is written and read.
+
+Owns the greeting, cancellation and dispatch by kind; requests and steps, the two large ones, have
+their own modules. Does not know sockets.
+"""
+
+import enum
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.scheduler.events import StepEvents
+from penstock.scheduler.executor import ExecutorInfo, Feature
+from penstock.scheduler.request import FinishReason
+from penstock.server.link.ports import EngineHello
+from penstock.server.link.spec_frames import Submit, read_submit, write_submit
+from penstock.server.link.step_frames import read_step, write_step
+from penstock.server.link.wire import LinkError, Reader, Writer
+
+MAX_FRONT_ID = 2**31 - 1
+
+
+class FrameKind(enum.IntEnum):
+    """The byte in the header that says how to read the body."""
+
+    FRONT_HELLO = 1
+    ENGINE_HELLO = 2
+    SUBMIT = 3
+    CANCEL = 4
+    CANCEL_BY_ID = 5
+    CANCEL_ANSWER = 6
+    STEP = 7
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrontHello:
+    """What a front says first: the upper half of every key it will use, 1 .. 2**31 - 1."""
+
+    front_id: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Cancel:
+    """End these requests with `reason`. `keys` int64 [n]."""
+
+    keys: NDArray[np.int64]
+    reason: FinishReason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CancelById:
+    """End a request of any front; `ticket` (32 bits) comes back in the answer."""
+
+    ticket: int
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CancelAnswer:
+    """Whether a `CancelById` found anything."""
+
+    ticket: int
+    was_found: bool
+
+
+Frame: TypeAlias = (
+    FrontHello | EngineHello | Submit | Cancel | CancelById | CancelAnswer | StepEvents
+)
+
+
+def encode(frame: Frame) -> bytes:
+    """One frame, header included. Raises LinkError when it is too large."""
+    out = Writer()
+    return out.frame(_write(out, frame))
+
+
+def decode(kind: int, body: bytes) -> Frame:
+    """The frame of a body from `FrameBuffer.feed`. Raises LinkError when it is malformed."""
+    data = Reader(body)
+    try:
+        frame = _read(FrameKind(kind), data)
+    except ValueError as error:
+        raise LinkError(f"a malformed frame of kind {kind}: {error}") from error
+    data.end()
+    return frame
+
+
+def _write(out: Writer, frame: Frame) -> FrameKind:
+    match frame:
+        case StepEvents():
+            write_step(out, frame)
+            return FrameKind.STEP
+        case Submit():
+            write_submit(out, frame)
+            return FrameKind.SUBMIT
+        case Cancel():
+            out.u8(frame.reason)
+            out.u32(len(frame.keys))
+            out.array(frame.keys, np.int64)
+            return FrameKind.CANCEL
+        case CancelById():
+            out.u32(frame.ticket)
+            out.text(frame.request_id)
+            return FrameKind.CANCEL_BY_ID
+        case CancelAnswer():
+            out.u32(frame.ticket)
+            out.u8(frame.was_found)
+            return FrameKind.CANCEL_ANSWER
+        case FrontHello():
+            out.u32(frame.front_id)
+            return FrameKind.FRONT_HELLO
+        case EngineHello():
+            _write_engine_hello(out, frame)
+            return FrameKind.ENGINE_HELLO
+
+
+def _read(kind: FrameKind, data: Reader) -> Frame:
+    match kind:
+        case FrameKind.STEP:
+            return read_step(data)
+        case FrameKind.SUBMIT:
+            return read_submit(data)
+        case FrameKind.CANCEL:
+            reason = FinishReason(data.u8())
+            return Cancel(reason=reason, keys=data.array(data.u32(), np.int64))
+        case FrameKind.CANCEL_BY_ID:
+            return CancelById(ticket=data.u32(), request_id=data.text())
+        case FrameKind.CANCEL_ANSWER:
+            return CancelAnswer(ticket=data.u32(), was_found=_read_flag(data))
+        case FrameKind.FRONT_HELLO:
+            front_id = data.u32()
+            if not 1 <= front_id <= MAX_FRONT_ID:
+                raise LinkError(f"front id {front_id} is out of range")
+            return FrontHello(front_id=front_id)
+        case FrameKind.ENGINE_HELLO:
+            return _read_engine_hello(data)
+
+
+def _read_flag(data: Reader) -> bool:
+    value = data.u8()
+    if value > 1:
+        raise LinkError(f"{value} is no truth value")
+    return value == 1
+
+
+def _write_engine_hello(out: Writer, hello: EngineHello) -> None:
+    info = hello.executor
+    out.u64(hello.epoch)
+    out.text(hello.model)
+    out.u64(hello.max_num_waiting)
+    out.u64(hello.max_num_waiting_tokens)
+    out.text(info.name)
+    for value in (info.vocab_size, info.block_size, info.num_blocks, info.max_seq_len):
+        out.u64(value)
+    out.u64(info.max_num_seqs)
+    out.u64(info.pipeline_depth)
+    out.u8(len(info.features))
+    for feature in sorted(info.features, key=lambda feature: feature.value):
+        out.text(feature.value)
+
+
+def _read_engine_hello(data: Reader) -> EngineHello:
+    epoch, model = data.u64(), data.text()
+    max_num_waiting, max_num_waiting_tokens = data.u64(), data.u64()
+    info = ExecutorInfo(
+        name=data.text(),
+        vocab_size=data.u64(),
+        block_size=data.u64(),
+        num_blocks=data.u64(),
+        max_seq_len=data.u64(),
+        max_num_seqs=data.u64(),
+        pipeline_depth=data.u64(),
+        features=frozenset(Feature(data.text()) for _ in range(data.u8())),
+    )
+    return EngineHello(
+        epoch=epoch,
+        model=model,
+        executor=info,
+        max_num_waiting=max_num_waiting,
+        max_num_waiting_tokens=max_num_waiting_tokens,
+    )

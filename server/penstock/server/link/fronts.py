@@ -1,0 +1,237 @@
+"""The engine's side of the Unix-socket link: all fronts, one thread, no asyncio.
+
+Owns the connections and their output buffers. A front that does not read is dropped before its
+buffer can grow without bound, and what it had is cancelled. Does not know what frames mean: the
+dispatcher does.
+"""
+
+import logging
+import selectors
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from penstock.server.link.dispatch import Dispatcher
+from penstock.server.link.frames import FrameKind, FrontHello, decode
+from penstock.server.link.wire import FrameBuffer, LinkError
+
+log = logging.getLogger(__name__)
+
+_RECEIVE_BYTES = 256 * 1024
+_MAX_ACCEPTS_PER_POLL = 64
+
+
+@dataclass(slots=True, eq=False)
+class _Connection:
+    """One front's socket. `front_id` is 0 until its hello."""
+
+    socket: socket.socket
+    frames: FrameBuffer = field(default_factory=FrameBuffer)
+    output: bytearray = field(default_factory=bytearray)
+    front_id: int = 0
+    blocked_since_s: float = 0.0
+
+
+class FrontHub:
+    """Accepts fronts on a listening socket and carries frames both ways.
+
+    `max_output_bytes` and `max_blocked_s` bound what a front may leave unread, in bytes and in
+    seconds without any progress; beyond either it is dropped. `clock` gives monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        dispatcher: Dispatcher,
+        *,
+        max_output_bytes: int = 64 * 1024 * 1024,
+        max_blocked_s: float = 10.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.dispatcher = dispatcher
+        self._max_output_bytes = max_output_bytes
+        self._max_blocked_s = max_blocked_s
+        self._clock = clock
+        self._listener = listener
+        self._selector = selectors.DefaultSelector()
+        self._connections: set[_Connection] = set()
+        self._by_front: dict[int, _Connection] = {}
+        self._blocked: set[_Connection] = set()
+        self._wake_receiver, self._wake_sender = socket.socketpair()
+        for own in (listener, self._wake_receiver, self._wake_sender):
+            own.setblocking(False)
+        self._selector.register(listener, selectors.EVENT_READ)
+        self._selector.register(self._wake_receiver, selectors.EVENT_READ)
+
+    @property
+    def num_fronts(self) -> int:
+        """Fronts that have said hello and are still there."""
+        return len(self._by_front)
+
+    @property
+    def wake_fd(self) -> int:
+        """A descriptor: one byte written to it ends a `poll` (for signal.set_wakeup_fd)."""
+        return self._wake_sender.fileno()
+
+    def wake(self) -> None:
+        """End a `poll` from any thread."""
+        try:
+            self._wake_sender.send(b"\0")
+        except BlockingIOError:
+            return  # bytes are waiting already
+
+    def poll(self, timeout_s: float | None) -> None:
+        """Take what fronts sent, send what they could not take before.
+
+        Waits up to `timeout_s` (None: as long as it takes) for the first thing to happen; at least
+        as often as a blocked front has to be looked at.
+        """
+        if self._blocked:
+            until_stall_s = max(0.0, self._earliest_stall_s() - self._clock())
+            timeout_s = until_stall_s if timeout_s is None else min(timeout_s, until_stall_s)
+        for key, mask in self._selector.select(timeout_s):
+            if key.fileobj is self._listener:
+                self._accept()
+            elif key.fileobj is self._wake_receiver:
+                self._wake_receiver.recv(4096)
+            else:
+                connection: _Connection = key.data
+                if mask & selectors.EVENT_WRITE and connection in self._connections:
+                    self._flush(connection)
+                if mask & selectors.EVENT_READ and connection in self._connections:
+                    self._receive(connection)
+        if self._blocked:
+            self._drop_stalled()
+
+    def send(self, front_id: int, frame: bytes) -> None:
+        """Send now what the socket takes, keep the rest. A front that is gone is no error."""
+        connection = self._by_front.get(front_id)
+        if connection is not None:
+            self._send(connection, frame)
+
+    def close(self) -> None:
+        """Hang up on everybody. The listening socket belongs to the caller."""
+        for connection in self._connections:
+            connection.socket.close()
+        self._connections.clear()
+        self._by_front.clear()
+        self._blocked.clear()
+        self._selector.close()
+        self._wake_receiver.close()
+        self._wake_sender.close()
+
+    def _accept(self) -> None:
+        for _ in range(_MAX_ACCEPTS_PER_POLL):
+            try:
+                accepted, _address = self._listener.accept()
+            except BlockingIOError:
+                return
+            except OSError as error:
+                # Out of descriptors, or the peer is gone already: the next poll tries again.
+                log.warning("cannot accept a front: %s", error)
+                return
+            accepted.setblocking(False)
+            connection = _Connection(accepted)
+            self._connections.add(connection)
+            self._selector.register(accepted, selectors.EVENT_READ, connection)
+
+    def _receive(self, connection: _Connection) -> None:
+        try:
+            data = connection.socket.recv(_RECEIVE_BYTES)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            self._drop(connection, str(error))
+            return
+        if not data:
+            self._drop(connection, "it hung up")
+            return
+        try:
+            for kind, body in connection.frames.feed(data):
+                self._handle(connection, kind, body)
+                if connection not in self._connections:
+                    return
+        except LinkError as error:
+            self._drop(connection, f"it broke the protocol: {error}")
+
+    def _handle(self, connection: _Connection, kind: int, body: bytes) -> None:
+        if connection.front_id:
+            answer = self.dispatcher.handle(connection.front_id, kind, body)
+        else:
+            answer = self._greet(connection, kind, body)
+        if answer is not None:
+            self._send(connection, answer)
+
+    def _greet(self, connection: _Connection, kind: int, body: bytes) -> bytes:
+        if kind != FrameKind.FRONT_HELLO:
+            raise LinkError("the first frame is no hello")
+        hello = decode(kind, body)
+        assert isinstance(hello, FrontHello)
+        earlier = self._by_front.get(hello.front_id)
+        if earlier is not None:
+            # The front lost its connection and came back before we saw the end of the old one.
+            self._drop(earlier, "it came back on another connection")
+        connection.front_id = hello.front_id
+        self._by_front[hello.front_id] = connection
+        return self.dispatcher.front_came(hello.front_id)
+
+    def _send(self, connection: _Connection, frame: bytes) -> None:
+        sent = 0
+        if not connection.output:
+            try:
+                sent = connection.socket.send(frame)
+            except BlockingIOError:
+                sent = 0
+            except OSError as error:
+                self._drop(connection, str(error))
+                return
+        if sent == len(frame):
+            return
+        if not connection.output:
+            self._mark_blocked(connection)
+        connection.output += memoryview(frame)[sent:]
+        if len(connection.output) > self._max_output_bytes:
+            self._drop(connection, f"it left {len(connection.output)} bytes unread")
+
+    def _flush(self, connection: _Connection) -> None:
+        try:
+            sent = connection.socket.send(connection.output)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            self._drop(connection, str(error))
+            return
+        del connection.output[:sent]
+        connection.blocked_since_s = self._clock()
+        if not connection.output:
+            self._blocked.discard(connection)
+            self._selector.modify(connection.socket, selectors.EVENT_READ, connection)
+
+    def _mark_blocked(self, connection: _Connection) -> None:
+        connection.blocked_since_s = self._clock()
+        self._blocked.add(connection)
+        both = selectors.EVENT_READ | selectors.EVENT_WRITE
+        self._selector.modify(connection.socket, both, connection)
+
+    def _earliest_stall_s(self) -> float:
+        return min(c.blocked_since_s for c in self._blocked) + self._max_blocked_s
+
+    def _drop_stalled(self) -> None:
+        limit_s = self._clock() - self._max_blocked_s
+        for connection in [c for c in self._blocked if c.blocked_since_s <= limit_s]:
+            self._drop(connection, f"it has read nothing for {self._max_blocked_s:g} s")
+
+    def _drop(self, connection: _Connection, reason: str) -> None:
+        if connection not in self._connections:
+            return
+        self._connections.discard(connection)
+        self._blocked.discard(connection)
+        self._selector.unregister(connection.socket)
+        connection.socket.close()
+        if connection.front_id:
+            log.info("front %d dropped: %s", connection.front_id, reason)
+            del self._by_front[connection.front_id]
+            self.dispatcher.front_gone(connection.front_id)
+        else:
+            log.info("a connection without hello dropped: %s", reason)

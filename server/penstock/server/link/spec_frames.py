@@ -1,0 +1,183 @@
+"""SUBMIT: the outputs of one request as bytes.
+
+Owns the layout of `RequestSpec`. Outputs of one request usually share the prompt, so a prompt that
+is the very array of the output before is sent once. Does not check whether a request makes sense:
+the front validated it.
+"""
+
+import struct
+from dataclasses import dataclass
+from typing import cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.scheduler.block_hash import DIGEST_BYTES
+from penstock.scheduler.request import RequestSpec, SamplingParams
+from penstock.server.link.wire import LinkError, Reader, Writer
+
+# key, leader_key, max_tokens, min_tokens, num_replayed, output_index, priority
+_NUMBERS = struct.Struct("<qqqqqqq")
+# arrival, ttft deadline, deadline, time limit
+_TIMES = struct.Struct("<dddd")
+# temperature, top_p, min_p, repetition, presence, frequency
+_SAMPLING_FLOATS = struct.Struct("<dddddd")
+# top_k, seed, num_logprobs, num_prompt_logprobs
+_SAMPLING_INTS = struct.Struct("<qQqq")
+
+_OWN_PROMPT = 0
+_PROMPT_OF_PREVIOUS = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submit:
+    """The outputs of one request, leader first."""
+
+    specs: tuple[RequestSpec, ...]
+
+
+def write_submit(out: Writer, submit: Submit) -> None:
+    """Append the body."""
+    out.u32(len(submit.specs))
+    previous: RequestSpec | None = None
+    for spec in submit.specs:
+        _write_spec(out, spec, previous)
+        previous = spec
+
+
+def read_submit(data: Reader) -> Submit:
+    """The body's specs; a shared prompt is one array again."""
+    specs: list[RequestSpec] = []
+    for _ in range(data.u32()):
+        specs.append(_read_spec(data, specs[-1] if specs else None))
+    return Submit(specs=tuple(specs))
+
+
+def _write_spec(out: Writer, spec: RequestSpec, previous: RequestSpec | None) -> None:
+    out.packed(
+        _NUMBERS,
+        spec.key,
+        spec.leader_key,
+        spec.max_tokens,
+        spec.min_tokens,
+        spec.num_replayed,
+        spec.output_index,
+        spec.priority,
+    )
+    out.packed(_TIMES, spec.arrival_s, spec.ttft_deadline_s, spec.deadline_s, spec.time_limit_s)
+    out.text(spec.request_id)
+    out.blob(spec.hash_salt)
+    _write_ints(out, spec.stop_ids)
+    _write_sampling(out, spec.sampling)
+    if (
+        previous is not None
+        and spec.prompt_ids is previous.prompt_ids
+        and spec.block_hashes == previous.block_hashes
+    ):
+        out.u8(_PROMPT_OF_PREVIOUS)
+        return
+    out.u8(_OWN_PROMPT)
+    out.u32(len(spec.prompt_ids))
+    out.array(spec.prompt_ids, np.int32)
+    if any(len(digest) != DIGEST_BYTES for digest in spec.block_hashes):
+        raise LinkError(f"a block hash is not {DIGEST_BYTES} bytes long")
+    out.blob(b"".join(spec.block_hashes))
+
+
+def _read_spec(data: Reader, previous: RequestSpec | None) -> RequestSpec:
+    numbers = cast("tuple[int, ...]", data.packed(_NUMBERS))
+    key, leader_key, max_tokens, min_tokens, num_replayed, output_index, priority = numbers
+    arrival_s, ttft_deadline_s, deadline_s, time_limit_s = data.packed(_TIMES)
+    request_id, hash_salt = data.text(), data.blob()
+    stop_ids = _read_ints(data)
+    sampling = _read_sampling(data)
+    prompt_ids, block_hashes = _read_prompt(data, previous)
+    return RequestSpec(
+        key=key,
+        request_id=request_id,
+        prompt_ids=prompt_ids,
+        max_tokens=max_tokens,
+        min_tokens=min_tokens,
+        num_replayed=num_replayed,
+        sampling=sampling,
+        stop_ids=stop_ids,
+        block_hashes=block_hashes,
+        hash_salt=hash_salt,
+        leader_key=leader_key,
+        output_index=output_index,
+        priority=priority,
+        arrival_s=arrival_s,
+        ttft_deadline_s=ttft_deadline_s,
+        deadline_s=deadline_s,
+        time_limit_s=time_limit_s,
+    )
+
+
+def _read_prompt(
+    data: Reader, previous: RequestSpec | None
+) -> tuple[NDArray[np.int32], tuple[bytes, ...]]:
+    origin = data.u8()
+    if origin == _PROMPT_OF_PREVIOUS:
+        if previous is None:
+            raise LinkError("the first output of a request has no prompt")
+        return previous.prompt_ids, previous.block_hashes
+    if origin != _OWN_PROMPT:
+        raise LinkError(f"unknown origin of a prompt: {origin}")
+    prompt_ids = data.array(data.u32(), np.int32)
+    hashes = data.blob()
+    if len(hashes) % DIGEST_BYTES:
+        raise LinkError(f"{len(hashes)} bytes of block hashes are not whole digests")
+    return prompt_ids, tuple(
+        hashes[start : start + DIGEST_BYTES] for start in range(0, len(hashes), DIGEST_BYTES)
+    )
+
+
+def _write_sampling(out: Writer, sampling: SamplingParams) -> None:
+    out.packed(
+        _SAMPLING_FLOATS,
+        sampling.temperature,
+        sampling.top_p,
+        sampling.min_p,
+        sampling.repetition_penalty,
+        sampling.presence_penalty,
+        sampling.frequency_penalty,
+    )
+    out.packed(
+        _SAMPLING_INTS,
+        sampling.top_k,
+        sampling.seed,
+        sampling.num_logprobs,
+        sampling.num_prompt_logprobs,
+    )
+    _write_ints(out, tuple(token for token, _ in sampling.logit_bias))
+    for _, bias in sampling.logit_bias:
+        out.f64(bias)
+
+
+def _read_sampling(data: Reader) -> SamplingParams:
+    temperature, top_p, min_p, repetition, presence, frequency = data.packed(_SAMPLING_FLOATS)
+    ints = cast("tuple[int, ...]", data.packed(_SAMPLING_INTS))
+    top_k, seed, num_logprobs, num_prompt_logprobs = ints
+    biased = _read_ints(data)
+    return SamplingParams(
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        repetition_penalty=repetition,
+        presence_penalty=presence,
+        frequency_penalty=frequency,
+        seed=seed,
+        logit_bias=tuple((token, data.f64()) for token in biased),
+        num_logprobs=num_logprobs,
+        num_prompt_logprobs=num_prompt_logprobs,
+    )
+
+
+def _write_ints(out: Writer, values: tuple[int, ...]) -> None:
+    out.u32(len(values))
+    out.array(np.array(values, dtype=np.int64), np.int64)
+
+
+def _read_ints(data: Reader) -> tuple[int, ...]:
+    return tuple(data.array(data.u32(), np.int64).tolist())

@@ -1,0 +1,172 @@
+"""STEP: what one step did, as bytes, and split by the front it concerns.
+
+Owns the layout of `StepEvents`. Tokens travel as arrays, never one by one; records of single
+requests are few and packed. Does not know who reads them.
+"""
+
+import struct
+from dataclasses import replace
+from typing import cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.scheduler.batch import TokenLogprobs
+from penstock.scheduler.events import Admitted, Failed, Finished, Preempted, StepEvents
+from penstock.scheduler.request import FailureReason, FinishReason
+from penstock.server.link.wire import LinkError, Reader, Writer
+
+FRONT_SHIFT = 32
+"""A key's upper half is the id of the front that owns it."""
+
+_STEP = struct.Struct("<qdIIII")
+# kind, key, at_s, two numbers (meaning by kind)
+_CHANGE = struct.Struct("<Bqdqq")
+_END = struct.Struct("<BqdBq")
+_ADMITTED, _PREEMPTED, _FINISHED, _FAILED = 1, 2, 1, 2
+
+
+def split_by_front(events: StepEvents) -> list[tuple[int, StepEvents]]:
+    """The step's news by front id, each front only its own; fronts without news are left out."""
+    token_fronts = events.keys >> FRONT_SHIFT
+    fronts: set[int] = set(np.unique(token_fronts).tolist())
+    fronts.update(change.key >> FRONT_SHIFT for change in events.changes)
+    fronts.update(end.key >> FRONT_SHIFT for end in events.ends)
+    fronts.update(key >> FRONT_SHIFT for key, _, _ in events.prompt_logprobs)
+    if len(fronts) == 1:
+        return [(fronts.pop(), events)]
+    return [(front, _only(events, front, token_fronts)) for front in sorted(fronts)]
+
+
+def _only(events: StepEvents, front: int, token_fronts: NDArray[np.int64]) -> StepEvents:
+    rows = np.flatnonzero(token_fronts == front)
+    logprobs = events.logprobs
+    return replace(
+        events,
+        keys=events.keys[rows],
+        tokens=events.tokens[rows],
+        logprobs=None if logprobs is None or not len(rows) else logprobs.take(rows),
+        prompt_logprobs=tuple(
+            entry for entry in events.prompt_logprobs if entry[0] >> FRONT_SHIFT == front
+        ),
+        changes=tuple(c for c in events.changes if c.key >> FRONT_SHIFT == front),
+        ends=tuple(end for end in events.ends if end.key >> FRONT_SHIFT == front),
+    )
+
+
+def write_step(out: Writer, events: StepEvents) -> None:
+    """Append the body."""
+    if len(events.keys) != len(events.tokens):
+        raise LinkError(f"{len(events.tokens)} tokens for {len(events.keys)} keys")
+    out.packed(
+        _STEP,
+        events.step,
+        events.at_s,
+        len(events.keys),
+        len(events.changes),
+        len(events.ends),
+        len(events.prompt_logprobs),
+    )
+    out.array(events.keys, np.int64)
+    out.array(events.tokens, np.int32)
+    out.u8(events.logprobs is not None)
+    if events.logprobs is not None:
+        _write_logprobs(out, events.logprobs)
+    for key, first, logprobs in events.prompt_logprobs:
+        out.i64(key)
+        out.i64(first)
+        _write_logprobs(out, logprobs)
+    for change in events.changes:
+        _write_change(out, change)
+    for end in events.ends:
+        _write_end(out, end)
+
+
+def read_step(data: Reader) -> StepEvents:
+    """The body's events."""
+    step, at_s, num_tokens, num_changes, num_ends, num_prompts = data.packed(_STEP)
+    keys = data.array(int(num_tokens), np.int64)
+    tokens = data.array(int(num_tokens), np.int32)
+    logprobs = _read_logprobs(data) if data.u8() else None
+    if logprobs is not None and len(logprobs.chosen) != len(keys):
+        raise LinkError(f"{len(logprobs.chosen)} logprobs for {len(keys)} tokens")
+    return StepEvents(
+        step=int(step),
+        at_s=at_s,
+        keys=keys,
+        tokens=tokens,
+        logprobs=logprobs,
+        prompt_logprobs=tuple(
+            (data.i64(), data.i64(), _read_logprobs(data)) for _ in range(int(num_prompts))
+        ),
+        changes=tuple(_read_change(data) for _ in range(int(num_changes))),
+        ends=tuple(_read_end(data) for _ in range(int(num_ends))),
+    )
+
+
+def _write_logprobs(out: Writer, logprobs: TokenLogprobs) -> None:
+    num_rows, width = logprobs.top_ids.shape
+    out.u32(num_rows)
+    out.u32(width)
+    out.array(logprobs.chosen, np.float32)
+    out.array(logprobs.ranks, np.int32)
+    out.array(logprobs.top_ids, np.int32)
+    out.array(logprobs.top_logprobs, np.float32)
+
+
+def _read_logprobs(data: Reader) -> TokenLogprobs:
+    num_rows, width = data.u32(), data.u32()
+    return TokenLogprobs(
+        chosen=data.array(num_rows, np.float32),
+        ranks=data.array(num_rows, np.int32),
+        top_ids=data.matrix(num_rows, width, np.int32),
+        top_logprobs=data.matrix(num_rows, width, np.float32),
+    )
+
+
+def _write_change(out: Writer, change: Admitted | Preempted) -> None:
+    match change:
+        case Admitted():
+            out.packed(
+                _CHANGE,
+                _ADMITTED,
+                change.key,
+                change.at_s,
+                change.num_cached_tokens,
+                change.num_preemptions,
+            )
+        case Preempted():
+            out.packed(_CHANGE, _PREEMPTED, change.key, change.at_s, 0, 0)
+
+
+def _read_change(data: Reader) -> Admitted | Preempted:
+    record = data.packed(_CHANGE)
+    kind, key, num_cached, num_preemptions = cast("tuple[int, ...]", (*record[:2], *record[3:]))
+    if kind == _ADMITTED:
+        return Admitted(
+            key=key,
+            at_s=record[2],
+            num_cached_tokens=num_cached,
+            num_preemptions=num_preemptions,
+        )
+    if kind == _PREEMPTED:
+        return Preempted(key=key, at_s=record[2])
+    raise LinkError(f"unknown change {kind}")
+
+
+def _write_end(out: Writer, end: Finished | Failed) -> None:
+    match end:
+        case Finished():
+            out.packed(_END, _FINISHED, end.key, end.at_s, end.reason, end.stop_id)
+        case Failed():
+            out.packed(_END, _FAILED, end.key, end.at_s, end.reason, 0)
+
+
+def _read_end(data: Reader) -> Finished | Failed:
+    record = data.packed(_END)
+    kind, key, reason, stop_id = cast("tuple[int, ...]", (*record[:2], *record[3:]))
+    if kind == _FINISHED:
+        return Finished(key=key, at_s=record[2], reason=FinishReason(reason), stop_id=stop_id)
+    if kind == _FAILED:
+        return Failed(key=key, at_s=record[2], reason=FailureReason(reason))
+    raise LinkError(f"unknown end {kind}")

@@ -1,0 +1,113 @@
+"""One child process as the supervisor sees it.
+
+Owns its start, its control line and its end. Does not know what the child does or whether it is to
+be started again.
+"""
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from penstock.server.processes.control import STOP_ORDER
+from penstock.server.processes.exit_codes import describe_exit
+
+_STDERR_FD = 2
+
+
+class ChildFailed(Exception):
+    """The child ended before it was ready; the message says why, for the operator."""
+
+
+class Child:
+    """A running (or ended) child process; made by `spawn`."""
+
+    def __init__(
+        self,
+        name: str,
+        process: asyncio.subprocess.Process,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+    ) -> None:
+        self.name = name
+        self._process = process
+        self._reader = reader
+        self._writer = writer
+
+    @classmethod
+    async def spawn(
+        cls,
+        name: str,
+        module: str,
+        launch: str,
+        *,
+        environment: Mapping[str, str],
+        inherited_fds: Sequence[int] = (),
+    ) -> "Child":
+        """Start `python -m module <control fd>` and send it its settings.
+
+        Its stdout goes to our stderr: our own stdout is for whoever waits for the service. It gets
+        a process group of its own, so that Ctrl-C in a terminal reaches the supervisor alone.
+        """
+        ours, theirs = socket.socketpair()
+        with theirs:
+            fd = theirs.fileno()
+            process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-P",  # the working directory is no place to import from
+                "-m",
+                module,
+                str(fd),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=_STDERR_FD,
+                pass_fds=(fd, *inherited_fds),
+                env={**os.environ, **environment},
+                process_group=0,
+            )
+        reader, writer = await asyncio.open_unix_connection(sock=ours)
+        writer.write(launch.encode() + b"\n")
+        return cls(name, process, reader, writer)
+
+    @property
+    def pid(self) -> int:
+        """The process id."""
+        return self._process.pid
+
+    async def started(self) -> dict[str, Any]:
+        """Wait until the child is ready; what it says about itself. Raises ChildFailed."""
+        try:
+            line = await self._reader.readline()
+        except ConnectionError:
+            line = b""
+        if not line:
+            code = await self._process.wait()
+            hint = " (out of memory?)" if code == -signal.SIGKILL else ""
+            raise ChildFailed(f"{self.name}: {describe_exit(code)} before it was ready{hint}")
+        message: dict[str, Any] = json.loads(line)
+        if message.pop("kind") == "failed":
+            await self._process.wait()
+            raise ChildFailed(message["message"])
+        return message
+
+    async def ended(self) -> int:
+        """Wait for the end; the return code, negative for a signal."""
+        code = await self._process.wait()
+        self.hang_up()
+        return code
+
+    def hang_up(self) -> None:
+        """Cut the lifeline: the child ends at once, as if this process had died."""
+        self._writer.close()
+
+    def stop(self) -> None:
+        """Ask it to finish; nothing when it has ended."""
+        self._writer.write(STOP_ORDER)
+
+    def kill(self) -> None:
+        """End it now; nothing when it has ended."""
+        if self._process.returncode is None:
+            self._process.kill()

@@ -1,0 +1,100 @@
+"""A child's line to its supervisor: settings in, word of readiness out, and a lifeline.
+
+Owns the child's end of one socket pair. The order to finish comes over it and not as a signal:
+service managers signal a whole process tree at once, and an engine that obeyed would cut the
+streams that the fronts are draining. The supervisor's end closes when the supervisor dies, however
+it dies; then this process ends at once. Does not know what the process does.
+"""
+
+import contextlib
+import ctypes
+import json
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from penstock.server.processes.exit_codes import EXIT_OK, EXIT_ORPHANED
+
+_PR_SET_PDEATHSIG = 1
+_MAX_LAUNCH_BYTES = 1 << 20
+STOP_ORDER = b"stop\n"
+
+
+def die_with_parent() -> None:
+    """Have the kernel kill this process when its parent dies, where the kernel can (Linux).
+
+    For a process that may be stuck in foreign code which never lets go of the interpreter, so
+    that its lifeline's thread cannot run.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
+
+
+class ChildControl:
+    """The child's end. Build it first thing in the process, with the inherited descriptor."""
+
+    def __init__(self, control_fd: int) -> None:
+        self._socket = socket.socket(fileno=control_fd)
+        self._socket_path: Path | None = None
+        self._stop: Callable[[], object] | None = None
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.SIG_IGN)
+
+    def read_launch(self) -> str:
+        """The settings: the one line the supervisor sends. Ends the process if there is none."""
+        data = b""
+        while b"\n" not in data and len(data) < _MAX_LAUNCH_BYTES:
+            chunk = self._socket.recv(65536)
+            if not chunk:
+                os._exit(EXIT_ORPHANED)
+            data += chunk
+        line, _, _ = data.partition(b"\n")
+        return line.decode()
+
+    def hold_lifeline(self, socket_path: Path) -> None:
+        """From now on die with the supervisor, and take the link's socket file along.
+
+        A thread sees the end of the line even while the main thread computes.
+        """
+        self._socket_path = socket_path
+        threading.Thread(target=self._watch, name="lifeline", daemon=True).start()
+
+    def on_stop(self, stop: Callable[[], object]) -> None:
+        """Have `stop` called, on another thread, when the order to finish comes.
+
+        Without it, while the process still loads, the order ends it at once.
+        """
+        self._stop = stop
+
+    def report_ready(self, **facts: Any) -> None:
+        """Tell the supervisor that this process serves."""
+        self._send({"kind": "ready", **facts})
+
+    def report_failure(self, message: str) -> None:
+        """Tell the supervisor why this process cannot start, in words for its operator."""
+        self._send({"kind": "failed", "message": message})
+
+    def _send(self, message: dict[str, Any]) -> None:
+        # When the supervisor is gone the lifeline ends this process.
+        with contextlib.suppress(OSError):
+            self._socket.sendall(json.dumps(message).encode() + b"\n")
+
+    def _watch(self) -> None:
+        with contextlib.suppress(OSError):
+            while order := self._socket.recv(4096):
+                if STOP_ORDER not in order:
+                    continue
+                if self._stop is None:
+                    os._exit(EXIT_OK)
+                self._stop()
+        if self._socket_path is not None:
+            with contextlib.suppress(OSError):
+                self._socket_path.unlink()
+            with contextlib.suppress(OSError):
+                self._socket_path.parent.rmdir()
+        os._exit(EXIT_ORPHANED)

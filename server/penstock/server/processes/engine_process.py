@@ -1,0 +1,106 @@
+"""The engine process: scheduler and executor on one thread, no asyncio.
+
+Owns its composition and the way it ends. Run by the supervisor as
+`python -m penstock.server.processes.engine_process <control fd>`.
+"""
+
+import gc
+import logging
+import os
+import socket
+import sys
+import time
+from typing import NoReturn
+
+from penstock.executor.create import create_executor
+from penstock.scheduler.engine import Engine
+from penstock.scheduler.executor import Executor
+from penstock.scheduler.integrity import IntegrityError
+from penstock.server.config import EngineLaunch, launch_from_json
+from penstock.server.link.dispatch import Dispatcher
+from penstock.server.link.engine_loop import EngineLoop
+from penstock.server.link.fronts import FrontHub
+from penstock.server.link.ports import EngineHello
+from penstock.server.logs import configure_logging
+from penstock.server.processes.control import ChildControl, die_with_parent
+from penstock.server.processes.exit_codes import (
+    EXIT_BOOKS_WRONG,
+    EXIT_CANNOT_START,
+    EXIT_ENGINE_DIED,
+    EXIT_OK,
+)
+from penstock.server.processes.failure import in_one_line
+
+log = logging.getLogger(__name__)
+
+
+def main(arguments: list[str]) -> int:
+    """Serve one engine until told to finish; the exit code."""
+    # Loading torch and a model makes hundreds of thousands of objects that stay: looking through
+    # them for garbage meanwhile costs a fifth of the start.
+    gc.disable()
+    control = ChildControl(int(arguments[0]))
+    launch = launch_from_json(EngineLaunch, control.read_launch())
+    control.hold_lifeline(launch.socket_path)
+    die_with_parent()
+    configure_logging("engine", launch.server.log_level)
+    try:
+        executor = create_executor(launch.server.executor)
+    except Exception as error:
+        # Whatever a model folder, a library or the memory has against starting: one line for the
+        # operator, the rest for who debugs.
+        log.debug("cannot start", exc_info=True)
+        control.report_failure(in_one_line(error))
+        return EXIT_CANNOT_START
+    return _serve(control, launch, executor)
+
+
+def _serve(control: ChildControl, launch: EngineLaunch, executor: Executor) -> int:
+    engine = Engine(executor, launch.server.scheduler, time.monotonic)
+    dispatcher = Dispatcher(engine, _hello(launch, executor))
+    hub = FrontHub(socket.socket(fileno=launch.listener_fd), dispatcher)
+    loop = EngineLoop(dispatcher, hub, time.monotonic)
+    control.on_stop(loop.stop)
+    # What lives now lives to the end: the collector need not look at it again and again.
+    gc.collect()
+    gc.freeze()
+    gc.enable()
+    control.report_ready(
+        executor=executor.info.name,
+        num_blocks=executor.info.num_blocks,
+        max_num_seqs=executor.info.max_num_seqs,
+        max_seq_len=executor.info.max_seq_len,
+    )
+    try:
+        loop.run()
+    except IntegrityError:
+        log.critical("the books are wrong", exc_info=True)
+        return EXIT_BOOKS_WRONG
+    except Exception:
+        log.critical("the executor died", exc_info=True)
+        return EXIT_ENGINE_DIED
+    engine.close()
+    return EXIT_OK
+
+
+def _hello(launch: EngineLaunch, executor: Executor) -> EngineHello:
+    scheduler = launch.server.scheduler
+    return EngineHello(
+        epoch=launch.epoch,
+        model=launch.server.model,
+        executor=executor.info,
+        max_num_waiting=scheduler.max_num_waiting,
+        max_num_waiting_tokens=scheduler.max_num_waiting_tokens,
+    )
+
+
+def _exit(code: int) -> NoReturn:
+    # The kernel gives everything back faster than torch takes itself apart, and a library's
+    # shutdown must not keep a dead engine's fronts waiting.
+    logging.shutdown()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    _exit(main(sys.argv[1:]))

@@ -1,0 +1,38 @@
+"""What child processes find in their environment.
+
+Owns the settings that libraries read only there, and only when they load. What the operator has
+set already stays.
+"""
+
+import os
+
+from penstock.executor.config import ExecutorConfig, ExecutorKind
+
+
+def engine_environment(executor: ExecutorConfig) -> dict[str, str]:
+    """For the engine. Nothing is downloaded, and its worker threads yield the cores they wait on.
+
+    Spinning OpenMP threads and a busy front on the same cores wait for each other, for a
+    scheduler's time slice at every parallel region.
+    """
+    wanted: dict[str, str] = {}
+    if executor.kind is ExecutorKind.TORCH:
+        wanted = {
+            "OMP_WAIT_POLICY": "PASSIVE",
+            "HF_HUB_OFFLINE": "1",
+            "TRANSFORMERS_OFFLINE": "1",
+            "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1",
+            "TOKENIZERS_PARALLELISM": "false",
+        }
+        if executor.num_threads is not None:
+            wanted["OMP_NUM_THREADS"] = str(executor.num_threads)
+    return _unless_set(wanted)
+
+
+def front_environment() -> dict[str, str]:
+    """For a front: one core each, so its tokenizer starts no threads of its own."""
+    return _unless_set({"TOKENIZERS_PARALLELISM": "false"})
+
+
+def _unless_set(wanted: dict[str, str]) -> dict[str, str]:
+    return {name: value for name, value in wanted.items() if name not in os.environ}

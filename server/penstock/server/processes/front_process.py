@@ -1,0 +1,71 @@
+"""A front process: one gRPC server on uvloop, linked to the engine.
+
+Owns its composition and the way it ends. Run by the supervisor as
+`python -m penstock.server.processes.front_process <control fd>`.
+"""
+
+import asyncio
+import dataclasses
+import gc
+import logging
+import sys
+
+import uvloop
+
+from penstock.server.config import FrontLaunch, launch_from_json
+from penstock.server.link.unix_port import UnixEnginePort
+from penstock.server.logs import configure_logging
+from penstock.server.processes.control import ChildControl
+from penstock.server.processes.exit_codes import EXIT_CANNOT_START, EXIT_OK
+from penstock.server.processes.failure import in_one_line
+from penstock.server.rpc.server import FrontServer
+from penstock.server.text.model_text import ModelText
+
+log = logging.getLogger(__name__)
+
+
+def main(arguments: list[str]) -> int:
+    """Serve until told to finish, then drain; the exit code."""
+    control = ChildControl(int(arguments[0]))
+    launch = launch_from_json(FrontLaunch, control.read_launch())
+    control.hold_lifeline(launch.socket_path)
+    configure_logging("front", launch.server.log_level)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(_serve(control, launch))
+
+
+async def _serve(control: ChildControl, launch: FrontLaunch) -> int:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    control.on_stop(lambda: loop.call_soon_threadsafe(stop.set))
+    config = launch.server
+    port = UnixEnginePort(launch.socket_path, launch.front_id)
+    try:
+        text = ModelText.load(config.model_path, name=config.model)
+        front_config = dataclasses.replace(config.front, front_id=launch.front_id)
+        server = FrontServer(text, front_config, port=port)
+        host = f"[{config.host}]" if ":" in config.host else config.host
+        await server.start(f"{host}:{launch.port}")
+    except Exception as error:
+        log.debug("cannot start", exc_info=True)
+        control.report_failure(in_one_line(error))
+        return EXIT_CANNOT_START
+    await port.start(server)
+    gc.collect()
+    gc.freeze()
+    ready = asyncio.create_task(_report_ready(control, port), name="report ready")
+    await stop.wait()
+    ready.cancel()
+    await server.drain(config.drain_grace_s)
+    await port.close()
+    text.close()
+    return EXIT_OK
+
+
+async def _report_ready(control: ChildControl, port: UnixEnginePort) -> None:
+    await port.wait_up()
+    control.report_ready()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,52 @@
+"""The TCP port that all fronts share.
+
+Owns the check that it is free and its reservation: a socket bound with SO_REUSEPORT that never
+listens keeps strangers off the number while fronts come and go, and gets no connection itself.
+"""
+
+import contextlib
+import socket
+
+
+class PortUnavailable(Exception):
+    """The address cannot be listened on; the message says why."""
+
+
+def reserve_port(host: str, port: int) -> socket.socket:
+    """A bound socket; its `getsockname()[1]` is the number (a free one when `port` is 0).
+
+    Raises PortUnavailable when the port is taken, not allowed, or `host` is no address of ours.
+    """
+    try:
+        found = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE | socket.AI_NUMERICSERV
+        )
+    except OSError as error:
+        raise PortUnavailable(f"host {host!r} has no address: {error}") from error
+    family, _, _, _, address = found[0]
+    try:
+        if port:
+            _check_free(family, address)
+        return _bind(family, address, socket.SO_REUSEPORT)
+    except OSError as error:
+        raise PortUnavailable(f"cannot listen on {host}:{port}: {error.strerror}") from error
+
+
+def _check_free(family: int, address: tuple[str | int, ...] | tuple[int, bytes]) -> None:
+    # With SO_REUSEPORT alone a second service would silently share the port with the first.
+    # SO_REUSEADDR still lets the remains of closed connections pass.
+    with contextlib.closing(_bind(family, address, socket.SO_REUSEADDR)) as probe:
+        probe.listen(1)
+
+
+def _bind(
+    family: int, address: tuple[str | int, ...] | tuple[int, bytes], option: int
+) -> socket.socket:
+    bound = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, option, 1)
+        bound.bind(address)
+    except OSError:
+        bound.close()
+        raise
+    return bound

@@ -1,0 +1,97 @@
+"""A place in the service for one process: whoever dies in it is followed by another.
+
+Owns the life of that place: start, restart with back-off, retirement. Does not know what the
+process does, nor the other places.
+"""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Awaitable, Callable
+
+from penstock.server.processes.child import Child, ChildFailed
+from penstock.server.processes.exit_codes import EXIT_CANNOT_START, EXIT_OK, describe_exit
+from penstock.server.processes.restarts import MAX_DEATHS, WINDOW_S, RestartPolicy
+
+log = logging.getLogger(__name__)
+
+
+class KeepsDying(Exception):
+    """Too many deaths in too short a time; the message is for the operator."""
+
+
+class Slot:
+    """Keeps one process alive by `spawn`. Run `keep_alive` as a task."""
+
+    def __init__(self, name: str, spawn: Callable[[], Awaitable[Child]]) -> None:
+        self.name = name
+        self.is_ready = asyncio.Event()
+        self._spawn = spawn
+        self._child: Child | None = None
+        self._retired = asyncio.Event()
+        self._may_restart = True
+        self._was_ready = False
+        self._restarts = RestartPolicy()
+
+    def forbid_restart(self) -> None:
+        """Let the process run, but let it be the last one."""
+        self._may_restart = False
+
+    def retire(self) -> None:
+        """Ask the process to finish; `keep_alive` returns when it has."""
+        self._may_restart = False
+        self._retired.set()
+        if self._child is not None:
+            self._child.stop()
+
+    def kill(self) -> None:
+        """End the process now, and for good."""
+        self._may_restart = False
+        self._retired.set()
+        if self._child is not None:
+            self._child.kill()
+
+    async def keep_alive(self) -> int:
+        """Start the process, and again whenever it dies; the code of the last one.
+
+        Raises ChildFailed when the very first cannot start, KeepsDying when restarting is in vain.
+        """
+        while True:
+            code = await self._run_one()
+            if not self._may_restart:
+                return code
+            delay_s = self._restarts.next_delay_s(time.monotonic())
+            if delay_s is None:
+                raise KeepsDying(f"{self.name} died {MAX_DEATHS} times in {WINDOW_S:g} s")
+            log.warning("%s died (%s), next in %.1f s", self.name, describe_exit(code), delay_s)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._retired.wait(), delay_s)
+                return EXIT_OK
+
+    async def _run_one(self) -> int:
+        try:
+            child = await self._spawn()
+        except OSError as error:
+            if not self._was_ready:
+                raise ChildFailed(f"{self.name}: cannot start a process: {error}") from error
+            log.warning("%s: cannot start a process: %s", self.name, error)
+            return EXIT_CANNOT_START
+        self._child = child
+        if self._retired.is_set():
+            child.kill()
+        try:
+            facts = await child.started()
+        except ChildFailed as failure:
+            if not self._was_ready:
+                raise
+            log.warning("%s", failure)
+        else:
+            self._was_ready = True
+            self.is_ready.set()
+            details = "".join(f" {name}={value}" for name, value in facts.items())
+            log.info("%s is ready: pid=%d%s", self.name, child.pid, details)
+        code = await child.ended()
+        self.is_ready.clear()
+        self._child = None
+        return code

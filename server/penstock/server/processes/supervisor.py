@@ -1,0 +1,228 @@
+"""The supervisor: starts the engine and the fronts, keeps them alive, ends them in order.
+
+Owns the processes, the port, the link's listening socket and the meaning of signals. Carries no
+request and imports neither torch nor grpc: little can bring it down.
+"""
+
+import asyncio
+import logging
+import shutil
+import signal
+import socket
+import tempfile
+import time
+from collections.abc import Callable, Coroutine, Iterable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from penstock.server.config import EngineLaunch, FrontLaunch, ServerConfig, launch_to_json
+from penstock.server.processes.child import Child, ChildFailed
+from penstock.server.processes.environment import engine_environment, front_environment
+from penstock.server.processes.exit_codes import EXIT_GAVE_UP, EXIT_OK, EXIT_SIGNAL_BASE
+from penstock.server.processes.listen_port import PortUnavailable, reserve_port
+from penstock.server.processes.slot import KeepsDying, Slot
+
+log = logging.getLogger(__name__)
+
+_ENGINE_MODULE = "penstock.server.processes.engine_process"
+_FRONT_MODULE = "penstock.server.processes.front_process"
+_AFTER_GRACE_S = 1.4
+"""What fronts get beyond the grace to write their last messages."""
+_ENGINE_EXIT_S = 0.4
+_KILL_S = 5.0
+_LINK_BACKLOG = 64
+
+
+class CannotStart(Exception):
+    """The service did not come up; the message is for the operator."""
+
+
+class Supervisor:
+    """Runs one service. `announce` gets the one line that says it is ready."""
+
+    def __init__(self, config: ServerConfig, announce: Callable[[str], None]) -> None:
+        self._config = config
+        self._announce = announce
+        self._started_s = time.monotonic()
+        self._port = 0
+        self._socket_path = Path()
+        self._link_listener: socket.socket | None = None
+        self._num_engines = 0
+        self._num_fronts = 0
+        self._stop = asyncio.Event()
+        self._forced = asyncio.Event()
+        self._forced_by = 0
+        self._engine = Slot("engine", self._spawn_engine)
+        self._fronts = [
+            Slot(f"front {number}", self._spawn_front) for number in range(1, config.num_fronts + 1)
+        ]
+
+    async def run(self) -> int:
+        """Serve until told to stop; the exit code. Raises CannotStart."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal, number)
+        with ExitStack() as stack:
+            self._open_sockets(stack)
+            log.info(
+                "starting: model=%s port=%d link=%s",
+                self._config.model,
+                self._port,
+                self._socket_path,
+            )
+            # The engine first: it takes longest.
+            keepers = {
+                slot: asyncio.create_task(slot.keep_alive(), name=slot.name)
+                for slot in (self._engine, *self._fronts)
+            }
+            try:
+                return await self._serve(keepers)
+            finally:
+                for slot in keepers:
+                    slot.kill()
+                await asyncio.wait(keepers.values(), timeout=_KILL_S)
+                for keeper in keepers.values():
+                    keeper.cancel()
+                await asyncio.gather(*keepers.values(), return_exceptions=True)
+
+    async def _serve(self, keepers: dict[Slot, asyncio.Task[int]]) -> int:
+        await self._until(_all_ready(keepers), keepers.values())
+        try:
+            _raise_first(keepers.values())
+        except (ChildFailed, KeepsDying) as failure:
+            raise CannotStart(str(failure)) from failure
+        if self._stop.is_set():
+            return EXIT_OK
+        self._announce(self._ready_line())
+        await self._until(self._stop.wait(), keepers.values())
+        try:
+            _raise_first(keepers.values())
+        except KeepsDying as failure:
+            log.critical("giving up: %s", failure)
+            self._stop.set()  # a signal from here on is the second order to stop
+            await self._drain(keepers)
+            return EXIT_GAVE_UP
+        return await self._drain(keepers)
+
+    async def _until(
+        self, event: Coroutine[Any, Any, object], keepers: Iterable["asyncio.Task[int]"]
+    ) -> None:
+        """Wait for the event, for the order to stop, or for a slot that stays empty."""
+        waits: tuple[asyncio.Task[object], ...] = (
+            asyncio.create_task(event),
+            asyncio.create_task(self._stop.wait()),
+        )
+        await asyncio.wait({*waits, *keepers}, return_when=asyncio.FIRST_COMPLETED)
+        for wait in waits:
+            wait.cancel()
+        await asyncio.gather(*waits, return_exceptions=True)
+
+    async def _drain(self, keepers: dict[Slot, asyncio.Task[int]]) -> int:
+        """Fronts finish what they have, then the engine ends; the exit code."""
+        order = asyncio.create_task(self._drain_in_order(keepers))
+        forced = asyncio.create_task(self._forced.wait())
+        await asyncio.wait({order, forced}, return_when=asyncio.FIRST_COMPLETED)
+        order.cancel()
+        forced.cancel()
+        if self._forced.is_set():
+            return EXIT_SIGNAL_BASE + self._forced_by
+        bad = [
+            slot.name
+            for slot, keeper in keepers.items()
+            if not keeper.done() or keeper.exception() is not None or keeper.result() != EXIT_OK
+        ]
+        if bad:
+            log.error("did not end in order: %s", ", ".join(bad))
+        return EXIT_GAVE_UP if bad else EXIT_OK
+
+    async def _drain_in_order(self, keepers: dict[Slot, asyncio.Task[int]]) -> None:
+        self._engine.forbid_restart()
+        for front in self._fronts:
+            front.retire()
+        limit_s = self._config.drain_grace_s + _AFTER_GRACE_S
+        await asyncio.wait([keepers[front] for front in self._fronts], timeout=limit_s)
+        self._engine.retire()
+        await asyncio.wait([keepers[self._engine]], timeout=_ENGINE_EXIT_S)
+
+    def _open_sockets(self, stack: ExitStack) -> None:
+        try:
+            reserved = stack.enter_context(reserve_port(self._config.host, self._config.port))
+        except PortUnavailable as error:
+            raise CannotStart(str(error)) from error
+        self._port = reserved.getsockname()[1]
+        folder = Path(tempfile.mkdtemp(prefix="penstock-"))  # mode 0700
+        stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        self._socket_path = folder / "engine.sock"
+        listener = stack.enter_context(socket.socket(socket.AF_UNIX))
+        try:
+            listener.bind(str(self._socket_path))
+        except OSError as error:
+            raise CannotStart(f"cannot bind {self._socket_path}: {error}") from error
+        listener.listen(_LINK_BACKLOG)
+        self._link_listener = listener
+
+    async def _spawn_engine(self) -> Child:
+        assert self._link_listener is not None
+        self._num_engines += 1
+        fd = self._link_listener.fileno()
+        launch = EngineLaunch(
+            server=self._config,
+            socket_path=self._socket_path,
+            listener_fd=fd,
+            epoch=self._num_engines,
+        )
+        return await Child.spawn(
+            "engine",
+            _ENGINE_MODULE,
+            launch_to_json(launch),
+            environment=engine_environment(self._config.executor),
+            inherited_fds=(fd,),
+        )
+
+    async def _spawn_front(self) -> Child:
+        # A new id for every life: keys of the dead one must not mean anything to the next.
+        self._num_fronts += 1
+        launch = FrontLaunch(
+            server=self._config,
+            socket_path=self._socket_path,
+            front_id=self._num_fronts,
+            port=self._port,
+        )
+        return await Child.spawn(
+            "front",
+            _FRONT_MODULE,
+            launch_to_json(launch),
+            environment=front_environment(),
+        )
+
+    def _on_signal(self, number: signal.Signals) -> None:
+        if self._stop.is_set():
+            log.warning("%s again: stopping now", number.name)
+            self._forced_by = number
+            self._forced.set()
+        else:
+            log.info("%s: draining, at most %g s", number.name, self._config.drain_grace_s)
+            self._stop.set()
+
+    def _ready_line(self) -> str:
+        config = self._config
+        host = f"[{config.host}]" if ":" in config.host else config.host
+        fronts = "1 front" if config.num_fronts == 1 else f"{config.num_fronts} fronts"
+        return (
+            f"penstock ready on {host}:{self._port} (model {config.model},"
+            f" {config.executor.kind.value} executor, {fronts},"
+            f" {time.monotonic() - self._started_s:.1f} s)"
+        )
+
+
+async def _all_ready(slots: Iterable[Slot]) -> None:
+    for slot in slots:
+        await slot.is_ready.wait()
+
+
+def _raise_first(keepers: Iterable["asyncio.Task[int]"]) -> None:
+    """Raise what ended a slot, if something did."""
+    for keeper in keepers:
+        if keeper.done():
+            keeper.result()

@@ -1,0 +1,117 @@
+"""Every handler runs inside this: domain errors become statuses, bugs become INTERNAL.
+
+Owns the border between our exceptions and gRPC's, and the count of calls being handled. Handlers
+take and return bytes, so that malformed ones are ours to judge. CancelledError always goes through:
+a peer that left is no error, and swallowing it leaks the call.
+"""
+
+import asyncio
+import logging
+import traceback
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, TypeVar
+
+import grpc
+import grpc.aio
+
+from penstock.server.front.errors import ErrorReason, Refusal, RequestError
+from penstock.server.rpc.statuses import abort_of
+
+Context = grpc.aio.ServicerContext[bytes, bytes]
+UnaryHandler = Callable[[bytes, Context], Awaitable[bytes]]
+StreamHandler = Callable[[bytes, Context], Awaitable[None]]
+R = TypeVar("R")
+
+_log = logging.getLogger(__name__)
+_INTERNAL = Refusal(reason=ErrorReason.INTERNAL)
+_ABORT_TIMEOUT_S = 5.0
+"""How long a status waits for a peer whose flow-control window is full before the call is reset."""
+
+
+class CallFailed(Exception):
+    """A failure with the id of the request it belongs to, for RequestInfo."""
+
+    def __init__(self, refusal: Refusal, request_id: str) -> None:
+        super().__init__(refusal.reason.value)
+        self.refusal = refusal
+        self.request_id = request_id
+
+
+class HandlerWrapper:
+    """Makes method handlers. `on_internal_error` is told of every bug."""
+
+    def __init__(self, *, retry_after_s: float, on_internal_error: Callable[[], None]) -> None:
+        self._retry_after_s = retry_after_s
+        self._on_internal_error = on_internal_error
+        self._num_active_calls = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    def unary(self, method: str, handler: UnaryHandler) -> "grpc.RpcMethodHandler[Any, Any]":
+        """A unary method."""
+
+        async def handle(data: bytes, context: Context) -> bytes:
+            return await self._run(method, handler(data, context), context)
+
+        return grpc.unary_unary_rpc_method_handler(handle)
+
+    def server_stream(
+        self, method: str, handler: StreamHandler
+    ) -> "grpc.RpcMethodHandler[Any, Any]":
+        """A server-streaming method; `handler` writes to the context."""
+
+        async def handle(data: bytes, context: Context) -> None:
+            await self._run(method, handler(data, context), context)
+
+        return grpc.unary_stream_rpc_method_handler(handle)
+
+    def bidirectional(
+        self, method: str, handler: Callable[[Context], Awaitable[None]]
+    ) -> "grpc.RpcMethodHandler[Any, Any]":
+        """A bidirectional method that needs its context only."""
+
+        async def handle(requests: AsyncIterator[bytes], context: Context) -> None:
+            del requests
+            await self._run(method, handler(context), context)
+
+        return grpc.stream_stream_rpc_method_handler(handle)
+
+    async def wait_until_idle(self) -> None:
+        """Return once no call is being handled, its status included."""
+        await self._idle.wait()
+
+    async def _run(self, method: str, call: Awaitable[R], context: Context) -> R:
+        self._num_active_calls += 1
+        self._idle.clear()
+        try:
+            return await self._answer(method, call, context)
+        finally:
+            self._num_active_calls -= 1
+            if not self._num_active_calls:
+                self._idle.set()
+
+    async def _answer(self, method: str, call: Awaitable[R], context: Context) -> R:
+        try:
+            return await call
+        except CallFailed as error:
+            refusal, request_id = error.refusal, error.request_id
+        except RequestError as error:
+            refusal, request_id = error.refusal, ""
+        except grpc.aio.AbortError:
+            raise
+        except grpc.aio.BaseError as error:
+            # A write that was under way when the peer vanished ends like this instead of by
+            # cancellation. Nobody is left to be told, and it is no fault of ours.
+            raise asyncio.CancelledError from error
+        except Exception as error:
+            self._on_internal_error()
+            # Frames only: the text of an exception may quote a prompt.
+            frames = "".join(traceback.format_tb(error.__traceback__))
+            _log.error("%s failed with %s\n%s", method, type(error).__name__, frames)
+            refusal, request_id = _INTERNAL, ""
+        abort = abort_of(refusal, request_id=request_id, retry_after_s=self._retry_after_s)
+        try:
+            async with asyncio.timeout(_ABORT_TIMEOUT_S):
+                await context.abort(abort.code, abort.message, abort.trailers)
+        except TimeoutError:
+            raise asyncio.CancelledError from None

@@ -1,0 +1,1 @@
+"""Protobuf requests to validated domain values, one option group per module."""

@@ -1,0 +1,171 @@
+"""GenerateRequest to `Generation`: every bound checked, every violation told at once.
+
+Owns the walk over the option groups. What is not handled here is listed in `refused.py`; a test
+holds both against the descriptor, so that no field can be forgotten.
+"""
+
+from collections.abc import Collection
+from typing import Final
+
+from penstock.server.front.errors import ErrorReason, refuse
+from penstock.server.front.generation import Generation, Output, PromptInput, TokenInput, Urgency
+from penstock.server.front.limits import Limits
+from penstock.server.rpc.mapping_in.prompt import (
+    CHAT_PATH,
+    TEXT_PATH,
+    TOKENS_PATH,
+    read_chat,
+    read_text,
+    read_token_ids,
+)
+from penstock.server.rpc.mapping_in.refused import check_refused
+from penstock.server.rpc.mapping_in.sampling import read_sampling
+from penstock.server.rpc.mapping_in.stopping import read_stopping
+from penstock.server.rpc.mapping_in.violations import Violations
+from penstock.v1.generation_service_pb2 import GenerateRequest
+from penstock.v1.options_pb2 import CacheOptions, SchedulingOptions
+
+MAX_ID_CHARS: Final = 128
+_MAX_PRIORITY = 100
+
+MAPPED_FIELDS: Final[frozenset[str]] = frozenset(
+    {
+        "model",
+        "request_id",
+        "text.text",
+        "text.add_special_tokens",
+        "token_ids.ids",
+        "chat.messages.role",
+        "chat.messages.content",
+        "chat.add_generation_prompt",
+        "sampling.temperature",
+        "sampling.top_k",
+        "sampling.top_p",
+        "sampling.min_p",
+        "sampling.repetition_penalty",
+        "sampling.presence_penalty",
+        "sampling.frequency_penalty",
+        "sampling.logit_bias.token_id",
+        "sampling.logit_bias.bias",
+        "sampling.seed",
+        "sampling.n",
+        "stopping.max_tokens",
+        "stopping.min_tokens",
+        "stopping.stop_strings",
+        "stopping.stop_token_ids",
+        "stopping.ignore_eos",
+        "stopping.include_stop_string",
+        "output.logprobs",
+        "output.prompt_logprobs",
+        "output.return_token_ids",
+        "output.echo",
+        "scheduling.priority",
+        "scheduling.ttft_deadline",
+        "scheduling.total_deadline",
+        "scheduling.time_limit",
+        "cache.salt",
+    }
+)
+"""Every field that has an effect, as a path without indexes."""
+
+
+def read_generation(
+    request: GenerateRequest, limits: Limits, model_names: Collection[str]
+) -> Generation:
+    """The domain value of a request.
+
+    Raises RequestError: MODEL_NOT_FOUND, INVALID_ARGUMENT (or PROMPT_TOO_LONG) with every
+    violation, or FEATURE_UNSUPPORTED.
+    """
+    check_model(request.model if request.HasField("model") else None, model_names)
+    violations = Violations()
+    check_refused(request, violations)
+    prompt, prompt_path = _read_prompt(request, limits, violations)
+    sampling = read_sampling(request.sampling, request.output, limits, violations)
+    generation = Generation(
+        prompt=prompt,
+        prompt_path=prompt_path,
+        request_id=_read_request_id(request, violations),
+        sampling=sampling,
+        stopping=read_stopping(request.stopping, limits, violations),
+        output=Output(
+            num_logprobs=sampling.params.num_logprobs,
+            num_prompt_logprobs=sampling.params.num_prompt_logprobs,
+            return_token_ids=request.output.return_token_ids,
+            echo=request.output.echo,
+        ),
+        urgency=_read_urgency(request.scheduling, limits, violations),
+        cache_salt=_read_salt(request.cache, violations),
+    )
+    violations.raise_if_any()
+    return generation
+
+
+def check_model(name: str | None, model_names: Collection[str]) -> None:
+    """Raise RequestError unless `name` is one of ours, or unset."""
+    if name is not None and name not in model_names:
+        raise refuse(ErrorReason.MODEL_NOT_FOUND, model=name)
+
+
+def check_request_id(path: str, value: str, violations: Violations) -> None:
+    """Note an id that is empty, too long or not printable ASCII."""
+    violations.text_length(path, value, 1, MAX_ID_CHARS)
+    if not (value.isascii() and value.isprintable()):
+        violations.add(path, "must be printable ASCII")
+
+
+def _read_prompt(
+    request: GenerateRequest, limits: Limits, violations: Violations
+) -> tuple[PromptInput, str]:
+    match request.WhichOneof("prompt"):
+        case "text":
+            return read_text(request.text, limits, violations), TEXT_PATH
+        case "token_ids":
+            ids = read_token_ids(request.token_ids.ids, TOKENS_PATH, limits, violations)
+            return TokenInput(ids=ids), TOKENS_PATH
+        case "chat":
+            return read_chat(request.chat, limits, violations), CHAT_PATH
+        case _:
+            violations.add("prompt", "one of text, token_ids and chat is required")
+            return TokenInput(ids=()), "prompt"
+
+
+def _read_request_id(request: GenerateRequest, violations: Violations) -> str | None:
+    if not request.HasField("request_id"):
+        return None
+    check_request_id("request_id", request.request_id, violations)
+    return request.request_id
+
+
+def _read_urgency(options: SchedulingOptions, limits: Limits, violations: Violations) -> Urgency:
+    has = options.HasField
+    max_deadline_s = limits.config.max_deadline_s
+    total_deadline_s: float | None = None
+    if has("total_deadline"):
+        path = "scheduling.total_deadline"
+        total_deadline_s = violations.duration_s(path, options.total_deadline)
+        if total_deadline_s > max_deadline_s:
+            violations.add(path, f"must be at most {max_deadline_s:g} seconds")
+    return Urgency(
+        priority=violations.integer(
+            "scheduling.priority", options.priority, -_MAX_PRIORITY, _MAX_PRIORITY
+        ),
+        ttft_deadline_s=(
+            violations.duration_s("scheduling.ttft_deadline", options.ttft_deadline)
+            if has("ttft_deadline")
+            else None
+        ),
+        total_deadline_s=total_deadline_s,
+        time_limit_s=(
+            violations.duration_s("scheduling.time_limit", options.time_limit)
+            if has("time_limit")
+            else None
+        ),
+    )
+
+
+def _read_salt(options: CacheOptions, violations: Violations) -> str:
+    if not options.HasField("salt"):
+        return ""
+    violations.text_length("cache.salt", options.salt, 1, MAX_ID_CHARS)
+    return options.salt

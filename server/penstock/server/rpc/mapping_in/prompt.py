@@ -1,0 +1,77 @@
+"""The prompt of a request, in each of its forms."""
+
+from collections.abc import Sequence
+
+from penstock.server.front.generation import ChatInput, TextInput
+from penstock.server.front.limits import Limits
+from penstock.server.rpc.mapping_in.violations import Violations
+from penstock.server.text.chat_template import ChatMessage
+from penstock.v1.prompt_pb2 import ChatPrompt, TextPrompt
+
+_MAX_ROLE_CHARS = 64
+TEXT_PATH = "text.text"
+TOKENS_PATH = "token_ids.ids"
+CHAT_PATH = "chat.messages"
+
+
+def read_text(prompt: TextPrompt, limits: Limits, violations: Violations) -> TextInput:
+    """A plain text prompt; its bytes are counted before anybody tokenises it."""
+    if not prompt.text:
+        violations.add(TEXT_PATH, "must not be empty")
+    _check_bytes(TEXT_PATH, len(prompt.text.encode()), limits, violations)
+    return TextInput(
+        text=prompt.text,
+        add_special_tokens=(
+            prompt.add_special_tokens if prompt.HasField("add_special_tokens") else True
+        ),
+    )
+
+
+def read_token_ids(
+    ids: Sequence[int], path: str, limits: Limits, violations: Violations
+) -> tuple[int, ...]:
+    """Token ids, 1 to the context's length of them, each within the vocabulary."""
+    if not ids:
+        violations.add(path, "must not be empty")
+        return ()
+    if len(ids) > limits.max_context_tokens:
+        violations.prompt_too_long(path, len(ids), limits.max_context_tokens)
+        return ()
+    check_token_ids(ids, path, limits, violations)
+    return tuple(ids)
+
+
+def check_token_ids(ids: Sequence[int], path: str, limits: Limits, violations: Violations) -> None:
+    """Note every id that is not in the vocabulary."""
+    if not ids or max(ids) < limits.vocab_size:
+        return
+    for index, token_id in enumerate(ids):
+        if token_id >= limits.vocab_size:
+            violations.add(f"{path}[{index}]", f"must be below {limits.vocab_size}")
+            if violations.is_full:
+                return
+
+
+def read_chat(prompt: ChatPrompt, limits: Limits, violations: Violations) -> ChatInput:
+    """A dialogue; what the template makes of it is bounded when it is rendered."""
+    messages: list[ChatMessage] = []
+    if not prompt.messages:
+        violations.add(CHAT_PATH, "must not be empty")
+    if violations.count(CHAT_PATH, len(prompt.messages), limits.config.max_chat_messages):
+        for index, message in enumerate(prompt.messages):
+            violations.text_length(f"{CHAT_PATH}[{index}].role", message.role, 1, _MAX_ROLE_CHARS)
+            messages.append(ChatMessage(role=message.role, content=message.content))
+    num_bytes = sum(len(message.content.encode()) for message in messages)
+    _check_bytes(CHAT_PATH, num_bytes, limits, violations)
+    return ChatInput(
+        messages=tuple(messages),
+        add_generation_prompt=(
+            prompt.add_generation_prompt if prompt.HasField("add_generation_prompt") else True
+        ),
+    )
+
+
+def _check_bytes(path: str, num_bytes: int, limits: Limits, violations: Violations) -> None:
+    max_bytes = limits.config.max_prompt_bytes
+    if num_bytes > max_bytes:
+        violations.add(path, f"has {num_bytes} bytes of UTF-8, at most {max_bytes} are allowed")

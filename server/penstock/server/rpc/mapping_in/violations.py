@@ -1,0 +1,116 @@
+"""Collecting everything that is wrong with a request, by proto path.
+
+Owns the checks of single values. Comparisons are written so that NaN fails them.
+"""
+
+from google.protobuf.duration_pb2 import Duration
+
+from penstock.server.front.errors import (
+    ErrorReason,
+    FieldViolation,
+    Refusal,
+    RequestError,
+    refuse_feature,
+)
+
+_MAX_KEPT = 1000
+"""A hostile message can hold a million wrong numbers; nobody reads that many."""
+_MAX_DURATION_S = 315_576_000_000
+_NANOS = 1_000_000_000
+
+
+class Violations:
+    """What is wrong so far. `raise_if_any` ends the collecting."""
+
+    __slots__ = ("_metadata", "_reason", "_unsupported", "_violations")
+
+    def __init__(self) -> None:
+        self._reason = ErrorReason.INVALID_ARGUMENT
+        self._metadata: dict[str, str] = {}
+        self._violations: list[FieldViolation] = []
+        self._unsupported: tuple[str, str] | None = None
+
+    @property
+    def is_full(self) -> bool:
+        """True when further violations would not be kept."""
+        return len(self._violations) >= _MAX_KEPT
+
+    def add(self, path: str, description: str) -> None:
+        """`path` is off: `description` says what it must be."""
+        if not self.is_full:
+            self._violations.append(FieldViolation(path=path, description=description))
+
+    def prompt_too_long(self, path: str, num_tokens: int, max_total_tokens: int) -> None:
+        """The prompt alone exceeds the context: a reason of its own where nothing else is off."""
+        self.add(path, f"has {num_tokens} tokens, the context is {max_total_tokens}")
+        self._reason = ErrorReason.PROMPT_TOO_LONG
+        self._metadata = {
+            "num_prompt_tokens": str(num_tokens),
+            "max_total_tokens": str(max_total_tokens),
+        }
+
+    def require_feature(self, feature: str, path: str, *, is_supported: bool) -> None:
+        """The field at `path` asks for `feature`; the first that is missing is told."""
+        if not is_supported and self._unsupported is None:
+            self._unsupported = (feature, path)
+
+    def raise_if_any(self) -> None:
+        """Raise RequestError with all violations, or else with the first missing feature."""
+        if self._violations:
+            is_alone = len(self._violations) == 1
+            raise RequestError(
+                Refusal(
+                    reason=self._reason if is_alone else ErrorReason.INVALID_ARGUMENT,
+                    metadata=self._metadata if is_alone else {},
+                    violations=tuple(self._violations),
+                )
+            )
+        if self._unsupported is not None:
+            raise refuse_feature(*self._unsupported)
+
+    def number(self, path: str, value: float, low: float, high: float) -> float:
+        """`value` if within [low, high]; otherwise a violation and `low`."""
+        if low <= value <= high:  # False for NaN
+            return value
+        self.add(path, f"must be from {low:g} to {high:g}")
+        return low
+
+    def number_above(self, path: str, value: float, low: float, high: float) -> float:
+        """`value` if within (low, high]; otherwise a violation and `high`."""
+        if low < value <= high:
+            return value
+        self.add(path, f"must be above {low:g}, at most {high:g}")
+        return high
+
+    def integer(self, path: str, value: int, low: int, high: int) -> int:
+        """`value` if within [low, high]; otherwise a violation and `low`."""
+        if low <= value <= high:
+            return value
+        self.add(path, f"must be from {low} to {high}")
+        return low
+
+    def count(self, path: str, num_entries: int, max_entries: int) -> bool:
+        """Whether a list is short enough to look at; otherwise a violation."""
+        if num_entries <= max_entries:
+            return True
+        self.add(path, f"has {num_entries} entries, at most {max_entries} are allowed")
+        return False
+
+    def text_length(self, path: str, value: str, low: int, high: int) -> None:
+        """Characters of `value` within [low, high]."""
+        if not low <= len(value) <= high:
+            self.add(path, f"must have {low} to {high} characters, has {len(value)}")
+
+    def duration_s(self, path: str, value: Duration) -> float:
+        """A positive duration in seconds; otherwise a violation and 1.
+
+        Seconds and nanoseconds must be a valid `google.protobuf.Duration`: same sign, in range.
+        """
+        if not (0 <= value.nanos < _NANOS and 0 <= value.seconds <= _MAX_DURATION_S):
+            self.add(path, "must be a positive duration")
+            return 1.0
+        duration_s = value.seconds + value.nanos / _NANOS
+        if not duration_s > 0:
+            self.add(path, "must be a positive duration")
+            return 1.0
+        return duration_s

@@ -1,0 +1,134 @@
+"""What the model is, can do and allows, as published by ModelService.
+
+Owns the translation of limits and features. A feature that is not built yet is told as false here
+and refused in `mapping_in.refused` and `unimplemented`; a test holds the three together.
+"""
+
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from penstock.scheduler.executor import Feature
+from penstock.server.front.front import Front
+from penstock.server.front.limits import Limits
+from penstock.server.rpc.mapping_in.generation import MAX_ID_CHARS
+from penstock.server.rpc.mapping_out import duration_of
+from penstock.server.rpc.options import (
+    MAX_CONCURRENT_STREAMS,
+    MAX_MESSAGE_BYTES,
+    MAX_METADATA_BYTES,
+    KeepaliveConfig,
+)
+from penstock.v1 import model_pb2 as pb
+
+
+def model_of(front: Front, keepalive: KeepaliveConfig) -> pb.Model:
+    """The one model of a front."""
+    return pb.Model(
+        name=front.model,
+        aliases=front.config.model_aliases,
+        is_default=True,
+        state=_state_of(front),
+        limits=_limits_of(front, keepalive),
+        features=_features_of(front),
+        executor=front.hello.executor.name if front.hello else "",
+        ready_time=_time_of(front.ready_time_s),
+    )
+
+
+def _state_of(front: Front) -> pb.ModelState.ValueType:
+    if front.is_draining:
+        return pb.MODEL_STATE_DRAINING
+    if front.is_engine_up:
+        return pb.MODEL_STATE_READY
+    return pb.MODEL_STATE_LOADING if front.hello is None else pb.MODEL_STATE_RECOVERING
+
+
+def _time_of(time_s: float | None) -> Timestamp | None:
+    if time_s is None:
+        return None
+    time = Timestamp()
+    time.FromMilliseconds(round(time_s * 1000))
+    return time
+
+
+def _limits_of(front: Front, keepalive: KeepaliveConfig) -> pb.ModelLimits:
+    config = front.config
+    limits = pb.ModelLimits(
+        max_prompt_bytes=config.max_prompt_bytes,
+        max_chat_messages=config.max_chat_messages,
+        max_stop_strings=config.max_stop_strings,
+        max_stop_string_chars=config.max_stop_string_chars,
+        max_stop_string_bytes=config.max_stop_string_bytes,
+        max_stop_token_ids=config.max_stop_token_ids,
+        max_n=config.max_n,
+        max_logprobs=config.max_logprobs,
+        max_logit_bias=config.max_logit_bias,
+        max_request_id_chars=MAX_ID_CHARS,
+        max_chunk_tokens=1,
+        max_constraint_bytes=0,
+        max_images=0,
+        max_image_bytes=0,
+        max_message_bytes=MAX_MESSAGE_BYTES,
+        max_metadata_bytes=MAX_METADATA_BYTES,
+        max_concurrent_streams=MAX_CONCURRENT_STREAMS,
+        resume_grace_period=Duration(),
+        max_reader_stall=duration_of(config.max_reader_stall_s),
+        keepalive=pb.KeepalivePolicy(
+            min_client_ping_interval=duration_of(keepalive.min_client_ping_interval_s),
+            server_ping_interval=duration_of(keepalive.server_ping_interval_s),
+            server_ping_timeout=duration_of(keepalive.server_ping_timeout_s),
+            max_connection_age=duration_of(keepalive.max_connection_age_s),
+            max_connection_age_grace=duration_of(keepalive.max_connection_age_grace_s),
+        ),
+    )
+    if front.limits is not None and front.hello is not None:
+        _add_engine_limits(limits, front.limits, front.hello.max_num_waiting)
+    return limits
+
+
+def _add_engine_limits(message: pb.ModelLimits, limits: Limits, max_num_waiting: int) -> None:
+    message.max_prompt_tokens = limits.max_prompt_tokens
+    message.max_output_tokens = limits.max_output_tokens
+    message.max_total_tokens = limits.max_total_tokens
+    message.default_max_tokens = limits.default_max_tokens
+    message.vocab_size = limits.vocab_size
+    message.max_pending_requests = max_num_waiting
+
+
+def _features_of(front: Front) -> pb.ModelFeatures:
+    features = pb.ModelFeatures(
+        text_prompt=True,
+        token_prompt=True,
+        chat_prompt=front.text.tokenizer.has_chat_template,
+        truncated_sampling=True,
+        seed=True,
+        multiple_outputs=True,
+        min_tokens=True,
+        echo=True,
+        priority=True,
+        deadlines=True,
+        time_limit=True,
+        cache_salt=True,
+        sessions=False,
+        cache_retention=False,
+        json_schema=False,
+        regex=False,
+        grammar=False,
+        choice=False,
+        adapters=False,
+        images=False,
+        multiplex=False,
+        resume=False,
+        model_loading=False,
+        flight_record=False,
+        request_listing=False,
+        stats=False,
+        drain=False,
+    )
+    if front.limits is not None:
+        offered = front.limits.features
+        features.penalties = Feature.PENALTIES in offered
+        features.logit_bias = Feature.LOGIT_BIAS in offered
+        features.logprobs = Feature.LOGPROBS in offered
+        features.prompt_logprobs = Feature.PROMPT_LOGPROBS in offered
+    return features

@@ -1,0 +1,119 @@
+"""ModelService: what is served here, and its tokenizer.
+
+Owns the handlers of ListModels, GetModel, Tokenize and Detokenize.
+"""
+
+from typing import Any
+
+import grpc
+
+from penstock.server.front.errors import ErrorReason, refuse
+from penstock.server.front.front import Front
+from penstock.server.front.generation import ChatInput, TextInput
+from penstock.server.front.limits import Limits
+from penstock.server.front.prompt_tokens import encode_prompt
+from penstock.server.rpc.handlers import Context, HandlerWrapper
+from penstock.server.rpc.mapping_in.generation import check_model
+from penstock.server.rpc.mapping_in.prompt import (
+    CHAT_PATH,
+    TEXT_PATH,
+    check_token_ids,
+    read_chat,
+    read_text,
+)
+from penstock.server.rpc.mapping_in.violations import Violations
+from penstock.server.rpc.mapping_model import model_of
+from penstock.server.rpc.options import KeepaliveConfig
+from penstock.server.rpc.parsing import parse
+from penstock.server.rpc.unimplemented import unimplemented_handlers
+from penstock.v1 import model_service_pb2 as pb
+
+SERVICE_NAME = "penstock.v1.ModelService"
+_MAX_PAGE_SIZE = 1000
+
+
+class ModelService:
+    """The handlers, over one front."""
+
+    def __init__(self, front: Front, keepalive: KeepaliveConfig) -> None:
+        self._front = front
+        self._keepalive = keepalive
+
+    def handlers(self, wrapper: HandlerWrapper) -> "grpc.GenericRpcHandler":
+        """All methods of the service."""
+        methods: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
+            "ListModels": wrapper.unary("ListModels", self.list_models),
+            "GetModel": wrapper.unary("GetModel", self.get_model),
+            "Tokenize": wrapper.unary("Tokenize", self.tokenize),
+            "Detokenize": wrapper.unary("Detokenize", self.detokenize),
+            **unimplemented_handlers(SERVICE_NAME, wrapper),
+        }
+        return grpc.method_handlers_generic_handler(SERVICE_NAME, methods)
+
+    async def list_models(self, data: bytes, context: Context) -> bytes:
+        """One page: there is one model."""
+        del context
+        request = parse(pb.ListModelsRequest, data)
+        violations = Violations()
+        if request.HasField("page_size"):
+            violations.integer("page_size", request.page_size, 1, _MAX_PAGE_SIZE)
+        if request.page_token:
+            violations.add("page_token", "is not one this server gave")
+        violations.raise_if_any()
+        model = model_of(self._front, self._keepalive)
+        return pb.ListModelsResponse(models=[model]).SerializeToString()
+
+    async def get_model(self, data: bytes, context: Context) -> bytes:
+        """Limits and features of a model."""
+        del context
+        request = parse(pb.GetModelRequest, data)
+        check_model(request.name if request.HasField("name") else None, self._front.model_names)
+        model = model_of(self._front, self._keepalive)
+        return pb.GetModelResponse(model=model).SerializeToString()
+
+    async def tokenize(self, data: bytes, context: Context) -> bytes:
+        """Text or a dialogue to token ids, as Generate would."""
+        del context
+        request = parse(pb.TokenizeRequest, data)
+        check_model(request.model if request.HasField("model") else None, self._front.model_names)
+        limits = self._limits()
+        violations = Violations()
+        prompt: TextInput | ChatInput | None = None
+        path = TEXT_PATH
+        match request.WhichOneof("prompt"):
+            case "text":
+                prompt = read_text(request.text, limits, violations)
+            case "chat":
+                prompt, path = read_chat(request.chat, limits, violations), CHAT_PATH
+            case _:
+                violations.add("prompt", "one of text and chat is required")
+        violations.raise_if_any()
+        assert prompt is not None
+        ids, rendered = await encode_prompt(prompt, path, self._front.text, limits)
+        return pb.TokenizeResponse(
+            token_ids=ids.tolist(),
+            rendered_text=rendered if isinstance(prompt, ChatInput) else "",
+        ).SerializeToString()
+
+    async def detokenize(self, data: bytes, context: Context) -> bytes:
+        """Token ids to text."""
+        del context
+        request = parse(pb.DetokenizeRequest, data)
+        check_model(request.model if request.HasField("model") else None, self._front.model_names)
+        limits = self._limits()
+        violations = Violations()
+        if violations.count("token_ids", len(request.token_ids), limits.max_total_tokens):
+            check_token_ids(request.token_ids, "token_ids", limits, violations)
+        violations.raise_if_any()
+        skip = request.skip_special_tokens if request.HasField("skip_special_tokens") else True
+        text = self._front.text.tokenizer.decode(request.token_ids, skip_special_tokens=skip)
+        return pb.DetokenizeResponse(text=text).SerializeToString()
+
+    def _limits(self) -> Limits:
+        """Bounds of the last engine seen: a tokenizer works while it is away."""
+        limits = self._front.limits
+        if limits is None:
+            raise refuse(
+                ErrorReason.MODEL_NOT_READY, model=self._front.model, state="MODEL_STATE_LOADING"
+            )
+        return limits

@@ -1,0 +1,60 @@
+"""The gRPC server's options, one by one with their reasons.
+
+Owns the transport's limits. gRPC accepts unknown option names in silence, so each has a test of its
+effect where that takes less than a second.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+ServerOptions = tuple[tuple[str, int], ...]
+
+MAX_MESSAGE_BYTES: Final = 4 << 20
+MAX_METADATA_BYTES: Final = 8 << 10
+MAX_CONCURRENT_STREAMS: Final = 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeepaliveConfig:
+    """How connections are kept alive and renewed, in seconds. Published by GetModel."""
+
+    min_client_ping_interval_s: float = 10.0
+    server_ping_interval_s: float = 20.0
+    server_ping_timeout_s: float = 10.0
+    max_connection_age_s: float = 1800.0
+    max_connection_age_grace_s: float = 3600.0
+
+
+def server_options(keepalive: KeepaliveConfig) -> ServerOptions:
+    """Options for `grpc.aio.server`."""
+    ping_timeout_ms = _ms(keepalive.server_ping_timeout_s)
+    return (
+        # Without it, a burst of resets on one connection cancels the calls of other clients.
+        ("grpc.max_concurrent_streams", MAX_CONCURRENT_STREAMS),
+        ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+        # Between soft and hard limit the core rejects at random, so both are set.
+        ("grpc.max_metadata_size", MAX_METADATA_BYTES),
+        ("grpc.absolute_max_metadata_size", 2 * MAX_METADATA_BYTES),
+        ("grpc.keepalive_time_ms", _ms(keepalive.server_ping_interval_s)),
+        ("grpc.keepalive_timeout_ms", ping_timeout_ms),
+        # An idle stream of a client that is half dead is noticed by this one alone.
+        ("grpc.http2.ping_timeout_ms", ping_timeout_ms),
+        ("grpc.keepalive_permit_without_calls", 1),
+        (
+            "grpc.http2.min_ping_interval_without_data_ms",
+            _ms(keepalive.min_client_ping_interval_s),
+        ),
+        # The grace exceeds the longest generation: what outlives it is cut.
+        ("grpc.max_connection_age_ms", _ms(keepalive.max_connection_age_s)),
+        ("grpc.max_connection_age_grace_ms", _ms(keepalive.max_connection_age_grace_s)),
+        ("grpc.server_handshake_timeout_ms", 10_000),
+        # By default half of 5,000 calls that arrive at once are dropped.
+        ("grpc.server.max_pending_requests", 20_000),
+        ("grpc.server.max_pending_requests_hard_limit", 20_000),
+        # Fronts share the port; the supervisor makes sure that no stranger does.
+        ("grpc.so_reuseport", 1),
+    )
+
+
+def _ms(duration_s: float) -> int:
+    return round(duration_s * 1000)

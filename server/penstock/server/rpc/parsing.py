@@ -1,0 +1,119 @@
+"""Bytes to protobuf messages, with errors that say what is wrong with the bytes.
+
+Owns the handling of malformed input. gRPC's own deserialisers would answer UNKNOWN and show class
+names; here the handler parses.
+"""
+
+from collections.abc import Iterator
+from typing import TypeVar, cast
+
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
+from google.protobuf.message import DecodeError, Message
+from google.protobuf.unknown_fields import UnknownFieldSet
+
+from penstock.server.front.errors import ErrorReason, RequestError, refuse, refuse_field
+
+M = TypeVar("M", bound=Message)
+_MAX_DEPTH = 16
+_MAX_FIELDS_EXPLAINED = 10_000
+"""Some milliseconds of looking for what is wrong; hostile bytes hold millions of fields."""
+
+
+def parse(message_type: type[M], data: bytes) -> M:
+    """Parse `data`; raises RequestError MALFORMED_REQUEST, naming a string that is not UTF-8."""
+    try:
+        return message_type.FromString(data)
+    except DecodeError:
+        pass
+    raise _explain(cast(Descriptor, message_type.DESCRIPTOR), data)
+
+
+def num_unknown_fields(message: Message) -> int:
+    """Fields that this build does not know, at any depth: ignored, but worth a count.
+
+    Walks the whole message: for one that has passed its bounds.
+    """
+    count = len(UnknownFieldSet(message))
+    for descriptor, value in message.ListFields():
+        if descriptor.message_type is None:
+            continue
+        children = value if is_repeated(descriptor) else (value,)
+        count += sum(num_unknown_fields(child) for child in children)
+    return count
+
+
+def is_repeated(field: FieldDescriptor) -> bool:
+    """Whether a field is a list; older releases of protobuf do not say so themselves."""
+    return isinstance(field.default_value, list)
+
+
+def _explain(descriptor: Descriptor, data: bytes) -> RequestError:
+    try:
+        budget = iter(range(_MAX_FIELDS_EXPLAINED))
+        path = next(_invalid_strings(descriptor, data, "", budget), None)
+    except ValueError:
+        path = None
+    if path is None:
+        return refuse(ErrorReason.MALFORMED_REQUEST)
+    return refuse_field(path, "is not valid UTF-8", ErrorReason.MALFORMED_REQUEST)
+
+
+def _invalid_strings(
+    descriptor: Descriptor, data: bytes, prefix: str, budget: Iterator[int], depth: int = 0
+) -> Iterator[str]:
+    """Paths of strings that are not UTF-8, up to where the wire format breaks (ValueError).
+
+    Looks at no more fields than `budget` has items.
+    """
+    seen: dict[int, int] = {}
+    for (number, value), _ in zip(_fields(data), budget, strict=False):
+        field = descriptor.fields_by_number.get(number)
+        if field is None or value is None:
+            continue
+        index = seen.get(number, 0)
+        seen[number] = index + 1
+        path = f"{prefix}{field.name}[{index}]" if is_repeated(field) else f"{prefix}{field.name}"
+        if field.type == FieldDescriptor.TYPE_STRING:
+            try:
+                value.decode()
+            except UnicodeDecodeError:
+                yield path
+        elif field.message_type is not None and depth < _MAX_DEPTH:
+            yield from _invalid_strings(field.message_type, value, f"{path}.", budget, depth + 1)
+
+
+def _fields(data: bytes) -> Iterator[tuple[int, bytes | None]]:
+    """Field numbers with the bytes of length-delimited fields, None for the others."""
+    position = 0
+    while position < len(data):
+        tag, position = _varint(data, position)
+        value: bytes | None = None
+        match tag & 7:
+            case 0:
+                _, position = _varint(data, position)
+            case 1:
+                position += 8
+            case 2:
+                length, position = _varint(data, position)
+                value = data[position : position + length]
+                position += length
+            case 5:
+                position += 4
+            case _:
+                raise ValueError("unknown wire type")
+        if position > len(data):
+            raise ValueError("truncated")
+        yield tag >> 3, value
+
+
+def _varint(data: bytes, position: int) -> tuple[int, int]:
+    result = 0
+    for shift in range(0, 70, 7):
+        if position >= len(data):
+            raise ValueError("truncated")
+        byte = data[position]
+        position += 1
+        result |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return result, position
+    raise ValueError("varint too long")

@@ -1,0 +1,68 @@
+"""Server reflection, v1 and v1alpha.
+
+Owns the v1 names: grpcio-reflection ships v1alpha only, and the two differ in nothing but the
+package, so v1 is served with the same messages under its own name. Its descriptor is derived from
+the other's, so that tools can describe the service they found.
+"""
+
+from collections.abc import Iterable
+from typing import Any, cast
+
+import grpc
+import grpc.aio
+from google.protobuf import descriptor_pool
+from google.protobuf.descriptor_pb2 import FileDescriptorProto
+from grpc_reflection.v1alpha import reflection, reflection_pb2
+
+ALPHA_SERVICE_NAME = "grpc.reflection.v1alpha.ServerReflection"
+V1_SERVICE_NAME = "grpc.reflection.v1.ServerReflection"
+_ALPHA_PACKAGE = "grpc.reflection.v1alpha"
+_V1_PACKAGE = "grpc.reflection.v1"
+_V1_FILE = "grpc/reflection/v1/reflection.proto"
+
+
+def add_reflection(server: grpc.aio.Server, service_names: Iterable[str]) -> None:
+    """Serve reflection of `service_names` and of itself."""
+    _register_v1_descriptor()
+    names = (*service_names, ALPHA_SERVICE_NAME, V1_SERVICE_NAME)
+    servicer = reflection.aio.ReflectionServicer(names)
+    # Untyped upstream.
+    behaviour = cast(Any, servicer.ServerReflectionInfo)  # pyright: ignore[reportUnknownMemberType]
+    handler = grpc.stream_stream_rpc_method_handler(
+        behaviour,
+        request_deserializer=reflection_pb2.ServerReflectionRequest.FromString,
+        response_serializer=reflection_pb2.ServerReflectionResponse.SerializeToString,
+    )
+    server.add_generic_rpc_handlers(
+        tuple(
+            grpc.method_handlers_generic_handler(name, {"ServerReflectionInfo": handler})
+            for name in (ALPHA_SERVICE_NAME, V1_SERVICE_NAME)
+        )
+    )
+
+
+def _register_v1_descriptor() -> None:
+    pool = descriptor_pool.Default()
+    try:
+        pool.FindFileByName(_V1_FILE)
+    except KeyError:
+        pass
+    else:
+        return
+    proto = FileDescriptorProto()
+    reflection_pb2.DESCRIPTOR.CopyToProto(proto)
+    proto.name = _V1_FILE
+    proto.package = _V1_PACKAGE
+    for message in proto.message_type:
+        for field in message.field:
+            if field.type_name:
+                field.type_name = _renamed(field.type_name)
+    for service in proto.service:
+        for method in service.method:
+            method.input_type = _renamed(method.input_type)
+            method.output_type = _renamed(method.output_type)
+    pool.Add(proto)
+
+
+def _renamed(type_name: str) -> str:
+    return type_name.replace(f".{_ALPHA_PACKAGE}.", f".{_V1_PACKAGE}.")

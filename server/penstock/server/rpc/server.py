@@ -1,0 +1,173 @@
+"""One front as a gRPC server: the services over one port, and its life from start to drain.
+
+Owns the grpc.aio server, health, and the order of things at the end. Hands the engine's news on to
+the front; knows neither processes nor signals.
+"""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable
+from typing import Any, cast
+
+import grpc
+import grpc.aio
+from grpc_channelz.v1 import channelz
+from grpc_health.v1 import health_pb2_grpc
+
+from penstock.scheduler.events import StepEvents
+from penstock.server.front.config import FrontConfig
+from penstock.server.front.errors import ErrorReason, Refusal
+from penstock.server.front.front import Front
+from penstock.server.link.ports import EngineHello, EnginePort
+from penstock.server.rpc import (
+    generation_service,
+    health,
+    model_service,
+    operations_service,
+    reflection,
+)
+from penstock.server.rpc.generation_service import GenerationService
+from penstock.server.rpc.handlers import HandlerWrapper
+from penstock.server.rpc.health import Health
+from penstock.server.rpc.model_service import ModelService
+from penstock.server.rpc.operations_service import operations_handlers
+from penstock.server.rpc.options import KeepaliveConfig, ServerOptions, server_options
+from penstock.server.text.model_text import ModelText
+
+_log = logging.getLogger(__name__)
+_OWN_SERVICES = (
+    generation_service.SERVICE_NAME,
+    model_service.SERVICE_NAME,
+    operations_service.SERVICE_NAME,
+)
+_CHANNELZ_SERVICE = "grpc.channelz.v1.Channelz"
+_DRAINING = Refusal(reason=ErrorReason.DRAINING)
+_LAST_WORDS_S = 1.0
+"""How long the streams that a drain cuts may take to send their status."""
+_FLUSH_S = 0.5
+"""How long what was written may take to leave; only a call that hangs takes all of it."""
+_MAX_SWEEP_INTERVAL_S = 1.0
+
+
+class FrontServer:
+    """A front with its gRPC server; an `EngineListener`. Lives on one running event loop.
+
+    The port may be given later by `set_port`, before the engine's hello: usually the link's client
+    is built first, then this, then the client is started with this as its listener.
+    """
+
+    def __init__(
+        self,
+        text: ModelText,
+        config: FrontConfig,
+        *,
+        port: EnginePort | None = None,
+        keepalive: KeepaliveConfig | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        extra_options: ServerOptions = (),
+    ) -> None:
+        self.front = Front(text, config, port=port, clock=clock)
+        self.health = Health(_OWN_SERVICES)
+        self._keepalive = keepalive or KeepaliveConfig()
+        # Of two options with one name the core takes the first.
+        self._options = tuple(dict((*server_options(self._keepalive), *extra_options)).items())
+        self._wrapper = HandlerWrapper(
+            retry_after_s=config.retry_after_s, on_internal_error=self._count_internal_error
+        )
+        self._server: grpc.aio.Server | None = None
+        self._sweeper: asyncio.Task[None] | None = None
+
+    def set_port(self, port: EnginePort) -> None:
+        """The engine to talk to."""
+        self.front.port = port
+
+    @property
+    def num_live_requests(self) -> int:
+        """Requests that have not been released."""
+        return len(self.front.table)
+
+    async def start(self, address: str) -> int:
+        """Listen on `address` ("127.0.0.1:50051"; port 0 picks one) and return the bound port.
+
+        Raises OSError when the address cannot be bound. Serves at once; health says NOT_SERVING
+        until the engine's hello.
+        """
+        server = grpc.aio.server(options=self._options)
+        server.add_generic_rpc_handlers(
+            (
+                GenerationService(self.front).handlers(self._wrapper),
+                ModelService(self.front, self._keepalive).handlers(self._wrapper),
+                operations_handlers(self._wrapper),
+            )
+        )
+        health_pb2_grpc.add_HealthServicer_to_server(self.health, server)
+        # Untyped upstream.
+        add_channelz = cast(Any, channelz.add_channelz_servicer)  # pyright: ignore[reportUnknownMemberType]
+        add_channelz(server)
+        reflection.add_reflection(server, (*_OWN_SERVICES, health.SERVICE_NAME, _CHANNELZ_SERVICE))
+        try:
+            bound_port = server.add_insecure_port(address)
+        except RuntimeError as error:
+            await server.stop(None)
+            raise OSError(f"cannot listen on {address}") from error
+        await server.start()
+        self._server = server
+        self._sweeper = asyncio.get_running_loop().create_task(self._sweep())
+        return bound_port
+
+    def on_hello(self, hello: EngineHello) -> None:
+        """See `EngineListener`."""
+        self.front.on_hello(hello)
+        self.health.set_serving(True)
+
+    def on_events(self, events: StepEvents) -> None:
+        """See `EngineListener`."""
+        self.front.on_events(events)
+
+    def on_lost(self) -> None:
+        """See `EngineListener`."""
+        self.health.set_serving(False)
+        self.front.on_lost()
+
+    async def drain(self, grace_s: float) -> None:
+        """Take nothing new, let what lives finish for `grace_s` seconds, then stop.
+
+        What is left then ends with UNAVAILABLE. Health and refusals go on being answered
+        meanwhile.
+        """
+        self.front.is_draining = True
+        self.health.shut_down()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(grace_s):
+                await self._wrapper.wait_until_idle()
+        if self.num_live_requests:
+            _log.warning("drain: %d requests did not finish in time", self.num_live_requests)
+        await self.stop()
+
+    async def stop(self) -> None:
+        """Stop now: live requests end with UNAVAILABLE. Idempotent."""
+        self.front.is_draining = True
+        self.health.shut_down()
+        self.front.fail_all(_DRAINING)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_LAST_WORDS_S):
+                await self._wrapper.wait_until_idle()
+        self.health.close()
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+            self._sweeper = None
+        if self._server is not None:
+            server, self._server = self._server, None
+            # Not zero: that would cut statuses that are on their way out.
+            await server.stop(_FLUSH_S)
+
+    async def _sweep(self) -> None:
+        interval_s = min(self.front.config.max_reader_stall_s / 4, _MAX_SWEEP_INTERVAL_S)
+        while True:
+            await asyncio.sleep(interval_s)
+            self.front.cut_stalled()
+
+    def _count_internal_error(self) -> None:
+        self.front.counters.num_internal_errors += 1

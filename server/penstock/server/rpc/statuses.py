@@ -1,0 +1,191 @@
+"""The one table from reasons to gRPC statuses, and the google.rpc details that go with each.
+
+Owns codes, standard sentences and which details a status carries. Nothing that goes out quotes a
+prompt, an output or an exception.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import grpc
+from google.protobuf.any_pb2 import Any as AnyMessage
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.message import Message
+from google.rpc.error_details_pb2 import (
+    BadRequest,
+    ErrorInfo,
+    QuotaFailure,
+    RequestInfo,
+    RetryInfo,
+)
+from google.rpc.status_pb2 import Status
+
+from penstock.server.front.errors import ErrorReason, Refusal
+
+DOMAIN: Final = "penstock.v1"
+MAX_MESSAGE_BYTES: Final = 1024
+MAX_VIOLATIONS: Final = 16
+"""Violations told in one status: details travel in metadata, which peers bound."""
+MAX_DETAIL_CHARS: Final = 256
+STATUS_DETAILS_KEY: Final = "grpc-status-details-bin"
+PUSHBACK_KEY: Final = "grpc-retry-pushback-ms"
+
+Trailers = tuple[tuple[str, str | bytes], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatusRule:
+    """How one reason is told. `is_retryable`: with RetryInfo and the push-back trailer."""
+
+    code: grpc.StatusCode
+    message: str
+    is_retryable: bool = False
+    quota_subject: str = ""
+
+
+_C = grpc.StatusCode
+
+STATUS_RULES: Final[Mapping[ErrorReason, StatusRule]] = {
+    ErrorReason.INVALID_ARGUMENT: StatusRule(
+        code=_C.INVALID_ARGUMENT, message="the request is not valid"
+    ),
+    ErrorReason.PROMPT_TOO_LONG: StatusRule(
+        code=_C.INVALID_ARGUMENT, message="the request exceeds the model's context"
+    ),
+    ErrorReason.EXCEEDS_KV_CACHE: StatusRule(
+        code=_C.INVALID_ARGUMENT, message="the request would not fit the KV cache even alone"
+    ),
+    ErrorReason.MALFORMED_REQUEST: StatusRule(
+        code=_C.INVALID_ARGUMENT, message="the bytes are not the expected message"
+    ),
+    ErrorReason.MODEL_NOT_FOUND: StatusRule(code=_C.NOT_FOUND, message="no such model is loaded"),
+    ErrorReason.ADAPTER_NOT_FOUND: StatusRule(
+        code=_C.NOT_FOUND, message="the model has no such adapter"
+    ),
+    ErrorReason.REQUEST_NOT_FOUND: StatusRule(
+        code=_C.NOT_FOUND, message="no live request has this id"
+    ),
+    ErrorReason.REQUEST_ID_IN_USE: StatusRule(
+        code=_C.ALREADY_EXISTS, message="a request with this id is in flight"
+    ),
+    ErrorReason.QUEUE_FULL: StatusRule(
+        code=_C.RESOURCE_EXHAUSTED, message="the queue is full", is_retryable=True
+    ),
+    ErrorReason.QUOTA_EXCEEDED: StatusRule(
+        code=_C.RESOURCE_EXHAUSTED,
+        message="the tenant has used its share",
+        is_retryable=True,
+        quota_subject="tenant",
+    ),
+    # Not told to come again: it is not load that ended the request, but its own reader.
+    ErrorReason.READER_STALLED: StatusRule(
+        code=_C.RESOURCE_EXHAUSTED, message="the stream was not read for too long and was cut"
+    ),
+    ErrorReason.DEADLINE_UNREACHABLE: StatusRule(
+        code=_C.DEADLINE_EXCEEDED, message="the deadline cannot be met"
+    ),
+    ErrorReason.DEADLINE_EXCEEDED: StatusRule(
+        code=_C.DEADLINE_EXCEEDED, message="a deadline passed"
+    ),
+    ErrorReason.DRAINING: StatusRule(
+        code=_C.UNAVAILABLE, message="the server is about to stop", is_retryable=True
+    ),
+    ErrorReason.ENGINE_DOWN: StatusRule(
+        code=_C.UNAVAILABLE, message="the engine is not available", is_retryable=True
+    ),
+    ErrorReason.FEATURE_UNSUPPORTED: StatusRule(
+        code=_C.UNIMPLEMENTED, message="not supported here"
+    ),
+    ErrorReason.EXECUTOR_REQUEST_FAILED: StatusRule(
+        code=_C.INTERNAL, message="the executor failed on this request"
+    ),
+    ErrorReason.INTERNAL: StatusRule(code=_C.INTERNAL, message="a fault of the server"),
+    ErrorReason.UNAUTHENTICATED: StatusRule(
+        code=_C.UNAUTHENTICATED, message="no credentials, or wrong ones"
+    ),
+    ErrorReason.PERMISSION_DENIED: StatusRule(
+        code=_C.PERMISSION_DENIED, message="the credentials do not allow this"
+    ),
+    ErrorReason.SEQUENCE_UNAVAILABLE: StatusRule(
+        code=_C.OUT_OF_RANGE, message="these messages are no longer kept, or were never sent"
+    ),
+    ErrorReason.MODEL_NOT_READY: StatusRule(
+        code=_C.FAILED_PRECONDITION, message="the model is not ready"
+    ),
+    ErrorReason.MODEL_EXISTS: StatusRule(
+        code=_C.ALREADY_EXISTS, message="a model of this name is loaded"
+    ),
+    ErrorReason.STREAM_SUPERSEDED: StatusRule(
+        code=_C.ABORTED, message="another stream took the request over"
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Abort:
+    """What `context.abort` is given."""
+
+    code: grpc.StatusCode
+    message: str
+    trailers: Trailers
+
+
+def status_of(refusal: Refusal, *, request_id: str = "", retry_after_s: float = 1.0) -> Status:
+    """The rich status of a refusal; its message is at most 1 KiB."""
+    rule = STATUS_RULES[refusal.reason]
+    status = Status(code=rule.code.value[0], message=_message(refusal, rule))
+    metadata = {key: value[:MAX_DETAIL_CHARS] for key, value in refusal.metadata.items()}
+    num_untold = len(refusal.violations) - MAX_VIOLATIONS
+    if num_untold > 0:
+        metadata["num_more_violations"] = str(num_untold)
+    _add(status, ErrorInfo(reason=refusal.reason.value, domain=DOMAIN, metadata=metadata))
+    if refusal.violations:
+        bad_request = BadRequest()
+        for violation in refusal.violations[:MAX_VIOLATIONS]:
+            bad_request.field_violations.add(
+                field=violation.path[:MAX_DETAIL_CHARS],
+                description=violation.description[:MAX_DETAIL_CHARS],
+            )
+        _add(status, bad_request)
+    if rule.quota_subject:
+        quota = QuotaFailure()
+        quota.violations.add(subject=rule.quota_subject, description=rule.message)
+        _add(status, quota)
+    if rule.is_retryable:
+        delay = Duration()
+        delay.FromMilliseconds(_milliseconds(retry_after_s))
+        _add(status, RetryInfo(retry_delay=delay))
+    if request_id:
+        _add(status, RequestInfo(request_id=request_id[:MAX_DETAIL_CHARS]))
+    return status
+
+
+def abort_of(refusal: Refusal, *, request_id: str = "", retry_after_s: float = 1.0) -> Abort:
+    """The status as gRPC carries it: code, message and trailing metadata."""
+    rule = STATUS_RULES[refusal.reason]
+    status = status_of(refusal, request_id=request_id, retry_after_s=retry_after_s)
+    trailers: Trailers = ((STATUS_DETAILS_KEY, status.SerializeToString()),)
+    if rule.is_retryable:
+        trailers = (*trailers, (PUSHBACK_KEY, str(_milliseconds(retry_after_s))))
+    return Abort(code=rule.code, message=status.message, trailers=trailers)
+
+
+def _milliseconds(duration_s: float) -> int:
+    return max(1, round(duration_s * 1000))
+
+
+def _add(status: Status, detail: Message) -> None:
+    packed = AnyMessage()
+    packed.Pack(detail)
+    status.details.append(packed)
+
+
+def _message(refusal: Refusal, rule: StatusRule) -> str:
+    message = refusal.message or rule.message
+    if refusal.violations:
+        first = refusal.violations[0]
+        message = f"{message}: {first.path}: {first.description}"
+        if len(refusal.violations) > 1:
+            message = f"{message} (and {len(refusal.violations) - 1} more)"
+    return message.encode()[:MAX_MESSAGE_BYTES].decode(errors="ignore")

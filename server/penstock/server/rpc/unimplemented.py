@@ -1,0 +1,62 @@
+"""RPCs of the contract that come later: UNIMPLEMENTED, naming the feature.
+
+Owns the table of such RPCs.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import grpc
+
+from penstock.server.front.errors import refuse_feature
+from penstock.server.rpc.handlers import Context, HandlerWrapper
+
+UNIMPLEMENTED_METHODS: Final[Mapping[str, str]] = {
+    "penstock.v1.GenerationService/Multiplex": "multiplex",
+    "penstock.v1.GenerationService/Resume": "resume",
+    "penstock.v1.ModelService/LoadModel": "model_loading",
+    "penstock.v1.ModelService/UnloadModel": "model_loading",
+    "penstock.v1.OperationsService/GetStats": "stats",
+    "penstock.v1.OperationsService/WatchStats": "stats",
+    "penstock.v1.OperationsService/ListRequests": "request_listing",
+    "penstock.v1.OperationsService/GetRequest": "request_listing",
+    "penstock.v1.OperationsService/Drain": "drain",
+    "penstock.v1.OperationsService/GetFlightRecord": "flight_record",
+}
+"""Method -> feature, a field of ModelFeatures."""
+_SERVER_STREAMS: Final = frozenset({"Resume", "WatchStats", "GetFlightRecord"})
+_BIDIRECTIONAL: Final = frozenset({"Multiplex"})
+
+
+def unimplemented_handlers(
+    service: str, wrapper: HandlerWrapper
+) -> "dict[str, grpc.RpcMethodHandler[Any, Any]]":
+    """Handlers for the methods of `service` (full name) that are in the table."""
+    handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
+    for path, feature in UNIMPLEMENTED_METHODS.items():
+        owner, _, method = path.partition("/")
+        if owner == service:
+            handlers[method] = _handler(method, path, feature, wrapper)
+    return handlers
+
+
+def _handler(
+    method: str, path: str, feature: str, wrapper: HandlerWrapper
+) -> "grpc.RpcMethodHandler[Any, Any]":
+    async def refuse_unary(data: bytes, context: Context) -> bytes:
+        del data, context
+        raise refuse_feature(feature)
+
+    async def refuse_stream(data: bytes, context: Context) -> None:
+        del data, context
+        raise refuse_feature(feature)
+
+    async def refuse_bidirectional(context: Context) -> None:
+        del context
+        raise refuse_feature(feature)
+
+    if method in _BIDIRECTIONAL:
+        return wrapper.bidirectional(path, refuse_bidirectional)
+    if method in _SERVER_STREAMS:
+        return wrapper.server_stream(path, refuse_stream)
+    return wrapper.unary(path, refuse_unary)

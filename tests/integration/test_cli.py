@@ -1,0 +1,461 @@
+"""The commands as processes, against a real gRPC server that behaves as scripted."""
+
+import asyncio
+import contextlib
+import json
+import os
+import pty
+import signal
+import socket
+import sys
+from collections.abc import AsyncGenerator, AsyncIterator
+from dataclasses import dataclass
+
+import grpc
+import pytest
+from google.rpc import error_details_pb2
+from grpc_health.v1 import health_pb2
+
+from support.scripted_server import (
+    ScriptedServer,
+    ServedCall,
+    error_info,
+    retry_info,
+    say_hello,
+    scripted_server,
+)
+
+PROGRAM = (sys.executable, "-m", "penstock.server.cli")
+LIMIT_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    code: int
+    out: str
+    err: str
+
+
+def environment(address: str) -> dict[str, str]:
+    return {
+        **os.environ,
+        "PENSTOCK_ADDRESS": address,
+        "PYTHONPATH": os.pathsep.join(sys.path),
+        "PYTHONUTF8": "1",
+    }
+
+
+@contextlib.asynccontextmanager
+async def started(
+    server: ScriptedServer, *args: str
+) -> AsyncGenerator[asyncio.subprocess.Process, None]:
+    """A command that runs; it is ended with the block."""
+    process = await asyncio.create_subprocess_exec(
+        *PROGRAM,
+        *args,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env=environment(server.address),
+    )
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.communicate()
+
+
+async def penstock(server: ScriptedServer, *args: str, stdin: str = "") -> Result:
+    async with started(server, *args) as process:
+        out, err = await asyncio.wait_for(process.communicate(stdin.encode()), LIMIT_S)
+    assert process.returncode is not None
+    return Result(process.returncode, out.decode(), err.decode())
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[ScriptedServer]:
+    async with scripted_server() as server:
+        yield server
+
+
+async def test_generate_prints_text_then_one_line(server: ScriptedServer) -> None:
+    result = await penstock(server, "generate", "Hi", "--max-tokens", "5", "--temperature", "0.5")
+
+    assert result.code == 0
+    assert result.out == "Hello, world\n"
+    assert result.err == (
+        "queue 2.0 ms | TTFT 12.5 ms | 2.0 tokens/s | finish length"
+        " | 2 tokens (prompt 3, cached 1)\n"
+    )
+    request = server.seen[0].request
+    assert request.text.text == "Hi"
+    assert request.stopping.max_tokens == 5
+    assert request.sampling.temperature == 0.5
+
+
+async def test_tokens_come_as_they_are_generated(server: ScriptedServer) -> None:
+    goes_on = asyncio.Event()
+
+    async def pause(call: ServedCall) -> None:
+        await call.accepted()
+        await call.tokens("first")
+        await goes_on.wait()
+        await call.tokens(" second")
+        await call.finished()
+
+    server.scripts.append(pause)
+    async with started(server, "generate", "Hi") as process:
+        assert process.stdout is not None
+        first = await asyncio.wait_for(process.stdout.readexactly(5), LIMIT_S)
+        goes_on.set()
+        rest, _ = await asyncio.wait_for(process.communicate(), LIMIT_S)
+
+    assert (first, rest) == (b"first", b" second\n")
+
+
+async def test_every_option_reaches_the_request(server: ScriptedServer) -> None:
+    flags = (
+        *("--model", "demo", "--top-p", "0.5", "--top-k", "7", "--seed", "9", "--n", "2"),
+        *("--stop", "a", "--stop", "b", "--priority", "-4", "--time-limit", "1.5"),
+        *("--deadline", "30"),
+    )
+
+    result = await penstock(server, "generate", "-", *flags, stdin="from stdin")
+
+    assert result.code == 0
+    call = server.seen[0]
+    request = call.request
+    assert request.text.text == "from stdin"
+    assert request.model == "demo"
+    assert request.sampling.top_p == 0.5
+    assert (request.sampling.top_k, request.sampling.seed, request.sampling.n) == (7, 9, 2)
+    assert list(request.stopping.stop_strings) == ["a", "b"]
+    assert request.scheduling.priority == -4
+    assert request.scheduling.time_limit.ToMilliseconds() == 1500
+    assert call.time_remaining_s is not None
+
+
+async def test_several_outputs_are_shown_one_after_the_other(server: ScriptedServer) -> None:
+    async def two(call: ServedCall) -> None:
+        await call.accepted()
+        for text, index in (("a", 0), ("x", 1), ("b", 0), ("y", 1)):
+            await call.tokens(text, index)
+        await call.finished(2, 2)
+
+    server.scripts.append(two)
+
+    result = await penstock(server, "generate", "Hi", "--n", "2")
+
+    assert result.out == "--- output 0 (length)\nab\n--- output 1 (length)\nxy\n"
+
+
+async def test_json_lines(server: ScriptedServer) -> None:
+    result = await penstock(server, "generate", "Hi", "--json")
+
+    events = [json.loads(line) for line in result.out.splitlines()]
+    kinds = [event["event"] for event in events]
+    assert kinds == ["accepted", "progress", "progress", "tokens", "tokens", "finished"]
+    assert events[2]["state"] == "PROCESSING"
+    assert events[0]["seed"] == 2**63 + 5
+    assert events[-1]["outputs"][0]["finish_reason"] == "LENGTH"
+    assert events[-1]["timings"]["ttft_s"] == 0.0125
+    assert result.err == ""
+
+
+async def test_a_refusal_is_one_line_with_status_reason_and_field(server: ScriptedServer) -> None:
+    async def refuse(call: ServedCall) -> None:
+        bad = error_details_pb2.BadRequest()
+        bad.field_violations.add(field="sampling.top_p", description="must be in (0, 1]")
+        code = grpc.StatusCode.INVALID_ARGUMENT
+        await call.fail(code, "one bad field", error_info("INVALID_ARGUMENT"), bad)
+
+    server.scripts.append(refuse)
+
+    result = await penstock(server, "generate", "Hi", "--top-p", "7")
+
+    assert result.code == 1
+    assert result.out == ""
+    assert result.err == (
+        "penstock generate: INVALID_ARGUMENT (INVALID_ARGUMENT): one bad field;"
+        " sampling.top_p: must be in (0, 1]\n"
+    )
+
+
+async def test_a_failure_in_mid_stream_keeps_the_text(server: ScriptedServer) -> None:
+    async def fail(call: ServedCall) -> None:
+        await call.accepted("r-77")
+        await call.tokens("half")
+        await call.fail(grpc.StatusCode.INTERNAL, "oh", error_info("EXECUTOR_REQUEST_FAILED"))
+
+    server.scripts.append(fail)
+
+    result = await penstock(server, "generate", "Hi")
+
+    assert result.code == 1
+    assert result.out == "half\n"
+    assert "INTERNAL (EXECUTOR_REQUEST_FAILED): oh [request r-77]" in result.err
+    assert "Traceback" not in result.err
+
+
+async def test_a_full_queue_says_when_to_come_back(server: ScriptedServer) -> None:
+    async def refuse(call: ServedCall) -> None:
+        code = grpc.StatusCode.RESOURCE_EXHAUSTED
+        await call.fail(code, "full", error_info("QUEUE_FULL"), retry_info(90.0))
+
+    server.scripts.append(refuse)
+
+    result = await penstock(server, "generate", "Hi", "--deadline", "60")
+
+    assert result.code == 1
+    assert "RESOURCE_EXHAUSTED (QUEUE_FULL): full; try again in 90 s" in result.err
+
+
+async def speak_and_wait(call: ServedCall) -> None:
+    await call.accepted()
+    await call.tokens("begun")
+    await call.wait_for_cancel()
+
+
+async def test_a_deadline_has_its_own_exit_code(server: ScriptedServer) -> None:
+    server.scripts.append(speak_and_wait)
+
+    result = await penstock(server, "generate", "Hi", "--deadline", "0.5")
+
+    assert result.code == 4
+    assert result.out == "begun\n"
+    assert "DEADLINE_EXCEEDED" in result.err
+
+
+@pytest.mark.parametrize("args", [("generate", "Hi"), ("models",), ("health",), ("chat",)])
+async def test_nobody_there_has_its_own_exit_code(
+    server: ScriptedServer, args: tuple[str, ...]
+) -> None:
+    with socket.socket() as reserved:
+        reserved.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{reserved.getsockname()[1]}"
+        result = await penstock(server, *args, "--address", address, stdin="Hi\n")
+
+    assert result.code == 3
+    assert "UNAVAILABLE" in result.err
+    assert "Traceback" not in result.err
+
+
+@pytest.mark.parametrize(
+    ("args", "named"),
+    [
+        (("generate",), "prompt"),
+        (("generate", "Hi", "--top-k", "-1"), "sampling.top_k"),
+        (("generate", "Hi", "--deadline", "nan"), "--deadline"),
+        (("generate", "Hi", "--max-tokens", "many"), "--max-tokens"),
+        (("generate", ""), "prompt"),
+        (("grow",), "grow"),
+        ((), "COMMAND"),
+    ],
+)
+async def test_bad_usage_names_the_argument(
+    server: ScriptedServer, args: tuple[str, ...], named: str
+) -> None:
+    result = await penstock(server, *args)
+
+    assert result.code == 2
+    assert named in result.err.splitlines()[-1]
+    assert server.seen == []
+
+
+async def test_bytes_that_are_no_text_are_bad_usage(server: ScriptedServer) -> None:
+    async with started(server, "generate", "-") as process:
+        _, err = await asyncio.wait_for(process.communicate(b"\xff\xfe"), LIMIT_S)
+
+    assert process.returncode == 2
+    assert err.count(b"\n") == 1
+    assert b"utf-8" in err
+
+
+async def test_ctrl_c_cancels_the_request(server: ScriptedServer) -> None:
+    server.scripts.append(speak_and_wait)
+    async with started(server, "generate", "Hi") as process:
+        assert process.stdout is not None
+        await asyncio.wait_for(process.stdout.readexactly(5), LIMIT_S)
+        process.send_signal(signal.SIGINT)
+        out, err = await asyncio.wait_for(process.communicate(), LIMIT_S)
+
+    await asyncio.wait_for(server.seen[0].cancelled.wait(), LIMIT_S)
+    assert process.returncode == 130
+    assert out == b"\n"
+    assert err == b"penstock generate: interrupted\n"
+
+
+async def test_a_closed_pipe_cancels_the_request(server: ScriptedServer) -> None:
+    async def speak_for_ever(call: ServedCall) -> None:
+        await call.accepted()
+        try:
+            for _ in range(100_000):
+                await call.tokens("word " * 100)
+        except (asyncio.CancelledError, grpc.aio.UsageError):
+            call.cancelled.set()
+            raise
+
+    server.scripts.append(speak_for_ever)
+    read_end, write_end = os.pipe()
+    process = await asyncio.create_subprocess_exec(
+        *PROGRAM,
+        *("generate", "Hi"),
+        stdout=write_end,
+        stderr=asyncio.subprocess.PIPE,
+        env=environment(server.address),
+    )
+    os.close(write_end)
+    await asyncio.to_thread(os.read, read_end, 5)
+    os.close(read_end)
+    _, err = await asyncio.wait_for(process.communicate(), LIMIT_S)
+
+    assert process.returncode == 141
+    assert err == b""
+
+
+async def test_chat_in_a_pipe_keeps_the_history(server: ScriptedServer) -> None:
+    talk = "Hi\n\n/what\nAnd then?\n/reset\nAgain\n/quit\nnever sent\n"
+
+    result = await penstock(server, "chat", "--system", "Be brief.", "--stats", stdin=talk)
+
+    assert result.code == 0
+    assert result.out == "Hello, world\n" * 3
+    turns = [[(m.role, m.content) for m in call.request.chat.messages] for call in server.seen]
+    system, first, answer = ("system", "Be brief."), ("user", "Hi"), ("assistant", "Hello, world")
+    assert turns == [
+        [system, first],
+        [system, first, answer, ("user", "And then?")],
+        [system, ("user", "Again")],
+    ]
+    assert result.err.count("tokens/s") == 3
+    assert "/what: no such command" in result.err
+
+
+async def test_chat_in_a_pipe_ends_with_the_first_failure(server: ScriptedServer) -> None:
+    async def refuse(call: ServedCall) -> None:
+        await call.fail(grpc.StatusCode.INTERNAL, "oh", error_info("INTERNAL"))
+
+    server.scripts.append(refuse)
+
+    result = await penstock(server, "chat", stdin="Hi\nAnd then?\n")
+
+    assert result.code == 1
+    assert "penstock chat: INTERNAL (INTERNAL): oh" in result.err
+    assert len(server.seen) == 1
+
+
+class Terminal:
+    """The other end of a pseudo-terminal that a command runs on."""
+
+    def __init__(self) -> None:
+        self._master, self.slave = pty.openpty()
+        self.shown = b""
+
+    async def wait_for(self, text: bytes) -> None:
+        while text not in self.shown:
+            self.shown += await asyncio.wait_for(
+                asyncio.to_thread(os.read, self._master, 4096), LIMIT_S
+            )
+        self.shown = self.shown[self.shown.index(text) + len(text) :]
+
+    def type(self, text: bytes) -> None:
+        os.write(self._master, text)
+
+    def close(self) -> None:
+        os.close(self._master)
+        os.close(self.slave)
+
+
+async def test_chat_at_a_terminal_survives_ctrl_c_and_failures(server: ScriptedServer) -> None:
+    async def refuse(call: ServedCall) -> None:
+        await call.fail(grpc.StatusCode.INTERNAL, "oh", error_info("INTERNAL"))
+
+    server.scripts.extend([speak_and_wait, refuse, say_hello])
+    terminal = Terminal()
+    process = await asyncio.create_subprocess_exec(
+        *PROGRAM,
+        "chat",
+        stdin=terminal.slave,
+        stdout=terminal.slave,
+        stderr=terminal.slave,
+        env={**environment(server.address), "TERM": "dumb"},
+    )
+    await terminal.wait_for(b"> ")
+    terminal.type(b"one\n")
+    await terminal.wait_for(b"begun")
+    process.send_signal(signal.SIGINT)
+    await terminal.wait_for(b"cancelled")
+    await terminal.wait_for(b"> ")
+    terminal.type(b"two\n")
+    await terminal.wait_for(b"INTERNAL (INTERNAL): oh")
+    await terminal.wait_for(b"> ")
+    terminal.type(b"three\n")
+    await terminal.wait_for(b"Hello, world")
+    await terminal.wait_for(b"> ")
+    terminal.type(b"/quit\n")
+    code = await asyncio.wait_for(process.wait(), LIMIT_S)
+    terminal.close()
+
+    assert code == 0
+    await asyncio.wait_for(server.seen[0].cancelled.wait(), LIMIT_S)
+    # What was cancelled or failed is not part of the dialogue.
+    assert [turn.content for turn in server.seen[2].request.chat.messages] == ["three"]
+
+
+async def test_a_terminal_is_kept_from_control_characters(server: ScriptedServer) -> None:
+    async def attack(call: ServedCall) -> None:
+        await call.accepted()
+        await call.tokens("a\x1b[2Jb\x07c")
+        await call.finished()
+
+    server.scripts.append(attack)
+    terminal = Terminal()
+    process = await asyncio.create_subprocess_exec(
+        *PROGRAM,
+        *("generate", "Hi"),
+        stdout=terminal.slave,
+        stderr=asyncio.subprocess.DEVNULL,
+        env=environment(server.address),
+    )
+    await terminal.wait_for("a\N{REPLACEMENT CHARACTER}[2Jb\N{REPLACEMENT CHARACTER}c".encode())
+    await asyncio.wait_for(process.wait(), LIMIT_S)
+    terminal.close()
+
+
+async def test_models_as_a_table_and_as_json(server: ScriptedServer) -> None:
+    table = await penstock(server, "models")
+    lines = await penstock(server, "models", "--json")
+
+    rows = [line.split() for line in table.out.splitlines()]
+    assert rows[0][:4] == ["MODEL", "STATE", "EXECUTOR", "CONTEXT"]
+    assert rows[1] == ["demo", "ready", "simulated", "512", "2048", "yes", "small"]
+    assert rows[2][0] == "second"
+    demo = json.loads(lines.out.splitlines()[0])
+    assert demo["limits"]["max_total_tokens"] == 512
+    assert dict(demo["features"]) == {"logprobs": True, "images": False}
+
+
+async def test_health_by_exit_code(server: ScriptedServer) -> None:
+    serving = await penstock(server, "health")
+    await server.health.set("", health_pb2.HealthCheckResponse.NOT_SERVING)
+    draining = await penstock(server, "health")
+
+    assert (serving.code, serving.out) == (0, "SERVING\n")
+    assert (draining.code, draining.out) == (1, "NOT_SERVING\n")
+
+
+async def test_version_names_the_package(server: ScriptedServer) -> None:
+    result = await penstock(server, "version")
+
+    assert result.code == 0
+    assert result.out.startswith("penstock ")
+    assert "\ngrpcio " in result.out
+
+
+@pytest.mark.parametrize("command", ["", "serve", "generate", "chat", "models", "health", "demo"])
+async def test_help_of_every_command(server: ScriptedServer, command: str) -> None:
+    result = await penstock(server, *([command] if command else []), "--help")
+
+    assert result.code == 0
+    assert "exit codes:" in result.out

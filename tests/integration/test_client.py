@@ -1,0 +1,264 @@
+"""Streams of both clients against a real gRPC server: events, errors, retries, broken streams."""
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2
+
+import penstock.v1 as pb
+from penstock.client import (
+    Accepted,
+    CallCancelled,
+    ChatMessage,
+    Client,
+    DeadlineExceeded,
+    Draining,
+    EngineDown,
+    Event,
+    ExecutorRequestFailed,
+    Finished,
+    HealthStatus,
+    InvalidArgument,
+    ModelNotFound,
+    NotFound,
+    PromptEcho,
+    QueueFull,
+    ReaderStalled,
+    RequestState,
+    RetryPolicy,
+    StreamBroken,
+    SyncClient,
+    Tokens,
+    TraceContext,
+    Unavailable,
+)
+from penstock.client.call_settings import CallSettings
+from support.client_faces import (
+    POLICY,
+    AsyncFace,
+    Face,
+    FakeTime,
+    SyncFace,
+    accept,
+    accept_and_speak,
+    failing,
+    speak_and_wait,
+)
+from support.scripted_server import (
+    ScriptedServer,
+    ServedCall,
+    error_info,
+    finished_message,
+    retry_info,
+    scripted_server,
+)
+
+pytest_plugins = ("support.client_faces",)
+
+
+async def test_a_stream_from_accepted_to_finished(face: Face, server: ScriptedServer) -> None:
+    events = await face.events("Hi", temperature=0.5, max_tokens=2, request_id="mine")
+
+    kinds = [type(event).__name__ for event in events]
+    assert kinds == ["Accepted", "Progress", "Progress", "Tokens", "Tokens", "Finished"]
+    assert [event.sequence for event in events] == list(range(6))
+    request = server.seen[0].request
+    assert request.text.text == "Hi"
+    assert request.sampling.temperature == 0.5
+    assert request.stopping.max_tokens == 2
+    assert request.request_id == "mine"
+
+
+async def test_text_alone(face: Face) -> None:
+    assert await face.text("Hi") == ["Hello, ", "world"]
+
+
+async def test_text_of_several_outputs_is_refused(face: Face) -> None:
+    with pytest.raises(ValueError, match=r"^n:"):
+        await face.text("Hi", n=2)
+
+
+async def test_refusal_is_typed_and_not_tried_again(
+    face: Face, server: ScriptedServer, time: FakeTime
+) -> None:
+    server.scripts.append(failing(grpc.StatusCode.INVALID_ARGUMENT, "INVALID_ARGUMENT"))
+
+    with pytest.raises(InvalidArgument) as caught:
+        await face.events("Hi")
+
+    assert caught.value.message == "scripted"
+    assert len(server.seen) == 1
+    assert time.slept_s == []
+
+
+async def test_unavailable_then_well(face: Face, server: ScriptedServer, time: FakeTime) -> None:
+    server.scripts.append(failing(grpc.StatusCode.UNAVAILABLE, "ENGINE_DOWN"))
+
+    events = await face.events("Hi")
+
+    assert isinstance(events[-1], Finished)
+    assert len(server.seen) == 2
+    assert time.slept_s == [0.5]
+
+
+async def test_tried_again_after_accepted_begins_anew(
+    face: Face, server: ScriptedServer, time: FakeTime
+) -> None:
+    server.scripts.append(failing(grpc.StatusCode.UNAVAILABLE, "ENGINE_DOWN", after=accept))
+
+    events = await face.events("Hi")
+
+    assert [type(event) for event in events[:2]] == [Accepted, Accepted]
+    assert [event.sequence for event in events[:3]] == [0, 0, 1]
+
+
+async def test_never_tried_again_after_output(
+    face: Face, server: ScriptedServer, time: FakeTime
+) -> None:
+    server.scripts.append(
+        failing(grpc.StatusCode.UNAVAILABLE, "ENGINE_DOWN", after=accept_and_speak)
+    )
+    events: list[Event] = []
+
+    with pytest.raises(EngineDown) as caught:
+        await face.events("Hi", into=events)
+
+    assert [type(event) for event in events] == [Accepted, Tokens]
+    assert caught.value.request_id == "r-1"
+    assert len(server.seen) == 1
+    assert time.slept_s == []
+
+
+async def test_an_echoed_prompt_is_output(face: Face, server: ScriptedServer) -> None:
+    async def echo(call: ServedCall) -> None:
+        await call.accepted()
+        await call.send(pb.GenerateResponse(sequence=1, prompt=pb.Prompt(text="Hi")))
+
+    server.scripts.append(failing(grpc.StatusCode.UNAVAILABLE, "ENGINE_DOWN", after=echo))
+    events: list[Event] = []
+
+    with pytest.raises(EngineDown):
+        await face.events("Hi", into=events)
+
+    assert isinstance(events[-1], PromptEcho)
+    assert len(server.seen) == 1
+
+
+async def test_attempts_end(face: Face, server: ScriptedServer, time: FakeTime) -> None:
+    server.scripts.extend([failing(grpc.StatusCode.UNAVAILABLE, "DRAINING")] * 9)
+
+    with pytest.raises(Draining):
+        await face.events("Hi")
+
+    assert len(server.seen) == POLICY.max_attempts
+    assert time.slept_s == [0.5, 1.0]
+
+
+@pytest.mark.parametrize("way", ["trailer", "detail"])
+async def test_pushback_is_waited_for(
+    face: Face, server: ScriptedServer, time: FakeTime, way: str
+) -> None:
+    details = (retry_info(7.5),) if way == "detail" else ()
+    trailers = (("grpc-retry-pushback-ms", "7500"),) if way == "trailer" else ()
+    code = grpc.StatusCode.RESOURCE_EXHAUSTED
+    server.scripts.append(failing(code, "QUEUE_FULL", *details, trailers=trailers))
+
+    await face.events("Hi")
+
+    assert time.slept_s == [7.5]
+
+
+async def test_pushback_beyond_the_deadline_is_told_at_once(
+    face: Face, server: ScriptedServer, time: FakeTime
+) -> None:
+    code = grpc.StatusCode.RESOURCE_EXHAUSTED
+    server.scripts.append(failing(code, "QUEUE_FULL", retry_info(20.0)))
+
+    with pytest.raises(QueueFull) as caught:
+        await face.events("Hi", deadline_s=20.0)
+
+    assert caught.value.retry_after_s == 20.0
+    assert time.slept_s == []
+
+
+async def test_server_may_refuse_retries(
+    face: Face, server: ScriptedServer, time: FakeTime
+) -> None:
+    trailers = (("grpc-retry-pushback-ms", "-1"),)
+    server.scripts.append(failing(grpc.StatusCode.UNAVAILABLE, "DRAINING", trailers=trailers))
+
+    with pytest.raises(Draining):
+        await face.events("Hi")
+
+    assert time.slept_s == []
+
+
+@pytest.mark.parametrize(
+    ("code", "reason", "kind"),
+    [
+        (grpc.StatusCode.INTERNAL, "EXECUTOR_REQUEST_FAILED", ExecutorRequestFailed),
+        (grpc.StatusCode.RESOURCE_EXHAUSTED, "READER_STALLED", ReaderStalled),
+        (grpc.StatusCode.DEADLINE_EXCEEDED, "DEADLINE_EXCEEDED", DeadlineExceeded),
+        (grpc.StatusCode.CANCELLED, "", CallCancelled),
+    ],
+)
+async def test_failures_in_mid_stream(
+    face: Face, server: ScriptedServer, code: grpc.StatusCode, reason: str, kind: type[Exception]
+) -> None:
+    server.scripts.append(failing(code, reason, after=accept_and_speak))
+
+    with pytest.raises(kind):
+        await face.events("Hi")
+
+
+async def test_a_lost_message_breaks_the_stream(face: Face, server: ScriptedServer) -> None:
+    async def lose_one(call: ServedCall) -> None:
+        await call.accepted()
+        call.next_sequence += 1
+        await call.tokens("late")
+        await call.wait_for_cancel()
+
+    server.scripts.append(lose_one)
+
+    with pytest.raises(StreamBroken, match="expected message 1, got 2"):
+        await face.events("Hi")
+
+    await asyncio.wait_for(server.seen[0].cancelled.wait(), 10)
+
+
+async def test_an_end_without_finished_breaks_the_stream(
+    face: Face, server: ScriptedServer, time: FakeTime
+) -> None:
+    server.scripts.append(accept_and_speak)
+
+    with pytest.raises(StreamBroken, match="without `finished`"):
+        await face.events("Hi")
+
+    assert time.slept_s == []
+
+
+async def test_a_status_after_finished_is_the_outcome(face: Face, server: ScriptedServer) -> None:
+    async def finish(call: ServedCall) -> None:
+        await accept_and_speak(call)
+        await call.finished()
+
+    server.scripts.append(failing(grpc.StatusCode.INTERNAL, "INTERNAL", after=finish))
+    events: list[Event] = []
+
+    with pytest.raises(Exception, match="INTERNAL"):
+        await face.events("Hi", into=events)
+
+    assert not any(isinstance(event, Finished) for event in events)
+
+
+async def test_leaving_early_cancels_the_request(face: Face, server: ScriptedServer) -> None:
+    server.scripts.append(speak_and_wait)
+
+    await face.leave_after_output("Hi")
+
+    await asyncio.wait_for(server.seen[0].cancelled.wait(), 10)

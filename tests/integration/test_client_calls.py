@@ -1,0 +1,259 @@
+"""Both clients against a real gRPC server: deadlines, metadata, other calls, closing."""
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2
+
+import penstock.v1 as pb
+from penstock.client import (
+    Accepted,
+    CallCancelled,
+    ChatMessage,
+    Client,
+    DeadlineExceeded,
+    Draining,
+    EngineDown,
+    Event,
+    ExecutorRequestFailed,
+    Finished,
+    HealthStatus,
+    InvalidArgument,
+    ModelNotFound,
+    NotFound,
+    PromptEcho,
+    QueueFull,
+    ReaderStalled,
+    RequestState,
+    RetryPolicy,
+    StreamBroken,
+    SyncClient,
+    Tokens,
+    TraceContext,
+    Unavailable,
+)
+from penstock.client.call_settings import CallSettings
+from support.client_faces import (
+    POLICY,
+    AsyncFace,
+    Face,
+    FakeTime,
+    SyncFace,
+    accept,
+    accept_and_speak,
+    failing,
+    speak_and_wait,
+)
+from support.scripted_server import (
+    ScriptedServer,
+    ServedCall,
+    error_info,
+    finished_message,
+    retry_info,
+    scripted_server,
+)
+
+pytest_plugins = ("support.client_faces",)
+PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+
+async def test_deadline_reaches_the_server(face: Face, server: ScriptedServer) -> None:
+    await face.events("Hi", deadline_s=30.0)
+    await face.events("Hi")
+
+    remaining_s = server.seen[0].time_remaining_s
+    assert remaining_s is not None
+    # The wire rounds timeouts up.
+    assert 20.0 < remaining_s < 31.0
+    assert server.seen[1].time_remaining_s is None
+
+
+async def test_deadline_ends_the_call_on_both_sides(face: Face, server: ScriptedServer) -> None:
+    server.scripts.append(speak_and_wait)
+
+    with pytest.raises(DeadlineExceeded):
+        await face.events("Hi", deadline_s=0.3)
+
+    await asyncio.wait_for(server.seen[0].cancelled.wait(), 10)
+
+
+async def test_trace_and_metadata_reach_the_server(face: Face, server: ScriptedServer) -> None:
+    trace = TraceContext(traceparent=PARENT, tracestate="vendor=1")
+
+    await face.events("Hi", trace=trace, metadata=(("authorization", "Bearer t"),))
+
+    metadata = server.seen[0].metadata
+    assert metadata["traceparent"] == PARENT
+    assert metadata["tracestate"] == "vendor=1"
+    assert metadata["authorization"] == "Bearer t"
+
+
+async def test_nobody_at_the_address(face: Face, time: FakeTime) -> None:
+    with socket.socket() as reserved:
+        reserved.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{reserved.getsockname()[1]}"
+        nobody = type(face)(address, time)
+
+        with pytest.raises(Unavailable):
+            await nobody.events("Hi")
+
+        assert len(time.slept_s) == POLICY.max_attempts - 1
+        await nobody.close()
+
+
+async def test_generate_once(face: Face, server: ScriptedServer, time: FakeTime) -> None:
+    whole = pb.GenerateOnceResponse(
+        accepted=pb.Accepted(request_id="r"),
+        outputs=[pb.Tokens(output_index=0, text="all of it", num_tokens=3)],
+        finished=finished_message(3),
+    )
+    server.once.extend([(grpc.StatusCode.UNAVAILABLE, "later"), whole])
+
+    generation = await face.call("generate_once", "Hi", seed=3, deadline_s=30.0)
+
+    assert generation.text == "all of it"
+    assert generation.finished.usage.num_completion_tokens == 3
+    assert server.seen[-1].request.sampling.seed == 3
+    assert time.slept_s == [0.5]
+
+
+async def test_chat(face: Face, server: ScriptedServer) -> None:
+    messages = [ChatMessage("system", "Be brief."), ChatMessage("user", "Hi")]
+
+    if isinstance(face, AsyncFace):
+        events = [event async for event in face.client.chat(messages, max_tokens=4)]
+    else:
+        events = await asyncio.to_thread(lambda: list(face.client.chat(messages, max_tokens=4)))
+
+    assert isinstance(events[-1], Finished)
+    turns = [(turn.role, turn.content) for turn in server.seen[0].request.chat.messages]
+    assert turns == [("system", "Be brief."), ("user", "Hi")]
+
+
+async def test_cancel_by_id(face: Face, server: ScriptedServer) -> None:
+    state = await face.call("cancel", "r-5")
+
+    assert state is RequestState.PROCESSING
+    assert server.cancelled_ids == ["r-5"]
+
+
+async def test_models(face: Face) -> None:
+    models = await face.call("list_models")
+    model = await face.call("get_model")
+
+    assert [model.name for model in models] == ["demo", "second"]
+    assert model == models[0]
+    with pytest.raises(ModelNotFound) as caught:
+        await face.call("get_model", "other")
+    assert caught.value.metadata == {"model": "x"}
+
+
+async def test_tokens_and_text(face: Face) -> None:
+    plain = await face.call("tokenize", "Hi")
+    dialogue = await face.call("tokenize", [ChatMessage("user", "Hi")])
+
+    assert plain.token_ids == (72, 105)
+    assert dialogue.rendered_text == "Hi"
+    assert await face.call("detokenize", [72, 105]) == "Hi"
+    with pytest.raises(ValueError, match="tokenised already"):
+        await face.call("tokenize", [1, 2])
+
+
+async def test_health(face: Face, server: ScriptedServer, time: FakeTime) -> None:
+    assert await face.call("health") is HealthStatus.SERVING
+    await server.health.set("", health_pb2.HealthCheckResponse.NOT_SERVING)
+    assert await face.call("health") is HealthStatus.NOT_SERVING
+    with pytest.raises(NotFound):
+        await face.call("health", "no.such.Service")
+    assert time.slept_s == []
+
+
+async def test_wait_until_serving(face: Face, server: ScriptedServer) -> None:
+    await server.health.set("", health_pb2.HealthCheckResponse.NOT_SERVING)
+    waiting = asyncio.create_task(face.call("wait_until_serving", deadline_s=30.0))
+    await server.health.set("", health_pb2.HealthCheckResponse.SERVING)
+
+    await asyncio.wait_for(waiting, 30)
+
+
+async def test_waiting_for_a_server_is_bounded(face: Face, server: ScriptedServer) -> None:
+    await server.health.set("", health_pb2.HealthCheckResponse.NOT_SERVING)
+
+    with pytest.raises(DeadlineExceeded):
+        await face.call("wait_until_serving", deadline_s=0.2)
+
+
+async def test_a_closed_client_says_so(face: Face, server: ScriptedServer) -> None:
+    await face.close()
+
+    with pytest.raises(RuntimeError, match="closed"):
+        await face.events("Hi")
+
+
+async def test_closing_ends_open_streams(face: Face, server: ScriptedServer) -> None:
+    server.scripts.append(speak_and_wait)
+    streaming = asyncio.create_task(face.events("Hi"))
+    call = await asyncio.wait_for(server.calls.get(), 10)
+
+    await face.close()
+
+    with pytest.raises(CallCancelled):
+        await asyncio.wait_for(streaming, 10)
+    await asyncio.wait_for(call.cancelled.wait(), 10)
+
+
+async def test_clients_close_with_their_block(server: ScriptedServer) -> None:
+    async with Client(server.address) as client:
+        assert await client.health() is HealthStatus.SERVING
+    with pytest.raises(RuntimeError, match="closed"):
+        await client.health()
+
+    def use_blocking_client() -> None:
+        with SyncClient(server.address) as blocking:
+            assert blocking.health() is HealthStatus.SERVING
+        with pytest.raises(RuntimeError, match="closed"):
+            blocking.health()
+
+    await asyncio.to_thread(use_blocking_client)
+
+
+async def test_a_plain_break_cancels_too(server: ScriptedServer, time: FakeTime) -> None:
+    server.scripts.append(speak_and_wait)
+    face = AsyncFace(server.address, time)
+
+    async for event in face.client.generate("Hi"):
+        if isinstance(event, Tokens):
+            break
+
+    await asyncio.wait_for(server.seen[0].cancelled.wait(), 10)
+    await face.close()
+
+
+async def test_cancelling_the_task_cancels_the_request(
+    server: ScriptedServer, time: FakeTime
+) -> None:
+    server.scripts.append(speak_and_wait)
+    face = AsyncFace(server.address, time)
+    streaming = asyncio.create_task(face.events("Hi"))
+    call = await asyncio.wait_for(server.calls.get(), 10)
+
+    streaming.cancel()
+
+    with pytest.raises(asyncio.CancelledError):
+        await streaming
+    await asyncio.wait_for(call.cancelled.wait(), 10)
+    await face.close()
+
+
+async def test_many_streams_share_one_client(server: ScriptedServer, time: FakeTime) -> None:
+    face = AsyncFace(server.address, time)
+
+    texts = await asyncio.gather(*(face.text(f"prompt {number}") for number in range(20)))
+
+    assert texts == [["Hello, ", "world"]] * 20
+    await face.close()

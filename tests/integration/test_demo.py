@@ -1,0 +1,114 @@
+"""The demo as a process: a whole service of its own, three streams, a clean end, no orphans."""
+
+import asyncio
+import os
+import re
+import signal
+import sys
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+
+import psutil
+
+PROGRAM = (sys.executable, "-m", "penstock.server.cli", "demo", "--executor", "simulated")
+LIMIT_S = 90.0
+NAMES = ("menenius", "romeo", "richard")
+
+
+@asynccontextmanager
+async def demo(*args: str) -> AsyncGenerator[asyncio.subprocess.Process, None]:
+    """A demo that runs; what is left of it is ended with the block."""
+    process = await asyncio.create_subprocess_exec(
+        *PROGRAM,
+        *args,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            for child in psutil.Process(process.pid).children(recursive=True):
+                child.kill()
+            process.kill()
+            await process.communicate()
+
+
+async def streaming(process: asyncio.subprocess.Process) -> None:
+    """Return once the demo says that a request is being processed."""
+    assert process.stdout is not None
+    line = b""
+    while b"PROCESSING" not in line:
+        line = await asyncio.wait_for(process.stdout.readline(), LIMIT_S)
+        assert line, "the demo ended before it streamed"
+
+
+async def test_three_streams_and_a_clean_end() -> None:
+    async with demo("--max-tokens", "40") as process:
+        out, err = await asyncio.wait_for(process.communicate(), LIMIT_S)
+
+    assert err.decode() == ""
+    assert process.returncode == 0
+    lines = out.decode().splitlines()
+    for name in NAMES:
+        own = [line for line in lines if line.startswith(f"{name:<9}|")]
+        states = [line.split()[3] for line in own if "| * " in line]
+        assert states == ["PENDING", "PROCESSING", "COMPLETED"]
+        assert any("| * " not in line for line in own)
+    table = lines[lines.index("service stopped") - 5 :]
+    rows = {line.split()[0]: line.split() for line in table if line.startswith(NAMES)}
+    assert set(rows) == set(NAMES)
+    for row in rows.values():
+        assert row[-1] == "length"
+        assert row[-3] == "40"
+
+
+async def test_ctrl_c_stops_the_service_too() -> None:
+    # More tokens than it can finish before the signal comes.
+    async with demo("--max-tokens", "900") as process:
+        await streaming(process)
+        family = psutil.Process(process.pid).children(recursive=True)
+        process.send_signal(signal.SIGINT)
+        _, err = await asyncio.wait_for(process.communicate(), LIMIT_S)
+
+    assert process.returncode == 130
+    assert b"interrupted, service stopped" in err
+    assert b"Traceback" not in err
+    assert len(family) >= 3  # supervisor, engine, front
+    _, alive = await asyncio.to_thread(psutil.wait_procs, family, 10)
+    assert alive == []
+
+
+async def test_a_service_that_does_not_start_in_time_is_ended() -> None:
+    async with demo("--start-timeout", "0.01") as process:
+        _, err = await asyncio.wait_for(process.communicate(), LIMIT_S)
+
+    assert process.returncode == 1
+    assert err.decode().startswith("penstock demo: the service was not ready after 0.01 s")
+
+
+async def test_a_bad_request_fails_the_demo() -> None:
+    async with demo("--max-tokens", "0") as process:
+        out, err = await asyncio.wait_for(process.communicate(), LIMIT_S)
+
+    assert process.returncode == 1
+    assert "service stopped" in out.decode()
+    for name in NAMES:
+        assert f"penstock demo: {name}: INVALID_ARGUMENT" in err.decode()
+    assert "stopping.max_tokens" in err.decode()
+
+
+async def test_a_service_that_dies_fails_the_demo() -> None:
+    async with demo("--max-tokens", "900") as process:
+        await streaming(process)
+        supervisor = psutil.Process(process.pid).children()[0]
+        family = supervisor.children(recursive=True)
+        supervisor.kill()
+        _, err = await asyncio.wait_for(process.communicate(), LIMIT_S)
+
+    assert process.returncode == 1
+    # Who sees it first, the one who waits for the process or the streams, is a matter of luck.
+    assert re.search(r"the service ended (by itself )?with exit code -9", err.decode())
+    _, alive = await asyncio.to_thread(psutil.wait_procs, family, 10)
+    assert alive == []

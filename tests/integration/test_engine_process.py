@@ -1,0 +1,157 @@
+"""The engine process by itself: a real child, with this test as supervisor and front."""
+
+import asyncio
+import contextlib
+import dataclasses
+import shutil
+import socket
+import tempfile
+from collections.abc import AsyncGenerator, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from penstock.executor.config import ExecutorConfig, ExecutorKind, SimulatedConfig
+from penstock.executor.fault import Fault, FaultKind
+from penstock.scheduler.events import Finished, StepEvents
+from penstock.scheduler.request import RequestSpec
+from penstock.server.config import EngineLaunch, ServerConfig, launch_to_json
+from penstock.server.link.ports import EngineHello
+from penstock.server.link.unix_port import UnixEnginePort
+from penstock.server.processes.child import Child, ChildFailed
+from penstock.server.processes.exit_codes import (
+    EXIT_CANNOT_START,
+    EXIT_ENGINE_DIED,
+    EXIT_OK,
+    EXIT_ORPHANED,
+)
+
+PATIENCE_S = 30.0
+MODULE = "penstock.server.processes.engine_process"
+SIMULATED = ExecutorConfig(kind=ExecutorKind.SIMULATED, num_blocks=1024, max_seq_len=8192)
+
+
+class Heard:
+    def __init__(self) -> None:
+        self.hello: asyncio.Future[EngineHello] = asyncio.get_running_loop().create_future()
+        self.num_tokens = 0
+        self.end: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+        self.lost = asyncio.Event()
+
+    def on_hello(self, hello: EngineHello) -> None:
+        self.hello.set_result(hello)
+
+    def on_events(self, events: StepEvents) -> None:
+        self.num_tokens += len(events.tokens)
+        for end in events.ends:
+            self.end.set_result(end)
+
+    def on_lost(self) -> None:
+        self.lost.set()
+
+
+@pytest.fixture
+def path() -> Iterator[Path]:
+    folder = Path(tempfile.mkdtemp(prefix="pl-"))
+    yield folder / "engine.sock"
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.asynccontextmanager
+async def engine(path: Path, executor: ExecutorConfig) -> AsyncGenerator[Child]:
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen()
+        server = ServerConfig(model="m", model_path=Path("/nowhere"), executor=executor)
+        launch = EngineLaunch(
+            server=server, socket_path=path, listener_fd=listener.fileno(), epoch=7
+        )
+        child = await Child.spawn(
+            "engine",
+            MODULE,
+            launch_to_json(launch),
+            environment={},
+            inherited_fds=(listener.fileno(),),
+        )
+    try:
+        yield child
+    finally:
+        child.kill()
+        await asyncio.wait_for(child.ended(), PATIENCE_S)
+
+
+@contextlib.asynccontextmanager
+async def front(path: Path) -> AsyncGenerator[tuple[UnixEnginePort, Heard]]:
+    port, heard = UnixEnginePort(path, 1), Heard()
+    await port.start(heard)
+    try:
+        yield port, heard
+    finally:
+        await port.close()
+
+
+def spec(max_tokens: int) -> RequestSpec:
+    prompt = np.arange(1, 40, dtype=np.int32)
+    return RequestSpec(key=1 << 32 | 1, request_id="r", prompt_ids=prompt, max_tokens=max_tokens)
+
+
+async def test_it_serves_a_front_and_ends_when_told_to(path: Path) -> None:
+    async with engine(path, SIMULATED) as child, front(path) as (port, heard):
+        facts = await asyncio.wait_for(child.started(), PATIENCE_S)
+        assert facts["num_blocks"] == 1024
+        greeting = await asyncio.wait_for(heard.hello, PATIENCE_S)
+        assert (greeting.epoch, greeting.model) == (7, "m")
+        assert greeting.executor.num_blocks == 1024
+        port.submit((spec(max_tokens=33),))
+        assert isinstance(await asyncio.wait_for(heard.end, PATIENCE_S), Finished)
+        assert heard.num_tokens == 33
+        child.stop()
+        assert await asyncio.wait_for(child.ended(), PATIENCE_S) == EXIT_OK
+        await asyncio.wait_for(heard.lost.wait(), PATIENCE_S)
+
+
+async def test_it_ends_with_its_own_code_when_the_executor_dies(path: Path) -> None:
+    fault = Fault(kind=FaultKind.EXECUTOR_DIES, at_output=3)
+    executor = dataclasses.replace(SIMULATED, simulated=SimulatedConfig(faults=(fault,)))
+    async with engine(path, executor) as child, front(path) as (port, heard):
+        await asyncio.wait_for(port.wait_up(), PATIENCE_S)
+        port.submit((spec(max_tokens=1000),))
+        await asyncio.wait_for(heard.lost.wait(), PATIENCE_S)
+        assert await asyncio.wait_for(child.ended(), PATIENCE_S) == EXIT_ENGINE_DIED
+        assert not heard.end.done()
+
+
+async def test_it_does_not_outlive_its_supervisor(path: Path) -> None:
+    async with engine(path, SIMULATED) as child, front(path) as (port, heard):
+        await asyncio.wait_for(port.wait_up(), PATIENCE_S)
+        child.hang_up()
+        assert await asyncio.wait_for(child.ended(), PATIENCE_S) == EXIT_ORPHANED
+        await asyncio.wait_for(heard.lost.wait(), PATIENCE_S)
+        assert not path.parent.exists()
+
+
+async def test_it_does_not_outlive_its_supervisor_while_a_step_hangs(path: Path) -> None:
+    fault = Fault(kind=FaultKind.HANG, at_output=2)
+    executor = dataclasses.replace(SIMULATED, simulated=SimulatedConfig(faults=(fault,)))
+    async with engine(path, executor) as child, front(path) as (port, _):
+        await asyncio.wait_for(port.wait_up(), PATIENCE_S)
+        port.submit((spec(max_tokens=1000),))
+        child.hang_up()
+        assert await asyncio.wait_for(child.ended(), PATIENCE_S) == EXIT_ORPHANED
+
+
+async def test_it_says_in_one_line_why_it_cannot_start(path: Path) -> None:
+    missing = ExecutorConfig(kind=ExecutorKind.TORCH, model_path=path.parent / "absent")
+    async with engine(path, missing) as child:
+        with pytest.raises(ChildFailed) as refusal:
+            await asyncio.wait_for(child.started(), PATIENCE_S)
+        assert "\n" not in str(refusal.value)
+        assert await asyncio.wait_for(child.ended(), PATIENCE_S) == EXIT_CANNOT_START
+
+
+async def test_a_death_before_it_is_ready_is_told(path: Path) -> None:
+    async with engine(path, SIMULATED) as child:
+        child.kill()
+        with pytest.raises(ChildFailed, match="killed by signal 9 before it was ready"):
+            await asyncio.wait_for(child.started(), PATIENCE_S)

@@ -1,0 +1,329 @@
+"""Generate over a real socket, with an engine that the test plays."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterator
+
+import grpc
+import numpy as np
+import pytest
+
+from penstock.scheduler.batch import TokenLogprobs
+from penstock.scheduler.events import Preempted
+from penstock.scheduler.request import FinishReason
+from penstock.server.front.config import FrontConfig
+from penstock.server.text.model_text import ModelText
+from penstock.v1 import generation_service_pb2 as pb
+from penstock.v1 import state_pb2
+from support.fronts import (
+    PATIENCE_S,
+    ServedFront,
+    admitted,
+    collect,
+    finished,
+    make_text,
+    serving,
+    text_of,
+)
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelText]:
+    text = make_text(tmp_path_factory.mktemp("model"))
+    yield text
+    text.close()
+
+
+@pytest.fixture
+async def served(text: ModelText) -> AsyncIterator[ServedFront]:
+    async with serving(text) as served:
+        yield served
+
+
+def request(text: str = "hello", **fields: object) -> pb.GenerateRequest:
+    message = pb.GenerateRequest(**fields)  # type: ignore[arg-type]
+    message.text.text = text
+    return message
+
+
+async def test_stream_delivers_text_accounts_and_one_end(served: ServedFront) -> None:
+    call = served.stub.Generate(request("The quality", request_id="r-1"))
+    (spec,) = await served.port.next_submission()
+    ids = served.encode(" of mercy")
+    served.port.admit(spec.key, num_cached_tokens=3)
+    served.port.send(spec.key, ids)
+    served.port.finish(spec.key, FinishReason.LENGTH)
+    responses = await collect(call)
+
+    assert [response.sequence for response in responses] == list(range(len(responses)))
+    kinds = [response.WhichOneof("event") for response in responses]
+    assert kinds[0] == "accepted"
+    assert kinds[-1] == "finished"
+    assert kinds.count("accepted") == kinds.count("finished") == 1
+    assert text_of(responses) == " of mercy"
+    accepted, end = responses[0].accepted, responses[-1].finished
+    assert accepted.request_id == "r-1"
+    assert accepted.model == "tiny"
+    assert accepted.num_prompt_tokens == spec.num_prompt_tokens
+    assert accepted.seed == spec.sampling.seed
+    progress = next(r.progress for r in responses if r.WhichOneof("event") == "progress")
+    assert progress.state == state_pb2.REQUEST_STATE_PROCESSING
+    assert progress.num_cached_prompt_tokens == 3
+    assert end.usage.num_prompt_tokens == spec.num_prompt_tokens
+    assert end.usage.num_completion_tokens == len(ids)
+    assert end.usage.num_cached_prompt_tokens == 3
+    assert end.outputs[0].finish_reason == state_pb2.FINISH_REASON_LENGTH
+    assert end.timings.HasField("ttft")
+    assert await call.code() is grpc.StatusCode.OK
+    assert served.server.num_live_requests == 0
+
+
+async def test_outputs_of_one_request_are_merged(served: ServedFront) -> None:
+    message = request("hello")
+    message.sampling.n = 2
+    message.sampling.seed = 7
+    call = served.stub.Generate(message)
+    first, second = await served.port.next_submission()
+    assert (first.leader_key, second.leader_key) == (0, first.key)
+    assert (first.output_index, second.output_index) == (0, 1)
+    assert first.sampling.seed == 7
+    assert second.sampling.seed != 7
+    one, other = served.encode("one"), served.encode("other")
+    served.port.say(changes=[admitted(first.key), admitted(second.key)])
+    served.port.send(first.key, one)
+    served.port.finish(first.key, FinishReason.STOP)
+    served.port.send(second.key, other)
+    served.port.finish(second.key, FinishReason.LENGTH)
+    responses = await collect(call)
+
+    assert text_of(responses, 0) == "one"
+    assert text_of(responses, 1) == "other"
+    ends = responses[-1].finished.outputs
+    assert [end.output_index for end in ends] == [0, 1]
+    assert [end.finish_reason for end in ends] == [
+        state_pb2.FINISH_REASON_STOP,
+        state_pb2.FINISH_REASON_LENGTH,
+    ]
+    assert responses[-1].finished.usage.num_completion_tokens == len(one) + len(other)
+    progress = [r for r in responses if r.WhichOneof("event") == "progress"]
+    assert len(progress) == 1, "the request as a whole changed its state once"
+
+
+async def test_outputs_share_the_prompt_even_without_prefix_caching(text: ModelText) -> None:
+    config = FrontConfig(is_prefix_caching=False)
+    async with serving(text, config) as served:
+        long_prompt = "The quality of mercy is not strain'd " * 4
+        message = request(long_prompt)
+        single = served.stub.Generate(message)
+        (alone,) = await served.port.next_submission()
+        assert alone.block_hashes == ()
+        message.sampling.n = 2
+        calls = [served.stub.Generate(message) for _ in range(2)]
+        pairs = [await served.port.next_submission() for _ in range(2)]
+        for first, second in pairs:
+            assert first.block_hashes
+            assert first.block_hashes == second.block_hashes
+            assert first.hash_salt
+        assert pairs[0][0].block_hashes != pairs[1][0].block_hashes
+        for call in (single, *calls):
+            call.cancel()
+
+
+async def test_stop_string_across_tokens_ends_the_stream_and_the_engine(
+    served: ServedFront,
+) -> None:
+    message = request("hello")
+    message.stopping.stop_strings.append("of mer")
+    call = served.stub.Generate(message)
+    (spec,) = await served.port.next_submission()
+    ids = served.encode("The quality of mercy is not")
+    assert len(ids) > 2
+    served.port.admit(spec.key)
+    served.port.send(spec.key, ids)
+    responses = await collect(call)
+
+    assert text_of(responses) == "The quality "
+    (end,) = responses[-1].finished.outputs
+    assert end.finish_reason == state_pb2.FINISH_REASON_STOP
+    assert end.stop_string == "of mer"
+    assert 0 < end.num_completion_tokens <= len(ids)
+    num_told = sum(r.tokens.num_tokens for r in responses)
+    assert num_told == end.num_completion_tokens
+    assert await served.port.next_cancel() == ((spec.key,), FinishReason.STOP)
+    served.port.finish(spec.key, FinishReason.STOP)  # arrives late and harms nobody
+    assert served.server.front.counters.num_late_events >= 1
+    assert len(served.port.cancelled) == 1, "a finished request is not cancelled again"
+
+
+async def test_stop_token_of_the_client_is_named_and_end_of_sequence_is_not(
+    served: ServedFront,
+) -> None:
+    eos = served.server.front.text.files.eos_ids[0]
+    stop_id = served.encode("x")[0]
+    for drawn, named in ((stop_id, True), (eos, False)):
+        message = request("hello")
+        message.stopping.stop_token_ids.append(stop_id)
+        call = served.stub.Generate(message)
+        (spec,) = await served.port.next_submission()
+        assert set(spec.stop_ids) == {stop_id, eos}
+        served.port.admit(spec.key)
+        served.port.say(
+            tokens=[(spec.key, drawn)], ends=[finished(spec.key, FinishReason.STOP, drawn)]
+        )
+        (end,) = (await collect(call))[-1].finished.outputs
+        assert end.finish_reason == state_pb2.FINISH_REASON_STOP
+        assert end.HasField("matched_stop") is named
+        assert end.num_completion_tokens == 1
+
+
+async def test_characters_split_over_tokens_come_whole(served: ServedFront) -> None:
+    wanted = "日本語🎭é"
+    call = served.stub.Generate(request("hello"))
+    (spec,) = await served.port.next_submission()
+    # One token per byte, so that every character is split.
+    alphabet = served.server.front.text.files.tokenizer
+    ids = [
+        token_id
+        for byte in wanted.encode()
+        for token_id in [alphabet.token_to_id(byte_symbol(byte))]
+        if token_id is not None
+    ]
+    assert len(ids) == len(wanted.encode())
+    served.port.admit(spec.key)
+    for token_id in ids:
+        served.port.say(tokens=[(spec.key, token_id)])
+        await asyncio.sleep(0)
+    served.port.finish(spec.key)
+    responses = await collect(call)
+    assert text_of(responses) == wanted
+    assert all("�" not in response.tokens.text for response in responses)
+
+
+async def test_incomplete_character_at_the_end_is_flushed(served: ServedFront) -> None:
+    call = served.stub.Generate(request("hello"))
+    (spec,) = await served.port.next_submission()
+    token_id = served.server.front.text.files.tokenizer.token_to_id(byte_symbol(0xE6))
+    assert token_id is not None
+    served.port.say(changes=[admitted(spec.key)], tokens=[(spec.key, token_id)])
+    served.port.finish(spec.key)
+    assert text_of(await collect(call)) == "�"
+
+
+def byte_symbol(byte: int) -> str:
+    """The character that byte-level tokenizers write for a byte (GPT-2's table)."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    if byte in printable:
+        return chr(byte)
+    others = [other for other in range(256) if other not in printable]
+    return chr(256 + others.index(byte))
+
+
+async def test_logprobs_and_ids_come_one_record_per_token(served: ServedFront) -> None:
+    message = request("hello")
+    message.output.logprobs = 2
+    call = served.stub.Generate(message)
+    (spec,) = await served.port.next_submission()
+    assert spec.sampling.num_logprobs == 2
+    ids = served.encode("xy")[:2]
+    served.port.admit(spec.key)
+    for rank, token_id in enumerate(ids, start=1):
+        served.port.say(tokens=[(spec.key, token_id)], logprobs=make_logprobs([-0.5], [rank]))
+    served.port.finish(spec.key)
+    responses = await collect(call)
+    records = [record for response in responses for record in response.tokens.records]
+    assert [record.id for record in records] == ids
+    assert [record.rank for record in records] == [1, 2][: len(ids)]
+    for record in records:
+        assert record.logprob == pytest.approx(-0.5)
+        assert [(top.id, top.logprob) for top in record.top_logprobs] == [(5, -0.25), (6, -0.75)]
+
+
+def make_logprobs(chosen: list[float], ranks: list[int]) -> TokenLogprobs:
+    num_rows = len(chosen)
+    return TokenLogprobs(
+        chosen=np.array(chosen, dtype=np.float32),
+        ranks=np.array(ranks, dtype=np.int32),
+        top_ids=np.tile(np.array([5, 6, 7], dtype=np.int32), (num_rows, 1)),
+        top_logprobs=np.tile(np.array([-0.25, -0.75, -2.0], dtype=np.float32), (num_rows, 1)),
+    )
+
+
+async def test_prompt_logprobs_and_echo_come_before_the_tokens(served: ServedFront) -> None:
+    message = request("The quality of mercy")
+    message.output.echo = True
+    message.output.prompt_logprobs = 1
+    call = served.stub.Generate(message)
+    (spec,) = await served.port.next_submission()
+    assert spec.block_hashes == (), "every position must be computed"
+    prompt_ids = spec.prompt_ids.tolist()
+    rows = make_logprobs([-1.0] * (len(prompt_ids) - 1), [1] * (len(prompt_ids) - 1))
+    served.port.admit(spec.key)
+    served.port.say(prompt_logprobs=[(spec.key, 1, rows)])
+    served.port.say(prompt_logprobs=[(spec.key, 1, rows)])  # recomputed after a preemption
+    served.port.send(spec.key, served.encode("x"))
+    served.port.finish(spec.key)
+    responses = await collect(call)
+    kinds = [response.WhichOneof("event") for response in responses]
+    last_prompt = max(index for index, kind in enumerate(kinds) if kind == "prompt")
+    assert last_prompt < kinds.index("tokens")
+    prompts = [r.prompt for r in responses if r.WhichOneof("event") == "prompt"]
+    assert "".join(prompt.text for prompt in prompts) == "The quality of mercy"
+    records = [record for prompt in prompts for record in prompt.records]
+    assert [record.id for record in records] == prompt_ids
+    assert not records[0].HasField("logprob")
+    assert all(record.HasField("logprob") for record in records[1:])
+    assert len(records[1].top_logprobs) == 1
+
+
+async def test_generate_once_answers_as_a_whole(served: ServedFront) -> None:
+    message = pb.GenerateOnceRequest(generation=request("hello"))
+    message.generation.sampling.n = 2
+    call = asyncio.ensure_future(served.stub.GenerateOnce(message))
+    first, second = await served.port.next_submission()
+    served.port.say(changes=[admitted(first.key), admitted(second.key)])
+    served.port.send(second.key, served.encode("two"))
+    served.port.send(first.key, served.encode("one"))
+    served.port.say(ends=[finished(first.key), finished(second.key)])
+    response = await asyncio.wait_for(call, PATIENCE_S)
+    assert [tokens.text for tokens in response.outputs] == ["one", "two"]
+    assert [tokens.output_index for tokens in response.outputs] == [0, 1]
+    assert len(response.finished.outputs) == 2
+    assert response.accepted.model == "tiny"
+
+
+async def test_preemption_is_told_as_progress(served: ServedFront) -> None:
+    call = served.stub.Generate(request("hello"))
+    (spec,) = await served.port.next_submission()
+    ids = served.encode("abc def")
+    served.port.admit(spec.key)
+    served.port.send(spec.key, ids[:1])
+    served.port.say(changes=[Preempted(key=spec.key, at_s=time.monotonic())])
+    served.port.admit(spec.key, num_cached_tokens=2, num_preemptions=1)
+    served.port.send(spec.key, ids[1:])
+    served.port.finish(spec.key)
+    responses = await collect(call)
+    states = [r.progress.state for r in responses if r.WhichOneof("event") == "progress"]
+    assert states == [
+        state_pb2.REQUEST_STATE_PROCESSING,
+        state_pb2.REQUEST_STATE_PENDING,
+        state_pb2.REQUEST_STATE_PROCESSING,
+    ]
+    assert responses[-1].finished.num_preemptions == 1
+    assert responses[-1].finished.usage.num_cached_prompt_tokens == 0
+    assert text_of(responses) == "abc def"
+
+
+async def test_default_seed_differs_and_request_id_is_given(served: ServedFront) -> None:
+    seeds, ids = set(), set()
+    for _ in range(3):
+        call = served.stub.Generate(request("hello"))
+        (spec,) = await served.port.next_submission()
+        served.port.finish(spec.key)
+        accepted = (await collect(call))[0].accepted
+        assert accepted.seed == spec.sampling.seed
+        assert accepted.request_id == spec.request_id
+        seeds.add(accepted.seed)
+        ids.add(accepted.request_id)
+    assert len(seeds) == len(ids) == 3

@@ -1,0 +1,229 @@
+"""Generate through a real engine: front, link, scheduler and the simulated executor together."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncGenerator, Iterator
+from dataclasses import dataclass
+
+import grpc
+import grpc.aio
+import pytest
+
+from penstock.executor.config import ExecutorConfig, ExecutorKind, SimulatedConfig, SimulatedPace
+from penstock.executor.create import create_executor
+from penstock.scheduler.config import SchedulerConfig
+from penstock.scheduler.engine import Engine
+from penstock.server.front.config import FrontConfig
+from penstock.server.link.memory import MemoryEngine
+from penstock.server.link.ports import EngineHello
+from penstock.server.rpc.server import FrontServer
+from penstock.server.text.model_text import ModelText
+from penstock.v1 import generation_service_pb2 as pb
+from penstock.v1 import generation_service_pb2_grpc as pb_grpc
+from penstock.v1 import state_pb2
+from support.fronts import PATIENCE_S, collect, make_text, rich_error, text_of
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelText]:
+    text = make_text(tmp_path_factory.mktemp("model"))
+    yield text
+    text.close()
+
+
+@dataclass
+class Service:
+    """Fronts over one engine."""
+
+    engine: MemoryEngine
+    fronts: list[FrontServer]
+    stubs: list[pb_grpc.GenerationServiceAsyncStub]
+
+
+@contextlib.asynccontextmanager
+async def service(
+    text: ModelText,
+    *,
+    num_fronts: int = 1,
+    max_num_waiting: int = 64,
+    max_num_seqs: int = 8,
+    pace: SimulatedPace = SimulatedPace.IMMEDIATE,
+) -> AsyncGenerator[Service]:
+    scheduler_config = SchedulerConfig(max_num_waiting=max_num_waiting)
+    executor = create_executor(
+        ExecutorConfig(
+            kind=ExecutorKind.SIMULATED,
+            num_blocks=512,
+            max_seq_len=1024,
+            max_num_seqs=max_num_seqs,
+            simulated=SimulatedConfig(vocab_size=text.files.vocab_size, pace=pace, is_strict=True),
+        )
+    )
+    engine = Engine(executor, scheduler_config, time.monotonic)
+    hello = EngineHello(
+        epoch=1,
+        model="tiny",
+        executor=executor.info,
+        max_num_waiting=scheduler_config.max_num_waiting,
+        max_num_waiting_tokens=scheduler_config.max_num_waiting_tokens,
+    )
+    memory = MemoryEngine(engine, hello)
+    memory.start_thread()
+    async with contextlib.AsyncExitStack() as stack:
+        stack.callback(memory.close)
+        result = Service(memory, [], [])
+        for front_id in range(1, num_fronts + 1):
+            port = memory.port(front_id)
+            server = FrontServer(text, FrontConfig(front_id=front_id), port=port)
+            bound = await server.start("127.0.0.1:0")
+            stack.push_async_callback(server.stop)
+            await port.start(server)
+            await port.wait_up()
+            channel = grpc.aio.insecure_channel(f"127.0.0.1:{bound}")
+            await stack.enter_async_context(channel)
+            result.fronts.append(server)
+            result.stubs.append(pb_grpc.GenerationServiceStub(channel))
+        yield result
+
+
+def request(
+    text: str = "hello", *, max_tokens: int = 20, request_id: str | None = None, seed: int = 1
+) -> pb.GenerateRequest:
+    message = pb.GenerateRequest(request_id=request_id)
+    message.text.text = text
+    message.stopping.max_tokens = max_tokens
+    message.sampling.seed = seed
+    return message
+
+
+async def test_many_streams_at_once_equal_each_alone(text: ModelText) -> None:
+    async with service(text) as served:
+        messages = []
+        for index in range(24):
+            message = request(f"prompt {index} " * (index + 1), max_tokens=3 + index)
+            message.sampling.n = 1 + index % 3
+            message.output.return_token_ids = True
+            messages.append(message)
+        streams = await asyncio.gather(
+            *(collect(served.stubs[0].Generate(message)) for message in messages)
+        )
+        for message, responses in zip(messages, streams, strict=True):
+            alone = await served.stubs[0].GenerateOnce(pb.GenerateOnceRequest(generation=message))
+            assert [r.sequence for r in responses] == list(range(len(responses)))
+            assert len(responses[-1].finished.outputs) == message.sampling.n
+            for output in alone.outputs:
+                ids = [
+                    record.id
+                    for response in responses
+                    if response.WhichOneof("event") == "tokens"
+                    and response.tokens.output_index == output.output_index
+                    for record in response.tokens.records
+                ]
+                assert ids == [record.id for record in output.records]
+                assert len(ids) == message.stopping.max_tokens
+                assert text_of(responses, output.output_index) == output.text
+            end = responses[-1].finished
+            assert end.usage.num_completion_tokens == sum(
+                output.num_completion_tokens for output in end.outputs
+            )
+            timings = end.timings
+            parts_ms = sum(
+                part.ToMilliseconds() for part in (timings.queue, timings.prefill, timings.decode)
+            )
+            assert parts_ms <= timings.total.ToMilliseconds() + 1
+        assert served.engine.num_live == 0
+        assert served.fronts[0].num_live_requests == 0
+
+
+async def test_stop_string_of_a_running_request(text: ModelText) -> None:
+    async with service(text) as served:
+        whole = text_of(await collect(served.stubs[0].Generate(request(max_tokens=60))))
+        stop = whole[10:14]
+        message = request(max_tokens=60)
+        message.stopping.stop_strings.append(stop)
+        responses = await collect(served.stubs[0].Generate(message))
+        assert text_of(responses) == whole[: whole.index(stop)]
+        (end,) = responses[-1].finished.outputs
+        assert end.stop_string == stop
+        assert end.finish_reason == state_pb2.FINISH_REASON_STOP
+
+
+async def test_ids_are_unique_over_all_fronts_and_cancel_reaches_any(text: ModelText) -> None:
+    async with service(text, num_fronts=2, pace=SimulatedPace.REAL_TIME) as served:
+        first, second = served.stubs
+        call = first.Generate(request(max_tokens=1000, request_id="one"))
+        await anext(aiter(call))
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await collect(second.Generate(request(request_id="one")))
+        assert rich_error(caught.value).info.reason == "REQUEST_ID_IN_USE"
+        await second.Cancel(pb.CancelRequest(request_id="one"))
+        responses = await collect(call)
+        (end,) = responses[-1].finished.outputs
+        assert end.finish_reason == state_pb2.FINISH_REASON_CANCELLED
+        assert end.num_completion_tokens < 1000
+
+
+async def test_full_queue_is_told_before_anything_else(text: ModelText) -> None:
+    async with service(text, max_num_waiting=1, max_num_seqs=1) as served:
+        calls = [served.stubs[0].Generate(request(max_tokens=200)) for _ in range(12)]
+        outcomes = await asyncio.gather(*(collect(c) for c in calls), return_exceptions=True)
+        refused = [o for o in outcomes if isinstance(o, grpc.aio.AioRpcError)]
+        assert len(refused) < len(calls)
+        for error in refused:
+            rich = rich_error(error)
+            assert rich.info.reason == "QUEUE_FULL"
+            assert rich.retry_s is not None
+        for outcome in outcomes:
+            if not isinstance(outcome, BaseException):
+                assert outcome[-1].WhichOneof("event") == "finished"
+
+
+async def test_clients_that_leave_free_the_engine(text: ModelText) -> None:
+    async with service(text, pace=SimulatedPace.REAL_TIME) as served:
+        calls = [served.stubs[0].Generate(request(max_tokens=1000)) for _ in range(16)]
+        await asyncio.gather(*(anext(aiter(call)) for call in calls))
+        for call in calls:
+            call.cancel()
+        async with asyncio.timeout(PATIENCE_S):
+            await served.fronts[0].front.table.wait_until_empty()
+            while served.engine.num_live:  # the engine takes the cancels with its next step
+                await served.stubs[0].GenerateOnce(
+                    pb.GenerateOnceRequest(generation=request(max_tokens=1))
+                )
+
+
+async def test_death_of_the_engine_ends_all_streams(text: ModelText) -> None:
+    async with service(text, pace=SimulatedPace.REAL_TIME) as served:
+        calls = [served.stubs[0].Generate(request(max_tokens=1000)) for _ in range(8)]
+        await asyncio.gather(*(anext(aiter(call)) for call in calls))
+        served.engine.kill()
+        for call in calls:
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await collect(call)
+            assert rich_error(caught.value).info.reason == "ENGINE_DOWN"
+        assert not served.fronts[0].health.is_serving
+
+
+async def test_deadline_of_the_request_ends_it_with_the_reason(text: ModelText) -> None:
+    async with service(text, pace=SimulatedPace.REAL_TIME) as served:
+        message = request(max_tokens=1000)
+        message.scheduling.total_deadline.FromMilliseconds(150)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await collect(served.stubs[0].Generate(message))
+        error = rich_error(caught.value)
+        assert error.code is grpc.StatusCode.DEADLINE_EXCEEDED
+        assert error.info.metadata["deadline"] == "total"
+
+
+async def test_time_limit_keeps_the_partial_text(text: ModelText) -> None:
+    async with service(text, pace=SimulatedPace.REAL_TIME) as served:
+        message = request(max_tokens=1000)
+        message.scheduling.time_limit.FromMilliseconds(500)
+        responses = await collect(served.stubs[0].Generate(message))
+        (end,) = responses[-1].finished.outputs
+        assert end.finish_reason == state_pb2.FINISH_REASON_TIME_LIMIT
+        assert 0 < end.num_completion_tokens < 1000
+        assert text_of(responses)

@@ -1,0 +1,177 @@
+"""The link over real Unix sockets: an engine on a thread, fronts on asyncio."""
+
+import asyncio
+import contextlib
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import uvloop
+
+from penstock.scheduler.request import FinishReason
+from penstock.server.link.dispatch import Dispatcher
+from penstock.server.link.fronts import FrontHub
+from penstock.server.link.memory import MemoryEngine
+from penstock.server.link.ports import EngineUnavailable
+from support.link import (
+    INFO,
+    PATIENCE_S,
+    EngineThread,
+    FakeEngine,
+    Recorder,
+    front,
+    hello,
+    listening,
+    simulated_engine,
+    socket_path,
+    spec,
+)
+
+
+@pytest.fixture
+def path() -> Iterator[Path]:
+    with socket_path() as made:
+        yield made
+
+
+@pytest.fixture
+def listener(path: Path) -> Iterator[socket.socket]:
+    with listening(path) as made:
+        yield made
+
+
+@pytest.fixture
+def fake() -> FakeEngine:
+    return FakeEngine()
+
+
+@pytest.fixture
+def engine(listener: socket.socket, fake: FakeEngine) -> Iterator[EngineThread]:
+    thread = EngineThread(listener, fake)
+    yield thread
+    thread.close()
+
+
+@pytest.fixture
+def real(listener: socket.socket) -> Iterator[EngineThread]:
+    thread = EngineThread(listener, simulated_engine())
+    yield thread
+    thread.close()
+
+
+async def test_tokens_come_back_as_without_sockets(real: EngineThread, path: Path) -> None:
+    async with front(path, 3) as (port, heard):
+        assert (await heard.hellos.get()).executor == INFO
+        port.submit((spec(3, 1, max_tokens=20),))
+        end = await heard.until_ended(3 << 32 | 1)
+        over_socket = heard.tokens
+    assert end.reason is FinishReason.LENGTH
+
+    memory = MemoryEngine(simulated_engine(), hello())
+    in_memory, memory_port = Recorder(), memory.port(3)
+    await memory_port.start(in_memory)
+    memory.start_thread()
+    await asyncio.wait_for(memory_port.wait_up(), PATIENCE_S)
+    memory_port.submit((spec(3, 1, max_tokens=20),))
+    await in_memory.until_ended(3 << 32 | 1)
+    memory.close()
+    assert over_socket == in_memory.tokens
+    assert len(over_socket[3 << 32 | 1]) == 20
+
+
+async def test_each_front_hears_only_of_its_own(real: EngineThread, path: Path) -> None:
+    async with front(path, 1) as (port_1, heard_1), front(path, 2) as (port_2, heard_2):
+        for counter in range(1, 9):
+            port_1.submit((spec(1, counter),))
+            port_2.submit((spec(2, counter),))
+        for counter in range(1, 9):
+            await heard_1.until_ended(1 << 32 | counter)
+            await heard_2.until_ended(2 << 32 | counter)
+    assert {key >> 32 for key in heard_1.tokens | heard_1.ended} == {1}
+    assert {key >> 32 for key in heard_2.tokens | heard_2.ended} == {2}
+    assert all(len(tokens) == 5 for tokens in heard_2.tokens.values())
+
+
+async def test_cancel_ends_a_running_request(real: EngineThread, path: Path) -> None:
+    async with front(path, 1) as (port, heard):
+        port.submit((spec(1, 1, max_tokens=50_000),))
+        await heard.until_token(1 << 32 | 1)
+        port.cancel((1 << 32 | 1, 1 << 32 | 77), FinishReason.STOP)
+        end = await heard.until_ended(1 << 32 | 1)
+    assert end.reason is FinishReason.STOP
+
+
+async def test_any_front_cancels_by_id(real: EngineThread, path: Path) -> None:
+    async with front(path, 1) as (port_1, heard_1), front(path, 2) as (port_2, _):
+        port_1.submit((spec(1, 1, max_tokens=50_000, request_id="long"),))
+        await heard_1.until_token(1 << 32 | 1)
+        assert await asyncio.wait_for(port_2.cancel_by_id("long"), PATIENCE_S) is True
+        assert (await heard_1.until_ended(1 << 32 | 1)).reason is FinishReason.CANCELLED
+        assert await asyncio.wait_for(port_2.cancel_by_id("long"), PATIENCE_S) is False
+
+
+async def test_a_front_that_leaves_takes_its_requests_along(
+    engine: EngineThread, fake: FakeEngine, path: Path
+) -> None:
+    async with front(path, 1) as (port, _):
+        port.submit((spec(1, 1), spec(1, 2)))
+        await asyncio.to_thread(fake.submitted.get, timeout=PATIENCE_S)
+    gone = {await asyncio.to_thread(fake.cancelled.get, timeout=PATIENCE_S) for _ in range(2)}
+    assert gone == {1 << 32 | 1, 1 << 32 | 2}
+
+
+async def test_the_loss_of_an_engine_is_told_once_and_the_next_one_greeted(
+    listener: socket.socket, path: Path
+) -> None:
+    first = EngineThread(listener, FakeEngine(), epoch=1)
+    async with front(path, 1) as (port, heard):
+        assert (await heard.hellos.get()).epoch == 1
+        await asyncio.to_thread(first.close)
+        await asyncio.wait_for(heard.lost.get(), PATIENCE_S)
+        assert not port.is_up
+        with pytest.raises(EngineUnavailable):
+            port.submit((spec(1, 1),))
+        with pytest.raises(EngineUnavailable):
+            await port.cancel_by_id("x")
+        port.cancel((1,), FinishReason.CANCELLED)
+
+        second = EngineThread(listener, FakeEngine(), epoch=2)
+        assert (await asyncio.wait_for(heard.hellos.get(), PATIENCE_S)).epoch == 2
+        port.submit((spec(1, 1),))
+        assert heard.lost.empty()
+    await asyncio.to_thread(second.close)
+    assert heard.lost.qsize() == 1  # by its own close
+
+
+def test_the_same_on_the_loop_that_fronts_run_on(listener: socket.socket, path: Path) -> None:
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(test_the_loss_of_an_engine_is_told_once_and_the_next_one_greeted(listener, path))
+
+
+async def test_a_pending_question_fails_with_the_engine(
+    listener: socket.socket, path: Path
+) -> None:
+    silent = threading.Event()
+
+    class Silent(FakeEngine):
+        def cancel_by_id(self, request_id: str) -> bool:
+            silent.set()
+            raise ConnectionAbortedError
+
+    hub = FrontHub(listener, Dispatcher(Silent(), hello()))
+
+    def die_when_asked() -> None:
+        with contextlib.suppress(ConnectionAbortedError):
+            while True:
+                hub.poll(PATIENCE_S)
+        hub.close()
+
+    thread = threading.Thread(target=die_when_asked)
+    thread.start()
+    async with front(path, 1) as (port, _):
+        with pytest.raises(EngineUnavailable):
+            await asyncio.wait_for(port.cancel_by_id("x"), PATIENCE_S)
+        assert silent.is_set()
+    thread.join(PATIENCE_S)

@@ -1,0 +1,192 @@
+"""The service as its operator sees it: start, ready, drain, exit codes. Real processes."""
+
+import asyncio
+import os
+import re
+import signal
+import socket
+from pathlib import Path
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2
+
+from support.service import (
+    health_of,
+    health_watch,
+    launched,
+    simulated,
+    started,
+    stream,
+    until_health,
+)
+
+SERVING = health_pb2.HealthCheckResponse.SERVING
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+LONG = 900  # tokens, about nine seconds of them
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_an_idle_service_ends_at_the_first_signal(number: signal.Signals) -> None:
+    async with started(*simulated()) as service, service.channel() as channel:
+        assert await health_of(channel) == SERVING
+        done = stream(channel, 12)
+        assert await done.outcome() is grpc.StatusCode.OK
+        assert (done.num_tokens, done.has_finished) == (12, True)
+        service.signal(number)
+        assert await service.ended() == 0
+        assert len(service.stdout) == 1
+        assert not [line for line in service.stderr if "Traceback" in line]
+
+
+async def test_running_streams_finish_and_new_ones_are_refused_in_a_drain() -> None:
+    async with started(*simulated(), "--drain-grace-s", "30") as service:
+        async with service.channel() as channel:
+            running = [stream(channel, 150, first) for first in range(8)]
+            await asyncio.gather(*(one.until_running() for one in running))
+            service.signal(signal.SIGTERM)
+            await until_health(channel, NOT_SERVING)
+            assert await stream(channel, 1).outcome() is grpc.StatusCode.UNAVAILABLE
+            outcomes = await asyncio.gather(*(one.outcome() for one in running))
+            assert outcomes == [grpc.StatusCode.OK] * 8
+            assert all(one.num_tokens == 150 and one.has_finished for one in running)
+        assert await service.ended() == 0
+
+
+async def test_signals_to_the_whole_tree_drain_it_too() -> None:
+    async with started(*simulated(), "--fronts", "1") as service, service.channel() as channel:
+        children = [await service.next_pid(role) for role in ("engine", "front")]
+        running = stream(channel, 100)
+        await running.until_running()
+        for pid in children:
+            os.kill(pid, signal.SIGTERM)
+            os.kill(pid, signal.SIGINT)
+        service.signal(signal.SIGTERM)
+        assert await running.outcome() is grpc.StatusCode.OK
+        assert await service.ended() == 0
+
+
+async def test_a_stream_longer_than_the_grace_is_cut() -> None:
+    async with started(*simulated(), "--drain-grace-s", "0.3") as service:
+        async with service.channel() as channel:
+            long = stream(channel, LONG)
+            await long.until_running()
+            service.signal(signal.SIGTERM)
+            assert await long.outcome() is grpc.StatusCode.UNAVAILABLE
+            assert not long.has_finished
+        assert await service.ended() == 0
+
+
+async def test_an_open_health_watch_does_not_hold_up_the_end() -> None:
+    arguments = [*simulated(), "--drain-grace-s", "600"]
+    async with started(*arguments) as service, service.channel() as channel:
+        watch = health_watch(channel)
+        assert (await watch.read()).status == SERVING
+        service.signal(signal.SIGTERM)
+        assert await service.ended() == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_the_second_signal_cuts_everything(number: signal.Signals) -> None:
+    arguments = [*simulated(), "--drain-grace-s", "600"]
+    async with started(*arguments) as service, service.channel() as channel:
+        long = stream(channel, LONG)
+        await long.until_running()
+        service.signal(signal.SIGTERM)
+        await service.until_logged("draining")
+        service.signal(number)
+        assert await long.outcome() is grpc.StatusCode.UNAVAILABLE
+        assert await service.ended() == 128 + number
+
+
+async def test_a_signal_before_it_is_ready_ends_it() -> None:
+    async with launched(*simulated()) as service:
+        await service.until_logged("starting")
+        service.signal(signal.SIGTERM)
+        assert await service.ended() == 0
+
+
+async def refusal(*arguments: str) -> str:
+    """The one line a service that cannot start leaves on stderr."""
+    async with launched(*arguments) as service:
+        assert await service.ended() == 2
+        assert service.stdout == []
+        told = [line for line in service.stderr if line.startswith("penstock serve: ")]
+        assert len(told) == 1
+        assert not [line for line in service.stderr if "Traceback" in line]
+        return told[0]
+
+
+async def test_a_port_in_use_is_refused() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        told = await refusal(*simulated(), "--port", str(port))
+    assert f"127.0.0.1:{port}" in told
+    assert "in use" in told
+
+
+async def test_a_second_service_does_not_share_the_port() -> None:
+    async with started(*simulated()) as first:
+        told = await refusal(*simulated(), "--port", first.address.rpartition(":")[2])
+        assert "in use" in told
+        async with first.channel() as channel:
+            assert await stream(channel, 3).outcome() is grpc.StatusCode.OK
+
+
+async def test_a_port_is_free_again_after_the_service() -> None:
+    async with started(*simulated()) as first, first.channel() as channel:
+        port = first.address.rpartition(":")[2]
+        assert await stream(channel, 3).outcome() is grpc.StatusCode.OK
+        first.signal(signal.SIGTERM)
+        assert await first.ended() == 0
+    async with started(*simulated(), "--port", port) as second, second.channel() as channel:
+        assert await stream(channel, 3).outcome() is grpc.StatusCode.OK
+
+
+@pytest.mark.parametrize(
+    ("arguments", "cause"),
+    [
+        (["--model", "/no/such/folder"], "/no/such/folder"),
+        (["--host", "203.0.113.1"], "203.0.113.1"),
+        (["--block-size", "0"], "block_size"),
+        (["--drain-grace-s", "nan"], "drain_grace_s"),
+        (["--fronts", "0"], "num_fronts"),
+        (["--simulated-config", '{"speed": 3}'], "speed"),
+        (["--simulated-config", "{"], "simulated-config"),
+    ],
+)
+async def test_a_wrong_setting_is_named(arguments: list[str], cause: str) -> None:
+    assert cause in await refusal("--executor", "simulated", *arguments)
+
+
+async def test_a_broken_model_is_refused_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    assert str(tmp_path) in await refusal("--model", str(tmp_path))
+
+
+async def test_settings_come_from_the_environment_and_arguments_win() -> None:
+    environment = {"PENSTOCK_MAX_NUM_SEQS": "3", "PENSTOCK_NUM_BLOCKS": "77"}
+    arguments = [*simulated(), "--num-blocks", "99"]
+    async with started(*arguments, environment=environment) as service:
+        line = await service.until_logged("engine is ready")
+        assert re.search(r"num_blocks=99 max_num_seqs=3\b", line)
+
+
+def mapped_files(pid: int) -> str:
+    return Path(f"/proc/{pid}/maps").read_text()
+
+
+async def test_fronts_load_neither_torch_nor_transformers() -> None:
+    async with started("--executor", "torch", "--fronts", "2") as service:
+        engine = await service.next_pid("engine")
+        fronts = [await service.next_pid("front") for _ in range(2)]
+        async with service.channel() as channel:
+            assert await stream(channel, 5).outcome() is grpc.StatusCode.OK
+        assert "libtorch" in mapped_files(engine)
+        assert "grpc" not in mapped_files(service.process.pid)
+        for pid in fronts:
+            maps = mapped_files(pid)
+            assert "grpc" in maps  # the right process, loaded
+            assert "libtorch" not in maps
+        service.signal(signal.SIGTERM)
+        assert await service.ended() == 0

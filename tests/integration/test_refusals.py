@@ -1,0 +1,339 @@
+"""What is refused over the wire, and how it is told."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any, cast
+
+import grpc
+import grpc.aio
+import pytest
+
+from penstock.server.front.config import FrontConfig
+from penstock.server.rpc.mapping_in.refused import REFUSED_FIELDS
+from penstock.server.rpc.unimplemented import UNIMPLEMENTED_METHODS
+from penstock.server.text.model_text import ModelText
+from penstock.v1 import generation_service_pb2 as pb
+from penstock.v1 import model_pb2, model_service_pb2, model_service_pb2_grpc
+from support.fronts import PATIENCE_S, ServedFront, make_text, rich_error, serving
+
+GENERATE = "/penstock.v1.GenerationService/Generate"
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelText]:
+    text = make_text(tmp_path_factory.mktemp("model"))
+    yield text
+    text.close()
+
+
+@pytest.fixture
+async def served(text: ModelText) -> AsyncIterator[ServedFront]:
+    async with serving(text) as served:
+        yield served
+
+
+async def stream_bytes(
+    served: ServedFront, data: bytes, metadata: tuple[tuple[str, str], ...] = ()
+) -> list[bytes]:
+    """Send raw bytes to Generate and read to the end."""
+    call = cast("Any", served.channel.unary_stream(GENERATE))(data, metadata=metadata)
+    async with asyncio.timeout(PATIENCE_S):
+        return [response async for response in call]
+
+
+async def refusal(served: ServedFront, message: pb.GenerateRequest) -> grpc.aio.AioRpcError:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await stream_bytes(served, message.SerializeToString())
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"\xff\xff\xff", b"\x12\x80\x80\x80\x80\x10abc", b"\x0a", b"\x12\x05\x0a\x0babc", b"\x07"],
+)
+async def test_malformed_bytes_are_invalid_not_unknown(served: ServedFront, data: bytes) -> None:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await stream_bytes(served, data)
+    error = rich_error(caught.value)
+    assert error.code is grpc.StatusCode.INVALID_ARGUMENT
+    assert error.info.reason == "MALFORMED_REQUEST"
+    for word in ("DecodeError", "protobuf", "GenerateRequest"):
+        assert word not in error.message
+
+
+async def test_text_that_is_not_utf8_is_named(served: ServedFront) -> None:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await stream_bytes(served, b"\x12\x04\x0a\x02\xc3\x28")
+    error = rich_error(caught.value)
+    assert error.code is grpc.StatusCode.INVALID_ARGUMENT
+    assert error.fields == ["text.text"]
+
+
+async def test_empty_body_and_wrong_wire_type_have_no_prompt(served: ServedFront) -> None:
+    for data in (b"", b"\x10\x05"):  # nothing; a varint where the prompt would be
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await stream_bytes(served, data)
+        error = rich_error(caught.value)
+        assert error.code is grpc.StatusCode.INVALID_ARGUMENT
+        assert error.fields == ["prompt"]
+
+
+async def test_unknown_fields_are_ignored_and_counted(served: ServedFront) -> None:
+    message = pb.GenerateRequest()
+    message.text.text = "hello"
+    data = message.SerializeToString() + b"\xfa\x7f\x03abc"
+    call = asyncio.ensure_future(stream_bytes(served, data))
+    (spec,) = await served.port.next_submission()
+    served.port.finish(spec.key)
+    await call
+    assert served.server.front.counters.num_unknown_fields == 1
+
+
+async def test_every_violation_is_told_at_once(served: ServedFront) -> None:
+    message = pb.GenerateRequest()
+    message.text.text = "hello"
+    message.sampling.temperature = float("nan")
+    message.sampling.top_p = 0.0
+    message.stopping.max_tokens = 0
+    message.stopping.stop_strings.extend(["ok", ""])
+    error = rich_error(await refusal(served, message))
+    assert error.code is grpc.StatusCode.INVALID_ARGUMENT
+    assert error.fields == [
+        "sampling.temperature",
+        "sampling.top_p",
+        "stopping.max_tokens",
+        "stopping.stop_strings[1]",
+    ]
+
+
+async def test_thousands_of_violations_fit_the_trailers(served: ServedFront) -> None:
+    message = pb.GenerateRequest()
+    message.token_ids.ids.extend([10**6] * 500)
+    error = rich_error(await refusal(served, message))
+    assert error.code is grpc.StatusCode.INVALID_ARGUMENT
+    assert error.fields[0] == "token_ids.ids[0]"
+    assert len(error.fields) == 16
+    assert error.info.metadata["num_more_violations"] == "484"
+    assert len(error.message.encode()) <= 1024
+
+
+async def test_prompt_that_never_fits_is_refused_with_the_numbers(served: ServedFront) -> None:
+    message = pb.GenerateRequest()
+    message.token_ids.ids.extend([1] * 500)
+    message.stopping.max_tokens = 100
+    error = rich_error(await refusal(served, message))
+    assert error.info.reason == "PROMPT_TOO_LONG"
+    assert error.fields == ["stopping.max_tokens"]
+    assert dict(error.info.metadata) == {"num_prompt_tokens": "500", "max_total_tokens": "512"}
+
+    message = pb.GenerateRequest()
+    message.text.text = "日" * 200_000
+    error = rich_error(await refusal(served, message))
+    assert error.info.reason == "PROMPT_TOO_LONG"
+    assert error.fields == ["text.text"]
+
+
+async def test_prompt_text_never_comes_back_in_an_error(served: ServedFront) -> None:
+    for edit in (
+        lambda m: m.stopping.stop_strings.append("canary" * 40),
+        lambda m: setattr(m.cache, "salt", "canary" * 40),
+        lambda m: setattr(m, "request_id", "canary\n"),
+    ):
+        message = pb.GenerateRequest()
+        message.text.text = "canary"
+        edit(message)
+        error = await refusal(served, message)
+        trailers = dict(error.trailing_metadata() or ())
+        assert "canary" not in (error.details() or "")
+        status = trailers["grpc-status-details-bin"]
+        assert isinstance(status, bytes)
+        assert b"canary" not in status
+
+
+async def test_unknown_model_is_not_found(served: ServedFront) -> None:
+    message = pb.GenerateRequest(model="other")
+    message.text.text = "hello"
+    error = rich_error(await refusal(served, message))
+    assert error.code is grpc.StatusCode.NOT_FOUND
+    assert error.info.reason == "MODEL_NOT_FOUND"
+    assert error.info.metadata["model"] == "other"
+
+
+SET_FIELD: dict[str, Callable[[pb.GenerateRequest], object]] = {
+    "output.min_chunk_tokens": lambda m: setattr(m.output, "min_chunk_tokens", 4),
+    "output.max_chunk_delay": lambda m: m.output.max_chunk_delay.FromMilliseconds(5),
+    "cache.session_id": lambda m: setattr(m.cache, "session_id", "dialogue"),
+    "cache.retention": lambda m: m.cache.retention.SetInParent(),
+    "constraint.json_schema": lambda m: setattr(m.constraint.json_schema, "schema", "{}"),
+    "constraint.regex": lambda m: setattr(m.constraint.regex, "pattern", "a"),
+    "constraint.grammar": lambda m: setattr(m.constraint.grammar, "ebnf", "root ::= 'a'"),
+    "constraint.choice": lambda m: m.constraint.choice.choices.append("a"),
+    "adapter": lambda m: setattr(m.adapter, "name", "a"),
+    "images": lambda m: m.images.add(data=b"x", mime_type="image/png"),
+}
+
+
+@pytest.mark.parametrize("path", sorted(REFUSED_FIELDS))
+async def test_fields_to_come_are_unimplemented_by_name(served: ServedFront, path: str) -> None:
+    message = pb.GenerateRequest()
+    message.text.text = "hello"
+    SET_FIELD[path](message)
+    error = rich_error(await refusal(served, message))
+    assert error.code is grpc.StatusCode.UNIMPLEMENTED
+    assert error.info.reason == "FEATURE_UNSUPPORTED"
+    assert error.info.metadata["feature"] == REFUSED_FIELDS[path]
+    assert error.info.metadata["field"] == path
+
+
+@pytest.mark.parametrize("method", sorted(UNIMPLEMENTED_METHODS))
+async def test_methods_to_come_are_unimplemented_by_name(served: ServedFront, method: str) -> None:
+    path = f"/{method}"
+    channel = cast("Any", served.channel)
+    calls: dict[str, Callable[[], Any]] = {
+        "Multiplex": lambda: channel.stream_stream(path)(iter(())).read(),
+        "Resume": lambda: channel.unary_stream(path)(b"").read(),
+        "WatchStats": lambda: channel.unary_stream(path)(b"").read(),
+        "GetFlightRecord": lambda: channel.unary_stream(path)(b"").read(),
+    }
+    call = calls.get(method.partition("/")[2], lambda: channel.unary_unary(path)(b""))
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await asyncio.wait_for(call(), PATIENCE_S)
+    error = rich_error(caught.value)
+    assert error.code is grpc.StatusCode.UNIMPLEMENTED
+    assert error.info.metadata["feature"] == UNIMPLEMENTED_METHODS[method]
+
+
+def test_features_told_and_refused_are_the_same_words() -> None:
+    published = {field.name for field in model_pb2.ModelFeatures.DESCRIPTOR.fields}
+    assert set(UNIMPLEMENTED_METHODS.values()) <= published
+    # How a message is cut is no feature of a model, so the contract has no word for it there.
+    assert set(REFUSED_FIELDS.values()) - {"chunk_limits"} <= published
+
+
+async def test_executor_without_a_feature_refuses_it(text: ModelText) -> None:
+    async with serving(text, is_up=False) as served:
+        served.port.info = bare_info()
+        served.port.come_up()
+        for path, feature in (
+            ("logprobs", "logprobs"),
+            ("prompt_logprobs", "prompt_logprobs"),
+        ):
+            message = pb.GenerateRequest()
+            message.text.text = "hello"
+            setattr(message.output, path, 0)
+            error = rich_error(await refusal(served, message))
+            assert error.code is grpc.StatusCode.UNIMPLEMENTED
+            assert error.info.metadata["feature"] == feature
+        message = pb.GenerateRequest()
+        message.text.text = "hello"
+        message.sampling.presence_penalty = 0.5
+        error = rich_error(await refusal(served, message))
+        assert error.info.metadata["feature"] == "penalties"
+        models = model_service_pb2_grpc.ModelServiceStub(served.channel)
+        model = (await models.GetModel(model_service_pb2.GetModelRequest())).model
+        assert model.features.HasField("logprobs")
+        assert not model.features.logprobs
+
+
+def bare_info() -> Any:
+    from dataclasses import replace
+
+    from support.fronts import INFO
+
+    return replace(INFO, features=frozenset())
+
+
+async def test_oversized_message_and_metadata_never_reach_the_handler(
+    served: ServedFront,
+) -> None:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await stream_bytes(served, b"\x12" + b"x" * (4 << 20))
+    assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await stream_bytes(served, b"", metadata=(("x-large", "v" * 20_000),))
+    assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+async def test_strange_metadata_is_accepted(served: ServedFront) -> None:
+    message = pb.GenerateRequest()
+    message.text.text = "hello\x00world"
+    metadata = (("x-request-id", "r" * 2000), ("traceparent", "00-zz-junk"))
+    call = asyncio.ensure_future(
+        stream_bytes(served, message.SerializeToString(), metadata=metadata)
+    )
+    (spec,) = await served.port.next_submission()
+    served.port.finish(spec.key)
+    await call
+
+
+async def test_engine_that_was_never_there_is_unavailable(text: ModelText) -> None:
+    async with serving(text, is_up=False) as served:
+        message = pb.GenerateRequest()
+        message.text.text = "hello"
+        error = rich_error(await refusal(served, message))
+        assert error.code is grpc.StatusCode.UNAVAILABLE
+        assert error.info.reason == "ENGINE_DOWN"
+        assert error.pushback_ms == "1000"
+
+
+async def test_front_that_is_full_says_so(text: ModelText) -> None:
+    async with serving(text, FrontConfig(max_live_requests=1)) as served:
+        message = pb.GenerateRequest()
+        message.text.text = "hello"
+        first = asyncio.ensure_future(stream_bytes(served, message.SerializeToString()))
+        (spec,) = await served.port.next_submission()
+        error = rich_error(await refusal(served, message))
+        assert error.code is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert error.info.reason == "QUEUE_FULL"
+        served.port.finish(spec.key)
+        await first
+
+
+async def test_model_service_answers_and_refuses(served: ServedFront) -> None:
+    models = model_service_pb2_grpc.ModelServiceStub(served.channel)
+    (model,) = (await models.ListModels(model_service_pb2.ListModelsRequest())).models
+    assert model.name == "tiny"
+    assert model.state == model_pb2.MODEL_STATE_READY
+    assert model.limits.max_total_tokens == 512
+    assert model.limits.max_prompt_tokens == 511
+    assert model.features.chat_prompt
+    assert not model.features.images
+    assert model.executor == "scripted"
+
+    tokens = await models.Tokenize(tokenize_request("héllo"))
+    back = await models.Detokenize(model_service_pb2.DetokenizeRequest(token_ids=tokens.token_ids))
+    assert back.text == "héllo"
+    chat = model_service_pb2.TokenizeRequest()
+    chat.chat.messages.add(role="user", content="hi")
+    rendered = await models.Tokenize(chat)
+    assert "user\nhi" in rendered.rendered_text
+    assert rendered.token_ids
+
+    bad: list[tuple[Any, Any, list[str]]] = [
+        (models.Tokenize, model_service_pb2.TokenizeRequest(), ["prompt"]),
+        (models.Tokenize, tokenize_request(""), ["text.text"]),
+        (
+            models.Detokenize,
+            model_service_pb2.DetokenizeRequest(token_ids=[1, 10**6]),
+            ["token_ids[1]"],
+        ),
+        (models.ListModels, model_service_pb2.ListModelsRequest(page_size=0), ["page_size"]),
+        (models.ListModels, model_service_pb2.ListModelsRequest(page_token="x"), ["page_token"]),
+    ]
+    for method, message, fields in bad:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await method(message)
+        error = rich_error(caught.value)
+        assert error.code is grpc.StatusCode.INVALID_ARGUMENT
+        assert error.fields == fields
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await models.GetModel(model_service_pb2.GetModelRequest(name="other"))
+    assert rich_error(caught.value).info.reason == "MODEL_NOT_FOUND"
+
+
+def tokenize_request(text: str) -> model_service_pb2.TokenizeRequest:
+    message = model_service_pb2.TokenizeRequest()
+    message.text.text = text
+    return message

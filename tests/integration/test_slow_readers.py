@@ -1,0 +1,164 @@
+"""Readers that do not read: their streams are cut, their engine requests dropped."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import grpc
+import grpc.aio
+import pytest
+
+from penstock.scheduler.request import FinishReason
+from penstock.server.front.config import FrontConfig
+from penstock.server.text.model_text import ModelText
+from penstock.v1 import generation_service_pb2 as pb
+from penstock.v1 import generation_service_pb2_grpc as pb_grpc
+from penstock.v1 import model_service_pb2_grpc
+from penstock.v1.model_service_pb2 import GetModelRequest
+from support.fronts import PATIENCE_S, ServedFront, collect, make_text, rich_error, serving, text_of
+
+# A stream window as small as the protocol's default, and no growing of it.
+SMALL_WINDOW = (("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 1024))
+MANY_TOKENS = 60_000
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelText]:
+    text = make_text(tmp_path_factory.mktemp("model"))
+    yield text
+    text.close()
+
+
+class SteppedClock:
+    """A clock that the test moves."""
+
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+async def flood(served: ServedFront, key: int, num_tokens: int) -> None:
+    """Tokens in steps, with a turn of the loop after each, until the request is gone."""
+    token_id = served.encode("a")[0]
+    for _ in range(num_tokens // 8):
+        if served.server.front.table.output(key) is None:
+            return
+        served.port.say(tokens=[(key, token_id)] * 8)
+        await asyncio.sleep(0)
+
+
+async def block_writer(served: ServedFront) -> int:
+    """Let the next stream run into its reader's full window; returns the request's key."""
+    (spec,) = await served.port.next_submission()
+    served.port.admit(spec.key)
+    output = served.server.front.table.output(spec.key)
+    assert output is not None
+    stream = output.request.stream
+    token_id = served.encode("a")[0]
+    async with asyncio.timeout(PATIENCE_S), grpc.aio.insecure_channel(served.address) as channel:
+        models = model_service_pb2_grpc.ModelServiceStub(channel)
+        while True:
+            for _ in range(200):
+                served.port.say(tokens=[(spec.key, token_id)])
+            # While these calls go to and fro, a writer that is not blocked takes the backlog.
+            for _ in range(20):
+                await models.GetModel(GetModelRequest())
+                if stream.num_backlog_tokens == 0:
+                    break
+            else:
+                return spec.key
+
+
+def request() -> pb.GenerateRequest:
+    message = pb.GenerateRequest()
+    message.text.text = "hello"
+    # Records make messages large, so that a window fills soon.
+    message.output.return_token_ids = True
+    return message
+
+
+async def test_backlog_beyond_its_bound_cuts_the_stream(text: ModelText) -> None:
+    config = FrontConfig(max_backlog_tokens=2000, acceptance_delay_s=0.0)
+    async with serving(text, config, channel_options=SMALL_WINDOW) as served:
+        call = served.stub.Generate(request())
+        key = await block_writer(served)
+        healthy = served.stub.Generate(request())
+        (other,) = await served.port.next_submission()
+        await flood(served, key, MANY_TOKENS)
+        keys, reason = await served.port.next_cancel()
+        assert (keys, reason) == ((key,), FinishReason.CANCELLED)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await collect(call)
+        error = rich_error(caught.value)
+        assert error.code is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert error.info.reason == "READER_STALLED"
+        assert served.server.front.counters.num_cut_readers == 1
+        served.port.send(other.key, served.encode("fine"))
+        served.port.finish(other.key)
+        assert text_of([response async for response in healthy]) == "fine"
+        assert served.server.num_live_requests == 0
+
+
+async def test_one_write_that_takes_too_long_cuts_the_stream(text: ModelText) -> None:
+    clock = SteppedClock()
+    config = FrontConfig(max_reader_stall_s=5.0, acceptance_delay_s=0.0)
+    async with serving(text, config, channel_options=SMALL_WINDOW, clock=clock) as served:
+        call = served.stub.Generate(request())
+        key = await block_writer(served)
+        front = served.server.front
+        front.cut_stalled()
+        assert front.counters.num_cut_readers == 0, "not stalled long enough"
+        clock.now_s += 5.1
+        front.cut_stalled()
+        assert await served.port.next_cancel() == ((key,), FinishReason.CANCELLED)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await collect(call)
+        assert rich_error(caught.value).info.reason == "READER_STALLED"
+
+
+async def test_end_that_nobody_takes_is_cut_as_well(text: ModelText) -> None:
+    clock = SteppedClock()
+    config = FrontConfig(max_reader_stall_s=5.0, acceptance_delay_s=0.0)
+    async with serving(text, config, channel_options=SMALL_WINDOW, clock=clock) as served:
+        call = served.stub.Generate(request())
+        key = await block_writer(served)
+        served.port.finish(key)
+        clock.now_s += 5.1
+        served.server.front.cut_stalled()
+        assert served.server.front.counters.num_cut_readers == 1
+        async with asyncio.timeout(PATIENCE_S):
+            await served.server.front.table.wait_until_empty()
+        call.cancel()
+
+
+async def test_reader_that_comes_back_gets_everything_coalesced(text: ModelText) -> None:
+    async with serving(text, channel_options=SMALL_WINDOW) as served:
+        call = served.stub.Generate(request())
+        key = await block_writer(served)
+        served.port.finish(key)
+        async with asyncio.timeout(PATIENCE_S):
+            responses = [response async for response in call]
+        end = responses[-1].finished.outputs[0]
+        assert text_of(responses) == "a" * end.num_completion_tokens
+        assert max(response.tokens.num_tokens for response in responses) > 10
+        assert [r.sequence for r in responses] == list(range(len(responses)))
+        assert max(response.ByteSize() for response in responses) <= 1100
+
+
+async def test_vanished_peer_frees_the_request_while_a_write_is_blocked(
+    text: ModelText, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with serving(text) as served:
+        channel = grpc.aio.insecure_channel(served.address, options=list(SMALL_WINDOW))
+        call = pb_grpc.GenerationServiceStub(channel).Generate(request())
+        key = await block_writer(served)
+        await channel.close()
+        assert call.cancelled()
+        keys, reason = await served.port.next_cancel()
+        assert (keys, reason) == ((key,), FinishReason.CANCELLED)
+        async with asyncio.timeout(PATIENCE_S):
+            await served.server.front.table.wait_until_empty()
+        assert "Traceback" not in caplog.text

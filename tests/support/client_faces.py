@@ -1,0 +1,155 @@
+"""Both clients behind one face, and a clock that only sleeping moves.
+
+Owns the fixtures `server`, `time` and `face`, loaded as a pytest plugin by the tests of the client. The
+blocking client runs in a thread beside the server's event loop; its face is the async client's, so that
+one test speaks for both.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import grpc
+import pytest
+from penstock.client import Client, Event, RetryPolicy, SyncClient, Tokens
+from penstock.client.call_settings import CallSettings
+from support.scripted_server import ScriptedServer, ServedCall, error_info, scripted_server
+
+POLICY = RetryPolicy(max_attempts=3, initial_backoff_s=1.0, multiplier=2.0, pushback_jitter=0.0)
+
+
+class FakeTime:
+    """A clock that only sleeping moves, and what was slept, seconds."""
+
+    def __init__(self) -> None:
+        self.now_s = 50.0
+        self.slept_s: list[float] = []
+
+    def __call__(self) -> float:
+        return self.now_s
+
+    def sleep(self, delay_s: float) -> None:
+        self.slept_s.append(delay_s)
+        self.now_s += delay_s
+
+    async def sleep_async(self, delay_s: float) -> None:
+        self.sleep(delay_s)
+
+    def settings(self) -> CallSettings:
+        return CallSettings(retry=POLICY, clock=self, random=lambda: 0.0)
+
+
+class AsyncFace:
+    """The async client, as it is."""
+
+    def __init__(self, address: str, time: FakeTime) -> None:
+        self.client = Client(address, settings=time.settings(), sleep=time.sleep_async)
+
+    async def events(self, prompt: Any, into: list[Event] | None = None, **options: Any) -> Any:
+        events = [] if into is None else into
+        async for event in self.client.generate(prompt, **options):
+            events.append(event)
+        return events
+
+    async def text(self, prompt: Any, **options: Any) -> list[str]:
+        return [piece async for piece in self.client.generate_text(prompt, **options)]
+
+    async def call(self, name: str, *args: Any, **options: Any) -> Any:
+        return await getattr(self.client, name)(*args, **options)
+
+    async def leave_after_output(self, prompt: Any) -> None:
+        async with contextlib.aclosing(self.client.generate(prompt)) as events:
+            async for event in events:
+                if isinstance(event, Tokens):
+                    break
+
+    async def close(self) -> None:
+        await self.client.close()
+
+
+class SyncFace:
+    """The blocking client, each use of it in a thread."""
+
+    def __init__(self, address: str, time: FakeTime) -> None:
+        self.client = SyncClient(address, settings=time.settings(), sleep=time.sleep)
+
+    async def events(self, prompt: Any, into: list[Event] | None = None, **options: Any) -> Any:
+        events = [] if into is None else into
+
+        def read() -> list[Event]:
+            events.extend(self.client.generate(prompt, **options))
+            return events
+
+        return await asyncio.to_thread(read)
+
+    async def text(self, prompt: Any, **options: Any) -> list[str]:
+        return await asyncio.to_thread(lambda: list(self.client.generate_text(prompt, **options)))
+
+    async def call(self, name: str, *args: Any, **options: Any) -> Any:
+        return await asyncio.to_thread(getattr(self.client, name), *args, **options)
+
+    async def leave_after_output(self, prompt: Any) -> None:
+        def leave() -> None:
+            for event in self.client.generate(prompt):
+                if isinstance(event, Tokens):
+                    break
+
+        await asyncio.to_thread(leave)
+
+    async def close(self) -> None:
+        await asyncio.to_thread(self.client.close)
+
+
+Face = AsyncFace | SyncFace
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[ScriptedServer]:
+    async with scripted_server() as server:
+        yield server
+
+
+@pytest.fixture
+def time() -> FakeTime:
+    return FakeTime()
+
+
+@pytest.fixture(params=[AsyncFace, SyncFace], ids=["async", "blocking"])
+async def face(
+    request: pytest.FixtureRequest, server: ScriptedServer, time: FakeTime
+) -> AsyncIterator[Face]:
+    face: Face = request.param(server.address, time)
+    yield face
+    await face.close()
+
+
+def failing(
+    code: grpc.StatusCode,
+    reason: str,
+    *details: Any,
+    trailers: tuple[tuple[str, str], ...] = (),
+    after: Callable[[ServedCall], Awaitable[None]] | None = None,
+) -> Callable[[ServedCall], Awaitable[None]]:
+    """A script that fails, after something else if told so."""
+
+    async def script(call: ServedCall) -> None:
+        if after is not None:
+            await after(call)
+        await call.fail(code, "scripted", error_info(reason), *details, trailers=trailers)
+
+    return script
+
+
+async def accept(call: ServedCall) -> None:
+    await call.accepted()
+
+
+async def accept_and_speak(call: ServedCall) -> None:
+    await call.accepted()
+    await call.tokens("begun")
+
+
+async def speak_and_wait(call: ServedCall) -> None:
+    await accept_and_speak(call)
+    await call.wait_for_cancel()

@@ -1,0 +1,223 @@
+"""From keywords to groups to the request message; nothing lost, nothing guessed."""
+
+import math
+from dataclasses import fields
+from typing import Any, cast
+
+import pytest
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
+
+import penstock.v1 as pb
+from penstock.client import (
+    Adapter,
+    CacheOptions,
+    ChatMessage,
+    ChatPrompt,
+    ChoiceConstraint,
+    Constraint,
+    GenerationOptions,
+    GenerationRequest,
+    GrammarConstraint,
+    Image,
+    JsonSchemaConstraint,
+    OutputOptions,
+    RegexConstraint,
+    SamplingOptions,
+    SchedulingOptions,
+    StoppingOptions,
+    TextPrompt,
+    TokenPrompt,
+)
+from penstock.client.encoding import encode_request
+from penstock.client.options import build_request
+
+EVERYTHING: dict[str, Any] = {
+    "model": "demo",
+    "request_id": "r-1",
+    "constraint": RegexConstraint(pattern="a+"),
+    "adapter": Adapter(name="lora", scale=0.5),
+    "images": [Image(data=b"i", mime_type="image/png")],
+    "temperature": 0.5,
+    "top_k": 3,
+    "top_p": 0.5,
+    "min_p": 0.25,
+    "repetition_penalty": 1.5,
+    "presence_penalty": -1.0,
+    "frequency_penalty": 0.5,
+    "logit_bias": {5: -1.0},
+    "seed": 2**64 - 1,
+    "n": 2,
+    "max_tokens": 10,
+    "min_tokens": 1,
+    "stop": ["x", "y"],
+    "stop_token_ids": [4],
+    "ignore_eos": True,
+    "include_stop_string": True,
+    "logprobs": 2,
+    "prompt_logprobs": 1,
+    "return_token_ids": True,
+    "echo": True,
+    "min_chunk_tokens": 4,
+    "max_chunk_delay_s": 0.5,
+    "priority": -3,
+    "ttft_deadline_s": 1.5,
+    "total_deadline_s": 20.0,
+    "time_limit_s": 0.25,
+    "cache_salt": "salt",
+    "session_id": "s",
+    "retention_priority": 90,
+    "retention_s": 60.0,
+}
+
+
+def encode(prompt: Any = "hi", **options: Any) -> pb.GenerateRequest:
+    return encode_request(build_request(prompt, cast(GenerationOptions, options)))
+
+
+def is_ours(field: FieldDescriptor) -> bool:
+    return field.message_type is not None and field.message_type.file.package == "penstock.v1"
+
+
+def set_paths(message: Any, prefix: str = "") -> set[str]:
+    """Paths of the scalar fields that are set below a message."""
+    paths: set[str] = set()
+    for field, value in message.ListFields():
+        path = f"{prefix}{field.name}"
+        inner = value[0] if field.is_repeated else value
+        paths |= set_paths(inner, f"{path}.") if is_ours(field) else {path}
+    return paths
+
+
+def all_paths(descriptor: Descriptor | None, prefix: str = "") -> set[str]:
+    assert descriptor is not None
+    paths: set[str] = set()
+    for field in descriptor.fields:
+        path = f"{prefix}{field.name}"
+        paths |= all_paths(field.message_type, f"{path}.") if is_ours(field) else {path}
+    return paths
+
+
+def test_keywords_are_exactly_the_fields_of_the_groups() -> None:
+    groups = (SamplingOptions, StoppingOptions, OutputOptions, SchedulingOptions, CacheOptions)
+    of_groups = {option.name for group in groups for option in fields(group)}
+    of_request = {option.name for option in fields(GenerationRequest)} - {
+        *("prompt", "sampling", "stopping", "output", "scheduling", "cache")
+    }
+
+    assert set(GenerationOptions.__annotations__) == of_groups | of_request
+    assert set(EVERYTHING) == set(GenerationOptions.__annotations__)
+
+
+def test_every_field_of_the_contract_can_be_said() -> None:
+    prompts: list[Any] = [
+        TextPrompt(text="t", add_special_tokens=False),
+        TokenPrompt(ids=(1,)),
+        ChatPrompt(messages=(ChatMessage("user", "c"),), add_generation_prompt=False),
+    ]
+    constraints: list[Constraint] = [
+        JsonSchemaConstraint(schema="{}"),
+        RegexConstraint(pattern="a"),
+        GrammarConstraint(ebnf="root ::= 'a'"),
+        ChoiceConstraint(choices=("a",)),
+    ]
+    messages = [encode(prompt, **EVERYTHING) for prompt in prompts]
+    messages += [encode("t", constraint=constraint) for constraint in constraints]
+
+    said = {path for message in messages for path in set_paths(message)}
+
+    assert said == all_paths(pb.GenerateRequest.DESCRIPTOR)
+
+
+def test_values_arrive_in_their_fields() -> None:
+    message = encode("hi", **EVERYTHING)
+
+    assert message.text.text == "hi"
+    assert not message.text.HasField("add_special_tokens")
+    assert message.sampling.seed == 2**64 - 1
+    assert [(e.token_id, e.bias) for e in message.sampling.logit_bias] == [(5, -1.0)]
+    assert list(message.stopping.stop_strings) == ["x", "y"]
+    assert message.output.max_chunk_delay.ToMilliseconds() == 500
+    assert message.scheduling.ttft_deadline.ToMilliseconds() == 1500
+    assert message.scheduling.priority == -3
+    assert message.cache.salt == "salt"
+    assert message.cache.retention.duration.ToSeconds() == 60
+    assert message.adapter.scale == 0.5
+
+
+def test_what_is_not_said_is_not_set() -> None:
+    assert encode("hi") == pb.GenerateRequest(text=pb.TextPrompt(text="hi"))
+
+
+def test_zero_is_not_unset() -> None:
+    message = encode("hi", temperature=0.0, seed=0, logprobs=0, priority=0)
+
+    assert message.sampling.HasField("temperature")
+    assert message.sampling.HasField("seed")
+    assert message.output.HasField("logprobs")
+    assert message.scheduling.HasField("priority")
+
+
+def test_a_lone_stop_string_is_not_its_letters() -> None:
+    assert list(encode("hi", stop="end").stopping.stop_strings) == ["end"]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "arm"),
+    [("text", "text"), ([1, 2], "token_ids"), ([ChatMessage("user", "hi")], "chat")],
+)
+def test_prompts_by_their_type(prompt: Any, arm: str) -> None:
+    assert encode(prompt).WhichOneof("prompt") == arm
+
+
+def test_an_empty_text_is_sent_for_the_server_to_judge() -> None:
+    assert encode("").WhichOneof("prompt") == "text"
+
+
+@pytest.mark.parametrize("prompt", [[1, "a"], [True], [1.5], [ChatMessage("user", "x"), 1]])
+def test_mixed_prompts_are_refused(prompt: Any) -> None:
+    with pytest.raises(TypeError, match=r"^prompt:"):
+        encode(prompt)
+
+
+def test_an_empty_sequence_is_no_prompt() -> None:
+    with pytest.raises(ValueError, match=r"^prompt:"):
+        encode([])
+
+
+@pytest.mark.parametrize(
+    ("options", "path"),
+    [
+        ({"top_k": -1}, "sampling.top_k"),
+        ({"seed": 2**64}, "sampling.seed"),
+        ({"temperature": "hot"}, "sampling.temperature"),
+        ({"logit_bias": {-1: 0.0}}, r"sampling.logit_bias\[0\].token_id"),
+        ({"stop": ["a", 7]}, r"stopping.stop_strings\[1\]"),
+        ({"stop_token_ids": [2**32]}, r"stopping.stop_token_ids\[0\]"),
+        ({"ttft_deadline_s": math.nan}, "scheduling.ttft_deadline"),
+        ({"time_limit_s": math.inf}, "scheduling.time_limit"),
+        ({"total_deadline_s": 1e30}, "scheduling.total_deadline"),
+        ({"priority": 2**31}, "scheduling.priority"),
+        ({"request_id": 7}, "request_id"),
+    ],
+)
+def test_what_does_not_fit_is_refused_by_path(options: dict[str, Any], path: str) -> None:
+    with pytest.raises(ValueError, match=f"^{path}: "):
+        encode("hi", **options)
+
+
+def test_token_ids_that_do_not_fit_name_their_place() -> None:
+    with pytest.raises(ValueError, match=r"^token_ids.ids\[1\]: "):
+        encode([1, -1])
+
+
+def test_an_unknown_option_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"^temprature: no such option"):
+        encode("hi", temprature=1.0)
+
+
+def test_a_whole_request_takes_no_options_besides() -> None:
+    request = build_request("hi", {})
+
+    assert build_request(request, {}) is request
+    with pytest.raises(TypeError, match="n, seed"):
+        build_request(request, {"seed": 1, "n": 1})

@@ -1,0 +1,209 @@
+"""The front without gRPC: what happens between the steps of opening a request."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from penstock.scheduler.request import FailureReason, FinishReason
+from penstock.scheduler.state import RequestState
+from penstock.server.front.config import FrontConfig
+from penstock.server.front.errors import ErrorReason, RequestError
+from penstock.server.front.events import Accepted, Finished
+from penstock.server.front.front import Front
+from penstock.server.front.generation import Generation, Sampling, TextInput
+from penstock.server.front.request_table import RequestTable
+from penstock.server.front.submission import CallTimes
+from penstock.server.text.model_text import ModelText
+from support.fronts import ScriptedPort, make_text
+
+GENERATION = Generation(
+    prompt=TextInput(text="hello"),
+    prompt_path="text.text",
+    request_id="r",
+    sampling=Sampling(num_outputs=2),
+)
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelText]:
+    text = make_text(tmp_path_factory.mktemp("model"))
+    yield text
+    text.close()
+
+
+class Gate:
+    """A tokenizer that waits until it is let through."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, text: ModelText) -> None:
+        self.entered = asyncio.Event()
+        self.open = asyncio.Event()
+        monkeypatch.setattr(text.tokenizer, "encode_async", self._encode)
+
+    async def _encode(self, text: str, *, add_special_tokens: bool) -> NDArray[np.int32]:
+        self.entered.set()
+        await self.open.wait()
+        return np.array([1, 2, 3], dtype=np.int32)
+
+
+def make_front(text: ModelText) -> tuple[Front, ScriptedPort]:
+    port = ScriptedPort()
+    front = Front(text, FrontConfig(acceptance_delay_s=60.0), port=port)
+    port.listener = front
+    port.come_up()
+    return front, port
+
+
+def now() -> CallTimes:
+    return CallTimes(arrival_s=time.monotonic())
+
+
+async def test_cancel_while_the_prompt_is_tokenised(
+    text: ModelText, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    front, port = make_front(text)
+    gate = Gate(monkeypatch, text)
+    opening = asyncio.ensure_future(front.open(GENERATION, now()))
+    await gate.entered.wait()
+    assert await front.cancel("r") is RequestState.PENDING
+    assert await front.cancel("r") is RequestState.COMPLETED, "twice is no error"
+    gate.open.set()
+    request = await opening
+    accepted, finished = await request.stream.take()
+    assert isinstance(accepted, Accepted)
+    assert isinstance(finished, Finished)
+    assert [end.reason for end in finished.outputs] == [FinishReason.CANCELLED] * 2
+    assert await request.stream.take() == []
+    front.release(request)
+    assert port.cancelled == []
+    assert len(front.table) == 0
+
+
+async def test_engine_lost_while_the_prompt_is_tokenised(
+    text: ModelText, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    front, port = make_front(text)
+    gate = Gate(monkeypatch, text)
+    opening = asyncio.ensure_future(front.open(GENERATION, now()))
+    await gate.entered.wait()
+    port.go_down()
+    port.come_up(epoch=2)
+    gate.open.set()
+    request = await opening
+    with pytest.raises(RequestError) as caught:
+        await request.stream.take()
+    assert caught.value.reason is ErrorReason.ENGINE_DOWN
+    front.release(request)
+
+
+async def test_id_is_taken_while_the_prompt_is_tokenised_and_free_afterwards(
+    text: ModelText, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    front, _ = make_front(text)
+    gate = Gate(monkeypatch, text)
+    opening = asyncio.ensure_future(front.open(GENERATION, now()))
+    await gate.entered.wait()
+    with pytest.raises(RequestError) as caught:
+        await front.open(GENERATION, now())
+    assert caught.value.reason is ErrorReason.REQUEST_ID_IN_USE
+    opening.cancel()
+    await asyncio.wait([opening])
+    assert len(front.table) == 0
+
+
+async def test_release_cancels_once_what_still_runs(text: ModelText) -> None:
+    front, port = make_front(text)
+    request = await front.open(GENERATION, now())
+    first, second = await port.next_submission()
+    port.admit(first.key)
+    port.finish(first.key)
+    front.release(request)
+    front.release(request)
+    assert port.cancelled == [((second.key,), FinishReason.CANCELLED)]
+    port.finish(second.key)
+    assert front.counters.num_late_events == 1
+    assert await request.stream.take()
+
+
+async def test_cancel_tells_where_the_request_stood(text: ModelText) -> None:
+    front, port = make_front(text)
+    request = await front.open(GENERATION, now())
+    first, second = await port.next_submission()
+    assert await front.cancel("r") is RequestState.PENDING
+    port.admit(first.key)
+    assert await front.cancel("r") is RequestState.PROCESSING
+    for key in (first.key, second.key):
+        port.finish(key, FinishReason.CANCELLED)
+    num_cancels = len(port.cancelled)
+    assert await front.cancel("r") is RequestState.COMPLETED
+    assert len(port.cancelled) == num_cancels, "nothing is left to cancel"
+    front.release(request)
+    with pytest.raises(RequestError) as caught:
+        await front.cancel("r")
+    assert caught.value.reason is ErrorReason.REQUEST_NOT_FOUND
+
+
+async def test_refused_request_is_not_cancelled_as_well(text: ModelText) -> None:
+    front, port = make_front(text)
+    request = await front.open(GENERATION, now())
+    for spec in await port.next_submission():
+        port.fail(spec.key, FailureReason.QUEUE_FULL)
+    with pytest.raises(RequestError):
+        await request.stream.take()
+    assert await front.cancel("r") is RequestState.ERROR
+    front.release(request)
+    assert port.cancelled == []
+
+
+async def test_deadline_that_has_passed_is_refused_without_the_engine(text: ModelText) -> None:
+    front, port = make_front(text)
+    times = CallTimes(arrival_s=time.monotonic(), call_deadline_s=time.monotonic() - 1)
+    with pytest.raises(RequestError) as caught:
+        await front.open(GENERATION, times)
+    assert caught.value.reason is ErrorReason.DEADLINE_EXCEEDED
+    assert len(front.table) == 0
+    assert port.cancelled == []
+
+
+async def test_engine_that_goes_at_submission_leaves_nothing_behind(
+    text: ModelText, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    front, port = make_front(text)
+    gate = Gate(monkeypatch, text)
+    opening = asyncio.ensure_future(front.open(GENERATION, now()))
+    await gate.entered.wait()
+    port.is_up = False  # gone, but the front has not heard of it yet
+    gate.open.set()
+    with pytest.raises(RequestError) as caught:
+        await opening
+    assert caught.value.reason is ErrorReason.ENGINE_DOWN
+    assert len(front.table) == 0
+
+
+async def test_keys_carry_the_front_and_skip_live_ones() -> None:
+    table = RequestTable(front_id=3, max_live_requests=1)
+    first = table.new_keys(2)
+    assert [key >> 32 for key in first] == [3, 3]
+    assert len({*first, *table.new_keys(2)}) == 4
+    assert all(0 < key < 2**63 for key in RequestTable(2**31 - 1, 1).new_keys(3))
+
+
+@pytest.mark.parametrize(
+    "field",
+    ["front_id", "max_backlog_tokens", "max_n", "default_max_tokens", "max_output_tokens"],
+)
+def test_config_names_what_is_off(field: str) -> None:
+    with pytest.raises(ValueError, match=field):
+        FrontConfig(**{field: 0})  # type: ignore[arg-type]
+
+
+def test_config_bounds_between_fields() -> None:
+    with pytest.raises(ValueError, match="default_deadline_s"):
+        FrontConfig(default_deadline_s=10.0, max_deadline_s=5.0)
+    with pytest.raises(ValueError, match="max_reader_stall_s"):
+        FrontConfig(max_reader_stall_s=float("nan"))

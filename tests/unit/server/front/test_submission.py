@@ -1,0 +1,182 @@
+"""From a generation to what the engine is given."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from penstock.scheduler.block_hash import chain_root, hash_blocks
+from penstock.scheduler.request import NO_TIME
+from penstock.server.front.config import FrontConfig
+from penstock.server.front.errors import ErrorReason, RequestError
+from penstock.server.front.generation import (
+    Generation,
+    Output,
+    Sampling,
+    Stopping,
+    TokenInput,
+    Urgency,
+)
+from penstock.server.front.limits import Limits
+from penstock.server.front.submission import (
+    CallTimes,
+    Submission,
+    TokenisedPrompt,
+    check_prompt_fits,
+    hash_prompt,
+    output_seed,
+    submission_for,
+)
+from support.fronts import INFO
+
+LIMITS = Limits.of(FrontConfig(default_max_tokens=100), INFO)
+GENERATION = Generation(prompt=TokenInput(ids=(1,)), prompt_path="token_ids.ids")
+IDS = np.arange(40, dtype=np.int32)
+
+
+def with_stopping(**fields: object) -> Generation:
+    return replace(GENERATION, stopping=Stopping(**fields))  # type: ignore[arg-type]
+
+
+def submit(
+    generation: Generation = GENERATION,
+    *,
+    times: CallTimes | None = None,
+    eos_ids: tuple[int, ...] = (2,),
+) -> Submission:
+    return submission_for(
+        generation,
+        TokenisedPrompt(ids=IDS),
+        limits=LIMITS,
+        times=times or CallTimes(arrival_s=100.0),
+        request_id="r",
+        keys=tuple(range(1, generation.sampling.num_outputs + 1)),
+        seed=7,
+        eos_ids=eos_ids,
+    )
+
+
+def refusal(
+    generation: Generation, num_prompt_tokens: int, limits: Limits = LIMITS
+) -> tuple[ErrorReason, str]:
+    with pytest.raises(RequestError) as caught:
+        check_prompt_fits(generation, num_prompt_tokens, limits)
+    refusal = caught.value.refusal
+    return refusal.reason, refusal.violations[0].path
+
+
+def test_default_max_tokens_is_what_there_is_room_for() -> None:
+    assert check_prompt_fits(GENERATION, 10, LIMITS) == 100
+    assert check_prompt_fits(GENERATION, 500, LIMITS) == 12
+    assert check_prompt_fits(with_stopping(max_tokens=502), 10, LIMITS) == 502
+
+
+def test_what_never_fits_the_context() -> None:
+    too_long = ErrorReason.PROMPT_TOO_LONG
+    assert refusal(with_stopping(max_tokens=503), 10) == (too_long, "stopping.max_tokens")
+    assert refusal(GENERATION, 512) == (too_long, "token_ids.ids")
+    assert refusal(GENERATION, 10**6) == (too_long, "token_ids.ids")
+
+
+def test_what_never_fits_the_cache() -> None:
+    small = Limits.of(FrontConfig(), replace(INFO, num_blocks=4))
+    assert small.max_total_tokens == 64
+    exceeds = ErrorReason.EXCEEDS_KV_CACHE
+    assert refusal(with_stopping(max_tokens=60), 10, small) == (exceeds, "stopping.max_tokens")
+    assert refusal(GENERATION, 64, small) == (exceeds, "token_ids.ids")
+    assert check_prompt_fits(GENERATION, 60, small) == 4
+
+
+def test_no_tokens_and_min_tokens_beyond_the_default() -> None:
+    invalid = ErrorReason.INVALID_ARGUMENT
+    assert refusal(GENERATION, 0) == (invalid, "token_ids.ids")
+    assert refusal(with_stopping(min_tokens=101), 10) == (invalid, "stopping.min_tokens")
+
+
+def test_seeds_of_outputs_differ_and_are_reproducible() -> None:
+    seeds = [output_seed(7, index) for index in range(16)]
+    assert seeds[0] == 7
+    assert len(set(seeds)) == 16
+    assert seeds == [output_seed(7, index) for index in range(16)]
+    assert all(0 <= output_seed(2**64 - 1, index) < 2**64 for index in range(3))
+
+
+def test_followers_name_their_leader_and_tell_no_prompt_logprobs() -> None:
+    params = replace(GENERATION.sampling.params, num_prompt_logprobs=2)
+    generation = replace(
+        GENERATION,
+        sampling=Sampling(params=params, num_outputs=3),
+        urgency=Urgency(ttft_deadline_s=1.0),
+    )
+    leader, *others = submit(generation).specs
+    assert leader.sampling.num_prompt_logprobs == 2
+    assert leader.ttft_deadline_s == 101.0
+    for index, spec in enumerate(others, start=1):
+        assert (spec.leader_key, spec.output_index) == (leader.key, index)
+        assert spec.sampling.num_prompt_logprobs == -1
+        assert spec.ttft_deadline_s == NO_TIME
+        assert spec.prompt_ids is leader.prompt_ids
+
+
+def test_end_of_sequence_ends_unless_ignored() -> None:
+    assert submit().specs[0].stop_ids == (2,)
+    assert submit(with_stopping(stop_token_ids=(5, 2))).specs[0].stop_ids == (5, 2)
+    assert submit(with_stopping(stop_token_ids=(5,), ignore_eos=True)).specs[0].stop_ids == (5,)
+
+
+@pytest.mark.parametrize(
+    ("call_s", "total_s", "deadline_s", "kind"),
+    [
+        (NO_TIME, None, 700.0, "server"),
+        (130.0, None, 130.0, "grpc"),
+        (130.0, 20.0, 120.0, "total"),
+        (110.0, 20.0, 110.0, "grpc"),
+        (1e9, None, 3700.0, "server"),
+        (NO_TIME, 3600.0, 3700.0, "server"),
+    ],
+)
+def test_the_earliest_deadline_counts(
+    call_s: float, total_s: float | None, deadline_s: float, kind: str
+) -> None:
+    generation = replace(GENERATION, urgency=Urgency(total_deadline_s=total_s))
+    submission = submit(generation, times=CallTimes(arrival_s=100.0, call_deadline_s=call_s))
+    assert submission.specs[0].deadline_s == deadline_s
+    assert submission.deadline_kind == kind
+
+
+def hashed(
+    generation: Generation, *, is_prefix_caching: bool = True, salt: bytes = b"x"
+) -> TokenisedPrompt:
+    return hash_prompt(
+        IDS, generation, 16, is_prefix_caching=is_prefix_caching, random_salt=lambda: salt
+    )
+
+
+def test_hashes_are_shared_within_a_salt_and_not_across() -> None:
+    plain = hashed(GENERATION)
+    assert plain.block_hashes == hash_blocks(IDS, 16, chain_root(plain.hash_salt))
+    assert len(plain.block_hashes) == 2
+    salted = hashed(replace(GENERATION, cache_salt="a"))
+    other = hashed(replace(GENERATION, cache_salt="b"))
+    assert hashed(replace(GENERATION, cache_salt="a")).block_hashes == salted.block_hashes
+    assert len({plain.block_hashes, salted.block_hashes, other.block_hashes}) == 3
+
+
+def test_without_caching_only_outputs_of_one_request_share() -> None:
+    two = replace(GENERATION, sampling=Sampling(num_outputs=2))
+    assert hashed(GENERATION, is_prefix_caching=False).block_hashes == ()
+    first = hashed(two, is_prefix_caching=False, salt=b"1")
+    second = hashed(two, is_prefix_caching=False, salt=b"2")
+    assert first.block_hashes
+    assert first.block_hashes != second.block_hashes
+    # A client cannot choose the salt that another request was given at random.
+    guessed = hashed(replace(GENERATION, cache_salt="1"))
+    assert guessed.block_hashes != first.block_hashes
+
+
+def test_prompt_logprobs_switch_reuse_off() -> None:
+    wants = replace(GENERATION, output=Output(num_prompt_logprobs=0))
+    assert hashed(wants).block_hashes == ()
+    assert hashed(replace(wants, sampling=Sampling(num_outputs=2))).block_hashes

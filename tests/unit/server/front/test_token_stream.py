@@ -1,0 +1,131 @@
+"""The backlog of one stream."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from penstock.scheduler.request import NO_TIME
+from penstock.server.front.errors import ErrorReason, Refusal, RequestError
+from penstock.server.front.events import PromptPiece, TokensPiece
+from penstock.server.front.stream import TokenStream
+
+REFUSAL = Refusal(reason=ErrorReason.ENGINE_DOWN)
+
+
+def piece(text: str) -> TokensPiece:
+    return TokensPiece(0, text, 1, ())
+
+
+async def test_take_returns_everything_at_once_and_then_waits() -> None:
+    stream = TokenStream()
+    for text in "abc":
+        stream.push(piece(text))
+    assert stream.num_backlog_tokens == 3
+    assert await stream.take() == [piece("a"), piece("b"), piece("c")]
+    assert stream.num_backlog_tokens == 0
+    taker = asyncio.ensure_future(stream.take())
+    await asyncio.sleep(0)
+    assert not taker.done()
+    stream.push(piece("d"))
+    stream.wake()
+    assert await taker == [piece("d")]
+
+
+async def test_waking_without_news_goes_on_waiting() -> None:
+    stream = TokenStream()
+    taker = asyncio.ensure_future(stream.take())
+    for _ in range(3):
+        await asyncio.sleep(0)
+        stream.wake()
+    assert not taker.done()
+    stream.close()
+    stream.wake()
+    assert await taker == []
+
+
+async def test_what_came_before_a_failure_is_delivered_first() -> None:
+    stream = TokenStream()
+    stream.push(piece("a"))
+    stream.fail(REFUSAL)
+    stream.push(piece("late"))
+    assert await stream.take() == [piece("a")]
+    with pytest.raises(RequestError):
+        await stream.take()
+    with pytest.raises(RequestError):
+        await stream.take()
+
+
+async def test_the_first_end_counts() -> None:
+    stream = TokenStream()
+    stream.close()
+    stream.fail(REFUSAL)
+    assert await stream.take() == []
+
+
+async def test_cut_drops_the_backlog_and_gets_a_writer_out() -> None:
+    stream = TokenStream()
+    blocked = asyncio.Event()
+    outcome: list[bool] = []
+
+    async def writer() -> None:
+        stream.begin_write(1.0)
+        blocked.set()
+        try:
+            await asyncio.get_running_loop().create_future()
+        except asyncio.CancelledError:
+            outcome.append(stream.was_cut_off())
+
+    task = asyncio.ensure_future(writer())
+    await blocked.wait()
+    stream.push(piece("a"))
+    stream.cut(REFUSAL)
+    stream.cut(REFUSAL)
+    await task
+    assert outcome == [True]
+    assert not task.cancelled()
+    with pytest.raises(RequestError):
+        await stream.take()
+
+
+async def test_a_peer_that_leaves_is_told_from_a_cut() -> None:
+    stream = TokenStream()
+    blocked = asyncio.Event()
+    outcome: list[bool] = []
+
+    async def writer() -> None:
+        stream.begin_write(1.0)
+        blocked.set()
+        try:
+            await asyncio.get_running_loop().create_future()
+        except asyncio.CancelledError:
+            outcome.append(stream.was_cut_off())
+
+    task = asyncio.ensure_future(writer())
+    await blocked.wait()
+    task.cancel()
+    await asyncio.wait([task])
+    both = asyncio.ensure_future(writer())
+    blocked.clear()
+    await blocked.wait()
+    stream.cut(REFUSAL)
+    both.cancel()
+    await asyncio.wait([both])
+    assert outcome == [False, False]
+
+
+async def test_cut_wakes_a_writer_that_waits_for_news() -> None:
+    stream = TokenStream()
+    taker = asyncio.ensure_future(stream.take())
+    await asyncio.sleep(0)
+    stream.cut(REFUSAL)
+    with pytest.raises(RequestError):
+        await taker
+
+
+async def test_only_tokens_count_as_backlog() -> None:
+    stream = TokenStream()
+    stream.push(PromptPiece(text="p"))
+    assert stream.num_backlog_tokens == 0
+    assert stream.blocked_since_s == NO_TIME

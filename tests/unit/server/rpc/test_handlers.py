@@ -1,0 +1,87 @@
+"""The border between our exceptions and gRPC's."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, NoReturn
+
+import grpc
+import grpc.aio
+import pytest
+
+from penstock.server.front.errors import ErrorReason, Refusal, refuse
+from penstock.server.rpc.handlers import CallFailed, Context, HandlerWrapper
+
+
+class FakeContext:
+    """Remembers how a call was aborted."""
+
+    def __init__(self) -> None:
+        self.aborts: list[tuple[grpc.StatusCode, str]] = []
+
+    async def abort(self, code: grpc.StatusCode, details: str, trailers: object) -> NoReturn:
+        self.aborts.append((code, details))
+        raise grpc.aio.AbortError
+
+
+class Vanished(grpc.aio.BaseError):
+    """What a blocked write raises when its peer is gone."""
+
+
+async def call_with(error: BaseException, context: FakeContext) -> tuple[HandlerWrapper, int]:
+    num_bugs = 0
+
+    def count() -> None:
+        nonlocal num_bugs
+        num_bugs += 1
+
+    wrapper = HandlerWrapper(retry_after_s=1.0, on_internal_error=count)
+
+    async def handler(data: bytes, context: Context) -> bytes:
+        raise error
+
+    method: Any = wrapper.unary("Method", handler)
+    with pytest.raises((grpc.aio.AbortError, asyncio.CancelledError)) as caught:
+        await method.unary_unary(b"", context)
+    if context.aborts:
+        assert isinstance(caught.value, grpc.aio.AbortError)
+    await asyncio.wait_for(wrapper.wait_until_idle(), 1.0)
+    return wrapper, num_bugs
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        refuse(ErrorReason.QUEUE_FULL),
+        CallFailed(Refusal(reason=ErrorReason.QUEUE_FULL), "r"),
+    ],
+)
+async def test_domain_errors_become_statuses(error: Exception) -> None:
+    context = FakeContext()
+    _, num_bugs = await call_with(error, context)
+    assert context.aborts == [(grpc.StatusCode.RESOURCE_EXHAUSTED, "the queue is full")]
+    assert num_bugs == 0
+
+
+async def test_bugs_become_internal_without_their_text(caplog: pytest.LogCaptureFixture) -> None:
+    context = FakeContext()
+    _, num_bugs = await call_with(ValueError("canary of a prompt"), context)
+    assert context.aborts == [(grpc.StatusCode.INTERNAL, "a fault of the server")]
+    assert num_bugs == 1
+    assert "ValueError" in caplog.text
+    assert "test_handlers.py" in caplog.text, "the frames are there"
+    assert "canary" not in caplog.text
+
+
+async def test_cancellation_goes_through(caplog: pytest.LogCaptureFixture) -> None:
+    context = FakeContext()
+    _, num_bugs = await call_with(asyncio.CancelledError(), context)
+    assert (context.aborts, num_bugs) == ([], 0)
+    assert caplog.text == ""
+
+
+async def test_vanished_peer_is_a_cancellation(caplog: pytest.LogCaptureFixture) -> None:
+    context = FakeContext()
+    _, num_bugs = await call_with(Vanished(), context)
+    assert (context.aborts, num_bugs) == ([], 0)
+    assert caplog.text == ""

@@ -1,0 +1,387 @@
+"""GenerateRequest to domain values: every bound, every field."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+
+import pytest
+from google.protobuf.descriptor import Descriptor
+
+from penstock.scheduler.executor import Feature
+from penstock.server.front.config import FrontConfig
+from penstock.server.front.errors import ErrorReason, RequestError
+from penstock.server.front.generation import ChatInput, Generation, TextInput, TokenInput
+from penstock.server.front.limits import Limits
+from penstock.server.rpc.mapping_in.generation import MAPPED_FIELDS, read_generation
+from penstock.server.rpc.mapping_in.refused import REFUSED_FIELDS
+from penstock.v1.generation_service_pb2 import GenerateRequest
+from support.fronts import INFO
+
+LIMITS = Limits.of(FrontConfig(max_prompt_bytes=1000, max_chat_messages=4), INFO)
+Edit = Callable[[GenerateRequest], object]
+NAN, INF = math.nan, math.inf
+
+
+def base() -> GenerateRequest:
+    message = GenerateRequest()
+    message.text.text = "hello"
+    return message
+
+
+def edited(edit: Edit) -> GenerateRequest:
+    message = base()
+    edit(message)
+    return message
+
+
+def read(message: GenerateRequest, limits: Limits = LIMITS) -> Generation:
+    return read_generation(message, limits, ("tiny", "alias"))
+
+
+def violations(message: GenerateRequest) -> list[str]:
+    with pytest.raises(RequestError) as caught:
+        read(message)
+    assert caught.value.reason in {ErrorReason.INVALID_ARGUMENT, ErrorReason.PROMPT_TOO_LONG}
+    return [violation.path for violation in caught.value.refusal.violations]
+
+
+def put(group: str, field: str, value: object) -> Edit:
+    def edit(message: GenerateRequest) -> None:
+        setattr(getattr(message, group), field, value)
+
+    return edit
+
+
+def add(group: str, field: str, *values: object) -> Edit:
+    def edit(message: GenerateRequest) -> None:
+        getattr(getattr(message, group), field).extend(values)
+
+    return edit
+
+
+def bias(*entries: tuple[int, float]) -> Edit:
+    def edit(message: GenerateRequest) -> None:
+        for token_id, value in entries:
+            message.sampling.logit_bias.add(token_id=token_id, bias=value)
+
+    return edit
+
+
+def tokens(*ids: int) -> Edit:
+    return lambda message: message.token_ids.ids.extend(ids)
+
+
+def chat(*turns: tuple[str, str], add_generation_prompt: bool | None = None) -> Edit:
+    def edit(message: GenerateRequest) -> None:
+        message.chat.SetInParent()
+        if add_generation_prompt is not None:
+            message.chat.add_generation_prompt = add_generation_prompt
+        for role, content in turns:
+            message.chat.messages.add(role=role, content=content)
+
+    return edit
+
+
+def duration(field: str, seconds: int, nanos: int = 0) -> Edit:
+    def edit(message: GenerateRequest) -> None:
+        value = getattr(message.scheduling, field)
+        value.seconds, value.nanos = seconds, nanos
+        value.SetInParent()
+
+    return edit
+
+
+OFF_BY_RANGE: list[tuple[str, Edit, str]] = [
+    *[
+        (f"{field}={value}", put("sampling", field, value), f"sampling.{field}")
+        for field, values in {
+            "temperature": (NAN, INF, -INF, -0.1, 2.1),
+            "top_p": (NAN, INF, 0.0, -0.5, 1.1),
+            "min_p": (NAN, -0.1, 1.1),
+            "repetition_penalty": (NAN, INF, 0.0, -1.0, 2.1),
+            "presence_penalty": (NAN, INF, -2.1, 2.1),
+            "frequency_penalty": (NAN, -INF, -2.1, 2.1),
+            "top_k": (0,),
+            "n": (0, 17, 2**32 - 1),
+        }.items()
+        for value in values
+    ],
+    ("bias id", bias((600, 1.0)), "sampling.logit_bias[0].token_id"),
+    ("bias twice", bias((1, 1.0), (1, 2.0)), "sampling.logit_bias[1].token_id"),
+    ("bias nan", bias((1, NAN)), "sampling.logit_bias[0].bias"),
+    ("bias range", bias((1, 100.5)), "sampling.logit_bias[0].bias"),
+    ("bias count", bias(*[(i, 0.0) for i in range(301)]), "sampling.logit_bias"),
+    ("max_tokens 0", put("stopping", "max_tokens", 0), "stopping.max_tokens"),
+    ("max_tokens -1 on the wire", put("stopping", "max_tokens", 2**32 - 1), "stopping.max_tokens"),
+    ("max_tokens", put("stopping", "max_tokens", 513), "stopping.max_tokens"),
+    ("min_tokens", put("stopping", "min_tokens", 513), "stopping.min_tokens"),
+    ("stop empty", add("stopping", "stop_strings", "a", ""), "stopping.stop_strings[1]"),
+    ("stop long", add("stopping", "stop_strings", "a" * 65), "stopping.stop_strings[0]"),
+    ("stop count", add("stopping", "stop_strings", *map(str, range(17))), "stopping.stop_strings"),
+    ("stop id", add("stopping", "stop_token_ids", 1, 600), "stopping.stop_token_ids[1]"),
+    ("stop id count", add("stopping", "stop_token_ids", *range(17)), "stopping.stop_token_ids"),
+    ("logprobs", put("output", "logprobs", 21), "output.logprobs"),
+    ("prompt_logprobs", put("output", "prompt_logprobs", 21), "output.prompt_logprobs"),
+    ("priority", put("scheduling", "priority", 101), "scheduling.priority"),
+    ("priority", put("scheduling", "priority", -101), "scheduling.priority"),
+    *[
+        (f"{field} {seconds} {nanos}", duration(field, seconds, nanos), f"scheduling.{field}")
+        for field in ("ttft_deadline", "total_deadline", "time_limit")
+        for seconds, nanos in ((0, 0), (-1, 0), (0, -5), (1, -1), (1, 10**9), (2**60, 0))
+    ],
+    ("long deadline", duration("total_deadline", 3601), "scheduling.total_deadline"),
+    ("salt empty", put("cache", "salt", ""), "cache.salt"),
+    ("salt long", put("cache", "salt", "s" * 129), "cache.salt"),
+    ("id empty", lambda m: setattr(m, "request_id", ""), "request_id"),
+    ("id long", lambda m: setattr(m, "request_id", "r" * 129), "request_id"),
+    ("id control", lambda m: setattr(m, "request_id", "a\x00b"), "request_id"),
+    ("id not ASCII", lambda m: setattr(m, "request_id", "ü"), "request_id"),
+    ("no prompt", lambda m: m.ClearField("text"), "prompt"),
+    ("empty text", lambda m: setattr(m.text, "text", ""), "text.text"),
+    ("long text", lambda m: setattr(m.text, "text", "é" * 501), "text.text"),
+    ("no ids", lambda m: m.token_ids.SetInParent(), "token_ids.ids"),
+    ("id out of vocabulary", tokens(1, 600), "token_ids.ids[1]"),
+    ("varint -1 as id", tokens(2**32 - 1), "token_ids.ids[0]"),
+    ("too many ids", tokens(*[1] * 513), "token_ids.ids"),
+    ("no turns", chat(), "chat.messages"),
+    ("many turns", chat(*[("user", "x")] * 5), "chat.messages"),
+    ("no role", chat(("user", "x"), ("", "y")), "chat.messages[1].role"),
+    ("long role", chat(("r" * 65, "y")), "chat.messages[0].role"),
+    ("long chat", chat(("user", "x" * 600), ("user", "x" * 600)), "chat.messages"),
+    ("constraint of no kind", lambda m: m.constraint.SetInParent(), "constraint"),
+]
+
+
+@pytest.mark.parametrize(
+    ("edit", "path"), [pytest.param(edit, path, id=name) for name, edit, path in OFF_BY_RANGE]
+)
+def test_what_is_out_of_range_is_named(edit: Edit, path: str) -> None:
+    assert violations(edited(edit)) == [path]
+
+
+def test_stop_string_bytes_are_bounded_beside_its_characters() -> None:
+    limits = Limits.of(FrontConfig(max_stop_string_bytes=10), INFO)
+    with pytest.raises(RequestError) as caught:
+        read(edited(add("stopping", "stop_strings", "日本語文")), limits)
+    assert caught.value.refusal.violations[0].path == "stopping.stop_strings[0]"
+
+
+AT_THE_EDGE: list[Edit] = [
+    *[
+        put("sampling", field, value)
+        for field, values in {
+            "temperature": (0.0, 2.0),
+            "top_p": (1e-6, 1.0),
+            "min_p": (0.0, 1.0),
+            "repetition_penalty": (0.01, 2.0),
+            "presence_penalty": (-2.0, 2.0),
+            "frequency_penalty": (-2.0, 2.0),
+            "top_k": (1, 2**32 - 1),
+            "n": (1, 16),
+            "seed": (0, 2**64 - 1),
+        }.items()
+        for value in values
+    ],
+    bias((599, -100.0), (0, 100.0)),
+    put("stopping", "max_tokens", 512),
+    add("stopping", "stop_strings", "a" * 64),
+    add("stopping", "stop_token_ids", *range(16)),
+    put("output", "logprobs", 0),
+    put("output", "prompt_logprobs", 20),
+    put("scheduling", "priority", 100),
+    put("scheduling", "priority", -100),
+    duration("ttft_deadline", 0, 1),
+    duration("total_deadline", 3600),
+    lambda m: setattr(m, "request_id", "r" * 128),
+    lambda m: setattr(m, "model", "alias"),
+    lambda m: setattr(m.text, "text", "nul \x00 is text"),
+    tokens(*[599] * 512),
+    chat(("r" * 64, "")),
+]
+
+
+@pytest.mark.parametrize("edit", AT_THE_EDGE)
+def test_the_edges_of_every_range_are_allowed(edit: Edit) -> None:
+    read(edited(edit))
+
+
+def test_all_violations_are_collected() -> None:
+    message = base()
+    for edit in (
+        put("sampling", "temperature", NAN),
+        put("stopping", "max_tokens", 0),
+        put("cache", "salt", ""),
+        put("output", "logprobs", 99),
+    ):
+        edit(message)
+    assert set(violations(message)) == {
+        "sampling.temperature",
+        "stopping.max_tokens",
+        "cache.salt",
+        "output.logprobs",
+    }
+
+
+def test_unset_means_the_default_and_zero_does_not() -> None:
+    plain = read(base())
+    params = plain.sampling.params
+    assert (params.temperature, params.top_p, params.top_k, params.min_p) == (1.0, 1.0, 0, 0.0)
+    assert params.repetition_penalty == 1.0
+    assert (params.num_logprobs, params.num_prompt_logprobs) == (-1, -1)
+    assert plain.sampling.seed is None
+    assert plain.sampling.num_outputs == 1
+    assert plain.stopping.max_tokens is None
+    assert isinstance(plain.prompt, TextInput)
+    assert plain.prompt.add_special_tokens
+    zeros = edited(put("sampling", "temperature", 0.0))
+    zeros.sampling.seed = 0
+    zeros.output.logprobs = 0
+    zeros.text.add_special_tokens = False
+    read_zeros = read(zeros)
+    assert read_zeros.sampling.params.temperature == 0.0
+    assert read_zeros.sampling.seed == 0
+    assert read_zeros.sampling.params.num_logprobs == 0
+    assert isinstance(read_zeros.prompt, TextInput)
+    assert not read_zeros.prompt.add_special_tokens
+
+
+def test_temperature_too_small_to_divide_by_is_greedy() -> None:
+    assert read(edited(put("sampling", "temperature", 1e-30))).sampling.params.temperature == 0
+
+
+def test_top_k_of_the_whole_vocabulary_is_off() -> None:
+    assert read(edited(put("sampling", "top_k", 600))).sampling.params.top_k == 0
+    assert read(edited(put("sampling", "top_k", 599))).sampling.params.top_k == 599
+
+
+def test_each_kind_of_prompt() -> None:
+    assert read(edited(tokens(1, 2, 3))).prompt == TokenInput(ids=(1, 2, 3))
+    prompt = read(edited(chat(("user", "hi"), ("assistant", "")))).prompt
+    assert isinstance(prompt, ChatInput)
+    assert [(m.role, m.content) for m in prompt.messages] == [("user", "hi"), ("assistant", "")]
+    assert prompt.add_generation_prompt
+
+
+def test_prompt_longer_than_the_context_has_its_own_reason() -> None:
+    with pytest.raises(RequestError) as caught:
+        read(edited(tokens(*[1] * 513)))
+    refusal = caught.value.refusal
+    assert refusal.reason is ErrorReason.PROMPT_TOO_LONG
+    assert refusal.metadata == {"num_prompt_tokens": "513", "max_total_tokens": "512"}
+
+
+@pytest.mark.parametrize("name", ["other", ""])
+def test_unknown_model(name: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        read(edited(lambda m: setattr(m, "model", name)))
+    assert caught.value.reason is ErrorReason.MODEL_NOT_FOUND
+
+
+@pytest.mark.parametrize(
+    ("edit", "feature"),
+    [
+        (put("sampling", "repetition_penalty", 1.1), Feature.PENALTIES),
+        (put("sampling", "presence_penalty", 0.1), Feature.PENALTIES),
+        (put("sampling", "frequency_penalty", -0.1), Feature.PENALTIES),
+        (bias((1, 1.0)), Feature.LOGIT_BIAS),
+        (put("output", "logprobs", 0), Feature.LOGPROBS),
+        (put("output", "prompt_logprobs", 0), Feature.PROMPT_LOGPROBS),
+    ],
+)
+def test_what_the_executor_lacks_is_refused(edit: Edit, feature: Feature) -> None:
+    from dataclasses import replace
+
+    limits = replace(LIMITS, features=INFO.features - {feature})
+    with pytest.raises(RequestError) as caught:
+        read(edited(edit), limits)
+    assert caught.value.reason is ErrorReason.FEATURE_UNSUPPORTED
+    assert caught.value.refusal.metadata["feature"] == feature.value
+
+
+def test_neutral_values_need_no_feature() -> None:
+    from dataclasses import replace
+
+    limits = replace(LIMITS, features=frozenset())
+    message = edited(put("sampling", "repetition_penalty", 1.0))
+    message.sampling.presence_penalty = 0.0
+    read(message, limits)
+
+
+def leaves(descriptor: Descriptor, prefix: str = "") -> Iterator[str]:
+    """Paths of all fields that carry a value; well-known types are values."""
+    for field in descriptor.fields:
+        path = f"{prefix}{field.name}"
+        child = field.message_type
+        if child is None or child.full_name.startswith("google.protobuf."):
+            yield path
+        else:
+            yield from leaves(child, f"{path}.")
+
+
+def test_every_field_of_the_contract_is_mapped_or_refused() -> None:
+    all_fields = set(leaves(GenerateRequest.DESCRIPTOR))
+    refused = {
+        path
+        for path in all_fields
+        if any(path == prefix or path.startswith(f"{prefix}.") for prefix in REFUSED_FIELDS)
+    }
+    assert not refused & MAPPED_FIELDS
+    assert all_fields == refused | MAPPED_FIELDS
+
+
+EXAMPLES: dict[str, Edit] = {
+    "model": lambda m: setattr(m, "model", "other"),
+    "request_id": lambda m: setattr(m, "request_id", "r"),
+    "text.text": lambda m: setattr(m.text, "text", "other"),
+    "text.add_special_tokens": lambda m: setattr(m.text, "add_special_tokens", False),
+    "token_ids.ids": tokens(1),
+    "chat.messages.role": chat(("system", "x")),
+    "chat.messages.content": chat(("user", "y")),
+    "chat.add_generation_prompt": chat(("user", "x"), add_generation_prompt=False),
+    "sampling.temperature": put("sampling", "temperature", 0.5),
+    "sampling.top_k": put("sampling", "top_k", 5),
+    "sampling.top_p": put("sampling", "top_p", 0.5),
+    "sampling.min_p": put("sampling", "min_p", 0.5),
+    "sampling.repetition_penalty": put("sampling", "repetition_penalty", 1.5),
+    "sampling.presence_penalty": put("sampling", "presence_penalty", 0.5),
+    "sampling.frequency_penalty": put("sampling", "frequency_penalty", 0.5),
+    "sampling.logit_bias.token_id": bias((3, 1.0)),
+    "sampling.logit_bias.bias": bias((2, 2.0)),
+    "sampling.seed": put("sampling", "seed", 5),
+    "sampling.n": put("sampling", "n", 2),
+    "stopping.max_tokens": put("stopping", "max_tokens", 5),
+    "stopping.min_tokens": put("stopping", "min_tokens", 5),
+    "stopping.stop_strings": add("stopping", "stop_strings", "x"),
+    "stopping.stop_token_ids": add("stopping", "stop_token_ids", 5),
+    "stopping.ignore_eos": put("stopping", "ignore_eos", True),
+    "stopping.include_stop_string": put("stopping", "include_stop_string", True),
+    "output.logprobs": put("output", "logprobs", 1),
+    "output.prompt_logprobs": put("output", "prompt_logprobs", 1),
+    "output.return_token_ids": put("output", "return_token_ids", True),
+    "output.echo": put("output", "echo", True),
+    "scheduling.priority": put("scheduling", "priority", 5),
+    "scheduling.ttft_deadline": duration("ttft_deadline", 5),
+    "scheduling.total_deadline": duration("total_deadline", 5),
+    "scheduling.time_limit": duration("time_limit", 5),
+    "cache.salt": put("cache", "salt", "x"),
+}
+"""One request per mapped field, which differs from its neighbour in that field alone."""
+NEIGHBOURS: dict[str, Edit] = {
+    "chat.messages.role": chat(("user", "x")),
+    "chat.messages.content": chat(("user", "x")),
+    "chat.add_generation_prompt": chat(("user", "x")),
+    "sampling.logit_bias.token_id": bias((2, 1.0)),
+    "sampling.logit_bias.bias": bias((2, 1.0)),
+}
+
+
+@pytest.mark.parametrize("path", sorted(MAPPED_FIELDS))
+def test_every_mapped_field_makes_a_difference(path: str) -> None:
+    plain = read(edited(NEIGHBOURS.get(path, lambda _: None)))
+    message = edited(EXAMPLES[path])
+    if path == "model":
+        with pytest.raises(RequestError):
+            read(message)
+    else:
+        assert read(message) != plain

@@ -1,0 +1,166 @@
+"""Stream events to messages."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.scheduler.request import FinishReason
+from penstock.scheduler.state import RequestState
+from penstock.server.front import events
+from penstock.server.rpc.mapping_out import ResponseEncoder, once_response
+from penstock.v1 import state_pb2
+from penstock.v1.generation_service_pb2 import GenerateResponse
+
+ACCEPTED = events.Accepted(request_id="r", model="m", num_prompt_tokens=3, seed=2**64 - 1)
+FINISHED = events.Finished(
+    outputs=(
+        events.OutputEnd(
+            output_index=0,
+            reason=FinishReason.STOP,
+            num_completion_tokens=2,
+            stop_token_id=0,
+        ),
+        events.OutputEnd(
+            output_index=1,
+            reason=FinishReason.STOP,
+            num_completion_tokens=0,
+            stop_string="END",
+        ),
+    ),
+    usage=events.Usage(num_prompt_tokens=3, num_completion_tokens=2, num_cached_prompt_tokens=1),
+    timings=events.Timings(queue_s=0.5, prefill_s=0.25, decode_s=1.0, total_s=1.75, ttft_s=None),
+    num_preemptions=4,
+)
+
+
+def encode(*batches: list[events.StreamEvent], hint: int = 1024) -> list[GenerateResponse]:
+    encoder = ResponseEncoder(hint)
+    return [
+        GenerateResponse.FromString(data) for batch in batches for data in encoder.encode(batch)
+    ]
+
+
+def piece(text: str, index: int = 0, *records: events.TokenRecord) -> events.TokensPiece:
+    return events.TokensPiece(index, text, 1, records)
+
+
+def test_a_write_carries_everything_since_the_last_one() -> None:
+    messages = encode([ACCEPTED], [piece("a")], [piece("b"), piece("c"), piece("d"), FINISHED])
+    assert [message.sequence for message in messages] == [0, 1, 2, 3]
+    assert [message.WhichOneof("event") for message in messages] == [
+        "accepted",
+        "tokens",
+        "tokens",
+        "finished",
+    ]
+    assert [message.tokens.text for message in messages[1:3]] == ["a", "bcd"]
+    assert messages[2].tokens.num_tokens == 3
+
+
+def test_outputs_are_told_apart() -> None:
+    messages = encode([piece("a", 0), piece("x", 1), piece("b", 0)])
+    assert {(m.tokens.output_index, m.tokens.text) for m in messages} == {(0, "ab"), (1, "x")}
+
+
+def test_all_fields_of_the_end() -> None:
+    (message,) = encode([FINISHED])
+    end = message.finished
+    assert [out.WhichOneof("matched_stop") for out in end.outputs] == [
+        "stop_token_id",
+        "stop_string",
+    ]
+    assert end.outputs[0].finish_reason == state_pb2.FINISH_REASON_STOP
+    assert end.usage.num_cached_prompt_tokens == 1
+    assert end.timings.queue.ToMilliseconds() == 500
+    assert end.timings.decode.ToMilliseconds() == 1000
+    assert end.timings.total.ToMilliseconds() == 1750
+    assert not end.timings.HasField("ttft")
+    assert end.num_preemptions == 4
+
+
+def test_progress() -> None:
+    (message,) = encode(
+        [
+            events.Progress(
+                state=RequestState.PENDING,
+                num_cached_prompt_tokens=5,
+                num_preemptions=1,
+                queue_s=0.25,
+            )
+        ]
+    )
+    assert message.progress.state == state_pb2.REQUEST_STATE_PENDING
+    assert message.progress.queue_time.ToMilliseconds() == 250
+
+
+def test_records_carry_logprobs_only_when_known() -> None:
+    top = (events.TopToken(9, -0.5), events.TopToken(8, -1.5))
+    (message,) = encode(
+        [piece("a", 0, events.TokenRecord(1)), piece("b", 0, events.TokenRecord(0, 0.0, 1, top))]
+    )
+    first, second = message.tokens.records
+    assert (first.id, first.HasField("logprob"), first.HasField("rank")) == (1, False, False)
+    assert (second.id, second.HasField("logprob"), second.rank) == (0, True, 1)
+    assert [(t.id, t.logprob) for t in second.top_logprobs] == [(9, -0.5), (8, -1.5)]
+
+
+@given(
+    pieces=st.lists(
+        st.tuples(st.integers(0, 2), st.text(max_size=8), st.integers(0, 20)), max_size=80
+    ),
+    cuts=st.sets(st.integers(0, 80), max_size=5),
+)
+def test_nothing_is_lost_doubled_or_too_large(
+    pieces: list[tuple[int, str, int]], cuts: set[int]
+) -> None:
+    batches: list[list[events.StreamEvent]] = [[]]
+    for position, (index, text, num_top) in enumerate(pieces):
+        if position in cuts:
+            batches.append([])
+        top = tuple(events.TopToken(2**31, -1.0) for _ in range(num_top))
+        record = events.TokenRecord(position, -0.5, 2**31 - 1, top)
+        batches[-1].append(events.TokensPiece(index, text, 1, (record,)))
+    messages = encode(*batches)
+    assert [m.sequence for m in messages] == list(range(len(messages)))
+    for index in range(3):
+        mine = [m.tokens for m in messages if m.tokens.output_index == index]
+        wanted = [(position, text) for position, (i, text, _) in enumerate(pieces) if i == index]
+        assert "".join(m.text for m in mine) == "".join(text for _, text in wanted)
+        assert [r.id for m in mine for r in m.records] == [position for position, _ in wanted]
+        assert sum(m.num_tokens for m in mine) == len(wanted)
+    assert all(m.ByteSize() <= 1100 for m in messages)
+
+
+def test_long_prompt_comes_in_pieces() -> None:
+    text = "é日" * 2000
+    records = tuple(events.TokenRecord(i) for i in range(500))
+    messages = encode([events.PromptPiece(text=text, records=records)])
+    assert "".join(m.prompt.text for m in messages) == text
+    assert [r.id for m in messages for r in m.prompt.records] == list(range(500))
+    assert all(m.ByteSize() <= 1100 for m in messages)
+
+
+def test_whole_answer_in_one_message() -> None:
+    response = once_response(
+        [ACCEPTED, events.PromptPiece(text="p"), piece("a"), piece("b"), FINISHED]
+    )
+    assert response.accepted.seed == 2**64 - 1
+    assert response.prompt.text == "p"
+    assert [(o.output_index, o.text) for o in response.outputs] == [(0, "ab"), (1, "")]
+    assert len(response.finished.outputs) == 2
+
+
+@pytest.mark.parametrize("reason", list(FinishReason))
+def test_finish_reasons_are_those_of_the_contract(reason: FinishReason) -> None:
+    assert state_pb2.FinishReason.Name(state_pb2.FinishReason.ValueType(reason.value)) == (
+        f"FINISH_REASON_{reason.name}"
+    )
+
+
+@pytest.mark.parametrize("state", list(RequestState))
+def test_states_are_those_of_the_contract(state: RequestState) -> None:
+    assert state_pb2.RequestState.Name(state_pb2.RequestState.ValueType(state.value)) == (
+        f"REQUEST_STATE_{state.name}"
+    )

@@ -1,0 +1,160 @@
+"""Where the settings of `penstock serve` come from, and their way to the child processes."""
+
+import argparse
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from penstock.executor.config import DTYPES, ExecutorConfig, ExecutorKind, SimulatedConfig
+from penstock.executor.fault import Fault, FaultKind
+from penstock.scheduler.config import AdmissionPolicy, SchedulerConfig
+from penstock.server.cli import build_parser
+from penstock.server.cli.serve import (
+    OPTIONS,
+    BadSetting,
+    build_config,
+    merge_settings,
+    unknown_variables,
+)
+from penstock.server.config import (
+    LOG_LEVELS,
+    EngineLaunch,
+    FrontLaunch,
+    ServerConfig,
+    launch_from_json,
+    launch_to_json,
+)
+from penstock.server.front.config import FrontConfig
+
+
+def parse(*arguments: str) -> argparse.Namespace:
+    return build_parser().parse_args(["serve", *arguments])
+
+
+def configured(*arguments: str, **environment: str) -> ServerConfig:
+    return build_config(merge_settings(vars(parse(*arguments)), environment))
+
+
+def test_the_defaults_serve_the_demo_model() -> None:
+    config = configured()
+    assert (config.model, config.model_path.name) == ("demo", "demo")
+    assert (config.host, config.port) == ("127.0.0.1", 50051)
+    assert config.executor == ExecutorConfig(model_path=config.model_path)
+    assert config.scheduler == SchedulerConfig()
+    assert config.num_fronts >= 1
+
+
+def test_every_option_reaches_its_setting(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    config = configured(
+        *("--model", str(tmp_path), "--model-name", "mine", "--executor", "simulated"),
+        *("--host", "::1", "--port", "7", "--fronts", "3", "--max-num-seqs", "5"),
+        *("--max-num-batched-tokens", "99", "--max-seq-len", "77", "--max-num-waiting", "11"),
+        *("--admission-policy", "guaranteed_no_evict", "--block-size", "8", "--num-blocks", "31"),
+        *("--kv-cache-mib", "2", "--dtype", "float32", "--device", "cuda:1", "--threads", "2"),
+        *("--pipeline-depth", "2", "--drain-grace-s", "1.5", "--log-level", "debug"),
+        *("--simulated-config", '{"is_strict": true}'),
+    )
+    assert config == ServerConfig(
+        model="mine",
+        model_path=tmp_path.resolve(),
+        executor=ExecutorConfig(
+            kind=ExecutorKind.SIMULATED,
+            model_path=tmp_path.resolve(),
+            device="cuda:1",
+            dtype="float32",
+            block_size=8,
+            num_blocks=31,
+            kv_cache_bytes=2 * 1024 * 1024,
+            max_num_seqs=5,
+            max_seq_len=77,
+            num_threads=2,
+            pipeline_depth=2,
+            simulated=SimulatedConfig(is_strict=True),
+        ),
+        scheduler=SchedulerConfig(
+            max_num_batched_tokens=99,
+            max_num_waiting=11,
+            admission_policy=AdmissionPolicy.GUARANTEED_NO_EVICT,
+        ),
+        host="::1",
+        port=7,
+        num_fronts=3,
+        drain_grace_s=1.5,
+        log_level="debug",
+    )
+
+
+def test_arguments_win_over_the_environment_and_it_over_defaults() -> None:
+    environment = {"PENSTOCK_PORT": "7001", "PENSTOCK_HOST": "0.0.0.0"}
+    config = configured("--port", "7002", **environment)
+    assert (config.port, config.host) == (7002, "0.0.0.0")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("PENSTOCK_PORT", "many"), ("PENSTOCK_EXECUTOR", "magic"), ("PENSTOCK_DRAIN_GRACE_S", "")],
+)
+def test_a_bad_variable_is_named(name: str, value: str) -> None:
+    with pytest.raises(BadSetting, match=name):
+        configured(**{name: value})
+
+
+def test_what_kubernetes_sets_for_a_service_of_our_name_is_no_setting() -> None:
+    environment = {
+        "PENSTOCK_PORT": "tcp://10.0.0.1:50051",
+        "PENSTOCK_PORT_50051_TCP": "tcp://10.0.0.1:50051",
+        "PENSTOCK_SERVICE_HOST": "10.0.0.1",
+    }
+    assert configured(**environment).port == 50051
+    assert unknown_variables(environment) == []
+
+
+def test_misspelt_variables_are_found() -> None:
+    environment = {"PENSTOCK_MAX_NUM_SEQ": "3", "PENSTOCK_MAX_NUM_SEQS": "3", "HOME": "/"}
+    assert unknown_variables(environment) == ["PENSTOCK_MAX_NUM_SEQ"]
+
+
+def test_choices_are_those_of_the_settings() -> None:
+    choices = {option.flag: option.choices for option in OPTIONS}
+    assert choices["dtype"] == DTYPES
+    assert choices["log-level"] == LOG_LEVELS
+    assert set(choices["executor"] or ()) == {kind.value for kind in ExecutorKind}
+    assert set(choices["admission-policy"] or ()) == {policy.value for policy in AdmissionPolicy}
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("model", ""),
+        ("host", ""),
+        ("port", 65536),
+        ("port", -1),
+        ("num_fronts", 0),
+        ("num_fronts", 1000),
+        ("drain_grace_s", float("nan")),
+        ("drain_grace_s", -1.0),
+        ("log_level", "loud"),
+    ],
+)
+def test_a_setting_out_of_range_is_named(field: str, value: object) -> None:
+    config = configured("--executor", "simulated")
+    with pytest.raises(ValueError, match=field):
+        dataclasses.replace(config, **{field: value})  # type: ignore[arg-type]  # wrong on purpose
+
+
+def test_a_launch_survives_the_way_to_the_child() -> None:
+    fault = Fault(kind=FaultKind.SLOW_STEP, at_step=3, seconds=0.5)
+    config = dataclasses.replace(
+        configured("--executor", "simulated"),
+        front=FrontConfig(model_aliases=("a", "b"), max_live_requests=9),
+        executor=ExecutorConfig(
+            kind=ExecutorKind.SIMULATED, simulated=SimulatedConfig(faults=(fault,))
+        ),
+    )
+    engine = EngineLaunch(server=config, socket_path=Path("/s"), listener_fd=5, epoch=2)
+    front = FrontLaunch(server=config, socket_path=Path("/s"), front_id=4, port=1)
+    assert launch_from_json(EngineLaunch, launch_to_json(engine)) == engine
+    assert launch_from_json(FrontLaunch, launch_to_json(front)) == front
+    assert "\n" not in launch_to_json(engine) + launch_to_json(front)
