@@ -67,8 +67,8 @@ class _ErrorReasonEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     estimate_ms.
     """
     ERROR_REASON_DEADLINE_EXCEEDED: _ErrorReason.ValueType  # 13
-    """DEADLINE_EXCEEDED. A deadline passed. Metadata: state (where the request was), deadline
-    (ttft, total or grpc).
+    """DEADLINE_EXCEEDED. A deadline passed. Metadata: state (where the request was), phase (queue,
+    prefill or decode), deadline (ttft, total, grpc, or server for the server's own limit).
     """
     ERROR_REASON_DRAINING: _ErrorReason.ValueType  # 14
     """UNAVAILABLE. The server takes no new requests because it is about to stop. RetryInfo; try
@@ -147,8 +147,8 @@ ERROR_REASON_DEADLINE_UNREACHABLE: ErrorReason.ValueType  # 12
 estimate_ms.
 """
 ERROR_REASON_DEADLINE_EXCEEDED: ErrorReason.ValueType  # 13
-"""DEADLINE_EXCEEDED. A deadline passed. Metadata: state (where the request was), deadline
-(ttft, total or grpc).
+"""DEADLINE_EXCEEDED. A deadline passed. Metadata: state (where the request was), phase (queue,
+prefill or decode), deadline (ttft, total, grpc, or server for the server's own limit).
 """
 ERROR_REASON_DRAINING: ErrorReason.ValueType  # 14
 """UNAVAILABLE. The server takes no new requests because it is about to stop. RetryInfo; try

@@ -23,7 +23,7 @@ DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
 
 @typing.final
 class SamplingOptions(google.protobuf.message.Message):
-    """How the next token is drawn. Applied in this order: logit_bias, the three penalties,
+    """How the next token is drawn. Applied in this order: the three penalties, logit_bias,
     temperature, top_k, top_p, min_p. NaN and infinities are refused.
     """
 
@@ -208,7 +208,7 @@ class OutputOptions(google.protobuf.message.Message):
     MAX_CHUNK_DELAY_FIELD_NUMBER: builtins.int
     logprobs: builtins.int
     """Log probabilities of output tokens: 0 for the chosen token alone, k for the k most likely as
-    well. Range 0 to ModelLimits.max_logprobs. They are taken after bias and penalties, before
+    well. Range 0 to ModelLimits.max_logprobs. They are taken after penalties and bias, before
     temperature and truncation. Default: none.
     """
     prompt_logprobs: builtins.int

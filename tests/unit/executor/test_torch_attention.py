@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -15,6 +16,7 @@ from penstock.executor.torch.kv_pages import HeadShape, KVPages
 from penstock.executor.torch.length_groups import split_by_length
 from penstock.executor.torch.paged_attention import PagedAttention, Scoring
 from penstock.executor.torch.prepacked_linear import can_prepack, prepack_linears
+from penstock.executor.torch.process_memory import keep_freed_memory
 from penstock.executor.torch.step_inputs import StepInputs
 from penstock.scheduler.batch import Batch
 from penstock.scheduler.request import Request
@@ -197,3 +199,7 @@ def test_prepacked_layers_give_the_same_numbers_and_free_the_memory() -> None:
 
 def test_float32_layers_are_left_as_they_are() -> None:
     assert prepack_linears(torch.nn.Sequential(torch.nn.Linear(4, 4))) == 0
+
+
+def test_freed_memory_is_kept_where_glibc_allocates() -> None:
+    assert keep_freed_memory() == (platform.libc_ver()[0] == "glibc")

@@ -186,6 +186,29 @@ def test_prompt_logprobs_are_the_naive_ones(budget: int, folder: Path, naive: Na
             assert top_ids == np.argsort(-before)[:3].tolist()
 
 
+@pytest.mark.parametrize("budget", [1, 7], ids=["token by token", "small chunks"])
+def test_half_precision_runs_steps_that_sample_nothing(budget: int, folder: Path) -> None:
+    executor = TorchExecutor(
+        ExecutorConfig(model_path=folder, dtype="bfloat16", max_num_seqs=4, num_blocks=24)
+    )
+    engine = Engine(executor, SchedulerConfig(max_num_batched_tokens=budget), FakeClock())
+
+    told = run(engine, [spec(1, prompt(1, 30)), spec(2, prompt(2, 3))])
+
+    assert {key: len(tokens) for key, tokens in outputs(told).items()} == {1: 8, 2: 8}
+
+
+def test_poison_shows_when_it_is_computed_token_by_token(folder: Path) -> None:
+    engine = make_engine(folder, budget=1)
+    poison(engine)
+    engine.submit((spec(1, [5, POISON, 6, 7, 8]),))
+
+    for _ in range(2):
+        told = engine.step()
+
+    assert isinstance(told.ends[0], Failed)
+
+
 def test_info_tells_what_was_built(folder: Path) -> None:
     info = TorchExecutor(
         ExecutorConfig(model_path=folder, max_num_seqs=3, max_seq_len=100_000, block_size=32)

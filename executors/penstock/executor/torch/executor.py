@@ -90,6 +90,7 @@ class TorchExecutor:
         self._overhead_blocks = overhead / layer_bytes
         self._step: StepInputs | None = None
         self._is_token_good: Tensor | None = None
+        self._has_unsampled = False
         self._results: deque[StepResult] = deque()
         self._is_closed = False
         attach_runner(self._model.module, self)
@@ -133,7 +134,7 @@ class TorchExecutor:
         """One layer's attention of the step that runs (see `attention_interface`)."""
         if self._step is None:
             raise RuntimeError("attention outside a step")
-        if self._step.chunks and layer == len(self._pages.shapes) - 1:
+        if self._has_unsampled and layer == len(self._pages.shapes) - 1:
             # Whatever went wrong below shows in the last layer's keys, also for tokens whose logits
             # nobody looks at.
             self._is_token_good = torch.isfinite(key).flatten(1).all(1)
@@ -150,6 +151,7 @@ class TorchExecutor:
         prompts = prompt_rows(batch, step)
         wanted = [step.last_of_row[sampled_rows], *(prompt.packed for prompt in prompts)]
         self._step, self._is_token_good = step, None
+        self._has_unsampled = step.num_tokens > len(sampled_rows)
         try:
             logits = self._model.logits(
                 step.input_ids, step.position_ids, step.to_device(np.concatenate(wanted))

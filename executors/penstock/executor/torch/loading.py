@@ -92,8 +92,7 @@ def load_model(path: Path, *, device: str, dtype: str) -> LoadedModel:
     if "logits_to_keep" not in inspect.signature(module.forward).parameters:
         raise UnsupportedModel(f"{architecture.name} cannot compute the logits of chosen tokens")
     shapes, vocab_size = _probe(module, architecture)
-    embedding: nn.Module = module.get_input_embeddings()
-    weight = next(embedding.parameters())
+    weight = _embedding_weight(module)
     return LoadedModel(
         module=module,
         architecture=architecture,
@@ -105,10 +104,16 @@ def load_model(path: Path, *, device: str, dtype: str) -> LoadedModel:
     )
 
 
+def _embedding_weight(module: Any) -> Tensor:
+    embedding: nn.Module = module.get_input_embeddings()
+    return next(embedding.parameters())
+
+
 class _Probe:
     """Stands in for attention once and writes down what every layer asks for."""
 
-    def __init__(self) -> None:
+    def __init__(self, dtype: torch.dtype) -> None:
+        self._dtype = dtype
         self.shapes: dict[int, HeadShape] = {}
         self.windowed: set[int] = set()
 
@@ -117,6 +122,8 @@ class _Probe:
     ) -> Tensor:
         if key.shape != value.shape or query.shape[-1] != key.shape[-1]:
             raise UnsupportedModel(f"layer {layer} has keys and values of different sizes")
+        if key.dtype != self._dtype or value.dtype != self._dtype:
+            raise UnsupportedModel(f"layer {layer} has keys and values in another precision")
         if layer in self.shapes:
             raise UnsupportedModel(f"layer {layer} attends more than once")
         self.shapes[layer] = HeadShape(num_heads=key.shape[1], head_dim=key.shape[2])
@@ -128,7 +135,7 @@ class _Probe:
 @torch.inference_mode()
 def _probe(module: Any, architecture: Architecture) -> tuple[tuple[HeadShape, ...], int]:
     """Run two tokens and check that every layer's attention came through the interface."""
-    probe = _Probe()
+    probe = _Probe(_embedding_weight(module).dtype)
     attach_runner(module, probe)
     ids = torch.zeros((1, 2), dtype=torch.long, device=module.device)
     positions = torch.arange(2, device=module.device)[None]

@@ -110,7 +110,7 @@ class PagedAttention:
         so a constant near it, found among the first block's keys (where attention gathers), is
         subtracted before the rounding.
         """
-        first = keys[:, : self._pages.block_size].transpose(1, 2)
+        first = keys[:, : self._pages.block_size].contiguous().transpose(1, 2)
         centre = torch.bmm(queries, first).amax(-1, keepdim=True).mul_(scaling)
         offset = mask - centre.view(per_head)
         return torch.baddbmm(

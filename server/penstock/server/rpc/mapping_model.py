@@ -117,6 +117,7 @@ def _features_of(front: Front) -> pb.ModelFeatures:
         choice=False,
         adapters=False,
         images=False,
+        chunk_limits=False,
         multiplex=False,
         resume=False,
         model_loading=False,

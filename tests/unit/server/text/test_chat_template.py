@@ -1,3 +1,5 @@
+"""Chats rendered as model authors wrote them, and what a template may not do."""
+
 from __future__ import annotations
 
 from datetime import datetime

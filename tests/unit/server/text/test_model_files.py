@@ -1,3 +1,5 @@
+"""What a model folder must hold, and errors that name the file."""
+
 from __future__ import annotations
 
 import json

@@ -1,3 +1,5 @@
+"""Text, stop strings and token counts of one output."""
+
 from __future__ import annotations
 
 import itertools

@@ -1,3 +1,5 @@
+"""Text to ids: control tokens stay out of client text, bounds hold."""
+
 from __future__ import annotations
 
 import asyncio
