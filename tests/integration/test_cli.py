@@ -1,76 +1,26 @@
 """The commands as processes, against a real gRPC server that behaves as scripted."""
 
 import asyncio
-import contextlib
 import json
 import os
-import pty
 import signal
 import socket
-import sys
-from collections.abc import AsyncGenerator, AsyncIterator
-from dataclasses import dataclass
+from collections.abc import AsyncIterator
 
 import grpc
 import pytest
 from google.rpc import error_details_pb2
 from grpc_health.v1 import health_pb2
 
+from support.cli_process import LIMIT_S, PROGRAM, environment, penstock, started
 from support.scripted_server import (
     ScriptedServer,
     ServedCall,
     error_info,
     retry_info,
-    say_hello,
     scripted_server,
+    speak_and_wait,
 )
-
-PROGRAM = (sys.executable, "-m", "penstock.server.cli")
-LIMIT_S = 60.0
-
-
-@dataclass(frozen=True, slots=True)
-class Result:
-    code: int
-    out: str
-    err: str
-
-
-def environment(address: str) -> dict[str, str]:
-    return {
-        **os.environ,
-        "PENSTOCK_ADDRESS": address,
-        "PYTHONPATH": os.pathsep.join(sys.path),
-        "PYTHONUTF8": "1",
-    }
-
-
-@contextlib.asynccontextmanager
-async def started(
-    server: ScriptedServer, *args: str
-) -> AsyncGenerator[asyncio.subprocess.Process, None]:
-    """A command that runs; it is ended with the block."""
-    process = await asyncio.create_subprocess_exec(
-        *PROGRAM,
-        *args,
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        env=environment(server.address),
-    )
-    try:
-        yield process
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.communicate()
-
-
-async def penstock(server: ScriptedServer, *args: str, stdin: str = "") -> Result:
-    async with started(server, *args) as process:
-        out, err = await asyncio.wait_for(process.communicate(stdin.encode()), LIMIT_S)
-    assert process.returncode is not None
-    return Result(process.returncode, out.decode(), err.decode())
 
 
 @pytest.fixture
@@ -211,12 +161,6 @@ async def test_a_full_queue_says_when_to_come_back(server: ScriptedServer) -> No
     assert "RESOURCE_EXHAUSTED (QUEUE_FULL): full; try again in 90 s" in result.err
 
 
-async def speak_and_wait(call: ServedCall) -> None:
-    await call.accepted()
-    await call.tokens("begun")
-    await call.wait_for_cancel()
-
-
 async def test_a_deadline_has_its_own_exit_code(server: ScriptedServer) -> None:
     server.scripts.append(speak_and_wait)
 
@@ -312,115 +256,6 @@ async def test_a_closed_pipe_cancels_the_request(server: ScriptedServer) -> None
 
     assert process.returncode == 141
     assert err == b""
-
-
-async def test_chat_in_a_pipe_keeps_the_history(server: ScriptedServer) -> None:
-    talk = "Hi\n\n/what\nAnd then?\n/reset\nAgain\n/quit\nnever sent\n"
-
-    result = await penstock(server, "chat", "--system", "Be brief.", "--stats", stdin=talk)
-
-    assert result.code == 0
-    assert result.out == "Hello, world\n" * 3
-    turns = [[(m.role, m.content) for m in call.request.chat.messages] for call in server.seen]
-    system, first, answer = ("system", "Be brief."), ("user", "Hi"), ("assistant", "Hello, world")
-    assert turns == [
-        [system, first],
-        [system, first, answer, ("user", "And then?")],
-        [system, ("user", "Again")],
-    ]
-    assert result.err.count("tokens/s") == 3
-    assert "/what: no such command" in result.err
-
-
-async def test_chat_in_a_pipe_ends_with_the_first_failure(server: ScriptedServer) -> None:
-    async def refuse(call: ServedCall) -> None:
-        await call.fail(grpc.StatusCode.INTERNAL, "oh", error_info("INTERNAL"))
-
-    server.scripts.append(refuse)
-
-    result = await penstock(server, "chat", stdin="Hi\nAnd then?\n")
-
-    assert result.code == 1
-    assert "penstock chat: INTERNAL (INTERNAL): oh" in result.err
-    assert len(server.seen) == 1
-
-
-class Terminal:
-    """The other end of a pseudo-terminal that a command runs on."""
-
-    def __init__(self) -> None:
-        self._master, self.slave = pty.openpty()
-        self.shown = b""
-
-    async def wait_for(self, text: bytes) -> None:
-        while text not in self.shown:
-            self.shown += await asyncio.wait_for(
-                asyncio.to_thread(os.read, self._master, 4096), LIMIT_S
-            )
-        self.shown = self.shown[self.shown.index(text) + len(text) :]
-
-    def type(self, text: bytes) -> None:
-        os.write(self._master, text)
-
-    def close(self) -> None:
-        os.close(self._master)
-        os.close(self.slave)
-
-
-async def test_chat_at_a_terminal_survives_ctrl_c_and_failures(server: ScriptedServer) -> None:
-    async def refuse(call: ServedCall) -> None:
-        await call.fail(grpc.StatusCode.INTERNAL, "oh", error_info("INTERNAL"))
-
-    server.scripts.extend([speak_and_wait, refuse, say_hello])
-    terminal = Terminal()
-    process = await asyncio.create_subprocess_exec(
-        *PROGRAM,
-        "chat",
-        stdin=terminal.slave,
-        stdout=terminal.slave,
-        stderr=terminal.slave,
-        env={**environment(server.address), "TERM": "dumb"},
-    )
-    await terminal.wait_for(b"> ")
-    terminal.type(b"one\n")
-    await terminal.wait_for(b"begun")
-    process.send_signal(signal.SIGINT)
-    await terminal.wait_for(b"cancelled")
-    await terminal.wait_for(b"> ")
-    terminal.type(b"two\n")
-    await terminal.wait_for(b"INTERNAL (INTERNAL): oh")
-    await terminal.wait_for(b"> ")
-    terminal.type(b"three\n")
-    await terminal.wait_for(b"Hello, world")
-    await terminal.wait_for(b"> ")
-    terminal.type(b"/quit\n")
-    code = await asyncio.wait_for(process.wait(), LIMIT_S)
-    terminal.close()
-
-    assert code == 0
-    await asyncio.wait_for(server.seen[0].cancelled.wait(), LIMIT_S)
-    # What was cancelled or failed is not part of the dialogue.
-    assert [turn.content for turn in server.seen[2].request.chat.messages] == ["three"]
-
-
-async def test_a_terminal_is_kept_from_control_characters(server: ScriptedServer) -> None:
-    async def attack(call: ServedCall) -> None:
-        await call.accepted()
-        await call.tokens("a\x1b[2Jb\x07c")
-        await call.finished()
-
-    server.scripts.append(attack)
-    terminal = Terminal()
-    process = await asyncio.create_subprocess_exec(
-        *PROGRAM,
-        *("generate", "Hi"),
-        stdout=terminal.slave,
-        stderr=asyncio.subprocess.DEVNULL,
-        env=environment(server.address),
-    )
-    await terminal.wait_for("a\N{REPLACEMENT CHARACTER}[2Jb\N{REPLACEMENT CHARACTER}c".encode())
-    await asyncio.wait_for(process.wait(), LIMIT_S)
-    terminal.close()
 
 
 async def test_models_as_a_table_and_as_json(server: ScriptedServer) -> None:

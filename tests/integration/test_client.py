@@ -1,43 +1,28 @@
 """Streams of both clients against a real gRPC server: events, errors, retries, broken streams."""
 
 import asyncio
-import contextlib
-import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any
+from collections.abc import AsyncIterator
 
 import grpc
 import pytest
-from grpc_health.v1 import health_pb2
 
 import penstock.v1 as pb
 from penstock.client import (
     Accepted,
     CallCancelled,
-    ChatMessage,
-    Client,
     DeadlineExceeded,
     Draining,
     EngineDown,
     Event,
     ExecutorRequestFailed,
     Finished,
-    HealthStatus,
     InvalidArgument,
-    ModelNotFound,
-    NotFound,
     PromptEcho,
     QueueFull,
     ReaderStalled,
-    RequestState,
-    RetryPolicy,
     StreamBroken,
-    SyncClient,
     Tokens,
-    TraceContext,
-    Unavailable,
 )
-from penstock.client.call_settings import CallSettings
 from support.client_faces import (
     POLICY,
     AsyncFace,
@@ -47,18 +32,34 @@ from support.client_faces import (
     accept,
     accept_and_speak,
     failing,
-    speak_and_wait,
 )
 from support.scripted_server import (
     ScriptedServer,
     ServedCall,
-    error_info,
-    finished_message,
     retry_info,
     scripted_server,
+    speak_and_wait,
 )
 
-pytest_plugins = ("support.client_faces",)
+
+@pytest.fixture
+async def server() -> AsyncIterator[ScriptedServer]:
+    async with scripted_server() as server:
+        yield server
+
+
+@pytest.fixture
+def time() -> FakeTime:
+    return FakeTime()
+
+
+@pytest.fixture(params=[AsyncFace, SyncFace], ids=["async", "blocking"])
+async def face(
+    request: pytest.FixtureRequest, server: ScriptedServer, time: FakeTime
+) -> AsyncIterator[Face]:
+    face: Face = request.param(server.address, time)
+    yield face
+    await face.close()
 
 
 async def test_a_stream_from_accepted_to_finished(face: Face, server: ScriptedServer) -> None:

@@ -1,10 +1,8 @@
 """Both clients against a real gRPC server: deadlines, metadata, other calls, closing."""
 
 import asyncio
-import contextlib
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any
+from collections.abc import AsyncIterator
 
 import grpc
 import pytest
@@ -12,54 +10,55 @@ from grpc_health.v1 import health_pb2
 
 import penstock.v1 as pb
 from penstock.client import (
-    Accepted,
     CallCancelled,
     ChatMessage,
     Client,
     DeadlineExceeded,
-    Draining,
-    EngineDown,
-    Event,
-    ExecutorRequestFailed,
     Finished,
     HealthStatus,
-    InvalidArgument,
     ModelNotFound,
     NotFound,
-    PromptEcho,
-    QueueFull,
-    ReaderStalled,
     RequestState,
-    RetryPolicy,
-    StreamBroken,
     SyncClient,
     Tokens,
     TraceContext,
     Unavailable,
 )
-from penstock.client.call_settings import CallSettings
 from support.client_faces import (
     POLICY,
     AsyncFace,
     Face,
     FakeTime,
     SyncFace,
-    accept,
-    accept_and_speak,
-    failing,
-    speak_and_wait,
 )
 from support.scripted_server import (
     ScriptedServer,
-    ServedCall,
-    error_info,
     finished_message,
-    retry_info,
     scripted_server,
+    speak_and_wait,
 )
 
-pytest_plugins = ("support.client_faces",)
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[ScriptedServer]:
+    async with scripted_server() as server:
+        yield server
+
+
+@pytest.fixture
+def time() -> FakeTime:
+    return FakeTime()
+
+
+@pytest.fixture(params=[AsyncFace, SyncFace], ids=["async", "blocking"])
+async def face(
+    request: pytest.FixtureRequest, server: ScriptedServer, time: FakeTime
+) -> AsyncIterator[Face]:
+    face: Face = request.param(server.address, time)
+    yield face
+    await face.close()
 
 
 async def test_deadline_reaches_the_server(face: Face, server: ScriptedServer) -> None:

@@ -66,10 +66,17 @@ class Terminal:
         self.shown = b""
 
     async def wait_for(self, text: bytes) -> None:
-        while text not in self.shown:
-            self.shown += await asyncio.wait_for(
-                asyncio.to_thread(os.read, self._master, 4096), LIMIT_S
-            )
+        """Read until the text was shown. A thread that reads could not be stopped in time."""
+        loop = asyncio.get_running_loop()
+        async with asyncio.timeout(LIMIT_S):
+            while text not in self.shown:
+                readable = asyncio.Event()
+                loop.add_reader(self._master, readable.set)
+                try:
+                    await readable.wait()
+                finally:
+                    loop.remove_reader(self._master)
+                self.shown += os.read(self._master, 4096)
         self.shown = self.shown[self.shown.index(text) + len(text) :]
 
     def type(self, text: bytes) -> None:

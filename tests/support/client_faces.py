@@ -1,20 +1,19 @@
 """Both clients behind one face, and a clock that only sleeping moves.
 
-Owns the fixtures `server`, `time` and `face`, loaded as a pytest plugin by the tests of the client. The
-blocking client runs in a thread beside the server's event loop; its face is the async client's, so that
-one test speaks for both.
+The blocking client runs in a thread beside the server's event loop; its face is the async client's,
+so that one test speaks for both.
 """
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import grpc
-import pytest
+
 from penstock.client import Client, Event, RetryPolicy, SyncClient, Tokens
 from penstock.client.call_settings import CallSettings
-from support.scripted_server import ScriptedServer, ServedCall, error_info, scripted_server
+from support.scripted_server import ServedCall, error_info
 
 POLICY = RetryPolicy(max_attempts=3, initial_backoff_s=1.0, multiplier=2.0, pushback_jitter=0.0)
 
@@ -104,26 +103,6 @@ class SyncFace:
 Face = AsyncFace | SyncFace
 
 
-@pytest.fixture
-async def server() -> AsyncIterator[ScriptedServer]:
-    async with scripted_server() as server:
-        yield server
-
-
-@pytest.fixture
-def time() -> FakeTime:
-    return FakeTime()
-
-
-@pytest.fixture(params=[AsyncFace, SyncFace], ids=["async", "blocking"])
-async def face(
-    request: pytest.FixtureRequest, server: ScriptedServer, time: FakeTime
-) -> AsyncIterator[Face]:
-    face: Face = request.param(server.address, time)
-    yield face
-    await face.close()
-
-
 def failing(
     code: grpc.StatusCode,
     reason: str,
@@ -148,8 +127,3 @@ async def accept(call: ServedCall) -> None:
 async def accept_and_speak(call: ServedCall) -> None:
     await call.accepted()
     await call.tokens("begun")
-
-
-async def speak_and_wait(call: ServedCall) -> None:
-    await accept_and_speak(call)
-    await call.wait_for_cancel()

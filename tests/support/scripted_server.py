@@ -133,6 +133,13 @@ async def say_hello(call: ServedCall) -> None:
     await call.finished()
 
 
+async def speak_and_wait(call: ServedCall) -> None:
+    """Some output, then nothing more until the call is cancelled."""
+    await call.accepted()
+    await call.tokens("begun")
+    await call.wait_for_cancel()
+
+
 if TYPE_CHECKING:
     # The stubs want every method, and Generate as a generator; gRPC wants neither.
     _Servicer = object

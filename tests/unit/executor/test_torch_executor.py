@@ -35,9 +35,9 @@ def naive(folder: Path) -> NaiveModel:
     return NaiveModel(folder)
 
 
-def make_engine(folder: Path, *, budget: int = 64, num_blocks: int = 24) -> Engine:
+def make_engine(folder: Path, *, budget: int = 64, dtype: str = "auto") -> Engine:
     executor = TorchExecutor(
-        ExecutorConfig(model_path=folder, max_num_seqs=4, num_blocks=num_blocks)
+        ExecutorConfig(model_path=folder, dtype=dtype, max_num_seqs=min(4, budget), num_blocks=24)
     )
     return Engine(executor, SchedulerConfig(max_num_batched_tokens=budget), FakeClock())
 
@@ -188,10 +188,7 @@ def test_prompt_logprobs_are_the_naive_ones(budget: int, folder: Path, naive: Na
 
 @pytest.mark.parametrize("budget", [1, 7], ids=["token by token", "small chunks"])
 def test_half_precision_runs_steps_that_sample_nothing(budget: int, folder: Path) -> None:
-    executor = TorchExecutor(
-        ExecutorConfig(model_path=folder, dtype="bfloat16", max_num_seqs=4, num_blocks=24)
-    )
-    engine = Engine(executor, SchedulerConfig(max_num_batched_tokens=budget), FakeClock())
+    engine = make_engine(folder, budget=budget, dtype="bfloat16")
 
     told = run(engine, [spec(1, prompt(1, 30)), spec(2, prompt(2, 3))])
 

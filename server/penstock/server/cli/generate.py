@@ -87,8 +87,9 @@ def _print_text(events: "Iterator[Event]", *, has_many: bool) -> None:
                 if has_many:
                     texts[event.output_index] = texts.get(event.output_index, "") + event.text
                 else:
-                    write_text(event.text)
+                    # Noted before it is shown: Ctrl-C may come right after.
                     text_open = not event.text.endswith("\n")
+                    write_text(event.text)
     finally:
         if text_open:
             write_text("\n")

@@ -1,0 +1,111 @@
+"""`penstock chat` in a pipe and at a terminal, against a server that behaves as scripted."""
+
+import asyncio
+import signal
+from collections.abc import AsyncIterator
+
+import grpc
+import pytest
+
+from support.cli_process import LIMIT_S, PROGRAM, Terminal, environment, penstock
+from support.scripted_server import (
+    ScriptedServer,
+    ServedCall,
+    error_info,
+    say_hello,
+    scripted_server,
+    speak_and_wait,
+)
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[ScriptedServer]:
+    async with scripted_server() as server:
+        yield server
+
+
+async def test_chat_in_a_pipe_keeps_the_history(server: ScriptedServer) -> None:
+    talk = "Hi\n\n/what\nAnd then?\n/reset\nAgain\n/quit\nnever sent\n"
+
+    result = await penstock(server, "chat", "--system", "Be brief.", "--stats", stdin=talk)
+
+    assert result.code == 0
+    assert result.out == "Hello, world\n" * 3
+    turns = [[(m.role, m.content) for m in call.request.chat.messages] for call in server.seen]
+    system, first, answer = ("system", "Be brief."), ("user", "Hi"), ("assistant", "Hello, world")
+    assert turns == [
+        [system, first],
+        [system, first, answer, ("user", "And then?")],
+        [system, ("user", "Again")],
+    ]
+    assert result.err.count("tokens/s") == 3
+    assert "/what: no such command" in result.err
+
+
+async def test_chat_in_a_pipe_ends_with_the_first_failure(server: ScriptedServer) -> None:
+    async def refuse(call: ServedCall) -> None:
+        await call.fail(grpc.StatusCode.INTERNAL, "oh", error_info("INTERNAL"))
+
+    server.scripts.append(refuse)
+
+    result = await penstock(server, "chat", stdin="Hi\nAnd then?\n")
+
+    assert result.code == 1
+    assert "penstock chat: INTERNAL (INTERNAL): oh" in result.err
+    assert len(server.seen) == 1
+
+
+async def test_chat_at_a_terminal_survives_ctrl_c_and_failures(server: ScriptedServer) -> None:
+    async def refuse(call: ServedCall) -> None:
+        await call.fail(grpc.StatusCode.INTERNAL, "oh", error_info("INTERNAL"))
+
+    server.scripts.extend([speak_and_wait, refuse, say_hello])
+    terminal = Terminal()
+    process = await asyncio.create_subprocess_exec(
+        *PROGRAM,
+        "chat",
+        stdin=terminal.slave,
+        stdout=terminal.slave,
+        stderr=terminal.slave,
+        env={**environment(server.address), "TERM": "dumb"},
+    )
+    await terminal.wait_for(b"> ")
+    terminal.type(b"one\n")
+    await terminal.wait_for(b"begun")
+    process.send_signal(signal.SIGINT)
+    await terminal.wait_for(b"cancelled")
+    await terminal.wait_for(b"> ")
+    terminal.type(b"two\n")
+    await terminal.wait_for(b"INTERNAL (INTERNAL): oh")
+    await terminal.wait_for(b"> ")
+    terminal.type(b"three\n")
+    await terminal.wait_for(b"Hello, world")
+    await terminal.wait_for(b"> ")
+    terminal.type(b"/quit\n")
+    code = await asyncio.wait_for(process.wait(), LIMIT_S)
+    terminal.close()
+
+    assert code == 0
+    await asyncio.wait_for(server.seen[0].cancelled.wait(), LIMIT_S)
+    # What was cancelled or failed is not part of the dialogue.
+    assert [turn.content for turn in server.seen[2].request.chat.messages] == ["three"]
+
+
+async def test_a_terminal_is_kept_from_control_characters(server: ScriptedServer) -> None:
+    async def attack(call: ServedCall) -> None:
+        await call.accepted()
+        await call.tokens("a\x1b[2Jb\x07c")
+        await call.finished()
+
+    server.scripts.append(attack)
+    terminal = Terminal()
+    process = await asyncio.create_subprocess_exec(
+        *PROGRAM,
+        *("generate", "Hi"),
+        stdout=terminal.slave,
+        stderr=asyncio.subprocess.DEVNULL,
+        env=environment(server.address),
+    )
+    await terminal.wait_for("a\N{REPLACEMENT CHARACTER}[2Jb\N{REPLACEMENT CHARACTER}c".encode())
+    await asyncio.wait_for(process.wait(), LIMIT_S)
+    terminal.close()
