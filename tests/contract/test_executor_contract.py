@@ -58,13 +58,29 @@ def torch_on_cpu(folder: Path) -> ExecutorConfig:
     )
 
 
+def torch_on_cuda(folder: Path) -> ExecutorConfig:
+    return ExecutorConfig(
+        kind=ExecutorKind.TORCH, model_path=folder, dtype="float32", device="cuda"
+    )
+
+
+def has_cuda() -> bool:
+    if importlib.util.find_spec("torch") is None:
+        return False
+    import torch
+
+    return torch.cuda.is_available()
+
+
 needs_torch = pytest.mark.skipif(
     importlib.util.find_spec("torch") is None, reason="the torch extra is not installed"
 )
+needs_cuda = [pytest.mark.gpu, pytest.mark.skipif(not has_cuda(), reason="needs a CUDA device")]
 CASES = [
     pytest.param(simulated(1), id="simulated"),
     pytest.param(simulated(2), id="simulated-depth-2"),
     pytest.param(torch_on_cpu, id="torch", marks=needs_torch),
+    pytest.param(torch_on_cuda, id="torch-cuda", marks=needs_cuda),
 ]
 
 
@@ -187,7 +203,7 @@ def collect_events(engine: Engine, outcomes: dict[int, Outcome]) -> None:
 def house(request: pytest.FixtureRequest) -> Iterator[House]:
     make: Callable[[Path], ExecutorConfig] = request.param
     folder = Path()
-    if make is torch_on_cpu:
+    if make in (torch_on_cpu, torch_on_cuda):
         folder = request.getfixturevalue("make_tiny_llama")(VOCAB, POISON)
     built = House(make(folder))
     yield built

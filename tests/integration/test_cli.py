@@ -127,8 +127,7 @@ async def test_a_refusal_is_one_line_with_status_reason_and_field(server: Script
     assert result.code == 1
     assert result.out == ""
     assert result.err == (
-        "penstock generate: INVALID_ARGUMENT (INVALID_ARGUMENT): one bad field;"
-        " sampling.top_p: must be in (0, 1]\n"
+        "penstock generate: INVALID_ARGUMENT: one bad field; sampling.top_p: must be in (0, 1]\n"
     )
 
 

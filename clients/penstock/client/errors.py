@@ -87,9 +87,14 @@ class PenstockError(Exception):
         self.failure = failure
 
     def __str__(self) -> str:
-        """One line: status, reason, fields and message."""
-        reason = f" ({self.reason})" if self.reason else ""
-        fields = "".join(f"; {bad.field}: {bad.description}" for bad in self.field_violations)
+        """One line: status, reason, message, and the fields that the message does not name."""
+        is_told = self.reason in ("", self.code.name)
+        reason = "" if is_told else f" ({self.reason})"
+        fields = "".join(
+            f"; {bad.field}: {bad.description}"
+            for bad in self.field_violations
+            if bad.field not in self.message
+        )
         return f"{self.code.name}{reason}: {self.message}{fields}"
 
     @property

@@ -83,20 +83,28 @@ def test_errors_survive_pickling() -> None:
     assert again.failure == error.failure
 
 
-def test_text_names_status_reason_and_fields() -> None:
-    violation = FieldViolation(field="sampling.top_p", description="must be in (0, 1]")
+def test_text_names_status_reason_and_every_field_once() -> None:
+    told = FieldViolation(field="stopping.max_tokens", description="too many")
+    untold = FieldViolation(field="sampling.top_p", description="must be in (0, 1]")
     failure = Failure(
         code=grpc.StatusCode.INVALID_ARGUMENT,
-        message="bad request",
-        reason="INVALID_ARGUMENT",
-        field_violations=(violation,),
+        message="bad request: stopping.max_tokens: too many (and 1 more)",
+        reason="PROMPT_TOO_LONG",
+        field_violations=(told, untold),
     )
 
     text = str(error_of(failure))
 
     assert text == (
-        "INVALID_ARGUMENT (INVALID_ARGUMENT): bad request; sampling.top_p: must be in (0, 1]"
+        "INVALID_ARGUMENT (PROMPT_TOO_LONG): bad request: stopping.max_tokens: too many"
+        " (and 1 more); sampling.top_p: must be in (0, 1]"
     )
+
+
+def test_text_names_a_reason_that_says_no_more_than_the_status_once() -> None:
+    code = grpc.StatusCode.INVALID_ARGUMENT
+    failure = Failure(code=code, message="bad request", reason="INVALID_ARGUMENT")
+    assert str(error_of(failure)) == "INVALID_ARGUMENT: bad request"
 
 
 def test_all_details_are_read() -> None:
