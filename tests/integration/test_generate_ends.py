@@ -10,6 +10,7 @@ import grpc.aio
 import pytest
 
 from penstock.scheduler.request import NO_TIME, FailureReason, FinishReason
+from penstock.scheduler.state import RequestState
 from penstock.server.front.config import FrontConfig
 from penstock.server.text.model_text import ModelText
 from penstock.v1 import generation_service_pb2 as pb
@@ -73,8 +74,9 @@ async def test_cancel_rpc_ends_the_stream_well_with_its_text(served: ServedFront
 async def test_cancel_finds_requests_of_other_fronts_or_says_not_found(
     served: ServedFront,
 ) -> None:
-    served.port.known_elsewhere.add("elsewhere")
-    await served.stub.Cancel(pb.CancelRequest(request_id="elsewhere"))
+    served.port.known_elsewhere["elsewhere"] = RequestState.PENDING
+    answer = await served.stub.Cancel(pb.CancelRequest(request_id="elsewhere"))
+    assert answer.state == state_pb2.REQUEST_STATE_PENDING
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await served.stub.Cancel(pb.CancelRequest(request_id="nowhere"))
     error = rich_error(caught.value)

@@ -159,7 +159,8 @@ async def test_ids_are_unique_over_all_fronts_and_cancel_reaches_any(text: Model
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await collect(second.Generate(request(request_id="one")))
         assert rich_error(caught.value).info.reason == "REQUEST_ID_IN_USE"
-        await second.Cancel(pb.CancelRequest(request_id="one"))
+        answer = await second.Cancel(pb.CancelRequest(request_id="one"))
+        assert answer.state == state_pb2.REQUEST_STATE_PROCESSING
         responses = await collect(call)
         (end,) = responses[-1].finished.outputs
         assert end.finish_reason == state_pb2.FINISH_REASON_CANCELLED

@@ -11,6 +11,7 @@ import pytest
 import uvloop
 
 from penstock.scheduler.request import FinishReason
+from penstock.scheduler.state import RequestState
 from penstock.server.link.dispatch import Dispatcher
 from penstock.server.link.fronts import FrontHub
 from penstock.server.link.memory import MemoryEngine
@@ -107,9 +108,12 @@ async def test_any_front_cancels_by_id(real: EngineThread, path: Path) -> None:
     async with front(path, 1) as (port_1, heard_1), front(path, 2) as (port_2, _):
         port_1.submit((spec(1, 1, max_tokens=50_000, request_id="long"),))
         await heard_1.until_token(1 << 32 | 1)
-        assert await asyncio.wait_for(port_2.cancel_by_id("long"), PATIENCE_S) is True
+        assert (
+            await asyncio.wait_for(port_2.cancel_by_id("long"), PATIENCE_S)
+            is RequestState.PROCESSING
+        )
         assert (await heard_1.until_ended(1 << 32 | 1)).reason is FinishReason.CANCELLED
-        assert await asyncio.wait_for(port_2.cancel_by_id("long"), PATIENCE_S) is False
+        assert await asyncio.wait_for(port_2.cancel_by_id("long"), PATIENCE_S) is None
 
 
 async def test_a_front_that_leaves_takes_its_requests_along(
@@ -156,7 +160,7 @@ async def test_a_pending_question_fails_with_the_engine(
     silent = threading.Event()
 
     class Silent(FakeEngine):
-        def cancel_by_id(self, request_id: str) -> bool:
+        def cancel_by_id(self, request_id: str) -> RequestState | None:
             silent.set()
             raise ConnectionAbortedError
 

@@ -20,6 +20,7 @@ from penstock.scheduler.batch import TokenLogprobs
 from penstock.scheduler.events import Admitted, Failed, Finished, Preempted, StepEvents
 from penstock.scheduler.executor import ExecutorInfo, Feature
 from penstock.scheduler.request import FailureReason, FinishReason, RequestSpec
+from penstock.scheduler.state import RequestState
 from penstock.server.front.config import FrontConfig
 from penstock.server.link.ports import EngineHello, EngineListener, EngineUnavailable
 from penstock.server.rpc.options import KeepaliveConfig, ServerOptions
@@ -57,7 +58,7 @@ class ScriptedPort:
         self.listener: EngineListener | None = None
         self.is_up = False
         self.cancelled: list[tuple[tuple[int, ...], FinishReason]] = []
-        self.known_elsewhere: set[str] = set()
+        self.known_elsewhere: dict[str, RequestState] = {}
         self._submitted: asyncio.Queue[tuple[RequestSpec, ...]] = asyncio.Queue()
         self._cancels: asyncio.Queue[tuple[tuple[int, ...], FinishReason]] = asyncio.Queue()
         self._steps = itertools.count(1)
@@ -71,10 +72,10 @@ class ScriptedPort:
         self.cancelled.append((keys, reason))
         self._cancels.put_nowait((keys, reason))
 
-    async def cancel_by_id(self, request_id: str) -> bool:
+    async def cancel_by_id(self, request_id: str) -> RequestState | None:
         if not self.is_up:
             raise EngineUnavailable("down")
-        return request_id in self.known_elsewhere
+        return self.known_elsewhere.get(request_id)
 
     async def next_submission(self) -> tuple[RequestSpec, ...]:
         return await asyncio.wait_for(self._submitted.get(), PATIENCE_S)

@@ -20,6 +20,7 @@ from penstock.scheduler.engine import Engine
 from penstock.scheduler.events import Finished, StepEvents
 from penstock.scheduler.executor import ExecutorInfo
 from penstock.scheduler.request import NO_TIME, FinishReason, RequestSpec
+from penstock.scheduler.state import RequestState
 from penstock.server.link.dispatch import Dispatcher, EngineCore
 from penstock.server.link.engine_loop import EngineLoop
 from penstock.server.link.frames import FrontHello, encode
@@ -71,8 +72,8 @@ class FakeEngine:
         self.cancelled.put(key)
         return True
 
-    def cancel_by_id(self, request_id: str) -> bool:
-        return False
+    def cancel_by_id(self, request_id: str) -> RequestState | None:
+        return None
 
     def step(self) -> StepEvents:
         news = self.news.get_nowait()

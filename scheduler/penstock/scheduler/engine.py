@@ -12,6 +12,7 @@ from penstock.scheduler.executor import Executor
 from penstock.scheduler.integrity import check_integrity
 from penstock.scheduler.request import FinishReason, RequestSpec
 from penstock.scheduler.scheduler import Scheduler
+from penstock.scheduler.state import RequestState
 
 
 class Engine:
@@ -39,12 +40,17 @@ class Engine:
         """End a live request now, in any state; False when there is none."""
         return self.scheduler.cancel(key, reason, self._clock())
 
-    def cancel_by_id(self, request_id: str) -> bool:
-        """End every live output of a request; False when there is none."""
-        keys = self.scheduler.life.keys_of(request_id)
+    def cancel_by_id(self, request_id: str) -> RequestState | None:
+        """End every live output of a request.
+
+        Returns where it stood, PROCESSING if any output was; None when there is none.
+        """
+        life = self.scheduler.life
+        keys = life.keys_of(request_id)
+        state = max((life.requests[key].state for key in keys), default=None)
         for key in keys:
             self.cancel(key)
-        return bool(keys)
+        return state
 
     def step(self) -> StepEvents:
         """One turn; returns everything that happened since the last one.

@@ -9,6 +9,7 @@ from penstock.scheduler.engine import Engine
 from penstock.scheduler.events import Failed, Finished
 from penstock.scheduler.integrity import IntegrityError
 from penstock.scheduler.request import FailureReason, FinishReason
+from penstock.scheduler.state import RequestState
 from support.core import (
     FakeClock,
     NullExecutor,
@@ -45,7 +46,7 @@ def test_cancel_by_id_ends_every_output_of_that_request_only() -> None:
         tuple(make_spec(k, [1, 2, 3, 4, 5], request_id="mine", leader_key=k - 1) for k in (1, 2))
     )
     engine.submit((make_spec(3, request_id="other"),))
-    assert engine.cancel_by_id("mine")
+    assert engine.cancel_by_id("mine") is RequestState.PENDING
     assert not engine.cancel_by_id("mine")
     told = run_until_idle(engine)
     assert {key: end.reason for key, end in ends(told).items()} == {

@@ -135,7 +135,7 @@ def test_a_failure_is_told() -> None:
     run.on_error(error(), 0.5)
 
     assert run.state == "ERROR"
-    assert run.complaint == "INTERNAL (INTERNAL): oh"
+    assert run.complaint == "INTERNAL: oh"
 
 
 def test_table() -> None:

@@ -19,6 +19,7 @@ from penstock.scheduler.request import (
     RequestSpec,
     SamplingParams,
 )
+from penstock.scheduler.state import RequestState
 from penstock.server.link.frames import (
     Cancel,
     CancelAnswer,
@@ -165,7 +166,9 @@ FRAMES: st.SearchStrategy[Frame] = st.one_of(
         reason=st.sampled_from(FinishReason),
     ),
     st.builds(CancelById, ticket=st.integers(0, 2**32 - 1), request_id=TEXTS),
-    st.builds(CancelAnswer, ticket=st.integers(0, 2**32 - 1), was_found=st.booleans()),
+    st.builds(
+        CancelAnswer, ticket=st.integers(0, 2**32 - 1), state=st.sampled_from([None, *RequestState])
+    ),
     steps(),
 )
 

@@ -137,7 +137,7 @@ async def test_a_thread_drives_it_and_the_loop_hears_it() -> None:
     port.submit((spec(max_tokens=30),))
     await heard.ended.wait()
     assert len(heard.tokens) == 30
-    assert await port.cancel_by_id("nobody") is False
+    assert await port.cancel_by_id("nobody") is None
     engine.close()
 
 

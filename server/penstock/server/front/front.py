@@ -115,11 +115,10 @@ class Front:
         self.table.remove(request)
         self._cancel_keys(request.live_keys, FinishReason.CANCELLED)
 
-    async def cancel(self, request_id: str) -> RequestState | None:
-        """Cancel a live request, here or on another front.
+    async def cancel(self, request_id: str) -> RequestState:
+        """Cancel a live request, here or on another front; where it stood.
 
-        Returns where it stood, None when another front has it. Raises RequestError when nobody
-        has it or no engine is there to ask.
+        Raises RequestError when nobody has it or no engine is there to ask.
         """
         request = self.table.get(request_id)
         if request is not None:
@@ -132,12 +131,12 @@ class Front:
         if self.port is None:
             raise refuse(ErrorReason.ENGINE_DOWN)
         try:
-            is_known = await self.port.cancel_by_id(request_id)
+            known = await self.port.cancel_by_id(request_id)
         except EngineUnavailable:
             raise refuse(ErrorReason.ENGINE_DOWN) from None
-        if not is_known:
+        if known is None:
             raise refuse(ErrorReason.REQUEST_NOT_FOUND)
-        return None
+        return known
 
     def on_hello(self, hello: EngineHello) -> None:
         """An engine is there (again). What still lives here belonged to an earlier one."""

@@ -11,6 +11,7 @@ import numpy as np
 
 from penstock.scheduler.events import StepEvents
 from penstock.scheduler.request import FinishReason, RequestSpec
+from penstock.scheduler.state import RequestState
 from penstock.server.link.frames import Cancel, CancelAnswer, CancelById, decode, encode
 from penstock.server.link.ports import EngineHello
 from penstock.server.link.spec_frames import Submit
@@ -31,8 +32,8 @@ class EngineCore(Protocol):
         """End one request; False when it is not live."""
         ...
 
-    def cancel_by_id(self, request_id: str) -> bool:
-        """End all outputs of a request; False when none is live."""
+    def cancel_by_id(self, request_id: str) -> RequestState | None:
+        """End all outputs of a request; where it stood, None when none is live."""
         ...
 
     def step(self) -> StepEvents:
@@ -93,8 +94,8 @@ class Dispatcher:
                     if key in live:
                         self.engine.cancel(key, reason)
             case CancelById(ticket=ticket, request_id=request_id):
-                was_found = self.engine.cancel_by_id(request_id)
-                return encode(CancelAnswer(ticket=ticket, was_found=was_found))
+                state = self.engine.cancel_by_id(request_id)
+                return encode(CancelAnswer(ticket=ticket, state=state))
             case other:
                 raise LinkError(f"a front does not send {type(other).__name__}")
         return None

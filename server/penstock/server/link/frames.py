@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from penstock.scheduler.events import StepEvents
 from penstock.scheduler.executor import ExecutorInfo, Feature
 from penstock.scheduler.request import FinishReason
+from penstock.scheduler.state import RequestState
 from penstock.server.link.ports import EngineHello
 from penstock.server.link.spec_frames import Submit, read_submit, write_submit
 from penstock.server.link.step_frames import read_step, write_step
@@ -59,10 +60,10 @@ class CancelById:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CancelAnswer:
-    """Whether a `CancelById` found anything."""
+    """Where the request of a `CancelById` stood, None when it is not live."""
 
     ticket: int
-    was_found: bool
+    state: RequestState | None
 
 
 Frame: TypeAlias = (
@@ -106,7 +107,7 @@ def _write(out: Writer, frame: Frame) -> FrameKind:
             return FrameKind.CANCEL_BY_ID
         case CancelAnswer():
             out.u32(frame.ticket)
-            out.u8(frame.was_found)
+            out.u8(frame.state or 0)
             return FrameKind.CANCEL_ANSWER
         case FrontHello():
             out.u32(frame.front_id)
@@ -128,7 +129,7 @@ def _read(kind: FrameKind, data: Reader) -> Frame:
         case FrameKind.CANCEL_BY_ID:
             return CancelById(ticket=data.u32(), request_id=data.text())
         case FrameKind.CANCEL_ANSWER:
-            return CancelAnswer(ticket=data.u32(), was_found=_read_flag(data))
+            return CancelAnswer(ticket=data.u32(), state=_read_state(data))
         case FrameKind.FRONT_HELLO:
             front_id = data.u32()
             if not 1 <= front_id <= MAX_FRONT_ID:
@@ -138,11 +139,9 @@ def _read(kind: FrameKind, data: Reader) -> Frame:
             return _read_engine_hello(data)
 
 
-def _read_flag(data: Reader) -> bool:
+def _read_state(data: Reader) -> RequestState | None:
     value = data.u8()
-    if value > 1:
-        raise LinkError(f"{value} is no truth value")
-    return value == 1
+    return RequestState(value) if value else None
 
 
 def _write_engine_hello(out: Writer, hello: EngineHello) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 from penstock.scheduler.events import StepEvents
 from penstock.scheduler.request import FinishReason, RequestSpec
+from penstock.scheduler.state import RequestState
 from penstock.server.link.dispatch import Dispatcher, EngineCore, cancel_frame
 from penstock.server.link.frames import CancelAnswer, CancelById, decode, encode
 from penstock.server.link.ports import EngineHello, EngineListener, EngineUnavailable
@@ -178,7 +179,7 @@ class MemoryPort:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_up = False
         self._up = asyncio.Event()
-        self._answers: dict[int, asyncio.Future[bool]] = {}
+        self._answers: dict[int, asyncio.Future[RequestState | None]] = {}
         self._next_ticket = 0
 
     def attach(self, listener: EngineListener) -> None:
@@ -212,11 +213,11 @@ class MemoryPort:
         if self.is_up and keys:
             self._write(cancel_frame(keys, reason))
 
-    async def cancel_by_id(self, request_id: str) -> bool:
+    async def cancel_by_id(self, request_id: str) -> RequestState | None:
         """See `EnginePort.cancel_by_id`."""
         ticket = self._next_ticket
         self._next_ticket += 1
-        answer: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[RequestState | None] = asyncio.get_running_loop().create_future()
         self._answers[ticket] = answer
         try:
             self._write(encode(CancelById(ticket=ticket, request_id=request_id)))
@@ -258,10 +259,10 @@ class MemoryPort:
                     self._listener.on_hello(hello)
                 case StepEvents() as events:
                     self._listener.on_events(events)
-                case CancelAnswer(ticket=ticket, was_found=was_found):
+                case CancelAnswer(ticket=ticket, state=state):
                     answer = self._answers.get(ticket)
                     if answer is not None and not answer.done():
-                        answer.set_result(was_found)
+                        answer.set_result(state)
                 case other:
                     raise AssertionError(f"an engine does not send {type(other).__name__}")
 

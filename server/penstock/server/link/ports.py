@@ -11,6 +11,7 @@ from typing import Protocol
 from penstock.scheduler.events import StepEvents
 from penstock.scheduler.executor import ExecutorInfo
 from penstock.scheduler.request import FinishReason, RequestSpec
+from penstock.scheduler.state import RequestState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,10 +52,11 @@ class EnginePort(Protocol):
         """
         ...
 
-    async def cancel_by_id(self, request_id: str) -> bool:
-        """Cancel a live request of any front by its id; False when there is none.
+    async def cancel_by_id(self, request_id: str) -> RequestState | None:
+        """Cancel a live request of any front by its id.
 
-        The front that owns it sees `Finished` with CANCELLED. Raises `EngineUnavailable`.
+        Returns where it stood, None when there is none. The front that owns it sees `Finished`
+        with CANCELLED. Raises `EngineUnavailable`.
         """
         ...
 

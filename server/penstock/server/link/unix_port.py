@@ -12,6 +12,7 @@ from typing import cast
 
 from penstock.scheduler.events import StepEvents
 from penstock.scheduler.request import FinishReason, RequestSpec
+from penstock.scheduler.state import RequestState
 from penstock.server.link.dispatch import cancel_frame
 from penstock.server.link.frames import CancelAnswer, CancelById, FrontHello, decode, encode
 from penstock.server.link.ports import EngineHello, EngineListener, EngineUnavailable
@@ -35,7 +36,7 @@ class UnixEnginePort:
         self._connection: _Connection | None = None
         self._task: asyncio.Task[None] | None = None
         self._up = asyncio.Event()
-        self._answers: dict[int, asyncio.Future[bool]] = {}
+        self._answers: dict[int, asyncio.Future[RequestState | None]] = {}
         self._next_ticket = 0
         self._is_closing = False
 
@@ -75,12 +76,12 @@ class UnixEnginePort:
         if self.is_up and keys:
             self._write(cancel_frame(keys, reason))
 
-    async def cancel_by_id(self, request_id: str) -> bool:
+    async def cancel_by_id(self, request_id: str) -> RequestState | None:
         """See `EnginePort.cancel_by_id`."""
         ticket = self._next_ticket
         self._next_ticket = (ticket + 1) % 2**32
         self._write(encode(CancelById(ticket=ticket, request_id=request_id)))
-        answer: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[RequestState | None] = asyncio.get_running_loop().create_future()
         self._answers[ticket] = answer
         try:
             return await answer
@@ -125,10 +126,10 @@ class UnixEnginePort:
                 listener.on_hello(hello)
             case StepEvents() as events:
                 listener.on_events(events)
-            case CancelAnswer(ticket=ticket, was_found=was_found):
+            case CancelAnswer(ticket=ticket, state=state):
                 answer = self._answers.get(ticket)
                 if answer is not None and not answer.done():
-                    answer.set_result(was_found)
+                    answer.set_result(state)
             case other:
                 raise LinkError(f"an engine does not send {type(other).__name__}")
 

@@ -77,9 +77,7 @@ class GenerationService:
         check_request_id("request_id", message.request_id, violations)
         violations.raise_if_any()
         state = await self._front.cancel(message.request_id)
-        response = pb.CancelResponse()
-        if state is not None:
-            response.state = state_pb2.RequestState.ValueType(state.value)
+        response = pb.CancelResponse(state=state_pb2.RequestState.ValueType(state.value))
         return response.SerializeToString()
 
     def _times(self, context: Context) -> CallTimes:
