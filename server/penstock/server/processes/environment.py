@@ -7,18 +7,15 @@ set already stays.
 import os
 
 from penstock.executor.config import ExecutorConfig, ExecutorKind
+from penstock.executor.torch.thread_environment import THREAD_ENVIRONMENT
 
 
 def engine_environment(executor: ExecutorConfig) -> dict[str, str]:
-    """For the engine. Nothing is downloaded, and its worker threads yield the cores they wait on.
-
-    Spinning OpenMP threads and a busy front on the same cores wait for each other, for a
-    scheduler's time slice at every parallel region.
-    """
+    """For the engine: nothing is downloaded, and its threads wait as its executor wants them to."""
     wanted: dict[str, str] = {}
     if executor.kind is ExecutorKind.TORCH:
         wanted = {
-            "OMP_WAIT_POLICY": "PASSIVE",
+            **THREAD_ENVIRONMENT,
             "HF_HUB_OFFLINE": "1",
             "TRANSFORMERS_OFFLINE": "1",
             "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1",

@@ -1,0 +1,133 @@
+"""Engines over one kind of executor, with a witness that checks every answer against its batch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.executor.config import ExecutorConfig
+from penstock.executor.create import create_executor
+from penstock.scheduler.batch import Batch, StepResult, TokenLogprobs
+from penstock.scheduler.config import SchedulerConfig
+from penstock.scheduler.engine import Engine
+from penstock.scheduler.events import Admitted, Failed, Finished, Preempted
+from penstock.scheduler.executor import Executor, ExecutorInfo
+from penstock.scheduler.request import RequestSpec
+from support.core import BLOCK_SIZE
+
+
+class Witness:
+    """Passes every call on and checks each result against its batch."""
+
+    def __init__(self, executor: Executor) -> None:
+        self._executor = executor
+        self._expected: list[NDArray[np.int32]] = []
+        self.max_rows = 0
+        self.num_prefill_rows = 0
+
+    @property
+    def info(self) -> ExecutorInfo:
+        return self._executor.info
+
+    def launch(self, batch: Batch) -> None:
+        self._expected.append(batch.sampled_slots.copy())
+        self.max_rows = max(self.max_rows, batch.num_rows)
+        self.num_prefill_rows += batch.num_rows - batch.num_decodes
+        self._executor.launch(batch)
+
+    def collect(self) -> StepResult:
+        result = self._executor.collect()
+        failed = [failure.slot for failure in result.failures]
+        answered = [slot for slot in self._expected.pop(0).tolist() if slot not in failed]
+        assert result.slots.tolist() == answered
+        assert result.counts is None
+        assert result.tokens.dtype == np.int32
+        assert len(result.tokens) == len(answered)
+        assert ((result.tokens >= 0) & (result.tokens < self.info.vocab_size)).all()
+        return result
+
+    def close(self) -> None:
+        self._executor.close()
+
+
+@dataclass(slots=True)
+class Outcome:
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: dict[int, float] = field(default_factory=dict)
+    end: Finished | Failed | None = None
+    num_cached_tokens: int = 0
+    num_preemptions: int = 0
+
+
+class House:
+    """Builds engines over one kind of executor and runs requests through them."""
+
+    def __init__(self, config: ExecutorConfig) -> None:
+        self._config = config
+        self._built: list[Executor] = []
+
+    def executor(self, *, num_blocks: int = 64, max_num_seqs: int = 8) -> Witness:
+        values = {
+            **self._config.to_dict(),
+            "num_blocks": num_blocks,
+            "max_num_seqs": max_num_seqs,
+            "block_size": BLOCK_SIZE,
+            "max_seq_len": 64,
+        }
+        witness = Witness(create_executor(ExecutorConfig.from_dict(values)))
+        self._built.append(witness)
+        return witness
+
+    def run(
+        self,
+        *specs: RequestSpec,
+        budget: int = 256,
+        stagger: bool = False,
+        executor: Witness | None = None,
+        **limits: int,
+    ) -> list[Outcome]:
+        """Submit all at once, or one before every other step; step until idle."""
+        witness = executor or self.executor(**limits)
+        engine = Engine(witness, SchedulerConfig(max_num_batched_tokens=budget), lambda: 0.0)
+        outcomes = {spec.key: Outcome() for spec in specs}
+        pending = list(specs)
+        for turn in range(2000):
+            while pending and (not stagger or turn % 2 == 0):
+                engine.submit((pending.pop(0),))
+                if stagger:
+                    break
+            if not (pending or engine.has_work):
+                break
+            collect_events(engine, outcomes)
+            engine.check_integrity()
+        assert not engine.has_work
+        assert all(outcome.end is not None for outcome in outcomes.values())
+        return list(outcomes.values())
+
+    def close(self) -> None:
+        for executor in self._built:
+            executor.close()
+
+
+def collect_events(engine: Engine, outcomes: dict[int, Outcome]) -> None:
+    events = engine.step()
+    for change in events.changes:
+        outcome = outcomes[change.key]
+        outcome.num_preemptions += isinstance(change, Preempted)
+        if isinstance(change, Admitted):
+            outcome.num_cached_tokens = change.num_cached_tokens
+    for row, (key, token) in enumerate(
+        zip(events.keys.tolist(), events.tokens.tolist(), strict=True)
+    ):
+        outcomes[key].tokens.append(token)
+        if events.logprobs is not None:
+            outcomes[key].logprobs.append(events.logprobs.take(slice(row, row + 1)))
+    for key, first, logprobs in events.prompt_logprobs:
+        for offset, value in enumerate(logprobs.chosen.tolist()):
+            outcomes[key].prompt_logprobs[first + offset] = value
+    for end in events.ends:
+        assert outcomes[end.key].end is None
+        outcomes[end.key].end = end
