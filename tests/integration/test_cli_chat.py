@@ -51,7 +51,7 @@ async def test_chat_in_a_pipe_ends_with_the_first_failure(server: ScriptedServer
     result = await penstock(server, "chat", stdin="Hi\nAnd then?\n")
 
     assert result.code == 1
-    assert "penstock chat: INTERNAL (INTERNAL): oh" in result.err
+    assert "penstock chat: INTERNAL: oh" in result.err
     assert len(server.seen) == 1
 
 
@@ -76,7 +76,7 @@ async def test_chat_at_a_terminal_survives_ctrl_c_and_failures(server: ScriptedS
     await terminal.wait_for(b"cancelled")
     await terminal.wait_for(b"> ")
     terminal.type(b"two\n")
-    await terminal.wait_for(b"INTERNAL (INTERNAL): oh")
+    await terminal.wait_for(b"INTERNAL: oh")
     await terminal.wait_for(b"> ")
     terminal.type(b"three\n")
     await terminal.wait_for(b"Hello, world")
