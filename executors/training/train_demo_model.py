@@ -266,6 +266,11 @@ def write_folder(model: LlamaForCausalLM, tokenizer: Tokenizer, out: Path) -> No
         top_p=0.95,
     )
     model.save_pretrained(out)
+    # Stored in half precision, to be computed in float32: then a seed gives the same text in any
+    # company, and on a CPU it costs a model of this size nothing.
+    config = json.loads((out / "config.json").read_text(encoding="utf-8"))
+    config["dtype"] = "float32"
+    (out / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     # Weights are written readable by their owner alone; a package needs them readable by all.
     (out / "model.safetensors").chmod(0o644)
     tokenizer.save(str(out / "tokenizer.json"))

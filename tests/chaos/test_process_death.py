@@ -131,3 +131,4 @@ async def test_an_engine_that_keeps_dying_ends_the_service() -> None:
             assert await stream(channel, 5).outcome() is grpc.StatusCode.UNAVAILABLE
         assert await service.ended() == 1
         assert [line for line in service.stderr if "engine died 5 times in 60 s" in line]
+        assert not [line for line in service.stderr if "did not end in order" in line]

@@ -5,7 +5,9 @@ import json
 import os
 import signal
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import IO
 
 import grpc
 import pytest
@@ -98,6 +100,18 @@ async def test_several_outputs_are_shown_one_after_the_other(server: ScriptedSer
     result = await penstock(server, "generate", "Hi", "--n", "2")
 
     assert result.out == "--- output 0 (length)\nab\n--- output 1 (length)\nxy\n"
+
+
+async def test_ends_of_several_outputs_are_counted(server: ScriptedServer) -> None:
+    async def many(call: ServedCall) -> None:
+        await call.accepted()
+        await call.finished(*[1] * 16)
+
+    server.scripts.append(many)
+
+    result = await penstock(server, "generate", "Hi", "--n", "16")
+
+    assert " | finish length x16 | " in result.err
 
 
 async def test_json_lines(server: ScriptedServer) -> None:
@@ -193,6 +207,7 @@ async def test_nobody_there_has_its_own_exit_code(
         (("generate", "Hi", "--max-tokens", "many"), "--max-tokens"),
         (("generate", ""), "prompt"),
         (("grow",), "grow"),
+        (("serve", "--bogus"), "penstock serve: error: unrecognized arguments: --bogus"),
         ((), "COMMAND"),
     ],
 )
@@ -211,8 +226,26 @@ async def test_bytes_that_are_no_text_are_bad_usage(server: ScriptedServer) -> N
         _, err = await asyncio.wait_for(process.communicate(b"\xff\xfe"), LIMIT_S)
 
     assert process.returncode == 2
-    assert err.count(b"\n") == 1
-    assert b"utf-8" in err
+    assert err == b"penstock generate: text.text: the prompt is not valid UTF-8\n"
+
+
+async def test_an_argument_that_is_no_text_is_not_repeated(server: ScriptedServer) -> None:
+    result = await penstock(server, "generate", "secret\udcff")
+
+    assert result.code == 2
+    assert result.err == "penstock generate: text.text: the prompt is not valid UTF-8\n"
+
+
+@pytest.mark.parametrize("args", [("generate", "Hi"), ("models",), ("health",), ("chat",)])
+async def test_an_address_without_its_port_is_bad_usage(
+    server: ScriptedServer, args: tuple[str, ...]
+) -> None:
+    result = await penstock(server, *args, "--address", "127.0.0.1:")
+
+    assert result.code == 2
+    assert result.err == (
+        f"penstock {args[0]}: address: there is no port after the colon of '127.0.0.1:'\n"
+    )
 
 
 async def test_ctrl_c_cancels_the_request(server: ScriptedServer) -> None:
@@ -257,6 +290,43 @@ async def test_a_closed_pipe_cancels_the_request(server: ScriptedServer) -> None
     assert err == b""
 
 
+@pytest.fixture
+def full_device() -> Iterator[IO[bytes]]:
+    path = Path("/dev/full")
+    if not path.exists():
+        pytest.skip("needs a device that is always full")
+    with path.open("wb") as full:
+        yield full
+
+
+@pytest.mark.parametrize(
+    "args", [("generate", "Hi"), ("generate", "Hi", "--json"), ("chat",), ("models",), ("health",)]
+)
+async def test_output_that_cannot_be_written_is_one_line(
+    server: ScriptedServer, full_device: IO[bytes], args: tuple[str, ...]
+) -> None:
+    async with started(server, *args, stdout=full_device) as process:
+        _, err = await asyncio.wait_for(process.communicate(b"Hi\n"), LIMIT_S)
+
+    assert process.returncode == 5
+    line = "input or output failed: [Errno 28] No space left on device"
+    assert err.decode() == f"penstock {args[0]}: {line}\n"
+
+
+async def test_output_that_cannot_be_written_cancels_the_request(
+    server: ScriptedServer, full_device: IO[bytes]
+) -> None:
+    server.scripts.append(speak_and_wait)
+
+    # Not even the failure can be told: the exit code does.
+    outputs = {"stdout": full_device, "stderr": full_device}
+    async with started(server, "generate", "Hi", **outputs) as process:
+        await asyncio.wait_for(process.communicate(), LIMIT_S)
+
+    await asyncio.wait_for(server.seen[0].cancelled.wait(), LIMIT_S)
+    assert process.returncode == 5
+
+
 async def test_models_as_a_table_and_as_json(server: ScriptedServer) -> None:
     table = await penstock(server, "models")
     lines = await penstock(server, "models", "--json")
@@ -267,7 +337,7 @@ async def test_models_as_a_table_and_as_json(server: ScriptedServer) -> None:
     assert rows[2][0] == "second"
     demo = json.loads(lines.out.splitlines()[0])
     assert demo["limits"]["max_total_tokens"] == 512
-    assert dict(demo["features"]) == {"logprobs": True, "images": False}
+    assert demo["features"] == {"logprobs": True, "images": False}
 
 
 async def test_health_by_exit_code(server: ScriptedServer) -> None:

@@ -55,13 +55,8 @@ async def test_chat_in_a_pipe_ends_with_the_first_failure(server: ScriptedServer
     assert len(server.seen) == 1
 
 
-async def test_chat_at_a_terminal_survives_ctrl_c_and_failures(server: ScriptedServer) -> None:
-    async def refuse(call: ServedCall) -> None:
-        await call.fail(grpc.StatusCode.INTERNAL, "oh", error_info("INTERNAL"))
-
-    server.scripts.extend([speak_and_wait, refuse, say_hello])
-    terminal = Terminal()
-    process = await asyncio.create_subprocess_exec(
+async def chat_at(terminal: Terminal, server: ScriptedServer) -> asyncio.subprocess.Process:
+    return await asyncio.create_subprocess_exec(
         *PROGRAM,
         "chat",
         stdin=terminal.slave,
@@ -69,6 +64,15 @@ async def test_chat_at_a_terminal_survives_ctrl_c_and_failures(server: ScriptedS
         stderr=terminal.slave,
         env={**environment(server.address), "TERM": "dumb"},
     )
+
+
+async def test_chat_at_a_terminal_survives_ctrl_c_and_failures(server: ScriptedServer) -> None:
+    async def refuse(call: ServedCall) -> None:
+        await call.fail(grpc.StatusCode.INTERNAL, "oh", error_info("INTERNAL"))
+
+    server.scripts.extend([speak_and_wait, refuse, say_hello])
+    terminal = Terminal()
+    process = await chat_at(terminal, server)
     await terminal.wait_for(b"> ")
     terminal.type(b"one\n")
     await terminal.wait_for(b"begun")
@@ -89,6 +93,42 @@ async def test_chat_at_a_terminal_survives_ctrl_c_and_failures(server: ScriptedS
     await asyncio.wait_for(server.seen[0].cancelled.wait(), LIMIT_S)
     # What was cancelled or failed is not part of the dialogue.
     assert [turn.content for turn in server.seen[2].request.chat.messages] == ["three"]
+
+
+async def test_chat_at_a_terminal_tells_the_way_out_of_a_full_context(
+    server: ScriptedServer,
+) -> None:
+    async def refuse(call: ServedCall) -> None:
+        code = grpc.StatusCode.INVALID_ARGUMENT
+        await call.fail(code, "513 tokens", error_info("PROMPT_TOO_LONG"))
+
+    server.scripts.extend([refuse, say_hello, refuse])
+    terminal = Terminal()
+    process = await chat_at(terminal, server)
+    await terminal.wait_for(b"/reset forgets the dialogue, /quit leaves")
+    await terminal.wait_for(b"> ")
+    terminal.type(b"one\n")
+    # Where there is nothing to forget, forgetting it is no way out.
+    await terminal.wait_for(b"(PROMPT_TOO_LONG): 513 tokens\r\n")
+    await terminal.wait_for(b"> ")
+    terminal.type(b"two\n")
+    await terminal.wait_for(b"Hello, world")
+    await terminal.wait_for(b"> ")
+    terminal.type(b"three\n")
+    await terminal.wait_for(b"(PROMPT_TOO_LONG): 513 tokens; /reset forgets the dialogue\r\n")
+    await terminal.wait_for(b"> ")
+    terminal.type(b"/quit\n")
+    code = await asyncio.wait_for(process.wait(), LIMIT_S)
+    terminal.close()
+
+    assert code == 0
+
+
+async def test_chat_help_lists_its_commands(server: ScriptedServer) -> None:
+    result = await penstock(server, "chat", "--help")
+
+    lines = [line.split() for line in result.out.splitlines()]
+    assert [line[0] for line in lines if line and line[0].startswith("/")] == ["/reset", "/quit"]
 
 
 async def test_a_terminal_is_kept_from_control_characters(server: ScriptedServer) -> None:

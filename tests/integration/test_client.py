@@ -22,6 +22,7 @@ from penstock.client import (
     ReaderStalled,
     StreamBroken,
     Tokens,
+    Unavailable,
 )
 from support.client_faces import (
     POLICY,
@@ -33,7 +34,9 @@ from support.client_faces import (
     accept_and_speak,
     failing,
 )
+from support.refused_streams import refusing_streams
 from support.scripted_server import (
+    Script,
     ScriptedServer,
     ServedCall,
     retry_info,
@@ -104,6 +107,30 @@ async def test_unavailable_then_well(face: Face, server: ScriptedServer, time: F
 
     assert isinstance(events[-1], Finished)
     assert len(server.seen) == 2
+    assert time.slept_s == [0.5]
+
+
+async def test_a_stream_that_is_refused_unseen_is_tried_again(face: Face, time: FakeTime) -> None:
+    """What HTTP/2 does with streams over the connection's limit; no word of ours comes with it."""
+    async with refusing_streams() as address:
+        refused = type(face)(address, time)
+        with pytest.raises(Unavailable) as caught:
+            await refused.events("Hi")
+        await refused.close()
+
+    assert caught.value.reason == ""
+    assert len(time.slept_s) == POLICY.max_attempts - 1
+
+
+@pytest.mark.parametrize("after", [None, accept])
+async def test_unavailable_without_a_reason_is_tried_again(
+    face: Face, server: ScriptedServer, time: FakeTime, after: Script | None
+) -> None:
+    server.scripts.append(failing(grpc.StatusCode.UNAVAILABLE, "", after=after))
+
+    events = await face.events("Hi")
+
+    assert isinstance(events[-1], Finished)
     assert time.slept_s == [0.5]
 
 

@@ -150,6 +150,14 @@ async def test_it_says_in_one_line_why_it_cannot_start(path: Path) -> None:
         assert await asyncio.wait_for(child.ended(), PATIENCE_S) == EXIT_CANNOT_START
 
 
+async def test_too_much_for_the_scheduler_is_told_in_one_line(path: Path) -> None:
+    huge = dataclasses.replace(SIMULATED, num_blocks=10**15)
+    async with engine(path, huge) as child:
+        with pytest.raises(ChildFailed, match=r"^out of memory: [^\n]*$"):
+            await asyncio.wait_for(child.started(), PATIENCE_S)
+        assert await asyncio.wait_for(child.ended(), PATIENCE_S) == EXIT_CANNOT_START
+
+
 async def test_a_death_before_it_is_ready_is_told(path: Path) -> None:
     async with engine(path, SIMULATED) as child:
         child.kill()

@@ -82,6 +82,7 @@ async def test_cancel_finds_requests_of_other_fronts_or_says_not_found(
     error = rich_error(caught.value)
     assert error.code is grpc.StatusCode.NOT_FOUND
     assert error.info.reason == "REQUEST_NOT_FOUND"
+    assert error.request_id == "nowhere"
 
 
 async def test_same_id_in_flight_is_refused_and_the_first_unharmed(served: ServedFront) -> None:
@@ -197,6 +198,18 @@ async def test_grpc_deadline_releases_the_request(served: ServedFront) -> None:
         await collect(call)
     assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
     assert await served.port.next_cancel() == ((spec.key,), FinishReason.CANCELLED)
+
+
+async def test_a_grpc_deadline_beyond_the_servers_limit_ends_there(text: ModelText) -> None:
+    config = FrontConfig(default_deadline_s=12.0, max_deadline_s=50.0, acceptance_delay_s=0.0)
+    async with serving(text, config) as served:
+        call = served.stub.Generate(request("hello"), timeout=7200)
+        (spec,) = await served.port.next_submission()
+        assert spec.deadline_s == pytest.approx(spec.arrival_s + 50)
+        served.port.fail(spec.key, FailureReason.DEADLINE_EXCEEDED)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await collect(call)
+        assert rich_error(caught.value).info.metadata["deadline"] == "server"
 
 
 async def test_calls_without_deadline_get_the_servers(text: ModelText) -> None:

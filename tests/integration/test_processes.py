@@ -153,6 +153,7 @@ async def test_a_port_is_free_again_after_the_service() -> None:
         (["--fronts", "0"], "num_fronts"),
         (["--simulated-config", '{"speed": 3}'], "speed"),
         (["--simulated-config", "{"], "simulated-config"),
+        (["--max-num-batched-tokens", "3", "--max-num-seqs", "4"], "max_num_batched_tokens"),
     ],
 )
 async def test_a_wrong_setting_is_named(arguments: list[str], cause: str) -> None:
@@ -170,6 +171,20 @@ async def test_settings_come_from_the_environment_and_arguments_win() -> None:
     async with started(*arguments, environment=environment) as service:
         line = await service.until_logged("engine is ready")
         assert re.search(r"num_blocks=99 max_num_seqs=3\b", line)
+
+
+async def test_a_misspelt_variable_is_told_even_when_the_start_fails() -> None:
+    environment = {"PENSTOCK_MODLE": "x", "PENSTOCK_ADDRESS": "127.0.0.1:1"}
+    async with launched("--model", "/no/such/folder", environment=environment) as service:
+        assert await service.ended() == 2
+    warnings = [line for line in service.stderr if "WARNING" in line]
+    assert len(warnings) == 1
+    assert "PENSTOCK_MODLE" in warnings[0]
+
+
+async def test_a_cache_smaller_than_the_context_is_told() -> None:
+    async with started(*simulated(), "--num-blocks", "1") as service:
+        assert "WARNING engine" in await service.until_logged("no request can reach")
 
 
 def mapped_files(pid: int) -> str:

@@ -152,6 +152,22 @@ async def test_prompt_text_never_comes_back_in_an_error(served: ServedFront) -> 
         assert b"canary" not in status
 
 
+@pytest.mark.parametrize(
+    ("request_id", "told"), [("mine", "mine"), ("m" * 129, ""), ("mine\n", ""), (None, "")]
+)
+async def test_a_valid_request_id_is_told_with_every_refusal(
+    served: ServedFront, request_id: str | None, told: str
+) -> None:
+    for message in (
+        pb.GenerateRequest(request_id=request_id),  # no prompt
+        pb.GenerateRequest(request_id=request_id, model="other"),
+    ):
+        assert rich_error(await refusal(served, message)).request_id == told
+    served.port.go_down()
+    message = pb.GenerateRequest(request_id=request_id)
+    assert rich_error(await refusal(served, message)).request_id == told
+
+
 async def test_unknown_model_is_not_found(served: ServedFront) -> None:
     message = pb.GenerateRequest(model="other")
     message.text.text = "hello"
@@ -298,6 +314,7 @@ async def test_model_service_answers_and_refuses(served: ServedFront) -> None:
     assert model.state == model_pb2.MODEL_STATE_READY
     assert model.limits.max_total_tokens == 512
     assert model.limits.max_prompt_tokens == 511
+    assert model.limits.max_output_tokens == 511
     assert model.features.chat_prompt
     assert not model.features.images
     assert model.executor == "scripted"

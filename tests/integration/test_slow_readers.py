@@ -72,18 +72,20 @@ async def block_writer(served: ServedFront) -> int:
                 return spec.key
 
 
-def request() -> pb.GenerateRequest:
-    message = pb.GenerateRequest()
+def request(request_id: str | None = None) -> pb.GenerateRequest:
+    message = pb.GenerateRequest(request_id=request_id)
     message.text.text = "hello"
     # Records make messages large, so that a window fills soon.
     message.output.return_token_ids = True
     return message
 
 
-async def test_backlog_beyond_its_bound_cuts_the_stream(text: ModelText) -> None:
+async def test_backlog_beyond_its_bound_cuts_the_stream(
+    text: ModelText, caplog: pytest.LogCaptureFixture
+) -> None:
     config = FrontConfig(max_backlog_tokens=2000, acceptance_delay_s=0.0)
     async with serving(text, config, channel_options=SMALL_WINDOW) as served:
-        call = served.stub.Generate(request())
+        call = served.stub.Generate(request("slow"))
         key = await block_writer(served)
         healthy = served.stub.Generate(request())
         (other,) = await served.port.next_submission()
@@ -96,23 +98,31 @@ async def test_backlog_beyond_its_bound_cuts_the_stream(text: ModelText) -> None
         assert error.code is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert error.info.reason == "READER_STALLED"
         assert served.server.front.counters.num_cut_readers == 1
+        (line,) = (record.getMessage() for record in caplog.records)
+        assert "slow" in line
+        assert "tokens unread" in line
         served.port.send(other.key, served.encode("fine"))
         served.port.finish(other.key)
         assert text_of([response async for response in healthy]) == "fine"
         assert served.server.num_live_requests == 0
 
 
-async def test_one_write_that_takes_too_long_cuts_the_stream(text: ModelText) -> None:
+async def test_one_write_that_takes_too_long_cuts_the_stream(
+    text: ModelText, caplog: pytest.LogCaptureFixture
+) -> None:
     clock = SteppedClock()
     config = FrontConfig(max_reader_stall_s=5.0, acceptance_delay_s=0.0)
     async with serving(text, config, channel_options=SMALL_WINDOW, clock=clock) as served:
-        call = served.stub.Generate(request())
+        call = served.stub.Generate(request("slow"))
         key = await block_writer(served)
         front = served.server.front
         front.cut_stalled()
         assert front.counters.num_cut_readers == 0, "not stalled long enough"
         clock.now_s += 5.1
         front.cut_stalled()
+        (line,) = (record.getMessage() for record in caplog.records)
+        assert "slow" in line
+        assert "blocked for 5.1 s" in line
         assert await served.port.next_cancel() == ((key,), FinishReason.CANCELLED)
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await collect(call)

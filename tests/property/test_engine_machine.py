@@ -59,7 +59,9 @@ class BudgetedExecutor(SimulatedExecutor):
     max_num_batched_tokens = 0
 
     def launch(self, batch: Batch) -> None:
-        assert 0 < int(batch.num_tokens.sum()) <= self.max_num_batched_tokens
+        assert batch.num_rows or batch.released
+        assert int(batch.num_tokens.sum()) <= self.max_num_batched_tokens
+        assert (batch.num_tokens > 0).all()
         super().launch(batch)
 
 

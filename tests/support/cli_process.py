@@ -7,6 +7,7 @@ import pty
 import sys
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
+from typing import IO
 
 from support.scripted_server import ScriptedServer
 
@@ -32,15 +33,18 @@ def environment(address: str) -> dict[str, str]:
 
 @contextlib.asynccontextmanager
 async def started(
-    server: ScriptedServer, *args: str
+    server: ScriptedServer,
+    *args: str,
+    stdout: IO[bytes] | int = asyncio.subprocess.PIPE,
+    stderr: IO[bytes] | int = asyncio.subprocess.PIPE,
 ) -> AsyncGenerator[asyncio.subprocess.Process, None]:
     """A command that runs; it is ended with the block."""
     process = await asyncio.create_subprocess_exec(
         *PROGRAM,
         *args,
         stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
+        stdout=stdout,
+        stderr=stderr,
         env=environment(server.address),
     )
     try:

@@ -110,12 +110,13 @@ def failing(
     trailers: tuple[tuple[str, str], ...] = (),
     after: Callable[[ServedCall], Awaitable[None]] | None = None,
 ) -> Callable[[ServedCall], Awaitable[None]]:
-    """A script that fails, after something else if told so."""
+    """A script that fails, after something else if told so. `reason` "": without details."""
 
     async def script(call: ServedCall) -> None:
         if after is not None:
             await after(call)
-        await call.fail(code, "scripted", error_info(reason), *details, trailers=trailers)
+        info = (error_info(reason),) if reason else ()
+        await call.fail(code, "scripted", *info, *details, trailers=trailers)
 
     return script
 

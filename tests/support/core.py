@@ -28,19 +28,25 @@ class FakeClock:
 
 
 class NullExecutor:
-    """Answers every sampled slot with `token(slot, position)` and remembers the batches."""
+    """Answers every sampled slot with `token(slot, position)`.
+
+    Remembers the batches that run something, and every slot it heard was given back.
+    """
 
     def __init__(
         self, info: ExecutorInfo, token: Callable[[int, int], int] = lambda _slot, _position: 7
     ) -> None:
         self.info = info
         self.batches: list[Batch] = []
+        self.released: list[int] = []
         self.results: deque[StepResult] = deque()
         self.is_closed = False
         self._token = token
 
     def launch(self, batch: Batch) -> None:
-        self.batches.append(batch)
+        if batch.num_rows:
+            self.batches.append(batch)
+        self.released.extend(batch.released)
         ends = dict(
             zip(batch.slots.tolist(), (batch.starts + batch.num_tokens).tolist(), strict=True)
         )

@@ -1,15 +1,50 @@
-"""How a connection is opened: target, credentials and channel options.
+"""How a connection is opened: the target an address means, and channel options.
 
-Owns the options both clients share. Does not open anything.
+Owns what both clients share of that. Does not open anything.
 """
 
+import ipaddress
+import re
 from dataclasses import dataclass
 
-DEFAULT_ADDRESS = "127.0.0.1:50051"
+DEFAULT_PORT = 50051
+DEFAULT_ADDRESS = f"127.0.0.1:{DEFAULT_PORT}"
 """Where `penstock serve` listens unless told otherwise."""
+
+_TARGET_SCHEMES = ("dns", "unix", "unix-abstract", "vsock", "ipv4", "ipv6", "xds", "google-c2p")
+_HOST_AND_PORT = re.compile(
+    r"(?P<host>\[(?P<ipv6>[^\[\]]*)\]|[^\s:/\[\]]+)(?P<colon>:(?P<port>[0-9]*))?"
+)
 
 MIN_KEEPALIVE_S = 20.0
 """Servers disconnect clients that ping much more often than this."""
+
+
+def grpc_target(address: str) -> str:
+    """What gRPC is to connect to: HOST:PORT with port 50051 for a host alone.
+
+    Left alone, gRPC takes 443 for a missing port. Its own targets, such as `unix:PATH` and
+    `dns:///HOST:PORT`, pass as they are. Raises ValueError for what is neither.
+    """
+    if address.partition(":")[0] in _TARGET_SCHEMES and ":" in address:
+        return address
+    parts = _HOST_AND_PORT.fullmatch(address)
+    if parts is None:
+        raise ValueError(
+            f"address: must be HOST, HOST:PORT, [IPV6]:PORT or a gRPC target, not {address!r}"
+        )
+    if parts["ipv6"] is not None:
+        try:
+            ipaddress.IPv6Address(parts["ipv6"])
+        except ValueError as error:
+            raise ValueError(f"address: not an IPv6 address: {error}") from None
+    if parts["colon"] is None:
+        return f"{parts['host']}:{DEFAULT_PORT}"
+    if not parts["port"]:
+        raise ValueError(f"address: there is no port after the colon of {address!r}")
+    if not 1 <= int(parts["port"]) <= 65535:
+        raise ValueError(f"address: the port must be from 1 to 65535, not {parts['port']}")
+    return address
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

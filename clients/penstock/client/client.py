@@ -22,7 +22,7 @@ from penstock.client.call_settings import (
     Metadata,
     require_one_output,
 )
-from penstock.client.channel import DEFAULT_ADDRESS, ChannelConfig
+from penstock.client.channel import DEFAULT_ADDRESS, ChannelConfig, grpc_target
 from penstock.client.decoding import decode_generation, decode_health, decode_model, decode_state
 from penstock.client.encoding import encode_ids, encode_prompt, encode_request
 from penstock.client.errors import CallCancelled, Failure, StreamBroken, Unavailable
@@ -61,10 +61,11 @@ class Client:
     ) -> None:
         """Connects at the first call. Without `credentials` the connection is plain text.
 
+        `address`: HOST:PORT (50051 for a host alone) or another gRPC target; ValueError if neither.
         `metadata` goes with every call, e.g. `authorization`. `settings` replaces `retry` and
         `metadata` as a whole; with it and `sleep` tests bring their own time.
         """
-        self._address = address
+        self._target = grpc_target(address)
         self._credentials = credentials
         self._options = (channel or ChannelConfig()).options()
         self._settings = settings or CallSettings(
@@ -351,10 +352,10 @@ class Client:
             raise RuntimeError("the client is closed")
         if self._channel is None:
             if self._credentials is None:
-                self._channel = grpc.aio.insecure_channel(self._address, options=self._options)
+                self._channel = grpc.aio.insecure_channel(self._target, options=self._options)
             else:
                 self._channel = grpc.aio.secure_channel(
-                    self._address, self._credentials, options=self._options
+                    self._target, self._credentials, options=self._options
                 )
         return self._channel
 

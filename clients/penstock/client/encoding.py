@@ -4,6 +4,7 @@ Owns the way out. Every value that does not fit its field is refused here with t
 field as the contract names it; ranges beyond that are the server's to judge.
 """
 
+import reprlib
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -67,14 +68,14 @@ def encode_prompt(prompt: Prompt, message: pb.GenerateRequest | pb.TokenizeReque
     """
     if isinstance(prompt, TextPrompt):
         message.text.SetInParent()
-        _set(message.text, "text", prompt.text, "text.text")
+        _set_prompt(message.text, "text", prompt.text, "text.text")
         _set(message.text, "add_special_tokens", prompt.add_special_tokens, "text")
     elif isinstance(prompt, ChatPrompt):
         message.chat.SetInParent()
         for index, turn in enumerate(prompt.messages):
             chat_message = message.chat.messages.add()
             _set(chat_message, "role", turn.role, f"chat.messages[{index}].role")
-            _set(chat_message, "content", turn.content, f"chat.messages[{index}].content")
+            _set_prompt(chat_message, "content", turn.content, f"chat.messages[{index}].content")
         _set(message.chat, "add_generation_prompt", prompt.add_generation_prompt, "chat")
     elif isinstance(message, pb.TokenizeRequest):
         raise ValueError("prompt: token ids are tokenised already")
@@ -158,7 +159,18 @@ def _set(message: Message, name: str, value: Any, path: str) -> None:
     try:
         setattr(message, name, value)
     except (TypeError, ValueError) as error:
-        raise ValueError(f"{path}: {value!r} does not fit: {error}") from None
+        raise _misfit(value, path, error) from None
+
+
+def _set_prompt(message: Message, name: str, text: Any, path: str) -> None:
+    """As `_set`, but prompts may be long and private: no error repeats them."""
+    try:
+        setattr(message, name, text)
+    except UnicodeError:
+        raise ValueError(f"{path}: the prompt is not valid UTF-8") from None
+    except (TypeError, ValueError):
+        kind = type(text).__name__
+        raise ValueError(f"{path}: the prompt must be a str, not {kind}") from None
 
 
 def _extend(values: Any, items: Sequence[Any], path: str) -> None:
@@ -166,7 +178,13 @@ def _extend(values: Any, items: Sequence[Any], path: str) -> None:
         try:
             values.append(item)
         except (TypeError, ValueError) as error:
-            raise ValueError(f"{path}[{index}]: {item!r} does not fit: {error}") from None
+            raise _misfit(item, f"{path}[{index}]", error) from None
+
+
+def _misfit(value: Any, path: str, error: Exception) -> ValueError:
+    if isinstance(error, UnicodeError):
+        return ValueError(f"{path}: is not valid UTF-8")
+    return ValueError(f"{path}: {reprlib.repr(value)} does not fit: {error}")
 
 
 def _set_duration(message: Message, name: str, seconds: float | None, path: str) -> None:

@@ -22,7 +22,7 @@ from penstock.client.call_settings import (
     Metadata,
     require_one_output,
 )
-from penstock.client.channel import DEFAULT_ADDRESS, ChannelConfig
+from penstock.client.channel import DEFAULT_ADDRESS, ChannelConfig, grpc_target
 from penstock.client.decoding import decode_generation, decode_health, decode_model, decode_state
 from penstock.client.encoding import encode_ids, encode_prompt, encode_request
 from penstock.client.errors import Failure, StreamBroken, Unavailable
@@ -61,14 +61,16 @@ class SyncClient:
     ) -> None:
         """Connects at the first call. Without `credentials` the connection is plain text.
 
+        `address`: HOST:PORT (50051 for a host alone) or another gRPC target; ValueError if neither.
         `metadata` goes with every call, e.g. `authorization`. `settings` replaces `retry` and
         `metadata` as a whole; with it and `sleep` tests bring their own time.
         """
+        target = grpc_target(address)
         options = (channel or ChannelConfig()).options()
         if credentials is None:
-            self._channel = grpc.insecure_channel(address, options=options)
+            self._channel = grpc.insecure_channel(target, options=options)
         else:
-            self._channel = grpc.secure_channel(address, credentials, options=options)
+            self._channel = grpc.secure_channel(target, credentials, options=options)
         self._settings = settings or CallSettings(
             retry=retry or RetryPolicy(), metadata=tuple(metadata)
         )

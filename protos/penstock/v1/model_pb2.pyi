@@ -195,7 +195,9 @@ class ModelLimits(google.protobuf.message.Message):
     max_metadata_bytes: builtins.int
     """Bytes of the metadata of a call; more than this may be refused."""
     max_concurrent_streams: builtins.int
-    """Calls open at a time on one connection; more wait in the client's library."""
+    """Calls open at a time on one connection. More may be refused with UNAVAILABLE without details;
+    no handler saw those, so they are safe to retry. Spread more calls over several connections.
+    """
     max_pending_requests: builtins.int
     """Requests waiting in the queue of this model."""
     @property

@@ -34,7 +34,7 @@ class Batch:
     The arrays change after `launch` returns: an executor reads or copies what it needs before.
     `admitted`: requests that got a slot since the last batch (`request.slot`); `released`: slots
     given back since the last batch, listed before a slot that was granted anew (handle `released`
-    first, then `admitted`).
+    first, then `admitted`). A batch without rows carries releases alone; its result is empty.
     """
 
     step: int

@@ -35,11 +35,6 @@ class BlockPool:
         self._hash_of: dict[int, bytes] = {}
 
     @property
-    def num_free(self) -> int:
-        """Blocks without content worth keeping."""
-        return self._num_free
-
-    @property
     def num_cached(self) -> int:
         """Blocks nobody uses whose content may be reused."""
         return len(self._cached)

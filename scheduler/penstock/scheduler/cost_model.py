@@ -1,6 +1,6 @@
 """How long a step takes: a linear function of what is in it.
 
-Owns the formula and its inverse for one budget. Does not know where the coefficients come from nor
+Owns the formula. Does not know where the coefficients come from nor
 what the time is spent on.
 """
 
@@ -39,21 +39,3 @@ class CostModel:
             + self.decode_slot_s * num_decodes
             + self.context_token_s * num_context_tokens
         )
-
-    def max_prefill_tokens(
-        self, *, budget_s: float, num_decodes: int, num_context_tokens: int, limit: int
-    ) -> int:
-        """The most prefill tokens, at most `limit`, that fit in a step of `budget_s` seconds.
-
-        The context is what the step holds without those tokens: each of them adds its own price
-        and one token of context. 0 when the step is over the budget without any.
-        """
-        left_s = budget_s - self.step_time_s(
-            num_prefill_tokens=0, num_decodes=num_decodes, num_context_tokens=num_context_tokens
-        )
-        if left_s < 0.0:
-            return 0
-        price_s = self.prefill_token_s + self.context_token_s
-        if price_s * limit <= left_s:
-            return limit
-        return int(left_s / price_s)

@@ -46,11 +46,16 @@ class Finished:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failed:
-    """The request is ERROR, or was refused before it got in."""
+    """The request is ERROR, or was refused before it got in.
+
+    `request_id` and `detail` are told when the executor failed it: for our own log, no further.
+    """
 
     key: int
     at_s: float
     reason: FailureReason
+    request_id: str = ""
+    detail: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

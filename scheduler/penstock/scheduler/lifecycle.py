@@ -6,11 +6,14 @@ happens here, together with the memory it takes or gives back. Does not choose w
 preempted, nor how many tokens anyone computes.
 """
 
+from collections import deque
+
 import numpy as np
 
 from penstock.scheduler.config import SchedulerConfig
 from penstock.scheduler.events import Admitted, Failed, Finished, Preempted
 from penstock.scheduler.executor import ExecutorInfo
+from penstock.scheduler.flight import Flight
 from penstock.scheduler.kv_cache import KVCache
 from penstock.scheduler.request import (
     NO_TIME,
@@ -29,14 +32,18 @@ class Lifecycle:
     """The requests of one engine.
 
     `changes`, `ends`: news since they were last taken. `admitted`, `released`: for the next batch.
-    `dropped_slots`: one set per launched step that was not collected; a slot given back is added
-    to each, so that its late tokens are dropped. `is_behind`: an executor returned several tokens
+    `flights`: launched steps that were not collected, oldest first; a slot given back is noted in
+    each, so that its late tokens are dropped. `is_behind`: an executor returned several tokens
     of a slot at once, and the tables catch up when the next step is planned.
     """
 
     def __init__(self, info: ExecutorInfo, config: SchedulerConfig) -> None:
         self.arrays = SlotArrays(
-            num_slots=info.max_num_seqs, max_seq_len=info.max_seq_len, block_size=info.block_size
+            num_slots=info.max_num_seqs,
+            # No row is longer than the whole cache and the token that is never computed, whatever
+            # a model says it could take.
+            max_seq_len=min(info.max_seq_len, info.num_blocks * info.block_size + 1),
+            block_size=info.block_size,
         )
         self.cache = KVCache(self.arrays, info.num_blocks)
         self.running = Running(self.arrays)
@@ -49,9 +56,10 @@ class Lifecycle:
         self.is_behind = False
         self._keys_of: dict[str, set[int]] = {}
         self._config = config
+        self._max_seq_len = info.max_seq_len
         self._next_sequence = 0
         self._next_deadline_s = NO_TIME
-        self.dropped_slots: list[set[int]] = []
+        self.flights: deque[Flight] = deque()
 
     def submit(self, specs: tuple[RequestSpec, ...], now: float) -> None:
         """Queue the outputs of one request, leader first, all of them or none.
@@ -90,10 +98,6 @@ class Lifecycle:
         self.arrays.fill(request)
         self.cache.admit(request.slot, matched, reserve_tokens)
         request.num_registered_blocks = len(matched)
-        num_cached = len(matched) * self.arrays.block_size
-        if request.first_admitted_s == NO_TIME:
-            request.first_admitted_s = now
-            request.num_cached_tokens = num_cached
         self.admitted.append(request)
         self._next_deadline_s = min(
             self._next_deadline_s,
@@ -104,7 +108,7 @@ class Lifecycle:
             Admitted(
                 key=request.spec.key,
                 at_s=now,
-                num_cached_tokens=num_cached,
+                num_cached_tokens=len(matched) * self.arrays.block_size,
                 num_preemptions=request.num_preemptions,
             )
         )
@@ -132,15 +136,19 @@ class Lifecycle:
         self.ends.append(Finished(key=request.spec.key, at_s=now, reason=reason, stop_id=stop_id))
         self._bury(request)
 
-    def fail(self, request: Request, reason: FailureReason, now: float) -> None:
-        """End a live request in ERROR."""
+    def fail(self, request: Request, reason: FailureReason, now: float, detail: str = "") -> None:
+        """End a live request in ERROR; `detail` is what its executor said."""
         if request.state is RequestState.PENDING:
             self.queue.remove(request)
         else:
             suspect = reason is FailureReason.EXECUTOR_REQUEST_FAILED
             self._vacate(request, is_trusted=not suspect)
         request.apply(RequestEvent.FAIL)
-        self.ends.append(Failed(key=request.spec.key, at_s=now, reason=reason))
+        spec = request.spec
+        request_id = spec.request_id if detail else ""
+        self.ends.append(
+            Failed(key=spec.key, at_s=now, reason=reason, request_id=request_id, detail=detail)
+        )
         self._bury(request)
 
     def expire(self, now: float) -> None:
@@ -187,7 +195,7 @@ class Lifecycle:
 
     def _misfit(self, spec: RequestSpec, now: float) -> FailureReason | None:
         """Why this output could not run even on an idle engine."""
-        if spec.max_total_tokens > self.arrays.max_seq_len:
+        if spec.max_total_tokens > self._max_seq_len:
             return FailureReason.PROMPT_TOO_LONG
         # The last token is sampled, never computed.
         if self.cache.blocks_for(spec.max_total_tokens - 1) > self.cache.pool.num_blocks:
@@ -209,10 +217,10 @@ class Lifecycle:
 
     def _vacate(self, request: Request, *, is_trusted: bool) -> None:
         slot, arrays = request.slot, self.arrays
+        num_collected = self._drop_from_flights(slot)
         if is_trusted:
-            # Steps take effect in order: what a launched step writes is there for whoever reuses
-            # the block in a later one. Tokens in flight are not known, so not named.
-            num_valid = min(int(arrays.num_computed[slot]), int(arrays.num_tokens[slot]))
+            # Not what a step under way writes: it may still fail, and then for nobody we know.
+            num_valid = min(num_collected, int(arrays.num_tokens[slot]))
             self.cache.register(request, num_valid)
         else:
             self.cache.forget(slot)
@@ -221,8 +229,20 @@ class Lifecycle:
         self.running.leave(slot)
         request.slot = -1
         self.released.append(slot)
-        for dropped in self.dropped_slots:
-            dropped.add(slot)
+
+    def _drop_from_flights(self, slot: int) -> int:
+        """Note in every launched step that a slot is given back.
+
+        Returns how many of its tokens were computed by steps that have been collected.
+        """
+        num_collected = int(self.arrays.num_computed[slot])
+        for flight in self.flights:
+            # Once dropped, a row is that of an earlier request in the same slot.
+            if slot not in flight.dropped:
+                starts = flight.batch.starts[flight.batch.slots == slot]
+                num_collected = min([num_collected, *starts.tolist()])
+                flight.dropped.add(slot)
+        return num_collected
 
     def _bury(self, request: Request) -> None:
         spec = request.spec

@@ -35,7 +35,11 @@ class Planner:
         self._step = 0
 
     def plan(self, now: float) -> Flight | None:
-        """The next step, its tokens accounted as launched; None when nobody can run."""
+        """The next step, its tokens accounted as launched.
+
+        Without anybody to run: a step of no rows when slots were given back, since an executor
+        must hear of that even if nothing follows; else None.
+        """
         self._has_preempted = False
         num_decodes = self._make_room_for_decodes(now)
         self._life.is_behind = False
@@ -45,7 +49,7 @@ class Planner:
             chunks += self._admissions(budget, now)
         # Gathered anew if a prefill preempted somebody who decodes.
         roster = self._life.running.decodes(self._life.cache.capacity)
-        if not chunks and not len(roster.rows):
+        if not chunks and not len(roster.rows) and not self._life.released:
             return None
         return self._commit(roster, chunks)
 

@@ -144,10 +144,8 @@ class Request:
     tokens: NDArray[np.int32]
     block_hashes: list[bytes]
     slot: int = -1
-    num_cached_tokens: int = 0
     num_registered_blocks: int = 0
     num_preemptions: int = 0
-    first_admitted_s: float = NO_TIME
     first_token_s: float = NO_TIME
     _state: RequestState = RequestState.PENDING
 

@@ -42,7 +42,8 @@ class Results:
             if request is not None:
                 # Its own row must not come back in this very flight.
                 flight.dropped.add(failure.slot)
-                self._life.fail(request, FailureReason.EXECUTOR_REQUEST_FAILED, now)
+                reason = FailureReason.EXECUTOR_REQUEST_FAILED
+                self._life.fail(request, reason, now, failure.detail)
         self._note_prompts(flight, result, now)
         if result.counts is None and result.slots is flight.batch.sampled_slots:
             self._append_all(flight, result, now)
@@ -75,6 +76,8 @@ class Results:
             result.logprobs,
         )
         ones = flight.ones
+        if len(tokens) != len(rows):
+            raise ValueError(f"{len(rows)} slots sampled, {len(tokens)} tokens returned")
         if flight.dropped:
             gone = np.fromiter(flight.dropped, dtype=np.int32)
             keep = np.flatnonzero(~np.isin(rows.slots, gone))

@@ -6,7 +6,6 @@ as an argument, seconds on the engine's clock.
     submit ─► queue ─► plan ─► Batch ─► (executor) ─► StepResult ─► apply ─► StepEvents
 """
 
-from collections import deque
 from typing import TypeVar
 
 import numpy as np
@@ -16,7 +15,6 @@ from penstock.scheduler.batch import Batch, StepResult, TokenLogprobs
 from penstock.scheduler.config import SchedulerConfig
 from penstock.scheduler.events import NO_KEYS, NO_TOKENS, StepEvents
 from penstock.scheduler.executor import ExecutorInfo
-from penstock.scheduler.flight import Flight
 from penstock.scheduler.lifecycle import Lifecycle
 from penstock.scheduler.planner import Planner
 from penstock.scheduler.request import FinishReason, RequestSpec
@@ -40,7 +38,6 @@ class Scheduler:
         self.life = Lifecycle(info, config)
         self._planner = Planner(self.life, info, config)
         self._results = Results(self.life, info.pipeline_depth)
-        self._flights: deque[Flight] = deque()
 
     @property
     def num_running(self) -> int:
@@ -55,12 +52,13 @@ class Scheduler:
     @property
     def num_launched(self) -> int:
         """Steps whose result is not in yet."""
-        return len(self._flights)
+        return len(self.life.flights)
 
     @property
     def has_work(self) -> bool:
-        """Whether anyone lives, or news wait to be taken."""
-        return bool(self.life.requests or self._flights or self.life.ends or self.life.changes)
+        """Whether anyone lives, news wait to be taken, or the executor has slots to hear of."""
+        life = self.life
+        return bool(life.requests or life.flights or life.released or life.ends or life.changes)
 
     def submit(self, specs: tuple[RequestSpec, ...], now: float) -> None:
         """Queue the outputs of one request; a refusal becomes `Failed` ends."""
@@ -75,20 +73,20 @@ class Scheduler:
         return True
 
     def schedule(self, now: float) -> Batch | None:
-        """Expire who is late, then plan the next step; None when nobody can run."""
+        """Expire who is late, then plan the next step.
+
+        None when nobody can run and no slot was given back since the last step.
+        """
         self.life.expire(now)
         flight = self._planner.plan(now)
         if flight is None:
             return None
-        self._flights.append(flight)
-        self.life.dropped_slots.append(flight.dropped)
+        self.life.flights.append(flight)
         return flight.batch
 
     def update(self, result: StepResult, now: float) -> None:
         """Apply the result of the oldest launched step."""
-        flight = self._flights.popleft()
-        self.life.dropped_slots.pop(0)
-        self._results.apply(flight, result, now)
+        self._results.apply(self.life.flights.popleft(), result, now)
 
     def take_events(self, step: int, now: float) -> StepEvents:
         """All news since the last call."""

@@ -63,8 +63,3 @@ def transition(state: RequestState, event: RequestEvent) -> RequestState:
         return TRANSITIONS[state][event]
     except KeyError:
         raise IllegalTransition(state, event) from None
-
-
-def is_final(state: RequestState) -> bool:
-    """True for COMPLETED and ERROR."""
-    return not TRANSITIONS[state]

@@ -65,6 +65,12 @@ class ServerConfig:
             raise ValueError(f"drain_grace_s must be 0 or more, not {self.drain_grace_s}")
         if self.log_level not in LOG_LEVELS:
             raise ValueError(f"log_level must be one of {', '.join(LOG_LEVELS)}")
+        num_tokens, num_seqs = self.scheduler.max_num_batched_tokens, self.executor.max_num_seqs
+        if num_tokens < num_seqs:
+            raise ValueError(
+                f"max_num_batched_tokens must be at least max_num_seqs ({num_seqs}),"
+                f" not {num_tokens}"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

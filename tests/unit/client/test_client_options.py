@@ -205,6 +205,40 @@ def test_what_does_not_fit_is_refused_by_path(options: dict[str, Any], path: str
         encode("hi", **options)
 
 
+@pytest.mark.parametrize(
+    ("prompt", "path", "complaint"),
+    [
+        ("secret\udcff" * 999, "text.text", "is not valid UTF-8"),
+        (TextPrompt(text=cast(str, b"secret\xff")), "text.text", "is not valid UTF-8"),
+        (TextPrompt(text=cast(str, ["secret"])), "text.text", "must be a str, not list"),
+        (
+            [ChatMessage("user", "Hi"), ChatMessage("user", "secret\udcff")],
+            "chat.messages[1].content",
+            "is not valid UTF-8",
+        ),
+    ],
+)
+def test_a_bad_prompt_is_named_and_not_repeated(prompt: Any, path: str, complaint: str) -> None:
+    with pytest.raises(ValueError, match="prompt") as caught:
+        encode(prompt)
+
+    assert str(caught.value) == f"{path}: the prompt {complaint}"
+
+
+def test_text_that_is_not_utf8_is_named() -> None:
+    with pytest.raises(ValueError, match=r"^stopping.stop_strings\[1\]: is not valid UTF-8$"):
+        encode("hi", stop=["a", "b\udcff"])
+    with pytest.raises(ValueError, match=r"^model: is not valid UTF-8$"):
+        encode("hi", model="m\udcff")
+
+
+def test_a_long_value_that_does_not_fit_is_cut_short() -> None:
+    with pytest.raises(ValueError, match=r"^sampling.temperature: 'hot hot") as caught:
+        encode("hi", temperature="hot " * 999)
+
+    assert len(str(caught.value)) < 200
+
+
 def test_token_ids_that_do_not_fit_name_their_place() -> None:
     with pytest.raises(ValueError, match=r"^token_ids.ids\[1\]: "):
         encode([1, -1])

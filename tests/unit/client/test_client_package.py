@@ -9,8 +9,16 @@ from typing import Any
 import pytest
 
 import penstock.client
-from penstock.client import ChannelConfig, PenstockError, TraceContext, trace_context
+from penstock.client import (
+    ChannelConfig,
+    Client,
+    PenstockError,
+    SyncClient,
+    TraceContext,
+    trace_context,
+)
 from penstock.client.call_settings import CallSettings
+from penstock.client.channel import grpc_target
 from penstock.client.retry import NO_RETRY
 from penstock.server.cli import connection
 
@@ -43,6 +51,49 @@ def test_readme_lists_every_exception() -> None:
 
 def test_command_line_and_client_agree_on_the_address() -> None:
     assert connection.DEFAULT_ADDRESS == penstock.client.DEFAULT_ADDRESS
+
+
+@pytest.mark.parametrize(
+    ("address", "target"),
+    [
+        ("localhost", "localhost:50051"),
+        ("localhost:1234", "localhost:1234"),
+        ("127.0.0.1", "127.0.0.1:50051"),
+        ("[::1]", "[::1]:50051"),
+        ("[::1]:1234", "[::1]:1234"),
+        ("dns:///localhost", "dns:///localhost"),
+        ("dns:localhost", "dns:localhost"),
+        ("unix:/run/penstock.sock", "unix:/run/penstock.sock"),
+        ("unix-abstract:penstock", "unix-abstract:penstock"),
+        ("ipv4:127.0.0.1:1,127.0.0.2:2", "ipv4:127.0.0.1:1,127.0.0.2:2"),
+    ],
+)
+def test_a_host_alone_means_the_default_port(address: str, target: str) -> None:
+    assert grpc_target(address) == target
+
+
+@pytest.mark.parametrize(
+    ("address", "complaint"),
+    [
+        ("localhost:", "no port after the colon"),
+        ("[::1]:", "no port after the colon"),
+        ("localhost:0", "from 1 to 65535"),
+        ("localhost:65536", "from 1 to 65535"),
+        ("localhost:grpc", "must be HOST"),
+        (":50051", "must be HOST"),
+        ("", "must be HOST"),
+        ("::1", "must be HOST"),
+        ("http://localhost:50051", "must be HOST"),
+        ("local host", "must be HOST"),
+        ("[localhost]:50051", "not an IPv6 address"),
+    ],
+)
+@pytest.mark.parametrize("kind", [Client, SyncClient])
+def test_what_is_no_address_is_refused(
+    kind: type[Client] | type[SyncClient], address: str, complaint: str
+) -> None:
+    with pytest.raises(ValueError, match=f"^address: .*{complaint}"):
+        kind(address)
 
 
 @pytest.fixture

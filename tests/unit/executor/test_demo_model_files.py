@@ -82,7 +82,8 @@ def test_config_is_a_tied_llama_with_room_for_long_texts() -> None:
     assert config["model_type"] == "llama"
     assert config["architectures"] == ["LlamaForCausalLM"]
     assert config["tie_word_embeddings"] is True
-    assert config["dtype"] == "bfloat16"
+    # Stored in half precision, computed in float32: a seed then gives the same text in any company.
+    assert config["dtype"] == "float32"
     assert config["head_dim"] in (32, 64)
     assert config["max_position_embeddings"] >= 512
     assert config["num_attention_heads"] % config["num_key_value_heads"] == 0

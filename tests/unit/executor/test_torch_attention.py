@@ -176,6 +176,27 @@ def test_bfloat16_decode_is_as_good_as_its_inputs(offset: float) -> None:
     assert error < 0.006
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize("name", SCORINGS)
+def test_what_an_earlier_owner_left_in_a_block_does_not_matter(
+    name: str, dtype: torch.dtype
+) -> None:
+    lengths = (1, 2, 5, 15, 16, 17, 30, 90)
+    scoring = SCORINGS[name]
+    query = (torch.randn(400, HEADS * GROUP, DIM) * 2).to(dtype)
+    chunks = [(slot, 0, length) for slot, length in enumerate(lengths)]
+    decodes = [(slot, length - 1, 1) for slot, length in enumerate(lengths)]
+    seen: list[torch.Tensor] = []
+    for left_behind in (0.0, 1.0, 100.0):
+        paged = Paged(lengths, dtype, offset=0.0)
+        paged.pages.block_rows(0).normal_().mul_(left_behind)
+        prefilled, _ = paged.run(chunks, query, scoring)
+        decoded, _ = paged.run(decodes, query, scoring)
+        seen.append(torch.cat([prefilled, decoded]))
+    assert torch.equal(seen[0], seen[1])
+    assert torch.equal(seen[0], seen[2])
+
+
 def test_prepacked_layers_give_the_same_numbers_and_free_the_memory() -> None:
     if not can_prepack():
         pytest.skip("this build of PyTorch has no such layers")

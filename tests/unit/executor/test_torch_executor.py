@@ -195,6 +195,19 @@ def test_half_precision_runs_steps_that_sample_nothing(budget: int, folder: Path
     assert {key: len(tokens) for key, tokens in outputs(told).items()} == {1: 8, 2: 8}
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_half_precision_repeats_itself_on_used_blocks(dtype: str, folder: Path) -> None:
+    engine = make_engine(folder, dtype=dtype)
+    sampling = SamplingParams(temperature=1.0, seed=3)
+    said: list[list[int]] = []
+    for key in range(1, 9):
+        # Another request leaves its keys behind, longer each time.
+        run(engine, [spec(100 + key, prompt(key, 3 * key))])
+        told = run(engine, [spec(key, [5, 6, 7], sampling=sampling)])
+        said.append(outputs(told)[key])
+    assert said == [said[0]] * len(said)
+
+
 def test_poison_shows_when_it_is_computed_token_by_token(folder: Path) -> None:
     engine = make_engine(folder, budget=1)
     poison(engine)

@@ -64,8 +64,9 @@ def test_a_folder_without_weights_is_named(folder: Path) -> None:
 def test_an_unknown_architecture_is_named(folder: Path) -> None:
     edit_config(folder, model_type="nobody_knows_this", architectures=["Nobody"])
 
-    with pytest.raises(ModelLoadError, match="nobody_knows_this"):
+    with pytest.raises(ModelLoadError, match="nobody_knows_this") as refusal:
         load(folder)
+    assert "pip install" not in str(refusal.value)
 
 
 def test_broken_weights_are_named(folder: Path) -> None:

@@ -114,6 +114,16 @@ def test_refusals_at_the_door(spec: object, expected: FailureReason) -> None:
     assert not executor.batches
 
 
+def test_a_model_that_could_take_more_than_the_cache_costs_no_memory_for_it() -> None:
+    engine, _ = make_engine(make_info(num_blocks=12, max_seq_len=1_000_000_000))
+    assert engine.scheduler.life.arrays.token_ids.shape[1] == 12 * 4 + 1
+    engine.submit((make_spec(1, 30, max_tokens=19),))
+    engine.submit((make_spec(2, 30, max_tokens=20),))
+    told = ends(run_until_idle(engine))
+    assert told[1].reason is FinishReason.LENGTH
+    assert told[2].reason is FailureReason.EXCEEDS_KV_CACHE
+
+
 def test_a_request_that_just_fits_the_pool_runs() -> None:
     engine, _ = make_engine(make_info(num_blocks=12))
     engine.submit((make_spec(1, 30, max_tokens=19),))
@@ -191,6 +201,16 @@ def int32(*values: int) -> "np.ndarray[tuple[int], np.dtype[np.int32]]":
     return np.array(values, dtype=np.int32)
 
 
+def test_a_result_with_a_token_too_few_is_an_error() -> None:
+    engine, _ = scripted()
+    for key in (1, 2):
+        engine.submit((make_spec(key, 3),))
+    batch = engine.scheduler.schedule(0.0)
+    assert batch is not None
+    with pytest.raises(ValueError, match="2 slots sampled, 1 tokens returned"):
+        engine.scheduler.update(StepResult(slots=batch.sampled_slots, tokens=int32(7)), 0.0)
+
+
 @pytest.mark.parametrize("depth", [1, 2])
 def test_a_request_that_fails_alone_leaves_the_rest(depth: int) -> None:
     engine, executor = scripted(depth)
@@ -200,7 +220,13 @@ def test_a_request_that_fails_alone_leaves_the_rest(depth: int) -> None:
     drive(engine, executor, StepResult(slots=int32(1), tokens=int32(7), failures=(failure,)))
     told = run_until_idle(engine)
     assert outputs(told) == {2: [7, 7, 7]}
-    assert ends(told)[1] == Failed(key=1, at_s=0.0, reason=FailureReason.EXECUTOR_REQUEST_FAILED)
+    assert ends(told)[1] == Failed(
+        key=1,
+        at_s=0.0,
+        reason=FailureReason.EXECUTOR_REQUEST_FAILED,
+        request_id="request-1",
+        detail="nan",
+    )
 
 
 def test_the_blocks_of_a_failed_request_are_not_reused() -> None:
@@ -234,9 +260,47 @@ def test_many_tokens_at_once_get_their_blocks() -> None:
     assert outputs(told)[1] == [*range(20), *[7] * 10]
 
 
+def test_a_step_that_fails_late_leaves_no_block_to_reuse() -> None:
+    engine, executor = scripted(depth=2)
+    engine.submit((make_spec(1, 9, max_tokens=3),))
+    batch = engine.scheduler.schedule(0.0)
+    assert batch is not None
+    executor.launch(batch)
+    engine.cancel(1)
+    engine.check_integrity()
+    failure = SlotFailure(slot=0, detail="nan")
+    engine.scheduler.update(StepResult(slots=int32(), tokens=int32(), failures=(failure,)), 0.0)
+    assert engine.scheduler.life.cache.pool.num_cached == 0
+    assert engine.step().ends[0].reason is FinishReason.CANCELLED
+
+
+def test_what_earlier_steps_computed_is_kept_while_another_is_under_way() -> None:
+    engine, executor = scripted(depth=2)
+    engine.submit((make_spec(1, 9, max_tokens=30),))
+    for _ in range(9):
+        engine.step()
+    engine.cancel(1)
+    # 9 + 8 tokens are known; the step under way computes the last of them, and is not trusted yet.
+    assert engine.scheduler.life.cache.pool.num_cached == 4
+    run_until_idle(engine)
+    assert executor.released == [0]
+
+
+def test_an_executor_hears_of_a_release_though_nothing_follows() -> None:
+    engine, executor = make_engine()
+    engine.submit((make_spec(1, 3, max_tokens=9),))
+    engine.step()
+    engine.cancel(1)
+    assert executor.released == []
+    run_until_idle(engine)
+    assert executor.released == [0]
+    assert len(executor.batches) == 1
+
+
 @pytest.mark.parametrize(
     ("result", "message"),
     [
+        (StepResult(slots=int32(0), tokens=int32(7, 7)), "announced"),
         (StepResult(slots=int32(5), tokens=int32(7)), "did not sample"),
         (StepResult(slots=int32(0), tokens=int32(7), counts=int32(2)), "announced"),
     ],

@@ -265,6 +265,18 @@ def test_a_reservation_to_the_end_never_preempts() -> None:
     assert len(ends(told)) == 6
 
 
+def test_admission_leaves_a_watermark_unless_nobody_runs() -> None:
+    config = SchedulerConfig(max_num_batched_tokens=64, watermark=0.25)
+    engine, executor = make_engine(make_info(num_blocks=16, max_num_seqs=4), config)
+    engine.submit((make_spec(1, 44, max_tokens=1),))
+    engine.submit((make_spec(2, 8, max_tokens=1),))
+    engine.step()
+    assert sorted(work(executor.batches[0])) == [0], "11 + 2 blocks of 16 leave less than 4"
+    engine.submit((make_spec(3, 60, max_tokens=1),))
+    told = run_until_idle(engine)
+    assert set(ends(told)) == {2, 3}, "alone, a request may take all"
+
+
 def test_released_is_told_before_the_slot_is_granted_anew() -> None:
     engine, executor = make_engine(make_info(max_num_seqs=1), clock=FakeClock())
     for key in (1, 2):

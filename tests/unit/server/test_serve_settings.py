@@ -6,7 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from penstock.executor.config import DTYPES, ExecutorConfig, ExecutorKind, SimulatedConfig
+from penstock.executor.config import (
+    DTYPES,
+    ExecutorConfig,
+    ExecutorKind,
+    SimulatedConfig,
+    SimulatedPace,
+)
 from penstock.executor.fault import Fault, FaultKind
 from penstock.scheduler.config import AdmissionPolicy, SchedulerConfig
 from penstock.server.cli import build_parser
@@ -71,7 +77,7 @@ def test_every_option_reaches_its_setting(tmp_path: Path) -> None:
             max_seq_len=77,
             num_threads=2,
             pipeline_depth=2,
-            simulated=SimulatedConfig(is_strict=True),
+            simulated=SimulatedConfig(is_strict=True, pace=SimulatedPace.REAL_TIME),
         ),
         scheduler=SchedulerConfig(
             max_num_batched_tokens=99,
@@ -93,12 +99,41 @@ def test_arguments_win_over_the_environment_and_it_over_defaults() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value"),
-    [("PENSTOCK_PORT", "many"), ("PENSTOCK_EXECUTOR", "magic"), ("PENSTOCK_DRAIN_GRACE_S", "")],
+    ("name", "value", "wanted"),
+    [
+        ("PENSTOCK_PORT", "many", "an integer, not 'many'"),
+        ("PENSTOCK_EXECUTOR", "magic", "one of torch, simulated"),
+        ("PENSTOCK_DRAIN_GRACE_S", "", "a number, not ''"),
+    ],
 )
-def test_a_bad_variable_is_named(name: str, value: str) -> None:
-    with pytest.raises(BadSetting, match=name):
+def test_a_bad_variable_is_named_with_what_it_must_be(name: str, value: str, wanted: str) -> None:
+    with pytest.raises(BadSetting, match=f"{name} must be {wanted}"):
         configured(**{name: value})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "pace"),
+    [
+        ([], SimulatedPace.REAL_TIME),
+        (["--simulated-config", '{"is_strict": true}'], SimulatedPace.REAL_TIME),
+        (["--simulated-config", '{"pace": "immediate"}'], SimulatedPace.IMMEDIATE),
+    ],
+)
+def test_simulated_steps_take_their_time_unless_told_otherwise(
+    arguments: list[str], pace: SimulatedPace
+) -> None:
+    assert configured("--executor", "simulated", *arguments).executor.simulated.pace is pace
+
+
+def test_settings_of_another_executor_are_refused() -> None:
+    with pytest.raises(BadSetting, match="simulated-config means nothing to the torch executor"):
+        configured("--simulated-config", "{}")
+
+
+def test_a_budget_below_one_token_per_slot_is_refused() -> None:
+    with pytest.raises(BadSetting, match=r"max_num_batched_tokens .* max_num_seqs \(40\), not 32"):
+        configured("--max-num-batched-tokens", "32", "--max-num-seqs", "40")
+    configured("--max-num-batched-tokens", "40", "--max-num-seqs", "40")
 
 
 def test_what_kubernetes_sets_for_a_service_of_our_name_is_no_setting() -> None:
@@ -113,6 +148,7 @@ def test_what_kubernetes_sets_for_a_service_of_our_name_is_no_setting() -> None:
 
 def test_misspelt_variables_are_found() -> None:
     environment = {"PENSTOCK_MAX_NUM_SEQ": "3", "PENSTOCK_MAX_NUM_SEQS": "3", "HOME": "/"}
+    environment["PENSTOCK_ADDRESS"] = "127.0.0.1:1"  # what the client's commands read
     assert unknown_variables(environment) == ["PENSTOCK_MAX_NUM_SEQ"]
 
 

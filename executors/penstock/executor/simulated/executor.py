@@ -149,7 +149,9 @@ class SimulatedExecutor:
     def _book(self, batch: Batch, faults: list[Fault]) -> float:
         """Put the step on the device's time line; return when it is done."""
         slow_s = sum(fault.seconds for fault in faults if fault.kind is FaultKind.SLOW_STEP)
-        cost_s = 0.0 if self._is_free_of_cost else self._cost_s(batch)
+        # A step of no rows tells of releases only.
+        is_free = self._is_free_of_cost or not batch.num_rows
+        cost_s = 0.0 if is_free else self._cost_s(batch)
         self._device_free_s = max(self._device_free_s, self._pacer()) + cost_s + slow_s
         return self._device_free_s
 

@@ -5,14 +5,16 @@ with attention. Reads the folder, never the network.
 """
 
 import inspect
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from safetensors import SafetensorError
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
 from penstock.executor.torch.architecture import Architecture, read_architecture
@@ -66,6 +68,7 @@ def load_model(path: Path, *, device: str, dtype: str) -> LoadedModel:
     register_attention()
     transformers_logging.disable_progress_bar()
     try:
+        _check_model_type(path)
         config: Any = AutoConfig.from_pretrained(path, local_files_only=True)
         architecture = read_architecture(config.get_text_config())
         loaded: Any = AutoModelForCausalLM.from_pretrained(
@@ -102,6 +105,19 @@ def load_model(path: Path, *, device: str, dtype: str) -> LoadedModel:
         dtype=weight.dtype,
         device=weight.device,
     )
+
+
+def _check_model_type(path: Path) -> None:
+    """Refuse an architecture that transformers has no code for; it would answer with advice."""
+    try:
+        values: Any = json.loads((path / "config.json").read_text(encoding="utf-8"))
+    except ValueError:
+        return  # transformers says well what is wrong with the file
+    model_type: Any = values.get("model_type") if isinstance(values, dict) else None
+    if isinstance(model_type, str) and model_type not in CONFIG_MAPPING:
+        raise ValueError(
+            f"transformers {transformers.__version__} does not know the architecture {model_type!r}"
+        )
 
 
 def _embedding_weight(module: Any) -> Tensor:

@@ -78,8 +78,10 @@ class LogitEdits:
         at, ids, row = places(seen)
         penalty = spread(arrays.repetition_penalty, row)
         values = logits[at, ids]
+        most = torch.finfo(logits.dtype).max  # a tiny penalty must not make a logit infinite
+        changed = torch.where(values > 0, values / penalty, values * penalty).clamp_(-most, most)
         # A token that stands several times gets the same value several times.
-        logits[at, ids] = torch.where(values > 0, values / penalty, values * penalty)
+        logits[at, ids] = changed
         at, ids, row = places(outputs)
         logits[at, ids] = logits[at, ids] - spread(arrays.presence_penalty, row)
         frequency = spread(arrays.frequency_penalty, row)

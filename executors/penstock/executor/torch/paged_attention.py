@@ -110,9 +110,13 @@ class PagedAttention:
         so a constant near it, found among the first block's keys (where attention gathers), is
         subtracted before the rounding.
         """
-        first = keys[:, : self._pages.block_size].contiguous().transpose(1, 2)
-        centre = torch.bmm(queries, first).amax(-1, keepdim=True).mul_(scaling)
-        offset = mask - centre.view(per_head)
+        width = self._pages.block_size
+        first = keys[:, :width].contiguous().transpose(1, 2)
+        guess = torch.bmm(queries, first).mul_(scaling).view(per_head)
+        # Only keys that count: the rest of a block is whatever its last owner left there. The first
+        # block of a row always has one.
+        centre = (guess + mask[..., :width]).amax(-1, keepdim=True)
+        offset = mask - centre
         return torch.baddbmm(
             offset.view(len(queries), -1, keys.shape[1]),
             queries,

@@ -17,7 +17,10 @@ _COMMANDS = (serve, generate, chat, models, health, demo, version)
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the exit code. `argv` None: the process's arguments."""
     try:
-        args = build_parser().parse_args(argv)
+        args, unknown = build_parser().parse_known_args(argv)
+        if unknown:
+            # Said by the command's own parser: argparse would show the usage of the whole.
+            args.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     except SystemExit as stop:
         # argparse leaves this way after --help (0) and after bad usage (2).
         return stop.code if isinstance(stop.code, int) else 0
@@ -36,4 +39,6 @@ def build_parser() -> argparse.ArgumentParser:
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for command in _COMMANDS:
         command.add_parser(subparsers)
+    for command_parser in subparsers.choices.values():
+        command_parser.set_defaults(parser=command_parser)
     return parser

@@ -11,16 +11,17 @@ from contextlib import closing, suppress
 from typing import TYPE_CHECKING
 
 from penstock.server.cli.command import Subparsers
-from penstock.server.cli.connection import UsageError, describe_error, run_reporting
+from penstock.server.cli.connection import UsageError, connect, describe_error, run_reporting
 from penstock.server.cli.exit_codes import EXIT_CODES_HELP, ExitCode
 from penstock.server.cli.generation_options import add_generation_options, options_of
 from penstock.server.cli.report import summary_line, write_text
 
 if TYPE_CHECKING:
-    from penstock.client import ChatMessage, SyncClient
+    from penstock.client import ChatMessage, PenstockError, SyncClient
 
 QUIT = "/quit"
 RESET = "/reset"
+_COMMANDS = f"{RESET} forgets the dialogue, {QUIT} leaves"
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -28,9 +29,11 @@ def add_parser(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser(
         "chat",
         help="talk to a model, turn by turn",
-        description=f"Talk to a model. Each line is a turn; {RESET} forgets the dialogue, {QUIT} or"
-        " the end of input leaves. At a terminal, Ctrl-C during an answer cancels the answer and"
-        " forgets the turn; at the prompt it leaves.",
+        description="Talk to a model; each line is a turn.\n\n"
+        f"  {RESET}  forgets the dialogue\n"
+        f"  {QUIT}   leaves, as does the end of input\n\n"
+        "At a terminal, Ctrl-C during an answer cancels the answer and forgets the turn; at the\n"
+        "prompt it leaves.",
         epilog=EXIT_CODES_HELP,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -48,32 +51,43 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _chat(args: argparse.Namespace) -> int:
-    from penstock.client import ChatMessage, PenstockError, SyncClient
+    from penstock.client import ChatMessage, PenstockError
 
     is_terminal = sys.stdin.isatty()
     opening = [ChatMessage("system", args.system)] if args.system else []
     history = list(opening)
-    with SyncClient(args.address) as client:
+    with connect(args.address) as client:
+        if is_terminal:
+            print(_COMMANDS, file=sys.stderr, flush=True)
         while (line := _read_line(is_terminal)) is not None:
             if line == RESET:
                 history = list(opening)
             elif line.startswith("/"):
-                print(f"{line}: no such command; {RESET}, {QUIT}", file=sys.stderr, flush=True)
+                print(f"{line}: no such command; {_COMMANDS}", file=sys.stderr, flush=True)
             elif line:
                 turn = ChatMessage("user", line)
                 try:
                     answer = _answer(client, [*history, turn], args)
-                except KeyboardInterrupt:
+                except (KeyboardInterrupt, PenstockError) as error:
                     if not is_terminal:
                         raise
-                    print("cancelled", file=sys.stderr, flush=True)
-                except PenstockError as error:
-                    if not is_terminal:
-                        raise
-                    print(f"penstock chat: {describe_error(error)}", file=sys.stderr, flush=True)
+                    told = _failure_line(error, has_history=history != opening)
+                    print(told, file=sys.stderr, flush=True)
                 else:
                     history += [turn, ChatMessage("assistant", answer)]
     return ExitCode.OK
+
+
+def _failure_line(error: "KeyboardInterrupt | PenstockError", *, has_history: bool) -> str:
+    """What went wrong, and the way out of a dialogue that has filled the model's context."""
+    from penstock.client import PromptTooLong
+
+    if isinstance(error, KeyboardInterrupt):
+        return "cancelled"
+    line = f"penstock chat: {describe_error(error)}"
+    if has_history and isinstance(error, PromptTooLong):
+        line += f"; {RESET} forgets the dialogue"
+    return line
 
 
 def _read_line(is_terminal: bool) -> str | None:

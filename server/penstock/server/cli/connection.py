@@ -5,6 +5,7 @@ code.
 """
 
 import argparse
+import contextlib
 import io
 import math
 import os
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING
 from penstock.server.cli.exit_codes import ExitCode
 
 if TYPE_CHECKING:
-    from penstock.client import PenstockError
+    from penstock.client import PenstockError, SyncClient
 
 ADDRESS_VARIABLE = "PENSTOCK_ADDRESS"
 DEFAULT_ADDRESS = "127.0.0.1:50051"
@@ -29,10 +30,20 @@ def add_address_option(parser: argparse.ArgumentParser) -> None:
     """Add `--address`, also read from PENSTOCK_ADDRESS."""
     parser.add_argument(
         "--address",
-        metavar="HOST:PORT",
+        metavar="HOST[:PORT]",
         default=os.environ.get(ADDRESS_VARIABLE, DEFAULT_ADDRESS),
         help=f"the service (default: ${ADDRESS_VARIABLE} or {DEFAULT_ADDRESS})",
     )
+
+
+def connect(address: str) -> "SyncClient":
+    """A client of the service at the address. Raises UsageError for what is no address."""
+    from penstock.client import SyncClient
+
+    try:
+        return SyncClient(address)
+    except ValueError as error:
+        raise UsageError(str(error)) from error
 
 
 def seconds(text: str) -> float:
@@ -68,9 +79,11 @@ def run_reporting(command: str, action: Callable[[], int]) -> int:
     except KeyboardInterrupt:
         return _fail(command, "interrupted", ExitCode.INTERRUPTED)
     except BrokenPipeError:
-        # Python would complain again when it flushes stdout at exit: give it somewhere to write.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard_output()
         return ExitCode.BROKEN_PIPE
+    except OSError as error:
+        _discard_output()
+        return _fail(command, f"input or output failed: {error}", ExitCode.INPUT_OUTPUT)
     return code
 
 
@@ -95,6 +108,15 @@ def exit_code_of(error: "PenstockError") -> ExitCode:
     return ExitCode.FAILED
 
 
+def _discard_output() -> None:
+    """Python would complain again when it flushes stdout at exit: give it somewhere to write."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, sys.stdout.fileno())
+    os.close(null)
+
+
 def _fail(command: str, line: str, code: ExitCode) -> int:
-    print(f"penstock {command}: {line}", file=sys.stderr, flush=True)
+    # Where stderr cannot be written either, the exit code is all that is left to tell it.
+    with contextlib.suppress(OSError):
+        print(f"penstock {command}: {line}", file=sys.stderr, flush=True)
     return code

@@ -11,6 +11,7 @@ class ExitCode(enum.IntEnum):
     USAGE = 2
     UNAVAILABLE = 3
     DEADLINE = 4
+    INPUT_OUTPUT = 5
     INTERRUPTED = 130
     BROKEN_PIPE = 141
 
@@ -22,6 +23,7 @@ exit codes:
   2    bad usage
   3    no service at the address, or it takes no requests
   4    a deadline passed
+  5    the input could not be read, or the output not written; the request was cancelled
   130  interrupted by Ctrl-C; the request was cancelled
   141  nobody reads the output any more; the request was cancelled
 """

@@ -9,7 +9,7 @@ from contextlib import closing
 from typing import TYPE_CHECKING
 
 from penstock.server.cli.command import Subparsers
-from penstock.server.cli.connection import UsageError, run_reporting
+from penstock.server.cli.connection import UsageError, connect, run_reporting
 from penstock.server.cli.exit_codes import EXIT_CODES_HELP, ExitCode
 from penstock.server.cli.generation_options import add_generation_options, options_of
 from penstock.server.cli.report import event_json, summary_line, write_text
@@ -47,12 +47,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _generate(args: argparse.Namespace) -> int:
-    from penstock.client import SyncClient
-
     prompt: str = sys.stdin.read() if args.prompt == STDIN else args.prompt
     if not prompt:
         raise UsageError("prompt: must not be empty")
-    with SyncClient(args.address) as client:
+    with connect(args.address) as client:
         options = options_of(args)
         options["n"] = args.n
         try:

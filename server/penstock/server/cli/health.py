@@ -3,7 +3,7 @@
 import argparse
 
 from penstock.server.cli.command import Subparsers
-from penstock.server.cli.connection import add_address_option, run_reporting, seconds
+from penstock.server.cli.connection import add_address_option, connect, run_reporting, seconds
 from penstock.server.cli.exit_codes import EXIT_CODES_HELP, ExitCode
 
 _DEFAULT_DEADLINE_S = 5.0
@@ -36,9 +36,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check(args: argparse.Namespace) -> int:
-    from penstock.client import HealthStatus, SyncClient
+    from penstock.client import HealthStatus
 
-    with SyncClient(args.address) as client:
+    with connect(args.address) as client:
         status = client.health(args.service, deadline_s=args.deadline)
     print(status.name)
     return ExitCode.OK if status is HealthStatus.SERVING else ExitCode.FAILED

@@ -4,7 +4,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from penstock.server.cli.command import Subparsers
-from penstock.server.cli.connection import add_address_option, run_reporting
+from penstock.server.cli.connection import add_address_option, connect, run_reporting
 from penstock.server.cli.exit_codes import EXIT_CODES_HELP, ExitCode
 from penstock.server.cli.report import value_json
 
@@ -35,13 +35,11 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _list_models(args: argparse.Namespace) -> int:
-    from penstock.client import SyncClient
-
-    with SyncClient(args.address) as client:
+    with connect(args.address) as client:
         models = client.list_models()
     if args.json:
         for model in models:
-            print(value_json(model))
+            print(value_json(model, features=dict(model.features)))
     else:
         print("\n".join(table_lines([_HEADER, *(_row(model) for model in models)])))
     return ExitCode.OK

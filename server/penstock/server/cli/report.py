@@ -8,6 +8,7 @@ import enum
 import json
 import re
 import sys
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -33,24 +34,29 @@ def event_json(event: "Event") -> str:
     return json.dumps({"event": kind, **_plain(event)})
 
 
-def value_json(value: Any) -> str:
-    """A frozen value as one line of JSON."""
-    return json.dumps(_plain(value))
+def value_json(value: Any, **instead: Any) -> str:
+    """A frozen value as one line of JSON; `instead`: fields that are shown in another form."""
+    return json.dumps({**_plain(value), **instead})
 
 
 def summary_line(finished: "Finished") -> str:
     """Queue time, TTFT, speed, why it ended and what it used."""
     timings, usage = finished.timings, finished.usage
-    reasons = ", ".join(end.finish_reason.name.lower() for end in finished.outputs)
     parts = (
         f"queue {milliseconds(timings.queue_s)}",
         f"TTFT {milliseconds(timings.ttft_s)}",
         f"{rate(finished.tokens_per_s)} tokens/s",
-        f"finish {reasons}",
+        f"finish {finish_reasons(finished)}",
         f"{usage.num_completion_tokens} tokens"
         f" (prompt {usage.num_prompt_tokens}, cached {usage.num_cached_prompt_tokens})",
     )
     return " | ".join(parts)
+
+
+def finish_reasons(finished: "Finished") -> str:
+    """Why the outputs ended, each reason once: "length x15, stop_string"."""
+    counts = Counter(end.finish_reason.name.lower() for end in finished.outputs)
+    return ", ".join(name if num == 1 else f"{name} x{num}" for name, num in counts.items())
 
 
 def milliseconds(value_s: float | None) -> str:

@@ -10,10 +10,12 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from penstock.server.cli.command import Subparsers
+from penstock.server.cli.connection import ADDRESS_VARIABLE
+from penstock.server.logs import configure_logging
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -112,7 +114,7 @@ OPTIONS = (
         parse=str,
         default=None,
         metavar="JSON",
-        help="settings of the simulated executor",
+        help="settings of the simulated executor; executors/README.md lists the keys",
     ),
     Option(
         flag="log-level",
@@ -154,17 +156,17 @@ def run(args: argparse.Namespace) -> int:
     """Serve until told to stop; the exit code."""
     try:
         settings = merge_settings(vars(args), os.environ)
+        # Told before anything can fail: a misspelt variable is often why it does.
+        configure_logging("supervisor", settings["log_level"])
+        for variable in unknown_variables(os.environ):
+            logging.getLogger(__name__).warning("%s is set and means nothing here", variable)
         config = build_config(settings)
     except BadSetting as error:
         return _cannot_start(str(error))
     import asyncio
 
-    from penstock.server.logs import configure_logging
     from penstock.server.processes.supervisor import CannotStart, Supervisor
 
-    configure_logging("supervisor", config.log_level)
-    for variable in unknown_variables(os.environ):
-        logging.getLogger(__name__).warning("%s is set and means nothing here", variable)
     try:
         return asyncio.run(Supervisor(config, _announce).run())
     except CannotStart as error:
@@ -185,9 +187,9 @@ def merge_settings(arguments: Mapping[str, Any], environment: Mapping[str, str])
 def unknown_variables(environment: Mapping[str, str]) -> list[str]:
     """Variables with our prefix that are no setting: misspelt, most likely.
 
-    Not those that Kubernetes makes up for a service called penstock.
+    Not those of the other commands, nor what Kubernetes makes up for a service called penstock.
     """
-    known = {option.variable for option in OPTIONS}
+    known = {ADDRESS_VARIABLE, *(option.variable for option in OPTIONS)}
     made_up = ("PENSTOCK_SERVICE_", "PENSTOCK_PORT_")
     return sorted(
         name
@@ -235,24 +237,28 @@ def _executor_config(settings: Mapping[str, Any], model_path: "Path") -> "Execut
             max_seq_len=settings["max_seq_len"],
             num_threads=settings["threads"],
             pipeline_depth=settings["pipeline_depth"],
-            simulated=_simulated_config(settings["simulated_config"]),
+            simulated=_simulated_config(settings["executor"], settings["simulated_config"]),
         )
     )
 
 
-def _simulated_config(text: str | None) -> "SimulatedConfig | None":
+def _simulated_config(executor: str, text: str | None) -> "SimulatedConfig | None":
     import json
 
-    from penstock.executor.config import SimulatedConfig
+    from penstock.executor.config import ExecutorKind, SimulatedConfig, SimulatedPace
     from penstock.executor.config_json import from_json_value
 
-    if text is None:
+    if executor != ExecutorKind.SIMULATED:
+        if text is not None:
+            raise BadSetting(f"simulated-config means nothing to the {executor} executor")
         return None
     try:
-        data = json.loads(text)
+        data: Any = json.loads("{}" if text is None else text)
     except json.JSONDecodeError as error:
         raise BadSetting(f"simulated-config is no JSON: {error}") from error
-    return from_json_value(SimulatedConfig, data, "simulated-config")
+    config = from_json_value(SimulatedConfig, data, "simulated-config")
+    # A service is there to be looked at: its steps take their time unless told otherwise.
+    return config if "pace" in data else replace(config, pace=SimulatedPace.REAL_TIME)
 
 
 def _scheduler_config(settings: Mapping[str, Any]) -> "SchedulerConfig":
@@ -278,7 +284,8 @@ def _from_environment(option: Option, environment: Mapping[str, str]) -> Any:
     try:
         value = option.parse(text)
     except ValueError as error:
-        raise BadSetting(f"{option.variable} must not be {text!r}") from error
+        wanted = "an integer" if option.parse is int else "a number"
+        raise BadSetting(f"{option.variable} must be {wanted}, not {text!r}") from error
     if option.choices is not None and value not in option.choices:
         raise BadSetting(f"{option.variable} must be one of {', '.join(option.choices)}")
     return value

@@ -56,12 +56,14 @@ class EventDispatcher:
         self._tokens(events, now_s, touched)
         self._ends(events, now_s, touched)
         for request in touched:
-            if request.stream.num_backlog_tokens > self._max_backlog_tokens:
-                self.cut(request)
+            num_unread = request.stream.num_backlog_tokens
+            if num_unread > self._max_backlog_tokens:
+                self.cut(request, f"{num_unread} tokens unread")
             request.stream.wake()
 
-    def cut(self, request: LiveRequest) -> None:
+    def cut(self, request: LiveRequest, why: str) -> None:
         """Give up on a reader that does not read; the engine drops the request at once."""
+        _log.warning("request %s: reader stalled and was cut: %s", request.request_id, why)
         self._counters.num_cut_readers += 1
         request.stream.cut(STALLED)
         self._cancel(request.live_keys, FinishReason.CANCELLED)

@@ -160,10 +160,12 @@ class Front:
 
     def cut_stalled(self) -> None:
         """Cut every reader that has blocked one write for longer than allowed."""
-        oldest_s = self.clock() - self.config.max_reader_stall_s
+        now_s = self.clock()
+        oldest_s = now_s - self.config.max_reader_stall_s
         for request in self.table:
-            if request.stream.blocked_since_s < oldest_s and not request.stream.is_cut:
-                self._dispatcher.cut(request)
+            since_s = request.stream.blocked_since_s
+            if since_s < oldest_s and not request.stream.is_cut:
+                self._dispatcher.cut(request, f"one write blocked for {now_s - since_s:.1f} s")
 
     async def _submit(self, request: LiveRequest, limits: Limits, times: CallTimes) -> None:
         generation = request.generation

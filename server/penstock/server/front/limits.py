@@ -50,8 +50,9 @@ class Limits:
 
     @property
     def max_output_tokens(self) -> int:
-        """Largest `max_tokens`."""
-        return min(self.config.max_output_tokens or self.max_total_tokens, self.max_total_tokens)
+        """Largest `max_tokens`: a prompt has at least one token."""
+        most = max(1, self.max_total_tokens - 1)
+        return min(self.config.max_output_tokens or most, most)
 
     @property
     def default_max_tokens(self) -> int:

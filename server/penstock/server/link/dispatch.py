@@ -9,7 +9,7 @@ from typing import Protocol
 
 import numpy as np
 
-from penstock.scheduler.events import StepEvents
+from penstock.scheduler.events import Failed, StepEvents
 from penstock.scheduler.request import FinishReason, RequestSpec
 from penstock.scheduler.state import RequestState
 from penstock.server.link.frames import Cancel, CancelAnswer, CancelById, decode, encode
@@ -105,6 +105,12 @@ class Dispatcher:
         events = self.engine.step()
         if events.is_empty:
             return []
+        for end in events.ends:
+            if isinstance(end, Failed) and end.detail:
+                # The one place that hears of it: clients are told the reason only.
+                log.warning(
+                    "request %r failed in step %d: %s", end.request_id, events.step, end.detail
+                )
         frames: list[tuple[int, bytes]] = []
         for front_id, news in split_by_front(events):
             live = self._live_keys.get(front_id)

@@ -69,11 +69,6 @@ class FrontHub:
         """Fronts that have said hello and are still there."""
         return len(self._by_front)
 
-    @property
-    def wake_fd(self) -> int:
-        """A descriptor: one byte written to it ends a `poll` (for signal.set_wakeup_fd)."""
-        return self._wake_sender.fileno()
-
     def wake(self) -> None:
         """End a `poll` from any thread."""
         try:

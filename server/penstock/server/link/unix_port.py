@@ -5,6 +5,7 @@ the listener once and connects again. Does not know requests beyond their frames
 """
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -74,7 +75,9 @@ class UnixEnginePort:
     def cancel(self, keys: tuple[int, ...], reason: FinishReason) -> None:
         """See `EnginePort.cancel`."""
         if self.is_up and keys:
-            self._write(cancel_frame(keys, reason))
+            # An engine that cannot be told is on its way out, and with it what was to be cancelled.
+            with contextlib.suppress(EngineUnavailable):
+                self._write(cancel_frame(keys, reason))
 
     async def cancel_by_id(self, request_id: str) -> RequestState | None:
         """See `EnginePort.cancel_by_id`."""
@@ -93,6 +96,9 @@ class UnixEnginePort:
         if connection is None or not self.is_up:
             raise EngineUnavailable("the engine is down")
         if connection.num_unsent_bytes > _MAX_UNSENT_BYTES:
+            # An engine that takes nothing is as good as lost, and is told so: `on_lost` follows.
+            log.error("the engine does not read: hanging up")
+            connection.abort()
             raise EngineUnavailable("the engine does not read")
         connection.write(frame)
 

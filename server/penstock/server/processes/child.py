@@ -11,12 +11,13 @@ import signal
 import socket
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from penstock.server.processes.control import STOP_ORDER
 from penstock.server.processes.exit_codes import describe_exit
 
 _STDERR_FD = 2
+_REPORTS = ("ready", "failed")
 
 
 class ChildFailed(Exception):
@@ -48,27 +49,31 @@ class Child:
         environment: Mapping[str, str],
         inherited_fds: Sequence[int] = (),
     ) -> "Child":
-        """Start `python -m module <control fd>` and send it its settings.
+        """Start `python -m module <control fd>` and send it its settings. Raises OSError.
 
         Its stdout goes to our stderr: our own stdout is for whoever waits for the service. It gets
         a process group of its own, so that Ctrl-C in a terminal reaches the supervisor alone.
         """
         ours, theirs = socket.socketpair()
-        with theirs:
-            fd = theirs.fileno()
-            process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-P",  # the working directory is no place to import from
-                "-m",
-                module,
-                str(fd),
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=_STDERR_FD,
-                pass_fds=(fd, *inherited_fds),
-                env={**os.environ, **environment},
-                process_group=0,
-            )
-        reader, writer = await asyncio.open_unix_connection(sock=ours)
+        try:
+            with theirs:
+                fd = theirs.fileno()
+                process = await asyncio.create_subprocess_exec(
+                    sys.executable,
+                    "-P",  # the working directory is no place to import from
+                    "-m",
+                    module,
+                    str(fd),
+                    stdin=asyncio.subprocess.DEVNULL,
+                    stdout=_STDERR_FD,
+                    pass_fds=(fd, *inherited_fds),
+                    env={**os.environ, **environment},
+                    process_group=0,
+                )
+            reader, writer = await asyncio.open_unix_connection(sock=ours)
+        except BaseException:
+            ours.close()  # a process that was started after all ends with its lifeline
+            raise
         writer.write(launch.encode() + b"\n")
         return cls(name, process, reader, writer)
 
@@ -80,18 +85,23 @@ class Child:
     async def started(self) -> dict[str, Any]:
         """Wait until the child is ready; what it says about itself. Raises ChildFailed."""
         try:
-            line = await self._reader.readline()
-        except ConnectionError:
-            line = b""
-        if not line:
+            line = await self._reader.readuntil(b"\n")
+        except (asyncio.IncompleteReadError, ConnectionError):  # it ended, maybe within a word
             code = await self._process.wait()
             hint = " (out of memory?)" if code == -signal.SIGKILL else ""
-            raise ChildFailed(f"{self.name}: {describe_exit(code)} before it was ready{hint}")
-        message: dict[str, Any] = json.loads(line)
-        if message.pop("kind") == "failed":
+            raise ChildFailed(
+                f"{self.name}: {describe_exit(code)} before it was ready{hint}"
+            ) from None
+        except asyncio.LimitOverrunError:
+            line = b""
+        facts = _facts(line)
+        if facts is None:
+            self.kill()  # it may go on for long, and nobody knows as what
+            raise ChildFailed(f"{self.name}: what it says of itself makes no sense")
+        if facts.pop("kind") == "failed":
             await self._process.wait()
-            raise ChildFailed(message["message"])
-        return message
+            raise ChildFailed(str(facts.get("message", f"{self.name}: cannot start")))
+        return facts
 
     async def ended(self) -> int:
         """Wait for the end; the return code, negative for a signal."""
@@ -111,3 +121,15 @@ class Child:
         """End it now; nothing when it has ended."""
         if self._process.returncode is None:
             self._process.kill()
+
+
+def _facts(line: bytes) -> dict[str, Any] | None:
+    """A child's report as `ChildControl` sends them; None when it is not one."""
+    try:
+        report: object = json.loads(line)
+    except ValueError:
+        return None
+    if not isinstance(report, dict):
+        return None
+    facts = cast("dict[str, Any]", report)
+    return facts if facts.get("kind") in _REPORTS else None

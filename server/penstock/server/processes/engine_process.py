@@ -12,9 +12,10 @@ import sys
 import time
 from typing import NoReturn
 
+from penstock.executor.config import ExecutorConfig
 from penstock.executor.create import create_executor
 from penstock.scheduler.engine import Engine
-from penstock.scheduler.executor import Executor
+from penstock.scheduler.executor import Executor, ExecutorInfo
 from penstock.scheduler.integrity import IntegrityError
 from penstock.server.config import EngineLaunch, launch_from_json
 from penstock.server.link.dispatch import Dispatcher
@@ -46,30 +47,52 @@ def main(arguments: list[str]) -> int:
     configure_logging("engine", launch.server.log_level)
     try:
         executor = create_executor(launch.server.executor)
+        warn_of_limits(launch.server.executor, executor.info)
+        engine = Engine(executor, launch.server.scheduler, time.monotonic)
+        dispatcher = Dispatcher(engine, _hello(launch, executor))
+        hub = FrontHub(socket.socket(fileno=launch.listener_fd), dispatcher)
+        loop = EngineLoop(dispatcher, hub, time.monotonic)
     except Exception as error:
         # Whatever a model folder, a library or the memory has against starting: one line for the
         # operator, the rest for who debugs.
         log.debug("cannot start", exc_info=True)
         control.report_failure(in_one_line(error))
         return EXIT_CANNOT_START
-    return _serve(control, launch, executor)
+    return _serve(control, engine, loop)
 
 
-def _serve(control: ChildControl, launch: EngineLaunch, executor: Executor) -> int:
-    engine = Engine(executor, launch.server.scheduler, time.monotonic)
-    dispatcher = Dispatcher(engine, _hello(launch, executor))
-    hub = FrontHub(socket.socket(fileno=launch.listener_fd), dispatcher)
-    loop = EngineLoop(dispatcher, hub, time.monotonic)
+def warn_of_limits(config: ExecutorConfig, info: ExecutorInfo) -> None:
+    """Log where the model or the KV cache falls short of the context that was asked for."""
+    if config.max_seq_len is not None and info.max_seq_len < config.max_seq_len:
+        log.warning(
+            "max_seq_len is %d, the model's, not %d as asked for",
+            info.max_seq_len,
+            config.max_seq_len,
+        )
+    num_tokens = info.num_blocks * info.block_size
+    if num_tokens < info.max_seq_len:
+        log.warning(
+            "the KV cache holds %d tokens (num_blocks=%d, block_size=%d): no request can reach"
+            " max_seq_len, %d",
+            num_tokens,
+            info.num_blocks,
+            info.block_size,
+            info.max_seq_len,
+        )
+
+
+def _serve(control: ChildControl, engine: Engine, loop: EngineLoop) -> int:
+    info = engine.executor.info
     control.on_stop(loop.stop)
     # What lives now lives to the end: the collector need not look at it again and again.
     gc.collect()
     gc.freeze()
     gc.enable()
     control.report_ready(
-        executor=executor.info.name,
-        num_blocks=executor.info.num_blocks,
-        max_num_seqs=executor.info.max_num_seqs,
-        max_seq_len=executor.info.max_seq_len,
+        executor=info.name,
+        num_blocks=info.num_blocks,
+        max_num_seqs=info.max_num_seqs,
+        max_seq_len=info.max_seq_len,
     )
     try:
         loop.run()

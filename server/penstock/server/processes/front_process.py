@@ -46,11 +46,11 @@ async def _serve(control: ChildControl, launch: FrontLaunch) -> int:
         server = FrontServer(text, front_config, port=port)
         host = f"[{config.host}]" if ":" in config.host else config.host
         await server.start(f"{host}:{launch.port}")
+        await port.start(server)
     except Exception as error:
         log.debug("cannot start", exc_info=True)
         control.report_failure(in_one_line(error))
         return EXIT_CANNOT_START
-    await port.start(server)
     gc.collect()
     gc.freeze()
     ready = asyncio.create_task(_report_ready(control, port), name="report ready")

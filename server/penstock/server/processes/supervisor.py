@@ -87,7 +87,7 @@ class Supervisor:
                 await asyncio.gather(*keepers.values(), return_exceptions=True)
 
     async def _serve(self, keepers: dict[Slot, asyncio.Task[int]]) -> int:
-        await self._until(_all_ready(keepers), keepers.values())
+        await self._until_stop(keepers.values(), _all_ready(keepers))
         try:
             _raise_first(keepers.values())
         except (ChildFailed, KeepsDying) as failure:
@@ -95,7 +95,7 @@ class Supervisor:
         if self._stop.is_set():
             return EXIT_OK
         self._announce(self._ready_line())
-        await self._until(self._stop.wait(), keepers.values())
+        await self._until_stop(keepers.values())
         try:
             _raise_first(keepers.values())
         except KeepsDying as failure:
@@ -105,14 +105,11 @@ class Supervisor:
             return EXIT_GAVE_UP
         return await self._drain(keepers)
 
-    async def _until(
-        self, event: Coroutine[Any, Any, object], keepers: Iterable["asyncio.Task[int]"]
+    async def _until_stop(
+        self, keepers: Iterable["asyncio.Task[int]"], *events: Coroutine[Any, Any, object]
     ) -> None:
-        """Wait for the event, for the order to stop, or for a slot that stays empty."""
-        waits: tuple[asyncio.Task[object], ...] = (
-            asyncio.create_task(event),
-            asyncio.create_task(self._stop.wait()),
-        )
+        """Wait for the order to stop, for a slot that stays empty, or for one of the events."""
+        waits = [asyncio.create_task(event) for event in (self._stop.wait(), *events)]
         await asyncio.wait({*waits, *keepers}, return_when=asyncio.FIRST_COMPLETED)
         for wait in waits:
             wait.cancel()
@@ -120,6 +117,7 @@ class Supervisor:
 
     async def _drain(self, keepers: dict[Slot, asyncio.Task[int]]) -> int:
         """Fronts finish what they have, then the engine ends; the exit code."""
+        gone = {slot for slot, keeper in keepers.items() if keeper.done()}  # told already
         order = asyncio.create_task(self._drain_in_order(keepers))
         forced = asyncio.create_task(self._forced.wait())
         await asyncio.wait({order, forced}, return_when=asyncio.FIRST_COMPLETED)
@@ -130,7 +128,8 @@ class Supervisor:
         bad = [
             slot.name
             for slot, keeper in keepers.items()
-            if not keeper.done() or keeper.exception() is not None or keeper.result() != EXIT_OK
+            if slot not in gone
+            and (not keeper.done() or keeper.exception() is not None or keeper.result() != EXIT_OK)
         ]
         if bad:
             log.error("did not end in order: %s", ", ".join(bad))

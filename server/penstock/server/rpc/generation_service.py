@@ -17,7 +17,11 @@ from penstock.server.front.front import Front
 from penstock.server.front.live_request import LiveRequest
 from penstock.server.front.submission import CallTimes
 from penstock.server.rpc.handlers import CallFailed, Context, HandlerWrapper
-from penstock.server.rpc.mapping_in.generation import check_request_id, read_generation
+from penstock.server.rpc.mapping_in.generation import (
+    check_request_id,
+    read_generation,
+    valid_request_id,
+)
 from penstock.server.rpc.mapping_in.violations import Violations
 from penstock.server.rpc.mapping_out import ResponseEncoder, once_response
 from penstock.server.rpc.parsing import num_unknown_fields, parse
@@ -76,7 +80,10 @@ class GenerationService:
         violations = Violations()
         check_request_id("request_id", message.request_id, violations)
         violations.raise_if_any()
-        state = await self._front.cancel(message.request_id)
+        try:
+            state = await self._front.cancel(message.request_id)
+        except RequestError as error:
+            raise CallFailed(error.refusal, message.request_id) from None
         response = pb.CancelResponse(state=state_pb2.RequestState.ValueType(state.value))
         return response.SerializeToString()
 
@@ -90,12 +97,12 @@ class GenerationService:
 
     async def _open(self, message: pb.GenerateRequest, times: CallTimes) -> LiveRequest:
         front = self._front
-        generation = read_generation(message, front.current_limits(), front.model_names)
-        front.counters.num_unknown_fields += num_unknown_fields(message)
         try:
+            generation = read_generation(message, front.current_limits(), front.model_names)
+            front.counters.num_unknown_fields += num_unknown_fields(message)
             return await front.open(generation, times)
         except RequestError as error:
-            raise CallFailed(error.refusal, generation.request_id or "") from None
+            raise CallFailed(error.refusal, valid_request_id(message)) from None
 
     async def _deliver(self, request: LiveRequest, context: Context) -> None:
         """Write until the stream ends. Raises RequestError when it ends in failure."""

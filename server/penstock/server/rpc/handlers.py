@@ -113,5 +113,8 @@ class HandlerWrapper:
         try:
             async with asyncio.timeout(_ABORT_TIMEOUT_S):
                 await context.abort(abort.code, abort.message, abort.trailers)
-        except TimeoutError:
-            raise asyncio.CancelledError from None
+        except grpc.aio.AbortError:
+            raise
+        except (TimeoutError, grpc.aio.BaseError) as error:
+            # The peer does not read, or is gone: its deadline may pass while this is said.
+            raise asyncio.CancelledError from error

@@ -12,6 +12,7 @@ ServerOptions = tuple[tuple[str, int], ...]
 MAX_MESSAGE_BYTES: Final = 4 << 20
 MAX_METADATA_BYTES: Final = 8 << 10
 MAX_CONCURRENT_STREAMS: Final = 1024
+"""On one connection; the core may refuse what comes beyond, and clients then see UNAVAILABLE."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

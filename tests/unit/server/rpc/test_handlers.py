@@ -14,14 +14,15 @@ from penstock.server.rpc.handlers import CallFailed, Context, HandlerWrapper
 
 
 class FakeContext:
-    """Remembers how a call was aborted."""
+    """Remembers how a call was aborted. `abort` raises `outcome`."""
 
-    def __init__(self) -> None:
+    def __init__(self, outcome: type[Exception] = grpc.aio.AbortError) -> None:
+        self.outcome = outcome
         self.aborts: list[tuple[grpc.StatusCode, str]] = []
 
     async def abort(self, code: grpc.StatusCode, details: str, trailers: object) -> NoReturn:
         self.aborts.append((code, details))
-        raise grpc.aio.AbortError
+        raise self.outcome
 
 
 class Vanished(grpc.aio.BaseError):
@@ -43,8 +44,8 @@ async def call_with(error: BaseException, context: FakeContext) -> tuple[Handler
     method: Any = wrapper.unary("Method", handler)
     with pytest.raises((grpc.aio.AbortError, asyncio.CancelledError)) as caught:
         await method.unary_unary(b"", context)
-    if context.aborts:
-        assert isinstance(caught.value, grpc.aio.AbortError)
+    is_told = bool(context.aborts) and context.outcome is grpc.aio.AbortError
+    assert isinstance(caught.value, grpc.aio.AbortError) is is_told
     await asyncio.wait_for(wrapper.wait_until_idle(), 1.0)
     return wrapper, num_bugs
 
@@ -84,4 +85,14 @@ async def test_vanished_peer_is_a_cancellation(caplog: pytest.LogCaptureFixture)
     context = FakeContext()
     _, num_bugs = await call_with(Vanished(), context)
     assert (context.aborts, num_bugs) == ([], 0)
+    assert caplog.text == ""
+
+
+@pytest.mark.parametrize("outcome", [Vanished, grpc.aio.InternalError, TimeoutError])
+async def test_peer_that_vanishes_before_its_status_is_a_cancellation(
+    outcome: type[Exception], caplog: pytest.LogCaptureFixture
+) -> None:
+    context = FakeContext(outcome)
+    _, num_bugs = await call_with(refuse(ErrorReason.DEADLINE_EXCEEDED), context)
+    assert (len(context.aborts), num_bugs) == (1, 0)
     assert caplog.text == ""

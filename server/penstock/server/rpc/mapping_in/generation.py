@@ -107,6 +107,13 @@ def check_model(name: str | None, model_names: Collection[str]) -> None:
         raise refuse(ErrorReason.MODEL_NOT_FOUND, model=name)
 
 
+def valid_request_id(request: GenerateRequest) -> str:
+    """The client's id of a request, for what is said about it; empty when it is not a valid one."""
+    violations = Violations()
+    check_request_id("request_id", request.request_id, violations)
+    return "" if violations.is_any else request.request_id
+
+
 def check_request_id(path: str, value: str, violations: Violations) -> None:
     """Note an id that is empty, too long or not printable ASCII."""
     violations.text_length(path, value, 1, MAX_ID_CHARS)
@@ -139,23 +146,21 @@ def _read_request_id(request: GenerateRequest, violations: Violations) -> str | 
 
 def _read_urgency(options: SchedulingOptions, limits: Limits, violations: Violations) -> Urgency:
     has = options.HasField
-    max_deadline_s = limits.config.max_deadline_s
-    total_deadline_s: float | None = None
-    if has("total_deadline"):
-        path = "scheduling.total_deadline"
-        total_deadline_s = violations.duration_s(path, options.total_deadline)
-        if total_deadline_s > max_deadline_s:
-            violations.add(path, f"must be at most {max_deadline_s:g} seconds")
+    max_s = limits.config.max_deadline_s
     return Urgency(
         priority=violations.integer(
             "scheduling.priority", options.priority, -_MAX_PRIORITY, _MAX_PRIORITY
         ),
         ttft_deadline_s=(
-            violations.duration_s("scheduling.ttft_deadline", options.ttft_deadline)
+            violations.duration_s("scheduling.ttft_deadline", options.ttft_deadline, max_s)
             if has("ttft_deadline")
             else None
         ),
-        total_deadline_s=total_deadline_s,
+        total_deadline_s=(
+            violations.duration_s("scheduling.total_deadline", options.total_deadline, max_s)
+            if has("total_deadline")
+            else None
+        ),
         time_limit_s=(
             violations.duration_s("scheduling.time_limit", options.time_limit)
             if has("time_limit")

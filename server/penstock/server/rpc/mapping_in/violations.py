@@ -16,6 +16,7 @@ from penstock.server.front.errors import (
 _MAX_KEPT = 1000
 """A hostile message can hold a million wrong numbers; nobody reads that many."""
 _MAX_DURATION_S = 315_576_000_000
+"""The most that google.protobuf.Duration allows."""
 _NANOS = 1_000_000_000
 
 
@@ -29,6 +30,11 @@ class Violations:
         self._metadata: dict[str, str] = {}
         self._violations: list[FieldViolation] = []
         self._unsupported: tuple[str, str] | None = None
+
+    @property
+    def is_any(self) -> bool:
+        """True when something is wrong."""
+        return bool(self._violations)
 
     @property
     def is_full(self) -> bool:
@@ -101,16 +107,15 @@ class Violations:
         if not low <= len(value) <= high:
             self.add(path, f"must have {low} to {high} characters, has {len(value)}")
 
-    def duration_s(self, path: str, value: Duration) -> float:
-        """A positive duration in seconds; otherwise a violation and 1.
-
-        Seconds and nanoseconds must be a valid `google.protobuf.Duration`: same sign, in range.
-        """
-        if not (0 <= value.nanos < _NANOS and 0 <= value.seconds <= _MAX_DURATION_S):
-            self.add(path, "must be a positive duration")
-            return 1.0
+    def duration_s(self, path: str, value: Duration, max_s: float = _MAX_DURATION_S) -> float:
+        """A duration in seconds within (0, max_s]; otherwise a violation and 1."""
         duration_s = value.seconds + value.nanos / _NANOS
         if not duration_s > 0:
             self.add(path, "must be a positive duration")
-            return 1.0
-        return duration_s
+        elif duration_s > max_s:
+            self.add(path, f"must be at most {max_s:.15g} seconds")
+        elif not 0 <= value.nanos < _NANOS:
+            self.add(path, f"nanos must be from 0 to {_NANOS - 1}")
+        else:
+            return duration_s
+        return 1.0

@@ -1,0 +1,107 @@
+"""A child process that cannot be started, or says what nobody understands. Real processes."""
+
+from __future__ import annotations
+
+import socket
+import sys
+from pathlib import Path
+
+import pytest
+
+from penstock.server.processes.child import Child, ChildFailed
+from penstock.server.processes.slot import Slot
+
+
+async def spawn_saying(folder: Path, words: bytes, end: str = "line.recv(4096)") -> Child:
+    """A child that says `words` on its control line; then it waits for that to be cut."""
+    code = (
+        "import socket, sys\n"
+        "line = socket.socket(fileno=int(sys.argv[1]))\n"
+        "assert line.recv(4096) == b'settings\\n'\n"
+        f"line.sendall({words!r})\n"
+        f"{end}\n"
+    )
+    (folder / "speaking_child.py").write_text(code, encoding="utf-8")
+    return await Child.spawn(
+        "speaker", "speaking_child", "settings", environment={"PYTHONPATH": str(folder)}
+    )
+
+
+async def test_what_a_ready_child_says_of_itself(tmp_path: Path) -> None:
+    child = await spawn_saying(tmp_path, b'{"kind": "ready", "num_blocks": 7}\n')
+    try:
+        assert await child.started() == {"num_blocks": 7}
+    finally:
+        child.kill()
+        await child.ended()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        b"no json\n",
+        b"\n",
+        b"\xff\xfe\n",
+        b"[1, 2]\n",
+        b"{}\n",
+        b'{"kind": "sleepy"}\n',
+        b'{"kind": ["ready"]}\n',
+        b"x" * 200_000 + b"\n",
+    ],
+    ids=["no json", "empty", "no text", "a list", "no kind", "other kind", "odd kind", "too long"],
+)
+async def test_a_child_that_makes_no_sense_has_failed_and_is_ended(
+    tmp_path: Path, words: bytes
+) -> None:
+    child = await spawn_saying(tmp_path, words)
+    with pytest.raises(ChildFailed, match="speaker: what it says of itself makes no sense"):
+        await child.started()
+    assert await child.ended() < 0, "killed: it had not ended by itself"
+
+
+@pytest.mark.parametrize("words", [b"", b'{"kind": "rea', b"no json"])
+async def test_a_child_that_ends_before_its_line_does_is_told_by_its_exit(
+    tmp_path: Path, words: bytes
+) -> None:
+    child = await spawn_saying(tmp_path, words, end="sys.exit(5)")
+    with pytest.raises(ChildFailed, match="speaker: .*5.* before it was ready"):
+        await child.started()
+    assert await child.ended() == 5
+
+
+async def test_a_failure_is_told_in_the_childs_words(tmp_path: Path) -> None:
+    words = b'{"kind": "failed", "message": "no such model"}\n'
+    child = await spawn_saying(tmp_path, words, end="sys.exit(4)")
+    with pytest.raises(ChildFailed, match="^no such model$"):
+        await child.started()
+    assert await child.ended() == 4
+
+
+async def test_a_slot_whose_first_child_makes_no_sense_fails(tmp_path: Path) -> None:
+    child = await spawn_saying(tmp_path, b"no json\n")
+
+    async def spawn() -> Child:
+        return child
+
+    with pytest.raises(ChildFailed, match="makes no sense"):
+        await Slot("speaker", spawn).keep_alive()
+    await child.ended()
+
+
+async def test_a_child_that_cannot_be_started_leaves_no_socket_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[socket.socket] = []
+    make_pair = socket.socketpair
+
+    def remember() -> tuple[socket.socket, socket.socket]:
+        pair = make_pair()
+        made.extend(pair)
+        return pair
+
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "no such program"))
+    monkeypatch.setattr(socket, "socketpair", remember)
+    with pytest.raises(FileNotFoundError):
+        await Child.spawn("speaker", "speaking_child", "settings", environment={})
+    assert len(made) == 2
+    assert [end.fileno() for end in made] == [-1, -1]

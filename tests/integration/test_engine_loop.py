@@ -1,0 +1,111 @@
+"""The engine process's loop: when it looks over the books, and what comes of wrong ones."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from penstock.scheduler.events import StepEvents
+from penstock.scheduler.integrity import IntegrityError
+from penstock.server.link.dispatch import Dispatcher
+from penstock.server.link.engine_loop import EngineLoop
+from penstock.server.link.fronts import FrontHub
+from support.link import PATIENCE_S, FakeEngine, hello, listening, socket_path
+
+
+class AuditedEngine(FakeEngine):
+    """Tells of every look over its books, and what it had done by then."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_steps = 0
+        self.num_steps_wanted = 0
+        self.done = threading.Event()
+        self.num_steps_at_checks: queue.Queue[int] = queue.Queue()
+        self.is_wrong = False
+
+    def step(self) -> StepEvents:
+        self.num_steps += 1
+        if self.num_steps == self.num_steps_wanted:
+            self.done.set()
+        return super().step()
+
+    def check_integrity(self) -> None:
+        assert not self.has_work, "what is in flight need not balance"
+        self.num_steps_at_checks.put(self.num_steps)
+        if self.is_wrong:
+            raise IntegrityError("a block is missing")
+
+
+@pytest.fixture
+def path() -> Iterator[Path]:
+    with socket_path() as path:
+        yield path
+
+
+def with_loop(path: Path, engine: AuditedEngine, test: Callable[[FrontHub], None]) -> list[str]:
+    """Run `test` beside the loop on a thread of its own; what the loop raised."""
+    raised: list[str] = []
+    with listening(path) as listener:
+        hub = FrontHub(listener, Dispatcher(engine, hello()))
+        loop = EngineLoop(hub.dispatcher, hub, lambda: 0.0)
+
+        def run() -> None:
+            try:
+                loop.run()
+            except IntegrityError as error:
+                raised.append(str(error))
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        try:
+            test(hub)
+        finally:
+            loop.stop()
+            thread.join(PATIENCE_S)
+            assert not thread.is_alive()
+            hub.close()
+    return raised
+
+
+def work_off(engine: AuditedEngine, hub: FrontHub, num_steps: int) -> None:
+    """Have the engine do `num_steps` steps, and the loop find nothing more to do."""
+    engine.done.clear()
+    engine.num_steps_wanted += num_steps
+    for step in range(num_steps):
+        nothing = np.zeros(0, dtype=np.int64)
+        engine.news.put(
+            StepEvents(step=step, at_s=0.0, keys=nothing, tokens=nothing.astype(np.int32))
+        )
+    hub.wake()
+    assert engine.done.wait(PATIENCE_S)
+    hub.wake()
+
+
+def test_the_books_are_looked_over_whenever_the_work_is_done(path: Path) -> None:
+    engine = AuditedEngine()
+
+    def test(hub: FrontHub) -> None:
+        for num_steps in (3, 1, 200):
+            work_off(engine, hub, num_steps)
+            # Where the loop is faster than who gives the work it looks in between as well.
+            while engine.num_steps_at_checks.get(timeout=PATIENCE_S) < engine.num_steps:
+                pass
+
+    assert with_loop(path, engine, test) == []
+
+
+def test_wrong_books_end_the_loop(path: Path) -> None:
+    engine = AuditedEngine()
+    engine.is_wrong = True
+
+    def test(hub: FrontHub) -> None:
+        work_off(engine, hub, 2)
+        engine.num_steps_at_checks.get(timeout=PATIENCE_S)
+
+    assert with_loop(path, engine, test) == ["a block is missing"]

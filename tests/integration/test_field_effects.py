@@ -1,0 +1,313 @@
+"""Every field of a request does what it says, from the wire to the engine and back, and no more.
+
+For each field two requests are sent that differ in it alone. All that the engine is given and all
+that the stream delivers is compared, so that an effect which is missing, wrong or too broad shows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from typing import Any
+
+import grpc
+import grpc.aio
+import numpy as np
+import pytest
+from google.protobuf import text_format
+
+from penstock.scheduler.batch import TokenLogprobs
+from penstock.scheduler.request import RequestSpec
+from penstock.server.front.config import FrontConfig
+from penstock.server.rpc.mapping_in.generation import MAPPED_FIELDS
+from penstock.server.text.model_text import ModelText
+from penstock.v1 import generation_service_pb2 as pb
+from support.fronts import PATIENCE_S, ServedFront, collect, make_text, rich_error, serving
+
+Seen = dict[str, Any]
+DRAWN_TEXT = "The quality of mercy"
+NOW_S = 1000.0
+LONG = 'text { text: "%s" }' % ("The quality of mercy is not strain'd " * 3)
+CONFIG = FrontConfig(model_aliases=("alias",), acceptance_delay_s=0.0)
+
+
+@dataclass(frozen=True)
+class Case:
+    """`after` differs from `before` in the field at `path`; `effect` is all that follows."""
+
+    path: str
+    after: str
+    effect: Seen
+    before: str = ""
+
+
+def chat(role: str = "user", content: str = "x", end: str = "") -> str:
+    return f'chat {{ messages {{ role: "{role}" content: "{content}" }} {end} }}'
+
+
+def rendered(role: str = "user", content: str = "x") -> str:
+    return f"<s><|im_start|>{role}\n{content}<|im_end|>\n"
+
+
+ANSWER = "<|im_start|>assistant\n<think>"
+CASES = [
+    Case("model", 'model: "other"', {"refused": "MODEL_NOT_FOUND"}),
+    Case("request_id", 'request_id: "mine"', {"request_id": "mine", "accepted.id": "mine"}),
+    Case(
+        "text.text",
+        'text { text: "other" }',
+        {"prompt": "<s>other"},
+        before='text { text: "hello" }',
+    ),
+    Case(
+        "text.add_special_tokens",
+        'text { text: "hello" add_special_tokens: false }',
+        {"prompt": "hello"},
+        before='text { text: "hello" add_special_tokens: true }',
+    ),
+    Case(
+        "token_ids.ids",
+        "token_ids { ids: 3 ids: 1 }",
+        {"prompt": "<|im_end|><s>"},
+        before="token_ids { ids: 1 ids: 3 }",
+    ),
+    Case(
+        "chat.messages.role",
+        chat(role="s"),
+        {"prompt": rendered(role="s") + ANSWER},
+        before=chat(role="u"),
+    ),
+    Case(
+        "chat.messages.content",
+        chat(content="y"),
+        {"prompt": rendered(content="y") + ANSWER},
+        before=chat(),
+    ),
+    Case(
+        "chat.add_generation_prompt",
+        chat(end="add_generation_prompt: false"),
+        {"prompt": rendered()},
+        before=chat(),
+    ),
+    Case("sampling.temperature", "sampling { temperature: 0.5 }", {"sampling.temperature": 0.5}),
+    Case("sampling.top_k", "sampling { top_k: 5 }", {"sampling.top_k": 5}),
+    Case("sampling.top_p", "sampling { top_p: 0.5 }", {"sampling.top_p": 0.5}),
+    Case("sampling.min_p", "sampling { min_p: 0.25 }", {"sampling.min_p": 0.25}),
+    Case(
+        "sampling.repetition_penalty",
+        "sampling { repetition_penalty: 1.5 }",
+        {"sampling.repetition_penalty": 1.5},
+    ),
+    Case(
+        "sampling.presence_penalty",
+        "sampling { presence_penalty: 0.5 }",
+        {"sampling.presence_penalty": 0.5},
+    ),
+    Case(
+        "sampling.frequency_penalty",
+        "sampling { frequency_penalty: -0.5 }",
+        {"sampling.frequency_penalty": -0.5},
+    ),
+    Case(
+        "sampling.logit_bias.token_id",
+        "sampling { logit_bias { token_id: 3 bias: 1.5 } }",
+        {"sampling.logit_bias": ((3, 1.5),)},
+        before="sampling { logit_bias { token_id: 2 bias: 1.5 } }",
+    ),
+    Case(
+        "sampling.logit_bias.bias",
+        "sampling { logit_bias { token_id: 2 bias: -4 } }",
+        {"sampling.logit_bias": ((2, -4.0),)},
+        before="sampling { logit_bias { token_id: 2 bias: 1.5 } }",
+    ),
+    Case(
+        "sampling.seed",
+        "sampling { seed: 5 }",
+        {"sampling.seed": 5, "seeds": [5], "accepted.seed": 5},
+    ),
+    Case(
+        "sampling.n",
+        "sampling { n: 2 }",
+        {"seeds": [7, 0], "texts": [DRAWN_TEXT] * 2, "ends": [("LENGTH", "")] * 2},
+    ),
+    Case("stopping.max_tokens", "stopping { max_tokens: 50 }", {"max_tokens": 50}),
+    Case("stopping.min_tokens", "stopping { min_tokens: 40 }", {"min_tokens": 40}),
+    Case(
+        "stopping.min_tokens",
+        'stopping { stop_strings: "qual" min_tokens: 40 }',
+        {"min_tokens": 40, "texts": [DRAWN_TEXT], "ends": [("LENGTH", "")]},
+        before='stopping { stop_strings: "qual" }',
+    ),
+    Case(
+        "stopping.stop_strings",
+        'stopping { stop_strings: "of mer" }',
+        {"texts": ["The quality "], "ends": [("STOP", "of mer")]},
+    ),
+    Case(
+        "stopping.stop_token_ids",
+        "stopping { stop_token_ids: 5 }",
+        {"stop_ids": (5, 1)},
+    ),
+    Case("stopping.ignore_eos", "stopping { ignore_eos: true }", {"stop_ids": ()}),
+    Case(
+        "stopping.include_stop_string",
+        'stopping { stop_strings: "of mer" include_stop_string: true }',
+        {"texts": ["The quality of mer"]},
+        before='stopping { stop_strings: "of mer" }',
+    ),
+    Case(
+        "output.logprobs",
+        "output { logprobs: 1 }",
+        {"sampling.num_logprobs": 1, "records": [(True, 1)]},
+    ),
+    Case(
+        "output.logprobs",
+        "output { logprobs: 0 }",
+        {"sampling.num_logprobs": 0, "records": [(True, 0)]},
+    ),
+    Case(
+        "output.prompt_logprobs",
+        "output { prompt_logprobs: 2 }",
+        {
+            "sampling.num_prompt_logprobs": 2,
+            "prompt_records": [(False, 0), (True, 2)],
+            "hash_salt": b"",  # every position is to be computed
+        },
+    ),
+    Case("output.return_token_ids", "output { return_token_ids: true }", {"records": [(False, 0)]}),
+    Case("output.echo", "output { echo: true }", {"echoed": "hello"}),
+    Case("scheduling.priority", "scheduling { priority: -5 }", {"priority": -5}),
+    Case(
+        "scheduling.ttft_deadline",
+        "scheduling { ttft_deadline { seconds: 5 } }",
+        {"ttft_deadline_s": NOW_S + 5},
+    ),
+    Case(
+        "scheduling.total_deadline",
+        "scheduling { total_deadline { seconds: 5 nanos: 500000000 } }",
+        {"deadline_s": NOW_S + 5.5},
+    ),
+    Case(
+        "scheduling.time_limit",
+        "scheduling { time_limit { seconds: 5 } }",
+        {"time_limit_s": NOW_S + 5},
+    ),
+    Case(
+        "cache.salt",
+        f'{LONG} cache {{ salt: "mine" }}',
+        {"hash_salt": b"cmine", "block_hashes": "others"},
+        before=LONG,
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelText]:
+    text = make_text(tmp_path_factory.mktemp("model"))
+    yield text
+    text.close()
+
+
+def request(words: str) -> pb.GenerateRequest:
+    """`words` in protobuf's text format; nothing that a server would draw is left open."""
+    message = text_format.Parse(words, pb.GenerateRequest())
+    if message.WhichOneof("prompt") is None:
+        message.text.text = "hello"
+    if not message.HasField("request_id"):
+        message.request_id = "r"
+    if not message.sampling.HasField("seed"):
+        message.sampling.seed = 7
+    return message
+
+
+async def seen(served: ServedFront, words: str) -> Seen:
+    """What the engine is given for a request and what its stream delivers."""
+    call = served.stub.Generate(request(words))
+    answer = asyncio.ensure_future(collect(call))
+    submission = asyncio.ensure_future(served.port.next_submission())
+    async with asyncio.timeout(PATIENCE_S):
+        await asyncio.wait({answer, submission}, return_when=asyncio.FIRST_COMPLETED)
+    if not submission.done():
+        submission.cancel()
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await answer
+        return {"refused": rich_error(caught.value).info.reason}
+    specs = submission.result()
+    for spec in specs:
+        play(served, spec)
+    return given(served, specs) | delivered(await answer)
+
+
+def play(served: ServedFront, spec: RequestSpec) -> None:
+    """An engine that draws the same text for everybody."""
+    port, sampling = served.port, spec.sampling
+    port.admit(spec.key)
+    if sampling.num_prompt_logprobs >= 0:
+        port.say(prompt_logprobs=[(spec.key, 1, logprobs(spec.num_prompt_tokens - 1))])
+    rows = logprobs(1) if sampling.num_logprobs >= 0 else None
+    for token_id in served.encode(DRAWN_TEXT):
+        port.say(tokens=[(spec.key, token_id)], logprobs=rows)
+    port.finish(spec.key)
+
+
+def logprobs(num_rows: int) -> TokenLogprobs:
+    return TokenLogprobs(
+        chosen=np.full(num_rows, -0.5, dtype=np.float32),
+        ranks=np.ones(num_rows, dtype=np.int32),
+        top_ids=np.tile(np.array([5, 6, 7], dtype=np.int32), (num_rows, 1)),
+        top_logprobs=np.tile(np.array([-0.5, -1.0, -2.0], dtype=np.float32), (num_rows, 1)),
+    )
+
+
+def given(served: ServedFront, specs: tuple[RequestSpec, ...]) -> Seen:
+    leader = specs[0]
+    told: Seen = {item.name: getattr(leader, item.name) for item in fields(leader)}
+    del told["key"], told["prompt_ids"], told["sampling"]
+    for item in fields(leader.sampling):
+        told[f"sampling.{item.name}"] = getattr(leader.sampling, item.name)
+    # Skips nothing: special tokens are what some fields are about.
+    tokenizer = served.server.front.text.files.tokenizer
+    told["prompt"] = tokenizer.decode(leader.prompt_ids.tolist(), skip_special_tokens=False)
+    told["seeds"] = [spec.sampling.seed for spec in specs]
+    return told
+
+
+def delivered(responses: list[pb.GenerateResponse]) -> Seen:
+    accepted, end = responses[0].accepted, responses[-1].finished
+    texts = ["" for _ in end.outputs]
+    records, prompt_records, echoed = set(), set(), ""
+    for response in responses:
+        tokens, prompt = response.tokens, response.prompt
+        if response.WhichOneof("event") == "tokens":
+            texts[tokens.output_index] += tokens.text
+        echoed += prompt.text
+        records |= {(r.HasField("logprob"), len(r.top_logprobs)) for r in tokens.records}
+        prompt_records |= {(r.HasField("logprob"), len(r.top_logprobs)) for r in prompt.records}
+    return {
+        "refused": "",
+        "accepted.id": accepted.request_id,
+        "accepted.seed": accepted.seed,
+        "texts": texts,
+        "ends": [(pb_name(output.finish_reason), output.stop_string) for output in end.outputs],
+        "records": sorted(records),
+        "prompt_records": sorted(prompt_records),
+        "echoed": echoed,
+    }
+
+
+def pb_name(reason: int) -> str:
+    return FINISH_REASONS[reason]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.path)
+async def test_a_field_has_its_effect_and_no_other(text: ModelText, case: Case) -> None:
+    async with serving(text, CONFIG, clock=lambda: NOW_S) as served:
+        before, after = await seen(served, case.before), await seen(served, case.after)
+    assert not before["refused"]
+    changed = {name: value for name, value in after.items() if value != before[name]}
+    assert changed == case.effect
+
+
+def test_every_field_of_the_contract_has_a_case() -> None:
+    assert {case.path for case in CASES} == MAPPED_FIELDS

@@ -1,0 +1,40 @@
+"""Slots, and the order of those who prefill in them."""
+
+from penstock.scheduler.request import Request, RequestSpec
+from penstock.scheduler.running import Running
+from penstock.scheduler.slot_arrays import SlotArrays
+from support.core import make_spec
+
+
+def request(spec: RequestSpec, sequence: int) -> Request:
+    return Request(spec=spec, sequence=sequence, tokens=spec.prompt_ids, block_hashes=[])
+
+
+def make_running(num_slots: int = 4) -> Running:
+    return Running(SlotArrays(num_slots=num_slots, max_seq_len=16, block_size=4))
+
+
+def test_the_lowest_free_slot_is_taken_and_columns_stay_short() -> None:
+    running = make_running()
+    requests = [request(make_spec(key), key) for key in (1, 2, 3)]
+    assert [running.enter(one) for one in requests] == [0, 1, 2]
+    running.leave(1)
+    assert running.high_water == 3
+    running.leave(2)
+    assert running.high_water == 1
+    assert running.enter(requests[1]) == 1
+    assert len(running) == 2
+
+
+def test_prefills_go_on_in_order_of_seniority_not_of_slot() -> None:
+    # A chunk that was granted must not lose its blocks to a later one of the same step.
+    running = make_running()
+    junior, urgent, senior = (
+        request(make_spec(1), 7),
+        request(make_spec(2, priority=3), 8),
+        request(make_spec(3), 5),
+    )
+    for one in (junior, urgent, senior):
+        running.enter(one)
+    assert running.prefilling() == [urgent, senior, junior]
+    assert running.most_junior() is junior

@@ -1,0 +1,40 @@
+"""What is told about single values that are off."""
+
+from __future__ import annotations
+
+import pytest
+from google.protobuf.duration_pb2 import Duration
+
+from penstock.server.front.errors import RequestError
+from penstock.server.rpc.mapping_in.violations import Violations
+
+
+@pytest.mark.parametrize(
+    ("seconds", "nanos", "told"),
+    [
+        (0, 0, "must be a positive duration"),
+        (0, -1, "must be a positive duration"),
+        (-1, 10**9 - 1, "must be a positive duration"),
+        (1, -1, "nanos must be from 0 to 999999999"),
+        (1, 10**9, "nanos must be from 0 to 999999999"),
+        (3600, 1000, "must be at most 3600 seconds"),
+        (2**63 - 1, 0, "must be at most 3600 seconds"),
+    ],
+)
+def test_it_is_told_what_is_wrong_with_a_duration(seconds: int, nanos: int, told: str) -> None:
+    violations = Violations()
+    violations.duration_s("path", Duration(seconds=seconds, nanos=nanos), 3600.0)
+    with pytest.raises(RequestError) as caught:
+        violations.raise_if_any()
+    assert [one.description for one in caught.value.refusal.violations] == [told]
+
+
+def test_a_duration_without_a_bound_of_its_own_has_that_of_its_type() -> None:
+    violations = Violations()
+    most = 315_576_000_000
+    assert violations.duration_s("path", Duration(seconds=most)) == most
+    assert not violations.is_any
+    violations.duration_s("path", Duration(seconds=most + 1))
+    with pytest.raises(RequestError) as caught:
+        violations.raise_if_any()
+    assert f"at most {most} seconds" in caught.value.refusal.violations[0].description
