@@ -1,14 +1,17 @@
-# The service with its embedded executor and the demo model. For another build of torch:
-#   docker build --build-arg TORCH=torch==2.13.0+cpu .
+# The service with its embedded executor and the demo model. The default brings CUDA along; for a
+# CPU-only image give PyTorch's own index and its build:
+#   docker build --build-arg INDEX=URL --build-arg TORCH=torch==2.13.0+cpu .
 FROM python:3.12-slim AS build
 WORKDIR /src
-COPY pyproject.toml ./
+COPY pyproject.toml README.md ./
 COPY protos protos
 COPY scheduler scheduler
 COPY executors executors
 COPY server server
 COPY clients clients
 ARG TORCH=torch==2.13.0
+ARG INDEX=
+ENV PIP_EXTRA_INDEX_URL=$INDEX
 SHELL ["/bin/bash", "-euo", "pipefail", "-c"]
 RUN python -m venv /opt/penstock \
     && /opt/penstock/bin/pip wheel --no-cache-dir --no-deps --wheel-dir /tmp/wheels . \

@@ -4,20 +4,25 @@
 #   make test      install, check, run the tests
 #   make check     format, lint, types, layers, contract, generated code, Dockerfile
 #   make protos    write the generated code anew
+#   make test-transformers-4    the executors' tests on transformers 4.57, as TensorRT-LLM images have
 #   make format    format Python and protos
 
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 
-# Exactly this version: on Linux the resolver otherwise prefers builds with several gigabytes of CUDA.
+# The build to install. On Linux the public index gives the one with several gigabytes of CUDA; for
+# the CPU's, point pip at PyTorch's own index, e.g. by PIP_EXTRA_INDEX_URL, and ask for
+# TORCH=torch==2.13.0+cpu.
 TORCH ?= torch==2.13.0
 # The first of these that runs: shims may exist without the interpreter they name.
 PYTHON ?= $(shell for python in python3.11 python3.12 python3; do \
 	"$$python" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 13))' \
 	2>/dev/null && echo "$$python" && break; done)
-# The commit-ish that the contract must stay compatible with.
-BASE ?= main
+# What the contract must stay compatible with: the last release, or before the first one the commit
+# that brought the contract in.
+BASE ?= $(shell git describe --tags --abbrev=0 2>/dev/null || \
+	git log --diff-filter=A --format=%H -- protos/buf.yaml 2>/dev/null | tail -n 1)
 PYTEST_ARGS ?=
 
 VENV := .venv
@@ -28,7 +33,7 @@ READY := $(VENV)/.ready-$(shell cat pyproject.toml | cksum | tr ' ' '-')
 PROTOS_READY := $(PROTOS_VENV)/.ready-$(shell cat protos/requirements.txt | cksum | tr ' ' '-')
 PIP := -m pip --disable-pip-version-check --quiet
 
-.PHONY: help install demo test unit check format protos clean \
+.PHONY: help install demo test test-transformers-4 unit check format protos clean \
 	check-python check-types check-layers check-protos check-docker
 
 help:
@@ -59,6 +64,12 @@ test: check
 unit: $(READY)
 	$(BIN)/python -m pytest tests/unit tests/property $(PYTEST_ARGS)
 
+test-transformers-4: $(READY)
+	test -x .venv-transformers-4/bin/python || "$(PYTHON)" -m venv .venv-transformers-4
+	.venv-transformers-4/bin/python $(PIP) install "$(TORCH)" "transformers>=4.57,<5" \
+		--editable ".[torch,dev]"
+	.venv-transformers-4/bin/python -m pytest tests/unit/executor tests/contract $(PYTEST_ARGS)
+
 check: check-python check-types check-layers check-protos check-docker
 
 check-python: $(READY)
@@ -73,7 +84,7 @@ check-layers: $(READY)
 	$(BIN)/lint-imports
 
 # The generated code must be what the toolchain writes today; the contract must be clean, and
-# compatible with BASE once that has one.
+# compatible with BASE.
 check-protos: $(READY) $(PROTOS_READY)
 	$(BIN)/buf lint protos
 	$(BIN)/buf format protos --diff --exit-code
@@ -81,11 +92,11 @@ check-protos: $(READY) $(PROTOS_READY)
 	TOOLS=$(PROTOS_VENV)/bin protos/generate.sh "$$work/new"; \
 	diff -rq -x '*.proto' -x __init__.py -x py.typed -x __pycache__ "$$work/new/penstock" protos/penstock \
 		|| { echo "Generated code is stale: run make protos" >&2; exit 1; }; \
-	if git cat-file -e "$(BASE):protos/buf.yaml" 2>/dev/null; then \
-		mkdir "$$work/base"; git archive "$(BASE)" protos | tar -x -C "$$work/base"; \
-		echo "buf breaking against $(BASE)"; \
-		$(BIN)/buf breaking protos --against "$$work/base/protos"; \
-	else echo "$(BASE) has no contract to compare with"; fi
+	git cat-file -e "$(BASE):protos/buf.yaml" \
+		|| { echo "No contract at BASE=$(BASE) to compare with: a full clone has one" >&2; exit 1; }; \
+	mkdir "$$work/base"; git archive "$(BASE)" protos | tar -x -C "$$work/base"; \
+	echo "buf breaking against $(BASE)"; \
+	$(BIN)/buf breaking protos --against "$$work/base/protos"
 
 check-docker: $(READY)
 	$(BIN)/hadolint Dockerfile

@@ -18,7 +18,7 @@ import pytest
 from google.protobuf import text_format
 
 from penstock.scheduler.batch import TokenLogprobs
-from penstock.scheduler.request import RequestSpec
+from penstock.scheduler.request import FinishReason, RequestSpec
 from penstock.server.front.config import FrontConfig
 from penstock.server.rpc.mapping_in.generation import MAPPED_FIELDS
 from penstock.server.text.model_text import ModelText
@@ -289,15 +289,11 @@ def delivered(responses: list[pb.GenerateResponse]) -> Seen:
         "accepted.id": accepted.request_id,
         "accepted.seed": accepted.seed,
         "texts": texts,
-        "ends": [(pb_name(output.finish_reason), output.stop_string) for output in end.outputs],
+        "ends": [(FinishReason(output.finish_reason).name, output.stop_string) for output in end.outputs],
         "records": sorted(records),
         "prompt_records": sorted(prompt_records),
         "echoed": echoed,
     }
-
-
-def pb_name(reason: int) -> str:
-    return FINISH_REASONS[reason]
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.path)
