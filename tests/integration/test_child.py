@@ -64,7 +64,7 @@ async def test_a_child_that_ends_before_its_line_does_is_told_by_its_exit(
     tmp_path: Path, words: bytes
 ) -> None:
     child = await spawn_saying(tmp_path, words, end="sys.exit(5)")
-    with pytest.raises(ChildFailed, match="speaker: .*5.* before it was ready"):
+    with pytest.raises(ChildFailed, match=r"speaker: .*5.* before it was ready"):
         await child.started()
     assert await child.ended() == 5
 
@@ -72,7 +72,7 @@ async def test_a_child_that_ends_before_its_line_does_is_told_by_its_exit(
 async def test_a_failure_is_told_in_the_childs_words(tmp_path: Path) -> None:
     words = b'{"kind": "failed", "message": "no such model"}\n'
     child = await spawn_saying(tmp_path, words, end="sys.exit(4)")
-    with pytest.raises(ChildFailed, match="^no such model$"):
+    with pytest.raises(ChildFailed, match=r"^no such model$"):
         await child.started()
     assert await child.ended() == 4
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 
 import grpc
 import pytest
@@ -55,8 +55,30 @@ async def test_chat_in_a_pipe_ends_with_the_first_failure(server: ScriptedServer
     assert len(server.seen) == 1
 
 
-async def chat_at(terminal: Terminal, server: ScriptedServer) -> asyncio.subprocess.Process:
-    return await asyncio.create_subprocess_exec(
+@pytest.fixture
+def terminal() -> Iterator[Terminal]:
+    terminal = Terminal()
+    yield terminal
+    terminal.close()
+
+
+@pytest.fixture
+async def processes() -> AsyncIterator[list[asyncio.subprocess.Process]]:
+    """What is put in here does not outlive the test, however that ends."""
+    processes: list[asyncio.subprocess.Process] = []
+    yield processes
+    for process in processes:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
+@pytest.fixture
+async def chat(
+    server: ScriptedServer, terminal: Terminal, processes: list[asyncio.subprocess.Process]
+) -> asyncio.subprocess.Process:
+    """`penstock chat` at a terminal."""
+    process = await asyncio.create_subprocess_exec(
         *PROGRAM,
         "chat",
         stdin=terminal.slave,
@@ -64,19 +86,21 @@ async def chat_at(terminal: Terminal, server: ScriptedServer) -> asyncio.subproc
         stderr=terminal.slave,
         env={**environment(server.address), "TERM": "dumb"},
     )
+    processes.append(process)
+    return process
 
 
-async def test_chat_at_a_terminal_survives_ctrl_c_and_failures(server: ScriptedServer) -> None:
+async def test_chat_at_a_terminal_survives_ctrl_c_and_failures(
+    server: ScriptedServer, terminal: Terminal, chat: asyncio.subprocess.Process
+) -> None:
     async def refuse(call: ServedCall) -> None:
         await call.fail(grpc.StatusCode.INTERNAL, "oh", error_info("INTERNAL"))
 
     server.scripts.extend([speak_and_wait, refuse, say_hello])
-    terminal = Terminal()
-    process = await chat_at(terminal, server)
     await terminal.wait_for(b"> ")
     terminal.type(b"one\n")
     await terminal.wait_for(b"begun")
-    process.send_signal(signal.SIGINT)
+    chat.send_signal(signal.SIGINT)
     await terminal.wait_for(b"cancelled")
     await terminal.wait_for(b"> ")
     terminal.type(b"two\n")
@@ -86,8 +110,7 @@ async def test_chat_at_a_terminal_survives_ctrl_c_and_failures(server: ScriptedS
     await terminal.wait_for(b"Hello, world")
     await terminal.wait_for(b"> ")
     terminal.type(b"/quit\n")
-    code = await asyncio.wait_for(process.wait(), LIMIT_S)
-    terminal.close()
+    code = await asyncio.wait_for(chat.wait(), LIMIT_S)
 
     assert code == 0
     await asyncio.wait_for(server.seen[0].cancelled.wait(), LIMIT_S)
@@ -96,15 +119,13 @@ async def test_chat_at_a_terminal_survives_ctrl_c_and_failures(server: ScriptedS
 
 
 async def test_chat_at_a_terminal_tells_the_way_out_of_a_full_context(
-    server: ScriptedServer,
+    server: ScriptedServer, terminal: Terminal, chat: asyncio.subprocess.Process
 ) -> None:
     async def refuse(call: ServedCall) -> None:
         code = grpc.StatusCode.INVALID_ARGUMENT
         await call.fail(code, "513 tokens", error_info("PROMPT_TOO_LONG"))
 
     server.scripts.extend([refuse, say_hello, refuse])
-    terminal = Terminal()
-    process = await chat_at(terminal, server)
     await terminal.wait_for(b"/reset forgets the dialogue, /quit leaves")
     await terminal.wait_for(b"> ")
     terminal.type(b"one\n")
@@ -118,8 +139,7 @@ async def test_chat_at_a_terminal_tells_the_way_out_of_a_full_context(
     await terminal.wait_for(b"(PROMPT_TOO_LONG): 513 tokens; /reset forgets the dialogue\r\n")
     await terminal.wait_for(b"> ")
     terminal.type(b"/quit\n")
-    code = await asyncio.wait_for(process.wait(), LIMIT_S)
-    terminal.close()
+    code = await asyncio.wait_for(chat.wait(), LIMIT_S)
 
     assert code == 0
 
@@ -131,14 +151,15 @@ async def test_chat_help_lists_its_commands(server: ScriptedServer) -> None:
     assert [line[0] for line in lines if line and line[0].startswith("/")] == ["/reset", "/quit"]
 
 
-async def test_a_terminal_is_kept_from_control_characters(server: ScriptedServer) -> None:
+async def test_a_terminal_is_kept_from_control_characters(
+    server: ScriptedServer, terminal: Terminal, processes: list[asyncio.subprocess.Process]
+) -> None:
     async def attack(call: ServedCall) -> None:
         await call.accepted()
         await call.tokens("a\x1b[2Jb\x07c")
         await call.finished()
 
     server.scripts.append(attack)
-    terminal = Terminal()
     process = await asyncio.create_subprocess_exec(
         *PROGRAM,
         *("generate", "Hi"),
@@ -146,6 +167,6 @@ async def test_a_terminal_is_kept_from_control_characters(server: ScriptedServer
         stderr=asyncio.subprocess.DEVNULL,
         env=environment(server.address),
     )
+    processes.append(process)
     await terminal.wait_for("a\N{REPLACEMENT CHARACTER}[2Jb\N{REPLACEMENT CHARACTER}c".encode())
     await asyncio.wait_for(process.wait(), LIMIT_S)
-    terminal.close()

@@ -18,17 +18,18 @@ import pytest
 from google.protobuf import text_format
 
 from penstock.scheduler.batch import TokenLogprobs
+from penstock.scheduler.block_hash import chain_root, hash_blocks
 from penstock.scheduler.request import FinishReason, RequestSpec
 from penstock.server.front.config import FrontConfig
 from penstock.server.rpc.mapping_in.generation import MAPPED_FIELDS
 from penstock.server.text.model_text import ModelText
 from penstock.v1 import generation_service_pb2 as pb
-from support.fronts import PATIENCE_S, ServedFront, collect, make_text, rich_error, serving
+from support.fronts import INFO, PATIENCE_S, ServedFront, collect, make_text, rich_error, serving
 
 Seen = dict[str, Any]
 DRAWN_TEXT = "The quality of mercy"
 NOW_S = 1000.0
-LONG = 'text { text: "%s" }' % ("The quality of mercy is not strain'd " * 3)
+LONG = f'text {{ text: "{DRAWN_TEXT * 5}" }}'  # several blocks
 CONFIG = FrontConfig(model_aliases=("alias",), acceptance_delay_s=0.0)
 
 
@@ -68,9 +69,9 @@ CASES = [
     ),
     Case(
         "token_ids.ids",
-        "token_ids { ids: 3 ids: 1 }",
+        "token_ids { ids: 3 ids: 0 }",
         {"prompt": "<|im_end|><s>"},
-        before="token_ids { ids: 1 ids: 3 }",
+        before="token_ids { ids: 0 ids: 3 }",
     ),
     Case(
         "chat.messages.role",
@@ -129,7 +130,11 @@ CASES = [
     Case(
         "sampling.n",
         "sampling { n: 2 }",
-        {"seeds": [7, 0], "texts": [DRAWN_TEXT] * 2, "ends": [("LENGTH", "")] * 2},
+        {
+            "seeds": [7, 5576936958904625109],
+            "texts": [DRAWN_TEXT] * 2,
+            "ends": [("LENGTH", "")] * 2,
+        },
     ),
     Case("stopping.max_tokens", "stopping { max_tokens: 50 }", {"max_tokens": 50}),
     Case("stopping.min_tokens", "stopping { min_tokens: 40 }", {"min_tokens": 40}),
@@ -196,7 +201,7 @@ CASES = [
     Case(
         "cache.salt",
         f'{LONG} cache {{ salt: "mine" }}',
-        {"hash_salt": b"cmine", "block_hashes": "others"},
+        {"hash_salt": b"cmine"},
         before=LONG,
     ),
 ]
@@ -263,7 +268,11 @@ def logprobs(num_rows: int) -> TokenLogprobs:
 def given(served: ServedFront, specs: tuple[RequestSpec, ...]) -> Seen:
     leader = specs[0]
     told: Seen = {item.name: getattr(leader, item.name) for item in fields(leader)}
-    del told["key"], told["prompt_ids"], told["sampling"]
+    del told["key"], told["prompt_ids"], told["sampling"], told["block_hashes"]
+    root = chain_root(leader.hash_salt)
+    hashes = hash_blocks(leader.prompt_ids, INFO.block_size, root)
+    told["num_hashes"] = len(leader.block_hashes)
+    told["are_hashes_of_salt"] = leader.block_hashes == hashes
     for item in fields(leader.sampling):
         told[f"sampling.{item.name}"] = getattr(leader.sampling, item.name)
     # Skips nothing: special tokens are what some fields are about.
@@ -289,7 +298,9 @@ def delivered(responses: list[pb.GenerateResponse]) -> Seen:
         "accepted.id": accepted.request_id,
         "accepted.seed": accepted.seed,
         "texts": texts,
-        "ends": [(FinishReason(output.finish_reason).name, output.stop_string) for output in end.outputs],
+        "ends": [
+            (FinishReason(output.finish_reason).name, output.stop_string) for output in end.outputs
+        ],
         "records": sorted(records),
         "prompt_records": sorted(prompt_records),
         "echoed": echoed,
@@ -301,6 +312,7 @@ async def test_a_field_has_its_effect_and_no_other(text: ModelText, case: Case) 
     async with serving(text, CONFIG, clock=lambda: NOW_S) as served:
         before, after = await seen(served, case.before), await seen(served, case.after)
     assert not before["refused"]
+    assert before["are_hashes_of_salt"]
     changed = {name: value for name, value in after.items() if value != before[name]}
     assert changed == case.effect
 

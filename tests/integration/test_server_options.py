@@ -1,32 +1,33 @@
 """The server's options have their effect, and the names they go by are the core's.
 
-The core ignores a name that it does not know. Where a value of ours equals its default nothing
-would show that, so another value is tried.
+The core ignores names that it does not know. Where a value of ours is the core's own default
+nothing would show that, so another value is tried.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import struct
 from collections.abc import AsyncGenerator, Iterator
 from pathlib import Path
+from typing import Any, cast
 
 import grpc
 import grpc.aio
 import pytest
-from grpc._cython import cygrpc
 
-from penstock.server.front.config import FrontConfig
 from penstock.server.rpc import options
 from penstock.server.rpc.options import KeepaliveConfig, ServerOptions, server_options
-from penstock.server.rpc.server import FrontServer
 from penstock.server.text.model_text import ModelText
 from penstock.v1 import generation_service_pb2 as pb
 from penstock.v1 import model_service_pb2, model_service_pb2_grpc
 from support.fronts import PATIENCE_S, ServedFront, collect, make_text, serving
 
 NAMES = [name for name, _ in server_options(KeepaliveConfig())]
-LONG_MS = 3_600_000
+NEVER_MS = 3_600_000
+INT_MAX = 2**31 - 1
+KIB = 1024
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\x00\x00\x00\x04\x00\x00\x00\x00\x00"
 
 
@@ -37,46 +38,136 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelText]:
     text.close()
 
 
-def other(name: str, value: int) -> ServerOptions:
-    """One of our options with another value."""
-    assert name in NAMES
+@pytest.fixture(scope="module")
+def core() -> bytes:
+    """The library that reads the options."""
+    (path,) = (Path(grpc.__file__).parent / "_cython").glob("cygrpc*.so")
+    return path.read_bytes()
+
+
+def other(suffix: str, value: int) -> ServerOptions:
+    """The one option of ours whose name ends so, with another value."""
+    (name,) = (name for name in NAMES if name.endswith(suffix))
     return ((name, value),)
 
 
-@pytest.fixture(scope="module")
-def core() -> bytes:
-    return Path(cygrpc.__file__).read_bytes()
+async def outcome(
+    served: ServedFront, message: bytes = b"", num_metadata_bytes: int = 0
+) -> grpc.StatusCode:
+    """How a small call ends that is made large."""
+    call = cast("Any", served.channel).unary_unary("/penstock.v1.ModelService/ListModels")(
+        message, metadata=(("x-pad", "a" * num_metadata_bytes),), timeout=PATIENCE_S
+    )
+    return cast("grpc.StatusCode", await call.code())
+
+
+def padding(num_bytes: int) -> bytes:
+    """A message of that size, of fields that nobody knows."""
+    odd = num_bytes % 2
+    return b"\x78\x80\x01" * odd + b"\x78\x01" * ((num_bytes - 3 * odd) // 2)
+
+
+@contextlib.asynccontextmanager
+async def connection(served: ServedFront, greeting: bytes) -> AsyncGenerator[asyncio.StreamReader]:
+    """A connection on which nothing comes after the greeting."""
+    host, _, port = served.address.rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    try:
+        writer.write(greeting)
+        async with asyncio.timeout(PATIENCE_S):
+            yield reader
+    finally:
+        writer.close()
+        with contextlib.suppress(ConnectionError):
+            await writer.wait_closed()
+
+
+async def read_to_end(reader: asyncio.StreamReader) -> bytes:
+    received = b""
+    with contextlib.suppress(ConnectionError):
+        while data := await reader.read(4096):
+            received += data
+    return received
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_core_knows_the_name(core: bytes, name: str) -> None:
+def test_the_core_knows_every_name(core: bytes, name: str) -> None:
     assert name.encode() + b"\0" in core
+    assert name[:-1].encode() + b"\0" not in core, "a name that is misspelt is found out"
+    assert NAMES.count(name) == 1
 
 
-def test_the_core_knows_no_other_name(core: bytes) -> None:
-    assert b"grpc.max_receive_message_lenght\0" not in core
+@pytest.mark.parametrize("max_bytes", [64 * KIB, 4096 * KIB])
+async def test_messages_are_bounded_to_the_byte(
+    text: ModelText, monkeypatch: pytest.MonkeyPatch, max_bytes: int
+) -> None:
+    assert options.MAX_MESSAGE_BYTES == 4096 * KIB
+    monkeypatch.setattr(options, "MAX_MESSAGE_BYTES", max_bytes)
+    async with serving(text) as served:
+        assert await outcome(served, padding(max_bytes)) is grpc.StatusCode.OK
+        too_large = await outcome(served, padding(max_bytes + 1))
+        assert too_large is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
-def test_no_option_is_given_twice() -> None:
-    assert len(set(NAMES)) == len(NAMES)
+@pytest.mark.parametrize("max_kib", [8, 64])
+async def test_metadata_is_bounded_by_a_soft_and_a_hard_limit(
+    text: ModelText, monkeypatch: pytest.MonkeyPatch, max_kib: int
+) -> None:
+    assert options.MAX_METADATA_BYTES == 8 * KIB
+    monkeypatch.setattr(options, "MAX_METADATA_BYTES", max_kib * KIB)
+    async with serving(text) as served:
+        # Between the limits chance decides, so that one call would not tell a soft one of less.
+        for _ in range(20):
+            within = await outcome(served, num_metadata_bytes=(max_kib - 1) * KIB)
+            assert within is grpc.StatusCode.OK
+        beyond = await outcome(served, num_metadata_bytes=(2 * max_kib + 1) * KIB)
+        assert beyond is grpc.StatusCode.RESOURCE_EXHAUSTED
+        async with connection(served, PREFACE) as reader:
+            header = await reader.readexactly(9)
+            settings = await reader.readexactly(int.from_bytes(header[:3], "big"))
+        told = dict(struct.iter_unpack(">HI", settings))
+        assert told[6] == 2 * max_kib * KIB, "SETTINGS_MAX_HEADER_LIST_SIZE"
 
 
-async def ask(
-    served: ServedFront, *, num_metadata_bytes: int = 0, num_message_bytes: int = 0
-) -> grpc.StatusCode:
-    """The outcome of a small call made as large as asked."""
-    message = b""
-    if num_message_bytes:
-        # A field that nobody knows, of two bytes for its number, the length and the content.
-        num_content_bytes = num_message_bytes - 5
-        while len(message) != num_message_bytes:
-            request = pb.GenerateRequest(request_id="r")
-            message = b"\xfa\x7f" + varint(num_content_bytes) + bytes(num_content_bytes)
-            num_content_bytes += num_message_bytes - len(message)
-            del request
-    call = served.channel.unary_unary("/penstock.v1.ModelService/ListModels")(
-        message,
-        metadata=(("x-pad", "a" * num_metadata_bytes),) if num_metadata_bytes else None,
-        timeout=PATIENCE_S,
-    )
-    return await call.code()
+async def test_a_connection_that_answers_no_ping_is_closed(text: ModelText) -> None:
+    keepalive = KeepaliveConfig(server_ping_interval_s=1.0, server_ping_timeout_s=0.1)
+    # The timeout of pings ends it without that of keepalive.
+    alone = other("keepalive_timeout_ms", NEVER_MS)
+    async with (
+        serving(text, keepalive=keepalive, extra_options=alone) as served,
+        connection(served, PREFACE) as reader,
+    ):
+        assert await read_to_end(reader)
+
+
+async def test_a_connection_that_says_nothing_is_closed(text: ModelText) -> None:
+    soon = other("server_handshake_timeout_ms", 300)
+    async with serving(text, extra_options=soon) as served, connection(served, b"") as reader:
+        await read_to_end(reader)
+
+
+async def test_a_stream_that_outlives_its_connections_grace_is_cut(text: ModelText) -> None:
+    keepalive = KeepaliveConfig(max_connection_age_s=0.3, max_connection_age_grace_s=0.1)
+    async with serving(text, keepalive=keepalive) as served:
+        message = pb.GenerateRequest()
+        message.text.text = "hello"
+        call = served.stub.Generate(message)
+        (spec,) = await served.port.next_submission()
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await collect(call)
+        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+        keys, _ = await served.port.next_cancel()
+        assert keys == (spec.key,)
+
+
+@pytest.mark.parametrize(("hard_limit", "is_dropping"), [(50, True), (INT_MAX, False)])
+async def test_the_hard_limit_ends_the_chance_of_calls_beyond_the_soft_one(
+    text: ModelText, hard_limit: int, is_dropping: bool
+) -> None:
+    limits = other("max_pending_requests", 50) + other("requests_hard_limit", hard_limit)
+    async with serving(text, extra_options=limits) as served:
+        models = model_service_pb2_grpc.ModelServiceStub(served.channel)
+        calls = [models.ListModels(model_service_pb2.ListModelsRequest()) for _ in range(800)]
+        async with asyncio.timeout(PATIENCE_S):
+            codes = {await call.code() for call in calls}
+    assert (codes != {grpc.StatusCode.OK}) is is_dropping

@@ -52,8 +52,11 @@ class ModelLimits:
     max_metadata_bytes: int | None = None
     max_concurrent_streams: int | None = None
     max_pending_requests: int | None = None
+    max_pending_tokens: int | None = None
     resume_grace_period_s: float | None = None
     max_reader_stall_s: float | None = None
+    default_deadline_s: float | None = None
+    max_deadline_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

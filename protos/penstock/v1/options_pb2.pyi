@@ -256,9 +256,10 @@ Global___OutputOptions: typing_extensions.TypeAlias = OutputOptions
 @typing.final
 class SchedulingOptions(google.protobuf.message.Message):
     """How urgent the request is, and how long its answer is worth anything. Durations are positive and
-    count from the request's arrival at the server; ttft_deadline and total_deadline are at most one
-    hour unless configured otherwise. The gRPC deadline of the call is honoured too: the earlier one
-    counts, and one later than that bound ends there, as the server's own limit.
+    count from the request's arrival at the server; ttft_deadline and total_deadline are at most
+    ModelLimits.max_deadline. The gRPC deadline of the call is honoured too: the earlier one counts,
+    and one later than that bound ends there, as the server's own limit. Without any deadline
+    ModelLimits.default_deadline holds, so a time_limit beyond it needs a total_deadline beside it.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor

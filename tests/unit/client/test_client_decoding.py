@@ -192,7 +192,7 @@ def test_model() -> None:
 
 
 def test_limits_are_those_of_the_contract() -> None:
-    durations = {"resume_grace_period", "max_reader_stall"}
+    durations = {"resume_grace_period", "max_reader_stall", "default_deadline", "max_deadline"}
     contract = {
         f"{field.name}_s" if field.name in durations else field.name
         for field in pb.ModelLimits.DESCRIPTOR.fields

@@ -71,7 +71,7 @@ def test_one_pump_is_one_step() -> None:
     port.submit((spec(max_tokens=4),))
     assert engine.pump() == 1
     assert len(heard.tokens) == 1
-    assert engine.pump(100) == 3
+    assert engine.pump(100) == 4, "three tokens, and a step that tells the executor of the release"
     assert len(heard.tokens) == 4
     assert [type(end) for end in heard.ends] == [Finished]
     assert engine.num_live == 0

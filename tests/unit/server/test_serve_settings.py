@@ -17,12 +17,12 @@ from penstock.executor.fault import Fault, FaultKind
 from penstock.scheduler.config import AdmissionPolicy, SchedulerConfig
 from penstock.server.cli import build_parser
 from penstock.server.cli.serve import (
-    OPTIONS,
     BadSetting,
     build_config,
     merge_settings,
     unknown_variables,
 )
+from penstock.server.cli.serve_options import OPTIONS
 from penstock.server.config import (
     LOG_LEVELS,
     EngineLaunch,
@@ -61,6 +61,10 @@ def test_every_option_reaches_its_setting(tmp_path: Path) -> None:
         *("--kv-cache-mib", "2", "--dtype", "float32", "--device", "cuda:1", "--threads", "2"),
         *("--pipeline-depth", "2", "--drain-grace-s", "1.5", "--log-level", "debug"),
         *("--simulated-config", '{"is_strict": true}'),
+        *("--max-num-waiting-tokens", "5000", "--watermark", "0.2", "--prefix-caching", "off"),
+        *("--model-aliases", "a,b", "--default-max-tokens", "9", "--max-output-tokens", "50"),
+        *("--default-deadline-s", "5", "--max-deadline-s", "60"),
+        *("--max-backlog-tokens", "33", "--max-reader-stall-s", "2"),
     )
     assert config == ServerConfig(
         model="mine",
@@ -82,7 +86,19 @@ def test_every_option_reaches_its_setting(tmp_path: Path) -> None:
         scheduler=SchedulerConfig(
             max_num_batched_tokens=99,
             max_num_waiting=11,
+            max_num_waiting_tokens=5000,
+            watermark=0.2,
             admission_policy=AdmissionPolicy.GUARANTEED_NO_EVICT,
+        ),
+        front=FrontConfig(
+            model_aliases=("a", "b"),
+            is_prefix_caching=False,
+            default_max_tokens=9,
+            max_output_tokens=50,
+            default_deadline_s=5.0,
+            max_deadline_s=60.0,
+            max_backlog_tokens=33,
+            max_reader_stall_s=2.0,
         ),
         host="::1",
         port=7,

@@ -10,7 +10,7 @@ import io
 import math
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from penstock.server.cli.exit_codes import ExitCode
@@ -19,11 +19,21 @@ if TYPE_CHECKING:
     from penstock.client import PenstockError, SyncClient
 
 ADDRESS_VARIABLE = "PENSTOCK_ADDRESS"
-DEFAULT_ADDRESS = "127.0.0.1:50051"
+PORT_VARIABLE = "PENSTOCK_PORT"
+DEFAULT_PORT = "50051"
 
 
 class UsageError(Exception):
     """An argument does not fit; the message names it."""
+
+
+def default_address(environment: Mapping[str, str]) -> str:
+    """Where a service is when nobody says: where `serve` in the same environment would listen."""
+    port = environment.get(PORT_VARIABLE, DEFAULT_PORT)
+    # Kubernetes sets it to an address for a service that is called penstock.
+    return environment.get(
+        ADDRESS_VARIABLE, f"127.0.0.1:{port if port.isdigit() else DEFAULT_PORT}"
+    )
 
 
 def add_address_option(parser: argparse.ArgumentParser) -> None:
@@ -31,8 +41,9 @@ def add_address_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--address",
         metavar="HOST[:PORT]",
-        default=os.environ.get(ADDRESS_VARIABLE, DEFAULT_ADDRESS),
-        help=f"the service (default: ${ADDRESS_VARIABLE} or {DEFAULT_ADDRESS})",
+        default=default_address(os.environ),
+        help=f"the service (default: ${ADDRESS_VARIABLE}, or this host at ${PORT_VARIABLE} or"
+        f" {DEFAULT_PORT})",
     )
 
 

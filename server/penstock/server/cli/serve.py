@@ -1,7 +1,7 @@
 """`penstock serve`: run a service on this machine until it is told to stop.
 
-Owns its options, their environment variables and their defaults. Imports what is heavy only in
-`run`.
+Owns the way from arguments and environment to the service's settings. Imports what is heavy only
+in `run`.
 """
 
 import argparse
@@ -9,12 +9,13 @@ import contextlib
 import logging
 import os
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from penstock.server.cli.command import Subparsers
 from penstock.server.cli.connection import ADDRESS_VARIABLE
+from penstock.server.cli.serve_options import ENVIRONMENT_PREFIX, OPTIONS, Option
 from penstock.server.logs import configure_logging
 
 if TYPE_CHECKING:
@@ -23,8 +24,8 @@ if TYPE_CHECKING:
     from penstock.executor.config import ExecutorConfig, SimulatedConfig
     from penstock.scheduler.config import SchedulerConfig
     from penstock.server.config import ServerConfig
+    from penstock.server.front.config import FrontConfig
 
-ENVIRONMENT_PREFIX = "PENSTOCK_"
 _EXIT_CODES = """\
 exit codes:
   0        asked to stop (SIGTERM or SIGINT) and drained
@@ -32,98 +33,6 @@ exit codes:
   2        could not start; one line on stderr says why
   128 + n  signal n came a second time: streams were cut
 """
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Option:
-    """One setting: `--flag`, also read from `PENSTOCK_<FLAG>`; the flag wins."""
-
-    flag: str
-    parse: Callable[[str], Any]
-    default: Any
-    help: str
-    metavar: str | None = None
-    choices: tuple[str, ...] | None = None
-
-    @property
-    def name(self) -> str:
-        """Its name in the parsed arguments."""
-        return self.flag.replace("-", "_")
-
-    @property
-    def variable(self) -> str:
-        """Its environment variable."""
-        return ENVIRONMENT_PREFIX + self.name.upper()
-
-
-OPTIONS = (
-    Option(
-        flag="model",
-        parse=str,
-        default="demo",
-        help="model folder (Hugging Face layout), or demo for the one in the package",
-    ),
-    Option(flag="model-name", parse=str, default=None, help="name that clients use"),
-    Option(
-        flag="executor",
-        parse=str,
-        default="torch",
-        choices=("torch", "simulated"),
-        help="what computes tokens",
-    ),
-    Option(flag="host", parse=str, default="127.0.0.1", help="address to listen on"),
-    Option(flag="port", parse=int, default=50051, help="port to listen on, 0 for any free one"),
-    Option(flag="fronts", parse=int, default=None, help="front processes (default: cores / 2)"),
-    Option(flag="max-num-seqs", parse=int, default=None, help="requests that run at once"),
-    Option(flag="max-num-batched-tokens", parse=int, default=None, help="token budget of one step"),
-    Option(flag="max-seq-len", parse=int, default=None, help="prompt and output, in tokens"),
-    Option(flag="max-num-waiting", parse=int, default=None, help="requests that may wait"),
-    Option(
-        flag="admission-policy",
-        parse=str,
-        default=None,
-        choices=("max_utilization", "guaranteed_no_evict"),
-        help="when a waiting request may run",
-    ),
-    Option(flag="block-size", parse=int, default=None, help="tokens per KV cache block"),
-    Option(flag="num-blocks", parse=int, default=None, help="blocks in the KV cache"),
-    Option(
-        flag="kv-cache-mib",
-        parse=int,
-        default=None,
-        help="KV cache size in MiB, where num-blocks is not given",
-    ),
-    Option(
-        flag="dtype",
-        parse=str,
-        default=None,
-        choices=("auto", "float32", "bfloat16", "float16"),
-        help="number format of weights and KV cache",
-    ),
-    Option(flag="device", parse=str, default=None, help="cpu, cuda or cuda:<index>"),
-    Option(flag="threads", parse=int, default=None, help="threads that compute, on a CPU"),
-    Option(flag="pipeline-depth", parse=int, default=None, help="steps in flight, 1 or 2"),
-    Option(
-        flag="drain-grace-s",
-        parse=float,
-        default=None,
-        help="seconds that streams may go on after the first signal (default: 30)",
-    ),
-    Option(
-        flag="simulated-config",
-        parse=str,
-        default=None,
-        metavar="JSON",
-        help="settings of the simulated executor; executors/README.md lists the keys",
-    ),
-    Option(
-        flag="log-level",
-        parse=str,
-        default="info",
-        choices=("debug", "info", "warning", "error"),
-        help="least level that is logged",
-    ),
-)
 
 
 class BadSetting(Exception):
@@ -212,6 +121,7 @@ def build_config(settings: Mapping[str, Any]) -> "ServerConfig":
             model_path=model_path,
             executor=_executor_config(settings, model_path),
             scheduler=_scheduler_config(settings),
+            front=_front_config(settings),
             host=settings["host"],
             port=settings["port"],
             log_level=settings["log_level"],
@@ -269,7 +179,27 @@ def _scheduler_config(settings: Mapping[str, Any]) -> "SchedulerConfig":
         **_given(
             max_num_batched_tokens=settings["max_num_batched_tokens"],
             max_num_waiting=settings["max_num_waiting"],
+            max_num_waiting_tokens=settings["max_num_waiting_tokens"],
+            watermark=settings["watermark"],
             admission_policy=None if policy is None else AdmissionPolicy(policy),
+        )
+    )
+
+
+def _front_config(settings: Mapping[str, Any]) -> "FrontConfig":
+    from penstock.server.front.config import FrontConfig
+
+    aliases, caching = settings["model_aliases"], settings["prefix_caching"]
+    return FrontConfig(
+        **_given(
+            model_aliases=None if aliases is None else tuple(aliases.split(",")),
+            is_prefix_caching=None if caching is None else caching == "on",
+            default_max_tokens=settings["default_max_tokens"],
+            max_output_tokens=settings["max_output_tokens"],
+            default_deadline_s=settings["default_deadline_s"],
+            max_deadline_s=settings["max_deadline_s"],
+            max_backlog_tokens=settings["max_backlog_tokens"],
+            max_reader_stall_s=settings["max_reader_stall_s"],
         )
     )
 

@@ -73,6 +73,8 @@ def _limits_of(front: Front, keepalive: KeepaliveConfig) -> pb.ModelLimits:
         max_concurrent_streams=MAX_CONCURRENT_STREAMS,
         resume_grace_period=Duration(),
         max_reader_stall=duration_of(config.max_reader_stall_s),
+        default_deadline=duration_of(config.default_deadline_s),
+        max_deadline=duration_of(config.max_deadline_s),
         keepalive=pb.KeepalivePolicy(
             min_client_ping_interval=duration_of(keepalive.min_client_ping_interval_s),
             server_ping_interval=duration_of(keepalive.server_ping_interval_s),
@@ -82,17 +84,18 @@ def _limits_of(front: Front, keepalive: KeepaliveConfig) -> pb.ModelLimits:
         ),
     )
     if front.limits is not None and front.hello is not None:
-        _add_engine_limits(limits, front.limits, front.hello.max_num_waiting)
+        _add_engine_limits(limits, front.limits)
+        limits.max_pending_requests = front.hello.max_num_waiting
+        limits.max_pending_tokens = min(front.hello.max_num_waiting_tokens, 2**32 - 1)
     return limits
 
 
-def _add_engine_limits(message: pb.ModelLimits, limits: Limits, max_num_waiting: int) -> None:
+def _add_engine_limits(message: pb.ModelLimits, limits: Limits) -> None:
     message.max_prompt_tokens = limits.max_prompt_tokens
     message.max_output_tokens = limits.max_output_tokens
     message.max_total_tokens = limits.max_total_tokens
     message.default_max_tokens = limits.default_max_tokens
     message.vocab_size = limits.vocab_size
-    message.max_pending_requests = max_num_waiting
 
 
 def _features_of(front: Front) -> pb.ModelFeatures:

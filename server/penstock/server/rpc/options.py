@@ -1,7 +1,8 @@
 """The gRPC server's options, one by one with their reasons.
 
-Owns the transport's limits. gRPC accepts unknown option names in silence, so each has a test of its
-effect where that takes less than a second.
+Owns the transport's limits. gRPC accepts unknown option names in silence, so the tests look each
+name up in the core and try the option's effect where that takes little time. Some values are the
+core's own defaults, given so that another release changes nothing; they are tried with others.
 """
 
 from dataclasses import dataclass
@@ -32,8 +33,8 @@ def server_options(keepalive: KeepaliveConfig) -> ServerOptions:
     return (
         # Without it, a burst of resets on one connection cancels the calls of other clients.
         ("grpc.max_concurrent_streams", MAX_CONCURRENT_STREAMS),
-        ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-        # Between soft and hard limit the core rejects at random, so both are set.
+        ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),  # the core's default
+        # Between soft and hard limit the core rejects at random, so both are set. Its defaults.
         ("grpc.max_metadata_size", MAX_METADATA_BYTES),
         ("grpc.absolute_max_metadata_size", 2 * MAX_METADATA_BYTES),
         ("grpc.keepalive_time_ms", _ms(keepalive.server_ping_interval_s)),
@@ -51,8 +52,10 @@ def server_options(keepalive: KeepaliveConfig) -> ServerOptions:
         ("grpc.server_handshake_timeout_ms", 10_000),
         # By default half of 5,000 calls that arrive at once are dropped.
         ("grpc.server.max_pending_requests", 20_000),
+        # From that limit to this one chance decides. They are the same, so nothing is left to it.
         ("grpc.server.max_pending_requests_hard_limit", 20_000),
-        # Fronts share the port; the supervisor makes sure that no stranger does.
+        # Fronts share the port; the supervisor makes sure that no stranger does. The
+        # core's default where the system knows how.
         ("grpc.so_reuseport", 1),
     )
 

@@ -1,10 +1,10 @@
-"""The seeds of a request's outputs: a replay of any of them needs the same numbers for ever."""
+"""The seeds of a request's outputs: whoever replays one needs the same number for ever."""
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
-from penstock.scheduler.request import SamplingParams
 from penstock.server.front.config import FrontConfig
 from penstock.server.front.generation import Generation, Sampling, TokenInput
 from penstock.server.front.limits import Limits
@@ -14,5 +14,44 @@ from penstock.server.front.submission import (
     output_seed,
     submission_for,
 )
-from support.core import np_ids
 from support.fronts import INFO
+
+SEEDS_OF_7 = [7, 5576936958904625109, 16783414663788028321, 4313588532706559288]
+
+
+def seeds_of(seed: int, num_outputs: int) -> list[int]:
+    """As the engine is given them, in the order of the outputs."""
+    generation = Generation(
+        prompt=TokenInput(ids=(1,)),
+        prompt_path="token_ids.ids",
+        sampling=Sampling(num_outputs=num_outputs),
+    )
+    submission = submission_for(
+        generation,
+        TokenisedPrompt(ids=np.array([1], dtype=np.int32)),
+        limits=Limits.of(FrontConfig(), INFO),
+        times=CallTimes(arrival_s=0.0),
+        request_id="r",
+        keys=tuple(range(1, num_outputs + 1)),
+        seed=seed,
+        eos_ids=(),
+    )
+    assert submission.seed == seed
+    assert [spec.output_index for spec in submission.specs] == list(range(num_outputs))
+    return [spec.sampling.seed for spec in submission.specs]
+
+
+@pytest.mark.parametrize("num_outputs", [1, 2, 4])
+def test_the_engine_is_given_the_seeds_that_are_promised(num_outputs: int) -> None:
+    assert seeds_of(7, num_outputs) == SEEDS_OF_7[:num_outputs]
+
+
+def test_an_output_can_be_replayed_without_the_others() -> None:
+    assert [output_seed(7, index) for index in range(4)] == SEEDS_OF_7
+    assert output_seed(2**64 - 1, 1) == 4821442246385253236
+
+
+def test_the_first_output_has_the_seed_of_the_request() -> None:
+    for seed in (0, 1, 2**64 - 1):
+        assert output_seed(seed, 0) == seed
+        assert seeds_of(seed, 2)[0] == seed

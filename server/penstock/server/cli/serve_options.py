@@ -1,0 +1,164 @@
+"""The settings of `penstock serve`, one table: flag, environment variable, default, help.
+
+Does not know what they mean together; `serve` puts them into the settings of the service.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+ENVIRONMENT_PREFIX = "PENSTOCK_"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """One setting: `--flag`, also read from `PENSTOCK_<FLAG>`; the flag wins."""
+
+    flag: str
+    parse: Callable[[str], Any]
+    default: Any
+    help: str
+    metavar: str | None = None
+    choices: tuple[str, ...] | None = None
+
+    @property
+    def name(self) -> str:
+        """Its name in the parsed arguments."""
+        return self.flag.replace("-", "_")
+
+    @property
+    def variable(self) -> str:
+        """Its environment variable."""
+        return ENVIRONMENT_PREFIX + self.name.upper()
+
+
+OPTIONS = (
+    Option(
+        flag="model",
+        parse=str,
+        default="demo",
+        help="model folder (Hugging Face layout), or demo for the one in the package",
+    ),
+    Option(flag="model-name", parse=str, default=None, help="name that clients use"),
+    Option(
+        flag="model-aliases",
+        parse=str,
+        default=None,
+        metavar="NAME,...",
+        help="other names it answers to",
+    ),
+    Option(
+        flag="executor",
+        parse=str,
+        default="torch",
+        choices=("torch", "simulated"),
+        help="what computes tokens",
+    ),
+    Option(flag="host", parse=str, default="127.0.0.1", help="address to listen on"),
+    Option(flag="port", parse=int, default=50051, help="port to listen on, 0 for any free one"),
+    Option(flag="fronts", parse=int, default=None, help="front processes (default: cores / 2)"),
+    Option(flag="max-num-seqs", parse=int, default=None, help="requests that run at once"),
+    Option(flag="max-num-batched-tokens", parse=int, default=None, help="token budget of one step"),
+    Option(flag="max-seq-len", parse=int, default=None, help="prompt and output, in tokens"),
+    Option(flag="max-num-waiting", parse=int, default=None, help="requests that may wait"),
+    Option(
+        flag="max-num-waiting-tokens",
+        parse=int,
+        default=None,
+        help="prompt tokens that may wait, all requests together",
+    ),
+    Option(
+        flag="admission-policy",
+        parse=str,
+        default=None,
+        choices=("max_utilization", "guaranteed_no_evict"),
+        help="when a waiting request may run",
+    ),
+    Option(
+        flag="watermark",
+        parse=float,
+        default=None,
+        help="share of the KV cache that admission under max_utilization leaves free",
+    ),
+    Option(
+        flag="prefix-caching",
+        parse=str,
+        default=None,
+        choices=("on", "off"),
+        help="whether requests share the blocks of equal prefixes (default: on)",
+    ),
+    Option(flag="block-size", parse=int, default=None, help="tokens per KV cache block"),
+    Option(flag="num-blocks", parse=int, default=None, help="blocks in the KV cache"),
+    Option(
+        flag="kv-cache-mib",
+        parse=int,
+        default=None,
+        help="KV cache size in MiB, where num-blocks is not given",
+    ),
+    Option(
+        flag="dtype",
+        parse=str,
+        default=None,
+        choices=("auto", "float32", "bfloat16", "float16"),
+        help="number format of weights and KV cache",
+    ),
+    Option(flag="device", parse=str, default=None, help="cpu, cuda or cuda:<index>"),
+    Option(flag="threads", parse=int, default=None, help="threads that compute, on a CPU"),
+    Option(flag="pipeline-depth", parse=int, default=None, help="steps in flight, 1 or 2"),
+    Option(
+        flag="default-max-tokens",
+        parse=int,
+        default=None,
+        help="output tokens of a request that does not say (default: 256)",
+    ),
+    Option(
+        flag="max-output-tokens",
+        parse=int,
+        default=None,
+        help="most output tokens that a request may ask for",
+    ),
+    Option(
+        flag="default-deadline-s",
+        parse=float,
+        default=None,
+        help="deadline of a call that brings none (default: 600)",
+    ),
+    Option(
+        flag="max-deadline-s",
+        parse=float,
+        default=None,
+        help="longest deadline that is honoured (default: 3600)",
+    ),
+    Option(
+        flag="max-backlog-tokens",
+        parse=int,
+        default=None,
+        help="output that a client may leave unread before it is cut (default: 4096)",
+    ),
+    Option(
+        flag="max-reader-stall-s",
+        parse=float,
+        default=None,
+        help="seconds that one write may be blocked before its reader is cut (default: 30)",
+    ),
+    Option(
+        flag="drain-grace-s",
+        parse=float,
+        default=None,
+        help="seconds that streams may go on after the first signal (default: 30)",
+    ),
+    Option(
+        flag="simulated-config",
+        parse=str,
+        default=None,
+        metavar="JSON",
+        help="settings of the simulated executor; executors/README.md lists the keys",
+    ),
+    Option(
+        flag="log-level",
+        parse=str,
+        default="info",
+        choices=("debug", "info", "warning", "error"),
+        help="least level that is logged",
+    ),
+)

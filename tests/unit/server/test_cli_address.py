@@ -1,0 +1,18 @@
+"""Where the commands look for a service when nobody says."""
+
+import pytest
+
+from penstock.server.cli.connection import default_address
+
+
+@pytest.mark.parametrize(
+    ("environment", "address"),
+    [
+        ({}, "127.0.0.1:50051"),
+        ({"PENSTOCK_PORT": "7000"}, "127.0.0.1:7000"),
+        ({"PENSTOCK_PORT": "tcp://10.0.0.1:50051"}, "127.0.0.1:50051"),
+        ({"PENSTOCK_PORT": "7000", "PENSTOCK_ADDRESS": "there:1"}, "there:1"),
+    ],
+)
+def test_it_is_where_serve_would_listen(environment: dict[str, str], address: str) -> None:
+    assert default_address(environment) == address
