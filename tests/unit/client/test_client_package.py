@@ -50,7 +50,7 @@ def test_readme_lists_every_exception() -> None:
 
 
 def test_command_line_and_client_agree_on_the_address() -> None:
-    assert connection.DEFAULT_ADDRESS == penstock.client.DEFAULT_ADDRESS
+    assert connection.default_address({}) == penstock.client.DEFAULT_ADDRESS
 
 
 @pytest.mark.parametrize(

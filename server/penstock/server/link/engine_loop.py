@@ -10,6 +10,8 @@ from penstock.server.link.dispatch import Dispatcher
 from penstock.server.link.fronts import FrontHub
 
 _MAX_WAIT_S = 60.0
+_QUIET_S = 0.05
+"""How long nothing must come before the books are looked over: not between two requests."""
 
 
 class EngineLoop:
@@ -34,7 +36,7 @@ class EngineLoop:
         engine = self._dispatcher.engine
         was_busy = False
         while not self._is_stopping:
-            self._hub.poll(self._wait_s())
+            self._hub.poll(min(_QUIET_S, self._wait_s()) if was_busy else self._wait_s())
             if engine.has_work or self._clock() >= engine.next_wakeup_s():
                 for front_id, frame in self._dispatcher.step():
                     self._hub.send(front_id, frame)
