@@ -300,7 +300,15 @@ def full_device() -> Iterator[IO[bytes]]:
 
 
 @pytest.mark.parametrize(
-    "args", [("generate", "Hi"), ("generate", "Hi", "--json"), ("chat",), ("models",), ("health",)]
+    "args",
+    [
+        ("generate", "Hi"),
+        ("generate", "Hi", "--json"),
+        ("chat",),
+        ("models",),
+        ("health",),
+        ("version",),
+    ],
 )
 async def test_output_that_cannot_be_written_is_one_line(
     server: ScriptedServer, full_device: IO[bytes], args: tuple[str, ...]

@@ -64,8 +64,8 @@ class SamplingOptions(google.protobuf.message.Message):
     seed: builtins.int
     """Makes the output reproducible: the random number of a token depends on the seed and the
     token's position alone, never on what else runs. So the same request gives the same tokens in
-    float32; in half precision the model's arithmetic rounds by the size of the batch, and texts
-    may part after some tokens. Default: drawn by the server and told in Accepted.seed. Output i
+    float32; in half precision the model's arithmetic rounds by the size of the batch and by how
+    much of the prompt was cached, and texts may part after some tokens. Default: drawn by the server and told in Accepted.seed. Output i
     of `n` uses a seed derived from this one and i; output 0 uses this one.
     """
     n: builtins.int

@@ -11,6 +11,8 @@ from penstock.server.cli.connection import default_address
         ({}, "127.0.0.1:50051"),
         ({"PENSTOCK_PORT": "7000"}, "127.0.0.1:7000"),
         ({"PENSTOCK_PORT": "tcp://10.0.0.1:50051"}, "127.0.0.1:50051"),
+        # No port, which the command then says.
+        ({"PENSTOCK_PORT": "many"}, "127.0.0.1:many"),
         ({"PENSTOCK_PORT": "7000", "PENSTOCK_ADDRESS": "there:1"}, "there:1"),
     ],
 )

@@ -37,6 +37,7 @@ class Sampled:
 def sample(logits: Tensor, arrays: SlotArrays, slots: Ints, rules: SlotRules) -> Sampled:
     """Choose a token for each of `slots` [m] from its row of `logits` [m, V]."""
     best, tokens = logits.max(-1)
+    is_good = torch.isfinite(best)
     edits = LogitEdits(arrays=arrays, rules=rules)
     is_drawn = arrays.temperature[slots] > 0.0
     wants_logprobs = arrays.num_logprobs[slots] >= 0
@@ -53,7 +54,8 @@ def sample(logits: Tensor, arrays: SlotArrays, slots: Ints, rules: SlotRules) ->
         if len(drawn):
             at = torch.from_numpy(drawn).to(logits.device)
             some_tokens[at] = _draw(some, some_best, at, arrays, slots[special[drawn]])
-        best[rows] = some_best.to(best.dtype)
+        # As edited, in float32: in half precision a large logit would be no number any more.
+        is_good[rows] = torch.isfinite(some_best)
         tokens[rows] = some_tokens
         asking = np.flatnonzero(wants_logprobs[special])
         if len(asking):
@@ -63,7 +65,7 @@ def sample(logits: Tensor, arrays: SlotArrays, slots: Ints, rules: SlotRules) ->
             logprobs = scatter_rows(part, special[asking], len(slots))
     return Sampled(
         tokens=tokens.int().cpu().numpy(),
-        is_good=torch.isfinite(best).cpu().numpy(),
+        is_good=is_good.cpu().numpy(),
         logprobs=logprobs,
     )
 

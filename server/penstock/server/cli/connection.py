@@ -30,10 +30,10 @@ class UsageError(Exception):
 def default_address(environment: Mapping[str, str]) -> str:
     """Where a service is when nobody says: where `serve` in the same environment would listen."""
     port = environment.get(PORT_VARIABLE, DEFAULT_PORT)
-    # Kubernetes sets it to an address for a service that is called penstock.
-    return environment.get(
-        ADDRESS_VARIABLE, f"127.0.0.1:{port if port.isdigit() else DEFAULT_PORT}"
-    )
+    if port.startswith("tcp://"):
+        # Kubernetes sets it so for a service that is called penstock.
+        port = DEFAULT_PORT
+    return environment.get(ADDRESS_VARIABLE, f"127.0.0.1:{port}")
 
 
 def add_address_option(parser: argparse.ArgumentParser) -> None:

@@ -5,6 +5,7 @@ import platform
 from importlib import metadata
 
 from penstock.server.cli.command import Subparsers
+from penstock.server.cli.connection import run_reporting
 from penstock.server.cli.exit_codes import ExitCode
 
 _PARTS = ("grpcio", "protobuf", "numpy", "torch", "transformers", "tensorrt-llm")
@@ -19,6 +20,10 @@ def add_parser(subparsers: Subparsers) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run the command; the exit code."""
     del args
+    return run_reporting("version", _print_versions)
+
+
+def _print_versions() -> int:
     print(f"penstock {_version('penstock') or 'of unknown version (not installed)'}")
     print(f"python {platform.python_version()}")
     for name in _PARTS:

@@ -32,7 +32,8 @@ from penstock.server.processes.exit_codes import (
 )
 from penstock.server.processes.failure import in_one_line
 
-log = logging.getLogger(__name__)
+# Run as a program, its own name would be __main__.
+log = logging.getLogger("penstock.server.processes.engine_process")
 
 
 def main(arguments: list[str]) -> int:

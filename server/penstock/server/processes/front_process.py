@@ -21,7 +21,8 @@ from penstock.server.processes.failure import in_one_line
 from penstock.server.rpc.server import FrontServer
 from penstock.server.text.model_text import ModelText
 
-log = logging.getLogger(__name__)
+# Run as a program, its own name would be __main__.
+log = logging.getLogger("penstock.server.processes.front_process")
 
 
 def main(arguments: list[str]) -> int:
