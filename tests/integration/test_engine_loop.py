@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import threading
 from collections.abc import Callable, Iterator
@@ -12,6 +13,7 @@ import pytest
 
 from penstock.scheduler.events import StepEvents
 from penstock.scheduler.integrity import IntegrityError
+from penstock.scheduler.request import NO_TIME
 from penstock.server.link.dispatch import Dispatcher
 from penstock.server.link.engine_loop import EngineLoop
 from penstock.server.link.fronts import FrontHub
@@ -48,7 +50,7 @@ def path() -> Iterator[Path]:
         yield path
 
 
-def with_loop(path: Path, engine: AuditedEngine, test: Callable[[FrontHub], None]) -> list[str]:
+def with_loop(path: Path, engine: FakeEngine, test: Callable[[FrontHub], None]) -> list[str]:
     """Run `test` beside the loop on a thread of its own; what the loop raised."""
     raised: list[str] = []
     with listening(path) as listener:
@@ -109,3 +111,57 @@ def test_wrong_books_end_the_loop(path: Path) -> None:
         engine.num_steps_at_checks.get(timeout=PATIENCE_S)
 
     assert with_loop(path, engine, test) == ["a block is missing"]
+
+
+class SelfPacedEngine(FakeEngine):
+    """Has work for ever; its news come when the test writes to the other end of a pipe."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.read_fd, self.tell_fd = os.pipe()
+        self.steps: queue.Queue[bytes] = queue.Queue()
+        self.wakeup_s = NO_TIME
+
+    @property
+    def has_work(self) -> bool:
+        return True
+
+    @property
+    def ready_fd(self) -> int | None:
+        return self.read_fd
+
+    def next_wakeup_s(self) -> float:
+        return self.wakeup_s
+
+    def step(self) -> StepEvents:
+        os.set_blocking(self.read_fd, False)
+        try:
+            told = os.read(self.read_fd, 16)
+        except BlockingIOError:
+            told = b""
+        self.wakeup_s = NO_TIME
+        self.steps.put(told)
+        return StepEvents(step=0, at_s=0.0)
+
+
+def test_a_self_paced_engine_steps_when_there_is_reason_to(path: Path) -> None:
+    engine = SelfPacedEngine()
+
+    def test(hub: FrontHub) -> None:
+        for told in (b"a", b"b"):
+            os.write(engine.tell_fd, told)
+            assert engine.steps.get(timeout=PATIENCE_S) == told
+        # Someone sent something.
+        hub.wake()
+        assert engine.steps.get(timeout=PATIENCE_S) == b""
+        # Time ended somebody; and, without any reason, once in a while.
+        engine.wakeup_s = 0.0
+        hub.wake()
+        for _ in range(2):
+            assert engine.steps.get(timeout=PATIENCE_S) == b""
+        # With reasons alone, a loop that spun would be thousands of steps ahead by now.
+        assert engine.steps.qsize() < 5
+
+    assert with_loop(path, engine, test) == []
+    os.close(engine.read_fd)
+    os.close(engine.tell_fd)

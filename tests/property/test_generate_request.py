@@ -27,6 +27,7 @@ REFUSALS = {
     ErrorReason.PROMPT_TOO_LONG,
     ErrorReason.FEATURE_UNSUPPORTED,
     ErrorReason.MODEL_NOT_FOUND,
+    ErrorReason.ADAPTER_NOT_FOUND,
 }
 _SCALARS: dict[int, st.SearchStrategy[object]] = {
     FieldDescriptor.CPPTYPE_FLOAT: st.floats(width=32)

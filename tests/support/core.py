@@ -37,6 +37,7 @@ class NullExecutor:
         self, info: ExecutorInfo, token: Callable[[int, int], int] = lambda _slot, _position: 7
     ) -> None:
         self.info = info
+        self.ready_fd: int | None = None
         self.batches: list[Batch] = []
         self.released: list[int] = []
         self.results: deque[StepResult] = deque()

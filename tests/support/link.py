@@ -85,6 +85,10 @@ class FakeEngine:
     def has_work(self) -> bool:
         return not self.news.empty()
 
+    @property
+    def ready_fd(self) -> int | None:
+        return None
+
     def next_wakeup_s(self) -> float:
         return NO_TIME
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.scheduler.request import Request
+from penstock.scheduler.request import FinishReason, Request
 from penstock.scheduler.slot_arrays import SlotArrays
 
 NO_SLOTS: NDArray[np.int32] = np.zeros(0, dtype=np.int32)
@@ -35,6 +35,10 @@ class Batch:
     `admitted`: requests that got a slot since the last batch (`request.slot`); `released`: slots
     given back since the last batch, listed before a slot that was granted anew (handle `released`
     first, then `admitted`). A batch without rows carries releases alone; its result is empty.
+    `num_used_blocks`: blocks that running requests hold, shared ones counted once;
+    `num_old_blocks`: the same before this step took any.
+
+    A self-paced executor gets a prompt as one chunk, in every batch until its first token is in.
     """
 
     step: int
@@ -46,6 +50,8 @@ class Batch:
     sampled_slots: NDArray[np.int32]
     admitted: tuple[Request, ...] = ()
     released: tuple[int, ...] = ()
+    num_used_blocks: int = 0
+    num_old_blocks: int = 0
 
     @property
     def num_rows(self) -> int:
@@ -79,10 +85,26 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotFailure:
-    """A request that failed alone; the rest of the batch is good. `detail` is for our logs only."""
+    """A request that failed alone; the rest of the batch is good. `detail` is for our logs only.
+
+    `is_refusal`: the executor will not do what was asked, now or later: the request's own fault.
+    """
 
     slot: int
     detail: str
+    is_refusal: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotEnd:
+    """A request that the executor ended by itself, after the tokens of this result.
+
+    Only for what the scheduler cannot tell from the tokens; `stop_id` -1 when no token stopped it.
+    """
+
+    slot: int
+    reason: FinishReason
+    stop_id: int = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -95,7 +117,10 @@ class StepResult:
     too, within the slot's blocks. Counts need a pipeline depth of 1. `logprobs` is aligned with
     `tokens`, None when nobody asked. `prompt_logprobs`: (slot, first position, logprobs): rows for
     the prompt tokens at positions first, first + 1, ... that this step's chunk predicted.
-    Slots in `failures` have no tokens.
+    Slots in `failures` have no tokens. `ends`: see SlotEnd. `num_cached`: (slot, tokens of its
+    prompt that were found in the executor's own cache), where that is not for the scheduler to say.
+
+    Of a self-paced executor tokens may run past the slot's blocks, and `counts` is always given.
     """
 
     slots: NDArray[np.int32]
@@ -104,3 +129,5 @@ class StepResult:
     logprobs: TokenLogprobs | None = None
     prompt_logprobs: tuple[tuple[int, int, TokenLogprobs], ...] = ()
     failures: tuple[SlotFailure, ...] = field(default=())
+    ends: tuple[SlotEnd, ...] = ()
+    num_cached: tuple[tuple[int, int], ...] = ()

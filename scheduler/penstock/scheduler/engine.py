@@ -6,6 +6,7 @@ calls it. The clock is injected; it must be the one fronts stamp deadlines with.
 
 from collections.abc import Callable
 
+from penstock.scheduler.batch import Batch
 from penstock.scheduler.config import SchedulerConfig
 from penstock.scheduler.events import StepEvents
 from penstock.scheduler.executor import Executor
@@ -25,12 +26,22 @@ class Engine:
         self.scheduler = Scheduler(executor.info, config)
         self._clock = clock
         self._depth = executor.info.pipeline_depth
+        self._is_self_paced = executor.info.is_self_paced
         self._num_steps = 0
 
     @property
     def has_work(self) -> bool:
-        """Whether `step` would do or tell anything."""
+        """Whether `step` would do or tell anything; of a self-paced executor: sooner or later."""
         return self.scheduler.has_work
+
+    @property
+    def ready_fd(self) -> int | None:
+        """Of a self-paced executor: readable when a step has news to take; None for the others.
+
+        With None a step is due while there is work. With one it is due when this is readable, when
+        something was submitted or cancelled, and at `next_wakeup_s`.
+        """
+        return self.executor.ready_fd
 
     def submit(self, specs: tuple[RequestSpec, ...]) -> None:
         """Queue the outputs of one request, leader first; refusals are told by the next step."""
@@ -58,20 +69,32 @@ class Engine:
         Returns at once when nobody can run. Whatever the executor raises comes through: it is
         dead, and so is this engine.
         """
-        scheduler = self.scheduler
-        batch = scheduler.schedule(self._clock())
+        if self._is_self_paced:
+            # What has arrived makes room for those who wait.
+            self._collect()
+            self._launch()
+        else:
+            batch = self._launch()
+            num_launched = self.scheduler.num_launched
+            if num_launched and (batch is None or num_launched >= self._depth):
+                self._collect()
+        return self.scheduler.take_events(self._num_steps, self._clock())
+
+    def _launch(self) -> Batch | None:
+        batch = self.scheduler.schedule(self._clock())
         if batch is not None:
             self._num_steps += 1
             self.executor.launch(batch)
-        num_launched = scheduler.num_launched
-        if num_launched and (batch is None or num_launched >= self._depth):
-            result = self.executor.collect()
-            scheduler.update(result, self._clock())
-        return scheduler.take_events(self._num_steps, self._clock())
+        return batch
+
+    def _collect(self) -> None:
+        result = self.executor.collect()
+        if self.scheduler.num_launched:
+            self.scheduler.update(result, self._clock())
 
     def next_wakeup_s(self) -> float:
-        """When a waiting request expires, engine clock; NO_TIME when none does."""
-        return self.scheduler.life.queue.next_expiry_s()
+        """When time ends a request, engine clock; NO_TIME when it never does."""
+        return self.scheduler.life.next_expiry_s()
 
     def check_integrity(self) -> None:
         """Raise IntegrityError when an invariant does not hold."""

@@ -35,6 +35,15 @@ class Preempted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PrefixFound:
+    """How much of its prompt the executor found in its own cache, in place of what was foreseen."""
+
+    key: int
+    at_s: float
+    num_cached_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Finished:
     """The request is COMPLETED. `stop_id` is the stop token that ended it, -1 for none."""
 
@@ -74,7 +83,7 @@ class StepEvents:
     tokens: NDArray[np.int32] = field(default_factory=lambda: NO_TOKENS)
     logprobs: TokenLogprobs | None = None
     prompt_logprobs: tuple[tuple[int, int, TokenLogprobs], ...] = ()
-    changes: tuple[Admitted | Preempted, ...] = ()
+    changes: tuple[Admitted | Preempted | PrefixFound, ...] = ()
     ends: tuple[Finished | Failed, ...] = ()
 
     @property

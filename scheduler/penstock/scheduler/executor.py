@@ -14,21 +14,33 @@ from penstock.scheduler.batch import Batch, StepResult
 class Feature(enum.Enum):
     """What an executor may offer beyond plain sampling. What it lacks is refused, never ignored."""
 
+    SEED = "seed"
+    MIN_P = "min_p"
+    MIN_TOKENS = "min_tokens"
     LOGPROBS = "logprobs"
     PROMPT_LOGPROBS = "prompt_logprobs"
     LOGIT_BIAS = "logit_bias"
     PENALTIES = "penalties"
-    CONSTRAINT = "constraint"
-    ADAPTER = "adapter"
-    IMAGES = "images"
+    JSON_SCHEMA = "json_schema"
+    REGEX = "regex"
+    GRAMMAR = "grammar"
+    CHOICE = "choice"
+    ADAPTERS = "adapters"
+    CACHE_RETENTION = "cache_retention"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutorInfo:
     """The limits of a built executor: results, never wishes.
 
-    `block_size` is in tokens. `max_seq_len` bounds prompt and output together, in tokens.
-    `pipeline_depth`: steps that may be launched before the oldest is collected (1 or 2).
+    `block_size` is in tokens. `max_seq_len` bounds prompt and output together, in tokens;
+    `max_prompt_tokens` a prompt alone, None for no bound of its own. `adapters`: names of its
+    weight sets. `pipeline_depth`: steps that may be launched before the oldest is collected
+    (1 or 2).
+
+    `is_self_paced`: an engine that batches by itself stands behind it. It is handed whole prompts,
+    a step tells it who is in, and the result of a step is what has arrived since the last one:
+    `collect` never waits, and silence about a slot means that its tokens are still to come.
     """
 
     name: str
@@ -39,6 +51,21 @@ class ExecutorInfo:
     max_num_seqs: int
     pipeline_depth: int = 1
     features: frozenset[Feature] = frozenset()
+    max_prompt_tokens: int | None = None
+    adapters: tuple[str, ...] = ()
+    is_self_paced: bool = False
+
+    def __post_init__(self) -> None:
+        if self.is_self_paced and self.pipeline_depth != 1:
+            raise ValueError("a self-paced executor has a pipeline_depth of 1")
+
+    def num_kept_tokens(self, num_total_tokens: int) -> int:
+        """Tokens that need room in the cache, of a request of that length in the end.
+
+        The last is sampled and never computed; an engine that paces itself wants room for it all
+        the same before it lets a request run.
+        """
+        return num_total_tokens if self.is_self_paced else num_total_tokens - 1
 
 
 class ExecutorDied(Exception):
@@ -58,12 +85,20 @@ class Executor(Protocol):
         """Limits and features, fixed after construction."""
         ...
 
+    @property
+    def ready_fd(self) -> int | None:
+        """Of a self-paced executor: readable when `collect` has news; None for the others."""
+        ...
+
     def launch(self, batch: Batch) -> None:
         """Start one step; return at once where the device allows."""
         ...
 
     def collect(self) -> StepResult:
-        """Wait for the oldest launched step and return its outcome."""
+        """Wait for the oldest launched step and return its outcome.
+
+        A self-paced executor returns at once, and may be asked when nothing is launched.
+        """
         ...
 
     def close(self) -> None:

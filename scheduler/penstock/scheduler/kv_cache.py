@@ -92,7 +92,8 @@ class KVCache:
         if not request.spec.hash_salt:
             return
         arrays, slot = self._arrays, request.slot
-        num_full = num_tokens // self.block_size
+        # Tokens may have run past the table, when several came at once.
+        num_full = min(num_tokens // self.block_size, int(arrays.num_blocks[slot]))
         digests = request.block_hashes
         if len(digests) < num_full:
             start = len(digests) * self.block_size

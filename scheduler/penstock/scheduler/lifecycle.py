@@ -11,7 +11,7 @@ from collections import deque
 import numpy as np
 
 from penstock.scheduler.config import SchedulerConfig
-from penstock.scheduler.events import Admitted, Failed, Finished, Preempted
+from penstock.scheduler.events import Admitted, Failed, Finished, Preempted, PrefixFound
 from penstock.scheduler.executor import ExecutorInfo
 from penstock.scheduler.flight import Flight
 from penstock.scheduler.kv_cache import KVCache
@@ -26,6 +26,9 @@ from penstock.scheduler.running import Running
 from penstock.scheduler.slot_arrays import SlotArrays
 from penstock.scheduler.state import RequestEvent, RequestState
 from penstock.scheduler.waiting_queue import WaitingQueue
+
+_SUSPECT = frozenset({FailureReason.EXECUTOR_REQUEST_FAILED, FailureReason.EXECUTOR_REFUSED})
+"""Ends after which nobody may reuse what the request wrote."""
 
 
 class Lifecycle:
@@ -49,14 +52,14 @@ class Lifecycle:
         self.running = Running(self.arrays)
         self.queue = WaitingQueue()
         self.requests: dict[int, Request] = {}
-        self.changes: list[Admitted | Preempted] = []
+        self.changes: list[Admitted | Preempted | PrefixFound] = []
         self.ends: list[Finished | Failed] = []
         self.admitted: list[Request] = []
         self.released: list[int] = []
         self.is_behind = False
         self._keys_of: dict[str, set[int]] = {}
         self._config = config
-        self._max_seq_len = info.max_seq_len
+        self._info = info
         self._next_sequence = 0
         self._next_deadline_s = NO_TIME
         self.flights: deque[Flight] = deque()
@@ -141,8 +144,8 @@ class Lifecycle:
         if request.state is RequestState.PENDING:
             self.queue.remove(request)
         else:
-            suspect = reason is FailureReason.EXECUTOR_REQUEST_FAILED
-            self._vacate(request, is_trusted=not suspect)
+            is_suspect = reason in _SUSPECT
+            self._vacate(request, is_trusted=not is_suspect)
         request.apply(RequestEvent.FAIL)
         spec = request.spec
         request_id = spec.request_id if detail else ""
@@ -168,6 +171,11 @@ class Lifecycle:
             float(self.arrays.deadline[columns].min(initial=NO_TIME)),
             float(self.arrays.time_limit[columns].min(initial=NO_TIME)),
         )
+
+    def next_expiry_s(self) -> float:
+        """When time may end somebody, waiting or running; NO_TIME when it never does."""
+        running_s = self._next_deadline_s if len(self.running) else NO_TIME
+        return min(self.queue.next_expiry_s(), running_s)
 
     def note_first_token(self, request: Request, now: float) -> None:
         """The TTFT deadline is met."""
@@ -195,10 +203,10 @@ class Lifecycle:
 
     def _misfit(self, spec: RequestSpec, now: float) -> FailureReason | None:
         """Why this output could not run even on an idle engine."""
-        if spec.max_total_tokens > self._max_seq_len:
+        if spec.max_total_tokens > self._info.max_seq_len:
             return FailureReason.PROMPT_TOO_LONG
-        # The last token is sampled, never computed.
-        if self.cache.blocks_for(spec.max_total_tokens - 1) > self.cache.pool.num_blocks:
+        num_kept = self._info.num_kept_tokens(spec.max_total_tokens)
+        if self.cache.blocks_for(num_kept) > self.cache.pool.num_blocks:
             return FailureReason.EXCEEDS_KV_CACHE
         if spec.deadline_s <= now:
             return FailureReason.DEADLINE_EXCEEDED

@@ -3,7 +3,10 @@
 Owns the order of decisions: running decodes first, then prefills under way, then admissions, and
 nobody new in a step that preempted. Every request has a number of computed tokens and must catch up
 with its total (the view vLLM introduced), so chunked prefill, prefix hits and recomputation after
-a preemption are the same thing. Does not look at results.
+a preemption are the same thing. A self-paced executor takes prompts whole, and one that it has not
+answered yet is planned again in every step, so it weighs on the budget for as long as the engine
+behind has it to compute; the budget is that of two steps, because an answer comes when the next
+step has begun, which would otherwise find nothing new to compute. Does not look at results.
 """
 
 import numpy as np
@@ -26,12 +29,16 @@ class Planner:
         self._budget_tokens = config.max_num_batched_tokens
         self._is_guaranteed = config.admission_policy is AdmissionPolicy.GUARANTEED_NO_EVICT
         self._depth = info.pipeline_depth
+        self._info = info
+        self._takes_whole_prompts = info.is_self_paced
+        self._num_steps_ahead = 2 if info.is_self_paced else 1
         # A reservation to max_tokens needs no slack; taking what is needed now does.
         self._watermark_blocks = (
             0 if self._is_guaranteed else int(np.ceil(config.watermark * info.num_blocks))
         )
         self._one_each: NDArray[np.int32] = np.ones(info.max_num_seqs, dtype=np.int32)
         self._has_preempted = False
+        self._num_old_blocks = 0
         self._step = 0
 
     def plan(self, now: float) -> Flight | None:
@@ -41,12 +48,14 @@ class Planner:
         must hear of that even if nothing follows; else None.
         """
         self._has_preempted = False
+        self._num_old_blocks = self._life.cache.pool.num_used
         num_decodes = self._make_room_for_decodes(now)
         self._life.is_behind = False
-        chunks = self._continue_prefills(self._budget_tokens - num_decodes, now)
+        budget = self._num_steps_ahead * (self._budget_tokens - num_decodes)
+        chunks = self._continue_prefills(budget, now)
         if not self._has_preempted:
-            budget = self._budget_tokens - num_decodes - sum(chunk.count for chunk in chunks)
-            chunks += self._admissions(budget, now)
+            budget -= sum(chunk.count for chunk in chunks)
+            chunks += self._admissions(budget, now, is_prefilling=bool(chunks))
         # Gathered anew if a prefill preempted somebody who decodes.
         roster = self._life.running.decodes(self._life.cache.capacity)
         if not chunks and not len(roster.rows) and not self._life.released:
@@ -76,14 +85,14 @@ class Planner:
         chunks: list[Chunk] = []
         arrays = self._life.arrays
         for request in self._life.running.prefilling():
-            if budget <= 0:
+            if budget <= 0 and not self._takes_whole_prompts:
                 break
             # An earlier one of this loop may have preempted it.
             if request.slot < 0:
                 continue
             start = int(arrays.num_computed[request.slot])
             remaining = int(arrays.num_tokens[request.slot]) - start
-            count = min(remaining, budget)
+            count = remaining if self._takes_whole_prompts else min(remaining, budget)
             if self._make_room(request, start + count, now):
                 chunks.append(Chunk(request, request.slot, start, count, count == remaining))
                 budget -= count
@@ -102,7 +111,7 @@ class Planner:
             life.cache.extend(request.slot, missing)
         return True
 
-    def _admissions(self, budget: int, now: float) -> list[Chunk]:
+    def _admissions(self, budget: int, now: float, *, is_prefilling: bool) -> list[Chunk]:
         chunks: list[Chunk] = []
         life, cache = self._life, self._life.cache
         while budget > 0 and life.running.has_free_slot:
@@ -115,10 +124,13 @@ class Planner:
             spare_blocks = self._watermark_blocks if len(life.running) else 0
             if not cache.can_admit(matched, reserve_tokens, spare_blocks):
                 break
-            life.admit(request, matched, reserve_tokens, now)
             start = len(matched) * cache.block_size
             remaining = len(request.tokens) - start
-            count = min(remaining, budget)
+            # Longer than a whole step: alone, for the engine behind to cut into chunks.
+            if self._takes_whole_prompts and remaining > budget and (is_prefilling or chunks):
+                break
+            count = remaining if self._takes_whole_prompts else min(remaining, budget)
+            life.admit(request, matched, reserve_tokens, now)
             cache.extend(request.slot, cache.num_missing(request.slot, start + count))
             chunks.append(Chunk(request, request.slot, start, count, count == remaining))
             budget -= count
@@ -132,7 +144,7 @@ class Planner:
 
     def _reserve_tokens(self, request: Request) -> int:
         if self._is_guaranteed:
-            return request.spec.max_total_tokens - 1
+            return self._info.num_kept_tokens(request.spec.max_total_tokens)
         return len(request.tokens)
 
     def _preempt(self, victim: Request, now: float) -> None:
@@ -176,6 +188,8 @@ class Planner:
             sampled_slots=rows.slots,
             admitted=tuple(life.admitted),
             released=tuple(life.released),
+            num_used_blocks=life.cache.pool.num_used,
+            num_old_blocks=self._num_old_blocks,
         )
         life.admitted.clear()
         life.released.clear()

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.scheduler.request_options import CacheRetention, Constraint
 from penstock.scheduler.state import RequestEvent, RequestState, transition
 
 NO_TIME = math.inf
@@ -40,6 +41,7 @@ class FailureReason(enum.IntEnum):
     EXECUTOR_REQUEST_FAILED = 7
     ENGINE_DOWN = 8
     DRAINING = 9
+    EXECUTOR_REFUSED = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +83,8 @@ class RequestSpec:
     prefix reuse. `block_hashes`: one digest per full block of the prompt, chained from that salt.
     `stop_ids`: token ids that end the output (end-of-sequence ids included unless ignored).
     Times are absolute seconds on the engine's clock, `NO_TIME` for none. Higher `priority` is more
-    urgent.
+    urgent. `adapter`: name of a weight set applied on top, empty for none; the salt must tell
+    requests of different adapters apart.
     """
 
     key: int
@@ -101,6 +104,9 @@ class RequestSpec:
     ttft_deadline_s: float = NO_TIME
     deadline_s: float = NO_TIME
     time_limit_s: float = NO_TIME
+    adapter: str = ""
+    constraint: Constraint | None = None
+    retention: CacheRetention | None = None
 
     def __post_init__(self) -> None:
         if not 0 < self.key < 2**63:

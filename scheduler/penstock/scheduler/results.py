@@ -8,7 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.scheduler.batch import StepResult, TokenLogprobs
-from penstock.scheduler.flight import Flight
+from penstock.scheduler.events import PrefixFound
+from penstock.scheduler.executor import ExecutorInfo
+from penstock.scheduler.flight import Chunk, Flight
 from penstock.scheduler.lifecycle import Lifecycle
 from penstock.scheduler.request import FailureReason, FinishReason, Request
 from penstock.scheduler.rows import Rows
@@ -21,9 +23,10 @@ class Results:
     StepEvents.
     """
 
-    def __init__(self, life: Lifecycle, pipeline_depth: int) -> None:
+    def __init__(self, life: Lifecycle, info: ExecutorInfo) -> None:
         self._life = life
-        self._depth = pipeline_depth
+        self._depth = info.pipeline_depth
+        self._is_self_paced = info.is_self_paced
         self._flat_tokens = life.arrays.token_ids.reshape(-1)
         self.keys: list[NDArray[np.int64]] = []
         self.tokens: list[NDArray[np.int32]] = []
@@ -42,21 +45,27 @@ class Results:
             if request is not None:
                 # Its own row must not come back in this very flight.
                 flight.dropped.add(failure.slot)
-                reason = FailureReason.EXECUTOR_REQUEST_FAILED
+                reason = (
+                    FailureReason.EXECUTOR_REFUSED
+                    if failure.is_refusal
+                    else FailureReason.EXECUTOR_REQUEST_FAILED
+                )
                 self._life.fail(request, reason, now, failure.detail)
         self._note_prompts(flight, result, now)
         if result.counts is None and result.slots is flight.batch.sampled_slots:
             self._append_all(flight, result, now)
         else:
             self._append_some(flight, result, now)
+        for end in result.ends:
+            request = self._live(flight, end.slot)
+            if request is not None:
+                self._life.finish(request, end.reason, now, end.stop_id)
 
     def _live(self, flight: Flight, slot: int) -> Request | None:
         return None if slot in flight.dropped else self._life.running.request_at(slot)
 
     def _note_prompts(self, flight: Flight, result: StepResult, now: float) -> None:
-        for chunk in flight.chunks:
-            if chunk.slot in flight.dropped:
-                continue
+        for chunk in self._computed_chunks(flight, result):
             self._life.cache.register(chunk.request, chunk.start + chunk.count)
             if chunk.completes:
                 if result.counts is None:
@@ -66,6 +75,20 @@ class Results:
             request = self._live(flight, slot)
             if request is not None:
                 self.prompt_logprobs.append((request.spec.key, first, logprobs))
+        for slot, num_cached in result.num_cached:
+            request = self._live(flight, slot)
+            if request is not None:
+                self._life.changes.append(
+                    PrefixFound(key=request.spec.key, at_s=now, num_cached_tokens=num_cached)
+                )
+
+    def _computed_chunks(self, flight: Flight, result: StepResult) -> list[Chunk]:
+        """Prefill rows that are done; of a self-paced executor only a token tells."""
+        chunks = [chunk for chunk in flight.chunks if chunk.slot not in flight.dropped]
+        if not self._is_self_paced or not chunks:
+            return chunks
+        answered = set(_answered_slots(result))
+        return [chunk for chunk in chunks if chunk.slot in answered]
 
     def _append_all(self, flight: Flight, result: StepResult, now: float) -> None:
         """The usual case: one token for every row, less the rows whose slots were given back."""
@@ -178,4 +201,20 @@ class Results:
             raise ValueError(f"no tokens for slots {silent}")
         self._life.arrays.num_computed[silent] -= 1
         self._life.arrays.num_in_flight[silent] -= 1
-        self._life.running.prefill_again(silent)
+        if self._is_self_paced:
+            self._wait_on(flight, set(silent))
+        else:
+            self._life.running.prefill_again(silent)
+
+    def _wait_on(self, flight: Flight, silent: set[int]) -> None:
+        """Prompts that were not answered are planned again, whole; decodes go on as they are."""
+        unanswered = [chunk for chunk in flight.chunks if chunk.slot in silent]
+        for chunk in unanswered:
+            self._life.arrays.num_computed[chunk.slot] -= chunk.count - 1
+        self._life.running.prefill_again([chunk.slot for chunk in unanswered])
+
+
+def _answered_slots(result: StepResult) -> list[int]:
+    slots = result.slots if result.counts is None else result.slots[result.counts > 0]
+    answered: list[int] = slots.tolist()
+    return answered

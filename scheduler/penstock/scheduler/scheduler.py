@@ -37,7 +37,8 @@ class Scheduler:
             )
         self.life = Lifecycle(info, config)
         self._planner = Planner(self.life, info, config)
-        self._results = Results(self.life, info.pipeline_depth)
+        self._results = Results(self.life, info)
+        self._is_self_paced = info.is_self_paced
 
     @property
     def num_running(self) -> int:
@@ -81,7 +82,9 @@ class Scheduler:
         flight = self._planner.plan(now)
         if flight is None:
             return None
-        self.life.flights.append(flight)
+        # Of a self-paced executor a step without rows has no result to wait for.
+        if flight.batch.num_rows or not self._is_self_paced:
+            self.life.flights.append(flight)
         return flight.batch
 
     def update(self, result: StepResult, now: float) -> None:

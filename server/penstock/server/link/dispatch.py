@@ -45,8 +45,13 @@ class EngineCore(Protocol):
         """True when a step would do or tell something."""
         ...
 
+    @property
+    def ready_fd(self) -> int | None:
+        """None: a step is due while there is work. Else also readable when one is due."""
+        ...
+
     def next_wakeup_s(self) -> float:
-        """When, on the engine's clock, a waiting request expires."""
+        """When, on the engine's clock, time ends a request."""
         ...
 
     def check_integrity(self) -> None:

@@ -158,6 +158,11 @@ def _write_engine_hello(out: Writer, hello: EngineHello) -> None:
     out.u8(len(info.features))
     for feature in sorted(info.features, key=lambda feature: feature.value):
         out.text(feature.value)
+    out.u64(info.max_prompt_tokens or 0)
+    out.u8(info.is_self_paced)
+    out.u32(len(info.adapters))
+    for adapter in info.adapters:
+        out.text(adapter)
 
 
 def _read_engine_hello(data: Reader) -> EngineHello:
@@ -172,6 +177,9 @@ def _read_engine_hello(data: Reader) -> EngineHello:
         max_num_seqs=data.u64(),
         pipeline_depth=data.u64(),
         features=frozenset(Feature(data.text()) for _ in range(data.u8())),
+        max_prompt_tokens=data.u64() or None,
+        is_self_paced=data.u8() != 0,
+        adapters=tuple(data.text() for _ in range(data.u32())),
     )
     return EngineHello(
         epoch=epoch,

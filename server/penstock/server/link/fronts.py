@@ -58,6 +58,7 @@ class FrontHub:
         self._connections: set[_Connection] = set()
         self._by_front: dict[int, _Connection] = {}
         self._blocked: set[_Connection] = set()
+        self._watched_fd = -1
         self._wake_receiver, self._wake_sender = socket.socketpair()
         for own in (listener, self._wake_receiver, self._wake_sender):
             own.setblocking(False)
@@ -69,6 +70,11 @@ class FrontHub:
         """Fronts that have said hello and are still there."""
         return len(self._by_front)
 
+    def watch(self, fd: int) -> None:
+        """Let `poll` end, and say so, when `fd` is readable; the caller reads it."""
+        self._watched_fd = fd
+        self._selector.register(fd, selectors.EVENT_READ)
+
     def wake(self) -> None:
         """End a `poll` from any thread."""
         try:
@@ -76,12 +82,13 @@ class FrontHub:
         except BlockingIOError:
             return  # bytes are waiting already
 
-    def poll(self, timeout_s: float | None) -> None:
+    def poll(self, timeout_s: float | None) -> bool:
         """Take what fronts sent, send what they could not take before.
 
         Waits up to `timeout_s` (None: as long as it takes) for the first thing to happen; at least
-        as often as a blocked front has to be looked at.
+        as often as a blocked front has to be looked at. True when what is watched is readable.
         """
+        is_watched_ready = False
         if self._blocked:
             until_stall_s = max(0.0, self._earliest_stall_s() - self._clock())
             timeout_s = until_stall_s if timeout_s is None else min(timeout_s, until_stall_s)
@@ -90,6 +97,8 @@ class FrontHub:
                 self._accept()
             elif key.fileobj is self._wake_receiver:
                 self._wake_receiver.recv(4096)
+            elif key.fileobj == self._watched_fd:
+                is_watched_ready = True
             else:
                 connection: _Connection = key.data
                 if mask & selectors.EVENT_WRITE and connection in self._connections:
@@ -98,6 +107,7 @@ class FrontHub:
                     self._receive(connection)
         if self._blocked:
             self._drop_stalled()
+        return is_watched_ready
 
     def send(self, front_id: int, frame: bytes) -> None:
         """Send now what the socket takes, keep the rest. A front that is gone is no error."""

@@ -70,7 +70,12 @@ class MemoryEngine:
         return num_steps
 
     def start_thread(self) -> None:
-        """Drive the engine by a thread until `close`."""
+        """Drive the engine by a thread until `close`.
+
+        Raises ValueError for a self-paced executor: it takes an EngineLoop to wait for its news.
+        """
+        if self._dispatcher.engine.ready_fd is not None:
+            raise ValueError("an engine over a self-paced executor needs an EngineLoop")
         self._thread = threading.Thread(target=self._run, name="memory engine", daemon=True)
         self._thread.start()
 

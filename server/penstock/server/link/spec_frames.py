@@ -1,19 +1,20 @@
 """SUBMIT: the outputs of one request as bytes.
 
 Owns the layout of `RequestSpec`. Outputs of one request usually share the prompt, so a prompt that
-is the very array of the output before is sent once. Does not check whether a request makes sense:
-the front validated it.
+is the very array of the output before is sent once; form, adapter and retention likewise. Does not
+check whether a request makes sense: the front validated it.
 """
 
 import struct
 from dataclasses import dataclass
-from typing import cast
+from typing import TypeAlias, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock.scheduler.block_hash import DIGEST_BYTES
 from penstock.scheduler.request import RequestSpec, SamplingParams
+from penstock.scheduler.request_options import CacheRetention, Constraint, ConstraintKind
 from penstock.server.link.wire import LinkError, Reader, Writer
 
 # key, leader_key, max_tokens, min_tokens, num_replayed, output_index, priority
@@ -27,6 +28,14 @@ _SAMPLING_INTS = struct.Struct("<qQqq")
 
 _OWN_PROMPT = 0
 _PROMPT_OF_PREVIOUS = 1
+
+# Which of the rare options follow: most requests have none, and pay one byte for them.
+_HAS_ADAPTER = 1
+_HAS_CONSTRAINT = 2
+_HAS_RETENTION = 4
+_OPTIONS_OF_PREVIOUS = 8
+_NO_OPTIONS = ("", None, None)
+_Options: TypeAlias = tuple[str, Constraint | None, CacheRetention | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +78,7 @@ def _write_spec(out: Writer, spec: RequestSpec, previous: RequestSpec | None) ->
     out.blob(spec.hash_salt)
     _write_ints(out, spec.stop_ids)
     _write_sampling(out, spec.sampling)
+    _write_options(out, spec, previous)
     if (
         previous is not None
         and spec.prompt_ids is previous.prompt_ids
@@ -91,6 +101,7 @@ def _read_spec(data: Reader, previous: RequestSpec | None) -> RequestSpec:
     request_id, hash_salt = data.text(), data.blob()
     stop_ids = _read_ints(data)
     sampling = _read_sampling(data)
+    adapter, constraint, retention = _read_options(data, previous)
     prompt_ids, block_hashes = _read_prompt(data, previous)
     return RequestSpec(
         key=key,
@@ -110,6 +121,9 @@ def _read_spec(data: Reader, previous: RequestSpec | None) -> RequestSpec:
         ttft_deadline_s=ttft_deadline_s,
         deadline_s=deadline_s,
         time_limit_s=time_limit_s,
+        adapter=adapter,
+        constraint=constraint,
+        retention=retention,
     )
 
 
@@ -172,6 +186,51 @@ def _read_sampling(data: Reader) -> SamplingParams:
         num_logprobs=num_logprobs,
         num_prompt_logprobs=num_prompt_logprobs,
     )
+
+
+def _options_of(spec: RequestSpec) -> _Options:
+    return spec.adapter, spec.constraint, spec.retention
+
+
+def _write_options(out: Writer, spec: RequestSpec, previous: RequestSpec | None) -> None:
+    options = _options_of(spec)
+    if previous is not None and options != _NO_OPTIONS and options == _options_of(previous):
+        out.u8(_OPTIONS_OF_PREVIOUS)
+        return
+    adapter, constraint, retention = options
+    out.u8(
+        (_HAS_ADAPTER if adapter else 0)
+        | (_HAS_CONSTRAINT if constraint else 0)
+        | (_HAS_RETENTION if retention else 0)
+    )
+    if adapter:
+        out.text(adapter)
+    if constraint is not None:
+        out.u8(constraint.kind)
+        out.u32(len(constraint.texts))
+        for text in constraint.texts:
+            out.text(text)
+    if retention is not None:
+        out.u8(retention.priority)
+        out.f64(retention.duration_s)
+
+
+def _read_options(data: Reader, previous: RequestSpec | None) -> _Options:
+    flags = data.u8()
+    if flags == _OPTIONS_OF_PREVIOUS:
+        if previous is None:
+            raise LinkError("the first output of a request has no options to share")
+        return _options_of(previous)
+    if flags > _HAS_ADAPTER | _HAS_CONSTRAINT | _HAS_RETENTION:
+        raise LinkError(f"unknown options of a request: {flags}")
+    adapter = data.text() if flags & _HAS_ADAPTER else ""
+    constraint, retention = None, None
+    if flags & _HAS_CONSTRAINT:
+        kind = ConstraintKind(data.u8())
+        constraint = Constraint(kind=kind, texts=tuple(data.text() for _ in range(data.u32())))
+    if flags & _HAS_RETENTION:
+        retention = CacheRetention(priority=data.u8(), duration_s=data.f64())
+    return adapter, constraint, retention
 
 
 def _write_ints(out: Writer, values: tuple[int, ...]) -> None:

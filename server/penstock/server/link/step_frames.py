@@ -12,7 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.scheduler.batch import TokenLogprobs
-from penstock.scheduler.events import Admitted, Failed, Finished, Preempted, StepEvents
+from penstock.scheduler.events import (
+    Admitted,
+    Failed,
+    Finished,
+    Preempted,
+    PrefixFound,
+    StepEvents,
+)
 from penstock.scheduler.request import FailureReason, FinishReason
 from penstock.server.link.wire import LinkError, Reader, Writer
 
@@ -23,7 +30,10 @@ _STEP = struct.Struct("<qdIIII")
 # kind, key, at_s, two numbers (meaning by kind)
 _CHANGE = struct.Struct("<Bqdqq")
 _END = struct.Struct("<BqdBq")
-_ADMITTED, _PREEMPTED, _FINISHED, _FAILED = 1, 2, 1, 2
+_ADMITTED, _PREEMPTED, _PREFIX_FOUND = 1, 2, 3
+_FINISHED, _FAILED = 1, 2
+
+_Change = Admitted | Preempted | PrefixFound
 
 
 def split_by_front(events: StepEvents) -> list[tuple[int, StepEvents]]:
@@ -124,7 +134,7 @@ def _read_logprobs(data: Reader) -> TokenLogprobs:
     )
 
 
-def _write_change(out: Writer, change: Admitted | Preempted) -> None:
+def _write_change(out: Writer, change: _Change) -> None:
     match change:
         case Admitted():
             out.packed(
@@ -137,9 +147,11 @@ def _write_change(out: Writer, change: Admitted | Preempted) -> None:
             )
         case Preempted():
             out.packed(_CHANGE, _PREEMPTED, change.key, change.at_s, 0, 0)
+        case PrefixFound():
+            out.packed(_CHANGE, _PREFIX_FOUND, change.key, change.at_s, change.num_cached_tokens, 0)
 
 
-def _read_change(data: Reader) -> Admitted | Preempted:
+def _read_change(data: Reader) -> _Change:
     record = data.packed(_CHANGE)
     kind, key, num_cached, num_preemptions = cast("tuple[int, ...]", (*record[:2], *record[3:]))
     if kind == _ADMITTED:
@@ -151,6 +163,8 @@ def _read_change(data: Reader) -> Admitted | Preempted:
         )
     if kind == _PREEMPTED:
         return Preempted(key=key, at_s=record[2])
+    if kind == _PREFIX_FOUND:
+        return PrefixFound(key=key, at_s=record[2], num_cached_tokens=num_cached)
     raise LinkError(f"unknown change {kind}")
 
 

@@ -1,0 +1,53 @@
+"""What a request may ask of its executor beyond sampling: a form, a weight set, a longer stay.
+
+Owns the values. Whether an executor offers them is told by its features; the front refuses what is
+not offered, so the scheduler carries these without looking.
+"""
+
+import enum
+import math
+from dataclasses import dataclass
+
+
+class ConstraintKind(enum.IntEnum):
+    """The languages in which the form of an output is described."""
+
+    JSON_SCHEMA = 1
+    REGEX = 2
+    GRAMMAR = 3
+    CHOICE = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Constraint:
+    """The form an output must have.
+
+    `texts`: the schema, the pattern or the EBNF grammar (start symbol `root`), one text; for
+    CHOICE the texts of which the output is one.
+    """
+
+    kind: ConstraintKind
+    texts: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        if not self.texts or not all(self.texts):
+            raise ValueError("constraint must have texts, none of them empty")
+        if self.kind is not ConstraintKind.CHOICE and len(self.texts) != 1:
+            raise ValueError(f"constraint of kind {self.kind.name} must have one text")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheRetention:
+    """Which of its cached blocks are given up first: lower `priority` (0 to 100) goes earlier.
+
+    `duration_s`: how long the priority holds after the request, seconds; infinite for no end.
+    """
+
+    priority: int = 35
+    duration_s: float = math.inf
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.priority <= 100:
+            raise ValueError("retention priority must be in 0 .. 100")
+        if not self.duration_s > 0:
+            raise ValueError("retention duration_s must be positive")

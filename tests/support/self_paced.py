@@ -1,0 +1,120 @@
+"""An executor that paces itself, as a test tells it to: no threads, no waiting."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+import numpy as np
+
+from penstock.scheduler.batch import Batch, SlotEnd, SlotFailure, StepResult
+from penstock.scheduler.config import SchedulerConfig
+from penstock.scheduler.engine import Engine
+from penstock.scheduler.executor import ExecutorInfo
+from penstock.scheduler.request import Request
+from support.core import BLOCK_SIZE, FakeClock
+
+
+def token_of(request_id: str, position: int) -> int:
+    """The token at an absolute position of a request: never one that the prompts hold."""
+    return 500 + (hash((request_id, position)) % 400)
+
+
+class SelfPacedExecutor:
+    """Says what the test tells it to: `say(key, count)`, `fail(key)`, `end(key, ...)`.
+
+    `inside`: key -> request, of those the scheduler admitted and has not taken back.
+    """
+
+    def __init__(self, info: ExecutorInfo) -> None:
+        self.info = info
+        self.inside: dict[int, Request] = {}
+        self.admitted: list[int] = []
+        self.batches: list[Batch] = []
+        self._keys: dict[int, int] = {}
+        self._slots: dict[int, int] = {}
+        self._num_said: dict[int, int] = {}
+        self._news: dict[int, list[int]] = {}
+        self._failures: list[SlotFailure] = []
+        self._ends: list[SlotEnd] = []
+        self._cached: list[tuple[int, int]] = []
+        self.ready_fd: int | None
+        self.ready_fd, self._tell_fd = os.pipe()
+
+    def say(self, key: int, count: int = 1) -> None:
+        request = self.inside[key]
+        news = self._news.setdefault(self._slots[key], [])
+        for _ in range(count):
+            position = len(request.tokens) + self._num_said[key]
+            self._num_said[key] += 1
+            news.append(token_of(request.spec.request_id, position))
+
+    def say_ids(self, key: int, *ids: int) -> None:
+        self._num_said[key] += len(ids)
+        self._news.setdefault(self._slots[key], []).extend(ids)
+
+    def fail(self, key: int, *, is_refusal: bool = False) -> None:
+        slot = self._slots[key]
+        self._news.pop(slot, None)
+        self._failures.append(SlotFailure(slot=slot, detail="scripted", is_refusal=is_refusal))
+
+    def end(self, key: int, **how: object) -> None:
+        self._ends.append(SlotEnd(slot=self._slots[key], **how))  # type: ignore[arg-type]
+
+    def find_prefix(self, key: int, num_cached: int) -> None:
+        self._cached.append((self._slots[key], num_cached))
+
+    def launch(self, batch: Batch) -> None:
+        self.batches.append(batch)
+        for slot in batch.released:
+            key = self._keys.pop(slot)
+            del self.inside[key], self._num_said[key], self._slots[key]
+            self._news.pop(slot, None)
+        for request in batch.admitted:
+            self._keys[request.slot] = request.spec.key
+            self._slots[request.spec.key] = request.slot
+            self.inside[request.spec.key] = request
+            self._num_said[request.spec.key] = 0
+            self.admitted.append(request.spec.key)
+
+    def collect(self) -> StepResult:
+        news, self._news = self._news, {}
+        failures, self._failures = tuple(self._failures), []
+        ends, self._ends = tuple(self._ends), []
+        cached, self._cached = tuple(self._cached), []
+        return StepResult(
+            slots=np.array(list(news), dtype=np.int32),
+            tokens=np.array([token for ids in news.values() for token in ids], dtype=np.int32),
+            counts=np.array([len(ids) for ids in news.values()], dtype=np.int32),
+            failures=failures,
+            ends=ends,
+            num_cached=cached,
+        )
+
+    def close(self) -> None:
+        assert self.ready_fd is not None
+        os.close(self.ready_fd)
+        os.close(self._tell_fd)
+
+
+def make_self_paced(
+    *,
+    budget: int = 16,
+    num_blocks: int = 64,
+    max_num_seqs: int = 8,
+    config: Callable[..., SchedulerConfig] = SchedulerConfig,
+    clock: FakeClock | None = None,
+    **settings: object,
+) -> tuple[Engine, SelfPacedExecutor]:
+    info = ExecutorInfo(
+        name="self-paced",
+        vocab_size=1000,
+        block_size=BLOCK_SIZE,
+        num_blocks=num_blocks,
+        max_seq_len=64,
+        max_num_seqs=max_num_seqs,
+        is_self_paced=True,
+    )
+    executor = SelfPacedExecutor(info)
+    made = config(max_num_batched_tokens=budget, **settings)
+    return Engine(executor, made, clock or FakeClock()), executor
