@@ -20,6 +20,7 @@ from google.protobuf import text_format
 from penstock.scheduler.batch import TokenLogprobs
 from penstock.scheduler.block_hash import chain_root, hash_blocks
 from penstock.scheduler.request import FinishReason, RequestSpec
+from penstock.scheduler.request_options import CacheRetention, Constraint, ConstraintKind
 from penstock.server.front.config import FrontConfig
 from penstock.server.rpc.mapping_in.generation import MAPPED_FIELDS
 from penstock.server.text.model_text import ModelText
@@ -49,6 +50,10 @@ def chat(role: str = "user", content: str = "x", end: str = "") -> str:
 
 def rendered(role: str = "user", content: str = "x") -> str:
     return f"<s><|im_start|>{role}\n{content}<|im_end|>\n"
+
+
+def form(kind: ConstraintKind, *texts: str) -> Constraint:
+    return Constraint(kind=kind, texts=texts)
 
 
 ANSWER = "<|im_start|>assistant\n<think>"
@@ -203,6 +208,49 @@ CASES = [
         f'{LONG} cache {{ salt: "mine" }}',
         {"hash_salt": b"cmine"},
         before=LONG,
+    ),
+    Case(
+        "cache.retention.priority",
+        "cache { retention { priority: 90 } }",
+        {"retention": CacheRetention(priority=90)},
+    ),
+    Case(
+        "cache.retention.duration",
+        "cache { retention { duration { seconds: 60 } } }",
+        {"retention": CacheRetention(duration_s=60.0)},
+        before="cache { retention { } }",
+    ),
+    Case(
+        "constraint.json_schema.schema",
+        """constraint { json_schema { schema: '{"type": "object"}' } }""",
+        {"constraint": form(ConstraintKind.JSON_SCHEMA, '{"type": "object"}')},
+    ),
+    Case(
+        "constraint.regex.pattern",
+        'constraint { regex { pattern: "[a-z]+" } }',
+        {"constraint": form(ConstraintKind.REGEX, "[a-z]+")},
+    ),
+    Case(
+        "constraint.grammar.ebnf",
+        """constraint { grammar { ebnf: 'root ::= "a" | root "b"' } }""",
+        {"constraint": form(ConstraintKind.GRAMMAR, 'root ::= "a" | root "b"')},
+    ),
+    Case(
+        "constraint.choice.choices",
+        'constraint { choice { choices: "yes" choices: "no" } }',
+        {"constraint": form(ConstraintKind.CHOICE, "yes", "no")},
+    ),
+    Case(
+        "adapter.name",
+        f'{LONG} adapter {{ name: "poet" }}',
+        {"adapter": "poet", "hash_salt": b"a\x04\x00\x00\x00poet"},
+        before=LONG,
+    ),
+    Case(
+        "adapter.scale",
+        'adapter { name: "poet" scale: 0.5 }',
+        {"refused": "FEATURE_UNSUPPORTED"},
+        before='adapter { name: "poet" scale: 1 }',
     ),
 ]
 

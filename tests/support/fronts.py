@@ -38,9 +38,8 @@ INFO = ExecutorInfo(
     num_blocks=64,
     max_seq_len=512,
     max_num_seqs=8,
-    features=frozenset(
-        {Feature.LOGPROBS, Feature.PROMPT_LOGPROBS, Feature.LOGIT_BIAS, Feature.PENALTIES}
-    ),
+    features=frozenset(Feature),
+    adapters=("pirate", "poet"),
 )
 
 

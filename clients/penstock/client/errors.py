@@ -7,6 +7,7 @@ Owns the exception tree. Does not know how a status travels: see `status.py`.
     |   +-- PromptTooLong          the prompt, with max_tokens, exceeds the model's context
     |   +-- ExceedsKVCache         would not fit the KV cache even alone
     |   +-- MalformedRequest       the bytes were not the expected message
+    |   +-- ExecutorRefused        cannot be done, now or later: a constraint that does not compile
     +-- NotFound
     |   +-- ModelNotFound
     |   +-- AdapterNotFound
@@ -147,6 +148,10 @@ class ExceedsKVCache(InvalidArgument):
 
 class MalformedRequest(InvalidArgument):
     """The bytes were not the expected message."""
+
+
+class ExecutorRefused(InvalidArgument):
+    """The executor cannot do what was asked, now or later, e.g. compile the constraint."""
 
 
 class NotFound(PenstockError):
@@ -303,6 +308,7 @@ _BY_REASON: Mapping[tuple[grpc.StatusCode, str], type[PenstockError]] = {
     (grpc.StatusCode.INVALID_ARGUMENT, "PROMPT_TOO_LONG"): PromptTooLong,
     (grpc.StatusCode.INVALID_ARGUMENT, "EXCEEDS_KV_CACHE"): ExceedsKVCache,
     (grpc.StatusCode.INVALID_ARGUMENT, "MALFORMED_REQUEST"): MalformedRequest,
+    (grpc.StatusCode.INVALID_ARGUMENT, "EXECUTOR_REFUSED"): ExecutorRefused,
     (grpc.StatusCode.NOT_FOUND, "MODEL_NOT_FOUND"): ModelNotFound,
     (grpc.StatusCode.NOT_FOUND, "ADAPTER_NOT_FOUND"): AdapterNotFound,
     (grpc.StatusCode.NOT_FOUND, "REQUEST_NOT_FOUND"): RequestNotFound,

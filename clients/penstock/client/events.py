@@ -47,7 +47,8 @@ class Accepted:
     """The request is in the queue: always the first event.
 
     A second one means that the call was tried again before it had any output. `seed` sent back
-    with the same request gives the same tokens. `estimated_queue_s` None: no estimate.
+    with the same request gives the same tokens, where the model has the feature "seed"; it is 0 and
+    means nothing elsewhere. `estimated_queue_s` None: no estimate.
     """
 
     sequence: int

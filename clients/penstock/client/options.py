@@ -124,7 +124,7 @@ Constraint: TypeAlias = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adapter:
-    """A low-rank adapter of the model, by name; `scale` is its strength."""
+    """A low-rank adapter, by a name of `Model.adapters`; `scale` is its strength, 1 unless said."""
 
     name: str
     scale: float | None = None

@@ -38,7 +38,8 @@ class _ErrorReasonEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     """
     ERROR_REASON_PROMPT_TOO_LONG: _ErrorReason.ValueType  # 2
     """INVALID_ARGUMENT. The prompt, or prompt and max_tokens together, exceed the model's context.
-    BadRequest; metadata: num_prompt_tokens, max_total_tokens.
+    BadRequest; metadata: num_prompt_tokens, max_total_tokens; max_prompt_tokens where it is the
+    prompt alone that exceeds ModelLimits.max_prompt_tokens.
     """
     ERROR_REASON_EXCEEDS_KV_CACHE: _ErrorReason.ValueType  # 3
     """INVALID_ARGUMENT. The request fits the context but would not fit the KV cache even alone.
@@ -100,6 +101,10 @@ class _ErrorReasonEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     """ALREADY_EXISTS. LoadModel names a model that is loaded."""
     ERROR_REASON_STREAM_SUPERSEDED: _ErrorReason.ValueType  # 24
     """ABORTED. Resume took this stream over; the request goes on there."""
+    ERROR_REASON_EXECUTOR_REFUSED: _ErrorReason.ValueType  # 25
+    """INVALID_ARGUMENT. The executor cannot do what the request asks for, now or later: for example
+    compile the constraint. Which field it was is not always known, so there may be no BadRequest.
+    """
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """What went wrong, for programs. It travels in google.rpc.ErrorInfo, whose `domain` is
@@ -118,7 +123,8 @@ GenerateRequest (also for GenerateOnce and Multiplex) or the RPC's own request m
 """
 ERROR_REASON_PROMPT_TOO_LONG: ErrorReason.ValueType  # 2
 """INVALID_ARGUMENT. The prompt, or prompt and max_tokens together, exceed the model's context.
-BadRequest; metadata: num_prompt_tokens, max_total_tokens.
+BadRequest; metadata: num_prompt_tokens, max_total_tokens; max_prompt_tokens where it is the
+prompt alone that exceeds ModelLimits.max_prompt_tokens.
 """
 ERROR_REASON_EXCEEDS_KV_CACHE: ErrorReason.ValueType  # 3
 """INVALID_ARGUMENT. The request fits the context but would not fit the KV cache even alone.
@@ -180,6 +186,10 @@ ERROR_REASON_MODEL_EXISTS: ErrorReason.ValueType  # 23
 """ALREADY_EXISTS. LoadModel names a model that is loaded."""
 ERROR_REASON_STREAM_SUPERSEDED: ErrorReason.ValueType  # 24
 """ABORTED. Resume took this stream over; the request goes on there."""
+ERROR_REASON_EXECUTOR_REFUSED: ErrorReason.ValueType  # 25
+"""INVALID_ARGUMENT. The executor cannot do what the request asks for, now or later: for example
+compile the constraint. Which field it was is not always known, so there may be no BadRequest.
+"""
 Global___ErrorReason: typing_extensions.TypeAlias = ErrorReason
 
 @typing.final

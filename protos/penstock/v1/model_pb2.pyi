@@ -156,7 +156,9 @@ class ModelLimits(google.protobuf.message.Message):
     MAX_DEADLINE_FIELD_NUMBER: builtins.int
     MAX_PENDING_TOKENS_FIELD_NUMBER: builtins.int
     max_prompt_tokens: builtins.int
-    """Tokens in a prompt."""
+    """Tokens in a prompt: what the context and the KV cache leave room for, or less where the
+    executor has a bound of its own.
+    """
     max_output_tokens: builtins.int
     """Largest StoppingOptions.max_tokens."""
     max_total_tokens: builtins.int
@@ -188,7 +190,9 @@ class ModelLimits(google.protobuf.message.Message):
     max_chunk_tokens: builtins.int
     """Largest OutputOptions.min_chunk_tokens."""
     max_constraint_bytes: builtins.int
-    """Bytes of a constraint's schema, pattern, grammar or choices."""
+    """Bytes of UTF-8 of a constraint's schema, pattern, grammar or choices. 65,536 unless configured
+    otherwise; 0 where no kind of constraint is offered.
+    """
     max_images: builtins.int
     """Entries of GenerateRequest.images."""
     max_image_bytes: builtins.int
@@ -398,6 +402,7 @@ class ModelFeatures(google.protobuf.message.Message):
     STATS_FIELD_NUMBER: builtins.int
     DRAIN_FIELD_NUMBER: builtins.int
     CHUNK_LIMITS_FIELD_NUMBER: builtins.int
+    MIN_P_FIELD_NUMBER: builtins.int
     text_prompt: builtins.bool
     """GenerateRequest.text; Tokenize and Detokenize."""
     token_prompt: builtins.bool
@@ -405,7 +410,7 @@ class ModelFeatures(google.protobuf.message.Message):
     chat_prompt: builtins.bool
     """GenerateRequest.chat: the model has a chat template."""
     truncated_sampling: builtins.bool
-    """SamplingOptions.top_k, top_p and min_p."""
+    """SamplingOptions.top_k and top_p."""
     penalties: builtins.bool
     """SamplingOptions.repetition_penalty, presence_penalty and frequency_penalty."""
     logit_bias: builtins.bool
@@ -462,6 +467,8 @@ class ModelFeatures(google.protobuf.message.Message):
     """OperationsService.Drain."""
     chunk_limits: builtins.bool
     """OutputOptions.min_chunk_tokens and max_chunk_delay."""
+    min_p: builtins.bool
+    """SamplingOptions.min_p."""
     def __init__(
         self,
         *,
@@ -497,9 +504,10 @@ class ModelFeatures(google.protobuf.message.Message):
         stats: builtins.bool | None = ...,
         drain: builtins.bool | None = ...,
         chunk_limits: builtins.bool | None = ...,
+        min_p: builtins.bool | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_adapters", b"_adapters", "_cache_retention", b"_cache_retention", "_cache_salt", b"_cache_salt", "_chat_prompt", b"_chat_prompt", "_choice", b"_choice", "_chunk_limits", b"_chunk_limits", "_deadlines", b"_deadlines", "_drain", b"_drain", "_echo", b"_echo", "_flight_record", b"_flight_record", "_grammar", b"_grammar", "_images", b"_images", "_json_schema", b"_json_schema", "_logit_bias", b"_logit_bias", "_logprobs", b"_logprobs", "_min_tokens", b"_min_tokens", "_model_loading", b"_model_loading", "_multiple_outputs", b"_multiple_outputs", "_multiplex", b"_multiplex", "_penalties", b"_penalties", "_priority", b"_priority", "_prompt_logprobs", b"_prompt_logprobs", "_regex", b"_regex", "_request_listing", b"_request_listing", "_resume", b"_resume", "_seed", b"_seed", "_sessions", b"_sessions", "_stats", b"_stats", "_text_prompt", b"_text_prompt", "_time_limit", b"_time_limit", "_token_prompt", b"_token_prompt", "_truncated_sampling", b"_truncated_sampling", "adapters", b"adapters", "cache_retention", b"cache_retention", "cache_salt", b"cache_salt", "chat_prompt", b"chat_prompt", "choice", b"choice", "chunk_limits", b"chunk_limits", "deadlines", b"deadlines", "drain", b"drain", "echo", b"echo", "flight_record", b"flight_record", "grammar", b"grammar", "images", b"images", "json_schema", b"json_schema", "logit_bias", b"logit_bias", "logprobs", b"logprobs", "min_tokens", b"min_tokens", "model_loading", b"model_loading", "multiple_outputs", b"multiple_outputs", "multiplex", b"multiplex", "penalties", b"penalties", "priority", b"priority", "prompt_logprobs", b"prompt_logprobs", "regex", b"regex", "request_listing", b"request_listing", "resume", b"resume", "seed", b"seed", "sessions", b"sessions", "stats", b"stats", "text_prompt", b"text_prompt", "time_limit", b"time_limit", "token_prompt", b"token_prompt", "truncated_sampling", b"truncated_sampling"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_adapters", b"_adapters", "_cache_retention", b"_cache_retention", "_cache_salt", b"_cache_salt", "_chat_prompt", b"_chat_prompt", "_choice", b"_choice", "_chunk_limits", b"_chunk_limits", "_deadlines", b"_deadlines", "_drain", b"_drain", "_echo", b"_echo", "_flight_record", b"_flight_record", "_grammar", b"_grammar", "_images", b"_images", "_json_schema", b"_json_schema", "_logit_bias", b"_logit_bias", "_logprobs", b"_logprobs", "_min_tokens", b"_min_tokens", "_model_loading", b"_model_loading", "_multiple_outputs", b"_multiple_outputs", "_multiplex", b"_multiplex", "_penalties", b"_penalties", "_priority", b"_priority", "_prompt_logprobs", b"_prompt_logprobs", "_regex", b"_regex", "_request_listing", b"_request_listing", "_resume", b"_resume", "_seed", b"_seed", "_sessions", b"_sessions", "_stats", b"_stats", "_text_prompt", b"_text_prompt", "_time_limit", b"_time_limit", "_token_prompt", b"_token_prompt", "_truncated_sampling", b"_truncated_sampling", "adapters", b"adapters", "cache_retention", b"cache_retention", "cache_salt", b"cache_salt", "chat_prompt", b"chat_prompt", "choice", b"choice", "chunk_limits", b"chunk_limits", "deadlines", b"deadlines", "drain", b"drain", "echo", b"echo", "flight_record", b"flight_record", "grammar", b"grammar", "images", b"images", "json_schema", b"json_schema", "logit_bias", b"logit_bias", "logprobs", b"logprobs", "min_tokens", b"min_tokens", "model_loading", b"model_loading", "multiple_outputs", b"multiple_outputs", "multiplex", b"multiplex", "penalties", b"penalties", "priority", b"priority", "prompt_logprobs", b"prompt_logprobs", "regex", b"regex", "request_listing", b"request_listing", "resume", b"resume", "seed", b"seed", "sessions", b"sessions", "stats", b"stats", "text_prompt", b"text_prompt", "time_limit", b"time_limit", "token_prompt", b"token_prompt", "truncated_sampling", b"truncated_sampling"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_adapters", b"_adapters", "_cache_retention", b"_cache_retention", "_cache_salt", b"_cache_salt", "_chat_prompt", b"_chat_prompt", "_choice", b"_choice", "_chunk_limits", b"_chunk_limits", "_deadlines", b"_deadlines", "_drain", b"_drain", "_echo", b"_echo", "_flight_record", b"_flight_record", "_grammar", b"_grammar", "_images", b"_images", "_json_schema", b"_json_schema", "_logit_bias", b"_logit_bias", "_logprobs", b"_logprobs", "_min_p", b"_min_p", "_min_tokens", b"_min_tokens", "_model_loading", b"_model_loading", "_multiple_outputs", b"_multiple_outputs", "_multiplex", b"_multiplex", "_penalties", b"_penalties", "_priority", b"_priority", "_prompt_logprobs", b"_prompt_logprobs", "_regex", b"_regex", "_request_listing", b"_request_listing", "_resume", b"_resume", "_seed", b"_seed", "_sessions", b"_sessions", "_stats", b"_stats", "_text_prompt", b"_text_prompt", "_time_limit", b"_time_limit", "_token_prompt", b"_token_prompt", "_truncated_sampling", b"_truncated_sampling", "adapters", b"adapters", "cache_retention", b"cache_retention", "cache_salt", b"cache_salt", "chat_prompt", b"chat_prompt", "choice", b"choice", "chunk_limits", b"chunk_limits", "deadlines", b"deadlines", "drain", b"drain", "echo", b"echo", "flight_record", b"flight_record", "grammar", b"grammar", "images", b"images", "json_schema", b"json_schema", "logit_bias", b"logit_bias", "logprobs", b"logprobs", "min_p", b"min_p", "min_tokens", b"min_tokens", "model_loading", b"model_loading", "multiple_outputs", b"multiple_outputs", "multiplex", b"multiplex", "penalties", b"penalties", "priority", b"priority", "prompt_logprobs", b"prompt_logprobs", "regex", b"regex", "request_listing", b"request_listing", "resume", b"resume", "seed", b"seed", "sessions", b"sessions", "stats", b"stats", "text_prompt", b"text_prompt", "time_limit", b"time_limit", "token_prompt", b"token_prompt", "truncated_sampling", b"truncated_sampling"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_adapters", b"_adapters", "_cache_retention", b"_cache_retention", "_cache_salt", b"_cache_salt", "_chat_prompt", b"_chat_prompt", "_choice", b"_choice", "_chunk_limits", b"_chunk_limits", "_deadlines", b"_deadlines", "_drain", b"_drain", "_echo", b"_echo", "_flight_record", b"_flight_record", "_grammar", b"_grammar", "_images", b"_images", "_json_schema", b"_json_schema", "_logit_bias", b"_logit_bias", "_logprobs", b"_logprobs", "_min_p", b"_min_p", "_min_tokens", b"_min_tokens", "_model_loading", b"_model_loading", "_multiple_outputs", b"_multiple_outputs", "_multiplex", b"_multiplex", "_penalties", b"_penalties", "_priority", b"_priority", "_prompt_logprobs", b"_prompt_logprobs", "_regex", b"_regex", "_request_listing", b"_request_listing", "_resume", b"_resume", "_seed", b"_seed", "_sessions", b"_sessions", "_stats", b"_stats", "_text_prompt", b"_text_prompt", "_time_limit", b"_time_limit", "_token_prompt", b"_token_prompt", "_truncated_sampling", b"_truncated_sampling", "adapters", b"adapters", "cache_retention", b"cache_retention", "cache_salt", b"cache_salt", "chat_prompt", b"chat_prompt", "choice", b"choice", "chunk_limits", b"chunk_limits", "deadlines", b"deadlines", "drain", b"drain", "echo", b"echo", "flight_record", b"flight_record", "grammar", b"grammar", "images", b"images", "json_schema", b"json_schema", "logit_bias", b"logit_bias", "logprobs", b"logprobs", "min_p", b"min_p", "min_tokens", b"min_tokens", "model_loading", b"model_loading", "multiple_outputs", b"multiple_outputs", "multiplex", b"multiplex", "penalties", b"penalties", "priority", b"priority", "prompt_logprobs", b"prompt_logprobs", "regex", b"regex", "request_listing", b"request_listing", "resume", b"resume", "seed", b"seed", "sessions", b"sessions", "stats", b"stats", "text_prompt", b"text_prompt", "time_limit", b"time_limit", "token_prompt", b"token_prompt", "truncated_sampling", b"truncated_sampling"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_adapters", b"_adapters"]) -> typing.Literal["adapters"] | None: ...
     @typing.overload
@@ -530,6 +538,8 @@ class ModelFeatures(google.protobuf.message.Message):
     def WhichOneof(self, oneof_group: typing.Literal["_logit_bias", b"_logit_bias"]) -> typing.Literal["logit_bias"] | None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_logprobs", b"_logprobs"]) -> typing.Literal["logprobs"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_min_p", b"_min_p"]) -> typing.Literal["min_p"] | None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_min_tokens", b"_min_tokens"]) -> typing.Literal["min_tokens"] | None: ...
     @typing.overload

@@ -65,8 +65,9 @@ class SamplingOptions(google.protobuf.message.Message):
     """Makes the output reproducible: the random number of a token depends on the seed and the
     token's position alone, never on what else runs. So the same request gives the same tokens in
     float32; in half precision the model's arithmetic rounds by the size of the batch and by how
-    much of the prompt was cached, and texts may part after some tokens. Default: drawn by the server and told in Accepted.seed. Output i
-    of `n` uses a seed derived from this one and i; output 0 uses this one.
+    much of the prompt was cached, and texts may part after some tokens. Default: drawn by the
+    server and told in Accepted.seed. Output i of `n` uses a seed derived from this one and i;
+    output 0 uses this one.
     """
     n: builtins.int
     """How many independent outputs to generate from the one prompt. Range 1 to ModelLimits.max_n.
@@ -155,8 +156,9 @@ class StoppingOptions(google.protobuf.message.Message):
     ModelLimits.default_max_tokens, or what the context has room for if that is less.
     """
     min_tokens: builtins.int
-    """End-of-sequence and stop token ids are not drawn, and stop strings do not count, before this
-    many tokens. Range 0 to max_tokens. Default: 0.
+    """No output ends before this many tokens: end-of-sequence and stop token ids are not drawn, and
+    stop strings do not count. TensorRT-LLM bars one id alone, the model's end-of-sequence token;
+    any other that is drawn early is delivered and ends nothing. Range 0 to max_tokens. Default: 0.
     """
     ignore_eos: builtins.bool
     """Go on after the model's end-of-sequence token."""
@@ -415,8 +417,8 @@ class JsonSchemaConstraint(google.protobuf.message.Message):
 
     SCHEMA_FIELD_NUMBER: builtins.int
     schema: builtins.str
-    """A JSON Schema document (draft 2020-12). "{}" allows any JSON. At most
-    ModelLimits.max_constraint_bytes bytes.
+    """A JSON Schema document (draft 2020-12): an object, true or false, nested at most 64 deep. "{}"
+    allows any JSON. 1 to ModelLimits.max_constraint_bytes bytes.
     """
     def __init__(
         self,
@@ -500,7 +502,9 @@ class Adapter(google.protobuf.message.Message):
     name: builtins.str
     """A name from Model.adapters."""
     scale: builtins.float
-    """Strength. Range [-4, 4]. Default: 1."""
+    """Strength. Range [-4, 4]. Values other than 1 may be refused with FEATURE_UNSUPPORTED although
+    ModelFeatures.adapters is true; `field` in its metadata is then adapter.scale. Default: 1.
+    """
     def __init__(
         self,
         *,

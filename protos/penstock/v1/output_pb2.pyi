@@ -38,7 +38,9 @@ class Accepted(google.protobuf.message.Message):
     num_prompt_tokens: builtins.int
     """Tokens in the prompt, after the chat template and special tokens."""
     seed: builtins.int
-    """The seed in use; sent back with the same request it gives the same tokens."""
+    """The seed in use; sent back with the same request it gives the same tokens. 0, and without
+    meaning, where ModelFeatures.seed is false.
+    """
     @property
     def estimated_queue_time(self) -> google.protobuf.duration_pb2.Duration:
         """How long the request will probably wait before its first step. Unset: no estimate."""

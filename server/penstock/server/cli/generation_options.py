@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from penstock.server.cli.connection import add_address_option, seconds
 
 if TYPE_CHECKING:
-    from penstock.client import GenerationOptions
+    from penstock.client import Constraint, GenerationOptions
 
 
 def add_generation_options(parser: argparse.ArgumentParser) -> None:
@@ -24,6 +24,8 @@ def add_generation_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--stop", action="append", default=[], metavar="TEXT", help="end before it; repeatable"
     )
+    parser.add_argument("--adapter", metavar="NAME", help="an adapter of the model")
+    _add_constraint_options(parser)
     parser.add_argument("--priority", type=int, metavar="P", help="higher is more urgent")
     parser.add_argument(
         "--deadline", type=seconds, metavar="SECONDS", help="fail when it takes longer"
@@ -38,6 +40,8 @@ def add_generation_options(parser: argparse.ArgumentParser) -> None:
 
 def options_of(args: argparse.Namespace) -> "GenerationOptions":
     """The options as the client takes them."""
+    from penstock.client import Adapter
+
     return {
         "model": args.model,
         "max_tokens": args.max_tokens,
@@ -46,6 +50,35 @@ def options_of(args: argparse.Namespace) -> "GenerationOptions":
         "top_k": args.top_k,
         "seed": args.seed,
         "stop": args.stop,
+        "constraint": _constraint_of(args),
+        "adapter": None if args.adapter is None else Adapter(name=args.adapter),
         "priority": args.priority,
         "time_limit_s": args.time_limit,
     }
+
+
+def _add_constraint_options(parser: argparse.ArgumentParser) -> None:
+    kinds = parser.add_mutually_exclusive_group()
+    kinds.add_argument("--json-schema", metavar="SCHEMA", help="answer in JSON that fits it")
+    kinds.add_argument("--regex", metavar="PATTERN", help="answer with text that matches it")
+    kinds.add_argument("--grammar", metavar="EBNF", help="answer with a sentence of the grammar")
+    kinds.add_argument(
+        "--choice", action="append", metavar="TEXT", help="answer with it; repeat for all choices"
+    )
+
+
+def _constraint_of(args: argparse.Namespace) -> "Constraint | None":
+    from penstock.client import (
+        ChoiceConstraint,
+        GrammarConstraint,
+        JsonSchemaConstraint,
+        RegexConstraint,
+    )
+
+    if args.json_schema is not None:
+        return JsonSchemaConstraint(schema=args.json_schema)
+    if args.regex is not None:
+        return RegexConstraint(pattern=args.regex)
+    if args.grammar is not None:
+        return GrammarConstraint(ebnf=args.grammar)
+    return None if args.choice is None else ChoiceConstraint(choices=tuple(args.choice))

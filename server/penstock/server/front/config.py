@@ -33,6 +33,7 @@ class FrontConfig:
     max_n: int = 16
     max_logprobs: int = 20
     max_logit_bias: int = 300
+    max_constraint_bytes: int = 1 << 16
 
     max_live_requests: int = 4096
     max_backlog_tokens: int = 4096

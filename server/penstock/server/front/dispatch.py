@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from penstock.scheduler.events import Admitted, Failed, StepEvents
+from penstock.scheduler.events import Admitted, Failed, Preempted, StepEvents
 from penstock.scheduler.request import FinishReason
 from penstock.server.front.errors import ErrorReason, Refusal
 from penstock.server.front.live_request import LiveOutput, LiveRequest
@@ -85,8 +85,10 @@ class EventDispatcher:
             try:
                 if isinstance(change, Admitted):
                     output.request.on_admitted(output, change)
-                else:
+                elif isinstance(change, Preempted):
                     output.request.on_preempted(output, change)
+                else:
+                    output.request.on_prefix_found(output, change)
             except Exception as error:
                 self._break(output.request, error)
 

@@ -37,6 +37,7 @@ class ErrorReason(enum.StrEnum):
     MODEL_NOT_READY = "MODEL_NOT_READY"
     MODEL_EXISTS = "MODEL_EXISTS"
     STREAM_SUPERSEDED = "STREAM_SUPERSEDED"
+    EXECUTOR_REFUSED = "EXECUTOR_REFUSED"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,6 +15,7 @@ _REASONS: dict[FailureReason, ErrorReason] = {
     FailureReason.TTFT_DEADLINE_EXCEEDED: ErrorReason.DEADLINE_EXCEEDED,
     FailureReason.DEADLINE_EXCEEDED: ErrorReason.DEADLINE_EXCEEDED,
     FailureReason.EXECUTOR_REQUEST_FAILED: ErrorReason.EXECUTOR_REQUEST_FAILED,
+    FailureReason.EXECUTOR_REFUSED: ErrorReason.EXECUTOR_REFUSED,
     FailureReason.ENGINE_DOWN: ErrorReason.ENGINE_DOWN,
     FailureReason.DRAINING: ErrorReason.DRAINING,
 }

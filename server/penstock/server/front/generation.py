@@ -7,6 +7,7 @@ depends on the number of prompt tokens is checked when that is known (`submissio
 from dataclasses import dataclass, field
 
 from penstock.scheduler.request import SamplingParams
+from penstock.scheduler.request_options import CacheRetention, Constraint
 from penstock.server.text.chat_template import ChatMessage
 
 
@@ -84,7 +85,10 @@ class Urgency:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generation:
-    """What a client asked for. `prompt_path` is the proto path of the prompt, for errors."""
+    """What a client asked for. `prompt_path` is the proto path of the prompt, for errors.
+
+    `adapter`: a name that the executor knows, empty for none.
+    """
 
     prompt: PromptInput
     prompt_path: str
@@ -94,3 +98,6 @@ class Generation:
     output: Output = field(default_factory=Output)
     urgency: Urgency = field(default_factory=Urgency)
     cache_salt: str = ""
+    retention: CacheRetention | None = None
+    constraint: Constraint | None = None
+    adapter: str = ""

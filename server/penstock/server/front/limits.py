@@ -8,12 +8,16 @@ from dataclasses import dataclass
 from penstock.scheduler.executor import ExecutorInfo, Feature
 from penstock.server.front.config import FrontConfig
 
+_CONSTRAINTS = frozenset({Feature.JSON_SCHEMA, Feature.REGEX, Feature.GRAMMAR, Feature.CHOICE})
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
     """Bounds of one model on one engine, in tokens unless the name says otherwise.
 
     `max_total_tokens` is the context, or what the whole KV cache holds if that is less.
+    `max_engine_prompt_tokens`: what the executor takes as a prompt, None for no bound of its own.
+    `adapters`: names of its weight sets.
     """
 
     config: FrontConfig
@@ -22,6 +26,8 @@ class Limits:
     num_blocks: int
     max_context_tokens: int
     features: frozenset[Feature]
+    max_engine_prompt_tokens: int | None = None
+    adapters: tuple[str, ...] = ()
 
     @staticmethod
     def of(config: FrontConfig, info: ExecutorInfo, vocab_size: int | None = None) -> "Limits":
@@ -36,6 +42,8 @@ class Limits:
             num_blocks=info.num_blocks,
             max_context_tokens=info.max_seq_len,
             features=info.features,
+            max_engine_prompt_tokens=info.max_prompt_tokens,
+            adapters=info.adapters,
         )
 
     @property
@@ -44,9 +52,17 @@ class Limits:
         return min(self.max_context_tokens, self.num_blocks * self.block_size)
 
     @property
+    def max_context_prompt_tokens(self) -> int:
+        """The longest prompt that the model and its executor take, whatever the cache holds.
+
+        One less than the context: a prompt without room for output is of no use.
+        """
+        return self._bounded_prompt(self.max_context_tokens - 1)
+
+    @property
     def max_prompt_tokens(self) -> int:
-        """One less than all: a prompt without room for output is of no use."""
-        return max(1, self.max_total_tokens - 1)
+        """The longest prompt, with regard to the cache as well."""
+        return self._bounded_prompt(self.max_total_tokens - 1)
 
     @property
     def max_output_tokens(self) -> int:
@@ -58,6 +74,16 @@ class Limits:
     def default_max_tokens(self) -> int:
         """`max_tokens` where a request does not say."""
         return min(self.config.default_max_tokens, self.max_output_tokens)
+
+    @property
+    def max_constraint_bytes(self) -> int:
+        """UTF-8 bytes of a constraint; 0 where none is offered."""
+        is_any = not self.features.isdisjoint(_CONSTRAINTS)
+        return self.config.max_constraint_bytes if is_any else 0
+
+    def _bounded_prompt(self, most: int) -> int:
+        engine = self.max_engine_prompt_tokens
+        return max(1, most if engine is None else min(most, engine))
 
     def num_blocks_for(self, num_tokens: int) -> int:
         """Blocks that hold `num_tokens`."""

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Sequence
 
 from penstock.scheduler.batch import TokenLogprobs
-from penstock.scheduler.events import Admitted, Failed, Preempted
+from penstock.scheduler.events import Admitted, Failed, Preempted, PrefixFound
 from penstock.scheduler.events import Finished as EngineFinished
 from penstock.scheduler.request import NO_TIME, FinishReason, RequestSpec
 from penstock.scheduler.state import RequestState
@@ -190,6 +190,11 @@ class LiveRequest:
         output.is_running = False
         if self.phases.leave(change.at_s, has_more=True):
             self._push_progress(0)
+
+    def on_prefix_found(self, output: LiveOutput, change: PrefixFound) -> None:
+        """The executor's own word about its cache, in place of what was foreseen."""
+        if output.index == 0 and output.num_preemptions == 0:
+            self._num_cached = change.num_cached_tokens
 
     def on_prompt_logprobs(self, first_position: int, logprobs: TokenLogprobs) -> None:
         """Rows for prompt tokens from `first_position` on; a recomputed prompt repeats some."""

@@ -12,10 +12,10 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.server.front.errors import ErrorReason, refuse_feature, refuse_field
+from penstock.server.front.errors import refuse_feature, refuse_field
 from penstock.server.front.generation import ChatInput, Generation, TextInput, TokenInput
 from penstock.server.front.limits import Limits
-from penstock.server.front.submission import TokenisedPrompt, hash_prompt
+from penstock.server.front.submission import TokenisedPrompt, hash_prompt, refuse_prompt
 from penstock.server.text.errors import ChatTemplateMissing, TextError
 from penstock.server.text.model_text import ModelText
 
@@ -62,7 +62,7 @@ async def tokenise(
 ) -> tuple[TokenisedPrompt, str]:
     """The prompt as ids with block hashes, and the text it came from; raises RequestError."""
     ids, prompt_text = await encode_prompt(generation.prompt, generation.prompt_path, text, limits)
-    if len(ids) > limits.max_context_tokens:
+    if len(ids) > limits.max_prompt_tokens:
         # Refused with the exact count by the check that follows; not worth hashing.
         return TokenisedPrompt(ids=ids), prompt_text
 
@@ -82,14 +82,8 @@ async def tokenise(
 
 def _check_length(num_bytes: int, path: str, text: ModelText, limits: Limits) -> None:
     least = text.tokenizer.min_num_tokens(num_bytes)
-    if least >= limits.max_context_tokens:
-        raise refuse_field(
-            path,
-            f"has at least {least} tokens, more than the {limits.max_prompt_tokens} allowed",
-            ErrorReason.PROMPT_TOO_LONG,
-            num_prompt_tokens=str(least),
-            max_total_tokens=str(limits.max_total_tokens),
-        )
+    if least > limits.max_context_prompt_tokens:
+        raise refuse_prompt(path, least, limits, qualifier="at least ")
 
 
 async def _guarded(encoding: Awaitable[T], path: str) -> T:

@@ -13,8 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.scheduler.block_hash import chain_root, hash_blocks
+from penstock.scheduler.executor import Feature
 from penstock.scheduler.request import NO_TIME, RequestSpec, SamplingParams
-from penstock.server.front.errors import ErrorReason, refuse_field
+from penstock.server.front.errors import ErrorReason, RequestError, refuse_field
 from penstock.server.front.generation import Generation
 from penstock.server.front.limits import Limits
 
@@ -31,7 +32,8 @@ class CallTimes:
 class Submission:
     """What goes to the engine, leader first, and what the stream tells about it.
 
-    `deadline_kind` names whose deadline `deadline_s` is: `total`, `grpc` or `server`.
+    `deadline_kind` names whose deadline `deadline_s` is: `total`, `grpc` or `server`. `seed` is 0
+    where the executor does not honour seeds: there is none that gives the same tokens again.
     """
 
     specs: tuple[RequestSpec, ...]
@@ -56,6 +58,21 @@ def output_seed(seed: int, output_index: int) -> int:
     return int.from_bytes(blake2b(data, digest_size=8, person=b"penstock-seed").digest(), "little")
 
 
+def refuse_prompt(path: str, num_tokens: int, limits: Limits, qualifier: str = "") -> RequestError:
+    """The error to raise for a prompt that is too long, whatever is asked on top.
+
+    `qualifier`: "at least " where `num_tokens` is a lower bound.
+    """
+    return refuse_field(
+        path,
+        f"has {qualifier}{num_tokens} tokens, a prompt may have {limits.max_prompt_tokens}",
+        ErrorReason.PROMPT_TOO_LONG,
+        num_prompt_tokens=str(num_tokens),
+        max_total_tokens=str(limits.max_total_tokens),
+        max_prompt_tokens=str(limits.max_prompt_tokens),
+    )
+
+
 def check_prompt_fits(generation: Generation, num_prompt_tokens: int, limits: Limits) -> int:
     """Return the resolved `max_tokens`; raise RequestError when it can never fit."""
     if num_prompt_tokens < 1:
@@ -63,11 +80,12 @@ def check_prompt_fits(generation: Generation, num_prompt_tokens: int, limits: Li
     asked = generation.stopping.max_tokens
     max_total = limits.max_context_tokens
     room = max_total - num_prompt_tokens
-    if room < 1 or (asked is not None and asked > room):
-        # A prompt without any room is the prompt's fault, otherwise it is what was asked on top.
-        path = generation.prompt_path if room < 1 else "stopping.max_tokens"
+    # A prompt without any room is the prompt's fault, otherwise it is what was asked on top.
+    if room < 1 or num_prompt_tokens > limits.max_context_prompt_tokens:
+        raise refuse_prompt(generation.prompt_path, num_prompt_tokens, limits)
+    if asked is not None and asked > room:
         raise refuse_field(
-            path,
+            "stopping.max_tokens",
             f"prompt ({num_prompt_tokens}) and max_tokens together exceed {max_total} tokens",
             ErrorReason.PROMPT_TOO_LONG,
             num_prompt_tokens=str(num_prompt_tokens),
@@ -105,11 +123,22 @@ def hash_prompt(
     is_shared = is_prefix_caching and generation.output.num_prompt_logprobs < 0
     if not is_shared and generation.sampling.num_outputs == 1:
         return TokenisedPrompt(ids=ids)
-    # A prefix byte keeps a salt that a client chose apart from one that was drawn.
-    salt = b"c" + generation.cache_salt.encode() if is_shared else b"r" + random_salt()
+    salt = _shared_salt(generation) if is_shared else b"r" + random_salt()
     return TokenisedPrompt(
         ids=ids, block_hashes=hash_blocks(ids, block_size, chain_root(salt)), hash_salt=salt
     )
+
+
+def _shared_salt(generation: Generation) -> bytes:
+    """What all requests have in common that may share blocks: salt and adapter.
+
+    The first byte keeps a salt that a client chose apart from one that was drawn; an adapter's
+    length in front of it keeps its name from running into a salt.
+    """
+    salt, adapter = generation.cache_salt.encode(), generation.adapter.encode()
+    if not adapter:
+        return b"c" + salt
+    return b"a" + len(adapter).to_bytes(4, "little") + adapter + salt
 
 
 def submission_for(
@@ -143,6 +172,9 @@ def submission_for(
         ttft_deadline_s=_after(times.arrival_s, urgency.ttft_deadline_s),
         deadline_s=deadline_s,
         time_limit_s=_after(times.arrival_s, urgency.time_limit_s),
+        adapter=generation.adapter,
+        constraint=generation.constraint,
+        retention=generation.retention,
     )
     others = tuple(
         replace(
@@ -156,7 +188,11 @@ def submission_for(
         )
         for index, key in enumerate(keys[1:], start=1)
     )
-    return Submission(specs=(leader, *others), seed=seed, deadline_kind=deadline_kind)
+    return Submission(
+        specs=(leader, *others),
+        seed=seed if Feature.SEED in limits.features else 0,
+        deadline_kind=deadline_kind,
+    )
 
 
 def _follower_sampling(sampling: SamplingParams, seed: int) -> SamplingParams:

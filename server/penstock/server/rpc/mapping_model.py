@@ -1,7 +1,8 @@
 """What the model is, can do and allows, as published by ModelService.
 
 Owns the translation of limits and features. A feature that is not built yet is told as false here
-and refused in `mapping_in.refused` and `unimplemented`; a test holds the three together.
+and refused in `mapping_in.refused` and `unimplemented`; a test holds the three together. What
+depends on the executor is told as its features say, and not before they are known.
 """
 
 from google.protobuf.duration_pb2 import Duration
@@ -30,6 +31,7 @@ def model_of(front: Front, keepalive: KeepaliveConfig) -> pb.Model:
         state=_state_of(front),
         limits=_limits_of(front, keepalive),
         features=_features_of(front),
+        adapters=front.limits.adapters if front.limits is not None else (),
         executor=front.hello.executor.name if front.hello else "",
         ready_time=_time_of(front.ready_time_s),
     )
@@ -65,7 +67,6 @@ def _limits_of(front: Front, keepalive: KeepaliveConfig) -> pb.ModelLimits:
         max_logit_bias=config.max_logit_bias,
         max_request_id_chars=MAX_ID_CHARS,
         max_chunk_tokens=1,
-        max_constraint_bytes=0,
         max_images=0,
         max_image_bytes=0,
         max_message_bytes=MAX_MESSAGE_BYTES,
@@ -96,6 +97,7 @@ def _add_engine_limits(message: pb.ModelLimits, limits: Limits) -> None:
     message.max_total_tokens = limits.max_total_tokens
     message.default_max_tokens = limits.default_max_tokens
     message.vocab_size = limits.vocab_size
+    message.max_constraint_bytes = limits.max_constraint_bytes
 
 
 def _features_of(front: Front) -> pb.ModelFeatures:
@@ -104,21 +106,13 @@ def _features_of(front: Front) -> pb.ModelFeatures:
         token_prompt=True,
         chat_prompt=front.text.tokenizer.has_chat_template,
         truncated_sampling=True,
-        seed=True,
         multiple_outputs=True,
-        min_tokens=True,
         echo=True,
         priority=True,
         deadlines=True,
         time_limit=True,
         cache_salt=True,
         sessions=False,
-        cache_retention=False,
-        json_schema=False,
-        regex=False,
-        grammar=False,
-        choice=False,
-        adapters=False,
         images=False,
         chunk_limits=False,
         multiplex=False,
@@ -130,9 +124,6 @@ def _features_of(front: Front) -> pb.ModelFeatures:
         drain=False,
     )
     if front.limits is not None:
-        offered = front.limits.features
-        features.penalties = Feature.PENALTIES in offered
-        features.logit_bias = Feature.LOGIT_BIAS in offered
-        features.logprobs = Feature.LOGPROBS in offered
-        features.prompt_logprobs = Feature.PROMPT_LOGPROBS in offered
+        for feature in Feature:  # named as the contract names them
+            setattr(features, feature.value, feature in front.limits.features)
     return features

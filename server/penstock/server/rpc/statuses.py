@@ -119,6 +119,9 @@ STATUS_RULES: Final[Mapping[ErrorReason, StatusRule]] = {
     ErrorReason.STREAM_SUPERSEDED: StatusRule(
         code=_C.ABORTED, message="another stream took the request over"
     ),
+    ErrorReason.EXECUTOR_REFUSED: StatusRule(
+        code=_C.INVALID_ARGUMENT, message="the executor cannot do what the request asks for"
+    ),
 }
 
 

@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 from penstock.scheduler.block_hash import chain_root, hash_blocks
+from penstock.scheduler.executor import Feature
 from penstock.scheduler.request import NO_TIME
+from penstock.scheduler.request_options import CacheRetention, Constraint, ConstraintKind
 from penstock.server.front.config import FrontConfig
 from penstock.server.front.errors import ErrorReason, RequestError
 from penstock.server.front.generation import (
@@ -44,12 +46,13 @@ def submit(
     generation: Generation = GENERATION,
     *,
     times: CallTimes | None = None,
+    limits: Limits = LIMITS,
     eos_ids: tuple[int, ...] = (2,),
 ) -> Submission:
     return submission_for(
         generation,
         TokenisedPrompt(ids=IDS),
-        limits=LIMITS,
+        limits=limits,
         times=times or CallTimes(arrival_s=100.0),
         request_id="r",
         keys=tuple(range(1, generation.sampling.num_outputs + 1)),
@@ -78,6 +81,21 @@ def test_what_never_fits_the_context() -> None:
     assert refusal(with_stopping(max_tokens=503), 10) == (too_long, "stopping.max_tokens")
     assert refusal(GENERATION, 512) == (too_long, "token_ids.ids")
     assert refusal(GENERATION, 10**6) == (too_long, "token_ids.ids")
+
+
+def test_a_prompt_longer_than_the_executor_takes() -> None:
+    limits = Limits.of(FrontConfig(), replace(INFO, max_prompt_tokens=20))
+    too_long = ErrorReason.PROMPT_TOO_LONG
+    assert limits.max_prompt_tokens == 20
+    assert check_prompt_fits(GENERATION, 20, limits) == 256
+    assert refusal(GENERATION, 21, limits) == (too_long, "token_ids.ids")
+    # The prompt is to blame even where max_tokens would be as well.
+    assert refusal(with_stopping(max_tokens=511), 21, limits) == (too_long, "token_ids.ids")
+    assert refusal(with_stopping(max_tokens=511), 20, limits) == (too_long, "stopping.max_tokens")
+    # A bound beyond the context, or beyond the cache, is none.
+    assert Limits.of(FrontConfig(), replace(INFO, max_prompt_tokens=9999)).max_prompt_tokens == 511
+    small = replace(INFO, max_prompt_tokens=100, num_blocks=4)
+    assert Limits.of(FrontConfig(), small).max_prompt_tokens == 63
 
 
 def test_what_never_fits_the_cache() -> None:
@@ -118,6 +136,28 @@ def test_followers_name_their_leader_and_tell_no_prompt_logprobs() -> None:
         assert spec.sampling.num_prompt_logprobs == -1
         assert spec.ttft_deadline_s == NO_TIME
         assert spec.prompt_ids is leader.prompt_ids
+
+
+def test_every_output_is_asked_for_in_the_same_form() -> None:
+    generation = replace(
+        GENERATION,
+        sampling=Sampling(num_outputs=3),
+        adapter="poet",
+        constraint=Constraint(kind=ConstraintKind.REGEX, texts=("a+",)),
+        retention=CacheRetention(priority=90, duration_s=5.0),
+    )
+    for spec in submit(generation).specs:
+        assert spec.adapter == "poet"
+        assert spec.constraint is generation.constraint
+        assert spec.retention is generation.retention
+
+
+def test_a_seed_that_nobody_honours_is_not_told() -> None:
+    limits = replace(LIMITS, features=LIMITS.features - {Feature.SEED})
+    assert submit().seed == 7
+    unseeded = submit(limits=limits)
+    assert unseeded.seed == 0
+    assert unseeded.specs[0].sampling.seed == 7
 
 
 def test_end_of_sequence_ends_unless_ignored() -> None:
@@ -162,6 +202,18 @@ def test_hashes_are_shared_within_a_salt_and_not_across() -> None:
     other = hashed(replace(GENERATION, cache_salt="b"))
     assert hashed(replace(GENERATION, cache_salt="a")).block_hashes == salted.block_hashes
     assert len({plain.block_hashes, salted.block_hashes, other.block_hashes}) == 3
+
+
+def test_adapters_share_no_blocks() -> None:
+    asked = [("", ""), ("", "ab"), ("ab", ""), ("a", "b"), ("b", "a"), ("poet", "ab")]
+    told = {
+        hashed(replace(GENERATION, adapter=adapter, cache_salt=salt)).block_hashes
+        for adapter, salt in asked
+    }
+    assert len(told) == len(asked)
+    poet = replace(GENERATION, adapter="poet")
+    assert hashed(poet) != hashed(GENERATION)
+    assert hashed(poet).block_hashes == hashed(poet).block_hashes
 
 
 def test_without_caching_only_outputs_of_one_request_share() -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 from google.protobuf.descriptor import Descriptor
@@ -17,22 +18,26 @@ from penstock.server.rpc.mapping_in.generation import MAPPED_FIELDS, read_genera
 from penstock.server.rpc.mapping_in.refused import REFUSED_FIELDS
 from penstock.v1.generation_service_pb2 import GenerateRequest
 from support.fronts import INFO
+from support.request_edits import (
+    Edit,
+    adapter,
+    add,
+    base,
+    bias,
+    chat,
+    choices,
+    duration,
+    edited,
+    grammar,
+    put,
+    regex,
+    retention,
+    schema,
+    tokens,
+)
 
 LIMITS = Limits.of(FrontConfig(max_prompt_bytes=1000, max_chat_messages=4), INFO)
-Edit = Callable[[GenerateRequest], object]
 NAN, INF = math.nan, math.inf
-
-
-def base() -> GenerateRequest:
-    message = GenerateRequest()
-    message.text.text = "hello"
-    return message
-
-
-def edited(edit: Edit) -> GenerateRequest:
-    message = base()
-    edit(message)
-    return message
 
 
 def read(message: GenerateRequest, limits: Limits = LIMITS) -> Generation:
@@ -44,52 +49,6 @@ def violations(message: GenerateRequest) -> list[str]:
         read(message)
     assert caught.value.reason in {ErrorReason.INVALID_ARGUMENT, ErrorReason.PROMPT_TOO_LONG}
     return [violation.path for violation in caught.value.refusal.violations]
-
-
-def put(group: str, field: str, value: object) -> Edit:
-    def edit(message: GenerateRequest) -> None:
-        setattr(getattr(message, group), field, value)
-
-    return edit
-
-
-def add(group: str, field: str, *values: object) -> Edit:
-    def edit(message: GenerateRequest) -> None:
-        getattr(getattr(message, group), field).extend(values)
-
-    return edit
-
-
-def bias(*entries: tuple[int, float]) -> Edit:
-    def edit(message: GenerateRequest) -> None:
-        for token_id, value in entries:
-            message.sampling.logit_bias.add(token_id=token_id, bias=value)
-
-    return edit
-
-
-def tokens(*ids: int) -> Edit:
-    return lambda message: message.token_ids.ids.extend(ids)
-
-
-def chat(*turns: tuple[str, str], add_generation_prompt: bool | None = None) -> Edit:
-    def edit(message: GenerateRequest) -> None:
-        message.chat.SetInParent()
-        if add_generation_prompt is not None:
-            message.chat.add_generation_prompt = add_generation_prompt
-        for role, content in turns:
-            message.chat.messages.add(role=role, content=content)
-
-    return edit
-
-
-def duration(field: str, seconds: int, nanos: int = 0) -> Edit:
-    def edit(message: GenerateRequest) -> None:
-        value = getattr(message.scheduling, field)
-        value.seconds, value.nanos = seconds, nanos
-        value.SetInParent()
-
-    return edit
 
 
 OFF_BY_RANGE: list[tuple[str, Edit, str]] = [
@@ -270,7 +229,11 @@ def test_prompt_longer_than_the_context_has_its_own_reason() -> None:
         read(edited(tokens(*[1] * 513)))
     refusal = caught.value.refusal
     assert refusal.reason is ErrorReason.PROMPT_TOO_LONG
-    assert refusal.metadata == {"num_prompt_tokens": "513", "max_total_tokens": "512"}
+    assert refusal.metadata == {
+        "num_prompt_tokens": "513",
+        "max_total_tokens": "512",
+        "max_prompt_tokens": "511",
+    }
 
 
 @pytest.mark.parametrize("name", ["other", ""])
@@ -292,8 +255,6 @@ def test_unknown_model(name: str) -> None:
     ],
 )
 def test_what_the_executor_lacks_is_refused(edit: Edit, feature: Feature) -> None:
-    from dataclasses import replace
-
     limits = replace(LIMITS, features=INFO.features - {feature})
     with pytest.raises(RequestError) as caught:
         read(edited(edit), limits)
@@ -302,10 +263,9 @@ def test_what_the_executor_lacks_is_refused(edit: Edit, feature: Feature) -> Non
 
 
 def test_neutral_values_need_no_feature() -> None:
-    from dataclasses import replace
-
     limits = replace(LIMITS, features=frozenset())
     message = edited(put("sampling", "repetition_penalty", 1.0))
+    message.stopping.min_tokens = 0
     message.sampling.presence_penalty = 0.0
     read(message, limits)
 
@@ -367,6 +327,14 @@ EXAMPLES: dict[str, Edit] = {
     "scheduling.total_deadline": duration("total_deadline", 5),
     "scheduling.time_limit": duration("time_limit", 5),
     "cache.salt": put("cache", "salt", "x"),
+    "cache.retention.priority": retention(priority=5),
+    "cache.retention.duration": retention(seconds=5),
+    "constraint.json_schema.schema": schema("{}"),
+    "constraint.regex.pattern": regex("a"),
+    "constraint.grammar.ebnf": grammar("root ::= 'a'"),
+    "constraint.choice.choices": choices("a"),
+    "adapter.name": adapter("poet"),
+    "adapter.scale": adapter("poet", 2.0),
 }
 """One request per mapped field, which differs from its neighbour in that field alone."""
 NEIGHBOURS: dict[str, Edit] = {
@@ -375,6 +343,14 @@ NEIGHBOURS: dict[str, Edit] = {
     "chat.add_generation_prompt": chat(("user", "x")),
     "sampling.logit_bias.token_id": bias((2, 1.0)),
     "sampling.logit_bias.bias": bias((2, 1.0)),
+    "cache.retention.priority": retention(),
+    "cache.retention.duration": retention(),
+    "constraint.json_schema.schema": schema("true"),
+    "constraint.regex.pattern": regex("b"),
+    "constraint.grammar.ebnf": grammar("root ::= 'b'"),
+    "constraint.choice.choices": choices("b"),
+    "adapter.name": adapter("pirate"),
+    "adapter.scale": adapter("poet", 1.0),
 }
 
 
@@ -382,7 +358,7 @@ NEIGHBOURS: dict[str, Edit] = {
 def test_every_mapped_field_makes_a_difference(path: str) -> None:
     plain = read(edited(NEIGHBOURS.get(path, lambda _: None)))
     message = edited(EXAMPLES[path])
-    if path == "model":
+    if path in ("model", "adapter.scale"):
         with pytest.raises(RequestError):
             read(message)
     else:

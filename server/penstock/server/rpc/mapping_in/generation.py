@@ -10,6 +10,9 @@ from typing import Final
 from penstock.server.front.errors import ErrorReason, refuse
 from penstock.server.front.generation import Generation, Output, PromptInput, TokenInput, Urgency
 from penstock.server.front.limits import Limits
+from penstock.server.rpc.mapping_in.adapter import read_adapter
+from penstock.server.rpc.mapping_in.cache import read_retention, read_salt
+from penstock.server.rpc.mapping_in.constraint import read_constraint
 from penstock.server.rpc.mapping_in.prompt import (
     CHAT_PATH,
     TEXT_PATH,
@@ -23,7 +26,7 @@ from penstock.server.rpc.mapping_in.sampling import read_sampling
 from penstock.server.rpc.mapping_in.stopping import read_stopping
 from penstock.server.rpc.mapping_in.violations import Violations
 from penstock.v1.generation_service_pb2 import GenerateRequest
-from penstock.v1.options_pb2 import CacheOptions, SchedulingOptions
+from penstock.v1.options_pb2 import SchedulingOptions
 
 MAX_ID_CHARS: Final = 128
 _MAX_PRIORITY = 100
@@ -64,6 +67,14 @@ MAPPED_FIELDS: Final[frozenset[str]] = frozenset(
         "scheduling.total_deadline",
         "scheduling.time_limit",
         "cache.salt",
+        "cache.retention.priority",
+        "cache.retention.duration",
+        "constraint.json_schema.schema",
+        "constraint.regex.pattern",
+        "constraint.grammar.ebnf",
+        "constraint.choice.choices",
+        "adapter.name",
+        "adapter.scale",
     }
 )
 """Every field that has an effect, as a path without indexes."""
@@ -74,8 +85,8 @@ def read_generation(
 ) -> Generation:
     """The domain value of a request.
 
-    Raises RequestError: MODEL_NOT_FOUND, INVALID_ARGUMENT (or PROMPT_TOO_LONG) with every
-    violation, or FEATURE_UNSUPPORTED.
+    Raises RequestError: MODEL_NOT_FOUND, ADAPTER_NOT_FOUND, INVALID_ARGUMENT (or PROMPT_TOO_LONG)
+    with every violation, or FEATURE_UNSUPPORTED.
     """
     check_model(request.model if request.HasField("model") else None, model_names)
     violations = Violations()
@@ -95,7 +106,10 @@ def read_generation(
             echo=request.output.echo,
         ),
         urgency=_read_urgency(request.scheduling, limits, violations),
-        cache_salt=_read_salt(request.cache, violations),
+        cache_salt=read_salt(request.cache, violations),
+        retention=read_retention(request.cache, limits, violations),
+        constraint=read_constraint(request, limits, violations),
+        adapter=read_adapter(request, limits, violations),
     )
     violations.raise_if_any()
     return generation
@@ -167,10 +181,3 @@ def _read_urgency(options: SchedulingOptions, limits: Limits, violations: Violat
             else None
         ),
     )
-
-
-def _read_salt(options: CacheOptions, violations: Violations) -> str:
-    if not options.HasField("salt"):
-        return ""
-    violations.text_length("cache.salt", options.salt, 1, MAX_ID_CHARS)
-    return options.salt

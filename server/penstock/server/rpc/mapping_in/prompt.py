@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from penstock.server.front.generation import ChatInput, TextInput
 from penstock.server.front.limits import Limits
+from penstock.server.front.submission import refuse_prompt
 from penstock.server.rpc.mapping_in.violations import Violations
 from penstock.server.text.chat_template import ChatMessage
 from penstock.v1.prompt_pb2 import ChatPrompt, TextPrompt
@@ -35,7 +36,7 @@ def read_token_ids(
         violations.add(path, "must not be empty")
         return ()
     if len(ids) > limits.max_context_tokens:
-        violations.prompt_too_long(path, len(ids), limits.max_context_tokens)
+        violations.prompt_too_long(refuse_prompt(path, len(ids), limits).refusal)
         return ()
     check_token_ids(ids, path, limits, violations)
     return tuple(ids)

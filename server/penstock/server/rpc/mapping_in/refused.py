@@ -1,6 +1,7 @@
 """What the contract offers and this server does not do yet: refused by name, never ignored.
 
-Owns the table of such fields. `ModelFeatures` is published from the same facts
+Owns the table of such fields; what depends on the executor is refused where the field is read.
+`ModelFeatures` is published from the same facts
 (`penstock.server.rpc.mapping_model`).
 """
 
@@ -18,12 +19,6 @@ REFUSED_FIELDS: Final[Mapping[str, str]] = {
     "output.min_chunk_tokens": "chunk_limits",
     "output.max_chunk_delay": "chunk_limits",
     "cache.session_id": "sessions",
-    "cache.retention": "cache_retention",
-    "constraint.json_schema": "json_schema",
-    "constraint.regex": "regex",
-    "constraint.grammar": "grammar",
-    "constraint.choice": "choice",
-    "adapter": "adapters",
     "images": "images",
 }
 """Path in GenerateRequest -> feature, as told in ErrorInfo.metadata."""
@@ -34,8 +29,6 @@ def check_refused(request: GenerateRequest, violations: Violations) -> None:
     for path, feature in REFUSED_FIELDS.items():
         if _is_set(request, path):
             violations.require_feature(feature, path, is_supported=False)
-    if request.HasField("constraint") and request.constraint.WhichOneof("kind") is None:
-        violations.add("constraint", "exactly one kind is required")
 
 
 def _is_set(message: Message, path: str) -> bool:

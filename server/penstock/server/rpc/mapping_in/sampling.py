@@ -41,6 +41,11 @@ def read_sampling(
         num_prompt_logprobs=_num_logprobs("prompt_logprobs", output, limits, violations),
     )
     _require_features(params, limits, violations)
+    violations.require_feature(
+        Feature.SEED.value,
+        "sampling.seed",
+        is_supported=not has("seed") or Feature.SEED in limits.features,
+    )
     return Sampling(
         params=params,
         seed=options.seed if has("seed") else None,
@@ -100,6 +105,7 @@ def _num_logprobs(name: str, output: OutputOptions, limits: Limits, violations: 
 def _require_features(params: SamplingParams, limits: Limits, violations: Violations) -> None:
     """Refuse what the executor lacks; neutral values ask for nothing."""
     wanted = (
+        (params.min_p > 0, Feature.MIN_P, "sampling.min_p"),
         (params.repetition_penalty != 1, Feature.PENALTIES, "sampling.repetition_penalty"),
         (params.presence_penalty != 0, Feature.PENALTIES, "sampling.presence_penalty"),
         (params.frequency_penalty != 0, Feature.PENALTIES, "sampling.frequency_penalty"),

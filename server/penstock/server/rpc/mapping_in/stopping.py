@@ -1,5 +1,6 @@
 """StoppingOptions: when an output ends."""
 
+from penstock.scheduler.executor import Feature
 from penstock.server.front.generation import Stopping
 from penstock.server.front.limits import Limits
 from penstock.server.rpc.mapping_in.prompt import check_token_ids
@@ -18,9 +19,15 @@ def read_stopping(options: StoppingOptions, limits: Limits, violations: Violatio
             "stopping.max_tokens", options.max_tokens, 1, limits.max_output_tokens
         )
     most = limits.max_output_tokens if max_tokens is None else max_tokens
+    min_tokens = violations.integer("stopping.min_tokens", options.min_tokens, 0, most)
+    violations.require_feature(
+        Feature.MIN_TOKENS.value,
+        "stopping.min_tokens",
+        is_supported=min_tokens == 0 or Feature.MIN_TOKENS in limits.features,
+    )
     return Stopping(
         max_tokens=max_tokens,
-        min_tokens=violations.integer("stopping.min_tokens", options.min_tokens, 0, most),
+        min_tokens=min_tokens,
         stop_strings=_stop_strings(options, limits, violations),
         stop_token_ids=_stop_token_ids(options, limits, violations),
         ignore_eos=options.ignore_eos,

@@ -3,6 +3,8 @@
 Owns the checks of single values. Comparisons are written so that NaN fails them.
 """
 
+from collections.abc import Mapping
+
 from google.protobuf.duration_pb2 import Duration
 
 from penstock.server.front.errors import (
@@ -27,7 +29,7 @@ class Violations:
 
     def __init__(self) -> None:
         self._reason = ErrorReason.INVALID_ARGUMENT
-        self._metadata: dict[str, str] = {}
+        self._metadata: Mapping[str, str] = {}
         self._violations: list[FieldViolation] = []
         self._unsupported: tuple[str, str] | None = None
 
@@ -46,14 +48,12 @@ class Violations:
         if not self.is_full:
             self._violations.append(FieldViolation(path=path, description=description))
 
-    def prompt_too_long(self, path: str, num_tokens: int, max_total_tokens: int) -> None:
-        """The prompt alone exceeds the context: a reason of its own where nothing else is off."""
-        self.add(path, f"has {num_tokens} tokens, the context is {max_total_tokens}")
-        self._reason = ErrorReason.PROMPT_TOO_LONG
-        self._metadata = {
-            "num_prompt_tokens": str(num_tokens),
-            "max_total_tokens": str(max_total_tokens),
-        }
+    def prompt_too_long(self, refusal: Refusal) -> None:
+        """The prompt alone is too long: a reason of its own where nothing else is off."""
+        for violation in refusal.violations:
+            self.add(violation.path, violation.description)
+        self._reason = refusal.reason
+        self._metadata = refusal.metadata
 
     def require_feature(self, feature: str, path: str, *, is_supported: bool) -> None:
         """The field at `path` asks for `feature`; the first that is missing is told."""

@@ -1,0 +1,45 @@
+"""CacheOptions: with whom cached blocks are shared, and how long they are kept."""
+
+import math
+from typing import Final
+
+from penstock.scheduler.executor import Feature
+from penstock.scheduler.request_options import CacheRetention
+from penstock.server.front.limits import Limits
+from penstock.server.rpc.mapping_in.violations import Violations
+from penstock.v1.options_pb2 import CacheOptions
+
+MAX_SALT_CHARS: Final = 128
+_MAX_PRIORITY = 100
+_RETENTION = "cache.retention"
+
+
+def read_salt(options: CacheOptions, violations: Violations) -> str:
+    """The client's salt, empty for none."""
+    if not options.HasField("salt"):
+        return ""
+    violations.text_length("cache.salt", options.salt, 1, MAX_SALT_CHARS)
+    return options.salt
+
+
+def read_retention(
+    options: CacheOptions, limits: Limits, violations: Violations
+) -> CacheRetention | None:
+    """How long the request's blocks are kept, None when that is left to the executor."""
+    if not options.HasField("retention"):
+        return None
+    feature = Feature.CACHE_RETENTION
+    violations.require_feature(feature.value, _RETENTION, is_supported=feature in limits.features)
+    wanted, default = options.retention, CacheRetention()
+    return CacheRetention(
+        priority=(
+            violations.integer(f"{_RETENTION}.priority", wanted.priority, 0, _MAX_PRIORITY)
+            if wanted.HasField("priority")
+            else default.priority
+        ),
+        duration_s=(
+            violations.duration_s(f"{_RETENTION}.duration", wanted.duration)
+            if wanted.HasField("duration")
+            else math.inf
+        ),
+    )
