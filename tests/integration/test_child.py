@@ -69,6 +69,17 @@ async def test_a_child_that_ends_before_its_line_does_is_told_by_its_exit(
     assert await child.ended() == 5
 
 
+@pytest.mark.parametrize("words", [b"", b'{"kind": "rea'])
+async def test_its_end_is_seen_though_what_it_forked_holds_the_line_open(
+    tmp_path: Path, words: bytes
+) -> None:
+    fork = "import os\nif os.fork():\n    os._exit(5)\nline.recv(4096)"
+    child = await spawn_saying(tmp_path, words, end=fork)
+    with pytest.raises(ChildFailed, match=r"speaker: exit code 5 before it was ready"):
+        await child.started()
+    assert await child.ended() == 5  # hangs up, which ends the other one
+
+
 async def test_a_failure_is_told_in_the_childs_words(tmp_path: Path) -> None:
     words = b'{"kind": "failed", "message": "no such model"}\n'
     child = await spawn_saying(tmp_path, words, end="sys.exit(4)")

@@ -18,6 +18,7 @@ from penstock.server.processes.exit_codes import describe_exit
 
 _STDERR_FD = 2
 _REPORTS = ("ready", "failed")
+_LAST_WORDS_S = 1.0
 
 
 class ChildFailed(Exception):
@@ -85,7 +86,7 @@ class Child:
     async def started(self) -> dict[str, Any]:
         """Wait until the child is ready; what it says about itself. Raises ChildFailed."""
         try:
-            line = await self._reader.readuntil(b"\n")
+            line = await self._first_line()
         except (asyncio.IncompleteReadError, ConnectionError):  # it ended, maybe within a word
             code = await self._process.wait()
             hint = " (out of memory?)" if code == -signal.SIGKILL else ""
@@ -102,6 +103,21 @@ class Child:
             await self._process.wait()
             raise ChildFailed(str(facts.get("message", f"{self.name}: cannot start")))
         return facts
+
+    async def _first_line(self) -> bytes:
+        """Raises IncompleteReadError when the child ends without one."""
+        reading = asyncio.create_task(self._reader.readuntil(b"\n"))
+        ending = asyncio.create_task(self._process.wait())
+        try:
+            await asyncio.wait({reading, ending}, return_when=asyncio.FIRST_COMPLETED)
+            # What it forked may hold the line open after its end; what it said is here by then.
+            await asyncio.wait({reading}, timeout=_LAST_WORDS_S)
+            if not reading.done():
+                raise asyncio.IncompleteReadError(b"", None)
+            return reading.result()
+        finally:
+            reading.cancel()
+            ending.cancel()
 
     async def ended(self) -> int:
         """Wait for the end; the return code, negative for a signal."""

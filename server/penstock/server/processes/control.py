@@ -40,8 +40,11 @@ class ChildControl:
 
     def __init__(self, control_fd: int) -> None:
         self._socket = socket.socket(fileno=control_fd)
+        # Programs that this process starts must not hold the line open after it.
+        self._socket.set_inheritable(False)
         self._socket_path: Path | None = None
         self._stop: Callable[[], object] | None = None
+        self._last_act: Callable[[], object] | None = None
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_IGN)
 
@@ -56,12 +59,16 @@ class ChildControl:
         line, _, _ = data.partition(b"\n")
         return line.decode()
 
-    def hold_lifeline(self, socket_path: Path) -> None:
+    def hold_lifeline(
+        self, socket_path: Path, last_act: Callable[[], object] | None = None
+    ) -> None:
         """From now on die with the supervisor, and take the link's socket file along.
 
-        A thread sees the end of the line even while the main thread computes.
+        A thread sees the end of the line even while the main thread computes; it calls `last_act`
+        before the end.
         """
         self._socket_path = socket_path
+        self._last_act = last_act
         threading.Thread(target=self._watch, name="lifeline", daemon=True).start()
 
     def on_stop(self, stop: Callable[[], object]) -> None:
@@ -97,4 +104,8 @@ class ChildControl:
                 self._socket_path.unlink()
             with contextlib.suppress(OSError):
                 self._socket_path.parent.rmdir()
-        os._exit(EXIT_ORPHANED)
+        try:
+            if self._last_act is not None:
+                self._last_act()
+        finally:
+            os._exit(EXIT_ORPHANED)

@@ -46,16 +46,18 @@ def main(arguments: list[str]) -> int:
     control.hold_lifeline(launch.socket_path)
     die_with_parent()
     configure_logging("engine", launch.server.log_level)
+    listener = socket.socket(fileno=launch.listener_fd)
+    listener.set_inheritable(False)  # not for programs that the executor starts
     try:
         executor = create_executor(launch.server.executor)
         warn_of_limits(launch.server.executor, executor.info)
         engine = Engine(executor, launch.server.scheduler, time.monotonic)
         dispatcher = Dispatcher(engine, _hello(launch, executor))
-        hub = FrontHub(socket.socket(fileno=launch.listener_fd), dispatcher)
+        hub = FrontHub(listener, dispatcher)
         loop = EngineLoop(dispatcher, hub, time.monotonic)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         # Whatever a model folder, a library or the memory has against starting: one line for the
-        # operator, the rest for who debugs.
+        # operator, the rest for who debugs. Libraries of launchers are known to call sys.exit.
         log.debug("cannot start", exc_info=True)
         control.report_failure(in_one_line(error))
         return EXIT_CANNOT_START

@@ -13,14 +13,15 @@ from penstock.executor.torch.thread_environment import THREAD_ENVIRONMENT
 def engine_environment(executor: ExecutorConfig) -> dict[str, str]:
     """For the engine: nothing is downloaded, and its threads wait as its executor wants them to."""
     wanted: dict[str, str] = {}
-    if executor.kind is ExecutorKind.TORCH:
+    if executor.kind is not ExecutorKind.SIMULATED:
         wanted = {
-            **THREAD_ENVIRONMENT,
             "HF_HUB_OFFLINE": "1",
             "TRANSFORMERS_OFFLINE": "1",
             "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1",
             "TOKENIZERS_PARALLELISM": "false",
         }
+    if executor.kind is ExecutorKind.TORCH:
+        wanted |= THREAD_ENVIRONMENT
         if executor.num_threads is not None:
             wanted["OMP_NUM_THREADS"] = str(executor.num_threads)
     return _unless_set(wanted)

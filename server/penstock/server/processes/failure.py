@@ -4,7 +4,7 @@ Owns the wording for failures that libraries describe at length.
 """
 
 
-def in_one_line(error: Exception) -> str:
+def in_one_line(error: BaseException) -> str:
     """The cause, without traceback and line breaks."""
     text = " ".join(str(error).split())
     if isinstance(error, MemoryError) or "out of memory" in text.lower():

@@ -18,6 +18,7 @@ from penstock.server.logs import configure_logging
 from penstock.server.processes.control import ChildControl
 from penstock.server.processes.exit_codes import EXIT_CANNOT_START, EXIT_OK
 from penstock.server.processes.failure import in_one_line
+from penstock.server.processes.orphans import end_marked
 from penstock.server.rpc.server import FrontServer
 from penstock.server.text.model_text import ModelText
 
@@ -29,7 +30,8 @@ def main(arguments: list[str]) -> int:
     """Serve until told to finish, then drain; the exit code."""
     control = ChildControl(int(arguments[0]))
     launch = launch_from_json(FrontLaunch, control.read_launch())
-    control.hold_lifeline(launch.socket_path)
+    # An engine without supervisor is killed on the spot, and cannot see to what it started.
+    control.hold_lifeline(launch.socket_path, last_act=end_marked)
     configure_logging("front", launch.server.log_level)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_serve(control, launch))
@@ -42,7 +44,7 @@ async def _serve(control: ChildControl, launch: FrontLaunch) -> int:
     config = launch.server
     port = UnixEnginePort(launch.socket_path, launch.front_id)
     try:
-        text = ModelText.load(config.model_path, name=config.model)
+        text = ModelText.load(config.tokenizer_path or config.model_path, name=config.model)
         front_config = dataclasses.replace(config.front, front_id=launch.front_id)
         server = FrontServer(text, front_config, port=port)
         host = f"[{config.host}]" if ":" in config.host else config.host

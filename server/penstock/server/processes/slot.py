@@ -22,12 +22,21 @@ class KeepsDying(Exception):
 
 
 class Slot:
-    """Keeps one process alive by `spawn`. Run `keep_alive` as a task."""
+    """Keeps one process alive by `spawn`. Run `keep_alive` as a task.
 
-    def __init__(self, name: str, spawn: Callable[[], Awaitable[Child]]) -> None:
+    `clean_up` runs to its end after every process, however that ended, and before the next.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        spawn: Callable[[], Awaitable[Child]],
+        clean_up: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
         self.name = name
         self.is_ready = asyncio.Event()
         self._spawn = spawn
+        self._clean_up = clean_up
         self._child: Child | None = None
         self._retired = asyncio.Event()
         self._may_restart = True
@@ -55,11 +64,15 @@ class Slot:
     async def keep_alive(self) -> int:
         """Start the process, and again whenever it dies; the code of the last one.
 
-        Raises ChildFailed when the very first cannot start, KeepsDying when restarting is in vain.
+        A start may take as long as it takes: only `retire` and `kill` cut it short. Raises
+        ChildFailed when the very first cannot start, KeepsDying when restarting is in vain.
         """
         while True:
             code = await self._run_one()
-            if not self._may_restart:
+            is_last = not self._may_restart  # its end was awaited: how it ended counts
+            if self._clean_up is not None:
+                await self._clean_up()
+            if is_last:
                 return code
             delay_s = self._restarts.next_delay_s(time.monotonic())
             if delay_s is None:
@@ -67,6 +80,7 @@ class Slot:
             log.warning("%s died (%s), next in %.1f s", self.name, describe_exit(code), delay_s)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._retired.wait(), delay_s)
+            if not self._may_restart:
                 return EXIT_OK
 
     async def _run_one(self) -> int:
@@ -84,14 +98,20 @@ class Slot:
             facts = await child.started()
         except ChildFailed as failure:
             if not self._was_ready:
+                await child.ended()
+                if self._clean_up is not None:
+                    await self._clean_up()
                 raise
-            log.warning("%s", failure)
+            if not self._retired.is_set():
+                log.warning("%s", failure)
         else:
             self._was_ready = True
             self.is_ready.set()
             details = "".join(f" {name}={value}" for name, value in facts.items())
             log.info("%s is ready: pid=%d%s", self.name, child.pid, details)
         code = await child.ended()
+        was_needed = self.is_ready.is_set() or not self._retired.is_set()
         self.is_ready.clear()
         self._child = None
-        return code
+        # One that was told to finish while it still started had nothing to finish.
+        return code if was_needed else EXIT_OK

@@ -21,6 +21,7 @@ from penstock.server.processes.child import Child, ChildFailed
 from penstock.server.processes.environment import engine_environment, front_environment
 from penstock.server.processes.exit_codes import EXIT_GAVE_UP, EXIT_OK, EXIT_SIGNAL_BASE
 from penstock.server.processes.listen_port import PortUnavailable, reserve_port
+from penstock.server.processes.orphans import LIMIT_S, Orphans
 from penstock.server.processes.slot import KeepsDying, Slot
 
 log = logging.getLogger(__name__)
@@ -30,7 +31,7 @@ _FRONT_MODULE = "penstock.server.processes.front_process"
 _AFTER_GRACE_S = 1.4
 """What fronts get beyond the grace to write their last messages."""
 _ENGINE_EXIT_S = 0.4
-_KILL_S = 5.0
+_KILL_S = 5.0 + LIMIT_S
 _LINK_BACKLOG = 64
 
 
@@ -53,7 +54,8 @@ class Supervisor:
         self._stop = asyncio.Event()
         self._forced = asyncio.Event()
         self._forced_by = 0
-        self._engine = Slot("engine", self._spawn_engine)
+        self._orphans = Orphans()
+        self._engine = Slot("engine", self._spawn_engine, self._end_orphans)
         self._fronts = [
             Slot(f"front {number}", self._spawn_front) for number in range(1, config.num_fronts + 1)
         ]
@@ -63,6 +65,7 @@ class Supervisor:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal, number)
+        self._orphans.adopt()
         with ExitStack() as stack:
             self._open_sockets(stack)
             log.info(
@@ -85,6 +88,7 @@ class Supervisor:
                 for keeper in keepers.values():
                     keeper.cancel()
                 await asyncio.gather(*keepers.values(), return_exceptions=True)
+                await self._orphans.end_all("the service")
 
     async def _serve(self, keepers: dict[Slot, asyncio.Task[int]]) -> int:
         await self._until_stop(keepers.values(), _all_ready(keepers))
@@ -137,12 +141,18 @@ class Supervisor:
 
     async def _drain_in_order(self, keepers: dict[Slot, asyncio.Task[int]]) -> None:
         self._engine.forbid_restart()
+        if not self._engine.is_ready.is_set():
+            # It carries nothing yet. A load may sit in foreign code for minutes, deaf to orders.
+            self._engine.kill()
         for front in self._fronts:
             front.retire()
+        began_s = time.monotonic()
         limit_s = self._config.drain_grace_s + _AFTER_GRACE_S
         await asyncio.wait([keepers[front] for front in self._fronts], timeout=limit_s)
         self._engine.retire()
-        await asyncio.wait([keepers[self._engine]], timeout=_ENGINE_EXIT_S)
+        # An executor may need seconds to take itself down: it has what the fronts left.
+        left_s = began_s + limit_s + _ENGINE_EXIT_S - time.monotonic()
+        await asyncio.wait([keepers[self._engine]], timeout=max(0.0, left_s))
 
     def _open_sockets(self, stack: ExitStack) -> None:
         try:
@@ -171,12 +181,14 @@ class Supervisor:
             listener_fd=fd,
             epoch=self._num_engines,
         )
-        return await Child.spawn(
-            "engine",
-            _ENGINE_MODULE,
-            launch_to_json(launch),
-            environment=engine_environment(self._config.executor),
-            inherited_fds=(fd,),
+        return await self._orphans.start(
+            lambda: Child.spawn(
+                "engine",
+                _ENGINE_MODULE,
+                launch_to_json(launch),
+                environment={**engine_environment(self._config.executor), **self._orphans.mark},
+                inherited_fds=(fd,),
+            )
         )
 
     async def _spawn_front(self) -> Child:
@@ -188,12 +200,17 @@ class Supervisor:
             front_id=self._num_fronts,
             port=self._port,
         )
-        return await Child.spawn(
-            "front",
-            _FRONT_MODULE,
-            launch_to_json(launch),
-            environment=front_environment(),
+        return await self._orphans.start(
+            lambda: Child.spawn(
+                "front",
+                _FRONT_MODULE,
+                launch_to_json(launch),
+                environment={**front_environment(), **self._orphans.mark_to_know},
+            )
         )
+
+    async def _end_orphans(self) -> None:
+        await self._orphans.end_all("the engine")
 
     def _on_signal(self, number: signal.Signals) -> None:
         if self._stop.is_set():

@@ -1,0 +1,177 @@
+"""Processes that an engine leaves behind end before the next engine starts. Real processes."""
+
+import os
+import re
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+
+from penstock.server.processes.process_table import entry_of, send_signal
+from support.engine_conduct import Load, Worker, engine_conduct, is_worker_of, workers_in
+from support.service import launched, simulated, started, stream, until_gone
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="adoption is Linux's")
+
+WORKERS: list[Worker] = ["child", "detached", "stubborn", "tree"]
+NUM_WORKERS = {"child": 1, "detached": 1, "stubborn": 1, "tree": 3}
+LOADS: list[tuple[Load, str]] = [
+    ("raises", "RuntimeError: the driver is too old"),
+    ("exits", "SystemExit: the launcher was not found"),
+    ("crashes", "engine: killed by signal 6 before it was ready"),
+]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    """Where workers report; a test that fails leaves none."""
+    yield tmp_path
+    for pid in workers_in(tmp_path):
+        entry = entry_of(pid)
+        if entry is not None and is_worker_of(pid, tmp_path):
+            send_signal(entry, signal.SIGKILL)
+
+
+def is_alive(pid: int) -> bool:
+    entry = entry_of(pid)
+    return entry is not None and not entry.has_ended
+
+
+@pytest.mark.parametrize("worker", WORKERS)
+async def test_workers_of_a_killed_engine_are_gone_before_the_next_one_is_ready(
+    folder: Path, worker: Worker
+) -> None:
+    environment = engine_conduct(folder, worker)
+    arguments = [*simulated(), "--fronts", "2"]
+    async with started(*arguments, environment=environment) as service:
+        engine = await service.next_pid("engine")
+        fronts = [await service.next_pid("front") for _ in range(2)]
+        before = workers_in(folder)
+        assert len(before) == NUM_WORKERS[worker]
+        assert all(map(is_alive, before))
+
+        os.kill(engine, signal.SIGKILL)
+        assert await service.next_pid("engine") != engine
+        # Reaped, too. The next engine's own have what these held.
+        assert [pid for pid in before if entry_of(pid) is not None] == []
+        after = workers_in(folder) - before
+        assert len(after) == NUM_WORKERS[worker]
+        assert all(map(is_alive, after))
+        assert all(map(is_alive, fronts))
+        async with service.channel() as channel:
+            assert await stream(channel, 5).outcome() is grpc.StatusCode.OK
+
+        service.signal(signal.SIGTERM)
+        assert await service.ended() == 0
+        assert [pid for pid in before | after if entry_of(pid) is not None] == []
+        deaths = [line for line in service.stderr if re.search(r"(engine|front \d) died", line)]
+        assert len(deaths) == 1
+        told = {
+            line.split(" left behind: ")[-1].strip()
+            for line in service.stderr
+            if "SIGTERM to" in line
+        }
+        assert {int(re.findall(r"pid=(\d+) name=\S+$", line)[0]) for line in told} >= before
+
+
+async def test_only_what_ignores_sigterm_is_killed(folder: Path) -> None:
+    environment = engine_conduct(folder, "stubborn")
+    async with started(*simulated(), environment=environment) as service:
+        (worker,) = workers_in(folder)
+        os.kill(await service.next_pid("engine"), signal.SIGKILL)
+        await service.next_pid("engine")
+        told = [line for line in service.stderr if f"left behind: pid={worker} " in line]
+        assert ["SIGTERM to" in line for line in told] == [True, False]
+        assert "SIGKILL to" in told[1]
+        service.signal(signal.SIGTERM)
+        assert await service.ended() == 0
+
+
+@pytest.mark.parametrize("worker", WORKERS)
+async def test_workers_do_not_outlive_a_killed_supervisor(folder: Path, worker: Worker) -> None:
+    environment = engine_conduct(folder, worker)
+    arguments = [*simulated(), "--fronts", "2"]
+    async with started(*arguments, environment=environment) as service:
+        workers = workers_in(folder)
+        assert len(workers) == NUM_WORKERS[worker]
+        service.signal(signal.SIGKILL)
+        for pid in workers:
+            await until_gone(pid)
+        assert await service.ended() == -signal.SIGKILL
+
+
+@pytest.mark.parametrize(("load", "message"), LOADS)
+async def test_a_failed_load_is_one_line_and_leaves_no_worker(
+    folder: Path, load: Load, message: str
+) -> None:
+    environment = engine_conduct(folder, "detached", load)
+    async with launched(*simulated(), environment=environment) as service:
+        assert await service.ended() == 2
+        told = [line for line in service.stderr if line.startswith("penstock serve: ")]
+        assert told == [f"penstock serve: {message}\n"]
+        assert not [line for line in service.stderr if "Traceback" in line]
+        (worker,) = workers_in(folder)
+        assert entry_of(worker) is None
+
+
+async def test_a_signal_ends_a_load_that_is_stuck_in_foreign_code(folder: Path) -> None:
+    environment = engine_conduct(folder, "detached", "sticks")
+    arguments = [*simulated(), "--drain-grace-s", "600"]
+    async with launched(*arguments, environment=environment) as service:
+        await service.until_logged("the load is stuck")
+        service.signal(signal.SIGTERM)
+        assert await service.ended() == 0
+        (worker,) = workers_in(folder)
+        assert entry_of(worker) is None
+
+
+async def test_a_signal_ends_a_later_load_that_is_stuck_too(folder: Path) -> None:
+    environment = engine_conduct(folder, "detached", "sticks", sticks_from_life=2)
+    arguments = [*simulated(), "--drain-grace-s", "600"]
+    async with started(*arguments, environment=environment) as service:
+        os.kill(await service.next_pid("engine"), signal.SIGKILL)
+        await service.until_logged("the load is stuck")
+        service.signal(signal.SIGTERM)
+        assert await service.ended() == 0
+        assert not [line for line in service.stderr if "did not end in order" in line]
+        workers = workers_in(folder)
+        assert len(workers) == 2
+        assert [pid for pid in workers if entry_of(pid) is not None] == []
+
+
+# A script starts something else, which starts something too, and becomes the service.
+ENTRYPOINT = """
+mkfifo "$0/said"
+( sleep 600 & echo "$!" >"$0/said"; wait ) </dev/null >/dev/null 2>&1 &
+echo "$!" >"$0/stranger-0"
+cat "$0/said" >"$0/stranger-1"
+exec "$@"
+"""
+
+
+async def test_what_is_not_the_engines_stays(folder: Path) -> None:
+    environment = engine_conduct(folder, "detached")
+    through = ["sh", "-c", ENTRYPOINT, str(folder)]
+    strangers: list[int] = []
+    try:
+        async with started(*simulated(), environment=environment, through=through) as service:
+            strangers = [int((folder / f"stranger-{n}").read_text()) for n in range(2)]
+            (worker,) = workers_in(folder)
+            # Now the inner one is an orphan that the supervisor adopts, and none of an engine's.
+            os.kill(strangers[0], signal.SIGKILL)
+            os.kill(await service.next_pid("engine"), signal.SIGKILL)
+            await service.next_pid("engine")
+            assert entry_of(worker) is None
+            adopted = entry_of(strangers[1])
+            assert adopted is not None
+            assert not adopted.has_ended
+            assert adopted.parent_pid == service.process.pid
+            service.signal(signal.SIGTERM)
+            assert await service.ended() == 0
+        assert is_alive(strangers[1])
+    finally:
+        for pid in strangers[1:]:
+            os.kill(pid, signal.SIGKILL)

@@ -1,0 +1,85 @@
+"""What the kernel says of processes, asked about real ones."""
+
+import dataclasses
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from penstock.server.processes.process_table import (
+    ProcessEntry,
+    children_of,
+    entry_of,
+    reap,
+    send_signal,
+    was_started_with,
+)
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")
+
+
+@pytest.fixture
+def sleeper(tmp_path: Path) -> Iterator["subprocess.Popen[bytes]"]:
+    program = tmp_path / "a) (b c"
+    program.symlink_to("/bin/sleep")
+    with subprocess.Popen([program, "600"], env={"MARK": "one two", "NEXT": "x"}) as process:
+        yield process
+        process.kill()
+
+
+def entry_for(process: "subprocess.Popen[bytes]") -> ProcessEntry:
+    entry = entry_of(process.pid)
+    assert entry is not None
+    return entry
+
+
+def test_an_entry_tells_what_the_kernel_knows(sleeper: "subprocess.Popen[bytes]") -> None:
+    entry = entry_for(sleeper)
+    assert entry.name == "a) (b c"
+    assert entry.parent_pid == os.getpid()
+    assert not entry.has_ended
+    here = entry_of(os.getpid())
+    assert here is not None
+    assert entry.started_ticks >= here.started_ticks > 0
+    assert entry in children_of(os.getpid())
+    assert entry not in children_of(os.getppid())
+
+
+def test_the_environment_is_matched_whole(sleeper: "subprocess.Popen[bytes]") -> None:
+    assert was_started_with(sleeper.pid, "MARK=one two")
+    assert not was_started_with(sleeper.pid, "MARK=one")
+    assert not was_started_with(sleeper.pid, "ARK=one two")
+
+
+@pytest.mark.parametrize("has_descriptors", [True, False])
+def test_a_signal_reaches_the_process_it_is_for_and_its_end_is_told_once(
+    sleeper: "subprocess.Popen[bytes]", has_descriptors: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(pid: int) -> int:
+        raise OSError("an old container")
+
+    if not has_descriptors:
+        monkeypatch.setattr(os, "pidfd_open", refuse)
+    entry = entry_for(sleeper)
+    assert not reap(sleeper.pid), "it lives"
+    assert send_signal(entry, signal.SIGTERM)
+    os.waitid(os.P_PID, sleeper.pid, os.WEXITED | os.WNOWAIT)
+    assert entry_for(sleeper).has_ended
+    assert reap(sleeper.pid)
+    assert entry_of(sleeper.pid) is None
+    assert reap(sleeper.pid), "by now it is done"
+    assert not send_signal(entry, signal.SIGTERM)
+
+
+def test_another_process_with_the_same_pid_is_not_signalled(
+    sleeper: "subprocess.Popen[bytes]",
+) -> None:
+    entry = entry_for(sleeper)
+    assert not send_signal(dataclasses.replace(entry, started_ticks=1), signal.SIGKILL)
+    assert not send_signal(dataclasses.replace(entry, parent_pid=1), signal.SIGKILL)
+    assert send_signal(entry_for(sleeper), signal.SIGCONT), "it is there still"
+    assert not entry_for(sleeper).has_ended

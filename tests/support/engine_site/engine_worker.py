@@ -1,0 +1,52 @@
+"""A worker as an engine starts them: it holds what the next engine needs, and outlives the first.
+
+Arguments: its conduct and a folder. It locks `memory` there, as a process holds an accelerator's,
+and leaves `worker-<pid>`.
+"""
+
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+
+def main(conduct: str, folder: Path) -> None:
+    """Hold the memory until killed."""
+    if conduct != "child" and os.fork():
+        os._exit(0)  # the one that stays is nobody's child, in a session of its own
+    if conduct != "child":
+        os.setsid()
+    # The engine ignores SIGTERM, and so does what it starts until it knows better.
+    wanted = signal.SIG_IGN if conduct == "stubborn" else signal.SIG_DFL
+    signal.signal(signal.SIGTERM, wanted)
+    memory = (folder / f"memory-{conduct}").open("w")
+    try:
+        fcntl.flock(memory, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        print("no room", flush=True)
+        return
+    (folder / f"worker-{os.getpid()}").touch()
+    if conduct == "tree":
+        # Below it one that is loose again, and below that one a plain child: told by name.
+        program = [sys.executable, __file__]
+        with subprocess.Popen([*program, "detached", folder], stdout=subprocess.PIPE) as below:
+            assert below.stdout is not None
+            below.stdout.readline()
+            with subprocess.Popen([*program, "child", folder], stdout=subprocess.PIPE) as child:
+                assert child.stdout is not None
+                child.stdout.readline()
+                hold()
+    hold()
+
+
+def hold() -> None:
+    """Say so, and stay."""
+    print("ready", flush=True)
+    while True:
+        signal.pause()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]))
