@@ -2,7 +2,7 @@
 #
 #   make demo      install, start the service, stream three generations, stop
 #   make test      install, check, run the tests
-#   make check     format, lint, types, layers, contract, generated code, Dockerfile
+#   make check     format, lint, types, layers, contract, generated code, Dockerfiles
 #   make protos    write the generated code anew
 #   make test-transformers-4    the executors' tests on transformers 4.57, as TensorRT-LLM images have
 #   make format    format Python and protos
@@ -99,7 +99,7 @@ check-protos: $(READY) $(PROTOS_READY)
 	$(BIN)/buf breaking protos --against "$$work/base/protos"
 
 check-docker: $(READY)
-	$(BIN)/hadolint Dockerfile
+	$(BIN)/hadolint Dockerfile deploy/trtllm/Dockerfile
 
 format: $(READY)
 	$(BIN)/ruff format

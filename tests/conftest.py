@@ -3,10 +3,21 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 
 import hypothesis
+import pytest
+
+from support.fake_trtllm import fake_trtllm_on_path
 
 # Property tests search harder when asked to, and never fail for being slow on a busy machine.
 hypothesis.settings.register_profile("default", deadline=None, max_examples=100)
 hypothesis.settings.register_profile("thorough", deadline=None, max_examples=2000)
 hypothesis.settings.load_profile(os.environ.get("PENSTOCK_HYPOTHESIS_PROFILE", "default"))
+
+
+@pytest.fixture
+def fake_trtllm() -> Iterator[None]:
+    """`import tensorrt_llm` finds the stand-in of tests/fakes while the test runs."""
+    with fake_trtllm_on_path():
+        yield

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-HEAVY = {"torch", "transformers"}
+HEAVY = {"torch", "transformers", "tensorrt_llm"}
 # Portion, and what importing all of its modules must not load.
 LIGHT = [
     ("penstock.scheduler", HEAVY | {"grpc", "google.protobuf", "tokenizers", "uvloop"}),
@@ -19,6 +19,8 @@ LIGHT = [
     ("penstock.server.text", HEAVY),
     ("penstock.server.front", HEAVY),
     ("penstock.server.cli", HEAVY),
+    # It imports the engine's package when an engine is built, and not before.
+    ("penstock.executor.trtllm", HEAVY),
     ("penstock.client", HEAVY | {"tokenizers", "numpy"}),
 ]
 

@@ -47,7 +47,9 @@ def test_every_folder_with_modules_is_a_package(root: str) -> None:
 
 
 def test_tests_are_no_packages() -> None:
-    assert list((REPOSITORY / "tests").rglob("__init__.py")) == []
+    found = (REPOSITORY / "tests").rglob("__init__.py")
+    # What stands in for a package is one.
+    assert [path for path in found if REPOSITORY / "tests" / "fakes" not in path.parents] == []
 
 
 def test_test_files_have_unique_names() -> None:

@@ -6,7 +6,7 @@ import ast
 import pathlib
 
 REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
-ROOTS = ("protos", "scheduler", "executors", "server", "clients", "tests", "benchmarks")
+ROOTS = ("protos", "scheduler", "executors", "server", "clients", "tests", "benchmarks", "deploy")
 MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 60
 DRAWERS = {"utils", "util", "helpers", "helper", "common", "base", "misc"}

@@ -70,7 +70,7 @@ async def test_every_option_reaches_the_request(server: ScriptedServer) -> None:
     flags = (
         *("--model", "demo", "--top-p", "0.5", "--top-k", "7", "--seed", "9", "--n", "2"),
         *("--stop", "a", "--stop", "b", "--priority", "-4", "--time-limit", "1.5"),
-        *("--deadline", "30"),
+        *("--deadline", "30", "--adapter", "poet", "--choice", "yes", "--choice", "no"),
     )
 
     result = await penstock(server, "generate", "-", *flags, stdin="from stdin")
@@ -82,6 +82,8 @@ async def test_every_option_reaches_the_request(server: ScriptedServer) -> None:
     assert request.model == "demo"
     assert request.sampling.top_p == 0.5
     assert (request.sampling.top_k, request.sampling.seed, request.sampling.n) == (7, 9, 2)
+    assert request.adapter.name == "poet"
+    assert list(request.constraint.choice.choices) == ["yes", "no"]
     assert list(request.stopping.stop_strings) == ["a", "b"]
     assert request.scheduling.priority == -4
     assert request.scheduling.time_limit.ToMilliseconds() == 1500

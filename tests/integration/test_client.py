@@ -14,6 +14,7 @@ from penstock.client import (
     Draining,
     EngineDown,
     Event,
+    ExecutorRefused,
     ExecutorRequestFailed,
     Finished,
     InvalidArgument,
@@ -230,6 +231,7 @@ async def test_server_may_refuse_retries(
     ("code", "reason", "kind"),
     [
         (grpc.StatusCode.INTERNAL, "EXECUTOR_REQUEST_FAILED", ExecutorRequestFailed),
+        (grpc.StatusCode.INVALID_ARGUMENT, "EXECUTOR_REFUSED", ExecutorRefused),
         (grpc.StatusCode.RESOURCE_EXHAUSTED, "READER_STALLED", ReaderStalled),
         (grpc.StatusCode.DEADLINE_EXCEEDED, "DEADLINE_EXCEEDED", DeadlineExceeded),
         (grpc.StatusCode.CANCELLED, "", CallCancelled),

@@ -110,6 +110,7 @@ async def test_same_id_in_flight_is_refused_and_the_first_unharmed(served: Serve
         (FailureReason.REQUEST_ID_IN_USE, grpc.StatusCode.ALREADY_EXISTS, None, False),
         (FailureReason.EXCEEDS_KV_CACHE, grpc.StatusCode.INVALID_ARGUMENT, None, False),
         (FailureReason.PROMPT_TOO_LONG, grpc.StatusCode.INVALID_ARGUMENT, None, False),
+        (FailureReason.EXECUTOR_REFUSED, grpc.StatusCode.INVALID_ARGUMENT, None, False),
         (FailureReason.EXECUTOR_REQUEST_FAILED, grpc.StatusCode.INTERNAL, None, False),
         (FailureReason.DRAINING, grpc.StatusCode.UNAVAILABLE, None, True),
         (FailureReason.ENGINE_DOWN, grpc.StatusCode.UNAVAILABLE, None, True),

@@ -181,12 +181,6 @@ SET_FIELD: dict[str, Callable[[pb.GenerateRequest], object]] = {
     "output.min_chunk_tokens": lambda m: setattr(m.output, "min_chunk_tokens", 4),
     "output.max_chunk_delay": lambda m: m.output.max_chunk_delay.FromMilliseconds(5),
     "cache.session_id": lambda m: setattr(m.cache, "session_id", "dialogue"),
-    "cache.retention": lambda m: m.cache.retention.SetInParent(),
-    "constraint.json_schema": lambda m: setattr(m.constraint.json_schema, "schema", "{}"),
-    "constraint.regex": lambda m: setattr(m.constraint.regex, "pattern", "a"),
-    "constraint.grammar": lambda m: setattr(m.constraint.grammar, "ebnf", "root ::= 'a'"),
-    "constraint.choice": lambda m: m.constraint.choice.choices.append("a"),
-    "adapter": lambda m: setattr(m.adapter, "name", "a"),
     "images": lambda m: m.images.add(data=b"x", mime_type="image/png"),
 }
 
@@ -226,39 +220,6 @@ def test_features_told_and_refused_are_the_same_words() -> None:
     assert set(UNIMPLEMENTED_METHODS.values()) <= published
     # How a message is cut is no feature of a model, so the contract has no word for it there.
     assert set(REFUSED_FIELDS.values()) - {"chunk_limits"} <= published
-
-
-async def test_executor_without_a_feature_refuses_it(text: ModelText) -> None:
-    async with serving(text, is_up=False) as served:
-        served.port.info = bare_info()
-        served.port.come_up()
-        for path, feature in (
-            ("logprobs", "logprobs"),
-            ("prompt_logprobs", "prompt_logprobs"),
-        ):
-            message = pb.GenerateRequest()
-            message.text.text = "hello"
-            setattr(message.output, path, 0)
-            error = rich_error(await refusal(served, message))
-            assert error.code is grpc.StatusCode.UNIMPLEMENTED
-            assert error.info.metadata["feature"] == feature
-        message = pb.GenerateRequest()
-        message.text.text = "hello"
-        message.sampling.presence_penalty = 0.5
-        error = rich_error(await refusal(served, message))
-        assert error.info.metadata["feature"] == "penalties"
-        models = model_service_pb2_grpc.ModelServiceStub(served.channel)
-        model = (await models.GetModel(model_service_pb2.GetModelRequest())).model
-        assert model.features.HasField("logprobs")
-        assert not model.features.logprobs
-
-
-def bare_info() -> Any:
-    from dataclasses import replace
-
-    from support.fronts import INFO
-
-    return replace(INFO, features=frozenset())
 
 
 async def test_oversized_message_and_metadata_never_reach_the_handler(

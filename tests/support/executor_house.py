@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import select
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.executor.config import ExecutorConfig
+from penstock.executor.config import ExecutorConfig, ExecutorKind
 from penstock.executor.create import create_executor
 from penstock.scheduler.batch import Batch, StepResult, TokenLogprobs
 from penstock.scheduler.config import SchedulerConfig
@@ -16,6 +17,9 @@ from penstock.scheduler.events import Admitted, Failed, Finished, Preempted
 from penstock.scheduler.executor import Executor, ExecutorInfo
 from penstock.scheduler.request import RequestSpec
 from support.core import BLOCK_SIZE
+
+MAX_SEQ_LEN = 64
+PATIENCE_S = 20.0
 
 
 class Witness:
@@ -31,6 +35,10 @@ class Witness:
     def info(self) -> ExecutorInfo:
         return self._executor.info
 
+    @property
+    def ready_fd(self) -> int | None:
+        return self._executor.ready_fd
+
     def launch(self, batch: Batch) -> None:
         self._expected.append(batch.sampled_slots.copy())
         self.max_rows = max(self.max_rows, batch.num_rows)
@@ -39,6 +47,9 @@ class Witness:
 
     def collect(self) -> StepResult:
         result = self._executor.collect()
+        if self.info.is_self_paced:
+            self._check_news(result)
+            return result
         failed = [failure.slot for failure in result.failures]
         answered = [slot for slot in self._expected.pop(0).tolist() if slot not in failed]
         assert result.slots.tolist() == answered
@@ -47,6 +58,19 @@ class Witness:
         assert len(result.tokens) == len(answered)
         assert ((result.tokens >= 0) & (result.tokens < self.info.vocab_size)).all()
         return result
+
+    def _check_news(self, result: StepResult) -> None:
+        """Of a self-paced executor: any of those who run, each once, with what it has."""
+        slots = result.slots.tolist()
+        failed = [failure.slot for failure in result.failures]
+        assert len({*slots, *failed}) == len(slots) + len(failed)
+        if self._expected:
+            assert {*slots, *failed} <= set(self._expected[-1].tolist())
+        assert result.counts is not None
+        assert (result.counts > 0).all()
+        assert int(result.counts.sum()) == len(result.tokens)
+        assert result.tokens.dtype == np.int32
+        assert ((result.tokens >= 0) & (result.tokens < self.info.vocab_size)).all()
 
     def close(self) -> None:
         self._executor.close()
@@ -70,16 +94,37 @@ class House:
         self._built: list[Executor] = []
 
     def executor(self, *, num_blocks: int = 64, max_num_seqs: int = 8) -> Witness:
-        values = {
-            **self._config.to_dict(),
-            "num_blocks": num_blocks,
-            "max_num_seqs": max_num_seqs,
-            "block_size": BLOCK_SIZE,
-            "max_seq_len": 64,
-        }
-        witness = Witness(create_executor(ExecutorConfig.from_dict(values)))
+        if self._config.kind is ExecutorKind.TRTLLM:
+            config = self._config_of_engine(num_blocks, max_num_seqs)
+        else:
+            config = replace(
+                self._config,
+                num_blocks=num_blocks,
+                max_num_seqs=max_num_seqs,
+                block_size=BLOCK_SIZE,
+                max_seq_len=MAX_SEQ_LEN,
+            )
+        witness = Witness(create_executor(config))
         self._built.append(witness)
         return witness
+
+    def _config_of_engine(self, num_blocks: int, max_num_seqs: int) -> ExecutorConfig:
+        """The same limits in the words of an engine that has settings of its own."""
+        trtllm = self._config.trtllm
+        cache = replace(
+            trtllm.kv_cache_config,
+            max_tokens=num_blocks * BLOCK_SIZE,
+            tokens_per_block=BLOCK_SIZE,
+        )
+        return replace(
+            self._config,
+            trtllm=replace(
+                trtllm,
+                max_batch_size=max_num_seqs,
+                max_seq_len=MAX_SEQ_LEN,
+                kv_cache_config=cache,
+            ),
+        )
 
     def run(
         self,
@@ -103,6 +148,8 @@ class House:
                 break
             collect_events(engine, outcomes)
             engine.check_integrity()
+            if engine.ready_fd is not None and engine.has_work:
+                assert select.select([engine.ready_fd], [], [], PATIENCE_S)[0], "no news"
         assert not engine.has_work
         assert all(outcome.end is not None for outcome in outcomes.values())
         return list(outcomes.values())

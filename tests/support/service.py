@@ -119,13 +119,16 @@ class Service:
 
 @contextlib.asynccontextmanager
 async def launched(
-    *arguments: str, environment: dict[str, str] | None = None
+    *arguments: str, environment: dict[str, str] | None = None, through: Sequence[str] = ()
 ) -> AsyncGenerator[Service]:
-    """`penstock serve` with these arguments, on a free port unless they say otherwise."""
+    """`penstock serve` with these arguments, on a free port unless they say otherwise.
+
+    `through`: a program that replaces itself with the command line behind its own.
+    """
     port = [] if "--port" in arguments else ["--port", "0"]
     inherited = {key: value for key, value in os.environ.items() if key[:9] != "PENSTOCK_"}
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "penstock.server.cli", "serve", *port, *arguments),
+        *(*through, sys.executable, "-m", "penstock.server.cli", "serve", *port, *arguments),
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
@@ -142,10 +145,10 @@ async def launched(
 
 @contextlib.asynccontextmanager
 async def started(
-    *arguments: str, environment: dict[str, str] | None = None
+    *arguments: str, environment: dict[str, str] | None = None, through: Sequence[str] = ()
 ) -> AsyncGenerator[Service]:
     """The same, ready."""
-    async with launched(*arguments, environment=environment) as service:
+    async with launched(*arguments, environment=environment, through=through) as service:
         await service.until_ready()
         yield service
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from penstock.executor.config_json import from_json_value, to_json_value
 from penstock.executor.fault import Fault
+from penstock.executor.trtllm.config import TrtllmConfig
 from penstock.scheduler.cost_model import CostModel
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
@@ -24,6 +25,7 @@ class ExecutorKind(enum.StrEnum):
 
     TORCH = "torch"
     SIMULATED = "simulated"
+    TRTLLM = "trtllm"
 
 
 class SimulatedPace(enum.StrEnum):
@@ -70,7 +72,11 @@ class ExecutorConfig:
     """Everything an executor is built from. Raises ValueError naming the field.
 
     `model_path`: a Hugging Face folder (see `penstock.executor.models.resolve_model`), required
-    by torch; the simulated executor takes vocabulary and length limits from it when given.
+    by torch and trtllm; the simulated executor takes vocabulary and length limits from it when
+    given. `tokenizer_path`: a folder with the tokenizer, for executors that need one; None: the
+    model's. For trtllm every other setting is in its section, under its own name; the two that the
+    server reads, `max_num_seqs` and `max_seq_len`, repeat what stands there.
+
     `device`: "cpu", "cuda" or "cuda:<i>". `dtype`: one of DTYPES, "auto" the executor's choice for
     model and device. `block_size`: tokens per block. `num_blocks` None: as many as
     `kv_cache_bytes` holds. `max_seq_len` None: the model's own. `num_threads` None: from the core
@@ -79,6 +85,7 @@ class ExecutorConfig:
 
     kind: ExecutorKind = ExecutorKind.TORCH
     model_path: Path | None = None
+    tokenizer_path: Path | None = None
     device: str = "cpu"
     dtype: str = "auto"
     block_size: int = 16
@@ -89,10 +96,11 @@ class ExecutorConfig:
     num_threads: int | None = None
     pipeline_depth: int | None = None
     simulated: SimulatedConfig = field(default_factory=SimulatedConfig)
+    trtllm: TrtllmConfig = field(default_factory=TrtllmConfig)
 
     def __post_init__(self) -> None:
-        if self.kind is ExecutorKind.TORCH and self.model_path is None:
-            raise ValueError("model_path must be given for the torch executor")
+        if self.kind is not ExecutorKind.SIMULATED and self.model_path is None:
+            raise ValueError(f"model_path must be given for the {self.kind} executor")
         if not _DEVICE.fullmatch(self.device):
             raise ValueError(f"device must be cpu, cuda or cuda:<index>, not {self.device!r}")
         if self.dtype not in DTYPES:

@@ -3,11 +3,8 @@
 from importlib.util import find_spec
 
 from penstock.executor.config import ExecutorConfig, ExecutorKind
+from penstock.executor.unavailable import ExecutorUnavailable
 from penstock.scheduler.executor import Executor
-
-
-class ExecutorUnavailable(Exception):
-    """This installation lacks what the executor needs; the message names the extra to install."""
 
 
 def create_executor(config: ExecutorConfig) -> Executor:
@@ -15,20 +12,38 @@ def create_executor(config: ExecutorConfig) -> Executor:
 
     Raises ExecutorUnavailable when an optional dependency is missing.
     """
+    require_installed(config.kind)
     match config.kind:
         case ExecutorKind.SIMULATED:
             from penstock.executor.simulated.executor import SimulatedExecutor
 
             return SimulatedExecutor(config)
         case ExecutorKind.TORCH:
-            _require_torch()
             from penstock.executor.torch.executor import TorchExecutor
 
             return TorchExecutor(config)
+        case ExecutorKind.TRTLLM:
+            from penstock.executor.trtllm.executor import TrtllmExecutor
+
+            return TrtllmExecutor(config)
 
 
-def _require_torch() -> None:
-    # Found, not imported: the executor overlaps these imports with other work.
-    for name in ("torch", "transformers"):
-        if find_spec(name) is None:
-            raise ExecutorUnavailable(f"the torch executor needs {name}: install penstock[torch]")
+def require_installed(kind: ExecutorKind) -> None:
+    """Raise ExecutorUnavailable, naming what to install, where `kind` needs what is not there.
+
+    Packages are found, not imported: that takes seconds, and executors overlap it with other work.
+    """
+    match kind:
+        case ExecutorKind.SIMULATED:
+            pass
+        case ExecutorKind.TORCH:
+            for name in ("torch", "transformers"):
+                if find_spec(name) is None:
+                    raise ExecutorUnavailable(
+                        f"the torch executor needs {name}: install penstock[torch]"
+                    )
+        case ExecutorKind.TRTLLM:
+            if find_spec("tensorrt_llm") is None:
+                from penstock.executor.trtllm.package import MISSING
+
+                raise ExecutorUnavailable(MISSING)

@@ -13,15 +13,27 @@ import pytest
 
 from penstock.executor import create as create_module
 from penstock.executor.config import ExecutorConfig, ExecutorKind, SimulatedConfig, SimulatedPace
-from penstock.executor.create import ExecutorUnavailable, create_executor
+from penstock.executor.create import create_executor
 from penstock.executor.fault import Fault, FaultKind
 from penstock.executor.models import ModelNotFound, resolve_model
 from penstock.executor.simulated.executor import SimulatedExecutor
+from penstock.executor.trtllm.config import (
+    Adapter,
+    CudaGraphSettings,
+    DecodingType,
+    GuidedDecodingBackend,
+    LoraSettings,
+    SamplerPromise,
+    SpeculativeSettings,
+    TrtllmConfig,
+)
+from penstock.executor.unavailable import ExecutorUnavailable
 from penstock.scheduler.cost_model import CostModel
 
 FULL = ExecutorConfig(
     kind=ExecutorKind.SIMULATED,
     model_path=Path("/models/some"),
+    tokenizer_path=Path("/models/words"),
     device="cuda:1",
     dtype="bfloat16",
     block_size=8,
@@ -39,6 +51,15 @@ FULL = ExecutorConfig(
         max_output_tokens=7,
         is_strict=True,
         faults=(Fault(kind=FaultKind.HANG, at_step=3), Fault(kind=FaultKind.SLOW_STEP, at_step=1)),
+    ),
+    trtllm=TrtllmConfig(
+        sampler_honours=(SamplerPromise.SEED,),
+        guided_decoding_backend=GuidedDecodingBackend.XGRAMMAR,
+        cuda_graph_config=CudaGraphSettings(batch_sizes=(1, 8)),
+        lora_config=LoraSettings(adapters=(Adapter(name="a", path=Path("/a"), id=1),)),
+        speculative_config=SpeculativeSettings(
+            decoding_type=DecodingType.EAGLE, max_draft_len=3, speculative_model=Path("/d")
+        ),
     ),
 )
 
@@ -98,9 +119,10 @@ def test_executor_config_refuses_by_field(field: str, value: object) -> None:
         ExecutorConfig(**values)
 
 
-def test_torch_needs_a_model() -> None:
-    with pytest.raises(ValueError, match=r"^model_path must be given"):
-        ExecutorConfig(kind=ExecutorKind.TORCH)
+@pytest.mark.parametrize("kind", [ExecutorKind.TORCH, ExecutorKind.TRTLLM])
+def test_real_executors_need_a_model(kind: ExecutorKind) -> None:
+    with pytest.raises(ValueError, match=f"^model_path must be given for the {kind} executor"):
+        ExecutorConfig(kind=kind)
 
 
 @pytest.mark.parametrize(
@@ -154,6 +176,15 @@ def test_create_executor_names_the_missing_extra(
         create_executor(ExecutorConfig(kind=ExecutorKind.TORCH, model_path=tmp_path))
 
 
+def test_create_executor_names_extra_and_container_of_tensorrt_llm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(create_module, "find_spec", lambda _: None)
+
+    with pytest.raises(ExecutorUnavailable, match=r"penstock\[trtllm\].*tensorrt-llm/release"):
+        create_executor(ExecutorConfig(kind=ExecutorKind.TRTLLM, model_path=tmp_path))
+
+
 def test_settings_and_simulated_executor_load_neither_torch_nor_transformers() -> None:
     program = (
         "import sys\n"
@@ -161,7 +192,7 @@ def test_settings_and_simulated_executor_load_neither_torch_nor_transformers() -
         "from penstock.executor.config import ExecutorConfig, ExecutorKind\n"
         "from penstock.executor.create import create_executor\n"
         "create_executor(ExecutorConfig(kind=ExecutorKind.SIMULATED))\n"
-        "assert not {'torch', 'transformers'} & set(sys.modules)\n"
+        "assert not {'torch', 'transformers', 'tensorrt_llm'} & set(sys.modules)\n"
     )
 
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False)

@@ -82,6 +82,7 @@ class MislaidBlock:
     def __init__(self, executor: Executor) -> None:
         self._executor = executor
         self.info = executor.info
+        self.ready_fd = executor.ready_fd
         self.collect = executor.collect
         self.close = executor.close
         self.victims: set[int] = set()

@@ -239,6 +239,9 @@ def test_info_tells_what_was_built(folder: Path) -> None:
     # Memory for far more, and no use for it.
     assert info.num_blocks == 3 * MAX_SEQ_LEN // 32
     assert info.features == {
+        Feature.SEED,
+        Feature.MIN_P,
+        Feature.MIN_TOKENS,
         Feature.LOGPROBS,
         Feature.PROMPT_LOGPROBS,
         Feature.LOGIT_BIAS,

@@ -1,7 +1,8 @@
 """Frames survive the way there and back, and what is no frame is refused."""
 
 import struct
-from dataclasses import fields
+from dataclasses import fields, replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from penstock.scheduler.request import (
     RequestSpec,
     SamplingParams,
 )
+from penstock.scheduler.request_options import CacheRetention, Constraint, ConstraintKind
 from penstock.scheduler.state import RequestState
 from penstock.server.link.frames import (
     Cancel,
@@ -63,11 +65,28 @@ def samplings(draw: st.DrawFn) -> SamplingParams:
     )
 
 
+CONSTRAINTS = st.builds(
+    Constraint,
+    kind=st.just(ConstraintKind.CHOICE),
+    texts=st.lists(TEXTS.filter(bool), min_size=1, max_size=4).map(tuple),
+) | st.builds(
+    Constraint,
+    kind=st.sampled_from(ConstraintKind),
+    texts=TEXTS.filter(bool).map(lambda text: (text,)),
+)
+RETENTIONS = st.builds(
+    CacheRetention,
+    priority=st.integers(0, 100),
+    duration_s=st.floats(min_value=0, exclude_min=True),
+)
+
+
 @st.composite
 def specs(draw: st.DrawFn, previous: RequestSpec | None = None) -> RequestSpec:
     digests = st.binary(min_size=DIGEST_BYTES, max_size=DIGEST_BYTES)
     shares = previous is not None and draw(st.booleans())
     prompt_ids = previous.prompt_ids if previous and shares else draw(ids())
+    like = previous if draw(st.booleans()) else None
     max_tokens = draw(st.integers(1, 2**40))
     return RequestSpec(
         key=draw(KEYS),
@@ -91,6 +110,9 @@ def specs(draw: st.DrawFn, previous: RequestSpec | None = None) -> RequestSpec:
         ttft_deadline_s=draw(FLOATS),
         deadline_s=draw(FLOATS),
         time_limit_s=draw(FLOATS),
+        adapter=like.adapter if like else draw(TEXTS),
+        constraint=like.constraint if like else draw(st.none() | CONSTRAINTS),
+        retention=like.retention if like else draw(st.none() | RETENTIONS),
     )
 
 
@@ -152,9 +174,20 @@ HELLOS = st.builds(
         num_blocks=NUMBERS,
         max_seq_len=NUMBERS,
         max_num_seqs=NUMBERS,
-        pipeline_depth=st.integers(1, 2),
         features=st.frozensets(st.sampled_from(Feature)),
+        max_prompt_tokens=st.none() | st.integers(1, 2**40),
+        adapters=st.lists(TEXTS, max_size=4).map(tuple),
+        is_self_paced=st.booleans(),
     ),
+).flatmap(
+    lambda hello: (
+        st.just(hello)
+        if hello.executor.is_self_paced
+        else st.builds(
+            lambda depth: replace(hello, executor=replace(hello.executor, pipeline_depth=depth)),
+            st.integers(1, 2),
+        )
+    )
 )
 FRAMES: st.SearchStrategy[Frame] = st.one_of(
     st.builds(FrontHello, front_id=st.integers(1, 2**31 - 1)),
@@ -271,6 +304,51 @@ def test_a_shared_prompt_travels_once() -> None:
     submit = there_and_back(Submit(specs=made))
     assert isinstance(submit, Submit)
     assert submit.specs[0].prompt_ids is submit.specs[2].prompt_ids
+
+
+def small_spec(key: int = 1, **options: Any) -> RequestSpec:
+    return RequestSpec(
+        key=key, request_id="r", prompt_ids=np.zeros(1, np.int32), max_tokens=1, **options
+    )
+
+
+def test_rare_options_cost_nothing_where_they_are_absent() -> None:
+    def size(**options: Any) -> int:
+        return len(encode(Submit(specs=(small_spec(**options),))))
+
+    adapter = "a" * 100
+    form = Constraint(kind=ConstraintKind.REGEX, texts=("b" * 100,))
+    # What each adds: its own bytes and their lengths. A byte for "none of them" is in all.
+    assert size(adapter=adapter) - size() == 4 + 100
+    assert size(constraint=form) - size() == 1 + 4 + 4 + 100
+    assert size(retention=CacheRetention()) - size() == 1 + 8
+    assert size(adapter=adapter, constraint=form) == size(adapter=adapter) + 1 + 4 + 4 + 100
+
+
+def test_a_shared_form_travels_once() -> None:
+    form = Constraint(kind=ConstraintKind.JSON_SCHEMA, texts=('{"a": "' + "x" * 10_000 + '"}',))
+    kept = CacheRetention(priority=1, duration_s=2.0)
+    made = tuple(small_spec(key, constraint=form, adapter="poet", retention=kept) for key in (1, 2))
+    other = small_spec(3, constraint=form)
+    frame = Submit(specs=(*made, other, small_spec(4)))
+    assert len(encode(frame)) < 2.2 * 10_000
+    submit = there_and_back(frame)
+    assert isinstance(submit, Submit)
+    assert_same(submit, frame)
+    assert submit.specs[1].constraint is submit.specs[0].constraint
+
+
+@pytest.mark.parametrize("flags", [8, 9, 16, 255])
+def test_options_that_mean_nothing_are_refused(flags: int) -> None:
+    plain, full = (
+        encode(Submit(specs=(small_spec(adapter=adapter),))) for adapter in ("", "a" * 50)
+    )
+    at = next(i for i, (a, b) in enumerate(zip(plain, full, strict=False)) if a != b and i > 8)
+    assert (plain[at], full[at]) == (0, 1)
+    forged = plain[:at] + bytes([flags]) + plain[at + 1 :]
+    ((kind, body),) = FrameBuffer().feed(forged)
+    with pytest.raises(LinkError, match="options"):
+        decode(kind, body)
 
 
 def test_a_key_that_is_not_positive_is_refused() -> None:

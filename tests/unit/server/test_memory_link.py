@@ -145,6 +145,7 @@ async def test_what_the_engine_raises_on_its_thread_is_raised_by_close() -> None
     class Dying:
         def __init__(self, inner: Executor) -> None:
             self.info = inner.info
+            self.ready_fd = inner.ready_fd
             self.launch = inner.launch
             self.close = inner.close
 

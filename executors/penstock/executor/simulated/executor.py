@@ -78,6 +78,11 @@ class SimulatedExecutor:
         """Limits and features, fixed after construction."""
         return self._info
 
+    @property
+    def ready_fd(self) -> int | None:
+        """None: a step is waited for in `collect`."""
+        return None
+
     def launch(self, batch: Batch) -> None:
         """Settle one step and queue its outcome."""
         self._require_alive()
@@ -277,7 +282,15 @@ def _build_info(config: ExecutorConfig) -> ExecutorInfo:
         max_seq_len=max_seq_len,
         max_num_seqs=config.max_num_seqs,
         pipeline_depth=config.pipeline_depth or DEFAULT_PIPELINE_DEPTH,
-        features=frozenset({Feature.LOGPROBS, Feature.PROMPT_LOGPROBS}),
+        features=frozenset(
+            {
+                Feature.SEED,
+                Feature.MIN_P,
+                Feature.MIN_TOKENS,
+                Feature.LOGPROBS,
+                Feature.PROMPT_LOGPROBS,
+            }
+        ),
     )
 
 

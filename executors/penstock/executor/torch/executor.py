@@ -66,6 +66,9 @@ class TorchExecutor:
             pipeline_depth=1,
             features=frozenset(
                 {
+                    Feature.SEED,
+                    Feature.MIN_P,
+                    Feature.MIN_TOKENS,
                     Feature.LOGPROBS,
                     Feature.PROMPT_LOGPROBS,
                     Feature.LOGIT_BIAS,
@@ -99,6 +102,11 @@ class TorchExecutor:
     def info(self) -> ExecutorInfo:
         """Limits and features, fixed after construction."""
         return self._info
+
+    @property
+    def ready_fd(self) -> int | None:
+        """None: a step is waited for in `collect`."""
+        return None
 
     @torch.inference_mode()
     def launch(self, batch: Batch) -> None:

@@ -1,0 +1,158 @@
+"""Keeps what an image brings as it is: records versions, makes constraints of them, compares.
+
+    check_pins.py record                     name==version of every package this interpreter sees
+    check_pins.py constraints before.txt     what `pip install --constraint` is to be given
+    check_pins.py compare FOLDER             before.txt against after.txt, and the complaints of
+                                             `pip check` likewise; exit 1 when something got worse
+
+The environment's MAY_RISE names further packages, apart by spaces, that an install may raise.
+Runs inside the image, before and after the install: the standard library only.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import re
+import sys
+from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
+
+# The only ones that an install may raise, never lower or remove: the generated code refuses to load
+# on a grpcio that is too old, and nothing on the engine's side holds grpcio at a version.
+MAY_RISE = frozenset(
+    {
+        "googleapis-common-protos",
+        "grpcio",
+        "grpcio-channelz",
+        "grpcio-health-checking",
+        "grpcio-reflection",
+        "grpcio-status",
+    }
+)
+# What a constraint may name (PEP 440). Packages of a Linux distribution may carry other versions;
+# those cannot be asked of pip, and are compared all the same.
+_VERSION = re.compile(
+    r"([1-9][0-9]*!)?(0|[1-9][0-9]*)(\.(0|[1-9][0-9]*))*((a|b|rc)(0|[1-9][0-9]*))?"
+    r"(\.post(0|[1-9][0-9]*))?(\.dev(0|[1-9][0-9]*))?(\+[a-z0-9]+(?:[-_.][a-z0-9]+)*)?",
+    re.IGNORECASE,
+)
+
+
+def normal_name(name: str) -> str:
+    """A package's name as package indexes compare it (PEP 503)."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def installed() -> dict[str, str]:
+    """Version by name of what is on this interpreter's path; of two, the one that it imports."""
+    versions: dict[str, str] = {}
+    for distribution in importlib.metadata.distributions():
+        # A folder left behind by an uninstall has neither.
+        name: str | None = distribution.metadata["Name"]
+        version: str | None = distribution.metadata["Version"]
+        if name and version:
+            versions.setdefault(normal_name(name), version)
+    return versions
+
+
+def written(versions: Mapping[str, str]) -> list[str]:
+    """One `name==version` a line, in order."""
+    return [f"{name}=={version}" for name, version in sorted(versions.items())]
+
+
+def parsed(lines: Iterable[str]) -> dict[str, str]:
+    """What `written` wrote.
+
+    Raises:
+        ValueError: a line that is not `name==version`.
+    """
+    versions: dict[str, str] = {}
+    for line in (stripped for line in lines if (stripped := line.strip())):
+        name, separator, version = line.partition("==")
+        if not separator or not name or not version:
+            raise ValueError(f"not name==version: {line!r}")
+        versions[normal_name(name)] = version
+    return versions
+
+
+def constraints(
+    versions: Mapping[str, str], may_rise: Collection[str] = MAY_RISE
+) -> dict[str, str]:
+    """What an install has to leave alone, of what pip can be asked to."""
+    return {
+        name: version
+        for name, version in versions.items()
+        if name not in may_rise and _VERSION.fullmatch(version)
+    }
+
+
+def changes(
+    before: Mapping[str, str], after: Mapping[str, str], may_rise: Collection[str] = MAY_RISE
+) -> list[str]:
+    """What an install did to packages that were there and that it had to leave alone."""
+    found: list[str] = []
+    for name, version in sorted(before.items()):
+        now = after.get(name)
+        if now is None:
+            found.append(f"{name} {version} is gone")
+        elif now == version:
+            continue
+        elif name not in may_rise:
+            found.append(f"{name} {version} became {now}")
+        elif _release(now) < _release(version):
+            found.append(f"{name} {version} sank to {now}")
+    return found
+
+
+def new_complaints(before: Iterable[str], after: Iterable[str]) -> list[str]:
+    """Lines of `pip check` that are only in `after`."""
+    known = {line.strip() for line in before}
+    return sorted(
+        line
+        for line in {line.strip() for line in after} - known
+        if line and line != "No broken requirements found."
+    )
+
+
+def compare(folder: Path, may_rise: Collection[str] = MAY_RISE) -> list[str]:
+    """Everything that got worse between the two records in `folder`; no line: nothing did."""
+    before, after = (parsed(_lines(folder / name)) for name in ("before.txt", "after.txt"))
+    worse = changes(before, after, may_rise)
+    worse += new_complaints(
+        _lines(folder / "complaints-before.txt"), _lines(folder / "complaints-after.txt")
+    )
+    return worse
+
+
+def _release(version: str) -> tuple[int, ...]:
+    leading = re.match(r"[0-9]+(\.[0-9]+)*", version)
+    return tuple(int(part) for part in leading.group().split(".")) if leading else ()
+
+
+def _lines(path: Path) -> list[str]:
+    return path.read_text(encoding="utf-8").splitlines()
+
+
+def main(arguments: list[str]) -> int:
+    """Run one command; its exit code."""
+    may_rise = MAY_RISE | {normal_name(name) for name in os.environ.get("MAY_RISE", "").split()}
+    match arguments:
+        case ["record"]:
+            print("\n".join(written(installed())))
+            return 0
+        case ["constraints", record]:
+            print("\n".join(written(constraints(parsed(_lines(Path(record))), may_rise))))
+            return 0
+        case ["compare", folder]:
+            worse = compare(Path(folder), may_rise)
+            for line in worse:
+                print(f"the install changed what the image brings: {line}", file=sys.stderr)
+            return 1 if worse else 0
+        case _:
+            print(__doc__, file=sys.stderr)
+            return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,131 @@
+"""What the engine said, on its way from the loop's thread to the scheduler's.
+
+Owns the hand-over: one lock, one wake-up per turn of the loop however many streams had something,
+and the one piece of bad news that ends everything. Does not read what it carries.
+"""
+
+import asyncio
+import contextlib
+import os
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from penstock.executor.trtllm.api import Logprob
+from penstock.executor.trtllm.seat import Seat
+from penstock.executor.trtllm.stats import EngineStats
+from penstock.scheduler.executor import ExecutorDied
+
+_NUM_TURNS_BEHIND = 3
+"""Turns of the loop that news of an iteration may need more than its statistics: the engine wakes
+the streams, they wake their tasks, and those put.
+"""
+
+
+@dataclass(slots=True, eq=False)
+class Arrival:
+    """News of one engine request: new tokens, and how it ended when `is_last`. Never changed.
+
+    Not frozen: there is one per request and step, and freezing trebles what it costs to make.
+
+    `logprobs`: one entry per token where they were asked for. `num_cached`: prompt tokens the
+    engine found in its cache, -1 when that was told before. `failure`: why it failed alone;
+    `is_refusal` when that is the request's own fault.
+    """
+
+    seat: Seat
+    tokens: Sequence[int] = ()
+    logprobs: Sequence[Mapping[int, Logprob]] | None = None
+    num_cached: int = -1
+    is_last: bool = False
+    finish_reason: str = ""
+    stop_id: int = -1
+    failure: str = ""
+    is_refusal: bool = False
+
+
+class Arrivals:
+    """`put`, `note` and `die` belong to the loop's thread, the others to the scheduler's.
+
+    Statistics come after all the news that they already count, so whoever has taken those may
+    compare.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._pending: list[Arrival] = []
+        self._ready: list[Arrival] = []
+        self._noted: EngineStats | None = None
+        self._stats: EngineStats | None = None
+        self._taken_stats: EngineStats | None = None
+        self._death: BaseException | None = None
+        self._is_told = False
+        self._is_closed = False
+        self.ready_fd, self._tell_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+
+    def put(self, arrival: Arrival, loop: asyncio.AbstractEventLoop) -> None:
+        """Hand over with everything else of this turn of the loop."""
+        if not self._pending:
+            # Runs after every stream that this turn woke has added its part.
+            loop.call_soon(self._flush)
+        self._pending.append(arrival)
+
+    def note(
+        self,
+        stats: EngineStats,
+        loop: asyncio.AbstractEventLoop,
+        num_turns: int = _NUM_TURNS_BEHIND,
+    ) -> None:
+        """Hand over behind everything that the engine said before; wakes nobody."""
+        if num_turns:
+            loop.call_soon(self.note, stats, loop, num_turns - 1)
+            return
+        self._noted = stats
+        loop.call_soon(self._flush)
+
+    def die(self, error: BaseException) -> None:
+        """The engine is gone; the first reason is kept."""
+        with self._lock:
+            self._death = self._death or error
+            self._tell()
+
+    def take(self) -> list[Arrival]:
+        """Everything since the last call. Raises ExecutorDied when the engine is gone."""
+        with self._lock:
+            if self._is_closed:
+                raise ExecutorDied("the executor is closed")
+            if self._is_told:
+                self._is_told = False
+                with contextlib.suppress(BlockingIOError):
+                    os.read(self.ready_fd, 16)
+            if self._death is not None:
+                raise ExecutorDied(f"the engine died: {self._death!r}") from self._death
+            news, self._ready = self._ready, []
+            self._taken_stats, self._stats = self._stats or self._taken_stats, None
+            return news
+
+    def take_stats(self) -> EngineStats | None:
+        """What was noted by the last `take`, once."""
+        stats, self._taken_stats = self._taken_stats, None
+        return stats
+
+    def close(self) -> None:
+        """Take nothing more. Idempotent."""
+        with self._lock:
+            if not self._is_closed:
+                self._is_closed = True
+                os.close(self.ready_fd)
+                os.close(self._tell_fd)
+
+    def _flush(self) -> None:
+        with self._lock:
+            self._stats, self._noted = self._noted or self._stats, None
+            if self._pending:
+                self._ready += self._pending
+                self._pending.clear()
+                self._tell()
+
+    def _tell(self) -> None:
+        if not (self._is_told or self._is_closed):
+            self._is_told = True
+            os.write(self._tell_fd, b"\0")

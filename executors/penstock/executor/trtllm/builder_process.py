@@ -1,0 +1,164 @@
+"""The vendor's builder, `trtllm-build`: found, asked what it can, run and ended.
+
+Owns the process. Knows no setting's meaning and no cache. Its output is passed on as it comes.
+"""
+
+import contextlib
+import os
+import re
+import selectors
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+PROGRAM = "trtllm-build"
+_HELP_TIMEOUT_S = 300.0
+_STOP_TIMEOUT_S = 10.0
+_DRAIN_TIMEOUT_S = 2.0
+_HEARTBEAT_S = 10.0
+_NUM_KEPT_LINES = 20
+_CHUNK_BYTES = 1 << 16
+_FLAG = re.compile(r"(?<![\w-])--([A-Za-z][\w-]*)")
+
+
+class BuilderUnusable(Exception):
+    """There is no builder, or it cannot be asked; the message says what to do."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuilderEnd:
+    """How a builder ended: its exit code (negative: a signal), its last lines, its seconds."""
+
+    exit_code: int
+    last_lines: tuple[str, ...]
+    duration_s: float
+
+
+def find_builder() -> Path:
+    """The builder of this installation first, then of the search path. Raises BuilderUnusable."""
+    beside = str(Path(sys.executable).parent)
+    found = shutil.which(PROGRAM, path=beside) or shutil.which(PROGRAM)
+    if found is None:
+        raise BuilderUnusable(
+            f"{PROGRAM} is not here: it comes with TensorRT-LLM up to the version that retired the"
+            " TensorRT backend; install penstock[trtllm] or run in NVIDIA's release container, or"
+            " serve the Hugging Face model, which needs no build"
+        )
+    return Path(found)
+
+
+def known_flags(builder: Path) -> frozenset[str]:
+    """The names, without dashes, of the flags its help lists. Raises BuilderUnusable."""
+    try:
+        answer = subprocess.run(
+            [builder, "--help"],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            check=False,
+            timeout=_HELP_TIMEOUT_S,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise BuilderUnusable(f"{builder} --help cannot be run: {error}") from error
+    if answer.returncode != 0:
+        last = (answer.stderr or answer.stdout).strip().splitlines()[-1:] or ["no output"]
+        raise BuilderUnusable(
+            f"{builder} --help ended with exit code {answer.returncode}: {last[0]}"
+        )
+    flags = frozenset(_FLAG.findall(answer.stdout))
+    if not flags:
+        raise BuilderUnusable(f"{builder} --help lists no flags")
+    return flags
+
+
+def run_builder(
+    command: Sequence[str],
+    *,
+    lock: int,
+    show: Callable[[bytes], None],
+    on_heartbeat: Callable[[float], None],
+    heartbeat_s: float = _HEARTBEAT_S,
+) -> BuilderEnd:
+    """Run it to its end. `show` gets its output, `on_heartbeat` the seconds so far.
+
+    `lock`: a descriptor that it inherits, so that the lock is held while it lives. Leaving by an
+    exception, such as KeyboardInterrupt, ends it and all that it started. Raises OSError when it
+    cannot be started.
+    """
+    started_s = time.monotonic()
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        pass_fds=(lock,),
+        # A group of its own: it starts workers, and all of them have to end with it.
+        start_new_session=True,
+    )
+    try:
+        tail = _pass_output_on(
+            process, show, lambda: on_heartbeat(time.monotonic() - started_s), heartbeat_s
+        )
+        exit_code = process.wait()
+    finally:
+        _end(process)
+    return BuilderEnd(exit_code=exit_code, last_lines=tail, duration_s=time.monotonic() - started_s)
+
+
+def _pass_output_on(
+    process: "subprocess.Popen[bytes]",
+    show: Callable[[bytes], None],
+    on_heartbeat: Callable[[], None],
+    heartbeat_s: float,
+) -> tuple[str, ...]:
+    """Until the output ends, or the builder does and nothing more comes; the last lines."""
+    assert process.stdout is not None
+    tail: deque[str] = deque(maxlen=_NUM_KEPT_LINES)
+    partial = b""
+    next_beat_s = time.monotonic() + heartbeat_s
+    with selectors.DefaultSelector() as selector:
+        selector.register(process.stdout, selectors.EVENT_READ)
+        while True:
+            has_ended = process.poll() is not None
+            left_s = max(0.0, next_beat_s - time.monotonic())
+            # A worker that outlives the builder may hold the pipe open for ever.
+            if selector.select(_DRAIN_TIMEOUT_S if has_ended else left_s):
+                chunk = os.read(process.stdout.fileno(), _CHUNK_BYTES)
+                if not chunk:
+                    break
+                show(chunk)
+                *lines, partial = (partial + chunk).replace(b"\r", b"\n").split(b"\n")
+                tail.extend(line.decode("utf-8", "replace") for line in lines if line.strip())
+            elif has_ended:
+                break
+            if time.monotonic() >= next_beat_s and not has_ended:
+                on_heartbeat()
+                next_beat_s = time.monotonic() + heartbeat_s
+    if partial.strip():
+        tail.append(partial.decode("utf-8", "replace"))
+    return tuple(tail)
+
+
+def _end(process: "subprocess.Popen[bytes]") -> None:
+    """End the group: SIGTERM, then SIGKILL. What has ended already is left in peace."""
+    if process.stdout is not None:
+        process.stdout.close()
+    if process.poll() is None:
+        _signal_group(process.pid, signal.SIGTERM)
+        try:
+            process.wait(_STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            _signal_group(process.pid, signal.SIGKILL)
+            process.wait(_STOP_TIMEOUT_S)
+
+
+def _signal_group(pid: int, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(pid, number)

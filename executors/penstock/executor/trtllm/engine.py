@@ -1,0 +1,150 @@
+"""The engine behind the executor: built, asked for its limits, watched, shut down.
+
+Owns the loop thread, what runs on it from start to end, and the order of both. Does not know slots.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from penstock.executor.config import ExecutorConfig
+from penstock.executor.trtllm.api import Llm
+from penstock.executor.trtllm.arrivals import Arrivals
+from penstock.executor.trtllm.limits import engine_info, probe_limits
+from penstock.executor.trtllm.llm_args import llm_arguments
+from penstock.executor.trtllm.loop_thread import LoopThread, in_worker
+from penstock.executor.trtllm.model_kind import ModelFolder, recognise
+from penstock.executor.trtllm.package import Package, load_package
+from penstock.executor.trtllm.request_mapping import RequestMapping
+from penstock.executor.trtllm.seat import Seat
+from penstock.executor.trtllm.stats import EngineStats, StatsPoller
+from penstock.executor.trtllm.streams import Streams
+from penstock.scheduler.executor import ExecutorDied, ExecutorInfo
+
+log = logging.getLogger(__name__)
+
+_HEALTH_INTERVAL_S = 1.0
+_STOP_S = 5.0
+
+
+class EngineHandle:
+    """A built engine. `info`: its limits, as it told them itself.
+
+    Building takes minutes and blocks. Raises what `TrtllmExecutor` raises.
+    """
+
+    def __init__(self, config: ExecutorConfig, arrivals: Arrivals) -> None:
+        if config.model_path is None:
+            raise ValueError("model_path must be given for the trtllm executor")
+        self._watch = config.trtllm.watch
+        self._arrivals = arrivals
+        folder = recognise(config.model_path)
+        package = load_package(is_engine=folder.is_engine)
+        build = _builder(config, folder, package)
+        mapping = _mapping(config, folder, package)
+        self._tasks: list[asyncio.Task[None]] = []
+        self._thread = LoopThread("trtllm loop")
+        try:
+            self._llm: Llm = self._thread.run(in_worker(build, "trtllm build"))
+        except BaseException:
+            self._thread.stop(_STOP_S)
+            raise
+        try:
+            self._thread.run(self._start(config, folder, package, mapping))
+        except BaseException:
+            # What was loaded is given back, and with it the engine's own processes.
+            self.close()
+            raise
+
+    info: ExecutorInfo
+    streams: Streams
+
+    def carry_out(self, aborts: Sequence[Seat], submits: Sequence[Seat]) -> None:
+        """Abort these, then submit those, soon."""
+        self._thread.post(self.streams.carry_out, aborts, submits)
+
+    def close(self) -> None:
+        """Shut down, at most as long as `watch.shutdown_timeout_s` and some seconds."""
+        try:
+            self._thread.run(self._shut_down(), self._watch.shutdown_timeout_s + _STOP_S)
+        except TimeoutError:
+            log.exception("the engine did not shut down in %g s", self._watch.shutdown_timeout_s)
+        except Exception:
+            log.exception("the engine failed to shut down")
+        self._thread.stop(_STOP_S)
+
+    async def _start(
+        self,
+        config: ExecutorConfig,
+        folder: ModelFolder,
+        package: Package,
+        mapping: RequestMapping,
+    ) -> None:
+        """On the loop: from here on it owns the engine."""
+        self._first_stats: asyncio.Future[EngineStats] = asyncio.get_running_loop().create_future()
+        self._poller = poller = StatsPoller(self._llm, self._note)
+        self.streams = Streams(
+            llm=self._llm,
+            loop=asyncio.get_running_loop(),
+            arrivals=self._arrivals,
+            make_arguments=lambda seat: mapping.arguments(seat.spec, seat.tokens),
+            request_error=package.request_error,
+            abort_grace_s=self._watch.abort_grace_s,
+            on_submit=poller.on_submit,
+        )
+        self._tasks = [
+            asyncio.ensure_future(self._guarded(poller.run)),
+            asyncio.ensure_future(self._guarded(self._watch_health)),
+        ]
+        stats = await probe_limits(
+            self._llm, mapping, self._first_stats, poller.on_submit, self._watch.limits_timeout_s
+        )
+        self.info = engine_info(config.trtllm, folder, package, stats)
+
+    async def _guarded(self, run: Callable[[], Any]) -> None:
+        """What runs for ever takes the engine along when it fails."""
+        try:
+            await run()
+        except Exception as error:
+            log.debug("the engine cannot be asked any more", exc_info=True)
+            self._arrivals.die(error)
+
+    async def _watch_health(self) -> None:
+        while True:
+            await asyncio.sleep(_HEALTH_INTERVAL_S)
+            # There is no public way to ask.
+            if not self._llm._check_health():  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+                raise ExecutorDied("the engine says that it is not healthy")
+
+    def _note(self, stats: EngineStats) -> None:
+        self._arrivals.note(stats, asyncio.get_running_loop())
+        if not self._first_stats.done():
+            self._first_stats.set_result(stats)
+
+    async def _shut_down(self) -> None:
+        self._poller.stop()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        try:
+            await self.streams.close()
+        finally:
+            with contextlib.suppress(RuntimeError):
+                await asyncio.wait_for(
+                    in_worker(self._llm.shutdown, "trtllm shutdown"), self._watch.shutdown_timeout_s
+                )
+
+
+def _builder(config: ExecutorConfig, folder: ModelFolder, package: Package) -> Callable[[], Llm]:
+    """What builds the engine, everything checked that can be checked before the long load."""
+    arguments = llm_arguments(config.trtllm, folder, package, tokenizer_path=config.tokenizer_path)
+    return lambda: package.build(**arguments)
+
+
+def _mapping(config: ExecutorConfig, folder: ModelFolder, package: Package) -> RequestMapping:
+    """Before the load as well: it refuses what the installed version cannot do."""
+    if folder.vocab_size is None:
+        raise ValueError(f"{folder.path} does not tell the size of its vocabulary")
+    return RequestMapping(config.trtllm, package, folder.vocab_size)

@@ -1,0 +1,194 @@
+"""Engines ahead of time: a TensorRT-LLM checkpoint becomes an engine, once.
+
+Owns the settings of a build and the order of it: recognise the folder, refuse what the builder does
+not have, look into the cache, build, check, keep. A service never builds.
+"""
+
+import datetime
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from penstock.executor.trtllm.builder_process import find_builder, known_flags, run_builder
+from penstock.executor.trtllm.engine_cache import EngineCache
+from penstock.executor.trtllm.engine_key import EngineKey, engine_key
+from penstock.executor.trtllm.gpus import found_gpus
+from penstock.executor.trtllm.model_kind import ModelFolder, ModelKind, recognise
+
+_OURS = frozenset({"checkpoint_dir", "output_dir"})
+_TELL_EVERY_S = 10.0
+
+
+class BadBuild(Exception):
+    """A setting or the folder does not fit; the message names it."""
+
+
+class BuildFailed(Exception):
+    """The builder failed; the message has its exit code and its last lines."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuildSettings:
+    """Sizes an engine is built for, by TensorRT-LLM's names; None: the builder's default.
+
+    The parallel sizes are the checkpoint's; given here, they are held against it. `options`: any
+    other flag of the builder and its value.
+    """
+
+    max_batch_size: int | None = None
+    max_num_tokens: int | None = None
+    max_seq_len: int | None = None
+    max_input_len: int | None = None
+    max_beam_width: int | None = None
+    kv_cache_type: str | None = None
+    workers: int | None = None
+    tensor_parallel_size: int | None = None
+    pipeline_parallel_size: int | None = None
+    options: Mapping[str, str] = field(default_factory=dict[str, str])
+
+    def __post_init__(self) -> None:
+        """Raise BadBuild naming the setting."""
+        for setting in fields(self):
+            value = getattr(self, setting.name)
+            if isinstance(value, int) and value < 1:
+                raise BadBuild(f"{setting.name}: must be at least 1, not {value}")
+        for name in self.options:
+            if name in _OURS or name in {setting.name for setting in fields(self)}:
+                raise BadBuild(f"option {name}: has a setting of its own")
+
+    def flags(self) -> dict[str, str]:
+        """Flags of the builder without their dashes, and their values."""
+        aside = {"tensor_parallel_size", "pipeline_parallel_size", "options"}
+        named = {
+            setting.name: str(getattr(self, setting.name))
+            for setting in fields(self)
+            if setting.name not in aside and getattr(self, setting.name) is not None
+        }
+        return {**named, **self.options}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Built:
+    """What became of it. `path` is what can be served; `explanation` is one line on why."""
+
+    path: Path
+    is_new: bool
+    explanation: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """Who is told of a build: `say` gets our lines, `show` the builder's output as it comes."""
+
+    say: Callable[[str], None]
+    show: Callable[[bytes], None]
+
+
+def build_engine(
+    model: Path, settings: BuildSettings, cache: EngineCache, progress: Progress
+) -> Built:
+    """Build unless there is nothing to build, or it was built before.
+
+    Raises BadBuild, BuilderUnusable, CacheUnusable, BuildFailed; OSError where files fail.
+    """
+    folder = recognise(model)
+    if folder.kind is ModelKind.UNKNOWN:
+        raise BadBuild(f"model: {folder.explanation}")
+    if folder.kind is not ModelKind.CHECKPOINT:
+        # One sentence for people; the path is what scripts serve.
+        return Built(path=model, is_new=False, explanation=_nothing_to_build(folder))
+    _check_parallel(settings, folder)
+    progress.say(f"{folder.path}: a TensorRT-LLM checkpoint; looking at its files")
+    flags = settings.flags()
+    key = engine_key(model, flags, found_gpus(), _installed_version())
+    place = cache.place_of(model, key)
+    # Asked before the builder is: that takes the time of importing the vendor's package.
+    if cache.find(place):
+        return Built(path=place, is_new=False, explanation="cached: built before")
+    builder = find_builder()
+    lacking = sorted({*flags, *_OURS} - known_flags(builder))
+    if lacking:
+        raise BadBuild(f"{lacking[0]}: {builder.name} of this version has no --{lacking[0]}")
+    with cache.locked(place, _teller(progress)) as lock:
+        # Whoever held the lock may have built it.
+        if cache.find(place):
+            return Built(path=place, is_new=False, explanation="cached: built meanwhile")
+        _build(builder, model, flags, cache, place, key, lock, progress)
+    return Built(path=place, is_new=True, explanation="built")
+
+
+def _nothing_to_build(folder: ModelFolder) -> str:
+    if folder.is_engine:
+        return f"nothing to build: {folder.explanation}"
+    return f"nothing to build: {folder.explanation}, and nothing is built ahead"
+
+
+def _check_parallel(settings: BuildSettings, folder: ModelFolder) -> None:
+    for name in ("tensor_parallel_size", "pipeline_parallel_size"):
+        wanted, made_for = getattr(settings, name), getattr(folder, name) or 1
+        if wanted is not None and wanted != made_for:
+            raise BadBuild(
+                f"{name}: the checkpoint was converted for {made_for}, not {wanted}; an engine"
+                " has the parallel sizes of its checkpoint, so convert it again"
+            )
+
+
+def _installed_version() -> str:
+    try:
+        return metadata.version("tensorrt-llm")
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def _build(
+    builder: Path,
+    model: Path,
+    flags: Mapping[str, str],
+    cache: EngineCache,
+    place: Path,
+    key: EngineKey,
+    lock: int,
+    progress: Progress,
+) -> None:
+    with cache.building(place) as output:
+        command = [
+            *(str(builder), "--checkpoint_dir", str(model), "--output_dir", str(output)),
+            *(word for name, value in flags.items() for word in (f"--{name}", value)),
+        ]
+        started = datetime.datetime.now(datetime.UTC)
+        progress.say(f"building {place}")
+        end = run_builder(
+            command,
+            lock=lock,
+            show=progress.show,
+            on_heartbeat=lambda waited_s: progress.say(f"... building for {waited_s:.0f} s"),
+        )
+        if end.exit_code != 0:
+            lines = "".join(f"\n  | {line}" for line in end.last_lines)
+            raise BuildFailed(f"{builder.name} ended with exit code {end.exit_code}{lines}")
+        made = recognise(output)
+        if not made.is_engine:
+            raise BuildFailed(f"{builder.name} ended well but left no engine: {made.explanation}")
+        manifest: dict[str, Any] = {
+            "key": key.digest,
+            "inputs": key.inputs,
+            "command": command,
+            "started_utc": started.isoformat(timespec="seconds"),
+            "duration_s": round(end.duration_s, 3),
+        }
+        cache.keep(output, place, manifest)
+
+
+def _teller(progress: Progress) -> Callable[[float], None]:
+    """Say that we wait for another build, at once and then now and then."""
+    next_s = 0.0
+
+    def tell(waited_s: float) -> None:
+        nonlocal next_s
+        if waited_s >= next_s:
+            progress.say(f"... another build of this engine runs; waited {waited_s:.0f} s")
+            next_s = waited_s + _TELL_EVERY_S
+
+    return tell

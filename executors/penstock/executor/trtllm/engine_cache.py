@@ -1,0 +1,101 @@
+"""Where engines are kept: one folder for each key, whole or not there at all.
+
+Owns the lock, the folder that is built in, and the manifest. An engine is built beside its place
+and renamed, so a build that is killed leaves none behind; what it did leave goes with the next
+build. Does not know how engines are built.
+"""
+
+import contextlib
+import fcntl
+import json
+import os
+import re
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Generator, Mapping
+from pathlib import Path
+from typing import Any
+
+from penstock.executor.trtllm.engine_key import EngineKey
+
+MANIFEST = "penstock-build.json"
+_LOCK_POLL_S = 0.5
+_ODD = re.compile(r"[^A-Za-z0-9._-]+")
+
+
+class CacheUnusable(Exception):
+    """The cache folder cannot be used; the message says why."""
+
+
+class EngineCache:
+    """A folder of engines. Any number of processes may use it at a time."""
+
+    def __init__(self, folder: Path) -> None:
+        """`folder` is made when it is needed. The file system must have locks and renames."""
+        self._folder = folder
+
+    def place_of(self, model: Path, key: EngineKey) -> Path:
+        """Where the engine of this key is, or will be."""
+        return self._folder / f"{_ODD.sub('-', model.name) or 'model'}-{key.digest}"
+
+    def find(self, place: Path) -> bool:
+        """Whether a whole engine is there. Raises CacheUnusable for a folder of other origin."""
+        if not place.exists():
+            return False
+        if not (place / MANIFEST).is_file():
+            raise CacheUnusable(f"{place} is there, but no build of ours made it: move it away")
+        return True
+
+    @contextlib.contextmanager
+    def locked(self, place: Path, on_wait: Callable[[float], None]) -> Generator[int, None, None]:
+        """Hold the place against other builds; the lock's descriptor, to be inherited by a builder.
+
+        The lock lives as long as any process holds the descriptor: a builder that outlives us
+        keeps it. `on_wait` gets the seconds waited so far, now and then.
+        """
+        self._folder.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(self._folder / f".{place.name}.lock", os.O_RDWR | os.O_CREAT, 0o644)
+        started_s = time.monotonic()
+        try:
+            while True:
+                try:
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    on_wait(time.monotonic() - started_s)
+                    time.sleep(_LOCK_POLL_S)
+            yield descriptor
+        finally:
+            os.close(descriptor)
+
+    @contextlib.contextmanager
+    def building(self, place: Path) -> Generator[Path, None, None]:
+        """An empty folder beside the place, for whoever holds its lock. Gone after the block."""
+        prefix = f".{place.name}.building-"
+        for left in self._folder.glob(f"{prefix}*"):
+            # Of a build that was killed: nobody else holds the lock.
+            shutil.rmtree(left)
+        folder = Path(tempfile.mkdtemp(prefix=prefix, dir=self._folder))
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def keep(self, built: Path, place: Path, manifest: Mapping[str, Any]) -> None:
+        """Put a whole engine into its place, in one step."""
+        # mkdtemp makes it ours alone; a service may run as somebody else.
+        built.chmod(0o755)
+        with (built / MANIFEST).open("w", encoding="utf-8") as file:
+            json.dump(manifest, file, indent=2)
+            file.write("\n")
+            file.flush()
+            os.fsync(file.fileno())
+        built.rename(place)
+
+
+def default_cache_folder(environment: Mapping[str, str]) -> Path:
+    """Where engines are kept unless told otherwise, as of the XDG base directories."""
+    cache = environment.get("XDG_CACHE_HOME", "")
+    root = Path(cache) if cache.startswith("/") else Path.home() / ".cache"
+    return root / "penstock" / "engines"

@@ -1,0 +1,92 @@
+"""What an engine depends on, as one name: model folder, build settings, GPU, version.
+
+Owns what is hashed. Of the folder: the relative name and size of every file that is not hidden; the
+whole content of files up to a mebibyte; of larger ones the header where they are safetensors,
+256 samples spread over the file, and the time of the last change. Reading all of the weights would
+take as long as some builds; samples and time together notice every other weights that a
+checkpoint tool writes. A copy that loses its times is built again, which is the harmless mistake.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from penstock.executor.trtllm.gpus import FoundGpus
+
+_SMALL_BYTES = 1 << 20
+_MAX_HEADER_BYTES = 64 << 20
+_NUM_SAMPLES = 256
+_SAMPLE_BYTES = 16 << 10
+_NUM_KEY_CHARS = 20
+_FORMAT = 1
+"""Raised when what is hashed changes, so that old engines are not taken for new ones."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineKey:
+    """`inputs`: everything that decides, as JSON values. `digest`: their name, hexadecimal."""
+
+    inputs: Mapping[str, Any]
+    digest: str
+
+
+def engine_key(
+    folder: Path, settings: Mapping[str, str], gpus: FoundGpus, version: str
+) -> EngineKey:
+    """The key of an engine. Raises OSError naming a file that cannot be read."""
+    inputs: dict[str, Any] = {
+        "format": _FORMAT,
+        "files": folder_fingerprint(folder),
+        "settings": dict(sorted(settings.items())),
+        "gpus": [f"{gpu.name} (compute capability {gpu.compute_capability})" for gpu in gpus.gpus],
+        "tensorrt_llm": version,
+    }
+    return EngineKey(inputs=inputs, digest=_digest(inputs)[:_NUM_KEY_CHARS])
+
+
+def folder_fingerprint(folder: Path) -> list[dict[str, Any]]:
+    """Every file that is not hidden, by its relative name: size and the hash of what is read."""
+    return [
+        {
+            "name": path.relative_to(folder).as_posix(),
+            "size_bytes": path.stat().st_size,
+            "sha256": _content_hash(path),
+        }
+        for path in sorted(_files(folder))
+    ]
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    for parent, names, files in os.walk(folder):
+        names[:] = [name for name in names if not name.startswith(".")]
+        for name in files:
+            if not name.startswith("."):
+                yield Path(parent, name)
+
+
+def _content_hash(path: Path) -> str:
+    status = path.stat()
+    if status.st_size <= _SMALL_BYTES:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    digest = hashlib.sha256(str(status.st_mtime_ns).encode())
+    with path.open("rb") as file:
+        if path.suffix == ".safetensors":
+            digest.update(file.read(min(_header_bytes(file.read(8)), _MAX_HEADER_BYTES)))
+        stride = (status.st_size - _SAMPLE_BYTES) / (_NUM_SAMPLES - 1)
+        for index in range(_NUM_SAMPLES):
+            file.seek(int(index * stride))
+            digest.update(file.read(_SAMPLE_BYTES))
+    return digest.hexdigest()
+
+
+def _header_bytes(prefix: bytes) -> int:
+    """The length of a safetensors header, which the file's first eight bytes tell."""
+    return int.from_bytes(prefix, "little")
+
+
+def _digest(inputs: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()

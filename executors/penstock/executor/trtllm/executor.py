@@ -1,0 +1,143 @@
+"""The TensorRT-LLM executor: the engine batches and pages, our scheduler decides who is in.
+
+Owns the seam between the two threads. `launch` tells the loop's thread whom to submit and whom to
+abort; `collect` never waits and returns what has arrived. The engine is never handed more than it
+can run, so priority, deadlines and fairness keep their meaning; its limits are its own word.
+"""
+
+import logging
+import time
+from collections.abc import Callable
+
+from penstock.executor.config import ExecutorConfig
+from penstock.executor.trtllm.arrivals import Arrivals
+from penstock.executor.trtllm.engine import EngineHandle
+from penstock.executor.trtllm.ledger import Ledger
+from penstock.executor.trtllm.limits import num_blocks_ahead
+from penstock.executor.trtllm.page_audit import PageAudit
+from penstock.executor.trtllm.results import result_of
+from penstock.executor.trtllm.seat import Seat
+from penstock.scheduler.batch import Batch, StepResult
+from penstock.scheduler.executor import ExecutorDied, ExecutorInfo
+from penstock.scheduler.request import Request
+
+log = logging.getLogger(__name__)
+
+
+class TrtllmExecutor:
+    """One engine of TensorRT-LLM 1.2 (PyTorch backend). One thread calls it.
+
+    Raises ExecutorUnavailable when the package is missing, ValueError for settings that the
+    installed version or the model folder cannot meet, ExecutorDied when the engine does not start.
+    `clock`: monotonic seconds.
+    """
+
+    def __init__(self, config: ExecutorConfig, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._watch = config.trtllm.watch
+        self._arrivals = Arrivals()
+        self._engine = EngineHandle(config, self._arrivals)
+        self.info: ExecutorInfo = self._engine.info
+        self.audit = PageAudit()
+        self.num_cache_misses = 0
+        self._ledger = Ledger(max_num_seqs=self.info.max_num_seqs, num_blocks=self.info.num_blocks)
+        self._num_blocks_ahead = num_blocks_ahead(config.trtllm, self.info.block_size)
+        self._seats: dict[int, Seat] = {}
+        self._last_sign_s = clock()
+        self._is_closed = False
+
+    @property
+    def ready_fd(self) -> int | None:
+        """Readable when the engine said something."""
+        return self._arrivals.ready_fd
+
+    @property
+    def num_given_up(self) -> int:
+        """Aborted requests of which the engine never said that they ended."""
+        return self._engine.streams.num_given_up
+
+    def launch(self, batch: Batch) -> None:
+        """Hand over whom the scheduler admitted, abort whom it took out."""
+        if self._is_closed:
+            raise ExecutorDied("the executor is closed")
+        aborts = [seat for slot in batch.released if (seat := self._vacate(slot)) is not None]
+        num_unheard_blocks = self._ledger.num_unheard_blocks
+        if batch.admitted:
+            starts = dict(zip(batch.slots.tolist(), batch.starts.tolist(), strict=True))
+            for request in batch.admitted:
+                self._ledger.admit(self._seat(request, starts[request.slot]))
+        self._hand_over(aborts)
+        self._check_pages(batch, num_unheard_blocks)
+
+    def collect(self) -> StepResult:
+        """What has arrived since the last call; never waits.
+
+        Raises ExecutorDied when the engine is gone, or holds requests and has been silent for
+        longer than `watch.response_timeout_s`.
+        """
+        news = self._arrivals.take()
+        if news:
+            self._last_sign_s = self._clock()
+        elif self._ledger.num_inside:
+            self._check_silence()
+        for arrival in news:
+            self._ledger.heard(arrival.seat)
+            if arrival.is_last:
+                self._ledger.gone(arrival.seat)
+            if arrival.num_cached >= 0:
+                self.num_cache_misses += arrival.num_cached < arrival.seat.num_cached
+        # Who may go in now goes with the next launch: somebody may have been taken out meanwhile.
+        return result_of(news)
+
+    def close(self) -> None:
+        """Abort everyone, shut the engine down; bounded in time. Idempotent."""
+        if not self._is_closed:
+            self._is_closed = True
+            self._engine.close()
+            self._arrivals.close()
+
+    def _seat(self, request: Request, num_cached: int) -> Seat:
+        spec = request.spec
+        seat = Seat(
+            spec=spec,
+            tokens=request.tokens,
+            slot=request.slot,
+            num_blocks=-(-self.info.num_kept_tokens(spec.max_total_tokens) // self.info.block_size),
+            num_cached=num_cached,
+        )
+        self._seats[request.slot] = seat
+        return seat
+
+    def _vacate(self, slot: int) -> Seat | None:
+        """The seat of a slot that was given back, if the engine must be told."""
+        seat = self._seats.pop(slot)
+        seat.slot = -1
+        return seat if self._ledger.release(seat) else None
+
+    def _hand_over(self, aborts: list[Seat]) -> None:
+        submits = list(self._ledger.enter())
+        if aborts or submits:
+            if self._ledger.num_inside == len(submits):
+                # Nobody was inside: silence counts from here.
+                self._last_sign_s = self._clock()
+            self._engine.carry_out(aborts, submits)
+
+    def _check_silence(self) -> None:
+        silence_s = self._clock() - self._last_sign_s
+        if silence_s > self._watch.response_timeout_s:
+            raise ExecutorDied(
+                f"the engine holds {self._ledger.num_inside} requests and has said nothing for"
+                f" {silence_s:.0f} s"
+            )
+
+    def _check_pages(self, batch: Batch, num_unheard_blocks: int) -> None:
+        now_s = self._clock()
+        # A page ahead for each, the drafts' among them, and what the aborted still hold.
+        ahead = self._ledger.num_inside * self._num_blocks_ahead
+        slack = ahead + self._ledger.num_leaving_blocks
+        # In between the engine had let go of some and not taken in others yet.
+        self.audit.note_mirror(max(0, batch.num_old_blocks - num_unheard_blocks), now_s)
+        self.audit.note_mirror(batch.num_used_blocks, now_s, slack_blocks=slack)
+        stats = self._arrivals.take_stats()
+        if stats is not None:
+            self.audit.check(stats.num_used_blocks)

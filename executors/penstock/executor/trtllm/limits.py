@@ -1,0 +1,99 @@
+"""The engine's limits, by its own word.
+
+Owns the warm-up that makes it speak and the arithmetic from what it says to `ExecutorInfo`.
+"""
+
+import asyncio
+from collections.abc import Callable
+
+import numpy as np
+
+from penstock.executor.trtllm.api import Llm
+from penstock.executor.trtllm.config import TrtllmConfig
+from penstock.executor.trtllm.model_kind import ModelFolder
+from penstock.executor.trtllm.package import Package
+from penstock.executor.trtllm.request_mapping import RequestMapping
+from penstock.executor.trtllm.samplers import offered_features
+from penstock.executor.trtllm.stats import EngineStats
+from penstock.scheduler.executor import ExecutorDied, ExecutorInfo
+from penstock.scheduler.request import RequestSpec, SamplingParams
+
+_PATIENCE_S = 5.0
+"""An iterator of statistics that ended is revived by a new request only."""
+
+
+async def probe_limits(
+    llm: Llm,
+    mapping: RequestMapping,
+    first_stats: "asyncio.Future[EngineStats]",
+    on_submit: Callable[[], None],
+    timeout_s: float,
+) -> EngineStats:
+    """Generate single tokens until the engine tells of itself.
+
+    Raises ExecutorDied when it says nothing, or does not answer, within `timeout_s`.
+    """
+    try:
+        async with asyncio.timeout(timeout_s):
+            while not first_stats.done():
+                on_submit()
+                async for _ in llm.generate_async(**_warm_up(mapping)):
+                    pass
+                await asyncio.wait([first_stats], timeout=_PATIENCE_S)
+            return first_stats.result()
+    except TimeoutError:
+        raise ExecutorDied(
+            f"the engine told nothing of its limits within {timeout_s:g} s: either it does not"
+            " answer, or this version keeps no statistics of its KV cache"
+        ) from None
+
+
+def num_blocks_ahead(config: TrtllmConfig, tokens_per_block: int) -> int:
+    """Pages that a running request may hold beyond those of its known tokens."""
+    return -(-(1 + _num_draft_tokens(config)) // tokens_per_block)
+
+
+def engine_info(
+    config: TrtllmConfig, folder: ModelFolder, package: Package, stats: EngineStats
+) -> ExecutorInfo:
+    """The limits that hold: what the engine told, within what the settings ask for."""
+    max_seq_len = config.max_seq_len or folder.max_seq_len
+    if max_seq_len is None:
+        raise ValueError(f"max_seq_len must be given: {folder.path} does not tell its own")
+    assert folder.vocab_size is not None
+    told = (folder.max_batch_size, stats.max_num_active)
+    max_num_seqs = min(config.max_batch_size, *(limit for limit in told if limit))
+    block_size = stats.tokens_per_block
+    # Drafts are written before they are accepted, beyond what any request was admitted with.
+    num_draft_blocks = -(-_num_draft_tokens(config) // block_size) * max_num_seqs
+    return ExecutorInfo(
+        name="trtllm",
+        vocab_size=folder.vocab_size,
+        block_size=block_size,
+        num_blocks=max(1, stats.max_num_blocks - num_draft_blocks),
+        max_seq_len=max_seq_len,
+        max_num_seqs=max_num_seqs,
+        features=offered_features(config, package),
+        max_prompt_tokens=None if config.enable_chunked_prefill else config.max_num_tokens,
+        adapters=tuple(adapter.name for adapter in config.lora_config.adapters),
+        is_self_paced=True,
+    )
+
+
+def _num_draft_tokens(config: TrtllmConfig) -> int:
+    speculative = config.speculative_config
+    if speculative is None:
+        return 0
+    return speculative.max_draft_len or speculative.num_nextn_predict_layers or 0
+
+
+def _warm_up(mapping: RequestMapping) -> dict[str, object]:
+    """One token after one token, greedily, shared with nobody."""
+    spec = RequestSpec(
+        key=1,
+        request_id="warm-up",
+        prompt_ids=np.zeros(1, dtype=np.int32),
+        max_tokens=1,
+        sampling=SamplingParams(temperature=0.0),
+    )
+    return mapping.arguments(spec, spec.prompt_ids)

@@ -1,0 +1,247 @@
+"""From our settings to the arguments of the vendor's LLM constructor.
+
+Owns the translation, class by class, and what happens where the installed version lacks a setting:
+refused by name if the operator asked for it, left out if it is only our default. Does not know
+requests; the settings' own ranges are checked before.
+"""
+
+import inspect
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from penstock.executor.trtllm.config import (
+    CudaGraphSettings,
+    DecodingType,
+    KvCacheSettings,
+    LoraSettings,
+    SchedulerSettings,
+    SpeculativeSettings,
+    TrtllmConfig,
+)
+from penstock.executor.trtllm.model_kind import ModelFolder
+from penstock.executor.trtllm.package import Package
+
+_PLAIN = (
+    "dtype",
+    "trust_remote_code",
+    "tensor_parallel_size",
+    "pipeline_parallel_size",
+    "max_seq_len",
+    "enable_chunked_prefill",
+    "disable_overlap_scheduler",
+    "attn_backend",
+    "sampler_type",
+    "guided_decoding_backend",
+)
+"""Settings that go over as they are, under the same name."""
+
+_DECODING_CLASSES = {
+    DecodingType.NGRAM: "NGramDecodingConfig",
+    DecodingType.EAGLE: "EagleDecodingConfig",
+    DecodingType.MTP: "MTPDecodingConfig",
+    DecodingType.DRAFT_TARGET: "DraftTargetDecodingConfig",
+    DecodingType.AUTO: "AutoDecodingConfig",
+}
+_NGRAM_MATCH = 2
+"""The `max_matching_ngram_size` of later versions; in 1.2 it defaults to 0: never a match."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Setting:
+    """One argument. `is_asked_for`: dropping it would be against the operator's word."""
+
+    value: Any
+    is_asked_for: bool
+
+
+def llm_arguments(
+    config: TrtllmConfig, folder: ModelFolder, package: Package, *, tokenizer_path: Path | None
+) -> dict[str, Any]:
+    """Keyword arguments for `package.build`.
+
+    The engine needs no tokenizer (text is ours) unless it must hold outputs to a form;
+    `tokenizer_path` None: the model folder has it. Statistics are always on: the engine's real
+    limits are read from them. Its own tracing stays off: traces are ours.
+
+    Raises ValueError naming the setting that the installed version lacks, and ExecutorUnavailable
+    naming a class that it lacks.
+    """
+    default = TrtllmConfig()
+    settings: dict[str, _Setting] = {
+        "model": _Setting(value=str(folder.path), is_asked_for=True),
+        # Our scheduler fills the engine up to these.
+        "max_batch_size": _Setting(value=config.max_batch_size, is_asked_for=True),
+        "max_num_tokens": _Setting(value=config.max_num_tokens, is_asked_for=True),
+        # Engines built ahead have statistics without asking.
+        "enable_iter_perf_stats": _Setting(value=True, is_asked_for=not folder.is_engine),
+        **_text_side(config, tokenizer_path or folder.path),
+    }
+    for name in _PLAIN:
+        value = getattr(config, name)
+        if value is not None:
+            is_asked_for = value != getattr(default, name)
+            settings[name] = _Setting(value=_plain(value), is_asked_for=is_asked_for)
+    settings.update(_sections(config, default, package))
+    return _fitted(settings, package.llm_arguments, f"tensorrt_llm {package.version}", "")
+
+
+def _text_side(config: TrtllmConfig, tokenizer: Path) -> dict[str, _Setting]:
+    if config.guided_decoding_backend is None:
+        return {"skip_tokenizer_init": _Setting(value=True, is_asked_for=True)}
+    return {"tokenizer": _Setting(value=str(tokenizer), is_asked_for=True)}
+
+
+def _sections(config: TrtllmConfig, default: TrtllmConfig, package: Package) -> dict[str, _Setting]:
+    """The arguments that are objects of the vendor's classes, built only where they are taken."""
+    builders: dict[str, Callable[[], Any]] = {
+        "kv_cache_config": lambda: _kv_cache(config.kv_cache_config, package),
+        "scheduler_config": lambda: _scheduler(config.scheduler_config, package),
+        "cuda_graph_config": lambda: _cuda_graph(config.cuda_graph_config, package),
+    }
+    if config.lora_config.adapters:
+        builders["lora_config"] = lambda: _lora(config.lora_config, package)
+    speculative = config.speculative_config
+    if speculative is not None:
+        builders["speculative_config"] = lambda: _speculative(speculative, package)
+    return {
+        name: _Setting(
+            value=build() if name in package.llm_arguments else None,
+            is_asked_for=getattr(config, name) != getattr(default, name),
+        )
+        for name, build in builders.items()
+    }
+
+
+def _kv_cache(settings: KvCacheSettings, package: Package) -> Any:
+    names = (
+        "free_gpu_memory_fraction",
+        "max_tokens",
+        "tokens_per_block",
+        "enable_block_reuse",
+        "enable_partial_reuse",
+        "host_cache_size",
+        "dtype",
+    )
+    return _built(
+        package, "KvCacheConfig", "kv_cache_config", _given(settings, KvCacheSettings(), names)
+    )
+
+
+def _scheduler(settings: SchedulerSettings, package: Package) -> Any:
+    where = "scheduler_config"
+    policy = settings.capacity_scheduler_policy
+    values = {
+        "capacity_scheduler_policy": _Setting(
+            value=_member(package, "CapacitySchedulerPolicy", policy, where), is_asked_for=True
+        )
+    }
+    chunking = settings.context_chunking_policy
+    if chunking is not None:
+        member = _member(package, "ContextChunkingPolicy", chunking, where)
+        values["context_chunking_policy"] = _Setting(value=member, is_asked_for=True)
+    return _built(package, "SchedulerConfig", where, values)
+
+
+def _cuda_graph(settings: CudaGraphSettings, package: Package) -> Any:
+    """None turns graphs off."""
+    if not settings.enabled:
+        return None
+    names = ("batch_sizes", "max_batch_size", "enable_padding")
+    values = _given(settings, CudaGraphSettings(), names)
+    # The engine takes one of the two; the sizes tell the largest.
+    values.pop("max_batch_size" if settings.batch_sizes else "batch_sizes", None)
+    return _built(package, "CudaGraphConfig", "cuda_graph_config", values)
+
+
+def _lora(settings: LoraSettings, package: Package) -> Any:
+    num_adapters = len(settings.adapters)
+    values: dict[str, Any] = {
+        "max_lora_rank": settings.max_lora_rank,
+        "max_loras": settings.max_loras or num_adapters,
+        "max_cpu_loras": settings.max_cpu_loras or num_adapters,
+    }
+    # From one folder, and it takes no more, the engine reads which layers are adapted; told
+    # neither, it makes room for every layer there is.
+    if settings.lora_target_modules:
+        values["lora_target_modules"] = list(settings.lora_target_modules)
+    else:
+        values["lora_dir"] = [str(settings.adapters[0].path)]
+    asked_for = {name: _Setting(value=value, is_asked_for=True) for name, value in values.items()}
+    return _built(package, "LoraConfig", "lora_config", asked_for)
+
+
+def _speculative(settings: SpeculativeSettings, package: Package) -> Any:
+    class_name = _DECODING_CLASSES[settings.decoding_type]
+    names = ("max_draft_len", "max_matching_ngram_size", "num_nextn_predict_layers")
+    values = _given(settings, None, names)
+    if settings.decoding_type is DecodingType.NGRAM:
+        values.setdefault(
+            "max_matching_ngram_size", _Setting(value=_NGRAM_MATCH, is_asked_for=False)
+        )
+    # Without it line 1.2 draws greedily wherever guessing runs inside the model, whatever a request
+    # asks for; later versions see for themselves (NVIDIA PR #14745).
+    values["allow_advanced_sampling"] = _Setting(value=True, is_asked_for=False)
+    if settings.decoding_type is DecodingType.EAGLE:
+        values["eagle3_one_model"] = _Setting(
+            value=settings.eagle3_one_model, is_asked_for=not settings.eagle3_one_model
+        )
+    if settings.speculative_model is not None:
+        # Line 1.2 calls it a directory.
+        taken = _taken_by(package.named(class_name))
+        name = "speculative_model" if "speculative_model" in taken else "speculative_model_dir"
+        values[name] = _Setting(value=str(settings.speculative_model), is_asked_for=True)
+    return _built(package, class_name, "speculative_config", values)
+
+
+def _given(settings: object, default: object, names: Collection[str]) -> dict[str, _Setting]:
+    """The fields that hold something; asked for is what differs from `default`, None for all."""
+    values = {name: getattr(settings, name) for name in names}
+    return {
+        name: _Setting(
+            value=_plain(value),
+            is_asked_for=default is None or value != getattr(default, name),
+        )
+        for name, value in values.items()
+        if value is not None
+    }
+
+
+def _built(package: Package, class_name: str, where: str, values: Mapping[str, _Setting]) -> Any:
+    kind = package.named(class_name)
+    owner = f"{class_name} of tensorrt_llm {package.version}"
+    return kind(**_fitted(values, _taken_by(kind), owner, f"{where}."))
+
+
+def _fitted(
+    settings: Mapping[str, _Setting], taken: Collection[str], owner: str, where: str
+) -> dict[str, Any]:
+    """What `owner` takes of `settings`. Raises ValueError for what was asked for and is not."""
+    for name, setting in settings.items():
+        if name not in taken and setting.is_asked_for:
+            raise ValueError(f"{where}{name} cannot be set: {owner} does not have it")
+    return {name: setting.value for name, setting in settings.items() if name in taken}
+
+
+def _taken_by(kind: Any) -> frozenset[str]:
+    """Field names of a pydantic model, else the constructor's parameters."""
+    fields = getattr(kind, "model_fields", None)
+    return frozenset(inspect.signature(kind).parameters if fields is None else fields)
+
+
+def _member(package: Package, class_name: str, name: str, where: str) -> Any:
+    """An enum's member by name; the vendor's enums are native classes without a lookup."""
+    member = getattr(package.named(class_name), name, None)
+    if member is None:
+        raise ValueError(
+            f"{where} cannot ask for {name}: tensorrt_llm {package.version} does not have it"
+        )
+    return member
+
+
+def _plain(value: Any) -> Any:
+    """Our enums as plain text, tuples as lists: the vendor's models check types."""
+    if isinstance(value, str):
+        return str(value)
+    return list(cast("tuple[object, ...]", value)) if isinstance(value, tuple) else value

@@ -1,0 +1,189 @@
+"""The installed TensorRT-LLM: imported late, looked at once, handed on as values.
+
+Owns the import and what is asked of the version: which arguments its calls have, which classes
+there are. Everything that later lines add is found by looking, never by the version's number.
+Knows no setting and no request.
+"""
+
+import inspect
+import logging
+import os
+import re
+from collections.abc import Callable, MutableMapping
+from dataclasses import dataclass, replace
+from importlib import import_module
+from types import ModuleType
+from typing import Any
+
+from penstock.executor.trtllm.api import Llm
+from penstock.executor.unavailable import ExecutorUnavailable
+
+log = logging.getLogger(__name__)
+
+RECORDED_LINE = "1.2"
+"""The line whose signatures and habits this code was written from."""
+MISSING = (
+    "the trtllm executor needs tensorrt_llm: install penstock[trtllm], or run in NVIDIA's release"
+    " container, nvidia/tensorrt-llm/release, which has it with the libraries it was built"
+    " for"
+)
+
+_JOB_PREFIXES = ("OMPI_", "PMIX_", "PMI_", "PRTE_")
+# Not of a job: what containers and operators set to tune transport, and the leave to run as root.
+_KEPT = re.compile(
+    r"OMPI_ALLOW_RUN_AS_ROOT.*|OMPI_MCA_(btl|coll|io|mtl|osc|pml)(_.*)?|PMIX_MCA_gds"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Package:
+    """What the adapter uses of one installed version.
+
+    `generate_arguments`: parameter names of `LLM.generate_async`. `llm_arguments`: what the LLM
+    constructor takes. `build`: the LLM class of the PyTorch backend. `honours_penalties`: the
+    default sampler has code for penalties. `modules`: where classes of settings are looked up.
+    """
+
+    version: str
+    sampling_params: Callable[..., Any]
+    request_error: type[Exception]
+    guided_decoding_params: Callable[..., Any]
+    lora_request: Callable[..., Any]
+    retention_config: Callable[..., Any]
+    token_range_retention_config: Callable[..., Any]
+    generate_arguments: frozenset[str]
+    llm_arguments: frozenset[str]
+    build: Callable[..., Llm]
+    honours_penalties: bool
+    modules: tuple[ModuleType, ...] = ()
+
+    def named(self, name: str) -> Any:
+        """The class of that name. Raises ExecutorUnavailable naming it and the version."""
+        for module in self.modules:
+            if (found := getattr(module, name, None)) is not None:
+                return found
+        raise _lacks(self.version, name)
+
+
+def load_package(*, is_engine: bool = False) -> Package:
+    """Import TensorRT-LLM: seconds, and CUDA must be there.
+
+    `is_engine`: the model is an engine built ahead, so `build` and `llm_arguments` are those of the
+    TensorRT backend, where the version still has it.
+
+    Before that the variables of an MPI job are taken out of this process's environment, as
+    NVIDIA's own Triton model does: the package starts its workers through MPI, and when this
+    process runs under mpirun or a Slurm step, they would join that job and wait for it for ever.
+
+    Raises ExecutorUnavailable where the package is missing, cannot be loaded, or lacks what every
+    version so far has had. A version of another line than RECORDED_LINE gets a warning.
+    """
+    forget_mpi_job(os.environ)
+    try:
+        root = import_module("tensorrt_llm")
+        llmapi = import_module("tensorrt_llm.llmapi")
+    except ModuleNotFoundError as error:
+        if error.name == "tensorrt_llm":
+            raise ExecutorUnavailable(MISSING) from error
+        raise _broken(error) from error
+    except (ImportError, OSError) as error:
+        # A library of CUDA, TensorRT or MPI that is not there, or is another version's.
+        raise _broken(error) from error
+    version = str(getattr(root, "__version__", "of unknown version"))
+    _warn_of_another_line(version)
+    try:
+        package = _inspect(root, llmapi, version)
+        return _with_engine_backend(package, llmapi) if is_engine else package
+    except AttributeError as error:
+        raise _lacks(version, str(error.name)) from error
+
+
+def forget_mpi_job(environment: MutableMapping[str, str]) -> None:
+    """Take the variables of an MPI job out of `environment`; the ones that only tune MPI stay."""
+    for name in list(environment):
+        if name.startswith(_JOB_PREFIXES) and not _KEPT.fullmatch(name):
+            del environment[name]
+
+
+def _inspect(root: ModuleType, llmapi: ModuleType, version: str) -> Package:
+    llm_class: Any = root.LLM
+    retention: Any = llmapi.KvCacheRetentionConfig
+    lora_helper = _optional_module("tensorrt_llm.lora_helper")
+    return Package(
+        version=version,
+        sampling_params=root.SamplingParams,
+        request_error=llmapi.RequestError,
+        guided_decoding_params=llmapi.GuidedDecodingParams,
+        lora_request=llmapi.LoRARequest,
+        retention_config=retention,
+        token_range_retention_config=retention.TokenRangeRetentionConfig,
+        generate_arguments=frozenset(inspect.signature(llm_class.generate_async).parameters)
+        - {"self"},
+        llm_arguments=_constructor_arguments(llm_class, llmapi.TorchLlmArgs),
+        build=llm_class,
+        honours_penalties=_default_sampler_has_penalties(),
+        # LoraConfig is in the second, in some versions in the first.
+        modules=(llmapi, lora_helper) if lora_helper is not None else (llmapi,),
+    )
+
+
+def _with_engine_backend(package: Package, llmapi: ModuleType) -> Package:
+    engine_class = _optional("tensorrt_llm._tensorrt_engine", "LLM")
+    if engine_class is None:
+        raise ExecutorUnavailable(
+            f"tensorrt_llm {package.version} has no backend for engines built ahead"
+            " (tensorrt_llm._tensorrt_engine): serve the Hugging Face model instead"
+        )
+    return replace(
+        package,
+        build=engine_class,
+        llm_arguments=_constructor_arguments(engine_class, llmapi.TrtLlmArgs),
+    )
+
+
+def _constructor_arguments(llm_class: Any, model: Any) -> frozenset[str]:
+    """The constructor's own parameters, and what it hands on to `model`."""
+    own = inspect.signature(llm_class).parameters.values()
+    named = {item.name for item in own if item.kind is not item.VAR_KEYWORD}
+    return frozenset(model.model_fields) | named
+
+
+def _default_sampler_has_penalties() -> bool:
+    # Nested in the class since NVIDIA PR #16485; before that penalties are ignored without a word.
+    sampler = _optional("tensorrt_llm._torch.pyexecutor.sampler", "TorchSampler")
+    return hasattr(sampler, "PenaltyHandler")
+
+
+def _optional(module: str, name: str) -> Any:
+    return getattr(_optional_module(module), name, None)
+
+
+def _optional_module(name: str) -> ModuleType | None:
+    try:
+        return import_module(name)
+    except ImportError:
+        return None
+
+
+def _warn_of_another_line(version: str) -> None:
+    if not re.match(rf"{re.escape(RECORDED_LINE)}(\D|$)", version):
+        log.warning(
+            "tensorrt_llm is %s; the trtllm executor was written for line %s: run `penstock verify`"
+            " before trusting it",
+            version,
+            RECORDED_LINE,
+        )
+
+
+def _broken(error: Exception) -> ExecutorUnavailable:
+    return ExecutorUnavailable(
+        f"tensorrt_llm is installed and cannot be loaded: {error}; NVIDIA's release container,"
+        " nvidia/tensorrt-llm/release, has the libraries it was built for"
+    )
+
+
+def _lacks(version: str, name: str) -> ExecutorUnavailable:
+    return ExecutorUnavailable(
+        f"tensorrt_llm {version} has no {name}; the trtllm executor was written for line"
+        f" {RECORDED_LINE}"
+    )

@@ -1,0 +1,61 @@
+"""Holds the scheduler's page mirror against what the engine says it holds.
+
+Owns the comparison. The engine's word lags by a fraction of a second, so it is compared with the
+most and the least that the mirror held of late; what lies outside is drift: counted, told, never
+fatal, since the engine itself guards its memory.
+"""
+
+import logging
+from collections import deque
+
+log = logging.getLogger(__name__)
+
+_WINDOW_S = 2.0
+"""How old the engine's word may be."""
+
+
+class PageAudit:
+    """Counts by how many pages mirror and engine differ.
+
+    `num_checks` comparisons, `num_drifts` of them off; `last_drift` and `worst_drift` in blocks,
+    above 0 when the engine holds more than was foreseen, below when it holds less.
+    """
+
+    def __init__(self) -> None:
+        self.num_checks = 0
+        self.num_drifts = 0
+        self.last_drift = 0
+        self.worst_drift = 0
+        self._mirror: deque[tuple[float, int, int]] = deque([(float("-inf"), 0, 0)])
+
+    def note_mirror(self, num_blocks: int, now_s: float, *, slack_blocks: int = 0) -> None:
+        """The mirror holds `num_blocks` from now on, and the engine rightly `slack_blocks` more."""
+        least, most = num_blocks, num_blocks + slack_blocks
+        if self._mirror[-1][1:] == (least, most):
+            return
+        self._mirror.append((now_s, least, most))
+        # What held at the window's beginning came before it.
+        while len(self._mirror) > 1 and self._mirror[1][0] < now_s - _WINDOW_S:
+            self._mirror.popleft()
+
+    def check(self, num_engine_blocks: int, *, slack_blocks: int = 0) -> int:
+        """Compare; the drift in blocks.
+
+        `slack_blocks`: what the engine may rightly hold beyond the mirror at any time, such as a
+        page ahead for each running request, or the pages of aborted ones that have not left.
+        """
+        over = num_engine_blocks - (max(most for _, _, most in self._mirror) + slack_blocks)
+        under = min(least for _, least, _ in self._mirror) - num_engine_blocks
+        drift = over if over > 0 else -max(under, 0)
+        self.num_checks += 1
+        self.num_drifts += drift != 0
+        self.last_drift = drift
+        if abs(drift) > abs(self.worst_drift):
+            self.worst_drift = drift
+            log.warning(
+                "the engine holds %d blocks, %d %s than the scheduler's account allows for",
+                num_engine_blocks,
+                abs(drift),
+                "more" if drift > 0 else "less",
+            )
+        return drift

@@ -1,0 +1,285 @@
+"""A request of ours as the arguments of `LLM.generate_async`.
+
+Owns every name and rule of the way there; docs/tensorrt-llm-mapping.md tells them to users, and a
+test holds the two together. Pure but for the numbers it gives to requests that share nothing.
+"""
+
+import inspect
+import itertools
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.executor.trtllm.api import (
+    GuidedDecodingParams,
+    KvCacheRetentionConfig,
+    LoRARequest,
+    SamplingParams,
+)
+from penstock.executor.trtllm.choice_regex import choice_regex
+from penstock.executor.trtllm.config import TrtllmConfig
+from penstock.executor.trtllm.package import Package
+from penstock.executor.trtllm.samplers import offered_features
+from penstock.scheduler.executor import Feature
+from penstock.scheduler.request import RequestSpec
+from penstock.scheduler.request_options import CacheRetention, Constraint, ConstraintKind
+
+_NO_END_ID: Final = -1
+_MAX_RETENTION_S: Final = 10 * 365 * 86_400.0
+"""Longer is for ever: no engine runs so long, and its clock counts in nanoseconds of 64 bits."""
+_GUIDES: Final = {
+    ConstraintKind.JSON_SCHEMA: (Feature.JSON_SCHEMA, "json"),
+    ConstraintKind.REGEX: (Feature.REGEX, "regex"),
+    ConstraintKind.GRAMMAR: (Feature.GRAMMAR, "grammar"),
+    ConstraintKind.CHOICE: (Feature.CHOICE, "regex"),
+}
+"""What each kind needs, and the field of GuidedDecodingParams that takes it."""
+
+
+class NotResumable(ValueError):
+    """The request is good, but the engine cannot take it up in the middle of its output."""
+
+
+class RequestMapping:
+    """What one engine is told about each request.
+
+    Every call makes new objects: the engine writes into those it is given. Raises ValueError when
+    the installed version lacks an argument that `config` cannot do without, or a LoRA folder.
+    """
+
+    def __init__(self, config: TrtllmConfig, package: Package, vocab_size: int) -> None:
+        self._package = package
+        self._vocab_size = vocab_size
+        self._features = offered_features(config, package)
+        self._sampling_arguments = frozenset(inspect.signature(package.sampling_params).parameters)
+        self._loners: Iterator[int] = itertools.count()
+        _check_arguments(config, package)
+        self._adapters: dict[str, LoRARequest] = {
+            adapter.name: package.lora_request(
+                lora_name=adapter.name, lora_int_id=adapter.id, lora_path=str(adapter.path)
+            )
+            for adapter in config.lora_config.adapters
+        }
+
+    def arguments(self, spec: RequestSpec, tokens: NDArray[np.int32]) -> dict[str, Any]:
+        """Keyword arguments for `generate_async`.
+
+        `tokens` int32 [n]: all that is known of the request, its prompt and whatever output it has
+        from before a preemption or an earlier life. Raises ValueError naming the field for what
+        the engine would refuse or ignore.
+        """
+        self._check_tokens(tokens)
+        # What was generated before is prompt to the engine and output to us.
+        num_generated = len(tokens) - spec.num_original_prompt_tokens
+        arguments: dict[str, Any] = {
+            "inputs": tokens.tolist(),
+            "sampling_params": self._sampling_params(spec, num_generated),
+            "streaming": True,
+        }
+        if "cache_salt" in self._package.generate_arguments:
+            arguments["cache_salt"] = self._cache_salt(spec)
+        if spec.adapter:
+            arguments["lora_request"] = self._lora_request(spec.adapter)
+        if spec.retention is not None:
+            arguments["kv_cache_retention_config"] = self._retention(spec.retention)
+        if "priority" in self._package.generate_arguments:
+            # Ours are -100 .. 100, the engine's 0 .. 1; in both, more is more urgent.
+            arguments["priority"] = (spec.priority + 100) / 200
+        return arguments
+
+    def _check_tokens(self, tokens: NDArray[np.int32]) -> None:
+        """The engine answers an empty list with an assertion and a foreign id with a failure."""
+        if not len(tokens):
+            raise ValueError("prompt_ids: must hold at least one token")
+        foreign = np.flatnonzero((tokens < 0) | (tokens >= self._vocab_size))
+        if len(foreign):
+            raise ValueError(
+                f"prompt_ids[{foreign[0]}]: must be in 0 .. {self._vocab_size - 1},"
+                f" not {tokens[foreign[0]]}"
+            )
+
+    def _sampling_params(self, spec: RequestSpec, num_generated: int) -> SamplingParams:
+        max_tokens = spec.max_tokens - num_generated
+        if max_tokens < 1:
+            # One request with none once killed the engine (NVIDIA issue #7692).
+            raise ValueError("max_tokens: must leave at least one token to generate")
+        min_tokens = max(0, spec.min_tokens - num_generated)
+        if min_tokens:
+            self._require(Feature.MIN_TOKENS, "min_tokens")
+        options: dict[str, Any] = {
+            "n": 1,
+            # The engine clips it to what fits, without an error; ours is checked to fit.
+            "max_tokens": max_tokens,
+            "seed": spec.sampling.seed,
+            # With detokenising the engine would search the text for stop strings and keep running
+            # after a hit. Both are the front's work.
+            "detokenize": False,
+            "add_special_tokens": False,
+        }
+        options |= self._drawing(spec)
+        options |= self._penalties(spec)
+        options |= _stops(spec.stop_ids, is_barred=min_tokens > 0)
+        if min_tokens:
+            options["min_tokens"] = min_tokens
+        if spec.sampling.logit_bias:
+            options["embedding_bias"] = self._embedding_bias(spec.sampling.logit_bias)
+        options |= self._logprobs(spec)
+        if spec.constraint is not None:
+            _check_constrained(spec, num_generated, min_tokens)
+            options["guided_decoding"] = self._guide(spec.constraint)
+        params: SamplingParams = self._package.sampling_params(**options)
+        return params
+
+    def _drawing(self, spec: RequestSpec) -> dict[str, Any]:
+        """All three are always told: the engine takes their absence for greedy."""
+        sampling = spec.sampling
+        options: dict[str, Any] = {
+            "temperature": sampling.temperature,
+            "top_k": sampling.top_k,
+            "top_p": sampling.top_p,
+        }
+        if sampling.min_p > 0:
+            self._require(Feature.MIN_P, "sampling.min_p")
+            options["min_p"] = sampling.min_p
+        return options
+
+    def _penalties(self, spec: RequestSpec) -> dict[str, Any]:
+        sampling = spec.sampling
+        neutral = (
+            ("repetition_penalty", sampling.repetition_penalty, 1.0),
+            ("presence_penalty", sampling.presence_penalty, 0.0),
+            ("frequency_penalty", sampling.frequency_penalty, 0.0),
+        )
+        options: dict[str, Any] = {name: value for name, value, off in neutral if value != off}
+        for name in options:
+            self._require(Feature.PENALTIES, f"sampling.{name}")
+        # The engine counts the prompt's tokens for presence and frequency unless it is told where
+        # the output begins (NVIDIA PR #8127).
+        if options.keys() - {"repetition_penalty"}:
+            name = "prompt_ignore_length"
+            if name in self._sampling_arguments:
+                options[name] = spec.num_original_prompt_tokens
+        return options
+
+    def _logprobs(self, spec: RequestSpec) -> dict[str, Any]:
+        if spec.sampling.num_prompt_logprobs >= 0:
+            self._require(Feature.PROMPT_LOGPROBS, "sampling.num_prompt_logprobs")
+        if spec.sampling.num_logprobs < 0:
+            return {}
+        self._require(Feature.LOGPROBS, "sampling.num_logprobs")
+        # 0 is off in line 1.2; the chosen token comes with any number.
+        return {"logprobs": max(1, spec.sampling.num_logprobs)}
+
+    def _embedding_bias(self, biases: tuple[tuple[int, float], ...]) -> Any:
+        """float32 [vocab_size], the engine's only form of a logit bias."""
+        self._require(Feature.LOGIT_BIAS, "sampling.logit_bias")
+        # The engine brings torch along; who asks for no bias does without.
+        import torch
+
+        dense = np.zeros(self._vocab_size, dtype=np.float32)
+        for token_id, bias in biases:
+            if not 0 <= token_id < self._vocab_size:
+                raise ValueError(
+                    f"sampling.logit_bias: token id must be in 0 .. {self._vocab_size - 1},"
+                    f" not {token_id}"
+                )
+            dense[token_id] = bias
+        return torch.from_numpy(dense)  # pyright: ignore[reportUnknownMemberType]
+
+    def _guide(self, constraint: Constraint) -> GuidedDecodingParams:
+        feature, field = _GUIDES[constraint.kind]
+        self._require(feature, "constraint")
+        if any("\0" in text for text in constraint.texts):
+            # Read as a C string by xgrammar, which would hold the output to what stands before it.
+            raise ValueError("constraint: must not hold the character U+0000")
+        is_choice = constraint.kind is ConstraintKind.CHOICE
+        text = choice_regex(constraint.texts) if is_choice else constraint.texts[0]
+        guide: GuidedDecodingParams = self._package.guided_decoding_params(**{field: text})
+        return guide
+
+    def _cache_salt(self, spec: RequestSpec) -> str:
+        """Who may share blocks with whom. The second form is no hex, and never comes again."""
+        if spec.hash_salt:
+            return spec.hash_salt.hex()
+        return f"alone-{spec.key}-{next(self._loners)}"
+
+    def _lora_request(self, name: str) -> LoRARequest:
+        if name not in self._adapters:
+            raise ValueError(
+                f"adapter: {name!r} is not one of {', '.join(self._adapters) or 'none'}"
+            )
+        return self._adapters[name]
+
+    def _retention(self, retention: CacheRetention) -> KvCacheRetentionConfig:
+        self._require(Feature.CACHE_RETENTION, "retention")
+        is_endless = retention.duration_s > _MAX_RETENTION_S
+        duration = None if is_endless else timedelta(seconds=retention.duration_s)
+        prompt = self._package.token_range_retention_config(
+            token_start=0, token_end=None, priority=retention.priority, duration_ms=duration
+        )
+        config: KvCacheRetentionConfig = self._package.retention_config(
+            token_range_retention_configs=[prompt],
+            decode_retention_priority=retention.priority,
+            decode_duration_ms=duration,
+        )
+        return config
+
+    def _require(self, feature: Feature, field: str) -> None:
+        if feature not in self._features:
+            raise ValueError(f"{field}: {feature.value} is not offered by this engine")
+
+
+def _check_arguments(config: TrtllmConfig, package: Package) -> None:
+    """Line 1.2 has them all; a later one that lost one must not cost a tenant its secrets."""
+    needed = {"inputs", "sampling_params", "streaming"}
+    if config.kv_cache_config.enable_block_reuse:
+        # Without a salt tenants would find each other's prompts in the cache.
+        needed |= {"cache_salt", "kv_cache_retention_config"}
+    if config.lora_config.adapters:
+        needed.add("lora_request")
+    missing = sorted(needed - package.generate_arguments)
+    if missing:
+        hint = ""
+        if "cache_salt" in missing:
+            hint = "; without cache_salt, kv_cache_config.enable_block_reuse must be off"
+        raise ValueError(
+            f"LLM.generate_async of TensorRT-LLM {package.version} takes no"
+            f" {', '.join(missing)}{hint}"
+        )
+
+
+def _stops(stop_ids: tuple[int, ...], *, is_barred: bool) -> dict[str, Any]:
+    """The end of the output, by token ids alone.
+
+    `end_id` is always given: left out, the engine would ask a tokenizer for it. It is the last of
+    ours, because the front puts a model's end-of-sequence ids after the request's own. While
+    `min_tokens` is ahead (`is_barred`) that is also all the engine is told: it bars its `end_id`
+    by itself, but would stop at the others too early. The scheduler looks at every token anyway,
+    and ends the request at any of them when the time has come.
+    """
+    options: dict[str, Any] = {
+        "end_id": stop_ids[-1] if stop_ids else _NO_END_ID,
+        "pad_id": stop_ids[-1] if stop_ids else 0,
+        "ignore_eos": not stop_ids,
+        # Otherwise tokens that were delivered vanish from the last result.
+        "include_stop_str_in_output": True,
+    }
+    if len(stop_ids) > 1 and not is_barred:
+        options["stop_token_ids"] = list(stop_ids[:-1])
+    return options
+
+
+def _check_constrained(spec: RequestSpec, num_generated: int, min_tokens: int) -> None:
+    """Refuse what the engine's grammar matcher would get wrong."""
+    if num_generated:
+        raise NotResumable(
+            f"constraint: the engine would begin the form anew after {num_generated} tokens"
+        )
+    if not spec.stop_ids:
+        raise ValueError("stop_ids: a constrained output ends with an end-of-sequence token")
+    if min_tokens:
+        # A form that is complete leaves the end as the only token, and this would bar it.
+        raise ValueError("min_tokens: cannot be had together with a constraint")

@@ -1,0 +1,114 @@
+"""From what arrived to a `StepResult`.
+
+Owns the translation: several arrivals of one request become one row, ends the scheduler can see in
+the tokens are told anyway (its own finding wins), and ends nobody asked for are failures.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.executor.trtllm.api import Logprob
+from penstock.executor.trtllm.arrivals import Arrival
+from penstock.scheduler.batch import SlotEnd, SlotFailure, StepResult, TokenLogprobs
+from penstock.scheduler.request import FinishReason
+
+_MAX_DETAIL_CHARS = 500
+_FINISH_REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
+
+
+def result_of(news: Iterable[Arrival]) -> StepResult:
+    """The step that these arrivals make; those without a slot any more are left out."""
+    rows: dict[int, list[Arrival]] = {}
+    failures: list[SlotFailure] = []
+    ends: list[SlotEnd] = []
+    num_cached: list[tuple[int, int]] = []
+    for arrival in news:
+        slot = arrival.seat.slot
+        if slot < 0:
+            continue
+        failure = _failure_of(arrival)
+        if failure is not None:
+            failures.append(failure)
+            continue
+        if arrival.num_cached >= 0:
+            num_cached.append((slot, arrival.num_cached))
+        if arrival.tokens:
+            rows.setdefault(slot, []).append(arrival)
+        if arrival.is_last:
+            reason = _FINISH_REASONS[arrival.finish_reason]
+            ends.append(SlotEnd(slot=slot, reason=reason, stop_id=arrival.stop_id))
+    for failure in failures:
+        rows.pop(failure.slot, None)
+    tokens = [token for parts in rows.values() for part in parts for token in part.tokens]
+    counts = [sum(len(part.tokens) for part in parts) for parts in rows.values()]
+    return StepResult(
+        slots=np.fromiter(rows, dtype=np.int32, count=len(rows)),
+        tokens=np.array(tokens, dtype=np.int32),
+        counts=np.array(counts, dtype=np.int32),
+        logprobs=_logprobs_of(rows.values(), tokens),
+        failures=tuple(failures),
+        ends=tuple(ends),
+        num_cached=tuple(num_cached),
+    )
+
+
+def _failure_of(arrival: Arrival) -> SlotFailure | None:
+    detail = arrival.failure
+    if arrival.is_last and not detail and arrival.finish_reason not in _FINISH_REASONS:
+        detail = f"the engine ended it: {arrival.finish_reason or 'no reason told'}"
+    if not detail and arrival.seat.spec.sampling.num_logprobs >= 0:
+        detail = _logprob_fault(arrival)
+    if not detail:
+        return None
+    return SlotFailure(
+        slot=arrival.seat.slot,
+        detail=detail[:_MAX_DETAIL_CHARS],
+        is_refusal=arrival.is_refusal,
+    )
+
+
+def _logprob_fault(arrival: Arrival) -> str:
+    """What keeps the logprobs of an arrival from being told; empty when nothing does."""
+    logprobs = arrival.logprobs
+    if logprobs is None or len(logprobs) != len(arrival.tokens):
+        if not arrival.tokens:
+            return ""
+        count = 0 if logprobs is None else len(logprobs)
+        return f"the engine told {count} log probabilities for {len(arrival.tokens)} tokens"
+    for token, entry in zip(arrival.tokens, logprobs, strict=True):
+        if token not in entry:
+            return "the engine left out the log probability of a token it chose"
+    return ""
+
+
+def _logprobs_of(rows: Iterable[Sequence[Arrival]], tokens: Sequence[int]) -> TokenLogprobs | None:
+    """Aligned with `tokens`; None when nobody asked. Rows of those who did not ask hold zeros."""
+    parts = [part for row in rows for part in row]
+    widths = [part.seat.spec.sampling.num_logprobs for part in parts]
+    width = max(widths, default=-1)
+    if width < 0:
+        return None
+    chosen: NDArray[np.float32] = np.zeros(len(tokens), dtype=np.float32)
+    ranks: NDArray[np.int32] = np.zeros(len(tokens), dtype=np.int32)
+    top_ids: NDArray[np.int32] = np.zeros((len(tokens), width), dtype=np.int32)
+    top: NDArray[np.float32] = np.zeros((len(tokens), width), dtype=np.float32)
+    at = 0
+    for part, asked in zip(parts, widths, strict=True):
+        entries = part.logprobs if asked >= 0 else None
+        for offset, entry in enumerate(entries or ()):
+            chosen[at + offset], ranks[at + offset] = _chosen(entry, tokens[at + offset])
+            if asked:
+                best = sorted(entry.items(), key=lambda item: -item[1].logprob)[:asked]
+                top_ids[at + offset, : len(best)] = [token for token, _ in best]
+                top[at + offset, : len(best)] = [found.logprob for _, found in best]
+        at += len(part.tokens)
+    return TokenLogprobs(chosen=chosen, ranks=ranks, top_ids=top_ids, top_logprobs=top)
+
+
+def _chosen(entry: Mapping[int, Logprob], token: int) -> tuple[float, int]:
+    found = entry[token]
+    if found.rank is not None:
+        return found.logprob, found.rank
+    return found.logprob, 1 + sum(other.logprob > found.logprob for other in entry.values())

@@ -1,0 +1,92 @@
+"""What the engine's samplers keep of what a request asks, and so what this executor offers.
+
+Owns the one table of it. A sampler of TensorRT-LLM takes every parameter and ignores without a
+word the ones it lacks, so what is not known to be honoured is not offered, and refused in front.
+"""
+
+from collections.abc import Mapping
+from typing import Final
+
+from penstock.executor.trtllm.config import (
+    DecodingType,
+    GuidedDecodingBackend,
+    SamplerPromise,
+    SamplerType,
+    SpeculativeSettings,
+    TrtllmConfig,
+)
+from penstock.executor.trtllm.package import Package
+from penstock.scheduler.executor import Feature
+
+HONOURED: Final[Mapping[SamplerType, frozenset[SamplerPromise]]] = {
+    # The default of line 1.2. It ignores the three penalties (NVIDIA issue #9442; PR #16485 brings
+    # them, which `Package.honours_penalties` tells), the seed (one generator for all requests;
+    # PR #17172) and min_p (PR #16590). Its bar on early ends counts the prompt in, so that
+    # min_tokens bars nothing.
+    SamplerType.TORCH: frozenset(),
+    # The older one, of C++: all of it, though not together with speculative decoding. Deprecated,
+    # gone in 1.4.
+    SamplerType.TRTLLM: frozenset(SamplerPromise),
+}
+"""What each sampler honours in line 1.2, of what samplers are known to ignore."""
+
+GUIDED: Final[Mapping[GuidedDecodingBackend, frozenset[Feature]]] = {
+    # Reads GBNF, the dialect of the contract.
+    GuidedDecodingBackend.XGRAMMAR: frozenset(
+        {Feature.JSON_SCHEMA, Feature.REGEX, Feature.GRAMMAR, Feature.CHOICE}
+    ),
+    # Its grammars are written in a dialect of Lark, where EBNF is an error or means another thing.
+    GuidedDecodingBackend.LLGUIDANCE: frozenset(
+        {Feature.JSON_SCHEMA, Feature.REGEX, Feature.CHOICE}
+    ),
+}
+"""The forms that each guided decoding backend can hold an output to."""
+
+_PROMISED: Final[Mapping[SamplerPromise, Feature]] = {
+    SamplerPromise.PENALTIES: Feature.PENALTIES,
+    SamplerPromise.SEED: Feature.SEED,
+    SamplerPromise.MIN_TOKENS: Feature.MIN_TOKENS,
+    SamplerPromise.MIN_P: Feature.MIN_P,
+}
+
+
+def honoured_options(config: TrtllmConfig, package: Package) -> frozenset[SamplerPromise]:
+    """What the engine's sampler really does, by the table, by detection or by the operator's word.
+
+    With speculative decoding the word alone counts: whether the accepted tokens were drawn under a
+    request's options depends on how they were guessed.
+    """
+    asserted = frozenset(config.sampler_honours)
+    if config.speculative_config is not None:
+        return asserted
+    sampler = SamplerType.TORCH if config.sampler_type is SamplerType.AUTO else config.sampler_type
+    detected = {SamplerPromise.PENALTIES} if package.honours_penalties else set[SamplerPromise]()
+    return asserted | HONOURED[sampler] | detected
+
+
+def offered_features(config: TrtllmConfig, package: Package) -> frozenset[Feature]:
+    """The features of this executor under `config`.
+
+    Never PROMPT_LOGPROBS: the PyTorch backend derives them from logits that do not tell the
+    prompt's own tokens.
+    """
+    honoured = honoured_options(config, package)
+    features = {_PROMISED[promise] for promise in honoured}
+    if not _draws_inside_model(config.speculative_config):
+        features |= {Feature.LOGPROBS, Feature.LOGIT_BIAS}
+    if config.guided_decoding_backend is not None:
+        features |= GUIDED[config.guided_decoding_backend]
+    if config.lora_config.adapters:
+        features.add(Feature.ADAPTERS)
+    if config.kv_cache_config.enable_block_reuse:
+        features.add(Feature.CACHE_RETENTION)
+    return frozenset(features)
+
+
+def _draws_inside_model(settings: SpeculativeSettings | None) -> bool:
+    """Whether tokens are drawn in the model's own pass, where no sampler adds bias or logprobs."""
+    if settings is None:
+        return False
+    if settings.decoding_type is DecodingType.EAGLE:
+        return settings.eagle3_one_model
+    return settings.decoding_type is DecodingType.MTP

@@ -1,0 +1,188 @@
+"""The loop's side: submits to the engine, follows every request, aborts.
+
+Owns the tasks, one per request inside the engine, and the rules of a foreign API that fails in its
+own ways: deltas are cut from cumulative ids; an exception out of an iteration is its last word; an
+aborted request may never answer, so nobody waits for that longer than a grace. Everything here runs
+on the one event loop that also built the engine.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from penstock.executor.trtllm.api import CompletionOutput, Llm, Logprob, RequestOutput
+from penstock.executor.trtllm.arrivals import Arrival, Arrivals
+from penstock.executor.trtllm.refusals import is_refusal
+from penstock.executor.trtllm.request_mapping import NotResumable
+from penstock.executor.trtllm.seat import Seat
+
+log = logging.getLogger(__name__)
+
+MakeArguments = Callable[[Seat], dict[str, Any]]
+
+
+@dataclass(slots=True, eq=False)
+class _Stream:
+    """A request inside the engine."""
+
+    seat: Seat
+    result: RequestOutput
+    task: "asyncio.Task[None] | None" = None
+    is_aborted: bool = False
+    grace: asyncio.TimerHandle | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Streams:
+    """Requests inside one engine. `make_arguments` gives what `generate_async` takes, or raises
+    ValueError; `request_error` is the engine's exception for a single request. `abort_grace_s`: how
+    long an aborted request may stay silent. `num_given_up` counts those that did.
+    """
+
+    llm: Llm
+    loop: asyncio.AbstractEventLoop
+    arrivals: Arrivals
+    make_arguments: MakeArguments
+    request_error: type[Exception]
+    abort_grace_s: float
+    on_submit: Callable[[], None]
+    num_given_up: int = 0
+    _streams: dict[Seat, _Stream] = field(default_factory=dict["Seat", "_Stream"])
+
+    def __len__(self) -> int:
+        return len(self._streams)
+
+    def carry_out(self, aborts: Sequence[Seat], submits: Sequence[Seat]) -> None:
+        """One step's commands: aborts first, they make room."""
+        try:
+            for seat in aborts:
+                self._abort(seat)
+            for seat in submits:
+                self._submit(seat)
+        except Exception as error:
+            self.arrivals.die(error)
+
+    async def close(self) -> None:
+        """Abort whatever is left and leave it."""
+        for stream in self._streams.values():
+            if stream.task is not None:
+                stream.task.cancel()
+            if not (stream.is_aborted or stream.result.finished):
+                stream.is_aborted = True
+                stream.result.abort()
+        tasks = [stream.task for stream in self._streams.values() if stream.task is not None]
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _submit(self, seat: Seat) -> None:
+        try:
+            result = self.llm.generate_async(**self.make_arguments(seat))
+        except NotResumable as error:
+            self._put(Arrival(seat, is_last=True, failure=str(error)))
+            return
+        except (self.request_error, ValueError, TypeError) as error:
+            self._put(Arrival(seat, is_last=True, failure=repr(error), is_refusal=True))
+            return
+        # Any other exception is the engine's: `carry_out` passes it on.
+        stream = _Stream(seat, result)
+        self._streams[seat] = stream
+        stream.task = self.loop.create_task(self._follow(stream))
+        self.on_submit()
+
+    def _abort(self, seat: Seat) -> None:
+        stream = self._streams.get(seat)
+        if stream is None or stream.is_aborted:
+            return
+        stream.is_aborted = True
+        if not stream.result.finished:
+            stream.result.abort()
+        stream.grace = self.loop.call_later(self.abort_grace_s, self._give_up, stream)
+
+    def _give_up(self, stream: _Stream) -> None:
+        # It waited in the engine's own queue, most likely: such an abort is never answered.
+        self.num_given_up += 1
+        if stream.task is not None:
+            stream.task.cancel()
+
+    async def _follow(self, stream: _Stream) -> None:
+        seat = stream.seat
+        last = Arrival(seat, is_last=True, failure="the engine ended it without a word")
+        try:
+            last = await self._read(stream)
+        except asyncio.CancelledError:
+            last = Arrival(seat, is_last=True, failure="given up")
+        except self.request_error as error:
+            text = str(error)
+            last = Arrival(seat, is_last=True, failure=text, is_refusal=is_refusal(text))
+        except Exception as error:
+            log.debug("the engine died under a request", exc_info=True)
+            self.arrivals.die(error)
+        finally:
+            if stream.grace is not None:
+                stream.grace.cancel()
+            del self._streams[seat]
+            self._put(last)
+
+    async def _read(self, stream: _Stream) -> Arrival:
+        """Pass tokens on until the end; the last arrival."""
+        seat = stream.seat
+        wants_logprobs = seat.spec.sampling.num_logprobs >= 0
+        num_sent, num_cached = 0, 0
+        async for output in stream.result:
+            sequence = output.outputs[0]
+            token_ids = sequence.token_ids
+            # The last item may hold fewer ids than were sent: a stop that was cut off again.
+            tokens = token_ids[num_sent:]
+            arrival = Arrival(
+                seat,
+                tokens=tokens,
+                logprobs=_cut(sequence, num_sent, tokens) if wants_logprobs else None,
+                num_cached=output.cached_tokens if num_cached >= 0 else -1,
+                is_last=output.finished,
+                finish_reason=(sequence.finish_reason or "") if output.finished else "",
+                stop_id=_stop_id(sequence, seat) if output.finished else -1,
+            )
+            num_sent = max(num_sent, len(token_ids))
+            num_cached = -1
+            if output.finished:
+                return arrival
+            if not stream.is_aborted:
+                self._put(arrival)
+        return Arrival(seat, is_last=True, failure="the engine ended it without a word")
+
+    def _put(self, arrival: Arrival) -> None:
+        self.arrivals.put(arrival, self.loop)
+
+
+@dataclass(frozen=True, slots=True)
+class _ChosenLogprob:
+    """Where the engine tells plain numbers, of the chosen token alone."""
+
+    logprob: float
+    rank: int | None = None
+
+
+def _cut(
+    sequence: CompletionOutput, start: int, tokens: Sequence[int]
+) -> Sequence[Mapping[int, Logprob]] | None:
+    """The log probabilities of `tokens`, which begin at `start`."""
+    if sequence.logprobs is None:
+        return None
+    told: Sequence[Mapping[int, Logprob] | float] = sequence.logprobs
+    cut: list[Mapping[int, Logprob]] = []
+    for token, entry in zip(tokens, told[start : start + len(tokens)], strict=False):
+        if isinstance(entry, Mapping):
+            cut.append(entry)
+        else:
+            cut.append({token: _ChosenLogprob(entry)})
+    return cut
+
+
+def _stop_id(sequence: CompletionOutput, seat: Seat) -> int:
+    if sequence.finish_reason != "stop":
+        return -1
+    if isinstance(sequence.stop_reason, int):
+        return sequence.stop_reason
+    # The engine's end_id has no stop_reason, and is the last of ours (see request_mapping).
+    return seat.spec.stop_ids[-1] if seat.spec.stop_ids else -1

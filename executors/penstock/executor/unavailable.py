@@ -1,0 +1,5 @@
+"""The error of an executor whose software is not installed. Knows no executor."""
+
+
+class ExecutorUnavailable(Exception):
+    """This installation lacks what the executor needs; the message names what to install."""

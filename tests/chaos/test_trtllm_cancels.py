@@ -1,0 +1,179 @@
+"""Ten thousand requests with cancels, failures and deadlines at random moments leave nothing."""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.executor.trtllm.config import CapacityPolicy
+from penstock.scheduler.events import Failed, Finished
+from penstock.scheduler.request import (
+    NO_TIME,
+    FailureReason,
+    FinishReason,
+    RequestSpec,
+    SamplingParams,
+)
+from support.core import make_spec
+from support.trtllm_house import PATIENCE_S, TrtllmHouse, reference, watch_settings
+
+NUM_REQUESTS = 10_000
+MAX_WAITING = 60
+POISON = 3
+"""A token on which the engine fails its request, alone."""
+
+
+class Storm:
+    """Random requests through one engine that runs freely; everything from one seed."""
+
+    def __init__(self, folder: Path, policy: CapacityPolicy, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.house = TrtllmHouse(
+            folder,
+            is_free=True,
+            max_batch_size=16,
+            num_blocks=40,
+            policy=policy,
+            fake={"fail_tokens": [POISON]},
+            watch=watch_settings(abort_grace_s=0.05, response_timeout_s=1e9),
+        )
+        self.specs: dict[int, RequestSpec] = {}
+        self.num_preempted = 0
+        self.live: list[int] = []
+
+    def spec(self, key: int) -> RequestSpec:
+        choose = self.random
+        stem = choose.choice(([10, 11, 12, 13], [20, 21, 22, 23, 24, 25, 26, 27], []))
+        prompt = [*stem, *(choose.randrange(100, 4000) for _ in range(choose.randint(1, 9)))]
+        if choose.random() < 0.03:
+            prompt[-1] = POISON
+        now_s = self.house.clock.now_s
+        return make_spec(
+            key,
+            prompt,
+            max_tokens=choose.randint(1, 14),
+            priority=choose.randint(-3, 3),
+            hashed=choose.random() < 0.7,
+            deadline_s=now_s + choose.uniform(0.1, 1.0) if choose.random() < 0.1 else NO_TIME,
+            ttft_deadline_s=now_s + choose.uniform(0.1, 0.5) if choose.random() < 0.1 else NO_TIME,
+            stop_ids=(5, 6, 7) if choose.random() < 0.5 else (),
+            sampling=SamplingParams(temperature=0.0 if choose.random() < 0.8 else 1.0),
+        )
+
+    def arrive(self) -> None:
+        for _ in range(self.random.randint(0, 12)):
+            waiting = self.house.engine.scheduler.num_waiting
+            if len(self.specs) < NUM_REQUESTS and waiting < MAX_WAITING:
+                key = len(self.specs) + 1
+                self.specs[key] = self.spec(key)
+                self.live.append(key)
+                self.house.submit(self.specs[key])
+
+    def cancel(self) -> None:
+        for _ in range(self.random.randint(0, 3)):
+            if self.live:
+                reason = self.random.choice((FinishReason.CANCELLED, FinishReason.STOP))
+                self.house.engine.cancel(self.random.choice(self.live), reason)
+
+    def step(self) -> None:
+        house = self.house
+        house.clock.now_s += 0.02 * self.random.random()
+        events = house.engine.step()
+        for key, token in zip(events.keys.tolist(), events.tokens.tolist(), strict=True):
+            house.outcomes[key].tokens.append(token)
+        for end in events.ends:
+            assert house.outcomes[end.key].end is None
+            house.outcomes[end.key].end = end
+            self.live.remove(end.key)
+        self.num_preempted += sum(type(change).__name__ == "Preempted" for change in events.changes)
+
+    def run(self) -> None:
+        house = self.house
+        for turn in range(200_000):
+            is_over = len(self.specs) == NUM_REQUESTS
+            if is_over and not house.engine.has_work and not house.num_inside:
+                return
+            self.arrive()
+            if self.random.random() < 0.5:
+                self.cancel()
+            self.step()
+            if turn % 50 == 0:
+                house.engine.check_integrity()
+            # Now and then a step comes for no reason of the engine's.
+            if house.num_inside and self.random.random() < 0.9:
+                assert house.is_ready(PATIENCE_S)
+        raise AssertionError("still busy")
+
+    def check_outcomes(self) -> None:
+        """Whatever was told is right, as far as it goes."""
+        for key, spec in self.specs.items():
+            outcome = self.house.outcomes[key]
+            if spec.sampling.temperature == 0.0:
+                prompt = spec.prompt_ids.tolist()
+                assert outcome.tokens == reference(self.house, prompt, len(outcome.tokens))
+            if isinstance(outcome.end, Failed):
+                assert outcome.end.reason in {
+                    FailureReason.EXECUTOR_REQUEST_FAILED,
+                    FailureReason.DEADLINE_EXCEEDED,
+                    FailureReason.TTFT_DEADLINE_EXCEEDED,
+                }
+                # Generated poison is prompt after a preemption.
+                is_poisoned = POISON in [*spec.prompt_ids.tolist(), *outcome.tokens]
+                is_failed = outcome.end.reason is FailureReason.EXECUTOR_REQUEST_FAILED
+                assert is_poisoned or not is_failed
+            else:
+                assert isinstance(outcome.end, Finished)
+                if outcome.end.reason is FinishReason.LENGTH:
+                    assert len(outcome.tokens) == spec.max_tokens
+
+
+def resources() -> tuple[int, int]:
+    """Open descriptors and live threads."""
+    for thread in threading.enumerate():
+        # They have done their work and are on their way out.
+        if thread.name in ("trtllm build", "trtllm shutdown"):
+            thread.join(PATIENCE_S)
+    return len(list(Path("/proc/self/fd").iterdir())), threading.active_count()
+
+
+@pytest.mark.parametrize("policy", list(CapacityPolicy))
+def test_nothing_is_left_of_ten_thousand_requests(
+    tmp_path: Path, fake_trtllm: None, policy: CapacityPolicy, record_property: Any
+) -> None:
+    seed = int(os.environ.get("PENSTOCK_CHAOS_SEED", random.SystemRandom().randrange(1 << 32)))
+    print(f"PENSTOCK_CHAOS_SEED={seed}")
+    record_property("seed", seed)
+    before = resources()
+    storm = Storm(tmp_path, policy, seed)
+    house = storm.house
+    try:
+        during = resources()
+        storm.run()
+        storm.check_outcomes()
+        ends = [house.outcomes[key].end for key in storm.specs]
+        kinds = {end.reason for end in ends if end is not None}
+        assert len([end for end in ends if end is not None]) == NUM_REQUESTS
+        assert kinds >= {
+            FinishReason.LENGTH,
+            FinishReason.CANCELLED,
+            FailureReason.EXECUTOR_REQUEST_FAILED,
+            FailureReason.DEADLINE_EXCEEDED,
+        }
+        assert (storm.num_preempted > 0) == (policy is CapacityPolicy.MAX_UTILIZATION)
+        house.control.pause()
+        house.iterate()
+        house.check_clean(num_lost=house.executor.num_given_up)
+        assert len(house.control.aborted) == len(set(house.control.aborted))
+        if policy is CapacityPolicy.GUARANTEED_NO_EVICT:  # with the other it may pause by itself
+            assert house.executor.audit.num_checks > 0
+            assert house.executor.audit.num_drifts == 0
+        assert house.executor.num_given_up < len(house.control.aborted)
+        assert resources() == during
+    finally:
+        house.close()
+    assert resources() == before

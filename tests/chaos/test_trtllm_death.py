@@ -1,0 +1,327 @@
+"""The TensorRT-LLM engine dies in each phase of a real service: what clients see, what comes next.
+
+The stand-in has a process of its own besides the engine process, as MPI starts one: none may stay.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import json
+import os
+import signal
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+from google.rpc import error_details_pb2, status_pb2
+from grpc_health.v1 import health_pb2
+
+from support.fake_trtllm import child_environment
+from support.service import (
+    PATIENCE_S,
+    Service,
+    Stream,
+    launched,
+    stream,
+    until_gone,
+    until_health,
+)
+
+SERVING = health_pb2.HealthCheckResponse.SERVING
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+LONG = 400  # tokens, two seconds of them at least
+PILL = 9
+"""A token of a prompt by which the engine dies."""
+_lifetimes = itertools.count()
+
+
+class Site:
+    """A service and what tells its engines' own processes from all others."""
+
+    def __init__(self, service: Service, lifetime_s: float) -> None:
+        self.service = service
+        self._mark = str(lifetime_s).encode()
+
+    def workers(self) -> set[int]:
+        """Processes that engines of this service started and that live."""
+        found: set[int] = set()
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit():
+                with contextlib.suppress(OSError):
+                    arguments = (entry / "cmdline").read_bytes().split(b"\0")
+                    if self._mark in arguments:
+                        found.add(int(entry.name))
+        return found
+
+    def engine_pid(self) -> int:
+        """The engine process, ready or not."""
+        pid = self.service.process.pid
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        (engine,) = [
+            int(child)
+            for child in children
+            if b"engine_process" in Path(f"/proc/{child}/cmdline").read_bytes()
+        ]
+        return engine
+
+
+@contextlib.asynccontextmanager
+async def serving(
+    *arguments: str, watch: dict[str, float] | None = None, **fake: Any
+) -> AsyncGenerator[Site]:
+    """`penstock serve --executor trtllm`, launched; no process of an engine is left at the end."""
+    config = {
+        "max_batch_size": 8,
+        "max_num_tokens": 256,
+        "kv_cache_config": {"max_tokens": 8192, "tokens_per_block": 16},
+        "watch": {"limits_timeout_s": PATIENCE_S, **(watch or {})},
+    }
+    lifetime_s = 600.0 + os.getpid() / 1e7 + next(_lifetimes) / 1e9
+    environment = child_environment(
+        **{
+            "step_s": 0.005,
+            "stats_lag_s": 0.01,
+            "worker_process": True,
+            "worker_lifetime_s": lifetime_s,
+            **fake,
+        }
+    )
+    options = ["--executor", "trtllm", "--trtllm-config", json.dumps(config), *arguments]
+    async with launched(*options, environment=environment) as service:
+        site = Site(service, lifetime_s)
+        yield site
+    assert site.workers() == set()
+
+
+def reason_in(metadata: Any) -> str:
+    """ErrorInfo.reason of a failed call, from its trailing metadata."""
+    for key, value in metadata:
+        if key == "grpc-status-details-bin":
+            status = status_pb2.Status.FromString(value)
+            for detail in status.details:
+                info = error_details_pb2.ErrorInfo()
+                if detail.Unpack(info):
+                    return str(info.reason)
+    return ""
+
+
+async def check_lost(*streams: Stream) -> None:
+    """They ended as calls to an engine that is gone, which may be tried again."""
+    for one in streams:
+        assert await one.outcome() is grpc.StatusCode.UNAVAILABLE
+        assert not one.has_finished
+        assert reason_in(await one._call.trailing_metadata()) == "ENGINE_DOWN"
+
+
+async def check_serves(site: Site, channel: grpc.aio.Channel) -> None:
+    """The next engine does, and ends in order."""
+    await until_health(channel, SERVING)
+    assert await stream(channel, 5).outcome() is grpc.StatusCode.OK
+    assert len(site.workers()) == 1
+    site.service.signal(signal.SIGTERM)
+    assert await site.service.ended() == 0
+
+
+@contextlib.asynccontextmanager
+async def running_streams(
+    site: Site, num_streams: int = 4
+) -> AsyncGenerator[tuple[grpc.aio.Channel, list[Stream]]]:
+    """A service with streams that have their first tokens."""
+    await site.service.until_ready()
+    await site.service.next_pid("engine")
+    async with site.service.channel() as channel:
+        streams = [stream(channel, LONG, 100 + first) for first in range(num_streams)]
+        await asyncio.gather(*(one.until_running() for one in streams))
+        yield channel, streams
+
+
+# Load
+
+
+async def until_loading(site: Site) -> int:
+    """Wait for an engine process whose executor has its event loop: the load comes right after."""
+
+    def found() -> int | None:
+        with contextlib.suppress(OSError, ValueError):
+            pid = site.engine_pid()
+            for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+                if "eventpoll" in str(descriptor.readlink()):
+                    return pid
+        return None
+
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            pid = await asyncio.to_thread(found)
+            if pid is not None:
+                return pid
+
+
+async def test_a_build_that_fails_is_one_line() -> None:
+    async with serving(build_error="CUDA out of memory") as site:
+        assert await site.service.ended() == 2
+        assert "CUDA out of memory" in site.service.stderr[-1]
+        assert not any("Traceback" in line for line in site.service.stderr)
+
+
+async def test_a_load_that_is_killed_ends_a_first_start() -> None:
+    async with serving(load_s=PATIENCE_S) as site:
+        await site.service.until_logged("starting: ")
+        os.kill(await until_loading(site), signal.SIGKILL)
+        assert await site.service.ended() == 2
+        assert "killed by signal 9 before it was ready" in site.service.stderr[-1]
+
+
+async def test_a_later_load_that_is_killed_is_followed_by_another() -> None:
+    async with serving(load_s=0.5) as site, running_streams(site) as (channel, streams):
+        os.kill(site.engine_pid(), signal.SIGKILL)
+        await check_lost(*streams)
+        await site.service.until_logged("engine died (killed by signal 9)")
+        loading = await until_loading(site)
+        os.kill(loading, signal.SIGKILL)
+        assert await site.service.next_pid("engine") != loading
+        await check_serves(site, channel)
+
+
+# Limits
+
+
+async def test_an_engine_that_dies_when_asked_for_its_limits_ends_a_first_start() -> None:
+    async with serving(fatal_at=1) as site:
+        assert await site.service.ended() == 2
+        assert "the executor failed" in site.service.stderr[-1]
+        assert site.workers() == set()
+
+
+async def test_an_engine_that_does_not_tell_its_limits_ends_a_first_start() -> None:
+    async with serving(kill_loop_at=1, watch={"limits_timeout_s": 0.3}) as site:
+        assert await site.service.ended() == 2
+        assert "told nothing of its limits" in site.service.stderr[-1]
+        assert site.workers() == set()
+
+
+# Prefill
+
+
+@pytest.mark.parametrize("fault", ["fatal_token", "kill_loop_token", "hang_token"])
+async def test_a_prompt_that_kills_the_engine_takes_everyone_along_once(fault: str) -> None:
+    watch = {"response_timeout_s": 0.7}
+    async with (
+        serving(watch=watch, **{fault: PILL}) as site,
+        running_streams(site) as (channel, streams),
+    ):
+        (worker,) = site.workers()
+        pill = stream(channel, 5, PILL)
+        await check_lost(pill, *streams)
+        assert pill.num_tokens == 0
+        await site.service.until_logged("the executor died")
+        await site.service.next_pid("engine")
+        assert worker not in site.workers()
+        await check_serves(site, channel)
+
+
+# Decode
+
+
+async def test_an_engine_process_that_is_killed_is_followed_by_another() -> None:
+    async with serving() as site, running_streams(site) as (channel, streams):
+        (worker,) = site.workers()
+        os.kill(site.engine_pid(), signal.SIGKILL)
+        await check_lost(*streams)
+        await site.service.next_pid("engine")
+        await until_gone(worker)
+        await check_serves(site, channel)
+
+
+@pytest.mark.parametrize("is_told", [True, False])
+async def test_a_worker_that_is_killed_is_the_engines_death(is_told: bool) -> None:
+    async with (
+        serving(watch={"response_timeout_s": 0.7}, is_worker_death_fatal=is_told) as site,
+        running_streams(site) as (channel, streams),
+    ):
+        (worker,) = site.workers()
+        os.kill(worker, signal.SIGKILL)
+        await check_lost(*streams)
+        said = "the executor failed" if is_told else "has said nothing for"
+        await site.service.until_logged(said)
+        await site.service.next_pid("engine")
+        await check_serves(site, channel)
+
+
+async def test_an_idle_engine_that_dies_is_followed_by_another_without_any_request() -> None:
+    async with serving(is_death_seen_by_health=True) as site:
+        await site.service.until_ready()
+        first = await site.service.next_pid("engine")
+        (worker,) = site.workers()
+        async with site.service.channel() as channel:
+            os.kill(worker, signal.SIGKILL)
+            await site.service.until_logged("not healthy")
+            assert await site.service.next_pid("engine") != first
+            await check_serves(site, channel)
+
+
+async def test_health_says_so_while_the_next_engine_loads() -> None:
+    async with serving(load_s=0.5) as site, running_streams(site) as (channel, streams):
+        gone = asyncio.create_task(until_health(channel, NOT_SERVING))
+        os.kill(site.engine_pid(), signal.SIGKILL)
+        await gone
+        await check_lost(*streams)
+        await check_serves(site, channel)
+
+
+async def test_a_request_that_fails_alone_harms_nobody() -> None:
+    async with serving(fail_tokens=[PILL]) as site, running_streams(site) as (channel, streams):
+        bad = stream(channel, 5, PILL)
+        assert await bad.outcome() is grpc.StatusCode.INTERNAL
+        assert reason_in(await bad._call.trailing_metadata()) == "EXECUTOR_REQUEST_FAILED"
+        assert {await one.outcome() for one in streams} == {grpc.StatusCode.OK}
+        await check_serves(site, channel)
+
+
+# Drain and shutdown
+
+
+async def test_an_engine_that_dies_while_draining_ends_the_service() -> None:
+    async with serving() as site, running_streams(site) as (_, streams):
+        site.service.signal(signal.SIGTERM)
+        await site.service.until_logged("SIGTERM: draining")
+        os.kill(site.engine_pid(), signal.SIGKILL)
+        await check_lost(*streams)
+        assert await site.service.ended() == 1
+        assert [line for line in site.service.stderr if "did not end in order: engine" in line]
+
+
+async def test_streams_end_in_full_while_draining() -> None:
+    async with serving() as site, running_streams(site) as (_, streams):
+        site.service.signal(signal.SIGTERM)
+        assert {await one.outcome() for one in streams} == {grpc.StatusCode.OK}
+        assert all(one.num_tokens == LONG for one in streams)
+        assert await site.service.ended() == 0
+
+
+async def test_an_engine_whose_shutdown_hangs_does_not_hold_up_the_service() -> None:
+    watch = {"shutdown_timeout_s": 0.3}
+    async with serving(watch=watch, shutdown_s=PATIENCE_S) as site:
+        async with running_streams(site) as (_, streams):
+            site.service.signal(signal.SIGTERM)
+            assert {await one.outcome() for one in streams} == {grpc.StatusCode.OK}
+            assert await site.service.ended() == 0
+        assert [line for line in site.service.stderr if "did not shut down in 0.3 s" in line]
+
+
+async def test_a_fatal_error_whose_shutdown_hangs_is_found_by_its_silence() -> None:
+    watch = {"response_timeout_s": 0.7}
+    async with (
+        serving(watch=watch, fatal_token=PILL, shutdown_s=PATIENCE_S) as site,
+        running_streams(site) as (channel, streams),
+    ):
+        pill = stream(channel, 5, PILL)
+        await check_lost(pill, *streams)
+        await site.service.until_logged("has said nothing for")
+        await site.service.next_pid("engine")
+        await until_health(channel, SERVING)
+        assert await stream(channel, 5).outcome() is grpc.StatusCode.OK

@@ -1,0 +1,286 @@
+"""The recorded API of TensorRT-LLM against its stand-in and against everything the adapter uses.
+
+The package cannot be installed here. What is certain instead: adapter and stand-in agree with one
+table, and the table says of every entry where it was read.
+"""
+
+from __future__ import annotations
+
+import ast
+import enum
+import importlib
+import inspect
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.fake_trtllm import fake_trtllm as fake_trtllm  # a fixture
+from support.trtllm_facts import (
+    Use,
+    all_names,
+    class_path,
+    facts,
+    flags_of,
+    foreign_class_names,
+    keywords_by_callee,
+    members_of,
+    parameters_of,
+    statistics_keys,
+    uses_of,
+    words_of,
+)
+
+ADAPTER = Path(__file__).resolve().parents[2] / "executors" / "penstock" / "executor" / "trtllm"
+MODULES = sorted(ADAPTER.glob("*.py"))
+OWN_WORDS = {
+    "llm_args.py": set[str](),
+    "request_mapping.py": {"constraint", "retention", "none"},
+}
+"""Names in quotes that are ours: fields that messages name."""
+CALLEES = {
+    "sampling_params": "tensorrt_llm.SamplingParams",
+    "guided_decoding_params": "tensorrt_llm.llmapi.GuidedDecodingParams",
+    "lora_request": "tensorrt_llm.llmapi.LoRARequest",
+    "retention_config": "tensorrt_llm.llmapi.KvCacheRetentionConfig",
+    "token_range_retention_config": (
+        "tensorrt_llm.llmapi.KvCacheRetentionConfig.TokenRangeRetentionConfig"
+    ),
+    "build": "tensorrt_llm.LLM",
+}
+"""Fields of `Package` that are called, by what stands behind them."""
+CLASSES = sorted(facts()["classes"])
+
+
+def source_of(name: str) -> str:
+    path = ADAPTER / name
+    return path.read_text(encoding="utf-8") if path.is_file() else ""
+
+
+def found_in_fake(path: str) -> Any:
+    parts = path.split(".")
+    for count in range(len(parts) - 1, 0, -1):
+        try:
+            found: Any = importlib.import_module(".".join(parts[:count]))
+        except ModuleNotFoundError:
+            continue
+        for part in parts[count:]:
+            found = getattr(found, part)
+        return found
+    raise AssertionError(path)
+
+
+def is_of_the_line(entry: dict[str, Any]) -> bool:
+    """False for what only later versions have."""
+    return entry.get("since") in (None, "1.2")
+
+
+def as_recorded(default: Any) -> Any:
+    """A default as the table writes it."""
+    if default is inspect.Parameter.empty:
+        return {"required": True}
+    if type(default).__name__ == "_HAS_DEFAULT_FACTORY_CLASS":
+        return "factory"
+    return default.value if isinstance(default, enum.Enum) else default
+
+
+def recorded_default(entry: dict[str, Any]) -> Any:
+    default = entry["default"]
+    return "factory" if isinstance(default, dict) and "factory" in default else default
+
+
+def recorded_parameters(entries: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    return {
+        name: recorded_default(entry) for name, entry in entries.items() if is_of_the_line(entry)
+    }
+
+
+def parameters_in_fake(function: Any) -> dict[str, Any]:
+    return {
+        item.name: as_recorded(item.default)
+        for item in inspect.signature(function).parameters.values()
+        if item.kind is not item.VAR_KEYWORD and item.name != "self"
+    }
+
+
+def test_every_entry_says_where_it_was_read_and_whether() -> None:
+    table = facts()
+    entries: list[dict[str, Any]] = [*table["classes"].values(), *table["modules"].values()]
+    for found in table["classes"].values():
+        entries += found.get("fields", {}).values()
+        entries += found.get("attributes", {}).values()
+        for method in found.get("methods", {}).values():
+            entries += [method, *method["parameters"].values()]
+
+    assert table["line"] == "1.2"
+    assert len(entries) > 400
+    assert {entry["source"] for entry in entries} <= set(table["sources"])
+    assert all(isinstance(entry["verified"], bool) for entry in entries)
+    assert not any(entry["verified"] for entry in entries if entry["source"] == "M")
+
+
+@pytest.mark.usefixtures("fake_trtllm")
+@pytest.mark.parametrize("path", CLASSES)
+def test_the_fake_has_the_recorded_fields_and_defaults(path: str) -> None:
+    record, made = facts()["classes"][path], found_in_fake(path)
+
+    if "fields" in record:
+        assert parameters_in_fake(made) == recorded_parameters(record["fields"])
+    if record["kind"] == "model":
+        assert list(made.model_fields) == list(parameters_in_fake(made))
+    if record["kind"] == "enum":
+        assert [member.name for member in made] == record["members"]
+    if record["kind"] == "exception":
+        assert issubclass(made, RuntimeError)
+
+
+@pytest.mark.usefixtures("fake_trtllm")
+@pytest.mark.parametrize("path", CLASSES)
+def test_the_fake_has_the_recorded_methods(path: str) -> None:
+    made = found_in_fake(path)
+
+    for name, method in facts()["classes"][path].get("methods", {}).items():
+        function = getattr(made, name)
+        assert parameters_in_fake(function) == recorded_parameters(method["parameters"]), name
+        if "is_coroutine" in method:
+            assert inspect.iscoroutinefunction(function) == method["is_coroutine"], name
+
+
+@pytest.mark.usefixtures("fake_trtllm")
+def test_the_fake_has_the_recorded_names_and_no_others() -> None:
+    for path, record in facts()["modules"].items():
+        module = importlib.import_module(path)
+        public = getattr(module, "__all__", record["names"])
+        assert set(record["names"]) == set(public), path
+        assert all(hasattr(module, name) for name in public), path
+    assert importlib.import_module("tensorrt_llm").__version__ == "1.2.0"
+
+
+@pytest.mark.usefixtures("fake_trtllm")
+def test_the_fake_lacks_what_only_later_versions_have() -> None:
+    sampler = found_in_fake("tensorrt_llm._torch.pyexecutor.sampler.TorchSampler")
+
+    assert not hasattr(sampler, "PenaltyHandler")
+    assert "priority" not in parameters_in_fake(found_in_fake("tensorrt_llm.LLM").generate_async)
+
+
+def protocols() -> list[ast.ClassDef]:
+    tree = ast.parse(source_of("api.py"))
+    return [node for node in tree.body if isinstance(node, ast.ClassDef)]
+
+
+@pytest.mark.parametrize("protocol", protocols(), ids=lambda node: node.name)
+def test_every_member_of_the_protocols_is_recorded(protocol: ast.ClassDef) -> None:
+    path = class_path("LLM" if protocol.name == "Llm" else protocol.name)
+    assert path is not None, protocol.name
+    methods = facts()["classes"][path].get("methods", {})
+
+    for node in protocol.body:
+        if isinstance(node, ast.AnnAssign):
+            assert isinstance(node.target, ast.Name)
+            assert node.target.id in members_of(path)
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            if any(isinstance(by, ast.Name) and by.id == "property" for by in node.decorator_list):
+                assert node.name in members_of(path)
+                continue
+            assert node.name in methods
+            names = [item.arg for item in (*node.args.args, *node.args.kwonlyargs)][1:]
+            recorded = recorded_parameters(methods[node.name]["parameters"])
+            assert set(names) <= set(recorded)
+            defaults = [ast.literal_eval(default) for default in node.args.defaults]
+            assert defaults == [recorded[name] for name in names[len(names) - len(defaults) :]]
+
+
+@pytest.mark.parametrize("module", MODULES, ids=lambda path: path.name)
+def test_the_adapter_takes_nothing_from_the_package_that_is_not_recorded(module: Path) -> None:
+    source = module.read_text(encoding="utf-8")
+    unrecorded = [use for use in uses_of(source) if not use.is_recorded]
+    unknown = {name for name in foreign_class_names(source) if class_path(name) is None}
+
+    assert unrecorded == []
+    assert unknown == set()
+
+
+@pytest.mark.parametrize("module", MODULES, ids=lambda path: path.name)
+def test_every_keyword_for_the_packages_classes_is_recorded(module: Path) -> None:
+    source = module.read_text(encoding="utf-8")
+    made_up = [
+        (callee, keyword, line)
+        for callee, keyword, line in keywords_by_callee(source)
+        if callee in CALLEES and keyword not in parameters_of(CALLEES[callee])
+    ]
+
+    assert made_up == []
+
+
+@pytest.mark.parametrize("name", sorted(OWN_WORDS))
+def test_every_name_in_quotes_is_recorded(name: str) -> None:
+    """Arguments are gathered in dictionaries by name: there every name must be one of theirs."""
+    assert words_of(source_of(name)) - all_names() - OWN_WORDS[name] == set()
+
+
+def test_every_key_of_the_statistics_is_recorded() -> None:
+    words = words_of(source_of("stats.py"))
+
+    assert words - statistics_keys() == set()
+    assert "freeNumBlocks" in words
+
+
+@pytest.mark.parametrize("name", ["engine_build.py", "builder_process.py"])
+def test_every_flag_of_the_builder_is_recorded(name: str) -> None:
+    recorded = {*facts()["commands"]["trtllm-build"]["flags"], "help"}
+
+    assert flags_of(source_of(name)) - recorded == set()
+
+
+MADE_UP = [
+    ("import tensorrt_llm.serving", "serving"),
+    ("from tensorrt_llm import AsyncLLM", "AsyncLLM"),
+    ("from tensorrt_llm.llmapi import KvCacheConf", "KvCacheConf"),
+    ("root = import_module('tensorrt_llm')\nroot.AsyncLLM", "AsyncLLM"),
+    ("llm_class: Any = root.LLM\nllm_class.generate_stream", "generate_stream"),
+    ("retention = llmapi.KvCacheRetentionConfig\nretention.RangeConfig", "RangeConfig"),
+    ("import tensorrt_llm\ntensorrt_llm.LLM.submit(1)", "submit"),
+    ("_optional('tensorrt_llm._torch.pyexecutor.sampler', 'FastSampler')", "FastSampler"),
+    ("_optional_module('tensorrt_llm.adapters')", "tensorrt_llm.adapters"),
+    ("hasattr(root.LLM, 'drain')", "drain"),
+    ("from tensorrt_llm import SamplingParams\nSamplingParams(logit_bias={})", "logit_bias="),
+    ("llmapi.KvCacheConfig(block_size=16)", "block_size="),
+]
+
+
+@pytest.mark.parametrize(("code", "name"), MADE_UP, ids=[name for _, name in MADE_UP])
+def test_a_made_up_name_is_found(code: str, name: str) -> None:
+    unrecorded = [use for use in uses_of(code) if not use.is_recorded]
+
+    assert len(unrecorded) == 1
+    assert name in f"{unrecorded[0].owner} {unrecorded[0].name}"
+
+
+def test_made_up_words_keywords_keys_and_flags_are_found() -> None:
+    code = "params = self._package.sampling_params(max_tokens=1, logit_bias={})\n"
+    keywords = [
+        keyword
+        for callee, keyword, _ in keywords_by_callee(code)
+        if keyword not in parameters_of(CALLEES[callee])
+    ]
+
+    assert keywords == ["logit_bias"]
+    assert words_of("'about'\nx = {'max_seq_len': 1, 'max_prompt_len': 2}") - all_names() == {
+        "max_prompt_len"
+    }
+    assert words_of("stats['freeBlocks']") - statistics_keys() == {"freeBlocks"}
+    assert foreign_class_names("named('PagedCacheConfig')") == {"PagedCacheConfig"}
+    assert class_path("PagedCacheConfig") is None
+    assert flags_of("['--fast']") == {"fast"}
+
+
+def test_recorded_names_are_found_too() -> None:
+    code = (
+        "from tensorrt_llm import LLM\nLLM(model='m', max_seq_len=1).shutdown\nLLM.generate_async"
+    )
+
+    uses = uses_of(code)
+
+    assert Use("tensorrt_llm", "LLM", 1) in uses
+    assert all(use.is_recorded for use in uses)

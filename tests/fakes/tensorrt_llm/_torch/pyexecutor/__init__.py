@@ -1,0 +1,1 @@
+"""The engine loop and what it is made of."""

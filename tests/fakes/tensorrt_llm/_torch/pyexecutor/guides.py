@@ -1,0 +1,127 @@
+"""Guided decoding in miniature: a guide becomes a few texts that obey it, one of which is written.
+
+Literal alternatives (of a regex, of a grammar's root rule, of a schema's enum) are all kept; of any
+other guide one smallest text is made. Enough to see that a guide arrived whole and is obeyed.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from importlib import import_module
+from itertools import islice, product
+from typing import Any
+
+from tensorrt_llm.sampling_params import GuidedDecodingParams
+
+# Python's own reader of expressions has no types and no public name.
+sre: Any = import_module("re._constants")
+sre_parser: Any = import_module("re._parser")
+MAX_TEXTS = 64
+_ROOT_RULE = re.compile(r"root\s*::=\s*(?P<body>[^\n]+)")
+_LITERAL = re.compile(r'"(?P<text>(?:[^"\\]|\\.)*)"')
+_SMALLEST: dict[str, Any] = {
+    "string": "", "integer": 0, "number": 0, "boolean": True, "null": None, "array": [],
+}  # fmt: skip
+
+
+def texts_of(guide: GuidedDecodingParams) -> list[str]:
+    """Texts that obey the guide; ValueError if it is none of the language it claims to be."""
+    if guide.json_object:
+        return ["{}"]
+    if guide.json is not None:
+        return _texts_of_schema(guide.json)
+    if guide.regex is not None:
+        try:
+            tree = sre_parser.parse(guide.regex)
+        except re.error as error:
+            raise ValueError(f"invalid regex: {error}") from error
+        return list(islice(_expand(tree), MAX_TEXTS))
+    if guide.grammar is not None:
+        return _texts_of_grammar(guide.grammar)
+    raise ValueError("structural_tag is not a guide of the stand-in")
+
+
+def _texts_of_schema(schema: Any) -> list[str]:
+    if hasattr(schema, "model_json_schema"):
+        schema = schema.model_json_schema()
+    tree: Any = json.loads(schema) if isinstance(schema, str) else schema
+    if not isinstance(tree, dict):
+        raise TypeError("a JSON schema is an object")
+    values: list[Any] = tree["enum"] if "enum" in tree else [_instance(tree)]
+    return [json.dumps(value) for value in values]
+
+
+def _instance(schema: dict[str, Any]) -> Any:
+    """The smallest value of a schema, of the keywords that everyone uses."""
+    if "const" in schema:
+        return schema["const"]
+    if "enum" in schema:
+        return schema["enum"][0]
+    if schema.get("type", "object") == "object":
+        properties: dict[str, dict[str, Any]] = schema.get("properties", {})
+        return {name: _instance(properties[name]) for name in schema.get("required", [])}
+    return _SMALLEST[schema["type"]]
+
+
+def _texts_of_grammar(grammar: str) -> list[str]:
+    rule = _ROOT_RULE.search(grammar)
+    if rule is None:
+        raise ValueError("the grammar has no root rule")
+    literals = [json.loads(f'"{found["text"]}"') for found in _LITERAL.finditer(rule["body"])]
+    if not literals:
+        raise ValueError("the root rule has no literal")
+    return literals if "|" in rule["body"] else ["".join(literals)]
+
+
+def _expand(nodes: Any) -> Iterator[str]:
+    """Texts of a parsed regex, alternatives in full, repeats as short as may be."""
+    for parts in product(*(list(_expand_node(op, value)) for op, value in nodes)):
+        yield "".join(parts)
+
+
+def _expand_node(op: Any, value: Any) -> Iterator[str]:
+    if op is sre.LITERAL:
+        yield chr(value)
+    elif op is sre.BRANCH:
+        for branch in value[1]:
+            yield from islice(_expand(branch), MAX_TEXTS)
+    elif op is sre.SUBPATTERN:
+        yield from islice(_expand(value[3]), MAX_TEXTS)
+    elif op in (sre.MAX_REPEAT, sre.MIN_REPEAT):
+        low, _high, body = value
+        yield next(_expand(body), "") * low
+    elif op is sre.IN:
+        yield from _of_class(value)
+    elif op is sre.AT:
+        yield ""
+    else:
+        yield "a"
+
+
+def _of_class(items: Sequence[tuple[Any, Any]]) -> list[str]:
+    """All of a few characters, one of a range."""
+    if all(op is sre.LITERAL for op, _ in items):
+        return [chr(value) for _, value in items]
+    op, value = items[0]
+    if op is sre.RANGE:
+        return [chr(value[0])]
+    return [{sre.CATEGORY_DIGIT: "0", sre.CATEGORY_SPACE: " "}.get(value, "a")]
+
+
+class TokenGuide:
+    """Which tokens may come next, given what was generated."""
+
+    def __init__(self, texts: Sequence[Sequence[int]], end_id: int) -> None:
+        self._texts = [list(text) for text in texts]
+        self._end_id = end_id
+
+    def allowed(self, generated: list[int]) -> list[int]:
+        """Ids that go on with one of the texts, or the end."""
+        count = len(generated)
+        going_on = [text for text in self._texts if text[:count] == generated]
+        allowed = {text[count] for text in going_on if len(text) > count}
+        if not allowed or any(len(text) == count for text in going_on):
+            allowed.add(self._end_id)
+        return sorted(allowed)

@@ -1,0 +1,61 @@
+"""The model: what comes next is a hash of every token before, whatever batch or chunk it ran in.
+
+Owns vocabulary, context length and logits. The highest logit is known without computing the
+others, so that greedy requests cost next to nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+_MASK: Final = (1 << 64) - 1
+_STEP: Final = 0xD6E8FEB86659FD93
+_TOP: Final = 0x9E3779B97F4A7C15
+TOP_LOGIT: Final = 9.0
+"""Of the likeliest token; all others lie in [0, 8)."""
+
+
+def advance(state: int, tokens: Iterable[int]) -> int:
+    """The state after more tokens."""
+    for token in tokens:
+        state = ((state ^ (token + 0x632BE5AB)) * _STEP) & _MASK
+        state ^= state >> 32
+    return state
+
+
+class HashedModel:
+    """What `config.json` of a model's folder says, and logits."""
+
+    def __init__(self, folder: Path) -> None:
+        path = folder / "config.json"
+        if not path.is_file():
+            raise OSError(f"{folder} does not appear to have a file named config.json")
+        config: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        # An engine built ahead keeps the model's configuration in a part of its own.
+        config = config.get("pretrained_config", config)
+        text: dict[str, Any] = config.get("text_config", config)
+        self.vocab_size = int(text["vocab_size"])
+        self.max_position_embeddings = int(text.get("max_position_embeddings", 2048))
+        end = config.get("eos_token_id", text.get("eos_token_id"))
+        self.eos_token_id: int | None = end[0] if isinstance(end, list) else end
+        self._scatter = (np.arange(self.vocab_size, dtype=np.uint64) + np.uint64(1)) * np.uint64(
+            0xBF58476D1CE4E5B9
+        )
+
+    def top_token(self, state: int) -> int:
+        """The greedy choice."""
+        return (((state * _TOP) & _MASK) >> 33) % self.vocab_size
+
+    def logits(self, state: int) -> NDArray[np.float64]:
+        """Logits [vocab] in [0, 8), but for the greedy choice, which has TOP_LOGIT."""
+        values = self._scatter ^ np.uint64(state)
+        values = (values ^ (values >> np.uint64(29))) * np.uint64(0x94D049BB133111EB)
+        logits = (values >> np.uint64(11)).astype(np.float64) * (8.0 / (1 << 53))
+        logits[self.top_token(state)] = TOP_LOGIT
+        return logits

@@ -1,0 +1,150 @@
+"""Who takes part in a step: pages first, then the step's budget of tokens.
+
+Owns both policies of letting requests in, and taking pages. Knows nothing of tokens' values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from tensorrt_llm._torch.pyexecutor.kv_cache_manager import KvCacheManager, block_keys
+from tensorrt_llm._torch.pyexecutor.llm_request import LlmRequest
+from tensorrt_llm.llmapi.llm_configs import CapacitySchedulerPolicy
+
+
+@dataclass(slots=True)
+class Scheduled:
+    """One step: requests with the tokens each of them computes."""
+
+    context: list[tuple[LlmRequest, int]] = field(default_factory=list)
+    generation: list[tuple[LlmRequest, int]] = field(default_factory=list)
+    num_paused: int = 0
+    num_context_tokens: int = 0
+
+    @property
+    def is_empty(self) -> bool:
+        """Nothing can run."""
+        return not (self.context or self.generation)
+
+
+class StepScheduler:
+    """`max_tokens_per_decode` is above one with speculative decoding."""
+
+    def __init__(
+        self,
+        pool: KvCacheManager,
+        *,
+        policy: CapacitySchedulerPolicy,
+        max_num_tokens: int,
+        is_chunked: bool,
+        is_reusing: bool,
+        max_tokens_per_decode: int,
+    ) -> None:
+        self._pool = pool
+        self._policy = policy
+        self._max_num_tokens = max_num_tokens
+        self._is_chunked = is_chunked
+        self._is_reusing = is_reusing
+        self._max_tokens_per_decode = max_tokens_per_decode
+
+    def schedule(self, active: Iterable[LlmRequest]) -> Scheduled:
+        """Choose in the order of activation, and take the pages that the step needs."""
+        requests = list(active)
+        step = Scheduled()
+        for request in requests:
+            if request.is_prefilled:
+                self._decode(request, requests, step)
+        budget = self._max_num_tokens - sum(count for _, count in step.generation)
+        free = self._pool.num_free - self._promised(requests)
+        is_static = self._policy is CapacitySchedulerPolicy.STATIC_BATCH
+        if is_static and step.generation:
+            return step
+        for request in requests:
+            if request.is_prefilled:
+                continue
+            if not request.blocks:
+                free -= self._match(request)
+                if free < 0 or step.num_paused:
+                    break
+            count = self._chunk(request, budget, is_first=not step.context)
+            if count == 0:
+                break
+            if not request.blocks:
+                self._start(request)
+                count = min(count, request.num_tokens_to_compute)
+            step.context.append((request, count))
+            step.num_context_tokens += count
+            budget -= count
+        return step
+
+    def _blocks(self, num_tokens: int) -> int:
+        return -(-num_tokens // self._pool.tokens_per_block)
+
+    def _decode(self, request: LlmRequest, requests: list[LlmRequest], step: Scheduled) -> None:
+        count = 1
+        if self._max_tokens_per_decode > 1:
+            left = request.max_tokens - len(request.generated)
+            count = min(left, 1 + request.state % self._max_tokens_per_decode)
+        missing = self._blocks(request.num_computed + count) - len(request.blocks)
+        while missing > self._pool.num_free and request.blocks:
+            # The last that came gives way first, even this one.
+            victim = next(other for other in reversed(requests) if other.blocks)
+            self._pause(victim)
+            step.num_paused += 1
+            step.generation = [entry for entry in step.generation if entry[0] is not victim]
+        if request.blocks:
+            request.blocks += self._pool.take(max(0, missing))
+            step.generation.append((request, count))
+
+    def _pause(self, request: LlmRequest) -> None:
+        self._pool.release(request.blocks)
+        request.blocks = []
+        request.num_computed = 0
+        request.num_stored = 0
+
+    def _promised(self, requests: list[LlmRequest]) -> int:
+        """Pages that running requests may still ask for."""
+        if self._policy is CapacitySchedulerPolicy.MAX_UTILIZATION:
+            return 0
+        return sum(
+            max(0, self._blocks(len(request.prompt) + request.max_tokens) - len(request.blocks))
+            for request in requests
+            if request.blocks
+        )
+
+    def _match(self, request: LlmRequest) -> int:
+        """Free pages that letting the request in uses up."""
+        if self._is_reusing and not request.block_keys:
+            # The last token is always computed: its logits are what the prompt is for.
+            request.block_keys = block_keys(
+                request.reuse_root, request.prompt[:-1], self._pool.tokens_per_block
+            )
+        found = self._pool.match(request.block_keys)
+        length = len(request.prompt) + len(request.generated)
+        if self._policy is not CapacitySchedulerPolicy.MAX_UTILIZATION:
+            length = len(request.prompt) + request.max_tokens
+        return self._blocks(length) - len(found) + self._pool.num_unheld(found)
+
+    def _chunk(self, request: LlmRequest, budget: int, *, is_first: bool) -> int:
+        """Tokens of a prompt to compute now."""
+        left = request.num_tokens_to_compute
+        if not request.blocks and self._is_reusing:
+            left -= len(self._pool.match(request.block_keys)) * self._pool.tokens_per_block
+        if left <= budget:
+            return left
+        if self._is_chunked:
+            unit = min(self._pool.tokens_per_block, self._max_num_tokens)
+            return budget - budget % unit
+        # After a pause a prompt and its output may be longer than any step; it goes alone.
+        return left if is_first and request.generated else 0
+
+    def _start(self, request: LlmRequest) -> None:
+        found = self._pool.match(request.block_keys)
+        self._pool.hold(found)
+        request.num_computed = len(found) * self._pool.tokens_per_block
+        request.num_stored = len(found)
+        if not request.generated:
+            request.cached_tokens = request.num_computed
+        length = len(request.prompt) + len(request.generated)
+        request.blocks = found + self._pool.take(self._blocks(length) - len(found))

@@ -1,0 +1,1 @@
+"""Results, requests and the way between the caller and the engine."""

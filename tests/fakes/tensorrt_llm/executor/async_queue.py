@@ -1,0 +1,70 @@
+"""The queue between the engine's side and one consumer.
+
+The hazard in it: whoever fills many queues wakes one loop, and sets every queue's event from there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+from collections import deque
+from collections.abc import Sequence
+from typing import Generic, TypeVar
+
+ItemT = TypeVar("ItemT")
+
+
+class EventLoopShutdownError(RuntimeError):
+    """The loop that should be woken is closed."""
+
+
+class AsyncQueue(Generic[ItemT]):
+    """Unbounded. Belongs to the loop that ran when it was made."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.get_running_loop()
+        self._items: deque[ItemT] = deque()
+        self._event = asyncio.Event()
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def put_nowait(self, item: ItemT) -> None:
+        """Add without waking; from any thread."""
+        self._items.append(item)
+
+    async def get(self, timeout_s: float | None = None) -> ItemT:
+        """The next item; TimeoutError after `timeout_s` without one."""
+        while not self._items:
+            # Another reader may have taken what this one was woken for.
+            self._event.clear()
+            if timeout_s is None:
+                await self._event.wait()
+            else:
+                await asyncio.wait_for(self._event.wait(), timeout_s)
+        item = self._items.popleft()
+        if not self._items:
+            self._event.clear()
+        return item
+
+    @staticmethod
+    def notify_many(loop: asyncio.AbstractEventLoop, queues: Sequence[AsyncQueue[ItemT]]) -> None:
+        """Wake `loop`, and no other, to set the events of all `queues`."""
+
+        def notify() -> None:
+            for each in queues:
+                if each._items:
+                    each._event.set()
+
+        try:
+            loop.call_soon_threadsafe(notify)
+        except RuntimeError as error:
+            raise EventLoopShutdownError("Event loop is shutdown.") from error
+
+
+def make_queue(_kind: type[ItemT]) -> AsyncQueue[ItemT] | queue.Queue[ItemT]:
+    """For the running loop; without one a queue that only blocking calls can read."""
+    try:
+        return AsyncQueue[ItemT]()
+    except RuntimeError:
+        return queue.Queue()

@@ -1,0 +1,14 @@
+"""What goes wrong, as the caller sees it."""
+
+
+class RequestError(RuntimeError):
+    """One request failed; the engine is well."""
+
+
+class CppExecutorError(RuntimeError):
+    """The engine itself failed."""
+
+    def __init__(self, message: str | None = None) -> None:
+        self.message = message
+        self.stack_trace = ""
+        super().__init__(message)

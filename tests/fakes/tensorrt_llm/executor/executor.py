@@ -1,0 +1,170 @@
+"""The caller's side of the engine: ids, results, errors from the background, the end."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import threading
+from collections import deque
+from collections.abc import AsyncIterator
+from typing import Any
+
+from tensorrt_llm._torch.pyexecutor.py_executor import PyExecutor
+from tensorrt_llm._torch.pyexecutor.response import Response
+from tensorrt_llm.executor.async_queue import AsyncQueue, EventLoopShutdownError
+from tensorrt_llm.executor.errors import CppExecutorError, RequestError
+from tensorrt_llm.executor.request import GenerationRequest
+from tensorrt_llm.executor.result import IterationResult, RequestOutput
+from tensorrt_llm.executor.stats_dispatch import StatsDispatch
+from tensorrt_llm.executor.worker_process import WorkerProcess
+from tensorrt_llm.fake_control import Settings
+from tensorrt_llm.llmapi.limits import EngineLimits
+from tensorrt_llm.llmapi.tokenizer import TokenizerBase
+
+MAX_REMEMBERED = 20_000
+
+
+class GenerationExecutorProxy:
+    """Submits, dispatches responses, and shuts down."""
+
+    def __init__(
+        self, limits: EngineLimits, settings: Settings, tokenizer: TokenizerBase | None
+    ) -> None:
+        self.submitted: deque[GenerationRequest] = deque(maxlen=MAX_REMEMBERED)
+        self.aborted: deque[int] = deque(maxlen=MAX_REMEMBERED)
+        self.shutdown_threads: list[str] = []
+        self._limits = limits
+        self._settings = settings
+        self._tokenizer = tokenizer
+        self._ids = itertools.count(1)
+        self._results: dict[int, RequestOutput] = {}
+        self._errors: deque[BaseException] = deque()
+        self._shutdown_lock = threading.Lock()
+        self._is_shut_down = False
+        self._stats: IterationResult | None = None
+        self._stats_dispatch = StatsDispatch(settings)
+        self.engine = PyExecutor(limits, settings, self._dispatch, self._stats_dispatch.put)
+        self._worker = (
+            WorkerProcess(settings, self._lose_worker) if settings.worker_process else None
+        )
+
+    @property
+    def num_results(self) -> int:
+        """Entries that wait for a response."""
+        return len(self._results)
+
+    @property
+    def num_unread_stats(self) -> int:
+        """Statistics that nobody has read."""
+        if self._stats is None:
+            return 0
+        waiting = self._stats.queue
+        return len(waiting) if isinstance(waiting, AsyncQueue) else waiting.qsize()
+
+    @property
+    def worker_pid(self) -> int | None:
+        return None if self._worker is None else self._worker.pid
+
+    def submit(self, request: GenerationRequest, prompt: str | None) -> RequestOutput:
+        """Hand a request over; returns at once, whatever the engine has to do."""
+        if self._stats is None:
+            self._stats = IterationResult()
+            self._stats_dispatch.start(self._stats)
+        self._stats.mark_undone()
+        request.id = next(self._ids)
+        result = RequestOutput(
+            request, self, self._handle_background_error, self._tokenizer, prompt
+        )
+        self._results[request.id] = result
+        self.submitted.append(request)
+        if not self.engine.is_alive and not self._errors:
+            self._errors.append(CppExecutorError("the engine loop is dead"))
+        self.engine.put(request)
+        self._handle_background_error(None)
+        return result
+
+    def abort_request(self, request_id: int) -> None:
+        """Ask the engine to end a request; of one it does not know nothing is heard."""
+        self.aborted.append(request_id)
+        self.engine.put(request_id)
+
+    def stats(self, timeout: float | None) -> IterationResult | None:
+        """The one result; None before the first submission."""
+        if self._stats is None:
+            print(
+                "Iteration statistics are only there after the first generate_async",
+                file=sys.stderr,
+            )
+            return None
+        self._stats.set_timeout(timeout)
+        return self._stats
+
+    def is_shutdown(self) -> bool:
+        """As `_check_health` sees it: a loop that died by itself may go unseen."""
+        if self._is_shut_down:
+            return True
+        return self._settings.is_death_seen_by_health and not self.engine.is_alive
+
+    def shutdown(self) -> None:
+        """Stop everything; blocks, and does nothing the second time."""
+        with self._shutdown_lock:
+            if self._is_shut_down:
+                return
+            self._is_shut_down = True
+        self.shutdown_threads.append(threading.current_thread().name)
+        if self._settings.shutdown_s > 0.0:
+            self.engine.released.wait(self._settings.shutdown_s)
+        self.engine.stop()
+        self._stats_dispatch.stop()
+        if self._worker is not None:
+            self._worker.stop()
+
+    def _handle_background_error(self, error: str | BaseException | None) -> None:
+        """Raise what went wrong: RequestError as it is, anything else after a shutdown."""
+        if isinstance(error, str):
+            raise RequestError(error)
+        if error is None and self._errors:
+            error = self._errors[0]
+        if error is not None:
+            if not isinstance(error, RequestError):
+                self.shutdown()
+            raise error
+
+    def _lose_worker(self) -> None:
+        """The worker process died under us."""
+        if not self._is_shut_down:
+            if self._settings.is_worker_death_fatal:
+                self.engine.strike("fatal")
+            else:
+                self.engine.strike("kill")
+
+    def _dispatch(self, responses: list[Response]) -> None:
+        """Fill every queue, then wake one loop: that of the first response."""
+        loop = None
+        filled: list[AsyncQueue[Response]] = []
+        for response in responses:
+            if isinstance(response.error, BaseException):
+                self._errors.append(response.error)
+            result = self._results.get(response.client_id)
+            if result is None:
+                continue
+            if isinstance(result.queue, AsyncQueue):
+                result.queue.put_nowait(response)
+                filled.append(result.queue)
+                loop = loop or result.queue.loop
+            else:
+                result.queue.put(response)
+            if response.is_final:
+                del self._results[response.client_id]
+        if loop is not None:
+            try:
+                AsyncQueue.notify_many(loop, filled)
+            except EventLoopShutdownError:
+                print("proxy.py: EventLoopShutdownError", file=sys.stderr)
+
+
+async def empty_async_iterable() -> AsyncIterator[dict[str, Any]]:
+    """Ends at once."""
+    nothing: tuple[dict[str, Any], ...] = ()
+    for each in nothing:
+        yield each

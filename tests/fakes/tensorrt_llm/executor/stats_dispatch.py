@@ -1,0 +1,63 @@
+"""Brings statistics to their reader, late: the real dispatcher sleeps between reads."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections import deque
+from typing import Any
+
+from tensorrt_llm.executor.async_queue import AsyncQueue, EventLoopShutdownError
+from tensorrt_llm.executor.result import IterationResult
+from tensorrt_llm.fake_control import Settings
+
+MAX_KEPT_IN_ENGINE = 1000
+
+
+class StatsDispatch:
+    """What the engine reports waits here for the next read; beyond a bound the oldest go."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._kept: deque[dict[str, Any]] = deque(maxlen=MAX_KEPT_IN_ENGINE)
+        self._result: IterationResult | None = None
+        self._stopped = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self, result: IterationResult) -> None:
+        """Begin to deliver, after the first submission."""
+        self._result = result
+        if self._settings.stats_lag_s > 0.0:
+            self._thread = threading.Thread(target=self._run, name="fake-stats", daemon=True)
+            self._thread.start()
+
+    def put(self, stats: dict[str, Any]) -> None:
+        """From the engine loop. Without a lag it is delivered at once."""
+        self._kept.append(stats)
+        if self._settings.stats_lag_s <= 0.0:
+            self._deliver()
+
+    def stop(self) -> None:
+        """Deliver no more."""
+        self._stopped.set()
+
+    def _run(self) -> None:
+        while not self._stopped.wait(max(0.001, self._settings.stats_lag_s)):
+            self._deliver()
+
+    def _deliver(self) -> None:
+        result = self._result
+        if result is None or not self._kept:
+            return
+        target = result.queue
+        while self._kept:
+            stats = self._kept.popleft()
+            if isinstance(target, queue.Queue):
+                target.put(stats)
+            else:
+                target.put_nowait(stats)
+        if isinstance(target, AsyncQueue):
+            try:
+                AsyncQueue.notify_many(target.loop, [target])
+            except EventLoopShutdownError:
+                self._stopped.set()

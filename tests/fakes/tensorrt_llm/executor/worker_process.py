@@ -1,0 +1,48 @@
+"""A process of the engine's own, as MPI starts one: it does nothing but live.
+
+It outlives a parent that dies without a word, which is what real workers may do, though not for
+ever. When it dies first, the engine is told.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+
+from tensorrt_llm.fake_control import Settings
+
+MARK = "fake-tensorrt-llm-worker"
+_PROGRAM = "import sys, time; time.sleep(float(sys.argv[1]))"
+
+
+class WorkerProcess:
+    """Started by the constructor; `on_death` is called from a thread unless `stop` came first."""
+
+    def __init__(self, settings: Settings, on_death: Callable[[], None]) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", _PROGRAM, str(settings.worker_lifetime_s), MARK],
+            stdin=subprocess.DEVNULL,
+            start_new_session=settings.is_worker_in_own_session,
+        )
+        self._is_stopping = False
+        self._on_death = on_death
+        self._watch = threading.Thread(target=self._wait, name="fake-worker-watch", daemon=True)
+        self._watch.start()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def stop(self) -> None:
+        """End it and wait for that."""
+        self._is_stopping = True
+        self._process.kill()
+        if threading.current_thread() is not self._watch:
+            self._watch.join(10.0)
+
+    def _wait(self) -> None:
+        self._process.wait()
+        if not self._is_stopping:
+            self._on_death()

@@ -1,0 +1,200 @@
+"""How tests steer the stand-in. The real package has no such module.
+
+Owns the settings of engines to come (in this process by `configure`, in others by the variable
+TLLM_FAKE_CONTROL, a JSON object of the same names) and a handle on every engine that was built.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tensorrt_llm._torch.pyexecutor.py_executor import PyExecutor
+    from tensorrt_llm.executor.executor import GenerationExecutorProxy
+    from tensorrt_llm.executor.request import GenerationRequest
+
+VARIABLE = "TLLM_FAKE_CONTROL"
+
+
+@dataclass(slots=True, kw_only=True)
+class Settings:
+    """Of one engine; those that are read while it runs may be changed while it runs.
+
+    Times in seconds. Iterations count from 1. Faults by iteration fire once, those by token each
+    time a prompt holds the token. `num_blocks` is what "the GPU" has room for; `free_blocks_drift`
+    is added to what statistics say is free. `is_end_token_kept`: whether the end-of-sequence token
+    is among the tokens, which could not be verified of the real engine. `shutdown_s`: how long
+    `shutdown` blocks at most.
+    """
+
+    step_s: float = 0.0
+    is_paused: bool = False
+    load_s: float = 0.0
+    num_gpus: int = 8
+    num_blocks: int = 1024
+    free_blocks_drift: int = 0
+    has_stats: bool = True
+    stats_lag_s: float = 0.2
+    shutdown_s: float = 0.0
+    build_error: str = ""
+    is_end_token_kept: bool = True
+    is_death_seen_by_health: bool = False
+    fail_tokens: list[int] = field(default_factory=list)
+    fail_at_output: int = -1
+    fail_message: str = "forward failed"
+    fail_all_at: int = 0
+    kill_loop_at: int = 0
+    kill_loop_token: int = -1
+    fatal_at: int = 0
+    fatal_token: int = -1
+    hang_at: int = 0
+    hang_token: int = -1
+    worker_process: bool = False
+    worker_lifetime_s: float = 60.0
+    is_worker_in_own_session: bool = False
+    is_worker_death_fatal: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class View:
+    """What an engine holds at one moment. Ids are those of the results."""
+
+    iteration: int
+    waiting: tuple[int, ...]
+    active: tuple[int, ...]
+    num_used_blocks: int
+    num_free_blocks: int
+    num_results: int
+    num_unread_stats: int
+    is_alive: bool
+
+
+class EngineControl:
+    """A handle on one engine. Its methods may be called from any thread."""
+
+    def __init__(self, engine: PyExecutor, proxy: GenerationExecutorProxy) -> None:
+        self._engine = engine
+        self._proxy = proxy
+
+    @property
+    def settings(self) -> Settings:
+        """Live."""
+        return self._engine.settings
+
+    @property
+    def submitted(self) -> Sequence[GenerationRequest]:
+        """The last requests (20,000 at most) in the order in which they came."""
+        return tuple(self._proxy.submitted)
+
+    @property
+    def aborted(self) -> Sequence[int]:
+        """Ids in the order in which abort was called."""
+        return tuple(self._proxy.aborted)
+
+    @property
+    def shutdown_threads(self) -> Sequence[str]:
+        """Names of the threads that ran a shutdown to its end or still run it."""
+        return tuple(self._proxy.shutdown_threads)
+
+    @property
+    def worker_pid(self) -> int | None:
+        """The process of `worker_process`."""
+        return self._proxy.worker_pid
+
+    def view(self) -> View:
+        """What it holds now; between iterations when it is paused."""
+        engine, proxy = self._engine, self._proxy
+        return View(
+            iteration=engine.iteration,
+            waiting=tuple(engine.waiting),
+            active=tuple(engine.active),
+            num_used_blocks=engine.pool.num_used,
+            num_free_blocks=engine.pool.num_free,
+            num_results=proxy.num_results,
+            num_unread_stats=proxy.num_unread_stats,
+            is_alive=engine.is_alive,
+        )
+
+    def pause(self) -> None:
+        """Run no iteration but those of `step`."""
+        self._engine.set_paused(True)
+
+    def resume(self) -> None:
+        """Run freely."""
+        self._engine.set_paused(False)
+
+    def step(self, count: int = 1, timeout_s: float = 30.0) -> None:
+        """Run `count` iterations of a paused engine, idle ones too, and return when they are done.
+
+        Responses are with the results by then. TimeoutError if the engine is dead or hangs.
+        """
+        self._engine.run_turns(count, timeout_s)
+
+    def wait_for_iteration(self, iteration: int, timeout_s: float = 30.0) -> None:
+        """Return once that iteration is over; TimeoutError otherwise."""
+        self._engine.wait_for_iteration(iteration, timeout_s)
+
+    def kill_loop(self) -> None:
+        """The loop ends without a word before its next iteration; nobody gets a response."""
+        self._engine.strike("kill")
+
+    def fail_fatally(self) -> None:
+        """The next iteration ends the engine with an error that consumers see."""
+        self._engine.strike("fatal")
+
+    def hang(self) -> None:
+        """The next iteration does not end until `release`."""
+        self._engine.strike("hang")
+
+    def fail_all(self) -> None:
+        """The next iteration fails every active request."""
+        self._engine.strike("fail_all")
+
+    def release(self) -> None:
+        """End a hang, and a shutdown that blocks."""
+        self._engine.released.set()
+
+
+_lock = threading.Lock()
+_settings = Settings()
+_engines: list[EngineControl] = []
+
+
+def configure(**changes: Any) -> None:
+    """Change the settings of engines built from now on; TypeError for a name that is not one."""
+    global _settings
+    _settings = dataclasses.replace(_settings, **changes)
+
+
+def reset() -> None:
+    """Back to the defaults; handles on earlier engines are forgotten."""
+    global _settings
+    _settings = Settings()
+    _engines.clear()
+
+
+def settings_of_new_engine() -> Settings:
+    """A copy for one engine: what was configured, and over it what the environment says."""
+    return dataclasses.replace(_settings, **json.loads(os.environ.get(VARIABLE, "{}")))
+
+
+def environment(**changes: Any) -> dict[str, str]:
+    """What to add to a child's environment so that its engines have these settings."""
+    return {VARIABLE: json.dumps(dataclasses.asdict(Settings(**changes)))}
+
+
+def register(engine: EngineControl) -> None:
+    """Note a new engine."""
+    with _lock:
+        _engines.append(engine)
+
+
+def engine() -> EngineControl:
+    """The engine built last."""
+    return _engines[-1]

@@ -1,0 +1,5 @@
+"""Where the real package keeps `LoraConfig`."""
+
+from tensorrt_llm.llmapi.llm_configs import LoraConfig
+
+__all__ = ["LoraConfig"]

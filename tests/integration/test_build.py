@@ -1,0 +1,300 @@
+"""`penstock build` as a process, with a builder that behaves as it is told."""
+
+import asyncio
+import contextlib
+import json
+import os
+import shutil
+import signal
+import sys
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+LIMIT_S = 60.0
+FAKES = Path(__file__).resolve().parents[1] / "fakes" / "bin"
+CHECKPOINT = {
+    "architecture": "LlamaForCausalLM",
+    "dtype": "bfloat16",
+    "vocab_size": 128,
+    "mapping": {"world_size": 2, "tp_size": 2, "pp_size": 1},
+    "quantization": {"quant_algo": None},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    code: int
+    out: str
+    err: str
+
+
+class House:
+    """A checkpoint, a cache, and the builds that were made."""
+
+    def __init__(self, root: Path) -> None:
+        self.model, self.cache, self._log = root / "llama", root / "cache", root / "log"
+        self.fifo = root / "fifo"
+        os.mkfifo(self.fifo)
+        self.model.mkdir()
+        (self.model / "config.json").write_text(json.dumps(CHECKPOINT))
+        (self.model / "rank0.safetensors").write_bytes(b"weights")
+
+    @property
+    def builds(self) -> list[dict[str, Any]]:
+        lines = self._log.read_text().splitlines() if self._log.exists() else []
+        return [json.loads(line) for line in lines]
+
+    @property
+    def visible(self) -> list[str]:
+        """What is in the cache besides locks."""
+        names = [path.name for path in self.cache.iterdir()] if self.cache.exists() else []
+        return sorted(name for name in names if not name.endswith(".lock"))
+
+    @contextlib.asynccontextmanager
+    async def started(
+        self, *args: str, **environment: str
+    ) -> AsyncGenerator[asyncio.subprocess.Process, None]:
+        """A build that runs; it is ended with the block."""
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "penstock.server.cli", "build"),
+            *("--model", str(self.model), "--output", str(self.cache), *args),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            env={
+                **os.environ,
+                "PATH": os.pathsep.join((str(FAKES), os.environ["PATH"])),
+                "PYTHONPATH": os.pathsep.join(sys.path),
+                "FAKE_BUILD_LOG": str(self._log),
+                "FAKE_BUILD_FIFO": str(self.fifo),
+                **environment,
+            },
+        )
+        try:
+            yield process
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.communicate()
+
+    async def build(self, *args: str, **environment: str) -> Result:
+        async with self.started(*args, **environment) as process:
+            return await ended(process)
+
+
+async def ended(process: asyncio.subprocess.Process) -> Result:
+    out, err = await asyncio.wait_for(process.communicate(), LIMIT_S)
+    assert process.returncode is not None
+    return Result(process.returncode, out.decode(), err.decode())
+
+
+async def until_said(process: asyncio.subprocess.Process, text: bytes) -> None:
+    """Read stderr until the text was there."""
+    assert process.stderr is not None
+    line = b""
+    while text not in line:
+        line = await asyncio.wait_for(process.stderr.readline(), LIMIT_S)
+        assert line, f"ended before it said {text!r}"
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> House:
+    return House(tmp_path)
+
+
+async def test_a_checkpoint_is_built_once(house: House) -> None:
+    first = await house.build("--max-batch-size", "8", "--option", "gemm_plugin=auto")
+    second = await house.build("--max-batch-size", "8", "--option", "gemm_plugin=auto")
+
+    assert (first.code, second.code) == (0, 0), first.err + second.err
+    assert first.out == second.out
+    engine = Path(first.out.splitlines()[-1])
+    assert engine.parent == house.cache
+    assert (engine / "rank0.engine").read_bytes() == b"a whole engine"
+    assert "building all engines" in first.err
+    assert "cached: built before" in second.err
+    assert len(house.builds) == 1
+    assert house.builds[0]["max_batch_size"] == "8"
+    assert house.builds[0]["gemm_plugin"] == "auto"
+    assert house.visible == [engine.name]
+    manifest = json.loads((engine / "penstock-build.json").read_text())
+    assert manifest["inputs"]["settings"] == {"max_batch_size": "8", "gemm_plugin": "auto"}
+    assert [file["name"] for file in manifest["inputs"]["files"]] == [
+        "config.json",
+        "rank0.safetensors",
+    ]
+    assert manifest["command"][1:3] == ["--checkpoint_dir", str(house.model)]
+    assert manifest["duration_s"] >= 0
+
+
+async def test_other_settings_and_other_weights_are_other_engines(house: House) -> None:
+    paths = [(await house.build("--max-batch-size", "8")).out]
+    paths.append((await house.build("--max-batch-size", "16")).out)
+    (house.model / "rank0.safetensors").write_bytes(b"WEIGHTS")
+    paths.append((await house.build("--max-batch-size", "8")).out)
+
+    assert len(set(paths)) == 3
+    assert len(house.builds) == 3
+
+
+async def test_a_cached_engine_needs_no_builder(house: House) -> None:
+    built = await house.build()
+    again = await house.build(PATH="/nowhere")
+
+    assert again.code == 0, again.err
+    assert again.out == built.out
+
+
+async def test_without_a_builder_it_says_what_to_install(house: House) -> None:
+    result = await house.build(PATH="/nowhere")
+
+    assert result.code == 2
+    assert "penstock[trtllm]" in result.err
+    assert "container" in result.err
+    assert result.out == ""
+
+
+async def test_a_flag_the_builder_lacks_is_refused_by_name(house: House) -> None:
+    result = await house.build("--max-num-tokens", "64", FAKE_BUILD_WITHOUT="max_num_tokens")
+    other = await house.build("--option", "warp_drive=1")
+
+    assert (result.code, other.code) == (2, 2)
+    assert "max_num_tokens: trtllm-build of this version has no --max_num_tokens" in result.err
+    assert "warp_drive" in other.err
+    assert house.builds == []
+
+
+async def test_parallel_sizes_are_the_checkpoints(house: House) -> None:
+    wrong = await house.build("--tensor-parallel-size", "4")
+    right = await house.build("--tensor-parallel-size", "2")
+
+    assert wrong.code == 2
+    assert "tensor_parallel_size: the checkpoint was converted for 2, not 4" in wrong.err
+    assert right.code == 0, right.err
+
+
+@pytest.mark.parametrize(
+    ("mode", "told"),
+    [("fail", "CUDA error: out of memory"), ("empty", "ended well but left no engine")],
+)
+async def test_a_builder_that_fails_leaves_nothing(house: House, mode: str, told: str) -> None:
+    result = await house.build(FAKE_BUILD=mode)
+
+    assert result.code == 1
+    assert told in result.err.splitlines()[-1]
+    assert result.out == ""
+    assert house.visible == []
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 128 + signal.SIGTERM)]
+)
+async def test_a_build_that_is_interrupted_ends_the_builder(
+    house: House, number: signal.Signals, code: int
+) -> None:
+    async with house.started(FAKE_BUILD="wait") as process:
+        await until_said(process, b"building engine")
+        builder = os.pidfd_open(house.builds[0]["pid"])
+        process.send_signal(number)
+        result = await ended(process)
+
+    try:
+        # Nobody is there any more to be signalled, not even with nothing.
+        with pytest.raises(ProcessLookupError):
+            signal.pidfd_send_signal(builder, 0)
+    finally:
+        os.close(builder)
+    assert result.code == code
+    assert "Traceback" not in result.err
+    assert house.visible == []
+
+
+async def test_what_a_killed_build_left_is_no_engine_and_goes(house: House) -> None:
+    async with house.started(FAKE_BUILD="wait") as process:
+        await until_said(process, b"building engine")
+        process.kill()
+        await process.communicate()
+        # Its builder lives on for now, and keeps the lock; let it end.
+        half = house.visible
+        await asyncio.to_thread(house.fifo.write_text, "go on")
+    result = await house.build()
+
+    assert len(half) == 1
+    assert ".building-" in half[0]
+    assert result.code == 0, result.err
+    assert house.visible == [Path(result.out.strip()).name]
+    assert len(house.builds) == 2
+
+
+async def test_two_builds_at_once_are_one(house: House) -> None:
+    async with house.started(FAKE_BUILD="wait") as first:
+        await until_said(first, b"building engine")
+        async with house.started() as second:
+            await until_said(second, b"another build of this engine runs")
+            await asyncio.to_thread(house.fifo.write_text, "go on")
+            results = [await ended(first), await ended(second)]
+
+    assert [result.code for result in results] == [0, 0]
+    assert results[0].out == results[1].out
+    assert "cached: built meanwhile" in results[1].err
+    assert len(house.builds) == 1
+
+
+async def test_a_hugging_face_folder_needs_no_build(house: House) -> None:
+    (house.model / "rank0.safetensors").unlink()
+    config = {"model_type": "llama", "architectures": ["LlamaForCausalLM"]}
+    (house.model / "config.json").write_text(json.dumps(config))
+
+    plain = await house.build()
+    (house.model / "hf_quant_config.json").write_text('{"quantization": {"quant_algo": "FP8"}}')
+    quantised = await house.build()
+
+    for result in (plain, quantised):
+        assert result.code == 0, result.err
+        assert "PyTorch backend" in result.err
+        assert result.out == f"{house.model}\n"
+    assert "FP8" in quantised.err
+    assert house.builds == []
+
+
+async def test_an_engine_is_one_already(house: House) -> None:
+    built = Path((await house.build()).out.strip())
+    shutil.rmtree(house.model)
+    shutil.copytree(built, house.model)
+
+    result = await house.build()
+
+    assert result.code == 0, result.err
+    assert "is a TensorRT engine" in result.err
+    assert result.out == f"{house.model}\n"
+
+
+async def test_an_unknown_folder_and_bad_settings_are_refused(house: House) -> None:
+    bad_size = await house.build("--max-batch-size", "0")
+    bad_option = await house.build("--option", "gemm_plugin")
+    own_option = await house.build("--option", "output_dir=/tmp")
+    (house.model / "config.json").write_text("{}")
+    unknown = await house.build()
+
+    results = (bad_size, bad_option, own_option, unknown)
+    assert [result.code for result in results] == [2, 2, 2, 2]
+    assert "max_batch_size: must be at least 1" in bad_size.err
+    assert "--option: must be NAME=VALUE" in bad_option.err
+    assert "output_dir: has a setting of its own" in own_option.err
+    assert "model_type" in unknown.err
+    assert house.builds == []
+
+
+async def test_a_folder_of_other_origin_is_not_overwritten(house: House) -> None:
+    engine = Path((await house.build()).out.strip())
+    (engine / "penstock-build.json").unlink()
+
+    result = await house.build()
+
+    assert result.code == 2
+    assert "no build of ours made it" in result.err
+    assert (engine / "rank0.engine").exists()

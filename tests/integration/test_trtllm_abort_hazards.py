@@ -1,0 +1,182 @@
+"""Aborts: answered late, or never; what is waited for, and for how long."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.scheduler.request import FailureReason, FinishReason
+from support.trtllm_house import (
+    GRACE_S,
+    Houses,
+    TrtllmHouse,
+    fake_module,
+    greedy_spec,
+    prompt_of,
+    reference,
+    wrapped,
+)
+
+
+@pytest.fixture
+def build(tmp_path: Path, fake_trtllm: None) -> Iterator[Houses]:
+    built: list[TrtllmHouse] = []
+
+    def make(**settings: Any) -> TrtllmHouse:
+        built.append(TrtllmHouse(tmp_path, **settings))
+        return built[-1]
+
+    yield make
+    for house in built:
+        house.close()
+
+
+def test_an_active_request_says_that_it_was_cancelled_and_needs_no_grace(build: Houses) -> None:
+    house = build()
+    house.submit(greedy_spec(1, max_tokens=40))
+    house.round(3)
+    house.engine.cancel(1)
+    house.turn()
+    assert len(house.control.aborted) == 1
+    assert house.num_inside == 1, "its pages are the engine's until it says so"
+    house.iterate()
+    house.turn()
+
+    assert house.finish(1) is FinishReason.CANCELLED
+    house.check_clean(num_lost=0)
+
+
+def test_a_request_in_the_engines_own_queue_is_given_up_after_the_grace(build: Houses) -> None:
+    house = build()
+    house.submit(greedy_spec(1), greedy_spec(2))
+    house.turn()
+    house.engine.cancel(1)
+    house.turn()
+    # Both came before any iteration: it is dropped from the queue, and nobody hears of it.
+    house.iterate(6)
+    house.turn()
+    assert house.finish(2) is FinishReason.LENGTH
+    assert house.view().num_results == 1
+    assert house.num_inside == 1
+
+    house.pass_loop_time(GRACE_S * 0.9)
+    house.turn()
+    assert (house.num_inside, house.executor.num_given_up) == (1, 0)
+
+    house.pass_loop_time(GRACE_S * 0.2)
+    assert house.is_ready()
+    house.turn()
+    house.check_clean(num_lost=1)
+
+
+def test_a_request_that_ended_by_itself_is_not_aborted(build: Houses) -> None:
+    house = build()
+    house.submit(greedy_spec(1, max_tokens=3), greedy_spec(2, max_tokens=40))
+    house.round(2)
+    house.iterate(2)
+    # It is over in the engine; our side has not heard.
+    house.engine.cancel(1)
+    house.turn()
+    house.engine.cancel(2)
+    house.round()
+
+    assert house.finish(1) is FinishReason.CANCELLED
+    assert list(house.control.aborted) == [house.control.submitted[-1].id]
+    house.check_clean()
+
+
+def test_an_end_that_crosses_the_abort_needs_no_grace(
+    build: Houses, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    house = build()
+    house.submit(greedy_spec(1, max_tokens=2))
+    house.turn()
+
+    def end_first(abort: Any, result: Any) -> None:
+        # The last response is on its way when abort is called.
+        house.control.step(2)
+        abort(result)
+
+    wrapped(monkeypatch, fake_module("executor.result").RequestOutput, "abort", end_first)
+    house.engine.cancel(1)
+    house.turn()
+    house.turn()
+
+    assert house.finish(1) is FinishReason.CANCELLED
+    house.check_clean(num_lost=0)
+
+
+def test_every_request_is_aborted_at_most_once(build: Houses) -> None:
+    house = build()
+    specs = [greedy_spec(key, max_tokens=50) for key in range(1, 5)]
+    house.submit(*specs)
+    house.round(2)
+    for key in (1, 2, 3):
+        house.engine.cancel(key)
+        house.engine.cancel(key)
+        house.turn()
+    # 1 to 3 are aborted and unanswered, 4 runs, and now everything ends.
+    house.executor.close()
+
+    aborted = list(house.control.aborted)
+    assert sorted(aborted) == sorted(item.id for item in house.control.submitted[-4:])
+    assert house.control.shutdown_threads == ("trtllm shutdown",)
+
+
+def test_what_an_aborted_request_still_says_reaches_nobody(build: Houses) -> None:
+    house = build(max_batch_size=1)
+    first, second = greedy_spec(1, max_tokens=40), greedy_spec(2, max_tokens=5)
+    house.submit(first, second)
+    house.round(2)
+    house.iterate(3)
+    # Three responses wait for our side when the slot changes hands.
+    house.engine.cancel(1)
+    house.run_until_idle()
+
+    assert house.tokens(1) == reference(house, prompt_of(first), 2)
+    assert house.tokens(2) == reference(house, prompt_of(second), 5)
+    house.check_clean()
+
+
+def test_a_failure_after_an_abort_is_an_end_like_any_other(build: Houses) -> None:
+    house = build()
+    house.submit(greedy_spec(1, max_tokens=40))
+    house.round(2)
+    house.engine.cancel(1)
+    house.control.fail_all()
+    house.control.wait_for_iteration(house.view().iteration + 1)
+    house.run_until_idle()
+
+    assert house.finish(1) is FinishReason.CANCELLED
+    house.check_clean(num_lost=0)
+
+
+def test_a_request_that_the_engine_cancels_by_itself_has_failed(build: Houses) -> None:
+    house = build()
+    house.submit(greedy_spec(1, max_tokens=40))
+    house.round(2)
+    house.control._proxy.engine.put(house.control.submitted[-1].id)
+    house.run_until_idle()
+
+    assert house.failure(1) is FailureReason.EXECUTOR_REQUEST_FAILED
+    house.check_clean()
+
+
+@pytest.mark.parametrize("is_over", [False, True])
+def test_no_order_makes_a_second_abort_or_one_of_what_is_over(build: Houses, is_over: bool) -> None:
+    house = build()
+    house.submit(greedy_spec(1, max_tokens=40))
+    house.round(2)
+    ((seat, stream),) = house.streams._streams.items()
+    stream.result.finished = is_over
+    for _ in range(2):
+        house.thread.post(house.streams.carry_out, [seat], [])
+    house.settle()
+
+    assert len(house.control.aborted) == (0 if is_over else 1)
+    # Whatever the engine makes of it, nobody waits for longer than the grace.
+    house.pass_loop_time(GRACE_S)
+    assert len(house.streams) == 0

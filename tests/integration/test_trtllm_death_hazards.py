@@ -1,0 +1,344 @@
+"""An engine that dies, hangs or will not end: found out, told as what it is, within bounds."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.scheduler.executor import ExecutorDied
+from penstock.scheduler.request import FinishReason
+from support.trtllm_house import (
+    GRACE_S,
+    HEALTH_INTERVAL_S,
+    PATIENCE_S,
+    RESPONSE_TIMEOUT_S,
+    Houses,
+    TrtllmHouse,
+    fake_module,
+    greedy_spec,
+    watch_settings,
+    wrapped,
+)
+
+
+@pytest.fixture
+def build(tmp_path: Path, fake_trtllm: None) -> Iterator[Houses]:
+    built: list[TrtllmHouse] = []
+
+    def make(**settings: Any) -> TrtllmHouse:
+        built.append(TrtllmHouse(tmp_path, **settings))
+        return built[-1]
+
+    yield make
+    for house in built:
+        house.close()
+
+
+def signal_shutdown(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Set when some shutdown of the engine begins."""
+    begun = threading.Event()
+
+    def shutdown(original: Any, proxy: Any) -> None:
+        begun.set()
+        original(proxy)
+
+    proxy_class = fake_module("executor.executor").GenerationExecutorProxy
+    wrapped(monkeypatch, proxy_class, "shutdown", shutdown)
+    return begun
+
+
+def test_a_fatal_error_comes_out_of_the_step(build: Houses) -> None:
+    house = build()
+    house.submit(greedy_spec(1), greedy_spec(2))
+    house.round(2)
+    house.control.fail_fatally()
+    house.join_engine_loop()
+    house.settle()
+
+    assert house.is_ready()
+    with pytest.raises(ExecutorDied, match="the executor failed"):
+        house.engine.step()
+    # Its last word stays the same.
+    with pytest.raises(ExecutorDied, match="the executor failed"):
+        house.engine.step()
+
+
+def test_a_shutdown_that_blocks_inside_a_coroutine_does_not_block_the_scheduler(
+    build: Houses, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    house = build(fake={"shutdown_s": PATIENCE_S})
+    begun = signal_shutdown(monkeypatch)
+    house.submit(greedy_spec(1))
+    house.round(2)
+    house.control.fail_fatally()
+    assert begun.wait(PATIENCE_S)
+    # The loop is stuck in the engine's own clean-up, and nobody can say so.
+    house.submit(greedy_spec(2))
+    for _ in range(3):
+        house.engine.step()
+    assert house.engine.cancel(2)
+    house.engine.step()
+
+    house.clock.now_s += RESPONSE_TIMEOUT_S + 0.1
+    with pytest.raises(ExecutorDied, match="has said nothing for 30 s"):
+        house.engine.step()
+    assert house.control.shutdown_threads == ("trtllm loop",)
+
+
+def test_a_loop_that_dies_in_silence_is_found_after_the_time_out_and_not_before(
+    build: Houses,
+) -> None:
+    house = build()
+    house.submit(greedy_spec(1, max_tokens=40))
+    house.clock.now_s = 100.0
+    house.round(3)
+    heard_at_s = house.clock.now_s
+    house.control.kill_loop()
+    house.join_engine_loop()
+
+    house.clock.now_s = heard_at_s + RESPONSE_TIMEOUT_S
+    house.turn()
+    assert house.llm._check_health(), "as the real one, it notices nothing"
+    house.clock.now_s = heard_at_s + RESPONSE_TIMEOUT_S + 0.1
+    with pytest.raises(ExecutorDied, match="the engine holds 1 requests"):
+        house.turn()
+
+
+def test_silence_counts_from_the_last_word_about_anyone(build: Houses) -> None:
+    house = build()
+    house.submit(greedy_spec(1, max_tokens=40), greedy_spec(2, max_tokens=40))
+    for _ in range(5):
+        house.clock.now_s += RESPONSE_TIMEOUT_S
+        house.round()
+    assert len(house.tokens(1)) == 5
+
+
+def test_silence_counts_from_the_submission_when_nobody_was_inside(build: Houses) -> None:
+    house = build()
+    house.clock.now_s += 50 * RESPONSE_TIMEOUT_S
+    house.turn()
+    house.submit(greedy_spec(1))
+    house.turn()
+    house.clock.now_s += RESPONSE_TIMEOUT_S
+    house.turn()
+    house.clock.now_s += 0.1
+    with pytest.raises(ExecutorDied, match="said nothing"):
+        house.turn()
+
+
+def test_an_engine_that_hangs_in_an_iteration_is_dead_too(build: Houses) -> None:
+    house = build()
+    house.submit(greedy_spec(1, max_tokens=40))
+    house.round(2)
+    house.control.hang()
+    house.turn()
+    house.clock.now_s += RESPONSE_TIMEOUT_S + 0.1
+    with pytest.raises(ExecutorDied, match="said nothing"):
+        house.engine.step()
+    house.control.release()
+
+
+def test_a_loop_that_died_while_only_an_aborted_request_was_inside(build: Houses) -> None:
+    house = build()
+    house.submit(greedy_spec(1, max_tokens=40))
+    house.round(2)
+    house.control.kill_loop()
+    house.join_engine_loop()
+    house.engine.cancel(1)
+    house.turn()
+    house.pass_loop_time(GRACE_S)
+    house.turn()
+    # Given up, as any aborted one that is not answered: nobody waits for anything any more.
+    assert (house.executor.num_given_up, house.num_inside) == (1, 0)
+    house.clock.now_s += 10 * RESPONSE_TIMEOUT_S
+    house.turn()
+    # The next one finds out: submission looks at the engine.
+    house.submit(greedy_spec(2))
+    house.turn()
+    with pytest.raises(ExecutorDied, match="the engine loop is dead"):
+        house.turn()
+
+
+def test_the_death_of_an_idle_engine_is_found_by_asking_for_its_health(build: Houses) -> None:
+    house = build(fake={"is_death_seen_by_health": True})
+    house.control.kill_loop()
+    house.join_engine_loop()
+    house.pass_loop_time(HEALTH_INTERVAL_S * 0.9)
+    assert not house.is_ready()
+
+    house.pass_loop_time(HEALTH_INTERVAL_S * 0.2)
+    assert house.is_ready(), "without any request"
+    with pytest.raises(ExecutorDied, match="not healthy"):
+        house.engine.step()
+
+
+def test_a_health_that_cannot_be_asked_is_death(
+    build: Houses, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    house = build()
+
+    def broken(_self: object) -> bool:
+        raise OSError("no answer")
+
+    monkeypatch.setattr(type(house.llm), "_check_health", broken)
+    house.pass_loop_time(HEALTH_INTERVAL_S)
+    with pytest.raises(ExecutorDied, match="no answer"):
+        house.engine.step()
+
+
+def test_an_engine_that_shut_itself_down_is_dead_at_the_next_submission(build: Houses) -> None:
+    house = build()
+    house.llm.shutdown()
+    house.submit(greedy_spec(1))
+    house.turn()
+
+    assert house.is_ready()
+    with pytest.raises(ExecutorDied, match="LLM is shutting down"):
+        house.engine.step()
+
+
+def test_an_error_of_another_kind_at_submission_is_death(
+    build: Houses, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    house = build()
+
+    def broken(*_arguments: Any, **_keywords: Any) -> Any:
+        raise AssertionError("the queue is closed")
+
+    monkeypatch.setattr(house.streams.llm, "generate_async", broken)
+    house.submit(greedy_spec(1))
+    house.turn()
+    with pytest.raises(ExecutorDied, match="the queue is closed"):
+        house.engine.step()
+
+
+def test_close_during_work_aborts_it_and_is_idempotent(build: Houses) -> None:
+    house = build()
+    house.submit(*(greedy_spec(key, max_tokens=40) for key in range(1, 9)))
+    house.round(2)
+    thread = house.thread._thread
+    house.executor.close()
+    house.executor.close()
+
+    assert len(house.control.aborted) == 4
+    assert house.control.shutdown_threads == ("trtllm shutdown",)
+    assert not house.view().is_alive
+    assert not thread.is_alive()
+    assert house.thread.loop.is_closed()
+    with pytest.raises(ExecutorDied, match="closed"):
+        house.engine.step()
+
+
+def test_close_after_a_death_ends_too(build: Houses) -> None:
+    house = build()
+    house.submit(greedy_spec(1))
+    house.round(1)
+    house.control.fail_fatally()
+    house.join_engine_loop()
+    house.settle()
+    with pytest.raises(ExecutorDied):
+        house.engine.step()
+    house.executor.close()
+
+    assert not house.thread._thread.is_alive()
+    assert list(house.control.aborted) == []
+
+
+def test_an_abort_that_raises_does_not_keep_the_engine_from_being_shut_down(
+    build: Houses, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    house = build()
+    house.submit(greedy_spec(1, max_tokens=40))
+    house.round(1)
+
+    def broken(_self: object) -> None:
+        raise AssertionError("The executor is not set for this result.")
+
+    monkeypatch.setattr(fake_module("executor.result").RequestOutput, "abort", broken)
+    house.executor.close()
+
+    assert house.control.shutdown_threads == ("trtllm shutdown",)
+    assert not house.view().is_alive
+
+
+def test_a_shutdown_that_hangs_is_left_behind_after_its_time(
+    build: Houses, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    house = build(
+        fake={"shutdown_s": 10 * PATIENCE_S},
+        is_free=True,  # the bound is in real time
+        watch=watch_settings(shutdown_timeout_s=0.05),
+    )
+    begun = signal_shutdown(monkeypatch)
+    thread = house.thread._thread
+    house.executor.close()
+
+    assert begun.is_set()
+    assert house.view().is_alive, "it still hangs"
+    assert not thread.is_alive()
+
+
+def test_close_returns_although_the_loop_is_blocked(
+    build: Houses, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.executor.trtllm.engine._STOP_S", 0.05)
+    house = build(
+        fake={"shutdown_s": 10 * PATIENCE_S},
+        is_free=True,
+        watch=watch_settings(shutdown_timeout_s=0.05),
+    )
+    begun = signal_shutdown(monkeypatch)
+    house.control.pause()
+    house.submit(greedy_spec(1))
+    house.turn()
+    house.control.fail_fatally()
+    assert begun.wait(PATIENCE_S)
+    house.executor.close()
+
+    assert house.thread._thread.is_alive(), "it still hangs"
+    house.control.release()
+    house.thread._thread.join(PATIENCE_S)
+    assert not house.thread._thread.is_alive()
+
+
+def test_everything_is_on_one_loop_but_what_blocks(
+    tmp_path: Path, fake_trtllm: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second loop would lose wake-ups; a build on the loop would hold up everything."""
+    threads: dict[str, set[str]] = {}
+
+    def note(name: str) -> Any:
+        def around(original: Any, *arguments: Any, **keywords: Any) -> Any:
+            threads.setdefault(name, set()).add(threading.current_thread().name)
+            return original(*arguments, **keywords)
+
+        return around
+
+    llm_class = fake_module("llmapi.llm").LLM
+    wrapped(monkeypatch, llm_class, "__init__", note("build"))
+    for name in ("generate_async", "get_stats_async", "_check_health", "shutdown"):
+        wrapped(monkeypatch, llm_class, name, note(name))
+    result_class = fake_module("executor.result").RequestOutput
+    for name in ("abort", "__anext__"):
+        wrapped(monkeypatch, result_class, name, note(name))
+    house = TrtllmHouse(tmp_path)
+    house.submit(greedy_spec(1, max_tokens=40), greedy_spec(2, max_tokens=3))
+    house.round(2)
+    house.engine.cancel(1)
+    house.run_until_idle()
+    house.pass_loop_time(HEALTH_INTERVAL_S)
+    house.submit(greedy_spec(3, max_tokens=40))
+    house.round(2)
+    assert house.finish(2) is FinishReason.LENGTH
+    house.executor.close()
+
+    on_loop = {"generate_async", "get_stats_async", "_check_health", "abort", "__anext__"}
+    assert threads == {
+        "build": {"trtllm build"},
+        "shutdown": {"trtllm shutdown"},
+        **{name: {"trtllm loop"} for name in on_loop},
+    }

@@ -1,0 +1,261 @@
+"""TensorRT-LLM's results and parameters: what is known to go wrong with them, one test each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.executor.trtllm.config import (
+    CapacityPolicy,
+    DecodingType,
+    SpeculativeSettings,
+)
+from penstock.scheduler.request import FailureReason, FinishReason
+from support.trtllm_house import (
+    MAX_SEQ_LEN,
+    VOCAB,
+    Houses,
+    TrtllmHouse,
+    fake_module,
+    greedy_spec,
+    prompt_of,
+    reference,
+    wrapped,
+)
+
+
+@pytest.fixture
+def build(tmp_path: Path, fake_trtllm: None) -> Iterator[Houses]:
+    built: list[TrtllmHouse] = []
+
+    def make(**settings: Any) -> TrtllmHouse:
+        built.append(TrtllmHouse(tmp_path, **settings))
+        return built[-1]
+
+    yield make
+    for house in built:
+        house.close()
+
+
+def test_a_cumulative_result_gives_every_token_once_however_far_we_lag(build: Houses) -> None:
+    house = build()
+    specs = [greedy_spec(key, 3 + key, max_tokens=12 + key) for key in (1, 2, 3)]
+    house.submit(*specs)
+    house.turn()
+    for num_iterations in (1, 5, 2, 30):
+        # The same object changed so many times before anybody looked.
+        for _ in range(num_iterations):
+            house.control.step()
+        house.settle()
+        house.turn()
+
+    assert [house.tokens(spec.key) for spec in specs] == [
+        reference(house, prompt_of(spec), spec.max_tokens) for spec in specs
+    ]
+    house.check_clean()
+
+
+def test_several_responses_that_wait_make_one_step(build: Houses) -> None:
+    house = build()
+    house.submit(greedy_spec(1, max_tokens=9))
+    house.turn()
+    house.iterate(4)
+    events = house.engine.step()
+
+    assert events.keys.tolist() == [1] * 4
+    assert events.tokens.tolist() == reference(house, prompt_of(greedy_spec(1)), 4)
+
+
+def test_token_ids_may_shrink_on_the_last_item(
+    build: Houses, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    house = build()
+    model_tokens = reference(house, prompt_of(greedy_spec(1)), 8)
+    num_seen: list[int] = []
+
+    def cut(finish: Any, result: Any, output: Any, response: Any) -> None:
+        num_seen.append(len(output.token_ids))
+        finish(result, output, response)
+        output.token_ids = output.token_ids[:-3]
+        num_seen.append(len(output.token_ids))
+
+    result_class = fake_module("executor.result").RequestOutput
+    wrapped(monkeypatch, result_class, "_finish", cut)
+    # The engine stops where we cannot see it: a stop of several tokens of its own making.
+    wrapped(
+        monkeypatch,
+        fake_module("_torch.pyexecutor.llm_request").LlmRequest,
+        "end_of",
+        lambda end_of, request, token, most: 2 if token == model_tokens[5] else end_of(
+            request, token, most
+        ),
+    )  # fmt: skip
+    house.submit(greedy_spec(1, max_tokens=20, stop_ids=(VOCAB - 1,)))
+    house.run_until_idle()
+
+    assert num_seen == [6, 3]
+    # Five were told before the last response; the sixth, which came with it, was cut off.
+    assert house.tokens(1) == model_tokens[:5]
+    assert house.finish(1) is FinishReason.STOP
+    house.check_clean()
+
+
+def test_several_tokens_per_response(build: Houses) -> None:
+    draft = SpeculativeSettings(decoding_type=DecodingType.NGRAM, max_draft_len=3)
+    house = build(speculative_config=draft)
+    specs = [greedy_spec(key, 2 + key, max_tokens=15 + key) for key in (1, 2, 3)]
+    house.submit(*specs)
+    house.turn()
+    most = 0
+    for _ in range(60):
+        house.iterate()
+        events = house.engine.step()
+        for key, token in zip(events.keys.tolist(), events.tokens.tolist(), strict=True):
+            house.outcomes[key].tokens.append(token)
+        most = max([most, *(events.keys.tolist().count(key) for key in (1, 2, 3))])
+        house.settle()
+
+    assert most > 1
+    assert [house.tokens(spec.key) for spec in specs] == [
+        reference(house, prompt_of(spec), spec.max_tokens) for spec in specs
+    ]
+    house.check_clean()
+
+
+def test_max_tokens_is_never_clipped_in_silence(build: Houses) -> None:
+    house = build()
+    fits = greedy_spec(1, 20, max_tokens=MAX_SEQ_LEN - 20)
+    house.submit(fits, greedy_spec(2, 20, max_tokens=MAX_SEQ_LEN - 19))
+    house.run_until_idle()
+
+    assert len(house.tokens(1)) == fits.max_tokens
+    assert house.failure(2) is FailureReason.PROMPT_TOO_LONG
+    assert house.submitted_keys == [1]
+
+
+def test_a_resumed_request_is_told_what_it_may_still_generate(build: Houses) -> None:
+    house = build(num_blocks=12, max_batch_size=3, policy=CapacityPolicy.MAX_UTILIZATION)
+    specs = [greedy_spec(key, 8, max_tokens=16) for key in (1, 2, 3)]
+    house.submit(*specs)
+    house.run_until_idle()
+
+    assert sum(outcome.num_preemptions for outcome in house.outcomes.values()) > 0
+    told = house.control.submitted[house.num_warm_ups :]
+    assert {len(item.prompt_token_ids) + item.sampling_params.max_tokens for item in told} == {24}
+    assert [house.tokens(spec.key) for spec in specs] == [
+        reference(house, prompt_of(spec), 16) for spec in specs
+    ]
+    house.check_clean()
+
+
+def test_sampling_params_are_never_used_twice(build: Houses) -> None:
+    house = build(num_blocks=12, max_batch_size=3, policy=CapacityPolicy.MAX_UTILIZATION)
+    same = [greedy_spec(key, [7, 8, 9, 10, 11, 12, 13, 14], max_tokens=16) for key in (1, 2, 3, 4)]
+    house.submit(*same)
+    house.run_until_idle()
+
+    params = [item.sampling_params for item in house.control.submitted]
+    assert len(params) > 1 + len(same)
+    assert len({id(each) for each in params}) == len(params)
+
+
+@pytest.mark.parametrize(
+    ("message", "reason"),
+    [
+        ("forward failed", FailureReason.EXECUTOR_REQUEST_FAILED),
+        ("Token ID out of range", FailureReason.EXECUTOR_REFUSED),
+        ("The prompt length (9) exceeds max_seq_len (8)", FailureReason.EXECUTOR_REFUSED),
+    ],
+)
+def test_a_request_error_out_of_iteration_is_that_requests_alone(
+    build: Houses, message: str, reason: FailureReason
+) -> None:
+    bad, good = greedy_spec(1, max_tokens=9), greedy_spec(2, max_tokens=9)
+    house = build(fake={"fail_tokens": [prompt_of(bad)[2]], "fail_message": message})
+    house.submit(bad, good)
+    house.run_until_idle()
+
+    assert house.failure(1) is reason
+    assert house.tokens(1) == []
+    assert house.tokens(2) == reference(house, prompt_of(good), 9)
+    assert list(house.control.aborted) == []
+    house.check_clean()
+
+
+def test_a_request_error_in_the_middle_of_the_output_ends_it_there(build: Houses) -> None:
+    house = build(fake={"fail_at_output": 4})
+    house.submit(greedy_spec(1, max_tokens=9))
+    house.run_until_idle()
+
+    assert house.failure(1) is FailureReason.EXECUTOR_REQUEST_FAILED
+    assert house.tokens(1) == reference(house, prompt_of(greedy_spec(1)), 4)
+    house.check_clean()
+
+
+def test_an_error_that_is_everyones_fails_who_ran_and_nobody_else(build: Houses) -> None:
+    house = build(max_batch_size=2)
+    house.submit(*(greedy_spec(key, max_tokens=6) for key in (1, 2, 3)))
+    house.round(2)
+    house.control.fail_all()
+    house.control.wait_for_iteration(house.view().iteration + 1)
+    house.settle()
+    house.run_until_idle()
+
+    assert house.failure(1) is FailureReason.EXECUTOR_REQUEST_FAILED
+    assert house.failure(2) is FailureReason.EXECUTOR_REQUEST_FAILED
+    assert house.tokens(3) == reference(house, prompt_of(greedy_spec(3)), 6)
+    house.check_clean()
+
+
+@pytest.mark.parametrize("kind", ["RequestError", "ValueError", "TypeError"])
+def test_an_error_at_submission_refuses_that_request_alone(
+    build: Houses, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    house = build()
+    errors = {
+        "RequestError": fake_module("executor.errors").RequestError,
+        "ValueError": ValueError,
+        "TypeError": TypeError,
+    }
+
+    def refuse(generate: Any, llm: Any, **arguments: Any) -> Any:
+        if arguments["inputs"][0] == 100:
+            raise errors[kind]("no")
+        return generate(llm, **arguments)
+
+    wrapped(monkeypatch, type(house.llm), "generate_async", refuse)
+    house.submit(greedy_spec(1), greedy_spec(2))
+    house.run_until_idle()
+
+    assert house.failure(1) is FailureReason.EXECUTOR_REFUSED
+    assert house.finish(2) is FinishReason.LENGTH
+    house.check_clean()
+
+
+def test_a_stop_by_text_aborts_what_would_go_on(build: Houses) -> None:
+    house = build()
+    house.submit(greedy_spec(1, max_tokens=50))
+    house.round(4)
+    # The front found its string in the text.
+    assert house.engine.cancel(1, FinishReason.STOP)
+    house.run_until_idle()
+
+    assert house.finish(1) is FinishReason.STOP
+    assert len(house.control.aborted) == 1
+    assert house.view().iteration < 20
+    house.check_clean()
+
+
+def test_text_is_never_made_nor_searched_by_the_engine(build: Houses) -> None:
+    house = build()
+    house.submit(greedy_spec(1, stop_ids=(5, 6)))
+    house.run_until_idle()
+
+    (told,) = house.control.submitted[house.num_warm_ups :]
+    assert told.sampling_params.detokenize is False
+    assert told.sampling_params.stop is None
+    assert told.sampling_params.include_stop_str_in_output is True
+    assert told.streaming is True

@@ -1,0 +1,338 @@
+"""`penstock verify` against real services, honest and not, against nothing, and with its own."""
+
+import asyncio
+import itertools
+import json
+import os
+import signal
+import socket
+import sys
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+import penstock.v1 as pb
+from penstock.client import NO_RETRY, Client
+from penstock.server.cli.verify_checks import ALL_CHECKS
+from penstock.server.cli.verify_checks.runner import run_checks
+from penstock.server.cli.verify_checks.subject import Subject
+from penstock.server.cli.verify_checks.verdict import CheckResult
+from support.lying_proxy import Lie, lying_proxy
+from support.service import simulated
+from support.service import started as service_started
+
+LIMIT_S = 100.0
+NAMES = tuple(check.name for check in ALL_CHECKS)
+# Seats are few, so that some have to wait.
+FEW_SEATS = ("--max-num-seqs", "4")
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    code: int
+    out: str
+    err: str
+
+    def row(self, name: str) -> list[str]:
+        """Outcome, name and the rest of one check's row."""
+        [row] = [line for line in self.out.splitlines() if line.split()[1:2] == [name]]
+        return row.split()
+
+    def outcomes(self) -> dict[str, str]:
+        """Outcome by check."""
+        rows = [line.split() for line in self.out.splitlines()]
+        return {row[1]: row[0] for row in rows if row and row[0] in ("PASS", "FAIL", "SKIP")}
+
+
+@asynccontextmanager
+async def verifying(
+    *args: str, **environment: str
+) -> AsyncGenerator[asyncio.subprocess.Process, None]:
+    """A verification that runs; what is left of it is ended with the block."""
+    inherited = {key: value for key, value in os.environ.items() if key[:9] != "PENSTOCK_"}
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "penstock.server.cli", "verify", *args),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env={**inherited, "PYTHONPATH": os.pathsep.join(sys.path), **environment},
+    )
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            for child in psutil.Process(process.pid).children(recursive=True):
+                child.kill()
+            process.kill()
+            await process.communicate()
+
+
+async def verify(*args: str, **environment: str) -> Result:
+    async with verifying(*args, **environment) as process:
+        out, err = await asyncio.wait_for(process.communicate(), LIMIT_S)
+    assert process.returncode is not None
+    return Result(process.returncode, out.decode(), err.decode())
+
+
+def all_but(*names: str) -> list[str]:
+    """Flags that leave everything out but these checks and what they rest on."""
+    kept = ("health", "model", *names)
+    return [flag for name in NAMES if name not in kept for flag in ("--skip", name)]
+
+
+async def test_the_embedded_executor_passes(tmp_path: Path) -> None:
+    """The whole of it, with a service of its own, that gets its settings from both sides."""
+    file = tmp_path / "report.json"
+
+    result = await verify(
+        *("--json", str(file), "--concurrency", "8"),
+        *("--serve", "--", *FEW_SEATS, "--model", "demo"),
+        PENSTOCK_MODEL_NAME="shakespeare",
+    )
+
+    assert result.code == 0, result.out + result.err
+    outcomes = result.outcomes()
+    assert list(outcomes) == ["start", *NAMES, "stop"]
+    skipped = {name for name, outcome in outcomes.items() if outcome == "SKIP"}
+    # What the demo model has no means for. Constraints and adapters are other executors' affair.
+    assert skipped <= {"adapters", "json-schema", "regex", "grammar", "choice"}
+    document = json.loads(file.read_text())
+    assert document["is_passed"] is True
+    assert [check["name"] for check in document["checks"]] == list(outcomes)
+    assert document["model"]["name"] == "shakespeare"
+    assert document["model"]["executor"] == "torch"
+    assert document["model"]["limits"]["vocab_size"] == 2048
+    assert document["model"]["features"]["logit_bias"] is True
+    assert document["service"]["exit_code"] == 0
+    assert document["service"]["start_s"] > 0
+    assert document["service"]["model_kind"] == "Hugging Face model"
+    assert document["figures"]["8 at once"]["num_streams"] == 8
+    assert document["figures"]["8 at once"]["num_tokens"] == 8 * 64
+    text = file.read_text()
+    for secret in (str(tmp_path), str(Path.home()), socket.gethostname(), "PENSTOCK_"):
+        assert secret not in text
+
+
+async def test_a_service_that_runs_is_left_running() -> None:
+    async with service_started(*simulated(), *FEW_SEATS) as service:
+        result = await verify(
+            "--address", service.address, *all_but("greedy", "priority", "unsupported")
+        )
+        again = await verify("--address", service.address, *all_but("greedy"))
+
+    assert (result.code, again.code) == (0, 0), result.out + again.out
+    assert result.row("priority")[0] == "PASS"
+    assert result.row("streaming")[0] == "SKIP"
+    assert "start" not in result.outcomes()
+
+
+async def test_a_service_that_lies_fails() -> None:
+    def miscount(response: pb.GenerateResponse) -> None:
+        if response.HasField("finished"):
+            response.finished.usage.num_completion_tokens += 1
+
+    async with (
+        service_started(*simulated()) as service,
+        lying_proxy(service.address) as proxy,
+    ):
+        proxy.lie = Lie(response=miscount)
+        result = await verify("--address", proxy.address, *all_but("greedy", "accounts"))
+
+    assert result.code == 1
+    assert result.outcomes()["greedy"] == "PASS"
+    assert result.row("accounts")[0] == "FAIL"
+    assert "usage 25, outputs 24, messages 24, ids 24" in " ".join(result.row("accounts"))
+    assert result.out.splitlines()[-1].startswith("FAILED: 3 passed, 1 failed")
+
+
+COUNTER = itertools.count(1)
+
+
+def without(group: str, field: str) -> Lie:
+    """A service that takes an option and forgets it."""
+
+    def forget(request: pb.GenerateRequest) -> None:
+        getattr(request, group).ClearField(field)
+
+    return Lie(request=forget)
+
+
+def answering(change: Callable[[Any], None]) -> Lie:
+    return Lie(response=change)
+
+
+def other_seed(request: pb.GenerateRequest) -> None:
+    request.sampling.seed = next(COUNTER)
+
+
+def warm(request: pb.GenerateRequest) -> None:
+    request.sampling.temperature = 2.0
+    request.sampling.seed = next(COUNTER)
+
+
+def one_more(request: pb.GenerateRequest) -> None:
+    request.stopping.max_tokens += 1
+
+
+def no_logprobs(response: Any) -> None:
+    for record in response.tokens.records:
+        record.logprob = 0.5
+
+
+def nothing_cached(response: Any) -> None:
+    if response.HasField("finished"):
+        response.finished.usage.num_cached_prompt_tokens = 0
+
+
+def garbled(response: Any) -> None:
+    response.tokens.text = response.tokens.text.replace(" ", "")
+
+
+def no_penalties(request: pb.GenerateRequest) -> None:
+    for name in ("repetition_penalty", "presence_penalty", "frequency_penalty"):
+        request.sampling.ClearField(name)
+
+
+LIES: Mapping[str, Lie] = {
+    "greedy": Lie(request=warm),
+    "text-of-tokens": answering(garbled),
+    "max-tokens": Lie(request=one_more),
+    "stop-token": without("stopping", "stop_token_ids"),
+    "stop-string": Lie(
+        request=lambda request: setattr(request.stopping, "include_stop_string", True)
+    ),
+    "min-tokens": without("stopping", "min_tokens"),
+    "seed": Lie(request=other_seed),
+    "logprobs": answering(no_logprobs),
+    "logit-bias": without("sampling", "logit_bias"),
+    "penalties": Lie(request=no_penalties),
+    "outputs": without("sampling", "n"),
+    "prefix-reuse": answering(nothing_cached),
+    "unsupported": without("cache", "session_id"),
+    "priority": without("scheduling", "priority"),
+}
+
+
+async def test_every_lie_is_found() -> None:
+    honest: dict[str, str] = {}
+    lying: dict[str, str] = {}
+    async with (
+        service_started(*FEW_SEATS) as service,
+        lying_proxy(service.address) as proxy,
+        Client(proxy.address, retry=NO_RETRY) as client,
+    ):
+        for name, lie in LIES.items():
+            for told, found in ((Lie(), honest), (lie, lying)):
+                proxy.lie = told
+                found[name] = await outcome_of(name, client, proxy.address)
+
+    assert honest == dict.fromkeys(LIES, "PASS")
+    assert {name: told for name, told in lying.items() if not told.startswith("FAIL")} == {}
+
+
+async def outcome_of(name: str, client: Client, address: str) -> str:
+    subject = Subject(client=client, address=address, concurrency=8)
+    subject.found_model = await client.get_model()
+    results: list[CheckResult] = await run_checks(
+        subject,
+        [check for check in ALL_CHECKS if check.name == name],
+        timeout_s=LIMIT_S,
+        left_out=frozenset(),
+        on_result=lambda result: None,
+    )
+    [result] = results
+    passed = result.outcome.value == "PASS"
+    return "PASS" if passed else f"{result.outcome.value}: {result.reason}"
+
+
+async def test_against_nothing_it_could_not_run() -> None:
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        result = await verify("--address", f"127.0.0.1:{nobody.getsockname()[1]}")
+
+    assert result.code == 2
+    assert "penstock verify: no service answers: UNAVAILABLE" in result.err
+    assert "Traceback" not in result.err
+
+
+async def test_a_service_that_cannot_start_could_not_be_verified() -> None:
+    result = await verify("--serve", "--", "--model", "/nowhere/at/all")
+
+    assert result.code == 2
+    assert "the service ended before it was ready" in result.err
+    assert "/nowhere/at/all is no folder" in result.err
+    assert "starting: penstock serve --model <path>" in result.out
+    assert "Unknown child process" not in result.err
+
+
+@pytest.mark.parametrize(
+    ("args", "told"),
+    [
+        (("--skip", "magic"), "--skip: no check magic"),
+        (("--json", "/nowhere/report.json"), "--json: there is no folder /nowhere"),
+        (("--", "--model", "demo"), "options of serve go with --serve"),
+        (("--serve", "--", "--no-such-option"), "not of `penstock serve`"),
+        (("--address", "a b"), "address: must be"),
+        (("--concurrency", "0"), "must be a positive number"),
+    ],
+)
+async def test_bad_usage_is_told(args: tuple[str, ...], told: str) -> None:
+    result = await verify(*args)
+
+    assert result.code == 2
+    assert told in result.err
+    assert "Traceback" not in result.err
+
+
+async def test_a_reuse_that_is_switched_off_is_no_failure() -> None:
+    result = await verify(
+        *all_but("prefix-reuse"), "--serve", "--", *simulated(), "--prefix-caching", "off"
+    )
+
+    assert result.code == 0, result.out + result.err
+    assert " ".join(result.row("prefix-reuse")).endswith("prefix caching is off")
+
+
+async def test_ctrl_c_stops_its_service() -> None:
+    async with verifying("--serve", "--", *simulated()) as process:
+        assert process.stdout is not None
+        line = b""
+        while not line.startswith(b"PASS  health"):
+            line = await asyncio.wait_for(process.stdout.readline(), LIMIT_S)
+            assert line, "it ended before the first check"
+        family = psutil.Process(process.pid).children(recursive=True)
+        process.send_signal(signal.SIGINT)
+        _, err = await asyncio.wait_for(process.communicate(), LIMIT_S)
+
+    assert process.returncode == 130
+    assert b"penstock verify: interrupted" in err
+    assert b"Traceback" not in err
+    assert len(family) >= 3  # supervisor, engine, front
+    _, alive = await asyncio.to_thread(psutil.wait_procs, family, 10)
+    assert alive == []
+
+
+async def test_a_service_that_dies_fails_and_is_reported(tmp_path: Path) -> None:
+    file = tmp_path / "report.json"
+    async with verifying("--json", str(file), "--serve", "--", *simulated()) as process:
+        assert process.stdout is not None
+        line = b""
+        while not line.startswith(b"PASS  greedy"):
+            line = await asyncio.wait_for(process.stdout.readline(), LIMIT_S)
+            assert line, "it ended before it generated"
+        supervisor = psutil.Process(process.pid).children()[0]
+        family = supervisor.children(recursive=True)
+        supervisor.kill()
+        await asyncio.wait_for(process.communicate(), LIMIT_S)
+
+    assert process.returncode == 1
+    document = json.loads(file.read_text())
+    assert document["service"]["exit_code"] == -9
+    assert document["checks"][-1]["reason"] == "ended by itself with exit code -9"
+    _, alive = await asyncio.to_thread(psutil.wait_procs, family, 10)
+    assert alive == []

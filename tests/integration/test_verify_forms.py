@@ -1,0 +1,128 @@
+"""The checks of constrained output and adapters, against a server that answers as scripted."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import penstock.v1 as pb
+from penstock.client import NO_RETRY, Client
+from penstock.server.cli.verify_checks import ALL_CHECKS
+from penstock.server.cli.verify_checks.runner import run_checks
+from penstock.server.cli.verify_checks.subject import Subject
+from penstock.server.cli.verify_checks.verdict import CheckResult
+from support.scripted_server import ScriptedServer, ServedCall, scripted_server
+
+FEATURES = ("json_schema", "regex", "grammar", "choice", "adapters", "text_prompt")
+STOP = pb.FinishReason.FINISH_REASON_STOP
+LENGTH = pb.FinishReason.FINISH_REASON_LENGTH
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[ScriptedServer]:
+    async with scripted_server() as server:
+        yield server
+
+
+def saying(
+    text: str, reason: pb.FinishReason.ValueType = STOP
+) -> Callable[[ServedCall], Awaitable[None]]:
+    async def say(call: ServedCall) -> None:
+        await call.accepted()
+        await call.tokens(text)
+        end = pb.OutputEnd(finish_reason=reason, num_completion_tokens=1)
+        usage = pb.Usage(num_prompt_tokens=3, num_completion_tokens=1)
+        finished = pb.Finished(outputs=[end], usage=usage)
+        await call.send(pb.GenerateResponse(sequence=call.next_sequence, finished=finished))
+
+    return say
+
+
+async def checked(server: ScriptedServer, name: str, *adapters: str) -> CheckResult:
+    async with Client(server.address, retry=NO_RETRY) as client:
+        model = await client.get_model()
+        features = tuple((feature, True) for feature in FEATURES)
+        subject = Subject(
+            client=client,
+            address=server.address,
+            concurrency=2,
+            found_model=replace(model, features=features, adapters=adapters),
+        )
+        [result] = await run_checks(
+            subject,
+            [check for check in ALL_CHECKS if check.name == name],
+            timeout_s=30.0,
+            left_out=frozenset(),
+            on_result=lambda result: None,
+        )
+    return result
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "text"),
+    [
+        ("json-schema", "json_schema", '{"size": "small", "grade": 2, "is_wet": true}\n'),
+        ("regex", "regex", "ABC-0123"),
+        ("grammar", "grammar", "([y])"),
+        ("choice", "choice", "turbine"),
+    ],
+)
+async def test_output_that_fits_passes(
+    server: ScriptedServer, name: str, kind: str, text: str
+) -> None:
+    server.scripts.append(saying(text))
+
+    result = await checked(server, name)
+
+    assert result.outcome.value == "PASS", result.reason
+    assert server.seen[0].request.constraint.WhichOneof("kind") == kind
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("json-schema", "Certainly! Here is"),
+        ("json-schema", "[]"),
+        ("json-schema", '{"size": "small", "grade": 2}'),
+        ("json-schema", '{"size": "tiny", "grade": 2, "is_wet": true}'),
+        ("json-schema", '{"size": "small", "grade": "2", "is_wet": true}'),
+        ("json-schema", '{"size": "small", "grade": 2, "is_wet": true, "more": 1}'),
+        ("regex", "ABC-01234"),
+        ("regex", "\nABC-0123"),
+        ("grammar", "([x)]"),
+        ("choice", "turbine "),
+    ],
+)
+async def test_output_that_does_not_fit_fails(server: ScriptedServer, name: str, text: str) -> None:
+    server.scripts.append(saying(text))
+
+    assert (await checked(server, name)).outcome.value == "FAIL"
+
+
+async def test_output_that_was_cut_fails(server: ScriptedServer) -> None:
+    server.scripts.append(saying("turbine", LENGTH))
+
+    result = await checked(server, "choice")
+
+    assert (result.outcome.value, result.reason) == ("FAIL", "ended by LENGTH with 'turbine'")
+
+
+async def test_listed_adapters_are_used(server: ScriptedServer) -> None:
+    server.scripts.extend(saying("x") for _ in range(2))
+
+    result = await checked(server, "adapters", "legal", "medical")
+
+    assert result.outcome.value == "PASS", result.reason
+    assert [call.request.adapter.name for call in server.seen] == ["legal", "medical"]
+
+
+async def test_no_adapters_are_nothing_to_check(server: ScriptedServer) -> None:
+    assert (await checked(server, "adapters")).outcome.value == "SKIP"
+
+
+def test_the_page_tells_of_every_check() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "verify.md").read_text()
+
+    for check in ALL_CHECKS:
+        assert f"| `{check.name}`" in page or f", `{check.name}`" in page, check.name

@@ -1,0 +1,69 @@
+"""`penstock verify` on the TensorRT-LLM executor, over the stand-in for the package."""
+
+import asyncio
+import json
+import os
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+FAKES = Path(__file__).resolve().parents[1] / "fakes"
+LIMIT_S = 100.0
+# The demo model offers no more, whatever the executor.
+NEVER = {"adapters", "prompt-logprobs"}
+FORMS = {"json-schema", "regex", "grammar", "choice"}
+# What the default sampler of the recorded line ignores, and therefore does not offer.
+UNHONOURED = {"seed", "min-tokens", "penalties"}
+
+
+async def verify(config: dict[str, object], report: Path) -> tuple[int, str]:
+    """Exit code, and what was said."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "penstock.server.cli", "verify"),
+        *("--json", str(report), "--concurrency", "8", "--serve", "--"),
+        *("--executor", "trtllm", "--trtllm-config", json.dumps(config)),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+        env={
+            **{key: value for key, value in os.environ.items() if key[:9] != "PENSTOCK_"},
+            "PYTHONPATH": os.pathsep.join((str(FAKES), *sys.path)),
+            # Steps that take no time would end requests before they can be cancelled.
+            "TLLM_FAKE_CONTROL": json.dumps({"step_s": 0.005}),
+        },
+    )
+    try:
+        out, _ = await asyncio.wait_for(process.communicate(), LIMIT_S)
+    finally:
+        if process.returncode is None:
+            for child in psutil.Process(process.pid).children(recursive=True):
+                child.kill()
+            process.kill()
+            await process.communicate()
+    assert process.returncode is not None
+    return process.returncode, out.decode()
+
+
+@pytest.mark.parametrize(
+    ("config", "skipped"),
+    [
+        ({"guided_decoding_backend": "xgrammar"}, UNHONOURED),
+        # The stand-in's text does not repeat itself.
+        ({"sampler_type": "TRTLLMSampler"}, FORMS | {"penalties"}),
+    ],
+    ids=["guided", "honouring-sampler"],
+)
+async def test_the_executor_passes(
+    tmp_path: Path, config: dict[str, object], skipped: set[str]
+) -> None:
+    # Seats are few, so that some have to wait.
+    code, out = await verify({"max_batch_size": 4, **config}, tmp_path / "report.json")
+
+    assert code == 0, out
+    document = json.loads((tmp_path / "report.json").read_text())
+    outcomes = {check["name"]: check["outcome"] for check in document["checks"]}
+    assert {name for name, outcome in outcomes.items() if outcome == "SKIP"} == skipped | NEVER
+    assert document["model"]["executor"] == "trtllm"
+    assert document["service"]["model_kind"] == "Hugging Face model"

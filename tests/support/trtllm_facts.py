@@ -1,0 +1,239 @@
+"""The recorded table of TensorRT-LLM's API, and what of it a piece of code uses.
+
+Owns the reading of the table and the walks over source text. Imports neither the package nor its
+stand-in.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+TABLE = Path(__file__).resolve().parents[1] / "fakes" / "facts" / "tensorrt_llm_1_2.json"
+ROOT = "tensorrt_llm"
+_WORD = re.compile(r"[A-Za-z_]\w*")
+_FLAG = re.compile(r"--\w+")
+_FOREIGN_CLASS = re.compile(r"[A-Z]\w*(Config|Policy|Params|Request|Sampler|Args)")
+_MODULE_NAMES = {"root": ROOT, "llmapi": f"{ROOT}.llmapi"}
+"""What variables that hold the package's modules are called."""
+
+
+@cache
+def facts() -> dict[str, Any]:
+    """The whole table."""
+    table: dict[str, Any] = json.loads(TABLE.read_text(encoding="utf-8"))
+    return table
+
+
+def class_path(name: str) -> str | None:
+    """The table's path of a class, by its bare name; of two alike the PyTorch one."""
+    paths = [path for path in facts()["classes"] if path.rpartition(".")[2] == name]
+    return min(paths, key=len) if paths else None
+
+
+def members_of(path: str) -> set[str]:
+    """Fields, attributes, methods and enum members of a class."""
+    found = facts()["classes"][path]
+    return {
+        *found.get("fields", {}),
+        *found.get("attributes", {}),
+        *found.get("methods", {}),
+        *found.get("members", ()),
+    }
+
+
+def parameters_of(path: str) -> set[str]:
+    """What a constructor takes by keyword."""
+    found = facts()["classes"][path]
+    made = found.get("methods", {}).get("__init__", {})
+    more = made.get("takes_more")
+    return {
+        *found.get("fields", {}),
+        *made.get("parameters", {}),
+        *(parameters_of(more) if more else ()),
+    }
+
+
+def all_names() -> set[str]:
+    """Every field, parameter, attribute, method, class and module-level name of the table."""
+    table = facts()
+    names = {name for module in table["modules"].values() for name in module["names"]}
+    for path, found in table["classes"].items():
+        names |= members_of(path) | {path.rpartition(".")[2]}
+        for method in found.get("methods", {}).values():
+            names |= set(method["parameters"])
+    return names
+
+
+def statistics_keys() -> set[str]:
+    """Every key of every part of an iteration's statistics."""
+    return {key for part in facts()["statistics"].values() for key in part["keys"]}
+
+
+def words_of(source: str) -> set[str]:
+    """String constants that look like names, docstrings apart."""
+    tree = ast.parse(source)
+    prose = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    return {
+        node.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant)
+        and isinstance(node.value, str)
+        and id(node) not in prose
+        and _WORD.fullmatch(node.value)
+    }
+
+
+def flags_of(source: str) -> set[str]:
+    """Command-line flags among the string constants, without their dashes."""
+    return {
+        node.value[2:]
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Constant)
+        and isinstance(node.value, str)
+        and _FLAG.fullmatch(node.value)
+    }
+
+
+def foreign_class_names(source: str) -> set[str]:
+    """String constants that name a class of settings or parameters."""
+    return {word for word in words_of(source) if _FOREIGN_CLASS.fullmatch(word)}
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """A name that code takes from a module or class of the package, and the line it stands in."""
+
+    owner: str
+    name: str
+    line: int
+
+    @property
+    def is_recorded(self) -> bool:
+        """The table has it."""
+        modules, classes = facts()["modules"], facts()["classes"]
+        if not self.name:
+            return self.owner in modules
+        if self.owner in modules:
+            return (
+                self.name in modules[self.owner]["names"] or f"{self.owner}.{self.name}" in modules
+            )
+        return self.owner in classes and self.name in members_of(self.owner)
+
+
+class _Uses(ast.NodeVisitor):
+    """Follows modules and classes of the package through assignments of one name."""
+
+    def __init__(self) -> None:
+        self.found: list[Use] = []
+        self._owners = dict(_MODULE_NAMES)
+
+    def owner_of(self, node: ast.expr) -> str | None:
+        """The module or class that an expression stands for."""
+        if isinstance(node, ast.Name):
+            return self._owners.get(node.id)
+        if isinstance(node, ast.Attribute):
+            owner = self.owner_of(node.value)
+            return None if owner is None else _class_in(owner, node.attr)
+        return self._owner_of_call(node) if isinstance(node, ast.Call) else None
+
+    def visit_Import(self, node: ast.Import) -> None:
+        for alias in node.names:
+            if alias.name.split(".")[0] == ROOT:
+                self.found.append(Use(alias.name, "", node.lineno))
+                self._owners[alias.asname or alias.name] = alias.name
+
+    def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
+        module = node.module or ""
+        if module.split(".")[0] != ROOT:
+            return
+        for alias in node.names:
+            self.found.append(Use(module, alias.name, node.lineno))
+            path = _class_in(module, alias.name)
+            if path is not None:
+                self._owners[alias.asname or alias.name] = path
+
+    def visit_Assign(self, node: ast.Assign) -> None:
+        for target in node.targets:
+            self._bind(target, node.value)
+        self.generic_visit(node)
+
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
+        if node.value is not None:
+            self._bind(node.target, node.value)
+        self.generic_visit(node)
+
+    def visit_Attribute(self, node: ast.Attribute) -> None:
+        owner = self.owner_of(node.value)
+        if owner is not None and not node.attr.startswith("__"):
+            self.found.append(Use(owner, node.attr, node.lineno))
+        self.generic_visit(node)
+
+    def visit_Call(self, node: ast.Call) -> None:
+        words = [arg.value for arg in node.args if isinstance(arg, ast.Constant)]
+        texts = [word for word in words if isinstance(word, str)]
+        if texts and texts[0].split(".")[0] == ROOT and _name_of(node.func) != "find_spec":
+            self.found += [Use(texts[0], name, node.lineno) for name in texts[1:] or [""]]
+        if _name_of(node.func) in {"hasattr", "getattr"} and texts and node.args:
+            owner = self.owner_of(node.args[0])
+            if owner is not None and not texts[0].startswith("__"):
+                self.found.append(Use(owner, texts[0], node.lineno))
+        called = self.owner_of(node.func)
+        if called in facts()["classes"] and called is not None:
+            known = parameters_of(called)
+            self.found += [
+                Use(called, f"{word.arg}=", node.lineno)
+                for word in node.keywords
+                if word.arg is not None and word.arg not in known
+            ]
+        self.generic_visit(node)
+
+    def _bind(self, target: ast.expr, value: ast.expr) -> None:
+        owner = self.owner_of(value)
+        if owner is not None and isinstance(target, ast.Name):
+            self._owners[target.id] = owner
+
+    def _owner_of_call(self, node: ast.Call) -> str | None:
+        texts = [arg.value for arg in node.args if isinstance(arg, ast.Constant)]
+        if _name_of(node.func) == "find_spec":
+            return None
+        if not texts or not isinstance(texts[0], str) or texts[0].split(".")[0] != ROOT:
+            return None
+        return _class_in(texts[0], str(texts[1])) if len(texts) > 1 else texts[0]
+
+
+def uses_of(source: str) -> list[Use]:
+    """What code takes from the package: imports, attributes, names asked for, keywords of calls."""
+    visitor = _Uses()
+    visitor.visit(ast.parse(source))
+    return visitor.found
+
+
+def keywords_by_callee(source: str) -> list[tuple[str, str, int]]:
+    """(last name of the callee, keyword, line) of every call."""
+    return [
+        (_name_of(node.func), word.arg, node.lineno)
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Call)
+        for word in node.keywords
+        if word.arg is not None
+    ]
+
+
+def _name_of(node: ast.expr) -> str:
+    if isinstance(node, ast.Attribute):
+        return node.attr
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def _class_in(owner: str, name: str) -> str | None:
+    """The class or module that `name` of `owner` is; other names lead nowhere."""
+    path = f"{owner}.{name}"
+    if path in facts()["classes"] or path in facts()["modules"]:
+        return path
+    return class_path(name) if owner in facts()["modules"] else None

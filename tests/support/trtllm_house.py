@@ -1,0 +1,327 @@
+"""A scheduler's engine over the TensorRT-LLM executor over the stand-in, driven by hand.
+
+Owns three clocks that stand still until a test moves them: the scheduler's and the executor's
+(`clock`), the event loop's (`pass_loop_time`) and the stand-in's iterations (`iterate`). Every call
+returns when what it set off is over, so a test never waits for luck.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import importlib
+import select
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.executor.config import ExecutorConfig, ExecutorKind
+from penstock.executor.trtllm.config import (
+    CapacityPolicy,
+    KvCacheSettings,
+    SchedulerSettings,
+    TrtllmConfig,
+    WatchSettings,
+)
+from penstock.executor.trtllm.executor import TrtllmExecutor
+from penstock.executor.trtllm.loop_thread import LoopThread
+from penstock.executor.trtllm.streams import Streams
+from penstock.scheduler.config import AdmissionPolicy, SchedulerConfig
+from penstock.scheduler.engine import Engine
+from penstock.scheduler.events import Failed, Finished
+from penstock.scheduler.request import FailureReason, FinishReason, RequestSpec, SamplingParams
+from support.core import BLOCK_SIZE, FakeClock, make_spec
+from support.executor_house import Outcome, collect_events
+from support.fake_trtllm import write_model_folder
+
+if TYPE_CHECKING:
+    from tensorrt_llm.fake_control import EngineControl, View
+
+PATIENCE_S = 20.0
+VOCAB = 4096
+MAX_SEQ_LEN = 64
+RESPONSE_TIMEOUT_S = 30.0
+GRACE_S = 5.0
+HEALTH_INTERVAL_S = 1.0
+_NUM_TURNS_TO_SETTLE = 12
+
+
+def fake_module(name: str) -> Any:
+    """A module of the stand-in; only while the fixture `fake_trtllm` is in use."""
+    return importlib.import_module(f"tensorrt_llm.{name}")
+
+
+def trtllm_config(
+    *,
+    max_batch_size: int = 4,
+    num_blocks: int = 64,
+    policy: CapacityPolicy = CapacityPolicy.GUARANTEED_NO_EVICT,
+    watch: WatchSettings | None = None,
+    **fields: Any,
+) -> TrtllmConfig:
+    """Of a small engine whose loop-side time-outs are beyond any test that does not move time."""
+    return TrtllmConfig(
+        max_batch_size=max_batch_size,
+        max_num_tokens=fields.pop("max_num_tokens", 256),
+        max_seq_len=MAX_SEQ_LEN,
+        kv_cache_config=KvCacheSettings(
+            max_tokens=num_blocks * BLOCK_SIZE, tokens_per_block=BLOCK_SIZE
+        ),
+        scheduler_config=SchedulerSettings(capacity_scheduler_policy=policy),
+        watch=watch or watch_settings(),
+        **fields,
+    )
+
+
+def watch_settings(**changes: float) -> WatchSettings:
+    settings = WatchSettings(
+        response_timeout_s=RESPONSE_TIMEOUT_S,
+        abort_grace_s=GRACE_S,
+        limits_timeout_s=PATIENCE_S,
+        shutdown_timeout_s=PATIENCE_S,
+    )
+    return replace(settings, **changes)
+
+
+def build_executor(
+    folder: Path, config: TrtllmConfig, clock: Callable[[], float]
+) -> TrtllmExecutor:
+    """An executor over a new engine of the stand-in, with the settings it was configured to."""
+    model = write_model_folder(folder, vocab_size=VOCAB, max_seq_len=MAX_SEQ_LEN)
+    whole = ExecutorConfig(kind=ExecutorKind.TRTLLM, model_path=model, trtllm=config)
+    return TrtllmExecutor(whole, clock)
+
+
+class TrtllmHouse:
+    """One engine. It is paused after its start unless `is_free`; what is not set is small.
+
+    `fake`: settings of the stand-in. `scheduler`: of ours. Everything else: see `trtllm_config`.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        fake: dict[str, Any] | None = None,
+        scheduler: dict[str, Any] | None = None,
+        is_free: bool = False,
+        **config: Any,
+    ) -> None:
+        control = fake_module("fake_control")
+        control.configure(**{"stats_lag_s": 0.0, **(fake or {})})
+        self.config = trtllm_config(**config)
+        self.clock = FakeClock()
+        self.executor = build_executor(folder, self.config, self.clock)
+        self.control: EngineControl = control.engine()
+        self.num_warm_ups = len(self.control.submitted)
+        policy = self.config.scheduler_config.capacity_scheduler_policy
+        settings = {
+            "max_num_batched_tokens": self.config.max_num_tokens,
+            "admission_policy": AdmissionPolicy[policy.name],
+            **(scheduler or {}),
+        }
+        self.engine = Engine(self.executor, SchedulerConfig(**settings), self.clock)
+        self.outcomes: dict[int, Outcome] = defaultdict(Outcome)
+        self._loop_offset_s = 0.0
+        if not is_free:
+            self.hold_loop_time()
+            self.control.pause()
+
+    @property
+    def thread(self) -> LoopThread:
+        return self.executor._engine._thread
+
+    @property
+    def streams(self) -> Streams:
+        return self.executor._engine.streams
+
+    @property
+    def llm(self) -> Any:
+        return self.executor._engine._llm
+
+    @property
+    def num_inside(self) -> int:
+        """Requests that our ledger says the engine has not let go of."""
+        return self.executor._ledger.num_inside
+
+    @property
+    def submitted_prompts(self) -> list[list[int]]:
+        """What went into the engine, in order, without what asked for its limits."""
+        return [item.prompt_token_ids for item in self.control.submitted[self.num_warm_ups :]]
+
+    @property
+    def submitted_keys(self) -> list[int]:
+        """Of requests of `support.core.make_spec`, whose prompts tell their keys."""
+        return [prompt[0] // 100 for prompt in self.submitted_prompts]
+
+    def view(self) -> View:
+        return self.control.view()
+
+    # Our side
+
+    def submit(self, *specs: RequestSpec) -> None:
+        """Queue single requests."""
+        for spec in specs:
+            self.engine.submit((spec,))
+
+    def turn(self) -> None:
+        """One step of the scheduler's thread, and all that the loop makes of it."""
+        collect_events(self.engine, self.outcomes)
+        self.engine.check_integrity()
+        self.settle()
+
+    def is_ready(self, timeout_s: float = 0.0) -> bool:
+        assert self.engine.ready_fd is not None
+        return bool(select.select([self.engine.ready_fd], [], [], timeout_s)[0])
+
+    # The loop
+
+    def settle(self) -> None:
+        """Return when the loop has worked off what it has."""
+
+        async def settled() -> None:
+            for _ in range(_NUM_TURNS_TO_SETTLE):
+                await asyncio.sleep(0)
+
+        self.thread.run(settled(), PATIENCE_S)
+
+    def hold_loop_time(self) -> None:
+        """From here on the loop's time passes by `pass_loop_time` alone."""
+        stopped_at_s = self.thread.loop.time()
+
+        def time_s() -> float:
+            return stopped_at_s + self._loop_offset_s
+
+        self.thread.loop.call_soon_threadsafe(setattr, self.thread.loop, "time", time_s)
+        self.settle()
+
+    def pass_loop_time(self, seconds: float) -> None:
+        """Everything on the loop that waits for a time within `seconds` happens now."""
+
+        def move() -> None:
+            self._loop_offset_s += seconds
+
+        self.thread.loop.call_soon_threadsafe(move)
+        self.settle()
+
+    def stray_tasks(self) -> list[str]:
+        """Tasks of the loop but for the two that last, and what these wait on in a task."""
+
+        async def found() -> list[str]:
+            others = asyncio.all_tasks() - {*self.executor._engine._tasks, asyncio.current_task()}
+            return [repr(task) for task in others if "Event.wait" not in repr(task)]
+
+        return self.thread.run(found(), PATIENCE_S)
+
+    # The engine
+
+    def iterate(self, count: int = 1) -> None:
+        """Iterations of the paused stand-in, and all that the loop makes of each."""
+        for _ in range(count):
+            self.control.step()
+            self.settle()
+
+    def round(self, count: int = 1) -> None:
+        """Our step, then an iteration; `count` times, and our step at the end."""
+        for _ in range(count):
+            self.turn()
+            self.iterate()
+        self.turn()
+
+    def run_until_idle(self, max_rounds: int = 500) -> None:
+        """By hand, until nobody is left on either side."""
+        for _ in range(max_rounds):
+            if not (self.engine.has_work or self.num_inside):
+                return
+            self.round()
+        raise AssertionError(f"still busy after {max_rounds} rounds")
+
+    def run_free(self, max_steps: int = 20_000) -> None:
+        """With the stand-in running by itself, until nobody is left on either side."""
+        self.control.resume()
+        for _ in range(max_steps):
+            collect_events(self.engine, self.outcomes)
+            if not (self.engine.has_work or self.num_inside):
+                return
+            assert self.is_ready(PATIENCE_S) or not self.num_inside, "no news"
+        raise AssertionError(f"still busy after {max_steps} steps")
+
+    def join_engine_loop(self) -> None:
+        """Wait for the end of the stand-in's loop."""
+        self.control._engine._thread.join(PATIENCE_S)
+        assert not self.view().is_alive
+
+    # What became of it
+
+    def tokens(self, key: int) -> list[int]:
+        return self.outcomes[key].tokens
+
+    def finish(self, key: int) -> FinishReason | None:
+        end = self.outcomes[key].end
+        return end.reason if isinstance(end, Finished) else None
+
+    def failure(self, key: int) -> FailureReason | None:
+        end = self.outcomes[key].end
+        return end.reason if isinstance(end, Failed) else None
+
+    def check_clean(self, *, num_lost: int = 0) -> None:
+        """Nothing is left of any request; `num_lost`: aborts that the engine never answered."""
+        assert not self.engine.has_work
+        self.engine.check_integrity()
+        assert self.engine.scheduler.life.cache.pool.num_used == 0
+        ledger = self.executor._ledger
+        assert (ledger.num_inside, ledger.num_waiting, ledger.num_leaving_blocks) == (0, 0, 0)
+        assert not self.executor._seats
+        assert len(self.streams) == 0
+        assert self.executor.num_given_up == num_lost
+        assert self.stray_tasks() == []
+        view = self.view()
+        assert (view.active, view.waiting, view.num_used_blocks) == ((), (), 0)
+        assert view.num_results <= num_lost
+
+    def close(self) -> None:
+        self.control.release()
+        self.executor.close()
+
+
+Houses = Callable[..., TrtllmHouse]
+"""Builds houses that a fixture closes."""
+
+
+def reference(house: TrtllmHouse, prompt: Sequence[int], count: int) -> list[int]:
+    """The stand-in's greedy output for a prompt, from its model itself."""
+    model = house.control._engine.limits.model
+    advance = fake_module("_torch.pyexecutor.hashed_model").advance
+    state = advance(0, list(prompt))
+    tokens: list[int] = []
+    for _ in range(count):
+        tokens.append(model.top_token(state))
+        state = advance(state, (tokens[-1],))
+    return tokens
+
+
+def greedy_spec(key: int, prompt: int | Sequence[int] = 5, **fields: Any) -> RequestSpec:
+    """As `make_spec`, and always the same output."""
+    return make_spec(key, prompt, sampling=SamplingParams(temperature=0.0), **fields)
+
+
+def prompt_of(spec: RequestSpec) -> list[int]:
+    ids: NDArray[np.int32] = spec.prompt_ids
+    tokens: list[int] = ids.tolist()
+    return tokens
+
+
+def wrapped(monkeypatch: Any, owner: Any, name: str, around: Callable[..., Any]) -> None:
+    """Replace a method by `around(original, *arguments)`, its signature kept."""
+    original = getattr(owner, name)
+
+    @functools.wraps(original)
+    def call(*arguments: Any, **keywords: Any) -> Any:
+        return around(original, *arguments, **keywords)
+
+    monkeypatch.setattr(owner, name, call)

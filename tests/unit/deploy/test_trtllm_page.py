@@ -1,0 +1,134 @@
+"""What docs/tensorrt-llm.md shows: settings load, commands parse, quoted words are in the code."""
+
+import ast
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from penstock.executor.trtllm.config import TrtllmConfig
+from penstock.server.cli import build_parser
+from penstock.server.cli.serve_trtllm import read_section
+
+REPOSITORY = Path(__file__).parents[3]
+DEPLOY = REPOSITORY / "deploy" / "trtllm"
+PAGE = REPOSITORY / "docs" / "tensorrt-llm.md"
+TEXT = PAGE.read_text(encoding="utf-8")
+FENCES = re.findall(r"^```([^\n]*)\n(.*?)^```$", TEXT, re.M | re.S)
+EXAMPLES = [body for kind, body in FENCES if kind == "toml test"]
+COMMANDS = [
+    line.strip()
+    for kind, body in FENCES
+    if kind.startswith("sh")
+    for line in body.replace("\\\n", " ").splitlines()
+]
+IN_CONTAINER = re.compile(
+    r"(?:docker run .* penstock-trtllm:\S+|exec penstock penstock|^penstock) +(\S.*)$"
+)
+
+
+def penstock_arguments(command: str) -> list[str] | None:
+    """What follows `penstock` in a command of the page; None where it is not called."""
+    found = IN_CONTAINER.search(command)
+    return None if found is None else shlex.split(found[1])
+
+
+CALLS = [call for command in COMMANDS if (call := penstock_arguments(command)) is not None]
+
+
+def load(tmp_path: Path, text: str) -> TrtllmConfig:
+    file = tmp_path / "trtllm.toml"
+    file.write_text(text, encoding="utf-8")
+    return read_section(str(file))
+
+
+@pytest.mark.parametrize("text", EXAMPLES)
+def test_every_example_loads_and_sets_something(tmp_path: Path, text: str) -> None:
+    assert load(tmp_path, text) != TrtllmConfig()
+
+
+def test_there_are_examples_of_everything_that_has_a_section() -> None:
+    shown = "\n".join(EXAMPLES)
+
+    for name in ("tensor_parallel_size", "guided_decoding_backend", "lora_config", "NGram", "MTP"):
+        assert name in shown
+
+
+def test_the_file_that_compose_mounts_loads_and_fits_its_gpus(tmp_path: Path) -> None:
+    config = load(tmp_path, (DEPLOY / "trtllm.toml").read_text(encoding="utf-8"))
+
+    counts = re.findall(r"^ +count: (\d+)$", (DEPLOY / "compose.yaml").read_text("utf-8"), re.M)
+    assert counts == [str(config.world_size)]
+
+
+@pytest.mark.parametrize("arguments", CALLS, ids=" ".join)
+def test_every_command_parses(arguments: list[str]) -> None:
+    if "--help" in arguments:
+        with pytest.raises(SystemExit, match=r"^0$"):
+            build_parser().parse_args(arguments)
+        return
+
+    assert build_parser().parse_known_args(arguments)[1] == []
+
+
+def test_commands_of_the_containers_files_parse() -> None:
+    lines = (DEPLOY / "compose.yaml").read_text(encoding="utf-8").splitlines()
+    start = lines.index("    command:") + 1
+    arguments: list[str] = []
+    for line in lines[start:]:
+        if not line.startswith("      - "):
+            break
+        arguments.append(line.removeprefix("      - "))
+    entry = re.findall(r"^CMD (.*)$", (DEPLOY / "Dockerfile").read_text("utf-8"), re.M)[-1]
+
+    for call in (arguments, ast.literal_eval(entry)):
+        args, unknown = build_parser().parse_known_args(call)
+        assert unknown == []
+        assert args.executor == "trtllm"
+        assert args.host == "0.0.0.0"
+
+
+def test_the_page_calls_what_it_should() -> None:
+    assert {call[0] for call in CALLS} >= {"serve", "generate", "verify", "models", "build"}
+
+
+def words_of(path: Path) -> str:
+    """All text literals of a file, pieces of one literal put together."""
+    literals: list[str] = []
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            literals.append(node.value)
+        elif isinstance(node, ast.JoinedStr):
+            parts = [part.value for part in node.values if isinstance(part, ast.Constant)]
+            literals.append("…".join(str(part) for part in parts))
+    return "\n".join(literals)
+
+
+def test_words_that_are_called_ours_are_in_the_code() -> None:
+    files = [
+        path
+        for root in ("executors", "server", "deploy")
+        for path in sorted((REPOSITORY / root).rglob("*.py"))
+    ]
+    said = "\n".join(words_of(path) for path in files)
+    rows = re.findall(r"^\| (.*?) \| ours \| ", TEXT, re.M)
+    quoted = [words for row in rows for words in re.findall(r"`([^`]+)`", row)]
+
+    assert len(quoted) >= 12
+    assert [words for words in quoted if words not in said] == []
+
+
+def test_links_lead_somewhere() -> None:
+    targets = re.findall(r"\]\(([^)#]+)\)", TEXT)
+
+    assert targets
+    assert [target for target in targets if not (PAGE.parent / target).exists()] == []
+
+
+def test_every_reason_has_a_remedy() -> None:
+    rows = [line for line in TEXT.splitlines() if line.startswith("| ") and "---" not in line]
+    troubles = [row.strip("| ").split(" | ") for row in rows if row.count(" | ") == 3]
+
+    assert len(troubles) > 30
+    assert [cells for cells in troubles if not all(cells)] == []

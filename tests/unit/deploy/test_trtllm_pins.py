@@ -1,0 +1,114 @@
+"""Our requirements fit what the images of TensorRT-LLM carry, as far as that is recorded."""
+
+import re
+import tomllib
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+REPOSITORY = Path(__file__).parents[3]
+DEPLOY = REPOSITORY / "deploy" / "trtllm"
+PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pin:
+    """One line of vendor-pins.txt."""
+
+    name: str
+    carried: str
+    status: str
+    source: str
+
+
+def read_pins() -> list[Pin]:
+    lines = (DEPLOY / "vendor-pins.txt").read_text(encoding="utf-8").splitlines()
+    return [
+        Pin(name=name, carried=carried, status=status, source=source)
+        for line in lines
+        if line and not line.startswith("#")
+        for name, carried, status, source in [[part.strip() for part in line.split("|")]]
+    ]
+
+
+PINS = read_pins()
+EXTRAS = ("torch", "trtllm")
+OURS = {
+    canonicalize_name(requirement.name): requirement.specifier
+    for group in (PROJECT["dependencies"], *map(PROJECT["optional-dependencies"].get, EXTRAS))
+    for text in group
+    for requirement in [Requirement(text)]
+} | {"python": SpecifierSet(PROJECT["requires-python"])}
+
+
+def share_a_version(ours: SpecifierSet, theirs: SpecifierSet) -> bool:
+    """Whether some version satisfies both; bounds and what comes right after them are tried."""
+    bounds = [Version(part.version) for part in [*ours, *theirs]]
+    tried = [*bounds, *(Version(f"{bound.base_version}.1") for bound in bounds)]
+    return any(
+        ours.contains(version, prereleases=True) and theirs.contains(version, prereleases=True)
+        for version in tried
+    )
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "fits"),
+    [
+        (">=5.29,<8", ">=4.25.8", True),
+        (">=5.29,<8", "<5.29", False),
+        (">=1.26,<3", ">=1.26,<2.4", True),
+        (">=0.21", ">=0.22.0,<=0.23.0", True),
+        (">=2.6", "==2.10.0a0+b4e4ee81d3.nv25.12", True),
+        (">=4.57,<6", "==4.56.0", False),
+    ],
+)
+def test_ranges_are_compared(ours: str, theirs: str, fits: bool) -> None:
+    assert share_a_version(SpecifierSet(ours), SpecifierSet(theirs)) is fits
+
+
+@pytest.mark.parametrize("pin", PINS, ids=lambda pin: f"{pin.name} {pin.carried}")
+def test_our_range_fits_what_the_image_carries(pin: Pin) -> None:
+    if pin.carried in ("any", "none") or pin.name not in OURS:
+        return
+    assert share_a_version(OURS[pin.name], SpecifierSet(pin.carried)), (
+        f"pyproject.toml asks for {pin.name}{OURS[pin.name]}, the image carries {pin.carried}"
+    )
+
+
+def test_every_requirement_is_recorded() -> None:
+    assert set(OURS) - {pin.name for pin in PINS} == set()
+
+
+def test_every_line_says_whether_it_is_verified_and_where_it_was_read() -> None:
+    assert {pin.status for pin in PINS} <= {"verified", "unverified"}
+    assert [pin.name for pin in PINS if not pin.source] == []
+    header = (DEPLOY / "vendor-pins.txt").read_text(encoding="utf-8")
+    assert re.search(r"^# Read on \d{4}-\d{2}-\d{2}\.", header, re.M)
+
+
+def test_the_generated_code_keeps_its_floor() -> None:
+    assert not OURS["protobuf"].contains("5.28.3")
+    assert not OURS["grpcio"].contains("1.71.0")
+
+
+def test_one_version_everywhere() -> None:
+    recorded: defaultdict[str, list[str]] = defaultdict(list)
+    for pin in PINS:
+        recorded[pin.name].append(pin.carried)
+    dockerfile = (DEPLOY / "Dockerfile").read_text(encoding="utf-8")
+    compose = (DEPLOY / "compose.yaml").read_text(encoding="utf-8")
+    page = (REPOSITORY / "docs" / "tensorrt-llm.md").read_text(encoding="utf-8")
+
+    version = recorded["tensorrt-llm"][0].removeprefix("==")
+
+    assert version.startswith("1.2.")
+    assert re.findall(r"^ARG TRTLLM_VERSION=(.*)$", dockerfile, re.M) == [version]
+    assert re.findall(r"TRTLLM_VERSION: (.*)$", compose, re.M) == [version]
+    assert re.findall(r"image: penstock-trtllm:(.*)$", compose, re.M) == [version]
+    assert set(re.findall(r"penstock-trtllm:([\d.]+\d)", page)) == {version}

@@ -1,0 +1,322 @@
+"""`penstock serve --executor trtllm`: where its section comes from, and what it settles."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.executor.config import ExecutorConfig, ExecutorKind
+from penstock.executor.trtllm.config import (
+    Adapter,
+    CapacityPolicy,
+    KvCacheSettings,
+    LoraSettings,
+    SchedulerSettings,
+    TrtllmConfig,
+    WatchSettings,
+)
+from penstock.scheduler.config import AdmissionPolicy, SchedulerConfig
+from penstock.server.cli import build_parser
+from penstock.server.cli.serve import BadSetting, build_config, merge_settings
+from penstock.server.cli.serve_options import OPTIONS
+from penstock.server.config import (
+    EngineLaunch,
+    FrontLaunch,
+    ServerConfig,
+    launch_from_json,
+    launch_to_json,
+)
+from penstock.server.processes.environment import engine_environment
+from support.trtllm_folders import (
+    adapter_folder,
+    checkpoint_folder,
+    engine_folder,
+    hugging_face_folder,
+)
+
+
+@pytest.fixture(autouse=True)
+def no_gpus_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return hugging_face_folder(tmp_path / "model")
+
+
+def configured(model: Path, *arguments: str, **environment: str) -> ServerConfig:
+    words = ["serve", "--executor", "trtllm", "--model", str(model), *arguments]
+    return build_config(merge_settings(vars(build_parser().parse_args(words)), environment))
+
+
+def section(**values: Any) -> tuple[str, str]:
+    return "--trtllm-config", json.dumps(values)
+
+
+def test_without_a_section_the_defaults_hold(model: Path) -> None:
+    config = configured(model)
+
+    assert config.executor == ExecutorConfig(
+        kind=ExecutorKind.TRTLLM, model_path=model, max_num_seqs=256
+    )
+    assert config.executor.trtllm == TrtllmConfig()
+    assert config.scheduler == SchedulerConfig(
+        max_num_batched_tokens=8192, admission_policy=AdmissionPolicy.GUARANTEED_NO_EVICT
+    )
+    assert config.front.is_prefix_caching
+
+
+def test_the_service_takes_its_limits_from_the_section(model: Path) -> None:
+    config = configured(
+        model,
+        *section(
+            max_batch_size=32,
+            max_num_tokens=1024,
+            max_seq_len=2000,
+            scheduler_config={"capacity_scheduler_policy": "MAX_UTILIZATION"},
+            kv_cache_config={"enable_block_reuse": False},
+        ),
+        *("--max-num-waiting", "9", "--watermark", "0.5"),
+    )
+
+    assert (config.executor.max_num_seqs, config.executor.max_seq_len) == (32, 2000)
+    assert config.scheduler == SchedulerConfig(
+        max_num_batched_tokens=1024,
+        admission_policy=AdmissionPolicy.MAX_UTILIZATION,
+        max_num_waiting=9,
+        watermark=0.5,
+    )
+    assert not config.front.is_prefix_caching
+
+
+def test_policies_have_the_names_that_the_engine_knows() -> None:
+    assert {policy.name for policy in CapacityPolicy} == {item.name for item in AdmissionPolicy}
+
+
+def test_the_section_comes_from_a_json_file_a_toml_file_or_the_environment(
+    model: Path, tmp_path: Path
+) -> None:
+    adapter = adapter_folder(tmp_path / "poet")
+    wanted = TrtllmConfig(
+        max_batch_size=8,
+        kv_cache_config=KvCacheSettings(free_gpu_memory_fraction=0.5),
+        scheduler_config=SchedulerSettings(
+            capacity_scheduler_policy=CapacityPolicy.MAX_UTILIZATION
+        ),
+        lora_config=LoraSettings(adapters=(Adapter(name="poet", path=adapter, id=3),)),
+        watch=WatchSettings(abort_grace_s=1.0),
+    )
+    values = {
+        "max_batch_size": 8,
+        "kv_cache_config": {"free_gpu_memory_fraction": 0.5},
+        "scheduler_config": {"capacity_scheduler_policy": "MAX_UTILIZATION"},
+        "lora_config": {"adapters": [{"name": "poet", "path": str(adapter), "id": 3}]},
+        "watch": {"abort_grace_s": 1},
+    }
+    as_json, as_toml = tmp_path / "engine.json", tmp_path / "engine.toml"
+    as_json.write_text(json.dumps(values))
+    as_toml.write_text(
+        "max_batch_size = 8\n"
+        "kv_cache_config.free_gpu_memory_fraction = 0.5\n"
+        'scheduler_config.capacity_scheduler_policy = "MAX_UTILIZATION"\n'
+        f'[[lora_config.adapters]]\nname = "poet"\npath = "{adapter}"\nid = 3\n'
+        "[watch]\nabort_grace_s = 1\n"
+    )
+
+    for config in (
+        configured(model, "--trtllm-config", " " + json.dumps(values)),
+        configured(model, "--trtllm-config", str(as_json)),
+        configured(model, "--trtllm-config", str(as_toml)),
+        configured(model, PENSTOCK_TRTLLM_CONFIG=str(as_toml)),
+    ):
+        assert config.executor.trtllm == wanted
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "trtllm-config is no JSON"),
+        ("nowhere.json", "trtllm-config: nowhere.json cannot be read: No such file"),
+        ("engine.yaml", "trtllm-config must be a JSON object or a .json or .toml file, not engine"),
+        ('{"max_batch": 3}', "trtllm-config.max_batch is unknown"),
+        ('{"max_batch_size": "8"}', "trtllm-config.max_batch_size must not be '8'"),
+        ('{"kv_cache_config": {"size": 3}}', "trtllm-config.kv_cache_config.size is unknown"),
+        (
+            '{"kv_cache_config": {"tokens_per_block": 24}}',
+            "trtllm-config.kv_cache_config: tokens_per_block must be a power of 2, not 24",
+        ),
+        (
+            '{"lora_config": {"adapters": [{"name": "a", "path": "/a"}]}}',
+            "trtllm-config.lora_config.adapters[0].id is missing",
+        ),
+    ],
+)
+def test_what_is_off_in_the_section_is_named_by_its_path(
+    model: Path, text: str, message: str
+) -> None:
+    with pytest.raises(BadSetting, match=re.escape(message)):
+        configured(model, "--trtllm-config", text)
+
+
+@pytest.mark.parametrize(("suffix", "kind"), [("json", "JSON"), ("toml", "TOML")])
+def test_a_broken_file_is_named(model: Path, tmp_path: Path, suffix: str, kind: str) -> None:
+    path = tmp_path / f"engine.{suffix}"
+    for content in (b"= {", b"\xff"):
+        path.write_bytes(content)
+        with pytest.raises(BadSetting, match=f"trtllm-config: {path} is no {kind}"):
+            configured(model, "--trtllm-config", str(path))
+
+
+def test_a_file_must_hold_an_object(model: Path, tmp_path: Path) -> None:
+    path = tmp_path / "engine.json"
+    path.write_text("[]")
+    with pytest.raises(BadSetting, match=r"trtllm-config must be an object, not \[\]"):
+        configured(model, "--trtllm-config", str(path))
+
+
+REPLACED = {
+    "max-num-seqs": ("5", "max_batch_size"),
+    "max-num-batched-tokens": ("99", "max_num_tokens"),
+    "max-seq-len": ("77", "max_seq_len"),
+    "admission-policy": ("max_utilization", "scheduler_config.capacity_scheduler_policy"),
+    "block-size": ("8", "kv_cache_config.tokens_per_block"),
+    "num-blocks": ("8", "kv_cache_config.max_tokens"),
+    "kv-cache-mib": ("8", "kv_cache_config.free_gpu_memory_fraction"),
+    "dtype": ("bfloat16", "dtype"),
+    "pipeline-depth": ("1", "disable_overlap_scheduler"),
+}
+
+
+@pytest.mark.parametrize("flag", REPLACED)
+def test_a_flag_that_has_a_name_of_its_own_there_is_refused_with_it(model: Path, flag: str) -> None:
+    value, key = REPLACED[flag]
+    message = f"^{flag}: for the trtllm executor set {re.escape(key)} in --trtllm-config$"
+
+    with pytest.raises(BadSetting, match=message):
+        configured(model, f"--{flag}", value)
+    with pytest.raises(BadSetting, match=message):
+        configured(model, **{f"PENSTOCK_{flag.upper().replace('-', '_')}": value})
+
+
+@pytest.mark.parametrize(("flag", "value"), [("device", "cuda:1"), ("threads", "2")])
+def test_a_flag_without_meaning_is_refused(model: Path, flag: str, value: str) -> None:
+    with pytest.raises(BadSetting, match=f"^{flag} means nothing to the trtllm executor: "):
+        configured(model, f"--{flag}", value)
+
+
+def test_every_other_flag_is_either_the_services_or_refused(model: Path) -> None:
+    service = {
+        *("model", "tokenizer", "model-name", "model-aliases", "executor", "host", "port"),
+        *("fronts", "max-num-waiting", "max-num-waiting-tokens", "watermark", "prefix-caching"),
+        *("default-max-tokens", "max-output-tokens", "default-deadline-s", "max-deadline-s"),
+        *("max-backlog-tokens", "max-reader-stall-s", "drain-grace-s", "log-level"),
+        "trtllm-config",
+    }
+    others = {option.flag for option in OPTIONS} - service
+
+    assert others == {*REPLACED, "device", "threads", "simulated-config"}
+    with pytest.raises(BadSetting, match="simulated-config means nothing to the trtllm executor"):
+        configured(model, "--simulated-config", "{}")
+
+
+def test_the_section_means_nothing_to_other_executors() -> None:
+    words = ["serve", "--executor", "simulated", "--trtllm-config", "{}"]
+    with pytest.raises(BadSetting, match="trtllm-config means nothing to the simulated executor"):
+        build_config(merge_settings(vars(build_parser().parse_args(words)), {}))
+
+
+@pytest.mark.parametrize(("caching", "reuse"), [("on", False), ("off", True)])
+def test_prefix_caching_and_block_reuse_must_agree(model: Path, caching: str, reuse: bool) -> None:
+    agreeing = section(kv_cache_config={"enable_block_reuse": not reuse})
+    config = configured(model, "--prefix-caching", caching, *agreeing)
+    assert config.front.is_prefix_caching is (caching == "on")
+
+    with pytest.raises(BadSetting, match=f"prefix-caching is {caching} and .* they must agree"):
+        configured(
+            model,
+            *("--prefix-caching", caching),
+            *section(kv_cache_config={"enable_block_reuse": reuse}),
+        )
+
+
+def test_the_model_is_looked_at_before_anything_starts(
+    model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(BadSetting, match="penstock build"):
+        configured(checkpoint_folder(tmp_path / "checkpoint"))
+    adapters = [{"name": "a", "path": str(tmp_path / "none"), "id": 1}]
+    with pytest.raises(BadSetting, match=r"lora_config.adapters\[0\].path"):
+        configured(model, *section(lora_config={"adapters": adapters}))
+    caplog.clear()
+
+    with caplog.at_level(logging.INFO, "penstock"):
+        configured(model, *section(max_seq_len=9999))
+
+    levels = {record.levelname: record.getMessage() for record in caplog.records}
+    assert "is a Hugging Face model" in levels["INFO"]
+    assert "max_seq_len is 9999, beyond the 4096" in levels["WARNING"]
+
+
+def test_the_gpus_that_the_environment_shows_must_do(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    with pytest.raises(BadSetting, match="CUDA_VISIBLE_DEVICES shows 1"):
+        configured(model, *section(tensor_parallel_size=2))
+
+
+def test_an_engine_is_served_with_the_tokenizer_of_its_model(model: Path, tmp_path: Path) -> None:
+    engine = engine_folder(tmp_path / "engine")
+    sizes = section(max_batch_size=8, max_num_tokens=512)
+
+    with pytest.raises(BadSetting, match="tokenizer must be given"):
+        configured(engine, *sizes)
+    config = configured(engine, *sizes, "--tokenizer", str(model))
+
+    assert (config.model_path, config.tokenizer_path) == (engine, model)
+    assert (config.executor.model_path, config.executor.tokenizer_path) == (engine, model)
+
+
+@pytest.mark.parametrize("missing", ["tokenizer.json", "config.json"])
+def test_a_tokenizer_folder_without_its_files_is_refused_for_every_executor(
+    model: Path, missing: str
+) -> None:
+    (model / missing).unlink()
+    words = ["serve", "--executor", "simulated", "--tokenizer", str(model)]
+    with pytest.raises(BadSetting, match=f"^tokenizer: .* holds no {re.escape(missing)}"):
+        build_config(merge_settings(vars(build_parser().parse_args(words)), {}))
+
+
+def test_the_section_survives_the_way_to_the_children(model: Path, tmp_path: Path) -> None:
+    draft = {"decoding_type": "Eagle", "max_draft_len": 3, "speculative_model": str(model)}
+    adapters = [{"name": "a", "path": str(adapter_folder(tmp_path / "a")), "id": 1}]
+    config = configured(
+        model,
+        *section(
+            speculative_config=draft,
+            lora_config={"adapters": adapters},
+            cuda_graph_config={"batch_sizes": [1, 2]},
+            sampler_honours=["seed"],
+        ),
+        *("--tokenizer", str(model)),
+    )
+    engine = EngineLaunch(server=config, socket_path=Path("/s"), listener_fd=5, epoch=2)
+    front = FrontLaunch(server=config, socket_path=Path("/s"), front_id=4, port=1)
+
+    assert launch_from_json(EngineLaunch, launch_to_json(engine)) == engine
+    assert launch_from_json(FrontLaunch, launch_to_json(front)) == front
+
+
+def test_the_engine_downloads_nothing(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HF_HUB_OFFLINE", "OMP_NUM_THREADS", "OMP_WAIT_POLICY"):
+        monkeypatch.delenv(name, raising=False)
+    environment = engine_environment(configured(model).executor)
+
+    assert environment["HF_HUB_OFFLINE"] == "1"
+    assert not {name for name in environment if name.startswith("OMP_")}

@@ -1,0 +1,164 @@
+"""What becomes of a check: its outcome, its reason, its time."""
+
+import asyncio
+from typing import Any
+
+import grpc
+import pytest
+
+from penstock.client import Client, Failure, Internal, Model, ModelLimits, ModelState
+from penstock.client.model_info import KeepalivePolicy
+from penstock.server.cli.verify_checks import ALL_CHECKS
+from penstock.server.cli.verify_checks.check import Check
+from penstock.server.cli.verify_checks.runner import run_checks
+from penstock.server.cli.verify_checks.subject import Subject
+from penstock.server.cli.verify_checks.verdict import (
+    CheckFailed,
+    CheckResult,
+    CheckSkipped,
+    Outcome,
+)
+
+MODEL = Model(
+    name="m",
+    aliases=(),
+    is_default=True,
+    state=ModelState.READY,
+    limits=ModelLimits(vocab_size=100, max_total_tokens=80, max_output_tokens=70),
+    keepalive=KeepalivePolicy(),
+    features=(("seed", True), ("regex", False)),
+    adapters=(),
+    executor="torch",
+    ready_at_s=None,
+)
+
+
+class Clock:
+    """Time that passes when a check says so."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def subject(model: Model | None = MODEL) -> Subject:
+    return Subject(client=Client("127.0.0.1:1"), address="", concurrency=2, found_model=model)
+
+
+async def good(_: Subject) -> str:
+    return "good"
+
+
+async def judged(*checks: Check, model: Model | None = MODEL, **settings: Any) -> list[CheckResult]:
+    told: list[CheckResult] = []
+    results = await run_checks(
+        subject(model),
+        checks,
+        timeout_s=settings.get("timeout_s", 60.0),
+        left_out=settings.get("left_out", frozenset()),
+        on_result=told.append,
+        clock=settings.get("clock", Clock()),
+    )
+    assert told == results
+    return results
+
+
+def raising(error: Exception) -> Check:
+    async def run(_: Subject) -> str:
+        raise error
+
+    return Check(name="raises", run=run)
+
+
+INTERNAL = Internal(Failure(code=grpc.StatusCode.INTERNAL, message="broke", request_id="r-1"))
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome", "reason"),
+    [
+        (CheckFailed("bad"), Outcome.FAIL, "bad"),
+        (CheckSkipped("none"), Outcome.SKIP, "none"),
+        (INTERNAL, Outcome.FAIL, "INTERNAL: broke [request r-1]"),
+        (ValueError("n: odd"), Outcome.FAIL, "ValueError: n: odd"),
+        (TimeoutError(), Outcome.FAIL, "not done after 60 s"),
+    ],
+)
+async def test_exceptions_become_outcomes(error: Exception, outcome: Outcome, reason: str) -> None:
+    [result] = await judged(raising(error))
+
+    assert (result.outcome, result.reason) == (outcome, reason)
+
+
+async def test_a_fault_of_ours_is_not_hidden() -> None:
+    with pytest.raises(ZeroDivisionError):
+        await judged(raising(ZeroDivisionError()))
+
+
+async def test_a_check_that_hangs_fails_and_the_next_one_runs() -> None:
+    async def hang(_: Subject) -> str:
+        await asyncio.Event().wait()
+        return ""
+
+    results = await judged(
+        Check(name="hangs", run=hang, timeout_s=0.01), Check(name="next", run=good)
+    )
+
+    assert [result.outcome for result in results] == [Outcome.FAIL, Outcome.PASS]
+    assert results[0].reason.startswith("not done after")
+
+
+async def test_what_there_is_no_time_for_has_failed() -> None:
+    clock = Clock()
+
+    async def slow(_: Subject) -> str:
+        clock.now_s += 60
+        return "slow"
+
+    results = await judged(
+        Check(name="slow", run=slow), Check(name="late", run=good), clock=clock, timeout_s=60.0
+    )
+
+    assert [result.outcome for result in results] == [Outcome.PASS, Outcome.FAIL]
+    assert results[0].duration_s == 60
+    assert "--timeout-s" in results[1].reason
+
+
+async def test_features_that_are_not_offered_are_skipped() -> None:
+    results = await judged(
+        *(Check(name=name, run=good, feature=name) for name in ("seed", "regex", "images"))
+    )
+
+    assert [result.outcome.value for result in results] == ["PASS", "SKIP", "SKIP"]
+    assert results[1].reason == "the model does not offer regex"
+
+
+async def test_without_a_model_only_some_checks_make_sense() -> None:
+    results = await judged(
+        Check(name="a", run=good), Check(name="b", run=good, needs_model=False), model=None
+    )
+
+    assert [result.outcome.value for result in results] == ["SKIP", "PASS"]
+
+
+async def test_left_out_checks_are_skipped() -> None:
+    [result] = await judged(Check(name="a", run=good), left_out=frozenset({"a"}))
+
+    assert (result.outcome, result.reason) == (Outcome.SKIP, "left out by --skip")
+
+
+async def test_lengths_fit_the_context() -> None:
+    assert subject().room(1) == 1
+    assert subject().room(1000) == 80 - 64
+    assert max(subject().token_prompt(1000, seed="x")) < 100
+
+
+def test_checks_have_names_of_their_own_and_real_features() -> None:
+    from penstock.v1 import model_pb2
+
+    names = [check.name for check in ALL_CHECKS]
+    features = {check.feature for check in ALL_CHECKS} - {None}
+
+    assert len(set(names)) == len(names)
+    assert features <= {field.name for field in model_pb2.ModelFeatures.DESCRIPTOR.fields}
