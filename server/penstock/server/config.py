@@ -36,13 +36,15 @@ def num_usable_cores() -> int:
 class ServerConfig:
     """One service: a model, an engine and fronts on one port. Raises ValueError naming the field.
 
-    `model`: the name that clients use. `model_path`: its folder. `port` 0: any free one.
+    `model`: the name that clients use. `model_path`: its folder. `tokenizer_path`: the folder that
+    fronts read tokenizer and chat template from, None for the model's. `port` 0: any free one.
     `drain_grace_s`: how long streams may go on after the first SIGTERM or SIGINT; the service is
     gone two seconds later. `front.front_id` is a placeholder: each front gets its own.
     """
 
     model: str
     model_path: Path
+    tokenizer_path: Path | None = None
     executor: ExecutorConfig
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     front: FrontConfig = field(default_factory=FrontConfig)

@@ -1,17 +1,27 @@
 """The command line: `penstock <command>`.
 
 Owns the parser and nothing of what the commands do. Commands import what is heavy only when they
-run, so that `penstock --help` answers at once. Exit codes are in `exit_codes.py`; `serve` has its
-own.
+run, so that `penstock --help` answers at once. Exit codes are in `exit_codes.py`; `serve`, `build`
+and `verify` have their own.
 """
 
 import argparse
 from collections.abc import Callable, Sequence
 
-from penstock.server.cli import chat, demo, generate, health, models, serve, version
+from penstock.server.cli import (
+    build,
+    chat,
+    demo,
+    generate,
+    health,
+    models,
+    serve,
+    verify,
+    version,
+)
 from penstock.server.cli.exit_codes import EXIT_CODES_HELP
 
-_COMMANDS = (serve, generate, chat, models, health, demo, version)
+_COMMANDS = (serve, build, generate, chat, models, health, verify, demo, version)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -7,7 +7,6 @@ on a socket, the model that ships with the package.
 import argparse
 import asyncio
 import contextlib
-import signal
 import sys
 import time
 from typing import TYPE_CHECKING, Any
@@ -15,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 from penstock.server.cli.command import Subparsers
 from penstock.server.cli.connection import run_reporting, seconds
 from penstock.server.cli.demo_run import DemoRequest, DemoRun, final_table
-from penstock.server.cli.demo_service import DemoService, ServiceFailed
 from penstock.server.cli.demo_view import View, choose_view
 from penstock.server.cli.exit_codes import EXIT_CODES_HELP, ExitCode
+from penstock.server.cli.interruption import until_signal
+from penstock.server.cli.own_service import OwnService, ServiceFailed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 _START_TIMEOUT_S = 120.0
 _GENERATION_DEADLINE_S = 120.0
 _DEFAULT_MAX_TOKENS = 120
+_INTERRUPTED = "penstock demo: interrupted, service stopped"
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -64,7 +65,7 @@ def add_parser(subparsers: Subparsers) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the command; the exit code."""
-    return run_reporting("demo", lambda: asyncio.run(_demo_until_signal(args)))
+    return run_reporting("demo", lambda: asyncio.run(until_signal(_demo(args), _INTERRUPTED)))
 
 
 def demo_requests(max_tokens: int) -> tuple[DemoRequest, ...]:
@@ -94,27 +95,6 @@ def demo_requests(max_tokens: int) -> tuple[DemoRequest, ...]:
     )
 
 
-async def _demo_until_signal(args: argparse.Namespace) -> int:
-    """Ctrl-C and SIGTERM end the generations, then the service, then the demo."""
-    loop = asyncio.get_running_loop()
-    demo = asyncio.create_task(_demo(args))
-    interrupted_by = 0
-
-    def interrupt(number: signal.Signals) -> None:
-        nonlocal interrupted_by
-        # Once is enough, and a second one must not interrupt the stopping of the service.
-        if not interrupted_by:
-            interrupted_by = number
-            demo.cancel()
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, interrupt, number)
-    with contextlib.suppress(asyncio.CancelledError):
-        return await demo
-    print("penstock demo: interrupted, service stopped", file=sys.stderr, flush=True)
-    return 128 + interrupted_by
-
-
 async def _demo(args: argparse.Namespace) -> int:
     from penstock.client import Client
 
@@ -122,7 +102,7 @@ async def _demo(args: argparse.Namespace) -> int:
     runs = [DemoRun(request) for request in demo_requests(args.max_tokens)]
     serve_args = ("--model", "demo", "--executor", args.executor, "--log-level", "warning")
     try:
-        service = DemoService(serve_args, start_timeout_s=args.start_timeout)
+        service = OwnService(serve_args, start_timeout_s=args.start_timeout)
         async with service:
             print(service.ready_line, flush=True)
             async with Client(service.address) as client:
@@ -139,7 +119,7 @@ async def _demo(args: argparse.Namespace) -> int:
     return ExitCode.FAILED if bad else ExitCode.OK
 
 
-async def _stream_all(service: DemoService, client: "Client", runs: "Sequence[DemoRun]") -> None:
+async def _stream_all(service: OwnService, client: "Client", runs: "Sequence[DemoRun]") -> None:
     """Stream all at once. Raises ServiceFailed when the service ends meanwhile."""
     view = choose_view(sys.stdout, runs)
     streams = asyncio.gather(*(_stream(client, run, view) for run in runs))

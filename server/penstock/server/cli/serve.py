@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from penstock.executor.config import ExecutorConfig, SimulatedConfig
+    from penstock.executor.trtllm.config import TrtllmConfig
     from penstock.scheduler.config import SchedulerConfig
     from penstock.server.config import ServerConfig
     from penstock.server.front.config import FrontConfig
@@ -116,12 +117,15 @@ def build_config(settings: Mapping[str, Any]) -> "ServerConfig":
 
     try:
         model_path = resolve_model(settings["model"])
+        tokenizer_path = _tokenizer_path(settings["tokenizer"])
+        trtllm = _trtllm_config(settings, model_path, tokenizer_path)
         return ServerConfig(
             model=settings["model_name"] or model_path.name,
             model_path=model_path,
-            executor=_executor_config(settings, model_path),
-            scheduler=_scheduler_config(settings),
-            front=_front_config(settings),
+            tokenizer_path=tokenizer_path,
+            executor=_executor_config(settings, model_path, tokenizer_path, trtllm),
+            scheduler=_scheduler_config(settings, trtllm),
+            front=_front_config(settings, trtllm),
             host=settings["host"],
             port=settings["port"],
             log_level=settings["log_level"],
@@ -131,13 +135,59 @@ def build_config(settings: Mapping[str, Any]) -> "ServerConfig":
         raise BadSetting(str(error)) from error
 
 
-def _executor_config(settings: Mapping[str, Any], model_path: "Path") -> "ExecutorConfig":
+def _tokenizer_path(text: str | None) -> "Path | None":
+    from pathlib import Path
+
+    if text is None:
+        return None
+    path = Path(text).expanduser().resolve()
+    for name in ("tokenizer.json", "config.json"):
+        if not (path / name).is_file():
+            raise BadSetting(f"tokenizer: {path} holds no {name}")
+    return path
+
+
+def _trtllm_config(
+    settings: Mapping[str, Any], model_path: "Path", tokenizer_path: "Path | None"
+) -> "TrtllmConfig | None":
+    """The section of the TensorRT-LLM executor, checked against its model; None for the others."""
+    from penstock.executor.config import ExecutorKind
+
+    executor = settings["executor"]
+    if executor != ExecutorKind.TRTLLM:
+        if settings["trtllm_config"] is not None:
+            raise BadSetting(f"trtllm-config means nothing to the {executor} executor")
+        return None
+    from penstock.server.cli.serve_trtllm import check_model, trtllm_config
+
+    config = trtllm_config(settings)
+    check_model(model_path, config, tokenizer_path)
+    return config
+
+
+def _executor_config(
+    settings: Mapping[str, Any],
+    model_path: "Path",
+    tokenizer_path: "Path | None",
+    trtllm: "TrtllmConfig | None",
+) -> "ExecutorConfig":
     from penstock.executor.config import ExecutorConfig, ExecutorKind
 
+    simulated = _simulated_config(settings["executor"], settings["simulated_config"])
+    if trtllm is not None:
+        return ExecutorConfig(
+            kind=ExecutorKind.TRTLLM,
+            model_path=model_path,
+            tokenizer_path=tokenizer_path,
+            max_num_seqs=trtllm.max_batch_size,
+            max_seq_len=trtllm.max_seq_len,
+            trtllm=trtllm,
+        )
     return ExecutorConfig(
         **_given(
             kind=ExecutorKind(settings["executor"]),
             model_path=model_path,
+            tokenizer_path=tokenizer_path,
             device=settings["device"],
             dtype=settings["dtype"],
             block_size=settings["block_size"],
@@ -147,7 +197,7 @@ def _executor_config(settings: Mapping[str, Any], model_path: "Path") -> "Execut
             max_seq_len=settings["max_seq_len"],
             num_threads=settings["threads"],
             pipeline_depth=settings["pipeline_depth"],
-            simulated=_simulated_config(settings["executor"], settings["simulated_config"]),
+            simulated=simulated,
         )
     )
 
@@ -171,13 +221,19 @@ def _simulated_config(executor: str, text: str | None) -> "SimulatedConfig | Non
     return config if "pace" in data else replace(config, pace=SimulatedPace.REAL_TIME)
 
 
-def _scheduler_config(settings: Mapping[str, Any]) -> "SchedulerConfig":
+def _scheduler_config(
+    settings: Mapping[str, Any], trtllm: "TrtllmConfig | None"
+) -> "SchedulerConfig":
     from penstock.scheduler.config import AdmissionPolicy, SchedulerConfig
 
-    policy = settings["admission_policy"]
+    budget, policy = settings["max_num_batched_tokens"], settings["admission_policy"]
+    if trtllm is not None:
+        # Our scheduler admits for the engine's: they follow one policy, the one set there.
+        budget = trtllm.max_num_tokens
+        policy = AdmissionPolicy[trtllm.scheduler_config.capacity_scheduler_policy.name]
     return SchedulerConfig(
         **_given(
-            max_num_batched_tokens=settings["max_num_batched_tokens"],
+            max_num_batched_tokens=budget,
             max_num_waiting=settings["max_num_waiting"],
             max_num_waiting_tokens=settings["max_num_waiting_tokens"],
             watermark=settings["watermark"],
@@ -186,10 +242,12 @@ def _scheduler_config(settings: Mapping[str, Any]) -> "SchedulerConfig":
     )
 
 
-def _front_config(settings: Mapping[str, Any]) -> "FrontConfig":
+def _front_config(settings: Mapping[str, Any], trtllm: "TrtllmConfig | None") -> "FrontConfig":
     from penstock.server.front.config import FrontConfig
 
     aliases, caching = settings["model_aliases"], settings["prefix_caching"]
+    if trtllm is not None:
+        caching = "on" if trtllm.kv_cache_config.enable_block_reuse else "off"
     return FrontConfig(
         **_given(
             model_aliases=None if aliases is None else tuple(aliases.split(",")),

@@ -39,6 +39,13 @@ OPTIONS = (
         default="demo",
         help="model folder (Hugging Face layout), or demo for the one in the package",
     ),
+    Option(
+        flag="tokenizer",
+        parse=str,
+        default=None,
+        metavar="FOLDER",
+        help="Hugging Face folder with tokenizer and chat template (default: the model's)",
+    ),
     Option(flag="model-name", parse=str, default=None, help="name that clients use"),
     Option(
         flag="model-aliases",
@@ -51,7 +58,7 @@ OPTIONS = (
         flag="executor",
         parse=str,
         default="torch",
-        choices=("torch", "simulated"),
+        choices=("torch", "simulated", "trtllm"),
         help="what computes tokens",
     ),
     Option(flag="host", parse=str, default="127.0.0.1", help="address to listen on"),
@@ -153,6 +160,14 @@ OPTIONS = (
         default=None,
         metavar="JSON",
         help="settings of the simulated executor; executors/README.md lists the keys",
+    ),
+    Option(
+        flag="trtllm-config",
+        parse=str,
+        default=None,
+        metavar="JSON|FILE",
+        help="settings of the trtllm executor: JSON, or a .json or .toml file;"
+        " executors/README.md lists the keys",
     ),
     Option(
         flag="log-level",

@@ -2,11 +2,11 @@
 
 import argparse
 import platform
-from importlib import metadata
 
 from penstock.server.cli.command import Subparsers
 from penstock.server.cli.connection import run_reporting
 from penstock.server.cli.exit_codes import ExitCode
+from penstock.server.cli.installation import version_of
 
 _PARTS = ("grpcio", "protobuf", "numpy", "torch", "transformers", "tensorrt-llm")
 
@@ -24,16 +24,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _print_versions() -> int:
-    print(f"penstock {_version('penstock') or 'of unknown version (not installed)'}")
+    print(f"penstock {version_of('penstock') or 'of unknown version (not installed)'}")
     print(f"python {platform.python_version()}")
     for name in _PARTS:
-        if version := _version(name):
+        if version := version_of(name):
             print(f"{name} {version}")
     return ExitCode.OK
-
-
-def _version(name: str) -> str | None:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None

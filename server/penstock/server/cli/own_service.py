@@ -1,15 +1,17 @@
-"""A service of its own for the demo: started, waited for, ended.
+"""A service of a command's own: started, waited for, ended.
 
 Owns one child process, `penstock serve` on a free port. Every wait is bounded, and nothing but that
 child is ever ended. Does not know what is asked of the service.
 """
 
 import asyncio
+import contextlib
 import os
 import re
 import sys
+import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Self
 
@@ -18,25 +20,49 @@ _DRAIN_GRACE_S = 5.0
 _STOP_S = 15.0
 _KILL_S = 5.0
 _NUM_KEPT_LINES = 40
+# Engines log whole configurations on one line; a reader that gave up would block the service.
+_MAX_LINE_BYTES = 16 << 20
 
 
 class ServiceFailed(Exception):
     """The service did not start, or did not end as it should; the message says how."""
 
 
-class DemoService:
-    """`async with DemoService(...) as service`: `service.address` answers inside the block."""
+class OwnService:
+    """`async with OwnService(...) as service`: `service.address` answers inside the block."""
 
-    def __init__(self, serve_args: Sequence[str], *, start_timeout_s: float) -> None:
-        """`serve_args`: arguments of `penstock serve` besides host and port."""
+    def __init__(
+        self,
+        serve_args: Sequence[str],
+        *,
+        start_timeout_s: float,
+        stop_timeout_s: float = _STOP_S,
+        environment: Mapping[str, str] | None = None,
+        on_log: Callable[[str], None] | None = None,
+    ) -> None:
+        """`serve_args`: arguments of `penstock serve` besides host and port.
+
+        `environment` None: this process's, without settings of Penstock. `on_log` gets every line
+        of the service's log as it comes.
+        """
         self._serve_args = tuple(serve_args)
         self._start_timeout_s = start_timeout_s
+        self._stop_timeout_s = stop_timeout_s
+        self._environment = environment
+        self._on_log = on_log
         self._process: asyncio.subprocess.Process | None = None
         self._readers: list[asyncio.Task[None]] = []
         self._ready_line: asyncio.Future[str] | None = None
         self._log: deque[str] = deque(maxlen=_NUM_KEPT_LINES)
         self.ready_line = ""
         self.address = ""
+        self.start_s: float | None = None
+        self.stop_s: float | None = None
+
+    @property
+    def exit_code(self) -> int | None:
+        """How the process ended, negative for a signal; None before that."""
+        return None if self._process is None else self._process.returncode
 
     async def __aenter__(self) -> Self:
         try:
@@ -67,6 +93,7 @@ class DemoService:
         return ServiceFailed(self._explain(f"the service ended by itself with exit code {code}"))
 
     async def _start(self) -> None:
+        started_s = time.monotonic()
         self._ready_line = asyncio.get_running_loop().create_future()
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "penstock.server.cli", "serve"),
@@ -75,9 +102,9 @@ class DemoService:
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
-            # The demo takes no settings from its surroundings.
-            env={key: value for key, value in os.environ.items() if key[:9] != "PENSTOCK_"},
-            # Ctrl-C is for the demo, which then ends the service in order.
+            limit=_MAX_LINE_BYTES,
+            env=without_settings(os.environ) if self._environment is None else self._environment,
+            # Ctrl-C is for the command, which then ends the service in order.
             start_new_session=True,
         )
         self._process = process
@@ -95,8 +122,13 @@ class DemoService:
             raise ServiceFailed(self._explain(waited)) from None
         match = _READY.match(self.ready_line)
         if match is None:
+            # Its output has ended, so it is about to. Signalling it now would take its exit code
+            # from under asyncio, which complains about that on stderr.
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(process.wait(), _KILL_S)
             raise ServiceFailed(self._explain("the service ended before it was ready"))
         self.address = match.group(1)
+        self.start_s = time.monotonic() - started_s
 
     async def _end(self) -> int | None:
         """SIGTERM, and SIGKILL if that does not help in time; the exit code."""
@@ -105,16 +137,18 @@ class DemoService:
             return None
         try:
             if process.returncode is None:
+                asked_s = time.monotonic()
                 process.terminate()
                 try:
-                    await asyncio.wait_for(process.wait(), _STOP_S)
+                    await asyncio.wait_for(process.wait(), self._stop_timeout_s)
                 except TimeoutError:
                     process.kill()
                     await asyncio.wait_for(process.wait(), _KILL_S)
+                self.stop_s = time.monotonic() - asked_s
         except ProcessLookupError:
             await asyncio.wait_for(process.wait(), _KILL_S)
         finally:
-            # The pipes end with the process; a grandchild that held one must not hold the demo.
+            # The pipes end with the process; a grandchild that held one must not hold us.
             _, late = await asyncio.wait(self._readers, timeout=_KILL_S)
             for reader in late:
                 reader.cancel()
@@ -132,7 +166,15 @@ class DemoService:
 
     async def _read_log(self, stream: asyncio.StreamReader) -> None:
         async for raw in stream:
-            self._log.append(raw.decode("utf-8", "replace").rstrip())
+            line = raw.decode("utf-8", "replace").rstrip()
+            self._log.append(line)
+            if self._on_log is not None:
+                self._on_log(line)
 
     def _explain(self, what: str) -> str:
         return "\n".join([what, *(f"  | {line}" for line in self._log)])
+
+
+def without_settings(environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment without settings of Penstock."""
+    return {key: value for key, value in environment.items() if not key.startswith("PENSTOCK_")}

@@ -1,0 +1,197 @@
+"""A closed loop of requests, what was seen of it, and the way both travel between processes.
+
+Owns the workload, the same on every side that is measured, and the arithmetic on arrival times.
+Does not know what answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict, dataclass
+
+import numpy as np
+
+ANSWER = "answer "
+"""What begins a line that is meant for who drives: libraries print too."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """`prompt` ids, `num_tokens` of output, sent `pause_s` after there is room for it."""
+
+    prompt: list[int]
+    num_tokens: int
+    pause_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """`num_requests` requests, `concurrency` of them at any time.
+
+    Outputs are of `min_output_tokens` to `max_output_tokens`, evenly: of one length, requests that
+    began in one step would end in one and go on in step for ever. Every request comes after a pause
+    of one to two steps, evenly, the first ones too. Without it all would arrive in the instant in
+    which a step begins, and be in time for it or wait for a whole one by the luck of threads.
+    """
+
+    concurrency: int
+    num_requests: int
+    num_prompt_tokens: int
+    min_output_tokens: int
+    max_output_tokens: int
+    step_s: float
+    vocab_size: int
+    seed: int
+
+    def requests(self) -> list[Request]:
+        """Always the same for a seed; no two begin alike, so nothing is found in a cache."""
+        random = np.random.default_rng(self.seed)
+        shape = (self.num_requests, self.num_prompt_tokens)
+        bounds = self.min_output_tokens, self.max_output_tokens + 1
+        prompts: list[list[int]] = random.integers(3, self.vocab_size, shape).tolist()
+        lengths: list[int] = random.integers(*bounds, self.num_requests).tolist()
+        pauses: list[float] = random.uniform(1.0, 2.0, self.num_requests).tolist()
+        pauses_s = [pause * self.step_s for pause in pauses]
+        return list(map(Request, prompts, lengths, pauses_s))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """One run. Times in milliseconds, `cpu_us` of who drove it, per token.
+
+    `burst`: time to the first token of those that came together, in the beginning. `ttft`: of those
+    that came after another had ended. `itl`: between tokens, all requests.
+    """
+
+    burst_mean: float
+    burst_p50: float
+    burst_p95: float
+    burst_p99: float
+    ttft_mean: float
+    ttft_p50: float
+    ttft_p95: float
+    ttft_p99: float
+    itl_mean: float
+    itl_p50: float
+    itl_p95: float
+    itl_p99: float
+    request_mean: float
+    tokens_per_s: float
+    num_tokens: int
+    cpu_us: float
+
+
+class Records:
+    """Arrivals as they come. Tokens that come together: one waits for all, the others for none."""
+
+    def __init__(self, load: Load) -> None:
+        self._num_in_burst = load.concurrency
+        self._num_requests = load.num_requests
+        self._burst: set[int] = set()
+        self._started: dict[int, float] = {}
+        self._latest: dict[int, float] = {}
+        self._burst_s: list[float] = []
+        self._ttft_s: list[float] = []
+        self._itl_s: list[float] = []
+        self._request_s: list[float] = []
+        self._num_tokens = 0
+        self._cpu_s = time.process_time()
+        self._begin_s = time.perf_counter()
+
+    @property
+    def is_complete(self) -> bool:
+        """All requests are over."""
+        return len(self._request_s) == self._num_requests
+
+    def start(self, key: int) -> None:
+        """Request `key` is handed over now."""
+        if len(self._burst) < self._num_in_burst:
+            self._burst.add(key)
+        self._started[key] = time.perf_counter()
+
+    def tokens(self, key: int, count: int) -> None:
+        """Tokens of `key` are here now."""
+        if count < 1:
+            return
+        now_s = time.perf_counter()
+        latest_s = self._latest.get(key)
+        if latest_s is None:
+            times_s = self._burst_s if key in self._burst else self._ttft_s
+            times_s.append(now_s - self._started[key])
+        else:
+            self._itl_s.append(now_s - latest_s)
+        if count > 1:
+            self._itl_s += [0.0] * (count - 1)
+        self._latest[key] = now_s
+        self._num_tokens += count
+
+    def end(self, key: int) -> None:
+        """`key` is over."""
+        del self._latest[key]
+        self._request_s.append(time.perf_counter() - self._started.pop(key))
+
+    def seen(self) -> Seen:
+        """The sum, when all is over."""
+        elapsed_s, cpu_s = time.perf_counter() - self._begin_s, time.process_time() - self._cpu_s
+        return Seen(
+            **_four_ms("burst", self._burst_s),
+            **_four_ms("ttft", self._ttft_s),
+            **_four_ms("itl", self._itl_s),
+            request_mean=float(np.mean(self._request_s)) * 1e3,
+            tokens_per_s=self._num_tokens / elapsed_s,
+            num_tokens=self._num_tokens,
+            cpu_us=cpu_s * 1e6 / self._num_tokens,
+        )
+
+
+def _four_ms(name: str, seconds: list[float]) -> dict[str, float]:
+    """Mean, p50, p95, p99 in milliseconds."""
+    times = np.array(seconds) * 1e3
+    p50, p95, p99 = np.percentile(times, [50, 95, 99]).tolist()
+    return {
+        f"{name}_mean": float(times.mean()),
+        f"{name}_p50": p50,
+        f"{name}_p95": p95,
+        f"{name}_p99": p99,
+    }
+
+
+async def closed_loop(
+    load: Load, generate: Callable[[Records, int, Request], Awaitable[None]]
+) -> Seen:
+    """One task per request in flight; each takes the next prompt when its own has ended.
+
+    `generate` notes start, tokens and end of one request under its key.
+    """
+    waiting = iter(list(enumerate(load.requests())))
+    records = Records(load)
+
+    async def one_after_another() -> None:
+        for key, request in waiting:
+            await asyncio.sleep(request.pause_s)
+            await generate(records, key, request)
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(load.concurrency):
+            group.create_task(one_after_another())
+    return records.seen()
+
+
+async def answer_loads(run: Callable[[Load], Awaitable[Seen]]) -> None:
+    """Serve loads that come on stdin, one JSON object a line, until it is closed."""
+    # As the engine process does: what lives now lives to the end.
+    gc.collect()
+    gc.freeze()
+    say({})
+    while line := await asyncio.to_thread(sys.stdin.readline):
+        say(asdict(await run(Load(**json.loads(line)))))
+
+
+def say(data: dict[str, float]) -> None:
+    """One line to who drives."""
+    print(ANSWER + json.dumps(data), flush=True)

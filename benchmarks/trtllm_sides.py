@@ -1,0 +1,216 @@
+"""The processes of `trtllm_overhead`: each side's engine and who sends it requests.
+
+floor FOLDER: the stand-in, driven directly. engine FOLDER SOCKET: Penstock's engine process without
+a supervisor. link SOCKET: a client of the link, no front. service ADDRESS: gRPC clients.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import uvloop
+
+from penstock.client import NO_RETRY, Client, TokenPrompt, Tokens
+from penstock.executor.config import ExecutorConfig, ExecutorKind
+from penstock.executor.create import create_executor
+from penstock.executor.trtllm.package import load_package
+from penstock.scheduler.config import AdmissionPolicy, SchedulerConfig
+from penstock.scheduler.engine import Engine
+from penstock.scheduler.events import Finished, StepEvents
+from penstock.scheduler.request import RequestSpec, SamplingParams
+from penstock.server.link.dispatch import Dispatcher
+from penstock.server.link.engine_loop import EngineLoop
+from penstock.server.link.fronts import FrontHub
+from penstock.server.link.ports import EngineHello
+from penstock.server.link.unix_port import UnixEnginePort
+from trtllm_load import Load, Records, Request, Seen, answer_loads, closed_loop, say
+
+MAX_BATCH_SIZE = 256
+MAX_NUM_TOKENS = 8192
+_FRONT_ID = 1
+
+
+async def floor(folder: Path) -> None:
+    """The engine as a program of one's own would use it: no scheduler, no link."""
+    package = load_package(is_engine=False)
+    llm = await asyncio.to_thread(
+        package.build,
+        model=str(folder),
+        skip_tokenizer_init=True,
+        max_batch_size=MAX_BATCH_SIZE,
+        max_num_tokens=MAX_NUM_TOKENS,
+        enable_chunked_prefill=True,
+    )
+
+    async def run(load: Load) -> Seen:
+        async def generate(records: Records, key: int, request: Request) -> None:
+            params = package.sampling_params(
+                max_tokens=request.num_tokens, end_id=-1, temperature=0.0, detokenize=False
+            )
+            num_seen = 0
+            records.start(key)
+            async for output in llm.generate_async(
+                inputs=request.prompt, sampling_params=params, streaming=True
+            ):
+                num_tokens = len(output.outputs[0].token_ids)
+                records.tokens(key, num_tokens - num_seen)
+                num_seen = num_tokens
+            records.end(key)
+
+        return await closed_loop(load, generate)
+
+    await answer_loads(run)
+    await asyncio.to_thread(llm.shutdown)
+
+
+def engine(folder: Path, path: Path) -> None:
+    """As the engine process composes it; serves until stdin is closed."""
+    executor = create_executor(ExecutorConfig(kind=ExecutorKind.TRTLLM, model_path=folder))
+    scheduler = SchedulerConfig(
+        max_num_batched_tokens=MAX_NUM_TOKENS, admission_policy=AdmissionPolicy.GUARANTEED_NO_EVICT
+    )
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen(16)
+        core = Engine(executor, scheduler, time.monotonic)
+        hello = EngineHello(
+            epoch=1,
+            model="benchmark",
+            executor=executor.info,
+            max_num_waiting=scheduler.max_num_waiting,
+            max_num_waiting_tokens=scheduler.max_num_waiting_tokens,
+        )
+        dispatcher = Dispatcher(core, hello)
+        loop = EngineLoop(dispatcher, FrontHub(listener, dispatcher), time.monotonic)
+        gc.collect()
+        gc.freeze()
+        say({})
+        loop.run()
+
+
+class LinkLoad:
+    """Keeps a load going over the link and listens: what a front does, without gRPC and text."""
+
+    def __init__(self, path: Path) -> None:
+        self.port = UnixEnginePort(path, _FRONT_ID)
+        self._next_key = _FRONT_ID << 32
+        self._records: Records | None = None
+        self._waiting: Iterator[Request] = iter(())
+        self._seen: asyncio.Future[Seen] | None = None
+
+    async def run(self, load: Load) -> Seen:
+        """One load; ValueError when a request fails, ConnectionError when the engine goes."""
+        self._waiting = iter(load.requests())
+        self._seen = asyncio.get_running_loop().create_future()
+        self._records = Records(load)
+        for _ in range(load.concurrency):
+            self._plan_next(self._records)
+        return await self._seen
+
+    def on_hello(self, hello: EngineHello) -> None:
+        """See `EngineListener`."""
+
+    def on_events(self, events: StepEvents) -> None:
+        """See `EngineListener`."""
+        records, seen = self._records, self._seen
+        if records is None or seen is None:
+            return
+        for key in events.keys.tolist():
+            records.tokens(key, 1)
+        for end in events.ends:
+            if not isinstance(end, Finished):
+                self._fail(ValueError(f"a request failed: {end.reason.name}"))
+                return
+            records.end(end.key)
+            self._plan_next(records)
+        if records.is_complete:
+            self._seen = None
+            seen.set_result(records.seen())
+
+    def on_lost(self) -> None:
+        """See `EngineListener`."""
+        self._fail(ConnectionError("the engine is gone"))
+
+    def _plan_next(self, records: Records) -> None:
+        request = next(self._waiting, None)
+        if request is not None:
+            loop = asyncio.get_running_loop()
+            loop.call_later(request.pause_s, self._submit, records, request)
+
+    def _submit(self, records: Records, request: Request) -> None:
+        self._next_key += 1
+        key = self._next_key
+        records.start(key)
+        spec = RequestSpec(
+            key=key,
+            request_id=str(key),
+            prompt_ids=np.array(request.prompt, dtype=np.int32),
+            max_tokens=request.num_tokens,
+            sampling=SamplingParams(temperature=0.0),
+            arrival_s=time.monotonic(),
+        )
+        self.port.submit((spec,))
+
+    def _fail(self, error: Exception) -> None:
+        if self._seen is not None and not self._seen.done():
+            self._seen.set_exception(error)
+
+
+async def link(path: Path) -> None:
+    """Loads over the link."""
+    load = LinkLoad(path)
+    await load.port.start(load)
+    await load.port.wait_up()
+    await answer_loads(load.run)
+    await load.port.close()
+
+
+async def service(address: str) -> None:
+    """Loads over gRPC, all on one connection."""
+    async with Client(address, retry=NO_RETRY) as client:
+
+        async def run(load: Load) -> Seen:
+            async def generate(records: Records, key: int, request: Request) -> None:
+                token_prompt = TokenPrompt(ids=tuple(request.prompt))
+                records.start(key)
+                async for event in client.generate(
+                    token_prompt,
+                    max_tokens=request.num_tokens,
+                    ignore_eos=True,
+                    temperature=0.0,
+                ):
+                    if isinstance(event, Tokens):
+                        records.tokens(key, event.num_tokens)
+                records.end(key)
+
+            return await closed_loop(load, generate)
+
+        await answer_loads(run)
+
+
+def main(role: str, *places: str) -> None:
+    """Be one of the processes."""
+    match role, places:
+        case "floor", (folder,):
+            asyncio.run(floor(Path(folder)))
+        case "engine", (folder, path):
+            engine(Path(folder), Path(path))
+        case "link", (path,):
+            uvloop.run(link(Path(path)))
+        case "service", (address,):
+            asyncio.run(service(address))
+        case _:
+            raise SystemExit(__doc__)
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(KeyboardInterrupt):
+        main(*sys.argv[1:])

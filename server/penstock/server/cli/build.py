@@ -1,0 +1,149 @@
+"""`penstock build`: engines ahead of time, where a model needs one.
+
+Owns the flags and what is shown: progress and the builder's own output on stderr, the path to serve
+as the last line of stdout. How it is built is the executor's affair.
+"""
+
+import argparse
+import os
+import signal
+import sys
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING
+
+from penstock.server.cli.command import Subparsers
+from penstock.server.cli.connection import UsageError, run_reporting
+from penstock.server.cli.exit_codes import ExitCode
+
+if TYPE_CHECKING:
+    from penstock.executor.trtllm.engine_build import BuildSettings
+
+_EXIT_CODES = """\
+exit codes:
+  0    the last line of stdout is the path to serve: built now, built before, or needs no build
+  1    the builder failed; its last lines are on stderr
+  2    bad usage, a folder of no known kind, no builder, or a setting the builder does not have
+  5    a file could not be read or written
+  130  interrupted by Ctrl-C; the builder was ended, nothing is left of it
+  143  ended by SIGTERM; the same
+"""
+_NUMBERS = {
+    "max-batch-size": "requests that run at once",
+    "max-num-tokens": "tokens of one step",
+    "max-seq-len": "prompt and output, in tokens",
+    "max-input-len": "prompt, in tokens",
+    "max-beam-width": "beams",
+    "workers": "ranks that are built at once",
+    "tensor-parallel-size": "held against the checkpoint, which decides it",
+    "pipeline-parallel-size": "held against the checkpoint, which decides it",
+}
+
+
+class _Terminated(BaseException):
+    """SIGTERM came. Not an Exception: nobody on the way handles it by chance."""
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    """Add `build` to the command line."""
+    parser = subparsers.add_parser(
+        "build",
+        help="build a TensorRT engine ahead of time, where a model needs one",
+        description="Build a TensorRT engine from a TensorRT-LLM checkpoint with the installed\n"
+        "version's own builder, once: engines are kept by a hash of the model's files, the\n"
+        "settings, the GPUs and the version. Hugging Face folders, quantised ones too, need no\n"
+        "build. `penstock serve` never builds.",
+        epilog=_EXIT_CODES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--model", type=Path, required=True, metavar="FOLDER", help="what to build")
+    parser.add_argument(
+        "--output",
+        type=Path,
+        metavar="FOLDER",
+        help="where engines are kept (default: penstock/engines in $XDG_CACHE_HOME or ~/.cache)",
+    )
+    for flag, help_text in _NUMBERS.items():
+        parser.add_argument(f"--{flag}", type=int, metavar="N", help=help_text)
+    parser.add_argument(
+        "--kv-cache-type", metavar="TYPE", help="kind of KV cache, in the builder's words"
+    )
+    parser.add_argument(
+        "--option",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="any other flag of the builder, by its own name; repeatable",
+    )
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the command; the exit code."""
+
+    def terminate(number: int, frame: FrameType | None) -> None:
+        del number, frame
+        raise _Terminated
+
+    before = signal.signal(signal.SIGTERM, terminate)
+    try:
+        return run_reporting("build", lambda: _build(args))
+    except _Terminated:
+        print("penstock build: terminated", file=sys.stderr, flush=True)
+        return 128 + signal.SIGTERM
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _build(args: argparse.Namespace) -> int:
+    from penstock.executor.trtllm.builder_process import BuilderUnusable
+    from penstock.executor.trtllm.engine_build import (
+        BadBuild,
+        BuildFailed,
+        Progress,
+        build_engine,
+    )
+    from penstock.executor.trtllm.engine_cache import (
+        CacheUnusable,
+        EngineCache,
+        default_cache_folder,
+    )
+
+    folder = args.output or default_cache_folder(os.environ)
+    try:
+        built = build_engine(
+            args.model.expanduser().resolve(),
+            _settings_of(args),
+            EngineCache(folder.expanduser().resolve()),
+            Progress(say=_say, show=_show),
+        )
+    except (BadBuild, BuilderUnusable, CacheUnusable) as error:
+        raise UsageError(str(error)) from error
+    except BuildFailed as error:
+        _say(str(error))
+        return ExitCode.FAILED
+    _say(built.explanation)
+    print(built.path, flush=True)
+    return ExitCode.OK
+
+
+def _settings_of(args: argparse.Namespace) -> "BuildSettings":
+    from penstock.executor.trtllm.engine_build import BuildSettings
+
+    options: dict[str, str] = {}
+    for option in args.option:
+        name, is_pair, value = option.partition("=")
+        if not (name and is_pair):
+            raise UsageError(f"--option: must be NAME=VALUE, not {option!r}")
+        options[name.removeprefix("--")] = value
+    numbers = {name.replace("-", "_"): getattr(args, name.replace("-", "_")) for name in _NUMBERS}
+    return BuildSettings(kv_cache_type=args.kv_cache_type, options=options, **numbers)
+
+
+def _say(line: str) -> None:
+    print(f"penstock build: {line}", file=sys.stderr, flush=True)
+
+
+def _show(output: bytes) -> None:
+    sys.stderr.buffer.write(output)
+    sys.stderr.buffer.flush()

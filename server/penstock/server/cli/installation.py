@@ -1,0 +1,56 @@
+"""What is installed and what it runs on: versions of packages, kernel, GPUs, driver.
+
+Owns the list of what matters. Imports none of it, and knows no host name.
+"""
+
+import os
+import platform
+from dataclasses import dataclass
+from importlib import metadata
+from typing import Any
+
+from penstock.executor.trtllm.gpus import found_gpus
+
+_PARTS = ("penstock", "grpcio", "protobuf", "numpy", "torch", "transformers", "tensorrt-llm")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Installation:
+    """`versions` by package; `machine`: kernel, CPUs, GPUs, driver and CUDA as plain values."""
+
+    versions: dict[str, str]
+    machine: dict[str, Any]
+
+
+def look_around() -> Installation:
+    """What is here. Asks nvidia-smi, which may take a second."""
+    gpus = found_gpus()
+    kernel = os.uname()
+    return Installation(
+        versions={
+            "python": platform.python_version(),
+            **{name: version for name in _PARTS if (version := version_of(name))},
+        },
+        machine={
+            "kernel": f"{kernel.sysname} {kernel.release} {kernel.machine}",
+            "num_cpus": os.cpu_count(),
+            "gpus": [
+                {
+                    "name": gpu.name,
+                    "memory_mib": gpu.memory_mib,
+                    "compute_capability": gpu.compute_capability,
+                }
+                for gpu in gpus.gpus
+            ],
+            "driver": gpus.driver,
+            "cuda": gpus.cuda,
+        },
+    )
+
+
+def version_of(name: str) -> str | None:
+    """The version of an installed distribution; None if it is not."""
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None

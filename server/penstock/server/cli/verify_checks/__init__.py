@@ -1,0 +1,22 @@
+"""What `penstock verify` checks, in order. Each module owns the checks of one matter."""
+
+from penstock.server.cli.verify_checks import (
+    endings,
+    forms,
+    generation,
+    load,
+    reuse,
+    sampling,
+    service,
+)
+
+ALL_CHECKS = (
+    *service.CHECKS,
+    *generation.CHECKS,
+    *sampling.CHECKS,
+    *forms.CHECKS,
+    *reuse.CHECKS,
+    *endings.CHECKS,
+    *load.CHECKS,
+)
+"""Every check, the plainest first: what a later one rests on has been checked before."""
