@@ -34,6 +34,7 @@ from penstock.server.rpc.mapping_in.refused import REFUSED_FIELDS
 from penstock.v1.generation_service_pb2 import GenerateRequest
 from penstock.v1.model_pb2 import ModelFeatures
 from support.core import make_spec
+from support.trtllm_facts import class_path, facts, parameters_of
 from support.trtllm_recorder import GENERATE_ARGUMENTS, Made, recording_package
 
 DOC = Path(__file__).parents[2] / "docs" / "tensorrt-llm-mapping.md"
@@ -144,6 +145,18 @@ def passed_arguments() -> set[str]:
 )
 def test_the_arguments_named_are_the_ones_passed() -> None:
     assert named_arguments() == passed_arguments()
+
+
+def test_every_argument_named_is_in_the_recorded_table() -> None:
+    generate = facts()["classes"]["tensorrt_llm.LLM"]["methods"]["generate_async"]["parameters"]
+    for name in named_arguments():
+        owner, _, argument = name.partition(".")
+        if owner == "generate_async":
+            assert argument in generate, name
+        else:
+            path = class_path(owner)
+            assert path is not None, name
+            assert argument in parameters_of(path), name
 
 
 def test_every_feature_named_exists_and_all_of_the_executors_have_a_row() -> None:

@@ -24,9 +24,10 @@ the streams, they wake their tasks, and those put.
 
 @dataclass(slots=True, eq=False)
 class Arrival:
-    """News of one engine request: new tokens, and how it ended when `is_last`. Never changed.
+    """News of one engine request: new tokens, and how it ended when `is_last`.
 
-    Not frozen: there is one per request and step, and freezing trebles what it costs to make.
+    Not frozen: there is one per request and step, and freezing trebles what it costs to make. Once
+    it is handed over nobody changes it.
 
     `logprobs`: one entry per token where they were asked for. `num_cached`: prompt tokens the
     engine found in its cache, -1 when that was told before. `failure`: why it failed alone;

@@ -28,7 +28,9 @@ def result_of(news: Iterable[Arrival]) -> StepResult:
         slot = arrival.seat.slot
         if slot < 0:
             continue
-        failure = _failure_of(arrival)
+        failure = (
+            _failure_of(arrival) if arrival.is_last or arrival.seat.num_logprobs >= 0 else None
+        )
         if failure is not None:
             failures.append(failure)
             continue
@@ -41,8 +43,13 @@ def result_of(news: Iterable[Arrival]) -> StepResult:
             ends.append(SlotEnd(slot=slot, reason=reason, stop_id=arrival.stop_id))
     for failure in failures:
         rows.pop(failure.slot, None)
-    tokens = [token for parts in rows.values() for part in parts for token in part.tokens]
-    counts = [sum(len(part.tokens) for part in parts) for parts in rows.values()]
+    tokens: list[int] = []
+    counts: list[int] = []
+    for parts in rows.values():
+        start = len(tokens)
+        for part in parts:
+            tokens += part.tokens
+        counts.append(len(tokens) - start)
     return StepResult(
         slots=np.fromiter(rows, dtype=np.int32, count=len(rows)),
         tokens=np.array(tokens, dtype=np.int32),
@@ -58,7 +65,7 @@ def _failure_of(arrival: Arrival) -> SlotFailure | None:
     detail = arrival.failure
     if arrival.is_last and not detail and arrival.finish_reason not in _FINISH_REASONS:
         detail = f"the engine ended it: {arrival.finish_reason or 'no reason told'}"
-    if not detail and arrival.seat.spec.sampling.num_logprobs >= 0:
+    if not detail and arrival.seat.num_logprobs >= 0:
         detail = _logprob_fault(arrival)
     if not detail:
         return None
@@ -86,7 +93,7 @@ def _logprob_fault(arrival: Arrival) -> str:
 def _logprobs_of(rows: Iterable[Sequence[Arrival]], tokens: Sequence[int]) -> TokenLogprobs | None:
     """Aligned with `tokens`; None when nobody asked. Rows of those who did not ask hold zeros."""
     parts = [part for row in rows for part in row]
-    widths = [part.seat.spec.sampling.num_logprobs for part in parts]
+    widths = [part.seat.num_logprobs for part in parts]
     width = max(widths, default=-1)
     if width < 0:
         return None

@@ -3,7 +3,7 @@
 Owns the record that the scheduler's side and the loop's side share: each field has one writer.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,3 +25,7 @@ class Seat:
     slot: int
     num_blocks: int
     num_cached: int
+    num_logprobs: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.num_logprobs = self.spec.sampling.num_logprobs

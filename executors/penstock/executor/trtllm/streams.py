@@ -127,26 +127,23 @@ class Streams:
     async def _read(self, stream: _Stream) -> Arrival:
         """Pass tokens on until the end; the last arrival."""
         seat = stream.seat
-        wants_logprobs = seat.spec.sampling.num_logprobs >= 0
-        num_sent, num_cached = 0, 0
+        wants_logprobs = seat.num_logprobs >= 0
+        num_sent, is_first = 0, True
         async for output in stream.result:
             sequence = output.outputs[0]
-            token_ids = sequence.token_ids
             # The last item may hold fewer ids than were sent: a stop that was cut off again.
-            tokens = token_ids[num_sent:]
-            arrival = Arrival(
-                seat,
-                tokens=tokens,
-                logprobs=_cut(sequence, num_sent, tokens) if wants_logprobs else None,
-                num_cached=output.cached_tokens if num_cached >= 0 else -1,
-                is_last=output.finished,
-                finish_reason=(sequence.finish_reason or "") if output.finished else "",
-                stop_id=_stop_id(sequence, seat) if output.finished else -1,
-            )
-            num_sent = max(num_sent, len(token_ids))
-            num_cached = -1
+            arrival = Arrival(seat, sequence.token_ids[num_sent:])
+            if wants_logprobs:
+                arrival.logprobs = _cut(sequence, num_sent, arrival.tokens)
+            if is_first:
+                arrival.num_cached = output.cached_tokens
+                is_first = False
             if output.finished:
+                arrival.is_last = True
+                arrival.finish_reason = sequence.finish_reason or ""
+                arrival.stop_id = _stop_id(sequence, seat)
                 return arrival
+            num_sent += len(arrival.tokens)
             if not stream.is_aborted:
                 self._put(arrival)
         return Arrival(seat, is_last=True, failure="the engine ended it without a word")
