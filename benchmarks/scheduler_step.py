@@ -3,26 +3,33 @@
 Three loads: decode only; decode with a 512-token prefill chunk in every step; a closed loop in
 which every finished request is replaced (prompts 64-512 tokens, outputs 64-192, budget 2048).
 Prefix caching is on throughout; prompt lengths differ, so that blocks are crossed in every step.
+Then the order: the closed loop with requests waiting all the time, first come first served against
+the fair order with tenants, priorities, deadlines and ageing, in one process, turn by turn; and the
+fair order with a longer and longer queue.
 """
 
 import gc
 import sys
 import time
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from penstock.scheduler.batch import Batch, StepResult
 from penstock.scheduler.block_hash import chain_root, hash_blocks
-from penstock.scheduler.config import SchedulerConfig
+from penstock.scheduler.config import SchedulerConfig, SchedulingOrder
 from penstock.scheduler.executor import ExecutorInfo
-from penstock.scheduler.request import RequestSpec
+from penstock.scheduler.request import NO_TIME, RequestSpec
 from penstock.scheduler.scheduler import Scheduler
 from report import Check, arguments, print_checks, print_table, write_json
 
 BLOCK_SIZE = 16
 ROOT = chain_root(b"benchmark")
 GOALS_US = {256: 60.0, 1024: 150.0}
+MAX_FAIR_RATIO = 1.3
+MAX_QUEUE_RATIO = 1.15
+NUM_TENANTS = 32
 
 
 class Requests:
@@ -32,7 +39,7 @@ class Requests:
         self._random = np.random.default_rng(seed)
         self._key = 0
 
-    def make(self, num_prompt: int, max_tokens: int) -> RequestSpec:
+    def make(self, num_prompt: int, max_tokens: int, **options: Any) -> RequestSpec:
         """One request with a prompt nobody else has."""
         self._key += 1
         ids = self._random.integers(300, 8000, num_prompt).astype(np.int32)
@@ -44,6 +51,19 @@ class Requests:
             stop_ids=(2,),
             hash_salt=b"benchmark",
             block_hashes=hash_blocks(ids, BLOCK_SIZE, ROOT),
+            **options,
+        )
+
+    def make_any(self) -> RequestSpec:
+        """One of many tenants, in one of three classes, every second with a deadline."""
+        now = time.monotonic()
+        return self.make(
+            self.between(64, 512),
+            self.between(64, 192),
+            tenant=f"tenant-{self.between(1, NUM_TENANTS)}",
+            priority=self.between(-1, 1),
+            arrival_s=now - self.between(0, 60),
+            deadline_s=now + self.between(600, 900) if self.between(0, 1) else NO_TIME,
         )
 
     def between(self, low: int, high: int) -> int:
@@ -64,7 +84,14 @@ class Turn:
 class Bench:
     """A scheduler with as many slots as requests run, driven without an executor."""
 
-    def __init__(self, num_running: int, budget: int, max_seq_len: int, depth: int) -> None:
+    def __init__(
+        self,
+        num_running: int,
+        budget: int,
+        max_seq_len: int,
+        depth: int,
+        order: SchedulingOrder = SchedulingOrder.FAIR,
+    ) -> None:
         info = ExecutorInfo(
             name="none",
             vocab_size=8192,
@@ -74,7 +101,12 @@ class Bench:
             max_num_seqs=num_running,
             pipeline_depth=depth,
         )
-        config = SchedulerConfig(max_num_batched_tokens=budget, max_num_waiting=1_000_000)
+        config = SchedulerConfig(
+            max_num_batched_tokens=budget,
+            max_num_waiting=1_000_000,
+            max_num_waiting_tokens=1_000_000_000,
+            order=order,
+        )
         self.scheduler = Scheduler(info, config)
         self._depth = depth
         self._launched: list[Batch] = []
@@ -151,6 +183,64 @@ def closed_loop(num_running: int, num_steps: int, depth: int) -> list[Turn]:
     return turns
 
 
+def queues(
+    cases: list[tuple[SchedulingOrder, int]], num_steps: int
+) -> dict[tuple[SchedulingOrder, int], list[Turn]]:
+    """Turns of closed loops, 256 running, by order and how many wait.
+
+    One turn of each case after the other: what the machine does meanwhile, it does to all.
+    """
+    loops: list[tuple[Bench, Requests, list[Turn]]] = []
+    for order, num_waiting in cases:
+        bench, requests = Bench(256, 2048, 1024, 1, order), Requests(4)
+        for _ in range(256 + num_waiting):
+            bench.scheduler.submit((requests.make_any(),), 0.0)
+        loops.append((bench, requests, []))
+    for step in range(300 + num_steps):
+        if step == 300:
+            gc.collect()
+            gc.freeze()
+        for bench, requests, turns in loops:
+            turn = bench.turn()
+            if turn is None:
+                continue
+            if step >= 300:
+                turns.append(turn)
+            for _ in range(turn.num_ended):
+                bench.scheduler.submit((requests.make_any(),), 0.0)
+    gc.unfreeze()
+    return {case: turns for case, (_, _, turns) in zip(cases, loops, strict=True)}
+
+
+def measure_order(num_steps: int) -> tuple[list[list[object]], list[Check]]:
+    """What the fair order costs, and what a long queue costs it."""
+    fair, fcfs = SchedulingOrder.FAIR, SchedulingOrder.FCFS
+    cases = [(fcfs, 1000), (fair, 1000), (fair, 100), (fair, 10_000)]
+    rows: list[list[object]] = []
+    medians: dict[tuple[SchedulingOrder, int], float] = {}
+    means: dict[tuple[SchedulingOrder, int], float] = {}
+    for case, turns in queues(cases, num_steps).items():
+        total_us = np.array([turn.schedule_ns + turn.update_ns for turn in turns]) / 1e3
+        medians[case], means[case] = float(np.median(total_us)), float(total_us.mean())
+        ended = float(np.mean([turn.num_ended for turn in turns]))
+        p99 = float(np.percentile(total_us, 99))
+        rows.append([case[0].value, case[1], medians[case], means[case], p99, ended])
+    checks = [
+        Check(
+            name=f"256 running, 1,000 waiting, fair against FCFS: {name}",
+            value=of[fair, 1000] / of[fcfs, 1000],
+            goal=MAX_FAIR_RATIO,
+            unit="x",
+            sense="at most",
+        )
+        for name, of in (("median", medians), ("mean", means))
+    ]
+    ratio = medians[fair, 10_000] / medians[fair, 100]
+    name = "a queue of 10,000 against one of 100: median"
+    checks.append(Check(name=name, value=ratio, goal=MAX_QUEUE_RATIO, unit="x", sense="at most"))
+    return rows, checks
+
+
 def _fill(bench: Bench, num_running: int) -> None:
     while bench.scheduler.num_running < num_running:
         bench.turn()
@@ -195,6 +285,11 @@ def main() -> None:
         list(results[0]),
         [list(row.values()) for row in results],
     )
+    rows, order_checks = measure_order(4 * num_steps)
+    checks += order_checks
+    columns = ["order", "waiting", "total_us_p50", "total_us_mean", "total_us_p99", "ends_per_step"]
+    print_table("The order of the queue, 256 running, closed loop", columns, rows)
+    results += [dict(zip(columns, row, strict=True)) for row in rows]
     print_checks(checks)
     write_json(options.json, results, checks)
 

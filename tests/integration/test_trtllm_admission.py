@@ -137,14 +137,15 @@ def test_the_urgent_one_that_comes_last_goes_in_first(build: Houses) -> None:
 
 def test_who_expires_while_waiting_never_reaches_the_engine(build: Houses) -> None:
     house = build(max_batch_size=1)
+    house.submit(greedy_spec(1, max_tokens=10))
+    house.round(1)
     house.submit(
-        greedy_spec(1, max_tokens=10),
         greedy_spec(2, deadline_s=5.0),
         greedy_spec(3, ttft_deadline_s=5.0),
         greedy_spec(4, time_limit_s=5.0),
         greedy_spec(5),
     )
-    house.round(2)
+    house.round(1)
     house.clock.now_s = 6.0
     house.run_until_idle()
 

@@ -99,6 +99,8 @@ def make_spec(
     ttft_deadline_s: float = NO_TIME,
     deadline_s: float = NO_TIME,
     time_limit_s: float = NO_TIME,
+    arrival_s: float = 0.0,
+    tenant: str = "",
     sampling: SamplingParams | None = None,
 ) -> RequestSpec:
     """A spec; an int prompt is that many tokens that no other key's prompt has."""
@@ -120,6 +122,8 @@ def make_spec(
         ttft_deadline_s=ttft_deadline_s,
         deadline_s=deadline_s,
         time_limit_s=time_limit_s,
+        arrival_s=arrival_s,
+        tenant=tenant,
         sampling=sampling or SamplingParams(),
     )
 

@@ -6,6 +6,40 @@ what the time is spent on.
 
 import math
 from dataclasses import dataclass, fields
+from typing import Protocol
+
+
+class StepPrices(Protocol):
+    """The four prices of a step, wherever they come from: fixed, or fitted while it runs.
+
+    All are seconds, finite and not negative; `CostModel` says what each is the price of.
+    """
+
+    @property
+    def step_s(self) -> float:
+        """Price of a step, whatever it holds."""
+        ...
+
+    @property
+    def prefill_token_s(self) -> float:
+        """Price of each prefill token computed."""
+        ...
+
+    @property
+    def decode_slot_s(self) -> float:
+        """Price of each decode row."""
+        ...
+
+    @property
+    def context_token_s(self) -> float:
+        """Price of each token of context that a row attends to."""
+        ...
+
+    def step_time_s(
+        self, *, num_prefill_tokens: int, num_decodes: int, num_context_tokens: int
+    ) -> float:
+        """Seconds that a step takes: `num_context_tokens` is the sum over all rows."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

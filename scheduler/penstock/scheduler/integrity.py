@@ -4,6 +4,8 @@ Owns the list of what must hold between any two calls: run after every step in t
 in production. Reads everything, changes nothing.
 """
 
+from collections import Counter
+
 import numpy as np
 
 from penstock.scheduler.lifecycle import Lifecycle
@@ -23,6 +25,7 @@ def check_integrity(scheduler: Scheduler) -> None:
         *_block_faults(life),
         *_state_faults(life),
         *_progress_faults(life, scheduler.num_launched),
+        *_tenant_faults(life),
     ]
     if faults:
         raise IntegrityError("; ".join(faults))
@@ -92,4 +95,23 @@ def _progress_faults(life: Lifecycle, num_launched: int) -> list[str]:
             faults.append(f"slot {slot} exceeds its length")
     if not life.requests and not num_launched and arrays.num_in_flight.any():
         faults.append("idle, but tokens are in flight")
+    return faults
+
+
+def _tenant_faults(life: Lifecycle) -> list[str]:
+    faults, tenants = life.tenants.faults(), life.tenants
+    waiting = Counter(request.tenant for request in life.queue)
+    running = Counter(request.tenant for request in life.running)
+    for index, (num_waiting, num_running) in enumerate(
+        zip(tenants.num_waiting, tenants.num_running, strict=True)
+    ):
+        if num_waiting != waiting[index] or num_running != running[index]:
+            faults.append(f"tenant {index} is miscounted")
+    for request in life.running:
+        if int(life.arrays.tenant[request.slot]) != request.tenant:
+            faults.append(f"slot {request.slot} names another tenant")
+        if request.ticket >= 0:
+            faults.append(f"slot {request.slot} still stands in the queue")
+    if sum(request.ticket >= 0 for request in life.queue) != len(life.queue.order):
+        faults.append("the order miscounts who stands in it")
     return faults

@@ -39,10 +39,9 @@ class KVCache:
         most = (len(request.tokens) - 1) // self.block_size
         return self.pool.match(request.block_hashes[:most])
 
-    def can_admit(self, matched: Sequence[int], num_tokens: int, spare_blocks: int) -> bool:
-        """Whether `num_tokens` fit beside all promises, leaving `spare_blocks` available."""
-        taken_from_pool = self.blocks_for(num_tokens) - len(matched) + self.pool.num_unused(matched)
-        return taken_from_pool + spare_blocks <= self.pool.num_available - self.num_reserved
+    def num_taken(self, matched: Sequence[int], num_tokens: int) -> int:
+        """Blocks that a table for `num_tokens` takes from the pool, `matched` being its head."""
+        return self.blocks_for(num_tokens) - len(matched) + self.pool.num_unused(matched)
 
     def admit(self, slot: int, matched: Sequence[int], num_tokens: int) -> None:
         """Start a table with `matched` blocks and reserve the rest of `num_tokens`."""

@@ -6,13 +6,16 @@ happens here, together with the memory it takes or gives back. Does not choose w
 preempted, nor how many tokens anyone computes.
 """
 
+import math
 from collections import deque
 
 import numpy as np
 
-from penstock.scheduler.config import SchedulerConfig
+from penstock.scheduler.arrival_order import ArrivalOrder
+from penstock.scheduler.config import SchedulerConfig, SchedulingOrder
 from penstock.scheduler.events import Admitted, Failed, Finished, Preempted, PrefixFound
 from penstock.scheduler.executor import ExecutorInfo
+from penstock.scheduler.fair_order import FairOrder
 from penstock.scheduler.flight import Flight
 from penstock.scheduler.kv_cache import KVCache
 from penstock.scheduler.request import (
@@ -25,6 +28,7 @@ from penstock.scheduler.request import (
 from penstock.scheduler.running import Running
 from penstock.scheduler.slot_arrays import SlotArrays
 from penstock.scheduler.state import RequestEvent, RequestState
+from penstock.scheduler.tenants import Tenants
 from penstock.scheduler.waiting_queue import WaitingQueue
 
 _SUSPECT = frozenset({FailureReason.EXECUTOR_REQUEST_FAILED, FailureReason.EXECUTOR_REFUSED})
@@ -50,7 +54,11 @@ class Lifecycle:
         )
         self.cache = KVCache(self.arrays, info.num_blocks)
         self.running = Running(self.arrays)
-        self.queue = WaitingQueue()
+        self.tenants = Tenants(config)
+        self.is_fair = config.order is SchedulingOrder.FAIR
+        self.queue = WaitingQueue(
+            FairOrder(self.tenants, config) if self.is_fair else ArrivalOrder(), self.tenants
+        )
         self.requests: dict[int, Request] = {}
         self.changes: list[Admitted | Preempted | PrefixFound] = []
         self.ends: list[Finished | Failed] = []
@@ -95,10 +103,18 @@ class Lifecycle:
 
     def admit(self, request: Request, matched: list[int], reserve_tokens: int, now: float) -> None:
         """Give a waiting request a slot, the blocks of its cached prefix and a reservation."""
+        self.queue.order.note_admission(request)
+        self.tenants.start(request.tenant)
         self.queue.remove(request)
         request.apply(RequestEvent.ADMIT)
+        request.num_overtaken, request.blocked_since_s = 0, NO_TIME
+        request.num_blocks_short = 0
         request.slot = self.running.enter(request)
         self.arrays.fill(request)
+        self.arrays.level[request.slot] = self._level(request, now)
+        if self.is_fair and not request.num_preemptions:
+            num_uncached = len(request.tokens) - len(matched) * self.arrays.block_size
+            self.tenants.charge_prompt(request.tenant, num_uncached)
         self.cache.admit(request.slot, matched, reserve_tokens)
         request.num_registered_blocks = len(matched)
         self.admitted.append(request)
@@ -199,6 +215,11 @@ class Lifecycle:
             or queue.num_tokens + num_tokens > config.max_num_waiting_tokens
         ):
             return FailureReason.QUEUE_FULL
+        most = config.max_num_waiting_per_tenant
+        if most is not None:
+            num_waiting = max(self.tenants.num_waiting_of(spec.tenant) for spec in specs)
+            if num_waiting + len(specs) > most:
+                return FailureReason.TENANT_OVER_QUOTA
         return None
 
     def _misfit(self, spec: RequestSpec, now: float) -> FailureReason | None:
@@ -213,6 +234,13 @@ class Lifecycle:
         if spec.ttft_deadline_s <= now:
             return FailureReason.TTFT_DEADLINE_EXCEEDED
         return None
+
+    def _level(self, request: Request, now: float) -> int:
+        """The class of a request as it has risen by age."""
+        spec, aging_s = request.spec, self._config.aging_s
+        if not (self.is_fair and math.isfinite(aging_s)):
+            return spec.priority
+        return spec.priority + max(0, int((now - spec.arrival_s) / aging_s))
 
     def _time_out(self, request: Request, now: float) -> None:
         spec = request.spec
@@ -235,6 +263,8 @@ class Lifecycle:
         self.cache.free(slot)
         arrays.clear(slot)
         self.running.leave(slot)
+        if self.tenants.stop(request.tenant):
+            self.queue.order.release(request.tenant)
         request.slot = -1
         self.released.append(slot)
 

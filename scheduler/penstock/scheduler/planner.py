@@ -12,13 +12,16 @@ step has begun, which would otherwise find nothing new to compute. Does not look
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.scheduler.admissions import Admissions
 from penstock.scheduler.batch import Batch
-from penstock.scheduler.config import AdmissionPolicy, SchedulerConfig
+from penstock.scheduler.config import SchedulerConfig
 from penstock.scheduler.executor import ExecutorInfo
 from penstock.scheduler.flight import Chunk, Flight
+from penstock.scheduler.grants import Grants
 from penstock.scheduler.lifecycle import Lifecycle
 from penstock.scheduler.request import Request
 from penstock.scheduler.running import DecodeRoster
+from penstock.scheduler.victims import choose_victim
 
 
 class Planner:
@@ -27,15 +30,11 @@ class Planner:
     def __init__(self, life: Lifecycle, info: ExecutorInfo, config: SchedulerConfig) -> None:
         self._life = life
         self._budget_tokens = config.max_num_batched_tokens
-        self._is_guaranteed = config.admission_policy is AdmissionPolicy.GUARANTEED_NO_EVICT
+        self._admissions = Admissions(life, info, config)
+        self._max_prefill_share = config.max_prefill_share if life.is_fair else 1.0
         self._depth = info.pipeline_depth
-        self._info = info
         self._takes_whole_prompts = info.is_self_paced
         self._num_steps_ahead = 2 if info.is_self_paced else 1
-        # A reservation to max_tokens needs no slack; taking what is needed now does.
-        self._watermark_blocks = (
-            0 if self._is_guaranteed else int(np.ceil(config.watermark * info.num_blocks))
-        )
         self._one_each: NDArray[np.int32] = np.ones(info.max_num_seqs, dtype=np.int32)
         self._has_preempted = False
         self._num_old_blocks = 0
@@ -51,11 +50,16 @@ class Planner:
         self._num_old_blocks = self._life.cache.pool.num_used
         num_decodes = self._make_room_for_decodes(now)
         self._life.is_behind = False
-        budget = self._num_steps_ahead * (self._budget_tokens - num_decodes)
-        chunks = self._continue_prefills(budget, now)
+        grants = Grants(
+            self._num_steps_ahead * (self._budget_tokens - num_decodes),
+            max_share=self._max_prefill_share,
+            is_whole=self._takes_whole_prompts,
+        )
+        self._continue_prefills(grants, now)
         if not self._has_preempted:
-            budget -= sum(chunk.count for chunk in chunks)
-            chunks += self._admissions(budget, now, is_prefilling=bool(chunks))
+            self._admissions.admit(grants, now)
+        grants.top_up(self._life.cache)
+        chunks = list(grants.chunks())
         # Gathered anew if a prefill preempted somebody who decodes.
         roster = self._life.running.decodes(self._life.cache.capacity)
         if not chunks and not len(roster.rows) and not self._life.released:
@@ -79,31 +83,32 @@ class Planner:
                 cache.extend_each(roster.rows.index[short])
                 roster.capacity[short] += cache.block_size
             else:
-                self._preempt(life.running.most_junior(), now)
+                self._preempt(self._victim(set()), now)
 
-    def _continue_prefills(self, budget: int, now: float) -> list[Chunk]:
-        chunks: list[Chunk] = []
-        arrays = self._life.arrays
-        for request in self._life.running.prefilling():
-            if budget <= 0 and not self._takes_whole_prompts:
+    def _continue_prefills(self, grants: Grants, now: float) -> None:
+        arrays, running = self._life.arrays, self._life.running
+        under_way = running.prefilling_by_level() if self._life.is_fair else running.prefilling()
+        for request in under_way:
+            if grants.budget_tokens <= 0 and not self._takes_whole_prompts:
                 break
             # An earlier one of this loop may have preempted it.
             if request.slot < 0:
                 continue
             start = int(arrays.num_computed[request.slot])
             remaining = int(arrays.num_tokens[request.slot]) - start
-            count = remaining if self._takes_whole_prompts else min(remaining, budget)
-            if self._make_room(request, start + count, now):
-                chunks.append(Chunk(request, request.slot, start, count, count == remaining))
-                budget -= count
-        return chunks
+            count = grants.size(remaining)
+            if self._make_room(request, start + count, grants, now):
+                grants.add(request, start, count, remaining)
 
-    def _make_room(self, request: Request, num_tokens: int, now: float) -> bool:
-        """Blocks for a running request, at the cost of its juniors; False if it was preempted."""
+    def _make_room(self, request: Request, num_tokens: int, grants: Grants, now: float) -> bool:
+        """Blocks for a running request, at others' cost; False if it was preempted itself.
+
+        Whoever got tokens in this step keeps them.
+        """
         life = self._life
         missing = life.cache.num_missing(request.slot, num_tokens)
         while missing > life.cache.pool.num_available:
-            victim = life.running.most_junior()
+            victim = self._victim(grants.slots)
             self._preempt(victim, now)
             if victim is request:
                 return False
@@ -111,41 +116,11 @@ class Planner:
             life.cache.extend(request.slot, missing)
         return True
 
-    def _admissions(self, budget: int, now: float, *, is_prefilling: bool) -> list[Chunk]:
-        chunks: list[Chunk] = []
-        life, cache = self._life, self._life.cache
-        while budget > 0 and life.running.has_free_slot:
-            request = life.queue.peek()
-            if request is None:
-                break
-            matched = self._match(request)
-            reserve_tokens = self._reserve_tokens(request)
-            # Alone, a request may take everything: it fits, or it was refused at the door.
-            spare_blocks = self._watermark_blocks if len(life.running) else 0
-            if not cache.can_admit(matched, reserve_tokens, spare_blocks):
-                break
-            start = len(matched) * cache.block_size
-            remaining = len(request.tokens) - start
-            # Longer than a whole step: alone, for the engine behind to cut into chunks.
-            if self._takes_whole_prompts and remaining > budget and (is_prefilling or chunks):
-                break
-            count = remaining if self._takes_whole_prompts else min(remaining, budget)
-            life.admit(request, matched, reserve_tokens, now)
-            cache.extend(request.slot, cache.num_missing(request.slot, start + count))
-            chunks.append(Chunk(request, request.slot, start, count, count == remaining))
-            budget -= count
-        return chunks
-
-    def _match(self, request: Request) -> list[int]:
-        # Logprobs of the prompt need its logits, which a cached block does not have.
-        if request.spec.sampling.num_prompt_logprobs >= 0:
-            return []
-        return self._life.cache.match(request)
-
-    def _reserve_tokens(self, request: Request) -> int:
-        if self._is_guaranteed:
-            return self._info.num_kept_tokens(request.spec.max_total_tokens)
-        return len(request.tokens)
+    def _victim(self, spared: set[int]) -> Request:
+        if self._life.is_fair:
+            return choose_victim(self._life, spared)
+        # In order of seniority those who got tokens are never the most junior.
+        return self._life.running.most_junior()
 
     def _preempt(self, victim: Request, now: float) -> None:
         self._has_preempted = True

@@ -42,6 +42,7 @@ class FailureReason(enum.IntEnum):
     ENGINE_DOWN = 8
     DRAINING = 9
     EXECUTOR_REFUSED = 10
+    TENANT_OVER_QUOTA = 11
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +85,8 @@ class RequestSpec:
     `stop_ids`: token ids that end the output (end-of-sequence ids included unless ignored).
     Times are absolute seconds on the engine's clock, `NO_TIME` for none. Higher `priority` is more
     urgent. `adapter`: name of a weight set applied on top, empty for none; the salt must tell
-    requests of different adapters apart.
+    requests of different adapters apart. `tenant`: on whose behalf; tenants share the engine by
+    what each has been served.
     """
 
     key: int
@@ -107,6 +109,7 @@ class RequestSpec:
     adapter: str = ""
     constraint: Constraint | None = None
     retention: CacheRetention | None = None
+    tenant: str = ""
 
     def __post_init__(self) -> None:
         if not 0 < self.key < 2**63:
@@ -142,7 +145,10 @@ class Request:
 
     `tokens` int32 [n] holds all tokens while the request is PENDING (prompt, and output after a
     preemption); while PROCESSING they live in the slot arrays and this is stale. `block_hashes`
-    are the digests of its full blocks as far as they are known.
+    are the digests of its full blocks as far as they are known. `tenant`: the tenant's index while
+    this lives. `ticket`: its place in the order of the queue, -1 without one. `num_overtaken` and
+    `blocked_since_s`: how many passed it since it first stood at the head and did not fit;
+    `num_blocks_short`: how many blocks it took when it was last tried and did not fit.
     """
 
     spec: RequestSpec
@@ -153,6 +159,11 @@ class Request:
     num_registered_blocks: int = 0
     num_preemptions: int = 0
     first_token_s: float = NO_TIME
+    tenant: int = -1
+    ticket: int = -1
+    num_overtaken: int = 0
+    blocked_since_s: float = NO_TIME
+    num_blocks_short: int = 0
     _state: RequestState = RequestState.PENDING
 
     @property

@@ -127,6 +127,8 @@ class Results:
             columns = slice(0, len(ones))
             arrays.num_tokens[columns] += ones
             arrays.num_in_flight[columns] -= ones
+        if self._life.is_fair:
+            self._life.tenants.charge_outputs(rows.tenants)
         self.keys.append(rows.keys)
         self.tokens.append(tokens)
         if logprobs is not None:

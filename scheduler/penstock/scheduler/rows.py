@@ -18,7 +18,7 @@ class Rows:
 
     `offsets` intp [m]: where a slot's tokens start in the flat token array. `stop_ids`: as many
     int32 [m] arrays as the request with most stop ids has. `max_total`, `min_total` int32 [m];
-    `has_min` tells whether any row bars stop ids at first. `keys` int64 [m].
+    `has_min` tells whether any row bars stop ids at first. `keys` int64 [m]; `tenants` int32 [m].
     """
 
     slots: NDArray[np.int32]
@@ -29,6 +29,7 @@ class Rows:
     min_total: NDArray[np.int32]
     has_min: bool
     keys: NDArray[np.int64]
+    tenants: NDArray[np.int32]
 
     def __len__(self) -> int:
         return len(self.index)
@@ -44,6 +45,7 @@ class Rows:
             self.min_total[keep],
             self.has_min,
             self.keys[keep],
+            self.tenants[keep],
         )
 
     def ended(
@@ -75,4 +77,5 @@ def gather_rows(arrays: SlotArrays, index: NDArray[np.intp], num_stop_columns: i
         min_total=min_total,
         has_min=bool((min_total > arrays.num_prompt[index]).any()),
         keys=arrays.key[index],
+        tenants=arrays.tenant[index],
     )

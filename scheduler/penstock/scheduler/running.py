@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.scheduler.arrival_order import seniority
 from penstock.scheduler.request import Request
 from penstock.scheduler.rows import Rows, gather_rows
 from penstock.scheduler.slot_arrays import SlotArrays
-from penstock.scheduler.waiting_queue import seniority
 
 
 @dataclass(slots=True, eq=False)
@@ -107,6 +107,13 @@ class Running:
         if len(self._prefilling) < 2:
             return list(self._prefilling.values())
         return sorted(self._prefilling.values(), key=seniority)
+
+    def prefilling_by_level(self) -> list[Request]:
+        """The same by class as it was at admission, then in order of admission."""
+        if len(self._prefilling) < 2:
+            return list(self._prefilling.values())
+        levels = self._arrays.level
+        return sorted(self._prefilling.values(), key=lambda request: -int(levels[request.slot]))
 
     def most_junior(self) -> Request:
         """The next victim of a preemption; raises ValueError when nothing runs."""

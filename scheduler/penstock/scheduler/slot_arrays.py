@@ -26,7 +26,8 @@ class SlotArrays:
     Sampling, as in `SamplingParams`: `temperature`, `top_p`, `min_p`, `repetition_penalty`,
     `presence_penalty`, `frequency_penalty` float32 [S]; `top_k`, `num_logprobs`,
     `num_prompt_logprobs` int32 [S]; `seed` uint64 [S].
-    `key` int64 [S]: the request's key, 0 for a free slot.
+    `key` int64 [S]: the request's key, 0 for a free slot. `tenant` int32 [S]: its tenant's index.
+    `level` int64 [S]: its priority class, risen by its age when it was admitted.
     """
 
     __slots__ = (
@@ -35,6 +36,7 @@ class SlotArrays:
         "deadline",
         "frequency_penalty",
         "key",
+        "level",
         "max_seq_len",
         "max_total",
         "min_p",
@@ -52,6 +54,7 @@ class SlotArrays:
         "seed",
         "stop_ids",
         "temperature",
+        "tenant",
         "time_limit",
         "token_ids",
         "top_k",
@@ -85,6 +88,8 @@ class SlotArrays:
         self.deadline: NDArray[np.float64] = np.full(num_slots, NO_TIME)
         self.time_limit: NDArray[np.float64] = np.full(num_slots, NO_TIME)
         self.key: NDArray[np.int64] = np.zeros(num_slots, dtype=np.int64)
+        self.tenant = ints()
+        self.level: NDArray[np.int64] = np.zeros(num_slots, dtype=np.int64)
         self.temperature = floats()
         self.top_p = floats()
         self.min_p = floats()
@@ -111,6 +116,7 @@ class SlotArrays:
         self.deadline[slot] = min(spec.deadline_s, spec.ttft_deadline_s if first else NO_TIME)
         self.time_limit[slot] = spec.time_limit_s
         self.key[slot] = spec.key
+        self.tenant[slot] = request.tenant
         sampling = spec.sampling
         self.temperature[slot] = sampling.temperature
         self.top_k[slot] = sampling.top_k

@@ -1,23 +1,55 @@
-"""Requests that wait: strict priority classes, first come first served inside a class.
+"""Requests that wait: who they are, how much they hold, when they expire.
 
-Owns the order, the bounds' counters and the expiry times of PENDING requests. A preempted request
-comes back with its old sequence number and so keeps its seniority. Outputs of one request wait
-beside the queue (`hold`) until their leader's prompt is computed and can be shared.
+Owns membership, the bounds' counters and the expiry times of PENDING requests; who goes next is an
+`Order`'s affair. Outputs of one request wait beside the order (`hold`) until their leader's prompt
+is computed and can be shared.
 
-Both heaps drop stale entries lazily: an entry is live while its request is PENDING and knows it is
-waiting.
+Heaps drop stale entries lazily: an entry is live while its request has the entry's ticket.
 """
 
 import heapq
 import itertools
 from collections.abc import Iterator
+from typing import Protocol
 
 from penstock.scheduler.request import NO_TIME, Request
+from penstock.scheduler.tenants import Tenants
 
 
-def seniority(request: Request) -> tuple[int, int]:
-    """Sort key: smaller goes first and is preempted last."""
-    return (-request.spec.priority, request.sequence)
+class Order(Protocol):
+    """Who goes next among requests that have a ticket. No call costs more than a heap's."""
+
+    def __len__(self) -> int:
+        """Requests in the order."""
+        ...
+
+    def push(self, request: Request) -> None:
+        """Order a request that has just got its ticket."""
+        ...
+
+    def discard(self, request: Request) -> None:
+        """Forget a request whose ticket was just taken."""
+        ...
+
+    def note_admission(self, request: Request) -> None:
+        """Somebody is about to be let in, and still has a ticket."""
+        ...
+
+    def peek(self, now: float) -> Request | None:
+        """Who goes next, None when nobody may."""
+        ...
+
+    def pass_over(self, request: Request) -> None:
+        """Leave the one that `peek` returned out until `end_round`."""
+        ...
+
+    def end_round(self) -> None:
+        """Whoever was passed over stands where they stood."""
+        ...
+
+    def release(self, tenant: int) -> None:
+        """A tenant that ran as many as it may runs one less."""
+        ...
 
 
 def expiry_s(request: Request) -> float:
@@ -28,16 +60,20 @@ def expiry_s(request: Request) -> float:
 
 
 class WaitingQueue:
-    """Ordered PENDING requests; `num_tokens` counts the tokens they would prefill."""
+    """PENDING requests; `num_tokens` counts the tokens they would prefill.
 
-    def __init__(self) -> None:
-        # The counter breaks ties, so that requests themselves are never compared.
-        self._ticket = itertools.count()
-        self._heap: list[tuple[tuple[int, int], int, Request]] = []
+    `version` changes whenever somebody comes or goes.
+    """
+
+    def __init__(self, order: Order, tenants: Tenants) -> None:
+        self.order = order
+        self._tenants = tenants
+        self._tickets = itertools.count()
         self._expiries: list[tuple[float, int, Request]] = []
         self._held: dict[int, list[Request]] = {}
         self._members: dict[int, Request] = {}
         self.num_tokens = 0
+        self.version = 0
 
     def __len__(self) -> int:
         return len(self._members)
@@ -49,7 +85,7 @@ class WaitingQueue:
         return self._members.get(request.spec.key) is request
 
     def push(self, request: Request) -> None:
-        """Queue a request by its seniority."""
+        """Let a request stand in the order."""
         self._join(request)
         self._enter(request)
 
@@ -59,7 +95,7 @@ class WaitingQueue:
         self._held.setdefault(leader_key, []).append(request)
 
     def release_held(self, leader_key: int) -> None:
-        """The leader's prompt is computed: its followers enter the queue."""
+        """The leader's prompt is computed: its followers enter the order."""
         for request in self._held.pop(leader_key, ()):
             if request in self:
                 self._enter(request)
@@ -73,17 +109,22 @@ class WaitingQueue:
             if rest:
                 self._held[heir.spec.key] = rest
 
-    def peek(self) -> Request | None:
+    def peek(self, now: float) -> Request | None:
         """The request that goes next, None when nobody may."""
-        while self._heap and self._heap[0][2] not in self:
-            heapq.heappop(self._heap)
-        return self._heap[0][2] if self._heap else None
+        return self.order.peek(now)
 
     def remove(self, request: Request) -> None:
         """Take a request out, wherever it stands."""
         del self._members[request.spec.key]
         self.num_tokens -= len(request.tokens)
-        self._compact()
+        self.version += 1
+        self._tenants.leave(request.tenant)
+        if request.ticket >= 0:
+            request.ticket = -1
+            self.order.discard(request)
+        if len(self._expiries) > 2 * len(self._members) + 64:
+            self._expiries = [entry for entry in self._expiries if entry[2] in self]
+            heapq.heapify(self._expiries)
 
     def expired(self, now: float) -> list[Request]:
         """Waiting requests whose expiry is at or before `now`; each is told once, then removed."""
@@ -104,19 +145,12 @@ class WaitingQueue:
     def _join(self, request: Request) -> None:
         self._members[request.spec.key] = request
         self.num_tokens += len(request.tokens)
+        request.tenant = self._tenants.join(request.spec.tenant)
         at_s = expiry_s(request)
         if at_s != NO_TIME:
-            heapq.heappush(self._expiries, (at_s, next(self._ticket), request))
+            heapq.heappush(self._expiries, (at_s, next(self._tickets), request))
 
     def _enter(self, request: Request) -> None:
-        heapq.heappush(self._heap, (seniority(request), next(self._ticket), request))
-
-    def _compact(self) -> None:
-        # Cancelled requests deep in a heap would pile up while the head waits.
-        limit = 2 * len(self._members) + 64
-        if len(self._heap) > limit:
-            self._heap = [entry for entry in self._heap if entry[2] in self]
-            heapq.heapify(self._heap)
-        if len(self._expiries) > limit:
-            self._expiries = [entry for entry in self._expiries if entry[2] in self]
-            heapq.heapify(self._expiries)
+        request.ticket = next(self._tickets)
+        self.version += 1
+        self.order.push(request)

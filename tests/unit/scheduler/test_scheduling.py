@@ -152,12 +152,14 @@ def test_siblings_wait_for_the_leaders_prompt_and_share_its_blocks() -> None:
     engine.submit((leader, *followers))
     engine.submit((make_spec(4, 2, max_tokens=9),))
     engine.step()
-    assert work(executor.batches[0]) == {0: (0, 8)}
+    assert work(executor.batches[0]) == {0: (0, 6), 1: (0, 2)}, "nobody waits behind a sibling"
     engine.step()
-    assert work(executor.batches[1]) == {0: (8, 6), 1: (0, 2)}, "nobody waits behind a sibling"
+    assert work(executor.batches[1]) == {0: (6, 7), 1: (2, 1)}
     engine.step()
-    table = executor.batches[2].arrays.block_table
-    rows = work(executor.batches[2])
+    assert work(executor.batches[2]) == {0: (13, 1), 1: (3, 1)}
+    engine.step()
+    table = executor.batches[3].arrays.block_table
+    rows = work(executor.batches[3])
     siblings = [slot for slot in rows if slot > 1]
     assert [rows[slot] for slot in siblings] == [(12, 2), (12, 2)]
     for slot in siblings:

@@ -1,6 +1,9 @@
 """Order, expiry, and siblings that wait for their leader."""
 
+from penstock.scheduler.arrival_order import ArrivalOrder
+from penstock.scheduler.config import SchedulerConfig
 from penstock.scheduler.request import NO_TIME, Request, RequestSpec
+from penstock.scheduler.tenants import Tenants
 from penstock.scheduler.waiting_queue import WaitingQueue
 from support.core import make_spec
 
@@ -9,23 +12,27 @@ def waiting(spec: RequestSpec, sequence: int) -> Request:
     return Request(spec=spec, sequence=sequence, tokens=spec.prompt_ids, block_hashes=[])
 
 
+def make_queue() -> WaitingQueue:
+    return WaitingQueue(ArrivalOrder(), Tenants(SchedulerConfig()))
+
+
 def drain(queue: WaitingQueue) -> list[int]:
     keys: list[int] = []
-    while (request := queue.peek()) is not None:
+    while (request := queue.peek(0.0)) is not None:
         queue.remove(request)
         keys.append(request.spec.key)
     return keys
 
 
 def test_classes_are_strict_and_first_come_first_served_inside() -> None:
-    queue = WaitingQueue()
+    queue = make_queue()
     for sequence, (key, priority) in enumerate([(1, 0), (2, 5), (3, 0), (4, 5), (5, -1)]):
         queue.push(waiting(make_spec(key, priority=priority), sequence))
     assert drain(queue) == [2, 4, 1, 3, 5]
 
 
 def test_seniority_survives_coming_back() -> None:
-    queue = WaitingQueue()
+    queue = make_queue()
     first, second = waiting(make_spec(1), 0), waiting(make_spec(2), 1)
     queue.push(first)
     queue.push(second)
@@ -35,7 +42,7 @@ def test_seniority_survives_coming_back() -> None:
 
 
 def test_removed_requests_are_gone_and_tokens_counted() -> None:
-    queue = WaitingQueue()
+    queue = make_queue()
     requests = [waiting(make_spec(key, key), key) for key in range(1, 301)]
     for request in requests:
         queue.push(request)
@@ -44,12 +51,13 @@ def test_removed_requests_are_gone_and_tokens_counted() -> None:
         queue.remove(request)
     assert len(queue) == 1
     assert queue.num_tokens == 1
-    assert len(queue._heap) <= 66, "stale entries pile up"
+    assert isinstance(queue.order, ArrivalOrder)
+    assert len(queue.order._heap) <= 66, "stale entries pile up"
     assert drain(queue) == [1]
 
 
 def test_followers_wait_for_their_leader() -> None:
-    queue = WaitingQueue()
+    queue = make_queue()
     queue.push(waiting(make_spec(1), 0))
     for key in (2, 3):
         queue.hold(waiting(make_spec(key, leader_key=1), key), 1)
@@ -61,7 +69,7 @@ def test_followers_wait_for_their_leader() -> None:
 
 
 def test_an_heir_leads_when_the_leader_ends() -> None:
-    queue = WaitingQueue()
+    queue = make_queue()
     followers = [waiting(make_spec(key, leader_key=1), key) for key in (2, 3, 4)]
     for follower in followers:
         queue.hold(follower, 1)
@@ -73,7 +81,7 @@ def test_an_heir_leads_when_the_leader_ends() -> None:
 
 
 def test_expiry_is_the_earliest_limit_and_told_once() -> None:
-    queue = WaitingQueue()
+    queue = make_queue()
     late = waiting(make_spec(1, deadline_s=9.0, ttft_deadline_s=5.0), 0)
     later = waiting(make_spec(2, time_limit_s=7.0), 1)
     never = waiting(make_spec(3), 2)
@@ -88,7 +96,7 @@ def test_expiry_is_the_earliest_limit_and_told_once() -> None:
 
 
 def test_a_met_first_token_deadline_does_not_expire_who_comes_back() -> None:
-    queue = WaitingQueue()
+    queue = make_queue()
     request = waiting(make_spec(1, ttft_deadline_s=5.0), 0)
     queue.push(request)
     queue.remove(request)

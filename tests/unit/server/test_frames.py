@@ -113,6 +113,7 @@ def specs(draw: st.DrawFn, previous: RequestSpec | None = None) -> RequestSpec:
         adapter=like.adapter if like else draw(TEXTS),
         constraint=like.constraint if like else draw(st.none() | CONSTRAINTS),
         retention=like.retention if like else draw(st.none() | RETENTIONS),
+        tenant=like.tenant if like else draw(TEXTS),
     )
 
 
@@ -338,7 +339,7 @@ def test_a_shared_form_travels_once() -> None:
     assert submit.specs[1].constraint is submit.specs[0].constraint
 
 
-@pytest.mark.parametrize("flags", [8, 9, 16, 255])
+@pytest.mark.parametrize("flags", [8, 9, 24, 32, 255])
 def test_options_that_mean_nothing_are_refused(flags: int) -> None:
     plain, full = (
         encode(Submit(specs=(small_spec(adapter=adapter),))) for adapter in ("", "a" * 50)

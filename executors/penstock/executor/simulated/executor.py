@@ -29,6 +29,7 @@ from penstock.executor.simulated.tokens import (
 )
 from penstock.scheduler.batch import Batch, SlotFailure, StepResult, TokenLogprobs
 from penstock.scheduler.executor import ExecutorDied, ExecutorInfo, Feature
+from penstock.scheduler.request import RequestSpec
 
 DEFAULT_VOCAB_SIZE = 32_000
 DEFAULT_MAX_SEQ_LEN = 4096
@@ -72,6 +73,8 @@ class SimulatedExecutor:
         self._origins = np.zeros(num_slots, dtype=np.uint64)
         self._stop_positions = np.full(num_slots, NEVER, dtype=np.int64)
         self._failures: dict[int, str] = {}
+        # Slots whose answer is more than a hashed token: stop ids, logprobs.
+        self._special_slots: set[int] = set()
 
     @property
     def info(self) -> ExecutorInfo:
@@ -141,6 +144,7 @@ class SimulatedExecutor:
     def _take_in(self, batch: Batch) -> None:
         for slot in batch.released:
             self._failures.pop(slot, None)
+            self._special_slots.discard(slot)
             if self._shadow is not None:
                 self._shadow.release(slot)
         for request in batch.admitted:
@@ -150,6 +154,8 @@ class SimulatedExecutor:
             self._script.admit(request)
             self._origins[slot] = request_origin(request.spec)
             self._stop_positions[slot] = stop_position(request.spec, self._config)
+            if _is_special(request.spec):
+                self._special_slots.add(slot)
 
     def _book(self, batch: Batch, faults: list[Fault]) -> float:
         """Put the step on the device's time line; return when it is done."""
@@ -169,6 +175,9 @@ class SimulatedExecutor:
 
     def _settle(self, batch: Batch) -> tuple[list[Fault], StepResult]:
         slots = batch.sampled_slots
+        is_usual = not (self._special_slots or self._failures or self._shadow is not None)
+        if is_usual and self._script.is_over:
+            return [], self._plain_answer(batch)
         is_sampled = np.isin(batch.slots, slots)
         positions = (batch.starts + batch.num_tokens)[is_sampled].astype(np.int64)
         faults: list[Fault] = []
@@ -188,6 +197,14 @@ class SimulatedExecutor:
             is_well = ~np.isin(slots, [failure.slot for failure in failures])
             slots, positions, counts = slots[is_well], positions[is_well], counts[is_well]
         return faults, self._answer(batch, slots, positions, counts, failures)
+
+    def _plain_answer(self, batch: Batch) -> StepResult:
+        """What `_answer` says when everybody wants one hashed token and nothing else."""
+        slots, ends = batch.sampled_slots, batch.starts + batch.num_tokens
+        if len(slots) < len(ends):
+            ends = ends[np.isin(batch.slots, slots)]
+        tokens = tokens_at(self._origins[slots], ends, self._info.vocab_size)
+        return StepResult(slots=slots, tokens=tokens)
 
     def _hit_row(
         self, fault: Fault, row: int, slots: NDArray[np.int32], counts: NDArray[np.int32]
@@ -263,6 +280,11 @@ class SimulatedExecutor:
                 (slot, first, simulated_logprobs(tokens, num_top, self._info.vocab_size))
             )
         return tuple(answers)
+
+
+def _is_special(spec: RequestSpec) -> bool:
+    sampling = spec.sampling
+    return bool(spec.stop_ids) or max(sampling.num_logprobs, sampling.num_prompt_logprobs) >= 0
 
 
 def _build_info(config: ExecutorConfig) -> ExecutorInfo:

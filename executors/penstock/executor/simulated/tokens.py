@@ -44,7 +44,7 @@ def request_origin(spec: RequestSpec) -> int:
 
 def tokens_at(
     origins: NDArray[np.uint64],
-    positions: NDArray[np.int64],
+    positions: NDArray[np.int64] | NDArray[np.int32],
     vocab_size: int,
     barred: NDArray[np.int32] | None = None,
 ) -> NDArray[np.int32]:

@@ -1,8 +1,8 @@
 """The command line: `penstock <command>`.
 
 Owns the parser and nothing of what the commands do. Commands import what is heavy only when they
-run, so that `penstock --help` answers at once. Exit codes are in `exit_codes.py`; `serve`, `build`
-and `verify` have their own.
+run, so that `penstock --help` answers at once. Exit codes are in `exit_codes.py`; `serve`, `build`,
+`verify` and `simulate` have their own.
 """
 
 import argparse
@@ -16,12 +16,13 @@ from penstock.server.cli import (
     health,
     models,
     serve,
+    simulate,
     verify,
     version,
 )
 from penstock.server.cli.exit_codes import EXIT_CODES_HELP
 
-_COMMANDS = (serve, build, generate, chat, models, health, verify, demo, version)
+_COMMANDS = (serve, build, generate, chat, models, health, verify, simulate, demo, version)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -18,6 +18,7 @@ _REASONS: dict[FailureReason, ErrorReason] = {
     FailureReason.EXECUTOR_REFUSED: ErrorReason.EXECUTOR_REFUSED,
     FailureReason.ENGINE_DOWN: ErrorReason.ENGINE_DOWN,
     FailureReason.DRAINING: ErrorReason.DRAINING,
+    FailureReason.TENANT_OVER_QUOTA: ErrorReason.QUOTA_EXCEEDED,
 }
 
 

@@ -1,8 +1,8 @@
 """SUBMIT: the outputs of one request as bytes.
 
 Owns the layout of `RequestSpec`. Outputs of one request usually share the prompt, so a prompt that
-is the very array of the output before is sent once; form, adapter and retention likewise. Does not
-check whether a request makes sense: the front validated it.
+is the very array of the output before is sent once; form, adapter, retention and tenant likewise.
+Does not check whether a request makes sense: the front validated it.
 """
 
 import struct
@@ -34,8 +34,10 @@ _HAS_ADAPTER = 1
 _HAS_CONSTRAINT = 2
 _HAS_RETENTION = 4
 _OPTIONS_OF_PREVIOUS = 8
-_NO_OPTIONS = ("", None, None)
-_Options: TypeAlias = tuple[str, Constraint | None, CacheRetention | None]
+_HAS_TENANT = 16
+_NO_OPTIONS = ("", None, None, "")
+_ALL_OPTIONS = _HAS_ADAPTER | _HAS_CONSTRAINT | _HAS_RETENTION | _HAS_TENANT
+_Options: TypeAlias = tuple[str, Constraint | None, CacheRetention | None, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +103,7 @@ def _read_spec(data: Reader, previous: RequestSpec | None) -> RequestSpec:
     request_id, hash_salt = data.text(), data.blob()
     stop_ids = _read_ints(data)
     sampling = _read_sampling(data)
-    adapter, constraint, retention = _read_options(data, previous)
+    adapter, constraint, retention, tenant = _read_options(data, previous)
     prompt_ids, block_hashes = _read_prompt(data, previous)
     return RequestSpec(
         key=key,
@@ -124,6 +126,7 @@ def _read_spec(data: Reader, previous: RequestSpec | None) -> RequestSpec:
         adapter=adapter,
         constraint=constraint,
         retention=retention,
+        tenant=tenant,
     )
 
 
@@ -189,7 +192,7 @@ def _read_sampling(data: Reader) -> SamplingParams:
 
 
 def _options_of(spec: RequestSpec) -> _Options:
-    return spec.adapter, spec.constraint, spec.retention
+    return spec.adapter, spec.constraint, spec.retention, spec.tenant
 
 
 def _write_options(out: Writer, spec: RequestSpec, previous: RequestSpec | None) -> None:
@@ -197,11 +200,12 @@ def _write_options(out: Writer, spec: RequestSpec, previous: RequestSpec | None)
     if previous is not None and options != _NO_OPTIONS and options == _options_of(previous):
         out.u8(_OPTIONS_OF_PREVIOUS)
         return
-    adapter, constraint, retention = options
+    adapter, constraint, retention, tenant = options
     out.u8(
         (_HAS_ADAPTER if adapter else 0)
         | (_HAS_CONSTRAINT if constraint else 0)
         | (_HAS_RETENTION if retention else 0)
+        | (_HAS_TENANT if tenant else 0)
     )
     if adapter:
         out.text(adapter)
@@ -213,6 +217,8 @@ def _write_options(out: Writer, spec: RequestSpec, previous: RequestSpec | None)
     if retention is not None:
         out.u8(retention.priority)
         out.f64(retention.duration_s)
+    if tenant:
+        out.text(tenant)
 
 
 def _read_options(data: Reader, previous: RequestSpec | None) -> _Options:
@@ -221,7 +227,7 @@ def _read_options(data: Reader, previous: RequestSpec | None) -> _Options:
         if previous is None:
             raise LinkError("the first output of a request has no options to share")
         return _options_of(previous)
-    if flags > _HAS_ADAPTER | _HAS_CONSTRAINT | _HAS_RETENTION:
+    if flags & ~_ALL_OPTIONS:
         raise LinkError(f"unknown options of a request: {flags}")
     adapter = data.text() if flags & _HAS_ADAPTER else ""
     constraint, retention = None, None
@@ -230,7 +236,8 @@ def _read_options(data: Reader, previous: RequestSpec | None) -> _Options:
         constraint = Constraint(kind=kind, texts=tuple(data.text() for _ in range(data.u32())))
     if flags & _HAS_RETENTION:
         retention = CacheRetention(priority=data.u8(), duration_s=data.f64())
-    return adapter, constraint, retention
+    tenant = data.text() if flags & _HAS_TENANT else ""
+    return adapter, constraint, retention, tenant
 
 
 def _write_ints(out: Writer, values: tuple[int, ...]) -> None:

@@ -1,0 +1,311 @@
+"""The fair order: priority classes, tenants by service, deadlines; and age, so that nobody starves.
+
+Owns who goes next. Does not know who fits (admissions.py) nor what was served (tenants.py).
+
+- **Class.** A higher priority goes first.
+- **Tenant.** Inside a class the tenant with the least weighted service goes next (virtual token
+  counters: Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024). While two tenants
+  have requests waiting in the same class, and nobody is admitted by age or past a blocked head,
+  their counters differ by at most (w_p * P + w_q * S * O) / w: P the longest prompt, S the slots, O
+  the longest output, w the smaller of their weights. (The last time the leading tenant was admitted
+  it did not lead; since then it was charged that one prompt and what its slots still gave.)
+- **Deadline.** Inside a tenant's part of a class, whom a preemption threw out goes first, then the
+  earliest deadline. No deadline counts as later than arrival + `aging_s`, so that nobody who
+  arrives later than that overtakes; ties go by arrival.
+- **Age.** Priority rises by one for each `aging_s` of waiting, so whoever has the least
+  arrival - priority * aging_s goes first by age. Had age the last word, whoever floods the engine
+  would outrank everybody as soon as its queue is long; so it has one in `aging_stride` admissions,
+  while the first by age has waited for `aging_s`.
+
+  **Bound.** A request r of priority p that arrived at a, while no priority above P arrives: at
+  a + (P - p + 1) * aging_s the first by age has waited long enough as long as r waits, because
+  whoever precedes r by age arrived before a + (P - p) * aging_s. From then on at most
+  aging_stride * (N + 1) admissions go before r's own, N counting the requests that precede r by
+  age. N is fixed at the latest then: who arrives afterwards does not precede. (Not counted are
+  requests that come back after a preemption before the fresh ones of their tenant, which had been
+  admitted before, and those let past a blocked head, which admissions.py bounds. A tenant at its
+  running limit waits for itself.)
+
+Every heap drops stale entries when they surface and corrects keys that have only grown, so a call
+costs what a heap's does however many wait.
+"""
+
+import heapq
+import itertools
+import math
+from bisect import insort
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from penstock.scheduler.config import SchedulerConfig
+from penstock.scheduler.request import Request
+from penstock.scheduler.tenants import Tenants
+from penstock.scheduler.waiting_queue import expiry_s
+
+MAX_PASSED_PER_LINE = 4
+"""How many of one tenant are passed over in a round before the next tenant's are tried."""
+
+# Fresh, due, sequence, ticket; arrival, sequence, ticket. Tickets are unique: requests themselves
+# are never compared.
+_ByDeadline: TypeAlias = tuple[bool, float, int, int, Request]
+_ByArrival: TypeAlias = tuple[float, int, int, Request]
+
+
+@dataclass(slots=True, eq=False)
+class _Line:
+    """Waiting requests of one tenant in one class.
+
+    `turn_ticket` and `age_ticket` name its live entries in the heaps of lines, -1 for none.
+    """
+
+    priority: int
+    tenant: int
+    by_deadline: list[_ByDeadline] = field(default_factory=list[_ByDeadline])
+    by_arrival: list[_ByArrival] = field(default_factory=list[_ByArrival])
+    num_requests: int = 0
+    turn_ticket: int = -1
+    age_ticket: int = -1
+    age_key: float = math.inf
+    num_passed: int = 0
+    is_held_back: bool = False
+
+    def oldest(self) -> Request:
+        heap = self.by_arrival
+        while heap[0][2] != heap[0][3].ticket:
+            heapq.heappop(heap)
+        return heap[0][3]
+
+    def compact(self) -> None:
+        limit = 2 * self.num_requests + 64
+        if len(self.by_deadline) > limit:
+            self.by_deadline = [e for e in self.by_deadline if e[3] == e[4].ticket]
+            heapq.heapify(self.by_deadline)
+        if len(self.by_arrival) > limit:
+            self.by_arrival = [e for e in self.by_arrival if e[2] == e[3].ticket]
+            heapq.heapify(self.by_arrival)
+
+
+class FairOrder:
+    """`Order` of waiting_queue.py over the counters of `tenants`."""
+
+    def __init__(self, tenants: Tenants, config: SchedulerConfig) -> None:
+        self._tenants = tenants
+        self._aging_s = config.aging_s
+        self._is_aging = math.isfinite(config.aging_s)
+        self._stride = config.aging_stride
+        self._lines: dict[tuple[int, int], _Line] = {}
+        # Negated priorities of the classes that have lines, most urgent first.
+        self._ranks: list[int] = []
+        # By negated priority: (service, ticket, line), and how many lines live.
+        self._turns: dict[int, list[tuple[float, int, _Line]]] = {}
+        self._num_lines: dict[int, int] = {}
+        self._ages: list[tuple[float, int, _Line]] = []
+        self._held_back: dict[int, list[_Line]] = {}
+        self._tickets = itertools.count()
+        self._epoch = tenants.epoch
+        self._num_requests = 0
+        self._num_since_aged = 0
+        self._aged: Request | None = None
+        self._passed: set[int] = set()
+        self._stash: list[tuple[_Line, _ByDeadline]] = []
+        self._touched: list[_Line] = []
+        self._left_out: list[_Line] = []
+
+    def __len__(self) -> int:
+        return self._num_requests
+
+    def push(self, request: Request) -> None:
+        """Order a request that has just got its ticket."""
+        spec = request.spec
+        key = (spec.priority, request.tenant)
+        line = self._lines.get(key)
+        if line is None:
+            line = self._lines[key] = _Line(*key)
+            self._open_class(-spec.priority)
+            self._queue_turn(line)
+        due_s = min(expiry_s(request), spec.arrival_s + self._aging_s)
+        is_fresh = request.num_preemptions == 0
+        heapq.heappush(
+            line.by_deadline, (is_fresh, due_s, request.sequence, request.ticket, request)
+        )
+        line.num_requests += 1
+        self._num_requests += 1
+        if self._is_aging:
+            heapq.heappush(
+                line.by_arrival, (spec.arrival_s, request.sequence, request.ticket, request)
+            )
+            # A later arrival is found when the line surfaces; an earlier one must be told.
+            if self._age_key(line, request) < line.age_key and not line.is_held_back:
+                self._queue_age(line, request)
+
+    def discard(self, request: Request) -> None:
+        """Forget a request whose ticket was just taken."""
+        line = self._lines[request.spec.priority, request.tenant]
+        line.num_requests -= 1
+        self._num_requests -= 1
+        if self._aged is request:
+            self._aged = None
+        if line.num_requests:
+            line.compact()
+            return
+        del self._lines[line.priority, line.tenant]
+        if line.is_held_back:
+            self._held_back[line.tenant].remove(line)
+        line.turn_ticket = line.age_ticket = -1
+        rank = -line.priority
+        self._num_lines[rank] -= 1
+        if not self._num_lines[rank]:
+            self._ranks.remove(rank)
+            del self._num_lines[rank], self._turns[rank]
+        elif len(self._turns[rank]) > 2 * self._num_lines[rank] + 64:
+            self._turns[rank] = [e for e in self._turns[rank] if e[1] == e[2].turn_ticket]
+            heapq.heapify(self._turns[rank])
+        if len(self._ages) > 2 * len(self._lines) + 64:
+            self._ages = [e for e in self._ages if e[1] == e[2].age_ticket]
+            heapq.heapify(self._ages)
+
+    def note_admission(self, request: Request) -> None:
+        """Count the turns between two that go by age."""
+        self._num_since_aged = 0 if request is self._aged else self._num_since_aged + 1
+
+    def peek(self, now: float) -> Request | None:
+        """Who goes next, None when nobody may."""
+        if self._epoch != self._tenants.epoch:
+            self._rebuild()
+        self._aged = None
+        if self._is_aging and self._num_since_aged + 1 >= self._stride and not self._passed:
+            line = self._first_by_age(now)
+            if line is not None:
+                front, oldest = self._front(line), line.oldest()
+                if front is not None and front.num_preemptions and not oldest.num_preemptions:
+                    return front
+                self._aged = oldest
+                return oldest
+        for rank in self._ranks:
+            line = self._first_in_turn(rank)
+            if line is not None:
+                return self._front(line)
+        return None
+
+    def pass_over(self, request: Request) -> None:
+        """Leave out the one that `peek` returned until `end_round`."""
+        self._passed.add(request.ticket)
+        line = self._lines[request.spec.priority, request.tenant]
+        line.num_passed += 1
+        self._touched.append(line)
+
+    def end_round(self) -> None:
+        """Whoever was passed over stands where they stood."""
+        if not self._passed:
+            return
+        for line, entry in self._stash:
+            heapq.heappush(line.by_deadline, entry)
+        for line in self._touched:
+            line.num_passed = 0
+        for line in self._left_out:
+            if line.num_requests and not line.is_held_back:
+                self._queue_turn(line)
+        for one in (self._stash, self._touched, self._left_out, self._passed):
+            one.clear()
+
+    def release(self, tenant: int) -> None:
+        """A tenant that ran as many as it may runs one less."""
+        for line in self._held_back.pop(tenant, ()):
+            line.is_held_back = False
+            if line.num_requests:
+                self._queue_turn(line)
+                if self._is_aging:
+                    self._queue_age(line, line.oldest())
+
+    def _open_class(self, rank: int) -> None:
+        if rank not in self._turns:
+            self._turns[rank] = []
+            self._num_lines[rank] = 0
+            insort(self._ranks, rank)
+        self._num_lines[rank] += 1
+
+    def _queue_turn(self, line: _Line) -> None:
+        line.turn_ticket = next(self._tickets)
+        service = float(self._tenants.service[line.tenant])
+        heapq.heappush(self._turns[-line.priority], (service, line.turn_ticket, line))
+
+    def _queue_age(self, line: _Line, oldest: Request) -> None:
+        line.age_ticket = next(self._tickets)
+        line.age_key = self._age_key(line, oldest)
+        heapq.heappush(self._ages, (line.age_key, line.age_ticket, line))
+
+    def _age_key(self, line: _Line, request: Request) -> float:
+        return request.spec.arrival_s - line.priority * self._aging_s
+
+    def _front(self, line: _Line) -> Request | None:
+        """First of a line that was not passed over."""
+        heap = line.by_deadline
+        while heap:
+            entry = heap[0]
+            if entry[3] != entry[4].ticket:
+                heapq.heappop(heap)
+            elif entry[3] in self._passed:
+                self._stash.append((line, heapq.heappop(heap)))
+            else:
+                return entry[4]
+        return None
+
+    def _first_in_turn(self, rank: int) -> _Line | None:
+        """The line of a class whose tenant has had least."""
+        heap = self._turns[rank]
+        while heap:
+            service, ticket, line = heap[0]
+            if ticket != line.turn_ticket:
+                heapq.heappop(heap)
+                continue
+            if self._hold_back(line):
+                continue
+            actual = float(self._tenants.service[line.tenant])
+            if service < actual:
+                heapq.heapreplace(heap, (actual, ticket, line))
+            elif line.num_passed >= MAX_PASSED_PER_LINE or self._front(line) is None:
+                line.turn_ticket = -1
+                self._left_out.append(line)
+            else:
+                return line
+        return None
+
+    def _first_by_age(self, now: float) -> _Line | None:
+        """The line with the least arrival - priority * aging_s, if that one waited long enough."""
+        heap = self._ages
+        while heap:
+            key, ticket, line = heap[0]
+            if ticket != line.age_ticket:
+                heapq.heappop(heap)
+                continue
+            if self._hold_back(line):
+                continue
+            oldest = line.oldest()
+            actual = self._age_key(line, oldest)
+            if key < actual:
+                line.age_key = actual
+                heapq.heapreplace(heap, (actual, ticket, line))
+                continue
+            return line if now - oldest.spec.arrival_s >= self._aging_s else None
+        return None
+
+    def _hold_back(self, line: _Line) -> bool:
+        """Set a line aside until its tenant runs less; whether it had to be."""
+        if not self._tenants.is_at_limit(line.tenant):
+            return False
+        line.turn_ticket = line.age_ticket = -1
+        line.age_key = math.inf
+        line.is_held_back = True
+        self._held_back.setdefault(line.tenant, []).append(line)
+        return True
+
+    def _rebuild(self) -> None:
+        """Counters were rebased: what the heaps remember of them is void."""
+        self._epoch = self._tenants.epoch
+        for rank, heap in self._turns.items():
+            self._turns[rank] = [
+                (float(self._tenants.service[line.tenant]), ticket, line)
+                for _, ticket, line in heap
+                if ticket == line.turn_ticket
+            ]
+            heapq.heapify(self._turns[rank])

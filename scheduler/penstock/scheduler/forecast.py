@@ -1,0 +1,368 @@
+"""When a request will get its first and its last token, told before it runs.
+
+Owns the formulas. Pure functions of the prices of a step, what the
+machine can take, what runs and what stands ahead; does not know the queue, its order, or what a
+refusal looks like.
+
+The picture is a fluid one: work is conserved, everybody ahead goes first, and what is ahead needs a
+number of steps n and a number of prefill tokens T, so that it takes
+
+    n (price of a step with the decodes beside it) + T prefill_token_s.
+
+n is set by whichever is scarcer, the prefill budget or places: max(T / budget, departures needed x
+steps between departures) (the bottleneck law of operational analysis: Lazowska et al.,
+*Quantitative System Performance*, chapter 5).
+
+Bounds, and what each is for:
+
+- `Bound.ALONE`: nobody is ahead and nobody runs. What remains true whoever cancels, ends or is
+  overtaken; static, so `hopeless_at_s` builds on it and an expiry heap can hold its result.
+- `Bound.BEST_CASE`: prefill ahead is done with the whole budget, every running request ends at the
+  next step, places are never short. **Refuse by this one**: a request can beat it only if somebody
+  who was counted as ahead is cancelled, expires or is overtaken. So count as ahead, and as prefill
+  under way, only what is sure to go first; in an order that lets small prompts pass or splits a
+  step between prompts that may be nothing, which is `ALONE`. The error of the fit is taken off both
+  optimistic bounds.
+- `Bound.EXPECTED`: running requests keep their pace and give up places at the rate that the mean
+  output length says. **RetryInfo and estimates told to clients come from this one**.
+"""
+
+import enum
+import math
+from dataclasses import dataclass
+
+from penstock.scheduler.cost_model import StepPrices
+from penstock.scheduler.request import NO_TIME
+
+_MAX_FORGIVEN_ERROR = 0.9
+"""However bad the fit, the optimistic bounds stay above zero."""
+
+
+class Bound(enum.Enum):
+    """What is assumed about those ahead and beside; the module's text says which is for what."""
+
+    ALONE = "alone"
+    BEST_CASE = "best_case"
+    EXPECTED = "expected"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """What the machine can take, and at what price.
+
+    `prices`: of a step, fitted or fixed. `max_prefill_tokens`: the token budget of a step.
+    `relative_error`: how far off the prices are, as a share (`StepFit.error_median`; 0 for exact
+    ones): the optimistic bounds are lowered by it. ValueError names the field that is off.
+    """
+
+    prices: StepPrices
+    max_prefill_tokens: int
+    relative_error: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.max_prefill_tokens < 1:
+            raise ValueError(
+                f"max_prefill_tokens must be at least 1, not {self.max_prefill_tokens}"
+            )
+        if not (math.isfinite(self.relative_error) and self.relative_error >= 0.0):
+            raise ValueError(
+                f"relative_error must be finite and not negative, not {self.relative_error}"
+            )
+
+    @property
+    def forgiveness(self) -> float:
+        """What an optimistic time is multiplied by, in (0, 1]."""
+        return 1.0 - min(self.relative_error, _MAX_FORGIVEN_ERROR)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """What runs now, in aggregates; all zero when nothing does.
+
+    `num_running`: requests with a slot, `num_decodes` of them past their prefill.
+    `num_context_tokens`: sum over the running requests. `num_prefill_tokens`: what the others have
+    still to prefill. `num_output_tokens`: what all of them are expected to generate still (see
+    `output_lengths.py`). `num_used_blocks`, `num_free_blocks`: the latter as far as
+    admission may take them; `num_free_slots` likewise. `prefill_budget_tokens`: what a step gives
+    to prefill at present, 0 for the whole of the machine's budget.
+    """
+
+    num_running: int = 0
+    num_decodes: int = 0
+    num_context_tokens: int = 0
+    num_prefill_tokens: int = 0
+    num_output_tokens: float = 0.0
+    num_free_slots: int = 0
+    num_free_blocks: int = 0
+    num_used_blocks: int = 0
+    prefill_budget_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ahead:
+    """Those who wait and go first, in sums that a queue can keep as requests come and go.
+
+    `num_prefill_tokens`: what they have to compute, prefixes that will be found taken off as far
+    as they are known. `num_blocks`: what their admission takes. `num_output_tokens`: what they are
+    expected to generate, 0 for as much each as is left to those who run.
+    """
+
+    num_requests: int = 0
+    num_prefill_tokens: int = 0
+    num_blocks: int = 0
+    num_output_tokens: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Want:
+    """What the request itself asks for.
+
+    `num_prefill_tokens`: tokens to compute before its first token, at least 1. For a refusal pass
+    the least that may be left: a prefix that somebody may have computed by then counts as found.
+    `num_cached_tokens`: context that is there already. `num_blocks`: what its admission takes.
+    `min_output_tokens`: it cannot end before; `expected_output_tokens`: see `output_lengths.py`.
+    ValueError names the field that is off.
+    """
+
+    num_prefill_tokens: int
+    num_cached_tokens: int = 0
+    num_blocks: int = 0
+    min_output_tokens: int = 1
+    expected_output_tokens: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.num_prefill_tokens < 1:
+            raise ValueError(
+                f"num_prefill_tokens must be at least 1, not {self.num_prefill_tokens}"
+            )
+        if self.num_cached_tokens < 0:
+            raise ValueError(
+                f"num_cached_tokens must not be negative, not {self.num_cached_tokens}"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forecast:
+    """Seconds from now, one stretch after the other."""
+
+    queue_s: float
+    prefill_s: float
+    decode_s: float
+
+    @property
+    def ttft_s(self) -> float:
+        """Until the first token."""
+        return self.queue_s + self.prefill_s
+
+    @property
+    def total_s(self) -> float:
+        """Until the last token."""
+        return self.queue_s + self.prefill_s + self.decode_s
+
+
+def forecast(machine: Machine, want: Want, load: Load, ahead: Ahead, bound: Bound) -> Forecast:
+    """Queue, prefill and decode time of a request that joins now, under a bound.
+
+    With P = `want.num_prefill_tokens`, B the prefill budget and t the price of a step beside the
+    running decodes (of an empty step for the optimistic bounds):
+
+        prefill = ceil(P / B) t + P prefill_token_s + context of the chunks
+        decode = (expected output - 1) (t with one decode more); of at least `min_output_tokens`
+                 alone on the machine for the optimistic bounds
+    """
+    if bound is Bound.EXPECTED:
+        return Forecast(
+            queue_s=expected_queue_s(machine, want, load, ahead),
+            prefill_s=_expected_prefill_s(machine, want, load),
+            decode_s=_expected_decode_s(machine, want, load),
+        )
+    num_tokens = 0
+    if bound is Bound.BEST_CASE:
+        num_tokens = load.num_prefill_tokens + ahead.num_prefill_tokens
+    num_steps = num_tokens // machine.max_prefill_tokens
+    prices, forgiveness = machine.prices, machine.forgiveness
+    queue_s = num_steps * prices.step_s + num_tokens * prices.prefill_token_s
+    return Forecast(
+        queue_s=forgiveness * queue_s,
+        prefill_s=prefill_alone_s(machine, want),
+        decode_s=_decode_alone_s(machine, want),
+    )
+
+
+def earliest_first_token_s(machine: Machine, want: Want, load: Load, ahead: Ahead) -> float:
+    """Seconds from now before which the first token cannot be there: `Bound.BEST_CASE`."""
+    return forecast(machine, want, load, ahead, Bound.BEST_CASE).ttft_s
+
+
+def expected_queue_s(machine: Machine, want: Want, load: Load, ahead: Ahead) -> float:
+    """Seconds until the request is likely to be admitted.
+
+    T = prefill tokens running and ahead, D = decodes, W = tokens they are expected to generate
+    still. Departures come every W / D**2 steps, if outputs are memoryless (each of D ends within a
+    step with probability D / W). Needed are k, so that slots and blocks suffice:
+
+        k = max(ahead + 1 - free slots, (blocks ahead + own - free blocks) running / used blocks)
+        n = max(T / B, k W / D**2) + half a step, the rest of the one that runs
+        queue = n (step_s + D decode_slot_s + C context_token_s) + T prefill_token_s
+
+    Departures beyond the first D are of those ahead, with their own mean output in place of W / D.
+    Those who still prefill count among D where departures are concerned: they come to decode. Zero
+    when nobody runs and nobody is ahead.
+    """
+    num_tokens = load.num_prefill_tokens + ahead.num_prefill_tokens
+    num_steps = max(
+        num_tokens / _budget_tokens(machine, load), _steps_until_place(want, load, ahead)
+    )
+    if load.num_running:
+        num_steps += 0.5
+    return num_steps * _beside_s(machine, load) + num_tokens * machine.prices.prefill_token_s
+
+
+def prefill_alone_s(machine: Machine, want: Want) -> float:
+    """Least seconds from admission to the first token: no one else on the machine.
+
+    With m = ceil(P / B) steps: m step_s + P prefill_token_s + context_token_s x (sum of the chunks'
+    ends), less the error of the prices.
+    """
+    num_steps, num_context = _chunks(want, machine.max_prefill_tokens)
+    prices = machine.prices
+    return machine.forgiveness * (
+        num_steps * prices.step_s
+        + want.num_prefill_tokens * prices.prefill_token_s
+        + num_context * prices.context_token_s
+    )
+
+
+def hopeless_at_s(
+    machine: Machine,
+    want: Want,
+    *,
+    ttft_deadline_s: float = NO_TIME,
+    deadline_s: float = NO_TIME,
+    time_limit_s: float = NO_TIME,
+) -> float:
+    """The moment from which on a waiting request cannot meet its deadlines, engine clock.
+
+    min(ttft_deadline, time_limit, deadline - decode alone) - prefill alone: even if it were
+    admitted at once and had the machine to itself (`Bound.ALONE`). A time limit is soft, but
+    without a first token there is no text to give. Never changes while the request waits, so it
+    is the key of an expiry heap; NO_TIME when there is no deadline. Give NO_TIME for a time to
+    first token that was met before a preemption.
+    """
+    latest_s = min(ttft_deadline_s, time_limit_s, deadline_s - _decode_alone_s(machine, want))
+    return latest_s - prefill_alone_s(machine, want)
+
+
+def is_hopeless(now: float, hopeless_s: float) -> bool:
+    """Whether a waiting request has come to the moment that `hopeless_at_s` gave."""
+    return now >= hopeless_s
+
+
+def can_meet(
+    outlook: Forecast,
+    now: float,
+    *,
+    ttft_deadline_s: float = NO_TIME,
+    deadline_s: float = NO_TIME,
+    time_limit_s: float = NO_TIME,
+) -> bool:
+    """Whether a forecast made now meets the deadlines (engine clock); refuse when it cannot.
+
+    With a `Bound.BEST_CASE` forecast there are no false refusals but for cancellations ahead.
+    """
+    first_token_s = now + outlook.ttft_s
+    return first_token_s < min(ttft_deadline_s, time_limit_s) and now + outlook.total_s < deadline_s
+
+
+def retry_after_s(
+    expected: Forecast,
+    now: float,
+    *,
+    ttft_deadline_s: float = NO_TIME,
+    deadline_s: float = NO_TIME,
+    min_s: float = 0.1,
+    max_s: float = 60.0,
+) -> float:
+    """How long a refused client should wait, seconds: until the backlog has shrunk enough.
+
+    `expected`: a `Bound.EXPECTED` forecast of the refused request. The same request with the same
+    time to its deadlines would be likely to meet them once the queue is shorter by what it lacks
+    now: max(now + ttft - ttft_deadline, now + total - deadline), but not by more than the whole
+    queue. Without deadlines (the queue was full) the time until the head of the queue may move, a
+    forecast for nobody ahead. Within `min_s` .. `max_s`; spread by the caller, who has randomness.
+    """
+    if ttft_deadline_s == NO_TIME and deadline_s == NO_TIME:
+        lacking_s = expected.queue_s
+    else:
+        lacking_s = max(
+            now + expected.ttft_s - ttft_deadline_s, now + expected.total_s - deadline_s
+        )
+    return min(max(min(lacking_s, expected.queue_s), min_s), max_s)
+
+
+def _budget_tokens(machine: Machine, load: Load) -> int:
+    if load.prefill_budget_tokens:
+        return min(load.prefill_budget_tokens, machine.max_prefill_tokens)
+    return machine.max_prefill_tokens
+
+
+def _beside_s(machine: Machine, load: Load) -> float:
+    """A step of those who run, before any prefill."""
+    return machine.prices.step_time_s(
+        num_prefill_tokens=0,
+        num_decodes=load.num_decodes,
+        num_context_tokens=load.num_context_tokens,
+    )
+
+
+def _steps_until_place(want: Want, load: Load, ahead: Ahead) -> float:
+    """Steps until enough of the running requests have left for all ahead and this one."""
+    if not load.num_running:
+        return 0.0
+    slots_short = ahead.num_requests + 1 - load.num_free_slots
+    blocks_short = ahead.num_blocks + want.num_blocks - load.num_free_blocks
+    blocks_each = max(load.num_used_blocks / load.num_running, 1.0)
+    num_departures = max(float(slots_short), blocks_short / blocks_each, 0.0)
+    steps_each = steps_later = max(load.num_output_tokens / load.num_running, 1.0)
+    if ahead.num_output_tokens and ahead.num_requests:
+        steps_later = max(ahead.num_output_tokens / ahead.num_requests, 1.0)
+    # First those who run leave, then those who came in their place.
+    num_first = min(num_departures, float(load.num_running))
+    num_later = num_departures - num_first
+    return (num_first * steps_each + num_later * steps_later) / load.num_running
+
+
+def _chunks(want: Want, budget_tokens: int) -> tuple[int, int]:
+    """Steps m that the prefill takes, and the least sum of the chunks' ends over them.
+
+    The short chunk first, since a step that others have begun may have little room left: the ends
+    are then P, P - B, P - 2 B, ..., and what is cached lies before each.
+    """
+    num_tokens = want.num_prefill_tokens
+    num_steps = -(-num_tokens // budget_tokens)
+    ends = num_steps * num_tokens - budget_tokens * (num_steps * (num_steps - 1) // 2)
+    return num_steps, ends + num_steps * want.num_cached_tokens
+
+
+def _expected_prefill_s(machine: Machine, want: Want, load: Load) -> float:
+    prices = machine.prices
+    num_steps, num_context = _chunks(want, _budget_tokens(machine, load))
+    return (
+        num_steps * _beside_s(machine, load)
+        + want.num_prefill_tokens * prices.prefill_token_s
+        + num_context * prices.context_token_s
+    )
+
+
+def _expected_decode_s(machine: Machine, want: Want, load: Load) -> float:
+    num_own = want.num_prefill_tokens + want.num_cached_tokens + want.expected_output_tokens / 2.0
+    own_s = machine.prices.decode_slot_s + num_own * machine.prices.context_token_s
+    return max(want.expected_output_tokens - 1.0, 0.0) * (_beside_s(machine, load) + own_s)
+
+
+def _decode_alone_s(machine: Machine, want: Want) -> float:
+    num_context = want.num_prefill_tokens + want.num_cached_tokens
+    step_s = machine.prices.step_time_s(
+        num_prefill_tokens=0, num_decodes=1, num_context_tokens=num_context
+    )
+    return machine.forgiveness * max(want.min_output_tokens - 1, 0) * step_s

@@ -1,0 +1,85 @@
+"""Prefill tokens granted in a step that is being planned.
+
+Owns how the budget is split among prompts. Does not know who may run.
+
+One long prompt must not take whole steps while short ones stand behind it: a prompt that does not
+end in this step takes at most a share of what is left, and what nobody behind it wanted is given
+back to the first in the end.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from penstock.scheduler.flight import Chunk
+from penstock.scheduler.kv_cache import KVCache
+from penstock.scheduler.request import Request
+
+MIN_SHARE = 0.125
+"""Of a step's whole prefill budget: less than that is not worth a row for a prompt that has more.
+
+With the usual half, a prompt behind one, two, three long ones finds a half, a quarter, an eighth of
+the step's budget left; behind more than three it waits until one of them is done.
+"""
+
+
+@dataclass(slots=True, eq=False)
+class _Grant:
+    request: Request
+    start: int
+    count: int
+    remaining: int
+
+
+class Grants:
+    """What is left of a budget, and who got what.
+
+    `max_share`: of what is left, what one prompt may take at first. `is_whole`: prompts are taken
+    whole, beyond the budget if need be.
+    """
+
+    def __init__(self, budget_tokens: int, *, max_share: float, is_whole: bool) -> None:
+        self.budget_tokens = budget_tokens
+        self._max_share = max_share
+        self._is_whole = is_whole
+        self._min_tokens = max(1, int(budget_tokens * MIN_SHARE))
+        self._grants: list[_Grant] = []
+
+    def __len__(self) -> int:
+        return len(self._grants)
+
+    @property
+    def slots(self) -> set[int]:
+        """Slots that got tokens."""
+        return {grant.request.slot for grant in self._grants}
+
+    def size(self, num_remaining: int) -> int:
+        """Tokens that a prompt with `num_remaining` to compute is granted now."""
+        if self._is_whole or num_remaining <= self.budget_tokens:
+            return num_remaining
+        most = max(int(self.budget_tokens * self._max_share), self._min_tokens)
+        return min(most, self.budget_tokens)
+
+    def add(self, request: Request, start: int, count: int, num_remaining: int) -> None:
+        """`count` of `num_remaining` tokens from position `start` on; blocks are there."""
+        self._grants.append(_Grant(request, start, count, num_remaining))
+        self.budget_tokens -= count
+
+    def top_up(self, cache: KVCache) -> None:
+        """Hand out what is left, first come first served, as far as blocks are free."""
+        for grant in self._grants:
+            if self.budget_tokens <= 0:
+                return
+            more = min(grant.remaining - grant.count, self.budget_tokens)
+            missing = cache.num_missing(grant.request.slot, grant.start + grant.count + more)
+            if more <= 0 or missing > cache.pool.num_available:
+                continue
+            if missing:
+                cache.extend(grant.request.slot, missing)
+            grant.count += more
+            self.budget_tokens -= more
+
+    def chunks(self) -> Iterator[Chunk]:
+        """The prefill rows, in order."""
+        for grant in self._grants:
+            is_done = grant.count == grant.remaining
+            yield Chunk(grant.request, grant.request.slot, grant.start, grant.count, is_done)

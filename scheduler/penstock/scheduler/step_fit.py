@@ -1,0 +1,343 @@
+"""Learns the prices of a step from the steps that were run.
+
+Owns the online fit of the cost model and the word on how good it is. Does not measure time, does
+not know what its prices are used for. Deterministic: the same observations give the same prices.
+
+The method is recursive least squares on relative residuals (Ljung, *System Identification*, 2nd
+ed., chapter 11), with four changes that a serving machine asks for:
+
+- forgetting only along what a step shows (directional forgetting in information form: Cao and
+  Schwartz, *Automatica* 36, 2000), so that a price that no step asks about keeps its last value,
+  the prior at first, instead of drifting, and the information never fades to nothing (wind-up);
+- Huber's weights on the residuals against their recent median (Huber and Ronchetti, *Robust
+  Statistics*), so that a pause of the collector or a compilation pulls no harder than an ordinary
+  slow step;
+- projection onto prices that are not negative, in the metric of the information matrix (Goodwin
+  and Sin, *Adaptive Filtering, Prediction and Control*);
+- a shorter memory while it is wrong (variable forgetting after Fortescue, Kershenbaum and Ydstie,
+  *Automatica* 17, 1981), and one jump of all prices together when most recent steps agree that the
+  machine is slower or faster by a quarter or more.
+"""
+
+import math
+from bisect import bisect_left, insort
+from collections import deque
+
+from penstock.scheduler.cost_model import CostModel
+
+DEFAULT_PRIOR = CostModel()
+
+_NUM_PRICES = 4
+_PRIOR_INFORMATION = 0.01
+"""What the prior is worth, per price, in steps: a price is soon learnt where steps show it."""
+_MEMORY_WHILE_WRONG = 50.0
+_WINDOW = 64
+"""Residuals that the quality is told from."""
+_JUMP_WINDOW = 16
+"""Residuals whose median says that the machine became another: nine steps that agree are enough,
+nearly half may be outliers."""
+_NUM_SEEDED = _JUMP_WINDOW
+_SEEDED_SHARE = 0.9
+"""The window starts with this many errors of this share of `max_error`: so many steps must
+contradict the prior before what they say is taken for the rule instead of for outliers."""
+_HUBER_SIGMAS = 2.5
+_SIGMA_OF_MEDIAN = 1.4826
+"""Standard deviation of a normal distribution over the median of its absolute values."""
+_MIN_SIGMA = 0.02
+"""On a very quiet machine an honest change of a few per cent is no outlier."""
+_MIN_STEP_S = 1e-6
+"""Residuals are relative to at least this much, so that prices of zero divide nothing."""
+_REGAINED_SHARE = 0.8
+_JUMP_FACTOR = 1.25
+_JUMP_FADE = 4.0
+"""The prices may have changed by different factors: what was known counts for less."""
+
+_Row = list[float]
+
+
+class StepFit:
+    """Prices of a step, fitted as steps come in; a `StepPrices`.
+
+    Model: y = step_s + prefill_token_s P + decode_slot_s D + context_token_s C + noise that grows
+    with the step, so with the prediction f of a step of features x the relative residual
+    e = (y - f) / f and the relative features z = x / f are used. Each step with weight
+    w = min(1, b / |e|), b = 2.5 sigma, sigma = 1.4826 median(|e| of the last 64 steps):
+
+        R <- R - (1 - l) w (R z)(R z)' / (z' R z) + w z z'        information
+        d = R^-1 z w e, shortened so that |z' d| <= b             one step moves no further
+        prices <- project(prices + d)                             in the metric of R, all >= 0
+
+    l = 1 - 1/memory_steps, and 1 - 1/50 while the median error is above `max_error`. When
+    g = 1 + median(the last 16 e) is at least 1.25 or at most 0.8, all prices are multiplied by g,
+    R is divided by 4 g**2 (a quarter of the certainty, relative to the new prices) and trust has
+    to be earned anew.
+
+    `prior`: the prices to start from. `memory_steps`: after how many steps along a direction what
+    was seen before counts for 1/e; steps that differ share the forgetting, so that the memory of a
+    mixed load is up to four times that. `is_trusted` begins after `min_steps` steps (0 for a prior
+    that was measured) once the median error is under 0.8 `max_error`, and ends when it is over
+    `max_error`. ValueError names the parameter that is off.
+    """
+
+    __slots__ = (
+        "_information",
+        "_is_good",
+        "_is_stale",
+        "_max_error",
+        "_memory_steps",
+        "_min_steps",
+        "_model",
+        "_prices",
+        "_residuals",
+        "_scales",
+        "_sorted_errors",
+        "_sorted_recent",
+        "num_steps",
+    )
+
+    def __init__(
+        self,
+        prior: CostModel = DEFAULT_PRIOR,
+        *,
+        memory_steps: int = 200,
+        min_steps: int = 32,
+        max_error: float = 0.25,
+    ) -> None:
+        if memory_steps < 2:
+            raise ValueError(f"memory_steps must be at least 2, not {memory_steps}")
+        if min_steps < 0:
+            raise ValueError(f"min_steps must not be negative, not {min_steps}")
+        if not 0.0 < max_error < 1.0:
+            raise ValueError(f"max_error must be between 0 and 1, not {max_error}")
+        self.num_steps = 0
+        self._memory_steps = float(memory_steps)
+        self._min_steps = min_steps
+        self._max_error = max_error
+        self._prices = list(_prices_of(prior))
+        # Prices in units of their prior are of one size, which keeps the equations well scaled; one
+        # that is foreseen as next to nothing may turn out as large as it is elsewhere.
+        pace = max(prior.step_s / DEFAULT_PRIOR.step_s, 1.0)
+        self._scales = [
+            max(price, default * pace)
+            for price, default in zip(self._prices, _prices_of(DEFAULT_PRIOR), strict=True)
+        ]
+        self._information: list[_Row] = [
+            [_PRIOR_INFORMATION if row == column else 0.0 for column in range(_NUM_PRICES)]
+            for row in range(_NUM_PRICES)
+        ]
+        self._residuals: deque[float] = deque()
+        self._sorted_errors: list[float] = []
+        self._sorted_recent: list[float] = []
+        self._seed_window()
+        self._is_good = True
+        self._model = prior
+        self._is_stale = False
+
+    @property
+    def step_s(self) -> float:
+        """Price of a step, whatever it holds, seconds."""
+        return self._prices[0]
+
+    @property
+    def prefill_token_s(self) -> float:
+        """Price of each prefill token computed, seconds."""
+        return self._prices[1]
+
+    @property
+    def decode_slot_s(self) -> float:
+        """Price of each decode row, seconds."""
+        return self._prices[2]
+
+    @property
+    def context_token_s(self) -> float:
+        """Price of each token of context that a row attends to, seconds."""
+        return self._prices[3]
+
+    @property
+    def model(self) -> CostModel:
+        """The prices as they are now, as a value that stays."""
+        if self._is_stale:
+            step_s, prefill_token_s, decode_slot_s, context_token_s = self._prices
+            self._model = CostModel(
+                step_s=step_s,
+                prefill_token_s=prefill_token_s,
+                decode_slot_s=decode_slot_s,
+                context_token_s=context_token_s,
+            )
+            self._is_stale = False
+        return self._model
+
+    @property
+    def error_median(self) -> float:
+        """Median of |measured - predicted| / predicted over the last 64 steps.
+
+        Each step was predicted before it was learnt from.
+        """
+        return self._sorted_errors[len(self._sorted_errors) // 2]
+
+    @property
+    def error_p90(self) -> float:
+        """The same, 90th percentile."""
+        return self._sorted_errors[(len(self._sorted_errors) * 9) // 10]
+
+    @property
+    def is_trusted(self) -> bool:
+        """Whether enough steps were seen and the recent ones were foretold well."""
+        return self._is_good and self.num_steps >= self._min_steps
+
+    def step_time_s(
+        self, *, num_prefill_tokens: int, num_decodes: int, num_context_tokens: int
+    ) -> float:
+        """Seconds that a step takes: `num_context_tokens` is the sum over all rows."""
+        step_s, prefill_token_s, decode_slot_s, context_token_s = self._prices
+        return (
+            step_s
+            + prefill_token_s * num_prefill_tokens
+            + decode_slot_s * num_decodes
+            + context_token_s * num_context_tokens
+        )
+
+    def observe(
+        self,
+        measured_s: float,
+        *,
+        num_prefill_tokens: int,
+        num_decodes: int,
+        num_context_tokens: int,
+    ) -> None:
+        """Learn from one step: the seconds it took and what was in it.
+
+        ValueError when `measured_s` is not finite or negative, or a count is negative.
+        """
+        if not (math.isfinite(measured_s) and measured_s >= 0.0):
+            raise ValueError(f"measured_s must be finite and not negative, not {measured_s}")
+        if num_prefill_tokens < 0 or num_decodes < 0 or num_context_tokens < 0:
+            raise ValueError(
+                "num_prefill_tokens, num_decodes and num_context_tokens must not be negative, not "
+                f"{num_prefill_tokens}, {num_decodes}, {num_context_tokens}"
+            )
+        predicted_s = self.step_time_s(
+            num_prefill_tokens=num_prefill_tokens,
+            num_decodes=num_decodes,
+            num_context_tokens=num_context_tokens,
+        )
+        unit_s = max(predicted_s, _MIN_STEP_S)
+        residual = (measured_s - predicted_s) / unit_s
+        self._note(residual)
+        scales = self._scales
+        features = [
+            scales[0] / unit_s,
+            scales[1] * num_prefill_tokens / unit_s,
+            scales[2] * num_decodes / unit_s,
+            scales[3] * num_context_tokens / unit_s,
+        ]
+        limit = _HUBER_SIGMAS * max(_SIGMA_OF_MEDIAN * self.error_median, _MIN_SIGMA)
+        self._learn(features, residual, limit)
+        factor = 1.0 + self._sorted_recent[_JUMP_WINDOW // 2]
+        if factor >= _JUMP_FACTOR or 0.0 < factor <= 1.0 / _JUMP_FACTOR:
+            self._jump(factor)
+        self.num_steps += 1
+        self._is_stale = True
+
+    def _seed_window(self) -> None:
+        """Errors that neither earn trust nor lose it, as high as low."""
+        size = _SEEDED_SHARE * self._max_error
+        self._residuals = deque((size, -size) * (_NUM_SEEDED // 2))
+        self._sorted_errors = [size] * _NUM_SEEDED
+        self._sorted_recent = sorted(self._residuals)
+
+    def _note(self, residual: float) -> None:
+        """Keep a residual in the windows, and say anew whether the fit is good."""
+        residuals, errors, recent = self._residuals, self._sorted_errors, self._sorted_recent
+        del recent[bisect_left(recent, residuals[-_JUMP_WINDOW])]
+        insort(recent, residual)
+        if len(residuals) == _WINDOW:
+            del errors[bisect_left(errors, abs(residuals.popleft()))]
+        residuals.append(residual)
+        insort(errors, abs(residual))
+        bound = self._max_error * (1.0 if self._is_good else _REGAINED_SHARE)
+        self._is_good = self.error_median <= bound
+
+    def _jump(self, factor: float) -> None:
+        """Follow a machine that became another, as most recent steps say."""
+        self._prices = [price * factor for price in self._prices]
+        fade = 1.0 / (_JUMP_FADE * factor * factor)
+        self._information = [[value * fade for value in row] for row in self._information]
+        self._seed_window()
+        self._is_good = False
+
+    def _learn(self, features: _Row, residual: float, limit: float) -> None:
+        information, scales = self._information, self._scales
+        z0, z1, z2, z3 = features
+        shown = [row[0] * z0 + row[1] * z1 + row[2] * z2 + row[3] * z3 for row in information]
+        s0, s1, s2, s3 = shown
+        memory = self._memory_steps if self._is_good else _MEMORY_WHILE_WRONG
+        weight = limit / max(limit, abs(residual))
+        # An outlier brings little, so little is forgotten for it.
+        fade = weight / (memory * (z0 * s0 + z1 * s1 + z2 * s2 + z3 * s3))
+        for row, z, s in zip(information, features, shown, strict=True):
+            gained, faded = weight * z, fade * s
+            row[0] += gained * z0 - faded * s0
+            row[1] += gained * z1 - faded * s1
+            row[2] += gained * z2 - faded * s2
+            row[3] += gained * z3 - faded * s3
+        m0, m1, m2, m3 = moves = _solved(information, features)
+        # How far the prediction of this very step may follow it.
+        leverage = z0 * m0 + z1 * m1 + z2 * m2 + z3 * m3
+        pull = min(max(weight * residual, -limit / leverage), limit / leverage)
+        scaled = [
+            price / scale + pull * move
+            for price, scale, move in zip(self._prices, scales, moves, strict=True)
+        ]
+        if min(scaled) < 0.0:
+            scaled = _projected(information, scaled)
+        self._prices = [value * scale for value, scale in zip(scaled, scales, strict=True)]
+
+
+def _prices_of(model: CostModel) -> tuple[float, float, float, float]:
+    return (model.step_s, model.prefill_token_s, model.decode_slot_s, model.context_token_s)
+
+
+def _solved(matrix: list[_Row], right: _Row) -> _Row:
+    """x of matrix x = right; the matrix is symmetric and positive definite, so needs no pivots.
+
+    Plain floats: with four unknowns they take a third of the time that numpy's calls do.
+    """
+    rows = [[*row, value] for row, value in zip(matrix, right, strict=True)]
+    size = len(rows)
+    for pivot, top in enumerate(rows):
+        inverse = 1.0 / top[pivot]
+        for row in rows[pivot + 1 :]:
+            factor = row[pivot] * inverse
+            if factor:
+                for column in range(pivot + 1, size + 1):
+                    row[column] -= factor * top[column]
+    solution = [0.0] * size
+    for pivot in range(size - 1, -1, -1):
+        row = rows[pivot]
+        value = row[size]
+        for column in range(pivot + 1, size):
+            value -= row[column] * solution[column]
+        solution[pivot] = value / row[pivot]
+    return solution
+
+
+def _projected(information: list[_Row], values: _Row) -> _Row:
+    """The point without negative values that explains what was seen about as well.
+
+    What is negative becomes zero and the others take over its share, until nothing is negative:
+    the nearest point in the metric of `information` when one value is negative, close to it
+    otherwise.
+    """
+    projected = list(values)
+    while min(projected) < 0.0:
+        projected = [max(value, 0.0) for value in projected]
+        free = [index for index, value in enumerate(projected) if value > 0.0]
+        fixed = [index for index in range(len(values)) if index not in free]
+        if not free:
+            break
+        block = [[information[i][j] for j in free] for i in free]
+        right = [sum(information[i][j] * values[j] for j in fixed) for i in free]
+        for index, move in zip(free, _solved(block, right), strict=True):
+            projected[index] = values[index] + move
+    return projected

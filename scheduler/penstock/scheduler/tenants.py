@@ -1,0 +1,202 @@
+"""How much of the engine each tenant has had.
+
+Owns the table of tenants: weighted service, how many of each wait and run, and who is forgotten.
+The service counters are the virtual token counters of Sheng et al., "Fairness in Serving Large
+Language Models" (OSDI 2024), with their weights. Does not know who is admitted because of them.
+"""
+
+import heapq
+import itertools
+from collections import OrderedDict
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.scheduler.config import SchedulerConfig
+
+MAX_IDLE_TENANTS = 1024
+"""Tenants with nobody waiting or running whose counters are kept; the longest idle go first."""
+REBASE_AT = 2.0**40
+"""Weighted tokens at which counters start again near zero: their order is all that matters."""
+_FIRST_CAPACITY = 16
+
+
+class Tenants:
+    """Counters by tenant; an index names a tenant while it has live requests.
+
+    `service` float64 [capacity]: weighted tokens served, divided by the tenant's weight. A prompt
+    is charged when it is first admitted, less what was found in the cache: a shared prefix costs
+    nothing. Recomputation after a preemption is free too: it is not the tenant's doing. Output is
+    charged as it is served. `epoch` grows when counters are rebased: values kept elsewhere are
+    void.
+
+    Who comes back after having nobody waiting starts no lower than the least counter among those
+    who wait: nobody saves up service while away.
+    """
+
+    def __init__(self, config: SchedulerConfig) -> None:
+        self._weights = config.tenant_weights
+        self._prompt_weight = config.prompt_token_weight
+        self._output_weight = config.output_token_weight
+        self._max_running = config.max_num_running_per_tenant
+        self._index_of: dict[str, int] = {}
+        self._name_of: list[str | None] = []
+        self._free: list[int] = []
+        self._idle: OrderedDict[int, None] = OrderedDict()
+        # (counter, ticket, index), lowest first. An entry may lag behind its counter, which only
+        # grows, and is void when the tenant's ticket is another.
+        self._backlog: list[tuple[float, int, int]] = []
+        self._tickets = itertools.count(1)
+        self._ticket_of: list[int] = []
+        # Whose queue emptied last, and that tenant's counter once it is forgotten.
+        self._last_index = -1
+        self._last_service = 0.0
+        self.num_waiting: list[int] = []
+        self.num_running: list[int] = []
+        self.service: NDArray[np.float64] = np.zeros(_FIRST_CAPACITY)
+        self._output_price: NDArray[np.float64] = np.zeros(_FIRST_CAPACITY)
+        self.epoch = 0
+
+    def __len__(self) -> int:
+        return len(self._index_of)
+
+    def service_of(self, name: str) -> float:
+        """Weighted service of a tenant since the last rebase, 0 for one that is not known."""
+        index = self._index_of.get(name)
+        return 0.0 if index is None else float(self.service[index])
+
+    def num_waiting_of(self, name: str) -> int:
+        """How many requests of a tenant wait."""
+        index = self._index_of.get(name)
+        return 0 if index is None else self.num_waiting[index]
+
+    def is_at_limit(self, index: int) -> bool:
+        """Whether a tenant may not run one more."""
+        return self._max_running is not None and self.num_running[index] >= self._max_running
+
+    def join(self, name: str) -> int:
+        """One more request of a tenant waits; the tenant's index."""
+        index = self._index_of.get(name)
+        if index is None:
+            index = self._add(name)
+        if not self.num_waiting[index]:
+            # Before it counts itself: the least among the others.
+            self.service[index] = max(float(self.service[index]), self._floor())
+            self._idle.pop(index, None)
+            self._queue(index)
+        self.num_waiting[index] += 1
+        return index
+
+    def leave(self, index: int) -> None:
+        """One less waits."""
+        self.num_waiting[index] -= 1
+        if not self.num_waiting[index]:
+            self._last_index = index
+            self._ticket_of[index] = 0
+            self._rest(index)
+
+    def start(self, index: int) -> None:
+        """One more runs."""
+        self.num_running[index] += 1
+        self._idle.pop(index, None)
+
+    def stop(self, index: int) -> bool:
+        """One less runs; whether that ended a limit's hold on the tenant."""
+        was_at_limit = self.is_at_limit(index)
+        self.num_running[index] -= 1
+        self._rest(index)
+        return was_at_limit and not self.is_at_limit(index)
+
+    def charge_prompt(self, index: int, num_tokens: int) -> None:
+        """`num_tokens` of a prompt are about to be computed for the first time."""
+        name = self._name_of[index]
+        price = self._prompt_weight / self._weights.get(name or "", 1.0)
+        self.service[index] += num_tokens * price
+        if self.service[index] > REBASE_AT:
+            self._rebase()
+
+    def charge_outputs(self, indices: NDArray[np.int32]) -> None:
+        """One token was served to each entry of `indices` int32 [m]."""
+        count = len(self._name_of)
+        served = np.bincount(indices, minlength=count)
+        self.service[:count] += served * self._output_price[:count]
+
+    def faults(self) -> list[str]:
+        """What does not hold of the table itself."""
+        found: list[str] = []
+        count = len(self._name_of)
+        if not (np.isfinite(self.service).all() and (self.service >= 0.0).all()):
+            found.append("a tenant's service is no number")
+        if len(self._idle) > MAX_IDLE_TENANTS or len(self._backlog) > 2 * count + 64:
+            found.append("the table of tenants outgrows its bound")
+        for name, index in self._index_of.items():
+            is_idle = not (self.num_waiting[index] or self.num_running[index])
+            if is_idle is not (index in self._idle):
+                found.append(f"tenant {name!r} disagrees about being idle")
+        return found
+
+    def _add(self, name: str) -> int:
+        index = self._free.pop() if self._free else len(self._name_of)
+        if index == len(self._name_of):
+            self._name_of.append(None)
+            self._ticket_of.append(0)
+            self.num_waiting.append(0)
+            self.num_running.append(0)
+            if index == len(self.service):
+                self.service = np.concatenate((self.service, np.zeros(index)))
+                self._output_price = np.concatenate((self._output_price, np.zeros(index)))
+        self._index_of[name] = index
+        self._name_of[index] = name
+        self.service[index] = 0.0
+        self._output_price[index] = self._output_weight / self._weights.get(name, 1.0)
+        return index
+
+    def _rest(self, index: int) -> None:
+        if self.num_waiting[index] or self.num_running[index]:
+            return
+        self._idle[index] = None
+        if len(self._idle) > MAX_IDLE_TENANTS:
+            forgotten, _ = self._idle.popitem(last=False)
+            name = self._name_of[forgotten]
+            if name is not None:
+                del self._index_of[name]
+            self._name_of[forgotten] = None
+            if forgotten == self._last_index:
+                self._last_index, self._last_service = -1, float(self.service[forgotten])
+            self._free.append(forgotten)
+
+    def _floor(self) -> float:
+        """The least counter among tenants that wait; of the last that did when none does."""
+        backlog = self._backlog
+        while backlog:
+            stored, ticket, index = backlog[0]
+            if ticket != self._ticket_of[index]:
+                heapq.heappop(backlog)
+            elif stored < self.service[index]:
+                heapq.heapreplace(backlog, (float(self.service[index]), ticket, index))
+            else:
+                return stored
+        return self._last_service if self._last_index < 0 else float(self.service[self._last_index])
+
+    def _rebase(self) -> None:
+        floor = self._floor()
+        if floor < REBASE_AT / 2:
+            return
+        np.maximum(self.service - floor, 0.0, out=self.service)
+        self._last_service = max(self._last_service - floor, 0.0)
+        self._rebuild()
+        self.epoch += 1
+
+    def _queue(self, index: int) -> None:
+        self._ticket_of[index] = ticket = next(self._tickets)
+        heapq.heappush(self._backlog, (float(self.service[index]), ticket, index))
+        if len(self._backlog) > 2 * len(self._name_of) + 64:
+            self._rebuild()
+
+    def _rebuild(self) -> None:
+        self._backlog = [
+            (float(self.service[index]), ticket, index)
+            for _, ticket, index in self._backlog
+            if ticket == self._ticket_of[index]
+        ]
+        heapq.heapify(self._backlog)

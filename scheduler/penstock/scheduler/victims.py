@@ -1,0 +1,47 @@
+"""Who is preempted when blocks run out.
+
+Owns that choice under the fair order, in whole columns. Does not preempt.
+
+Lowest class first, a class being the priority as it had risen by age at admission, so that who was
+let in for its age is not thrown out for its priority. Then the tenant that has had most service;
+then whoever loses least: the fewest computed tokens in blocks that nobody shares. What is left is
+decided against the youngest. Who is ahead in all of this only gets further ahead by running, so the
+last one standing ends, and preemptions do not go round in circles.
+"""
+
+import numpy as np
+
+from penstock.scheduler.lifecycle import Lifecycle
+from penstock.scheduler.request import Request
+
+
+def choose_victim(life: Lifecycle, spared: set[int]) -> Request:
+    """The running request to preempt next, none of the slots of `spared`; ValueError if there is
+    none.
+    """
+    arrays = life.arrays
+    slots = np.flatnonzero(arrays.key[: life.running.high_water])
+    if spared:
+        slots = slots[~np.isin(slots, np.fromiter(spared, dtype=np.intp))]
+    if not len(slots):
+        raise ValueError("nobody is left to preempt")
+    levels = arrays.level[slots]
+    slots = slots[levels == levels.min()]
+    service = life.tenants.service[arrays.tenant[slots]]
+    slots = slots[service == service.max()]
+    if len(slots) > 1:
+        losses = np.array([_loss_tokens(life, slot) for slot in slots.tolist()], dtype=np.int64)
+        slots = slots[losses == losses.min()]
+    candidates = (life.running.request_at(slot) for slot in slots.tolist())
+    return max(
+        (request for request in candidates if request is not None),
+        key=lambda request: request.sequence,
+    )
+
+
+def _loss_tokens(life: Lifecycle, slot: int) -> int:
+    """Computed tokens that are recomputed if nobody else keeps their blocks."""
+    arrays = life.arrays
+    table = arrays.block_table[slot, : arrays.num_blocks[slot]]
+    num_shared = int(np.count_nonzero(life.cache.pool.ref_counts[table] > 1))
+    return max(0, int(arrays.num_computed[slot]) - num_shared * arrays.block_size)

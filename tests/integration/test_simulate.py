@@ -1,0 +1,122 @@
+"""`penstock simulate` as a process: tables, files, exit codes, what is said on stderr."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+TRACE = """\
+TIMESTAMP,ContextTokens,GeneratedTokens
+2023-11-16 18:15:46.0,40,4
+2023-11-16 18:15:47.0,80,9
+2023-11-16 18:15:49.0,20,1
+"""
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    path = tmp_path / "trace.csv"
+    path.write_text(TRACE, encoding="utf-8")
+    return path
+
+
+def simulate(*arguments: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "penstock.server.cli", "simulate", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "fair", "static", "dynamic"])
+def test_a_trace_becomes_a_table_and_a_report(trace: Path, tmp_path: Path, policy: str) -> None:
+    report = tmp_path / "report"
+
+    done = simulate("--trace", trace, "--policy", policy, "--report", report, "--no-png")
+
+    assert done.returncode == 0, done.stderr
+    assert "requests     3 in" in done.stdout
+    assert sorted(path.name for path in report.iterdir()) == [
+        "report.html",
+        "requests.csv",
+        "summary.json",
+    ]
+
+
+def test_json_says_what_was_simulated(trace: Path) -> None:
+    cost = {"step_s": 1.0, "prefill_token_s": 0.0, "decode_slot_s": 0.0, "context_token_s": 0.0}
+
+    done = simulate(
+        *("--trace", trace, "--json", "--policy", "fcfs", "--load", 0.5, "--block-size", 8),
+        *("--cost", json.dumps(cost), "--target-ttft-s", 2, "--scheduler", '{"watermark": 0.1}'),
+    )
+
+    document = json.loads(done.stdout)
+    # Arrivals at 0, 2 and 6 s; a step takes a second; the second request ends at 2 + 9 s.
+    # Of the three, only the one of a single token has no gap longer than 0.1 s.
+    assert document["figures"]["duration_s"] == 11.0
+    assert document["figures"]["num_good"] == 1
+    assert document["figures"]["ttft"]["mean_s"] == 1.0
+    assert document["settings"]["scheduler"]["watermark"] == 0.1
+    assert document["settings"]["targets"]["ttft_s"] == 2.0
+
+
+def test_a_made_up_trace_is_the_same_again() -> None:
+    arguments = ("--synthetic", '{"rate_per_s": 3, "duration_s": 20, "seed": 7}', "--json")
+
+    first, second = (json.loads(simulate(*arguments).stdout) for _ in range(2))
+
+    assert first["figures"] == second["figures"]
+    assert first["figures"]["num_requests"] > 20
+
+
+def test_a_fit_alone_is_printed(tmp_path: Path) -> None:
+    path = tmp_path / "steps.jsonl"
+    steps = [(0, 1, 10), (100, 0, 100), (50, 4, 900), (0, 9, 90), (7, 7, 7777)]
+    lines = [
+        json.dumps(
+            {"n_prefill": p, "n_decode": d, "n_context": c, "seconds": 0.01 + p * 1e-4 + d * 1e-3}
+        )
+        for p, d, c in steps
+    ]
+    path.write_text("\n".join(lines), encoding="utf-8")
+
+    done = simulate("--calibrate-from", path)
+
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["prefill_token_s"] == pytest.approx(1e-4)
+    assert "R2 1.0000" in done.stderr
+
+
+def test_bad_usage_is_one_line_and_code_2(trace: Path, tmp_path: Path) -> None:
+    broken = tmp_path / "broken.csv"
+    broken.write_text(TRACE + "2023-11-16 18:15:50.0,x,1\n", encoding="utf-8")
+    cases = {
+        ("--load", "1"): "--trace, --synthetic or --calibrate-from must be given",
+        ("--trace", broken): "broken.csv:5: ContextTokens must be a whole number",
+        ("--trace", trace, "--cost", '{"step": 1}'): "--cost: CostModel",
+        ("--trace", trace, "--cost", "{"): "--cost: not JSON",
+        ("--trace", trace, "--load", "0"): "load must be positive",
+        ("--trace", trace, "--scheduler", '{"order": "fair"}'): "order is decided by --policy",
+        ("--trace", trace, "--tenants", "a=x"): "--tenants: must be NAME=SHARE",
+        ("--trace", trace, "--max-num-batched-tokens", "8"): "max_num_batched_tokens must be at",
+        ("--trace", trace, "--num-blocks", "0"): "num_blocks must be at least 1",
+        ("--trace", trace, "--png"): "--png: needs",
+    }
+    for arguments, message in cases.items():
+        done = simulate(*arguments)
+
+        assert done.returncode == 2, (arguments, done.stderr)
+        assert message in done.stderr
+        assert "Traceback" not in done.stderr
+
+
+def test_a_file_that_is_not_there_is_code_5(tmp_path: Path) -> None:
+    done = simulate("--trace", tmp_path / "none.csv")
+
+    assert done.returncode == 5
+    assert "none.csv" in done.stderr

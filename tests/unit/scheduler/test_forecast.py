@@ -1,0 +1,239 @@
+"""The forecast: the formulas, by hand, and what each bound leaves out."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from penstock.scheduler.cost_model import CostModel
+from penstock.scheduler.forecast import (
+    Ahead,
+    Bound,
+    Forecast,
+    Load,
+    Machine,
+    Want,
+    can_meet,
+    earliest_first_token_s,
+    expected_queue_s,
+    forecast,
+    hopeless_at_s,
+    is_hopeless,
+    prefill_alone_s,
+    retry_after_s,
+)
+
+PRICES = CostModel(step_s=1.0, prefill_token_s=0.01, decode_slot_s=0.1, context_token_s=0.001)
+MACHINE = Machine(prices=PRICES, max_prefill_tokens=100)
+IDLE = Load(num_free_slots=8, num_free_blocks=1000)
+NOBODY = Ahead()
+
+
+def test_prefill_alone_is_steps_tokens_and_context() -> None:
+    # Three steps of 50, 150 and 250 tokens in sight.
+    alone_s = prefill_alone_s(MACHINE, Want(num_prefill_tokens=250))
+
+    assert alone_s == pytest.approx(3 * 1.0 + 250 * 0.01 + (50 + 150 + 250) * 0.001)
+
+
+def test_what_is_cached_is_seen_by_every_chunk() -> None:
+    alone_s = prefill_alone_s(MACHINE, Want(num_prefill_tokens=200, num_cached_tokens=64))
+
+    assert alone_s == pytest.approx(2 * 1.0 + 2.0 + (100 + 200 + 2 * 64) * 0.001)
+
+
+def test_an_idle_machine_has_no_queue() -> None:
+    want = Want(num_prefill_tokens=50)
+
+    told = [forecast(MACHINE, want, IDLE, NOBODY, bound) for bound in Bound]
+
+    assert [outlook.queue_s for outlook in told] == [0.0, 0.0, 0.0]
+    assert [outlook.ttft_s for outlook in told] == pytest.approx([1.55] * 3)
+
+
+def test_the_best_case_counts_the_prefill_ahead_and_nothing_else() -> None:
+    load = Load(num_running=8, num_decodes=8, num_output_tokens=1e6, num_prefill_tokens=120)
+    ahead = Ahead(num_requests=40, num_prefill_tokens=330, num_blocks=10_000)
+    want = Want(num_prefill_tokens=50)
+
+    assert earliest_first_token_s(MACHINE, want, load, ahead) == pytest.approx(
+        4 * 1.0 + 450 * 0.01 + 1.55
+    )
+    assert forecast(MACHINE, want, load, ahead, Bound.ALONE).ttft_s == pytest.approx(1.55)
+
+
+def test_the_error_of_the_prices_is_forgiven() -> None:
+    machine = Machine(prices=PRICES, max_prefill_tokens=100, relative_error=0.2)
+    hopeless = Machine(prices=PRICES, max_prefill_tokens=100, relative_error=50.0)
+    want = Want(num_prefill_tokens=50)
+
+    assert earliest_first_token_s(machine, want, IDLE, NOBODY) == pytest.approx(1.55 * 0.8)
+    assert earliest_first_token_s(hopeless, want, IDLE, NOBODY) == pytest.approx(1.55 * 0.1)
+
+
+def test_expected_queue_waits_for_the_prefill_ahead() -> None:
+    load = Load(
+        num_running=4,
+        num_decodes=4,
+        num_context_tokens=500,
+        num_free_slots=100,
+        num_free_blocks=1000,
+        num_used_blocks=100,
+        num_output_tokens=400.0,
+    )
+    ahead = Ahead(num_requests=3, num_prefill_tokens=300, num_blocks=20)
+
+    # Three budgets and half a step, beside four decodes, and the tokens.
+    assert expected_queue_s(MACHINE, Want(num_prefill_tokens=50), load, ahead) == pytest.approx(
+        3.5 * (1.0 + 0.4 + 0.5) + 3.0
+    )
+
+
+def test_expected_queue_knows_a_paced_budget() -> None:
+    load = Load(
+        num_running=1,
+        num_decodes=1,
+        num_free_slots=100,
+        num_free_blocks=10,
+        num_used_blocks=1,
+        num_output_tokens=10.0,
+        prefill_budget_tokens=20,
+    )
+    ahead = Ahead(num_requests=1, num_prefill_tokens=100)
+
+    assert expected_queue_s(MACHINE, Want(num_prefill_tokens=50), load, ahead) == pytest.approx(
+        5.5 * 1.1 + 1.0
+    )
+
+
+def test_expected_queue_waits_for_slots() -> None:
+    # Ten run with 50 tokens each to go: one leaves every five steps. Three must leave.
+    load = Load(
+        num_running=10,
+        num_decodes=10,
+        num_output_tokens=500.0,
+        num_free_blocks=1000,
+        num_used_blocks=100,
+    )
+    ahead = Ahead(num_requests=2, num_prefill_tokens=20)
+
+    assert expected_queue_s(MACHINE, Want(num_prefill_tokens=50), load, ahead) == pytest.approx(
+        15.5 * 2.0 + 0.2
+    )
+
+
+def test_expected_queue_waits_for_blocks() -> None:
+    # Ten blocks are held by each; 40 are short, so four must leave.
+    load = Load(
+        num_running=10,
+        num_decodes=10,
+        num_output_tokens=500.0,
+        num_free_slots=50,
+        num_free_blocks=20,
+        num_used_blocks=100,
+    )
+    want = Want(num_prefill_tokens=50, num_blocks=10)
+
+    queue_s = expected_queue_s(MACHINE, want, load, Ahead(num_requests=1, num_blocks=50))
+
+    assert queue_s == pytest.approx(20.5 * 2.0)
+
+
+def test_expected_prefill_and_decode_share_the_machine() -> None:
+    load = Load(
+        num_running=10,
+        num_decodes=10,
+        num_context_tokens=1000,
+        num_free_slots=4,
+        num_free_blocks=100,
+        num_used_blocks=100,
+        num_output_tokens=500.0,
+    )
+    want = Want(num_prefill_tokens=150, expected_output_tokens=21.0)
+
+    outlook = forecast(MACHINE, want, load, NOBODY, Bound.EXPECTED)
+
+    assert outlook.prefill_s == pytest.approx(2 * 3.0 + 1.5 + (50 + 150) * 0.001)
+    assert outlook.decode_s == pytest.approx(20 * (3.0 + 0.1 + 160.5 * 0.001))
+    assert outlook.total_s == pytest.approx(outlook.queue_s + outlook.prefill_s + outlook.decode_s)
+
+
+def test_hopeless_when_not_even_the_machine_alone_would_do() -> None:
+    want = Want(num_prefill_tokens=50, min_output_tokens=11)
+    decode_s = 10 * (1.0 + 0.1 + 0.05)
+
+    assert hopeless_at_s(MACHINE, want) == math.inf
+    assert hopeless_at_s(MACHINE, want, ttft_deadline_s=100.0) == pytest.approx(98.45)
+    assert hopeless_at_s(MACHINE, want, time_limit_s=90.0) == pytest.approx(88.45)
+    assert hopeless_at_s(MACHINE, want, deadline_s=100.0) == pytest.approx(98.45 - decode_s)
+    assert hopeless_at_s(MACHINE, want, ttft_deadline_s=50.0, deadline_s=100.0) == pytest.approx(
+        48.45
+    )
+
+
+def test_is_hopeless_from_that_moment_on() -> None:
+    assert not is_hopeless(9.9, 10.0)
+    assert is_hopeless(10.0, 10.0)
+    assert not is_hopeless(1e12, math.inf)
+
+
+def test_hopeless_is_what_the_door_would_refuse() -> None:
+    want = Want(num_prefill_tokens=250, min_output_tokens=3)
+    deadlines = {"ttft_deadline_s": 20.0, "deadline_s": 21.0}
+    moment_s = hopeless_at_s(MACHINE, want, **deadlines)
+    alone = forecast(MACHINE, want, IDLE, NOBODY, Bound.ALONE)
+
+    assert can_meet(alone, moment_s - 0.001, **deadlines)
+    assert not can_meet(alone, moment_s + 0.001, **deadlines)
+
+
+def test_each_deadline_is_looked_at() -> None:
+    outlook = Forecast(queue_s=1.0, prefill_s=2.0, decode_s=3.0)
+
+    assert can_meet(outlook, 10.0)
+    assert can_meet(outlook, 10.0, ttft_deadline_s=13.1, deadline_s=16.1, time_limit_s=13.1)
+    assert not can_meet(outlook, 10.0, ttft_deadline_s=12.9)
+    assert not can_meet(outlook, 10.0, time_limit_s=12.9)
+    assert not can_meet(outlook, 10.0, deadline_s=15.9)
+
+
+def test_retry_when_the_backlog_has_shrunk_enough() -> None:
+    expected = Forecast(queue_s=8.0, prefill_s=2.0, decode_s=10.0)
+
+    assert retry_after_s(expected, 100.0, ttft_deadline_s=107.0) == pytest.approx(3.0)
+    assert retry_after_s(expected, 100.0, deadline_s=115.0) == pytest.approx(5.0)
+    assert retry_after_s(expected, 100.0, ttft_deadline_s=100.5) == pytest.approx(8.0)
+    assert retry_after_s(expected, 100.0) == pytest.approx(8.0)
+
+
+def test_retry_stays_within_its_limits() -> None:
+    assert retry_after_s(Forecast(queue_s=0.0, prefill_s=9.0, decode_s=0.0), 0.0) == 0.1
+    assert retry_after_s(Forecast(queue_s=1e6, prefill_s=9.0, decode_s=0.0), 0.0) == 60.0
+
+
+def test_expected_queue_waits_for_those_ahead_to_leave_in_their_turn() -> None:
+    # Ten leave one every five steps, then three of 20 tokens one every two.
+    load = Load(
+        num_running=10,
+        num_decodes=10,
+        num_output_tokens=500.0,
+        num_free_blocks=1000,
+        num_used_blocks=100,
+    )
+    ahead = Ahead(num_requests=12, num_output_tokens=240.0)
+
+    queue_s = expected_queue_s(MACHINE, Want(num_prefill_tokens=50), load, ahead)
+
+    assert queue_s == pytest.approx((50 + 6 + 0.5) * 2.0)
+
+
+def test_names_the_field_that_is_off() -> None:
+    with pytest.raises(ValueError, match="max_prefill_tokens"):
+        Machine(prices=PRICES, max_prefill_tokens=0)
+    with pytest.raises(ValueError, match="relative_error"):
+        Machine(prices=PRICES, max_prefill_tokens=1, relative_error=math.nan)
+    with pytest.raises(ValueError, match="num_prefill_tokens"):
+        Want(num_prefill_tokens=0)
+    with pytest.raises(ValueError, match="num_cached_tokens"):
+        Want(num_prefill_tokens=1, num_cached_tokens=-1)

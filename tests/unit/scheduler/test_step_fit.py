@@ -1,0 +1,281 @@
+"""The fit of the step prices: what it learns, what it ignores, when it says that it is good."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import astuple
+
+import numpy as np
+import pytest
+
+from penstock.scheduler.cost_model import CostModel
+from penstock.scheduler.step_fit import StepFit
+
+TRUTH = CostModel(step_s=0.012, prefill_token_s=1.5e-4, decode_slot_s=2e-4, context_token_s=1.5e-7)
+Features = tuple[int, int, int]
+
+
+def mixed_steps(num_steps: int, seed: int = 0) -> list[Features]:
+    """(prefill tokens, decodes, context tokens): decodes drift, every other step prefills."""
+    random = np.random.default_rng(seed)
+    decodes = 32
+    steps: list[Features] = []
+    for _ in range(num_steps):
+        decodes = int(np.clip(decodes + random.integers(-3, 4), 1, 128))
+        prefill = int(random.choice([0, 0, 64, 256, 512]))
+        steps.append((prefill, decodes, decodes * int(random.integers(100, 900)) + prefill))
+    return steps
+
+
+def predict(prices: StepFit | CostModel, step: Features) -> float:
+    prefill, decodes, context = step
+    return prices.step_time_s(
+        num_prefill_tokens=prefill, num_decodes=decodes, num_context_tokens=context
+    )
+
+
+def feed(fit: StepFit, step: Features, measured_s: float) -> None:
+    prefill, decodes, context = step
+    fit.observe(
+        measured_s,
+        num_prefill_tokens=prefill,
+        num_decodes=decodes,
+        num_context_tokens=context,
+    )
+
+
+def learn(
+    fit: StepFit, truth: CostModel, steps: list[Features], noise: float = 0.0, seed: int = 1
+) -> None:
+    random = np.random.default_rng(seed)
+    for step in steps:
+        feed(fit, step, predict(truth, step) * float(random.lognormal(0.0, noise)))
+
+
+def worst_error(fit: StepFit, truth: CostModel, steps: list[Features]) -> float:
+    return max(abs(predict(fit, step) / predict(truth, step) - 1.0) for step in steps)
+
+
+def test_starts_from_its_prior_without_trust() -> None:
+    fit = StepFit(TRUTH)
+
+    assert fit.model == TRUTH
+    assert not fit.is_trusted
+
+
+def test_a_measured_prior_can_be_trusted_at_once() -> None:
+    assert StepFit(TRUTH, min_steps=0).is_trusted
+
+
+def test_learns_the_prices_of_a_quiet_machine() -> None:
+    fit = StepFit()
+
+    learn(fit, TRUTH, mixed_steps(3000))
+
+    assert worst_error(fit, TRUTH, mixed_steps(200, seed=9)) < 0.02
+    assert fit.prefill_token_s == pytest.approx(TRUTH.prefill_token_s, rel=0.02)
+    assert fit.step_s == pytest.approx(TRUTH.step_s, rel=0.05)
+    assert fit.error_p90 < 0.02
+    assert fit.is_trusted
+
+
+def test_learns_through_noise() -> None:
+    fit = StepFit()
+
+    learn(fit, TRUTH, mixed_steps(3000), noise=0.1)
+
+    assert worst_error(fit, TRUTH, mixed_steps(200, seed=9)) < 0.07
+    # The median of |N(0, 0.1)| is 0.067, its 90th percentile 0.164.
+    assert fit.error_median == pytest.approx(0.067, rel=0.4)
+    assert fit.error_p90 == pytest.approx(0.164, rel=0.4)
+
+
+@pytest.mark.parametrize("factor", [0.01, 30.0])
+def test_leaves_a_prior_of_another_machine_within_a_hundred_steps(factor: float) -> None:
+    prior = CostModel(
+        **{
+            name: value * factor
+            for name, value in zip(
+                ("step_s", "prefill_token_s", "decode_slot_s", "context_token_s"),
+                astuple(TRUTH),
+                strict=True,
+            )
+        }
+    )
+    fit = StepFit(prior)
+
+    learn(fit, TRUTH, mixed_steps(100), noise=0.05)
+
+    assert worst_error(fit, TRUTH, mixed_steps(200, seed=9)) < 0.2
+    assert fit.is_trusted
+
+
+def test_a_compilation_in_the_first_step_is_soon_forgotten() -> None:
+    fit = StepFit()
+    steps = mixed_steps(60)
+    feed(fit, steps[0], 30.0)
+
+    learn(fit, TRUTH, steps, noise=0.05)
+
+    assert worst_error(fit, TRUTH, mixed_steps(200, seed=9)) < 0.2
+
+
+def test_rare_pauses_pull_no_harder_than_slow_steps() -> None:
+    fit, twin = StepFit(), StepFit()
+    random = np.random.default_rng(3)
+    for index, step in enumerate(mixed_steps(2000)):
+        measured_s = predict(TRUTH, step) * float(random.lognormal(0.0, 0.05))
+        feed(twin, step, measured_s)
+        feed(fit, step, measured_s + (5.0 if index % 20 == 0 else 0.0))
+
+    assert worst_error(twin, TRUTH, mixed_steps(200, seed=9)) < 0.04
+    assert worst_error(fit, TRUTH, mixed_steps(200, seed=9)) < 0.06
+    assert fit.is_trusted
+
+
+def test_one_pause_of_a_minute_moves_a_learnt_fit_by_little() -> None:
+    fit = StepFit()
+    steps = mixed_steps(1000)
+    learn(fit, TRUTH, steps, noise=0.03)
+    before = [predict(fit, step) for step in steps[:100]]
+
+    feed(fit, steps[0], 60.0)
+
+    after = [predict(fit, step) for step in steps[:100]]
+    assert after == pytest.approx(before, rel=0.01)
+
+
+def test_a_price_that_no_step_asks_about_keeps_its_prior() -> None:
+    prior = CostModel(step_s=0.01, prefill_token_s=3e-5, decode_slot_s=1e-4, context_token_s=1e-7)
+    fit = StepFit(prior)
+
+    for index in range(3000):
+        decodes = 1 + index % 64
+        step = (0, decodes, decodes * 300)
+        feed(fit, step, 0.02 + 3e-4 * decodes)
+
+    assert fit.prefill_token_s == pytest.approx(prior.prefill_token_s)
+    assert predict(fit, (0, 32, 32 * 300)) == pytest.approx(0.02 + 3e-4 * 32, rel=0.01)
+
+
+def test_what_was_learnt_outlasts_a_long_time_without_it() -> None:
+    fit = StepFit()
+    learn(fit, TRUTH, mixed_steps(2000))
+    learnt = fit.prefill_token_s
+
+    for _ in range(20_000):
+        feed(fit, (0, 16, 16 * 300), predict(TRUTH, (0, 16, 16 * 300)))
+
+    assert fit.prefill_token_s == pytest.approx(learnt, rel=0.01)
+    assert worst_error(fit, TRUTH, mixed_steps(200, seed=9)) < 0.03
+
+
+def test_a_single_kind_of_step_winds_nothing_up() -> None:
+    fit = StepFit()
+
+    for _ in range(50_000):
+        feed(fit, (0, 1, 500), predict(TRUTH, (0, 1, 500)))
+    feed(fit, (512, 1, 1012), 2.0 * predict(fit, (512, 1, 1012)))
+
+    assert all(math.isfinite(price) for price in astuple(fit.model))
+    assert predict(fit, (0, 1, 500)) == pytest.approx(predict(TRUTH, (0, 1, 500)), rel=0.01)
+
+
+def test_follows_a_machine_that_became_twice_as_slow() -> None:
+    slow = CostModel(step_s=0.024, prefill_token_s=3e-4, decode_slot_s=4e-4, context_token_s=3e-7)
+    fit = StepFit()
+    learn(fit, TRUTH, mixed_steps(1000), noise=0.05)
+
+    was_trusted: list[bool] = []
+    for step in mixed_steps(300, seed=5):
+        feed(fit, step, predict(slow, step))
+        was_trusted.append(fit.is_trusted)
+
+    assert not all(was_trusted), "nobody may rely on it while it is off by half"
+    assert was_trusted[-1]
+    assert worst_error(fit, slow, mixed_steps(200, seed=9)) < 0.1
+
+
+def test_follows_a_price_that_drifts() -> None:
+    fit = StepFit()
+    steps = mixed_steps(10_000)
+
+    for index, step in enumerate(steps):
+        truth = CostModel(
+            step_s=0.012,
+            prefill_token_s=1.5e-4 * (1.0 + index / 10_000),
+            decode_slot_s=2e-4,
+            context_token_s=1.5e-7,
+        )
+        feed(fit, step, predict(truth, step))
+
+    assert fit.prefill_token_s == pytest.approx(3e-4, rel=0.1)
+
+
+def test_prices_stay_above_zero_when_noise_says_otherwise() -> None:
+    truth = CostModel(step_s=0.01, prefill_token_s=1e-4, decode_slot_s=0.0, context_token_s=0.0)
+    fit = StepFit()
+
+    random = np.random.default_rng(7)
+    for step in mixed_steps(1500):
+        feed(fit, step, predict(truth, step) * float(random.lognormal(0.0, 0.1)))
+        assert min(astuple(fit.model)) >= 0.0
+
+    assert worst_error(fit, truth, mixed_steps(200, seed=9)) < 0.1
+
+
+def test_steps_beyond_any_line_are_not_trusted() -> None:
+    fit = StepFit()
+    random = np.random.default_rng(2)
+
+    for step in mixed_steps(500):
+        feed(fit, step, predict(TRUTH, step) * float(random.choice([0.1, 1.0, 8.0])))
+
+    assert not fit.is_trusted
+
+
+def test_the_same_steps_give_the_same_prices() -> None:
+    fits = [StepFit(), StepFit()]
+    for fit in fits:
+        learn(fit, TRUTH, mixed_steps(500), noise=0.1)
+
+    assert fits[0].model == fits[1].model
+
+
+def test_steps_that_take_no_time_are_free() -> None:
+    fit = StepFit()
+
+    for step in mixed_steps(300):
+        feed(fit, step, 0.0)
+
+    assert predict(fit, (512, 64, 64 * 500)) < 1e-4
+
+
+def test_an_empty_step_is_the_price_of_a_step() -> None:
+    fit = StepFit(CostModel(step_s=0.0, prefill_token_s=0.0, decode_slot_s=0.0, context_token_s=0))
+
+    for _ in range(200):
+        feed(fit, (0, 0, 0), 0.02)
+
+    assert fit.step_s == pytest.approx(0.02, rel=0.05)
+
+
+@pytest.mark.parametrize("measured_s", [-1.0, math.nan, math.inf])
+def test_refuses_a_time_that_is_none(measured_s: float) -> None:
+    with pytest.raises(ValueError, match="measured_s must be finite"):
+        feed(StepFit(), (0, 1, 1), measured_s)
+
+
+@pytest.mark.parametrize("step", [(-1, 1, 1), (1, -1, 1), (1, 1, -1)])
+def test_refuses_counts_below_zero(step: Features) -> None:
+    with pytest.raises(ValueError, match="must not be negative"):
+        feed(StepFit(), step, 0.01)
+
+
+def test_names_the_parameter_that_is_off() -> None:
+    with pytest.raises(ValueError, match="memory_steps"):
+        StepFit(memory_steps=1)
+    with pytest.raises(ValueError, match="min_steps"):
+        StepFit(min_steps=-1)
+    with pytest.raises(ValueError, match="max_error"):
+        StepFit(max_error=0.0)
