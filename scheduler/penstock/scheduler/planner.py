@@ -31,6 +31,9 @@ class Planner:
         self._depth = info.pipeline_depth
         self._info = info
         self._takes_whole_prompts = info.is_self_paced
+        # TensorRT-LLM lets nobody in on the strength of blocks to be reused, so who was let in here
+        # would wait there (getRemainingBlocksToCompletion; until NVIDIA PR #11637).
+        self._counts_no_reuse = info.is_self_paced and self._is_guaranteed
         self._num_steps_ahead = 2 if info.is_self_paced else 1
         # A reservation to max_tokens needs no slack; taking what is needed now does.
         self._watermark_blocks = (
@@ -122,7 +125,8 @@ class Planner:
             reserve_tokens = self._reserve_tokens(request)
             # Alone, a request may take everything: it fits, or it was refused at the door.
             spare_blocks = self._watermark_blocks if len(life.running) else 0
-            if not cache.can_admit(matched, reserve_tokens, spare_blocks):
+            counted = () if self._counts_no_reuse else matched
+            if not cache.can_admit(counted, reserve_tokens, spare_blocks):
                 break
             start = len(matched) * cache.block_size
             remaining = len(request.tokens) - start
@@ -143,7 +147,7 @@ class Planner:
         return self._life.cache.match(request)
 
     def _reserve_tokens(self, request: Request) -> int:
-        if self._is_guaranteed:
+        if self._is_guaranteed or request.spec.constraint is not None:
             return self._info.num_kept_tokens(request.spec.max_total_tokens)
         return len(request.tokens)
 
