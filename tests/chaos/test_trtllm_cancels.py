@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -132,13 +134,30 @@ class Storm:
                     assert len(outcome.tokens) == spec.max_tokens
 
 
-def resources() -> tuple[int, int]:
-    """Open descriptors and live threads."""
-    for thread in threading.enumerate():
-        # They have done their work and are on their way out.
-        if thread.name in ("trtllm build", "trtllm shutdown"):
-            thread.join(PATIENCE_S)
-    return len(list(Path("/proc/self/fd").iterdir())), threading.active_count()
+class Belongings:
+    """What this process has open and running, to tell what was added to it.
+
+    Only additions count: what earlier tests left may go at any moment.
+    """
+
+    def __init__(self) -> None:
+        for thread in threading.enumerate():
+            # They have done their work and are on their way out.
+            if thread.name in ("trtllm build", "trtllm shutdown"):
+                thread.join(PATIENCE_S)
+        self._threads = set(threading.enumerate())
+        self._files = set(_open_files())
+
+    def added_since(self, before: Belongings) -> list[str]:
+        threads = [thread.name for thread in self._threads - before._threads]
+        return threads + [f"{fd}: {target}" for fd, target in self._files - before._files]
+
+
+def _open_files() -> Iterator[tuple[int, str]]:
+    for entry in Path("/proc/self/fd").iterdir():
+        # The folder's own descriptor is gone by the time it is looked at.
+        with contextlib.suppress(FileNotFoundError):
+            yield int(entry.name), str(entry.readlink())
 
 
 @pytest.mark.parametrize("policy", list(CapacityPolicy))
@@ -148,11 +167,11 @@ def test_nothing_is_left_of_ten_thousand_requests(
     seed = int(os.environ.get("PENSTOCK_CHAOS_SEED", random.SystemRandom().randrange(1 << 32)))
     print(f"PENSTOCK_CHAOS_SEED={seed}")
     record_property("seed", seed)
-    before = resources()
+    before = Belongings()
     storm = Storm(tmp_path, policy, seed)
     house = storm.house
     try:
-        during = resources()
+        during = Belongings()
         storm.run()
         storm.check_outcomes()
         ends = [house.outcomes[key].end for key in storm.specs]
@@ -173,7 +192,7 @@ def test_nothing_is_left_of_ten_thousand_requests(
             assert house.executor.audit.num_checks > 0
             assert house.executor.audit.num_drifts == 0
         assert house.executor.num_given_up < len(house.control.aborted)
-        assert resources() == during
+        assert Belongings().added_since(during) == []
     finally:
         house.close()
-    assert resources() == before
+    assert Belongings().added_since(before) == []

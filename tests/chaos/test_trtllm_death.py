@@ -246,7 +246,7 @@ async def test_a_worker_that_is_killed_is_the_engines_death(is_told: bool) -> No
         (worker,) = site.workers()
         os.kill(worker, signal.SIGKILL)
         await check_lost(*streams)
-        said = "the executor failed" if is_told else "has said nothing for"
+        said = "the executor failed" if is_told else "owed a word for"
         await site.service.until_logged(said)
         await site.service.next_pid("engine")
         await check_serves(site, channel)
@@ -313,6 +313,16 @@ async def test_an_engine_whose_shutdown_hangs_does_not_hold_up_the_service() -> 
         assert [line for line in site.service.stderr if "did not shut down in 0.3 s" in line]
 
 
+async def test_an_engine_has_the_time_it_asks_for_to_shut_down() -> None:
+    # More than the drain's grace leaves, and no more than the engine may take.
+    watch = {"shutdown_timeout_s": 20.0}
+    async with serving("--drain-grace-s", "0.5", watch=watch, shutdown_s=4.0) as site:
+        await site.service.until_ready()
+        site.service.signal(signal.SIGTERM)
+        assert await site.service.ended() == 0
+        assert not [line for line in site.service.stderr if "did not" in line]
+
+
 async def test_a_fatal_error_whose_shutdown_hangs_is_found_by_its_silence() -> None:
     watch = {"response_timeout_s": 0.7}
     async with (
@@ -321,7 +331,7 @@ async def test_a_fatal_error_whose_shutdown_hangs_is_found_by_its_silence() -> N
     ):
         pill = stream(channel, 5, PILL)
         await check_lost(pill, *streams)
-        await site.service.until_logged("has said nothing for")
+        await site.service.until_logged("owed a word for")
         await site.service.next_pid("engine")
         await until_health(channel, SERVING)
         assert await stream(channel, 5).outcome() is grpc.StatusCode.OK

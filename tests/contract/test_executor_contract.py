@@ -184,7 +184,8 @@ def test_chunked_prefill_changes_nothing(house: House) -> None:
 
     chunked = house.run(*specs, budget=5, executor=executor)
 
-    assert executor.num_prefill_rows > len(specs)
+    # One that paces itself cuts prompts out of sight.
+    assert executor.info.is_self_paced or executor.num_prefill_rows > len(specs)
     assert [outcome.tokens for outcome in chunked] == tokens_alone(house, specs)
 
 

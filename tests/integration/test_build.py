@@ -4,10 +4,11 @@ import asyncio
 import contextlib
 import json
 import os
+import select
 import shutil
 import signal
 import sys
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -179,7 +180,11 @@ async def test_parallel_sizes_are_the_checkpoints(house: House) -> None:
 
 @pytest.mark.parametrize(
     ("mode", "told"),
-    [("fail", "CUDA error: out of memory"), ("empty", "ended well but left no engine")],
+    [
+        ("fail", "CUDA error: out of memory"),
+        ("empty", "ended well but left no engine"),
+        ("one rank", "left no engine: rank1.engine is missing, of 2 ranks"),
+    ],
 )
 async def test_a_builder_that_fails_leaves_nothing(house: House, mode: str, told: str) -> None:
     result = await house.build(FAKE_BUILD=mode)
@@ -213,21 +218,92 @@ async def test_a_build_that_is_interrupted_ends_the_builder(
     assert house.visible == []
 
 
-async def test_what_a_killed_build_left_is_no_engine_and_goes(house: House) -> None:
+async def test_a_killed_build_takes_its_builder_along_and_leaves_no_engine(house: House) -> None:
     async with house.started(FAKE_BUILD="wait") as process:
         await until_said(process, b"building engine")
+        builder = os.pidfd_open(house.builds[0]["pid"])
         process.kill()
         await process.communicate()
-        # Its builder lives on for now, and keeps the lock; let it end.
-        half = house.visible
-        await asyncio.to_thread(house.fifo.write_text, "go on")
-    result = await house.build()
+    try:
+        # Readable once the process has ended, which it would not do by itself.
+        ready, _, _ = await asyncio.to_thread(select.select, [builder], [], [], LIMIT_S)
+    finally:
+        os.close(builder)
+    half = house.visible
+    result = await house.build("--wait-s", "5")
 
+    assert ready
     assert len(half) == 1
     assert ".building-" in half[0]
     assert result.code == 0, result.err
     assert house.visible == [Path(result.out.strip()).name]
     assert len(house.builds) == 2
+
+
+async def test_who_waits_is_told_for_whom_and_may_give_up(house: House) -> None:
+    async with house.started(FAKE_BUILD="wait") as first:
+        await until_said(first, b"building engine")
+        second = await house.build("--wait-s", "0.1")
+        await asyncio.to_thread(house.fifo.write_text, "go on")
+        assert (await ended(first)).code == 0
+
+    assert second.code == 1
+    holder = f"process {first.pid}, its builder {house.builds[0]['pid']}"
+    assert f"another build of this engine runs ({holder})" in second.err
+    last = second.err.splitlines()[-1]
+    assert "another build of this engine still runs after" in last
+    assert last.endswith(f"({holder})")
+    assert second.out == ""
+
+
+def lose(engine: Path) -> None:
+    (engine / "rank1.engine").unlink()
+
+
+def cut(engine: Path) -> None:
+    (engine / "rank1.engine").write_bytes(b"a whole")
+
+
+def break_config(engine: Path) -> None:
+    (engine / "config.json").write_text("{")
+
+
+def change_config(engine: Path) -> None:
+    text = (engine / "config.json").read_text()
+    (engine / "config.json").write_text(text.replace("bfloat16", "bfloat61"))
+
+
+def break_manifest(engine: Path) -> None:
+    (engine / "penstock-build.json").write_text("{}")
+
+
+@pytest.mark.parametrize(
+    ("damage", "told"),
+    [
+        (lose, "rank1.engine is missing"),
+        (cut, "rank1.engine has 7 bytes instead of 14"),
+        (break_config, "config.json is no JSON"),
+        (change_config, "config.json was changed"),
+        (break_manifest, "penstock-build.json cannot be used"),
+    ],
+)
+async def test_a_damaged_engine_is_built_again(
+    house: House, damage: Callable[[Path], None], told: str
+) -> None:
+    engine = Path((await house.build()).out.strip())
+    damage(engine)
+
+    again = await house.build()
+    then = await house.build()
+
+    assert (again.code, then.code) == (0, 0), again.err
+    assert told in again.err
+    assert "building it again" in again.err
+    assert again.out == then.out == f"{engine}\n"
+    assert "cached: built before" in then.err
+    assert (engine / "rank1.engine").read_bytes() == b"a whole engine"
+    assert len(house.builds) == 2
+    assert house.visible == [engine.name]
 
 
 async def test_two_builds_at_once_are_one(house: House) -> None:

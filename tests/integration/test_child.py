@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import subprocess
 import sys
 from pathlib import Path
 
@@ -116,3 +117,25 @@ async def test_a_child_that_cannot_be_started_leaves_no_socket_open(
         await Child.spawn("speaker", "speaking_child", "settings", environment={})
     assert len(made) == 2
     assert [end.fileno() for end in made] == [-1, -1]
+
+
+def test_an_order_that_comes_with_the_settings_is_obeyed(tmp_path: Path) -> None:
+    ours, theirs = socket.socketpair()
+    program = (
+        "import sys, time; from pathlib import Path;"
+        "from penstock.server.processes.control import ChildControl;"
+        "control = ChildControl(int(sys.argv[1]));"
+        "assert control.read_launch() == '{}';"
+        "control.hold_lifeline(Path(sys.argv[2]));"
+        "time.sleep(60)"
+    )
+    with ours, theirs:
+        # Both before the child looks, as when a service is stopped while a process starts.
+        ours.sendall(b"{}\nstop\n")
+        child = subprocess.run(
+            [sys.executable, "-c", program, str(theirs.fileno()), str(tmp_path / "x.sock")],
+            pass_fds=[theirs.fileno()],
+            timeout=20,
+            check=False,
+        )
+    assert child.returncode == 0

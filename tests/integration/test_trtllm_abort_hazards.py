@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,26 +10,12 @@ from penstock.scheduler.request import FailureReason, FinishReason
 from support.trtllm_house import (
     GRACE_S,
     Houses,
-    TrtllmHouse,
     fake_module,
     greedy_spec,
     prompt_of,
     reference,
     wrapped,
 )
-
-
-@pytest.fixture
-def build(tmp_path: Path, fake_trtllm: None) -> Iterator[Houses]:
-    built: list[TrtllmHouse] = []
-
-    def make(**settings: Any) -> TrtllmHouse:
-        built.append(TrtllmHouse(tmp_path, **settings))
-        return built[-1]
-
-    yield make
-    for house in built:
-        house.close()
 
 
 def test_an_active_request_says_that_it_was_cancelled_and_needs_no_grace(build: Houses) -> None:

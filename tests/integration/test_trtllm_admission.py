@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
-
 import pytest
 
 from penstock.scheduler.request import FailureReason, FinishReason
@@ -18,19 +14,6 @@ from support.trtllm_house import (
     prompt_of,
     reference,
 )
-
-
-@pytest.fixture
-def build(tmp_path: Path, fake_trtllm: None) -> Iterator[Houses]:
-    built: list[TrtllmHouse] = []
-
-    def make(**settings: Any) -> TrtllmHouse:
-        built.append(TrtllmHouse(tmp_path, **settings))
-        return built[-1]
-
-    yield make
-    for house in built:
-        house.close()
 
 
 def check_everyone_runs(house: TrtllmHouse) -> None:
@@ -231,4 +214,27 @@ def test_who_is_cancelled_on_the_way_in_never_reaches_the_engine(
 
     assert house.submitted_keys == [1, 3]
     assert len(house.control.aborted) == 1
+    house.check_clean()
+
+
+def test_requests_that_share_a_prefix_are_all_inside_to_run(build: Houses) -> None:
+    house = build(num_blocks=16, max_batch_size=4)
+    shared = list(range(3, 3 + 6 * BLOCK_SIZE))
+    house.submit(greedy_spec(1, shared, max_tokens=2))
+    house.run_until_idle()
+    for key in range(2, 8):
+        house.submit(greedy_spec(key, [*shared, key], max_tokens=2 * BLOCK_SIZE))
+
+    num_inside = 0
+    while house.engine.has_work or house.num_inside:
+        house.turn()
+        house.iterate()
+        view = house.view()
+        # Whoever is inside runs, or begins with the next iteration.
+        assert not view.waiting
+        num_inside = max(num_inside, len(view.active))
+        house.turn()
+
+    assert num_inside > 0
+    assert all(house.finish(key) is FinishReason.LENGTH for key in range(1, 8))
     house.check_clean()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,19 +22,6 @@ from support.trtllm_house import (
     watch_settings,
     wrapped,
 )
-
-
-@pytest.fixture
-def build(tmp_path: Path, fake_trtllm: None) -> Iterator[Houses]:
-    built: list[TrtllmHouse] = []
-
-    def make(**settings: Any) -> TrtllmHouse:
-        built.append(TrtllmHouse(tmp_path, **settings))
-        return built[-1]
-
-    yield make
-    for house in built:
-        house.close()
 
 
 def signal_shutdown(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
@@ -84,7 +70,7 @@ def test_a_shutdown_that_blocks_inside_a_coroutine_does_not_block_the_scheduler(
     house.engine.step()
 
     house.clock.now_s += RESPONSE_TIMEOUT_S + 0.1
-    with pytest.raises(ExecutorDied, match="has said nothing for 30 s"):
+    with pytest.raises(ExecutorDied, match="owed a word for 30 s"):
         house.engine.step()
     assert house.control.shutdown_threads == ("trtllm loop",)
 
@@ -104,7 +90,7 @@ def test_a_loop_that_dies_in_silence_is_found_after_the_time_out_and_not_before(
     house.turn()
     assert house.llm._check_health(), "as the real one, it notices nothing"
     house.clock.now_s = heard_at_s + RESPONSE_TIMEOUT_S + 0.1
-    with pytest.raises(ExecutorDied, match="the engine holds 1 requests"):
+    with pytest.raises(ExecutorDied, match="now about 1 requests"):
         house.turn()
 
 

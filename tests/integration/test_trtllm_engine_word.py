@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,19 +19,6 @@ from support.trtllm_house import (
     watch_settings,
     wrapped,
 )
-
-
-@pytest.fixture
-def build(tmp_path: Path, fake_trtllm: None) -> Iterator[Houses]:
-    built: list[TrtllmHouse] = []
-
-    def make(**settings: Any) -> TrtllmHouse:
-        built.append(TrtllmHouse(tmp_path, **settings))
-        return built[-1]
-
-    yield make
-    for house in built:
-        house.close()
 
 
 def test_limits_are_what_the_engine_says_and_not_what_was_asked_for(
@@ -170,6 +155,7 @@ def test_drift_is_counted_and_fails_nothing(build: Houses, num_missing: int) -> 
     audit = house.executor.audit
     assert [house.finish(key) for key in (1, 2, 3)] == [FinishReason.LENGTH] * 3
     assert audit.num_drifts > 0
+    assert f"drifts={audit.num_drifts}" in house.executor.account()
     assert audit.worst_drift * num_missing > 0
     house.check_clean()
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,26 +16,12 @@ from support.trtllm_house import (
     MAX_SEQ_LEN,
     VOCAB,
     Houses,
-    TrtllmHouse,
     fake_module,
     greedy_spec,
     prompt_of,
     reference,
     wrapped,
 )
-
-
-@pytest.fixture
-def build(tmp_path: Path, fake_trtllm: None) -> Iterator[Houses]:
-    built: list[TrtllmHouse] = []
-
-    def make(**settings: Any) -> TrtllmHouse:
-        built.append(TrtllmHouse(tmp_path, **settings))
-        return built[-1]
-
-    yield make
-    for house in built:
-        house.close()
 
 
 def test_a_cumulative_result_gives_every_token_once_however_far_we_lag(build: Houses) -> None:
@@ -210,9 +194,17 @@ def test_an_error_that_is_everyones_fails_who_ran_and_nobody_else(build: Houses)
     house.check_clean()
 
 
-@pytest.mark.parametrize("kind", ["RequestError", "ValueError", "TypeError"])
-def test_an_error_at_submission_refuses_that_request_alone(
-    build: Houses, monkeypatch: pytest.MonkeyPatch, kind: str
+@pytest.mark.parametrize(
+    ("kind", "text", "reason"),
+    [
+        ("RequestError", "no", FailureReason.EXECUTOR_REQUEST_FAILED),
+        ("RequestError", "Token ID out of range", FailureReason.EXECUTOR_REFUSED),
+        ("ValueError", "no", FailureReason.EXECUTOR_REQUEST_FAILED),
+        ("TypeError", "unexpected keyword", FailureReason.EXECUTOR_REQUEST_FAILED),
+    ],
+)
+def test_an_error_at_submission_ends_that_request_alone(
+    build: Houses, monkeypatch: pytest.MonkeyPatch, kind: str, text: str, reason: FailureReason
 ) -> None:
     house = build()
     errors = {
@@ -223,14 +215,14 @@ def test_an_error_at_submission_refuses_that_request_alone(
 
     def refuse(generate: Any, llm: Any, **arguments: Any) -> Any:
         if arguments["inputs"][0] == 100:
-            raise errors[kind]("no")
+            raise errors[kind](text)
         return generate(llm, **arguments)
 
     wrapped(monkeypatch, type(house.llm), "generate_async", refuse)
     house.submit(greedy_spec(1), greedy_spec(2))
     house.run_until_idle()
 
-    assert house.failure(1) is FailureReason.EXECUTOR_REFUSED
+    assert house.failure(1) is reason
     assert house.finish(2) is FinishReason.LENGTH
     house.check_clean()
 

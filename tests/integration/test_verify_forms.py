@@ -1,4 +1,4 @@
-"""The checks of constrained output and adapters, against a server that answers as scripted."""
+"""The checks of constrained output, adapters and retention, with a scripted server."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
@@ -12,9 +12,10 @@ from penstock.server.cli.verify_checks import ALL_CHECKS
 from penstock.server.cli.verify_checks.runner import run_checks
 from penstock.server.cli.verify_checks.subject import Subject
 from penstock.server.cli.verify_checks.verdict import CheckResult
-from support.scripted_server import ScriptedServer, ServedCall, scripted_server
+from support.scripted_server import ScriptedServer, ServedCall, finished_message, scripted_server
 
-FEATURES = ("json_schema", "regex", "grammar", "choice", "adapters", "text_prompt")
+FORMS = ("json_schema", "regex", "grammar", "choice")
+FEATURES = (*FORMS, "adapters", "text_prompt", "cache_retention")
 STOP = pb.FinishReason.FINISH_REASON_STOP
 LENGTH = pb.FinishReason.FINISH_REASON_LENGTH
 
@@ -108,13 +109,59 @@ async def test_output_that_was_cut_fails(server: ScriptedServer) -> None:
     assert (result.outcome.value, result.reason) == ("FAIL", "ended by LENGTH with 'turbine'")
 
 
+def ids(*token_ids: int) -> Callable[[ServedCall], Awaitable[None]]:
+    async def say(call: ServedCall) -> None:
+        await call.accepted()
+        records = [pb.TokenRecord(id=token_id) for token_id in token_ids]
+        tokens = pb.Tokens(text="x", num_tokens=len(token_ids), records=records)
+        await call.send(pb.GenerateResponse(sequence=call.next_sequence, tokens=tokens))
+        call.next_sequence += 1
+        await call.finished(len(token_ids))
+
+    return say
+
+
 async def test_listed_adapters_are_used(server: ScriptedServer) -> None:
-    server.scripts.extend(saying("x") for _ in range(2))
+    server.scripts.extend((ids(5, 6), ids(5, 7), ids(8, 6)))
 
     result = await checked(server, "adapters", "legal", "medical")
 
     assert result.outcome.value == "PASS", result.reason
-    assert [call.request.adapter.name for call in server.seen] == ["legal", "medical"]
+    assert [call.request.adapter.name for call in server.seen] == ["", "legal", "medical"]
+
+
+async def test_an_adapter_that_changes_nothing_fails_by_name(server: ScriptedServer) -> None:
+    server.scripts.extend((ids(5, 6), ids(5, 7), ids(5, 6)))
+
+    result = await checked(server, "adapters", "legal", "medical")
+
+    assert result.outcome.value == "FAIL"
+    assert result.reason.startswith("medical: the same 2 greedy tokens as without an adapter")
+
+
+def cached(num_tokens: int) -> Callable[[ServedCall], Awaitable[None]]:
+    async def say(call: ServedCall) -> None:
+        await call.accepted()
+        await call.tokens("x")
+        finished = finished_message(1)
+        finished.usage.num_cached_prompt_tokens = num_tokens
+        await call.send(pb.GenerateResponse(sequence=call.next_sequence, finished=finished))
+
+    return say
+
+
+@pytest.mark.parametrize(("num_found", "outcome"), [(3, "PASS"), (0, "FAIL")])
+async def test_a_retention_is_asked_for_and_does_no_harm(
+    server: ScriptedServer, num_found: int, outcome: str
+) -> None:
+    server.scripts.extend((cached(0), cached(num_found)))
+
+    result = await checked(server, "cache-retention")
+
+    assert result.outcome.value == outcome, result.reason
+    asked = [call.request.cache for call in server.seen]
+    assert [cache.HasField("retention") for cache in asked] == [True, False]
+    assert asked[0].retention.priority == 80
 
 
 async def test_no_adapters_are_nothing_to_check(server: ScriptedServer) -> None:

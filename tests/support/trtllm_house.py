@@ -78,7 +78,7 @@ def trtllm_config(
     )
 
 
-def watch_settings(**changes: float) -> WatchSettings:
+def watch_settings(**changes: Any) -> WatchSettings:
     settings = WatchSettings(
         response_timeout_s=RESPONSE_TIMEOUT_S,
         abort_grace_s=GRACE_S,

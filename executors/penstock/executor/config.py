@@ -17,6 +17,8 @@ from penstock.executor.trtllm.config import TrtllmConfig
 from penstock.scheduler.cost_model import CostModel
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+_EXIT_SLACK_S = 15.0
+"""Beyond the engine's own shutdown: the loop around it, and the process."""
 _DEVICE = re.compile(r"cpu|cuda(:\d+)?")
 
 
@@ -113,6 +115,13 @@ class ExecutorConfig:
         _at_least("num_threads", self.num_threads, 1)
         if self.pipeline_depth not in (None, 1, 2):
             raise ValueError(f"pipeline_depth must be 1 or 2, not {self.pipeline_depth}")
+
+    @property
+    def max_exit_s(self) -> float:
+        """How long the executor may take to give everything back, seconds."""
+        if self.kind is ExecutorKind.TRTLLM:
+            return self.trtllm.watch.shutdown_timeout_s + _EXIT_SLACK_S
+        return 0.0
 
     def to_dict(self) -> dict[str, Any]:
         """The settings as JSON values."""

@@ -1,17 +1,50 @@
 """Frozen settings as JSON values and back: dataclasses, enums, paths, tuples and plain values.
 
-Owns the mapping, so that a parent process can hand its settings to a child. Does not know any one
-setting; ranges are checked by the dataclasses themselves.
+Owns the mapping, so that a parent process can hand its settings to a child, and the strict reading
+of what people write. Does not know any one setting; ranges are checked by the dataclasses
+themselves.
 """
 
 import dataclasses
 import enum
+import json
+import math
 import types
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 T = TypeVar("T")
+_MAX_TOLD_CHARS = 80
+
+
+_KIND_WORDS: Mapping[type, str] = {
+    bool: "true or false",
+    int: "an integer",
+    float: "a number",
+    str: "a string",
+    list: "a list",
+}
+
+
+def parse_json(text: str) -> Any:
+    """JSON as people write it. Raises ValueError, also for a key that is there twice.
+
+    Of two equal keys most parsers drop the first without a word.
+    """
+    try:
+        return json.loads(text, object_pairs_hook=_unique)
+    except RecursionError:
+        raise ValueError("it is nested too deep") from None
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in values:
+            raise ValueError(f"the key {key!r} is there twice")
+        values[key] = value
+    return values
 
 
 def to_json_value(value: object) -> Any:
@@ -55,7 +88,7 @@ def _decode(kind: Any, data: object, where: str) -> object:
     if kind is Path:
         return Path(_checked(str, data, where))
     if kind is float:
-        return float(_checked((int, float), data, where))
+        return _decode_float(data, where)
     if kind in (bool, int, str):
         return _checked(kind, data, where)
     raise TypeError(f"{where}: no JSON form for {kind}")
@@ -64,8 +97,31 @@ def _decode(kind: Any, data: object, where: str) -> object:
 def _checked(kind: Any, data: object, where: str) -> Any:
     # bool is an int to Python, never to a reader of settings.
     if not isinstance(data, kind) or (isinstance(data, bool) and kind is not bool):
-        raise ValueError(f"{where} must not be {data!r}")
+        raise ValueError(f"{where} must be {_KIND_WORDS[kind]}, not {_told(data)}")
     return data
+
+
+def _told(data: object) -> str:
+    """A value in an error: what is long or may be deep is told by its kind."""
+    match data:
+        case Mapping():
+            return "an object"
+        case list():
+            return "a list"
+        case None | bool():
+            return json.dumps(data)
+        case _:
+            text = repr(data)
+            return text if len(text) <= _MAX_TOLD_CHARS else f"{text[:_MAX_TOLD_CHARS]}..."
+
+
+def _decode_float(data: object, where: str) -> float:
+    if isinstance(data, int) and not isinstance(data, bool):
+        try:
+            return float(data)
+        except OverflowError:
+            return math.inf if data > 0 else -math.inf
+    return cast(float, _checked(float, data, where))
 
 
 def _decode_optional(kind: Any, data: object, where: str) -> object:
@@ -84,14 +140,14 @@ def _decode_tuple(kind: Any, data: object, where: str) -> tuple[object, ...]:
 def _decode_enum(kind: type[enum.Enum], data: object, where: str) -> enum.Enum:
     try:
         return kind(data)
-    except ValueError:
+    except (TypeError, ValueError):  # a list cannot be looked up
         names = ", ".join(repr(member.value) for member in kind)
-        raise ValueError(f"{where} must be one of {names}, not {data!r}") from None
+        raise ValueError(f"{where} must be one of {names}, not {_told(data)}") from None
 
 
 def _decode_dataclass(kind: type[object], data: object, where: str) -> object:
     if not isinstance(data, Mapping):
-        raise ValueError(f"{where} must be an object, not {data!r}")
+        raise ValueError(f"{where} must be an object, not {_told(data)}")
     values = cast(Mapping[str, object], data)
     hints = get_type_hints(kind)
     known = {field.name: field for field in dataclasses.fields(cast(Any, kind))}

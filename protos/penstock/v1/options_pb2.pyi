@@ -158,10 +158,13 @@ class StoppingOptions(google.protobuf.message.Message):
     min_tokens: builtins.int
     """No output ends before this many tokens: end-of-sequence and stop token ids are not drawn, and
     stop strings do not count. TensorRT-LLM bars one id alone, the model's end-of-sequence token;
-    any other that is drawn early is delivered and ends nothing. Range 0 to max_tokens. Default: 0.
+    any other that is drawn early is delivered and ends nothing. Range 0 to max_tokens; 0 together
+    with a constraint, which may be complete earlier. Default: 0.
     """
     ignore_eos: builtins.bool
-    """Go on after the model's end-of-sequence token."""
+    """Go on after the model's end-of-sequence token. Not together with a constraint: that token ends
+    the form.
+    """
     include_stop_string: builtins.bool
     """Deliver the stop string that ended the output as part of its text. Otherwise the text ends
     just before it.
@@ -418,7 +421,12 @@ class JsonSchemaConstraint(google.protobuf.message.Message):
     SCHEMA_FIELD_NUMBER: builtins.int
     schema: builtins.str
     """A JSON Schema document (draft 2020-12): an object, true or false, nested at most 64 deep. "{}"
-    allows any JSON. 1 to ModelLimits.max_constraint_bytes bytes.
+    allows any JSON. 1 to ModelLimits.max_constraint_bytes bytes. What is under `pattern` and the
+    keys of `patternProperties` have the bounds of RegexConstraint.pattern. At most 10,000 each:
+    minItems, maxItems, minContains, maxContains, minLength, maxLength, minProperties and
+    maxProperties, which are compiled as repetitions. All of them and all expressions together come
+    to at most 100,000 characters once repetitions are written out. Wherever in the document such
+    a key is, it counts. Without the character U+0000.
     """
     def __init__(
         self,
@@ -438,7 +446,10 @@ class RegexConstraint(google.protobuf.message.Message):
     PATTERN_FIELD_NUMBER: builtins.int
     pattern: builtins.str
     """The expression, without look-around and back-references. 1 to
-    ModelLimits.max_constraint_bytes bytes.
+    ModelLimits.max_constraint_bytes bytes. Groups are nested at most 64 deep. Nothing is repeated
+    more than 10,000 times by {n}, {n,} (counts as n) and {n,m} (counts as m), where those of groups
+    in each other are multiplied. At most 100,000 characters once such repetitions are written out,
+    a class or an escape counting as one. Without the character U+0000.
     """
     def __init__(
         self,
@@ -458,7 +469,9 @@ class GrammarConstraint(google.protobuf.message.Message):
     EBNF_FIELD_NUMBER: builtins.int
     ebnf: builtins.str
     """The grammar in EBNF as of GBNF, with the start symbol `root`. 1 to
-    ModelLimits.max_constraint_bytes bytes.
+    ModelLimits.max_constraint_bytes bytes. Brackets and repetitions have the bounds of
+    RegexConstraint.pattern; the name of a rule counts as one character. Without the character
+    U+0000.
     """
     def __init__(
         self,
@@ -479,7 +492,7 @@ class ChoiceConstraint(google.protobuf.message.Message):
     @property
     def choices(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """The texts, all different, none empty. At least one, together at most
-        ModelLimits.max_constraint_bytes bytes.
+        ModelLimits.max_constraint_bytes bytes. Without the character U+0000.
         """
 
     def __init__(

@@ -30,6 +30,9 @@ class Admissions:
             0 if self._is_guaranteed else -int(-config.watermark * info.num_blocks // 1)
         )
         self._takes_whole_prompts = info.is_self_paced
+        # TensorRT-LLM lets nobody in on the strength of blocks to be reused, so who was let in here
+        # would wait there (getRemainingBlocksToCompletion; until NVIDIA PR #11637).
+        self._counts_no_reuse = info.is_self_paced and self._is_guaranteed
         self._max_lookahead = config.max_lookahead if life.is_fair else 0
         self._max_num_overtakes = config.max_num_overtakes
         self._max_overtake_s = config.max_overtake_s
@@ -91,7 +94,8 @@ class Admissions:
         # Logprobs of the prompt need its logits, which a cached block does not have.
         wants_all = request.spec.sampling.num_prompt_logprobs >= 0
         matched = [] if wants_all else cache.match(request)
-        num_wanted = cache.num_taken(matched, reserve_tokens)
+        counted = [] if self._counts_no_reuse else matched
+        num_wanted = cache.num_taken(counted, reserve_tokens)
         if num_wanted <= num_left:
             return matched
         request.num_blocks_short = num_wanted
@@ -117,6 +121,7 @@ class Admissions:
         return cache.pool.num_available - cache.num_reserved - spare_blocks
 
     def _reserve_tokens(self, request: Request) -> int:
-        if self._is_guaranteed:
+        # Whose output has a form may not be resumable: it gets what it may need.
+        if self._is_guaranteed or request.spec.constraint is not None:
             return self._info.num_kept_tokens(request.spec.max_total_tokens)
         return len(request.tokens)

@@ -116,8 +116,11 @@ class Running:
         return sorted(self._prefilling.values(), key=lambda request: -int(levels[request.slot]))
 
     def most_junior(self) -> Request:
-        """The next victim of a preemption; raises ValueError when nothing runs."""
-        return max(self, key=seniority)
+        """The next victim of a preemption; raises ValueError when nothing runs.
+
+        Not one whose output has a form, while there are others: its form may not be resumable.
+        """
+        return max(self, key=lambda request: (request.spec.constraint is None, seniority(request)))
 
     def decodes(self, capacity: NDArray[np.int32]) -> DecodeRoster:
         """The decode rows of the next step; `capacity` int32 [S] as in KVCache."""

@@ -25,6 +25,10 @@ def choose_victim(life: Lifecycle, spared: set[int]) -> Request:
         slots = slots[~np.isin(slots, np.fromiter(spared, dtype=np.intp))]
     if not len(slots):
         raise ValueError("nobody is left to preempt")
+    # Not one whose output has a form, while there are others: its form may not be resumable.
+    formless = [slot for slot in slots.tolist() if not _has_form(life, slot)]
+    if formless:
+        slots = np.array(formless, dtype=np.intp)
     levels = arrays.level[slots]
     slots = slots[levels == levels.min()]
     service = life.tenants.service[arrays.tenant[slots]]
@@ -37,6 +41,11 @@ def choose_victim(life: Lifecycle, spared: set[int]) -> Request:
         (request for request in candidates if request is not None),
         key=lambda request: request.sequence,
     )
+
+
+def _has_form(life: Lifecycle, slot: int) -> bool:
+    request = life.running.request_at(slot)
+    return request is not None and request.spec.constraint is not None
 
 
 def _loss_tokens(life: Lifecycle, slot: int) -> int:

@@ -131,3 +131,49 @@ async def test_guides_are_obeyed(
     assert tokens[-1] == 2
     assert llm.tokenizer is not None
     assert llm.tokenizer.decode(tokens[:-1]) in texts
+
+
+DEEP = 100_000
+
+
+@pytest.mark.parametrize(
+    "guide",
+    [
+        {"json": {"type": "secret"}},
+        {"json": '{"type": ["secret"]}'},
+        {"json": '{"properties": {"n": "secret"}, "required": ["n"]}'},
+        {"json": '{"enum": ' + "[" * DEEP + "]" * DEEP + "}"},
+        {"json": "[1]"},
+        {"regex": "((a{1000}){1000}){1000}"},
+        {"regex": "a{4000000000}"},
+        {"regex": "((a|b){60}){60}" * 40},
+        {"regex": "(" * DEEP + ")" * DEEP},
+    ],
+    ids=["type", "types", "property", "deep json", "array", "nested", "long", "wide", "deep regex"],
+)
+async def test_a_guide_it_has_no_text_for_costs_its_request_alone(
+    fake_engines: FakeEngines, guide: dict[str, Any]
+) -> None:
+    from tensorrt_llm.llmapi import GuidedDecodingParams, RequestError
+
+    write_model_folder(fake_engines.folder, vocab_size=500)
+    byte_level().save(str(fake_engines.folder / "tokenizer.json"))
+    llm = fake_engines.build(guided_decoding_backend="xgrammar", skip_tokenizer_init=False)
+    odd = fake_engines.params(guided_decoding=GuidedDecodingParams(**guide), max_tokens=8)
+
+    result = llm.generate_async([5], odd)
+    fake_engines.control.step(1)
+
+    with pytest.raises(RequestError) as refused:
+        await tokens_of(result)
+    assert "secret" not in str(refused.value)
+    assert fake_engines.control.view().is_alive
+    assert len((await fake_engines.run_all(llm, [[5]]))[0]) == 8
+
+
+async def test_what_is_required_need_not_be_described(fake_engines: FakeEngines) -> None:
+    from tensorrt_llm._torch.pyexecutor.guides import texts_of
+    from tensorrt_llm.llmapi import GuidedDecodingParams
+
+    assert texts_of(GuidedDecodingParams(json={"required": ["n"]})) == ['{"n": {}}']
+    assert texts_of(GuidedDecodingParams(regex="(a{2}|[xy])b"))[:3] == ["aab", "xb", "yb"]

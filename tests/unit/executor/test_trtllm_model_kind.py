@@ -180,6 +180,17 @@ def test_what_is_not_known_is_explained(tmp_path: Path) -> None:
     assert "config.json must hold a JSON object" in said[4]
 
 
+@pytest.mark.parametrize("name", ["config.json", "hf_quant_config.json"])
+def test_a_file_nested_too_deep_is_explained(tmp_path: Path, name: str) -> None:
+    hugging_face_folder(tmp_path)
+    (tmp_path / name).write_text("[" * 99_999)
+
+    folder = recognise(tmp_path)
+
+    assert folder.kind is ModelKind.UNKNOWN
+    assert f"{name} is nested too deep" in folder.explanation
+
+
 def test_a_broken_quantisation_file_is_not_passed_over(tmp_path: Path) -> None:
     hugging_face_folder(tmp_path)
     (tmp_path / "hf_quant_config.json").write_text("[1")

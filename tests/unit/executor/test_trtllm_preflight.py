@@ -154,6 +154,41 @@ def test_adapters_of_other_layers_need_the_layers_named(tmp_path: Path) -> None:
     assert notices(folder, lora_config=named) == ""
 
 
+@pytest.mark.parametrize("length", [None, 0, -1, "4096", True, 4096.0])
+def test_a_model_without_a_length_needs_one_in_the_settings(tmp_path: Path, length: Any) -> None:
+    folder = hugging_face_folder(tmp_path, max_position_embeddings=length)
+
+    with pytest.raises(ValueError, match=r"^max_seq_len must be given: .*tells no length"):
+        notices(folder)
+    assert notices(folder, max_seq_len=64) == ""
+
+
+@pytest.mark.parametrize("length", [1, 2**31])
+def test_a_length_that_cannot_be_one_is_refused(tmp_path: Path, length: int) -> None:
+    folder = hugging_face_folder(tmp_path, max_position_embeddings=length)
+
+    with pytest.raises(ValueError, match=f"^max_seq_len must be given: .* a length of {length}"):
+        notices(folder)
+
+
+@pytest.mark.parametrize("size", [None, 0, -5, "32000", 2**31])
+def test_a_model_must_tell_its_vocabulary(tmp_path: Path, size: Any) -> None:
+    folder = hugging_face_folder(tmp_path, vocab_size=size)
+
+    with pytest.raises(ValueError, match=r"config.json gives .*vocab_size$"):
+        notices(folder)
+
+
+def test_an_adapter_nested_too_deep_is_refused(tmp_path: Path) -> None:
+    path = adapter_folder(tmp_path / "a")
+    (path / "adapter_config.json").write_text("[" * 99_999)
+
+    with pytest.raises(ValueError, match=r"adapters\[0\].path: .* is nested too deep"):
+        notices(
+            hugging_face_folder(tmp_path / "model"), lora_config={"adapters": [one_adapter(path)]}
+        )
+
+
 def test_the_guessing_model_must_be_there(tmp_path: Path) -> None:
     folder = hugging_face_folder(tmp_path / "model")
     draft = {"decoding_type": "Eagle", "max_draft_len": 3, "speculative_model": str(tmp_path)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -125,3 +126,8 @@ def test_prompt_logprobs_are_never_offered() -> None:
         lora_config=LoraSettings(adapters=(Adapter(name="a", path=Path("/loras/a"), id=1),)),
     )
     assert everything == set(Feature) - {Feature.PROMPT_LOGPROBS}
+
+
+def test_an_engine_built_ahead_tells_no_log_probabilities() -> None:
+    package = replace(recording_package(), runs_engines=True)
+    assert offered_features(TrtllmConfig(), package) == PLAIN - {Feature.LOGPROBS}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -12,7 +13,6 @@ from penstock.scheduler.events import Failed, Finished, PrefixFound
 from penstock.scheduler.executor import ExecutorInfo
 from penstock.scheduler.request import FailureReason, FinishReason
 from penstock.scheduler.request_options import (
-    CacheRetention,
     Constraint,
     ConstraintKind,
 )
@@ -277,6 +277,70 @@ def test_running_requests_wake_their_engine_at_their_deadline() -> None:
     engine.close()
 
 
+def test_the_first_token_meets_its_deadline() -> None:
+    clock = FakeClock()
+    engine, executor = make_self_paced(clock=clock)
+    engine.submit((make_spec(1, 6, max_tokens=9, ttft_deadline_s=5.0),))
+    engine.step()
+    executor.say(1)
+    engine.step()
+
+    clock.now_s = 6.0
+    assert engine.step().ends == ()
+    assert engine.next_wakeup_s() > 1e9
+    engine.close()
+
+
+def test_whose_output_has_a_form_is_not_preempted_while_there_are_others() -> None:
+    engine, executor = make_self_paced(
+        num_blocks=8, admission_policy=AdmissionPolicy.MAX_UTILIZATION, watermark=0.0
+    )
+    form = Constraint(kind=ConstraintKind.REGEX, texts=("a",))
+    engine.submit((make_spec(1, 8, max_tokens=12),))
+    engine.submit((replace(make_spec(2, 8, max_tokens=12), constraint=form),))
+    told = [engine.step()]
+    assert executor.admitted == [1, 2]
+    while engine.has_work:
+        for key in list(executor.inside):
+            executor.say(key)
+        told.append(engine.step())
+        engine.check_integrity()
+
+    assert executor.admitted == [1, 2, 1]
+    assert outputs(told) == {1: tokens_from(1, 8, 12), 2: tokens_from(2, 8, 12)}
+    engine.close()
+
+
+def test_a_request_is_let_in_by_its_whole_size_whatever_can_be_reused() -> None:
+    engine, executor = make_self_paced(
+        num_blocks=8, admission_policy=AdmissionPolicy.GUARANTEED_NO_EVICT
+    )
+    prompt = list(range(16))
+    engine.submit((make_spec(1, [*prompt, 20], max_tokens=7),))
+    engine.step()
+    executor.say(1)
+    engine.submit((make_spec(2, [*prompt, 21], max_tokens=3),))
+    engine.step()
+    # Five blocks are needed, four of them there: two are free, and the engine asks for five.
+    assert executor.admitted == [1]
+    engine.cancel(1)
+    engine.step()
+
+    assert executor.admitted == [1, 2]
+    engine.close()
+
+
+def test_pages_before_a_step_are_told_too(pair: Pair) -> None:
+    engine, executor = pair
+    engine.submit((make_spec(1, 9),))
+    engine.step()
+    engine.submit((make_spec(2, 5),))
+    engine.step()
+
+    batch = executor.batches[-1]
+    assert (batch.num_old_blocks, batch.num_used_blocks) == (3, 5)
+
+
 def test_preemption_takes_a_request_out_and_brings_it_back_with_its_output() -> None:
     engine, executor = make_self_paced(
         num_blocks=6, admission_policy=AdmissionPolicy.MAX_UTILIZATION, watermark=0.0
@@ -320,22 +384,3 @@ def test_a_self_paced_executor_has_no_pipeline() -> None:
             pipeline_depth=2,
             is_self_paced=True,
         )
-
-
-@pytest.mark.parametrize(
-    ("kind", "texts"),
-    [
-        (ConstraintKind.REGEX, ()),
-        (ConstraintKind.REGEX, ("a", "b")),
-        (ConstraintKind.CHOICE, ("",)),
-    ],
-)
-def test_constraints_have_texts(kind: ConstraintKind, texts: tuple[str, ...]) -> None:
-    with pytest.raises(ValueError, match="constraint"):
-        Constraint(kind=kind, texts=texts)
-
-
-@pytest.mark.parametrize("fields", [{"priority": 101}, {"priority": -1}, {"duration_s": 0.0}])
-def test_retention_is_bounded(fields: dict[str, float]) -> None:
-    with pytest.raises(ValueError, match="retention"):
-        CacheRetention(**fields)  # type: ignore[arg-type]

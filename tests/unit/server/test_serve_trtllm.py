@@ -142,10 +142,17 @@ def test_the_section_comes_from_a_json_file_a_toml_file_or_the_environment(
     ("text", "message"),
     [
         ("{", "trtllm-config is no JSON"),
+        ('{"a": ' + "[" * 99_999, "trtllm-config is no JSON: it is nested too deep"),
+        ('{"max_batch_size": ' + "[" * 400 + "]" * 400 + "}", "must be an integer, not a list"),
+        ('{"max_batch_size": ' + "9" * 5000 + "}", "trtllm-config is no JSON: Exceeds the limit"),
+        (
+            '{"watch": {"abort_grace_s": 1, "abort_grace_s": 2}}',
+            "trtllm-config is no JSON: the key 'abort_grace_s' is there twice",
+        ),
         ("nowhere.json", "trtllm-config: nowhere.json cannot be read: No such file"),
         ("engine.yaml", "trtllm-config must be a JSON object or a .json or .toml file, not engine"),
         ('{"max_batch": 3}', "trtllm-config.max_batch is unknown"),
-        ('{"max_batch_size": "8"}', "trtllm-config.max_batch_size must not be '8'"),
+        ('{"max_batch_size": "8"}', "trtllm-config.max_batch_size must be an integer, not '8'"),
         ('{"kv_cache_config": {"size": 3}}', "trtllm-config.kv_cache_config.size is unknown"),
         (
             '{"kv_cache_config": {"tokens_per_block": 24}}',
@@ -173,10 +180,34 @@ def test_a_broken_file_is_named(model: Path, tmp_path: Path, suffix: str, kind: 
             configured(model, "--trtllm-config", str(path))
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.json", "[" * 99_999, "a.json is no JSON: it is nested too deep"),
+        ("a.json", '{"dtype": "auto", "dtype": "auto"}', "the key 'dtype' is there twice"),
+        ("a.toml", "a = " + "[" * 99_999, "a.toml is nested too deep"),
+        ("a.toml", "dtype = 'auto'\ndtype = 'auto'", "a.toml is no TOML: "),
+    ],
+)
+def test_a_file_that_no_person_meant_is_refused(
+    model: Path, tmp_path: Path, name: str, content: str, message: str
+) -> None:
+    path = tmp_path / name
+    path.write_text(content)
+    with pytest.raises(BadSetting, match=re.escape(message)):
+        configured(model, "--trtllm-config", str(path))
+
+
+def test_a_model_nested_too_deep_is_refused_in_one_line(model: Path) -> None:
+    (model / "config.json").write_text('{"a": ' + "[" * 99_999)
+    with pytest.raises(BadSetting, match=r"cannot be read: config.json is nested too deep$"):
+        configured(model)
+
+
 def test_a_file_must_hold_an_object(model: Path, tmp_path: Path) -> None:
     path = tmp_path / "engine.json"
     path.write_text("[]")
-    with pytest.raises(BadSetting, match=r"trtllm-config must be an object, not \[\]"):
+    with pytest.raises(BadSetting, match=r"trtllm-config must be an object, not a list"):
         configured(model, "--trtllm-config", str(path))
 
 

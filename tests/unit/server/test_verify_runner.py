@@ -1,17 +1,19 @@
 """What becomes of a check: its outcome, its reason, its time."""
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import grpc
 import pytest
 
-from penstock.client import Client, Failure, Internal, Model, ModelLimits, ModelState
+from penstock.client import Client, Failure, HealthStatus, Internal, Model, ModelLimits, ModelState
 from penstock.client.model_info import KeepalivePolicy
 from penstock.server.cli.verify_checks import ALL_CHECKS
 from penstock.server.cli.verify_checks.check import Check
 from penstock.server.cli.verify_checks.runner import run_checks
 from penstock.server.cli.verify_checks.subject import Subject
+from penstock.server.cli.verify_checks.survival import Survival
 from penstock.server.cli.verify_checks.verdict import (
     CheckFailed,
     CheckResult,
@@ -162,3 +164,78 @@ def test_checks_have_names_of_their_own_and_real_features() -> None:
 
     assert len(set(names)) == len(names)
     assert features <= {field.name for field in model_pb2.ModelFeatures.DESCRIPTOR.fields}
+
+
+def test_every_feature_that_may_be_lacking_is_asked_for_without_it() -> None:
+    """What decides how a request is run and can be refused: `unsupported` must try them all."""
+    from penstock.scheduler.executor import Feature
+    from penstock.server.cli.verify_checks.endings import ASKING
+
+    assert {feature.value for feature in Feature} <= ASKING.keys()
+
+
+class FakeClient:
+    """Answers like a service whose engines come and go: when each became ready, None for none."""
+
+    def __init__(self, *ready_at_s: float | None) -> None:
+        self._answers = list(ready_at_s)
+
+    async def health(self) -> HealthStatus:
+        serves = self._answers[0] is not None
+        if not serves:
+            self._pass_on()
+        return HealthStatus.SERVING if serves else HealthStatus.NOT_SERVING
+
+    async def get_model(self) -> Model:
+        return replace(MODEL, ready_at_s=self._pass_on())
+
+    def _pass_on(self) -> float | None:
+        return self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
+
+
+async def watched(*ready_at_s: float | None, num_checks: int = 2) -> list[CheckResult]:
+    client: Any = FakeClient(*ready_at_s)
+    seen = Subject(client=client, address="", concurrency=2, found_model=MODEL)
+    clock = Clock()
+
+    def ticking() -> float:
+        clock.now_s += 1.0
+        return clock.now_s
+
+    return await run_checks(
+        seen,
+        [Check(name=f"check-{number}", run=good) for number in range(num_checks)],
+        timeout_s=10_000.0,
+        left_out=frozenset(),
+        on_result=lambda result: None,
+        clock=ticking,
+        survival=Survival(seen, ticking, poll_s=0.0),
+    )
+
+
+async def test_an_engine_that_lives_changes_nothing() -> None:
+    results = await watched(7.0, 7.0, 7.0)
+
+    assert [result.reason for result in results] == ["good", "good"]
+
+
+async def test_a_death_is_waited_out_and_told_once() -> None:
+    first, second = await watched(7.0, None, None, None, 9.0, 9.0)
+
+    assert first.outcome is Outcome.FAIL
+    assert first.reason.startswith("during check-0 the engine")
+    assert first.reason.endswith("PASS, good")
+    assert second.outcome is Outcome.PASS
+
+
+async def test_an_engine_that_does_not_come_back_is_not_waited_for_twice() -> None:
+    first, second, third = await watched(7.0, None, num_checks=3)
+
+    assert "none served again within" in first.reason
+    assert second.reason == third.reason == "not run: the engine that died did not come back"
+
+
+async def test_what_never_served_is_for_the_checks_to_tell() -> None:
+    results = await watched(None)
+
+    assert [result.outcome for result in results] == [Outcome.PASS, Outcome.PASS]

@@ -31,7 +31,8 @@ class Arrival:
 
     `logprobs`: one entry per token where they were asked for. `num_cached`: prompt tokens the
     engine found in its cache, -1 when that was told before. `failure`: why it failed alone;
-    `is_refusal` when that is the request's own fault.
+    `is_refusal` when that is the request's own fault. `is_own`: our own word for it, not the
+    engine's.
     """
 
     seat: Seat
@@ -43,6 +44,7 @@ class Arrival:
     stop_id: int = -1
     failure: str = ""
     is_refusal: bool = False
+    is_own: bool = False
 
 
 class Arrivals:

@@ -4,6 +4,7 @@ Owns the process. Knows no setting's meaning and no cache. Its output is passed 
 """
 
 import contextlib
+import ctypes
 import os
 import re
 import selectors
@@ -24,6 +25,7 @@ _DRAIN_TIMEOUT_S = 2.0
 _HEARTBEAT_S = 10.0
 _NUM_KEPT_LINES = 20
 _CHUNK_BYTES = 1 << 16
+_PR_SET_PDEATHSIG = 1
 _FLAG = re.compile(r"(?<![\w-])--([A-Za-z][\w-]*)")
 
 
@@ -82,15 +84,17 @@ def run_builder(
     command: Sequence[str],
     *,
     lock: int,
+    on_start: Callable[[int], None],
     show: Callable[[bytes], None],
     on_heartbeat: Callable[[float], None],
     heartbeat_s: float = _HEARTBEAT_S,
 ) -> BuilderEnd:
-    """Run it to its end. `show` gets its output, `on_heartbeat` the seconds so far.
+    """Run it to its end. `show` gets its output, `on_start` its pid, `on_heartbeat` the seconds.
 
     `lock`: a descriptor that it inherits, so that the lock is held while it lives. Leaving by an
-    exception, such as KeyboardInterrupt, ends it and all that it started. Raises OSError when it
-    cannot be started.
+    exception, such as KeyboardInterrupt, ends it and all that it started; when we are killed, the
+    kernel ends it (Linux). Raises OSError when it cannot be started. To be called from the main
+    thread: the kernel takes the end of the calling thread for ours.
     """
     started_s = time.monotonic()
     process = subprocess.Popen(
@@ -101,8 +105,10 @@ def run_builder(
         pass_fds=(lock,),
         # A group of its own: it starts workers, and all of them have to end with it.
         start_new_session=True,
+        preexec_fn=_dying_with(os.getpid()),
     )
     try:
+        on_start(process.pid)
         tail = _pass_output_on(
             process, show, lambda: on_heartbeat(time.monotonic() - started_s), heartbeat_s
         )
@@ -110,6 +116,22 @@ def run_builder(
     finally:
         _end(process)
     return BuilderEnd(exit_code=exit_code, last_lines=tail, duration_s=time.monotonic() - started_s)
+
+
+def _dying_with(parent: int) -> Callable[[], None] | None:
+    """What a child runs to be killed when `parent` dies, where the kernel can do that (Linux)."""
+    if sys.platform != "linux":
+        return None
+    # Loaded here: between fork and exec little is safe.
+    prctl = ctypes.CDLL(None).prctl
+
+    def arrange() -> None:
+        prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
+        if os.getppid() != parent:
+            # It died before it was asked to be told.
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    return arrange
 
 
 def _pass_output_on(

@@ -12,6 +12,12 @@ from pathlib import Path
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 KV_CACHE_DTYPES = ("auto", "fp8", "nvfp4")
+_MAX_COUNT = 65_536
+"""Of requests, GPUs, adapters and the like: above it is a slip of the finger, not a machine."""
+_MAX_INT32 = 2**31 - 1
+_MAX_INT64 = 2**63 - 1
+_MAX_WAIT_S = 1e9
+"""Thirty years; ten times as long, and clocks of 64 bits overflow."""
 
 
 class CapacityPolicy(enum.StrEnum):
@@ -90,12 +96,13 @@ class KvCacheSettings:
                 "free_gpu_memory_fraction must be above 0 and at most 1,"
                 f" not {self.free_gpu_memory_fraction}"
             )
-        _at_least("max_tokens", self.max_tokens, 1)
+        _within("max_tokens", self.max_tokens, 1, _MAX_INT64)
         if self.tokens_per_block < 1 or self.tokens_per_block & (self.tokens_per_block - 1):
             raise ValueError(f"tokens_per_block must be a power of 2, not {self.tokens_per_block}")
+        _within("tokens_per_block", self.tokens_per_block, 1, _MAX_COUNT)
         if self.max_tokens is not None and self.max_tokens < self.tokens_per_block:
             raise ValueError(f"max_tokens must hold one block of {self.tokens_per_block} tokens")
-        _at_least("host_cache_size", self.host_cache_size, 0)
+        _within("host_cache_size", self.host_cache_size, 0, _MAX_INT64)
         _one_of("dtype", self.dtype, KV_CACHE_DTYPES)
 
 
@@ -122,8 +129,8 @@ class CudaGraphSettings:
 
     def __post_init__(self) -> None:
         for size in self.batch_sizes:
-            _at_least("batch_sizes", size, 1)
-        _at_least("max_batch_size", self.max_batch_size, 1)
+            _within("batch_sizes", size, 1, _MAX_COUNT)
+        _within("max_batch_size", self.max_batch_size, 1, _MAX_COUNT)
         if self.batch_sizes and self.max_batch_size not in (None, max(self.batch_sizes)):
             raise ValueError(
                 f"max_batch_size must be the largest of batch_sizes, {max(self.batch_sizes)},"
@@ -142,7 +149,7 @@ class Adapter:
     def __post_init__(self) -> None:
         if not self.name:
             raise ValueError("name must not be empty")
-        _at_least("id", self.id, 1)
+        _within("id", self.id, 1, _MAX_INT32)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,9 +172,9 @@ class LoraSettings:
             values = [getattr(adapter, name) for adapter in self.adapters]
             if len(set(values)) < len(values):
                 raise ValueError(f"adapters must differ in {name}")
-        _at_least("max_lora_rank", self.max_lora_rank, 1)
-        _at_least("max_loras", self.max_loras, 1)
-        _at_least("max_cpu_loras", self.max_cpu_loras, 1)
+        _within("max_lora_rank", self.max_lora_rank, 1, _MAX_COUNT)
+        _within("max_loras", self.max_loras, 1, _MAX_COUNT)
+        _within("max_cpu_loras", self.max_cpu_loras, 1, _MAX_COUNT)
 
 
 _DRAFT_SETTINGS = {
@@ -206,7 +213,7 @@ class SpeculativeSettings:
             if value is None and kind in takers and name in _NEEDED_DRAFT_SETTINGS:
                 raise ValueError(f"{name} must be given with decoding_type {kind}")
             if isinstance(value, int):
-                _at_least(name, value, 1)
+                _within(name, value, 1, _MAX_COUNT)
         if not self.eagle3_one_model and kind is not DecodingType.EAGLE:
             raise ValueError(f"eagle3_one_model means nothing to decoding_type {kind}")
 
@@ -215,22 +222,29 @@ class SpeculativeSettings:
 class WatchSettings:
     """How long the adapter waits for the engine, seconds; no wait is without end.
 
-    `response_timeout_s`: the engine holds requests and says nothing about any of them: it is dead.
-    `abort_grace_s`: for the last word on an aborted request, which one that still waits never
-    gets. `limits_timeout_s`: after the start, for the statistics that tell the engine's limits.
-    `shutdown_timeout_s`: for the engine's own shutdown.
+    `response_timeout_s`: the engine owes words and says none: it is dead; it speaks of others and
+    never of one: that one fails. `abort_grace_s`: for the last word on an aborted request, which
+    one that still waits never gets. `load_timeout_s`: for building the engine. `limits_timeout_s`:
+    after that, for the statistics that tell the engine's limits. `shutdown_timeout_s`: for the
+    engine's own shutdown. `max_failures_in_row` counts requests: so many that fail one after
+    another, by no fault of their own, mean that the engine is sick and must be started anew.
     """
 
     response_timeout_s: float = 120.0
     abort_grace_s: float = 10.0
+    load_timeout_s: float = 1800.0
     limits_timeout_s: float = 120.0
     shutdown_timeout_s: float = 30.0
+    max_failures_in_row: int = 16
 
     def __post_init__(self) -> None:
+        _within("max_failures_in_row", self.max_failures_in_row, 1, _MAX_COUNT)
         for item in fields(self):
             value = getattr(self, item.name)
             if not (value > 0 and math.isfinite(value)):
                 raise ValueError(f"{item.name} must be above 0 and finite, not {value}")
+            if value > _MAX_WAIT_S:
+                raise ValueError(f"{item.name} must be at most {_MAX_WAIT_S:g}, not {value:g}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -267,11 +281,11 @@ class TrtllmConfig:
     watch: WatchSettings = field(default_factory=WatchSettings)
 
     def __post_init__(self) -> None:
-        _at_least("max_batch_size", self.max_batch_size, 1)
-        _at_least("max_num_tokens", self.max_num_tokens, 1)
-        _at_least("max_seq_len", self.max_seq_len, 2)
-        _at_least("tensor_parallel_size", self.tensor_parallel_size, 1)
-        _at_least("pipeline_parallel_size", self.pipeline_parallel_size, 1)
+        _within("max_batch_size", self.max_batch_size, 1, _MAX_COUNT)
+        _within("max_num_tokens", self.max_num_tokens, 1, _MAX_INT32)
+        _within("max_seq_len", self.max_seq_len, 2, _MAX_INT32)
+        _within("tensor_parallel_size", self.tensor_parallel_size, 1, _MAX_COUNT)
+        _within("pipeline_parallel_size", self.pipeline_parallel_size, 1, _MAX_COUNT)
         _one_of("dtype", self.dtype, DTYPES)
         if not self.attn_backend:
             raise ValueError("attn_backend must not be empty")
@@ -320,9 +334,15 @@ class TrtllmConfig:
         return self.tensor_parallel_size * self.pipeline_parallel_size
 
 
-def _at_least(name: str, value: int | None, lowest: int) -> None:
+def _within(name: str, value: int | None, lowest: int, highest: int) -> None:
     if value is not None and value < lowest:
-        raise ValueError(f"{name} must be at least {lowest}, not {value}")
+        raise ValueError(f"{name} must be at least {lowest}, not {_shortened(value)}")
+    if value is not None and value > highest:
+        raise ValueError(f"{name} must be at most {highest}, not {_shortened(value)}")
+
+
+def _shortened(value: int) -> str:
+    return str(value) if abs(value) <= _MAX_INT64 else "an integer of more than 64 bits"
 
 
 def _one_of(name: str, value: str, choices: tuple[str, ...]) -> None:

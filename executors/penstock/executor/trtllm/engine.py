@@ -4,10 +4,10 @@ Owns the loop thread, what runs on it from start to end, and the order of both. 
 """
 
 import asyncio
-import contextlib
 import logging
-from collections.abc import Callable, Sequence
-from typing import Any
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, TypeVar
 
 from penstock.executor.config import ExecutorConfig
 from penstock.executor.trtllm.api import Llm
@@ -25,7 +25,10 @@ from penstock.scheduler.executor import ExecutorDied, ExecutorInfo
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 _HEALTH_INTERVAL_S = 1.0
+_TELL_INTERVAL_S = 30.0
 _STOP_S = 5.0
 
 
@@ -47,7 +50,9 @@ class EngineHandle:
         self._tasks: list[asyncio.Task[None]] = []
         self._thread = LoopThread("trtllm loop")
         try:
-            self._llm: Llm = self._thread.run(in_worker(build, "trtllm build"))
+            self._llm: Llm = self._thread.run(
+                _build_with_patience(build, self._watch.load_timeout_s)
+            )
         except BaseException:
             self._thread.stop(_STOP_S)
             raise
@@ -95,21 +100,31 @@ class EngineHandle:
             on_submit=poller.on_submit,
         )
         self._tasks = [
-            asyncio.ensure_future(self._guarded(poller.run)),
+            asyncio.ensure_future(self._guarded(self._poll_stats)),
             asyncio.ensure_future(self._guarded(self._watch_health)),
         ]
-        stats = await probe_limits(
+        limits = probe_limits(
             self._llm, mapping, self._first_stats, poller.on_submit, self._watch.limits_timeout_s
         )
+        stats = await _unless_broken(limits, self._tasks)
         self.info = engine_info(config.trtllm, folder, package, stats)
 
-    async def _guarded(self, run: Callable[[], Any]) -> None:
+    async def _guarded(self, run: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """What runs for ever takes the engine along when it fails."""
         try:
             await run()
         except Exception as error:
-            log.debug("the engine cannot be asked any more", exc_info=True)
             self._arrivals.die(error)
+            raise
+
+    async def _poll_stats(self) -> None:
+        try:
+            await self._poller.run()
+        except Exception:
+            if not self._first_stats.done():
+                raise
+            # They are for the audit alone from here on; nobody's request depends on them.
+            log.exception("the engine's statistics cannot be read any more")
 
     async def _watch_health(self) -> None:
         while True:
@@ -131,10 +146,39 @@ class EngineHandle:
         try:
             await self.streams.close()
         finally:
-            with contextlib.suppress(RuntimeError):
-                await asyncio.wait_for(
-                    in_worker(self._llm.shutdown, "trtllm shutdown"), self._watch.shutdown_timeout_s
-                )
+            await asyncio.wait_for(
+                in_worker(self._llm.shutdown, "trtllm shutdown"), self._watch.shutdown_timeout_s
+            )
+
+
+async def _build_with_patience(build: Callable[[], Llm], timeout_s: float) -> Llm:
+    """Build on a thread, saying now and then that it goes on; bounded."""
+    began_s = time.monotonic()
+    building = asyncio.ensure_future(in_worker(build, "trtllm build"))
+    while True:
+        left_s = timeout_s - (time.monotonic() - began_s)
+        if left_s <= 0:
+            building.cancel()
+            raise ExecutorDied(f"the engine was not built within {timeout_s:g} s")
+        await asyncio.wait([building], timeout=min(_TELL_INTERVAL_S, left_s))
+        if building.done():
+            return building.result()
+        log.info("the engine is being built for %.0f s", time.monotonic() - began_s)
+
+
+async def _unless_broken(
+    wanted: Coroutine[Any, Any, T], tasks: Sequence["asyncio.Task[None]"]
+) -> T:
+    """Await `wanted`; raise what ended one of `tasks` instead, if one ends before."""
+    waiting = asyncio.ensure_future(wanted)
+    await asyncio.wait([waiting, *tasks], return_when=asyncio.FIRST_COMPLETED)
+    if not waiting.done():
+        waiting.cancel()
+        await asyncio.wait([waiting])
+        for task in tasks:
+            if task.done():
+                task.result()
+    return await waiting
 
 
 def _builder(config: ExecutorConfig, folder: ModelFolder, package: Package) -> Callable[[], Llm]:

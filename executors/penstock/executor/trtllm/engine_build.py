@@ -5,6 +5,7 @@ not have, look into the cache, build, check, keep. A service never builds.
 """
 
 import datetime
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from importlib import metadata
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.executor.trtllm.builder_process import find_builder, known_flags, run_builder
-from penstock.executor.trtllm.engine_cache import EngineCache
+from penstock.executor.trtllm.engine_cache import BuildLock, EngineCache
 from penstock.executor.trtllm.engine_key import EngineKey, engine_key
 from penstock.executor.trtllm.gpus import found_gpus
 from penstock.executor.trtllm.model_kind import ModelFolder, ModelKind, recognise
@@ -87,11 +88,17 @@ class Progress:
 
 
 def build_engine(
-    model: Path, settings: BuildSettings, cache: EngineCache, progress: Progress
+    model: Path,
+    settings: BuildSettings,
+    cache: EngineCache,
+    progress: Progress,
+    *,
+    max_wait_s: float | None = None,
 ) -> Built:
-    """Build unless there is nothing to build, or it was built before.
+    """Build unless there is nothing to build, or it was built before and is still whole.
 
-    Raises BadBuild, BuilderUnusable, CacheUnusable, BuildFailed; OSError where files fail.
+    `max_wait_s`: how long to wait for another build of the same engine; None: for ever. Raises
+    BadBuild, BuilderUnusable, CacheUnusable, CacheBusy, BuildFailed; OSError where files fail.
     """
     folder = recognise(model)
     if folder.kind is ModelKind.UNKNOWN:
@@ -105,18 +112,28 @@ def build_engine(
     key = engine_key(model, flags, found_gpus(), _installed_version())
     place = cache.place_of(model, key)
     # Asked before the builder is: that takes the time of importing the vendor's package.
-    if cache.find(place):
+    if _is_cached(cache, place, progress):
         return Built(path=place, is_new=False, explanation="cached: built before")
     builder = find_builder()
     lacking = sorted({*flags, *_OURS} - known_flags(builder))
     if lacking:
         raise BadBuild(f"{lacking[0]}: {builder.name} of this version has no --{lacking[0]}")
-    with cache.locked(place, _teller(progress)) as lock:
+    with cache.locked(place, _teller(progress), max_wait_s=max_wait_s) as lock:
         # Whoever held the lock may have built it.
-        if cache.find(place):
+        if cache.exists(place) and not cache.damage(place):
             return Built(path=place, is_new=False, explanation="cached: built meanwhile")
-        _build(builder, model, flags, cache, place, key, lock, progress)
+        _build(builder, folder, flags, cache, place, key, lock, progress)
     return Built(path=place, is_new=True, explanation="built")
+
+
+def _is_cached(cache: EngineCache, place: Path, progress: Progress) -> bool:
+    """Whether a whole engine is there; says so if there is one that is not."""
+    if not cache.exists(place):
+        return False
+    damage = cache.damage(place)
+    if damage:
+        progress.say(f"the cached engine is damaged ({damage}): building it again")
+    return not damage
 
 
 def _nothing_to_build(folder: ModelFolder) -> str:
@@ -144,33 +161,32 @@ def _installed_version() -> str:
 
 def _build(
     builder: Path,
-    model: Path,
+    folder: ModelFolder,
     flags: Mapping[str, str],
     cache: EngineCache,
     place: Path,
     key: EngineKey,
-    lock: int,
+    lock: BuildLock,
     progress: Progress,
 ) -> None:
     with cache.building(place) as output:
         command = [
-            *(str(builder), "--checkpoint_dir", str(model), "--output_dir", str(output)),
+            *(str(builder), "--checkpoint_dir", str(folder.path), "--output_dir", str(output)),
             *(word for name, value in flags.items() for word in (f"--{name}", value)),
         ]
         started = datetime.datetime.now(datetime.UTC)
         progress.say(f"building {place}")
         end = run_builder(
             command,
-            lock=lock,
+            lock=lock.descriptor,
+            on_start=lambda pid: lock.tell(f"process {os.getpid()}, its builder {pid}"),
             show=progress.show,
             on_heartbeat=lambda waited_s: progress.say(f"... building for {waited_s:.0f} s"),
         )
         if end.exit_code != 0:
             lines = "".join(f"\n  | {line}" for line in end.last_lines)
             raise BuildFailed(f"{builder.name} ended with exit code {end.exit_code}{lines}")
-        made = recognise(output)
-        if not made.is_engine:
-            raise BuildFailed(f"{builder.name} ended well but left no engine: {made.explanation}")
+        _check_made(builder, folder, output)
         manifest: dict[str, Any] = {
             "key": key.digest,
             "inputs": key.inputs,
@@ -181,14 +197,29 @@ def _build(
         cache.keep(output, place, manifest)
 
 
-def _teller(progress: Progress) -> Callable[[float], None]:
+def _check_made(builder: Path, folder: ModelFolder, output: Path) -> None:
+    """Raise BuildFailed unless there is an engine for each rank of the checkpoint."""
+    made = recognise(output)
+    if not made.is_engine:
+        raise BuildFailed(f"{builder.name} ended well but left no engine: {made.explanation}")
+    num_ranks = (folder.tensor_parallel_size or 1) * (folder.pipeline_parallel_size or 1)
+    for rank in range(num_ranks):
+        if not (output / f"rank{rank}.engine").is_file():
+            raise BuildFailed(
+                f"{builder.name} ended well but left no engine: rank{rank}.engine is missing, of"
+                f" {num_ranks} ranks"
+            )
+
+
+def _teller(progress: Progress) -> Callable[[float, str], None]:
     """Say that we wait for another build, at once and then now and then."""
     next_s = 0.0
 
-    def tell(waited_s: float) -> None:
+    def tell(waited_s: float, holder: str) -> None:
         nonlocal next_s
         if waited_s >= next_s:
-            progress.say(f"... another build of this engine runs; waited {waited_s:.0f} s")
+            who = f" ({holder})" if holder else ""
+            progress.say(f"... another build of this engine runs{who}; waited {waited_s:.0f} s")
             next_s = waited_s + _TELL_EVERY_S
 
     return tell

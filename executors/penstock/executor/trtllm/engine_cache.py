@@ -1,4 +1,4 @@
-"""Where engines are kept: one folder for each key, whole or not there at all.
+"""Where engines are kept: one folder for each key, whole or not used at all.
 
 Owns the lock, the folder that is built in, and the manifest. An engine is built beside its place
 and renamed, so a build that is killed leaves none behind; what it did leave goes with the next
@@ -14,18 +14,38 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Generator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from penstock.executor.trtllm.engine_inventory import first_difference, inventory
 from penstock.executor.trtllm.engine_key import EngineKey
+from penstock.executor.trtllm.model_kind import recognise
 
 MANIFEST = "penstock-build.json"
 _LOCK_POLL_S = 0.5
+_MAX_HOLDER_BYTES = 200
 _ODD = re.compile(r"[^A-Za-z0-9._-]+")
 
 
 class CacheUnusable(Exception):
     """The cache folder cannot be used; the message says why."""
+
+
+class CacheBusy(Exception):
+    """Another build held the place for longer than was to be waited; the message names it."""
+
+
+@dataclass(frozen=True, slots=True)
+class BuildLock:
+    """A held lock. `descriptor` is to be inherited by a builder."""
+
+    descriptor: int
+
+    def tell(self, holder: str) -> None:
+        """Let those who wait know who holds it."""
+        os.ftruncate(self.descriptor, 0)
+        os.pwrite(self.descriptor, holder.encode()[:_MAX_HOLDER_BYTES], 0)
 
 
 class EngineCache:
@@ -39,20 +59,35 @@ class EngineCache:
         """Where the engine of this key is, or will be."""
         return self._folder / f"{_ODD.sub('-', model.name) or 'model'}-{key.digest}"
 
-    def find(self, place: Path) -> bool:
-        """Whether a whole engine is there. Raises CacheUnusable for a folder of other origin."""
+    def exists(self, place: Path) -> bool:
+        """Whether a build of ours is there. Raises CacheUnusable for a folder of other origin."""
         if not place.exists():
             return False
         if not (place / MANIFEST).is_file():
             raise CacheUnusable(f"{place} is there, but no build of ours made it: move it away")
         return True
 
+    def damage(self, place: Path) -> str:
+        """What is wrong with the engine there, in a few words; "" if it is as it was built."""
+        made = recognise(place)
+        if not made.is_engine:
+            return made.explanation
+        try:
+            manifest: Any = json.loads((place / MANIFEST).read_text(encoding="utf-8"))
+            recorded = manifest["engine"]
+            return first_difference(place, recorded)
+        except (OSError, ValueError, LookupError, TypeError) as error:
+            return f"{MANIFEST} cannot be used: {type(error).__name__}"
+
     @contextlib.contextmanager
-    def locked(self, place: Path, on_wait: Callable[[float], None]) -> Generator[int, None, None]:
-        """Hold the place against other builds; the lock's descriptor, to be inherited by a builder.
+    def locked(
+        self, place: Path, on_wait: Callable[[float, str], None], *, max_wait_s: float | None = None
+    ) -> Generator[BuildLock, None, None]:
+        """Hold the place against other builds.
 
         The lock lives as long as any process holds the descriptor: a builder that outlives us
-        keeps it. `on_wait` gets the seconds waited so far, now and then.
+        keeps it. `on_wait` gets the seconds waited so far and who holds it, now and then. Raises
+        CacheBusy after `max_wait_s`; None waits for ever.
         """
         self._folder.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(self._folder / f".{place.name}.lock", os.O_RDWR | os.O_CREAT, 0o644)
@@ -63,9 +98,18 @@ class EngineCache:
                     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     break
                 except BlockingIOError:
-                    on_wait(time.monotonic() - started_s)
+                    waited_s = time.monotonic() - started_s
+                    told = os.pread(descriptor, _MAX_HOLDER_BYTES, 0).decode("utf-8", "replace")
+                    if max_wait_s is not None and waited_s >= max_wait_s:
+                        raise CacheBusy(
+                            f"another build of this engine still runs after {waited_s:.0f} s"
+                            f" ({told or 'process unknown'})"
+                        ) from None
+                    on_wait(waited_s, told)
                     time.sleep(_LOCK_POLL_S)
-            yield descriptor
+            lock = BuildLock(descriptor)
+            lock.tell(f"process {os.getpid()}")
+            yield lock
         finally:
             os.close(descriptor)
 
@@ -83,15 +127,23 @@ class EngineCache:
             shutil.rmtree(folder, ignore_errors=True)
 
     def keep(self, built: Path, place: Path, manifest: Mapping[str, Any]) -> None:
-        """Put a whole engine into its place, in one step."""
+        """Put a whole engine into its place, in one step; what is damaged there goes."""
         # mkdtemp makes it ours alone; a service may run as somebody else.
         built.chmod(0o755)
+        whole = {**manifest, "engine": inventory(built)}
         with (built / MANIFEST).open("w", encoding="utf-8") as file:
-            json.dump(manifest, file, indent=2)
+            json.dump(whole, file, indent=2)
             file.write("\n")
             file.flush()
             os.fsync(file.fileno())
-        built.rename(place)
+        if place.exists():
+            # A service that has its files open keeps them.
+            aside = Path(tempfile.mkdtemp(prefix=f".{place.name}.building-", dir=self._folder))
+            place.rename(aside)
+            built.rename(place)
+            shutil.rmtree(aside, ignore_errors=True)
+        else:
+            built.rename(place)
 
 
 def default_cache_folder(environment: Mapping[str, str]) -> Path:

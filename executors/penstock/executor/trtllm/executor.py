@@ -8,6 +8,7 @@ can run, so priority, deadlines and fairness keep their meaning; its limits are 
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 from penstock.executor.config import ExecutorConfig
 from penstock.executor.trtllm.arrivals import Arrivals
@@ -17,11 +18,15 @@ from penstock.executor.trtllm.limits import num_blocks_ahead
 from penstock.executor.trtllm.page_audit import PageAudit
 from penstock.executor.trtllm.results import result_of
 from penstock.executor.trtllm.seat import Seat
-from penstock.scheduler.batch import Batch, StepResult
+from penstock.executor.trtllm.vigil import Vigil
+from penstock.scheduler.batch import Batch, SlotFailure, StepResult
 from penstock.scheduler.executor import ExecutorDied, ExecutorInfo
 from penstock.scheduler.request import Request
 
 log = logging.getLogger(__name__)
+
+_ACCOUNT_INTERVAL_S = 60.0
+_FORGOTTEN = "the engine spoke of others and never of this one"
 
 
 class TrtllmExecutor:
@@ -34,16 +39,23 @@ class TrtllmExecutor:
 
     def __init__(self, config: ExecutorConfig, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._watch = config.trtllm.watch
         self._arrivals = Arrivals()
         self._engine = EngineHandle(config, self._arrivals)
         self.info: ExecutorInfo = self._engine.info
         self.audit = PageAudit()
         self.num_cache_misses = 0
+        self.num_forgotten = 0
+        self._told_account = ""
+        self._next_account_s = clock() + _ACCOUNT_INTERVAL_S
         self._ledger = Ledger(max_num_seqs=self.info.max_num_seqs, num_blocks=self.info.num_blocks)
         self._num_blocks_ahead = num_blocks_ahead(config.trtllm, self.info.block_size)
         self._seats: dict[int, Seat] = {}
-        self._last_sign_s = clock()
+        watch = config.trtllm.watch
+        self._vigil = Vigil(
+            timeout_s=watch.response_timeout_s,
+            max_failures_in_row=watch.max_failures_in_row,
+            now_s=clock(),
+        )
         self._is_closed = False
 
     @property
@@ -72,14 +84,14 @@ class TrtllmExecutor:
     def collect(self) -> StepResult:
         """What has arrived since the last call; never waits.
 
-        Raises ExecutorDied when the engine is gone, or holds requests and has been silent for
-        longer than `watch.response_timeout_s`.
+        Raises ExecutorDied when the engine is gone, owes words for longer than
+        `watch.response_timeout_s`, or fails one request after another. A request that it alone is
+        silent about fails alone.
         """
         news = self._arrivals.take()
-        if news:
-            self._last_sign_s = self._clock()
-        elif self._ledger.num_inside:
-            self._check_silence()
+        now_s = self._clock()
+        self._vigil.note(news, now_s)
+        lost = self._vigil.look(now_s)
         for arrival in news:
             self._ledger.heard(arrival.seat)
             if arrival.is_last:
@@ -87,7 +99,29 @@ class TrtllmExecutor:
             if arrival.num_cached >= 0:
                 self.num_cache_misses += arrival.num_cached < arrival.seat.num_cached
         # Who may go in now goes with the next launch: somebody may have been taken out meanwhile.
-        return result_of(news)
+        result = result_of(news)
+        self._tell_account(now_s)
+        if lost:
+            self.num_forgotten += len(lost)
+            forgotten = tuple(SlotFailure(slot=seat.slot, detail=_FORGOTTEN) for seat in lost)
+            result = replace(result, failures=result.failures + forgotten)
+        return result
+
+    def account(self) -> str:
+        """What went on behind the scheduler's back, in one line; empty when nothing did."""
+        audit = self.audit
+        counts = {
+            "drifts": audit.num_drifts,
+            "worst_drift_blocks": audit.worst_drift,
+            "given_up": self.num_given_up,
+            "forgotten": self.num_forgotten,
+            "cache_misses": self.num_cache_misses,
+        }
+        if not any(counts.values()):
+            return ""
+        return " ".join(
+            f"{name}={count}" for name, count in {"checks": audit.num_checks, **counts}.items()
+        )
 
     def close(self) -> None:
         """Abort everyone, shut the engine down; bounded in time. Idempotent."""
@@ -112,23 +146,22 @@ class TrtllmExecutor:
         """The seat of a slot that was given back, if the engine must be told."""
         seat = self._seats.pop(slot)
         seat.slot = -1
+        self._vigil.forget(seat, self._clock())
         return seat if self._ledger.release(seat) else None
+
+    def _tell_account(self, now_s: float) -> None:
+        if now_s >= self._next_account_s:
+            self._next_account_s = now_s + _ACCOUNT_INTERVAL_S
+            account = self.account()
+            if account != self._told_account:
+                self._told_account = account
+                log.info("engine account: %s", account)
 
     def _hand_over(self, aborts: list[Seat]) -> None:
         submits = list(self._ledger.enter())
         if aborts or submits:
-            if self._ledger.num_inside == len(submits):
-                # Nobody was inside: silence counts from here.
-                self._last_sign_s = self._clock()
+            self._vigil.handed_over(submits, self._clock())
             self._engine.carry_out(aborts, submits)
-
-    def _check_silence(self) -> None:
-        silence_s = self._clock() - self._last_sign_s
-        if silence_s > self._watch.response_timeout_s:
-            raise ExecutorDied(
-                f"the engine holds {self._ledger.num_inside} requests and has said nothing for"
-                f" {silence_s:.0f} s"
-            )
 
     def _check_pages(self, batch: Batch, num_unheard_blocks: int) -> None:
         now_s = self._clock()

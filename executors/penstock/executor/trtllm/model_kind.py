@@ -262,6 +262,8 @@ def _read(path: Path) -> Mapping[str, object]:
         value: object = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ValueError(f"{path.name} is no JSON: {error}") from error
+    except RecursionError as error:
+        raise ValueError(f"{path.name} is nested too deep") from error
     if not isinstance(value, dict):
         raise ValueError(f"{path.name} must hold a JSON object")
     return cast("dict[str, object]", value)
@@ -279,6 +281,7 @@ def _integer(config: Mapping[str, object], key: str) -> int | None:
 
 def _max_positions(config: Mapping[str, object]) -> int | None:
     for key in _POSITION_KEYS:
-        if value := _integer(config, key):
+        value = _integer(config, key)
+        if value is not None and value > 0:
             return value
     return None

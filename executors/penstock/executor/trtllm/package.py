@@ -42,6 +42,7 @@ class Package:
     `generate_arguments`: parameter names of `LLM.generate_async`. `llm_arguments`: what the LLM
     constructor takes. `build`: the LLM class of the PyTorch backend. `honours_penalties`: the
     default sampler has code for penalties. `modules`: where classes of settings are looked up.
+    `runs_engines`: it is the backend for engines that were built ahead.
     """
 
     version: str
@@ -56,6 +57,7 @@ class Package:
     build: Callable[..., Llm]
     honours_penalties: bool
     modules: tuple[ModuleType, ...] = ()
+    runs_engines: bool = False
 
     def named(self, name: str) -> Any:
         """The class of that name. Raises ExecutorUnavailable naming it and the version."""
@@ -138,6 +140,7 @@ def _with_engine_backend(package: Package, llmapi: ModuleType) -> Package:
         package,
         build=engine_class,
         llm_arguments=_constructor_arguments(engine_class, llmapi.TrtLlmArgs),
+        runs_engines=True,
     )
 
 

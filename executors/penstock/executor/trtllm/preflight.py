@@ -15,6 +15,10 @@ from typing import Any, cast
 from penstock.executor.trtllm.config import Adapter, LoraSettings, TrtllmConfig
 from penstock.executor.trtllm.model_kind import ModelFolder, ModelKind, recognise
 
+_MAX_INT32 = 2**31 - 1
+_LEAST_SEQ_LEN = 2
+"""A token of a prompt and one of output."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Findings:
@@ -35,6 +39,7 @@ def check_before_load(
     if folder.kind in (ModelKind.UNKNOWN, ModelKind.CHECKPOINT):
         raise ValueError(folder.explanation)
     _check_gpus(config, environment)
+    _check_sizes(folder, config)
     if folder.is_engine:
         _check_engine(folder, config)
     _check_adapters(config.lora_config)
@@ -95,6 +100,23 @@ def _check_gpus(config: TrtllmConfig, environment: Mapping[str, str]) -> None:
         raise ValueError(
             "tensor_parallel_size times pipeline_parallel_size is"
             f" {config.world_size} GPUs; CUDA_VISIBLE_DEVICES shows {num_visible}"
+        )
+
+
+def _check_sizes(folder: ModelFolder, config: TrtllmConfig) -> None:
+    """What the load does not need and the service cannot do without. Raises ValueError."""
+    if not 1 <= (folder.vocab_size or 0) <= _MAX_INT32:
+        told = "no" if folder.vocab_size is None else f"{folder.vocab_size} as the"
+        raise ValueError(f"{folder.path}: config.json gives {told} vocab_size")
+    longest = config.max_seq_len or folder.max_seq_len
+    if longest is None:
+        raise ValueError(
+            f"max_seq_len must be given: config.json of {folder.path} tells no length"
+            " (max_position_embeddings)"
+        )
+    if not _LEAST_SEQ_LEN <= longest <= _MAX_INT32:
+        raise ValueError(
+            f"max_seq_len must be given: config.json of {folder.path} tells a length of {longest}"
         )
 
 
@@ -169,6 +191,8 @@ def _adapter_config(adapter: Adapter, where: str) -> Mapping[str, Any]:
         raise ValueError(f"{where}.path: {file} cannot be read: {error.strerror}") from error
     except ValueError as error:
         raise ValueError(f"{where}.path: {file} is no JSON: {error}") from error
+    except RecursionError as error:
+        raise ValueError(f"{where}.path: {file} is nested too deep") from error
     if not isinstance(values, dict):
         raise ValueError(f"{where}.path: {file} must hold a JSON object")
     return cast("dict[str, Any]", values)

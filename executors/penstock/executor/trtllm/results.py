@@ -4,6 +4,7 @@ Owns the translation: several arrivals of one request become one row, ends the s
 the tokens are told anyway (its own finding wins), and ends nobody asked for are failures.
 """
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
@@ -14,7 +15,9 @@ from penstock.executor.trtllm.arrivals import Arrival
 from penstock.scheduler.batch import SlotEnd, SlotFailure, StepResult, TokenLogprobs
 from penstock.scheduler.request import FinishReason
 
-_MAX_DETAIL_CHARS = 500
+log = logging.getLogger(__name__)
+
+_MAX_WORDS_CHARS = 500
 _FINISH_REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
 
 
@@ -63,17 +66,17 @@ def result_of(news: Iterable[Arrival]) -> StepResult:
 
 def _failure_of(arrival: Arrival) -> SlotFailure | None:
     detail = arrival.failure
+    if detail and not arrival.is_own:
+        # Its words may quote what the client wrote: for who debugs, not for every log.
+        log.debug("request %r: %s", arrival.seat.spec.request_id, detail[:_MAX_WORDS_CHARS])
+        detail = "the engine refused it" if arrival.is_refusal else "the engine failed it"
     if arrival.is_last and not detail and arrival.finish_reason not in _FINISH_REASONS:
         detail = f"the engine ended it: {arrival.finish_reason or 'no reason told'}"
     if not detail and arrival.seat.num_logprobs >= 0:
         detail = _logprob_fault(arrival)
     if not detail:
         return None
-    return SlotFailure(
-        slot=arrival.seat.slot,
-        detail=detail[:_MAX_DETAIL_CHARS],
-        is_refusal=arrival.is_refusal,
-    )
+    return SlotFailure(slot=arrival.seat.slot, detail=detail, is_refusal=arrival.is_refusal)
 
 
 def _logprob_fault(arrival: Arrival) -> str:

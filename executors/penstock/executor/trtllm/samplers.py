@@ -74,6 +74,9 @@ def offered_features(config: TrtllmConfig, package: Package) -> frozenset[Featur
     features = {_PROMISED[promise] for promise in honoured}
     if not _draws_inside_model(config.speculative_config):
         features |= {Feature.LOGPROBS, Feature.LOGIT_BIAS}
+    if package.runs_engines:
+        # Streams with them, aborted, end the process there (NVIDIA issue #10810).
+        features.discard(Feature.LOGPROBS)
     if config.guided_decoding_backend is not None:
         features |= GUIDED[config.guided_decoding_backend]
     if config.lora_config.adapters:

@@ -36,12 +36,13 @@ class EngineStats:
 
 def read_stats(stats: Mapping[str, Any]) -> EngineStats | None:
     """One iteration's statistics; None when they do not tell of a KV cache."""
-    cache = stats.get("kvCacheStats")
-    if not cache or not cache.get("maxNumBlocks"):
+    cache: Mapping[str, Any] = stats.get("kvCacheStats") or {}
+    free_num_blocks = cache.get("freeNumBlocks")
+    if free_num_blocks is None or not cache.get("maxNumBlocks") or not cache.get("tokensPerBlock"):
         return None
     return EngineStats(
         max_num_blocks=int(cache["maxNumBlocks"]),
-        free_num_blocks=int(cache["freeNumBlocks"]),
+        free_num_blocks=int(free_num_blocks),
         tokens_per_block=int(cache["tokensPerBlock"]),
         max_num_active=int(stats.get("maxNumActiveRequests") or 0),
     )

@@ -31,6 +31,7 @@ class _Stream:
     result: RequestOutput
     task: "asyncio.Task[None] | None" = None
     is_aborted: bool = False
+    has_spoken: bool = False
     grace: asyncio.TimerHandle | None = None
 
 
@@ -77,12 +78,18 @@ class Streams:
 
     def _submit(self, seat: Seat) -> None:
         try:
-            result = self.llm.generate_async(**self.make_arguments(seat))
-        except NotResumable as error:
-            self._put(Arrival(seat, is_last=True, failure=str(error)))
+            arguments = self.make_arguments(seat)
+        except ValueError as error:
+            is_good = isinstance(error, NotResumable)
+            self._put_own(seat, failure=str(error), is_refusal=not is_good)
             return
+        try:
+            result = self.llm.generate_async(**arguments)
         except (self.request_error, ValueError, TypeError) as error:
-            self._put(Arrival(seat, is_last=True, failure=repr(error), is_refusal=True))
+            # What it will not take for this request; a TypeError is rather our fault than anyone's.
+            text = str(error)
+            is_ours = isinstance(error, TypeError)
+            self._put_own(seat, failure=text, is_refusal=not is_ours and is_refusal(text))
             return
         # Any other exception is the engine's: `carry_out` passes it on.
         stream = _Stream(seat, result)
@@ -111,10 +118,12 @@ class Streams:
         try:
             last = await self._read(stream)
         except asyncio.CancelledError:
-            last = Arrival(seat, is_last=True, failure="given up")
+            last = Arrival(seat, is_last=True, failure="given up", is_own=True)
         except self.request_error as error:
             text = str(error)
-            last = Arrival(seat, is_last=True, failure=text, is_refusal=is_refusal(text))
+            # Once it has spoken, the engine had nothing against the request.
+            is_clients = not stream.has_spoken and is_refusal(text)
+            last = Arrival(seat, is_last=True, failure=text, is_refusal=is_clients)
         except Exception as error:
             log.debug("the engine died under a request", exc_info=True)
             self.arrivals.die(error)
@@ -128,16 +137,16 @@ class Streams:
         """Pass tokens on until the end; the last arrival."""
         seat = stream.seat
         wants_logprobs = seat.num_logprobs >= 0
-        num_sent, is_first = 0, True
+        num_sent = 0
         async for output in stream.result:
             sequence = output.outputs[0]
             # The last item may hold fewer ids than were sent: a stop that was cut off again.
             arrival = Arrival(seat, sequence.token_ids[num_sent:])
             if wants_logprobs:
                 arrival.logprobs = _cut(sequence, num_sent, arrival.tokens)
-            if is_first:
+            if not stream.has_spoken:
                 arrival.num_cached = output.cached_tokens
-                is_first = False
+                stream.has_spoken = True
             if output.finished:
                 arrival.is_last = True
                 arrival.finish_reason = sequence.finish_reason or ""
@@ -147,6 +156,10 @@ class Streams:
             if not stream.is_aborted:
                 self._put(arrival)
         return Arrival(seat, is_last=True, failure="the engine ended it without a word")
+
+    def _put_own(self, seat: Seat, *, failure: str, is_refusal: bool) -> None:
+        """It never went in."""
+        self._put(Arrival(seat, is_last=True, failure=failure, is_refusal=is_refusal, is_own=True))
 
     def _put(self, arrival: Arrival) -> None:
         self.arrivals.put(arrival, self.loop)

@@ -13,7 +13,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from penstock.server.cli.command import Subparsers
-from penstock.server.cli.connection import UsageError, run_reporting
+from penstock.server.cli.connection import UsageError, run_reporting, seconds
 from penstock.server.cli.exit_codes import ExitCode
 
 if TYPE_CHECKING:
@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 _EXIT_CODES = """\
 exit codes:
   0    the last line of stdout is the path to serve: built now, built before, or needs no build
-  1    the builder failed; its last lines are on stderr
+  1    the builder failed; its last lines are on stderr. Or another build of the same engine
+       went on for longer than --wait-s
   2    bad usage, a folder of no known kind, no builder, or a setting the builder does not have
   5    a file could not be read or written
   130  interrupted by Ctrl-C; the builder was ended, nothing is left of it
@@ -75,6 +76,12 @@ def add_parser(subparsers: Subparsers) -> None:
         metavar="NAME=VALUE",
         help="any other flag of the builder, by its own name; repeatable",
     )
+    parser.add_argument(
+        "--wait-s",
+        type=seconds,
+        metavar="SECONDS",
+        help="how long to wait for another build of the same engine (default: until it ends)",
+    )
     parser.set_defaults(run=run)
 
 
@@ -104,6 +111,7 @@ def _build(args: argparse.Namespace) -> int:
         build_engine,
     )
     from penstock.executor.trtllm.engine_cache import (
+        CacheBusy,
         CacheUnusable,
         EngineCache,
         default_cache_folder,
@@ -116,10 +124,11 @@ def _build(args: argparse.Namespace) -> int:
             _settings_of(args),
             EngineCache(folder.expanduser().resolve()),
             Progress(say=_say, show=_show),
+            max_wait_s=args.wait_s,
         )
     except (BadBuild, BuilderUnusable, CacheUnusable) as error:
         raise UsageError(str(error)) from error
-    except BuildFailed as error:
+    except (BuildFailed, CacheBusy) as error:
         _say(str(error))
         return ExitCode.FAILED
     _say(built.explanation)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from penstock.client import Client
 
 _START_TIMEOUT_S = 120.0
+_DRAIN_GRACE_S = 5.0
 _GENERATION_DEADLINE_S = 120.0
 _DEFAULT_MAX_TOKENS = 120
 _INTERRUPTED = "penstock demo: interrupted, service stopped"
@@ -102,7 +103,9 @@ async def _demo(args: argparse.Namespace) -> int:
     runs = [DemoRun(request) for request in demo_requests(args.max_tokens)]
     serve_args = ("--model", "demo", "--executor", args.executor, "--log-level", "warning")
     try:
-        service = OwnService(serve_args, start_timeout_s=args.start_timeout)
+        service = OwnService(
+            serve_args, start_timeout_s=args.start_timeout, drain_grace_s=_DRAIN_GRACE_S
+        )
         async with service:
             print(service.ready_line, flush=True)
             async with Client(service.address) as client:

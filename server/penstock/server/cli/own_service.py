@@ -16,7 +16,6 @@ from types import TracebackType
 from typing import Self
 
 _READY = re.compile(r"^penstock ready on (\S+) ")
-_DRAIN_GRACE_S = 5.0
 _STOP_S = 15.0
 _KILL_S = 5.0
 _NUM_KEPT_LINES = 40
@@ -37,17 +36,22 @@ class OwnService:
         *,
         start_timeout_s: float,
         stop_timeout_s: float = _STOP_S,
+        drain_grace_s: float | None = None,
         environment: Mapping[str, str] | None = None,
         on_log: Callable[[str], None] | None = None,
     ) -> None:
         """`serve_args`: arguments of `penstock serve` besides host and port.
 
+        `drain_grace_s` None: what the service would use by itself, seconds.
         `environment` None: this process's, without settings of Penstock. `on_log` gets every line
         of the service's log as it comes.
         """
         self._serve_args = tuple(serve_args)
         self._start_timeout_s = start_timeout_s
         self._stop_timeout_s = stop_timeout_s
+        self._grace_args = (
+            () if drain_grace_s is None else ("--drain-grace-s", f"{drain_grace_s:g}")
+        )
         self._environment = environment
         self._on_log = on_log
         self._process: asyncio.subprocess.Process | None = None
@@ -97,7 +101,7 @@ class OwnService:
         self._ready_line = asyncio.get_running_loop().create_future()
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "penstock.server.cli", "serve"),
-            *("--host", "127.0.0.1", "--port", "0", "--drain-grace-s", f"{_DRAIN_GRACE_S:g}"),
+            *("--host", "127.0.0.1", "--port", "0", *self._grace_args),
             *self._serve_args,
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,

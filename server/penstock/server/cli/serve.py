@@ -203,18 +203,16 @@ def _executor_config(
 
 
 def _simulated_config(executor: str, text: str | None) -> "SimulatedConfig | None":
-    import json
-
     from penstock.executor.config import ExecutorKind, SimulatedConfig, SimulatedPace
-    from penstock.executor.config_json import from_json_value
+    from penstock.executor.config_json import from_json_value, parse_json
 
     if executor != ExecutorKind.SIMULATED:
         if text is not None:
             raise BadSetting(f"simulated-config means nothing to the {executor} executor")
         return None
     try:
-        data: Any = json.loads("{}" if text is None else text)
-    except json.JSONDecodeError as error:
+        data: Any = parse_json("{}" if text is None else text)
+    except ValueError as error:
         raise BadSetting(f"simulated-config is no JSON: {error}") from error
     config = from_json_value(SimulatedConfig, data, "simulated-config")
     # A service is there to be looked at: its steps take their time unless told otherwise.

@@ -4,15 +4,14 @@ Owns where the section comes from, which of the common flags have a name of thei
 the agreement of the two. What the keys mean, their dataclasses know.
 """
 
-import json
 import logging
 import os
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from penstock.executor.config_json import from_json_value
+from penstock.executor.config_json import from_json_value, parse_json
 from penstock.executor.trtllm.config import TrtllmConfig
 from penstock.executor.trtllm.preflight import check_before_load, check_tokenizer
 
@@ -74,13 +73,14 @@ def check_model(model_path: Path, config: TrtllmConfig, tokenizer_path: Path | N
 
 def _parse_inline(text: str) -> Any:
     try:
-        return json.loads(text)
-    except json.JSONDecodeError as error:
+        return parse_json(text)
+    except ValueError as error:
         raise ValueError(f"{SECTION} is no JSON: {error}") from error
 
 
 def _parse_file(path: Path) -> Any:
-    parse = {".json": json.loads, ".toml": tomllib.loads}.get(path.suffix)
+    parsers: Mapping[str, Callable[[str], Any]] = {".json": parse_json, ".toml": tomllib.loads}
+    parse = parsers.get(path.suffix)
     if parse is None:
         raise ValueError(f"{SECTION} must be a JSON object or a .json or .toml file, not {path}")
     try:
@@ -89,6 +89,8 @@ def _parse_file(path: Path) -> Any:
         raise ValueError(f"{SECTION}: {path} cannot be read: {error.strerror}") from error
     except ValueError as error:  # of JSON, of TOML, and of bytes that are no UTF-8
         raise ValueError(f"{SECTION}: {path} is no {path.suffix[1:].upper()}: {error}") from error
+    except RecursionError as error:  # of TOML
+        raise ValueError(f"{SECTION}: {path} is nested too deep") from error
 
 
 def _name(flag: str) -> str:

@@ -11,7 +11,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -44,7 +44,9 @@ exit codes:
 _EXIT_PASSED, _EXIT_FAILED, _EXIT_COULD_NOT_RUN = 0, 1, 2
 _INTERRUPTED = "penstock verify: interrupted"
 _START_TIMEOUT_S = 1800.0
-_STOP_TIMEOUT_S = 120.0
+_MIN_STOP_TIMEOUT_S = 120.0
+_STOP_SLACK_S = 30.0
+"""For what a service does besides draining and ending its engine."""
 _TIMEOUT_S = 900.0
 _CONCURRENCY = 32
 _HEARTBEAT_S = 10.0
@@ -91,9 +93,15 @@ def add_parser(subparsers: Subparsers) -> None:
     for flag, default, help_text in (
         ("--timeout-s", _TIMEOUT_S, "how long all checks together may take"),
         ("--start-timeout-s", _START_TIMEOUT_S, "with --serve: how long it may take to start"),
-        ("--stop-timeout-s", _STOP_TIMEOUT_S, "with --serve: how long it may take to stop"),
+        (
+            "--stop-timeout-s",
+            None,
+            "with --serve: how long it may take to stop (default: what its drain and its engine"
+            f" may take and {_STOP_SLACK_S:g} more, at least {_MIN_STOP_TIMEOUT_S:g})",
+        ),
     ):
-        help_text = f"{help_text} (default: {default:g})"
+        if default is not None:
+            help_text = f"{help_text} (default: {default:g})"
         parser.add_argument(flag, type=seconds, default=default, metavar="SECONDS", help=help_text)
     parser.set_defaults(run=run)
 
@@ -197,7 +205,9 @@ class _Run:
         service = OwnService(
             args.serve_args,
             start_timeout_s=args.start_timeout_s,
-            stop_timeout_s=args.stop_timeout_s,
+            stop_timeout_s=stop_timeout_s(settings)
+            if args.stop_timeout_s is None
+            else args.stop_timeout_s,
             # Containers are configured by their environment; what is verified is what would run.
             environment=os.environ,
         )
@@ -228,6 +238,7 @@ class _Run:
         from penstock.server.cli.verify_checks import ALL_CHECKS
         from penstock.server.cli.verify_checks.runner import run_checks
         from penstock.server.cli.verify_checks.subject import Subject
+        from penstock.server.cli.verify_checks.survival import Survival
 
         try:
             # A retry would hide what is to be found.
@@ -249,6 +260,7 @@ class _Run:
                 timeout_s=self._args.timeout_s,
                 left_out=frozenset(self._args.skip),
                 on_result=self._on_result,
+                survival=Survival(subject),
             )
 
     def _on_result(self, result: "CheckResult") -> None:
@@ -331,6 +343,19 @@ def _read_serve_options(arguments: list[str]) -> dict[str, Any]:
         raise UsageError(str(error)) from error
     except SystemExit as stop:
         raise UsageError("the options after -- are not of `penstock serve`") from stop
+
+
+def stop_timeout_s(settings: Mapping[str, Any]) -> float:
+    """How long a service of these settings has to stop: no less than it gives itself."""
+    from penstock.server.cli import serve
+
+    try:
+        config = serve.build_config(settings)
+    except serve.BadSetting:
+        # It will not start, and says why better than we could.
+        return _MIN_STOP_TIMEOUT_S
+    own_s = config.drain_grace_s + config.executor.max_exit_s
+    return max(_MIN_STOP_TIMEOUT_S, own_s + _STOP_SLACK_S)
 
 
 def _model_kind(name_or_path: str) -> str:

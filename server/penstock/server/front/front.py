@@ -5,6 +5,7 @@ Everything runs on one event loop; what the engine calls (`on_*`) neither blocks
 """
 
 import asyncio
+import logging
 import secrets
 import time
 import uuid
@@ -26,6 +27,8 @@ from penstock.server.link.ports import EngineHello, EnginePort, EngineUnavailabl
 from penstock.server.text.model_text import ModelText
 from penstock.server.text.stop_strings import StopStrings
 from penstock.server.text.text_stream import TextStream
+
+log = logging.getLogger(__name__)
 
 _ENGINE_DOWN = Refusal(reason=ErrorReason.ENGINE_DOWN)
 
@@ -144,6 +147,17 @@ class Front:
         self.hello = hello
         self.ready_time_s = time.time()
         self.limits = Limits.of(self.config, hello.executor, self.text.files.vocab_size)
+        # Its tokenizer may be another model's: what it draws must not end a stream.
+        self.text.detokenizer.cover(hello.executor.vocab_size)
+        num_known = self.text.files.tokenizer.get_vocab_size(True)
+        if num_known > self.limits.vocab_size:
+            log.warning(
+                "the tokenizer of %s knows %d tokens and the model %d: prompts with one of the"
+                " others are refused",
+                self.text.files.path,
+                num_known,
+                self.limits.vocab_size,
+            )
 
     def on_events(self, events: StepEvents) -> None:
         """One step's news."""

@@ -30,7 +30,8 @@ async def encode_prompt(
 ) -> tuple[NDArray[np.int32], str]:
     """Token ids int32 [n] and the text they came from (empty for token ids).
 
-    Raises RequestError when the text is too long to ever fit, or cannot be used.
+    Raises RequestError when the text is too long to ever fit, cannot be used, or becomes tokens
+    that the model does not have (a tokenizer may know more of them than the model embeds).
     """
     tokenizer = text.tokenizer
     match prompt:
@@ -42,7 +43,7 @@ async def encode_prompt(
                 tokenizer.encode_async(prompt.text, add_special_tokens=prompt.add_special_tokens),
                 path,
             )
-            return ids, prompt.text
+            return _embedded(ids, path, limits), prompt.text
         case ChatInput():
             num_bytes = sum(len(message.content.encode()) for message in prompt.messages)
             _check_length(num_bytes, path, text, limits)
@@ -54,7 +55,7 @@ async def encode_prompt(
                 ),
                 path,
             )
-            return chat.ids, chat.text
+            return _embedded(chat.ids, path, limits), chat.text
 
 
 async def tokenise(
@@ -84,6 +85,16 @@ def _check_length(num_bytes: int, path: str, text: ModelText, limits: Limits) ->
     least = text.tokenizer.min_num_tokens(num_bytes)
     if least > limits.max_context_prompt_tokens:
         raise refuse_prompt(path, least, limits, qualifier="at least ")
+
+
+def _embedded(ids: NDArray[np.int32], path: str, limits: Limits) -> NDArray[np.int32]:
+    """`ids`; raises RequestError where the tokenizer knows a token that the model has not."""
+    highest = int(ids.max(initial=-1))
+    if highest >= limits.vocab_size:
+        raise refuse_field(
+            path, f"becomes token {highest}, the model has tokens below {limits.vocab_size}"
+        )
+    return ids
 
 
 async def _guarded(encoding: Awaitable[T], path: str) -> T:

@@ -42,6 +42,7 @@ class ChildControl:
         self._socket = socket.socket(fileno=control_fd)
         # Programs that this process starts must not hold the line open after it.
         self._socket.set_inheritable(False)
+        self._early = b""
         self._socket_path: Path | None = None
         self._stop: Callable[[], object] | None = None
         self._last_act: Callable[[], object] | None = None
@@ -56,7 +57,8 @@ class ChildControl:
             if not chunk:
                 os._exit(EXIT_ORPHANED)
             data += chunk
-        line, _, _ = data.partition(b"\n")
+        # An order may have come in the same breath.
+        line, _, self._early = data.partition(b"\n")
         return line.decode()
 
     def hold_lifeline(
@@ -93,12 +95,13 @@ class ChildControl:
 
     def _watch(self) -> None:
         with contextlib.suppress(OSError):
-            while order := self._socket.recv(4096):
-                if STOP_ORDER not in order:
-                    continue
-                if self._stop is None:
-                    os._exit(EXIT_OK)
-                self._stop()
+            order = self._early or self._socket.recv(4096)
+            while order:
+                if STOP_ORDER in order:
+                    if self._stop is None:
+                        os._exit(EXIT_OK)
+                    self._stop()
+                order = self._socket.recv(4096)
         if self._socket_path is not None:
             with contextlib.suppress(OSError):
                 self._socket_path.unlink()

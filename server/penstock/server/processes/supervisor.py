@@ -31,6 +31,7 @@ _FRONT_MODULE = "penstock.server.processes.front_process"
 _AFTER_GRACE_S = 1.4
 """What fronts get beyond the grace to write their last messages."""
 _ENGINE_EXIT_S = 0.4
+"""What an engine has at least, once the fronts have ended; its executor may ask for more."""
 _KILL_S = 5.0 + LIMIT_S
 _LINK_BACKLOG = 64
 
@@ -150,9 +151,12 @@ class Supervisor:
         limit_s = self._config.drain_grace_s + _AFTER_GRACE_S
         await asyncio.wait([keepers[front] for front in self._fronts], timeout=limit_s)
         self._engine.retire()
-        # An executor may need seconds to take itself down: it has what the fronts left.
+        # An executor may need seconds to take itself down: it has what the fronts left, and what it
+        # asks for, since nothing is served meanwhile.
         left_s = began_s + limit_s + _ENGINE_EXIT_S - time.monotonic()
-        await asyncio.wait([keepers[self._engine]], timeout=max(0.0, left_s))
+        await asyncio.wait(
+            [keepers[self._engine]], timeout=max(left_s, self._config.executor.max_exit_s)
+        )
 
     def _open_sockets(self, stack: ExitStack) -> None:
         try:

@@ -47,7 +47,8 @@ class ControlTokens:
         }
         self._special = _Spellings(special.values())
         self._all = _Spellings([*special.values(), *written.values()])
-        self._is_control = np.zeros(max([vocab_size, *added]) + 1, dtype=np.bool_)
+        # The last is nobody's: it stands for every id of the tokenizer beyond the model's.
+        self._is_control = np.zeros(max([vocab_size, *added]) + 2, dtype=np.bool_)
         # Text outside the vocabulary becomes the unknown token: harmless, and not a forgery.
         unknown = cast("object", getattr(tokenizer.model, "unk_token", None))
         for token_id, content in (special | written).items():
@@ -72,7 +73,7 @@ class ControlTokens:
         tokenizer = self._twin if is_guarded else self._tokenizer
         encoding = tokenizer.encode(text, add_special_tokens=add_special_tokens)
         ids = np.array(encoding.ids, dtype=np.int32)
-        num_control = int(np.count_nonzero(self._is_control[ids]))
+        num_control = int(np.count_nonzero(self._is_control.take(ids, mode="clip")))
         if add_special_tokens:
             num_control -= self._tokenizer.num_special_tokens_to_add(False)
         if num_control > 0 and num_control > self._all.count(text):

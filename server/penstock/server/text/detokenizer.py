@@ -7,6 +7,7 @@ replaces the whole run of them, complete characters included; here complete char
 on a client's screen already, stay, and only the broken bytes become U+FFFD.
 """
 
+import dataclasses
 from codecs import utf_8_decode
 from collections.abc import Sequence
 from typing import Protocol
@@ -60,6 +61,17 @@ class Detokenizer:
     def is_exact_table(self) -> bool:
         """Whether streams work from the table."""
         return self._table is not None
+
+    def cover(self, vocab_size: int) -> None:
+        """Streams from now on take every id below `vocab_size`; unknown ones give no text."""
+        table = self._table
+        if table is not None and len(table.pieces) < vocab_size:
+            unknown = range(len(table.pieces), vocab_size)
+            self._table = dataclasses.replace(
+                table,
+                pieces=[*table.pieces, *[""] * len(unknown)],
+                skipped=table.skipped.union(unknown),
+            )
 
     def new_stream(self, *, is_continuation: bool = False) -> DetokenizerStream:
         """A stream. `is_continuation`: its text goes on another, so leading space is kept."""

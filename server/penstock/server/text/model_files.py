@@ -108,6 +108,8 @@ class _Json:
             value: object = json.loads(_read_text(path))
         except ValueError as error:
             raise ModelFilesError(f"{path}: not valid JSON: {error}") from error
+        except RecursionError as error:
+            raise ModelFilesError(f"{path}: nested too deep") from error
         if not isinstance(value, dict):
             raise ModelFilesError(f"{path}: must hold a JSON object")
         return cls(path=path, values=cast("dict[str, object]", value))

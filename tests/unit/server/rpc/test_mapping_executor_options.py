@@ -14,7 +14,7 @@ from penstock.server.front.config import FrontConfig
 from penstock.server.front.errors import ErrorReason, RequestError
 from penstock.server.front.generation import Generation
 from penstock.server.front.limits import Limits
-from penstock.server.rpc.mapping_in.constraint import MAX_SCHEMA_DEPTH
+from penstock.server.rpc.mapping_in.form_size import MAX_DEPTH
 from penstock.server.rpc.mapping_in.generation import read_generation
 from penstock.v1.generation_service_pb2 import GenerateRequest
 from support.fronts import INFO
@@ -149,11 +149,11 @@ def test_an_unknown_adapter_is_not_found() -> None:
 
 def test_a_schema_may_be_nested_so_deep_and_no_deeper() -> None:
     limits = replace(LIMITS, config=FrontConfig())
-    deepest = nested(MAX_SCHEMA_DEPTH)
+    deepest = nested(MAX_DEPTH)
     assert read(edited(schema(deepest)), limits).constraint == Constraint(
         kind=ConstraintKind.JSON_SCHEMA, texts=(deepest,)
     )
-    for depth in (MAX_SCHEMA_DEPTH + 1, 8000):
+    for depth in (MAX_DEPTH + 1, 8000):
         with pytest.raises(RequestError) as caught:
             read(edited(schema(nested(depth))), limits)
         (violation,) = caught.value.refusal.violations
@@ -179,6 +179,12 @@ HOSTILE = [
     regex("[\\" * 60_000),
     grammar("\n" * 200_000),
     grammar("root" + " " * 200_000),
+    grammar("root ::= " + '"' * 200_000),
+    grammar("root ::= " + "{ " * 100_000),
+    regex("()" * 100_000),
+    regex("{" + " " * 200_000),
+    regex("{ " * 100_000),
+    regex("a{" + "9" * 200_000 + "}"),
     schema("[" * 200_000),
     schema("1" * 200_000),
 ]

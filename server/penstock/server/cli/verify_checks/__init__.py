@@ -8,12 +8,14 @@ from penstock.server.cli.verify_checks import (
     reuse,
     sampling,
     service,
+    steering,
 )
 
 ALL_CHECKS = (
     *service.CHECKS,
     *generation.CHECKS,
     *sampling.CHECKS,
+    *steering.CHECKS,
     *forms.CHECKS,
     *reuse.CHECKS,
     *endings.CHECKS,

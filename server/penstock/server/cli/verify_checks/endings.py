@@ -36,7 +36,7 @@ _TINY_PNG = bytes.fromhex(
     "0000000c49444154789c63606060000000040001f61738550000000049454e44ae426082"
 )
 # What asks for each feature that a service may lack.
-_ASKING: Mapping[str, GenerationOptions] = {
+ASKING: Mapping[str, GenerationOptions] = {
     "json_schema": {"constraint": JsonSchemaConstraint(schema="{}")},
     "regex": {"constraint": RegexConstraint(pattern="[a-z]+")},
     "grammar": {"constraint": GrammarConstraint(ebnf='root ::= "yes"')},
@@ -46,6 +46,7 @@ _ASKING: Mapping[str, GenerationOptions] = {
     "sessions": {"session_id": "verify"},
     "cache_retention": {"retention_priority": 50},
     "prompt_logprobs": {"prompt_logprobs": 0},
+    "min_p": {"min_p": 0.5, "temperature": 1.0},
     "penalties": {"repetition_penalty": 1.2},
     "logit_bias": {"logit_bias": {1: 1.0}},
     "logprobs": {"logprobs": 0},
@@ -114,7 +115,7 @@ async def _deadline(subject: Subject) -> str:
 
 async def _unsupported(subject: Subject) -> str:
     asked: list[str] = []
-    for feature, options in _ASKING.items():
+    for feature, options in ASKING.items():
         if subject.model.supports(feature) is not False:
             continue
         asked.append(feature)

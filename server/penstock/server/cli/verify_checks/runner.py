@@ -13,6 +13,7 @@ from penstock.client import PenstockError
 from penstock.server.cli.connection import describe_error
 from penstock.server.cli.verify_checks.check import Check
 from penstock.server.cli.verify_checks.subject import Subject
+from penstock.server.cli.verify_checks.survival import Survival
 from penstock.server.cli.verify_checks.verdict import (
     CheckFailed,
     CheckResult,
@@ -29,22 +30,32 @@ async def run_checks(
     left_out: frozenset[str],
     on_result: Callable[[CheckResult], None],
     clock: Callable[[], float] = time.monotonic,
+    survival: Survival | None = None,
 ) -> list[CheckResult]:
     """Run every check; the results in order, each also told to `on_result` when it is known.
 
-    What `timeout_s` leaves no time for has failed: it was not verified.
+    What `timeout_s` leaves no time for has failed: it was not verified. With `survival` an engine
+    that dies fails the check in which it does, and the next one waits for it to be back.
     """
     ends_s = clock() + timeout_s
     results: list[CheckResult] = []
+    if survival is not None:
+        await survival.begin()
     for check in checks:
         started_s = clock()
         if check.name in left_out:
             outcome, reason = Outcome.SKIP, "left out by --skip"
+        elif survival is not None and survival.is_lost:
+            outcome, reason = Outcome.FAIL, "not run: the engine that died did not come back"
         else:
             outcome, reason = await _judge(subject, check, ends_s - started_s)
-        result = CheckResult(
-            name=check.name, outcome=outcome, reason=reason, duration_s=clock() - started_s
-        )
+        duration_s = clock() - started_s
+        if survival is not None and check.name not in left_out and not survival.is_lost:
+            death = await survival.after_check(ends_s - clock())
+            if death:
+                seen = f"{outcome.value}, {reason}" if outcome is not Outcome.FAIL else reason
+                outcome, reason = Outcome.FAIL, f"during {check.name} {death}: {seen}"
+        result = CheckResult(name=check.name, outcome=outcome, reason=reason, duration_s=duration_s)
         results.append(result)
         on_result(result)
     return results

@@ -1,6 +1,6 @@
-"""Checks of how tokens are drawn: seeds, probabilities, bias, penalties, several outputs."""
+"""Checks of how tokens are drawn: seeds, probabilities, bias, several outputs."""
 
-from penstock.client import Adapter, TokenRecord
+from penstock.client import TokenRecord
 from penstock.server.cli.verify_checks.check import Check
 from penstock.server.cli.verify_checks.subject import Subject
 from penstock.server.cli.verify_checks.transcript import Transcript
@@ -14,8 +14,6 @@ _SEEDS = (11, 12, 13)
 # Warm enough that seeds part also where the model is sure of itself.
 _WARM = 1.5
 _NUM_TOP = 2
-_NUM_ADAPTERS = 4
-_REPETITIVE = "ha ha ha ha ha ha ha ha ha ha ha ha ha ha ha ha"
 # A little above zero, which rounding can reach.
 _MAX_LOGPROB = 1e-5
 _CLOSE = 1e-3
@@ -90,34 +88,6 @@ async def _logit_bias(subject: Subject) -> str:
     return f"token {unlikely} forced, token {free[0]} banned"
 
 
-async def _penalties(subject: Subject) -> str:
-    async def repetitive(**penalties: float) -> list[int]:
-        prompt = subject.prompt(_REPETITIVE)
-        wanted = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
-        wanted |= penalties
-        transcript = await subject.greedy(
-            _NUM_TOKENS * 2,
-            prompt,
-            repetition_penalty=wanted["repetition_penalty"],
-            presence_penalty=wanted["presence_penalty"],
-            frequency_penalty=wanted["frequency_penalty"],
-        )
-        return transcript.ids()
-
-    free = await repetitive()
-    if len(set(free)) == len(free):
-        raise CheckSkipped("the model does not repeat itself, there is nothing to penalise")
-    unchanged = [
-        name
-        for name, value in (("repetition_penalty", 1.9), ("frequency_penalty", 2.0))
-        if await repetitive(**{name: value}) == free
-    ]
-    if unchanged and len(set(free)) > len(free) // 2:
-        raise CheckSkipped(f"too little repetition to tell {' and '.join(unchanged)}")
-    require(not unchanged, f"{' and '.join(unchanged)} changed nothing")
-    return f"{len(free) - len(set(free))} of {len(free)} tokens repeated, penalties change that"
-
-
 async def _outputs(subject: Subject) -> str:
     num = min(3, subject.model.limits.max_n or 1)
     if num < 2:
@@ -138,23 +108,10 @@ async def _outputs(subject: Subject) -> str:
     return f"{num} outputs, {len(different)} different"
 
 
-async def _adapters(subject: Subject) -> str:
-    names = subject.model.adapters
-    if not names:
-        raise CheckSkipped("the model has no adapters")
-    for name in names[:_NUM_ADAPTERS]:
-        transcript = await subject.greedy(4, adapter=Adapter(name=name))
-        require(transcript.num_tokens > 0, f"no tokens with adapter {name}")
-    used = min(len(names), _NUM_ADAPTERS)
-    return f"{used} of {len(names)} adapters used"
-
-
 CHECKS = (
     Check(name="seed", run=_seed, feature="seed"),
     Check(name="logprobs", run=_logprobs, feature="logprobs"),
     Check(name="prompt-logprobs", run=_prompt_logprobs, feature="prompt_logprobs"),
     Check(name="logit-bias", run=_logit_bias, feature="logit_bias"),
-    Check(name="penalties", run=_penalties, feature="penalties"),
     Check(name="outputs", run=_outputs, feature="multiple_outputs"),
-    Check(name="adapters", run=_adapters, feature="adapters"),
 )

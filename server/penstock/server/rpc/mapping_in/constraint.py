@@ -1,39 +1,30 @@
 """Constraint: the form an output must have.
 
-Owns the checks that need no compiler: size, syntax as far as the contract draws it. Whether a form
-can be compiled is for the executor to find out.
+Owns the checks that need no compiler: size, syntax as far as the contract draws it, and what may
+stand beside a form. Whether it can be compiled is for the executor to find out.
 """
 
-import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NoReturn
+from collections.abc import Callable, Mapping, Sequence
 
 from penstock.scheduler.executor import Feature
 from penstock.scheduler.request_options import Constraint, ConstraintKind
 from penstock.server.front.limits import Limits
+from penstock.server.rpc.mapping_in.form_size import (
+    fault_of_grammar,
+    fault_of_pattern,
+    fault_of_schema,
+)
 from penstock.server.rpc.mapping_in.violations import Violations
 from penstock.v1 import options_pb2 as pb
 from penstock.v1.generation_service_pb2 import GenerateRequest
-
-MAX_SCHEMA_DEPTH = 64
-"""A compiler that recurses on the schema may end its process at a depth that fits the bytes."""
 
 _SCHEMA = "constraint.json_schema.schema"
 _PATTERN = "constraint.regex.pattern"
 _GRAMMAR = "constraint.grammar.ebnf"
 _CHOICES = "constraint.choice.choices"
 
-# Both take time in proportion to the text, whatever it is: strangers send it.
 _ROOT_RULE = re.compile(r"^[ \t]*root\s*::=", re.MULTILINE)
-# Tokens of a pattern, so that an escaped bracket opens nothing and a class hides what is in it.
-_PATTERN_TOKEN = re.compile(
-    r"(?P<back_reference>\\[1-9]|\\k[<{']|\(\?P=)"
-    r"|(?P<look_around>\(\?<?[=!])"
-    r"|\\."
-    r"|\[\^?(?:\\.|[^\]\\])*+\]?",
-    re.DOTALL,
-)
 
 
 def read_constraint(
@@ -50,7 +41,16 @@ def read_constraint(
     if Feature(kind) not in limits.features:
         violations.require_feature(kind, f"constraint.{kind}", is_supported=False)
         return None
+    _check_company(request, violations)
     return _READERS[kind](constraint, limits, violations)
+
+
+def _check_company(request: GenerateRequest, violations: Violations) -> None:
+    """A form that is complete leaves the model's end as the only token that may come."""
+    if request.stopping.ignore_eos:
+        violations.add("stopping.ignore_eos", "must not be set together with a constraint")
+    if request.stopping.min_tokens > 0:
+        violations.add("stopping.min_tokens", "must be 0 together with a constraint")
 
 
 def _read_schema(
@@ -59,7 +59,7 @@ def _read_schema(
     schema = message.json_schema.schema
     if not _is_size_right(_SCHEMA, schema, limits, violations):
         return None
-    fault = _fault_of_schema(schema)
+    fault = fault_of_schema(schema)
     if fault:
         violations.add(_SCHEMA, fault)
         return None
@@ -72,11 +72,10 @@ def _read_regex(
     pattern = message.regex.pattern
     if not _is_size_right(_PATTERN, pattern, limits, violations):
         return None
-    for token in _PATTERN_TOKEN.finditer(pattern):
-        if token.lastgroup is not None:
-            words = token.lastgroup.replace("_", "-")
-            violations.add(_PATTERN, f"has a {words} at character {token.start()}")
-            return None
+    fault = fault_of_pattern(pattern)
+    if fault:
+        violations.add(_PATTERN, fault)
+        return None
     return Constraint(kind=ConstraintKind.REGEX, texts=(pattern,))
 
 
@@ -88,6 +87,10 @@ def _read_grammar(
         return None
     if not _ROOT_RULE.search(grammar):
         violations.add(_GRAMMAR, "must define the start symbol `root`")
+        return None
+    fault = fault_of_grammar(grammar)
+    if fault:
+        violations.add(_GRAMMAR, fault)
         return None
     return Constraint(kind=ConstraintKind.GRAMMAR, texts=(grammar,))
 
@@ -108,6 +111,7 @@ def _read_choice(
             is_right = False
             violations.add(f"{_CHOICES}[{index}]", "is there twice" if choice else "is empty")
         known.add(choice)
+        is_right = _is_free_of_nul(f"{_CHOICES}[{index}]", choice, violations) and is_right
     return Constraint(kind=ConstraintKind.CHOICE, texts=choices) if is_right else None
 
 
@@ -123,7 +127,16 @@ def _is_size_right(path: str, text: str, limits: Limits, violations: Violations)
     if not text:
         violations.add(path, "must not be empty")
         return False
-    return _is_bytes_right(path, (text,), limits, violations)
+    return _is_bytes_right(path, (text,), limits, violations) and _is_free_of_nul(
+        path, text, violations
+    )
+
+
+def _is_free_of_nul(path: str, text: str, violations: Violations) -> bool:
+    """Compilers that read it as a C string would hold the output to what stands before."""
+    if "\0" in text:
+        violations.add(path, "must not hold the character U+0000")
+    return "\0" not in text
 
 
 def _is_bytes_right(
@@ -134,41 +147,3 @@ def _is_bytes_right(
     if num_bytes > max_bytes:
         violations.add(path, f"has {num_bytes} bytes of UTF-8, at most {max_bytes} are allowed")
     return num_bytes <= max_bytes
-
-
-def _fault_of_schema(schema: str) -> str:
-    """What keeps a text from being a JSON schema, in words; empty for nothing."""
-    too_deep = f"is nested more than {MAX_SCHEMA_DEPTH} deep"
-    try:
-        value: Any = json.loads(schema, parse_constant=_refuse_constant)
-    except RecursionError:
-        return too_deep
-    except ValueError:  # its message would quote the schema
-        return "must be a JSON document"
-    if not isinstance(value, dict | bool):
-        return "must be a JSON object, true or false"
-    return too_deep if _is_deeper(value, MAX_SCHEMA_DEPTH) else ""
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not JSON")
-
-
-def _is_deeper(value: Any, max_depth: int) -> bool:
-    """Whether objects and lists are nested deeper than `max_depth`; without recursion."""
-    level = _containers((value,))
-    for _ in range(max_depth):
-        level = _containers(
-            inner
-            for container in level
-            for inner in (container.values() if isinstance(container, dict) else container)
-        )
-    return bool(level)
-
-
-def _containers(values: Iterable[Any]) -> list[dict[str, Any] | list[Any]]:
-    return [value for value in values if _is_container(value)]
-
-
-def _is_container(value: object) -> bool:
-    return isinstance(value, dict | list)

@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from importlib import import_module
-from itertools import islice, product
+from itertools import islice
 from typing import Any
 
 from tensorrt_llm.sampling_params import GuidedDecodingParams
@@ -19,6 +19,8 @@ from tensorrt_llm.sampling_params import GuidedDecodingParams
 sre: Any = import_module("re._constants")
 sre_parser: Any = import_module("re._parser")
 MAX_TEXTS = 64
+MAX_CHARS = 4096
+"""Of one text, and of what a part of it is repeated to."""
 _ROOT_RULE = re.compile(r"root\s*::=\s*(?P<body>[^\n]+)")
 _LITERAL = re.compile(r'"(?P<text>(?:[^"\\]|\\.)*)"')
 _SMALLEST: dict[str, Any] = {
@@ -27,7 +29,18 @@ _SMALLEST: dict[str, Any] = {
 
 
 def texts_of(guide: GuidedDecodingParams) -> list[str]:
-    """Texts that obey the guide; ValueError if it is none of the language it claims to be."""
+    """Texts that obey the guide; ValueError if it is none of the language it claims to be.
+
+    Also for what no text is made of: one too deep or too long, one of a kind that is not known.
+    """
+    try:
+        return _texts_of(guide)
+    except (LookupError, TypeError, AttributeError, RecursionError, OverflowError) as error:
+        # What is wrong is named by its kind alone: the guide is the client's.
+        raise ValueError(f"invalid guided decoding: {type(error).__name__}") from None
+
+
+def _texts_of(guide: GuidedDecodingParams) -> list[str]:
     if guide.json_object:
         return ["{}"]
     if guide.json is not None:
@@ -48,7 +61,7 @@ def _texts_of_schema(schema: Any) -> list[str]:
         schema = schema.model_json_schema()
     tree: Any = json.loads(schema) if isinstance(schema, str) else schema
     if not isinstance(tree, dict):
-        raise TypeError("a JSON schema is an object")
+        raise ValueError("invalid json schema: it is no object")
     values: list[Any] = tree["enum"] if "enum" in tree else [_instance(tree)]
     return [json.dumps(value) for value in values]
 
@@ -61,7 +74,8 @@ def _instance(schema: dict[str, Any]) -> Any:
         return schema["enum"][0]
     if schema.get("type", "object") == "object":
         properties: dict[str, dict[str, Any]] = schema.get("properties", {})
-        return {name: _instance(properties[name]) for name in schema.get("required", [])}
+        # What is required need not be described.
+        return {name: _instance(properties.get(name, {})) for name in schema.get("required", [])}
     return _SMALLEST[schema["type"]]
 
 
@@ -77,8 +91,17 @@ def _texts_of_grammar(grammar: str) -> list[str]:
 
 def _expand(nodes: Any) -> Iterator[str]:
     """Texts of a parsed regex, alternatives in full, repeats as short as may be."""
-    for parts in product(*(list(_expand_node(op, value)) for op, value in nodes)):
-        yield "".join(parts)
+    texts = [""]
+    for op, value in nodes:
+        parts = list(islice(_expand_node(op, value), MAX_TEXTS))
+        texts = list(islice((text + part for text in texts for part in parts), MAX_TEXTS))
+        _require_short(max(map(len, texts), default=0))
+    yield from texts
+
+
+def _require_short(num_chars: int) -> None:
+    if num_chars > MAX_CHARS:
+        raise ValueError(f"invalid regex: texts of it have more than {MAX_CHARS} characters")
 
 
 def _expand_node(op: Any, value: Any) -> Iterator[str]:
@@ -91,7 +114,9 @@ def _expand_node(op: Any, value: Any) -> Iterator[str]:
         yield from islice(_expand(value[3]), MAX_TEXTS)
     elif op in (sre.MAX_REPEAT, sre.MIN_REPEAT):
         low, _high, body = value
-        yield next(_expand(body), "") * low
+        text = next(_expand(body), "")
+        _require_short(len(text) * int(low))
+        yield text * low
     elif op is sre.IN:
         yield from _of_class(value)
     elif op is sre.AT:

@@ -217,7 +217,7 @@ class PyExecutor:
     ) -> None:
         try:
             self.waiting[item.id] = self._admit(item)
-        except (RequestError, RuntimeError, ValueError, TypeError) as error:
+        except (RequestError, RuntimeError, ValueError, TypeError, LookupError) as error:
             responses.append(Response(item.id, [], is_final=True, error=str(error)))
         tokens = item.prompt_token_ids
         for fault, token in (

@@ -121,9 +121,11 @@ class StepScheduler:
                 request.reuse_root, request.prompt[:-1], self._pool.tokens_per_block
             )
         found = self._pool.match(request.block_keys)
-        length = len(request.prompt) + len(request.generated)
         if self._policy is not CapacitySchedulerPolicy.MAX_UTILIZATION:
-            length = len(request.prompt) + request.max_tokens
+            # Counted whole: this line gives no credit for pages to be reused before a request
+            # has begun (NVIDIA PR #11637 brought it).
+            return self._blocks(len(request.prompt) + request.max_tokens)
+        length = len(request.prompt) + len(request.generated)
         return self._blocks(length) - len(found) + self._pool.num_unheld(found)
 
     def _chunk(self, request: LlmRequest, budget: int, *, is_first: bool) -> int:

@@ -1,0 +1,116 @@
+"""`penstock verify` and the service under it: engines that die, services that end slowly."""
+
+import argparse
+import json
+import os
+import signal
+import sys
+
+import pytest
+
+from penstock.client import NO_RETRY, Client, HealthStatus, Tokens
+from penstock.server.cli import serve
+from penstock.server.cli.own_service import OwnService
+from penstock.server.cli.verify import stop_timeout_s
+from penstock.server.cli.verify_checks import ALL_CHECKS
+from penstock.server.cli.verify_checks.check import Check
+from penstock.server.cli.verify_checks.runner import run_checks
+from penstock.server.cli.verify_checks.subject import Subject
+from penstock.server.cli.verify_checks.survival import Survival
+from support.service import simulated
+from support.service import started as service_started
+
+LIMIT_S = 100.0
+
+
+async def test_an_engine_that_dies_fails_the_check_in_which_it_did() -> None:
+    """The checks that follow wait for the next engine, and pass."""
+    async with service_started(*simulated()) as service, Client(service.address) as client:
+        engine = await service.next_pid("engine")
+        client_checks = [check for check in ALL_CHECKS if check.name in ("greedy", "max-tokens")]
+
+        async def kill(subject: Subject) -> str:
+            async for event in subject.client.generate(subject.prompt(), max_tokens=100):
+                if isinstance(event, Tokens):
+                    os.kill(engine, signal.SIGKILL)
+            return "all came"
+
+        async def kill_at_the_end(subject: Subject) -> str:
+            os.kill(await service.next_pid("engine"), signal.SIGKILL)
+            while await subject.client.health() is HealthStatus.SERVING:
+                pass
+            return "nothing noticed"
+
+        async with Client(service.address, retry=NO_RETRY) as checking:
+            subject = Subject(client=checking, address=service.address, concurrency=8)
+            subject.found_model = await client.get_model()
+            results = await run_checks(
+                subject,
+                [
+                    Check(name="kills", run=kill),
+                    *client_checks,
+                    Check(name="kills-unseen", run=kill_at_the_end),
+                    *client_checks,
+                ],
+                timeout_s=LIMIT_S,
+                left_out=frozenset(),
+                on_result=lambda result: None,
+                survival=Survival(subject),
+            )
+
+    found = [(result.name, result.outcome.value) for result in results]
+    assert found == [
+        ("kills", "FAIL"),
+        ("greedy", "PASS"),
+        ("max-tokens", "PASS"),
+        ("kills-unseen", "FAIL"),
+        ("greedy", "PASS"),
+        ("max-tokens", "PASS"),
+    ], results
+    assert results[0].reason.startswith("during kills the engine")
+    assert "died and was replaced: " in results[0].reason
+    assert results[3].reason.endswith("PASS, nothing noticed")
+
+
+async def test_its_service_ends_as_it_would_by_itself() -> None:
+    """No shorter drain than its settings say, those of the environment included."""
+    told: list[str] = []
+    inherited = {key: value for key, value in os.environ.items() if key[:9] != "PENSTOCK_"}
+    environment = {**inherited, "PYTHONPATH": os.pathsep.join(sys.path)}
+    for more in ({}, {"PENSTOCK_DRAIN_GRACE_S": "41"}):
+        service = OwnService(
+            simulated(),
+            start_timeout_s=LIMIT_S,
+            environment={**environment, **more},
+            on_log=told.append,
+        )
+        async with service:
+            pass
+
+    drains = [line.rpartition("SIGTERM: ")[2] for line in told if "SIGTERM: " in line]
+    assert drains == ["draining, at most 30 s", "draining, at most 41 s"]
+
+
+@pytest.mark.parametrize(
+    ("options", "least_s"),
+    [
+        ([], 120.0),
+        (["--drain-grace-s", "300"], 330.0),
+        (
+            [
+                *("--executor", "trtllm", "--trtllm-config"),
+                json.dumps({"watch": {"shutdown_timeout_s": 400}}),
+            ],
+            430.0,
+        ),
+        (["--model", "/nowhere/at/all"], 120.0),
+    ],
+)
+def test_a_service_has_the_time_to_stop_that_it_gives_itself(
+    options: list[str], least_s: float
+) -> None:
+    parser = argparse.ArgumentParser()
+    serve.add_parser(parser.add_subparsers())
+    given = vars(parser.parse_args(["serve", *options]))
+
+    assert stop_timeout_s(serve.merge_settings(given, {})) >= least_s

@@ -1,0 +1,45 @@
+"""The one loop that owns the engine, and what must not block it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+
+from penstock.executor.trtllm.loop_thread import LoopThread, in_worker
+
+PATIENCE_S = 20.0
+
+
+def test_what_blocks_runs_beside_the_loop() -> None:
+    thread = LoopThread("test loop")
+    release = threading.Event()
+
+    async def both() -> tuple[str, bool]:
+        blocked = asyncio.ensure_future(in_worker(lambda: release.wait(PATIENCE_S), "blocked"))
+        await asyncio.sleep(0)
+        release.set()
+        return threading.current_thread().name, await blocked
+
+    assert thread.run(both(), PATIENCE_S) == ("test loop", True)
+    thread.stop(PATIENCE_S)
+    thread.post(lambda: None)
+
+
+def test_a_worker_passes_its_exception_on() -> None:
+    thread = LoopThread("test loop")
+
+    def fail() -> None:
+        raise KeyError("x")
+
+    with pytest.raises(KeyError, match="x"):
+        thread.run(in_worker(fail, "failing"), PATIENCE_S)
+    thread.stop(PATIENCE_S)
+
+
+def test_waiting_for_the_loop_is_bounded() -> None:
+    thread = LoopThread("test loop")
+    with pytest.raises(TimeoutError):
+        thread.run(asyncio.sleep(PATIENCE_S), 0.01)
+    thread.stop(PATIENCE_S)
