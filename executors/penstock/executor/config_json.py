@@ -58,6 +58,9 @@ def to_json_value(value: object) -> Any:
         return value.value
     if isinstance(value, Path):
         return str(value)
+    if isinstance(value, Mapping):
+        named = cast(Mapping[str, object], value)
+        return {name: to_json_value(item) for name, item in named.items()}
     if isinstance(value, tuple | list):
         return [to_json_value(item) for item in cast(Sequence[object], value)]
     if value is None or isinstance(value, bool | int | float | str):
@@ -81,6 +84,8 @@ def _decode(kind: Any, data: object, where: str) -> object:
         return _decode_optional(kind, data, where)
     if origin is tuple:
         return _decode_tuple(kind, data, where)
+    if origin is Mapping:
+        return _decode_mapping(kind, data, where)
     if dataclasses.is_dataclass(kind):
         return _decode_dataclass(cast(type[object], kind), data, where)
     if isinstance(kind, type) and issubclass(kind, enum.Enum):
@@ -135,6 +140,14 @@ def _decode_tuple(kind: Any, data: object, where: str) -> tuple[object, ...]:
     item_kind = get_args(kind)[0]
     items = cast(list[object], _checked(list, data, where))
     return tuple(_decode(item_kind, item, f"{where}[{i}]") for i, item in enumerate(items))
+
+
+def _decode_mapping(kind: Any, data: object, where: str) -> dict[str, object]:
+    if not isinstance(data, Mapping):
+        raise ValueError(f"{where} must be an object, not {_told(data)}")
+    item_kind = get_args(kind)[1]
+    values = cast(Mapping[str, object], data)
+    return {name: _decode(item_kind, item, f"{where}.{name}") for name, item in values.items()}
 
 
 def _decode_enum(kind: type[enum.Enum], data: object, where: str) -> enum.Enum:

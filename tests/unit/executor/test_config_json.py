@@ -1,0 +1,18 @@
+"""Settings as JSON and back: what the executors' own settings do not hold."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock.executor.config_json import from_json_value, to_json_value
+from penstock.scheduler.config import SchedulerConfig
+
+
+def test_a_mapping_goes_there_and_back_and_its_values_are_checked() -> None:
+    config = SchedulerConfig(tenant_weights={"gold": 2.0, "lead": 0.5})
+
+    assert from_json_value(SchedulerConfig, to_json_value(config)) == config
+    with pytest.raises(ValueError, match=r"tenant_weights\.gold must be"):
+        from_json_value(SchedulerConfig, {"tenant_weights": {"gold": "much"}})
+    with pytest.raises(ValueError, match="tenant_weights must be an object"):
+        from_json_value(SchedulerConfig, {"tenant_weights": [1.0]})
