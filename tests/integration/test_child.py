@@ -122,12 +122,12 @@ async def test_a_child_that_cannot_be_started_leaves_no_socket_open(
 def test_an_order_that_comes_with_the_settings_is_obeyed(tmp_path: Path) -> None:
     ours, theirs = socket.socketpair()
     program = (
-        "import sys, time; from pathlib import Path;"
+        "import signal, sys; from pathlib import Path;"
         "from penstock.server.processes.control import ChildControl;"
         "control = ChildControl(int(sys.argv[1]));"
         "assert control.read_launch() == '{}';"
         "control.hold_lifeline(Path(sys.argv[2]));"
-        "time.sleep(60)"
+        "signal.pause()"
     )
     with ours, theirs:
         # Both before the child looks, as when a service is stopped while a process starts.

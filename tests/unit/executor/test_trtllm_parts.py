@@ -108,7 +108,7 @@ def test_an_engine_that_holds_what_the_mirror_holds_does_not_drift() -> None:
     audit = PageAudit()
     audit.note_mirror(5, 1.0)
 
-    assert audit.check(5, slack_blocks=0) == 0
+    assert audit.check(5) == 0
     assert (audit.num_checks, audit.num_drifts) == (1, 0)
 
 
@@ -116,9 +116,9 @@ def test_an_engine_that_holds_what_the_mirror_holds_does_not_drift() -> None:
 def test_the_engines_word_may_be_as_old_as_the_window(held: int, drift: int) -> None:
     audit = PageAudit()
     for at_s, num_blocks in ((0.0, 3), (1.0, 10), (2.0, 6)):
-        audit.note_mirror(num_blocks, at_s)
+        audit.note_mirror(num_blocks, at_s, slack_blocks=2)
 
-    assert audit.check(held, slack_blocks=2) == drift
+    assert audit.check(held) == drift
 
 
 def test_what_the_mirror_held_long_ago_does_not_excuse() -> None:
@@ -128,8 +128,8 @@ def test_what_the_mirror_held_long_ago_does_not_excuse() -> None:
     audit.note_mirror(11, 10.0)
     audit.note_mirror(12, 11.0)
 
-    assert audit.check(50, slack_blocks=0) == 38
-    assert audit.check(4, slack_blocks=0) == -6
+    assert audit.check(50) == 38
+    assert audit.check(4) == -6
     assert (audit.num_checks, audit.num_drifts, audit.last_drift) == (2, 2, -6)
     assert audit.worst_drift == 38
 
@@ -140,7 +140,7 @@ def test_the_value_at_the_windows_beginning_counts() -> None:
     audit.note_mirror(9, 100.0)
 
     # From 98 to 100 seconds it held 7.
-    assert audit.check(7, slack_blocks=0) == 0
+    assert audit.check(7) == 0
 
 
 # Hand-over

@@ -29,7 +29,10 @@ class PageAudit:
         self._mirror: deque[tuple[float, int, int]] = deque([(float("-inf"), 0, 0)])
 
     def note_mirror(self, num_blocks: int, now_s: float, *, slack_blocks: int = 0) -> None:
-        """The mirror holds `num_blocks` from now on, and the engine rightly `slack_blocks` more."""
+        """The mirror holds `num_blocks` from now on, and the engine rightly `slack_blocks` more.
+
+        Such as a page ahead for each running request, or those of aborted ones that have not left.
+        """
         least, most = num_blocks, num_blocks + slack_blocks
         if self._mirror[-1][1:] == (least, most):
             return
@@ -38,13 +41,9 @@ class PageAudit:
         while len(self._mirror) > 1 and self._mirror[1][0] < now_s - _WINDOW_S:
             self._mirror.popleft()
 
-    def check(self, num_engine_blocks: int, *, slack_blocks: int = 0) -> int:
-        """Compare; the drift in blocks.
-
-        `slack_blocks`: what the engine may rightly hold beyond the mirror at any time, such as a
-        page ahead for each running request, or the pages of aborted ones that have not left.
-        """
-        over = num_engine_blocks - (max(most for _, _, most in self._mirror) + slack_blocks)
+    def check(self, num_engine_blocks: int) -> int:
+        """Compare; the drift in blocks."""
+        over = num_engine_blocks - max(most for _, _, most in self._mirror)
         under = min(least for _, least, _ in self._mirror) - num_engine_blocks
         drift = over if over > 0 else -max(under, 0)
         self.num_checks += 1
