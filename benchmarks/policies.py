@@ -1,225 +1,219 @@
-"""What the order of requests is worth: four policies on one trace, at rising load, in one run.
+"""What scheduling is worth: five ways to schedule on one trace, at rising load, in one run.
 
 In-flight FCFS sets the scale: load 1 is the most at which it still meets its targets for 90 % of
-the requests. Then a flooding tenant beside a quiet one, deadlines under overload, the hit rate of
-the prefix cache against one that knows the future (traces with prefix ids), and how long the trace
-takes at the speed it was recorded at. Everything runs in virtual time on one core.
+the requests. `fair` is our order alone; `penstock` also hears of the targets: every request carries
+the TTFT target as its deadline, which the scheduler foresees, and steps are sized for the target
+between tokens. Then a tight target between tokens, a quiet tenant beside a flood, deadlines, the
+prefix cache against one that knows the future (traces with prefix ids), and how long the simulation
+takes. All is virtual time; runs go side by side, one process each.
 """
 
+import argparse
 import dataclasses
-import itertools
+import json
 import sys
-from collections.abc import Iterable
+import time
+from collections.abc import Mapping, Sequence
+from functools import partial
+from html import escape
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from penstock.scheduler.cost_model import CostModel
-from penstock.server.simulation.chart import Chart, Series, svg
-from penstock.server.simulation.optimal_cache import optimal_hit_rate
-from penstock.server.simulation.png_plots import has_matplotlib, write_png
-from penstock.server.simulation.report import finite_or_none, page
-from penstock.server.simulation.settings import Policy, SimulationConfig, Targets
-from penstock.server.simulation.simulate import SimulationRun, simulate
-from penstock.server.simulation.summary import Summary, summarise
-from penstock.server.simulation.trace import TraceRequest
+from penstock.server.simulation.report import finite_or_none
+from penstock.server.simulation.settings import SimulationConfig, Targets
+from penstock.server.simulation.sweep import Sweep, SweepProgress, sweep, usable_cores
+from penstock.server.simulation.trace import TraceError, TraceRequest
 from penstock.server.simulation.trace_files import read_trace
-from penstock.server.simulation.transform import TransformConfig, merged, transformed
+from penstock.server.simulation.transform import TransformConfig, transformed
+from policy_bench import FCFS, Bench, Section, Table
+from policy_capacity import NoCapacity, capacity
+from policy_memory import PrefixReuse, Speed
+from policy_page import charts_of, write_page
+from policy_sections import DEADLINE_KINDS, Deadlines, RisingLoad, TightItl
+from policy_tenants import NoisyNeighbour, ServedShares, slowdown
 from report import Check, arguments, print_checks, print_table, write_json
 
-POLICIES = (Policy.STATIC, Policy.DYNAMIC, Policy.FCFS, Policy.FAIR)
-LOADS = (0.6, 0.8, 1.0, 1.2, 1.5)
-GOOD_SHARE = 0.9
 QUICK_WINDOW_S = 600.0
-NUM_HALVINGS = 6
-NUM_FLOODS = 10
-_HEADER = (
-    *("load", "policy", "good/s", "good %", "TTFT p50", "p99 s", "ITL p50", "p99 ms"),
-    *("KV %", "waste %", "hits %"),
-)
-_HITS = ("hits", "all", "free")
+COSTS = {
+    "default": CostModel(),
+    # Steps of an 8-billion-parameter model of Llama's shape in bf16 on one H200, as CUDA graphs
+    # replay them, without the host: 4.6 ms alone, 7.6 ms for 128 rows of 640 tokens (2.7 ms of it
+    # attention), 47 ms for a prefill of 2,048 tokens.
+    "h200-8b": CostModel(
+        step_s=0.0046, prefill_token_s=23e-6, decode_slot_s=3e-6, context_token_s=33e-9
+    ),
+}
 
 
-class Comparison:
-    """Runs of one trace on one simulated server."""
-
-    def __init__(self, trace: list[TraceRequest], config: SimulationConfig) -> None:
-        self.trace = trace
-        self.config = config
-
-    def run(
-        self,
-        policy: Policy,
-        load: float,
-        trace: Iterable[TraceRequest] | None = None,
-        **changes: Any,
-    ) -> tuple[SimulationRun, Summary]:
-        """One run; `changes` are fields of TransformConfig."""
-        shaped = transformed(
-            self.trace if trace is None else trace, TransformConfig(load=load, **changes)
-        )
-        run = simulate(shaped, dataclasses.replace(self.config, policy=policy))
-        print(f"  {policy} at {load:.2f}x: {run.wall_s:.1f} s", file=sys.stderr)
-        return run, summarise(run)
-
-    def capacity(self) -> float:
-        """The greatest load at which FCFS meets its targets for 90 % of the requests."""
-        low, high = 0.0, 1.0
-        while self._meets(high):
-            low, high = high, 2.0 * high
-        for _ in range(NUM_HALVINGS):
-            middle = (low + high) / 2.0
-            low, high = (middle, high) if self._meets(middle) else (low, middle)
-        if not low:
-            raise SystemExit("FCFS misses its targets at any load: give it a faster --cost")
-        return low
-
-    def _meets(self, load: float) -> bool:
-        return self.run(Policy.FCFS, load)[1].good_share >= GOOD_SHARE
+def main() -> None:
+    args = _arguments().parse_args()
+    try:
+        _compare(args)
+    except (TraceError, NoCapacity, ValueError) as error:
+        raise SystemExit(f"error: {error}") from error
 
 
-def compare(bench: Comparison, capacity: float) -> list[dict[str, Any]]:
-    """Every policy at every load."""
-    rows: list[dict[str, Any]] = []
-    for share, policy in itertools.product(LOADS, POLICIES):
-        _, summary = bench.run(policy, share * capacity)
-        rows.append({"policy": str(policy), "load": share, **dataclasses.asdict(summary)})
-    print_table(
-        f"Policies; load 1 is {capacity:.2f} times the trace's own",
-        _HEADER,
-        [
-            (
-                row["load"],
-                row["policy"],
-                row["goodput_per_s"],
-                100 * row["good_share"],
-                row["ttft"]["p50_s"],
-                row["ttft"]["p99_s"],
-                1e3 * row["itl"]["p50_s"],
-                1e3 * row["itl"]["p99_s"],
-                100 * row["kv_utilisation"],
-                100 * row["kv_waste"],
-                100 * row["prefix_hit_rate"],
-            )
-            for row in rows
-        ],
+def _compare(args: argparse.Namespace) -> None:
+    start_s = time.monotonic()
+    end_s = TransformConfig().end_s if args.full else QUICK_WINDOW_S
+    trace = list(transformed(read_trace(args.trace), TransformConfig(end_s=end_s)))
+    if not trace:
+        raise ValueError(f"{args.trace} has no requests")
+    base = _base(args)
+    with sweep(trace, args.jobs, _tell_progress) as runs:
+        load = capacity(trace, base, partial(_good_shares, runs, base))
+        bench = Bench(base=base, capacity=load)
+        results, tables = _run_sections(runs, _sections(bench, trace, args))
+    checks = checks_of(results)
+    for table in tables:
+        print_table(table.title, table.header, table.rows)
+        print(table.note)
+    print_checks(checks)
+    wall_s = time.monotonic() - start_s
+    settings = _settings(args, trace, load)
+    print(f"\n{settings}\n{wall_s:,.0f} s in all")
+    if args.report is not None:
+        write_page(args.report, charts_of(results["policies"]), tables, checks, escape(settings))
+    document = {"capacity": load, "settings": settings, "wall_s": wall_s, **results}
+    write_json(args.json, finite_or_none(document), checks)
+
+
+def _arguments() -> argparse.ArgumentParser:
+    parser = arguments(__doc__ or "")
+    parser.add_argument("--trace", type=Path, required=True, metavar="FILE")
+    parser.add_argument("--report", type=Path, metavar="DIR", help="write a page and plots")
+    parser.add_argument(
+        "--jobs", type=int, default=usable_cores(), help="runs side by side (%(default)s: cores)"
     )
-    return rows
+    parser.add_argument(
+        "--cost",
+        default="default",
+        metavar="NAME|JSON",
+        help=f"prices of a step: {', '.join(COSTS)}, or fields of CostModel as JSON",
+    )
+    parser.add_argument("--max-num-seqs", type=int, default=256)
+    parser.add_argument("--num-blocks", type=int, default=16_384)
+    parser.add_argument("--block-size", type=int, default=16)
+    parser.add_argument(
+        "--batch-size", type=int, default=128, help="of static and dynamic batching"
+    )
+    parser.add_argument("--batch-wait-s", type=float, default=0.5, help="of dynamic batching")
+    parser.add_argument("--target-ttft-s", type=float, default=1.0)
+    parser.add_argument("--target-itl-ms", type=float, default=100.0)
+    parser.add_argument("--tight-itl-ms", type=float, default=40.0)
+    parser.add_argument(
+        "--max-tokens",
+        type=int,
+        default=2048,
+        help="what requests ask for at most; how many they get is in the trace",
+    )
+    return parser
 
 
-def noisy_neighbour(bench: Comparison, capacity: float) -> dict[str, float]:
-    """p99 TTFT of a tenant at a tenth of capacity: alone, and beside a flood of ten times capacity.
+def _base(args: argparse.Namespace) -> SimulationConfig:
+    return SimulationConfig(
+        cost=_cost(args.cost),
+        targets=Targets(ttft_s=args.target_ttft_s, itl_s=args.target_itl_ms / 1e3),
+        max_num_seqs=args.max_num_seqs,
+        num_blocks=args.num_blocks,
+        block_size=args.block_size,
+        batch_size=args.batch_size,
+        batch_wait_s=args.batch_wait_s,
+        max_tokens=args.max_tokens,
+    )
 
-    The quiet tenant has every tenth request of the trace and the flood is ten copies of it, so that
-    both have its lengths.
-    """
-    quiet = [dataclasses.replace(request, tenant="quiet") for request in bench.trace[::10]]
-    flood = [
-        dataclasses.replace(request, tenant="flood")
-        for request in bench.trace
-        for _ in range(NUM_FLOODS)
+
+def _cost(text: str) -> CostModel:
+    if text in COSTS:
+        return COSTS[text]
+    try:
+        prices: Any = json.loads(text)
+        return CostModel(**prices)
+    except (json.JSONDecodeError, TypeError, ValueError) as error:
+        raise ValueError(f"--cost {text!r} is not {' or '.join(COSTS)}, nor prices: {error}") from (
+            error
+        )
+
+
+def _sections(
+    bench: Bench, trace: Sequence[TraceRequest], args: argparse.Namespace
+) -> list[Section]:
+    hours = (trace[-1].arrival_s - trace[0].arrival_s) / 3600.0
+    sections: list[Section] = [
+        RisingLoad(bench=bench),
+        TightItl(bench=bench, itl_s=args.tight_itl_ms / 1e3),
+        NoisyNeighbour(bench=bench),
+        ServedShares(bench=bench),
+        Deadlines(bench=bench),
     ]
-    noisy = list(merged(quiet, flood))
-    figures: dict[str, float] = {}
-    rows: list[tuple[object, ...]] = []
-    for name, policy, trace in (
-        ("alone", Policy.FCFS, quiet),
-        ("fcfs", Policy.FCFS, noisy),
-        ("fair", Policy.FAIR, noisy),
-    ):
-        _, summary = bench.run(policy, capacity, trace)
-        its = next(tenant for tenant in summary.tenants if tenant.tenant == "quiet")
-        figures[name] = its.ttft.p99_s
-        ratio = summary.served_ratio
-        rows.append((name, its.ttft.p50_s, its.ttft.p99_s, 100 * its.good_share, ratio))
-    print_table(
-        "Quiet tenant at a tenth of capacity, beside a flood of ten times capacity",
-        ("", "TTFT p50 s", "p99 s", "good %", "served ratio"),
-        rows,
-    )
-    return figures
+    if any(request.prefix_ids for request in trace):
+        sections.append(PrefixReuse(bench=bench, trace=trace))
+    sections.append(Speed(bench=bench, hours=hours))
+    return sections
 
 
-def deadlines(bench: Comparison, capacity: float) -> list[dict[str, Any]]:
-    """Everybody has a deadline for the first token, at 1.5 times the capacity."""
-    rows: list[dict[str, Any]] = []
-    target_s = bench.config.targets.ttft_s
-    for policy in (Policy.FCFS, Policy.FAIR):
-        _, summary = bench.run(policy, 1.5 * capacity, ttft_deadline_s=2.0 * target_s)
-        rows.append({"policy": str(policy), **dataclasses.asdict(summary)})
-    print_table(
-        f"All with a TTFT deadline of {2.0 * target_s:g} s, load 1.5",
-        ("policy", "good/s", "completed", "of", "prefill lost %"),
-        [
-            (
-                row["policy"],
-                row["goodput_per_s"],
-                row["num_completed"],
-                row["num_requests"],
-                100 * row["prefill_waste"],
-            )
-            for row in rows
-        ],
-    )
-    return rows
+def _run_sections(
+    runs: Sweep, sections: Sequence[Section]
+) -> tuple[dict[str, list[dict[str, Any]]], list[Table]]:
+    """All trials of all parts side by side; raw results by part, and their tables."""
+    trials = [(section, trial) for section in sections for trial in section.trials]
+    # A flood takes longest: begun last, everybody would wait for it.
+    order = sorted(range(len(trials)), key=lambda i: trials[i][0].key != "neighbour")
+    done = dict(zip(order, runs.run([trials[i][1] for i in order]), strict=True))
+    raw: dict[str, list[dict[str, Any]]] = {}
+    tables: list[Table] = []
+    for section in sections:
+        its = [done[i] for i, (owner, _) in enumerate(trials) if owner is section]
+        raw[section.key] = section.raw(its)
+        tables.append(section.table(raw[section.key]))
+    return raw, tables
 
 
-def prefix_reuse(bench: Comparison, capacity: float) -> list[dict[str, float]]:
-    """Hit rates at three sizes of memory, and those of a cache that knows the future."""
-    rows: list[dict[str, float]] = []
-    for size in (0.5, 1.0, 2.0):
-        num_blocks = int(size * bench.config.num_blocks)
-        sized = Comparison(bench.trace, dataclasses.replace(bench.config, num_blocks=num_blocks))
-        _, summary = sized.run(Policy.FAIR, 0.5 * capacity)
-        bound = optimal_hit_rate(
-            bench.trace,
-            num_cache_tokens=num_blocks * bench.config.block_size,
-            block_size=bench.config.block_size,
-        )
-        # What running requests hold is no room for the past.
-        free = optimal_hit_rate(
-            bench.trace,
-            num_cache_tokens=int(
-                num_blocks * bench.config.block_size * (1.0 - summary.kv_utilisation)
-            ),
-            block_size=bench.config.block_size,
-        )
-        rows.append(
-            {"num_blocks": num_blocks, "hits": summary.prefix_hit_rate, "all": bound, "free": free}
-        )
-    print_table(
-        "Prefix hits % at half the capacity; Belady with all memory, and with what runs leave free",
-        ("blocks", *_HITS),
-        [(row["num_blocks"], *(100 * row[name] for name in _HITS)) for row in rows],
-    )
-    return rows
-
-
-def checks_of(
-    rows: list[dict[str, Any]],
-    neighbour: dict[str, float],
-    late: list[dict[str, Any]],
-    reuse: list[dict[str, float]],
-) -> list[Check]:
+def checks_of(results: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[Check]:
     """The figures against their goals."""
+    rows = results["policies"]
     good = {(row["policy"], row["load"]): row["num_good"] for row in rows}
-    kept = [row["kv_waste"] for row in rows if row["policy"] == "fair"]
+    waste = [row["kv_waste"] for row in rows if row["policy"] in {"fair", "penstock"}]
+    late = [row for row in results["deadlines"] if row["policy"] == "penstock"]
+    lost = {
+        kind: max(row["prefill_waste"] for row in late if row["deadline"] == kind)
+        for kind in DEADLINE_KINDS
+    }
     checks = [
-        _check("goodput of fair over fcfs at load 1.2", good["fair", 1.2] / good["fcfs", 1.2], 1.3),
-        _check("KV waste, worst load", 100 * max(kept), 4.0, "%", is_most=True),
-        _check("prefill lost to deadlines", 100 * late[1]["prefill_waste"], 1.0, "%", is_most=True),
-        _check(
-            "quiet tenant's p99 TTFT beside a flood over alone",
-            neighbour["fair"] / neighbour["alone"],
-            1.5,
-            is_most=True,
+        # The same requests are offered to both, so what is good of them compares.
+        _check("good of penstock over fcfs, load 1.2", _ratio(good, 1.2), 1.3),
+        *(
+            _check(f"prefill lost to deadlines, {kind}", 100 * share, 1.0, "%", is_most=True)
+            for kind, share in lost.items()
         ),
+        *(
+            _check(
+                f"p99 TTFT beside a flood over alone, {row['policy']}",
+                slowdown(row),
+                1.5,
+                is_most=True,
+            )
+            for row in results["neighbour"]
+            if row["policy"] != "fcfs"
+        ),
+        _check("KV waste, worst load", 100 * max(waste), 4.0, "%", is_most=True),
     ]
-    return checks + [
-        _check(f"hits over Belady's, {row['num_blocks']} blocks", row["hits"] / row["all"], 0.95)
-        for row in reuse
+    checks += [
+        _check(
+            f"hits over Belady's, {row['num_cache_tokens']:,} tokens",
+            row["hits"] / row["belady_all"],
+            0.95,
+        )
+        for row in results.get("prefix_reuse", ())
     ]
+    slowest_s = max(row["cpu_s_per_hour"] for row in results["speed"])
+    checks.append(_check("an hour as recorded, CPU time", slowest_s, 30.0, "s", is_most=True))
+    return checks
+
+
+def _ratio(good: Mapping[tuple[str, float], int], load: float) -> float:
+    return good["penstock", load] / max(1, good["fcfs", load])
 
 
 def _check(
@@ -234,96 +228,32 @@ def _check(
     )
 
 
-def charts_of(rows: list[dict[str, Any]]) -> tuple[Chart, ...]:
-    """Curves over the load, one line per policy."""
+def _good_shares(runs: Sweep, base: SimulationConfig, loads: Sequence[float]) -> list[float]:
+    """Of FCFS, at each of these times the trace's load."""
+    trials = [Bench(base=base).trial(FCFS, load) for load in loads]
+    return [result.summary.good_share for result in runs.run(trials)]
 
-    def chart(name: str, title: str, unit: str, *path: str) -> Chart:
-        return Chart(
-            name=name,
-            title=title,
-            x_label="load (1: in-flight FCFS serves 90 % well)",
-            y_label=unit,
-            series=tuple(
-                Series(
-                    name=str(policy),
-                    x=np.array(LOADS),
-                    y=np.array([_at(row, path) for row in rows if row["policy"] == policy]),
-                )
-                for policy in POLICIES
-            ),
-        )
 
+def _settings(args: argparse.Namespace, trace: Sequence[TraceRequest], load: float) -> str:
+    cost = json.dumps(dataclasses.asdict(_cost(args.cost)))
+    span_s = trace[-1].arrival_s - trace[0].arrival_s
     return (
-        chart("goodput", "Goodput", "good requests/s", "goodput_per_s"),
-        chart("ttft_p50", "Median time to first token", "seconds", "ttft", "p50_s"),
-        chart("ttft_p99", "p99 time to first token", "seconds", "ttft", "p99_s"),
-        chart("itl_p99", "p99 time between tokens", "seconds", "itl", "p99_s"),
-        chart("kv", "KV blocks in use", "share", "kv_utilisation"),
+        f"{args.trace.name}: {len(trace):,} requests in {span_s:,.0f} s; load 1 is {load:.3f} times"
+        f" that, {load * len(trace) / span_s:.2f} requests/s. Prices ({args.cost}): {cost}. At most"
+        f" {args.max_num_seqs} requests run, {args.num_blocks:,} blocks of {args.block_size}"
+        f" tokens. Static and dynamic batches of {args.batch_size}. Requests ask for"
+        f" {args.max_tokens} tokens and get what the trace says."
     )
 
 
-def _at(row: dict[str, Any], path: tuple[str, ...]) -> float:
-    value: Any = row
-    for name in path:
-        value = value[name]
-    return float(value)
-
-
-def main() -> None:
-    parser = arguments(__doc__ or "")
-    parser.add_argument("--trace", type=Path, required=True, metavar="FILE")
-    parser.add_argument("--report", type=Path, metavar="DIR", help="write a page and plots")
-    parser.add_argument("--max-num-seqs", type=int, default=256)
-    parser.add_argument("--num-blocks", type=int, default=16_384)
-    parser.add_argument("--block-size", type=int, default=16)
-    parser.add_argument("--target-ttft-s", type=float, default=1.0)
-    parser.add_argument("--target-itl-ms", type=float, default=100.0)
-    args = parser.parse_args()
-    end_s = TransformConfig().end_s if args.full else QUICK_WINDOW_S
-    trace = list(transformed(read_trace(args.trace), TransformConfig(end_s=end_s)))
-    config = SimulationConfig(
-        cost=CostModel(),
-        targets=Targets(ttft_s=args.target_ttft_s, itl_s=args.target_itl_ms / 1e3),
-        max_num_seqs=args.max_num_seqs,
-        num_blocks=args.num_blocks,
-        block_size=args.block_size,
+def _tell_progress(progress: SweepProgress) -> None:
+    result = progress.result
+    print(
+        f"  [{progress.num_done}/{progress.num_trials}, {progress.wall_s:.0f} s]"
+        f" {result.trial.name}: {result.summary.good_share:.1%} good, {result.cpu_s:.1f} s",
+        file=sys.stderr,
+        flush=True,
     )
-    bench = Comparison(trace, config)
-    capacity = bench.capacity()
-    rows = compare(bench, capacity)
-    neighbour = noisy_neighbour(bench, capacity)
-    late = deadlines(bench, capacity)
-    has_prefixes = any(request.prefix_ids for request in trace)
-    reuse = prefix_reuse(bench, capacity) if has_prefixes else []
-    speed, _ = bench.run(Policy.FCFS, 1.0)
-    checks = checks_of(rows, neighbour, late, reuse)
-    hours = trace[-1].arrival_s / 3600.0
-    # Told per hour of traffic: the quick run is a part of one.
-    checks.append(
-        _check(
-            "an hour of the trace as recorded, CPU time",
-            speed.cpu_s / hours,
-            30.0,
-            "s",
-            is_most=True,
-        )
-    )
-    print_checks(checks)
-    if args.report is not None:
-        args.report.mkdir(parents=True, exist_ok=True)
-        charts = charts_of(rows)
-        text = page("Scheduling policies", [svg(chart) for chart in charts])
-        (args.report / "policies.html").write_text(text, encoding="utf-8")
-        if has_matplotlib():
-            write_png(charts, args.report)
-    results = {
-        "capacity": capacity,
-        "policies": rows,
-        "neighbour": neighbour,
-        "deadlines": late,
-        "prefix_reuse": reuse,
-    }
-    write_json(args.json, finite_or_none(results), checks)
 
 
 if __name__ == "__main__":

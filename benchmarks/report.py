@@ -38,7 +38,7 @@ def arguments(description: str) -> argparse.ArgumentParser:
 
 def print_table(title: str, header: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
     """Print aligned columns; numbers to the right, floats with three significant digits."""
-    cells = [[_cell(value) for value in row] for row in rows]
+    cells = [[cell(value) for value in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(header, *cells, strict=True)]
     print(f"\n{title}")
     print("  ".join(name.rjust(width) for name, width in zip(header, widths, strict=True)))
@@ -49,7 +49,7 @@ def print_table(title: str, header: Sequence[str], rows: Sequence[Sequence[objec
 def print_checks(checks: Sequence[Check]) -> None:
     """Print every figure against its goal."""
     rows = [
-        (c.name, c.value, f"{c.sense} {_cell(c.goal)}", c.unit, "yes" if c.holds else "NO")
+        (c.name, c.value, f"{c.sense} {cell(c.goal)}", c.unit, "yes" if c.holds else "NO")
         for c in checks
     ]
     print_table("Checks", ("name", "value", "goal", "unit", "holds"), rows)
@@ -66,7 +66,8 @@ def write_json(path: Path | None, results: Any, checks: Sequence[Check]) -> None
     print(f"\nwritten: {path}")
 
 
-def _cell(value: object) -> str:
+def cell(value: object) -> str:
+    """A value as text: floats with three significant digits."""
     if isinstance(value, float):
         return f"{value:.3g}" if abs(value) < 100 else f"{value:,.0f}"
     return str(value)

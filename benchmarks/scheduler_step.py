@@ -3,9 +3,10 @@
 Three loads: decode only; decode with a 512-token prefill chunk in every step; a closed loop in
 which every finished request is replaced (prompts 64-512 tokens, outputs 64-192, budget 2048).
 Prefix caching is on throughout; prompt lengths differ, so that blocks are crossed in every step.
-Then the order: the closed loop with requests waiting all the time, first come first served against
-the fair order with tenants, priorities, deadlines and ageing, in one process, turn by turn; and the
-fair order with a longer and longer queue.
+Then everything at once: the closed loop with requests waiting all the time, plain first come first
+served against the fair order with tenants, priorities, ageing, deadlines that are foreseen, and a
+target for the time between tokens (the fit of the step's prices is part of the step), in one
+process, turn by turn; and the same with a longer and longer queue.
 """
 
 import gc
@@ -19,9 +20,11 @@ import numpy as np
 from penstock.scheduler.batch import Batch, StepResult
 from penstock.scheduler.block_hash import chain_root, hash_blocks
 from penstock.scheduler.config import SchedulerConfig, SchedulingOrder
+from penstock.scheduler.cost_model import CostModel
 from penstock.scheduler.executor import ExecutorInfo
 from penstock.scheduler.request import NO_TIME, RequestSpec
 from penstock.scheduler.scheduler import Scheduler
+from penstock.scheduler.step_measure import measure_of
 from report import Check, arguments, print_checks, print_table, write_json
 
 BLOCK_SIZE = 16
@@ -30,6 +33,19 @@ GOALS_US = {256: 60.0, 1024: 150.0}
 MAX_FAIR_RATIO = 1.3
 MAX_QUEUE_RATIO = 1.15
 NUM_TENANTS = 32
+PRICES = CostModel()
+TARGET_ITL_S = 0.1
+"""Above what the loop's steps take, so that both sides do the same work."""
+
+
+def _true_s(batch: Batch) -> float:
+    """How long the step would have taken: the fit has something to learn from."""
+    num_prefill = int(batch.num_tokens[batch.num_decodes :].sum())
+    return PRICES.step_time_s(
+        num_prefill_tokens=num_prefill,
+        num_decodes=batch.num_decodes,
+        num_context_tokens=int(batch.starts.sum()) + batch.num_decodes + num_prefill,
+    )
 
 
 class Requests:
@@ -91,6 +107,8 @@ class Bench:
         max_seq_len: int,
         depth: int,
         order: SchedulingOrder = SchedulingOrder.FAIR,
+        *,
+        has_all: bool = False,
     ) -> None:
         info = ExecutorInfo(
             name="none",
@@ -106,7 +124,11 @@ class Bench:
             max_num_waiting=1_000_000,
             max_num_waiting_tokens=1_000_000_000,
             order=order,
+            foresees_deadlines=has_all,
+            target_itl_s=TARGET_ITL_S if has_all else None,
+            known_prices=PRICES if has_all else None,
         )
+        self._has_all = has_all
         self.scheduler = Scheduler(info, config)
         self._depth = depth
         self._launched: list[Batch] = []
@@ -124,7 +146,11 @@ class Bench:
         oldest = self._launched.pop(0)
         tokens = np.full(len(oldest.sampled_slots), 7, dtype=np.int32)
         result = StepResult(slots=oldest.sampled_slots, tokens=tokens)
+        seconds = _true_s(oldest)
         t2 = time.perf_counter_ns()
+        if self._has_all:
+            if self.scheduler.note_step(oldest, seconds):
+                self.scheduler.learn(measure_of(oldest, seconds))
         self.scheduler.update(result, now)
         events = self.scheduler.take_events(batch.step, now)
         t3 = time.perf_counter_ns()
@@ -192,7 +218,8 @@ def queues(
     """
     loops: list[tuple[Bench, Requests, list[Turn]]] = []
     for order, num_waiting in cases:
-        bench, requests = Bench(256, 2048, 1024, 1, order), Requests(4)
+        has_all = order is SchedulingOrder.FAIR
+        bench, requests = Bench(256, 2048, 1024, 1, order, has_all=has_all), Requests(4)
         for _ in range(256 + num_waiting):
             bench.scheduler.submit((requests.make_any(),), 0.0)
         loops.append((bench, requests, []))

@@ -74,6 +74,8 @@ async def test_executor_without_a_feature_refuses_it(text: ModelText) -> None:
         served.port.info = bare_info()
         served.port.come_up()
         for feature, (path, ask) in ASKS_FOR.items():
+            if feature is Feature.CACHE_RETENTION:
+                continue  # the scheduler's own, see below
             message = pb.GenerateRequest()
             message.text.text = "hello"
             ask(message)
@@ -86,9 +88,56 @@ async def test_executor_without_a_feature_refuses_it(text: ModelText) -> None:
         model = (await models.GetModel(model_service_pb2.GetModelRequest())).model
         for feature in Feature:
             assert model.features.HasField(feature.value)
-            assert not getattr(model.features, feature.value)
+            is_ours = feature is Feature.CACHE_RETENTION
+            assert getattr(model.features, feature.value) is is_ours
         assert model.limits.max_constraint_bytes == 0
         assert model.adapters == []
+
+
+KEEPS: dict[str, tuple[str, Callable[[pb.GenerateRequest], object]]] = {
+    "cache_retention": ASKS_FOR[Feature.CACHE_RETENTION],
+    "sessions": ("cache.session_id", lambda m: setattr(m.cache, "session_id", "a")),
+}
+
+
+@pytest.mark.parametrize(
+    ("config", "is_self_paced", "features", "is_offered"),
+    [
+        (FrontConfig(), False, frozenset(), True),
+        (FrontConfig(), True, frozenset(), False),
+        (FrontConfig(), True, frozenset({Feature.CACHE_RETENTION}), True),
+        (FrontConfig(is_prefix_caching=False), False, frozenset(), False),
+    ],
+)
+async def test_blocks_are_kept_by_the_scheduler_or_by_an_engine_that_can(
+    text: ModelText,
+    config: FrontConfig,
+    is_self_paced: bool,
+    features: frozenset[Feature],
+    is_offered: bool,
+) -> None:
+    async with serving(text, config, is_up=False) as served:
+        served.port.info = replace(
+            bare_info(), is_self_paced=is_self_paced, pipeline_depth=1, features=features
+        )
+        served.port.come_up()
+        models = model_service_pb2_grpc.ModelServiceStub(served.channel)
+        model = (await models.GetModel(model_service_pb2.GetModelRequest())).model
+        for feature, (path, ask) in KEEPS.items():
+            assert getattr(model.features, feature) is is_offered
+            message = pb.GenerateRequest()
+            message.text.text = "hello"
+            ask(message)
+            if is_offered:
+                call = served.stub.Generate(message)
+                (spec,) = await served.port.next_submission()
+                assert bool(spec.session_id) is (feature == "sessions")
+                served.port.finish(spec.key)
+                await collect(call)
+                continue
+            error = await refused(served, message)
+            assert error.info.reason == "FEATURE_UNSUPPORTED"
+            assert dict(error.info.metadata) == {"feature": feature, "field": path}
 
 
 def test_every_feature_of_an_executor_is_one_of_the_contract() -> None:

@@ -48,6 +48,10 @@ def chat(role: str = "user", content: str = "x", end: str = "") -> str:
     return f'chat {{ messages {{ role: "{role}" content: "{content}" }} {end} }}'
 
 
+def chat_message(content: str) -> str:
+    return f'messages {{ role: "user" content: "{content}" }}'
+
+
 def rendered(role: str = "user", content: str = "x") -> str:
     return f"<s><|im_start|>{role}\n{content}<|im_end|>\n"
 
@@ -210,6 +214,13 @@ CASES = [
         before=LONG,
     ),
     Case(
+        "chat.window_tokens",
+        chat(content=DRAWN_TEXT, end=f"{chat_message('y')} window_tokens: 20"),
+        {"prompt": rendered(content="y") + ANSWER, "accepted.dropped": 1, "num_hashes": 0},
+        before=chat(content=DRAWN_TEXT, end=chat_message("y")),
+    ),
+    Case("cache.session_id", 'cache { session_id: "mine" }', {"session_id": "mine"}),
+    Case(
         "cache.retention.priority",
         "cache { retention { priority: 90 } }",
         {"retention": CacheRetention(priority=90)},
@@ -344,6 +355,7 @@ def delivered(responses: list[pb.GenerateResponse]) -> Seen:
     return {
         "refused": "",
         "accepted.id": accepted.request_id,
+        "accepted.dropped": accepted.num_dropped_messages,
         "accepted.seed": accepted.seed,
         "texts": texts,
         "ends": [

@@ -180,7 +180,6 @@ async def test_unknown_model_is_not_found(served: ServedFront) -> None:
 SET_FIELD: dict[str, Callable[[pb.GenerateRequest], object]] = {
     "output.min_chunk_tokens": lambda m: setattr(m.output, "min_chunk_tokens", 4),
     "output.max_chunk_delay": lambda m: m.output.max_chunk_delay.FromMilliseconds(5),
-    "cache.session_id": lambda m: setattr(m.cache, "session_id", "dialogue"),
     "images": lambda m: m.images.add(data=b"x", mime_type="image/png"),
 }
 

@@ -98,8 +98,9 @@ def test_bad_usage_is_one_line_and_code_2(trace: Path, tmp_path: Path) -> None:
     cases = {
         ("--load", "1"): "--trace, --synthetic or --calibrate-from must be given",
         ("--trace", broken): "broken.csv:5: ContextTokens must be a whole number",
-        ("--trace", trace, "--cost", '{"step": 1}'): "--cost: CostModel",
-        ("--trace", trace, "--cost", "{"): "--cost: not JSON",
+        ("--trace", trace, "--cost", '{"step": 1}'): "--cost.step is unknown",
+        ("--trace", trace, "--cost", "{"): "--cost is no JSON",
+        ("--trace", trace, "--cost", "none.json"): "--cost: none.json cannot be read",
         ("--trace", trace, "--load", "0"): "load must be positive",
         ("--trace", trace, "--scheduler", '{"order": "fair"}'): "order is decided by --policy",
         ("--trace", trace, "--tenants", "a=x"): "--tenants: must be NAME=SHARE",

@@ -216,7 +216,7 @@ LIES: Mapping[str, Lie] = {
     "penalties frequency": without("sampling", "frequency_penalty"),
     "outputs": without("sampling", "n"),
     "prefix-reuse": answering(nothing_cached),
-    "unsupported": without("cache", "session_id"),
+    "unsupported": Lie(request=lambda request: request.ClearField("images")),
     "priority": without("scheduling", "priority"),
 }
 

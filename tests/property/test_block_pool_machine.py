@@ -1,25 +1,130 @@
-"""The pool against a plain model: any order of allocate, share, register, release, forget."""
+"""The pool against a plain model: any order of what happens to blocks, with time going on.
+
+The model knows levels, ages and both eviction orders naively, so that every eviction can be held
+against it.
+"""
+
+import math
+from itertools import groupby
 
 import numpy as np
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from penstock.scheduler.block_pool import BlockPool
+from penstock.scheduler.eviction_order import RecencyOrder
+from penstock.scheduler.hit_density_order import MAX_RUN, HitDensityOrder
+from penstock.scheduler.request_options import CacheRetention
+from penstock.scheduler.sessions import SessionKey, Sessions
+from support.naive_eviction import NaiveHitDensity, NaiveLru, NaiveOrder
+
+DEFAULT, SESSION_LEVEL, TTL_S = 35, 60, 10.0
+WISHES = st.none() | st.builds(
+    CacheRetention,
+    priority=st.sampled_from([0, 10, 35, 50, 60, 90]),
+    duration_s=st.sampled_from([1.0, 7.0, math.inf]),
+)
+KEYS: list[SessionKey] = [("", name, b"") for name in "abc"]
+
+
+class StandingModel:
+    """What every block's level is, said as plainly as possible."""
+
+    def __init__(self, max_num_blocks: int, max_num_each: int) -> None:
+        self.max_num_blocks, self.max_num_each = max_num_blocks, max_num_each
+        self.claims: dict[int, tuple[int, float]] = {}
+        self.settled: set[int] = set()
+        # Used longest ago first.
+        self.sessions: list[tuple[SessionKey, int, float, list[int]]] = []
+
+    def level(self, block: int, now: float) -> int:
+        level, until_s = self.claims.get(block, (DEFAULT, math.inf))
+        if until_s <= now:
+            level = DEFAULT
+        return max(level, SESSION_LEVEL) if block in self.held() else level
+
+    def held(self) -> set[int]:
+        return {block for *_, blocks in self.sessions for block in blocks}
+
+    def leave(self, block: int, is_named: bool, wish: CacheRetention | None, now: float) -> None:
+        level = DEFAULT if wish is None else wish.priority
+        if level >= DEFAULT:
+            self.settled.add(block)
+            if self.claims.get(block, (DEFAULT, 0.0))[0] < DEFAULT:
+                del self.claims[block]
+        if wish is None or level == DEFAULT or not is_named:
+            return
+        if level > DEFAULT or block not in self.settled:
+            claim = (level, now + wish.duration_s)
+            self.claims[block] = max(claim, self.claims.get(block, claim))
+
+    def hold(self, key: SessionKey, turn: int, blocks: list[int], now: float) -> None:
+        before = next(((t, b) for k, t, _, b in self.sessions if k == key), (turn, []))
+        kept = before[1] if before[0] == turn else []
+        wanted = list(dict.fromkeys([*kept, *blocks]))[: self.max_num_each]
+        self.sessions = [session for session in self.sessions if session[0] != key]
+        if wanted:
+            self.sessions.append((key, turn, now + TTL_S, wanted))
+        while len(self.held()) > self.max_num_blocks:
+            del self.sessions[0]
+
+    def renew(self, key: SessionKey, now: float) -> None:
+        for index, (there, turn, _, blocks) in enumerate(self.sessions):
+            if there == key:
+                del self.sessions[index]
+                self.sessions.append((key, turn, now + TTL_S, blocks))
+                return
+
+    def expire(self, now: float) -> None:
+        self.claims = {block: claim for block, claim in self.claims.items() if claim[1] > now}
+        self.sessions = [session for session in self.sessions if session[2] > now]
+
+    def forget(self, block: int) -> None:
+        self.claims.pop(block, None)
+        sessions = [
+            (k, t, s, [b for b in blocks if b != block]) for k, t, s, blocks in self.sessions
+        ]
+        self.sessions = [session for session in sessions if session[3]]
 
 
 class BlockPoolMachine(RuleBasedStateMachine):
-    """`holders` are block tables; every block of a table carries one reference of it."""
+    """`holders` are block tables; every block of a table carries one reference of it.
+
+    `order`: the cached blocks of the default level; `elsewhere`: level and turn of the others. A
+    turn counts the blocks that were left.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.pool = BlockPool(1)
+        self.model = StandingModel(1, 1)
         self.holders: list[list[int]] = []
         self.digests = 0
         self.named: dict[bytes, int] = {}
+        self.order: NaiveOrder = NaiveLru()
+        self.elsewhere: dict[int, tuple[int, int]] = {}
+        self.num_left = 0
+        self.turn = 0
+        self.now = 0.0
 
-    @initialize(num_blocks=st.integers(1, 12))
-    def fresh(self, num_blocks: int) -> None:
-        self.pool = BlockPool(num_blocks)
+    @initialize(
+        num_blocks=st.integers(1, 12),
+        most=st.integers(1, 8),
+        each=st.integers(1, 6),
+        refit_every=st.sampled_from([None, 1, 3]),
+    )
+    def fresh(self, num_blocks: int, most: int, each: int, refit_every: int | None) -> None:
+        each = min(most, each)
+        sessions = Sessions(
+            level=SESSION_LEVEL, ttl_s=TTL_S, max_num_blocks=most, max_num_each=each
+        )
+        self.model = StandingModel(most, each)
+        if refit_every is None:
+            self.pool, self.order = BlockPool(num_blocks, sessions, RecencyOrder()), NaiveLru()
+        else:
+            order = HitDensityOrder(num_blocks, refit_every=refit_every)
+            self.pool = BlockPool(num_blocks, sessions, order)
+            self.order = NaiveHitDensity(num_blocks, refit_every, MAX_RUN)
 
     @rule(count=st.integers(1, 13))
     def allocate(self, count: int) -> None:
@@ -32,12 +137,58 @@ class BlockPoolMachine(RuleBasedStateMachine):
                 return
             raise AssertionError("gave more than it has")
         before = {block for table in self.holders for block in table}
+        num_evicted = max(0, count - (available - self.pool.num_cached))
+        victims = self.next_victims(num_evicted)
         blocks = self.pool.allocate(count).tolist()
         assert len(set(blocks)) == count
         assert not before & set(blocks), "a used block was handed out"
+        assert blocks[count - num_evicted :] == victims, "others should have been given up first"
         # What was evicted must not be found again.
         self.named = {d: b for d, b in self.named.items() if b not in blocks}
         self.holders.append(blocks)
+
+    def cached(self) -> set[int]:
+        return self.order.blocks() | self.elsewhere.keys()
+
+    def next_victims(self, count: int) -> list[int]:
+        """Lowest level, then as the order says; an eviction changes nobody else's level."""
+        victims: list[int] = []
+        for _ in range(count):
+            level = min(self.model.level(block, self.now) for block in self.cached())
+            if level == DEFAULT:
+                victim = self.order.victim(self.num_left)
+            else:
+                of_level = [(turn, b) for b, (at, turn) in self.elsewhere.items() if at == level]
+                victim = min(of_level)[1]
+                del self.elsewhere[victim]
+                self.order.lose(victim)
+            self.model.forget(victim)
+            victims.append(victim)
+        return victims
+
+    def move(self) -> None:
+        """Let cached blocks stand where their levels say now."""
+        for block in sorted(self.cached()):
+            level = self.model.level(block, self.now)
+            was, turn = self.elsewhere.get(block, (DEFAULT, 0))
+            if level == was:
+                continue
+            if was == DEFAULT:
+                turn = self.order.take(block)
+            if level == DEFAULT:
+                del self.elsewhere[block]
+                self.order.insert(block, turn)
+            else:
+                self.elsewhere[block] = (level, turn)
+
+    def use(self, blocks: list[int]) -> None:
+        """Known blocks find one user more."""
+        self.pool.share(blocks)
+        for block in blocks:
+            self.order.share(block)
+            if block in self.order.blocks():
+                self.order.discard(block, self.num_left)
+            self.elsewhere.pop(block, None)
 
     @precondition(lambda self: self.holders)
     @rule(data=st.data())
@@ -49,6 +200,7 @@ class BlockPoolMachine(RuleBasedStateMachine):
         self.pool.register(block, digest)
         if block not in self.named.values():
             self.named[digest] = block
+            self.model.settled.discard(block)
 
     @precondition(lambda self: self.named)
     @rule(data=st.data())
@@ -56,27 +208,114 @@ class BlockPoolMachine(RuleBasedStateMachine):
         digests = data.draw(st.lists(st.sampled_from(sorted(self.named)), unique=True))
         blocks = self.pool.match(digests)
         assert blocks == [self.named[digest] for digest in digests]
-        self.pool.share(blocks)
+        assert self.pool.num_unused(blocks) == len(set(blocks) & self.cached())
+        self.use(blocks)
         if blocks:
             self.holders.append(blocks)
+
+    @rule(chain=st.sampled_from("xyz"), length=st.integers(1, 5))
+    def come_with_a_chain(self, chain: str, length: int) -> None:
+        """A request whose prompt is one of three; what is there of it is shared."""
+        digests = [f"{chain}{place}".encode() for place in range(length)]
+        found = self.pool.match(digests)
+        assert found == [self.named[d] for d in digests[: len(found)]]
+        is_whole = not self.named.keys() & set(digests[len(found) :])
+        unused = self.pool.num_unused(found)
+        if not is_whole or length - len(found) > self.pool.num_available - unused:
+            return
+        self.use(found)
+        table = list(found)
+        if len(found) < length:
+            self.holders.append(found)
+            self.allocate(length - len(found))
+            table += self.holders.pop()
+            self.holders.pop()
+        self.pool.register_chain(np.array(table, np.int32), digests, range(len(found), length))
+        self.order.name(table, digests, len(found), self.num_left)
+        for block, digest in zip(table[len(found) :], digests[len(found) :], strict=True):
+            self.named[digest] = block
+            self.model.settled.discard(block)
+        self.holders.append(table)
+        self.leave(len(self.holders) - 1, None)
 
     @rule()
     def match_stops_at_the_first_unknown(self) -> None:
         known = sorted(self.named)[:2]
         assert self.pool.match([*known, b"unknown", *known]) == [self.named[d] for d in known]
 
+    @precondition(lambda self: self.pool.num_available)
+    @rule(wishes=st.lists(WISHES, min_size=1, max_size=3), key=st.none() | st.sampled_from(KEYS))
+    def come_and_go(self, wishes: list[CacheRetention | None], key: SessionKey | None) -> None:
+        """A request of one block for each wish, all of a session if there is a key."""
+        for wish in wishes[: self.pool.num_available]:
+            self.allocate(1)
+            (block,) = self.holders[-1]
+            self.digests += 1
+            digest = self.digests.to_bytes(4, "big")
+            self.pool.register(block, digest)
+            self.named[digest] = block
+            self.model.settled.discard(block)
+            if key is not None:
+                self.pool.hold(key, self.turn, [block], self.now)
+                self.model.hold(key, self.turn, [block], self.now)
+                self.move()
+            self.leave(len(self.holders) - 1, wish)
+
     @precondition(lambda self: self.holders)
-    @rule(data=st.data())
-    def release(self, data: st.DataObject) -> None:
-        table = self.holders.pop(data.draw(st.integers(0, len(self.holders) - 1)))
-        self.pool.release(np.array(table, dtype=np.int32))
+    @rule(data=st.data(), wish=WISHES)
+    def release(self, data: st.DataObject, wish: CacheRetention | None) -> None:
+        self.leave(data.draw(st.integers(0, len(self.holders) - 1)), wish)
+
+    def leave(self, index: int, wish: CacheRetention | None) -> None:
+        table = self.holders.pop(index)
+        self.pool.release(np.array(table, dtype=np.int32), wish, self.now)
+        used = {block for held in self.holders for block in held}
+        left: list[int] = []
+        for block in reversed(table):
+            is_named = block in self.named.values()
+            self.model.leave(block, is_named, wish, self.now)
+            if is_named and block not in used:
+                left.append(block)
+        for level, run in groupby(left, lambda block: self.model.level(block, self.now)):
+            blocks = list(run)
+            if level == DEFAULT:
+                self.order.arrive(blocks, self.num_left + 1)
+            for block in blocks:
+                self.num_left += 1
+                if level != DEFAULT:
+                    self.elsewhere[block] = (level, self.num_left)
 
     @precondition(lambda self: self.holders)
     @rule(data=st.data())
     def forget(self, data: st.DataObject) -> None:
         table = data.draw(st.sampled_from(self.holders))
         self.pool.forget(np.array(table, dtype=np.int32))
+        for block in table:
+            self.model.forget(block)
+            self.order.lose(block)
         self.named = {d: b for d, b in self.named.items() if b not in table}
+
+    @precondition(lambda self: self.named)
+    @rule(data=st.data(), key=st.sampled_from(KEYS), is_new=st.booleans())
+    def hold(self, data: st.DataObject, key: SessionKey, is_new: bool) -> None:
+        known = st.sampled_from(sorted(self.named.values()))
+        blocks = data.draw(st.lists(known, min_size=1, unique=True) | st.just([]))
+        self.turn += is_new
+        self.pool.hold(key, self.turn, blocks, self.now)
+        self.model.hold(key, self.turn, blocks, self.now)
+        self.move()
+
+    @rule(key=st.sampled_from(KEYS))
+    def renew(self, key: SessionKey) -> None:
+        self.pool.sessions.renew(key, self.now)
+        self.model.renew(key, self.now)
+
+    @rule(seconds=st.sampled_from([0.5, 4.0, 6.0, 10.0]))
+    def pass_time(self, seconds: float) -> None:
+        self.now += seconds
+        self.pool.expire(self.now)
+        self.model.expire(self.now)
+        self.move()
 
     @invariant()
     def adds_up(self) -> None:
@@ -88,6 +327,17 @@ class BlockPoolMachine(RuleBasedStateMachine):
         assert references.tolist() == self.pool.ref_counts.tolist()
         assert self.pool.num_used == int((references > 0).sum())
         assert self.pool.num_available + self.pool.num_used == self.pool.num_blocks
+
+    @invariant()
+    def levels_are_as_they_should_be(self) -> None:
+        cached = {b: self.pool.level(b) for b in range(self.pool.num_blocks)}
+        assert {block: level for block, level in cached.items() if level is not None} == {
+            block: self.model.level(block, self.now) for block in self.cached()
+        }
+        assert self.pool.sessions.num_held_blocks == len(self.model.held())
+        assert len(self.pool.sessions) == len(self.model.sessions)
+        for key, _, _, blocks in self.model.sessions:
+            assert self.pool.sessions.blocks_of(key) == tuple(blocks)
 
 
 TestBlockPool = BlockPoolMachine.TestCase

@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 
 from penstock.scheduler.config import SchedulerConfig
 from penstock.scheduler.engine import Engine
-from penstock.scheduler.events import Admitted
+from penstock.scheduler.events import Admitted, Preempted
 from penstock.scheduler.request import NO_TIME
+from penstock.scheduler.yielders import MAX_YIELDERS, MAX_YIELDS
 from support.core import FakeClock, make_engine, make_info, make_spec, run_until_idle
 
 MAX_PROMPT = 12
@@ -52,6 +53,131 @@ def test_counters_of_backlogged_tenants_stay_together(
         engine.step()
         assert abs(tenants.service_of("a") - tenants.service_of("b")) <= bound
     run_until_idle(engine)
+
+
+@given(
+    rounds=st.lists(
+        st.tuples(
+            st.sampled_from("ab"),
+            st.integers(1, MAX_PROMPT),
+            st.integers(1, MAX_OUTPUT),
+            st.integers(0, 6),
+        ),
+        min_size=10,
+        max_size=60,
+    ),
+    burst=st.sampled_from([0.0, 20.0, 1000.0]),
+    ratio=st.sampled_from([1.5, 2.0, NO_TIME]),
+)
+def test_who_comes_and_goes_keeps_a_burst_and_no_more(
+    rounds: list[tuple[str, int, int, int]], burst: float, ratio: float
+) -> None:
+    config = SchedulerConfig(
+        max_num_batched_tokens=16,
+        aging_s=NO_TIME,
+        max_lookahead=0,
+        tenant_burst_tokens=burst,
+        yield_ratio=ratio,
+    )
+    engine, _ = make_engine(make_info(max_num_seqs=NUM_SLOTS), config)
+    tenants = engine.scheduler.life.tenants
+    bound = burst + MAX_PROMPT + 2 * NUM_SLOTS * MAX_OUTPUT
+    for key, (tenant, prompt, max_tokens, pause) in enumerate(rounds, 1):
+        engine.submit((make_spec(key, prompt, max_tokens=max_tokens, tenant=tenant),))
+        for _ in range(pause):
+            engine.step()
+            if tenants.num_waiting_of("a") and tenants.num_waiting_of("b"):
+                assert abs(tenants.service_of("a") - tenants.service_of("b")) <= bound
+    run_until_idle(engine)
+
+
+@given(
+    arrivals=st.lists(
+        st.tuples(
+            st.sampled_from("aaab"),
+            st.integers(1, 40),
+            st.integers(1, MAX_OUTPUT),
+            st.integers(0, 1),
+            st.integers(0, 3),
+        ),
+        min_size=10,
+        max_size=60,
+    ),
+    num_blocks=st.sampled_from([13, 24, 64]),
+    stride=st.integers(2, 4),
+    depth=st.sampled_from([1, 2]),
+)
+def test_what_light_tenants_may_cost_others(
+    arrivals: list[tuple[str, int, int, int, int]], num_blocks: int, stride: int, depth: int
+) -> None:
+    config = SchedulerConfig(
+        max_num_batched_tokens=8,
+        watermark=0.0,
+        aging_stride=stride,
+        aging_s=4.0,
+        yield_ratio=2.0,
+    )
+    info = make_info(max_num_seqs=5, num_blocks=num_blocks, pipeline_depth=depth)
+    clock = FakeClock()
+    engine, _ = make_engine(info, config, clock)
+    life = engine.scheduler.life
+    stalled = Stalled(engine)
+    for key, (tenant, prompt, max_tokens, priority, pause) in enumerate(arrivals, 1):
+        spec = make_spec(
+            key, prompt, max_tokens=max_tokens, tenant=tenant, priority=priority,
+            arrival_s=clock.now_s,
+        )  # fmt: skip
+        engine.submit((spec,))
+        for _ in range(pause):
+            turn(engine, clock, stalled, stride)
+    for _ in range(5_000):
+        if not engine.has_work:
+            break
+        turn(engine, clock, stalled, stride)
+    assert not engine.has_work
+    assert life.cache.pool.num_used == 0
+
+
+class Stalled:
+    """For how many steps the first prompt under way has got no tokens."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._life = engine.scheduler.life
+        self._first = (0, -1)
+        self.num_steps = 0
+
+    def look(self) -> None:
+        under_way = self._life.running.prefilling_by_level()
+        first = (0, -1)
+        if under_way:
+            request = under_way[0]
+            num_computed = int(self._life.arrays.num_computed[request.slot])
+            first = (request.spec.key, num_computed)
+        is_same = first[0] and first == self._first
+        self.num_steps = self.num_steps + 1 if is_same else 0
+        self._first = first
+
+
+def turn(engine: Engine, clock: FakeClock, stalled: Stalled, stride: int) -> None:
+    """One step of a second, and what must hold of it."""
+    life = engine.scheduler.life
+    before = {key: (r.num_yields, r.spec.tenant) for key, r in life.requests.items()}
+    changes = engine.step().changes
+    engine.check_integrity()
+    clock.now_s += 1.0
+    stalled.look()
+    assert stalled.num_steps < stride
+    thrown_out = {change.key for change in changes if isinstance(change, Preempted)}
+    new = [change.key for change in changes if isinstance(change, Admitted)]
+    assert all(request.num_yields <= MAX_YIELDS for request in life.requests.values())
+    yielded = [
+        key for key in thrown_out if key in life.requests
+        and life.requests[key].num_yields > before[key][0]
+    ]  # fmt: skip
+    assert len(yielded) <= MAX_YIELDERS * max(1, len(new))
+    if thrown_out and new:
+        losers = {before[key][1] for key in thrown_out}
+        assert losers.isdisjoint(before[key][1] for key in new)
 
 
 @given(
@@ -103,6 +229,7 @@ def test_who_waits_long_enough_is_admitted_in_bounded_turns(
             and since_s - its_level * aging_s <= rank
             and admitted_s[other] >= ripe_s
         ]
+        # One slot: nobody is light, so the bound is that without light tenants.
         assert len(late) <= stride * (len(senior) + 1)
 
 

@@ -1,13 +1,13 @@
 """Plays clients, time and faults against one engine, and checks what it tells.
 
-Every action is recorded; `replay(trace)` repeats a game from its trace, which is JSON.
+Owns the actions of a game and its turn; what must hold is told by the modules of laws. Every action
+is recorded; `replay(trace)` repeats a game from its trace, which is JSON.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ from penstock.scheduler.block_hash import chain_root, hash_blocks
 from penstock.scheduler.config import AdmissionPolicy, SchedulerConfig, SchedulingOrder
 from penstock.scheduler.cost_model import CostModel
 from penstock.scheduler.engine import Engine
-from penstock.scheduler.events import Admitted, Failed, Finished, Preempted, StepEvents
+from penstock.scheduler.events import Admitted, Finished, Preempted, Queued, StepEvents
 from penstock.scheduler.request import (
     NO_TIME,
     FailureReason,
@@ -29,24 +29,25 @@ from penstock.scheduler.request import (
     RequestSpec,
     SamplingParams,
 )
-from support.game_records import BudgetedExecutor, Told
+from penstock.scheduler.request_options import CacheRetention, Constraint, ConstraintKind
+from support.account_laws import check_accounts
+from support.end_laws import check_failure, check_finish, check_history, check_queued
+from support.foresight_laws import check_refused_alone
+from support.game_records import BudgetedExecutor, Game, Told
+from support.order_laws import check_order
+from support.order_witness import OrderWitness
 
 VOCAB = 50
 MAX_SEQ_LEN = 32
-MAX_NUM_SEQS = 4
 MAX_WAITING = 12
 STOP_IDS = (3, 4)
-MAX_DRAIN_STEPS = 3000
-# Prompts are prefixes of these and a tail, so that many share blocks.
-STEMS = ((10, 11, 12, 13, 14, 15, 16, 17, 18, 19), (10, 11, 12, 13, 20, 21, 22, 23, 24, 25))
+MAX_DRAIN_TURNS = 3000
+CHOICE = Constraint(kind=ConstraintKind.CHOICE, texts=("any",))
 
 
 def replay(trace: str) -> EnginePlayer:
     """Play a recorded game again, to its end."""
     (_, setup), *actions = json.loads(trace)
-    setup["faults"] = [
-        Fault(**(fault | {"kind": FaultKind(fault["kind"])})) for fault in setup["faults"]
-    ]
     player = EnginePlayer(**setup)
     for name, arguments in actions:
         getattr(player, name)(**arguments)
@@ -55,78 +56,75 @@ def replay(trace: str) -> EnginePlayer:
 
 
 class EnginePlayer:
-    """One game. Arguments and those of actions are plain values, so that a trace is JSON."""
+    """One game. Arguments and those of actions are plain values, so that a trace is JSON.
+
+    `faults`: fields of `Fault`. `prices`: step_s, prefill_token_s, decode_slot_s and
+    context_token_s of the device; `known_prices`: those that the engine is told, None for none.
+    `settings`: more fields of SchedulerConfig.
+    """
 
     def __init__(
         self,
         *,
         depth: int,
-        faults: Sequence[Fault],
+        faults: list[dict[str, Any]],
         block_size: int,
         pool_tokens: int,
+        num_slots: int,
         budget: int,
         policy: str,
         watermark: float,
         order: str,
-        fair: dict[str, Any],
+        prices: list[float],
+        known_prices: list[float] | None,
+        settings: dict[str, Any],
     ) -> None:
         self.trace: list[tuple[str, dict[str, Any]]] = []
-        self.record(
-            "build",
-            depth=depth,
-            faults=[asdict(fault) | {"kind": fault.kind.value} for fault in faults],
-            block_size=block_size,
-            pool_tokens=pool_tokens,
-            budget=budget,
-            policy=policy,
-            watermark=watermark,
-            order=order,
-            fair=fair,
-        )
-        self.faults = tuple(faults)
-        self.block_size = block_size
-        self.num_blocks = -(-pool_tokens // block_size)
+        self.record("build", {name: value for name, value in locals().items() if name != "self"})
+        script = tuple(Fault(**(fault | {"kind": FaultKind(fault["kind"])})) for fault in faults)
         self.simulated = SimulatedConfig(
             vocab_size=VOCAB,
             is_strict=True,
             min_output_tokens=2,
             max_output_tokens=14,
-            cost=CostModel(step_s=1.0, prefill_token_s=0.0, decode_slot_s=0.0, context_token_s=0.0),
-            faults=self.faults,
+            cost=cost_model(prices),
+            faults=script,
         )
-        self.clock = VirtualClock(1.0)
-        self.executor = self.device(depth, budget)
-        self.config = SchedulerConfig(
+        clock = VirtualClock(1.0)
+        device = ExecutorConfig(
+            kind=ExecutorKind.SIMULATED,
+            block_size=block_size,
+            num_blocks=-(-pool_tokens // block_size),
+            max_num_seqs=num_slots,
+            max_seq_len=MAX_SEQ_LEN,
+            pipeline_depth=depth,
+            simulated=self.simulated,
+        )
+        executor = BudgetedExecutor(device, pacer=clock)
+        executor.max_num_batched_tokens = budget
+        executor.log = []
+        config = SchedulerConfig(
             max_num_batched_tokens=budget,
             admission_policy=AdmissionPolicy(policy),
             watermark=watermark,
-            max_num_waiting=MAX_WAITING,
             order=SchedulingOrder(order),
-            **fair,
+            known_prices=None if known_prices is None else cost_model(known_prices),
+            max_num_waiting=MAX_WAITING,
+            **settings,
         )
-        self.engine = Engine(self.executor, self.config, self.clock)
-        self.told: dict[int, Told] = {}
-        self.history: list[Told] = []
+        self.game = Game(
+            engine=(engine := Engine(executor, config, clock)),
+            executor=executor,
+            clock=clock,
+            config=config,
+            simulated=self.simulated,
+            witness=watched(engine, config),
+            knows_prices=known_prices == prices,
+        )
         self.num_submitted = 0
+        self.num_turns = 0
 
-    def device(self, depth: int, budget: int) -> BudgetedExecutor:
-        executor = BudgetedExecutor(
-            ExecutorConfig(
-                kind=ExecutorKind.SIMULATED,
-                block_size=self.block_size,
-                num_blocks=self.num_blocks,
-                max_num_seqs=MAX_NUM_SEQS,
-                max_seq_len=MAX_SEQ_LEN,
-                pipeline_depth=depth,
-                simulated=self.simulated,
-            ),
-            pacer=self.clock,
-        )
-        executor.max_num_batched_tokens = budget
-        executor.log = []
-        return executor
-
-    def record(self, name: str, **arguments: Any) -> None:
+    def record(self, name: str, arguments: dict[str, Any]) -> None:
         self.trace.append((name, arguments))
 
     def dumped(self) -> str:
@@ -146,254 +144,228 @@ class EnginePlayer:
         patience_s: list[float],
         num_replayed: int,
         has_stops: bool,
+        has_form: bool,
+        session: str,
+        retention: list[float] | None,
         is_key_reused: bool,
     ) -> list[int]:
         """Submit one request; the keys of its outputs."""
-        arguments = {name: value for name, value in locals().items() if name != "self"}
-        self.record("submit", **arguments)
+        self.record("submit", {name: value for name, value in locals().items() if name != "self"})
+        game, now = self.game, self.game.clock()
         prompt = np.array(prompt_ids, dtype=np.int32)
-        now = self.clock()
         self.num_submitted += 1
         first_key = self.ended_key() if is_key_reused else self.num_submitted * 10
-        specs: list[RequestSpec] = []
-        for index in range(num_outputs):
-            spec = RequestSpec(
-                key=first_key + index,
-                request_id=f"request-{self.num_submitted}",
-                prompt_ids=prompt,
-                max_tokens=max_tokens,
-                min_tokens=min(min_tokens, max_tokens),
-                stop_ids=STOP_IDS if has_stops else (),
-                sampling=SamplingParams(temperature=0.5, seed=index),
-                hash_salt=salt.encode(),
-                block_hashes=self.digests(prompt, salt.encode()),
-                leader_key=first_key if index else 0,
-                output_index=index,
-                priority=priority,
-                tenant=tenant,
-                arrival_s=now,
-                ttft_deadline_s=now + patience_s[0],
-                deadline_s=now + patience_s[1],
-                time_limit_s=now + patience_s[2],
-            )
-            specs.append(self.replayed(spec, num_replayed) if num_outputs == 1 else spec)
-        for spec in specs:
-            reference = simulated_output(spec, VOCAB, self.simulated)
-            told = Told(spec, reference[spec.num_replayed :], len(self.history))
-            self.told[spec.key] = told
-            self.history.append(told)
-        self.engine.submit(tuple(specs))
+        first = RequestSpec(
+            key=first_key,
+            request_id=f"request-{self.num_submitted}",
+            prompt_ids=prompt,
+            max_tokens=max_tokens,
+            min_tokens=min(min_tokens, max_tokens),
+            stop_ids=STOP_IDS if has_stops else (),
+            sampling=SamplingParams(temperature=0.5, seed=0),
+            hash_salt=salt.encode(),
+            block_hashes=self.digests(prompt, salt.encode()),
+            priority=priority,
+            tenant=tenant,
+            arrival_s=now,
+            ttft_deadline_s=now + patience_s[0],
+            deadline_s=now + patience_s[1],
+            time_limit_s=now + patience_s[2],
+            constraint=CHOICE if has_form else None,
+            session_id=session,
+            retention=retained(retention),
+        )
+        specs = [self.replayed(first, num_replayed) if num_outputs == 1 else first]
+        specs += [follower(first, index) for index in range(1, num_outputs)]
+        self.note(specs)
+        game.engine.submit(tuple(specs))
         return [spec.key for spec in specs]
+
+    def note(self, specs: list[RequestSpec]) -> None:
+        """Remember what is to become of each output."""
+        game = self.game
+        was_alone = not game.engine.has_work
+        for spec in specs:
+            reference = simulated_output(spec, VOCAB, self.simulated)[spec.num_replayed :]
+            told = Told(spec, reference, len(game.history), was_alone)
+            game.told[spec.key] = game.live[spec.key] = told
+            game.history.append(told)
 
     def ended_key(self) -> int:
         """The first key of a request whose outputs have all ended, or a fresh one."""
-        live = {key // 10 for key, told in self.told.items() if told.end is None}
-        ended = {key // 10 for key in self.told} - live
+        live = {key // 10 for key in self.game.live}
+        ended = {key // 10 for key in self.game.told} - live
         return 10 * min(ended, default=self.num_submitted)
 
     def digests(self, tokens: NDArray[np.int32], salt: bytes) -> tuple[bytes, ...]:
-        return hash_blocks(tokens, self.block_size, chain_root(salt)) if salt else ()
+        block_size = self.game.executor.info.block_size
+        return hash_blocks(tokens, block_size, chain_root(salt)) if salt else ()
 
     def replayed(self, spec: RequestSpec, num_replayed: int) -> RequestSpec:
         """The same request in a later life, after `num_replayed` tokens of its output."""
+        if not num_replayed:
+            return spec
         output = simulated_output(spec, VOCAB, self.simulated)
         count = min(num_replayed, len(output) - 1)
         tokens = np.concatenate((spec.prompt_ids, output[:count]))
-        return RequestSpec(
-            key=spec.key,
-            request_id=spec.request_id,
-            prompt_ids=tokens,
-            max_tokens=spec.max_tokens,
-            min_tokens=spec.min_tokens,
-            num_replayed=count,
-            stop_ids=spec.stop_ids,
-            sampling=spec.sampling,
-            hash_salt=spec.hash_salt,
-            block_hashes=self.digests(tokens, spec.hash_salt),
-            priority=spec.priority,
-            tenant=spec.tenant,
-            arrival_s=spec.arrival_s,
-            ttft_deadline_s=spec.ttft_deadline_s,
-            deadline_s=spec.deadline_s,
-            time_limit_s=spec.time_limit_s,
-        )
+        hashes = self.digests(tokens, spec.hash_salt)
+        return replace(spec, prompt_ids=tokens, num_replayed=count, block_hashes=hashes)
 
     def step(self, *, count: int) -> None:
         """Some turns."""
-        self.record("step", count=count)
+        if self.trace[-1][0] == "step":
+            count_before = self.trace.pop()[1]["count"]
+            self.record("step", {"count": count_before + count})
+        else:
+            self.record("step", {"count": count})
         for _ in range(count):
             self.turn()
 
     def turn(self) -> None:
-        before_s = self.clock()
-        events = self.engine.step()
-        self.engine.check_integrity()
-        self.check_order(events)
+        game, before_s = self.game, self.game.clock()
+        self.num_turns += 1
+        events = game.engine.step()
+        check_order(game, events)
         self.take(events)
-        for told in self.told.values():
-            if told.end is None:
-                spec = told.spec
-                ttft_s = NO_TIME if told.tokens else spec.ttft_deadline_s
-                assert before_s < min(spec.deadline_s, spec.time_limit_s, ttft_s)
+        check_accounts(game)
+        # Whose time had passed when the turn began was ended in it.
+        assert all(before_s < told.expiry_s for told in game.live.values())
 
     def cancel(self, *, key: int, reason: int | None) -> None:
         """One output for a reason, or without one all outputs by the request's id."""
-        self.record("cancel", key=key, reason=reason)
-        if reason is None:
-            self.cancel_by_id(self.told[key].spec.request_id)
+        self.record("cancel", {"key": key, "reason": reason})
+        # Not in a trace that lost the request's arrival on its way to a smaller one.
+        if key not in self.game.told:
             return
-        told = self.told[key]
-        was_cancelled = self.engine.cancel(key, FinishReason(reason))
+        told = self.game.told[key]
+        if reason is None:
+            self.cancel_by_id(told.spec.request_id)
+            return
+        was_cancelled = self.game.engine.cancel(key, FinishReason(reason))
         if told.end is not None:
             assert not was_cancelled
         if was_cancelled:
             assert told.cancelled_as is None
             told.cancelled_as = FinishReason(reason)
-            assert not self.engine.cancel(key)
+            assert not self.game.engine.cancel(key)
 
     def cancel_by_id(self, request_id: str) -> None:
-        was_cancelled = self.engine.cancel_by_id(request_id)
-        assert not self.engine.cancel_by_id(request_id)
-        for told in self.told.values():
-            if told.spec.request_id == request_id and told.end is None and was_cancelled:
+        was_cancelled = self.game.engine.cancel_by_id(request_id)
+        assert not self.game.engine.cancel_by_id(request_id)
+        for told in self.game.live.values():
+            if told.spec.request_id == request_id and was_cancelled:
                 told.cancelled_as = told.cancelled_as or FinishReason.CANCELLED
 
     def submit_again(self, *, key: int) -> None:
         """A live id a second time."""
-        self.record("submit_again", key=key)
-        if key not in self.engine.scheduler.life.requests:
+        self.record("submit_again", {"key": key})
+        life = self.game.engine.scheduler.life
+        if key not in life.requests:
             return
-        self.engine.submit((self.told[key].spec,))
-        refusals = [end for end in self.engine.scheduler.life.ends if end.key == key]
+        self.game.engine.submit((self.game.told[key].spec,))
+        refusals = [end for end in life.ends if end.key == key]
         assert [end.reason for end in refusals] == [FailureReason.REQUEST_ID_IN_USE]
-        self.engine.scheduler.life.ends.remove(refusals[0])
+        life.ends.remove(refusals[0])
 
-    def pass_time(self, *, seconds: int) -> None:
+    def pass_time(self, *, seconds: float) -> None:
         """Nothing happens for a while."""
-        self.record("pass_time", seconds=seconds)
-        self.clock.advance(float(seconds))
-
-    def check_order(self, events: StepEvents) -> None:
-        """Nobody new in a step that preempted; seniority (FCFS) or classes and limits (FAIR)."""
-        preempted = {change.key for change in events.changes if isinstance(change, Preempted)}
-        admitted = {change.key for change in events.changes if isinstance(change, Admitted)}
-        assert not (preempted and admitted)
-        ended = {end.key for end in events.ends}
-        live = {k: told for k, told in self.told.items() if told.end is None and k not in ended}
-        running = {key for key, told in live.items() if told.is_running}
-        if self.config.order is SchedulingOrder.FCFS:
-            self.check_seniority(events, live, running, preempted)
-        else:
-            self.check_levels(live, running, preempted, admitted)
-
-    def check_seniority(
-        self,
-        events: StepEvents,
-        live: dict[int, Told],
-        running: set[int],
-        preempted: set[int],
-    ) -> None:
-        """Nobody is admitted before a senior who may run, nor preempted before a junior."""
-        for change in events.changes:
-            rank = self.told[change.key].rank
-            if isinstance(change, Preempted):
-                assert all(live[key].rank < rank for key in running - preempted)
-            else:
-                # Outputs after the first may wait for their leader.
-                waiting = [told for key, told in live.items() if key not in running]
-                assert all(told.rank >= rank for told in waiting if not told.spec.leader_key)
-                running.add(change.key)
-
-    def check_levels(
-        self, live: dict[int, Told], running: set[int], preempted: set[int], admitted: set[int]
-    ) -> None:
-        for key in preempted & live.keys():
-            assert all(live[key].level <= live[other].level for other in running - preempted)
-        thrown_out = [
-            told for key, told in live.items() if told.num_preemptions and key not in running
-        ]
-        life = self.engine.scheduler.life
-        for key in admitted & life.requests.keys():
-            request, told = life.requests[key], self.told[key]
-            told.level = int(life.arrays.level[request.slot])
-            # Whom a preemption threw out stands before the fresh of its class and tenant.
-            if not told.num_preemptions:
-                peers = (told.spec.tenant, told.spec.priority)
-                assert all(
-                    other.spec.key in admitted or (other.spec.tenant, other.spec.priority) != peers
-                    for other in thrown_out
-                )
-        most = self.config.max_num_running_per_tenant
-        if most is not None:
-            assert max(life.tenants.num_running, default=0) <= most
+        self.record("pass_time", {"seconds": seconds})
+        self.game.clock.advance(seconds)
 
     def take(self, events: StepEvents) -> None:
+        """Tell the clients, each of whom may be told this now."""
+        told_of, live = self.game.told, self.game.live
         for change in events.changes:
-            told = self.told[change.key]
+            told = told_of[change.key]
             assert told.end is None
-            assert told.is_running is not isinstance(change, Admitted)
-            told.is_running = not told.is_running
-            told.num_admissions += told.is_running
-            told.num_preemptions += isinstance(change, Preempted)
-        assert len(events.keys) == len(events.tokens)
+            match change:
+                case Queued():
+                    told.num_queued += 1
+                    check_queued(self.game, told, change)
+                case Admitted() | Preempted():
+                    assert told.is_running is isinstance(change, Preempted)
+                    told.is_running = not told.is_running
+                    told.num_admissions += told.is_running
+                    told.num_preemptions += not told.is_running
+                case _:
+                    raise AssertionError(f"{change} is not for this executor to say")
+            if isinstance(change, Admitted):
+                self.check_cached(told, change)
         for key, token in zip(events.keys.tolist(), events.tokens.tolist(), strict=True):
-            told = self.told[key]
+            told = told_of[key]
             assert told.end is None
             assert told.num_admissions > 0
+            assert told.reference[len(told.tokens)] == token
             told.tokens.append(token)
-            assert told.tokens == told.reference[: len(told.tokens)].tolist()
         for end in events.ends:
-            told = self.told[end.key]
+            told = told_of[end.key]
             assert told.end is None
             told.end = end
+            del live[end.key]
             if isinstance(end, Finished):
-                self.check_finish(told, end)
+                check_finish(self.game, told, end)
             else:
-                self.check_failure(told, end)
+                check_failure(self.game, told, end)
+                check_refused_alone(self.game, told, end)
+            told.is_running = False
 
-    def check_finish(self, told: Told, end: Finished) -> None:
-        is_stopped = told.reference[-1] in told.spec.stop_ids
-        if told.cancelled_as is not None:
-            assert end.reason is told.cancelled_as
-        elif end.reason is FinishReason.TIME_LIMIT:
-            assert self.clock() >= told.spec.time_limit_s
-        else:
-            assert len(told.tokens) == len(told.reference)
-            expected = FinishReason.STOP if is_stopped else FinishReason.LENGTH
-            assert end.reason is expected
-            assert end.stop_id == (STOP_IDS[0] if is_stopped else -1)
-
-    def check_failure(self, told: Told, end: Failed) -> None:
-        spec, now = told.spec, self.clock()
-        needed_blocks = -(-(spec.max_total_tokens - 1) // self.block_size)
-        match end.reason:
-            case FailureReason.PROMPT_TOO_LONG:
-                assert spec.max_total_tokens > MAX_SEQ_LEN
-            case FailureReason.EXCEEDS_KV_CACHE:
-                assert needed_blocks > self.num_blocks
-            case FailureReason.DEADLINE_EXCEEDED:
-                assert now >= spec.deadline_s
-            case FailureReason.TTFT_DEADLINE_EXCEEDED:
-                assert now >= spec.ttft_deadline_s
-                assert not told.tokens
-            case FailureReason.EXECUTOR_REQUEST_FAILED:
-                assert any(fault.kind is FaultKind.REQUEST_FAILS for fault in self.faults)
-            case FailureReason.TENANT_OVER_QUOTA:
-                assert self.config.max_num_waiting_per_tenant is not None
-                assert told.num_admissions == 0
-            case FailureReason.QUEUE_FULL:
-                assert told.num_admissions == 0
-            case _:
-                raise AssertionError(f"{end.reason.name} was never caused")
+    def check_cached(self, told: Told, admitted: Admitted) -> None:
+        """Whole blocks, of a salt, and never the last token, which is to be computed."""
+        num_tokens = told.spec.num_prompt_tokens + len(told.tokens)
+        told.num_cached_tokens += admitted.num_cached_tokens
+        assert admitted.num_preemptions == told.num_preemptions
+        assert 0 <= admitted.num_cached_tokens < num_tokens
+        assert admitted.num_cached_tokens % self.game.executor.info.block_size == 0
+        assert told.spec.hash_salt or not admitted.num_cached_tokens
 
     def finish(self) -> None:
         """Run until nothing is left: everybody ended once, and everything was given back."""
-        for _ in range(MAX_DRAIN_STEPS):
-            if not self.engine.has_work:
+        game, engine = self.game, self.game.engine
+        for _ in range(MAX_DRAIN_TURNS):
+            if not engine.has_work:
                 break
             self.turn()
-        assert not self.engine.has_work
-        assert all(told.end is not None for told in self.history)
-        assert self.engine.scheduler.life.cache.pool.num_used == 0
-        assert self.engine.next_wakeup_s() == NO_TIME
-        self.engine.close()
+        assert not engine.has_work
+        assert not game.live
+        check_history(game)
+        assert engine.scheduler.life.cache.pool.num_used == 0
+        assert engine.next_wakeup_s() == NO_TIME
+        engine.close()
+
+
+def cost_model(prices: list[float]) -> CostModel:
+    """Of the four prices in order."""
+    return CostModel(
+        step_s=prices[0],
+        prefill_token_s=prices[1],
+        decode_slot_s=prices[2],
+        context_token_s=prices[3],
+    )
+
+
+def retained(retention: list[float] | None) -> CacheRetention | None:
+    """Of a priority and a duration."""
+    if retention is None:
+        return None
+    return CacheRetention(priority=int(retention[0]), duration_s=retention[1])
+
+
+def watched(engine: Engine, config: SchedulerConfig) -> OrderWitness | None:
+    """Put a witness in front of the engine's fair order."""
+    if config.order is not SchedulingOrder.FAIR:
+        return None
+    queue = engine.scheduler.life.queue
+    witness = OrderWitness(queue.order, config)
+    queue.order = witness
+    return witness
+
+
+def follower(leader: RequestSpec, index: int) -> RequestSpec:
+    """Another output of the same request."""
+    return replace(
+        leader,
+        key=leader.key + index,
+        sampling=SamplingParams(temperature=0.5, seed=index),
+        leader_key=leader.key,
+        output_index=index,
+    )

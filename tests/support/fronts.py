@@ -17,7 +17,7 @@ from google.rpc.error_details_pb2 import BadRequest, ErrorInfo, RequestInfo, Ret
 from google.rpc.status_pb2 import Status
 
 from penstock.scheduler.batch import TokenLogprobs
-from penstock.scheduler.events import Admitted, Failed, Finished, Preempted, StepEvents
+from penstock.scheduler.events import Admitted, Failed, Finished, Preempted, Queued, StepEvents
 from penstock.scheduler.executor import ExecutorInfo, Feature
 from penstock.scheduler.request import FailureReason, FinishReason, RequestSpec
 from penstock.scheduler.state import RequestState
@@ -104,7 +104,7 @@ class ScriptedPort:
         self,
         *,
         tokens: Iterable[tuple[int, int]] = (),
-        changes: Sequence[Admitted | Preempted] = (),
+        changes: Sequence[Queued | Admitted | Preempted] = (),
         ends: Sequence[Finished | Failed] = (),
         logprobs: TokenLogprobs | None = None,
         prompt_logprobs: Sequence[tuple[int, int, TokenLogprobs]] = (),
@@ -139,8 +139,33 @@ class ScriptedPort:
     ) -> None:
         self.say(ends=[finished(key, reason, stop_id)])
 
-    def fail(self, key: int, reason: FailureReason) -> None:
-        self.say(ends=[Failed(key=key, at_s=time.monotonic(), reason=reason)])
+    def fail(
+        self,
+        key: int,
+        reason: FailureReason,
+        *,
+        estimate_s: float | None = None,
+        deadline_s: float | None = None,
+        retry_after_s: float | None = None,
+    ) -> None:
+        end = Failed(
+            key=key,
+            at_s=time.monotonic(),
+            reason=reason,
+            estimate_s=estimate_s,
+            deadline_s=deadline_s,
+            retry_after_s=retry_after_s,
+        )
+        self.say(ends=[end])
+
+
+def queued(key: int, num_ahead: int = 0, estimated_queue_s: float | None = None) -> Queued:
+    return Queued(
+        key=key,
+        at_s=time.monotonic(),
+        num_ahead=num_ahead,
+        estimated_queue_s=estimated_queue_s,
+    )
 
 
 def admitted(key: int, num_cached_tokens: int = 0, num_preemptions: int = 0) -> Admitted:
@@ -196,6 +221,7 @@ async def serving(
         keepalive=keepalive,
         clock=clock,
         extra_options=extra_options,
+        random=lambda: 0.0,
     )
     port.listener = server
     if is_up:

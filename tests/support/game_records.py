@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.executor.config import SimulatedConfig
 from penstock.executor.simulated.executor import SimulatedExecutor
+from penstock.executor.simulated.pace import VirtualClock
 from penstock.scheduler.batch import Batch
+from penstock.scheduler.config import SchedulerConfig
+from penstock.scheduler.engine import Engine
 from penstock.scheduler.events import Failed, Finished
-from penstock.scheduler.request import FinishReason, RequestSpec
+from penstock.scheduler.request import NO_TIME, FinishReason, RequestSpec
+from support.order_witness import OrderWitness
 
 
 class BudgetedExecutor(SimulatedExecutor):
@@ -22,29 +28,76 @@ class BudgetedExecutor(SimulatedExecutor):
     def launch(self, batch: Batch) -> None:
         assert batch.num_rows or batch.released
         assert int(batch.num_tokens.sum()) <= self.max_num_batched_tokens
-        assert (batch.num_tokens > 0).all()
-        rows = zip(batch.slots.tolist(), batch.starts.tolist(), batch.num_tokens, strict=True)
-        self.log.append(tuple((slot, start, int(count)) for slot, start, count in rows))
+        rows = zip(
+            batch.slots.tolist(), batch.starts.tolist(), batch.num_tokens.tolist(), strict=True
+        )
+        self.log.append(tuple(rows))
         super().launch(batch)
 
 
 @dataclass(slots=True)
 class Told:
-    """What a client was told about one output."""
+    """What a client was told about one output.
+
+    `was_alone`: nobody else lived when it was submitted. `num_queued`: how often it was said that
+    its request is in the queue. `level`: its class when it was last admitted.
+    """
 
     spec: RequestSpec
     reference: NDArray[np.int32]
     sequence: int
+    was_alone: bool = False
     tokens: list[int] = field(default_factory=list)
     end: Finished | Failed | None = None
     is_running: bool = False
+    num_queued: int = 0
     num_admissions: int = 0
-    cancelled_as: FinishReason | None = None
-
-    level: int = 0
     num_preemptions: int = 0
+    num_cached_tokens: int = 0
+    level: int = 0
+    cancelled_as: FinishReason | None = None
 
     @property
     def rank(self) -> tuple[int, int]:
         """Smaller is more senior under FCFS."""
         return (-self.spec.priority, self.sequence)
+
+    @property
+    def line(self) -> tuple[int, str]:
+        """Under the fair order those of one class and tenant stand in one line."""
+        return (self.spec.priority, self.spec.tenant)
+
+    @property
+    def expiry_s(self) -> float:
+        """When time ends it as things stand."""
+        spec = self.spec
+        ttft_s = NO_TIME if self.tokens else spec.ttft_deadline_s
+        return min(spec.deadline_s, spec.time_limit_s, ttft_s)
+
+
+@dataclass(slots=True, kw_only=True)
+class Game:
+    """One engine and all that was ever said to and by it.
+
+    `told`: the last life of each key; `history`: all lives. `knows_prices`: the engine was given
+    the very prices of its device.
+    """
+
+    engine: Engine
+    executor: BudgetedExecutor
+    clock: VirtualClock
+    config: SchedulerConfig
+    simulated: SimulatedConfig
+    witness: OrderWitness | None
+    knows_prices: bool
+    told: dict[int, Told] = field(default_factory=dict)
+    history: list[Told] = field(default_factory=list)
+    # Who lives, as far as clients know; a few of the many there were.
+    live: dict[int, Told] = field(default_factory=dict)
+
+    # The most that sessions ever held.
+    num_held_blocks: int = 0
+
+    def waiting(self) -> Iterator[Told]:
+        """Who lives and does not run."""
+        return (told for told in self.live.values() if not told.is_running)

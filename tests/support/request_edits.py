@@ -47,9 +47,15 @@ def tokens(*ids: int) -> Edit:
     return lambda message: message.token_ids.ids.extend(ids)
 
 
-def chat(*turns: tuple[str, str], add_generation_prompt: bool | None = None) -> Edit:
+def chat(
+    *turns: tuple[str, str],
+    add_generation_prompt: bool | None = None,
+    window_tokens: int | None = None,
+) -> Edit:
     def edit(message: GenerateRequest) -> None:
         message.chat.SetInParent()
+        if window_tokens is not None:
+            message.chat.window_tokens = window_tokens
         if add_generation_prompt is not None:
             message.chat.add_generation_prompt = add_generation_prompt
         for role, content in turns:

@@ -219,7 +219,9 @@ class Client:
         encode_prompt(as_prompt(prompt), request)
         response = await self._unary(stub.Tokenize, request, deadline_s, None, metadata)
         return Tokenization(
-            token_ids=tuple(response.token_ids), rendered_text=response.rendered_text
+            token_ids=tuple(response.token_ids),
+            rendered_text=response.rendered_text,
+            num_dropped_messages=response.num_dropped_messages,
         )
 
     async def detokenize(

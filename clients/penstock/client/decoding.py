@@ -129,6 +129,7 @@ def _accepted(message: pb.Accepted, sequence: int) -> Accepted:
         num_prompt_tokens=message.num_prompt_tokens,
         seed=message.seed,
         estimated_queue_s=_optional_s(message, "estimated_queue_time"),
+        num_dropped_messages=message.num_dropped_messages,
     )
 
 

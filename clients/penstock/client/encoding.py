@@ -77,6 +77,7 @@ def encode_prompt(prompt: Prompt, message: pb.GenerateRequest | pb.TokenizeReque
             _set(chat_message, "role", turn.role, f"chat.messages[{index}].role")
             _set_prompt(chat_message, "content", turn.content, f"chat.messages[{index}].content")
         _set(message.chat, "add_generation_prompt", prompt.add_generation_prompt, "chat")
+        _set(message.chat, "window_tokens", prompt.window_tokens, "chat.window_tokens")
     elif isinstance(message, pb.TokenizeRequest):
         raise ValueError("prompt: token ids are tokenised already")
     else:

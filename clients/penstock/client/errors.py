@@ -19,8 +19,8 @@ Owns the exception tree. Does not know how a status travels: see `status.py`.
     |   +-- QueueFull
     |   +-- QuotaExceeded
     |   +-- ReaderStalled          the stream was not read for too long
-    +-- DeadlineExceeded
-    |   +-- DeadlineUnreachable    refused at once: the deadline could not have been met
+    +-- DeadlineExceeded           see `deadline_s`
+    |   +-- DeadlineUnreachable    it could not have been met; see `estimate_s`, `retry_after_s`
     +-- Unavailable                nobody answers at the address, or the server takes no requests
     |   +-- Draining               the server is about to stop; try another
     |   +-- EngineDown
@@ -119,6 +119,15 @@ class PenstockError(Exception):
         return self.failure.retry_after_s
 
     @property
+    def estimate_s(self) -> float | None:
+        """Seconds from the request's arrival to what it was refused for want of, as foreseen.
+
+        That is its first token or its end, whichever the deadline in question is for. None where
+        the server has no estimate.
+        """
+        return _seconds(self.metadata.get("estimate_ms"))
+
+    @property
     def field_violations(self) -> tuple[FieldViolation, ...]:
         """The bad fields of an InvalidArgument."""
         return self.failure.field_violations
@@ -199,11 +208,20 @@ class ReaderStalled(ResourceExhausted):
 
 
 class DeadlineExceeded(PenstockError):
-    """A deadline passed."""
+    """A deadline passed. `metadata["deadline"]` tells which: ttft, total, grpc or server."""
+
+    @property
+    def deadline_s(self) -> float | None:
+        """Seconds from the request's arrival to that deadline; None if the server did not say."""
+        return _seconds(self.metadata.get("deadline_ms"))
 
 
 class DeadlineUnreachable(DeadlineExceeded):
-    """Refused at once: the deadline could not have been met."""
+    """Refused at once, or dropped from the queue: the deadline could not have been met.
+
+    Nothing was computed for it. It is not tried again on its own, because the same deadline will
+    usually have passed by then: whoever sets a new one may, after `retry_after_s`.
+    """
 
 
 class Unavailable(PenstockError):
@@ -284,6 +302,13 @@ class StreamBroken(PenstockError):
                 request_id=request_id,
             )
         )
+
+
+def _seconds(milliseconds: str | None) -> float | None:
+    """What ErrorInfo tells as milliseconds; None for what is no number."""
+    if milliseconds is None or not (milliseconds.isascii() and milliseconds.isdigit()):
+        return None
+    return int(milliseconds) / 1e3
 
 
 _BY_CODE: Mapping[grpc.StatusCode, type[PenstockError]] = {

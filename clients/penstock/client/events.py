@@ -49,6 +49,7 @@ class Accepted:
     A second one means that the call was tried again before it had any output. `seed` sent back
     with the same request gives the same tokens, where the model has the feature "seed"; it is 0 and
     means nothing elsewhere. `estimated_queue_s` None: no estimate.
+    `num_dropped_messages`: what the window of a dialogue left out.
     """
 
     sequence: int
@@ -57,6 +58,7 @@ class Accepted:
     num_prompt_tokens: int
     seed: int
     estimated_queue_s: float | None
+    num_dropped_messages: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

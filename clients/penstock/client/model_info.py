@@ -96,7 +96,11 @@ class Model:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tokenization:
-    """Token ids of a prompt, and what the chat template made of a dialogue ("" for plain text)."""
+    """Token ids of a prompt, and what the chat template made of a dialogue ("" for plain text).
+
+    `num_dropped_messages`: what the window of a dialogue left out.
+    """
 
     token_ids: tuple[int, ...]
     rendered_text: str
+    num_dropped_messages: int = 0

@@ -36,11 +36,13 @@ class ChatPrompt:
     """A dialogue, oldest turn first; the server renders it with the model's chat template.
 
     `add_generation_prompt` (None: as the server does, True) ends it by opening the assistant's
-    turn.
+    turn. `window_tokens` bounds the rendered prompt by leaving the oldest turns out, as many as
+    `Accepted.num_dropped_messages` tells; None: a dialogue that is too long is refused.
     """
 
     messages: tuple[ChatMessage, ...]
     add_generation_prompt: bool | None = None
+    window_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,8 @@ clock and the random numbers are arguments.
 
 A call is tried again only if all of this holds: no output of it was delivered; the status is
 UNAVAILABLE, or RESOURCE_EXHAUSTED for a reason that passes (see `is_passing`); the server did not
-ask to be left alone; attempts are left; and the wait ends before the call's deadline.
+ask to be left alone; attempts are left; and the wait ends before the call's deadline. A deadline
+that cannot be met is told at once, although its status says when to come back: by then it is over.
 """
 
 import math

@@ -215,7 +215,9 @@ class SyncClient:
         encode_prompt(as_prompt(prompt), request)
         response = self._unary(stub.Tokenize, request, deadline_s, None, metadata)
         return Tokenization(
-            token_ids=tuple(response.token_ids), rendered_text=response.rendered_text
+            token_ids=tuple(response.token_ids),
+            rendered_text=response.rendered_text,
+            num_dropped_messages=response.num_dropped_messages,
         )
 
     def detokenize(

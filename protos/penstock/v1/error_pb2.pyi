@@ -34,7 +34,8 @@ class _ErrorReasonEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     ERROR_REASON_INVALID_ARGUMENT: _ErrorReason.ValueType  # 1
     """INVALID_ARGUMENT. A field is missing or out of range. BadRequest names each, as a path inside
     GenerateRequest (also for GenerateOnce and Multiplex) or the RPC's own request message:
-    "sampling.temperature", "stopping.stop_strings[2]".
+    "sampling.temperature", "stopping.stop_strings[2]". What is off in the metadata of the call is
+    named by its key: "metadata[x-tenant]".
     """
     ERROR_REASON_PROMPT_TOO_LONG: _ErrorReason.ValueType  # 2
     """INVALID_ARGUMENT. The prompt, or prompt and max_tokens together, exceed the model's context.
@@ -56,20 +57,28 @@ class _ErrorReasonEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     ERROR_REASON_REQUEST_ID_IN_USE: _ErrorReason.ValueType  # 8
     """ALREADY_EXISTS. A request with this id is in flight; it goes on unharmed."""
     ERROR_REASON_QUEUE_FULL: _ErrorReason.ValueType  # 9
-    """RESOURCE_EXHAUSTED. The queue is full. RetryInfo and the trailer grpc-retry-pushback-ms."""
+    """RESOURCE_EXHAUSTED. The queue is full. RetryInfo and the trailer grpc-retry-pushback-ms.
+    Metadata: estimate_ms, if known: how long the first token would have taken.
+    """
     ERROR_REASON_QUOTA_EXCEEDED: _ErrorReason.ValueType  # 10
     """RESOURCE_EXHAUSTED. The tenant has used its share. QuotaFailure, RetryInfo and
-    grpc-retry-pushback-ms.
+    grpc-retry-pushback-ms. Metadata as for QUEUE_FULL.
     """
     ERROR_REASON_READER_STALLED: _ErrorReason.ValueType  # 11
     """RESOURCE_EXHAUSTED. The client did not read its stream for too long, and the backlog was cut."""
     ERROR_REASON_DEADLINE_UNREACHABLE: _ErrorReason.ValueType  # 12
-    """DEADLINE_EXCEEDED. Refused at once: the deadline cannot be met. Metadata: deadline_ms,
-    estimate_ms.
+    """DEADLINE_EXCEEDED. Refused at once, or dropped from the queue, before anything was computed for
+    it: the deadline cannot be met. RetryInfo and grpc-retry-pushback-ms say when a request with a
+    new deadline of the same length would probably be in time. Metadata: deadline (which: ttft,
+    total, grpc, or server for the server's own limit); deadline_ms, how long after the request's
+    arrival that is; estimate_ms, how long after its arrival it would have met it; state and phase,
+    where it was (PENDING, queue). Both times only if known.
     """
     ERROR_REASON_DEADLINE_EXCEEDED: _ErrorReason.ValueType  # 13
     """DEADLINE_EXCEEDED. A deadline passed. Metadata: state (where the request was), phase (queue,
-    prefill or decode), deadline (ttft, total, grpc, or server for the server's own limit).
+    prefill or decode), deadline (ttft, total, grpc, or server for the server's own limit);
+    deadline_ms and estimate_ms as above, and RetryInfo with grpc-retry-pushback-ms, if it was in
+    the queue and they are known.
     """
     ERROR_REASON_DRAINING: _ErrorReason.ValueType  # 14
     """UNAVAILABLE. The server takes no new requests because it is about to stop. RetryInfo; try
@@ -119,7 +128,8 @@ ERROR_REASON_UNSPECIFIED: ErrorReason.ValueType  # 0
 ERROR_REASON_INVALID_ARGUMENT: ErrorReason.ValueType  # 1
 """INVALID_ARGUMENT. A field is missing or out of range. BadRequest names each, as a path inside
 GenerateRequest (also for GenerateOnce and Multiplex) or the RPC's own request message:
-"sampling.temperature", "stopping.stop_strings[2]".
+"sampling.temperature", "stopping.stop_strings[2]". What is off in the metadata of the call is
+named by its key: "metadata[x-tenant]".
 """
 ERROR_REASON_PROMPT_TOO_LONG: ErrorReason.ValueType  # 2
 """INVALID_ARGUMENT. The prompt, or prompt and max_tokens together, exceed the model's context.
@@ -141,20 +151,28 @@ ERROR_REASON_REQUEST_NOT_FOUND: ErrorReason.ValueType  # 7
 ERROR_REASON_REQUEST_ID_IN_USE: ErrorReason.ValueType  # 8
 """ALREADY_EXISTS. A request with this id is in flight; it goes on unharmed."""
 ERROR_REASON_QUEUE_FULL: ErrorReason.ValueType  # 9
-"""RESOURCE_EXHAUSTED. The queue is full. RetryInfo and the trailer grpc-retry-pushback-ms."""
+"""RESOURCE_EXHAUSTED. The queue is full. RetryInfo and the trailer grpc-retry-pushback-ms.
+Metadata: estimate_ms, if known: how long the first token would have taken.
+"""
 ERROR_REASON_QUOTA_EXCEEDED: ErrorReason.ValueType  # 10
 """RESOURCE_EXHAUSTED. The tenant has used its share. QuotaFailure, RetryInfo and
-grpc-retry-pushback-ms.
+grpc-retry-pushback-ms. Metadata as for QUEUE_FULL.
 """
 ERROR_REASON_READER_STALLED: ErrorReason.ValueType  # 11
 """RESOURCE_EXHAUSTED. The client did not read its stream for too long, and the backlog was cut."""
 ERROR_REASON_DEADLINE_UNREACHABLE: ErrorReason.ValueType  # 12
-"""DEADLINE_EXCEEDED. Refused at once: the deadline cannot be met. Metadata: deadline_ms,
-estimate_ms.
+"""DEADLINE_EXCEEDED. Refused at once, or dropped from the queue, before anything was computed for
+it: the deadline cannot be met. RetryInfo and grpc-retry-pushback-ms say when a request with a
+new deadline of the same length would probably be in time. Metadata: deadline (which: ttft,
+total, grpc, or server for the server's own limit); deadline_ms, how long after the request's
+arrival that is; estimate_ms, how long after its arrival it would have met it; state and phase,
+where it was (PENDING, queue). Both times only if known.
 """
 ERROR_REASON_DEADLINE_EXCEEDED: ErrorReason.ValueType  # 13
 """DEADLINE_EXCEEDED. A deadline passed. Metadata: state (where the request was), phase (queue,
-prefill or decode), deadline (ttft, total, grpc, or server for the server's own limit).
+prefill or decode), deadline (ttft, total, grpc, or server for the server's own limit);
+deadline_ms and estimate_ms as above, and RetryInfo with grpc-retry-pushback-ms, if it was in
+the queue and they are known.
 """
 ERROR_REASON_DRAINING: ErrorReason.ValueType  # 14
 """UNAVAILABLE. The server takes no new requests because it is about to stop. RetryInfo; try

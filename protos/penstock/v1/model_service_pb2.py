@@ -27,7 +27,7 @@ from penstock.v1 import model_pb2 as penstock_dot_v1_dot_model__pb2
 from penstock.v1 import prompt_pb2 as penstock_dot_v1_dot_prompt__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fpenstock/v1/model_service.proto\x12\x0bpenstock.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x17penstock/v1/model.proto\x1a\x18penstock/v1/prompt.proto\"M\n\x11ListModelsRequest\x12\x16\n\tpage_size\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x12\n\npage_token\x18\x02 \x01(\tB\x0c\n\n_page_size\"Q\n\x12ListModelsResponse\x12\"\n\x06models\x18\x01 \x03(\x0b\x32\x12.penstock.v1.Model\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"-\n\x0fGetModelRequest\x12\x11\n\x04name\x18\x01 \x01(\tH\x00\x88\x01\x01\x42\x07\n\x05_name\"5\n\x10GetModelResponse\x12!\n\x05model\x18\x01 \x01(\x0b\x32\x12.penstock.v1.Model\"\x8b\x01\n\x0fTokenizeRequest\x12\x12\n\x05model\x18\x01 \x01(\tH\x01\x88\x01\x01\x12\'\n\x04text\x18\x02 \x01(\x0b\x32\x17.penstock.v1.TextPromptH\x00\x12\'\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x17.penstock.v1.ChatPromptH\x00\x42\x08\n\x06promptB\x08\n\x06_model\"<\n\x10TokenizeResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x15\n\rrendered_text\x18\x02 \x01(\t\"~\n\x11\x44\x65tokenizeRequest\x12\x12\n\x05model\x18\x01 \x01(\tH\x00\x88\x01\x01\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12 \n\x13skip_special_tokens\x18\x03 \x01(\x08H\x01\x88\x01\x01\x42\x08\n\x06_modelB\x16\n\x14_skip_special_tokens\"\"\n\x12\x44\x65tokenizeResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\"S\n\x10LoadModelRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04path\x18\x02 \x01(\t\x12\x0f\n\x07\x61liases\x18\x03 \x03(\t\x12\x12\n\nis_default\x18\x04 \x01(\x08\"6\n\x11LoadModelResponse\x12!\n\x05model\x18\x01 \x01(\x0b\x32\x12.penstock.v1.Model\"T\n\x12UnloadModelRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x30\n\rdrain_timeout\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\"1\n\x13UnloadModelResponse\x12\x1a\n\x12num_requests_ended\x18\x01 \x01(\r2\xdc\x03\n\x0cModelService\x12M\n\nListModels\x12\x1e.penstock.v1.ListModelsRequest\x1a\x1f.penstock.v1.ListModelsResponse\x12G\n\x08GetModel\x12\x1c.penstock.v1.GetModelRequest\x1a\x1d.penstock.v1.GetModelResponse\x12G\n\x08Tokenize\x12\x1c.penstock.v1.TokenizeRequest\x1a\x1d.penstock.v1.TokenizeResponse\x12M\n\nDetokenize\x12\x1e.penstock.v1.DetokenizeRequest\x1a\x1f.penstock.v1.DetokenizeResponse\x12J\n\tLoadModel\x12\x1d.penstock.v1.LoadModelRequest\x1a\x1e.penstock.v1.LoadModelResponse\x12P\n\x0bUnloadModel\x12\x1f.penstock.v1.UnloadModelRequest\x1a .penstock.v1.UnloadModelResponseB\'\n\x0bpenstock.v1P\x01Z\x16penstock/v1;penstockv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fpenstock/v1/model_service.proto\x12\x0bpenstock.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x17penstock/v1/model.proto\x1a\x18penstock/v1/prompt.proto\"M\n\x11ListModelsRequest\x12\x16\n\tpage_size\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x12\n\npage_token\x18\x02 \x01(\tB\x0c\n\n_page_size\"Q\n\x12ListModelsResponse\x12\"\n\x06models\x18\x01 \x03(\x0b\x32\x12.penstock.v1.Model\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"-\n\x0fGetModelRequest\x12\x11\n\x04name\x18\x01 \x01(\tH\x00\x88\x01\x01\x42\x07\n\x05_name\"5\n\x10GetModelResponse\x12!\n\x05model\x18\x01 \x01(\x0b\x32\x12.penstock.v1.Model\"\x8b\x01\n\x0fTokenizeRequest\x12\x12\n\x05model\x18\x01 \x01(\tH\x01\x88\x01\x01\x12\'\n\x04text\x18\x02 \x01(\x0b\x32\x17.penstock.v1.TextPromptH\x00\x12\'\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x17.penstock.v1.ChatPromptH\x00\x42\x08\n\x06promptB\x08\n\x06_model\"Z\n\x10TokenizeResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x15\n\rrendered_text\x18\x02 \x01(\t\x12\x1c\n\x14num_dropped_messages\x18\x03 \x01(\r\"~\n\x11\x44\x65tokenizeRequest\x12\x12\n\x05model\x18\x01 \x01(\tH\x00\x88\x01\x01\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12 \n\x13skip_special_tokens\x18\x03 \x01(\x08H\x01\x88\x01\x01\x42\x08\n\x06_modelB\x16\n\x14_skip_special_tokens\"\"\n\x12\x44\x65tokenizeResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\"S\n\x10LoadModelRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04path\x18\x02 \x01(\t\x12\x0f\n\x07\x61liases\x18\x03 \x03(\t\x12\x12\n\nis_default\x18\x04 \x01(\x08\"6\n\x11LoadModelResponse\x12!\n\x05model\x18\x01 \x01(\x0b\x32\x12.penstock.v1.Model\"T\n\x12UnloadModelRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x30\n\rdrain_timeout\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\"1\n\x13UnloadModelResponse\x12\x1a\n\x12num_requests_ended\x18\x01 \x01(\r2\xdc\x03\n\x0cModelService\x12M\n\nListModels\x12\x1e.penstock.v1.ListModelsRequest\x1a\x1f.penstock.v1.ListModelsResponse\x12G\n\x08GetModel\x12\x1c.penstock.v1.GetModelRequest\x1a\x1d.penstock.v1.GetModelResponse\x12G\n\x08Tokenize\x12\x1c.penstock.v1.TokenizeRequest\x1a\x1d.penstock.v1.TokenizeResponse\x12M\n\nDetokenize\x12\x1e.penstock.v1.DetokenizeRequest\x1a\x1f.penstock.v1.DetokenizeResponse\x12J\n\tLoadModel\x12\x1d.penstock.v1.LoadModelRequest\x1a\x1e.penstock.v1.LoadModelResponse\x12P\n\x0bUnloadModel\x12\x1f.penstock.v1.UnloadModelRequest\x1a .penstock.v1.UnloadModelResponseB\'\n\x0bpenstock.v1P\x01Z\x16penstock/v1;penstockv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -46,19 +46,19 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_TOKENIZEREQUEST']._serialized_start=396
   _globals['_TOKENIZEREQUEST']._serialized_end=535
   _globals['_TOKENIZERESPONSE']._serialized_start=537
-  _globals['_TOKENIZERESPONSE']._serialized_end=597
-  _globals['_DETOKENIZEREQUEST']._serialized_start=599
-  _globals['_DETOKENIZEREQUEST']._serialized_end=725
-  _globals['_DETOKENIZERESPONSE']._serialized_start=727
-  _globals['_DETOKENIZERESPONSE']._serialized_end=761
-  _globals['_LOADMODELREQUEST']._serialized_start=763
-  _globals['_LOADMODELREQUEST']._serialized_end=846
-  _globals['_LOADMODELRESPONSE']._serialized_start=848
-  _globals['_LOADMODELRESPONSE']._serialized_end=902
-  _globals['_UNLOADMODELREQUEST']._serialized_start=904
-  _globals['_UNLOADMODELREQUEST']._serialized_end=988
-  _globals['_UNLOADMODELRESPONSE']._serialized_start=990
-  _globals['_UNLOADMODELRESPONSE']._serialized_end=1039
-  _globals['_MODELSERVICE']._serialized_start=1042
-  _globals['_MODELSERVICE']._serialized_end=1518
+  _globals['_TOKENIZERESPONSE']._serialized_end=627
+  _globals['_DETOKENIZEREQUEST']._serialized_start=629
+  _globals['_DETOKENIZEREQUEST']._serialized_end=755
+  _globals['_DETOKENIZERESPONSE']._serialized_start=757
+  _globals['_DETOKENIZERESPONSE']._serialized_end=791
+  _globals['_LOADMODELREQUEST']._serialized_start=793
+  _globals['_LOADMODELREQUEST']._serialized_end=876
+  _globals['_LOADMODELRESPONSE']._serialized_start=878
+  _globals['_LOADMODELRESPONSE']._serialized_end=932
+  _globals['_UNLOADMODELREQUEST']._serialized_start=934
+  _globals['_UNLOADMODELREQUEST']._serialized_end=1018
+  _globals['_UNLOADMODELRESPONSE']._serialized_start=1020
+  _globals['_UNLOADMODELRESPONSE']._serialized_end=1069
+  _globals['_MODELSERVICE']._serialized_start=1072
+  _globals['_MODELSERVICE']._serialized_end=1548
 # @@protoc_insertion_point(module_scope)

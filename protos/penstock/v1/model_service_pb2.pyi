@@ -153,8 +153,11 @@ class TokenizeResponse(google.protobuf.message.Message):
 
     TOKEN_IDS_FIELD_NUMBER: builtins.int
     RENDERED_TEXT_FIELD_NUMBER: builtins.int
+    NUM_DROPPED_MESSAGES_FIELD_NUMBER: builtins.int
     rendered_text: builtins.str
     """The text that the chat template made of a dialogue. Empty for plain text."""
+    num_dropped_messages: builtins.int
+    """Messages of the dialogue that ChatPrompt.window_tokens left out."""
     @property
     def token_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """The token ids, special tokens included."""
@@ -164,8 +167,9 @@ class TokenizeResponse(google.protobuf.message.Message):
         *,
         token_ids: collections.abc.Iterable[builtins.int] | None = ...,
         rendered_text: builtins.str = ...,
+        num_dropped_messages: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["rendered_text", b"rendered_text", "token_ids", b"token_ids"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["num_dropped_messages", b"num_dropped_messages", "rendered_text", b"rendered_text", "token_ids", b"token_ids"]) -> None: ...
 
 Global___TokenizeResponse: typing_extensions.TypeAlias = TokenizeResponse
 

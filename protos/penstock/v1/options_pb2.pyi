@@ -274,8 +274,9 @@ class SchedulingOptions(google.protobuf.message.Message):
     TOTAL_DEADLINE_FIELD_NUMBER: builtins.int
     TIME_LIMIT_FIELD_NUMBER: builtins.int
     priority: builtins.int
-    """Higher is more urgent. Classes are strict: a higher one is admitted first. Range -100 to 100;
-    the tenant's policy may lower it further. Default: 0.
+    """Higher is more urgent. Classes are strict: a higher one is admitted first, but for one that has
+    waited so long that its age counts. Range -100 to 100; the tenant's policy may lower it further.
+    Default: 0.
     """
     @property
     def ttft_deadline(self) -> google.protobuf.duration_pb2.Duration:
@@ -285,7 +286,9 @@ class SchedulingOptions(google.protobuf.message.Message):
 
     @property
     def total_deadline(self) -> google.protobuf.duration_pb2.Duration:
-        """Fail with DEADLINE_EXCEEDED unless the whole answer is delivered within this time."""
+        """Fail with DEADLINE_EXCEEDED unless the whole answer is delivered within this time. Refused or
+        dropped like ttft_deadline when even an answer of min_tokens would not be in time.
+        """
 
     @property
     def time_limit(self) -> google.protobuf.duration_pb2.Duration:
@@ -323,10 +326,21 @@ class CacheOptions(google.protobuf.message.Message):
     session_id: builtins.str
     """Names the dialogue this request continues, so that its blocks are kept between turns. 1 to 128
     characters. Default: no session.
+
+    A session belongs to the tenant, the salt and the adapter; the same id with another of them is
+    another session. When a turn ends, the full blocks of its prompt and outputs are kept, up to
+    the server's bound for one session, in place of those of the turn before. They are given up
+    after the blocks of requests without a session and before any running request is. They fall
+    back to the default some time after the last turn, or earlier when sessions together hold more
+    than the server lets them: then the one used longest ago goes first. Nothing is promised: a
+    turn whose blocks are gone computes them again. The prompt is still sent whole; what was found
+    is told in Usage.num_cached_prompt_tokens. Not together with output.prompt_logprobs.
     """
     @property
     def retention(self) -> Global___CacheRetention:
-        """How long the blocks of this request are kept for reuse. Default: until memory is needed."""
+        """How long the blocks of this request are kept for reuse. Not together with
+        output.prompt_logprobs. Default: until memory is needed.
+        """
 
     def __init__(
         self,
@@ -346,7 +360,10 @@ Global___CacheOptions: typing_extensions.TypeAlias = CacheOptions
 
 @typing.final
 class CacheRetention(google.protobuf.message.Message):
-    """Which cached blocks are given up first when memory is needed."""
+    """Which cached blocks are given up first when memory is needed. Of several requests that left the
+    same block the highest priority counts; one below the default counts for blocks alone that no
+    other request left.
+    """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 

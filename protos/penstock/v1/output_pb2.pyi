@@ -31,6 +31,7 @@ class Accepted(google.protobuf.message.Message):
     NUM_PROMPT_TOKENS_FIELD_NUMBER: builtins.int
     SEED_FIELD_NUMBER: builtins.int
     ESTIMATED_QUEUE_TIME_FIELD_NUMBER: builtins.int
+    NUM_DROPPED_MESSAGES_FIELD_NUMBER: builtins.int
     request_id: builtins.str
     """The client's request id, or the one the server gave."""
     model: builtins.str
@@ -41,6 +42,8 @@ class Accepted(google.protobuf.message.Message):
     """The seed in use; sent back with the same request it gives the same tokens. 0, and without
     meaning, where ModelFeatures.seed is false.
     """
+    num_dropped_messages: builtins.int
+    """Messages of the dialogue that ChatPrompt.window_tokens left out. 0: all of it is in the prompt."""
     @property
     def estimated_queue_time(self) -> google.protobuf.duration_pb2.Duration:
         """How long the request will probably wait before its first step. Unset: no estimate."""
@@ -53,9 +56,10 @@ class Accepted(google.protobuf.message.Message):
         num_prompt_tokens: builtins.int = ...,
         seed: builtins.int = ...,
         estimated_queue_time: google.protobuf.duration_pb2.Duration | None = ...,
+        num_dropped_messages: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["estimated_queue_time", b"estimated_queue_time"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["estimated_queue_time", b"estimated_queue_time", "model", b"model", "num_prompt_tokens", b"num_prompt_tokens", "request_id", b"request_id", "seed", b"seed"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["estimated_queue_time", b"estimated_queue_time", "model", b"model", "num_dropped_messages", b"num_dropped_messages", "num_prompt_tokens", b"num_prompt_tokens", "request_id", b"request_id", "seed", b"seed"]) -> None: ...
 
 Global___Accepted: typing_extensions.TypeAlias = Accepted
 

@@ -94,8 +94,19 @@ class ChatPrompt(google.protobuf.message.Message):
 
     MESSAGES_FIELD_NUMBER: builtins.int
     ADD_GENERATION_PROMPT_FIELD_NUMBER: builtins.int
+    WINDOW_TOKENS_FIELD_NUMBER: builtins.int
     add_generation_prompt: builtins.bool
     """Whether the rendered text ends by opening the assistant's turn. Default: true."""
+    window_tokens: builtins.int
+    """Bounds a long dialogue: when the rendered prompt would have more tokens, its oldest turns are
+    left out, and Accepted.num_dropped_messages tells how many. What leads the dialogue with the
+    role "system" or "developer" stays, and so does the last turn; the prompt is refused when these
+    alone have more tokens. What is kept begins with a message of the role that the dialogue begins
+    with. More is cut than is needed, to about half of the window, so that a growing dialogue keeps
+    its beginning, and finds it in the KV cache, until the window is full again; where it is cut
+    follows from the dialogue alone. Range 1 to ModelLimits.max_prompt_tokens. Default: no window,
+    and a dialogue that is too long is refused.
+    """
     @property
     def messages(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___ChatMessage]:
         """The turns, oldest first. 1 to ModelLimits.max_chat_messages of them."""
@@ -105,10 +116,14 @@ class ChatPrompt(google.protobuf.message.Message):
         *,
         messages: collections.abc.Iterable[Global___ChatMessage] | None = ...,
         add_generation_prompt: builtins.bool | None = ...,
+        window_tokens: builtins.int | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_add_generation_prompt", b"_add_generation_prompt", "add_generation_prompt", b"add_generation_prompt"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_add_generation_prompt", b"_add_generation_prompt", "add_generation_prompt", b"add_generation_prompt", "messages", b"messages"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_add_generation_prompt", b"_add_generation_prompt", "_window_tokens", b"_window_tokens", "add_generation_prompt", b"add_generation_prompt", "window_tokens", b"window_tokens"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_add_generation_prompt", b"_add_generation_prompt", "_window_tokens", b"_window_tokens", "add_generation_prompt", b"add_generation_prompt", "messages", b"messages", "window_tokens", b"window_tokens"]) -> None: ...
+    @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_add_generation_prompt", b"_add_generation_prompt"]) -> typing.Literal["add_generation_prompt"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_window_tokens", b"_window_tokens"]) -> typing.Literal["window_tokens"] | None: ...
 
 Global___ChatPrompt: typing_extensions.TypeAlias = ChatPrompt
 

@@ -9,6 +9,10 @@ comes free waits for it: nobody is admitted while it is first, so those who run 
 it fits (alone it fits, or it was refused at the door). The count is kept while others are first.
 Whom a preemption threw out is not passed at all: blocks are what running requests lacked, and
 somebody new would lack them next.
+
+Light tenants (shares.py) come first, and what they lack others give up (yielders.py). They too pass
+a blocked request within the bound above, which holds for them even past one that a preemption threw
+out: the blocks they take are not those it waits for, as long as others yield.
 """
 
 from penstock.scheduler.config import AdmissionPolicy, SchedulerConfig
@@ -16,6 +20,8 @@ from penstock.scheduler.executor import ExecutorInfo
 from penstock.scheduler.grants import Grants
 from penstock.scheduler.lifecycle import Lifecycle
 from penstock.scheduler.request import NO_TIME, Request
+from penstock.scheduler.shares import Shares
+from penstock.scheduler.yielders import Lack, choose_yielders
 
 
 class Admissions:
@@ -36,6 +42,9 @@ class Admissions:
         self._max_lookahead = config.max_lookahead if life.is_fair else 0
         self._max_num_overtakes = config.max_num_overtakes
         self._max_overtake_s = config.max_overtake_s
+        # TensorRT-LLM minds its own memory.
+        self._may_yield = not (self._is_guaranteed or info.is_self_paced)
+        self._blocked: Request | None = None
         # The queue and the blocks there were when looking behind the head was last in vain.
         self._vain_version = -1
         self._vain_blocks = 0
@@ -45,7 +54,7 @@ class Admissions:
         life, queue = self._life, self._life.queue
         blocked: Request | None = None
         num_passed = 0
-        while grants.budget_tokens > 0 and life.running.has_free_slot:
+        while grants.budget_tokens > 0 and life.has_place:
             request = queue.peek(now)
             if request is None:
                 break
@@ -54,9 +63,18 @@ class Admissions:
             if matched is None:
                 blocked = blocked or request
                 num_passed += 1
-                if num_passed > self._max_lookahead or not self._may_be_passed(blocked, now):
+                # Behind the head, too, nobody passes whom a preemption threw out.
+                if (
+                    request.num_preemptions
+                    or num_passed > self._max_lookahead
+                    or not self._may_be_passed(blocked, now)
+                ):
                     break
                 queue.order.pass_over(request)
+                continue
+            verdict = life.outlook.verdict_at_admission(request, matched, now)
+            if verdict is not None:
+                life.drop(request, verdict, now)
                 continue
             if not self._let_in(request, matched, reserve_tokens, grants, now):
                 break
@@ -64,9 +82,92 @@ class Admissions:
                 blocked.num_overtaken += 1
                 if not self._may_be_passed(blocked, now):
                     break
+        self._blocked = blocked
         if num_passed:
             queue.order.end_round()
             self._vain_version, self._vain_blocks = queue.version, self._num_blocks_left()
+
+    def admit_light(
+        self,
+        grants: Grants,
+        shares: Shares,
+        least: float,
+        thrown_out: list[tuple[int, int]],
+        now: float,
+    ) -> bool:
+        """The same for those in turn whose tenants are light, `shares` being told.
+
+        What they lack is taken from running requests of others (yielders.py); whether it was.
+        `least`: the class below which nobody goes. `thrown_out`: classes and tenants of those
+        already preempted in this step: nobody new is of a lower class, or of the same tenant.
+        """
+        least = max([least, *(level for level, _ in thrown_out)])
+        barred = {tenant for _, tenant in thrown_out}
+        life, order = self._life, self._life.queue.order
+        has_preempted = False
+        while grants.budget_tokens > 0:
+            request = order.peek_in_turn(now)
+            if request is None or request.spec.priority < least or request.tenant in barred:
+                break
+            reserve_tokens = self._reserve_tokens(request)
+            num_blocks = life.cache.blocks_for(reserve_tokens)
+            is_light = shares.is_light(request.tenant, num_slots=1, num_blocks=num_blocks)
+            if not (is_light and self._may_pass_blocked(request, now)):
+                break
+            matched = self._match(request, reserve_tokens, is_first=True)
+            if matched is None or not life.has_place:
+                # Nobody yields to one that would be late all the same.
+                found = life.cache.match(request)
+                if life.outlook.verdict_at_admission(request, found, now) is not None:
+                    break
+                if not self._make_place(request, num_blocks, grants, shares, now):
+                    break
+                has_preempted = True
+                # Who yielded is of no higher class than this one; nobody behind goes before them.
+                least = max(least, request.spec.priority)
+                matched = self._match(request, reserve_tokens, is_first=True)
+                if matched is None or not life.has_place:
+                    break
+            verdict = life.outlook.verdict_at_admission(request, matched, now)
+            if verdict is not None:
+                life.drop(request, verdict, now)
+                continue
+            if self._blocked is not None and self._blocked is not request:
+                self._blocked.num_overtaken += 1
+            self._let_in(request, matched, reserve_tokens, grants, now)
+            shares.take(request.tenant, num_blocks)
+        return has_preempted
+
+    def _may_pass_blocked(self, request: Request, now: float) -> bool:
+        """Whether one may go before whoever was found blocked in the last round."""
+        blocked = self._blocked
+        if blocked is None or blocked is request or blocked.ticket < 0:
+            self._blocked = None
+            return True
+        if blocked.blocked_since_s == NO_TIME:
+            blocked.blocked_since_s = now
+        is_in_time = now - blocked.blocked_since_s <= self._max_overtake_s
+        return is_in_time and blocked.num_overtaken < self._max_num_overtakes
+
+    def _make_place(
+        self, request: Request, num_blocks: int, grants: Grants, shares: Shares, now: float
+    ) -> bool:
+        """Preempt those who yield to a light tenant's request; False when they do not suffice."""
+        life = self._life
+        if not self._may_yield or len(life.running) > life.outlook.pace.max_num_running:
+            return False
+        lack = Lack(
+            tenant=request.tenant,
+            level=request.spec.priority,
+            is_slot=not life.has_place,
+            num_blocks_short=max(0, self._num_wanted(request) - self._num_blocks_left()),
+            num_blocks=num_blocks,
+        )
+        yielders = choose_yielders(life, shares, lack, grants.slots)
+        for yielder, _ in yielders:
+            yielder.num_yields += 1
+            life.preempt(yielder, now)
+        return bool(yielders)
 
     def _let_in(
         self, request: Request, matched: list[int], reserve_tokens: int, grants: Grants, now: float
@@ -91,15 +192,23 @@ class Admissions:
         # anew while there is less than was wanted the last time.
         if num_left < (1 if is_first else max(1, request.num_blocks_short)):
             return None
-        # Logprobs of the prompt need its logits, which a cached block does not have.
-        wants_all = request.spec.sampling.num_prompt_logprobs >= 0
-        matched = [] if wants_all else cache.match(request)
+        matched = self._cached(request)
         counted = [] if self._counts_no_reuse else matched
         num_wanted = cache.num_taken(counted, reserve_tokens)
         if num_wanted <= num_left:
             return matched
         request.num_blocks_short = num_wanted
         return None
+
+    def _cached(self, request: Request) -> list[int]:
+        # Logprobs of the prompt need its logits, which a cached block does not have.
+        wants_all = request.spec.sampling.num_prompt_logprobs >= 0
+        return [] if wants_all else self._life.cache.match(request)
+
+    def _num_wanted(self, request: Request) -> int:
+        """Blocks that the admission of a request takes."""
+        num_tokens = self._reserve_tokens(request)
+        return self._life.cache.num_taken(self._cached(request), num_tokens)
 
     def _may_be_passed(self, blocked: Request, now: float) -> bool:
         if not self._max_lookahead or blocked.num_preemptions:

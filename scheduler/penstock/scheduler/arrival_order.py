@@ -39,8 +39,9 @@ class ArrivalOrder:
             self._heap = [entry for entry in self._heap if entry[1] == entry[2].ticket]
             heapq.heapify(self._heap)
 
-    def note_admission(self, request: Request) -> None:
-        """Nothing depends on who went."""
+    def note_admission(self, request: Request) -> bool:  # noqa: ARG002 (the port's name)
+        """Nothing depends on who went, and nobody goes for their age."""
+        return False
 
     def peek(self, now: float) -> Request | None:  # noqa: ARG002 (the port's name)
         """The most senior, None when nobody waits."""
@@ -48,6 +49,10 @@ class ArrivalOrder:
         while heap and heap[0][1] != heap[0][2].ticket:
             heapq.heappop(heap)
         return heap[0][2] if heap else None
+
+    def peek_in_turn(self, now: float) -> Request | None:
+        """The same: there are no turns."""
+        return self.peek(now)
 
     def pass_over(self, request: Request) -> None:
         """Leave out the head until `end_round`."""

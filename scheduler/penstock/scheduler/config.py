@@ -5,6 +5,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from penstock.scheduler.cost_model import CostModel
+from penstock.scheduler.request_options import DEFAULT_RETENTION_PRIORITY
+
 _COUNTS = (
     "max_num_batched_tokens",
     "max_num_waiting",
@@ -12,6 +15,7 @@ _COUNTS = (
     "max_num_waiting_per_tenant",
     "max_num_running_per_tenant",
     "aging_stride",
+    "max_session_tokens",
 )
 _NOT_NEGATIVE = (
     "prompt_token_weight",
@@ -19,6 +23,7 @@ _NOT_NEGATIVE = (
     "max_lookahead",
     "max_num_overtakes",
     "max_overtake_s",
+    "tenant_burst_tokens",
 )
 
 
@@ -46,6 +51,17 @@ class SchedulingOrder(enum.Enum):
     FCFS = "fcfs"
 
 
+class EvictionPolicy(enum.Enum):
+    """Which cached block makes room for a new one, among those of which nobody asked anything.
+
+    HIT_DENSITY: the one that is likely to bring the fewest hits for the time it stays, learnt from
+    the traffic (see hit_density_order.py). LRU: the one used longest ago.
+    """
+
+    HIT_DENSITY = "hit_density"
+    LRU = "lru"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerConfig:
     """Limits and policy. Raises ValueError naming the field that is off.
@@ -54,6 +70,12 @@ class SchedulerConfig:
     free at admission under MAX_UTILIZATION. `max_num_waiting` and `max_num_waiting_tokens`
     (prompt tokens) bound the queue, `max_num_waiting_per_tenant` one tenant's part of it, None for
     no bound.
+
+    `foresees_deadlines`: refuse at once, and drop from the queue, whom the fitted prices of a step
+    say to miss their deadline; without it a deadline counts when it passes. `target_itl_s`: the
+    time between two tokens of a running request that prefill must leave them, None for no target
+    (see pacing.py). `known_prices`: what a step of this machine costs as measured earlier; None to
+    learn it from the first steps on.
 
     The rest is for SchedulingOrder.FAIR. `max_num_running_per_tenant`: who has that many slots
     waits, None for no bound. `tenant_weights`: a tenant of weight 2 may be served twice
@@ -68,6 +90,19 @@ class SchedulerConfig:
     `max_num_overtakes` and `max_overtake_s`: until that many have passed it, or for that long.
     `max_prefill_share`: of the prefill budget that is left, what one prompt may take while another
     can use the rest (1 for all).
+
+    `tenant_burst_tokens`: weighted tokens by which a tenant that is known and was served less than
+    others may be behind them when it comes back, so that a burst of a quiet tenant goes first
+    (0: nobody keeps anything). `yield_ratio`: a tenant that would then still hold that many times
+    less of slots and blocks than another is light: its prompts go before the other's, and what it
+    lacks is taken from the other's running requests; inf to let nobody yield (see shares.py,
+    yielders.py).
+
+    Sessions keep the blocks of a dialogue for its next turn (see sessions.py), `session_ttl_s` from
+    the last one on, at `session_retention_priority`. `max_session_share`: of all blocks, what they
+    may keep together; `max_session_tokens`: what each may keep, the head of its dialogue.
+
+    `eviction`: which cached block makes room.
     """
 
     max_num_batched_tokens: int = 2048
@@ -77,6 +112,9 @@ class SchedulerConfig:
     max_num_waiting_tokens: int = 4_194_304
     max_num_waiting_per_tenant: int | None = None
     max_num_running_per_tenant: int | None = None
+    foresees_deadlines: bool = True
+    target_itl_s: float | None = None
+    known_prices: CostModel | None = None
     order: SchedulingOrder = SchedulingOrder.FAIR
     tenant_weights: Mapping[str, float] = field(default_factory=dict[str, float], hash=False)
     prompt_token_weight: float = 1.0
@@ -87,6 +125,13 @@ class SchedulerConfig:
     max_num_overtakes: int = 32
     max_overtake_s: float = 5.0
     max_prefill_share: float = 0.5
+    tenant_burst_tokens: float = 32_768.0
+    yield_ratio: float = 4.0
+    session_ttl_s: float = 300.0
+    session_retention_priority: int = 60
+    max_session_share: float = 0.5
+    max_session_tokens: int = 32_768
+    eviction: EvictionPolicy = EvictionPolicy.HIT_DENSITY
 
     def __post_init__(self) -> None:
         for name in _COUNTS:
@@ -98,13 +143,31 @@ class SchedulerConfig:
                 raise ValueError(f"{name} must not be negative")
         if not 0.0 <= self.watermark < 1.0:
             raise ValueError("watermark must be in [0, 1)")
-        if not self.aging_s > 0.0:
-            raise ValueError("aging_s must be above 0")
-        if not 0.0 < self.max_prefill_share <= 1.0:
-            raise ValueError("max_prefill_share must be in (0, 1]")
+        target_s = self.target_itl_s
+        if target_s is not None and not (math.isfinite(target_s) and target_s > 0.0):
+            raise ValueError("target_itl_s must be finite and above 0")
+        self._check_order()
+        self._check_sessions()
         if self.order is SchedulingOrder.FCFS and self.max_num_running_per_tenant is not None:
             raise ValueError("max_num_running_per_tenant needs the order FAIR")
         self._check_weights()
+
+    def _check_order(self) -> None:
+        if not self.aging_s > 0.0:
+            raise ValueError("aging_s must be above 0")
+        if not self.yield_ratio > 1.0:
+            raise ValueError("yield_ratio must be above 1")
+        if not 0.0 < self.max_prefill_share <= 1.0:
+            raise ValueError("max_prefill_share must be in (0, 1]")
+
+    def _check_sessions(self) -> None:
+        if not 0.0 < self.max_session_share <= 1.0:
+            raise ValueError("max_session_share must be in (0, 1]")
+        if not (math.isfinite(self.session_ttl_s) and self.session_ttl_s > 0.0):
+            raise ValueError("session_ttl_s must be finite and above 0")
+        if not DEFAULT_RETENTION_PRIORITY < self.session_retention_priority <= 100:
+            least = DEFAULT_RETENTION_PRIORITY + 1
+            raise ValueError(f"session_retention_priority must be in {least} .. 100")
 
     def _check_weights(self) -> None:
         for name in ("prompt_token_weight", "output_token_weight"):

@@ -4,6 +4,7 @@ Owns the turn of one step and the only two things it joins, a scheduler and an e
 calls it. The clock is injected; it must be the one fronts stamp deadlines with.
 """
 
+from collections import deque
 from collections.abc import Callable
 
 from penstock.scheduler.batch import Batch
@@ -14,13 +15,21 @@ from penstock.scheduler.integrity import check_integrity
 from penstock.scheduler.request import FinishReason, RequestSpec
 from penstock.scheduler.scheduler import Scheduler
 from penstock.scheduler.state import RequestState
+from penstock.scheduler.step_measure import StepMeasure, measure_of
 
 
 class Engine:
-    """Runs requests on one executor."""
+    """Runs requests on one executor.
+
+    `on_measure` is told of every step that was timed; of a self-paced executor there is none.
+    """
 
     def __init__(
-        self, executor: Executor, config: SchedulerConfig, clock: Callable[[], float]
+        self,
+        executor: Executor,
+        config: SchedulerConfig,
+        clock: Callable[[], float],
+        on_measure: Callable[[StepMeasure], None] | None = None,
     ) -> None:
         self.executor = executor
         self.scheduler = Scheduler(executor.info, config)
@@ -28,6 +37,10 @@ class Engine:
         self._depth = executor.info.pipeline_depth
         self._is_self_paced = executor.info.is_self_paced
         self._num_steps = 0
+        self._on_measure = on_measure
+        # When the launched steps were begun, oldest first, and when the last one was collected.
+        self._begun_s: deque[float] = deque()
+        self._collected_s = 0.0
 
     @property
     def has_work(self) -> bool:
@@ -81,16 +94,39 @@ class Engine:
         return self.scheduler.take_events(self._num_steps, self._clock())
 
     def _launch(self) -> Batch | None:
-        batch = self.scheduler.schedule(self._clock())
+        now = self._clock()
+        batch = self.scheduler.schedule(now)
         if batch is not None:
             self._num_steps += 1
+            self._begun_s.append(now)
             self.executor.launch(batch)
         return batch
 
     def _collect(self) -> None:
         result = self.executor.collect()
-        if self.scheduler.num_launched:
-            self.scheduler.update(result, self._clock())
+        if self._is_self_paced:
+            self._begun_s.clear()
+            if self.scheduler.num_launched:
+                self.scheduler.update(result, self._clock())
+            return
+        now = self._clock()
+        self._measure(now)
+        self.scheduler.update(result, now)
+
+    def _measure(self, now: float) -> None:
+        """Time the step that was just collected, before it is forgotten."""
+        begun_s = max(self._begun_s.popleft(), self._collected_s)
+        self._collected_s = now
+        batch = self.scheduler.oldest_batch
+        if not batch.num_rows or now <= begun_s:
+            return
+        is_learning = self.scheduler.note_step(batch, now - begun_s)
+        if is_learning or self._on_measure is not None:
+            measure = measure_of(batch, now - begun_s)
+            if is_learning:
+                self.scheduler.learn(measure)
+            if self._on_measure is not None:
+                self._on_measure(measure)
 
     def next_wakeup_s(self) -> float:
         """When time ends a request, engine clock; NO_TIME when it never does."""

@@ -4,6 +4,7 @@ Owns the values that leave the engine. Tokens of all requests travel as arrays; 
 to one request (admission, preemption, the end) is one small value.
 """
 
+import enum
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -14,6 +15,29 @@ from penstock.scheduler.request import FailureReason, FinishReason
 
 NO_KEYS: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
 NO_TOKENS: NDArray[np.int32] = np.zeros(0, dtype=np.int32)
+
+
+class WaitReason(enum.IntEnum):
+    """What a step lacked to let somebody in who waits."""
+
+    BLOCKS = 1
+    SLOTS = 2
+    TOKEN_BUDGET = 3
+    FAIRNESS = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Queued:
+    """The request is in the queue.
+
+    `num_ahead`: requests that would go first if nothing changed. `estimated_queue_s`: how long it
+    will probably wait from `at_s` on, None where nothing is known of the machine's pace yet.
+    """
+
+    key: int
+    at_s: float
+    num_ahead: int
+    estimated_queue_s: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +82,10 @@ class Failed:
     """The request is ERROR, or was refused before it got in.
 
     `request_id` and `detail` are told when the executor failed it: for our own log, no further.
+    Of one that was refused or dropped from the queue: `estimate_s`, how long after its arrival it
+    would have met what its deadline asks for, `deadline_s`, how long after its arrival that
+    deadline is, and `retry_after_s`, after how long from now it is worth trying again; None where
+    there is no deadline or the machine's pace is not known.
     """
 
     key: int
@@ -65,6 +93,9 @@ class Failed:
     reason: FailureReason
     request_id: str = ""
     detail: str = ""
+    estimate_s: float | None = None
+    deadline_s: float | None = None
+    retry_after_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -83,7 +114,7 @@ class StepEvents:
     tokens: NDArray[np.int32] = field(default_factory=lambda: NO_TOKENS)
     logprobs: TokenLogprobs | None = None
     prompt_logprobs: tuple[tuple[int, int, TokenLogprobs], ...] = ()
-    changes: tuple[Admitted | Preempted | PrefixFound, ...] = ()
+    changes: tuple[Queued | Admitted | Preempted | PrefixFound, ...] = ()
     ends: tuple[Finished | Failed, ...] = ()
 
     @property

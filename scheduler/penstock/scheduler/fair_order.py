@@ -6,8 +6,9 @@ Owns who goes next. Does not know who fits (admissions.py) nor what was served (
 - **Tenant.** Inside a class the tenant with the least weighted service goes next (virtual token
   counters: Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024). While two tenants
   have requests waiting in the same class, and nobody is admitted by age or past a blocked head,
-  their counters differ by at most (w_p * P + w_q * S * O) / w: P the longest prompt, S the slots, O
-  the longest output, w the smaller of their weights. (The last time the leading tenant was admitted
+  their counters differ by at most B + (w_p * P + w_q * S * O) / w: P the longest prompt, S the
+  slots, O the longest output, w the smaller of their weights, and B `tenant_burst_tokens`, what a
+  tenant may bring along that was served less before. (The last time the leading tenant was admitted
   it did not lead; since then it was charged that one prompt and what its slots still gave.)
 - **Deadline.** Inside a tenant's part of a class, whom a preemption threw out goes first, then the
   earliest deadline. No deadline counts as later than arrival + `aging_s`, so that nobody who
@@ -15,16 +16,17 @@ Owns who goes next. Does not know who fits (admissions.py) nor what was served (
 - **Age.** Priority rises by one for each `aging_s` of waiting, so whoever has the least
   arrival - priority * aging_s goes first by age. Had age the last word, whoever floods the engine
   would outrank everybody as soon as its queue is long; so it has one in `aging_stride` admissions,
-  while the first by age has waited for `aging_s`.
+  while the first by age has waited for `aging_s`. Requests of light tenants (shares.py) do not wait
+  for that turn: at most `aging_stride` of them go before it once it is due.
 
   **Bound.** A request r of priority p that arrived at a, while no priority above P arrives: at
   a + (P - p + 1) * aging_s the first by age has waited long enough as long as r waits, because
   whoever precedes r by age arrived before a + (P - p) * aging_s. From then on at most
-  aging_stride * (N + 1) admissions go before r's own, N counting the requests that precede r by
-  age. N is fixed at the latest then: who arrives afterwards does not precede. (Not counted are
-  requests that come back after a preemption before the fresh ones of their tenant, which had been
-  admitted before, and those let past a blocked head, which admissions.py bounds. A tenant at its
-  running limit waits for itself.)
+  2 * aging_stride * (N + 1) admissions go before r's own, N counting the requests that precede r by
+  age; half of that without light tenants. N is fixed at the latest then: who arrives afterwards
+  does not precede. (Not counted are requests that come back after a preemption before the fresh
+  ones of their tenant, which had been admitted before, and those let past a blocked head, which
+  admissions.py bounds. A tenant at its running limit waits for itself.)
 
 Every heap drops stale entries when they surface and corrects keys that have only grown, so a call
 costs what a heap's does however many wait.
@@ -105,6 +107,9 @@ class FairOrder:
         self._epoch = tenants.epoch
         self._num_requests = 0
         self._num_since_aged = 0
+        # Of those that went in turn alone while somebody's turn by age was due.
+        self._num_before_age = 0
+        self._goes_before_age = False
         self._aged: Request | None = None
         self._passed: set[int] = set()
         self._stash: list[tuple[_Line, _ByDeadline]] = []
@@ -164,15 +169,20 @@ class FairOrder:
             self._ages = [e for e in self._ages if e[1] == e[2].age_ticket]
             heapq.heapify(self._ages)
 
-    def note_admission(self, request: Request) -> None:
-        """Count the turns between two that go by age."""
-        self._num_since_aged = 0 if request is self._aged else self._num_since_aged + 1
+    def note_admission(self, request: Request) -> bool:
+        """Count the turns between two that go by age; whether this one does."""
+        is_aged = request is self._aged
+        self._num_since_aged = 0 if is_aged else self._num_since_aged + 1
+        self._num_before_age = 0 if is_aged else self._num_before_age + self._goes_before_age
+        self._goes_before_age = False
+        return is_aged
 
     def peek(self, now: float) -> Request | None:
         """Who goes next, None when nobody may."""
         if self._epoch != self._tenants.epoch:
             self._rebuild()
         self._aged = None
+        self._goes_before_age = False
         if self._is_aging and self._num_since_aged + 1 >= self._stride and not self._passed:
             line = self._first_by_age(now)
             if line is not None:
@@ -181,11 +191,25 @@ class FairOrder:
                     return front
                 self._aged = oldest
                 return oldest
+        return self._next_in_turn()
+
+    def _next_in_turn(self) -> Request | None:
         for rank in self._ranks:
             line = self._first_in_turn(rank)
             if line is not None:
                 return self._front(line)
         return None
+
+    def peek_in_turn(self, now: float) -> Request | None:
+        """Who goes next by class, tenant and deadline; None when a turn by age is overdue."""
+        if self._epoch != self._tenants.epoch:
+            self._rebuild()
+        self._aged = None
+        is_age_due = self._is_aging and self._num_since_aged + 1 >= self._stride
+        self._goes_before_age = is_age_due and self._first_by_age(now) is not None
+        if self._goes_before_age and self._num_before_age >= self._stride:
+            return None
+        return self._next_in_turn()
 
     def pass_over(self, request: Request) -> None:
         """Leave out the one that `peek` returned until `end_round`."""

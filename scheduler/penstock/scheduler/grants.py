@@ -52,6 +52,11 @@ class Grants:
         """Slots that got tokens."""
         return {grant.request.slot for grant in self._grants}
 
+    @property
+    def ends_any(self) -> bool:
+        """Whether a prompt ends in this step."""
+        return any(grant.count == grant.remaining for grant in self._grants)
+
     def size(self, num_remaining: int) -> int:
         """Tokens that a prompt with `num_remaining` to compute is granted now."""
         if self._is_whole or num_remaining <= self.budget_tokens:

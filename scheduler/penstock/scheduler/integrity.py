@@ -114,4 +114,7 @@ def _tenant_faults(life: Lifecycle) -> list[str]:
             faults.append(f"slot {request.slot} still stands in the queue")
     if sum(request.ticket >= 0 for request in life.queue) != len(life.queue.order):
         faults.append("the order miscounts who stands in it")
+    if len(life.queue.sums) != len(life.queue.order):
+        faults.append("the sums of the queue miss somebody")
+    faults.extend(life.queue.sums.faults())
     return faults

@@ -11,7 +11,9 @@ from numpy.typing import NDArray
 
 from penstock.scheduler.block_hash import chain_root, hash_blocks
 from penstock.scheduler.block_pool import BlockPool
+from penstock.scheduler.eviction_order import EvictionOrder
 from penstock.scheduler.request import Request
+from penstock.scheduler.sessions import Sessions, session_key
 from penstock.scheduler.slot_arrays import SlotArrays
 
 
@@ -22,8 +24,14 @@ class KVCache:
     admission and not taken yet, over all slots; `reserved` int32 [S] per slot.
     """
 
-    def __init__(self, arrays: SlotArrays, num_blocks: int) -> None:
-        self.pool = BlockPool(num_blocks)
+    def __init__(
+        self,
+        arrays: SlotArrays,
+        num_blocks: int,
+        sessions: Sessions | None = None,
+        order: EvictionOrder | None = None,
+    ) -> None:
+        self.pool = BlockPool(num_blocks, sessions, order)
         self.block_size = arrays.block_size
         self.capacity: NDArray[np.int32] = np.zeros(arrays.num_slots, dtype=np.int32)
         self.reserved: NDArray[np.int32] = np.zeros(arrays.num_slots, dtype=np.int32)
@@ -101,9 +109,8 @@ class KVCache:
             digests.extend(hash_blocks(tokens, self.block_size, previous))
         first = request.num_registered_blocks
         if first < num_full:
-            table = arrays.block_table[slot, first:num_full].tolist()
-            for block, digest in zip(table, digests[first:num_full], strict=True):
-                self.pool.register(block, digest)
+            table = arrays.block_table[slot]
+            self.pool.register_chain(table, digests, range(first, num_full))
             request.num_registered_blocks = num_full
 
     def forget(self, slot: int) -> None:
@@ -111,9 +118,23 @@ class KVCache:
         table = self._table(slot)
         self.pool.forget(table[self.pool.ref_counts[table] == 1])
 
-    def free(self, slot: int) -> None:
-        """Give a slot's blocks and promises back."""
-        self.pool.release(self._table(slot))
+    def renew(self, request: Request, now: float) -> None:
+        """A turn of a session was submitted: what the session holds is wanted soon."""
+        key = session_key(request.spec)
+        if key is not None:
+            self.pool.sessions.renew(key, now)
+
+    def hold(self, request: Request, now: float) -> None:
+        """A request ends whose content is registered: its session holds the blocks of it."""
+        key = session_key(request.spec)
+        if key is not None:
+            turn = request.spec.leader_key or request.spec.key
+            self.pool.hold(key, turn, self.pool.match(request.block_hashes), now)
+
+    def free(self, request: Request, now: float) -> None:
+        """Give the blocks and promises of a running request back, as long to stay as it asked."""
+        slot = request.slot
+        self.pool.release(self._table(slot), request.spec.retention, now)
         self._arrays.num_blocks[slot] = 0
         self.capacity[slot] = 0
         self.num_reserved -= int(self.reserved[slot])

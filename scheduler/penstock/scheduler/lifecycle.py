@@ -6,18 +6,27 @@ happens here, together with the memory it takes or gives back. Does not choose w
 preempted, nor how many tokens anyone computes.
 """
 
-import math
 from collections import deque
 
 import numpy as np
 
 from penstock.scheduler.arrival_order import ArrivalOrder
 from penstock.scheduler.config import SchedulerConfig, SchedulingOrder
-from penstock.scheduler.events import Admitted, Failed, Finished, Preempted, PrefixFound
+from penstock.scheduler.door import Door
+from penstock.scheduler.events import (
+    Admitted,
+    Failed,
+    Finished,
+    Preempted,
+    PrefixFound,
+    Queued,
+)
 from penstock.scheduler.executor import ExecutorInfo
 from penstock.scheduler.fair_order import FairOrder
 from penstock.scheduler.flight import Flight
+from penstock.scheduler.hit_density_order import eviction_order_of
 from penstock.scheduler.kv_cache import KVCache
+from penstock.scheduler.outlook import Outlook, Verdict
 from penstock.scheduler.request import (
     NO_TIME,
     FailureReason,
@@ -26,10 +35,12 @@ from penstock.scheduler.request import (
     RequestSpec,
 )
 from penstock.scheduler.running import Running
+from penstock.scheduler.sessions import retained_as_session, sessions_of
 from penstock.scheduler.slot_arrays import SlotArrays
 from penstock.scheduler.state import RequestEvent, RequestState
 from penstock.scheduler.tenants import Tenants
 from penstock.scheduler.waiting_queue import WaitingQueue
+from penstock.scheduler.waiting_sums import WaitingSums
 
 _SUSPECT = frozenset({FailureReason.EXECUTOR_REQUEST_FAILED, FailureReason.EXECUTOR_REFUSED})
 """Ends after which nobody may reuse what the request wrote."""
@@ -52,50 +63,100 @@ class Lifecycle:
             max_seq_len=min(info.max_seq_len, info.num_blocks * info.block_size + 1),
             block_size=info.block_size,
         )
-        self.cache = KVCache(self.arrays, info.num_blocks)
+        self.cache = KVCache(
+            self.arrays,
+            info.num_blocks,
+            sessions_of(config, info),
+            eviction_order_of(config, info),
+        )
         self.running = Running(self.arrays)
         self.tenants = Tenants(config)
         self.is_fair = config.order is SchedulingOrder.FAIR
         self.queue = WaitingQueue(
-            FairOrder(self.tenants, config) if self.is_fair else ArrivalOrder(), self.tenants
+            FairOrder(self.tenants, config) if self.is_fair else ArrivalOrder(),
+            self.tenants,
+            WaitingSums(config, info.block_size),
+        )
+        self.outlook = Outlook(
+            info,
+            config,
+            arrays=self.arrays,
+            cache=self.cache,
+            running=self.running,
+            queue=self.queue,
         )
         self.requests: dict[int, Request] = {}
-        self.changes: list[Admitted | Preempted | PrefixFound] = []
+        self.changes: list[Queued | Admitted | Preempted | PrefixFound] = []
         self.ends: list[Finished | Failed] = []
         self.admitted: list[Request] = []
         self.released: list[int] = []
         self.is_behind = False
         self._keys_of: dict[str, set[int]] = {}
         self._config = config
-        self._info = info
+        self._keeps_own_cache = info.is_self_paced
+        self._door = Door(
+            info,
+            config,
+            cache=self.cache,
+            queue=self.queue,
+            tenants=self.tenants,
+            outlook=self.outlook,
+            keys=self.requests,
+            request_ids=self._keys_of,
+        )
         self._next_sequence = 0
         self._next_deadline_s = NO_TIME
         self.flights: deque[Flight] = deque()
+
+    @property
+    def has_place(self) -> bool:
+        """Whether one more may run: there is a slot, and the pace allows it."""
+        running = self.running
+        return running.has_free_slot and len(running) < self.outlook.pace.max_num_running
 
     def submit(self, specs: tuple[RequestSpec, ...], now: float) -> None:
         """Queue the outputs of one request, leader first, all of them or none.
 
         A refusal becomes one `Failed` end per spec.
         """
-        reason = self._refusal(specs, now)
-        if reason is not None:
-            self.ends.extend(Failed(key=spec.key, at_s=now, reason=reason) for spec in specs)
-            return
-        self._keys_of[specs[0].request_id] = {spec.key for spec in specs}
-        for spec in specs:
-            request = Request(
+        if self._keeps_own_cache:
+            specs = tuple(retained_as_session(spec, self._config) for spec in specs)
+        requests = [
+            Request(
                 spec=spec,
-                sequence=self._next_sequence,
+                sequence=sequence,
                 tokens=spec.prompt_ids,
                 block_hashes=list(spec.block_hashes),
             )
-            self._next_sequence += 1
-            self.requests[spec.key] = request
-            # Whoever leads outside this submit may have done so already, and would release nobody.
-            if spec.leader_key == specs[0].key and spec.block_hashes:
-                self.queue.hold(request, spec.leader_key)
-            else:
-                self.queue.push(request)
+            for sequence, spec in enumerate(specs, self._next_sequence)
+        ]
+        prospect = self._door.look_at(requests, now)
+        if prospect.verdict is not None:
+            self.ends.extend(_failed(spec, now, prospect.verdict) for spec in specs)
+            return
+        self._next_sequence += len(specs)
+        self._keys_of[specs[0].request_id] = {spec.key for spec in specs}
+        self.changes.append(
+            Queued(
+                key=specs[0].key,
+                at_s=now,
+                num_ahead=prospect.num_ahead,
+                estimated_queue_s=prospect.queue_s,
+            )
+        )
+        for request in requests:
+            self._wait(request, now, leader_key=specs[0].key)
+
+    def _wait(self, request: Request, now: float, leader_key: int) -> None:
+        spec = request.spec
+        self.requests[spec.key] = request
+        self.cache.renew(request, now)
+        self.outlook.prepare(request)
+        # Whoever leads outside this submit may have done so already, and would release nobody.
+        if spec.leader_key == leader_key and spec.block_hashes:
+            self.queue.hold(request, leader_key)
+        else:
+            self.queue.push(request)
 
     def keys_of(self, request_id: str) -> tuple[int, ...]:
         """Keys of the live outputs of a request, in order of output."""
@@ -103,7 +164,7 @@ class Lifecycle:
 
     def admit(self, request: Request, matched: list[int], reserve_tokens: int, now: float) -> None:
         """Give a waiting request a slot, the blocks of its cached prefix and a reservation."""
-        self.queue.order.note_admission(request)
+        is_aged = self.queue.order.note_admission(request)
         self.tenants.start(request.tenant)
         self.queue.remove(request)
         request.apply(RequestEvent.ADMIT)
@@ -111,7 +172,7 @@ class Lifecycle:
         request.num_blocks_short = 0
         request.slot = self.running.enter(request)
         self.arrays.fill(request)
-        self.arrays.level[request.slot] = self._level(request, now)
+        self.arrays.level[request.slot] = self._level(request, now, is_aged=is_aged)
         if self.is_fair and not request.num_preemptions:
             num_uncached = len(request.tokens) - len(matched) * self.arrays.block_size
             self.tenants.charge_prompt(request.tenant, num_uncached)
@@ -137,9 +198,10 @@ class Lifecycle:
         slot = request.slot
         num_tokens = int(self.arrays.num_tokens[slot])
         request.tokens = self.arrays.token_ids[slot, :num_tokens].copy()
-        self._vacate(request, is_trusted=True)
+        self._vacate(request, now, is_trusted=True, is_end=False)
         request.apply(RequestEvent.PREEMPT)
         request.num_preemptions += 1
+        self.outlook.prepare(request)
         self.queue.push(request)
         self.changes.append(Preempted(key=request.spec.key, at_s=now))
 
@@ -149,7 +211,8 @@ class Lifecycle:
             self.queue.remove(request)
             request.apply(RequestEvent.CANCEL)
         else:
-            self._vacate(request, is_trusted=True)
+            self._note_length(request, reason)
+            self._vacate(request, now, is_trusted=True)
             is_cancel = reason is FinishReason.CANCELLED
             request.apply(RequestEvent.CANCEL if is_cancel else RequestEvent.FINISH)
         self.ends.append(Finished(key=request.spec.key, at_s=now, reason=reason, stop_id=stop_id))
@@ -157,23 +220,30 @@ class Lifecycle:
 
     def fail(self, request: Request, reason: FailureReason, now: float, detail: str = "") -> None:
         """End a live request in ERROR; `detail` is what its executor said."""
+        self._end_in_error(request, Verdict(reason=reason), now, detail)
+
+    def drop(self, request: Request, verdict: Verdict, now: float) -> None:
+        """End a waiting request that has nothing to hope for."""
+        self._end_in_error(request, verdict, now)
+
+    def _end_in_error(
+        self, request: Request, verdict: Verdict, now: float, detail: str = ""
+    ) -> None:
         if request.state is RequestState.PENDING:
             self.queue.remove(request)
         else:
-            is_suspect = reason in _SUSPECT
-            self._vacate(request, is_trusted=not is_suspect)
+            self._note_length(request, verdict.reason)
+            is_suspect = verdict.reason in _SUSPECT
+            self._vacate(request, now, is_trusted=not is_suspect)
         request.apply(RequestEvent.FAIL)
-        spec = request.spec
-        request_id = spec.request_id if detail else ""
-        self.ends.append(
-            Failed(key=spec.key, at_s=now, reason=reason, request_id=request_id, detail=detail)
-        )
+        self.ends.append(_failed(request.spec, now, verdict, detail))
         self._bury(request)
 
     def expire(self, now: float) -> None:
-        """End everyone whose time is up."""
-        for request in self.queue.expired(now):
-            self._time_out(request, now)
+        """End everyone whose time is up, and whoever waits for what can no longer come."""
+        self.cache.pool.expire(now)
+        for request in self.queue.due(now):
+            self._reconsider(request, now)
         if now < self._next_deadline_s:
             return
         columns = slice(0, self.running.high_water)
@@ -191,7 +261,7 @@ class Lifecycle:
     def next_expiry_s(self) -> float:
         """When time may end somebody, waiting or running; NO_TIME when it never does."""
         running_s = self._next_deadline_s if len(self.running) else NO_TIME
-        return min(self.queue.next_expiry_s(), running_s)
+        return min(self.queue.next_recheck_s(), running_s)
 
     def note_first_token(self, request: Request, now: float) -> None:
         """The TTFT deadline is met."""
@@ -199,50 +269,38 @@ class Lifecycle:
             request.first_token_s = now
             self.arrays.deadline[request.slot] = request.spec.deadline_s
 
-    def _refusal(self, specs: tuple[RequestSpec, ...], now: float) -> FailureReason | None:
-        keys = {spec.key for spec in specs}
-        is_known = specs[0].request_id in self._keys_of or not keys.isdisjoint(self.requests)
-        if is_known or len(keys) < len(specs):
-            return FailureReason.REQUEST_ID_IN_USE
-        for spec in specs:
-            reason = self._misfit(spec, now)
-            if reason is not None:
-                return reason
-        config, queue = self._config, self.queue
-        num_tokens = sum(spec.num_prompt_tokens for spec in specs)
-        if (
-            len(queue) + len(specs) > config.max_num_waiting
-            or queue.num_tokens + num_tokens > config.max_num_waiting_tokens
-        ):
-            return FailureReason.QUEUE_FULL
-        most = config.max_num_waiting_per_tenant
-        if most is not None:
-            num_waiting = max(self.tenants.num_waiting_of(spec.tenant) for spec in specs)
-            if num_waiting + len(specs) > most:
-                return FailureReason.TENANT_OVER_QUOTA
-        return None
+    def _note_length(self, request: Request, reason: FinishReason | FailureReason) -> None:
+        """What ended by itself or by time says how long outputs are."""
+        slot, arrays, lengths = request.slot, self.arrays, self.outlook.output_lengths
+        num_generated = int(arrays.num_tokens[slot]) - int(arrays.num_prompt[slot])
+        if reason is FinishReason.STOP or reason is FinishReason.LENGTH:
+            lengths.observe(num_generated)
+        elif reason is FinishReason.TIME_LIMIT or reason is FailureReason.DEADLINE_EXCEEDED:
+            lengths.observe_cut(num_generated)
 
-    def _misfit(self, spec: RequestSpec, now: float) -> FailureReason | None:
-        """Why this output could not run even on an idle engine."""
-        if spec.max_total_tokens > self._info.max_seq_len:
-            return FailureReason.PROMPT_TOO_LONG
-        num_kept = self._info.num_kept_tokens(spec.max_total_tokens)
-        if self.cache.blocks_for(num_kept) > self.cache.pool.num_blocks:
-            return FailureReason.EXCEEDS_KV_CACHE
-        if spec.deadline_s <= now:
-            return FailureReason.DEADLINE_EXCEEDED
-        if spec.ttft_deadline_s <= now:
-            return FailureReason.TTFT_DEADLINE_EXCEEDED
-        return None
+    def _level(self, request: Request, now: float, *, is_aged: bool) -> int:
+        """The class of a request, risen by its age if that let it in.
 
-    def _level(self, request: Request, now: float) -> int:
-        """The class of a request as it has risen by age."""
+        Not otherwise: under a flood everybody in the long queue is old.
+        """
         spec, aging_s = request.spec, self._config.aging_s
-        if not (self.is_fair and math.isfinite(aging_s)):
+        if not is_aged:
             return spec.priority
         return spec.priority + max(0, int((now - spec.arrival_s) / aging_s))
 
+    def _reconsider(self, request: Request, now: float) -> None:
+        limit_s = request.spec.time_limit_s
+        if limit_s <= now:
+            self.finish(request, FinishReason.TIME_LIMIT, now)
+            return
+        hopeless_s = self.outlook.hopeless_s(request, is_asked_again=True)
+        if hopeless_s <= now:
+            self.drop(request, self.outlook.dropped(request, now), now)
+        else:
+            self.queue.recheck(request, min(hopeless_s, limit_s))
+
     def _time_out(self, request: Request, now: float) -> None:
+        """Of one that runs."""
         spec = request.spec
         if spec.time_limit_s <= now:
             self.finish(request, FinishReason.TIME_LIMIT, now)
@@ -251,16 +309,20 @@ class Lifecycle:
         else:
             self.fail(request, FailureReason.TTFT_DEADLINE_EXCEEDED, now)
 
-    def _vacate(self, request: Request, *, is_trusted: bool) -> None:
+    def _vacate(
+        self, request: Request, now: float, *, is_trusted: bool, is_end: bool = True
+    ) -> None:
         slot, arrays = request.slot, self.arrays
         num_collected = self._drop_from_flights(slot)
         if is_trusted:
             # Not what a step under way writes: it may still fail, and then for nobody we know.
             num_valid = min(num_collected, int(arrays.num_tokens[slot]))
             self.cache.register(request, num_valid)
+            if is_end:
+                self.cache.hold(request, now)
         else:
             self.cache.forget(slot)
-        self.cache.free(slot)
+        self.cache.free(request, now)
         arrays.clear(slot)
         self.running.leave(slot)
         if self.tenants.stop(request.tenant):
@@ -290,3 +352,16 @@ class Lifecycle:
         if not keys:
             del self._keys_of[spec.request_id]
         self.queue.replace_leader(spec.key)
+
+
+def _failed(spec: RequestSpec, now: float, verdict: Verdict, detail: str = "") -> Failed:
+    return Failed(
+        key=spec.key,
+        at_s=now,
+        reason=verdict.reason,
+        request_id=spec.request_id if detail else "",
+        detail=detail,
+        estimate_s=verdict.estimate_s,
+        deadline_s=verdict.deadline_s,
+        retry_after_s=verdict.retry_after_s,
+    )

@@ -36,6 +36,13 @@ class OutputLengths:
         self._num_seen = min(self._num_seen + 1, self._memory)
         self._mean += (max(num_tokens, 1) - self._mean) / self._num_seen
 
+    def observe_cut(self, num_tokens: int) -> None:
+        """A request was stopped for lack of time: memoryless, it had a mean still before it.
+
+        Left out, those who end in time would make outputs look shorter than they are.
+        """
+        self.observe(num_tokens + round(self._mean))
+
     def expected(self, max_tokens: int) -> float:
         """Tokens a new request is expected to generate."""
         return min(self._mean, float(max_tokens))

@@ -1,13 +1,16 @@
 """Chooses each step: who runs and how many tokens each computes.
 
-Owns the order of decisions: running decodes first, then prefills under way, then admissions, and
-nobody new in a step that preempted. Every request has a number of computed tokens and must catch up
+Owns the order of decisions: running decodes first, then the prompts of light tenants (shares.py),
+then other prefills under way, then other admissions, and of those nobody new in a step that
+preempted. Every request has a number of computed tokens and must catch up
 with its total (the view vLLM introduced), so chunked prefill, prefix hits and recomputation after
 a preemption are the same thing. A self-paced executor takes prompts whole, and one that it has not
 answered yet is planned again in every step, so it weighs on the budget for as long as the engine
 behind has it to compute; the budget is that of two steps, because an answer comes when the next
 step has begun, which would otherwise find nothing new to compute. Does not look at results.
 """
+
+import math
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +24,7 @@ from penstock.scheduler.grants import Grants
 from penstock.scheduler.lifecycle import Lifecycle
 from penstock.scheduler.request import Request
 from penstock.scheduler.running import DecodeRoster
+from penstock.scheduler.shares import Shares
 from penstock.scheduler.victims import choose_victim
 
 
@@ -29,7 +33,6 @@ class Planner:
 
     def __init__(self, life: Lifecycle, info: ExecutorInfo, config: SchedulerConfig) -> None:
         self._life = life
-        self._budget_tokens = config.max_num_batched_tokens
         self._admissions = Admissions(life, info, config)
         self._max_prefill_share = config.max_prefill_share if life.is_fair else 1.0
         self._depth = info.pipeline_depth
@@ -37,6 +40,15 @@ class Planner:
         self._num_steps_ahead = 2 if info.is_self_paced else 1
         self._one_each: NDArray[np.int32] = np.ones(info.max_num_seqs, dtype=np.int32)
         self._has_preempted = False
+        # Classes and tenants of those preempted in this step for want of blocks.
+        self._thrown_out: list[tuple[int, int]] = []
+        self._serves_light = (
+            life.is_fair and not info.is_self_paced and math.isfinite(config.yield_ratio)
+        )
+        self._yield_ratio = config.yield_ratio
+        self._stride = config.aging_stride
+        self._num_light_steps = 0
+        self._has_left_out = False
         self._num_old_blocks = 0
         self._step = 0
 
@@ -47,24 +59,34 @@ class Planner:
         must hear of that even if nothing follows; else None.
         """
         self._has_preempted = False
+        self._thrown_out.clear()
         self._num_old_blocks = self._life.cache.pool.num_used
         num_decodes = self._make_room_for_decodes(now)
         self._life.is_behind = False
         grants = Grants(
-            self._num_steps_ahead * (self._budget_tokens - num_decodes),
+            self._num_steps_ahead * self._prefill_tokens(num_decodes),
             max_share=self._max_prefill_share,
             is_whole=self._takes_whole_prompts,
         )
-        self._continue_prefills(grants, now)
-        if not self._has_preempted:
-            self._admissions.admit(grants, now)
-        grants.top_up(self._life.cache)
+        if self._serve_light(grants, now):
+            self._continue_prefills(grants, now)
+            if not self._has_preempted:
+                self._admissions.admit(grants, now)
+            grants.top_up(self._life.cache)
         chunks = list(grants.chunks())
         # Gathered anew if a prefill preempted somebody who decodes.
         roster = self._life.running.decodes(self._life.cache.capacity)
         if not chunks and not len(roster.rows) and not self._life.released:
             return None
         return self._commit(roster, chunks)
+
+    def _prefill_tokens(self, num_decodes: int) -> int:
+        """Tokens of prefill that the step may hold beside so many decodes."""
+        life, pace = self._life, self._life.outlook.pace
+        if not pace.has_target:
+            return pace.budget(num_decodes, 0)
+        columns = slice(0, life.running.high_water)
+        return pace.budget(num_decodes, int(life.arrays.num_computed[columns].sum()))
 
     def _make_room_for_decodes(self, now: float) -> int:
         """See that every decode row has a block for its token; the number of rows."""
@@ -85,14 +107,52 @@ class Planner:
             else:
                 self._preempt(self._victim(set()), now)
 
+    def _serve_light(self, grants: Grants, now: float) -> bool:
+        """Prompts of light tenants (shares.py) first, under way or new, with all they can use.
+
+        Whether others may have what is left. A step that ends such a prompt gives others' prompts
+        nothing, so that its first token does not wait for theirs; but the next one does. None goes
+        before a prompt of a higher class that is under way.
+
+        **Bound.** While prompts of others are under way, they are served as if nobody were light in
+        one step of `aging_stride`, whatever light tenants ask for.
+        """
+        life, has_left_out = self._life, self._has_left_out
+        self._has_left_out = False
+        is_useful = life.running.num_prefilling or len(life.queue)
+        if not (self._serves_light and is_useful and life.tenants.num_live > 1):
+            return True
+        shares = self._shares()
+        light: list[Request] = []
+        others: list[Request] = []
+        for request in life.running.prefilling_by_level():
+            (light if shares.is_light(request.tenant) else others).append(request)
+        if others and self._num_light_steps + 1 >= self._stride:
+            self._num_light_steps = 0
+            return True
+        least = max((request.spec.priority for request in others), default=-math.inf)
+        self._continue([r for r in light if r.spec.priority >= least], grants, now)
+        if self._admissions.admit_light(grants, shares, least, self._thrown_out, now):
+            self._has_preempted = True
+        grants.top_up(life.cache)
+        self._has_left_out = grants.ends_any and not has_left_out
+        is_over = self._has_left_out or grants.budget_tokens <= 0
+        self._num_light_steps = self._num_light_steps + 1 if is_over else 0
+        return not self._has_left_out
+
     def _continue_prefills(self, grants: Grants, now: float) -> None:
-        arrays, running = self._life.arrays, self._life.running
+        running = self._life.running
         under_way = running.prefilling_by_level() if self._life.is_fair else running.prefilling()
+        self._continue(under_way, grants, now)
+
+    def _continue(self, under_way: list[Request], grants: Grants, now: float) -> None:
+        arrays = self._life.arrays
+        served = grants.slots
         for request in under_way:
             if grants.budget_tokens <= 0 and not self._takes_whole_prompts:
                 break
             # An earlier one of this loop may have preempted it.
-            if request.slot < 0:
+            if request.slot < 0 or request.slot in served:
                 continue
             start = int(arrays.num_computed[request.slot])
             remaining = int(arrays.num_tokens[request.slot]) - start
@@ -118,12 +178,18 @@ class Planner:
 
     def _victim(self, spared: set[int]) -> Request:
         if self._life.is_fair:
-            return choose_victim(self._life, spared)
+            shares = self._shares() if self._life.tenants.num_live > 1 else None
+            return choose_victim(self._life, spared, shares)
         # In order of seniority those who got tokens are never the most junior.
         return self._life.running.most_junior()
 
+    def _shares(self) -> Shares:
+        life = self._life
+        return Shares(life.arrays, life.cache, life.running, life.tenants, self._yield_ratio)
+
     def _preempt(self, victim: Request, now: float) -> None:
         self._has_preempted = True
+        self._thrown_out.append((int(self._life.arrays.level[victim.slot]), victim.tenant))
         self._life.preempt(victim, now)
 
     def _commit(self, roster: DecodeRoster, chunks: list[Chunk]) -> Flight:

@@ -43,6 +43,8 @@ class FailureReason(enum.IntEnum):
     DRAINING = 9
     EXECUTOR_REFUSED = 10
     TENANT_OVER_QUOTA = 11
+    TTFT_DEADLINE_UNREACHABLE = 12
+    DEADLINE_UNREACHABLE = 13
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +88,8 @@ class RequestSpec:
     Times are absolute seconds on the engine's clock, `NO_TIME` for none. Higher `priority` is more
     urgent. `adapter`: name of a weight set applied on top, empty for none; the salt must tell
     requests of different adapters apart. `tenant`: on whose behalf; tenants share the engine by
-    what each has been served.
+    what each has been served. `session_id`: the tenant's name of the dialogue that this is a turn
+    of, so that its blocks are kept for the next (see sessions.py); empty for none.
     """
 
     key: int
@@ -110,6 +113,7 @@ class RequestSpec:
     constraint: Constraint | None = None
     retention: CacheRetention | None = None
     tenant: str = ""
+    session_id: str = ""
 
     def __post_init__(self) -> None:
         if not 0 < self.key < 2**63:
@@ -149,6 +153,10 @@ class Request:
     this lives. `ticket`: its place in the order of the queue, -1 without one. `num_overtaken` and
     `blocked_since_s`: how many passed it since it first stood at the head and did not fit;
     `num_blocks_short`: how many blocks it took when it was last tried and did not fit.
+    `num_yields`: how often it gave way to another tenant's.
+    `recheck_s`: while it waits, when to look whether it still can meet its deadlines.
+    `num_uncached_tokens`: what it had to compute when it joined the queue; `num_kept_tokens`: what
+    its admission then takes in blocks, in tokens.
     """
 
     spec: RequestSpec
@@ -164,6 +172,10 @@ class Request:
     num_overtaken: int = 0
     blocked_since_s: float = NO_TIME
     num_blocks_short: int = 0
+    num_yields: int = 0
+    recheck_s: float = NO_TIME
+    num_uncached_tokens: int = 0
+    num_kept_tokens: int = 0
     _state: RequestState = RequestState.PENDING
 
     @property

@@ -1,12 +1,14 @@
 """What a request may ask of its executor beyond sampling: a form, a weight set, a longer stay.
 
 Owns the values. Whether an executor offers them is told by its features; the front refuses what is
-not offered, so the scheduler carries these without looking.
+not offered, so the scheduler carries these without looking, except for the longer stay: where the
+blocks are its own it keeps them itself (block_pool.py).
 """
 
 import enum
 import math
 from dataclasses import dataclass
+from typing import Final
 
 
 class ConstraintKind(enum.IntEnum):
@@ -36,6 +38,10 @@ class Constraint:
             raise ValueError(f"constraint of kind {self.kind.name} must have one text")
 
 
+DEFAULT_RETENTION_PRIORITY: Final = 35
+"""Of blocks about which nobody said anything, as in TensorRT-LLM."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheRetention:
     """Which of its cached blocks are given up first: lower `priority` (0 to 100) goes earlier.
@@ -43,7 +49,7 @@ class CacheRetention:
     `duration_s`: how long the priority holds after the request, seconds; infinite for no end.
     """
 
-    priority: int = 35
+    priority: int = DEFAULT_RETENTION_PRIORITY
     duration_s: float = math.inf
 
     def __post_init__(self) -> None:

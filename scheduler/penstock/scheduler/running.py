@@ -115,6 +115,11 @@ class Running:
         levels = self._arrays.level
         return sorted(self._prefilling.values(), key=lambda request: -int(levels[request.slot]))
 
+    @property
+    def num_prefilling(self) -> int:
+        """How many have tokens left to compute before they decode."""
+        return len(self._prefilling)
+
     def most_junior(self) -> Request:
         """The next victim of a preemption; raises ValueError when nothing runs.
 

@@ -19,6 +19,7 @@ from penstock.scheduler.lifecycle import Lifecycle
 from penstock.scheduler.planner import Planner
 from penstock.scheduler.request import FinishReason, RequestSpec
 from penstock.scheduler.results import Results
+from penstock.scheduler.step_measure import StepMeasure
 
 _Scalar = TypeVar("_Scalar", bound=np.generic)
 
@@ -72,6 +73,20 @@ class Scheduler:
             return False
         self.life.finish(request, reason, now)
         return True
+
+    @property
+    def oldest_batch(self) -> Batch:
+        """Of the launched steps the one whose result is due next; there must be one."""
+        return self.life.flights[0].batch
+
+    def note_step(self, batch: Batch, seconds: float) -> bool:
+        """A step was timed; whether it is worth learning from."""
+        has_prefill = batch.num_rows > batch.num_decodes
+        return self.life.outlook.pace.note_step(seconds, has_prefill=has_prefill)
+
+    def learn(self, measure: StepMeasure) -> None:
+        """What was in a step, and what it took."""
+        self.life.outlook.pace.learn(measure)
 
     def schedule(self, now: float) -> Batch | None:
         """Expire who is late, then plan the next step.

@@ -28,7 +28,7 @@ from penstock.scheduler.cost_model import CostModel
 DEFAULT_PRIOR = CostModel()
 
 _NUM_PRICES = 4
-_PRIOR_INFORMATION = 0.01
+_PRIOR_INFORMATION = 0.0001
 """What the prior is worth, per price, in steps: a price is soon learnt where steps show it."""
 _MEMORY_WHILE_WRONG = 50.0
 _WINDOW = 64
@@ -55,13 +55,51 @@ _JUMP_FADE = 4.0
 _Row = list[float]
 
 
+class _Errors:
+    """Relative errors of the recent steps of one kind, and whether they are small."""
+
+    __slots__ = ("_max_error", "_residuals", "_sorted", "is_good", "num_seen")
+
+    def __init__(self, max_error: float) -> None:
+        self._max_error = max_error
+        self.is_good = True
+        self.begin_anew()
+
+    def begin_anew(self) -> None:
+        """Errors that neither earn trust nor lose it, until as many steps were seen."""
+        size = _SEEDED_SHARE * self._max_error
+        self._residuals: deque[float] = deque((size,) * _NUM_SEEDED)
+        self._sorted = [size] * _NUM_SEEDED
+        self.num_seen = 0
+
+    def note(self, residual: float) -> None:
+        """Keep an error, and say anew whether they are small."""
+        error = abs(residual)
+        if self.num_seen < _NUM_SEEDED or len(self._residuals) == _WINDOW:
+            del self._sorted[bisect_left(self._sorted, self._residuals.popleft())]
+        self._residuals.append(error)
+        insort(self._sorted, error)
+        self.num_seen += 1
+        bound = self._max_error * (1.0 if self.is_good else _REGAINED_SHARE)
+        self.is_good = self.median <= bound
+
+    @property
+    def median(self) -> float:
+        return self._sorted[len(self._sorted) // 2]
+
+    @property
+    def p90(self) -> float:
+        return self._sorted[(len(self._sorted) * 9) // 10]
+
+
 class StepFit:
     """Prices of a step, fitted as steps come in; a `StepPrices`.
 
     Model: y = step_s + prefill_token_s P + decode_slot_s D + context_token_s C + noise that grows
     with the step, so with the prediction f of a step of features x the relative residual
     e = (y - f) / f and the relative features z = x / f are used. Each step with weight
-    w = min(1, b / |e|), b = 2.5 sigma, sigma = 1.4826 median(|e| of the last 64 steps):
+    w = min(1, b / |e|), b = 2.5 sigma, sigma = 1.4826 median(|e| of the last 64 steps of its kind,
+    with prefill or without):
 
         R <- R - (1 - l) w (R z)(R z)' / (z' R z) + w z z'        information
         d = R^-1 z w e, shortened so that |z' d| <= b             one step moves no further
@@ -81,16 +119,15 @@ class StepFit:
 
     __slots__ = (
         "_information",
-        "_is_good",
         "_is_stale",
+        "_kinds",
         "_max_error",
         "_memory_steps",
         "_min_steps",
         "_model",
         "_prices",
-        "_residuals",
+        "_recent",
         "_scales",
-        "_sorted_errors",
         "_sorted_recent",
         "num_steps",
     )
@@ -125,11 +162,10 @@ class StepFit:
             [_PRIOR_INFORMATION if row == column else 0.0 for column in range(_NUM_PRICES)]
             for row in range(_NUM_PRICES)
         ]
-        self._residuals: deque[float] = deque()
-        self._sorted_errors: list[float] = []
-        self._sorted_recent: list[float] = []
-        self._seed_window()
-        self._is_good = True
+        # Of steps without prefill and with: how well one kind is foretold says nothing of the
+        # other, and where one is rare its errors would pass for outliers.
+        self._kinds = (_Errors(max_error), _Errors(max_error))
+        self._begin_recent()
         self._model = prior
         self._is_stale = False
 
@@ -169,21 +205,26 @@ class StepFit:
 
     @property
     def error_median(self) -> float:
-        """Median of |measured - predicted| / predicted over the last 64 steps.
+        """Median of |measured - predicted| / predicted over the last 64 steps of a kind.
 
-        Each step was predicted before it was learnt from.
+        Each step was predicted before it was learnt from. Steps with prefill and without are two
+        kinds; told is the worse one of those that were seen.
         """
-        return self._sorted_errors[len(self._sorted_errors) // 2]
+        return max((kind.median for kind in self._seen_kinds()), default=self._kinds[0].median)
 
     @property
     def error_p90(self) -> float:
         """The same, 90th percentile."""
-        return self._sorted_errors[(len(self._sorted_errors) * 9) // 10]
+        return max((kind.p90 for kind in self._seen_kinds()), default=self._kinds[0].p90)
 
     @property
     def is_trusted(self) -> bool:
         """Whether enough steps were seen and the recent ones were foretold well."""
-        return self._is_good and self.num_steps >= self._min_steps
+        return (
+            all(kind.is_good for kind in self._seen_kinds())
+            and self.num_steps >= self._min_steps
+            and self._kinds[1].num_seen >= self._min_steps // 4
+        )
 
     def step_time_s(
         self, *, num_prefill_tokens: int, num_decodes: int, num_context_tokens: int
@@ -223,7 +264,8 @@ class StepFit:
         )
         unit_s = max(predicted_s, _MIN_STEP_S)
         residual = (measured_s - predicted_s) / unit_s
-        self._note(residual)
+        kind = self._kinds[num_prefill_tokens > 0]
+        self._note(kind, residual)
         scales = self._scales
         features = [
             scales[0] / unit_s,
@@ -231,50 +273,49 @@ class StepFit:
             scales[2] * num_decodes / unit_s,
             scales[3] * num_context_tokens / unit_s,
         ]
-        limit = _HUBER_SIGMAS * max(_SIGMA_OF_MEDIAN * self.error_median, _MIN_SIGMA)
-        self._learn(features, residual, limit)
+        limit = _HUBER_SIGMAS * max(_SIGMA_OF_MEDIAN * kind.median, _MIN_SIGMA)
+        memory_steps = self._memory_steps if kind.is_good else _MEMORY_WHILE_WRONG
+        self._learn(features, residual, limit, memory_steps)
         factor = 1.0 + self._sorted_recent[_JUMP_WINDOW // 2]
         if factor >= _JUMP_FACTOR or 0.0 < factor <= 1.0 / _JUMP_FACTOR:
             self._jump(factor)
         self.num_steps += 1
         self._is_stale = True
 
-    def _seed_window(self) -> None:
-        """Errors that neither earn trust nor lose it, as high as low."""
-        size = _SEEDED_SHARE * self._max_error
-        self._residuals = deque((size, -size) * (_NUM_SEEDED // 2))
-        self._sorted_errors = [size] * _NUM_SEEDED
-        self._sorted_recent = sorted(self._residuals)
+    def _seen_kinds(self) -> list[_Errors]:
+        return [kind for kind in self._kinds if kind.num_seen]
 
-    def _note(self, residual: float) -> None:
-        """Keep a residual in the windows, and say anew whether the fit is good."""
-        residuals, errors, recent = self._residuals, self._sorted_errors, self._sorted_recent
-        del recent[bisect_left(recent, residuals[-_JUMP_WINDOW])]
-        insort(recent, residual)
-        if len(residuals) == _WINDOW:
-            del errors[bisect_left(errors, abs(residuals.popleft()))]
-        residuals.append(residual)
-        insort(errors, abs(residual))
-        bound = self._max_error * (1.0 if self._is_good else _REGAINED_SHARE)
-        self._is_good = self.error_median <= bound
+    def _begin_recent(self) -> None:
+        """As high as low, so that half of the window must agree on a jump."""
+        size = _SEEDED_SHARE * self._max_error
+        self._recent: deque[float] = deque((size, -size) * (_JUMP_WINDOW // 2))
+        self._sorted_recent = sorted(self._recent)
+
+    def _note(self, kind: _Errors, residual: float) -> None:
+        """Keep a residual in the windows."""
+        kind.note(residual)
+        del self._sorted_recent[bisect_left(self._sorted_recent, self._recent.popleft())]
+        self._recent.append(residual)
+        insort(self._sorted_recent, residual)
 
     def _jump(self, factor: float) -> None:
         """Follow a machine that became another, as most recent steps say."""
         self._prices = [price * factor for price in self._prices]
         fade = 1.0 / (_JUMP_FADE * factor * factor)
         self._information = [[value * fade for value in row] for row in self._information]
-        self._seed_window()
-        self._is_good = False
+        self._begin_recent()
+        for kind in self._kinds:
+            kind.begin_anew()
+            kind.is_good = False
 
-    def _learn(self, features: _Row, residual: float, limit: float) -> None:
+    def _learn(self, features: _Row, residual: float, limit: float, memory_steps: float) -> None:
         information, scales = self._information, self._scales
         z0, z1, z2, z3 = features
         shown = [row[0] * z0 + row[1] * z1 + row[2] * z2 + row[3] * z3 for row in information]
         s0, s1, s2, s3 = shown
-        memory = self._memory_steps if self._is_good else _MEMORY_WHILE_WRONG
         weight = limit / max(limit, abs(residual))
         # An outlier brings little, so little is forgotten for it.
-        fade = weight / (memory * (z0 * s0 + z1 * s1 + z2 * s2 + z3 * s3))
+        fade = weight / (memory_steps * (z0 * s0 + z1 * s1 + z2 * s2 + z3 * s3))
         for row, z, s in zip(information, features, shown, strict=True):
             gained, faded = weight * z, fade * s
             row[0] += gained * z0 - faded * s0

@@ -30,8 +30,10 @@ class Tenants:
     charged as it is served. `epoch` grows when counters are rebased: values kept elsewhere are
     void.
 
-    Who comes back after having nobody waiting starts no lower than the least counter among those
-    who wait: nobody saves up service while away.
+    Who comes back after having nobody waiting starts no lower than `tenant_burst_tokens` below the
+    greatest that the least counter among those who wait has been: of what it left to others a
+    tenant keeps a burst, and no more. Who is not known has left nothing to anybody and starts at
+    that mark: a new name is worth nothing.
     """
 
     def __init__(self, config: SchedulerConfig) -> None:
@@ -39,6 +41,7 @@ class Tenants:
         self._prompt_weight = config.prompt_token_weight
         self._output_weight = config.output_token_weight
         self._max_running = config.max_num_running_per_tenant
+        self._burst_tokens = config.tenant_burst_tokens
         self._index_of: dict[str, int] = {}
         self._name_of: list[str | None] = []
         self._free: list[int] = []
@@ -53,12 +56,20 @@ class Tenants:
         self._last_service = 0.0
         self.num_waiting: list[int] = []
         self.num_running: list[int] = []
+        # The greatest that the least counter among those who wait has been.
+        self._mark = 0.0
         self.service: NDArray[np.float64] = np.zeros(_FIRST_CAPACITY)
+        self.weight: NDArray[np.float64] = np.ones(_FIRST_CAPACITY)
         self._output_price: NDArray[np.float64] = np.zeros(_FIRST_CAPACITY)
         self.epoch = 0
 
     def __len__(self) -> int:
         return len(self._index_of)
+
+    @property
+    def num_live(self) -> int:
+        """Tenants with somebody waiting or running."""
+        return len(self._index_of) - len(self._idle)
 
     def service_of(self, name: str) -> float:
         """Weighted service of a tenant since the last rebase, 0 for one that is not known."""
@@ -77,11 +88,15 @@ class Tenants:
     def join(self, name: str) -> int:
         """One more request of a tenant waits; the tenant's index."""
         index = self._index_of.get(name)
+        if index is None or not self.num_waiting[index]:
+            # Before it counts itself: the least among the others.
+            self._mark = max(self._mark, self._floor())
         if index is None:
             index = self._add(name)
+            self.service[index] = self._mark
         if not self.num_waiting[index]:
-            # Before it counts itself: the least among the others.
-            self.service[index] = max(float(self.service[index]), self._floor())
+            least = self._mark - self._burst_tokens
+            self.service[index] = max(float(self.service[index]), least)
             self._idle.pop(index, None)
             self._queue(index)
         self.num_waiting[index] += 1
@@ -145,10 +160,12 @@ class Tenants:
             if index == len(self.service):
                 self.service = np.concatenate((self.service, np.zeros(index)))
                 self._output_price = np.concatenate((self._output_price, np.zeros(index)))
+                self.weight = np.concatenate((self.weight, np.ones(index)))
         self._index_of[name] = index
         self._name_of[index] = name
         self.service[index] = 0.0
-        self._output_price[index] = self._output_weight / self._weights.get(name, 1.0)
+        self.weight[index] = weight = self._weights.get(name, 1.0)
+        self._output_price[index] = self._output_weight / weight
         return index
 
     def _rest(self, index: int) -> None:
@@ -179,11 +196,12 @@ class Tenants:
         return self._last_service if self._last_index < 0 else float(self.service[self._last_index])
 
     def _rebase(self) -> None:
-        floor = self._floor()
-        if floor < REBASE_AT / 2:
+        base = self._floor() - self._burst_tokens
+        if base < REBASE_AT / 2:
             return
-        np.maximum(self.service - floor, 0.0, out=self.service)
-        self._last_service = max(self._last_service - floor, 0.0)
+        np.maximum(self.service - base, 0.0, out=self.service)
+        self._last_service = max(self._last_service - base, 0.0)
+        self._mark = max(self._mark - base, 0.0)
         self._rebuild()
         self.epoch += 1
 

@@ -3,7 +3,8 @@
 Owns that choice under the fair order, in whole columns. Does not preempt.
 
 Lowest class first, a class being the priority as it had risen by age at admission, so that who was
-let in for its age is not thrown out for its priority. Then the tenant that has had most service;
+let in for its age is not thrown out for its priority. No light tenant's (shares.py) while there are
+others. Then the tenant that has had most service;
 then whoever loses least: the fewest computed tokens in blocks that nobody shares. What is left is
 decided against the youngest. Who is ahead in all of this only gets further ahead by running, so the
 last one standing ends, and preemptions do not go round in circles.
@@ -13,9 +14,10 @@ import numpy as np
 
 from penstock.scheduler.lifecycle import Lifecycle
 from penstock.scheduler.request import Request
+from penstock.scheduler.shares import Shares
 
 
-def choose_victim(life: Lifecycle, spared: set[int]) -> Request:
+def choose_victim(life: Lifecycle, spared: set[int], shares: Shares | None = None) -> Request:
     """The running request to preempt next, none of the slots of `spared`; ValueError if there is
     none.
     """
@@ -31,6 +33,10 @@ def choose_victim(life: Lifecycle, spared: set[int]) -> Request:
         slots = np.array(formless, dtype=np.intp)
     levels = arrays.level[slots]
     slots = slots[levels == levels.min()]
+    if shares is not None:
+        is_light = shares.are_light(arrays.tenant[slots])
+        if not is_light.all():
+            slots = slots[~is_light]
     service = life.tenants.service[arrays.tenant[slots]]
     slots = slots[service == service.max()]
     if len(slots) > 1:

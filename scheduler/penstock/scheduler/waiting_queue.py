@@ -1,8 +1,8 @@
-"""Requests that wait: who they are, how much they hold, when they expire.
+"""Requests that wait: who they are, how much they hold, when to look at them again.
 
-Owns membership, the bounds' counters and the expiry times of PENDING requests; who goes next is an
-`Order`'s affair. Outputs of one request wait beside the order (`hold`) until their leader's prompt
-is computed and can be shared.
+Owns membership, the bounds' counters, and when to look at each PENDING request again; who goes next
+is an `Order`'s affair. Outputs of one request wait beside the order (`hold`) until their leader's
+prompt is computed and can be shared.
 
 Heaps drop stale entries lazily: an entry is live while its request has the entry's ticket.
 """
@@ -14,6 +14,7 @@ from typing import Protocol
 
 from penstock.scheduler.request import NO_TIME, Request
 from penstock.scheduler.tenants import Tenants
+from penstock.scheduler.waiting_sums import WaitingAhead, WaitingSums
 
 
 class Order(Protocol):
@@ -31,12 +32,16 @@ class Order(Protocol):
         """Forget a request whose ticket was just taken."""
         ...
 
-    def note_admission(self, request: Request) -> None:
-        """Somebody is about to be let in, and still has a ticket."""
+    def note_admission(self, request: Request) -> bool:
+        """Somebody is about to be let in, and still has a ticket; whether for their age alone."""
         ...
 
     def peek(self, now: float) -> Request | None:
         """Who goes next, None when nobody may."""
+        ...
+
+    def peek_in_turn(self, now: float) -> Request | None:
+        """The same, nobody being preferred for their age; None when a turn by age is overdue."""
         ...
 
     def pass_over(self, request: Request) -> None:
@@ -62,14 +67,15 @@ def expiry_s(request: Request) -> float:
 class WaitingQueue:
     """PENDING requests; `num_tokens` counts the tokens they would prefill.
 
-    `version` changes whenever somebody comes or goes.
+    `version` changes whenever somebody comes or goes. `sums`: of those who stand in the order.
     """
 
-    def __init__(self, order: Order, tenants: Tenants) -> None:
+    def __init__(self, order: Order, tenants: Tenants, sums: WaitingSums) -> None:
         self.order = order
+        self.sums = sums
         self._tenants = tenants
         self._tickets = itertools.count()
-        self._expiries: list[tuple[float, int, Request]] = []
+        self._rechecks: list[tuple[float, int, Request]] = []
         self._held: dict[int, list[Request]] = {}
         self._members: dict[int, Request] = {}
         self.num_tokens = 0
@@ -121,36 +127,52 @@ class WaitingQueue:
         self._tenants.leave(request.tenant)
         if request.ticket >= 0:
             request.ticket = -1
+            self.sums.remove(request)
             self.order.discard(request)
-        if len(self._expiries) > 2 * len(self._members) + 64:
-            self._expiries = [entry for entry in self._expiries if entry[2] in self]
-            heapq.heapify(self._expiries)
+        if len(self._rechecks) > 2 * len(self._members) + 64:
+            self._rechecks = [
+                entry
+                for entry in self._rechecks
+                if entry[2] in self and entry[2].recheck_s == entry[0]
+            ]
+            heapq.heapify(self._rechecks)
 
-    def expired(self, now: float) -> list[Request]:
-        """Waiting requests whose expiry is at or before `now`; each is told once, then removed."""
+    def ahead_of(self, request: Request, num_prefill: int) -> WaitingAhead:
+        """Who goes before a request that does not wait yet, or goes to the end of its like."""
+        return self.sums.ahead_of(request, expiry_s(request), num_prefill)
+
+    def due(self, now: float) -> list[Request]:
+        """Waiting requests whose `recheck_s` is at or before `now`; each is told once."""
         found: list[Request] = []
-        while self._expiries and self._expiries[0][0] <= now:
-            request = heapq.heappop(self._expiries)[2]
-            # A time to first token that was met leaves its entry behind.
-            if request in self and expiry_s(request) <= now and request not in found:
+        while self._rechecks and self._rechecks[0][0] <= now:
+            at_s, _, request = heapq.heappop(self._rechecks)
+            if request in self and request.recheck_s == at_s and request not in found:
                 found.append(request)
         return found
 
-    def next_expiry_s(self) -> float:
-        """Earliest expiry of a waiting request, NO_TIME when none has one."""
-        while self._expiries and self._expiries[0][2] not in self:
-            heapq.heappop(self._expiries)
-        return self._expiries[0][0] if self._expiries else NO_TIME
+    def recheck(self, request: Request, at_s: float) -> None:
+        """Tell of a waiting request when that time has come."""
+        request.recheck_s = at_s
+        if at_s != NO_TIME:
+            heapq.heappush(self._rechecks, (at_s, next(self._tickets), request))
+
+    def next_recheck_s(self) -> float:
+        """When the next waiting request is due, NO_TIME when none is."""
+        rechecks = self._rechecks
+        while rechecks and not (
+            rechecks[0][2] in self and rechecks[0][2].recheck_s == rechecks[0][0]
+        ):
+            heapq.heappop(rechecks)
+        return rechecks[0][0] if rechecks else NO_TIME
 
     def _join(self, request: Request) -> None:
         self._members[request.spec.key] = request
         self.num_tokens += len(request.tokens)
         request.tenant = self._tenants.join(request.spec.tenant)
-        at_s = expiry_s(request)
-        if at_s != NO_TIME:
-            heapq.heappush(self._expiries, (at_s, next(self._tickets), request))
+        self.recheck(request, request.recheck_s)
 
     def _enter(self, request: Request) -> None:
         request.ticket = next(self._tickets)
         self.version += 1
+        self.sums.add(request, expiry_s(request))
         self.order.push(request)

@@ -40,6 +40,8 @@ class ServerConfig:
     fronts read tokenizer and chat template from, None for the model's. `port` 0: any free one.
     `drain_grace_s`: how long streams may go on after the first SIGTERM or SIGINT; the service is
     gone two seconds later. `front.front_id` is a placeholder: each front gets its own.
+    `record_path`: the folder in which the engine writes down its steps and requests, None for
+    nowhere; `record_max_bytes` bounds each of the two files.
     """
 
     model: str
@@ -53,6 +55,8 @@ class ServerConfig:
     num_fronts: int = field(default_factory=default_num_fronts)
     drain_grace_s: float = 30.0
     log_level: str = "info"
+    record_path: Path | None = None
+    record_max_bytes: int = 256 * 1024 * 1024
 
     def __post_init__(self) -> None:
         if not self.model:
@@ -67,6 +71,8 @@ class ServerConfig:
             raise ValueError(f"drain_grace_s must be 0 or more, not {self.drain_grace_s}")
         if self.log_level not in LOG_LEVELS:
             raise ValueError(f"log_level must be one of {', '.join(LOG_LEVELS)}")
+        if self.record_max_bytes < 1:
+            raise ValueError(f"record_max_bytes must be at least 1, not {self.record_max_bytes}")
         num_tokens, num_seqs = self.scheduler.max_num_batched_tokens, self.executor.max_num_seqs
         if num_tokens < num_seqs:
             raise ValueError(

@@ -12,6 +12,7 @@ from google.rpc import error_details_pb2
 import penstock.v1 as pb
 from penstock.client import (
     DeadlineExceeded,
+    DeadlineUnreachable,
     ExceedsKVCache,
     Internal,
     InvalidArgument,
@@ -160,6 +161,25 @@ def test_longer_of_retry_info_and_pushback_counts(
     assert type(error) is QueueFull
     assert error.retry_after_s == pytest.approx(expected_s)
     assert not error.failure.is_retry_refused
+
+
+def test_a_refused_deadline_tells_what_it_would_have_taken() -> None:
+    code = grpc.StatusCode.DEADLINE_EXCEEDED
+    info = error_info("DEADLINE_UNREACHABLE", deadline_ms="500", estimate_ms="2250")
+    error = error_from_call(
+        failed_call(code, "m", status_trailer(code, "m", info, retry_info(9.0)))
+    )
+
+    assert isinstance(error, DeadlineUnreachable)
+    assert (error.deadline_s, error.estimate_s, error.retry_after_s) == (0.5, 2.25, 9.0)
+
+
+@pytest.mark.parametrize("told", [{}, {"estimate_ms": "soon"}, {"estimate_ms": "-5"}])
+def test_an_estimate_that_is_none_is_not_made_up(told: dict[str, str]) -> None:
+    failure = Failure(
+        code=grpc.StatusCode.RESOURCE_EXHAUSTED, message="m", reason="QUEUE_FULL", metadata=told
+    )
+    assert error_of(failure).estimate_s is None
 
 
 @pytest.mark.parametrize("value", ["-1", "soon"])

@@ -112,7 +112,9 @@ def test_every_field_of_the_contract_can_be_said() -> None:
     prompts: list[Any] = [
         TextPrompt(text="t", add_special_tokens=False),
         TokenPrompt(ids=(1,)),
-        ChatPrompt(messages=(ChatMessage("user", "c"),), add_generation_prompt=False),
+        ChatPrompt(
+            messages=(ChatMessage("user", "c"),), add_generation_prompt=False, window_tokens=9
+        ),
     ]
     constraints: list[Constraint] = [
         JsonSchemaConstraint(schema="{}"),

@@ -65,6 +65,7 @@ def test_only_unavailable_and_explained_exhaustion_pass(code: grpc.StatusCode) -
         (failure(grpc.StatusCode.RESOURCE_EXHAUSTED, "READER_STALLED", 1.0), False),
         (failure(grpc.StatusCode.RESOURCE_EXHAUSTED, "", 1.0), True),
         (failure(grpc.StatusCode.DEADLINE_EXCEEDED, "", 1.0), False),
+        (failure(grpc.StatusCode.DEADLINE_EXCEEDED, "DEADLINE_UNREACHABLE", 1.0), False),
         (failure(is_retry_refused=True), False),
     ],
 )

@@ -184,7 +184,7 @@ def test_counters_start_again_before_they_lose_precision(monkeypatch: pytest.Mon
     orders, largest = [], [0.0]
     for rebase_at in (2.0**40, 50.0):
         monkeypatch.setattr(tenants_module, "REBASE_AT", rebase_at)
-        engine, _ = one_slot()
+        engine, _ = one_slot(tenant_burst_tokens=0.0)
         submit_all(engine, "a", range(1, 20))
         submit_all(engine, "b", range(21, 40), prompt=9)
         submit_all(engine, "c", range(41, 50), prompt=2)

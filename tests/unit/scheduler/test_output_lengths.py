@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from penstock.scheduler.output_lengths import OutputLengths
@@ -45,3 +46,17 @@ def test_names_the_parameter_that_is_off() -> None:
         OutputLengths(0.5)
     with pytest.raises(ValueError, match="memory"):
         OutputLengths(memory=0)
+
+
+def test_who_was_cut_off_would_have_gone_on() -> None:
+    lengths = OutputLengths(100.0, memory=100_000)
+    cut = OutputLengths(100.0, memory=100_000)
+    random = np.random.default_rng(3)
+    for length in random.geometric(1 / 200, size=5000).tolist():
+        lengths.observe(length)
+        if length <= 150:
+            cut.observe(length)
+        else:
+            cut.observe_cut(150)
+
+    assert cut.mean_tokens == pytest.approx(lengths.mean_tokens, rel=0.1)

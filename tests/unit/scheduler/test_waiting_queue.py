@@ -5,6 +5,7 @@ from penstock.scheduler.config import SchedulerConfig
 from penstock.scheduler.request import NO_TIME, Request, RequestSpec
 from penstock.scheduler.tenants import Tenants
 from penstock.scheduler.waiting_queue import WaitingQueue
+from penstock.scheduler.waiting_sums import WaitingSums
 from support.core import make_spec
 
 
@@ -13,7 +14,8 @@ def waiting(spec: RequestSpec, sequence: int) -> Request:
 
 
 def make_queue() -> WaitingQueue:
-    return WaitingQueue(ArrivalOrder(), Tenants(SchedulerConfig()))
+    config = SchedulerConfig()
+    return WaitingQueue(ArrivalOrder(), Tenants(config), WaitingSums(config, block_size=16))
 
 
 def drain(queue: WaitingQueue) -> list[int]:
@@ -80,26 +82,35 @@ def test_an_heir_leads_when_the_leader_ends() -> None:
     assert drain(queue) == [4]
 
 
-def test_expiry_is_the_earliest_limit_and_told_once() -> None:
+def test_a_request_is_due_at_its_time_and_told_once() -> None:
     queue = make_queue()
-    late = waiting(make_spec(1, deadline_s=9.0, ttft_deadline_s=5.0), 0)
-    later = waiting(make_spec(2, time_limit_s=7.0), 1)
-    never = waiting(make_spec(3), 2)
-    for request in (late, later, never):
+    soon, later, never = (waiting(make_spec(key), key) for key in (1, 2, 3))
+    soon.recheck_s, later.recheck_s = 5.0, 7.0
+    for request in (soon, later, never):
         queue.push(request)
-    assert queue.next_expiry_s() == 5.0
-    assert queue.expired(4.9) == []
-    assert queue.expired(7.0) == [late, later]
-    for request in (late, later):
-        queue.remove(request)
-    assert queue.next_expiry_s() == NO_TIME
+    assert queue.next_recheck_s() == 5.0
+    assert queue.due(4.9) == []
+    assert queue.due(7.0) == [soon, later]
+    assert queue.due(7.0) == []
+    assert queue.next_recheck_s() == NO_TIME
 
 
-def test_a_met_first_token_deadline_does_not_expire_who_comes_back() -> None:
+def test_a_request_that_is_put_off_is_due_at_its_new_time_alone() -> None:
     queue = make_queue()
-    request = waiting(make_spec(1, ttft_deadline_s=5.0), 0)
+    request = waiting(make_spec(1), 0)
+    request.recheck_s = 5.0
+    queue.push(request)
+    queue.recheck(request, 8.0)
+    assert queue.next_recheck_s() == 8.0
+    assert queue.due(7.0) == []
+    assert queue.due(8.0) == [request]
+
+
+def test_who_left_is_not_due() -> None:
+    queue = make_queue()
+    request = waiting(make_spec(1), 0)
+    request.recheck_s = 5.0
     queue.push(request)
     queue.remove(request)
-    request.first_token_s = 3.0
-    queue.push(request)
-    assert queue.expired(6.0) == []
+    assert queue.next_recheck_s() == NO_TIME
+    assert queue.due(6.0) == []

@@ -12,7 +12,15 @@ from hypothesis.extra import numpy as hnp
 
 from penstock.scheduler.batch import TokenLogprobs
 from penstock.scheduler.block_hash import DIGEST_BYTES
-from penstock.scheduler.events import Admitted, Failed, Finished, Preempted, StepEvents
+from penstock.scheduler.events import (
+    Admitted,
+    Failed,
+    Finished,
+    Preempted,
+    PrefixFound,
+    Queued,
+    StepEvents,
+)
 from penstock.scheduler.executor import ExecutorInfo, Feature
 from penstock.scheduler.request import (
     FailureReason,
@@ -114,6 +122,7 @@ def specs(draw: st.DrawFn, previous: RequestSpec | None = None) -> RequestSpec:
         constraint=like.constraint if like else draw(st.none() | CONSTRAINTS),
         retention=like.retention if like else draw(st.none() | RETENTIONS),
         tenant=like.tenant if like else draw(TEXTS),
+        session_id=like.session_id if like else draw(TEXTS),
     )
 
 
@@ -144,10 +153,22 @@ def steps(draw: st.DrawFn, keys: st.SearchStrategy[int] = KEYS) -> StepEvents:
         Admitted, key=keys, at_s=FLOATS, num_cached_tokens=NUMBERS, num_preemptions=NUMBERS
     )
     preempted = st.builds(Preempted, key=keys, at_s=FLOATS)
+    found = st.builds(PrefixFound, key=keys, at_s=FLOATS, num_cached_tokens=NUMBERS)
+    queued = st.builds(
+        Queued, key=keys, at_s=FLOATS, num_ahead=NUMBERS, estimated_queue_s=st.none() | FLOATS
+    )
     finished = st.builds(
         Finished, key=keys, at_s=FLOATS, reason=st.sampled_from(FinishReason), stop_id=INT32
     )
-    failed = st.builds(Failed, key=keys, at_s=FLOATS, reason=st.sampled_from(FailureReason))
+    failed = st.builds(
+        Failed,
+        key=keys,
+        at_s=FLOATS,
+        reason=st.sampled_from(FailureReason),
+        estimate_s=st.none() | FLOATS,
+        deadline_s=st.none() | FLOATS,
+        retry_after_s=st.none() | FLOATS,
+    )
     prompts = draw(st.lists(st.tuples(keys, NUMBERS, st.integers(0, 5)), max_size=2))
     return StepEvents(
         step=draw(NUMBERS),
@@ -156,7 +177,7 @@ def steps(draw: st.DrawFn, keys: st.SearchStrategy[int] = KEYS) -> StepEvents:
         tokens=draw(hnp.arrays(np.int32, num_tokens, elements=INT32)),
         logprobs=draw(st.none() | logprobs(num_tokens)),
         prompt_logprobs=tuple((key, first, draw(logprobs(n))) for key, first, n in prompts),
-        changes=tuple(draw(st.lists(admitted | preempted, max_size=4))),
+        changes=tuple(draw(st.lists(admitted | preempted | found | queued, max_size=4))),
         ends=tuple(draw(st.lists(finished | failed, max_size=4))),
     )
 
@@ -339,7 +360,7 @@ def test_a_shared_form_travels_once() -> None:
     assert submit.specs[1].constraint is submit.specs[0].constraint
 
 
-@pytest.mark.parametrize("flags", [8, 9, 24, 32, 255])
+@pytest.mark.parametrize("flags", [8, 9, 24, 64, 255])
 def test_options_that_mean_nothing_are_refused(flags: int) -> None:
     plain, full = (
         encode(Submit(specs=(small_spec(adapter=adapter),))) for adapter in ("", "a" * 50)
@@ -350,14 +371,6 @@ def test_options_that_mean_nothing_are_refused(flags: int) -> None:
     ((kind, body),) = FrameBuffer().feed(forged)
     with pytest.raises(LinkError, match="options"):
         decode(kind, body)
-
-
-def test_a_key_that_is_not_positive_is_refused() -> None:
-    spec = RequestSpec(key=7, request_id="r", prompt_ids=np.zeros(1, np.int32), max_tokens=1)
-    ((kind, body),) = FrameBuffer().feed(encode(Submit(specs=(spec,))))
-    forged = body.replace(struct.pack("<q", 7), struct.pack("<q", -1), 1)
-    with pytest.raises(LinkError, match="key"):
-        decode(kind, forged)
 
 
 FRONT_KEYS = st.builds(

@@ -2,6 +2,9 @@
 
 import argparse
 import dataclasses
+import json
+import math
+import re
 from pathlib import Path
 
 import pytest
@@ -13,8 +16,15 @@ from penstock.executor.config import (
     SimulatedConfig,
     SimulatedPace,
 )
+from penstock.executor.config_json import to_json_value
 from penstock.executor.fault import Fault, FaultKind
-from penstock.scheduler.config import AdmissionPolicy, SchedulerConfig
+from penstock.scheduler.config import (
+    AdmissionPolicy,
+    EvictionPolicy,
+    SchedulerConfig,
+    SchedulingOrder,
+)
+from penstock.scheduler.cost_model import CostModel
 from penstock.server.cli import build_parser
 from penstock.server.cli.serve import (
     BadSetting,
@@ -32,6 +42,8 @@ from penstock.server.config import (
     launch_to_json,
 )
 from penstock.server.front.config import FrontConfig
+
+PRICES = '{"step_s": 0.005, "prefill_token_s": 1e-5, "decode_slot_s": 2e-5, "context_token_s": 0}'
 
 
 def parse(*arguments: str) -> argparse.Namespace:
@@ -51,21 +63,56 @@ def test_the_defaults_serve_the_demo_model() -> None:
     assert config.num_fronts >= 1
 
 
+def test_a_record_is_for_its_owner_alone(tmp_path: Path) -> None:
+    config = configured("--record", str(tmp_path / "a" / "b"), PENSTOCK_RECORD_MAX_MIB="3")
+
+    assert config.record_path is not None
+    assert config.record_path == tmp_path.resolve() / "a" / "b"
+    assert config.record_max_bytes == 3 * 1024 * 1024
+    assert config.record_path.stat().st_mode & 0o077 == 0
+    assert configured().record_path is None
+
+
+def test_what_sessions_may_keep_reaches_the_engine_and_who_shares_the_fronts() -> None:
+    config = configured(
+        *("--session-ttl-s", "20", "--session-retention-priority", "77"),
+        *("--max-session-share", "0.125", "--max-session-tokens", "640"),
+        *("--share-prefixes-across-tenants", "on"),
+    )
+    assert config.scheduler == SchedulerConfig(
+        session_ttl_s=20.0,
+        session_retention_priority=77,
+        max_session_share=0.125,
+        max_session_tokens=640,
+    )
+    assert config.front == FrontConfig(shares_prefixes_across_tenants=True)
+    assert configured("--share-prefixes-across-tenants", "off").front == FrontConfig()
+    engine = EngineLaunch(server=config, socket_path=Path("/s"), listener_fd=5, epoch=2)
+    assert launch_from_json(EngineLaunch, launch_to_json(engine)) == engine
+
+
+EVERY_OPTION = (
+    *("--model-name", "mine", "--executor", "simulated"),
+    *("--host", "::1", "--port", "7", "--fronts", "3", "--max-num-seqs", "5"),
+    *("--max-num-batched-tokens", "99", "--max-seq-len", "77", "--max-num-waiting", "11"),
+    *("--admission-policy", "guaranteed_no_evict", "--block-size", "8", "--num-blocks", "31"),
+    *("--kv-cache-mib", "2", "--dtype", "float32", "--device", "cuda:1", "--threads", "2"),
+    *("--pipeline-depth", "2", "--drain-grace-s", "1.5", "--log-level", "debug"),
+    *("--simulated-config", '{"is_strict": true}'),
+    *("--max-num-waiting-tokens", "5000", "--watermark", "0.2", "--prefix-caching", "off"),
+    *("--model-aliases", "a,b", "--default-max-tokens", "9", "--max-output-tokens", "50"),
+    *("--default-deadline-s", "5", "--max-deadline-s", "60"),
+    *("--max-backlog-tokens", "33", "--max-reader-stall-s", "2"),
+    *("--order", "fair", "--target-itl-ms", "40", "--tenant-metadata-key", "x-tenant"),
+    *("--tenant-weights", "a=2,b=0.5,=3", "--aging-s", "inf", "--max-prefill-share", "0.25"),
+    *("--max-num-waiting-per-tenant", "6", "--max-num-running-per-tenant", "3"),
+    *("--foresee-deadlines", "off", "--step-prices", PRICES, "--eviction", "lru"),
+)
+
+
 def test_every_option_reaches_its_setting(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
-    config = configured(
-        *("--model", str(tmp_path), "--model-name", "mine", "--executor", "simulated"),
-        *("--host", "::1", "--port", "7", "--fronts", "3", "--max-num-seqs", "5"),
-        *("--max-num-batched-tokens", "99", "--max-seq-len", "77", "--max-num-waiting", "11"),
-        *("--admission-policy", "guaranteed_no_evict", "--block-size", "8", "--num-blocks", "31"),
-        *("--kv-cache-mib", "2", "--dtype", "float32", "--device", "cuda:1", "--threads", "2"),
-        *("--pipeline-depth", "2", "--drain-grace-s", "1.5", "--log-level", "debug"),
-        *("--simulated-config", '{"is_strict": true}'),
-        *("--max-num-waiting-tokens", "5000", "--watermark", "0.2", "--prefix-caching", "off"),
-        *("--model-aliases", "a,b", "--default-max-tokens", "9", "--max-output-tokens", "50"),
-        *("--default-deadline-s", "5", "--max-deadline-s", "60"),
-        *("--max-backlog-tokens", "33", "--max-reader-stall-s", "2"),
-    )
+    config = configured("--model", str(tmp_path), *EVERY_OPTION)
     assert config == ServerConfig(
         model="mine",
         model_path=tmp_path.resolve(),
@@ -89,6 +136,17 @@ def test_every_option_reaches_its_setting(tmp_path: Path) -> None:
             max_num_waiting_tokens=5000,
             watermark=0.2,
             admission_policy=AdmissionPolicy.GUARANTEED_NO_EVICT,
+            max_num_waiting_per_tenant=6,
+            max_num_running_per_tenant=3,
+            foresees_deadlines=False,
+            target_itl_s=0.04,
+            known_prices=CostModel(
+                step_s=0.005, prefill_token_s=1e-5, decode_slot_s=2e-5, context_token_s=0.0
+            ),
+            tenant_weights={"a": 2.0, "b": 0.5, "": 3.0},
+            aging_s=math.inf,
+            max_prefill_share=0.25,
+            eviction=EvictionPolicy.LRU,
         ),
         front=FrontConfig(
             model_aliases=("a", "b"),
@@ -99,6 +157,7 @@ def test_every_option_reaches_its_setting(tmp_path: Path) -> None:
             max_deadline_s=60.0,
             max_backlog_tokens=33,
             max_reader_stall_s=2.0,
+            tenant_metadata_key="x-tenant",
         ),
         host="::1",
         port=7,
@@ -106,6 +165,79 @@ def test_every_option_reaches_its_setting(tmp_path: Path) -> None:
         drain_grace_s=1.5,
         log_level="debug",
     )
+    engine = EngineLaunch(server=config, socket_path=Path("/s"), listener_fd=5, epoch=2)
+    assert launch_from_json(EngineLaunch, launch_to_json(engine)) == engine
+
+
+def test_the_order_is_one_of_two() -> None:
+    assert configured().scheduler.order is SchedulingOrder.FAIR
+    assert configured("--order", "fcfs").scheduler.order is SchedulingOrder.FCFS
+    assert configured(PENSTOCK_ORDER="fcfs").scheduler.order is SchedulingOrder.FCFS
+    assert configured("--foresee-deadlines", "on").scheduler.foresees_deadlines
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--target-itl-ms", "0"], "target-itl-ms must be finite and above 0, not 0.0"),
+        (["--target-itl-ms", "nan"], "target-itl-ms must be finite and above 0, not nan"),
+        (["--aging-s", "0"], "aging_s must be above 0"),
+        (["--max-prefill-share", "1.5"], "max_prefill_share must be in"),
+        (["--max-num-waiting-per-tenant", "0"], "max_num_waiting_per_tenant must be at least 1"),
+        (["--max-num-running-per-tenant", "0"], "max_num_running_per_tenant must be at least 1"),
+        (["--tenant-metadata-key", "X-Tenant"], "tenant_metadata_key must be 1 to 128 of a-z"),
+        (["--tenant-metadata-key", "grpc-tenant"], "tenant_metadata_key must not be one of gRPC"),
+        (["--tenant-metadata-key", "tenant-bin"], "tenant_metadata_key must not be one of gRPC"),
+        (["--tenant-weights", "a=2"], "tenant-weights needs tenant-metadata-key"),
+        (["--order", "fcfs", "--aging-s", "3"], "aging-s means nothing to the order fcfs"),
+        (
+            ["--order", "fcfs", "--max-num-running-per-tenant", "3"],
+            "max-num-running-per-tenant means nothing to the order fcfs",
+        ),
+        (["--step-prices", "{"], "step-prices is no JSON"),
+        (["--step-prices", "none.json"], "step-prices: none.json cannot be read"),
+        (["--step-prices", '{"step": 1}'], "step-prices.step is unknown"),
+        (["--step-prices", '{"step_s": -1}'], "step-prices: step_s must be finite"),
+        (
+            ["--step-prices", '{"step_s": 1}'],
+            "prefill_token_s, decode_slot_s, context_token_s miss",
+        ),
+    ],
+)
+def test_a_flag_of_the_scheduler_that_is_off_is_named(arguments: list[str], message: str) -> None:
+    with pytest.raises(BadSetting, match=re.escape(message)):
+        configured(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("weights", "message"),
+    [
+        ("", "must be NAME=WEIGHT"),
+        ("a", "must be NAME=WEIGHT"),
+        ("a=", "must be NAME=WEIGHT"),
+        ("a=2,", "must be NAME=WEIGHT"),
+        ("a=b", "must be NAME=WEIGHT,... with numbers, not 'a=b'"),
+        ("a=1,a=2", "'a' is there twice"),
+        ("é=1", "is no name of a tenant: it must be printable ASCII"),
+        ("a=0", "tenant_weights['a'] must be finite and above 0"),
+        ("a=inf", "tenant_weights['a'] must be finite and above 0"),
+    ],
+)
+def test_weights_are_names_and_numbers(weights: str, message: str) -> None:
+    with pytest.raises(BadSetting, match=re.escape(message)):
+        configured("--tenant-metadata-key", "x-tenant", "--tenant-weights", weights)
+
+
+def test_a_name_may_hold_what_separates_it_from_its_weight() -> None:
+    config = configured("--tenant-metadata-key", "k", "--tenant-weights", "a=b=2")
+    assert config.scheduler.tenant_weights == {"a=b": 2.0}
+
+
+def test_prices_come_from_a_file_as_calibration_prints_them(tmp_path: Path) -> None:
+    prices = CostModel(step_s=0.004, prefill_token_s=3e-5, decode_slot_s=0.0, context_token_s=1e-8)
+    path = tmp_path / "prices.json"
+    path.write_text(json.dumps(to_json_value(prices)) + "\n", encoding="utf-8")
+    assert configured("--step-prices", str(path)).scheduler.known_prices == prices
 
 
 def test_arguments_win_over_the_environment_and_it_over_defaults() -> None:
@@ -173,6 +305,7 @@ def test_choices_are_those_of_the_settings() -> None:
     assert choices["dtype"] == DTYPES
     assert choices["log-level"] == LOG_LEVELS
     assert set(choices["executor"] or ()) == {kind.value for kind in ExecutorKind}
+    assert set(choices["order"] or ()) == {order.value for order in SchedulingOrder}
     assert set(choices["admission-policy"] or ()) == {policy.value for policy in AdmissionPolicy}
 
 

@@ -235,7 +235,19 @@ def test_a_flag_that_has_a_name_of_its_own_there_is_refused_with_it(model: Path,
         configured(model, **{f"PENSTOCK_{flag.upper().replace('-', '_')}": value})
 
 
-@pytest.mark.parametrize(("flag", "value"), [("device", "cuda:1"), ("threads", "2")])
+MEANINGLESS = {
+    "device": "cuda:1",
+    "threads": "2",
+    "target-itl-ms": "50",
+    "max-prefill-share": "0.5",
+    "foresee-deadlines": "on",
+    "step-prices": "{}",
+    "max-session-share": "0.5",
+    "max-session-tokens": "64",
+}
+
+
+@pytest.mark.parametrize(("flag", "value"), list(MEANINGLESS.items()))
 def test_a_flag_without_meaning_is_refused(model: Path, flag: str, value: str) -> None:
     with pytest.raises(BadSetting, match=f"^{flag} means nothing to the trtllm executor: "):
         configured(model, f"--{flag}", value)
@@ -247,11 +259,14 @@ def test_every_other_flag_is_either_the_services_or_refused(model: Path) -> None
         *("fronts", "max-num-waiting", "max-num-waiting-tokens", "watermark", "prefix-caching"),
         *("default-max-tokens", "max-output-tokens", "default-deadline-s", "max-deadline-s"),
         *("max-backlog-tokens", "max-reader-stall-s", "drain-grace-s", "log-level"),
+        *("max-num-waiting-per-tenant", "max-num-running-per-tenant", "order", "aging-s"),
+        *("tenant-metadata-key", "tenant-weights", "record", "record-max-mib"),
+        *("session-ttl-s", "session-retention-priority", "share-prefixes-across-tenants"),
         "trtllm-config",
     }
     others = {option.flag for option in OPTIONS} - service
 
-    assert others == {*REPLACED, "device", "threads", "simulated-config"}
+    assert others == {*REPLACED, *MEANINGLESS, "simulated-config"}
     with pytest.raises(BadSetting, match="simulated-config means nothing to the trtllm executor"):
         configured(model, "--simulated-config", "{}")
 

@@ -2,7 +2,7 @@
 
 Owns the parser and nothing of what the commands do. Commands import what is heavy only when they
 run, so that `penstock --help` answers at once. Exit codes are in `exit_codes.py`; `serve`, `build`,
-`verify` and `simulate` have their own.
+`verify`, `simulate` and `plan` have their own.
 """
 
 import argparse
@@ -15,6 +15,7 @@ from penstock.server.cli import (
     generate,
     health,
     models,
+    plan,
     serve,
     simulate,
     verify,
@@ -22,7 +23,7 @@ from penstock.server.cli import (
 )
 from penstock.server.cli.exit_codes import EXIT_CODES_HELP
 
-_COMMANDS = (serve, build, generate, chat, models, health, verify, simulate, demo, version)
+_COMMANDS = (serve, build, generate, chat, models, health, verify, simulate, plan, demo, version)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -101,6 +101,8 @@ def run_reporting(command: str, action: Callable[[], int]) -> int:
 def describe_error(error: "PenstockError") -> str:
     """One line: status, reason, message, fields, and what the caller may do about it."""
     line = str(error).replace("\n", " ")
+    if error.estimate_s is not None:
+        line += f"; it would take about {error.estimate_s:g} s"
     if error.retry_after_s is not None:
         line += f"; try again in {error.retry_after_s:g} s"
     if error.request_id:

@@ -129,7 +129,12 @@ def build_config(settings: Mapping[str, Any]) -> "ServerConfig":
             host=settings["host"],
             port=settings["port"],
             log_level=settings["log_level"],
-            **_given(num_fronts=settings["fronts"], drain_grace_s=settings["drain_grace_s"]),
+            **_given(
+                num_fronts=settings["fronts"],
+                drain_grace_s=settings["drain_grace_s"],
+                record_path=_record_path(settings["record"]),
+                record_max_bytes=_mebibytes(settings["record_max_mib"]),
+            ),
         )
     except (ModelNotFound, ValueError) as error:
         raise BadSetting(str(error)) from error
@@ -144,6 +149,22 @@ def _tokenizer_path(text: str | None) -> "Path | None":
     for name in ("tokenizer.json", "config.json"):
         if not (path / name).is_file():
             raise BadSetting(f"tokenizer: {path} holds no {name}")
+    return path
+
+
+def _record_path(text: str | None) -> "Path | None":
+    """The folder, made if need be: whoever asks for a record is told now if there can be none."""
+    from pathlib import Path
+
+    if text is None:
+        return None
+    path = Path(text).expanduser().resolve()
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadSetting(f"record: {error}") from error
+    if not os.access(path, os.W_OK | os.X_OK):
+        raise BadSetting(f"record: {path} cannot be written to")
     return path
 
 
@@ -222,40 +243,35 @@ def _simulated_config(executor: str, text: str | None) -> "SimulatedConfig | Non
 def _scheduler_config(
     settings: Mapping[str, Any], trtllm: "TrtllmConfig | None"
 ) -> "SchedulerConfig":
-    from penstock.scheduler.config import AdmissionPolicy, SchedulerConfig
+    from penstock.server.cli.serve_scheduling import scheduler_config
 
     budget, policy = settings["max_num_batched_tokens"], settings["admission_policy"]
     if trtllm is not None:
         # Our scheduler admits for the engine's: they follow one policy, the one set there.
         budget = trtllm.max_num_tokens
-        policy = AdmissionPolicy[trtllm.scheduler_config.capacity_scheduler_policy.name]
-    return SchedulerConfig(
-        **_given(
-            max_num_batched_tokens=budget,
-            max_num_waiting=settings["max_num_waiting"],
-            max_num_waiting_tokens=settings["max_num_waiting_tokens"],
-            watermark=settings["watermark"],
-            admission_policy=None if policy is None else AdmissionPolicy(policy),
-        )
-    )
+        policy = trtllm.scheduler_config.capacity_scheduler_policy.name.lower()
+    return scheduler_config(settings, max_num_batched_tokens=budget, admission_policy=policy)
 
 
 def _front_config(settings: Mapping[str, Any], trtllm: "TrtllmConfig | None") -> "FrontConfig":
     from penstock.server.front.config import FrontConfig
 
     aliases, caching = settings["model_aliases"], settings["prefix_caching"]
+    sharing = settings["share_prefixes_across_tenants"]
     if trtllm is not None:
         caching = "on" if trtllm.kv_cache_config.enable_block_reuse else "off"
     return FrontConfig(
         **_given(
             model_aliases=None if aliases is None else tuple(aliases.split(",")),
             is_prefix_caching=None if caching is None else caching == "on",
+            shares_prefixes_across_tenants=None if sharing is None else sharing == "on",
             default_max_tokens=settings["default_max_tokens"],
             max_output_tokens=settings["max_output_tokens"],
             default_deadline_s=settings["default_deadline_s"],
             max_deadline_s=settings["max_deadline_s"],
             max_backlog_tokens=settings["max_backlog_tokens"],
             max_reader_stall_s=settings["max_reader_stall_s"],
+            tenant_metadata_key=settings["tenant_metadata_key"],
         )
     )
 

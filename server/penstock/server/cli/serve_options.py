@@ -75,6 +75,78 @@ OPTIONS = (
         help="prompt tokens that may wait, all requests together",
     ),
     Option(
+        flag="max-num-waiting-per-tenant",
+        parse=int,
+        default=None,
+        help="requests of one tenant that may wait (default: no bound of its own)",
+    ),
+    Option(
+        flag="max-num-running-per-tenant",
+        parse=int,
+        default=None,
+        help="requests of one tenant that may run at once (default: no bound of its own)",
+    ),
+    Option(
+        flag="order",
+        parse=str,
+        default=None,
+        choices=("fair", "fcfs"),
+        help="who goes next: tenants by their share and the earliest deadline, or first come, first"
+        " served (default: fair)",
+    ),
+    Option(
+        flag="tenant-metadata-key",
+        parse=str,
+        default=None,
+        metavar="KEY",
+        help="metadata key that names the tenant of a call; only behind a proxy that sets it and"
+        " removes it from what clients send (default: everybody is one tenant)",
+    ),
+    Option(
+        flag="tenant-weights",
+        parse=str,
+        default=None,
+        metavar="NAME=WEIGHT,...",
+        help="shares of tenants; who is not named has 1",
+    ),
+    Option(
+        flag="aging-s",
+        parse=float,
+        default=None,
+        help="seconds after which a request that others passed counts as more urgent, inf for"
+        " never (default: 30)",
+    ),
+    Option(
+        flag="max-prefill-share",
+        parse=float,
+        default=None,
+        help="share of a step's prefill that one prompt may take while others wait for some"
+        " (default: 0.5)",
+    ),
+    Option(
+        flag="target-itl-ms",
+        parse=float,
+        default=None,
+        help="milliseconds between two tokens of a running request, which prefill must leave it"
+        " (default: no target)",
+    ),
+    Option(
+        flag="foresee-deadlines",
+        parse=str,
+        default=None,
+        choices=("on", "off"),
+        help="whether a request that cannot meet its deadline is refused before it passes"
+        " (default: on)",
+    ),
+    Option(
+        flag="step-prices",
+        parse=str,
+        default=None,
+        metavar="JSON|FILE",
+        help="what a step costs here, as penstock simulate --calibrate-from prints it (default:"
+        " learnt from the first steps)",
+    ),
+    Option(
         flag="admission-policy",
         parse=str,
         default=None,
@@ -93,6 +165,14 @@ OPTIONS = (
         default=None,
         choices=("on", "off"),
         help="whether requests share the blocks of equal prefixes (default: on)",
+    ),
+    Option(
+        flag="eviction",
+        parse=str,
+        default=None,
+        choices=("hit_density", "lru"),
+        help="which cached block makes room: the one likely to bring the fewest hits for its time,"
+        " or the one used longest ago (default: hit_density)",
     ),
     Option(flag="block-size", parse=int, default=None, help="tokens per KV cache block"),
     Option(flag="num-blocks", parse=int, default=None, help="blocks in the KV cache"),
@@ -168,6 +248,51 @@ OPTIONS = (
         metavar="JSON|FILE",
         help="settings of the trtllm executor: JSON, or a .json or .toml file;"
         " executors/README.md lists the keys",
+    ),
+    Option(
+        flag="record",
+        parse=str,
+        default=None,
+        metavar="DIR",
+        help="write down steps and requests (lengths and times, no text) for penstock simulate",
+    ),
+    Option(
+        flag="record-max-mib",
+        parse=int,
+        default=None,
+        help="most MiB of each of the two recorded files (default: 256)",
+    ),
+    Option(
+        flag="session-ttl-s",
+        parse=float,
+        default=None,
+        help="seconds after its last turn that a session's blocks are kept (default: 300)",
+    ),
+    Option(
+        flag="session-retention-priority",
+        parse=int,
+        default=None,
+        help="36 to 100, higher keeps blocks of sessions longer against requests with a retention"
+        " of their own (default: 60)",
+    ),
+    Option(
+        flag="max-session-share",
+        parse=float,
+        default=None,
+        help="share of the KV cache that all sessions may keep (default: 0.5)",
+    ),
+    Option(
+        flag="max-session-tokens",
+        parse=int,
+        default=None,
+        help="tokens of one dialogue that its session may keep (default: 32768)",
+    ),
+    Option(
+        flag="share-prefixes-across-tenants",
+        parse=str,
+        default=None,
+        choices=("on", "off"),
+        help="whether tenants share the blocks of equal prefixes (default: off)",
     ),
     Option(
         flag="log-level",

@@ -30,9 +30,18 @@ _KEYS = {
     "pipeline-depth": "disable_overlap_scheduler",
 }
 """Flags of the other executors, and the key that stands for each."""
+_OWN_PACE = "the engine plans its own steps"
+_OWN_CACHE = "the engine evicts its own blocks, and knows retention but no sessions"
 _MEANINGLESS = {
     "device": "GPUs are chosen by CUDA_VISIBLE_DEVICES and tensor_parallel_size",
     "threads": "nothing is computed on the CPU",
+    "target-itl-ms": _OWN_PACE,
+    "max-prefill-share": _OWN_PACE,
+    "foresee-deadlines": _OWN_PACE,
+    "step-prices": _OWN_PACE,
+    "eviction": _OWN_CACHE,
+    "max-session-share": _OWN_CACHE,
+    "max-session-tokens": _OWN_CACHE,
 }
 
 

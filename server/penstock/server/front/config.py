@@ -1,7 +1,10 @@
 """The front's settings: frozen, validated once."""
 
 import math
+import re
 from dataclasses import dataclass, fields
+
+_METADATA_KEY = re.compile(r"[a-z0-9_.-]{1,128}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -12,15 +15,23 @@ class FrontConfig:
     `max_backlog_tokens` of output that a reader has not taken, and `max_reader_stall_s` for a
     single write, before its stream is cut; `max_message_bytes_hint` is what a coalesced message is
     split at. Times: `default_deadline_s` for calls that bring no deadline, `max_deadline_s` the
-    longest that is honoured. `acceptance_delay_s`: how long the first message waits for the
+    longest that is honoured. `acceptance_delay_s`: how long at most the first message waits for the
     engine's word, so that a refusal comes before it and clients may retry. `retry_after_s`: what
-    RetryInfo says. `is_prefix_caching` off keeps requests from sharing blocks, except the outputs
-    of one request.
+    RetryInfo says where the engine has no estimate. `is_prefix_caching` off keeps requests from
+    sharing blocks, except the outputs of one request. `shares_prefixes_across_tenants` lets
+    requests of different tenants share them: then the time to a first token tells one tenant what
+    another has sent.
+
+    `tenant_metadata_key`: the metadata key that names a call's tenant, empty to tell none apart.
+    Whoever can set it can be anybody: it is for services behind a proxy that knows its callers,
+    sets the key, and removes it from what clients send.
     """
 
     front_id: int = 1
     model_aliases: tuple[str, ...] = ()
     is_prefix_caching: bool = True
+    shares_prefixes_across_tenants: bool = False
+    tenant_metadata_key: str = ""
 
     default_max_tokens: int = 256
     max_output_tokens: int | None = None
@@ -62,3 +73,16 @@ class FrontConfig:
             raise ValueError("default_deadline_s must be above 0")
         if self.max_reader_stall_s <= 0:
             raise ValueError("max_reader_stall_s must be above 0")
+        self._check_tenant_metadata_key()
+
+    def _check_tenant_metadata_key(self) -> None:
+        key = self.tenant_metadata_key
+        if key and not _METADATA_KEY.fullmatch(key):
+            raise ValueError(
+                "tenant_metadata_key must be 1 to 128 of a-z, 0-9, '_', '-' and '.', as gRPC"
+                f" metadata keys are, not {key!r}"
+            )
+        if key.startswith("grpc-") or key.endswith("-bin"):
+            raise ValueError(
+                f"tenant_metadata_key must not be one of gRPC's own or binary, not {key!r}"
+            )

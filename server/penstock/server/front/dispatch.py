@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from penstock.scheduler.events import Admitted, Failed, Preempted, StepEvents
+from penstock.scheduler.events import Admitted, Failed, Preempted, Queued, StepEvents
 from penstock.scheduler.request import FinishReason
 from penstock.server.front.errors import ErrorReason, Refusal
 from penstock.server.front.live_request import LiveOutput, LiveRequest
@@ -55,6 +55,9 @@ class EventDispatcher:
         self._prompt_logprobs(events, touched)
         self._tokens(events, now_s, touched)
         self._ends(events, now_s, touched)
+        if events.changes:
+            for request in touched:
+                request.tell_place()
         for request in touched:
             num_unread = request.stream.num_backlog_tokens
             if num_unread > self._max_backlog_tokens:
@@ -83,7 +86,9 @@ class EventDispatcher:
             if output is None:
                 continue
             try:
-                if isinstance(change, Admitted):
+                if isinstance(change, Queued):
+                    output.request.on_queued(output, change)
+                elif isinstance(change, Admitted):
                     output.request.on_admitted(output, change)
                 elif isinstance(change, Preempted):
                     output.request.on_preempted(output, change)

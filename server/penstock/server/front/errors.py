@@ -56,13 +56,15 @@ class Refusal:
     """Everything a caller may know about a failed call.
 
     `message`: for people; empty takes the standard sentence of `reason`. `metadata`: the keys
-    that the contract lists for `reason`.
+    that the contract lists for `reason`. `retry_after_s`: when it is worth trying again, None to
+    say what the front says of all, if `reason` is one that passes.
     """
 
     reason: ErrorReason
     message: str = ""
     metadata: Mapping[str, str] = field(default_factory=lambda: NO_METADATA)
     violations: tuple[FieldViolation, ...] = ()
+    retry_after_s: float | None = None
 
 
 class RequestError(Exception):

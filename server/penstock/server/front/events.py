@@ -47,22 +47,33 @@ class PromptPiece:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Accepted:
-    """The engine holds the request."""
+    """The engine holds the request. `estimated_queue_s`: how long it will wait, None if unknown.
+
+    `num_dropped_messages`: what a window left out of the dialogue.
+    """
 
     request_id: str
     model: str
     num_prompt_tokens: int
     seed: int
+    estimated_queue_s: float | None = None
+    num_dropped_messages: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """The request changed its state. `queue_s` is the time spent waiting so far."""
+    """The request changed its state, or has found its place in the queue.
+
+    `queue_s` is the time spent waiting so far. `queue_position`: how many go before it, and
+    `estimated_queue_s`: how long it will still wait; None where that is not known.
+    """
 
     state: RequestState
     num_cached_prompt_tokens: int
     num_preemptions: int
     queue_s: float
+    queue_position: int | None = None
+    estimated_queue_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

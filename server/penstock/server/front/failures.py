@@ -3,6 +3,10 @@
 Owns the one mapping from the scheduler's reasons to the contract's.
 """
 
+import math
+from typing import TypeGuard
+
+from penstock.scheduler.events import Failed
 from penstock.scheduler.request import FailureReason
 from penstock.server.front.errors import ErrorReason, FieldViolation, Refusal
 from penstock.server.front.phases import PhaseClock
@@ -19,26 +23,47 @@ _REASONS: dict[FailureReason, ErrorReason] = {
     FailureReason.ENGINE_DOWN: ErrorReason.ENGINE_DOWN,
     FailureReason.DRAINING: ErrorReason.DRAINING,
     FailureReason.TENANT_OVER_QUOTA: ErrorReason.QUOTA_EXCEEDED,
+    FailureReason.TTFT_DEADLINE_UNREACHABLE: ErrorReason.DEADLINE_UNREACHABLE,
+    FailureReason.DEADLINE_UNREACHABLE: ErrorReason.DEADLINE_UNREACHABLE,
 }
+_OF_FIRST_TOKEN = frozenset(
+    {FailureReason.TTFT_DEADLINE_EXCEEDED, FailureReason.TTFT_DEADLINE_UNREACHABLE}
+)
+_OF_TIME = frozenset({ErrorReason.DEADLINE_EXCEEDED, ErrorReason.DEADLINE_UNREACHABLE})
 
 
 def refusal_for(
-    reason: FailureReason, *, phases: PhaseClock, prompt_path: str, deadline_kind: str
+    end: Failed, *, phases: PhaseClock, prompt_path: str, deadline_kind: str
 ) -> Refusal:
-    """What the client is told when the engine ends a request with `reason`."""
+    """What the client is told when the engine ends a request with `end`."""
+    reason = _REASONS[end.reason]
     metadata: dict[str, str] = {}
     violations: tuple[FieldViolation, ...] = ()
-    if reason in (FailureReason.DEADLINE_EXCEEDED, FailureReason.TTFT_DEADLINE_EXCEEDED):
-        is_ttft = reason is FailureReason.TTFT_DEADLINE_EXCEEDED
+    if reason in _OF_TIME:
         metadata = {
             "state": phases.state.name,
             "phase": phases.phase.value,
-            "deadline": "ttft" if is_ttft else deadline_kind,
+            "deadline": "ttft" if end.reason in _OF_FIRST_TOKEN else deadline_kind,
         }
-    elif reason is FailureReason.PROMPT_TOO_LONG:
+    elif reason is ErrorReason.PROMPT_TOO_LONG:
         violations = (FieldViolation(path=prompt_path, description="exceeds the context"),)
-    elif reason is FailureReason.EXCEEDS_KV_CACHE:
+    elif reason is ErrorReason.EXCEEDS_KV_CACHE:
         violations = (
             FieldViolation(path="stopping.max_tokens", description="exceeds the KV cache"),
         )
-    return Refusal(reason=_REASONS[reason], metadata=metadata, violations=violations)
+    # Rounded apart: an estimate that misses its deadline by less than a millisecond shows it.
+    if _is_told(end.deadline_s):
+        metadata["deadline_ms"] = str(math.floor(end.deadline_s * 1e3))
+    if _is_told(end.estimate_s):
+        metadata["estimate_ms"] = str(math.ceil(end.estimate_s * 1e3))
+    return Refusal(
+        reason=reason,
+        metadata=metadata,
+        violations=violations,
+        retry_after_s=end.retry_after_s if _is_told(end.retry_after_s) else None,
+    )
+
+
+def _is_told(duration_s: float | None) -> TypeGuard[float]:
+    """Neither unknown nor endless."""
+    return duration_s is not None and math.isfinite(duration_s)

@@ -23,6 +23,7 @@ from penstock.server.front.live_request import LiveRequest
 from penstock.server.front.prompt_tokens import tokenise
 from penstock.server.front.request_table import RequestTable
 from penstock.server.front.submission import CallTimes, submission_for
+from penstock.server.front.tenants import NOBODY, engine_request_id
 from penstock.server.link.ports import EngineHello, EnginePort, EngineUnavailable
 from penstock.server.text.model_text import ModelText
 from penstock.server.text.stop_strings import StopStrings
@@ -118,12 +119,12 @@ class Front:
         self.table.remove(request)
         self._cancel_keys(request.live_keys, FinishReason.CANCELLED)
 
-    async def cancel(self, request_id: str) -> RequestState:
-        """Cancel a live request, here or on another front; where it stood.
+    async def cancel(self, request_id: str, tenant: str = NOBODY) -> RequestState:
+        """Cancel a live request of `tenant`, here or on another front; where it stood.
 
         Raises RequestError when nobody has it or no engine is there to ask.
         """
-        request = self.table.get(request_id)
+        request = self.table.get(request_id, tenant)
         if request is not None:
             state = request.state
             if request.outputs:
@@ -134,7 +135,7 @@ class Front:
         if self.port is None:
             raise refuse(ErrorReason.ENGINE_DOWN)
         try:
-            known = await self.port.cancel_by_id(request_id)
+            known = await self.port.cancel_by_id(engine_request_id(tenant, request_id))
         except EngineUnavailable:
             raise refuse(ErrorReason.ENGINE_DOWN) from None
         if known is None:

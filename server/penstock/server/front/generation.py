@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from penstock.scheduler.request import SamplingParams
 from penstock.scheduler.request_options import CacheRetention, Constraint
+from penstock.server.front.tenants import NOBODY
 from penstock.server.text.chat_template import ChatMessage
 
 
@@ -28,10 +29,11 @@ class TokenInput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatInput:
-    """A dialogue for the model's chat template."""
+    """A dialogue for the model's chat template; `window_tokens` bounds what is kept of it."""
 
     messages: tuple[ChatMessage, ...]
     add_generation_prompt: bool = True
+    window_tokens: int | None = None
 
 
 PromptInput = TextInput | TokenInput | ChatInput
@@ -87,7 +89,9 @@ class Urgency:
 class Generation:
     """What a client asked for. `prompt_path` is the proto path of the prompt, for errors.
 
-    `adapter`: a name that the executor knows, empty for none.
+    `adapter`: a name that the executor knows, empty for none. `tenant`: on whose behalf; it comes
+    with the call, not from the message. `session_id`: the tenant's name of the dialogue, empty for
+    none.
     """
 
     prompt: PromptInput
@@ -101,3 +105,5 @@ class Generation:
     retention: CacheRetention | None = None
     constraint: Constraint | None = None
     adapter: str = ""
+    tenant: str = NOBODY
+    session_id: str = ""

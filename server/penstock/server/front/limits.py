@@ -41,10 +41,15 @@ class Limits:
             block_size=info.block_size,
             num_blocks=info.num_blocks,
             max_context_tokens=info.max_seq_len,
-            features=info.features,
+            features=_features_of(config, info),
             max_engine_prompt_tokens=info.max_prompt_tokens,
             adapters=info.adapters,
         )
+
+    @property
+    def has_sessions(self) -> bool:
+        """Whether the blocks of a dialogue can be kept for its next turn."""
+        return Feature.CACHE_RETENTION in self.features
 
     @property
     def max_total_tokens(self) -> int:
@@ -88,3 +93,11 @@ class Limits:
     def num_blocks_for(self, num_tokens: int) -> int:
         """Blocks that hold `num_tokens`."""
         return -(-num_tokens // self.block_size)
+
+
+def _features_of(config: FrontConfig, info: ExecutorInfo) -> frozenset[Feature]:
+    """What the executor offers, and what the scheduler does for one whose blocks it keeps."""
+    kept = frozenset({Feature.CACHE_RETENTION})
+    if not config.is_prefix_caching:
+        return info.features - kept
+    return info.features if info.is_self_paced else info.features | kept

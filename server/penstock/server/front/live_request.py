@@ -7,9 +7,10 @@ on the event loop; times are seconds on the engine's clock.
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 
 from penstock.scheduler.batch import TokenLogprobs
-from penstock.scheduler.events import Admitted, Failed, Preempted, PrefixFound
+from penstock.scheduler.events import Admitted, Failed, Preempted, PrefixFound, Queued
 from penstock.scheduler.events import Finished as EngineFinished
 from penstock.scheduler.request import NO_TIME, FinishReason, RequestSpec
 from penstock.scheduler.state import RequestState
@@ -69,6 +70,7 @@ class LiveRequest:
         "_next_prompt_position",
         "_num_cached",
         "_num_ended",
+        "_place",
         "_prompt_ids",
         "_prompt_text",
         "_submission",
@@ -92,6 +94,7 @@ class LiveRequest:
         self._submission: Submission | None = None
         self._accepted: Accepted | None = None
         self._acceptance: asyncio.TimerHandle | None = None
+        self._place: Queued | None = None
         self._prompt_ids: Sequence[int] = ()
         self._prompt_text = ""
         self._next_prompt_position = 1
@@ -125,7 +128,13 @@ class LiveRequest:
             model=model,
             num_prompt_tokens=leader.num_prompt_tokens,
             seed=submission.seed,
+            num_dropped_messages=submission.num_dropped_messages,
         )
+
+    @property
+    def tenant(self) -> str:
+        """Whose it is."""
+        return self.generation.tenant
 
     @property
     def live_keys(self) -> tuple[int, ...]:
@@ -165,6 +174,8 @@ class LiveRequest:
         if accepted is None:
             return
         self.stop_waiting_for_acceptance()
+        if self._place is not None:
+            accepted = replace(accepted, estimated_queue_s=self._place.estimated_queue_s)
         self.stream.push(accepted)
         wanted = self.generation.output
         if wanted.num_prompt_logprobs >= 0:
@@ -174,6 +185,32 @@ class LiveRequest:
             records = tuple(TokenRecord(token_id) for token_id in self._prompt_ids)
         if self._prompt_text or records:
             self.stream.push(PromptPiece(text=self._prompt_text, records=records))
+
+    def on_queued(self, output: LiveOutput, change: Queued) -> None:
+        """The engine has taken the request: nothing is left to wait for before saying so."""
+        if output.index == 0 and self.phases.phase is Phase.QUEUE:
+            self._place = change
+        self.accept()
+
+    def tell_place(self) -> None:
+        """After all of a step's news: where the request stands in the queue, if it is still there.
+
+        Only once and only if somebody goes before it: one that runs in the step that queued it
+        has nothing to hear about queues.
+        """
+        place, self._place = self._place, None
+        if place is None or not place.num_ahead or self.state is not RequestState.PENDING:
+            return
+        self.stream.push(
+            Progress(
+                state=RequestState.PENDING,
+                num_cached_prompt_tokens=0,
+                num_preemptions=0,
+                queue_s=self.phases.spent_s(Phase.QUEUE),
+                queue_position=place.num_ahead,
+                estimated_queue_s=place.estimated_queue_s,
+            )
+        )
 
     def on_admitted(self, output: LiveOutput, change: Admitted) -> None:
         """An output got a slot, for the first time or again."""
@@ -268,7 +305,7 @@ class LiveRequest:
         submission = self._submission
         self.fail(
             refusal_for(
-                end.reason,
+                end,
                 phases=self.phases,
                 prompt_path=self.generation.prompt_path,
                 deadline_kind=submission.deadline_kind if submission else "server",

@@ -1,6 +1,7 @@
 """Which requests live on this front, by id and by key.
 
-Owns the two indexes and the keys. `remove` is the one place where a request leaves.
+Owns the two indexes and the keys. An id is its tenant's: another tenant may have the same. `remove`
+is the one place where a request leaves.
 """
 
 import asyncio
@@ -16,7 +17,7 @@ class RequestTable:
     """Live requests of one front. `max_live_requests` bounds them."""
 
     def __init__(self, front_id: int, max_live_requests: int) -> None:
-        self._by_id: dict[str, LiveRequest] = {}
+        self._by_id: dict[tuple[str, str], LiveRequest] = {}
         self._by_key: dict[int, LiveOutput] = {}
         self._first_key = front_id << _NUM_COUNTER_BITS
         self._counter = 0
@@ -31,9 +32,9 @@ class RequestTable:
         """A snapshot, so that requests may leave during the walk."""
         return iter(tuple(self._by_id.values()))
 
-    def get(self, request_id: str) -> LiveRequest | None:
-        """The live request of this id."""
-        return self._by_id.get(request_id)
+    def get(self, request_id: str, tenant: str) -> LiveRequest | None:
+        """The live request of this id and tenant."""
+        return self._by_id.get((tenant, request_id))
 
     def output(self, key: int) -> LiveOutput | None:
         """The output of this key, of a request that lives."""
@@ -51,11 +52,11 @@ class RequestTable:
 
     def add(self, request: LiveRequest) -> None:
         """Reserve the id. Raises RequestError when it is in use or the front is full."""
-        if request.request_id in self._by_id:
+        if (request.tenant, request.request_id) in self._by_id:
             raise refuse(ErrorReason.REQUEST_ID_IN_USE)
         if len(self._by_id) >= self._max_live_requests:
             raise refuse(ErrorReason.QUEUE_FULL)
-        self._by_id[request.request_id] = request
+        self._by_id[request.tenant, request.request_id] = request
         self._empty.clear()
 
     def add_outputs(self, request: LiveRequest) -> None:
@@ -65,8 +66,8 @@ class RequestTable:
 
     def remove(self, request: LiveRequest) -> None:
         """Forget the request and its outputs. Idempotent."""
-        if self._by_id.get(request.request_id) is request:
-            del self._by_id[request.request_id]
+        if self.get(request.request_id, request.tenant) is request:
+            del self._by_id[request.tenant, request.request_id]
         for output in request.outputs:
             self._by_key.pop(output.key, None)
         if not self._by_id:

@@ -18,6 +18,7 @@ from penstock.scheduler.request import NO_TIME, RequestSpec, SamplingParams
 from penstock.server.front.errors import ErrorReason, RequestError, refuse_field
 from penstock.server.front.generation import Generation
 from penstock.server.front.limits import Limits
+from penstock.server.front.tenants import engine_request_id
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,11 +35,13 @@ class Submission:
 
     `deadline_kind` names whose deadline `deadline_s` is: `total`, `grpc` or `server`. `seed` is 0
     where the executor does not honour seeds: there is none that gives the same tokens again.
+    `num_dropped_messages`: of the dialogue, which a window left out of the prompt.
     """
 
     specs: tuple[RequestSpec, ...]
     seed: int
     deadline_kind: str
+    num_dropped_messages: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -48,6 +51,7 @@ class TokenisedPrompt:
     ids: NDArray[np.int32]
     block_hashes: tuple[bytes, ...] = ()
     hash_salt: bytes = b""
+    num_dropped_messages: int = 0
 
 
 def output_seed(seed: int, output_index: int) -> int:
@@ -114,6 +118,7 @@ def hash_prompt(
     *,
     is_prefix_caching: bool,
     random_salt: Callable[[], bytes],
+    shares_across_tenants: bool = False,
 ) -> TokenisedPrompt:
     """Hash the prompt's full blocks for whom it may share them with.
 
@@ -123,22 +128,28 @@ def hash_prompt(
     is_shared = is_prefix_caching and generation.output.num_prompt_logprobs < 0
     if not is_shared and generation.sampling.num_outputs == 1:
         return TokenisedPrompt(ids=ids)
-    salt = _shared_salt(generation) if is_shared else b"r" + random_salt()
+    tenant = "" if shares_across_tenants else generation.tenant
+    salt = _shared_salt(generation, tenant) if is_shared else b"r" + random_salt()
     return TokenisedPrompt(
         ids=ids, block_hashes=hash_blocks(ids, block_size, chain_root(salt)), hash_salt=salt
     )
 
 
-def _shared_salt(generation: Generation) -> bytes:
-    """What all requests have in common that may share blocks: salt and adapter.
+def _shared_salt(generation: Generation, tenant: str) -> bytes:
+    """What all requests have in common that may share blocks: tenant, adapter and salt.
 
-    The first byte keeps a salt that a client chose apart from one that was drawn; an adapter's
-    length in front of it keeps its name from running into a salt.
+    The first byte keeps a salt that a client chose apart from one that was drawn, and those with
+    a tenant from those without; a length in front of a name keeps it from running into the next.
     """
-    salt, adapter = generation.cache_salt.encode(), generation.adapter.encode()
-    if not adapter:
-        return b"c" + salt
-    return b"a" + len(adapter).to_bytes(4, "little") + adapter + salt
+    parts: list[bytes] = []
+    for kind, name in ((b"t", tenant), (b"a", generation.adapter)):
+        if name:
+            data = name.encode()
+            parts += [kind, len(data).to_bytes(4, "little"), data]
+    # After an adapter no letter is needed: the salt is what is left.
+    if not generation.adapter:
+        parts.append(b"c")
+    return b"".join((*parts, generation.cache_salt.encode()))
 
 
 def submission_for(
@@ -159,7 +170,7 @@ def submission_for(
     stop_ids = stopping.stop_token_ids + (() if stopping.ignore_eos else eos_ids)
     leader = RequestSpec(
         key=keys[0],
-        request_id=request_id,
+        request_id=engine_request_id(generation.tenant, request_id),
         prompt_ids=prompt.ids,
         max_tokens=max_tokens,
         min_tokens=stopping.min_tokens,
@@ -175,6 +186,8 @@ def submission_for(
         adapter=generation.adapter,
         constraint=generation.constraint,
         retention=generation.retention,
+        tenant=generation.tenant,
+        session_id=generation.session_id,
     )
     others = tuple(
         replace(
@@ -192,6 +205,7 @@ def submission_for(
         specs=(leader, *others),
         seed=seed if Feature.SEED in limits.features else 0,
         deadline_kind=deadline_kind,
+        num_dropped_messages=prompt.num_dropped_messages,
     )
 
 

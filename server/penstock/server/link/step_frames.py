@@ -4,6 +4,7 @@ Owns the layout of `StepEvents`. Tokens travel as arrays, never one by one; reco
 requests are few and packed. Does not know who reads them.
 """
 
+import math
 import struct
 from dataclasses import replace
 from typing import cast
@@ -18,6 +19,7 @@ from penstock.scheduler.events import (
     Finished,
     Preempted,
     PrefixFound,
+    Queued,
     StepEvents,
 )
 from penstock.scheduler.request import FailureReason, FinishReason
@@ -30,10 +32,14 @@ _STEP = struct.Struct("<qdIIII")
 # kind, key, at_s, two numbers (meaning by kind)
 _CHANGE = struct.Struct("<Bqdqq")
 _END = struct.Struct("<BqdBq")
-_ADMITTED, _PREEMPTED, _PREFIX_FOUND = 1, 2, 3
+# Behind the record of a failure: estimate_s, deadline_s, retry_after_s
+_REFUSAL_TIMES = struct.Struct("<ddd")
+_ADMITTED, _PREEMPTED, _PREFIX_FOUND, _QUEUED = 1, 2, 3, 4
 _FINISHED, _FAILED = 1, 2
+_UNKNOWN_S = math.nan
+"""Stands for None among seconds."""
 
-_Change = Admitted | Preempted | PrefixFound
+_Change = Queued | Admitted | Preempted | PrefixFound
 
 
 def split_by_front(events: StepEvents) -> list[tuple[int, StepEvents]]:
@@ -136,6 +142,9 @@ def _read_logprobs(data: Reader) -> TokenLogprobs:
 
 def _write_change(out: Writer, change: _Change) -> None:
     match change:
+        case Queued():
+            out.packed(_CHANGE, _QUEUED, change.key, change.at_s, change.num_ahead, 0)
+            out.f64(_or_unknown(change.estimated_queue_s))
         case Admitted():
             out.packed(
                 _CHANGE,
@@ -153,18 +162,25 @@ def _write_change(out: Writer, change: _Change) -> None:
 
 def _read_change(data: Reader) -> _Change:
     record = data.packed(_CHANGE)
-    kind, key, num_cached, num_preemptions = cast("tuple[int, ...]", (*record[:2], *record[3:]))
+    kind, key, count, num_preemptions = cast("tuple[int, ...]", (*record[:2], *record[3:]))
+    if kind == _QUEUED:
+        return Queued(
+            key=key,
+            at_s=record[2],
+            num_ahead=count,
+            estimated_queue_s=_if_known(data.f64()),
+        )
     if kind == _ADMITTED:
         return Admitted(
             key=key,
             at_s=record[2],
-            num_cached_tokens=num_cached,
+            num_cached_tokens=count,
             num_preemptions=num_preemptions,
         )
     if kind == _PREEMPTED:
         return Preempted(key=key, at_s=record[2])
     if kind == _PREFIX_FOUND:
-        return PrefixFound(key=key, at_s=record[2], num_cached_tokens=num_cached)
+        return PrefixFound(key=key, at_s=record[2], num_cached_tokens=count)
     raise LinkError(f"unknown change {kind}")
 
 
@@ -174,6 +190,8 @@ def _write_end(out: Writer, end: Finished | Failed) -> None:
             out.packed(_END, _FINISHED, end.key, end.at_s, end.reason, end.stop_id)
         case Failed():
             out.packed(_END, _FAILED, end.key, end.at_s, end.reason, 0)
+            times_s = (end.estimate_s, end.deadline_s, end.retry_after_s)
+            out.packed(_REFUSAL_TIMES, *map(_or_unknown, times_s))
 
 
 def _read_end(data: Reader) -> Finished | Failed:
@@ -182,5 +200,21 @@ def _read_end(data: Reader) -> Finished | Failed:
     if kind == _FINISHED:
         return Finished(key=key, at_s=record[2], reason=FinishReason(reason), stop_id=stop_id)
     if kind == _FAILED:
-        return Failed(key=key, at_s=record[2], reason=FailureReason(reason))
+        estimate_s, deadline_s, retry_after_s = map(_if_known, data.packed(_REFUSAL_TIMES))
+        return Failed(
+            key=key,
+            at_s=record[2],
+            reason=FailureReason(reason),
+            estimate_s=estimate_s,
+            deadline_s=deadline_s,
+            retry_after_s=retry_after_s,
+        )
     raise LinkError(f"unknown end {kind}")
+
+
+def _or_unknown(duration_s: float | None) -> float:
+    return _UNKNOWN_S if duration_s is None else duration_s
+
+
+def _if_known(duration_s: float) -> float | None:
+    return None if math.isnan(duration_s) else duration_s

@@ -17,8 +17,8 @@ from penstock.executor.create import create_executor
 from penstock.scheduler.engine import Engine
 from penstock.scheduler.executor import Executor, ExecutorInfo
 from penstock.scheduler.integrity import IntegrityError
-from penstock.server.config import EngineLaunch, launch_from_json
-from penstock.server.link.dispatch import Dispatcher
+from penstock.server.config import EngineLaunch, ServerConfig, launch_from_json
+from penstock.server.link.dispatch import Dispatcher, EngineCore
 from penstock.server.link.engine_loop import EngineLoop
 from penstock.server.link.fronts import FrontHub
 from penstock.server.link.ports import EngineHello
@@ -31,6 +31,8 @@ from penstock.server.processes.exit_codes import (
     EXIT_OK,
 )
 from penstock.server.processes.failure import in_one_line
+from penstock.server.recording.recorder import Recorder
+from penstock.server.recording.recording_engine import RecordingEngine
 
 # Run as a program, its own name would be __main__.
 log = logging.getLogger("penstock.server.processes.engine_process")
@@ -51,7 +53,8 @@ def main(arguments: list[str]) -> int:
     try:
         executor = create_executor(launch.server.executor)
         warn_of_limits(launch.server.executor, executor.info)
-        engine = Engine(executor, launch.server.scheduler, time.monotonic)
+        recorder = _recorder(launch.server, executor)
+        engine = _engine(launch.server, executor, recorder)
         dispatcher = Dispatcher(engine, _hello(launch, executor))
         hub = FrontHub(listener, dispatcher)
         loop = EngineLoop(dispatcher, hub, time.monotonic)
@@ -61,7 +64,11 @@ def main(arguments: list[str]) -> int:
         log.debug("cannot start", exc_info=True)
         control.report_failure(in_one_line(error))
         return EXIT_CANNOT_START
-    return _serve(control, engine, loop)
+    try:
+        return _serve(control, executor, loop)
+    finally:
+        if recorder is not None:
+            recorder.close()
 
 
 def warn_of_limits(config: ExecutorConfig, info: ExecutorInfo) -> None:
@@ -84,8 +91,8 @@ def warn_of_limits(config: ExecutorConfig, info: ExecutorInfo) -> None:
         )
 
 
-def _serve(control: ChildControl, engine: Engine, loop: EngineLoop) -> int:
-    info = engine.executor.info
+def _serve(control: ChildControl, executor: Executor, loop: EngineLoop) -> int:
+    info = executor.info
     control.on_stop(loop.stop)
     # What lives now lives to the end: the collector need not look at it again and again.
     gc.collect()
@@ -105,8 +112,32 @@ def _serve(control: ChildControl, engine: Engine, loop: EngineLoop) -> int:
     except Exception:
         log.critical("the executor died", exc_info=True)
         return EXIT_ENGINE_DIED
-    engine.close()
+    executor.close()
     return EXIT_OK
+
+
+def _recorder(server: ServerConfig, executor: Executor) -> Recorder | None:
+    """Where to write down what is served; None where nothing is asked for, or it cannot be."""
+    if server.record_path is None:
+        return None
+    try:
+        recorder = Recorder(
+            server.record_path,
+            block_size=executor.info.block_size,
+            max_bytes=server.record_max_bytes,
+        )
+    except OSError as error:
+        # The command line has tried it: now there are requests to be served, also without.
+        log.warning("nothing is recorded: %s", error)
+        return None
+    recorder.start()
+    return recorder
+
+
+def _engine(server: ServerConfig, executor: Executor, recorder: Recorder | None) -> EngineCore:
+    if recorder is None:
+        return Engine(executor, server.scheduler, time.monotonic)
+    return RecordingEngine(executor, server.scheduler, time.monotonic, recorder)
 
 
 def _hello(launch: EngineLaunch, executor: Executor) -> EngineHello:

@@ -6,6 +6,7 @@ the front's business.
 
 import asyncio
 import math
+from dataclasses import replace
 from typing import Any, cast
 
 import grpc
@@ -16,6 +17,7 @@ from penstock.server.front.errors import RequestError
 from penstock.server.front.front import Front
 from penstock.server.front.live_request import LiveRequest
 from penstock.server.front.submission import CallTimes
+from penstock.server.rpc.caller import tenant_of
 from penstock.server.rpc.handlers import CallFailed, Context, HandlerWrapper
 from penstock.server.rpc.mapping_in.generation import (
     check_request_id,
@@ -50,8 +52,8 @@ class GenerationService:
 
     async def generate(self, data: bytes, context: Context) -> None:
         """Stream the outputs of one request."""
-        times = self._times(context)
-        request = await self._open(parse(pb.GenerateRequest, data), times)
+        times, tenant = self._times(context), self._tenant(context)
+        request = await self._open(parse(pb.GenerateRequest, data), times, tenant)
         try:
             await self._deliver(request, context)
         except RequestError as error:
@@ -61,8 +63,9 @@ class GenerationService:
 
     async def generate_once(self, data: bytes, context: Context) -> bytes:
         """Answer one request as a whole."""
-        times = self._times(context)
-        request = await self._open(parse(pb.GenerateOnceRequest, data).generation, times)
+        times, tenant = self._times(context), self._tenant(context)
+        message = parse(pb.GenerateOnceRequest, data).generation
+        request = await self._open(message, times, tenant)
         collected: list[events.StreamEvent] = []
         try:
             while batch := await request.stream.take():
@@ -74,18 +77,21 @@ class GenerationService:
         return once_response(collected).SerializeToString()
 
     async def cancel(self, data: bytes, context: Context) -> bytes:
-        """Cancel a live request by its id."""
-        del context
+        """Cancel a live request of the caller's tenant by its id."""
+        tenant = self._tenant(context)
         message = parse(pb.CancelRequest, data)
         violations = Violations()
         check_request_id("request_id", message.request_id, violations)
         violations.raise_if_any()
         try:
-            state = await self._front.cancel(message.request_id)
+            state = await self._front.cancel(message.request_id, tenant)
         except RequestError as error:
             raise CallFailed(error.refusal, message.request_id) from None
         response = pb.CancelResponse(state=state_pb2.RequestState.ValueType(state.value))
         return response.SerializeToString()
+
+    def _tenant(self, context: Context) -> str:
+        return tenant_of(context, self._front.config.tenant_metadata_key)
 
     def _times(self, context: Context) -> CallTimes:
         now_s = self._front.clock()
@@ -95,10 +101,14 @@ class GenerationService:
             return CallTimes(arrival_s=now_s)
         return CallTimes(arrival_s=now_s, call_deadline_s=min(now_s + remaining_s, NO_TIME))
 
-    async def _open(self, message: pb.GenerateRequest, times: CallTimes) -> LiveRequest:
+    async def _open(
+        self, message: pb.GenerateRequest, times: CallTimes, tenant: str
+    ) -> LiveRequest:
         front = self._front
         try:
-            generation = read_generation(message, front.current_limits(), front.model_names)
+            generation = replace(
+                read_generation(message, front.current_limits(), front.model_names), tenant=tenant
+            )
             front.counters.num_unknown_fields += num_unknown_fields(message)
             return await front.open(generation, times)
         except RequestError as error:

@@ -7,6 +7,7 @@ a peer that left is no error, and swallowing it leaks the call.
 
 import asyncio
 import logging
+import random
 import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, TypeVar
@@ -15,7 +16,7 @@ import grpc
 import grpc.aio
 
 from penstock.server.front.errors import ErrorReason, Refusal, RequestError
-from penstock.server.rpc.statuses import abort_of
+from penstock.server.rpc.statuses import abort_of, retry_delay_s
 
 Context = grpc.aio.ServicerContext[bytes, bytes]
 UnaryHandler = Callable[[bytes, Context], Awaitable[bytes]]
@@ -38,10 +39,21 @@ class CallFailed(Exception):
 
 
 class HandlerWrapper:
-    """Makes method handlers. `on_internal_error` is told of every bug."""
+    """Makes method handlers. `on_internal_error` is told of every bug.
 
-    def __init__(self, *, retry_after_s: float, on_internal_error: Callable[[], None]) -> None:
+    `retry_after_s`: when refused callers may come back, where the refusal does not say.
+    `random` draws evenly from [0, 1).
+    """
+
+    def __init__(
+        self,
+        *,
+        retry_after_s: float,
+        on_internal_error: Callable[[], None],
+        random: Callable[[], float] = random.random,
+    ) -> None:
         self._retry_after_s = retry_after_s
+        self._random = random
         self._on_internal_error = on_internal_error
         self._num_active_calls = 0
         self._idle = asyncio.Event()
@@ -109,7 +121,8 @@ class HandlerWrapper:
             frames = "".join(traceback.format_tb(error.__traceback__))
             _log.error("%s failed with %s\n%s", method, type(error).__name__, frames)
             refusal, request_id = _INTERNAL, ""
-        abort = abort_of(refusal, request_id=request_id, retry_after_s=self._retry_after_s)
+        retry_after_s = retry_delay_s(refusal, default_s=self._retry_after_s, chance=self._random())
+        abort = abort_of(refusal, request_id=request_id, retry_after_s=retry_after_s)
         try:
             async with asyncio.timeout(_ABORT_TIMEOUT_S):
                 await context.abort(abort.code, abort.message, abort.trailers)

@@ -112,7 +112,6 @@ def _features_of(front: Front) -> pb.ModelFeatures:
         deadlines=True,
         time_limit=True,
         cache_salt=True,
-        sessions=False,
         images=False,
         chunk_limits=False,
         multiplex=False,
@@ -124,6 +123,7 @@ def _features_of(front: Front) -> pb.ModelFeatures:
         drain=False,
     )
     if front.limits is not None:
+        features.sessions = front.limits.has_sessions
         for feature in Feature:  # named as the contract names them
             setattr(features, feature.value, feature in front.limits.features)
     return features

@@ -4,6 +4,7 @@ Owns the shape of what goes out. Pieces of one output that came since the last w
 `Tokens` message; a message that would grow past the size hint is split where a piece ends.
 """
 
+import math
 from collections.abc import Iterable, Iterator
 
 from google.protobuf.duration_pb2 import Duration
@@ -166,16 +167,20 @@ def accepted_of(event: events.Accepted) -> pb.Accepted:
         model=event.model,
         num_prompt_tokens=event.num_prompt_tokens,
         seed=event.seed,
+        estimated_queue_time=_if_known(event.estimated_queue_s),
+        num_dropped_messages=event.num_dropped_messages,
     )
 
 
 def progress_of(event: events.Progress) -> pb.Progress:
-    """A change of state."""
+    """A change of state, or a place in the queue."""
     return pb.Progress(
         state=state_pb2.RequestState.ValueType(event.state.value),
         num_cached_prompt_tokens=event.num_cached_prompt_tokens,
         num_preemptions=event.num_preemptions,
         queue_time=duration_of(event.queue_s),
+        queue_position=event.queue_position,
+        estimated_queue_time=_if_known(event.estimated_queue_s),
     )
 
 
@@ -192,7 +197,7 @@ def finished_of(event: events.Finished) -> pb.Finished:
         timings=pb.Timings(
             queue=duration_of(timings.queue_s),
             prefill=duration_of(timings.prefill_s),
-            ttft=None if timings.ttft_s is None else duration_of(timings.ttft_s),
+            ttft=_if_known(timings.ttft_s),
             decode=duration_of(timings.decode_s),
             total=duration_of(timings.total_s),
         ),
@@ -205,6 +210,10 @@ def duration_of(seconds: float) -> Duration:
     duration = Duration()
     duration.FromMicroseconds(round(seconds * 1e6))
     return duration
+
+
+def _if_known(seconds: float | None) -> Duration | None:
+    return None if seconds is None or not math.isfinite(seconds) else duration_of(seconds)
 
 
 def _end_of(end: events.OutputEnd) -> pb.OutputEnd:

@@ -89,10 +89,11 @@ class ModelService:
                 violations.add("prompt", "one of text and chat is required")
         violations.raise_if_any()
         assert prompt is not None
-        ids, rendered = await encode_prompt(prompt, path, self._front.text, limits)
+        encoded = await encode_prompt(prompt, path, self._front.text, limits)
         return pb.TokenizeResponse(
-            token_ids=ids.tolist(),
-            rendered_text=rendered if isinstance(prompt, ChatInput) else "",
+            token_ids=encoded.ids.tolist(),
+            rendered_text=encoded.text if isinstance(prompt, ChatInput) else "",
+            num_dropped_messages=encoded.num_dropped_messages,
         ).SerializeToString()
 
     async def detokenize(self, data: bytes, context: Context) -> bytes:

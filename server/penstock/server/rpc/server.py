@@ -7,6 +7,7 @@ the front; knows neither processes nor signals.
 import asyncio
 import contextlib
 import logging
+import random
 import time
 from collections.abc import Callable
 from typing import Any, cast
@@ -67,6 +68,7 @@ class FrontServer:
         keepalive: KeepaliveConfig | None = None,
         clock: Callable[[], float] = time.monotonic,
         extra_options: ServerOptions = (),
+        random: Callable[[], float] = random.random,
     ) -> None:
         self.front = Front(text, config, port=port, clock=clock)
         self.health = Health(_OWN_SERVICES)
@@ -74,7 +76,9 @@ class FrontServer:
         # Of two options with one name the core takes the first.
         self._options = tuple(dict((*server_options(self._keepalive), *extra_options)).items())
         self._wrapper = HandlerWrapper(
-            retry_after_s=config.retry_after_s, on_internal_error=self._count_internal_error
+            retry_after_s=config.retry_after_s,
+            on_internal_error=self._count_internal_error,
+            random=random,
         )
         self._server: grpc.aio.Server | None = None
         self._sweeper: asyncio.Task[None] | None = None

@@ -28,6 +28,9 @@ MAX_MESSAGE_BYTES: Final = 1024
 MAX_VIOLATIONS: Final = 16
 """Violations told in one status: details travel in metadata, which peers bound."""
 MAX_DETAIL_CHARS: Final = 256
+MAX_RETRY_SPREAD: Final = 0.25
+"""Share by which the time to come back is drawn out."""
+_MAX_PUSHBACK_MS: Final = 2**31 - 1
 STATUS_DETAILS_KEY: Final = "grpc-status-details-bin"
 PUSHBACK_KEY: Final = "grpc-retry-pushback-ms"
 
@@ -36,7 +39,10 @@ Trailers = tuple[tuple[str, str | bytes], ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatusRule:
-    """How one reason is told. `is_retryable`: with RetryInfo and the push-back trailer."""
+    """How one reason is told. `is_retryable`: always with RetryInfo and the push-back trailer.
+
+    The others have them where the refusal itself says when to come back.
+    """
 
     code: grpc.StatusCode
     message: str
@@ -83,7 +89,7 @@ STATUS_RULES: Final[Mapping[ErrorReason, StatusRule]] = {
         code=_C.RESOURCE_EXHAUSTED, message="the stream was not read for too long and was cut"
     ),
     ErrorReason.DEADLINE_UNREACHABLE: StatusRule(
-        code=_C.DEADLINE_EXCEEDED, message="the deadline cannot be met"
+        code=_C.DEADLINE_EXCEEDED, message="the deadline cannot be met", is_retryable=True
     ),
     ErrorReason.DEADLINE_EXCEEDED: StatusRule(
         code=_C.DEADLINE_EXCEEDED, message="a deadline passed"
@@ -134,8 +140,28 @@ class Abort:
     trailers: Trailers
 
 
-def status_of(refusal: Refusal, *, request_id: str = "", retry_after_s: float = 1.0) -> Status:
-    """The rich status of a refusal; its message is at most 1 KiB."""
+def retry_delay_s(refusal: Refusal, *, default_s: float, chance: float) -> float | None:
+    """After how long its caller is told to come back; None to tell nothing.
+
+    The refusal's own word, or else `default_s` where its reason is one that passes, and up to
+    MAX_RETRY_SPREAD of it longer: whoever was refused together must not come back together.
+    `chance` is drawn evenly from [0, 1).
+    """
+    delay_s = refusal.retry_after_s
+    if delay_s is None:
+        if not STATUS_RULES[refusal.reason].is_retryable:
+            return None
+        delay_s = default_s
+    return delay_s * (1.0 + MAX_RETRY_SPREAD * chance)
+
+
+def status_of(
+    refusal: Refusal, *, request_id: str = "", retry_after_s: float | None = None
+) -> Status:
+    """The rich status of a refusal; its message is at most 1 KiB.
+
+    `retry_after_s` goes into RetryInfo; without it there is none.
+    """
     rule = STATUS_RULES[refusal.reason]
     status = Status(code=rule.code.value[0], message=_message(refusal, rule))
     metadata = {key: value[:MAX_DETAIL_CHARS] for key, value in refusal.metadata.items()}
@@ -155,7 +181,7 @@ def status_of(refusal: Refusal, *, request_id: str = "", retry_after_s: float = 
         quota = QuotaFailure()
         quota.violations.add(subject=rule.quota_subject, description=rule.message)
         _add(status, quota)
-    if rule.is_retryable:
+    if retry_after_s is not None:
         delay = Duration()
         delay.FromMilliseconds(_milliseconds(retry_after_s))
         _add(status, RetryInfo(retry_delay=delay))
@@ -164,18 +190,20 @@ def status_of(refusal: Refusal, *, request_id: str = "", retry_after_s: float = 
     return status
 
 
-def abort_of(refusal: Refusal, *, request_id: str = "", retry_after_s: float = 1.0) -> Abort:
+def abort_of(
+    refusal: Refusal, *, request_id: str = "", retry_after_s: float | None = None
+) -> Abort:
     """The status as gRPC carries it: code, message and trailing metadata."""
     rule = STATUS_RULES[refusal.reason]
     status = status_of(refusal, request_id=request_id, retry_after_s=retry_after_s)
     trailers: Trailers = ((STATUS_DETAILS_KEY, status.SerializeToString()),)
-    if rule.is_retryable:
+    if retry_after_s is not None:
         trailers = (*trailers, (PUSHBACK_KEY, str(_milliseconds(retry_after_s))))
     return Abort(code=rule.code, message=status.message, trailers=trailers)
 
 
 def _milliseconds(duration_s: float) -> int:
-    return max(1, round(duration_s * 1000))
+    return min(max(1, round(duration_s * 1000)), _MAX_PUSHBACK_MS)
 
 
 def _add(status: Status, detail: Message) -> None:

@@ -1,5 +1,5 @@
 """Traffic replayed in virtual time: the production engine over the simulated executor.
 
 Owns traces, the driver of the clock, what is measured of a run and its report. Does not know
-processes, sockets or gRPC; importing it loads numpy and nothing heavier.
+sockets or gRPC; importing it loads numpy and nothing heavier.
 """

@@ -1,8 +1,13 @@
 """Fits the cost model to steps that were really run.
 
 Owns the file format (JSON lines: n_prefill, n_decode, n_context, seconds) and the fit: least
-squares under the condition that no price is negative. Four prices have sixteen sets of which are
-not zero, so the best one is found by trying them all instead of by an active-set search.
+squares of the relative residuals, so that a long prefill does not drown what a decode step costs,
+under the condition that no price is negative. Four prices have sixteen sets of which are not zero,
+so the best one is found by trying them all instead of by an active-set search. Steps that took far
+longer than they should (the first ones, pauses of the machine) are left out, and said to be: three
+to six robust standard deviations are the usual bound for that (Huber and Ronchetti, *Robust
+Statistics*). At last all prices are scaled so that all steps that are left take as long together as
+they did: a total is what throughput is made of.
 """
 
 import itertools
@@ -19,6 +24,12 @@ from penstock.scheduler.cost_model import CostModel
 
 _COUNTS = ("n_prefill", "n_decode", "n_context")
 _PRICES = ("step_s", "prefill_token_s", "decode_slot_s", "context_token_s")
+_NUM_ROUNDS = 12
+_MAX_SIGMAS = 6.0
+_SIGMA_OF_MEDIAN = 1.4826
+"""Standard deviation of a normal distribution over the median of its absolute values."""
+_NEVER_LEFT_OUT = 0.5
+"""A step that took half as long again is an honest one, however quiet the machine is."""
 
 
 class CalibrationError(ValueError):
@@ -29,12 +40,17 @@ class CalibrationError(ValueError):
 class Calibration:
     """A fit. `r_squared`: share of the variance explained; `mean_error`: mean of |predicted -
     measured| over the mean measured time; `num_steps`: what it was fitted to.
+
+    `num_left_out`: steps that took far longer than they should; `left_out_share` of all the time
+    went there, and the cost model knows nothing of it.
     """
 
     cost: CostModel
     r_squared: float
     mean_error: float
     num_steps: int
+    num_left_out: int = 0
+    left_out_share: float = 0.0
 
 
 def calibrate(path: Path) -> Calibration:
@@ -61,13 +77,15 @@ def read_steps(path: Path) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
 
 
 def fit_cost(counts: NDArray[np.float64], seconds: NDArray[np.float64]) -> Calibration:
-    """The prices of least squared error, none negative; arrays as `read_steps` returns them."""
+    """The prices of least relative error, none negative; arrays as `read_steps` returns them."""
     num = len(seconds)
     if num < len(_PRICES):
         raise CalibrationError(f"{num} steps are too few to fit {len(_PRICES)} prices")
     columns = np.column_stack((np.ones(num), counts))
-    scales = np.maximum(np.abs(columns).max(axis=0), 1e-300)
-    prices = _non_negative_fit(columns / scales, seconds) / scales
+    prices, is_kept = _robust_fit(columns, seconds)
+    left_out_share = float(seconds[~is_kept].sum() / seconds.sum())
+    columns, seconds = columns[is_kept], seconds[is_kept]
+    prices *= seconds.sum() / (columns @ prices).sum()
     predicted = columns @ prices
     residual = float(((predicted - seconds) ** 2).sum())
     variance = float(((seconds - seconds.mean()) ** 2).sum())
@@ -75,8 +93,33 @@ def fit_cost(counts: NDArray[np.float64], seconds: NDArray[np.float64]) -> Calib
         cost=CostModel(**dict(zip(_PRICES, prices.tolist(), strict=True))),
         r_squared=1.0 - residual / variance if variance else 1.0,
         mean_error=float(np.abs(predicted - seconds).mean() / seconds.mean()),
-        num_steps=num,
+        num_steps=len(seconds),
+        num_left_out=num - len(seconds),
+        left_out_share=left_out_share,
     )
+
+
+def _robust_fit(
+    columns: NDArray[np.float64], seconds: NDArray[np.float64]
+) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    """Prices float64 [4], and which steps they come from, bool [n].
+
+    Each round weighs steps by what the one before predicted for them; the first by what they took,
+    which makes light of pauses.
+    """
+    expected = seconds
+    is_kept = was_kept = np.ones(len(seconds), dtype=np.bool_)
+    prices = np.zeros(columns.shape[1])
+    for _ in range(_NUM_ROUNDS):
+        relative = columns[is_kept] / expected[is_kept, None]
+        scales = np.maximum(np.abs(relative).max(axis=0), 1e-300)
+        prices = _non_negative_fit(relative / scales, seconds[is_kept] / expected[is_kept]) / scales
+        # A step that costs nothing by these prices would weigh everything in the next round.
+        expected = np.maximum(columns @ prices, 1e-3 * seconds)
+        errors = (seconds - expected) / expected
+        sigma = _SIGMA_OF_MEDIAN * float(np.median(np.abs(errors)))
+        was_kept, is_kept = is_kept, errors <= max(_MAX_SIGMAS * sigma, _NEVER_LEFT_OUT)
+    return prices, was_kept
 
 
 def _non_negative_fit(

@@ -28,7 +28,9 @@ class Series:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Chart:
-    """Lines over common axes. `name` is that of its file; `is_log_x`: only positive x are drawn."""
+    """Lines over common axes. `name` is that of its file; `is_log_x`, `is_log_y`: only what is
+    positive is drawn.
+    """
 
     name: str
     title: str
@@ -36,12 +38,15 @@ class Chart:
     y_label: str
     series: tuple[Series, ...]
     is_log_x: bool = False
+    is_log_y: bool = False
 
     def points(self, series: Series) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """What is drawn of a line: finite points, thinned to some hundred."""
         is_drawn = np.isfinite(series.x) & np.isfinite(series.y)
         if self.is_log_x:
             is_drawn &= series.x > 0.0
+        if self.is_log_y:
+            is_drawn &= series.y > 0.0
         x, y = series.x[is_drawn], series.y[is_drawn]
         if len(x) <= _MAX_POINTS:
             return x, y
@@ -55,7 +60,9 @@ def svg(chart: Chart) -> str:
     xs = np.concatenate([x for _, x, _ in drawn]) if drawn else np.zeros(0)
     ys = np.concatenate([y for _, _, y in drawn]) if drawn else np.zeros(0)
     x_axis = _Axis.over(xs, _LEFT, _WIDTH - _RIGHT, is_log=chart.is_log_x, has_zero=False)
-    y_axis = _Axis.over(ys, _HEIGHT - _BOTTOM, _TOP, is_log=False, has_zero=True)
+    y_axis = _Axis.over(
+        ys, _HEIGHT - _BOTTOM, _TOP, is_log=chart.is_log_y, has_zero=not chart.is_log_y
+    )
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}"'
         f' width="{_WIDTH}" height="{_HEIGHT}" role="img" font-family="sans-serif"'

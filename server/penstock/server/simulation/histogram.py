@@ -36,6 +36,13 @@ class DurationHistogram:
         self._sum_s += float(durations_s.sum())
         self._max_s = max(self._max_s, float(durations_s.max()))
 
+    def merge(self, other: "DurationHistogram") -> None:
+        """Count what another one has counted."""
+        # Of its own kind, and it has nothing to hide from it.
+        self._counts += other._counts  # noqa: SLF001
+        self._sum_s += other._sum_s  # noqa: SLF001
+        self._max_s = max(self._max_s, other._max_s)  # noqa: SLF001
+
     @property
     def mean_s(self) -> float:
         """The exact mean, NaN of nothing."""

@@ -37,6 +37,8 @@ def write_png(charts: tuple[Chart, ...], folder: Path) -> list[Path]:
         axes.set(title=chart.title, xlabel=chart.x_label, ylabel=chart.y_label)
         if chart.is_log_x:
             axes.set_xscale("log")
+        if chart.is_log_y:
+            axes.set_yscale("log")
         axes.grid(visible=True, alpha=0.4)
         if len(chart.series) > 1:
             axes.legend()

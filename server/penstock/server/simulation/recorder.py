@@ -5,6 +5,8 @@ Python runs once per step and once per event of a request; tokens are counted in
 thousand at a time. Does not judge: targets and percentiles are the summary's.
 """
 
+from collections.abc import Callable, Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -22,11 +24,17 @@ class RunRecorder:
     `slow_gap_s`: a gap between two tokens of a request that is longer is counted as slow; a
     request whose share of slow gaps is at most 1 % has a p99 gap within it. `gaps`: all of them.
     `timeline_bin_s`: width of the bins in which served tokens are counted per tenant. `num_steps`
-    leaves out turns of the engine in which nothing was computed.
+    leaves out turns of the engine in which nothing was computed. `on_end` is told of every request
+    that ends, when the step that ends it has run.
     """
 
     def __init__(
-        self, *, slow_gap_s: float, timeline_bin_s: float, sample_every_steps: int
+        self,
+        *,
+        slow_gap_s: float,
+        timeline_bin_s: float,
+        sample_every_steps: int,
+        on_end: Callable[[Finished | Failed], None] | None = None,
     ) -> None:
         self.table = RequestTable()
         self.gaps = DurationHistogram()
@@ -35,6 +43,7 @@ class RunRecorder:
         self.num_steps = 0
         self.num_ended = 0
         self._slow_gap_s = slow_gap_s
+        self._on_end = on_end
         self._sample_every_steps = sample_every_steps
         self._keys: list[NDArray[np.int64]] = []
         self._times_s: list[float] = []
@@ -42,6 +51,23 @@ class RunRecorder:
         self._num_turns = 0
         self._latest_s = 0.0
         self._served: NDArray[np.int64] = np.zeros((0, 0), dtype=np.int64)
+
+    def take_all(self, recorders: "Sequence[RunRecorder]", sources: NDArray[np.int64]) -> None:
+        """Become what several engines did, as one; they are flushed and have these settings.
+
+        `sources` int64 [n]: which recorder has request i of the whole. Samples of memory are left
+        out: those of engines do not add up to a sample of one.
+        """
+        self.table = RequestTable.merged([recorder.table for recorder in recorders], sources)
+        served = [recorder.served_tokens() for recorder in recorders]
+        shape = (max(len(bins) for bins in served), len(self.table.tenants))
+        self._served = np.zeros(shape, dtype=np.int64)
+        for recorder, its_served in zip(recorders, served, strict=True):
+            self.gaps.merge(recorder.gaps)
+            self.num_steps += recorder.num_steps
+            self.num_ended += recorder.num_ended
+            columns = [self.table.tenant_index(name) for name in recorder.table.tenants]
+            self._served[: len(its_served), columns] += its_served
 
     def note(self, events: StepEvents, engine: Engine, num_held_back: int) -> None:
         """Take in what one step told; `num_held_back`: requests waiting outside the engine."""
@@ -103,6 +129,8 @@ class RunRecorder:
             raise RuntimeError(f"request {end.key} ended twice")
         outcomes[index] = table.outcome_index(end.reason.name.lower())
         self.num_ended += 1
+        if self._on_end is not None:
+            self._on_end(end)
 
     def _count_served(self, index: NDArray[np.int64], times_s: NDArray[np.float64]) -> None:
         bins = (times_s / self.timeline_bin_s).astype(np.int64)

@@ -33,8 +33,11 @@ class Replica:
 
     def __init__(self, config: SimulationConfig, recorder: RunRecorder) -> None:
         self._clock = VirtualClock()
-        self.engine: Engine = build_engine(config, self._clock, recorder.note_prefill)
+        self.engine: Engine = build_engine(
+            config, self._clock, recorder.note_prefill, recorder.table.output_length
+        )
         self._gate: Gate = build_gate(config)
+        self._max_tokens = config.max_tokens or 1
         self._recorder = recorder
         info = self.engine.executor.info
         self._prompts = PromptMaker(
@@ -64,7 +67,7 @@ class Replica:
                 key=key,
                 request_id=str(key),
                 prompt_ids=prompt.token_ids,
-                max_tokens=request.num_output_tokens,
+                max_tokens=max(request.num_output_tokens, self._max_tokens),
                 hash_salt=prompt.hash_salt,
                 block_hashes=prompt.block_hashes,
                 priority=request.priority,

@@ -7,6 +7,7 @@ import csv
 import dataclasses
 import json
 import math
+from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 from typing import Any, cast
@@ -41,6 +42,10 @@ _PAGE = """\
 body {{ font-family: sans-serif; margin: 2em auto; max-width: 1340px; color: #222; }}
 pre {{ background: #f6f6f6; padding: 1em; overflow-x: auto; }}
 svg {{ margin: 0.5em; }}
+p {{ max-width: 60em; line-height: 1.4; }}
+table {{ border-collapse: collapse; font-size: 90%; }}
+td, th {{ padding: 0.2em 0.7em; text-align: right; border-bottom: 1px solid #ddd; }}
+.no {{ color: #b00020; font-weight: bold; }}
 </style>
 </head>
 <body>
@@ -58,13 +63,13 @@ def write_report(run: SimulationRun, summary: Summary, folder: Path) -> tuple[Ch
     """
     folder.mkdir(parents=True, exist_ok=True)
     (folder / SUMMARY_FILE).write_text(summary_json(run, summary) + "\n", encoding="utf-8")
-    _write_requests(run, folder / REQUESTS_FILE)
+    write_requests(run, folder / REQUESTS_FILE)
     charts = charts_of(run)
     sections = [
-        _preformatted("\n".join(summary_lines(summary))),
+        preformatted("\n".join(summary_lines(summary))),
         *(f"<!-- {chart.name} -->\n{svg(chart)}" for chart in charts),
         "<h2>Settings</h2>",
-        _preformatted(json.dumps(settings_of(run), indent=2)),
+        preformatted(json.dumps(settings_of(run), indent=2)),
     ]
     title = f"Simulated: {run.config.policy}"
     (folder / PAGE_FILE).write_text(page(title, sections), encoding="utf-8")
@@ -74,6 +79,18 @@ def write_report(run: SimulationRun, summary: Summary, folder: Path) -> tuple[Ch
 def page(title: str, sections: list[str]) -> str:
     """A page that needs nothing beside itself; `sections` are HTML."""
     return _PAGE.format(title=escape(title), sections="\n".join(sections))
+
+
+def html_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Text cells as a <table>; a cell that says NO is marked."""
+    heads = "".join(f"<th>{escape(name)}</th>" for name in header)
+    lines = [f"<tr>{heads}</tr>"]
+    for row in rows:
+        cells = "".join(
+            f"<td{' class=no' if cell == 'NO' else ''}>{escape(cell)}</td>" for cell in row
+        )
+        lines.append(f"<tr>{cells}</tr>")
+    return "<table>\n" + "\n".join(lines) + "\n</table>"
 
 
 def summary_json(run: SimulationRun, summary: Summary) -> str:
@@ -146,7 +163,7 @@ def summary_lines(summary: Summary) -> list[str]:
         lines += [
             f"tenant       {tenant.tenant}: {tenant.num_requests:,} requests,"
             f" {tenant.num_served_tokens:,} tokens, {tenant.good_share:.1%} good,"
-            f" TTFT p50 {_seconds(tenant.ttft.p50_s)}, p99 {_seconds(tenant.ttft.p99_s)}"
+            f" TTFT p50 {seconds_text(tenant.ttft.p50_s)}, p99 {seconds_text(tenant.ttft.p99_s)}"
             for tenant in s.tenants
         ]
     return lines
@@ -154,30 +171,37 @@ def summary_lines(summary: Summary) -> list[str]:
 
 def _durations_line(name: str, values: Durations) -> str:
     cells = (values.mean_s, values.p50_s, values.p90_s, values.p99_s, values.max_s)
-    return f"{name:12} " + " ".join(f"{_seconds(cell):>10}" for cell in cells)
+    return f"{name:12} " + " ".join(f"{seconds_text(cell):>10}" for cell in cells)
 
 
-def _seconds(value_s: float) -> str:
+def seconds_text(value_s: float) -> str:
+    """A duration for people."""
     if math.isnan(value_s):
         return "-"
     return f"{value_s * 1e3:.1f} ms" if value_s < 1.0 else f"{value_s:,.2f} s"
 
 
-def _write_requests(run: SimulationRun, path: Path) -> None:
-    """One row per request; an empty cell where nothing is known."""
+def write_requests(run: SimulationRun, path: Path, replica_of: Sequence[int] | None = None) -> None:
+    """One row per request; an empty cell where nothing is known.
+
+    `replica_of`: where each one went, for a last column.
+    """
     table = run.recorder.table
     floats = [table.seconds(name).tolist() for name in _FLOATS]
     ints = [table.counts(name).tolist() for name in _INTS]
     tenants = [table.tenants[int(index)] for index in table.counts("tenant")]
     outcomes = [table.outcomes[int(index)] for index in table.counts("outcome")]
+    last = () if replica_of is None else ("replica",)
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file)
-        writer.writerow(("request", "tenant", "outcome", *_INTS, *_FLOATS))
+        writer.writerow(("request", "tenant", "outcome", *_INTS, *_FLOATS, *last))
         for row in range(len(table)):
             known = ("" if math.isnan(column[row]) else f"{column[row]:.6f}" for column in floats)
             counts = (column[row] for column in ints)
-            writer.writerow((row, tenants[row], outcomes[row], *counts, *known))
+            place = () if replica_of is None else (replica_of[row],)
+            writer.writerow((row, tenants[row], outcomes[row], *counts, *known, *place))
 
 
-def _preformatted(text: str) -> str:
+def preformatted(text: str) -> str:
+    """Text as HTML that keeps its lines and columns."""
     return f"<pre>{escape(text)}</pre>"

@@ -4,6 +4,8 @@ Owns the columns and their growth; request number i has the engine key i + 1. Do
 """
 
 import math
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,6 +58,23 @@ class RequestTable:
     def __len__(self) -> int:
         return self._num
 
+    @classmethod
+    def merged(cls, tables: "Sequence[RequestTable]", sources: NDArray[np.int64]) -> "RequestTable":
+        """One table of all requests; row i is the next row of table `sources[i]`, int64 [n]."""
+        merged = cls()
+        merged._num = len(sources)
+        rows = np.argsort(sources, kind="stable")
+        for name in merged._floats:
+            merged._floats[name] = _in_order(rows, [table.seconds(name) for table in tables])
+        for name in merged._ints:
+            columns = [table.counts(name) for table in tables]
+            if name == "tenant":
+                columns = _renumbered(columns, [t.tenants for t in tables], merged.tenant_index)
+            if name == "outcome":
+                columns = _renumbered(columns, [t.outcomes for t in tables], merged.outcome_index)
+            merged._ints[name] = _in_order(rows, columns)
+        return merged
+
     def add(self, request: TraceRequest) -> int:
         """Append a request that arrives; its engine key."""
         index = self._num
@@ -68,6 +87,10 @@ class RequestTable:
         self._ints["tenant"][index] = self.tenant_index(request.tenant)
         self._ints["priority"][index] = request.priority
         return index + 1
+
+    def output_length(self, key: int) -> int:
+        """How many tokens the request of an engine key generates."""
+        return int(self._ints["num_trace_tokens"][key - 1])
 
     def tenant_index(self, tenant: str) -> int:
         """The number of a tenant, a new one if it was never seen."""
@@ -97,3 +120,24 @@ class RequestTable:
             self._floats[name] = np.concatenate((floats, np.full(len(floats), unknown)))
         for name, ints in self._ints.items():
             self._ints[name] = np.concatenate((ints, np.zeros_like(ints)))
+
+
+_Scalar = TypeVar("_Scalar", np.float64, np.int64)
+
+
+def _in_order(rows: NDArray[np.int64], columns: list[NDArray[_Scalar]]) -> NDArray[_Scalar]:
+    """Columns one behind the other, entry k moved to `rows[k]`."""
+    joined = np.concatenate(columns)
+    placed = np.empty_like(joined)
+    placed[rows] = joined
+    return placed
+
+
+def _renumbered(
+    columns: list[NDArray[np.int64]], names: list[list[str]], number_of: Callable[[str], int]
+) -> list[NDArray[np.int64]]:
+    """Numbers of names that each table counts by itself, in one common count."""
+    return [
+        np.array([number_of(name) for name in its_names], dtype=np.int64)[column]
+        for column, its_names in zip(columns, names, strict=True)
+    ]

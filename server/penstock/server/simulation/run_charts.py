@@ -24,7 +24,9 @@ def charts_of(run: SimulationRun) -> tuple[Chart, ...]:
             x_label="seconds",
             y_label="share of requests",
             series=(
-                _cumulative("TTFT", table.seconds("first_token_s") - arrival_s),
+                _cumulative(
+                    "TTFT", table.seconds("first_token_s") - arrival_s + run.config.front_s
+                ),
                 _cumulative("queue", table.seconds("admitted_s") - arrival_s),
             ),
             is_log_x=True,

@@ -13,7 +13,11 @@ from penstock.scheduler.config import SchedulerConfig, SchedulingOrder
 from penstock.scheduler.cost_model import CostModel
 from penstock.scheduler.engine import Engine
 from penstock.server.simulation.gate import BatchGate, Gate, OpenGate
-from penstock.server.simulation.watched_executor import PrefillWatcher, WatchedExecutor
+from penstock.server.simulation.watched_executor import (
+    OutputLength,
+    PrefillWatcher,
+    WatchedExecutor,
+)
 
 DEFAULT_NUM_BLOCKS = 16_384
 DEFAULT_MAX_SEQ_LEN = 262_144
@@ -55,6 +59,10 @@ class SimulationConfig:
     `scheduler`: everything but the order, which the policy decides; by default no trace meets the
     queue's bound. `batch_size` (None: `max_num_seqs`) and `batch_wait_s` are for STATIC and
     DYNAMIC.
+    `max_tokens`: how many tokens requests ask for, if they do not generate more; None: as many as
+    they generate, which tells the scheduler more than it would know of a model.
+    `front_s`: what a request spends outside the engine, on its way in and its answer's out: part
+    of every TTFT and E2E time, and of nothing else.
     `timeline_bin_s`: width of the bins of served tokens. `sample_every_steps`: how often memory
     and queue are sampled.
     """
@@ -69,7 +77,9 @@ class SimulationConfig:
     scheduler: SchedulerConfig = field(default_factory=lambda: UNBOUNDED_QUEUE)
     batch_size: int | None = None
     batch_wait_s: float = 0.5
+    max_tokens: int | None = None
     has_prefix_caching: bool = True
+    front_s: float = 0.0
     timeline_bin_s: float = 10.0
     sample_every_steps: int = 8
 
@@ -79,6 +89,10 @@ class SimulationConfig:
             raise ValueError(f"batch_size must be at least 1, not {self.batch_size}")
         if not self.batch_wait_s >= 0.0:
             raise ValueError(f"batch_wait_s must not be negative, not {self.batch_wait_s}")
+        if self.max_tokens is not None and self.max_tokens < 1:
+            raise ValueError(f"max_tokens must be at least 1, not {self.max_tokens}")
+        if not (math.isfinite(self.front_s) and self.front_s >= 0.0):
+            raise ValueError(f"front_s must be finite and not negative, not {self.front_s}")
         if not self.timeline_bin_s > 0.0:
             raise ValueError(f"timeline_bin_s must be positive, not {self.timeline_bin_s}")
         if self.sample_every_steps < 1:
@@ -88,10 +102,18 @@ class SimulationConfig:
 
 
 def build_engine(
-    config: SimulationConfig, clock: VirtualClock, on_prefill: PrefillWatcher
+    config: SimulationConfig,
+    clock: VirtualClock,
+    on_prefill: PrefillWatcher,
+    output_length: OutputLength,
 ) -> Engine:
     """The production engine over the simulated executor, both on `clock`."""
-    executor = WatchedExecutor(_executor_config(config), clock, on_prefill)
+    executor = WatchedExecutor(
+        _executor_config(config),
+        clock,
+        on_prefill,
+        None if config.max_tokens is None else output_length,
+    )
     order = SchedulingOrder.FAIR if config.policy is Policy.FAIR else SchedulingOrder.FCFS
     return Engine(executor, replace(config.scheduler, order=order), clock)
 

@@ -3,9 +3,10 @@
 Owns the order of arrivals against virtual time and the progress that is told on the way.
 """
 
+import contextlib
 import gc
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass
 
 from penstock.server.simulation.recorder import RunRecorder
@@ -13,7 +14,8 @@ from penstock.server.simulation.replica import Replica
 from penstock.server.simulation.settings import SimulationConfig
 from penstock.server.simulation.trace import TraceRequest
 
-_PROGRESS_INTERVAL_S = 0.5
+PROGRESS_INTERVAL_S = 0.5
+"""How often a run tells where it is, in real seconds."""
 _GC_THRESHOLD = 200_000
 
 
@@ -57,23 +59,17 @@ def simulate(
     start_s = time.monotonic()
     start_cpu_s = time.process_time()
     told_s = start_s
-    # A step makes a dozen short-lived objects and no cycles: the collector would look for some
-    # hundred times a second, and at all that the process holds already.
-    thresholds = gc.get_threshold()
-    gc.set_threshold(_GC_THRESHOLD, *thresholds[1:])
-    gc.freeze()
     try:
-        for request in trace:
-            replica.run_until(request.arrival_s)
-            replica.offer(request)
-            wall_s = time.monotonic()
-            if on_progress is not None and wall_s - told_s >= _PROGRESS_INTERVAL_S:
-                told_s = wall_s
-                on_progress(_progress(replica, recorder, wall_s - start_s))
-        replica.finish()
+        with few_collections():
+            for request in trace:
+                replica.run_until(request.arrival_s)
+                replica.offer(request)
+                wall_s = time.monotonic()
+                if on_progress is not None and wall_s - told_s >= PROGRESS_INTERVAL_S:
+                    told_s = wall_s
+                    on_progress(_progress(replica, recorder, wall_s - start_s))
+            replica.finish()
     finally:
-        gc.unfreeze()
-        gc.set_threshold(*thresholds)
         replica.engine.close()
     recorder.flush()
     wall_s = time.monotonic() - start_s
@@ -81,6 +77,23 @@ def simulate(
         on_progress(_progress(replica, recorder, wall_s))
     cpu_s = time.process_time() - start_cpu_s
     return SimulationRun(config=config, recorder=recorder, wall_s=wall_s, cpu_s=cpu_s)
+
+
+@contextlib.contextmanager
+def few_collections() -> Generator[None, None, None]:
+    """Let Python's collector of cycles run seldom.
+
+    A step makes a dozen short-lived objects and no cycles: the collector would look for some
+    hundred times a second, and at all that the process holds already.
+    """
+    thresholds = gc.get_threshold()
+    gc.set_threshold(_GC_THRESHOLD, *thresholds[1:])
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+        gc.set_threshold(*thresholds)
 
 
 def _progress(replica: Replica, recorder: RunRecorder, wall_s: float) -> Progress:

@@ -3,6 +3,8 @@
 Owns the look at the batch. What the engine tells of a request does not include how much was
 computed for it, and that is what is lost when it comes to nothing. Nobody reads what a simulated
 request says and none has a stop id, so every token is 0: hashing them would be an eighth of a run.
+Where requests ask for more tokens than they generate, it is told here how many that are, and says
+so by ending them: the scheduler knows no more than it would of a model.
 """
 
 from collections.abc import Callable
@@ -13,22 +15,45 @@ from numpy.typing import NDArray
 from penstock.executor.config import ExecutorConfig
 from penstock.executor.simulated.executor import SimulatedExecutor
 from penstock.executor.simulated.pace import Pacer
-from penstock.scheduler.batch import Batch, StepResult
+from penstock.scheduler.batch import Batch, SlotEnd, StepResult
+from penstock.scheduler.request import FinishReason
 
 PrefillWatcher = Callable[[NDArray[np.int64], NDArray[np.int32]], None]
 """Is told keys [m], each once, and how many tokens of each a step prefills [m]."""
 
+OutputLength = Callable[[int], int]
+"""How many tokens the request of a key generates."""
+
 
 class WatchedExecutor(SimulatedExecutor):
-    """Tells `on_prefill` of every step that prefills."""
+    """Tells `on_prefill` of every step that prefills.
 
-    def __init__(self, config: ExecutorConfig, pacer: Pacer, on_prefill: PrefillWatcher) -> None:
+    `output_length`: who has generated so many tokens stops; None: everybody goes on to what was
+    asked for.
+    """
+
+    def __init__(
+        self,
+        config: ExecutorConfig,
+        pacer: Pacer,
+        on_prefill: PrefillWatcher,
+        output_length: OutputLength | None = None,
+    ) -> None:
         super().__init__(config, pacer=pacer)
         self._on_prefill = on_prefill
+        self._output_length = output_length
+        # Tokens of a slot's request when its last one is computed from them.
+        self._stops_at: NDArray[np.int32] = np.zeros(config.max_num_seqs, dtype=np.int32)
+        self._totals: NDArray[np.int32] = self._stops_at[:0]
         self._zeros: NDArray[np.int32] = np.zeros(config.max_num_seqs, dtype=np.int32)
 
     def launch(self, batch: Batch) -> None:
         """See `SimulatedExecutor`."""
+        if self._output_length is not None:
+            for request in batch.admitted:
+                num_prompt = len(request.spec.prompt_ids)
+                num_output = self._output_length(request.spec.key)
+                self._stops_at[request.slot] = num_prompt + num_output - 1
         super().launch(batch)
         if batch.num_rows > batch.num_decodes:
             slots = batch.slots[batch.num_decodes :]
@@ -36,4 +61,28 @@ class WatchedExecutor(SimulatedExecutor):
 
     def _plain_answer(self, batch: Batch) -> StepResult:
         slots = batch.sampled_slots
-        return StepResult(slots=slots, tokens=self._zeros[: len(slots)])
+        self._totals = batch.starts + batch.num_tokens
+        return StepResult(slots=slots, tokens=self._zeros[: len(slots)], ends=self._ends(batch))
+
+    def _ends(self, batch: Batch) -> tuple[SlotEnd, ...]:
+        if self._output_length is None:
+            return ()
+        # A chunk within a prompt never gets there: the prompt alone is shorter, or all of it.
+        is_last = self._totals >= self._stops_at[batch.slots]
+        if not np.logical_or.reduce(is_last):
+            return ()
+        return tuple(
+            SlotEnd(slot=slot, reason=FinishReason.STOP) for slot in batch.slots[is_last].tolist()
+        )
+
+    def _cost_s(self, batch: Batch) -> float:
+        """See `SimulatedExecutor`; a plain answer came before it and has added up already."""
+        num_decodes = batch.num_decodes
+        num_prefill = 0
+        if batch.num_rows > num_decodes:
+            num_prefill = int(np.add.reduce(batch.num_tokens[num_decodes:]))
+        return self._config.cost.step_time_s(
+            num_prefill_tokens=num_prefill,
+            num_decodes=num_decodes,
+            num_context_tokens=int(np.add.reduce(self._totals)),
+        )

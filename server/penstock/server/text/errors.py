@@ -17,5 +17,9 @@ class ChatTemplateMissing(TextError):
     """The model has no chat template."""
 
 
+class WindowTooSmall(TextError):
+    """Not even the last turn of a dialogue fits the window that was asked for."""
+
+
 class ControlTokenError(TextError):
     """The text would become a control token in spite of all precautions."""

@@ -12,13 +12,14 @@ import asyncio
 import functools
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock.server.text.chat_template import ChatMessage, ChatTemplate
+from penstock.server.text.chat_window import TemplateCost, fit_window, measure_template
 from penstock.server.text.control_tokens import MARK, ControlTokens
 from penstock.server.text.errors import ChatTemplateMissing, ControlTokenError
 from penstock.server.text.model_files import ModelFiles
@@ -36,10 +37,17 @@ _ASSISTANT = "assistant"
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class EncodedChat:
-    """A dialogue as the model sees it: `ids` int32 [n], and the `text` the template made of it."""
+    """A dialogue as the model sees it: `ids` int32 [n], and the `text` the template made of it.
+
+    `num_dropped_messages`: how many of the oldest a window left out.
+    """
 
     ids: NDArray[np.int32]
     text: str
+    num_dropped_messages: int = 0
+
+    def __len__(self) -> int:
+        return len(self.ids)
 
 
 class Tokenizer:
@@ -60,6 +68,7 @@ class Tokenizer:
             if files.chat_template is None
             else ChatTemplate(files.chat_template, special_tokens=files.special_tokens)
         )
+        self._template_costs: dict[bool, TemplateCost] = {}
         self._bound = TokenBound(files.tokenizer)
         self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="penstock-tokenizer")
 
@@ -120,19 +129,55 @@ class Tokenizer:
         *,
         add_generation_prompt: bool = True,
         max_bytes: int = MAX_RENDERED_BYTES,
+        window_tokens: int | None = None,
     ) -> EncodedChat:
-        """`encode_chat`, in a thread if the dialogue is long."""
-        task = functools.partial(
-            self.encode_chat,
-            messages,
-            add_generation_prompt=add_generation_prompt,
-            max_bytes=max_bytes,
+        """`encode_chat`, in a thread if the dialogue is long.
+
+        With `window_tokens` at most so many: the oldest turns are left out (chat_window.py), or
+        WindowTooSmall is raised.
+        """
+        encode = functools.partial(
+            self.encode_chat, add_generation_prompt=add_generation_prompt, max_bytes=max_bytes
+        )
+        task: Callable[[], EncodedChat] = (
+            functools.partial(encode, messages)
+            if window_tokens is None
+            else functools.partial(
+                self._encode_window,
+                messages,
+                window_tokens,
+                encode,
+                is_open=add_generation_prompt,
+            )
         )
         return await self._run(task, sum(len(message.content) for message in messages))
 
     def close(self) -> None:
         """End the threads. Texts that still wait for one are dropped."""
         self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _encode_window(
+        self,
+        messages: Sequence[ChatMessage],
+        window_tokens: int,
+        encode: Callable[[Sequence[ChatMessage]], EncodedChat],
+        *,
+        is_open: bool,
+    ) -> EncodedChat:
+        def num_tokens(text: str) -> int:
+            return len(self.encode(text, add_special_tokens=False))
+
+        # Two threads may measure at once, and find the same.
+        if is_open not in self._template_costs:
+            self._template_costs[is_open] = measure_template(encode, num_tokens)
+        encoded, num_dropped = fit_window(
+            messages,
+            window_tokens,
+            encode=encode,
+            num_tokens=num_tokens,
+            cost=self._template_costs[is_open],
+        )
+        return replace(encoded, num_dropped_messages=num_dropped)
 
     async def _run(self, task: Callable[[], _T], num_chars: int) -> _T:
         if num_chars <= MAX_INLINE_CHARS:

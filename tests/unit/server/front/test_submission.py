@@ -194,6 +194,47 @@ def hashed(
     )
 
 
+def test_no_two_of_tenant_adapter_and_salt_run_into_each_other() -> None:
+    names = ("", "a", "b", "ab", "c", "t", "tb")
+    asked = [
+        replace(GENERATION, tenant=tenant, adapter=adapter, cache_salt=salt)
+        for tenant in names
+        for adapter in names
+        for salt in names
+    ]
+    assert len({hashed(one).hash_salt for one in asked}) == len(asked)
+
+
+def test_tenants_share_blocks_only_where_it_is_allowed() -> None:
+    def digests(tenant: str, *, shares: bool) -> tuple[bytes, ...]:
+        return hash_prompt(
+            IDS,
+            replace(GENERATION, tenant=tenant),
+            16,
+            is_prefix_caching=True,
+            random_salt=lambda: b"x",
+            shares_across_tenants=shares,
+        ).block_hashes
+
+    assert digests("a", shares=True) == digests("b", shares=True) == digests("", shares=False)
+    assert len({digests(tenant, shares=False) for tenant in ("", "a", "b")}) == 3
+
+
+def test_a_session_and_a_window_reach_the_engine_and_the_stream() -> None:
+    submission = submission_for(
+        replace(GENERATION, session_id="mine"),
+        TokenisedPrompt(ids=IDS, num_dropped_messages=3),
+        limits=LIMITS,
+        times=CallTimes(arrival_s=100.0),
+        request_id="r",
+        keys=(1,),
+        seed=7,
+        eos_ids=(),
+    )
+    assert submission.specs[0].session_id == "mine"
+    assert submission.num_dropped_messages == 3
+
+
 def test_hashes_are_shared_within_a_salt_and_not_across() -> None:
     plain = hashed(GENERATION)
     assert plain.block_hashes == hash_blocks(IDS, 16, chain_root(plain.hash_salt))

@@ -11,6 +11,7 @@ import pytest
 
 from penstock.server.front.errors import ErrorReason, Refusal, refuse
 from penstock.server.rpc.handlers import CallFailed, Context, HandlerWrapper
+from penstock.server.rpc.statuses import Trailers
 
 
 class FakeContext:
@@ -19,9 +20,11 @@ class FakeContext:
     def __init__(self, outcome: type[Exception] = grpc.aio.AbortError) -> None:
         self.outcome = outcome
         self.aborts: list[tuple[grpc.StatusCode, str]] = []
+        self.trailers: dict[str, str | bytes] = {}
 
-    async def abort(self, code: grpc.StatusCode, details: str, trailers: object) -> NoReturn:
+    async def abort(self, code: grpc.StatusCode, details: str, trailers: Trailers) -> NoReturn:
         self.aborts.append((code, details))
+        self.trailers = dict(trailers)
         raise self.outcome
 
 
@@ -36,7 +39,7 @@ async def call_with(error: BaseException, context: FakeContext) -> tuple[Handler
         nonlocal num_bugs
         num_bugs += 1
 
-    wrapper = HandlerWrapper(retry_after_s=1.0, on_internal_error=count)
+    wrapper = HandlerWrapper(retry_after_s=1.0, on_internal_error=count, random=lambda: 0.4)
 
     async def handler(data: bytes, context: Context) -> bytes:
         raise error
@@ -62,6 +65,21 @@ async def test_domain_errors_become_statuses(error: Exception) -> None:
     _, num_bugs = await call_with(error, context)
     assert context.aborts == [(grpc.StatusCode.RESOURCE_EXHAUSTED, "the queue is full")]
     assert num_bugs == 0
+
+
+@pytest.mark.parametrize(
+    ("refusal", "told_ms"),
+    [
+        (Refusal(reason=ErrorReason.QUEUE_FULL), "1100"),
+        (Refusal(reason=ErrorReason.QUOTA_EXCEEDED, retry_after_s=20.0), "22000"),
+        (Refusal(reason=ErrorReason.DEADLINE_EXCEEDED, retry_after_s=20.0), "22000"),
+        (Refusal(reason=ErrorReason.DEADLINE_EXCEEDED), None),
+    ],
+)
+async def test_the_time_to_come_back_is_drawn_out(refusal: Refusal, told_ms: str | None) -> None:
+    context = FakeContext()
+    await call_with(CallFailed(refusal, "r"), context)
+    assert context.trailers.get("grpc-retry-pushback-ms") == told_ms
 
 
 async def test_bugs_become_internal_without_their_text(caplog: pytest.LogCaptureFixture) -> None:

@@ -132,6 +132,37 @@ def test_each_missing_feature_is_told_with_its_path(
     assert caught.value.refusal.metadata == {"feature": feature.value, "field": path}
 
 
+def test_sessions_need_an_executor_whose_blocks_can_be_kept() -> None:
+    asked = edited(put("cache", "session_id", "mine"))
+    assert read(asked).session_id == "mine"
+    with pytest.raises(RequestError) as caught:
+        read(asked, replace(LIMITS, features=INFO.features - {Feature.CACHE_RETENTION}))
+    assert caught.value.reason is ErrorReason.FEATURE_UNSUPPORTED
+    assert caught.value.refusal.metadata == {"feature": "sessions", "field": "cache.session_id"}
+
+
+@pytest.mark.parametrize("session_id", ["", "a" * 129])
+def test_the_name_of_a_session_is_bounded(session_id: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        read(edited(put("cache", "session_id", session_id)))
+    (violation,) = caught.value.refusal.violations
+    assert violation.path == "cache.session_id"
+
+
+@pytest.mark.parametrize(
+    ("edit", "path"),
+    [(put("cache", "session_id", "a"), "cache.session_id"), (retention(), "cache.retention")],
+)
+def test_what_leaves_no_blocks_cannot_ask_to_keep_them(edit: Edit, path: str) -> None:
+    message = edited(edit)
+    message.output.prompt_logprobs = 0
+    with pytest.raises(RequestError) as caught:
+        read(message)
+    (violation,) = caught.value.refusal.violations
+    assert violation.path == path
+    assert "output.prompt_logprobs" in violation.description
+
+
 def test_an_adapter_is_taken_at_its_own_strength_or_refused() -> None:
     assert read(edited(adapter("poet", 1.0))) == read(edited(adapter("poet")))
     with pytest.raises(RequestError) as caught:

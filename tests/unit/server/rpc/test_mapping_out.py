@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -93,6 +96,30 @@ def test_progress() -> None:
     )
     assert message.progress.state == state_pb2.REQUEST_STATE_PENDING
     assert message.progress.queue_time.ToMilliseconds() == 250
+    assert not message.progress.HasField("queue_position")
+    assert not message.progress.HasField("estimated_queue_time")
+
+
+def test_a_place_in_the_queue_and_the_time_it_will_take() -> None:
+    place = events.Progress(
+        state=RequestState.PENDING,
+        num_cached_prompt_tokens=0,
+        num_preemptions=0,
+        queue_s=0.0,
+        queue_position=0,
+        estimated_queue_s=1.5,
+    )
+    accepted, progress = encode([replace(ACCEPTED, estimated_queue_s=0.0), place])
+    assert accepted.accepted.HasField("estimated_queue_time")
+    assert accepted.accepted.estimated_queue_time.ToMilliseconds() == 0
+    assert progress.progress.HasField("queue_position")
+    assert progress.progress.estimated_queue_time.ToMilliseconds() == 1500
+
+
+def test_a_time_that_is_not_known_is_not_told() -> None:
+    unknown, endless = encode([ACCEPTED, replace(ACCEPTED, estimated_queue_s=math.inf)])
+    assert not unknown.accepted.HasField("estimated_queue_time")
+    assert not endless.accepted.HasField("estimated_queue_time")
 
 
 def test_records_carry_logprobs_only_when_known() -> None:

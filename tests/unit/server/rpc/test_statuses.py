@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import grpc
 import pytest
 from google.protobuf.message import Message
@@ -14,11 +16,18 @@ from google.rpc.error_details_pb2 import (
 )
 from google.rpc.status_pb2 import Status
 
+from penstock.scheduler.events import Failed
 from penstock.scheduler.request import FailureReason
 from penstock.server.front.errors import ErrorReason, FieldViolation, Refusal
 from penstock.server.front.failures import refusal_for
 from penstock.server.front.phases import PhaseClock
-from penstock.server.rpc.statuses import STATUS_RULES, abort_of, status_of
+from penstock.server.rpc.statuses import (
+    MAX_RETRY_SPREAD,
+    STATUS_RULES,
+    abort_of,
+    retry_delay_s,
+    status_of,
+)
 from penstock.v1 import error_pb2
 
 # As the contract's comments say (error.proto).
@@ -49,7 +58,7 @@ CODES = {
     "STREAM_SUPERSEDED": grpc.StatusCode.ABORTED,
     "EXECUTOR_REFUSED": grpc.StatusCode.INVALID_ARGUMENT,
 }
-RETRYABLE = {"QUEUE_FULL", "QUOTA_EXCEEDED", "DRAINING", "ENGINE_DOWN"}
+RETRYABLE = {"QUEUE_FULL", "QUOTA_EXCEEDED", "DEADLINE_UNREACHABLE", "DRAINING", "ENGINE_DOWN"}
 
 
 def details(status: Status) -> dict[str, Message]:
@@ -72,7 +81,9 @@ def test_reasons_are_those_of_the_contract() -> None:
 
 @pytest.mark.parametrize("reason", list(ErrorReason))
 def test_code_and_details_of_every_reason(reason: ErrorReason) -> None:
-    abort = abort_of(Refusal(reason=reason), request_id="r-1", retry_after_s=1.5)
+    refusal = Refusal(reason=reason)
+    delay_s = retry_delay_s(refusal, default_s=1.5, chance=0.0)
+    abort = abort_of(refusal, request_id="r-1", retry_after_s=delay_s)
     assert abort.code is CODES[reason.value]
     trailers = dict(abort.trailers)
     data = trailers["grpc-status-details-bin"]
@@ -123,9 +134,75 @@ def test_violations_are_told_and_bounded() -> None:
 
 @pytest.mark.parametrize("reason", list(FailureReason))
 def test_every_failure_of_the_engine_has_a_status(reason: FailureReason) -> None:
-    refusal = refusal_for(
-        reason, phases=PhaseClock(0.0), prompt_path="text.text", deadline_kind="total"
-    )
+    refusal = refused(Failed(key=1, at_s=0.0, reason=reason))
     assert refusal.reason in STATUS_RULES
+    assert refusal.retry_after_s is None
     if "DEADLINE" in reason.name:
         assert set(refusal.metadata) == {"state", "phase", "deadline"}
+        assert refusal.metadata["deadline"] == ("ttft" if "TTFT" in reason.name else "total")
+        assert ("UNREACHABLE" in reason.name) is ("UNREACHABLE" in refusal.reason.name)
+    else:
+        assert not refusal.metadata
+
+
+def refused(end: Failed) -> Refusal:
+    return refusal_for(end, phases=PhaseClock(0.0), prompt_path="text.text", deadline_kind="total")
+
+
+@pytest.mark.parametrize(
+    ("reason", "deadline"),
+    [
+        (FailureReason.TTFT_DEADLINE_UNREACHABLE, "ttft"),
+        (FailureReason.DEADLINE_UNREACHABLE, "total"),
+        (FailureReason.TTFT_DEADLINE_EXCEEDED, "ttft"),
+        (FailureReason.QUEUE_FULL, None),
+        (FailureReason.TENANT_OVER_QUOTA, None),
+    ],
+)
+def test_what_the_engine_knows_of_a_refusal_is_told(
+    reason: FailureReason, deadline: str | None
+) -> None:
+    end = Failed(
+        key=1, at_s=9.0, reason=reason, estimate_s=2.0001, deadline_s=1.9999, retry_after_s=3.0
+    )
+    refusal = refused(end)
+    place = {} if deadline is None else {"state": "PENDING", "phase": "queue", "deadline": deadline}
+    assert refusal.metadata == {**place, "deadline_ms": "1999", "estimate_ms": "2001"}
+    assert refusal.retry_after_s == 3.0
+
+
+def test_what_has_no_end_is_not_told() -> None:
+    end = Failed(
+        key=1,
+        at_s=0.0,
+        reason=FailureReason.QUEUE_FULL,
+        estimate_s=math.inf,
+        deadline_s=math.inf,
+        retry_after_s=math.inf,
+    )
+    assert refused(end) == Refusal(reason=ErrorReason.QUEUE_FULL)
+
+
+def test_whoever_is_refused_together_is_told_to_come_back_apart() -> None:
+    refusal = Refusal(reason=ErrorReason.DEADLINE_UNREACHABLE, retry_after_s=4.0)
+
+    def told_s(refusal: Refusal, chance: float) -> float | None:
+        return retry_delay_s(refusal, default_s=2.0, chance=chance)
+
+    assert told_s(refusal, 0.0) == 4.0
+    assert told_s(refusal, 0.5) == 4.0 * (1 + MAX_RETRY_SPREAD / 2)
+    assert told_s(refusal, 0.999) == pytest.approx(5.0, rel=1e-3)
+    assert told_s(Refusal(reason=ErrorReason.QUEUE_FULL), 0.5) == 2.25
+    assert told_s(Refusal(reason=ErrorReason.DEADLINE_EXCEEDED), 0.5) is None
+    late = Refusal(reason=ErrorReason.DEADLINE_EXCEEDED, retry_after_s=8.0)
+    assert told_s(late, 0.0) == 8.0
+
+
+@pytest.mark.parametrize(
+    ("delay_s", "told_ms"), [(0.0, "1"), (0.0126, "13"), (1e9, str(2**31 - 1))]
+)
+def test_a_time_to_come_back_is_what_a_channel_takes(delay_s: float, told_ms: str) -> None:
+    refusal = Refusal(reason=ErrorReason.QUEUE_FULL)
+    assert (
+        dict(abort_of(refusal, retry_after_s=delay_s).trailers)["grpc-retry-pushback-ms"] == told_ms
+    )

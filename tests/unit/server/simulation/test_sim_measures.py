@@ -76,6 +76,39 @@ def test_a_fit_finds_the_prices() -> None:
     assert fit.mean_error == pytest.approx(0.0, abs=1e-9)
 
 
+def test_first_steps_and_pauses_are_left_out_and_said() -> None:
+    cost = CostModel(step_s=0.006, prefill_token_s=31e-6, decode_slot_s=17e-6, context_token_s=9e-9)
+    counts = steps(300, 4)
+    seconds = seconds_of(cost, counts) * np.random.default_rng(4).normal(1.0, 0.03, 300)
+    paused = np.arange(0, 300, 20)
+    honest_s = float(np.delete(seconds, paused).sum())
+    seconds[paused] += 1.0
+
+    fit = fit_cost(counts, seconds)
+
+    assert (fit.num_steps, fit.num_left_out) == (285, 15)
+    assert fit.left_out_share == pytest.approx(1.0 - honest_s / seconds.sum())
+    assert fit.cost.step_s == pytest.approx(cost.step_s, rel=0.1)
+    assert fit.cost.prefill_token_s == pytest.approx(cost.prefill_token_s, rel=0.05)
+    assert fit.mean_error < 0.03
+    # What is left takes as long together as it did.
+    kept = np.delete(counts, paused, axis=0)
+    assert seconds_of(fit.cost, kept).sum() == pytest.approx(honest_s)
+
+
+def test_a_long_prefill_does_not_drown_what_a_decode_costs() -> None:
+    """Prefill grows faster than its tokens here; a small step is foreseen well all the same."""
+    prefills = [(num, 0, num) for num in range(128, 2048, 64)]
+    decodes = [(0, num, 300 * num) for num in range(1, 33)]
+    counts = np.array(prefills + decodes * 4, dtype=np.float64)
+    seconds = 0.004 + 2e-5 * counts[:, 0] * (1.0 + counts[:, 0] / 2048) + 1e-4 * counts[:, 1]
+
+    fit = fit_cost(counts, seconds)
+
+    of_decodes = seconds_of(fit.cost, np.array(decodes, dtype=np.float64))
+    assert of_decodes == pytest.approx(0.004 + 1e-4 * np.arange(1, 33), rel=0.15)
+
+
 def test_no_price_is_negative() -> None:
     counts = steps(300, 2)
     # Faster with more decode rows: plain least squares would say so.

@@ -55,6 +55,19 @@ def column(run: SimulationRun, name: str) -> list[float]:
 THREE = [request(0.0, 10, 3), request(0.5, 20, 2), request(30.0, 5, 1)]
 
 
+def test_what_passes_outside_the_engine_is_part_of_ttft_and_e2e_alone() -> None:
+    plain, fronted = (
+        summarise(simulate(THREE, dataclasses.replace(BASE, front_s=front_s)))
+        for front_s in (0.0, 0.25)
+    )
+
+    assert fronted.ttft.mean_s == pytest.approx(plain.ttft.mean_s + 0.25)
+    assert fronted.e2e.mean_s == pytest.approx(plain.e2e.mean_s + 0.25)
+    assert (fronted.queue, fronted.itl) == (plain.queue, plain.itl)
+    with pytest.raises(ValueError, match="front_s must be finite and not negative"):
+        dataclasses.replace(BASE, front_s=-1.0)
+
+
 def test_three_requests_by_hand() -> None:
     run = simulate(THREE, BASE)
 
@@ -229,7 +242,7 @@ def test_the_served_ratio_counts_while_both_wait() -> None:
 
 
 def test_a_run_shows_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.server.simulation.simulate._PROGRESS_INTERVAL_S", 0.0)
+    monkeypatch.setattr("penstock.server.simulation.simulate.PROGRESS_INTERVAL_S", 0.0)
     shown: list[Progress] = []
 
     simulate(THREE, BASE, shown.append)

@@ -1,4 +1,4 @@
-"""Checks of the cache: a long prompt that comes again is found there, retention or not."""
+"""Checks of the cache: a long prompt that comes again is found there, however it is to be kept."""
 
 import uuid
 
@@ -23,12 +23,19 @@ async def _prefix_reuse(subject: Subject) -> str:
 
 
 async def _cache_retention(subject: Subject) -> str:
+    return await _kept(subject, {"retention_priority": _RETENTION, "retention_s": _RETENTION_S})
+
+
+async def _sessions(subject: Subject) -> str:
+    return await _kept(subject, {"session_id": uuid.uuid4().hex})
+
+
+async def _kept(subject: Subject, wanted: GenerationOptions) -> str:
     """That pages outlast others would need a full cache: this is about what can be seen without."""
-    wanted: GenerationOptions = {"retention_priority": _RETENTION, "retention_s": _RETENTION_S}
     first, second, num_tokens = await _twice(subject, wanted)
     require(
         first.num_tokens == second.num_tokens > 0,
-        f"{first.num_tokens} and {second.num_tokens} tokens with retention",
+        f"{first.num_tokens} and {second.num_tokens} tokens with {', '.join(wanted)}",
     )
     num_cached = _found_again(first, second, num_tokens)
     return f"taken; {num_cached} of {num_tokens} prompt tokens found the second time"
@@ -66,4 +73,5 @@ def _num_cached(transcript: Transcript) -> int:
 CHECKS = (
     Check(name="prefix-reuse", run=_prefix_reuse, feature="token_prompt"),
     Check(name="cache-retention", run=_cache_retention, feature="cache_retention"),
+    Check(name="sessions", run=_sessions, feature="sessions"),
 )

@@ -10,8 +10,10 @@ from penstock.server.rpc.mapping_in.violations import Violations
 from penstock.v1.options_pb2 import CacheOptions
 
 MAX_SALT_CHARS: Final = 128
+MAX_SESSION_CHARS: Final = 128
 _MAX_PRIORITY = 100
 _RETENTION = "cache.retention"
+_SESSION = "cache.session_id"
 
 
 def read_salt(options: CacheOptions, violations: Violations) -> str:
@@ -20,6 +22,29 @@ def read_salt(options: CacheOptions, violations: Violations) -> str:
         return ""
     violations.text_length("cache.salt", options.salt, 1, MAX_SALT_CHARS)
     return options.salt
+
+
+def read_session(options: CacheOptions, limits: Limits, violations: Violations) -> str:
+    """The dialogue that the request continues, empty for none."""
+    if not options.HasField("session_id"):
+        return ""
+    violations.require_feature("sessions", _SESSION, is_supported=limits.has_sessions)
+    violations.text_length(_SESSION, options.session_id, 1, MAX_SESSION_CHARS)
+    return options.session_id
+
+
+def check_leaves_blocks(
+    options: CacheOptions, num_prompt_logprobs: int, violations: Violations
+) -> None:
+    """Note what is asked for the blocks of a request that leaves none to others."""
+    if num_prompt_logprobs < 0:
+        return
+    for path, is_set in (
+        (_SESSION, options.HasField("session_id")),
+        (_RETENTION, options.HasField("retention")),
+    ):
+        if is_set:
+            violations.add(path, "cannot be combined with output.prompt_logprobs")
 
 
 def read_retention(

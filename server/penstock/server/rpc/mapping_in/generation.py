@@ -11,7 +11,12 @@ from penstock.server.front.errors import ErrorReason, refuse
 from penstock.server.front.generation import Generation, Output, PromptInput, TokenInput, Urgency
 from penstock.server.front.limits import Limits
 from penstock.server.rpc.mapping_in.adapter import read_adapter
-from penstock.server.rpc.mapping_in.cache import read_retention, read_salt
+from penstock.server.rpc.mapping_in.cache import (
+    check_leaves_blocks,
+    read_retention,
+    read_salt,
+    read_session,
+)
 from penstock.server.rpc.mapping_in.constraint import read_constraint
 from penstock.server.rpc.mapping_in.prompt import (
     CHAT_PATH,
@@ -41,6 +46,7 @@ MAPPED_FIELDS: Final[frozenset[str]] = frozenset(
         "chat.messages.role",
         "chat.messages.content",
         "chat.add_generation_prompt",
+        "chat.window_tokens",
         "sampling.temperature",
         "sampling.top_k",
         "sampling.top_p",
@@ -67,6 +73,7 @@ MAPPED_FIELDS: Final[frozenset[str]] = frozenset(
         "scheduling.total_deadline",
         "scheduling.time_limit",
         "cache.salt",
+        "cache.session_id",
         "cache.retention.priority",
         "cache.retention.duration",
         "constraint.json_schema.schema",
@@ -93,6 +100,7 @@ def read_generation(
     check_refused(request, violations)
     prompt, prompt_path = _read_prompt(request, limits, violations)
     sampling = read_sampling(request.sampling, request.output, limits, violations)
+    check_leaves_blocks(request.cache, sampling.params.num_prompt_logprobs, violations)
     generation = Generation(
         prompt=prompt,
         prompt_path=prompt_path,
@@ -108,6 +116,7 @@ def read_generation(
         urgency=_read_urgency(request.scheduling, limits, violations),
         cache_salt=read_salt(request.cache, violations),
         retention=read_retention(request.cache, limits, violations),
+        session_id=read_session(request.cache, limits, violations),
         constraint=read_constraint(request, limits, violations),
         adapter=read_adapter(request, limits, violations),
     )

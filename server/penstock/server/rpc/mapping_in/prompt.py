@@ -13,6 +13,7 @@ _MAX_ROLE_CHARS = 64
 TEXT_PATH = "text.text"
 TOKENS_PATH = "token_ids.ids"
 CHAT_PATH = "chat.messages"
+WINDOW_PATH = "chat.window_tokens"
 
 
 def read_text(prompt: TextPrompt, limits: Limits, violations: Violations) -> TextInput:
@@ -68,6 +69,11 @@ def read_chat(prompt: ChatPrompt, limits: Limits, violations: Violations) -> Cha
         messages=tuple(messages),
         add_generation_prompt=(
             prompt.add_generation_prompt if prompt.HasField("add_generation_prompt") else True
+        ),
+        window_tokens=(
+            violations.integer(WINDOW_PATH, prompt.window_tokens, 1, limits.max_prompt_tokens)
+            if prompt.HasField("window_tokens")
+            else None
         ),
     )
 

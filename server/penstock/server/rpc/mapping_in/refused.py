@@ -18,7 +18,6 @@ from penstock.v1.generation_service_pb2 import GenerateRequest
 REFUSED_FIELDS: Final[Mapping[str, str]] = {
     "output.min_chunk_tokens": "chunk_limits",
     "output.max_chunk_delay": "chunk_limits",
-    "cache.session_id": "sessions",
     "images": "images",
 }
 """Path in GenerateRequest -> feature, as told in ErrorInfo.metadata."""

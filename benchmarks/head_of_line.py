@@ -1,0 +1,121 @@
+"""What one very long prompt does to the short ones behind it.
+
+Short prompts arrive at a steady pace; in the middle of it come a few of 100,000 tokens, one after
+the other. Told is the p99 time to first token of the short ones that arrived while a long prompt
+waited or was computed, without the long ones and with them, first come first served and in the
+fair order, once all of one tenant and once with the long ones of another. Everything runs in
+virtual time.
+"""
+
+import dataclasses
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from penstock.scheduler.cost_model import CostModel
+from penstock.server.simulation.settings import Policy, SimulationConfig
+from penstock.server.simulation.simulate import simulate
+from penstock.server.simulation.trace import TraceRequest
+from report import Check, arguments, print_checks, print_table, write_json
+
+NUM_LONG_TOKENS = 100_000
+NUM_SHORT_TOKENS = 400
+NUM_OUTPUT_TOKENS = 60
+SHORT_PER_S = 12.0
+LONG_EVERY_S = 15.0
+MAX_FULL_STEPS = 3.0
+"""The rest of the step that runs, one's own, and one for those who came at the same time."""
+MAX_OVER_FCFS = 0.1
+MAX_LONG_RATIO = 1.5
+_HEADER = ("order", "long ones", "TTFT p50 s", "p99 s", "max s", "long one's TTFT s")
+
+
+def trace_of(duration_s: float, long_tenant: str | None) -> list[TraceRequest]:
+    """Short prompts of one tenant, random arrivals; a long prompt every so often if asked."""
+    random = np.random.default_rng(7)
+    arrivals_s = np.cumsum(random.exponential(1.0 / SHORT_PER_S, int(duration_s * SHORT_PER_S)))
+    requests = [_request(float(at_s), NUM_SHORT_TOKENS, "short") for at_s in arrivals_s]
+    if long_tenant is not None:
+        requests += [
+            _request(float(at_s), NUM_LONG_TOKENS, long_tenant)
+            for at_s in np.arange(LONG_EVERY_S / 2.0, duration_s, LONG_EVERY_S)
+        ]
+    return sorted(requests, key=lambda request: request.arrival_s)
+
+
+def _request(arrival_s: float, num_prompt_tokens: int, tenant: str) -> TraceRequest:
+    return TraceRequest(
+        arrival_s=arrival_s,
+        num_prompt_tokens=num_prompt_tokens,
+        num_output_tokens=NUM_OUTPUT_TOKENS,
+        tenant=tenant,
+    )
+
+
+def measure(config: SimulationConfig, trace: Iterable[TraceRequest]) -> dict[str, float]:
+    """Seconds to the first token: of the short ones that met a long one, and of the long ones."""
+    table = simulate(trace, config).recorder.table
+    arrival_s = table.seconds("arrival_s")
+    ttft_s = table.seconds("first_token_s") - arrival_s
+    is_long = table.counts("num_prompt_tokens") == NUM_LONG_TOKENS
+    met = ~is_long
+    if is_long.any():
+        spans = zip(arrival_s[is_long], (arrival_s + ttft_s)[is_long], strict=True)
+        met = np.zeros(len(is_long), dtype=np.bool_)
+        for start_s, end_s in spans:
+            met |= ~is_long & (arrival_s >= start_s) & (arrival_s < end_s)
+    return {
+        "p50_s": float(np.percentile(ttft_s[met], 50)),
+        "p99_s": float(np.percentile(ttft_s[met], 99)),
+        "max_s": float(ttft_s[met].max()),
+        "long_s": float(ttft_s[is_long].mean()) if is_long.any() else 0.0,
+    }
+
+
+def main() -> None:
+    """Measure and tell."""
+    options = arguments(__doc__ or "").parse_args()
+    duration_s = 600.0 if options.full else 120.0
+    base = SimulationConfig(cost=CostModel(), num_blocks=16_384)
+    results: list[dict[str, Any]] = []
+    for policy in (Policy.FCFS, Policy.FAIR):
+        config = dataclasses.replace(base, policy=policy)
+        for name, tenant in (("none", None), ("same tenant", "short"), ("another tenant", "long")):
+            told = measure(config, trace_of(duration_s, tenant))
+            results.append({"order": str(policy), "long": name, **told})
+    print_table(
+        f"Short prompts of {NUM_SHORT_TOKENS} tokens that met one of {NUM_LONG_TOKENS:,}",
+        _HEADER,
+        [list(row.values()) for row in results],
+    )
+    p99_s = {(row["order"], row["long"]): row["p99_s"] for row in results}
+    long_s = {(row["order"], row["long"]): row["long_s"] for row in results}
+    cost, budget = base.cost, base.scheduler.max_num_batched_tokens
+    full_step_s = cost.step_time_s(
+        num_prefill_tokens=budget, num_decodes=0, num_context_tokens=NUM_LONG_TOKENS
+    )
+    checks: list[Check] = []
+    for name in ("same tenant", "another tenant"):
+        short_s = p99_s["fair", name]
+        for what, value, goal, unit in (
+            ("in full steps", short_s / full_step_s, MAX_FULL_STEPS, "steps"),
+            ("over fcfs", short_s / p99_s["fcfs", name], MAX_OVER_FCFS, "times"),
+        ):
+            title = f"p99 TTFT of short ones, fair, long ones of {name}: {what}"
+            checks.append(Check(name=title, value=value, goal=goal, unit=unit, sense="at most"))
+    checks.append(
+        Check(
+            name="TTFT of the long ones, fair over fcfs",
+            value=long_s["fair", "same tenant"] / long_s["fcfs", "same tenant"],
+            goal=MAX_LONG_RATIO,
+            unit="times",
+            sense="at most",
+        )
+    )
+    print_checks(checks)
+    write_json(options.json, results, checks)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,140 @@
+"""Machines with a truth of their own for `latency_target.py`, and the load that each is put under.
+
+Owns what a step really takes, as no fit is told it, and who wants what when. Does not know how a
+scheduler limits its steps.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from penstock.scheduler.cost_model import CostModel
+from penstock.scheduler.step_measure import StepMeasure
+
+PRICES = CostModel()
+TARGET_S = 0.040
+_TILE_TOKENS = 128
+_CONVEX_TOKEN_S = 15e-6
+_CONVEX_DOUBLE_TOKENS = 4096
+"""A chunk this long costs twice as much per token as a very short one."""
+_NOISE = 0.10
+_PAUSE_SHARE = 1 / 400
+_PAUSE_S = 0.1
+_SLOW_FROM, _SLOW_TO, _SLOW_FACTOR = 0.5, 0.75, 2.0
+_ERRATIC_FROM, _ERRATIC_SPREAD = 0.5, 1.0
+
+TrueTime = Callable[[StepMeasure, float, np.random.Generator], float]
+"""Seconds of a step that holds this, begun at this share of the run; `seconds` is not filled in."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """Requests that decode, and behind them prompts of one output token without end.
+
+    `num_decoding`: (from which share of the run, how many are wanted). Each decodes
+    `num_output_tokens` and is followed by another; who is too many is cancelled.
+    """
+
+    num_decoding: tuple[tuple[float, int], ...] = ((0.0, 64),)
+    num_prompt_tokens: int = 512
+    num_output_tokens: int = 512
+
+    def wanted(self, share: float) -> int:
+        """How many should decode at this share of the run."""
+        return [count for start, count in self.num_decoding if start <= share][-1]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plant:
+    """A machine and its load.
+
+    `steady`: shares of the run, (from, to), in which nothing changes and long has not. `is_noisy`:
+    equal steps take different times. `is_changing`: machine or load become others during the run.
+    `is_crowded`: more want to decode than the target allows. `is_erratic`: no prices foretell it
+    in the end.
+    """
+
+    name: str
+    true_s: TrueTime
+    target_s: float = TARGET_S
+    load: Load = Load()
+    steady: tuple[tuple[float, float], ...] = ((0.5, 1.0),)
+    is_noisy: bool = False
+    is_changing: bool = False
+    is_crowded: bool = False
+    is_erratic: bool = False
+
+
+def linear_s(work: StepMeasure, share: float, random: np.random.Generator) -> float:
+    """As the cost model has it."""
+    del share, random
+    return PRICES.step_time_s(
+        num_prefill_tokens=work.num_prefill_tokens,
+        num_decodes=work.num_decodes,
+        num_context_tokens=work.num_context_tokens,
+    )
+
+
+def noisy_s(work: StepMeasure, share: float, random: np.random.Generator) -> float:
+    """Off by ten per cent either way, and now and then a pause."""
+    factor = float(random.lognormal(0.0, _NOISE))
+    pause_s = _PAUSE_S if random.random() < _PAUSE_SHARE else 0.0
+    return linear_s(work, share, random) * factor + pause_s
+
+
+def convex_s(work: StepMeasure, share: float, random: np.random.Generator) -> float:
+    """The more prefill, the dearer each token of it."""
+    num_tokens = work.num_prefill_tokens
+    prefill_s = _CONVEX_TOKEN_S * num_tokens * (1.0 + num_tokens / _CONVEX_DOUBLE_TOKENS)
+    linear_prefill_s = PRICES.prefill_token_s * num_tokens
+    return linear_s(work, share, random) - linear_prefill_s + prefill_s
+
+
+def stairs_s(work: StepMeasure, share: float, random: np.random.Generator) -> float:
+    """Prefill and decode rows are padded to whole tiles."""
+    num_rows = work.num_prefill_tokens + work.num_decodes
+    num_padding = -num_rows % _TILE_TOKENS
+    return linear_s(work, share, random) + PRICES.prefill_token_s * num_padding
+
+
+def slower_s(work: StepMeasure, share: float, random: np.random.Generator) -> float:
+    """For a while everything takes twice as long."""
+    factor = _SLOW_FACTOR if _SLOW_FROM <= share < _SLOW_TO else 1.0
+    return factor * linear_s(work, share, random)
+
+
+def erratic_s(work: StepMeasure, share: float, random: np.random.Generator) -> float:
+    """A good machine at first; then its times have nothing to do with what a step holds."""
+    if share < _ERRATIC_FROM:
+        return linear_s(work, share, random)
+    return TARGET_S * float(random.lognormal(0.0, _ERRATIC_SPREAD))
+
+
+PLANTS = (
+    Plant(name="linear", true_s=linear_s),
+    Plant(name="noisy", true_s=noisy_s, is_noisy=True),
+    Plant(name="convex", true_s=convex_s),
+    Plant(name="stairs", true_s=stairs_s),
+    Plant(
+        name="slower",
+        true_s=slower_s,
+        steady=((0.25, 0.5), (0.625, 0.75), (0.875, 1.0)),
+        is_changing=True,
+    ),
+    Plant(
+        name="load",
+        true_s=linear_s,
+        load=Load(num_decoding=((0.0, 32), (1 / 3, 200), (2 / 3, 32))),
+        steady=((1 / 6, 1 / 3), (1 / 2, 2 / 3), (5 / 6, 1.0)),
+        is_changing=True,
+    ),
+    Plant(
+        name="crowded",
+        true_s=linear_s,
+        target_s=0.016,
+        load=Load(num_decoding=((0.0, 256),), num_prompt_tokens=128, num_output_tokens=2048),
+        is_crowded=True,
+    ),
+    Plant(name="erratic", true_s=erratic_s, is_noisy=True, is_erratic=True),
+)

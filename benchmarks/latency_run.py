@@ -1,0 +1,198 @@
+"""One plant under the production engine: what every step held, took and was allowed.
+
+Owns the run and its figures. Does not know what they are held against.
+"""
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from latency_plants import Plant
+from penstock.executor.config import ExecutorConfig, ExecutorKind, SimulatedConfig
+from penstock.executor.simulated.executor import SimulatedExecutor
+from penstock.executor.simulated.pace import VirtualClock
+from penstock.scheduler.batch import Batch
+from penstock.scheduler.config import SchedulerConfig
+from penstock.scheduler.engine import Engine
+from penstock.scheduler.events import StepEvents
+from penstock.scheduler.pace import Pace
+from penstock.scheduler.request import RequestSpec
+from penstock.scheduler.step_measure import StepMeasure, measure_of
+
+MAX_NUM_SEQS = 256
+WARM_UP_SHARE = 0.1
+"""Of the run, before figures are taken: the fit starts without any knowledge of the machine."""
+END_SHARE = 0.1
+_NUM_BLOCKS = 65_536
+_MAX_SEQ_LEN = 8192
+_MAX_PROMPT_TOKENS = 4096
+_MIN_PROMPT_TOKENS = 256
+_NUM_BACKLOG = 8
+_SEED = 11
+
+
+class PlantExecutor(SimulatedExecutor):
+    """The simulated executor, its steps as long as those of a plant."""
+
+    def __init__(self, plant: Plant, clock: VirtualClock, duration_s: float) -> None:
+        super().__init__(
+            ExecutorConfig(
+                kind=ExecutorKind.SIMULATED,
+                num_blocks=_NUM_BLOCKS,
+                max_num_seqs=MAX_NUM_SEQS,
+                max_seq_len=_MAX_SEQ_LEN,
+                pipeline_depth=1,
+                simulated=SimulatedConfig(vocab_size=1000),
+            ),
+            pacer=clock,
+        )
+        self._plant = plant
+        self._now = clock
+        self._duration_s = duration_s
+        self._random = np.random.default_rng(_SEED)
+
+    def _cost_s(self, batch: Batch) -> float:
+        share = self._now() / self._duration_s
+        return self._plant.true_s(measure_of(batch, 0.0), share, self._random)
+
+
+class _Traffic:
+    """Keeps as many decoding as the plant wants, and prompts waiting behind them."""
+
+    def __init__(self, plant: Plant, engine: Engine) -> None:
+        self._load = plant.load
+        self._engine = engine
+        self._random = np.random.default_rng(_SEED)
+        self._tokens: NDArray[np.int32] = self._random.integers(
+            0, 1000, _MAX_PROMPT_TOKENS, dtype=np.int32
+        )
+        self._next_key = 1
+        self._decoding: list[int] = []
+        self._prompts: set[int] = set()
+        self._told_s: dict[int, float] = {}
+
+    def follow(self, share: float) -> None:
+        """Submit and cancel as this share of the run wants it."""
+        wanted = self._load.wanted(share)
+        while len(self._decoding) > wanted:
+            self._engine.cancel(self._decoding.pop())
+        num_missing = wanted - len(self._decoding)
+        is_crowd = num_missing > 1
+        for number in range(num_missing):
+            num_output = self._load.num_output_tokens
+            # Those who come together must not end together.
+            age = num_output * number // num_missing if is_crowd else 0
+            spec = self._spec(self._load.num_prompt_tokens, num_output - age, priority=1)
+            self._decoding.append(spec.key)
+        while len(self._prompts) < _NUM_BACKLOG:
+            num_tokens = int(self._random.integers(_MIN_PROMPT_TOKENS, _MAX_PROMPT_TOKENS))
+            self._prompts.add(self._spec(num_tokens, 1, priority=0).key)
+
+    def _spec(self, num_prompt: int, max_tokens: int, *, priority: int) -> RequestSpec:
+        spec = RequestSpec(
+            key=self._next_key,
+            request_id=str(self._next_key),
+            prompt_ids=self._tokens[:num_prompt],
+            max_tokens=max_tokens,
+            priority=priority,
+        )
+        self._next_key += 1
+        self._engine.submit((spec,))
+        return spec
+
+    def note(self, events: StepEvents) -> list[float]:
+        """Take in a step; the seconds since the token before of everybody who got another."""
+        keys = [key for key in events.keys.tolist() if key not in self._prompts]
+        now = events.at_s
+        itl_s = [now - self._told_s[key] for key in keys if key in self._told_s]
+        self._told_s.update(dict.fromkeys(keys, now))
+        for end in events.ends:
+            self._told_s.pop(end.key, None)
+            self._prompts.discard(end.key)
+            if end.key in self._decoding:
+                self._decoding.remove(end.key)
+        return itl_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Run:
+    """Every step of one run: arrays [n], one entry a step, and the times between tokens.
+
+    `at_s`: when the step ended; `itl_s`, with `itl_at_s`: of each token but a request's first.
+    """
+
+    duration_s: float
+    at_s: NDArray[np.float64]
+    step_s: NDArray[np.float64]
+    num_prefill: NDArray[np.int64]
+    num_decodes: NDArray[np.int64]
+    budget: NDArray[np.int64]
+    limit: NDArray[np.int64]
+    is_trusted: NDArray[np.bool_]
+    itl_s: NDArray[np.float64]
+    itl_at_s: NDArray[np.float64]
+
+    def within(self, start: float, end: float = 1.0) -> NDArray[np.bool_]:
+        """The steps between two shares of the run."""
+        return (self.at_s >= start * self.duration_s) & (self.at_s <= end * self.duration_s)
+
+    def itl_percentile_s(self, percent: float) -> float:
+        """Of decoding requests, without the warm-up."""
+        is_counted = self.itl_at_s >= WARM_UP_SHARE * self.duration_s
+        return float(np.percentile(self.itl_s[is_counted], percent))
+
+    def share_over(self, target_s: float) -> float:
+        """Of the steps with somebody to wait for them, those that took longer."""
+        is_counted = self.within(WARM_UP_SHARE) & (self.num_decodes > 0)
+        return float((self.step_s[is_counted] > target_s).mean())
+
+    @property
+    def prefill_per_s(self) -> float:
+        """Prefill tokens a second, without the warm-up."""
+        is_counted = self.within(WARM_UP_SHARE)
+        return float(self.num_prefill[is_counted].sum() / self.step_s[is_counted].sum())
+
+
+def turns(values: NDArray[np.int64]) -> int:
+    """How often a sequence changes its direction; standing still is none."""
+    moves = np.sign(np.diff(values))
+    directions = moves[moves != 0].tolist()
+    return sum(before != after for before, after in pairwise(directions))
+
+
+def drive(plant: Plant, config: SchedulerConfig, duration_s: float) -> Run:
+    """Run the plant for so many virtual seconds."""
+    clock = VirtualClock()
+    measures: list[StepMeasure] = []
+    engine = Engine(PlantExecutor(plant, clock, duration_s), config, clock, measures.append)
+    traffic = _Traffic(plant, engine)
+    pace: Pace = engine.scheduler.life.outlook.pace
+    at_s: list[float] = []
+    limits: list[tuple[int, int, bool]] = []
+    itl_s: list[float] = []
+    itl_at_s: list[float] = []
+    while clock() < duration_s:
+        traffic.follow(clock() / duration_s)
+        events = engine.step()
+        told_s = traffic.note(events)
+        itl_s += told_s
+        itl_at_s += [events.at_s] * len(told_s)
+        if len(measures) > len(at_s):
+            at_s.append(clock())
+            limits.append((pace.prefill_budget_tokens, pace.max_num_running, pace.fit.is_trusted))
+    engine.check_integrity()
+    engine.close()
+    return Run(
+        duration_s=duration_s,
+        at_s=np.array(at_s),
+        step_s=np.array([measure.seconds for measure in measures]),
+        num_prefill=np.array([measure.num_prefill_tokens for measure in measures]),
+        num_decodes=np.array([measure.num_decodes for measure in measures]),
+        budget=np.array([budget for budget, _, _ in limits]),
+        limit=np.array([limit for _, limit, _ in limits]),
+        is_trusted=np.array([is_trusted for _, _, is_trusted in limits]),
+        itl_s=np.array(itl_s),
+        itl_at_s=np.array(itl_at_s),
+    )

@@ -1,0 +1,261 @@
+"""What the target for the time between tokens does on machines of different truth.
+
+Requests decode while prompts wait without end, so that prefill takes all it is given. The
+production engine learns each machine (`latency_plants.py`) from nothing and paces it in virtual
+time. Told are the times between tokens, the prefill done beside them, the same with the fixed
+budgets that an operator could have set instead, and whether the limits stand. The best fixed
+budget is the power of two that brings the most prefill with a p99 that meets the same goal; it is
+found with hindsight, over the whole run.
+"""
+
+from argparse import ArgumentParser, Namespace
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from latency_plants import PLANTS, PRICES, Plant
+from latency_run import END_SHARE, MAX_NUM_SEQS, Run, drive, turns
+from penstock.scheduler.config import SchedulerConfig
+from penstock.server.simulation.chart import Chart, Series, svg
+from penstock.server.simulation.report import html_table, page
+from report import Check, arguments, cell, print_checks, print_table, write_json
+
+MAX_P99_RATIO = 1.10
+MIN_STEADY_RATIO = 0.9
+MIN_CHANGING_RATIO = 1.0
+MAX_NOISY_TURNS = 10.0
+"""Of either limit, in a thousand steps."""
+MIN_CROWD_SHARE = 0.9
+PAGE_FILE = "latency_target.html"
+_FIXED_TOKENS = (4096, 2048, 1024, 512, 256)
+_DEFAULT_TOKENS = SchedulerConfig().max_num_batched_tokens
+_ERRATIC_END = 0.25
+_HEADER = (
+    *("plant", "target ms", "ITL p50", "p99 ms", "steps over", "prefill/s"),
+    *("best fixed", "p99 ms", "prefill/s", "default p99 ms", "prefill/s"),
+    *("turns", "limit turns", "stands"),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """A plant's figures. Of `best_*` None: no fixed budget meets the target, or none was tried.
+
+    `*_turns`: direction changes while nothing changes, in a thousand steps; `is_standing`: neither
+    limit moved in the last tenth of the run. `end_*`: the limits after the last step.
+    """
+
+    plant: str
+    target_ms: float
+    itl_p50_ms: float
+    itl_p99_ms: float
+    share_over: float
+    prefill_per_s: float
+    best_tokens: int | None
+    best_p99_ms: float | None
+    best_prefill_per_s: float | None
+    default_p99_ms: float
+    default_prefill_per_s: float
+    num_steady_steps: int
+    num_budget_turns: int
+    num_limit_turns: int
+    is_standing: bool
+    end_budget: int
+    end_limit: int
+    end_trusted_share: float
+    crowd_share: float
+
+    def per_thousand(self, num_turns: int) -> float:
+        """Turns in a thousand steady steps."""
+        return 1000.0 * num_turns / self.num_steady_steps
+
+
+def measure(plant: Plant, duration_s: float) -> tuple[Row, Run]:
+    """Run a plant with the target, and with fixed budgets."""
+    run = drive(plant, SchedulerConfig(target_itl_s=plant.target_s), duration_s)
+    default = _fixed(plant, _DEFAULT_TOKENS, duration_s)
+    best = None if plant.is_erratic or plant.is_crowded else _best(plant, default, duration_s)
+    steady = [run.within(*span) for span in plant.steady]
+    end = run.within(1.0 - END_SHARE)
+    row = Row(
+        plant=plant.name,
+        target_ms=plant.target_s * 1e3,
+        itl_p50_ms=run.itl_percentile_s(50.0) * 1e3,
+        itl_p99_ms=run.itl_percentile_s(99.0) * 1e3,
+        share_over=run.share_over(plant.target_s),
+        prefill_per_s=run.prefill_per_s,
+        best_tokens=best[0] if best else None,
+        best_p99_ms=best[1].itl_percentile_s(99.0) * 1e3 if best else None,
+        best_prefill_per_s=best[1].prefill_per_s if best else None,
+        default_p99_ms=default.itl_percentile_s(99.0) * 1e3,
+        default_prefill_per_s=default.prefill_per_s,
+        num_steady_steps=int(sum(span.sum() for span in steady)),
+        num_budget_turns=sum(turns(run.budget[span]) for span in steady),
+        num_limit_turns=sum(turns(run.limit[span]) for span in steady),
+        is_standing=not (np.ptp(run.budget[end]) or np.ptp(run.limit[end])),
+        end_budget=int(run.budget[-1]),
+        end_limit=int(run.limit[-1]),
+        end_trusted_share=float(run.is_trusted[run.within(1.0 - _ERRATIC_END)].mean()),
+        crowd_share=_crowd_share(plant, run, end),
+    )
+    return row, run
+
+
+def _fixed(plant: Plant, num_tokens: int, duration_s: float) -> Run:
+    return drive(plant, SchedulerConfig(max_num_batched_tokens=num_tokens), duration_s)
+
+
+def _best(plant: Plant, default: Run, duration_s: float) -> tuple[int, Run] | None:
+    """The fixed budget that brings the most prefill of those that meet the goal, and its run."""
+    best: tuple[int, Run] | None = None
+    for num_tokens in _FIXED_TOKENS:
+        is_default = num_tokens == _DEFAULT_TOKENS
+        run = default if is_default else _fixed(plant, num_tokens, duration_s)
+        if run.itl_percentile_s(99.0) > MAX_P99_RATIO * plant.target_s:
+            continue
+        if best is not None and run.prefill_per_s <= best[1].prefill_per_s:
+            # Smaller ones spend more and more on steps as such.
+            break
+        best = num_tokens, run
+    return best
+
+
+def _crowd_share(plant: Plant, run: Run, steps: NDArray[np.bool_]) -> float:
+    """How many decode, of those for whom the target has time with nothing beside them."""
+    load = plant.load
+    mean_context = load.num_prompt_tokens + load.num_output_tokens / 2.0
+    each_s = PRICES.decode_slot_s + mean_context * PRICES.context_token_s
+    most = min((plant.target_s - PRICES.step_s) / each_s, load.wanted(1.0))
+    return float(run.num_decodes[steps].mean() / most)
+
+
+def checks_of(plant: Plant, row: Row) -> list[Check]:
+    """What must hold of this plant."""
+    if plant.is_erratic:
+        return [
+            _check(row, "budget at the end over the fixed one", row.end_budget / _DEFAULT_TOKENS),
+            _check(row, "limit at the end over the fixed one", row.end_limit / MAX_NUM_SEQS),
+            _check(row, "steps with trust, last quarter", row.end_trusted_share, 0.0, "at most"),
+        ]
+    ratio = row.itl_p99_ms / row.target_ms
+    checks = [_check(row, "p99 ITL over target", ratio, MAX_P99_RATIO, "at most")]
+    if row.best_prefill_per_s:
+        gain = row.prefill_per_s / row.best_prefill_per_s
+        least = MIN_CHANGING_RATIO if plant.is_changing else MIN_STEADY_RATIO
+        checks.append(_check(row, "prefill over best fixed budget", gain, least))
+    if plant.is_crowded:
+        share = row.crowd_share
+        checks.append(_check(row, "decoding of those who may", share, MIN_CROWD_SHARE))
+    most = MAX_NOISY_TURNS if plant.is_noisy else 0.0
+    for name, num_turns in (("budget", row.num_budget_turns), ("limit", row.num_limit_turns)):
+        value, unit = row.per_thousand(num_turns), "in 1,000 steps"
+        checks.append(_check(row, f"turns of the {name}", value, most, "at most", unit))
+    if not plant.is_noisy:
+        checks.append(_check(row, "stands in the last tenth", float(row.is_standing)))
+    return checks
+
+
+def _check(  # noqa: PLR0913
+    row: Row,
+    name: str,
+    value: float,
+    goal: float = 1.0,
+    sense: Literal["at most", "at least"] = "at least",
+    unit: str = "share",
+) -> Check:
+    return Check(name=f"{row.plant}: {name}", value=value, goal=goal, unit=unit, sense=sense)
+
+
+def cells(row: Row) -> list[object]:
+    """A row of the table."""
+
+    def told(value: float | None) -> object:
+        return "-" if value is None else value
+
+    return [
+        *(row.plant, row.target_ms, row.itl_p50_ms, row.itl_p99_ms),
+        *(f"{row.share_over:.1%}", row.prefill_per_s),
+        *(told(row.best_tokens), told(row.best_p99_ms), told(row.best_prefill_per_s)),
+        *(row.default_p99_ms, row.default_prefill_per_s),
+        *(row.num_budget_turns, row.num_limit_turns, "yes" if row.is_standing else "no"),
+    ]
+
+
+def charts_of(plant: Plant, run: Run) -> tuple[Chart, Chart]:
+    """The limits over the steps, and what the steps took."""
+    steps = np.arange(len(run.at_s), dtype=np.float64)
+    target_ms = np.full(len(steps), plant.target_s * 1e3)
+    limits = Chart(
+        name=f"{plant.name}_limits",
+        title=f"{plant.name}: limits",
+        x_label="step",
+        y_label="tokens, requests",
+        series=(
+            Series(name="prefill budget", x=steps, y=run.budget.astype(np.float64)),
+            Series(name="batch limit", x=steps, y=run.limit.astype(np.float64)),
+            Series(name="decoding", x=steps, y=run.num_decodes.astype(np.float64)),
+        ),
+    )
+    times = Chart(
+        name=f"{plant.name}_steps",
+        title=f"{plant.name}: step time",
+        x_label="step",
+        y_label="ms",
+        series=(
+            Series(name="step", x=steps, y=np.minimum(run.step_s * 1e3, 4.0 * target_ms)),
+            Series(name="target", x=steps, y=target_ms),
+        ),
+    )
+    return limits, times
+
+
+def write_page(folder: Path, rows: list[Row], runs: list[tuple[Plant, Run]]) -> None:
+    """Write the table and the pictures as one page. Raises OSError."""
+    folder.mkdir(parents=True, exist_ok=True)
+    table = [[cell(value) for value in cells(row)] for row in rows]
+    sections = [html_table(_HEADER, table)]
+    for plant, run in runs:
+        sections.append(f"<h2>{plant.name}</h2>")
+        sections += [svg(chart) for chart in charts_of(plant, run)]
+    path = folder / PAGE_FILE
+    path.write_text(page("Latency target", sections), encoding="utf-8")
+    print(f"\nwritten: {path}")
+
+
+def parser() -> ArgumentParser:
+    """The command line."""
+    options = arguments(__doc__ or "")
+    names = [plant.name for plant in PLANTS]
+    options.add_argument(
+        "--plant", action="append", choices=names, help="only this one; may repeat"
+    )
+    options.add_argument("--report", type=Path, metavar="DIR", help=f"write {PAGE_FILE} there")
+    return options
+
+
+def main() -> None:
+    """Measure and tell."""
+    options: Namespace = parser().parse_args()
+    duration_s = 600.0 if options.full else 120.0
+    rows: list[Row] = []
+    runs: list[tuple[Plant, Run]] = []
+    checks: list[Check] = []
+    for plant in PLANTS:
+        if options.plant and plant.name not in options.plant:
+            continue
+        row, run = measure(plant, duration_s)
+        rows.append(row)
+        runs.append((plant, run))
+        checks += checks_of(plant, row)
+    print_table(f"{duration_s:.0f} virtual seconds each", _HEADER, [cells(row) for row in rows])
+    print_checks(checks)
+    if options.report is not None:
+        write_page(options.report, rows, runs)
+    write_json(options.json, [asdict(row) for row in rows], checks)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,116 @@
+"""Who is compared with whom, on what server, and what a part of the comparison is.
+
+Owns the contenders and how their runs are set up. A part names its trials first, so that all of
+them can run side by side.
+"""
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from penstock.server.simulation.settings import UNBOUNDED_QUEUE, Policy, SimulationConfig
+from penstock.server.simulation.sweep import Traffic, Trial, TrialResult, whole
+from penstock.server.simulation.transform import TransformConfig
+
+Row = tuple[object, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contender:
+    """A way to schedule. `is_told`: clients say until when they need the first token, the scheduler
+    looks ahead and has the target between tokens; else it knows of neither.
+    """
+
+    name: str
+    policy: Policy
+    is_told: bool = False
+    max_num_batched_tokens: int = UNBOUNDED_QUEUE.max_num_batched_tokens
+
+    def config(self, base: SimulationConfig) -> SimulationConfig:
+        """The server with this policy."""
+        scheduler = dataclasses.replace(
+            base.scheduler,
+            foresees_deadlines=self.is_told,
+            target_itl_s=base.targets.itl_s if self.is_told else None,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+        )
+        return dataclasses.replace(base, policy=self.policy, scheduler=scheduler)
+
+
+STATIC = Contender(name="static", policy=Policy.STATIC)
+DYNAMIC = Contender(name="dynamic", policy=Policy.DYNAMIC)
+FCFS = Contender(name="fcfs", policy=Policy.FCFS)
+FAIR = Contender(name="fair", policy=Policy.FAIR)
+PENSTOCK = Contender(name="penstock", policy=Policy.FAIR, is_told=True)
+CONTENDERS = (STATIC, DYNAMIC, FCFS, FAIR, PENSTOCK)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """A part as people read it. `note`: what must be known to read it right."""
+
+    title: str
+    note: str
+    header: tuple[str, ...]
+    rows: list[Row]
+
+
+class Section(Protocol):
+    """A part of the comparison."""
+
+    @property
+    def key(self) -> str:
+        """Its name among the raw results."""
+        ...
+
+    @property
+    def trials(self) -> Sequence[Trial]:
+        """The runs it needs."""
+        ...
+
+    def raw(self, results: Sequence[TrialResult]) -> list[dict[str, Any]]:
+        """The results of its trials, in their order, as values that JSON can tell."""
+        ...
+
+    def table(self, raw: Sequence[Mapping[str, Any]]) -> Table:
+        """The same for people."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bench:
+    """One simulated server, and the load at which FCFS just meets the targets on it."""
+
+    base: SimulationConfig
+    capacity: float = 1.0
+
+    def trial(
+        self,
+        contender: Contender,
+        load: float,
+        *,
+        traffic: Traffic = whole,
+        base: SimulationConfig | None = None,
+        ttft_deadline_s: float | None = None,
+        deadline_s: float = math.inf,
+        end_s: float = math.inf,
+    ) -> Trial:
+        """`load`: in capacities. `ttft_deadline_s`: None for the target if the contender is told
+        of it, and none otherwise. `end_s`: of the part of the trace that is taken.
+        """
+        base = self.base if base is None else base
+        if ttft_deadline_s is None:
+            ttft_deadline_s = base.targets.ttft_s if contender.is_told else math.inf
+        return Trial(
+            name=f"{contender.name} at {load:.2f}",
+            config=contender.config(base),
+            traffic=traffic,
+            transform=TransformConfig(
+                load=load * self.capacity,
+                end_s=end_s,
+                ttft_deadline_s=ttft_deadline_s,
+                deadline_s=deadline_s,
+            ),
+        )

@@ -1,0 +1,77 @@
+"""Finds the load at which in-flight FCFS just meets its targets.
+
+Owns the search: a coarse grid of loads, then a fine one where it starts to fail. All runs of a grid
+go side by side, and which loads are tried depends on the trace and the server alone.
+"""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from penstock.server.simulation.settings import SimulationConfig
+from penstock.server.simulation.trace import TraceRequest
+
+GOOD_SHARE = 0.9
+NUM_COARSE = 8
+NUM_FINE = 8
+MAX_ROUNDS = 8
+_COARSE_STEP = 0.2
+
+GoodShares = Callable[[Sequence[float]], list[float]]
+"""The share of good requests at each of these loads."""
+
+
+class NoCapacity(Exception):
+    """FCFS misses its targets at any load that was tried, or meets them at all."""
+
+
+def capacity(trace: Sequence[TraceRequest], base: SimulationConfig, shares: GoodShares) -> float:
+    """The greatest load on a fine grid at which, and at all tried below, 90 % are good."""
+    step = _COARSE_STEP * saturating_load(trace, base)
+    low = 0.0
+    for _ in range(MAX_ROUNDS):
+        loads = [low + step * number for number in range(1, NUM_COARSE + 1)]
+        num_met = _num_met(shares(loads))
+        if num_met == NUM_COARSE:
+            low = loads[-1]
+            continue
+        low = loads[num_met - 1] if num_met else low
+        if low:
+            fine = [low + step * number / (NUM_FINE + 1) for number in range(1, NUM_FINE + 1)]
+            num_met = _num_met(shares(fine))
+            return fine[num_met - 1] if num_met else low
+        # Already the first was too much.
+        step /= NUM_COARSE
+    raise NoCapacity("no load was found at which FCFS just meets its targets: change --cost")
+
+
+def saturating_load(trace: Sequence[TraceRequest], base: SimulationConfig) -> float:
+    """The load that would keep the server busy with full batches and no prefix reuse: a scale."""
+    prompts = np.array([request.num_prompt_tokens for request in trace], dtype=np.float64)
+    outputs = np.array([request.num_output_tokens for request in trace], dtype=np.float64)
+    cost = base.cost
+    contexts = prompts + outputs * (prompts + outputs / 2.0)
+    # Memory may hold fewer than there are slots.
+    num_places = base.num_blocks * base.block_size
+    held = float((outputs * (prompts + outputs / 2.0)).sum() / outputs.sum())
+    num_running = max(1.0, min(float(base.max_num_seqs), num_places / held))
+    work_s = float(
+        (
+            cost.prefill_token_s * prompts
+            + (cost.decode_slot_s + cost.step_s / num_running) * outputs
+            + cost.context_token_s * contexts
+        ).sum()
+    )
+    span_s = trace[-1].arrival_s - trace[0].arrival_s
+    if not (work_s > 0.0 and span_s > 0.0):
+        raise NoCapacity("a server that costs nothing or a trace without duration has no capacity")
+    return span_s / work_s
+
+
+def _num_met(shares: list[float]) -> int:
+    num = 0
+    for share in shares:
+        if share < GOOD_SHARE:
+            break
+        num += 1
+    return num

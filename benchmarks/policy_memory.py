@@ -1,0 +1,137 @@
+"""The comparison's parts about the prefix cache and about the simulator itself.
+
+Owns what the cache is held against, and how the simulator's speed is told.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.server.simulation.optimal_cache import least_recent_hit_rate, optimal_hit_rate
+from penstock.server.simulation.sweep import Trial, TrialResult
+from penstock.server.simulation.trace import TraceRequest
+from policy_bench import FAIR, FCFS, PENSTOCK, Bench, Contender, Table
+
+CACHE_TOKENS = (1_000_000, 2_000_000, 4_000_000)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefixReuse:
+    """Hits of the prefix cache at three sizes of memory, beside those of Belady's rule."""
+
+    bench: Bench
+    trace: Sequence[TraceRequest]
+    load: float = 0.5
+    key: str = "prefix_reuse"
+
+    @property
+    def trials(self) -> list[Trial]:
+        return [
+            self.bench.trial(
+                FAIR, self.load, base=dataclasses.replace(self.bench.base, num_blocks=num_blocks)
+            )
+            for num_blocks in self._sizes
+        ]
+
+    @property
+    def _sizes(self) -> list[int]:
+        return [num_tokens // self.bench.base.block_size for num_tokens in CACHE_TOKENS]
+
+    def raw(self, results: Sequence[TrialResult]) -> list[dict[str, Any]]:
+        rows: list[dict[str, Any]] = []
+        block_size = self.bench.base.block_size
+        for num_blocks, result in zip(self._sizes, results, strict=True):
+            used = result.summary.kv_utilisation
+            num_tokens = num_blocks * block_size
+            # What running requests hold is no room for the past.
+            bounds = [
+                optimal_hit_rate(self.trace, num_cache_tokens=num, block_size=block_size)
+                for num in (num_tokens, int(num_tokens * (1.0 - used)))
+            ]
+            rows.append(
+                {
+                    "num_cache_tokens": num_tokens,
+                    "kv_utilisation": used,
+                    "hits": result.summary.prefix_hit_rate,
+                    "least_recent_all": least_recent_hit_rate(
+                        self.trace, num_cache_tokens=num_tokens, block_size=block_size
+                    ),
+                    "belady_all": bounds[0],
+                    "belady_free": bounds[1],
+                }
+            )
+        return rows
+
+    def table(self, raw: Sequence[Mapping[str, Any]]) -> Table:
+        return Table(
+            title="Prefix hits at half the capacity, beside Belady's rule",
+            note="Belady's rule knows the future, caches a prompt the moment it arrives and"
+            " evicts what is needed last; with all of the memory, and (free) with what the running"
+            " requests leave on average. LRU: the least recently used rule with all of the memory.",
+            header=(
+                "tokens",
+                "running %",
+                "hits %",
+                "LRU %",
+                "Belady %",
+                "share",
+                "free %",
+                "share",
+            ),
+            rows=[
+                (
+                    f"{row['num_cache_tokens']:,}",
+                    100 * row["kv_utilisation"],
+                    100 * row["hits"],
+                    100 * row["least_recent_all"],
+                    100 * row["belady_all"],
+                    row["hits"] / row["belady_all"],
+                    100 * row["belady_free"],
+                    row["hits"] / row["belady_free"],
+                )
+                for row in raw
+            ],
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Speed:
+    """How long the simulation takes, of the trace as it was recorded."""
+
+    bench: Bench
+    hours: float
+    contenders: tuple[Contender, ...] = (FCFS, PENSTOCK)
+    key: str = "speed"
+
+    @property
+    def trials(self) -> list[Trial]:
+        return [self.bench.trial(one, 1.0 / self.bench.capacity) for one in self.contenders]
+
+    def raw(self, results: Sequence[TrialResult]) -> list[dict[str, Any]]:
+        return [
+            {
+                "policy": one.name,
+                "cpu_s": result.cpu_s,
+                # Told per hour of traffic: the quick run is a part of one.
+                "cpu_s_per_hour": result.cpu_s / self.hours,
+                "num_steps": result.summary.num_steps,
+            }
+            for one, result in zip(self.contenders, results, strict=True)
+        ]
+
+    def table(self, raw: Sequence[Mapping[str, Any]]) -> Table:
+        return Table(
+            title="The simulator: an hour of the trace as it was recorded",
+            note="CPU time of one process.",
+            header=("policy", "CPU s per hour", "steps", "us per step"),
+            rows=[
+                (
+                    row["policy"],
+                    row["cpu_s_per_hour"],
+                    row["num_steps"],
+                    1e6 * row["cpu_s"] / row["num_steps"],
+                )
+                for row in raw
+            ],
+        )

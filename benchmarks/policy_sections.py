@@ -1,0 +1,194 @@
+"""The comparison's parts about load: every policy as it rises, a tight target, deadlines.
+
+Owns the runs and the columns of each. Does not judge: goals are the script's.
+"""
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.server.simulation.settings import Targets
+from penstock.server.simulation.sweep import Trial, TrialResult
+from policy_bench import CONTENDERS, FAIR, FCFS, PENSTOCK, Bench, Contender, Row, Table
+
+DEADLINE_KINDS = ("first token", "whole")
+LOADS = (0.3, 0.6, 0.8, 1.0, 1.2, 1.5)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RisingLoad:
+    """Every contender at every load."""
+
+    bench: Bench
+    key: str = "policies"
+
+    @property
+    def trials(self) -> list[Trial]:
+        return [self.bench.trial(one, load) for load in LOADS for one in CONTENDERS]
+
+    def raw(self, results: Sequence[TrialResult]) -> list[dict[str, Any]]:
+        names = [(load, one.name) for load in LOADS for one in CONTENDERS]
+        return [
+            {"load": load, "policy": name, **dataclasses.asdict(result.summary)}
+            for (load, name), result in zip(names, results, strict=True)
+        ]
+
+    def table(self, raw: Sequence[Mapping[str, Any]]) -> Table:
+        targets = self.bench.base.targets
+        return Table(
+            title=f"Policies at rising load; load 1 is {self.bench.capacity:.2f} times the trace's",
+            note=f"Good: first token within {targets.ttft_s:g} s and 99 % of the gaps within"
+            f" {1e3 * targets.itl_s:g} ms. Goodput and shares are of all requests that were"
+            " offered: who is refused or expires is not good. TTFT is of those who got a token;"
+            " penstock turns away whom it could not serve in time, so its TTFT is of fewer"
+            " requests than the others'. fair is penstock's order alone, without deadlines and"
+            " without the target between tokens.",
+            header=(
+                *("load", "policy", "good/s", "good %", "refused %", "expired %"),
+                *("TTFT p50 s", "p99 s", "ITL p50 ms", "p99 ms", "tokens/s"),
+                *("KV %", "waste %", "hits %", "preempted"),
+            ),
+            rows=[(row["load"], row["policy"], *_usual_cells(row)) for row in raw],
+        )
+
+
+def _usual_cells(row: Mapping[str, Any]) -> Row:
+    num = row["num_requests"]
+    return (
+        row["goodput_per_s"],
+        100 * row["good_share"],
+        100 * row["num_refused"] / num,
+        100 * row["num_expired"] / num,
+        row["ttft"]["p50_s"],
+        row["ttft"]["p99_s"],
+        1e3 * row["itl"]["p50_s"],
+        1e3 * row["itl"]["p99_s"],
+        row["output_tokens_per_s"],
+        100 * row["kv_utilisation"],
+        100 * row["kv_waste"],
+        100 * row["prefix_hit_rate"],
+        row["num_preemptions"],
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TightItl:
+    """A target between tokens that a full step misses; FCFS with several fixed token budgets."""
+
+    bench: Bench
+    itl_s: float
+    budgets: tuple[int, ...] = (512, 1024)
+    loads: tuple[float, ...] = (0.8, 1.0, 1.2)
+    key: str = "tight_itl"
+
+    @property
+    def _contenders(self) -> tuple[Contender, ...]:
+        smaller = (
+            dataclasses.replace(FCFS, name=f"fcfs, {budget}", max_num_batched_tokens=budget)
+            for budget in self.budgets
+            if budget >= self.bench.base.max_num_seqs
+        )
+        return (*smaller, FCFS, FAIR, PENSTOCK)
+
+    @property
+    def trials(self) -> list[Trial]:
+        targets = Targets(ttft_s=self.bench.base.targets.ttft_s, itl_s=self.itl_s)
+        base = dataclasses.replace(self.bench.base, targets=targets)
+        return [
+            self.bench.trial(one, load, base=base)
+            for load in self.loads
+            for one in self._contenders
+        ]
+
+    def raw(self, results: Sequence[TrialResult]) -> list[dict[str, Any]]:
+        names = [(load, one.name) for load in self.loads for one in self._contenders]
+        return [
+            {"load": load, "policy": name, **dataclasses.asdict(result.summary)}
+            for (load, name), result in zip(names, results, strict=True)
+        ]
+
+    def table(self, raw: Sequence[Mapping[str, Any]]) -> Table:
+        return Table(
+            title=f"What a target between tokens does: {1e3 * self.itl_s:g} ms",
+            note="A step that is full of prefill takes longer than this target. FCFS has a fixed"
+            " token budget (named where it is not the default) that somebody must choose for the"
+            " traffic; penstock is given the target and sizes every step by the prices it has"
+            " learnt.",
+            header=("load", "policy", "good/s", "good %", "refused %", "TTFT p99 s", "ITL p99 ms"),
+            rows=[
+                (
+                    row["load"],
+                    row["policy"],
+                    row["goodput_per_s"],
+                    100 * row["good_share"],
+                    100 * row["num_refused"] / row["num_requests"],
+                    row["ttft"]["p99_s"],
+                    1e3 * row["itl"]["p99_s"],
+                )
+                for row in raw
+            ],
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deadlines:
+    """All requests carry deadlines, beyond capacity: for the first token, or for the whole."""
+
+    bench: Bench
+    loads: tuple[float, ...] = (1.2, 1.5)
+    contenders: tuple[Contender, ...] = (FCFS, PENSTOCK)
+    total_s: float = 20.0
+    key: str = "deadlines"
+
+    @property
+    def trials(self) -> list[Trial]:
+        trials: list[Trial] = []
+        for is_whole in (False, True):
+            ttft_s = math.inf if is_whole else self.bench.base.targets.ttft_s
+            total_s = self.total_s if is_whole else math.inf
+            trials += [
+                self.bench.trial(one, load, ttft_deadline_s=ttft_s, deadline_s=total_s)
+                for load in self.loads
+                for one in self.contenders
+            ]
+        return trials
+
+    def raw(self, results: Sequence[TrialResult]) -> list[dict[str, Any]]:
+        names = [
+            (kind, load, one.name)
+            for kind in DEADLINE_KINDS
+            for load in self.loads
+            for one in self.contenders
+        ]
+        return [
+            {"deadline": kind, "load": load, "policy": name, **dataclasses.asdict(result.summary)}
+            for (kind, load, name), result in zip(names, results, strict=True)
+        ]
+
+    def table(self, raw: Sequence[Mapping[str, Any]]) -> Table:
+        target_s = self.bench.base.targets.ttft_s
+        return Table(
+            title=f"Deadlines: {target_s:g} s for the first token, or {self.total_s:g} s in all",
+            note="Under fcfs a deadline counts when it passes, as when a client hangs up. Lost:"
+            " prefill computed for requests that then expired or were given up, of all prefill.",
+            header=(
+                *("deadline", "load", "policy", "completed %", "refused %", "expired %"),
+                *("lost prefill %", "good/s", "good %"),
+            ),
+            rows=[
+                (
+                    row["deadline"],
+                    row["load"],
+                    row["policy"],
+                    100 * row["num_completed"] / row["num_requests"],
+                    100 * row["num_refused"] / row["num_requests"],
+                    100 * row["num_expired"] / row["num_requests"],
+                    100 * row["prefill_waste"],
+                    row["goodput_per_s"],
+                    100 * row["good_share"],
+                )
+                for row in raw
+            ],
+        )

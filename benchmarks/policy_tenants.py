@@ -1,0 +1,148 @@
+"""The comparison's part about tenants: a quiet one beside a flood, and two who both want too much.
+
+Owns the traffic of both and its measures.
+"""
+
+import dataclasses
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.server.simulation.summary import Summary
+from penstock.server.simulation.sweep import Trial, TrialResult
+from penstock.server.simulation.trace import TraceRequest
+from penstock.server.simulation.transform import merged
+from policy_bench import FAIR, FCFS, PENSTOCK, Bench, Contender, Table
+
+NUM_FLOODS = 10
+CROWD_WINDOW_S = 600.0
+QUIET = "quiet"
+FLOOD = "flood"
+
+
+def quiet_tenant(trace: Sequence[TraceRequest]) -> Iterable[TraceRequest]:
+    """Every tenth request of the trace."""
+    return [dataclasses.replace(request, tenant=QUIET) for request in trace[::10]]
+
+
+def quiet_beside_flood(trace: Sequence[TraceRequest]) -> Iterable[TraceRequest]:
+    """The same, and ten copies of the trace from another tenant."""
+    return merged(quiet_tenant(trace), _flood(trace))
+
+
+def busy_beside_flood(trace: Sequence[TraceRequest]) -> Iterable[TraceRequest]:
+    """A tenant that wants all there is beside one that wants ten times that."""
+    busy = [dataclasses.replace(request, tenant="busy") for request in trace]
+    return merged(busy, _flood(trace))
+
+
+def _flood(trace: Sequence[TraceRequest]) -> Iterable[TraceRequest]:
+    for request in trace:
+        flooding = dataclasses.replace(request, tenant=FLOOD)
+        for _ in range(NUM_FLOODS):
+            yield flooding
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoisyNeighbour:
+    """A tenant at a tenth of capacity, alone and beside a flood of ten times capacity, each in the
+    same engine; both have the lengths of the trace.
+    """
+
+    bench: Bench
+    contenders: tuple[Contender, ...] = (FCFS, FAIR, PENSTOCK)
+    key: str = "neighbour"
+
+    @property
+    def trials(self) -> list[Trial]:
+        return [
+            self.bench.trial(one, 1.0, traffic=traffic)
+            for one in self.contenders
+            for traffic in (quiet_beside_flood, quiet_tenant)
+        ]
+
+    def raw(self, results: Sequence[TrialResult]) -> list[dict[str, Any]]:
+        return [
+            {
+                "policy": one.name,
+                "beside": _of_tenant(results[2 * index].summary, QUIET),
+                "alone": _of_tenant(results[2 * index + 1].summary, QUIET),
+            }
+            for index, one in enumerate(self.contenders)
+        ]
+
+    def table(self, raw: Sequence[Mapping[str, Any]]) -> Table:
+        return Table(
+            title="Quiet tenant at a tenth of capacity, beside a flood of ten times capacity",
+            note="In p99 a request that never got a token waited for ever.",
+            header=(
+                *("policy", "p50 alone s", "beside s", "p99 alone s", "beside s", "times"),
+                *("good alone %", "beside %", "late"),
+            ),
+            rows=[
+                (
+                    row["policy"],
+                    row["alone"]["ttft"]["p50_s"],
+                    row["beside"]["ttft"]["p50_s"],
+                    row["alone"]["ttft_p99_of_all_s"],
+                    row["beside"]["ttft_p99_of_all_s"],
+                    slowdown(row),
+                    100 * row["alone"]["good_share"],
+                    100 * row["beside"]["good_share"],
+                    row["beside"]["num_late"],
+                )
+                for row in raw
+            ],
+        )
+
+
+def slowdown(row: Mapping[str, Any]) -> float:
+    """p99 TTFT beside the flood over that alone."""
+    alone_s: float = row["alone"]["ttft_p99_of_all_s"]
+    beside_s: float = row["beside"]["ttft_p99_of_all_s"]
+    return beside_s / alone_s if alone_s > 0.0 else math.nan
+
+
+def _of_tenant(summary: Summary, tenant: str) -> dict[str, Any]:
+    return dataclasses.asdict(next(one for one in summary.tenants if one.tenant == tenant))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedShares:
+    """Two tenants who both want more than there is, one of them ten times as much."""
+
+    bench: Bench
+    contenders: tuple[Contender, ...] = (FCFS, FAIR, PENSTOCK)
+    key: str = "served_shares"
+
+    @property
+    def trials(self) -> list[Trial]:
+        return [
+            self.bench.trial(one, 1.0, traffic=busy_beside_flood, end_s=CROWD_WINDOW_S)
+            for one in self.contenders
+        ]
+
+    def raw(self, results: Sequence[TrialResult]) -> list[dict[str, Any]]:
+        return [
+            {"policy": one.name, **dataclasses.asdict(result.summary)}
+            for one, result in zip(self.contenders, results, strict=True)
+        ]
+
+    def table(self, raw: Sequence[Mapping[str, Any]]) -> Table:
+        return Table(
+            title="One tenant wants all of the capacity, the other ten times that",
+            note="Most over least served tenant, in weighted tokens, while both had somebody"
+            " waiting: 1 is even.",
+            header=("policy", "most over least", "good/s", "good %", "refused %"),
+            rows=[
+                (
+                    row["policy"],
+                    row["served_ratio"],
+                    row["goodput_per_s"],
+                    100 * row["good_share"],
+                    100 * row["num_refused"] / row["num_requests"],
+                )
+                for row in raw
+            ],
+        )

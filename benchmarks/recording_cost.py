@@ -1,0 +1,108 @@
+"""What `penstock serve --record` costs an engine, per step: on its own thread and beside it.
+
+The scheduler over an executor that takes no time, with 32 and 256 requests running; turns with and
+without a recorder in alternation. The rest is what the recorder's thread makes of the same turns,
+under the same interpreter lock.
+
+    python benchmarks/recording_cost.py [--full] [--json FILE]
+"""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+
+from penstock.executor.config import ExecutorConfig, ExecutorKind
+from penstock.executor.simulated.executor import SimulatedExecutor
+from penstock.scheduler.config import SchedulerConfig
+from penstock.scheduler.engine import Engine
+from penstock.scheduler.request import RequestSpec
+from penstock.server.link.dispatch import EngineCore
+from penstock.server.recording.recorder import Recorder
+from penstock.server.recording.recording_engine import RecordingEngine
+from report import Check, arguments, print_checks, print_table, write_json
+
+NUM_PROMPT = 64
+NUM_STEPS = 256
+GOAL_ENGINE_US = 10.0
+GOAL_BESIDE_US = 60.0
+
+
+def executor(num_running: int) -> SimulatedExecutor:
+    """Room for all of them to the end."""
+    blocks = num_running * (NUM_PROMPT + NUM_STEPS + 16) // 16 + 64
+    return SimulatedExecutor(
+        ExecutorConfig(
+            kind=ExecutorKind.SIMULATED,
+            num_blocks=blocks,
+            max_num_seqs=num_running,
+            max_seq_len=1024,
+        )
+    )
+
+
+def steps_s(engine: EngineCore, num_running: int) -> float:
+    """Seconds of the median decode step with so many running, until all have ended."""
+    prompt = np.zeros(NUM_PROMPT, dtype=np.int32)
+    for key in range(1, num_running + 1):
+        engine.submit(
+            (RequestSpec(key=key, request_id=str(key), prompt_ids=prompt, max_tokens=NUM_STEPS),)
+        )
+    took_s: list[float] = []
+    while engine.has_work:
+        begun_s = time.perf_counter()
+        engine.step()
+        took_s.append(time.perf_counter() - begun_s)
+    return statistics.median(took_s)
+
+
+def measure(num_running: int, rounds: int) -> tuple[float, float, float]:
+    """Microseconds of a step plain, what recording adds to it, and what it takes beside it."""
+    config = SchedulerConfig(max_num_batched_tokens=16_384)
+    plain_s: list[float] = []
+    recorded_s: list[float] = []
+    beside_s: list[float] = []
+    for _ in range(rounds):
+        plain_s.append(steps_s(Engine(executor(num_running), config, time.monotonic), num_running))
+        with tempfile.TemporaryDirectory(prefix="penstock-record-") as folder:
+            recorder = Recorder(Path(folder), block_size=16)
+            engine = RecordingEngine(executor(num_running), config, time.monotonic, recorder)
+            recorded_s.append(steps_s(engine, num_running))
+            begun_s = time.perf_counter()
+            recorder.drain()
+            beside_s.append((time.perf_counter() - begun_s) / NUM_STEPS)
+            recorder.close()
+    added_s = statistics.median(np.subtract(recorded_s, plain_s).tolist())
+    return statistics.median(plain_s) * 1e6, added_s * 1e6, statistics.median(beside_s) * 1e6
+
+
+def main() -> None:
+    """Measure and tell."""
+    options = arguments((__doc__ or "").splitlines()[0]).parse_args()
+    rounds = 15 if options.full else 5
+    rows = [(num, *measure(num, rounds)) for num in (32, 256)]
+    columns = ("running", "step us", "added us", "beside us")
+    print_table("Recording, per step", columns, rows)
+    checks = [
+        check
+        for num, _, added, beside in rows
+        for check in (
+            _check(f"added to a step of {num}", added, GOAL_ENGINE_US),
+            _check(f"beside a step of {num}", beside, GOAL_BESIDE_US),
+        )
+    ]
+    print_checks(checks)
+    results = [dict(zip(columns, row, strict=True)) for row in rows]
+    write_json(options.json, results, checks)
+
+
+def _check(name: str, value: float, goal: float) -> Check:
+    return Check(name=name, value=value, goal=goal, unit="us", sense="at most")
+
+
+if __name__ == "__main__":
+    main()

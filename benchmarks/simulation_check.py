@@ -1,0 +1,322 @@
+"""The simulator beside the service it stands for: one run, replayed, and how far off it is.
+
+`penstock serve --record` with the demo model on this machine, its clients in an open loop, in
+several parts of two loads in turns. Each part is replayed by the simulator as it was recorded, with
+the service's settings and a cost model that was calibrated on all other parts, and compared with
+what the clients saw. An error is the median of the errors of a load's parts, simulated over real.
+
+What other programs take of the machine slows some parts down and not others, and is told. So that a
+machine that changed is not taken for a simulator that is wrong, two more things are: how far off
+the prices are for the very steps that the part ran, and the errors with prices fitted to the part
+itself.
+
+    python benchmarks/simulation_check.py [--full] [--json FILE]
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from open_load import Ask, Seen, drive, poisson
+from penstock.client import NO_RETRY, Client
+from penstock.scheduler.config import SchedulerConfig
+from penstock.scheduler.cost_model import CostModel
+from penstock.server.cli.own_service import OwnService
+from penstock.server.simulation.calibration import fit_cost, read_steps
+from penstock.server.simulation.settings import Policy, SimulationConfig
+from penstock.server.simulation.simulate import simulate
+from penstock.server.simulation.summary import summarise
+from penstock.server.simulation.trace import TraceRequest
+from penstock.server.simulation.trace_files import read_trace
+from report import Check, arguments, print_checks, print_table, write_json
+
+Counts: TypeAlias = NDArray[np.float64]
+Seconds: TypeAlias = NDArray[np.float64]
+
+VOCAB_SIZE = 2048
+MAX_NUM_SEQS = 16
+NUM_BLOCKS = 1024
+MAX_SEQ_LEN = 1024
+LOADS = (0.4, 0.9)
+START_S = 60.0
+PATIENCE_S = 120.0
+SERVICE = (
+    *("--max-num-seqs", str(MAX_NUM_SEQS), "--num-blocks", str(NUM_BLOCKS)),
+    # The other cores are for the front and for the clients, which are on this machine as well.
+    *("--max-seq-len", str(MAX_SEQ_LEN), "--fronts", "1", "--threads", "1"),
+)
+STEP = "mean step"
+GOALS = {"tokens/s": 0.05, "TTFT p50": 0.15, "TTFT p99": 0.25, "ITL p50": 0.15, "E2E p50": 0.15}
+"""How far off, at most, at every load."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """One part of a run: what was asked, what was seen, what was recorded of it."""
+
+    asks: list[Ask]
+    seen: list[Seen]
+    requests: list[TraceRequest]
+    steps: slice
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """One part: figures by name, milliseconds or tokens per second.
+
+    `simulated`: with the prices of the other parts, `own`: with its own.
+    """
+
+    load: float
+    real: Mapping[str, float]
+    simulated: Mapping[str, float]
+    own: Mapping[str, float]
+
+    def error(self, name: str) -> float:
+        """Simulated over real, less one."""
+        return self.simulated[name] / self.real[name] - 1.0
+
+    def own_error(self, name: str) -> float:
+        """The same, with the part's own prices."""
+        return self.own[name] / self.real[name] - 1.0
+
+
+class RecordedService:
+    """A service that records, one part of its run after another."""
+
+    def __init__(self, client: Client, folder: Path) -> None:
+        self._client = client
+        self._folder = folder
+        self._num_requests = 0
+        self._num_steps = 0
+
+    async def part(self, rate_per_s: float, duration_s: float, seed: int) -> Part:
+        """Drive it, and wait until its record is written."""
+        asks = poisson(rate_per_s, duration_s, vocab_size=VOCAB_SIZE, seed=seed)
+        seen = await drive(self._client, asks, PATIENCE_S)
+        before = self._num_requests
+        self._num_requests += len(asks)
+        requests = await self._recorded()
+        first, self._num_steps = self._num_steps, _num_lines(self._folder / "steps.jsonl")
+        steps = slice(first, self._num_steps)
+        return Part(asks=asks, seen=seen, requests=requests[before:], steps=steps)
+
+    async def _recorded(self) -> list[TraceRequest]:
+        path = self._folder / "requests.jsonl"
+        async with asyncio.timeout(PATIENCE_S):
+            while _num_lines(path) < self._num_requests:  # noqa: ASYNC110 - told by no event
+                await asyncio.sleep(0.1)
+        return list(read_trace(path))
+
+
+async def measure(folder: Path, num_runs: int, duration_s: float) -> list[Part]:
+    """The parts, the loads in turns."""
+    parts: list[Part] = []
+    async with (
+        OwnService(("--record", str(folder), *SERVICE), start_timeout_s=START_S) as service,
+        Client(service.address, retry=NO_RETRY) as client,
+    ):
+        recorded = RecordedService(client, folder)
+        # Everything at once, twice: first steps are slow, then it shows what the machine can do.
+        await recorded.part(200.0, 0.3, seed=1)
+        burst = await recorded.part(200.0, 0.5, seed=2)
+        capacity_per_s = len(burst.asks) / max(seen.e2e_s for seen in burst.seen)
+        print(f"capacity about {capacity_per_s:.1f} requests/s", file=sys.stderr)
+        for run in range(num_runs):
+            for load in LOADS:
+                part = await recorded.part(load * capacity_per_s, duration_s, seed=10 + run)
+                parts.append(part)
+    return parts
+
+
+def compare(parts: list[Part], counts: Counts, seconds: Seconds) -> list[Comparison]:
+    """Every part beside its simulation; counts [n, 3] and seconds [n] are those of all steps."""
+    comparisons: list[Comparison] = []
+    for index, part in enumerate(parts):
+        is_others = np.zeros(len(seconds), dtype=np.bool_)
+        for other in parts:
+            is_others[other.steps] = other is not part
+        own = counts[part.steps], seconds[part.steps]
+        front_s = front_without(part, parts)
+        simulated, by_itself = (
+            simulated_figures(part, fit.cost, front_s) | {STEP: mean_step_ms(fit.cost, own[0])}
+            for fit in (fit_cost(counts[is_others], seconds[is_others]), fit_cost(*own))
+        )
+        comparisons.append(
+            Comparison(
+                load=LOADS[index % len(LOADS)],
+                real={**real_figures(part), STEP: float(own[1].mean()) * 1e3},
+                simulated=simulated,
+                own=by_itself,
+            )
+        )
+    return comparisons
+
+
+def mean_step_ms(cost: CostModel, counts: Counts) -> float:
+    """What these steps should have taken."""
+    prices = (cost.prefill_token_s, cost.decode_slot_s, cost.context_token_s)
+    return (cost.step_s + float((counts @ np.array(prices)).mean())) * 1e3
+
+
+def real_figures(part: Part) -> dict[str, float]:
+    """What the clients saw."""
+    seen = part.seen
+    duration_s = max(ask.at_s + one.e2e_s for ask, one in zip(part.asks, seen, strict=True)) - min(
+        ask.at_s for ask in part.asks
+    )
+    num_tokens = sum(ask.num_output_tokens for ask in part.asks)
+    return {
+        "tokens/s": num_tokens / duration_s,
+        **_percentiles("TTFT", [one.ttft_s for one in seen], (50, 90, 99)),
+        **_percentiles("served TTFT", [one.served_ttft_s for one in seen], (50, 99)),
+        **_percentiles("queue", [one.queue_s for one in seen], (50, 90)),
+        **_percentiles("ITL", [gap for one in seen for gap in one.gaps_s], (50, 99)),
+        **_percentiles("E2E", [one.e2e_s for one in seen], (50, 99)),
+    }
+
+
+def front_without(part: Part, parts: list[Part]) -> float:
+    """What a first token took outside the engine, median of all other parts, seconds.
+
+    The engine's part ends when the front has the token: the rest is told by the clients' clocks.
+    """
+    return statistics.median(
+        one.ttft_s - one.served_ttft_s for other in parts if other is not part for one in other.seen
+    )
+
+
+def simulated_figures(part: Part, cost: CostModel, front_s: float) -> dict[str, float]:
+    """The same requests through the simulator."""
+    start_s = part.requests[0].arrival_s
+    trace = [replace(one, arrival_s=one.arrival_s - start_s) for one in part.requests]
+    config = SimulationConfig(
+        policy=Policy.FAIR,
+        cost=cost,
+        max_num_seqs=MAX_NUM_SEQS,
+        num_blocks=NUM_BLOCKS,
+        max_seq_len=MAX_SEQ_LEN,
+        scheduler=SchedulerConfig(),
+        front_s=front_s,
+    )
+    run = simulate(trace, config)
+    table, summary = run.recorder.table, summarise(run)
+    arrival_s = table.seconds("arrival_s")
+    ttft_s = table.seconds("first_token_s") - arrival_s
+    return {
+        "tokens/s": summary.output_tokens_per_s,
+        **_percentiles("TTFT", (ttft_s + front_s).tolist(), (50, 90, 99)),
+        **_percentiles("served TTFT", ttft_s.tolist(), (50, 99)),
+        **_percentiles("queue", (table.seconds("admitted_s") - arrival_s).tolist(), (50, 90)),
+        "ITL p50": summary.itl.p50_s * 1e3,
+        "ITL p99": summary.itl.p99_s * 1e3,
+        **_percentiles("E2E", (table.seconds("end_s") - arrival_s + front_s).tolist(), (50, 99)),
+    }
+
+
+def tell(comparisons: list[Comparison]) -> list[Check]:
+    """Print the medians; the checks."""
+    checks: list[Check] = []
+    for load in LOADS:
+        runs = [one for one in comparisons if one.load == load]
+        rows: list[tuple[object, ...]] = []
+        for name in runs[0].real:
+            errors = [one.error(name) for one in runs]
+            real = statistics.median(one.real[name] for one in runs)
+            simulated = statistics.median(one.simulated[name] for one in runs)
+            spread = f"{min(errors):+.0%} .. {max(errors):+.0%}"
+            error = statistics.median(errors)
+            own = statistics.median(one.own_error(name) for one in runs)
+            rows.append((name, real, simulated, f"{error:+.1%}", spread, f"{own:+.1%}"))
+            if name in GOALS:
+                checks.append(
+                    Check(
+                        name=f"{name} at {load:.0%} load, off by",
+                        value=abs(error),
+                        goal=GOALS[name],
+                        unit="of the real one",
+                        sense="at most",
+                    )
+                )
+        print_table(
+            f"{load:.0%} of capacity, median of {len(runs)} runs (ms, tokens/s)",
+            ("figure", "real", "simulated", "error", "of the runs", "own prices"),
+            rows,
+        )
+    return checks
+
+
+def main() -> None:
+    """Measure, calibrate, simulate, tell."""
+    options = arguments((__doc__ or "").splitlines()[0]).parse_args()
+    num_runs, duration_s = (7, 20.0) if options.full else (3, 4.0)
+    machine = MachineTime()
+    with tempfile.TemporaryDirectory(prefix="penstock-record-") as name:
+        folder = Path(name)
+        parts = asyncio.run(measure(folder, num_runs, duration_s))
+        others_share = machine.others_share()
+        counts, seconds = read_steps(folder / "steps.jsonl")
+    fit = fit_cost(counts[parts[0].steps.start :], seconds[parts[0].steps.start :])
+    print(f"cost model of all parts: {fit}")
+    comparisons = compare(parts, counts, seconds)
+    checks = tell(comparisons)
+    print_checks(checks)
+    print(f"\nother programs took {others_share:.0%} of the {os.cpu_count()} cores")
+    results = {
+        "calibration": asdict(fit),
+        "others_share": others_share,
+        "runs": [asdict(one) for one in comparisons],
+    }
+    write_json(options.json, results, checks)
+
+
+class MachineTime:
+    """What is done on the machine from now on, and how much of it is not ours."""
+
+    def __init__(self) -> None:
+        self._start = (time.monotonic(), _busy_s(), _own_s())
+
+    def others_share(self) -> float:
+        """Of all cores' time, what went to processes that are neither we nor our ended children."""
+        start_s, start_busy_s, start_own_s = self._start
+        busy_s, own_s = _busy_s() - start_busy_s, _own_s() - start_own_s
+        all_s = (time.monotonic() - start_s) * (os.cpu_count() or 1)
+        return max(0.0, busy_s - own_s) / all_s
+
+
+def _busy_s() -> float:
+    user, nice, system, _, _, *interrupts = map(
+        int, Path("/proc/stat").read_text(encoding="ascii").split("\n", 1)[0].split()[1:9]
+    )
+    return (user + nice + system + sum(interrupts)) / os.sysconf("SC_CLK_TCK")
+
+
+def _own_s() -> float:
+    usages = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(usage.ru_utime + usage.ru_stime for usage in usages)
+
+
+def _percentiles(name: str, values_s: list[float], percents: tuple[int, ...]) -> dict[str, float]:
+    found = zip(percents, np.percentile(values_s, percents) * 1e3, strict=True)
+    return {f"{name} p{percent}": float(value) for percent, value in found}
+
+
+def _num_lines(path: Path) -> int:
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,80 @@
+"""How many hits a cached block brings per turn that it stays: learnt from those before it.
+
+Owns the counts and the table made of them. Does not know blocks: it is told that lives of a class
+began, and that some ended in a hit at an age.
+
+The value of a block of some class and age is the best rate of hits per turn of cache that keeping
+it a while can have: over all ages e to which it may be kept, the hits expected until e divided by
+the turns that it is expected to occupy until then. This is the Gittins index of a job that may be
+abandoned (Gittins, 1979); hit density as the measure of eviction is LHD's (Beckmann, Chen and
+Cidon, NSDI 2018), which averages to the end of life where this takes the best stop.
+
+Counts are integers, so the same history gives the same table everywhere.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+NUM_BINS = 48
+_FIRST_EDGE = 16
+"""Ages below are one bin; from there on there are two to an octave."""
+
+
+def bin_of(age: int) -> int:
+    """The bin of an age in turns."""
+    if age < _FIRST_EDGE:
+        return 0
+    octave = age.bit_length()
+    return min(NUM_BINS - 1, 2 * octave - 9 + (age >> (octave - 2) & 1))
+
+
+def _widths() -> NDArray[np.int64]:
+    """Turns that each bin spans; the last is open and counted as half an octave too."""
+    edges = [0] + [(2 + half) * _FIRST_EDGE << octave for octave in range(24) for half in (0, 1)]
+    return np.diff(np.array(edges[: NUM_BINS + 1], dtype=np.int64) // 2)
+
+
+class HitDensity:
+    """Counts of `num_classes` classes; they are halved whenever `half_life` lives are in them, so
+    that what was long ago fades.
+    """
+
+    def __init__(self, num_classes: int, half_life: int) -> None:
+        self._half_life = half_life
+        self._begun = [0] * num_classes
+        self._hits = [[0] * NUM_BINS for _ in range(num_classes)]
+        # [class][bin]: hits per turn of keeping a block; 0 where nothing is known.
+        self.table = [[0.0] * NUM_BINS for _ in range(num_classes)]
+
+    def begin(self, kind: int, count: int) -> None:
+        """`count` blocks of class `kind` became unused."""
+        self._begun[kind] += count
+
+    def hit(self, kind: int, age: int, count: int = 1) -> None:
+        """`count` blocks of class `kind` would have been found again at `age`, or were."""
+        self._hits[kind][bin_of(age)] += count
+
+    def refit(self) -> None:
+        """Make the table anew from the counts."""
+        hits = np.array(self._hits, dtype=np.int64)
+        begun = np.array(self._begun, dtype=np.int64)[:, None]
+        # Of those that began: how many have not been found before a bin, and after it.
+        after = np.maximum(begun - hits.cumsum(axis=1), 0)
+        before = np.maximum(np.concatenate((begun, after[:, :-1]), axis=1), 0)
+        turns = (before + after) * _WIDTHS
+        zero = np.zeros_like(begun)
+        hits_to = np.concatenate((zero, hits.cumsum(axis=1)), axis=1)
+        turns_to = np.concatenate((zero, turns.cumsum(axis=1)), axis=1)
+        # [class, from, to]
+        gained = hits_to[:, None, 1:] - hits_to[:, :-1, None]
+        spent = turns_to[:, None, 1:] - turns_to[:, :-1, None]
+        is_ahead = _IS_AHEAD & (spent > 0)
+        rates = np.where(is_ahead, gained / np.maximum(spent, 1), 0.0)
+        self.table = rates.max(axis=2).tolist()
+        if int(begun.sum()) > self._half_life:
+            self._begun = [count // 2 for count in self._begun]
+            self._hits = [[count // 2 for count in of_class] for of_class in self._hits]
+
+
+_WIDTHS = _widths()
+_IS_AHEAD = np.triu(np.ones((NUM_BINS, NUM_BINS), dtype=np.bool_))

@@ -1,0 +1,331 @@
+"""What a request can hope for: whether its deadlines can be met, and how long it will wait.
+
+Owns the judgement: it looks at what runs and waits, asks `forecast.py`, and says who is refused,
+who is dropped and what they are told. Does not end anybody itself, and knows no clock.
+
+- **At submission** a request is refused when it would be late after the time it is expected to wait
+  (`Bound.EXPECTED`, less the error of the prices), or after what those need at the machine's best
+  who are sure to go first (`Bound.BEST_CASE`), and then its prefill alone on the machine.
+- **In the queue** it is dropped from the moment on at which it would be late with the whole machine
+  to itself (`Bound.ALONE`).
+- **At admission** it is dropped when it would be late beside those who run: the last moment before
+  compute is spent on it.
+
+A prefix that is in the cache, or that somebody who lives may be computing, counts as found. Nothing
+is foretold before the prices of a step are known well, of an executor that paces itself, or of a
+`time_limit`, which is no failure to pass.
+"""
+
+import itertools
+from dataclasses import dataclass, replace
+
+from penstock.scheduler.config import AdmissionPolicy, SchedulerConfig
+from penstock.scheduler.executor import ExecutorInfo
+from penstock.scheduler.forecast import (
+    Ahead,
+    Bound,
+    Forecast,
+    Load,
+    Machine,
+    Want,
+    can_meet,
+    forecast,
+    hopeless_at_s,
+    retry_after_s,
+)
+from penstock.scheduler.kv_cache import KVCache
+from penstock.scheduler.output_lengths import OutputLengths
+from penstock.scheduler.pace import Pace
+from penstock.scheduler.request import NO_TIME, FailureReason, Request
+from penstock.scheduler.running import Running
+from penstock.scheduler.slot_arrays import SlotArrays
+from penstock.scheduler.waiting_queue import WaitingQueue
+
+_FAR = 20.0
+"""So many times what the steps take that a request needs, as long as the last one was."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """Why a request is refused or dropped, and what it is told: see `events.Failed`."""
+
+    reason: FailureReason
+    estimate_s: float | None = None
+    deadline_s: float | None = None
+    retry_after_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prospect:
+    """What awaits somebody new: see `events.Queued`; `verdict`: why to refuse, None to take."""
+
+    num_ahead: int
+    queue_s: float | None = None
+    verdict: Verdict | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Deadlines:
+    """Those of a request that still count, engine clock."""
+
+    ttft_s: float
+    total_s: float
+
+    @property
+    def is_any(self) -> bool:
+        return min(self.ttft_s, self.total_s) != NO_TIME
+
+
+class Outlook:
+    """Looks ahead for the requests of one engine."""
+
+    def __init__(
+        self,
+        info: ExecutorInfo,
+        config: SchedulerConfig,
+        *,
+        arrays: SlotArrays,
+        cache: KVCache,
+        running: Running,
+        queue: WaitingQueue,
+    ) -> None:
+        self.pace = Pace(info, config)
+        self.output_lengths = OutputLengths()
+        self._arrays = arrays
+        self._cache = cache
+        self._running = running
+        self._queue = queue
+        self._is_foreseeing = config.foresees_deadlines
+        self._is_guaranteed = config.admission_policy is AdmissionPolicy.GUARANTEED_NO_EVICT
+        self._info = info
+        self._max_tokens = config.max_num_batched_tokens
+
+    def prepare(self, request: Request) -> None:
+        """Note what a request brings along that is about to wait, and when to look at it again."""
+        spec, num_tokens = request.spec, len(request.tokens)
+        request.num_kept_tokens = num_tokens
+        if self._is_guaranteed:
+            request.num_kept_tokens = self._info.num_kept_tokens(spec.max_total_tokens)
+        request.num_uncached_tokens = num_tokens
+        if self.pace.is_known:
+            request.num_uncached_tokens = self._want(
+                request, self._cache.match(request)
+            ).num_prefill_tokens
+        request.recheck_s = min(self.hopeless_s(request), spec.time_limit_s)
+
+    def prospect(self, request: Request, now: float) -> Prospect:
+        """What awaits a request that is about to join the queue, and whether it should not."""
+        if not self.pace.is_known:
+            return Prospect(num_ahead=self._queue.ahead_of(request, 0).expected.num_requests)
+        deadlines = _deadlines_of(request)
+        if not (deadlines.is_any or len(self._queue)) and self._has_place:
+            return Prospect(num_ahead=0, queue_s=0.0)
+        machine, load = self._machine(), self._load()
+        matched = self._cache.match(request)
+        want = self._want(request, matched)
+        waiting = self._queue.ahead_of(request, want.num_prefill_tokens)
+        likely = forecast(machine, want, load, waiting.expected, Bound.EXPECTED)
+        verdict = None
+        if deadlines.is_any and self._is_foreseeing:
+            best = forecast(machine, want, load, waiting.sure, Bound.BEST_CASE)
+            queue_s = max(best.queue_s, machine.forgiveness * likely.queue_s)
+            hope = replace(best, queue_s=queue_s)
+            if not (_is_met(hope, deadlines, now) or self._may_find_more(request, len(matched))):
+                verdict = _late(request, deadlines, likely, hope, now)
+        return Prospect(
+            num_ahead=waiting.expected.num_requests, queue_s=likely.queue_s, verdict=verdict
+        )
+
+    def hopeless_s(self, request: Request, *, is_asked_again: bool = False) -> float:
+        """From when on a waiting request is late whatever happens, NO_TIME for never.
+
+        Made with the prices and the cache of now: to be asked again when that time has come.
+        """
+        deadlines = _deadlines_of(request)
+        latest_s = min(deadlines.ttft_s, deadlines.total_s)
+        if not (deadlines.is_any and self._is_foreseeing and self.pace.is_known):
+            return latest_s
+        matched = self._cache.match(request)
+        if is_asked_again and self._may_find_more(request, len(matched)):
+            return latest_s
+        return hopeless_at_s(
+            self._machine(),
+            self._want(request, matched),
+            ttft_deadline_s=deadlines.ttft_s,
+            deadline_s=deadlines.total_s,
+        )
+
+    def dropped(self, request: Request, now: float) -> Verdict:
+        """What is told to one whose `hopeless_s` has come."""
+        deadlines = _deadlines_of(request)
+        is_over = min(deadlines.ttft_s, deadlines.total_s) <= now
+        likely = self._likely(request)
+        if likely is None:
+            return Verdict(reason=_passed(deadlines, now))
+        verdict = _late(request, deadlines, likely, likely, now)
+        return replace(verdict, reason=_passed(deadlines, now)) if is_over else verdict
+
+    def crowded(self, request: Request, reason: FailureReason, now: float) -> Verdict:
+        """What is told to one for whom the queue has no room."""
+        likely = self._likely(request)
+        if likely is None:
+            return Verdict(reason=reason)
+        want = self._want(request, self._cache.match(request))
+        # As much as it would bring itself must have left the queue by then.
+        leaving = Ahead(
+            num_requests=1,
+            num_prefill_tokens=want.num_prefill_tokens,
+            num_blocks=want.num_blocks,
+        )
+        until = forecast(self._machine(), want, self._load(), leaving, Bound.EXPECTED)
+        return Verdict(
+            reason=reason, estimate_s=likely.ttft_s, retry_after_s=retry_after_s(until, now)
+        )
+
+    def verdict_at_admission(
+        self, request: Request, matched: list[int], now: float
+    ) -> Verdict | None:
+        """Why a request that could run now is not worth it; None when it is.
+
+        Beside those who run and with the budget that prefill has at present it takes what
+        `Bound.EXPECTED` says once it is in, less the error of the prices.
+        """
+        deadlines = _deadlines_of(request)
+        if not (deadlines.is_any and self._is_foreseeing and self.pace.is_known):
+            return None
+        if self._is_far(request, deadlines, now):
+            return None
+        machine, load = self._machine(), self._load(has_place=True)
+        want = self._want(request, matched)
+        # Prompts under way share the budget with this one, each as long as both last.
+        num_shared = min(load.num_prefill_tokens, want.num_prefill_tokens)
+        load = replace(load, num_prefill_tokens=num_shared)
+        likely = forecast(machine, want, load, Ahead(), Bound.EXPECTED)
+        alone = forecast(machine, want, load, Ahead(), Bound.ALONE)
+        hope = Forecast(
+            queue_s=machine.forgiveness * likely.queue_s,
+            prefill_s=machine.forgiveness * likely.prefill_s,
+            decode_s=alone.decode_s,
+        )
+        return (
+            None if _is_met(hope, deadlines, now) else _late(request, deadlines, likely, hope, now)
+        )
+
+    def _is_far(self, request: Request, deadlines: _Deadlines, now: float) -> bool:
+        """Whether a deadline is so far away that nobody need reckon: a matter of cost alone."""
+        num_tokens = len(request.tokens)
+        num_steps = 2 * num_tokens // self.pace.prefill_budget_tokens + request.spec.min_tokens + 2
+        left_s = min(deadlines.ttft_s, deadlines.total_s) - now
+        return left_s > _FAR * num_steps * self.pace.last_step_s
+
+    @property
+    def _has_place(self) -> bool:
+        return len(self._running) < self.pace.max_num_running
+
+    def _likely(self, request: Request) -> Forecast | None:
+        """What is likely for a request that joins the queue now; None while nothing is known."""
+        if not self.pace.is_known:
+            return None
+        want = self._want(request, self._cache.match(request))
+        ahead = self._queue.ahead_of(request, want.num_prefill_tokens).expected
+        return forecast(self._machine(), want, self._load(), ahead, Bound.EXPECTED)
+
+    def _machine(self) -> Machine:
+        fit = self.pace.fit
+        return Machine(
+            prices=fit, max_prefill_tokens=self._max_tokens, relative_error=fit.error_p90
+        )
+
+    def _load(self, *, has_place: bool = False) -> Load:
+        arrays, cache, running = self._arrays, self._cache, self._running
+        num_running = len(running)
+        columns = slice(0, running.high_water)
+        prefilling = running.prefilling()
+        slots = [request.slot for request in prefilling]
+        num_prefill_tokens = int((arrays.num_tokens[slots] - arrays.num_computed[slots]).sum())
+        num_left = int(arrays.max_total[columns].sum()) - int(arrays.num_tokens[columns].sum())
+        num_places = max(self.pace.max_num_running - num_running, int(has_place), 0)
+        return Load(
+            num_running=num_running,
+            num_decodes=num_running - len(prefilling),
+            num_context_tokens=int(arrays.num_computed[columns].sum()),
+            num_prefill_tokens=num_prefill_tokens,
+            num_output_tokens=self.output_lengths.expected_remaining(num_running, num_left),
+            num_free_slots=num_places,
+            num_free_blocks=max(cache.pool.num_available - cache.num_reserved, 0),
+            num_used_blocks=cache.pool.num_used,
+            prefill_budget_tokens=max(
+                min(self.pace.prefill_budget_tokens, self._max_tokens - num_running), 1
+            ),
+        )
+
+    def _want(self, request: Request, matched: list[int]) -> Want:
+        spec = request.spec
+        num_tokens = len(request.tokens)
+        num_cached = 0
+        if spec.sampling.num_prompt_logprobs < 0:
+            num_cached = len(matched) * self._cache.block_size
+        num_known = num_tokens - spec.num_original_prompt_tokens
+        num_sure = max(spec.min_tokens - num_known, 1)
+        kept = self._info.num_kept_tokens(spec.max_total_tokens)
+        return Want(
+            num_prefill_tokens=num_tokens - num_cached,
+            num_cached_tokens=num_cached,
+            num_blocks=self._cache.num_taken(
+                matched if num_cached else [], kept if self._is_guaranteed else num_tokens
+            ),
+            min_output_tokens=num_sure,
+            expected_output_tokens=max(
+                self.output_lengths.expected(spec.max_tokens - num_known), num_sure
+            ),
+        )
+
+    def _may_find_more(self, request: Request, num_matched: int) -> bool:
+        """Whether somebody who lives may come to compute the next block of this prompt."""
+        hashes = request.block_hashes
+        if num_matched >= len(hashes):
+            return False
+        wanted = hashes[num_matched]
+        return any(
+            other is not request
+            and len(other.block_hashes) > num_matched
+            and other.block_hashes[num_matched] == wanted
+            for other in itertools.chain(self._running, self._queue)
+        )
+
+
+def _deadlines_of(request: Request) -> _Deadlines:
+    spec = request.spec
+    is_first_due = request.first_token_s == NO_TIME
+    return _Deadlines(
+        ttft_s=spec.ttft_deadline_s if is_first_due else NO_TIME, total_s=spec.deadline_s
+    )
+
+
+def _is_met(outlook: Forecast, deadlines: _Deadlines, now: float) -> bool:
+    return can_meet(outlook, now, ttft_deadline_s=deadlines.ttft_s, deadline_s=deadlines.total_s)
+
+
+def _passed(deadlines: _Deadlines, now: float) -> FailureReason:
+    if deadlines.total_s <= now:
+        return FailureReason.DEADLINE_EXCEEDED
+    return FailureReason.TTFT_DEADLINE_EXCEEDED
+
+
+def _late(
+    request: Request, deadlines: _Deadlines, likely: Forecast, hope: Forecast, now: float
+) -> Verdict:
+    """The verdict on one that `hope` does not save; it is told what is likely."""
+    is_ttft = now + hope.ttft_s >= deadlines.ttft_s
+    arrival_s = request.spec.arrival_s
+    needed_s = max(likely.ttft_s, hope.ttft_s) if is_ttft else max(likely.total_s, hope.total_s)
+    return Verdict(
+        reason=FailureReason.TTFT_DEADLINE_UNREACHABLE
+        if is_ttft
+        else FailureReason.DEADLINE_UNREACHABLE,
+        estimate_s=now + needed_s - arrival_s,
+        deadline_s=(deadlines.ttft_s if is_ttft else deadlines.total_s) - arrival_s,
+        retry_after_s=retry_after_s(
+            likely, now, ttft_deadline_s=deadlines.ttft_s, deadline_s=deadlines.total_s
+        ),
+    )

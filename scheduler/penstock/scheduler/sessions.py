@@ -1,0 +1,188 @@
+"""Sessions: the blocks of a dialogue are kept for its next turn.
+
+Owns which blocks each session holds, for how long, and how many all of them may hold. Does not know
+requests or the order of cached blocks: what it tells is whether a block is held.
+
+A held block that nobody uses is cached like any other, at a higher level: it is given up after all
+blocks of lower levels, and before anybody who runs is preempted. So a session is a wish and never a
+reservation: admission counts its blocks as available.
+
+- A session holds the full blocks of its latest turn, prompt and output, and the head of them when
+  they are more than one session may hold: the head is what the next turn can reuse.
+- It is renewed by every turn, when the turn is submitted and when it ends. `ttl_s` after the last
+  it lapses: its blocks fall back to where they would be without it.
+- While all sessions together hold more than `max_num_blocks`, the one used longest ago lapses. A
+  block that two sessions hold counts once and stays while one of them does.
+- A block that is evicted is lost to its sessions; one without blocks is gone.
+
+There are never more sessions than held blocks, hence the account is bounded by the pool.
+"""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+from penstock.scheduler.config import SchedulerConfig
+from penstock.scheduler.executor import ExecutorInfo
+from penstock.scheduler.request import RequestSpec
+from penstock.scheduler.request_options import CacheRetention
+
+SessionKey: TypeAlias = tuple[str, str, bytes]
+"""Tenant, session id, hash salt: none of them reaches another's blocks."""
+
+
+@dataclass(slots=True, eq=False)
+class _Session:
+    """`turn`: which request's blocks these are; `blocks`: in order of the dialogue."""
+
+    key: SessionKey
+    turn: int
+    until_s: float
+    blocks: dict[int, None]
+
+
+class Sessions:
+    """The sessions over one pool.
+
+    `level`: of held blocks. `max_num_blocks` bounds all sessions together, `max_num_each` each.
+    """
+
+    def __init__(self, *, level: int, ttl_s: float, max_num_blocks: int, max_num_each: int) -> None:
+        self.level = level
+        self._ttl_s = ttl_s
+        self._max_num_blocks = max_num_blocks
+        self._max_num_each = min(max_num_each, max_num_blocks)
+        # Used longest ago first; the time to live is the same for all, so that is also the order
+        # in which they lapse.
+        self._sessions: OrderedDict[SessionKey, _Session] = OrderedDict()
+        self._holders: dict[int, set[_Session]] = {}
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def __contains__(self, block: int) -> bool:
+        return block in self._holders
+
+    @property
+    def num_held_blocks(self) -> int:
+        """Blocks that some session holds, used or cached."""
+        return len(self._holders)
+
+    def blocks_of(self, key: SessionKey) -> tuple[int, ...]:
+        """What a session holds, in order of the dialogue; nothing when there is none."""
+        session = self._sessions.get(key)
+        return () if session is None else tuple(session.blocks)
+
+    def hold(self, key: SessionKey, turn: int, blocks: Sequence[int], now: float) -> list[int]:
+        """The blocks of a turn that ended take the place of the turn before.
+
+        Several outputs of one turn (the same `turn`) are held side by side, as far as the bound of
+        one session goes. Returns the blocks that are held now and were not, or the other way round.
+        """
+        session = self._sessions.pop(key, None) or _Session(key, turn, 0.0, {})
+        before, holders = session.blocks, self._holders
+        wanted = dict.fromkeys((*before, *blocks) if session.turn == turn else blocks)
+        while len(wanted) > self._max_num_each:
+            wanted.popitem()
+        changed: list[int] = []
+        for block in wanted:
+            there = holders.get(block)
+            if there is None:
+                holders[block] = {session}
+                changed.append(block)
+            else:
+                there.add(session)
+        changed += [b for b in before if b not in wanted and self._release(session, b)]
+        session.turn, session.until_s, session.blocks = turn, now + self._ttl_s, wanted
+        if wanted:
+            self._sessions[key] = session
+        while len(self._holders) > self._max_num_blocks:
+            changed += self._lapse()
+        return changed
+
+    def renew(self, key: SessionKey, now: float) -> None:
+        """A turn of the session was submitted."""
+        session = self._sessions.get(key)
+        if session is not None:
+            session.until_s = now + self._ttl_s
+            self._sessions.move_to_end(key)
+
+    def expire(self, now: float) -> list[int]:
+        """Let go of every session whose time is up; the blocks that nobody holds now."""
+        freed: list[int] = []
+        while self._sessions and next(iter(self._sessions.values())).until_s <= now:
+            freed += self._lapse()
+        return freed
+
+    def lose(self, block: int) -> None:
+        """The content of a block is gone."""
+        for session in self._holders.pop(block, ()):
+            del session.blocks[block]
+            if not session.blocks:
+                del self._sessions[session.key]
+
+    def faults(self) -> list[str]:
+        """What is wrong with the account; empty when it adds up."""
+        found: list[str] = []
+        holders: dict[int, set[_Session]] = {}
+        for key, session in self._sessions.items():
+            if session.key != key:
+                found.append("a session is filed under another name")
+            if not 0 < len(session.blocks) <= self._max_num_each:
+                found.append("a session holds nothing or too much")
+            for block in session.blocks:
+                holders.setdefault(block, set()).add(session)
+        if holders != self._holders:
+            found.append("sessions and held blocks disagree")
+        if len(self._holders) > self._max_num_blocks:
+            found.append("sessions hold more than they may together")
+        until_s = [session.until_s for session in self._sessions.values()]
+        if until_s != sorted(until_s):
+            found.append("sessions are out of order")
+        return found
+
+    def _lapse(self) -> list[int]:
+        """Let go of the session used longest ago; the blocks that nobody holds now."""
+        _, session = self._sessions.popitem(last=False)
+        return [block for block in session.blocks if self._release(session, block)]
+
+    def _release(self, session: _Session, block: int) -> bool:
+        """Whether nobody holds the block any more."""
+        holders = self._holders[block]
+        if len(holders) == 1:
+            del self._holders[block]
+            return True
+        holders.discard(session)
+        return False
+
+
+def sessions_of(config: SchedulerConfig, info: ExecutorInfo) -> Sessions:
+    """The sessions that `config` allows over the pool of an executor."""
+    return Sessions(
+        level=config.session_retention_priority,
+        ttl_s=config.session_ttl_s,
+        max_num_blocks=max(1, int(config.max_session_share * info.num_blocks)),
+        max_num_each=max(1, config.max_session_tokens // info.block_size),
+    )
+
+
+def session_key(spec: RequestSpec) -> SessionKey | None:
+    """The session that a request belongs to; None for none, also where it leaves nothing."""
+    if not spec.session_id or not spec.hash_salt:
+        return None
+    return spec.tenant, spec.session_id, spec.hash_salt
+
+
+def retained_as_session(spec: RequestSpec, config: SchedulerConfig) -> RequestSpec:
+    """The same request for an executor that keeps its own cache.
+
+    It knows no sessions, so the request asks for a retention as long and as high, unless it asked
+    for a higher one itself. Neither of the bounds holds there.
+    """
+    if not spec.session_id:
+        return spec
+    level, retention = config.session_retention_priority, spec.retention
+    if retention is None or retention.priority < level:
+        retention = CacheRetention(priority=level, duration_s=config.session_ttl_s)
+    return replace(spec, retention=retention, session_id="")

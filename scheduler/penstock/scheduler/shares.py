@@ -1,0 +1,92 @@
+"""What share of slots and blocks each tenant holds, and who is light beside whom.
+
+Owns the measure: dominant shares (Ghodsi et al., "Dominant Resource Fairness", NSDI 2011) over the
+two things that a running request keeps, a slot and blocks. A snapshot of one moment: who was served
+what in the past is tenants.py's. Does not decide anything.
+
+A tenant is *light* while what it holds, with what it asks for, times `yield_ratio` is at most what
+another tenant holds, each divided by its weight. So two tenants are never light beside each
+other, nor is any of several that hold about the same. The ratio is the distance that keeps tenants
+from throwing each other out in turn: with the usual 4, being light brings a tenant to a quarter of
+what the greatest holds, and the order of the queue (fair_order.py) brings it the rest.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.scheduler.kv_cache import KVCache
+from penstock.scheduler.request import Request
+from penstock.scheduler.running import Running
+from penstock.scheduler.slot_arrays import SlotArrays
+from penstock.scheduler.tenants import Tenants
+
+
+class Shares:
+    """Dominant shares of the tenants that run, as they stand now.
+
+    `dominant` float64 [capacity of the tenants' table]: the greater of a tenant's shares of slots
+    and of blocks (held or promised; a shared block counts with everyone who holds it), over its
+    weight.
+    """
+
+    def __init__(
+        self,
+        arrays: SlotArrays,
+        cache: KVCache,
+        running: Running,
+        tenants: Tenants,
+        yield_ratio: float,
+    ) -> None:
+        columns = slice(0, running.high_water)
+        index, count = arrays.tenant[columns], len(tenants.service)
+        held = arrays.num_blocks[columns] + cache.reserved[columns]
+        self._num_slots = np.bincount(index, weights=arrays.key[columns] != 0, minlength=count)
+        self._num_blocks = np.bincount(index, weights=held, minlength=count)
+        self._all_slots, self._all_blocks = arrays.num_slots, cache.pool.num_blocks
+        self._weight = tenants.weight
+        self._ratio = yield_ratio
+        slots, blocks = self._num_slots / self._all_slots, self._num_blocks / self._all_blocks
+        self.dominant: NDArray[np.float64] = np.maximum(slots, blocks) / self._weight
+        self._greatest = float(self.dominant.max(initial=0.0))
+
+    def is_light(self, tenant: int, *, num_slots: int = 0, num_blocks: int = 0) -> bool:
+        """Whether a tenant is light, with so many slots and blocks more."""
+        return self._limit(tenant, num_slots, num_blocks) <= self._greatest
+
+    def are_light(self, tenants: NDArray[np.int32]) -> NDArray[np.bool_]:
+        """`is_light` of each entry of `tenants` [m], as they stand."""
+        light: NDArray[np.bool_] = self._ratio * self.dominant[tenants] <= self._greatest
+        return light
+
+    def must_yield(self, tenant: int, to: int, *, num_slots: int, num_blocks: int) -> bool:
+        """Whether one tenant holds so much that another would be light beside it.
+
+        Not by the only request that it runs.
+        """
+        if tenant == to or self._num_slots[tenant] < 2:
+            return False
+        return self._limit(to, num_slots, num_blocks) <= float(self.dominant[tenant])
+
+    def give_back(self, request: Request, num_blocks: int) -> None:
+        """A running request is about to leave its slot and so many blocks."""
+        tenant = request.tenant
+        self._num_slots[tenant] -= 1
+        self._num_blocks[tenant] -= num_blocks
+        self._measure(tenant)
+
+    def take(self, tenant: int, num_blocks: int) -> None:
+        """A request of a tenant got a slot and so many blocks."""
+        self._num_slots[tenant] += 1
+        self._num_blocks[tenant] += num_blocks
+        self._measure(tenant)
+
+    def _measure(self, tenant: int) -> None:
+        slots = float(self._num_slots[tenant]) / self._all_slots
+        blocks = float(self._num_blocks[tenant]) / self._all_blocks
+        self.dominant[tenant] = max(slots, blocks) / float(self._weight[tenant])
+        self._greatest = float(self.dominant.max())
+
+    def _limit(self, tenant: int, num_slots: int, num_blocks: int) -> float:
+        slots = (float(self._num_slots[tenant]) + num_slots) / self._all_slots
+        blocks = (float(self._num_blocks[tenant]) + num_blocks) / self._all_blocks
+        return self._ratio * max(slots, blocks) / float(self._weight[tenant])

@@ -1,0 +1,153 @@
+"""How often each block was used, also by those who came before it was evicted.
+
+Owns the number of uses of every block and what is remembered of evicted ones. Does not know the
+order of eviction.
+
+A digest names a whole prefix, so a few blocks of a chain, its marks, can speak for those after
+them: the first, the ninth, the 33rd, and from there every 32nd. Only marks are remembered:
+`max_num_remembered` digests, the ones evicted last, some 200 bytes each. A block between marks
+that comes new has the uses of its mark if that one came back with it, and none if its mark was
+still there: then the block is where the chain goes on differently.
+"""
+
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+MAX_USES = 8
+_EARLY = 8
+_STRIDE = 32
+
+
+def mark_of(place: int) -> int:
+    """The mark that speaks for the block at `place` of its chain."""
+    if place >= _STRIDE:
+        return place - place % _STRIDE
+    return _EARLY if place >= _EARLY else 0
+
+
+def mark_after(place: int) -> int:
+    """The next mark behind `place`."""
+    return _EARLY if place < _EARLY else place - place % _STRIDE + _STRIDE
+
+
+class Return(NamedTuple):
+    """Something evicted came back: `num_blocks` blocks, used `num_uses` times and left at `turn`
+    when they were evicted.
+    """
+
+    num_uses: int
+    turn: int
+    num_blocks: int
+
+
+class UseHistory:
+    """`uses` [num_blocks]: how often each was used, 1 to MAX_USES; of a block without content 1."""
+
+    def __init__(self, num_blocks: int, max_num_remembered: int) -> None:
+        self.uses = bytearray(b"\x01" * num_blocks)
+        self._digest_of: dict[int, bytes] = {}
+        # Marks that came back after the cache had lost them, until somebody shares them.
+        self._returned: set[int] = set()
+        self._remembered: OrderedDict[bytes, tuple[int, int]] = OrderedDict()
+        self._max_num_remembered = max_num_remembered
+
+    @property
+    def num_remembered(self) -> int:
+        """Evicted marks of which something is known."""
+        return len(self._remembered)
+
+    def share(self, blocks: Sequence[int]) -> None:
+        """Known blocks are used once more."""
+        uses = self.uses
+        for block in blocks:
+            if uses[block] < MAX_USES:
+                uses[block] += 1
+        if self._returned:
+            self._returned.difference_update(blocks)
+
+    def name(
+        self,
+        table: NDArray[np.int32],
+        digests: Sequence[bytes],
+        places: range,
+        block_of: Mapping[bytes, int],
+    ) -> list[Return]:
+        """Blocks of a chain got their digests; what of it was here before."""
+        returns: list[Return] = []
+        place = places.start
+        while place < places.stop:
+            stop = min(mark_after(place), places.stop)
+            if place == mark_of(place):
+                known = self._mark(int(table[place]), digests[place], block_of)
+                if known is not None:
+                    returns.append(Return(*known, stop - place))
+            if self._returned:
+                self._follow(table, digests, range(place, stop), block_of)
+            place = stop
+        return returns
+
+    def _mark(
+        self, block: int, digest: bytes, block_of: Mapping[bytes, int]
+    ) -> tuple[int, int] | None:
+        """A mark got its digest; uses and turn of it if it was here before."""
+        if block_of[digest] != block:
+            # Another chain computed it at the same time and named it first.
+            return None
+        self._digest_of[block] = digest
+        known = self._remembered.pop(digest, None)
+        if known is not None:
+            self.uses[block] = min(known[0] + 1, MAX_USES)
+            self._returned.add(block)
+        return known
+
+    def _follow(
+        self,
+        table: NDArray[np.int32],
+        digests: Sequence[bytes],
+        places: range,
+        block_of: Mapping[bytes, int],
+    ) -> None:
+        """Let blocks that came with a mark be used as often, if the mark had been here before."""
+        mark = int(table[mark_of(places.start)])
+        if mark in self._returned:
+            blocks = table[places.start : places.stop].tolist()
+            for block, digest in zip(blocks, digests[places.start : places.stop], strict=True):
+                if block_of.get(digest) == block:
+                    self.uses[block] = self.uses[mark]
+
+    def evict(self, blocks: Sequence[int], turn: int) -> None:
+        """`blocks`, left at about `turn`, lose their content to others."""
+        digest_of, remembered = self._digest_of, self._remembered
+        uses = self.uses
+        for block in blocks:
+            if block in digest_of:
+                remembered[digest_of.pop(block)] = (uses[block], turn)
+            uses[block] = 1
+        if self._returned:
+            self._returned.difference_update(blocks)
+        while len(remembered) > self._max_num_remembered:
+            remembered.popitem(last=False)
+
+    def lose(self, blocks: Sequence[int]) -> None:
+        """The content of `blocks` is gone and not to be remembered."""
+        for block in blocks:
+            self._digest_of.pop(block, None)
+            self.uses[block] = 1
+        self._returned.difference_update(blocks)
+
+    def faults(self) -> list[str]:
+        """What is wrong with the account; empty when it adds up."""
+        found: list[str] = []
+        if not self._returned <= self._digest_of.keys():
+            found.append("a block without a mark came back")
+        if set(self._digest_of.values()) & self._remembered.keys():
+            found.append("a mark is there and remembered as evicted")
+        if len(self._remembered) > self._max_num_remembered:
+            found.append("more is remembered than may be")
+        if not all(1 <= uses <= MAX_USES for uses in self.uses):
+            found.append("a block was used less than once or more often than is counted")
+        return found

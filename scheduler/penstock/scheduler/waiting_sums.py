@@ -1,0 +1,183 @@
+"""What waits, in sums: by class, by tenant, and by how soon it is due.
+
+Owns the account that a forecast for somebody new is made from. Changes with every request that
+comes or goes, never walks the queue. Does not know the order itself, only its rules: classes,
+tenants by weight, and inside a tenant who is due first.
+"""
+
+import math
+from dataclasses import dataclass, field
+
+from penstock.scheduler.config import SchedulerConfig, SchedulingOrder
+from penstock.scheduler.forecast import Ahead
+from penstock.scheduler.request import NO_TIME, Request
+
+_BUCKET_S = 0.125
+"""Who is due within the same eighth of a second counts as ahead."""
+
+
+@dataclass(slots=True)
+class _Sum:
+    """`num_kept_tokens`: what the admission of all takes in blocks, in tokens."""
+
+    num_requests: int = 0
+    num_prefill_tokens: int = 0
+    num_kept_tokens: int = 0
+
+    def add(self, other: "_Sum", times: float = 1.0) -> None:
+        self.num_requests += math.ceil(times * other.num_requests)
+        self.num_prefill_tokens += int(times * other.num_prefill_tokens)
+        self.num_kept_tokens += int(times * other.num_kept_tokens)
+
+    def take(self, other: "_Sum") -> None:
+        self.num_requests -= other.num_requests
+        self.num_prefill_tokens -= other.num_prefill_tokens
+        self.num_kept_tokens -= other.num_kept_tokens
+
+
+@dataclass(slots=True)
+class _Line:
+    """One tenant's part of a class. `last_due`: no bucket of it is later."""
+
+    weight: float
+    last_due: int = 0
+    all: _Sum = field(default_factory=_Sum)
+    by_due: dict[int, _Sum] = field(default_factory=dict[int, _Sum])
+
+    def due_by(self, bucket: int) -> _Sum:
+        """Of those due no later; costs nothing for who is due last, as whoever has no deadline."""
+        if bucket >= self.last_due:
+            return self.all
+        total = _Sum()
+        for due, one in self.by_due.items():
+            if due <= bucket:
+                total.add(one)
+        return total
+
+
+@dataclass(slots=True)
+class _Class:
+    all: _Sum = field(default_factory=_Sum)
+    weight: float = 0.0
+    lines: dict[str, _Line] = field(default_factory=dict[str, _Line])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WaitingAhead:
+    """Who goes before somebody new: `sure` by rule, `expected` with other tenants' turns."""
+
+    sure: Ahead
+    expected: Ahead
+
+
+class WaitingSums:
+    """Sums over the requests that stand in the order."""
+
+    def __init__(self, config: SchedulerConfig, block_size: int) -> None:
+        self._is_fair = config.order is SchedulingOrder.FAIR
+        self._aging_s = config.aging_s
+        self._weights = config.tenant_weights
+        self._block_size = block_size
+        self._classes: dict[int, _Class] = {}
+        self._entries: dict[int, tuple[_Sum, int]] = {}
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def add(self, request: Request, due_s: float) -> None:
+        """A request enters the order."""
+        entry = _Sum(1, request.num_uncached_tokens, request.num_kept_tokens)
+        spec = request.spec
+        of_class = self._classes.setdefault(spec.priority, _Class())
+        line = of_class.lines.get(spec.tenant)
+        if line is None:
+            line = of_class.lines[spec.tenant] = _Line(self._weights.get(spec.tenant, 1.0))
+            of_class.weight += line.weight
+        bucket = self._bucket(request, due_s)
+        line.last_due = max(line.last_due, bucket)
+        for total in (of_class.all, line.all, line.by_due.setdefault(bucket, _Sum())):
+            total.add(entry)
+        self._entries[spec.key] = (entry, bucket)
+
+    def remove(self, request: Request) -> None:
+        """A request leaves the order; nothing happens when it does not stand in it."""
+        known = self._entries.pop(request.spec.key, None)
+        if known is None:
+            return
+        entry, bucket = known
+        spec = request.spec
+        of_class = self._classes[spec.priority]
+        line = of_class.lines[spec.tenant]
+        for total in (of_class.all, line.all, line.by_due[bucket]):
+            total.take(entry)
+        if not line.by_due[bucket].num_requests:
+            del line.by_due[bucket]
+        if not line.all.num_requests:
+            del of_class.lines[spec.tenant]
+            of_class.weight -= line.weight
+        if not of_class.all.num_requests:
+            del self._classes[spec.priority]
+
+    def ahead_of(self, request: Request, due_s: float, num_prefill: int) -> WaitingAhead:
+        """Who goes before a request that is not in the order yet.
+
+        Sure are higher classes and, inside the tenant's own part of the class, whoever is due no
+        later (for arrival order: all of the class). While those are served, and the request's own
+        `num_prefill` tokens, tenants share by weight: the others of the class are expected to get
+        weight of the others / own weight as much, but no more than they have waiting.
+        """
+        sure, spec = _Sum(), request.spec
+        for priority, of_class in self._classes.items():
+            if priority > spec.priority:
+                sure.add(of_class.all)
+        mine = self._classes.get(spec.priority)
+        if mine is None:
+            return WaitingAhead(sure=self._ahead(sure), expected=self._ahead(sure))
+        if not self._is_fair:
+            sure.add(mine.all)
+            return WaitingAhead(sure=self._ahead(sure), expected=self._ahead(sure))
+        own, own_all, weight = _Sum(), _Sum(), self._weights.get(spec.tenant, 1.0)
+        others_weight = mine.weight
+        line = mine.lines.get(spec.tenant)
+        if line is not None:
+            own_all = line.all
+            own = line.due_by(self._bucket(request, due_s))
+            others_weight -= line.weight
+        sure.add(own)
+        expected = _Sum(sure.num_requests, sure.num_prefill_tokens, sure.num_kept_tokens)
+        others = _Sum()
+        others.add(mine.all)
+        others.take(own_all)
+        if others.num_prefill_tokens > 0:
+            served = (own.num_prefill_tokens + num_prefill) * max(others_weight, 0.0) / weight
+            expected.add(others, min(1.0, served / others.num_prefill_tokens))
+        return WaitingAhead(sure=self._ahead(sure), expected=self._ahead(expected))
+
+    def faults(self) -> list[str]:
+        """What does not add up; empty when all is well."""
+        total = _Sum()
+        for entry, _ in self._entries.values():
+            total.add(entry)
+        summed = _Sum()
+        for of_class in self._classes.values():
+            summed.add(of_class.all)
+        lines = _Sum()
+        buckets = _Sum()
+        for of_class in self._classes.values():
+            for line in of_class.lines.values():
+                lines.add(line.all)
+                for bucket in line.by_due.values():
+                    buckets.add(bucket)
+        return [] if total == summed == lines == buckets else ["the sums of the queue are off"]
+
+    def _bucket(self, request: Request, due_s: float) -> int:
+        # As the fair order does: no deadline is later than that.
+        due_s = min(due_s, request.spec.arrival_s + self._aging_s)
+        return int(due_s // _BUCKET_S) if due_s != NO_TIME else 2**62
+
+    def _ahead(self, total: _Sum) -> Ahead:
+        return Ahead(
+            num_requests=total.num_requests,
+            num_prefill_tokens=total.num_prefill_tokens,
+            num_blocks=-(-total.num_kept_tokens // self._block_size),
+        )

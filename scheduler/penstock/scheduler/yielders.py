@@ -1,0 +1,120 @@
+"""Whose running requests give way to a light tenant's that waits.
+
+Owns that choice. Does not preempt, nor decide who is light (shares.py).
+
+One by one from the tenant that holds most, as long as the light one would be light beside it: of
+those that free what is lacking the one that loses fewest computed tokens, or, if none frees it
+all, the one that frees most. All or none: nobody is thrown out unless the light request then fits.
+
+**Bounds.** A tenant keeps one running request. A request yields at most `MAX_YIELDS` times in its
+life, then it stays. For one request at most `MAX_YIELDERS` yield; each is of the same class or a
+lower one. There is no to and fro: whoever was thrown out is of a tenant that held at least
+`yield_ratio` times as much as the light one with what it took, so that it is not light beside it.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from penstock.scheduler.lifecycle import Lifecycle
+from penstock.scheduler.request import Request
+from penstock.scheduler.shares import Shares
+
+MAX_YIELDS = 2
+"""How often one request gives way to other tenants."""
+MAX_YIELDERS = 4
+"""How many give way to one request."""
+_MAX_TRIES = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lack:
+    """What a waiting request lacks, and what its tenant would hold more.
+
+    `is_slot`: it needs a slot that somebody has. `num_blocks_short`: blocks somebody has;
+    `num_blocks`: what its admission takes in all. `level`: its class.
+    """
+
+    tenant: int
+    level: int
+    is_slot: bool
+    num_blocks_short: int
+    num_blocks: int
+
+
+def choose_yielders(
+    life: Lifecycle, shares: Shares, lack: Lack, spared: set[int]
+) -> list[tuple[Request, int]]:
+    """Running requests and the blocks that each frees, together enough; none if there are not
+    enough. None of the slots of `spared`. `shares` is told.
+    """
+    arrays = life.arrays
+    columns = slice(0, life.running.high_water)
+    is_candidate = (arrays.key[columns] != 0) & (arrays.level[columns] <= lack.level)
+    is_candidate[[slot for slot in spared if slot < len(is_candidate)]] = False
+    chosen: list[tuple[Request, int]] = []
+    num_short, is_slot = lack.num_blocks_short, lack.is_slot
+    while num_short > 0 or is_slot:
+        found = _next(life, shares, lack, is_candidate, num_short)
+        if found is None or len(chosen) == MAX_YIELDERS:
+            for request, num_freed in chosen:
+                shares.take(request.tenant, num_freed)
+            return []
+        request, num_freed = found
+        is_candidate[request.slot] = False
+        shares.give_back(request, num_freed)
+        chosen.append(found)
+        num_short -= num_freed
+        is_slot = False
+    return chosen
+
+
+def _next(
+    life: Lifecycle,
+    shares: Shares,
+    lack: Lack,
+    is_candidate: np.ndarray[tuple[int], np.dtype[np.bool_]],
+    num_short: int,
+) -> tuple[Request, int] | None:
+    arrays = life.arrays
+    slots = np.flatnonzero(is_candidate)
+    if not len(slots):
+        return None
+    tenants = arrays.tenant[slots]
+    greatest = int(tenants[np.argmax(shares.dominant[tenants])])
+    if not shares.must_yield(greatest, lack.tenant, num_slots=1, num_blocks=lack.num_blocks):
+        return None
+    slots = slots[tenants == greatest]
+    held = arrays.num_blocks[slots].astype(np.int64)
+    is_enough = held >= num_short
+    # Those that may free enough, the cheapest first; then the others, the greatest first.
+    cost = np.where(is_enough, arrays.num_computed[slots], np.iinfo(np.int64).max - held)
+    best: tuple[Request, int] | None = None
+    num_tries = 0
+    for slot in slots[np.argsort(cost, kind="stable")].tolist():
+        request = life.running.request_at(slot)
+        if request is None or not _may_yield(request):
+            continue
+        num_freed = _num_freed(life, slot)
+        if num_freed >= num_short:
+            return request, num_freed
+        if best is None or num_freed > best[1]:
+            best = request, num_freed
+        num_tries += 1
+        if num_tries == _MAX_TRIES:
+            break
+    return best if best is not None and best[1] > 0 else None
+
+
+def _may_yield(request: Request) -> bool:
+    # Whose output has a form may not be resumable.
+    return request.num_yields < MAX_YIELDS and request.spec.constraint is None
+
+
+def _num_freed(life: Lifecycle, slot: int) -> int:
+    """Blocks that nobody else holds."""
+    arrays = life.arrays
+    table = arrays.block_table[slot, : arrays.num_blocks[slot]]
+    return int(np.count_nonzero(life.cache.pool.ref_counts[table] == 1)) + int(
+        life.cache.reserved[slot]
+    )

@@ -1,0 +1,137 @@
+"""A sliding window over a long dialogue: which messages are left out so that the rest fits.
+
+Owns where a dialogue is cut. Does not know tokenizers or templates: it is brought two functions.
+
+**The cut moves in strides.** If every turn left out just what is too much, every turn would begin
+elsewhere and find nothing in the cache. So when the window overflows, the dialogue is cut down to
+about half of it, and stays cut there until it overflows again: between two cuts it keeps its
+beginning. Nothing is remembered for that. The dialogue is walked from its first message as it once
+grew, and the cuts fall where they fell then; so the cut follows from the dialogue alone, on any
+server.
+
+**What it costs.** The walk adds up the tokens of single messages, each encoded once, and what the
+template adds to a message as measured on a dialogue of three short ones. That is exact for
+templates that write all messages alike. The kept part is then rendered and counted; where it has
+more tokens than the sum said, the walk is done again in a somewhat smaller window. So a dialogue is
+encoded once in pieces and its kept part seldom more than once, however many messages it has.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Final, Protocol, TypeVar
+
+from penstock.server.text.chat_template import ChatMessage
+from penstock.server.text.errors import ChatTemplateError, WindowTooSmall
+
+_LEADING_ROLES: Final = frozenset({"system", "developer"})
+_KEPT_SHARE: Final = 0.5
+"""Of the window behind what leads the dialogue, what a cut leaves: half is recomputed per stride,
+so that every token is computed about twice over a dialogue, whatever its length."""
+_SMALLER_WINDOWS: Final = (1.0, 7 / 8, 3 / 4, 1 / 2, 1 / 4)
+_USUAL_MESSAGE_TOKENS: Final = 8
+"""What a template adds to a message, where the dialogue that it is measured on is refused."""
+
+
+class _Encoded(Protocol):
+    """A rendered dialogue."""
+
+    def __len__(self) -> int: ...
+
+
+EncodedT = TypeVar("EncodedT", bound=_Encoded)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TemplateCost:
+    """Tokens that a template adds: to every dialogue, and to every message beside its role."""
+
+    base_tokens: int
+    message_tokens: int
+
+
+def measure_template(
+    encode: Callable[[Sequence[ChatMessage]], _Encoded], num_tokens: Callable[[str], int]
+) -> TemplateCost:
+    """What the template behind `encode` adds, seen on short dialogues.
+
+    A template that refuses them gets usual figures: the kept part is counted anyway.
+    """
+    question = ChatMessage(role="user", content="a")
+    answer = ChatMessage(role="assistant", content="a")
+    own = {turn: num_tokens(turn.role) + num_tokens(turn.content) for turn in (question, answer)}
+    try:
+        short, longer = len(encode([question])), len(encode([question, answer, question]))
+    except ChatTemplateError:
+        return TemplateCost(base_tokens=0, message_tokens=_USUAL_MESSAGE_TOKENS)
+    added = max(0, -(-(longer - short - own[question] - own[answer]) // 2))
+    return TemplateCost(base_tokens=max(0, short - own[question] - added), message_tokens=added)
+
+
+def fit_window(
+    messages: Sequence[ChatMessage],
+    window_tokens: int,
+    *,
+    encode: Callable[[Sequence[ChatMessage]], EncodedT],
+    num_tokens: Callable[[str], int],
+    cost: TemplateCost,
+) -> tuple[EncodedT, int]:
+    """The kept part of a dialogue, encoded, at most `window_tokens` long; and how many were cut.
+
+    `encode` renders and encodes a dialogue, `num_tokens` counts those of a plain text. Raises
+    WindowTooSmall when what leads the dialogue and its last turn alone are longer, and what the
+    two functions raise.
+    """
+    num_leading = _num_leading(messages)
+    turns = messages[num_leading:]
+    costs = [
+        cost.message_tokens + num_tokens(message.role) + num_tokens(message.content)
+        for message in messages
+    ]
+    base_tokens = cost.base_tokens + sum(costs[:num_leading])
+    sums = [0, *accumulate(costs[num_leading:])]
+    may_start = [turn.role == turns[0].role for turn in turns]
+    last_start = max((index for index, may in enumerate(may_start) if may), default=0)
+    tried: set[int] = set()
+    num_encoded = 0
+    for share in _SMALLER_WINDOWS:
+        room_tokens = int(window_tokens * share) - base_tokens
+        start = last_start if share == _SMALLER_WINDOWS[-1] else cut(sums, may_start, room_tokens)
+        if start in tried:
+            continue
+        tried.add(start)
+        encoded = encode([*messages[:num_leading], *turns[start:]])
+        num_encoded = len(encoded)
+        if num_encoded <= window_tokens:
+            return encoded, start
+    raise WindowTooSmall(
+        "is too small for what leads the dialogue and its last turn, which have"
+        f" {num_encoded} tokens"
+    )
+
+
+def cut(sums: Sequence[int], may_start: Sequence[bool], room_tokens: int) -> int:
+    """The first message that is kept of a dialogue that grew message by message.
+
+    `sums` [n + 1]: tokens of the first i messages. `may_start` [n]: where the kept part may begin.
+    Whenever the kept part has more than `room_tokens`, it is cut to `_KEPT_SHARE` of them, or to
+    the latest possible beginning.
+    """
+    start = 0
+    for end in range(1, len(sums)):
+        if sums[end] - sums[start] <= room_tokens:
+            continue
+        possible = [index for index in range(start + 1, end) if may_start[index]]
+        fitting = (
+            index for index in possible if sums[end] - sums[index] <= room_tokens * _KEPT_SHARE
+        )
+        start = next(fitting, possible[-1] if possible else start)
+    return start
+
+
+def _num_leading(messages: Sequence[ChatMessage]) -> int:
+    """How many messages lead the dialogue and are never cut; at least one is not among them."""
+    for index, message in enumerate(messages):
+        if message.role not in _LEADING_ROLES:
+            return index
+    return len(messages) - 1

@@ -1,0 +1,161 @@
+"""Dialogues over a real socket and a real service: what the next turn finds in the cache."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import grpc
+import grpc.aio
+import pytest
+
+from penstock.v1 import generation_service_pb2 as pb
+from penstock.v1 import generation_service_pb2_grpc as pb_grpc
+from support.fronts import rich_error
+from support.service import PATIENCE_S, simulated, started
+
+BLOCK = 16
+Message = tuple[str, str]
+SYSTEM: Message = ("system", "You are a narrator who knows the plays of the bard by heart.")
+KEY = "x-tenant"
+
+
+@dataclass
+class Turn:
+    """What a turn got back. `ids`: of the prompt, then of the output."""
+
+    text: str
+    prompt_ids: list[int]
+    output_ids: list[int]
+    num_cached: int
+    num_dropped: int
+
+
+async def take_turn(
+    channel: grpc.aio.Channel,
+    messages: Sequence[Message],
+    *,
+    session_id: str | None = None,
+    window_tokens: int | None = None,
+    max_tokens: int = 40,
+    tenant: str = "",
+) -> Turn:
+    request = pb.GenerateRequest()
+    for role, content in messages:
+        request.chat.messages.add(role=role, content=content)
+    if window_tokens is not None:
+        request.chat.window_tokens = window_tokens
+    if session_id is not None:
+        request.cache.session_id = session_id
+    request.sampling.temperature = 0.0
+    request.stopping.max_tokens = max_tokens
+    request.stopping.ignore_eos = True
+    request.output.echo = True
+    request.output.return_token_ids = True
+    turn = Turn("", [], [], 0, 0)
+    metadata = ((KEY, tenant),) if tenant else ()
+    stub = pb_grpc.GenerationServiceStub(channel)
+    async for response in stub.Generate(request, timeout=PATIENCE_S, metadata=metadata):
+        turn.prompt_ids += [record.id for record in response.prompt.records]
+        turn.output_ids += [record.id for record in response.tokens.records]
+        turn.text += response.tokens.text
+        turn.num_dropped += response.accepted.num_dropped_messages
+        turn.num_cached += response.finished.usage.num_cached_prompt_tokens
+    return turn
+
+
+def num_reusable(before: Turn, after: Turn) -> int:
+    """Tokens of full blocks that `before` computed and `after` begins with, one left to compute.
+
+    The last token of an output is sampled and never computed.
+    """
+    known = [*before.prompt_ids, *before.output_ids[:-1]]
+    num_equal = 0
+    for old, new in zip(known, after.prompt_ids[:-1], strict=False):
+        if old != new:
+            break
+        num_equal += 1
+    return num_equal // BLOCK * BLOCK
+
+
+async def test_every_turn_finds_the_one_before_its_output_included() -> None:
+    async with (
+        started("--block-size", str(BLOCK), "--fronts", "1") as served,
+        served.channel() as c,
+    ):
+        dialogue = [SYSTEM, ("user", "Who is it that speaks there in the dark of the night?")]
+        turns: list[Turn] = []
+        for _ in range(3):
+            turns.append(await take_turn(c, dialogue, session_id="night", max_tokens=64))
+            dialogue += [("assistant", turns[-1].text), ("user", "And what did they say then?")]
+        assert turns[0].num_cached == 0
+        for before, after in itertools.pairwise(turns):
+            assert after.num_cached == num_reusable(before, after)
+        # Wherever the text of the answer becomes the same tokens again, its blocks are found.
+        assert any(
+            after.num_cached > len(before.prompt_ids) for before, after in itertools.pairwise(turns)
+        )
+
+
+async def flood(channel: grpc.aio.Channel, num_turns: int) -> None:
+    for index in range(num_turns):
+        await take_turn(channel, [("user", f"{index} is the number of this. " * 12)])
+
+
+@pytest.mark.parametrize("session_id", ["mine", None])
+async def test_a_session_outlasts_what_others_bring(session_id: str | None) -> None:
+    arguments = ("--block-size", str(BLOCK), "--num-blocks", "64", "--fronts", "1")
+    async with started(*simulated(), *arguments) as served, served.channel() as channel:
+        question = [SYSTEM, ("user", "Who goes there?")]
+        first = await take_turn(channel, question, session_id=session_id)
+        await flood(channel, 12)
+        again = await take_turn(channel, question, session_id=session_id)
+        assert first.num_cached == 0
+        found = (len(first.prompt_ids) - 1) // BLOCK * BLOCK
+        assert again.num_cached == (found if session_id else 0)
+
+
+@pytest.mark.parametrize("is_shared", [False, True])
+async def test_tenants_share_nothing_unless_they_may(is_shared: bool) -> None:
+    arguments = ["--block-size", str(BLOCK), "--fronts", "1", "--tenant-metadata-key", KEY]
+    if is_shared:
+        arguments += ["--share-prefixes-across-tenants", "on"]
+    async with started(*simulated(), *arguments) as served, served.channel() as channel:
+        question = [SYSTEM, ("user", "Who goes there?")]
+        await take_turn(channel, question, session_id="s", tenant="a")
+        other = await take_turn(channel, question, session_id="s", tenant="b")
+        own = await take_turn(channel, question, session_id="s", tenant="a")
+        assert own.num_cached > 0
+        assert other.num_cached == (own.num_cached if is_shared else 0)
+
+
+async def test_a_window_bounds_a_dialogue_and_keeps_its_beginning_between_cuts() -> None:
+    arguments = ("--block-size", str(BLOCK), "--fronts", "1")
+    async with started(*simulated(), *arguments) as served, served.channel() as channel:
+        dialogue = [SYSTEM]
+        turns: list[Turn] = []
+        for index in range(14):
+            dialogue.append(("user", f"{index}: tell me more of what you know about it, please."))
+            turns.append(
+                await take_turn(channel, dialogue, session_id="w", window_tokens=400, max_tokens=4)
+            )
+            # What a simulated model says need not be text that comes back as the same tokens.
+            dialogue.append(("assistant", "The rain it raineth every day, said the fool to all."))
+        assert max(len(turn.prompt_ids) for turn in turns) <= 400
+        cuts = [turn.num_dropped for turn in turns]
+        assert cuts == sorted(cuts)
+        assert cuts[0] == 0
+        assert len(set(cuts)) < len(cuts) / 2
+        assert cuts[-1] > 0
+        assert cuts[-1] % 2 == 0
+        for before, after in itertools.pairwise(turns):
+            assert after.num_cached >= num_reusable(before, after) >= BLOCK
+            if before.num_dropped == after.num_dropped:
+                assert after.num_cached >= len(before.prompt_ids) - 3 * BLOCK
+
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await take_turn(channel, dialogue, window_tokens=20)
+        error = rich_error(caught.value)
+        assert error.code is grpc.StatusCode.INVALID_ARGUMENT
+        assert "chat.window_tokens" in str(error)

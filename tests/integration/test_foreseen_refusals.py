@@ -1,0 +1,148 @@
+"""A refusal for want of time or room, from the engine's word to the client's exception."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from typing import NoReturn
+
+import pytest
+
+from penstock.client import (
+    Accepted,
+    Client,
+    DeadlineExceeded,
+    DeadlineUnreachable,
+    PenstockError,
+    Progress,
+    QueueFull,
+    QuotaExceeded,
+    RetryPolicy,
+)
+from penstock.scheduler.request import FailureReason
+from penstock.server.front.config import FrontConfig
+from penstock.server.text.model_text import ModelText
+from support.fronts import PATIENCE_S, ServedFront, admitted, make_text, queued, serving
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelText]:
+    text = make_text(tmp_path_factory.mktemp("model"))
+    yield text
+    text.close()
+
+
+@pytest.fixture
+async def served(text: ModelText) -> AsyncIterator[ServedFront]:
+    async with serving(text, FrontConfig(acceptance_delay_s=600.0, retry_after_s=3.0)) as served:
+        yield served
+
+
+async def no_sleep(duration_s: float) -> NoReturn:
+    raise AssertionError(f"the call is tried again after {duration_s} s")
+
+
+async def refused(
+    served: ServedFront, reason: FailureReason, *, is_queued: bool = False, **times_s: float
+) -> PenstockError:
+    """What a client with a deadline of its own hears when the engine ends its request so."""
+    retry = RetryPolicy(max_attempts=1 if reason is FailureReason.QUEUE_FULL else 4)
+    async with Client(served.address, retry=retry, sleep=no_sleep) as client:
+        events = client.generate("hello", request_id="r", ttft_deadline_s=0.5, deadline_s=60.0)
+        first = asyncio.ensure_future(anext(events))
+        (spec,) = await served.port.next_submission()
+        if is_queued:
+            served.port.say(changes=[queued(spec.key, 0, 0.1)])
+            assert isinstance(await first, Accepted)
+        served.port.fail(spec.key, reason, **times_s)
+        with pytest.raises(PenstockError) as caught:
+            await asyncio.wait_for(anext(events) if is_queued else first, PATIENCE_S)
+        return caught.value
+
+
+@pytest.mark.parametrize("is_queued", [False, True])
+@pytest.mark.parametrize(
+    ("reason", "which"),
+    [
+        (FailureReason.TTFT_DEADLINE_UNREACHABLE, "ttft"),
+        (FailureReason.DEADLINE_UNREACHABLE, "grpc"),
+    ],
+)
+async def test_a_deadline_that_cannot_be_met(
+    served: ServedFront, reason: FailureReason, which: str, is_queued: bool
+) -> None:
+    error = await refused(
+        served, reason, is_queued=is_queued, estimate_s=1.75, deadline_s=0.5, retry_after_s=2.0
+    )
+    assert isinstance(error, DeadlineUnreachable)
+    assert (error.estimate_s, error.deadline_s, error.retry_after_s) == (1.75, 0.5, 2.0)
+    assert error.request_id == "r"
+    assert error.metadata == {
+        "deadline": which,
+        "deadline_ms": "500",
+        "estimate_ms": "1750",
+        "state": "PENDING",
+        "phase": "queue",
+    }
+
+
+async def test_without_an_estimate_there_is_still_a_time_to_come_back(served: ServedFront) -> None:
+    error = await refused(served, FailureReason.DEADLINE_UNREACHABLE)
+    assert isinstance(error, DeadlineUnreachable)
+    assert (error.estimate_s, error.deadline_s, error.retry_after_s) == (None, None, 3.0)
+
+
+async def test_a_deadline_that_passed_says_when_to_come_back_if_that_is_known(
+    served: ServedFront,
+) -> None:
+    error = await refused(served, FailureReason.TTFT_DEADLINE_EXCEEDED, is_queued=True)
+    assert (type(error), error.retry_after_s) == (DeadlineExceeded, None)
+    error = await refused(
+        served, FailureReason.TTFT_DEADLINE_EXCEEDED, is_queued=True, retry_after_s=7.0
+    )
+    assert (type(error), error.retry_after_s) == (DeadlineExceeded, 7.0)
+
+
+async def test_a_full_queue_says_when_to_come_back(served: ServedFront) -> None:
+    error = await refused(served, FailureReason.QUEUE_FULL, estimate_s=4.5, retry_after_s=12.0)
+    assert isinstance(error, QueueFull)
+    assert (error.estimate_s, error.retry_after_s) == (4.5, 12.0)
+    error = await refused(served, FailureReason.QUEUE_FULL)
+    assert (error.estimate_s, error.retry_after_s) == (None, 3.0)
+
+
+async def test_a_quota_is_waited_for_and_tried_again(served: ServedFront) -> None:
+    slept_s: list[float] = []
+
+    async def sleep(duration_s: float) -> None:
+        slept_s.append(duration_s)
+
+    retry = RetryPolicy(max_attempts=2, pushback_jitter=0.0)
+    async with Client(served.address, retry=retry, sleep=sleep) as client:
+        events = client.generate("hello")
+        first = asyncio.ensure_future(anext(events))
+        (spec,) = await served.port.next_submission()
+        served.port.fail(spec.key, FailureReason.TENANT_OVER_QUOTA, retry_after_s=6.0)
+        (spec,) = await served.port.next_submission()
+        assert slept_s == [6.0]
+        served.port.fail(spec.key, FailureReason.TENANT_OVER_QUOTA, retry_after_s=8.0)
+        with pytest.raises(QuotaExceeded) as caught:
+            async with asyncio.timeout(PATIENCE_S):
+                await first
+        assert caught.value.retry_after_s == 8.0
+
+
+async def test_one_that_ran_says_where_it_was(served: ServedFront) -> None:
+    async with Client(served.address, sleep=no_sleep) as client:
+        events = client.generate("hello", total_deadline_s=30.0)
+        first = asyncio.ensure_future(anext(events))
+        (spec,) = await served.port.next_submission()
+        served.port.say(changes=[admitted(spec.key)])
+        await first
+        served.port.fail(spec.key, FailureReason.DEADLINE_EXCEEDED, deadline_s=30.0)
+        assert isinstance(await anext(events), Progress)
+        with pytest.raises(DeadlineExceeded) as caught:
+            await asyncio.wait_for(anext(events), PATIENCE_S)
+        assert caught.value.deadline_s == 30.0
+        assert caught.value.metadata["phase"] == "prefill"
+        assert caught.value.metadata["deadline"] == "total"

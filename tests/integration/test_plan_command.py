@@ -1,0 +1,128 @@
+"""`penstock plan` and `penstock simulate --replicas` as processes: answers, files, exit codes."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+COST = json.dumps(
+    {"step_s": 1.0, "prefill_token_s": 0.0, "decode_slot_s": 0.0, "context_token_s": 0.0}
+)
+# One request at a time, a second for each of its three tokens.
+SERVER = ("--cost", COST, "--max-num-seqs", 1, "--num-blocks", 64)
+TARGET = ("--target-ttft-p99-s", 1.5, "--target-itl-p99-ms", 1500)
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    """A request every second for a minute, which keeps three such servers busy."""
+    path = tmp_path / "trace.jsonl"
+    lines = (
+        json.dumps({"arrival_s": i, "prompt_tokens": 8, "output_tokens": 3}) for i in range(60)
+    )
+    path.write_text("\n".join(lines), encoding="utf-8")
+    return path
+
+
+def penstock(*arguments: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "penstock.server.cli", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+
+
+def test_the_known_answer_is_found_and_told(trace: Path, tmp_path: Path) -> None:
+    report = tmp_path / "report"
+
+    done = penstock("plan", "--trace", trace, *TARGET, *SERVER, "--report", report, "--no-png")
+
+    assert done.returncode == 0, done.stderr
+    assert "needed       3 x default behind round_robin; one more to be safe" in done.stdout
+    assert "default, 2 replicas: p99 TTFT" in done.stderr
+    assert sorted(path.name for path in report.iterdir()) == ["plan.html", "plan.json"]
+    document = json.loads((report / "plan.json").read_text(encoding="utf-8"))
+    assert document["candidates"][0]["num_replicas"] == 3
+
+
+def test_the_cheapest_of_a_file_of_candidates(trace: Path, tmp_path: Path) -> None:
+    settings = tmp_path / "candidates.json"
+    fast = {"name": "fast", "price": 2, "cost": {"step_s": 0.6}, "router": "least_loaded"}
+    settings.write_text(json.dumps([{"name": "slow", "price": 1.5}, fast]), encoding="utf-8")
+
+    done = penstock(
+        *("plan", "--trace", trace, *TARGET, *SERVER, "--settings", settings),
+        *("--json", "--no-progress", "--curve-requests", 0, "--window-s", 30),
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    document = json.loads(done.stdout)
+    assert document["best"] == "fast"
+    assert [found["total_price"] for found in document["candidates"]] == [4.5, 4.0]
+    assert document["window"]["num_requests"] == 30
+
+
+def test_no_candidate_within_the_limit_is_code_1_with_a_report(trace: Path, tmp_path: Path) -> None:
+    report = tmp_path / "report"
+
+    done = penstock(
+        *("plan", "--trace", trace, *TARGET, *SERVER, "--max-replicas", 2, "--report", report),
+        *("--curve-requests", 0, "--no-png"),
+    )
+
+    assert done.returncode == 1
+    assert "no candidate meets the target with up to 2 replicas" in done.stdout
+    assert (report / "plan.html").exists()
+
+
+def test_bad_usage_is_one_line_and_code_2(trace: Path, tmp_path: Path) -> None:
+    broken = tmp_path / "candidates.json"
+    broken.write_text('[{"name": "a", "bloks": 3}]', encoding="utf-8")
+    cases: dict[tuple[object, ...], str] = {
+        (): "--trace or --synthetic must be given",
+        ("--trace", trace, "--settings", broken): "candidates.json: [0].bloks is unknown",
+        ("--trace", trace, "--candidate", "{"): "--candidate: ",
+        ("--trace", trace, "--candidate", "{}"): "--candidate: [0].name must be a string",
+        ("--trace", trace, "--window-s", 0): "window_s must be positive",
+        ("--trace", trace, "--max-replicas", 0): "--max-replicas must be at least 1",
+        ("--trace", trace, "--target-good-share", 2): "good_share must be in",
+        ("--trace", trace, "--start-s", 1000): "nothing is left of the trace",
+        ("--trace", trace, "--load-signal-delay-s", -1): "load_signal_delay_s must be finite",
+        ("--trace", trace, "--png"): "--png: needs",
+    }
+    for arguments, message in cases.items():
+        done = penstock("plan", *TARGET, *arguments)
+
+        assert done.returncode == 2, (arguments, done.stderr)
+        assert message in done.stderr
+        assert "Traceback" not in done.stderr
+    assert penstock("plan", "--trace", tmp_path / "none", *TARGET).returncode == 5
+
+
+@pytest.mark.parametrize("router", ["round_robin", "least_loaded", "prefix_aware"])
+def test_replicas_are_simulated_and_reported(trace: Path, tmp_path: Path, router: str) -> None:
+    report = tmp_path / "report"
+
+    done = penstock(
+        *("simulate", "--trace", trace, *SERVER, "--replicas", 3, "--router", router),
+        *("--report", report, "--no-png"),
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert f"routing      {router}, 3 replicas, 1.00" in done.stdout
+    document = json.loads((report / "summary.json").read_text(encoding="utf-8"))
+    assert [replica["num_requests"] for replica in document["replicas"]] == [20, 20, 20]
+    assert document["figures"]["num_requests"] == 60
+    assert document["figures"]["ttft"]["max_s"] == 1.0
+
+
+def test_no_replicas_is_bad_usage(trace: Path) -> None:
+    done = penstock("simulate", "--trace", trace, "--replicas", 0)
+
+    assert done.returncode == 2
+    assert "--replicas must be at least 1" in done.stderr

@@ -1,0 +1,135 @@
+"""What a stream says about the queue, and when, over a real socket."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+
+from penstock.client import Accepted, Client, Progress, RequestState
+from penstock.scheduler.events import Admitted, Preempted, Queued
+from penstock.server.front.config import FrontConfig
+from penstock.server.text.model_text import ModelText
+from support.fronts import PATIENCE_S, ServedFront, admitted, make_text, queued, serving
+
+LATE = FrontConfig(acceptance_delay_s=600.0)
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelText]:
+    text = make_text(tmp_path_factory.mktemp("model"))
+    yield text
+    text.close()
+
+
+@pytest.fixture
+async def served(text: ModelText) -> AsyncIterator[ServedFront]:
+    """A front that waits for the engine's word for ever."""
+    async with serving(text, LATE) as served:
+        yield served
+
+
+class Told:
+    """The events of one stream, as the Python client gives them."""
+
+    def __init__(self, client: Client, *, n: int = 1) -> None:
+        self._events = client.generate("hello", n=n)
+
+    async def next(self) -> object:
+        async with asyncio.timeout(PATIENCE_S):
+            return await anext(self._events)
+
+    async def rest(self) -> list[object]:
+        async with asyncio.timeout(PATIENCE_S):
+            return [event async for event in self._events]
+
+
+def shape(events: list[object]) -> list[tuple[RequestState, int | None, float | None]]:
+    return [
+        (event.state, event.queue_position, event.estimated_queue_s)
+        for event in events
+        if isinstance(event, Progress)
+    ]
+
+
+async def test_who_waits_is_told_for_how_long_and_behind_how_many(served: ServedFront) -> None:
+    async with Client(served.address) as client:
+        told = Told(client)
+        first = asyncio.ensure_future(told.next())
+        (spec,) = await served.port.next_submission()
+        served.port.say(changes=[queued(spec.key, 3, 2.5)])
+        accepted = await first
+        assert isinstance(accepted, Accepted)
+        assert accepted.estimated_queue_s == 2.5
+        place = await told.next()
+        assert shape([place]) == [(RequestState.PENDING, 3, 2.5)]
+        served.port.admit(spec.key)
+        served.port.finish(spec.key)
+        assert shape(await told.rest()) == [(RequestState.PROCESSING, None, None)]
+
+
+@pytest.mark.parametrize("num_ahead", [0, 3])
+async def test_who_runs_at_once_hears_nothing_of_queues(
+    served: ServedFront, num_ahead: int
+) -> None:
+    async with Client(served.address) as client:
+        told = Told(client)
+        first = asyncio.ensure_future(told.next())
+        (spec,) = await served.port.next_submission()
+        served.port.say(changes=[queued(spec.key, num_ahead, 0.0), admitted(spec.key)])
+        accepted = await first
+        assert isinstance(accepted, Accepted)
+        assert accepted.estimated_queue_s == 0.0
+        served.port.finish(spec.key)
+        assert shape(await told.rest()) == [(RequestState.PROCESSING, None, None)]
+
+
+async def test_the_next_in_the_queue_is_accepted_and_no_more(served: ServedFront) -> None:
+    async with Client(served.address) as client:
+        told = Told(client)
+        first = asyncio.ensure_future(told.next())
+        (spec,) = await served.port.next_submission()
+        served.port.say(changes=[queued(spec.key, 0, None)])
+        accepted = await first
+        assert isinstance(accepted, Accepted)
+        assert accepted.estimated_queue_s is None
+        served.port.finish(spec.key)
+        assert shape(await told.rest()) == []
+
+
+async def test_a_place_that_is_known_late_is_told_all_the_same(text: ModelText) -> None:
+    async with serving(text) as served, Client(served.address) as client:
+        told = Told(client)
+        first = asyncio.ensure_future(told.next())
+        (spec,) = await served.port.next_submission()
+        accepted = await first
+        assert isinstance(accepted, Accepted)
+        assert accepted.estimated_queue_s is None, "the engine had not said anything yet"
+        served.port.say(changes=[queued(spec.key, 1, 0.5)])
+        assert shape([await told.next()]) == [(RequestState.PENDING, 1, 0.5)]
+        served.port.finish(spec.key)
+        await told.rest()
+
+
+async def test_several_outputs_are_accepted_once_and_a_place_is_told_once(
+    served: ServedFront,
+) -> None:
+    async with Client(served.address) as client:
+        told = Told(client, n=2)
+        first = asyncio.ensure_future(told.next())
+        leader, other = await served.port.next_submission()
+        changes: list[Queued | Admitted | Preempted] = [
+            queued(leader.key, 2, 1.0),
+            queued(other.key, 3, 9.0),
+        ]
+        served.port.say(changes=changes)
+        assert isinstance(await first, Accepted)
+        assert shape([await told.next()]) == [(RequestState.PENDING, 2, 1.0)]
+        served.port.say(changes=[admitted(leader.key)])
+        served.port.say(changes=[queued(leader.key, 7, 1.0)])
+        served.port.finish(leader.key)
+        served.port.finish(other.key)
+        rest = await told.rest()
+        assert not [event for event in rest if isinstance(event, Accepted)]
+        assert (RequestState.PENDING, 7, 1.0) not in shape(rest), "it runs: there is no place"

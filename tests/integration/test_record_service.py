@@ -1,0 +1,150 @@
+"""`penstock serve --record` over a socket: what it writes down, and what can be done with it."""
+
+import asyncio
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.client import NO_RETRY, Client, Finished, TokenPrompt
+from penstock.scheduler.cost_model import CostModel
+from penstock.server.cli.step_prices import read_step_prices
+from penstock.server.simulation.calibration import read_steps
+from penstock.server.simulation.trace_files import read_trace
+from support.service import launched, simulated, started
+
+COST = {
+    "step_s": 0.004,
+    "prefill_token_s": 2e-5,
+    "decode_slot_s": 1e-4,
+    "context_token_s": 1e-7,
+}
+PREFIX = tuple(range(100, 148))
+
+
+def asks() -> list[tuple[tuple[int, ...], int]]:
+    """Prompts and outputs of all lengths; every other prompt begins as the others do."""
+    prompts: list[tuple[int, ...]] = []
+    for number in range(24):
+        start = PREFIX if number % 2 else (number + 1,) * len(PREFIX)
+        prompts.append(start + (number + 500,) * (7 * number))
+    return [(prompt, 1 + number) for number, prompt in enumerate(prompts)]
+
+
+async def ask(client: Client, prompt: tuple[int, ...], num_output: int, priority: int) -> None:
+    async for event in client.generate(
+        TokenPrompt(ids=prompt),
+        max_tokens=num_output,
+        ignore_eos=True,
+        priority=priority,
+        deadline_s=60.0,
+    ):
+        if isinstance(event, Finished):
+            assert event.usage.num_completion_tokens == num_output
+
+
+def penstock(*arguments: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "penstock.server.cli", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+
+async def record(folder: Path) -> None:
+    options = ("--record", str(folder), "--num-blocks", "512", "--max-num-seqs", "8")
+    async with (
+        started(*options, *simulated(cost=COST)) as service,
+        Client(service.address, retry=NO_RETRY) as client,
+    ):
+        # One after the other, so that the blocks of the first are there for the next.
+        await ask(client, *asks()[1], priority=0)
+        others = [one for number, one in enumerate(asks()) if number != 1]
+        await asyncio.gather(*(ask(client, *one, priority=2) for one in others))
+        service.process.terminate()
+        assert await service.ended() == 0
+
+
+async def test_a_service_can_be_played_again(tmp_path: Path) -> None:
+    folder = tmp_path / "record"
+    await record(folder)
+
+    steps, trace = folder / "steps.jsonl", folder / "requests.jsonl"
+    requests = list(read_trace(trace))
+    lengths = [(one.num_prompt_tokens, one.num_output_tokens) for one in requests]
+    assert sorted(lengths) == sorted((len(prompt), num) for prompt, num in asks())
+    assert lengths[0] == (len(asks()[1][0]), 2)
+    assert [one.priority for one in requests] == [0] + 23 * [2]
+    assert all(one.deadline_s <= 60.0 for one in requests)
+    assert {one.prefix_block_tokens for one in requests} == {16}
+    assert sum(one.prefix_ids[:3] == requests[0].prefix_ids[:3] for one in requests) == 12
+
+    counts, seconds = read_steps(steps)
+    # A step that is simulated takes what its counts cost, and the service takes its time besides.
+    cost = CostModel(**COST)
+    for (prefill, decode, context), took_s in zip(counts.tolist(), seconds.tolist(), strict=True):
+        least_s = cost.step_time_s(
+            num_prefill_tokens=prefill, num_decodes=decode, num_context_tokens=context
+        )
+        assert took_s > 0.99 * least_s
+    num_cached = sum(len(prompt) for prompt, _ in asks()) - int(counts[:, 0].sum())
+    assert num_cached == 11 * len(PREFIX)
+
+    fitted = penstock("simulate", "--calibrate-from", steps)
+    assert fitted.returncode == 0, fitted.stderr
+    prices: dict[str, Any] = json.loads(fitted.stdout)
+    assert (
+        dataclasses.asdict(read_step_prices("step-prices", fitted.stdout, needs_all=True)) == prices
+    )
+    limits = ("--num-blocks", 512, "--max-num-seqs", 8, "--front-ms", 5, "--json")
+    for cost_options in (("--cost", fitted.stdout), ("--calibrate-from", steps)):
+        played = penstock("simulate", "--trace", trace, *cost_options, *limits)
+        assert played.returncode == 0, played.stderr
+        document = json.loads(played.stdout)
+        assert document["settings"]["cost"] == prices
+        assert document["settings"]["front_s"] == 0.005
+        assert document["figures"]["num_completed"] == 24
+        assert document["figures"]["prefix_hit_rate"] > 0.0
+
+
+async def test_a_folder_that_cannot_be_is_said_at_once(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+
+    async with launched("--record", str(tmp_path / "file" / "below"), *simulated()) as service:
+        assert await service.ended() == 2
+
+    assert "record: " in "".join(service.stderr)
+    assert not service.stdout
+
+
+async def test_a_folder_that_is_lost_costs_the_record_alone(tmp_path: Path) -> None:
+    """Between the check and the engine: a restart of the engine must not need the disk."""
+    folder = tmp_path / "record"
+    async with started("--record", str(folder), *simulated()) as service:
+        engine_pid = await service.next_pid("engine")
+        for path in folder.iterdir():
+            path.unlink()
+        folder.rmdir()
+        folder.write_text("not a folder any more")
+        os.kill(engine_pid, signal.SIGKILL)
+        await service.until_logged("nothing is recorded")
+        await service.next_pid("engine")
+        async with Client(service.address, retry=NO_RETRY) as client:
+            await client.wait_until_serving(deadline_s=30.0)
+            await ask(client, (1, 2, 3), 2, priority=0)
+
+
+@pytest.mark.parametrize("value", ["0", "-1"])
+def test_a_record_of_no_size_is_refused(value: str) -> None:
+    done = penstock("serve", "--executor", "simulated", "--record-max-mib", value)
+
+    assert done.returncode == 2
+    assert "record_max_bytes must be at least 1" in done.stderr

@@ -1,0 +1,140 @@
+"""Deadlines, quotas and tenants of a real `penstock serve`, as clients meet them.
+
+Steps take 10 ms, the service knows that, and one request runs at a time.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+from typing import NoReturn
+
+import pytest
+
+from penstock.client import (
+    Accepted,
+    Client,
+    DeadlineUnreachable,
+    Event,
+    Progress,
+    QuotaExceeded,
+    RequestState,
+    RetryPolicy,
+)
+from support.service import PATIENCE_S, Service, simulated, started
+
+PRICES = '{"step_s": 0.01, "prefill_token_s": 0, "decode_slot_s": 0, "context_token_s": 0}'
+KEY = "x-tenant"
+LONG = 900  # tokens, about nine seconds of them
+PROMPT = "What is a penstock?"
+
+
+async def no_sleep(duration_s: float) -> NoReturn:
+    raise AssertionError(f"the call is tried again after {duration_s} s")
+
+
+@pytest.fixture
+async def service() -> AsyncIterator[Service]:
+    async with started(
+        *simulated(),
+        *("--fronts", "1", "--max-num-seqs", "1", "--step-prices", PRICES),
+        *("--tenant-metadata-key", KEY, "--tenant-weights", "gold=4"),
+        *("--max-num-waiting-per-tenant", "1"),
+    ) as service:
+        yield service
+
+
+def client_of(service: Service, tenant: str, *, max_attempts: int = 4) -> Client:
+    return Client(
+        service.address,
+        metadata=((KEY, tenant),),
+        retry=RetryPolicy(max_attempts=max_attempts),
+        sleep=no_sleep,
+    )
+
+
+@asynccontextmanager
+async def asked(client: Client, *, num_tokens: int = LONG) -> AsyncGenerator[AsyncIterator[Event]]:
+    """A generation of exactly that many tokens; cancelled at the end of the block."""
+    events = client.generate(PROMPT, max_tokens=num_tokens, ignore_eos=True)
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            yield events
+    finally:
+        await events.aclose()
+
+
+async def until_running(events: AsyncIterator[Event]) -> None:
+    async for event in events:
+        if isinstance(event, Progress) and event.state is RequestState.PROCESSING:
+            return
+    raise AssertionError("the stream ended early")
+
+
+async def test_a_total_deadline_below_the_shortest_answer_is_refused_at_once(
+    service: Service,
+) -> None:
+    async with client_of(service, "a") as client:
+        events = client.generate(
+            PROMPT, max_tokens=LONG, min_tokens=LONG, ignore_eos=True, total_deadline_s=0.5
+        )
+        with pytest.raises(DeadlineUnreachable) as caught:
+            await asyncio.wait_for(anext(events), PATIENCE_S)
+        error = caught.value
+        assert error.deadline_s == 0.5
+        assert error.estimate_s is not None
+        assert error.estimate_s > 0.5
+        assert error.retry_after_s is not None
+        assert error.metadata["deadline"] == "total"
+        assert (error.metadata["state"], error.metadata["phase"]) == ("PENDING", "queue")
+
+
+async def test_a_first_token_that_would_come_too_late_is_refused_at_once(
+    service: Service,
+) -> None:
+    async with client_of(service, "a") as client, asked(client) as running:
+        await until_running(running)
+        events = client.generate(PROMPT, max_tokens=5, ttft_deadline_s=0.2)
+        with pytest.raises(DeadlineUnreachable) as caught:
+            await asyncio.wait_for(anext(events), PATIENCE_S)
+        error = caught.value
+        assert error.metadata["deadline"] == "ttft"
+        assert error.deadline_s == 0.2
+        assert error.estimate_s is not None
+        assert error.estimate_s > 0.2
+        assert error.retry_after_s is not None
+
+
+async def test_a_tenant_over_its_part_of_the_queue_is_refused_and_the_others_are_not(
+    service: Service,
+) -> None:
+    async with (
+        client_of(service, "a", max_attempts=1) as a,
+        client_of(service, "b") as b,
+        asked(a) as running,
+    ):
+        await until_running(running)
+        async with asked(a) as waiting:
+            accepted = await anext(waiting)
+            assert isinstance(accepted, Accepted)
+            assert accepted.estimated_queue_s is not None
+            with pytest.raises(QuotaExceeded) as caught:
+                async with asked(a) as third:
+                    await anext(third)
+            assert caught.value.retry_after_s is not None
+            async with asked(b) as other:
+                assert isinstance(await anext(other), Accepted)
+
+
+async def test_two_tenants_may_use_one_id_and_cancel_their_own(service: Service) -> None:
+    async with client_of(service, "a") as a, client_of(service, "b") as b:
+        ours = a.generate(PROMPT, request_id="same", max_tokens=LONG, ignore_eos=True)
+        theirs = b.generate(PROMPT, request_id="same", max_tokens=LONG, ignore_eos=True)
+        async with asyncio.timeout(PATIENCE_S):
+            assert isinstance(await anext(ours), Accepted)
+            assert isinstance(await anext(theirs), Accepted)
+            await b.cancel("same")
+            *_, end = [event async for event in theirs]
+            assert end.sequence > 0
+            await until_running(ours)
+            await a.cancel("same")
+            assert [event async for event in ours]

@@ -1,0 +1,218 @@
+"""What the games would notice: each law of the core, and an engine that breaks it.
+
+`SABOTAGES` is the table of the invariants: its first column says what must hold, its second which
+assertion of the games says so, the third breaks it. A law that no broken engine can offend checks
+nothing.
+
+Not here: that shares of tenants, ageing and pacing keep their bounds, which test_fairness.py and
+test_pacing_laws.py show of what decides them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+
+from penstock.scheduler import outlook, planner
+from penstock.scheduler.admissions import Admissions
+from penstock.scheduler.block_pool import BlockPool
+from penstock.scheduler.cost_model import CostModel
+from penstock.scheduler.door import Door
+from penstock.scheduler.events import Queued
+from penstock.scheduler.fair_order import FairOrder
+from penstock.scheduler.kv_cache import KVCache
+from penstock.scheduler.lifecycle import Lifecycle
+from penstock.scheduler.outlook import Outlook
+from penstock.scheduler.pace import Pace
+from penstock.scheduler.planner import Planner
+from penstock.scheduler.request import NO_TIME, Request
+from penstock.scheduler.tenants import Tenants
+from penstock.scheduler.waiting_queue import WaitingQueue
+from support.game_replay import NUM_TURNS
+from support.game_runs import play_some
+
+NUM_GAMES = 200
+AT_ONCE = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Sabotage:
+    """`told`: what the failure says. `place`, `name`: what is replaced, by `broken(original)`."""
+
+    law: str
+    told: str
+    place: Any
+    name: str
+    broken: Callable[[Any], Any]
+
+
+def without(original: Any) -> Any:
+    """Does nothing."""
+    return lambda *_, **__: None
+
+
+def releasing_too_little(original: Any) -> Any:
+    return lambda pool, blocks, *rest, **named: original(pool, blocks[1:], *rest, **named)
+
+
+def matching_all(original: Any) -> Any:
+    return lambda cache, request: cache.pool.match(request.block_hashes)
+
+
+def twice_ended(original: Any) -> Any:
+    def end(life: Lifecycle, *arguments: Any, **named: Any) -> None:
+        original(life, *arguments, **named)
+        life.ends.append(life.ends[-1])
+
+    return end
+
+
+def losing_a_token(original: Any) -> Any:
+    def preempt(life: Lifecycle, request: Any, now: float) -> None:
+        life.arrays.num_tokens[request.slot] -= 1
+        original(life, request, now)
+
+    return preempt
+
+
+def forgetting_flights(original: Any) -> Any:
+    return lambda life, slot: int(life.arrays.num_computed[slot])
+
+
+def three_more(original: Any) -> Any:
+    return lambda *arguments: original(*arguments) + 3
+
+
+def with_a_token_more(original: Any) -> Any:
+    def remove(queue: WaitingQueue, request: Request) -> None:
+        original(queue, request)
+        queue.num_tokens += 1
+
+    return remove
+
+
+def misnaming(original: Any) -> Any:
+    """Names the content of one block more than was computed."""
+    return lambda cache, request, num: original(cache, request, num + cache.block_size)
+
+
+def queued_twice(original: Any) -> Any:
+    def submit(life: Lifecycle, *arguments: Any) -> None:
+        original(life, *arguments)
+        if life.changes and isinstance(life.changes[-1], Queued):
+            life.changes.append(life.changes[-1])
+
+    return submit
+
+
+def never_queued(original: Any) -> Any:
+    def submit(life: Lifecycle, *arguments: Any) -> None:
+        original(life, *arguments)
+        life.changes[:] = [change for change in life.changes if not isinstance(change, Queued)]
+
+    return submit
+
+
+def untold(original: Any) -> Any:
+    return lambda *arguments: replace(original(*arguments), estimate_s=None)
+
+
+def always(value: Any) -> Callable[[Any], Any]:
+    return lambda original: lambda *_, **__: value
+
+
+def pessimistic(original: Any) -> Any:
+    """Thinks that a step takes far longer than it does."""
+
+    def machine(judge: Outlook) -> Any:
+        true = original(judge)
+        return replace(true, prices=CostModel(step_s=5.0 * true.prices.step_s))
+
+    return machine
+
+
+def highest(original: Any) -> Any:
+    def choose(life: Lifecycle, spared: set[int], *_: Any) -> Any:
+        candidates = [request for request in life.running if request.slot not in spared]
+        return max(candidates, key=lambda request: int(life.arrays.level[request.slot]))
+
+    return choose
+
+
+def unowned(original: Any) -> Any:
+    """Does not own up to a preemption."""
+
+    def preempt(at_fault: Any, *arguments: Any) -> None:
+        original(at_fault, *arguments)
+        at_fault._has_preempted = False
+
+    return preempt
+
+
+def stingy(original: Any) -> Any:
+    """Promises what is needed now, not what may be needed."""
+    return lambda admissions, request: len(request.tokens)
+
+
+def as_fresh(original: Any) -> Any:
+    """Forgets who was thrown out."""
+
+    def push(order: FairOrder, request: Request) -> None:
+        count, request.num_preemptions = request.num_preemptions, 0
+        original(order, request)
+        request.num_preemptions = count
+
+    return push
+
+
+SABOTAGES = [
+    # Blocks.
+    Sabotage("free + cached + used = all", "", BlockPool, "release", releasing_too_little),
+    Sabotage("reference counts add up", "reference counts", BlockPool, "share", without),
+    Sabotage("no block is writable by two", "", KVCache, "match", matching_all),
+    Sabotage("who ended holds no blocks", "", KVCache, "free", without),
+    Sabotage(
+        "what is read is what belongs there", "reads position", KVCache, "register", misnaming
+    ),
+    # Places.
+    Sabotage("who runs is in the arrays", "", Lifecycle, "_bury", without),
+    Sabotage("the queue counts its tokens", "miscounts", WaitingQueue, "remove", with_a_token_more),
+    Sabotage("tenants are counted", "miscounted", Tenants, "stop", always(False)),
+    Sabotage("tenants run no more than they may", "", Tenants, "is_at_limit", always(False)),
+    Sabotage("the queue is bounded", "_check_bounds", Door, "_crowd", without),
+    # What clients are told.
+    Sabotage("one end each", "take", Lifecycle, "_end_in_error", twice_ended),
+    Sabotage("no token after the end", "", Lifecycle, "_drop_from_flights", forgetting_flights),
+    Sabotage("output is the reference", "", Lifecycle, "preempt", losing_a_token),
+    Sabotage("queued once", "check_queued", Lifecycle, "submit", queued_twice),
+    Sabotage("queued at all", "check_history", Lifecycle, "submit", never_queued),
+    Sabotage("a refusal is told what is likely", "_check_unreachable", outlook, "_late", untold),
+    # Time.
+    Sabotage("who is late ends", "turn", WaitingQueue, "due", always([])),
+    Sabotage("nobody is overslept", "_check_wakeup", Lifecycle, "next_expiry_s", always(NO_TIME)),
+    Sabotage("in time alone, not refused", "check_refused_alone", Outlook, "_machine", pessimistic),
+    # Order.
+    Sabotage("the budget holds", "launch", Pace, "budget", three_more),
+    Sabotage("lowest class is thrown out", "_check_victims", planner, "choose_victim", highest),
+    Sabotage("nobody new after a preemption", "_check_yields", Planner, "_preempt", unowned),
+    Sabotage("who is in stays in", "check_order", Admissions, "_reserve_tokens", stingy),
+    Sabotage("passing is bounded", "note_admission", Admissions, "_may_be_passed", always(True)),
+    Sabotage("the thrown out come first", "_check_lines", FairOrder, "push", as_fresh),
+]
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("sabotage", SABOTAGES, ids=lambda sabotage: sabotage.law)
+def test_a_broken_engine_is_noticed(sabotage: Sabotage, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = getattr(sabotage.place, sabotage.name)
+    monkeypatch.setattr(sabotage.place, sabotage.name, sabotage.broken(original))
+
+    for first in range(0, NUM_GAMES, AT_ONCE):
+        failures = play_some(range(first, first + AT_ONCE), NUM_TURNS).failures
+        if any(sabotage.told in failure for failure in failures):
+            return
+
+    raise AssertionError(f"{NUM_GAMES} games, and nobody noticed")

@@ -1,0 +1,73 @@
+"""Who may be told that a deadline is out of reach: judged by letting them run.
+
+Owns the counterfactual. A request that had an engine to itself, one that knows the exact prices of
+its device, was refused at submission: then a fresh engine that foresees nothing must indeed be late
+with it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from penstock.executor.config import ExecutorConfig, ExecutorKind
+from penstock.executor.simulated.executor import SimulatedExecutor
+from penstock.executor.simulated.pace import VirtualClock
+from penstock.scheduler.engine import Engine
+from penstock.scheduler.events import Failed
+from penstock.scheduler.request import NO_TIME, FailureReason, RequestSpec
+from support.game_records import Game, Told
+
+MAX_TURNS = 200
+ROUNDING_S = 1e-6
+UNREACHABLE = (FailureReason.TTFT_DEADLINE_UNREACHABLE, FailureReason.DEADLINE_UNREACHABLE)
+
+
+def check_refused_alone(game: Game, told: Told, end: Failed) -> None:
+    """With exact prices and nobody else in the engine, whoever can be in time is not refused."""
+    spec = told.spec
+    if end.reason not in UNREACHABLE or not (told.was_alone and game.knows_prices):
+        return
+    # A second output of the request is company; prefill under a target may be slower than it could.
+    is_company = any(
+        one is not told and one.spec.request_id == spec.request_id for one in game.history
+    )
+    if is_company or end.at_s > spec.arrival_s or game.config.target_itl_s is not None:
+        return
+    first_s, last_s = run_alone(game, spec)
+    is_late = first_s >= spec.ttft_deadline_s - ROUNDING_S or last_s >= spec.deadline_s - ROUNDING_S
+    assert is_late, (
+        f"refused, but alone it has its first token at {first_s} for {spec.ttft_deadline_s}"
+        f" and its last at {last_s} for {spec.deadline_s}"
+    )
+
+
+def run_alone(game: Game, spec: RequestSpec) -> tuple[float, float]:
+    """When a request that nothing ends but its last token has its first and last, engine clock."""
+    clock = VirtualClock(spec.arrival_s)
+    info = game.executor.info
+    executor = SimulatedExecutor(
+        ExecutorConfig(
+            kind=ExecutorKind.SIMULATED,
+            block_size=info.block_size,
+            num_blocks=info.num_blocks,
+            max_num_seqs=info.max_num_seqs,
+            max_seq_len=info.max_seq_len,
+            pipeline_depth=info.pipeline_depth,
+            simulated=replace(game.simulated, faults=()),
+        ),
+        pacer=clock,
+    )
+    config = replace(game.config, foresees_deadlines=False)
+    engine = Engine(executor, config, clock)
+    timeless = replace(spec, ttft_deadline_s=NO_TIME, deadline_s=NO_TIME, time_limit_s=NO_TIME)
+    engine.submit((timeless,))
+    first_s = NO_TIME
+    for _ in range(MAX_TURNS):
+        if not engine.has_work:
+            break
+        events = engine.step()
+        if len(events.tokens):
+            first_s = min(first_s, events.at_s)
+    last_s = clock()
+    engine.close()
+    return first_s, last_s

@@ -1,0 +1,215 @@
+"""How long blocks stay: claims of requests, holds of sessions."""
+
+import numpy as np
+import pytest
+
+from penstock.scheduler.block_pool import BlockPool
+from penstock.scheduler.cached_blocks import DEFAULT_LEVEL
+from penstock.scheduler.request_options import CacheRetention
+from penstock.scheduler.sessions import SessionKey, Sessions
+
+KEY: SessionKey = ("tenant", "dialogue", b"salt")
+OTHER: SessionKey = ("tenant", "another", b"salt")
+
+
+def pool_of(num_blocks: int, *, most: int = 100, each: int = 100, ttl_s: float = 10.0) -> BlockPool:
+    return BlockPool(
+        num_blocks, Sessions(level=60, ttl_s=ttl_s, max_num_blocks=most, max_num_each=each)
+    )
+
+
+def named(pool: BlockPool, count: int) -> list[int]:
+    """Blocks in use whose names are their numbers."""
+    blocks: list[int] = pool.allocate(count).tolist()
+    for block in blocks:
+        pool.register(block, name(block))
+    return blocks
+
+
+def name(block: int) -> bytes:
+    return block.to_bytes(4, "big")
+
+
+def leave(
+    pool: BlockPool, blocks: list[int], priority: int | None = None, duration_s: float = np.inf
+) -> None:
+    retention = (
+        None if priority is None else CacheRetention(priority=priority, duration_s=duration_s)
+    )
+    pool.release(np.array(blocks, dtype=np.int32), retention, now=0.0)
+    assert pool.faults() == []
+
+
+def levels(pool: BlockPool, blocks: list[int]) -> list[int | None]:
+    assert pool.faults() == []
+    return [pool.level(block) for block in blocks]
+
+
+def evicted(pool: BlockPool, blocks: list[int]) -> list[int]:
+    """`blocks` in the order in which the pool gives them up."""
+    order: list[int] = []
+    while set(blocks) - set(order):
+        (block,) = pool.allocate(1).tolist()
+        order.append(block)
+        assert pool.faults() == []
+    return [block for block in order if block in blocks]
+
+
+def test_blocks_stay_by_level_before_age() -> None:
+    pool = pool_of(4)
+    blocks = named(pool, 4)
+    for block, priority in zip(blocks, (90, 0, None, 50), strict=True):
+        leave(pool, [block], priority)
+    assert evicted(pool, blocks) == [blocks[1], blocks[2], blocks[3], blocks[0]]
+
+
+@pytest.mark.parametrize("priority", [80, 5])
+def test_a_retention_falls_back_to_the_default_when_its_time_is_up(priority: int) -> None:
+    pool = pool_of(3)
+    a, b, c = named(pool, 3)
+    leave(pool, [a])
+    leave(pool, [b], priority, duration_s=5.0)
+    leave(pool, [c])
+    pool.expire(4.9)
+    assert levels(pool, [a, b, c]) == [DEFAULT_LEVEL, priority, DEFAULT_LEVEL]
+    pool.expire(5.0)
+    assert evicted(pool, [a, b, c]) == [a, b, c], "as old as it was"
+
+
+def test_of_several_wishes_the_highest_counts_and_no_low_one_beside_others() -> None:
+    pool = pool_of(4)
+    blocks = named(pool, 4)
+    for twice in range(2):
+        del twice
+        pool.share(blocks)
+    plain, low, low_first, own = ([block] for block in blocks)
+    leave(pool, plain, 80)
+    leave(pool, plain, 50)
+    leave(pool, plain)
+    leave(pool, low)
+    leave(pool, low, 0)
+    leave(pool, low, 0)
+    leave(pool, low_first, 0)
+    leave(pool, low_first, 0)
+    leave(pool, low_first)
+    for _ in range(3):
+        leave(pool, own, 7)
+    assert levels(pool, blocks) == [80, DEFAULT_LEVEL, DEFAULT_LEVEL, 7]
+
+
+def test_what_is_not_known_by_content_has_no_standing() -> None:
+    pool = pool_of(2)
+    a, b = pool.allocate(2).tolist()
+    leave(pool, [a, b], 90)
+    assert pool.num_cached == 0
+    (block,) = named(pool, 1)
+    leave(pool, [block], 90)
+    pool.share([block])
+    pool.forget(np.array([block], dtype=np.int32))
+    leave(pool, [block])
+    (again,) = named(pool, 1)
+    assert again == block
+    leave(pool, [again])
+    assert levels(pool, [again]) == [DEFAULT_LEVEL]
+
+
+def test_a_session_holds_its_blocks_for_its_time() -> None:
+    pool = pool_of(4)
+    blocks = named(pool, 2)
+    pool.hold(KEY, 1, blocks, now=0.0)
+    leave(pool, blocks)
+    (later,) = named(pool, 1)
+    leave(pool, [later])
+    assert levels(pool, blocks) == [60, 60]
+    pool.sessions.renew(KEY, 9.0)
+    pool.expire(18.9)
+    assert levels(pool, blocks) == [60, 60]
+    pool.expire(19.0)
+    assert len(pool.sessions) == 0
+    assert evicted(pool, [*blocks, later]) == [*reversed(blocks), later]
+
+
+def test_a_turn_takes_the_place_of_the_one_before() -> None:
+    pool = pool_of(6)
+    first = named(pool, 3)
+    pool.hold(KEY, 1, first, now=0.0)
+    leave(pool, first)
+    pool.share(first[:2])
+    second = [*first[:2], *named(pool, 1)]
+    pool.hold(KEY, 2, second, now=1.0)
+    leave(pool, second)
+    assert levels(pool, first) == [60, 60, DEFAULT_LEVEL]
+    assert pool.sessions.blocks_of(KEY) == tuple(second)
+
+
+def test_the_outputs_of_one_turn_are_held_side_by_side() -> None:
+    pool = pool_of(6, each=3)
+    shared, one, other, third = named(pool, 4)
+    pool.hold(KEY, 1, [shared, one], now=0.0)
+    pool.hold(KEY, 1, [shared, other, third], now=0.0)
+    assert pool.sessions.blocks_of(KEY) == (shared, one, other)
+
+
+def test_a_session_keeps_the_head_of_its_dialogue() -> None:
+    pool = pool_of(6, each=2)
+    blocks = named(pool, 4)
+    pool.hold(KEY, 1, blocks, now=0.0)
+    leave(pool, blocks)
+    assert levels(pool, blocks) == [60, 60, DEFAULT_LEVEL, DEFAULT_LEVEL]
+
+
+def test_over_the_budget_the_session_used_longest_ago_lapses() -> None:
+    pool = pool_of(8, most=4)
+    shared, *rest = named(pool, 5)
+    pool.hold(KEY, 1, [shared, *rest[:2]], now=0.0)
+    pool.hold(OTHER, 2, [shared, rest[2]], now=1.0)
+    assert pool.sessions.num_held_blocks == 4, "a shared block counts once"
+    pool.sessions.renew(KEY, 2.0)
+    leave(pool, [shared, *rest])
+    pool.hold(("", "new", b""), 3, [rest[3]], now=3.0)
+    assert pool.sessions.blocks_of(OTHER) == ()
+    assert levels(pool, [shared, *rest]) == [60, 60, 60, DEFAULT_LEVEL, 60]
+
+
+def test_a_block_that_two_sessions_hold_stays_with_the_other() -> None:
+    pool = pool_of(4)
+    shared, own = named(pool, 2)
+    pool.hold(KEY, 1, [shared, own], now=0.0)
+    pool.hold(OTHER, 2, [shared], now=5.0)
+    leave(pool, [shared, own])
+    pool.expire(10.0)
+    assert levels(pool, [shared, own]) == [60, DEFAULT_LEVEL]
+
+
+def test_an_evicted_block_is_lost_to_its_sessions() -> None:
+    pool = pool_of(2)
+    blocks = named(pool, 2)
+    pool.hold(KEY, 1, blocks, now=0.0)
+    pool.hold(OTHER, 2, blocks[:1], now=0.0)
+    leave(pool, blocks)
+    assert pool.allocate(1).tolist() == blocks[1:], "the tail first"
+    assert pool.sessions.blocks_of(KEY) == tuple(blocks[:1])
+    pool.allocate(1)
+    assert len(pool.sessions) == 0
+    assert pool.faults() == []
+
+
+def test_a_higher_retention_beats_the_session_and_outlives_it() -> None:
+    pool = pool_of(2)
+    (block,) = named(pool, 1)
+    pool.hold(KEY, 1, [block], now=0.0)
+    leave(pool, [block], 80, duration_s=20.0)
+    assert levels(pool, [block]) == [80]
+    pool.expire(10.0)
+    assert levels(pool, [block]) == [80]
+    pool.expire(20.0)
+    assert levels(pool, [block]) == [DEFAULT_LEVEL]
+
+
+def test_a_session_outlives_a_higher_retention() -> None:
+    pool = pool_of(2)
+    (block,) = named(pool, 1)
+    pool.hold(KEY, 1, [block], now=0.0)
+    leave(pool, [block], 80, duration_s=2.0)
+    pool.expire(2.0)
+    assert levels(pool, [block]) == [60]

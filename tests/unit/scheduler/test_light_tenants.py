@@ -1,0 +1,217 @@
+"""Who is light beside whom, what goes before others for it, and who gives way."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from penstock.scheduler.config import AdmissionPolicy, SchedulerConfig
+from penstock.scheduler.engine import Engine
+from penstock.scheduler.events import Admitted, Finished, Preempted, StepEvents
+from penstock.scheduler.request import NO_TIME, FinishReason
+from penstock.scheduler.shares import Shares
+from penstock.scheduler.tenants import Tenants
+from penstock.scheduler.victims import choose_victim
+from penstock.scheduler.yielders import MAX_YIELDS, Lack, choose_yielders
+from support.core import NullExecutor, ends, make_engine, make_info, make_spec, run_until_idle
+
+
+def build(
+    *, num_blocks: int = 64, max_num_seqs: int = 4, depth: int = 1, **options: Any
+) -> tuple[Engine, NullExecutor]:
+    settings: dict[str, Any] = {
+        "max_num_batched_tokens": 16,
+        "watermark": 0.0,
+        "yield_ratio": 2.0,
+        **options,
+    }
+    info = make_info(num_blocks=num_blocks, max_num_seqs=max_num_seqs, pipeline_depth=depth)
+    return make_engine(info, SchedulerConfig(**settings))
+
+
+def submit(engine: Engine, tenant: str, keys: Sequence[int], **options: Any) -> None:
+    for key in keys:
+        engine.submit((make_spec(key, tenant=tenant, **options),))
+
+
+def admitted(events: StepEvents) -> list[int]:
+    return [change.key for change in events.changes if isinstance(change, Admitted)]
+
+
+def preempted(events: StepEvents) -> list[int]:
+    return [change.key for change in events.changes if isinstance(change, Preempted)]
+
+
+def shares_of(engine: Engine, ratio: float = 2.0) -> Shares:
+    life = engine.scheduler.life
+    return Shares(life.arrays, life.cache, life.running, life.tenants, ratio)
+
+
+def flooded(num_running: int = 4, **options: Any) -> tuple[Engine, NullExecutor]:
+    """An engine whose slots are all a flood's, with more of it waiting."""
+    engine, executor = build(max_num_seqs=num_running, **options)
+    submit(engine, "flood", range(1, 2 * num_running + 1), prompt=3, max_tokens=12)
+    engine.step()
+    assert engine.scheduler.num_running == num_running
+    return engine, executor
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_flood_gives_a_slot_to_a_light_tenant_and_loses_nothing_but_time(depth: int) -> None:
+    engine, _ = flooded(depth=depth)
+    submit(engine, "quiet", [11], prompt=3, max_tokens=2)
+    told = [engine.step(), engine.step(), engine.step()]
+    assert [key for events in told for key in admitted(events)] == [11]
+    assert sum(len(preempted(events)) for events in told) == 1
+    finished = ends([*told, *run_until_idle(engine)])
+    assert len(finished) == 9
+    assert all(
+        isinstance(end, Finished) and end.reason is FinishReason.LENGTH for end in finished.values()
+    )
+
+
+def test_blocks_come_from_the_one_who_loses_least_of_those_that_free_enough() -> None:
+    engine, _ = build(num_blocks=20, max_num_batched_tokens=64)
+    submit(engine, "flood", [1], prompt=24, max_tokens=8)
+    submit(engine, "flood", [2], prompt=12, max_tokens=8)
+    submit(engine, "flood", [3], prompt=28, max_tokens=8)
+    engine.step()
+    submit(engine, "quiet", [11], prompt=16, max_tokens=1)
+    told = engine.step()
+    assert preempted(told) == [2], "its 3 blocks and the 1 that was free"
+    assert admitted(told) == [11]
+
+
+def test_nobody_is_thrown_out_when_it_would_not_suffice() -> None:
+    engine, _ = build(num_blocks=20, max_num_batched_tokens=64)
+    submit(engine, "flood", [1, 2], prompt=28, max_tokens=8)
+    submit(engine, "flood", [3], prompt=12, max_tokens=8, priority=1)
+    engine.step()
+    life, shares = engine.scheduler.life, shares_of(engine)
+    before = shares.dominant.copy()
+    lack = Lack(tenant=5, level=0, is_slot=False, num_blocks_short=15, num_blocks=3)
+    assert choose_yielders(life, shares, lack, set()) == []
+    assert (shares.dominant == before).all()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"yield_ratio": NO_TIME}, {"admission_policy": AdmissionPolicy.GUARANTEED_NO_EVICT}],
+)
+def test_who_is_in_stays_in_where_that_is_asked_for(options: dict[str, Any]) -> None:
+    engine, _ = flooded(**options)
+    submit(engine, "quiet", [11], prompt=3, max_tokens=2)
+    told = run_until_idle(engine)
+    assert not any(preempted(events) for events in told)
+
+
+def test_equals_do_not_throw_each_other_out() -> None:
+    engine, _ = build()
+    for first in (1, 2):
+        for tenant, base in (("a", 0), ("b", 20)):
+            submit(engine, tenant, [base + first], prompt=3, max_tokens=12)
+    engine.step()
+    submit(engine, "a", range(5, 15), prompt=3, max_tokens=2)
+    submit(engine, "b", range(25, 35), prompt=3, max_tokens=2)
+    assert not any(preempted(events) for events in run_until_idle(engine))
+
+
+def test_no_class_gives_way_to_a_lower_one() -> None:
+    engine, _ = build()
+    submit(engine, "flood", range(1, 9), prompt=3, max_tokens=12, priority=1)
+    engine.step()
+    submit(engine, "quiet", [11], prompt=3, max_tokens=2)
+    told = run_until_idle(engine)
+    assert not any(preempted(events) for events in told)
+
+
+def test_a_request_gives_way_so_often_and_then_stays() -> None:
+    engine, _ = flooded(2)
+    key, counts = 100, dict.fromkeys(range(1, 5), 0)
+    for _ in range(60):
+        if not engine.scheduler.life.tenants.num_waiting_of("quiet"):
+            key += 1
+            submit(engine, "quiet", [key], prompt=3, max_tokens=1)
+        for thrown_out in preempted(engine.step()):
+            counts[thrown_out] += 1
+    assert max(counts.values()) == MAX_YIELDS
+    run_until_idle(engine)
+
+
+def test_a_light_tenants_prompt_goes_before_one_under_way() -> None:
+    engine, executor = build(max_num_seqs=8)
+    submit(engine, "flood", range(1, 4), prompt=60, max_tokens=1)
+    engine.step()
+    submit(engine, "quiet", [11], prompt=9, max_tokens=1)
+    told = engine.step()
+    assert executor.batches[-1].num_tokens.tolist() == [9], "and nothing that delays it"
+    assert told.keys.tolist() == [11]
+    submit(engine, "quiet", [12], prompt=9, max_tokens=1)
+    engine.step()
+    assert int(executor.batches[-1].num_tokens.sum()) == 16, "not twice running"
+
+
+def test_prompts_under_way_are_not_starved_by_light_tenants() -> None:
+    stride = 3
+    engine, executor = build(max_num_seqs=8, num_blocks=128, aging_stride=stride)
+    submit(engine, "flood", range(1, 4), prompt=60, max_tokens=1)
+    engine.step()
+    flood = {request.slot for request in engine.scheduler.life.running}
+    served: list[bool] = []
+    for key in range(100, 160):
+        submit(engine, "quiet", [key], prompt=15, max_tokens=1)
+        engine.step()
+        served.append(bool(flood & set(executor.batches[-1].slots.tolist())))
+        if len(engine.scheduler.life.running) < 3:
+            break
+    assert all(any(served[at : at + stride]) for at in range(len(served) - stride))
+    assert not all(served)
+
+
+def test_a_light_tenant_is_no_victim_while_others_are_there() -> None:
+    engine, _ = build(max_num_batched_tokens=64)
+    submit(engine, "flood", [1, 2, 3], prompt=9)
+    submit(engine, "quiet", [11], prompt=2, max_tokens=30)
+    engine.step()
+    life = engine.scheduler.life
+    life.tenants.charge_prompt(life.requests[11].tenant, 10_000)
+    assert choose_victim(life, set(), shares_of(engine)).spec.tenant == "flood"
+    assert choose_victim(life, set()).spec.tenant == "quiet"
+
+
+def test_weights_count_in_what_is_light() -> None:
+    for weight, is_light in ((1.0, False), (4.0, True)):
+        engine, _ = build(tenant_weights={"gold": weight})
+        submit(engine, "plain", [1, 2], prompt=3, max_tokens=9)
+        submit(engine, "gold", [3], prompt=3, max_tokens=9)
+        engine.step()
+        shares, life = shares_of(engine), engine.scheduler.life
+        assert shares.is_light(life.requests[3].tenant, num_slots=1) is is_light
+        assert not shares.is_light(life.requests[1].tenant)
+
+
+def test_age_that_did_not_let_a_request_in_does_not_shield_it() -> None:
+    engine, _ = build(aging_s=1.0)
+    submit(engine, "flood", [1], arrival_s=-100.0)
+    engine.step()
+    life = engine.scheduler.life
+    assert life.arrays.level[life.requests[1].slot] == 0
+
+
+def test_a_known_tenant_keeps_a_burst_of_what_it_left_to_others_and_a_new_name_nothing() -> None:
+    tenants = Tenants(SchedulerConfig(tenant_burst_tokens=100.0))
+    flood, quiet = tenants.join("flood"), tenants.join("quiet")
+    tenants.leave(quiet)
+    tenants.charge_prompt(flood, 70)
+    assert tenants.service[tenants.join("quiet")] == 0
+    tenants.leave(quiet)
+    tenants.charge_prompt(flood, 1000)
+    assert tenants.service[tenants.join("quiet")] == 970
+    tenants.leave(quiet)
+    assert tenants.service[tenants.join("new")] == 1070
+
+
+@pytest.mark.parametrize("ratio", [1.0, 0.0, float("nan")])
+def test_a_ratio_that_makes_equals_yield_is_refused(ratio: float) -> None:
+    with pytest.raises(ValueError, match="yield_ratio"):
+        SchedulerConfig(yield_ratio=ratio)

@@ -1,0 +1,243 @@
+"""Sessions and retention through the engine: what a turn leaves, and who yields."""
+
+from dataclasses import replace
+
+import pytest
+
+from penstock.scheduler.block_hash import chain_root, hash_blocks
+from penstock.scheduler.config import SchedulerConfig
+from penstock.scheduler.engine import Engine
+from penstock.scheduler.events import Admitted, Preempted, StepEvents
+from penstock.scheduler.request import FinishReason, RequestSpec
+from penstock.scheduler.request_options import CacheRetention
+from penstock.scheduler.sessions import retained_as_session, session_key
+from support.core import (
+    BLOCK_SIZE,
+    SALT,
+    FakeClock,
+    NullExecutor,
+    make_info,
+    make_spec,
+    run_until_idle,
+)
+
+TOKEN = 7
+"""What the executor answers with, always."""
+
+
+def engine_of(
+    num_blocks: int, clock: FakeClock | None = None, *, depth: int = 1, **config: float
+) -> Engine:
+    settings = {"session_ttl_s": 100.0, "max_session_share": 1.0, **config}
+    if "max_session_tokens" in settings:
+        settings["max_session_tokens"] = int(settings["max_session_tokens"])
+    executor = NullExecutor(make_info(num_blocks=num_blocks, pipeline_depth=depth))
+    return Engine(
+        executor,
+        SchedulerConfig(watermark=0.0, **settings),  # type: ignore[arg-type]
+        clock or FakeClock(),
+    )
+
+
+def turn(key: int, session_id: str = "a", prompt: list[int] | None = None) -> RequestSpec:
+    """Eight tokens of prompt and four of output: two full blocks and 3 tokens that are computed."""
+    made = make_spec(key, prompt or list(range(8)), max_tokens=4)
+    return replace(made, session_id=session_id)
+
+
+def told(engine: Engine, *specs: RequestSpec) -> list[StepEvents]:
+    for spec in specs:
+        engine.submit((spec,))
+    events = run_until_idle(engine)
+    engine.check_integrity()
+    return events
+
+
+def num_cached(events: list[StepEvents], key: int) -> int:
+    """Prompt tokens found in the cache at the first admission."""
+    return next(
+        change.num_cached_tokens
+        for event in events
+        for change in event.changes
+        if isinstance(change, Admitted) and change.key == key
+    )
+
+
+def stranger(key: int, num_blocks: int) -> RequestSpec:
+    """Takes `num_blocks` in the end, and leaves them cached."""
+    return make_spec(key, (num_blocks - 1) * BLOCK_SIZE, max_tokens=BLOCK_SIZE + 1)
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_turn_finds_the_prompt_and_the_output_of_the_turn_before(depth: int) -> None:
+    engine = engine_of(16, depth=depth)
+    first = replace(turn(1), max_tokens=5)
+    told(engine, first)
+    dialogue = [*range(8), TOKEN, TOKEN, TOKEN, TOKEN, TOKEN, 20, 21]
+    # 8 + 5 tokens, the last of which was sampled and never computed: 12 are, three blocks.
+    assert num_cached(told(engine, turn(2, prompt=dialogue)), 2) == 12
+
+
+def test_a_block_is_full_only_when_its_last_token_was_computed() -> None:
+    engine = engine_of(16)
+    told(engine, turn(1))
+    # 12 tokens, 11 computed: the third block lacks its last.
+    assert num_cached(told(engine, turn(2, prompt=[*range(8), *[TOKEN] * 4, 20])), 2) == 8
+
+
+def test_sessions_outlast_the_blocks_of_others() -> None:
+    engine = engine_of(8)
+    told(engine, turn(1))
+    for key in range(2, 6):
+        told(engine, stranger(key, 5))
+    assert num_cached(told(engine, turn(9, prompt=list(range(9)))), 9) == 8
+    without = engine_of(8)
+    told(without, turn(1, session_id=""))
+    for key in range(2, 6):
+        told(without, stranger(key, 5))
+    assert num_cached(told(without, turn(9, prompt=list(range(9)))), 9) == 0
+
+
+def test_sessions_yield_before_running_work_does() -> None:
+    engine = engine_of(6)
+    told(engine, turn(1), turn(2, "b", prompt=list(range(50, 58))))
+    assert engine.scheduler.life.cache.pool.sessions.num_held_blocks == 4
+    events = told(engine, stranger(3, 3), stranger(4, 3))
+    changes = [change for event in events for change in event.changes]
+    assert not [change for change in changes if isinstance(change, Preempted)]
+    assert {c.at_s for c in changes if isinstance(c, Admitted)} == {0.0}, "both at once"
+    assert num_cached(told(engine, turn(9, prompt=list(range(9)))), 9) == 0
+
+
+def test_a_session_lapses_after_its_time_to_live() -> None:
+    clock = FakeClock()
+    engine = engine_of(8, clock)
+    told(engine, turn(1))
+    clock.now_s = 99.0
+    told(engine, turn(2))
+    clock.now_s = 198.0
+    told(engine, stranger(3, 6))
+    assert num_cached(told(engine, turn(4, prompt=list(range(9)))), 4) == 8
+    clock.now_s = 298.1
+    told(engine, stranger(5, 6), stranger(6, 6))
+    assert num_cached(told(engine, turn(7, prompt=list(range(9)))), 7) == 0
+
+
+def test_a_turn_that_waits_renews_its_session() -> None:
+    clock = FakeClock()
+    engine = engine_of(16, clock)
+    told(engine, turn(1))
+    clock.now_s = 90.0
+    engine.submit((turn(2, prompt=list(range(9))),))
+    clock.now_s = 150.0
+    engine.scheduler.life.expire(clock.now_s)
+    assert engine.scheduler.life.cache.pool.sessions.num_held_blocks == 2
+    run_until_idle(engine)
+
+
+def test_the_share_of_the_pool_is_a_budget() -> None:
+    engine = engine_of(8, max_session_share=0.25)
+    told(engine, turn(1))
+    told(engine, turn(2, "b", prompt=list(range(50, 58))))
+    sessions = engine.scheduler.life.cache.pool.sessions
+    assert sessions.num_held_blocks == 2
+    assert sessions.blocks_of(("", "a", SALT)) == ()
+
+
+def test_a_session_keeps_so_many_tokens_of_its_head() -> None:
+    engine = engine_of(16, max_session_tokens=2 * BLOCK_SIZE)
+    told(engine, turn(1, prompt=list(range(16))))
+    assert len(engine.scheduler.life.cache.pool.sessions.blocks_of(("", "a", SALT))) == 2
+
+
+def test_tenants_and_salts_have_sessions_of_their_own() -> None:
+    specs = (
+        turn(1),
+        replace(turn(2), tenant="x"),
+        replace(turn(3), hash_salt=b"other"),
+        replace(turn(4), session_id="b"),
+    )
+    assert len({session_key(spec) for spec in specs}) == 4
+    assert session_key(replace(turn(5), hash_salt=b"")) is None
+    assert session_key(turn(6, session_id="")) is None
+
+
+def test_outputs_of_one_turn_are_all_kept() -> None:
+    engine = engine_of(32)
+    leader = replace(turn(1), max_tokens=5)
+    follower = replace(leader, key=2, leader_key=1, output_index=1)
+    engine.submit((leader, follower))
+    run_until_idle(engine)
+    engine.check_integrity()
+    kept = engine.scheduler.life.cache.pool.sessions.blocks_of(("", "a", SALT))
+    digests = hash_blocks(
+        replace(turn(3), prompt_ids=turn(3).prompt_ids).prompt_ids, BLOCK_SIZE, chain_root(SALT)
+    )
+    assert kept[:2] == tuple(engine.scheduler.life.cache.pool.match(digests))
+    assert len(kept) == 3
+
+
+def test_a_turn_that_is_cancelled_or_preempted_keeps_what_was_computed() -> None:
+    engine = engine_of(16)
+    engine.submit((turn(1),))
+    engine.step()
+    life = engine.scheduler.life
+    life.preempt(life.requests[1], 0.0)
+    assert life.cache.pool.sessions.num_held_blocks == 0, "its turn is not over"
+    engine.step()
+    engine.cancel(1, FinishReason.CANCELLED)
+    assert life.cache.pool.sessions.num_held_blocks == 2
+    engine.check_integrity()
+
+
+def test_retention_works_without_a_session() -> None:
+    clock = FakeClock()
+    engine = engine_of(8, clock)
+    keep = CacheRetention(priority=90, duration_s=5.0)
+    told(engine, replace(turn(1, session_id=""), retention=keep))
+    told(engine, stranger(2, 6), stranger(3, 6))
+    assert num_cached(told(engine, turn(4, "", prompt=list(range(9)))), 4) == 8
+    clock.now_s = 5.1
+    told(engine, stranger(5, 6), stranger(6, 8))
+    assert num_cached(told(engine, turn(7, "", prompt=list(range(9)))), 7) == 0
+
+
+def test_an_executor_with_its_own_cache_is_asked_for_a_retention() -> None:
+    config = SchedulerConfig(session_ttl_s=9.0, session_retention_priority=70)
+    asked = retained_as_session(turn(1), config)
+    assert asked.retention == CacheRetention(priority=70, duration_s=9.0)
+    assert asked.session_id == "", "and there is no second account of it here"
+    higher = CacheRetention(priority=71, duration_s=1.0)
+    assert retained_as_session(replace(turn(1), retention=higher), config).retention == higher
+    lower = CacheRetention(priority=5)
+    asked = retained_as_session(replace(turn(1), retention=lower), config)
+    assert asked.retention == CacheRetention(priority=70, duration_s=9.0)
+    plain = make_spec(2)
+    assert retained_as_session(plain, config) is plain
+
+
+def test_a_self_paced_engine_is_given_the_retention() -> None:
+    info = replace(make_info(), is_self_paced=True)
+    engine = Engine(NullExecutor(info), SchedulerConfig(), FakeClock())
+    engine.submit((turn(1),))
+    batch = engine.scheduler.schedule(0.0)
+    assert batch is not None
+    (request,) = batch.admitted
+    assert request.spec.retention == CacheRetention(priority=60, duration_s=300.0)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("session_ttl_s", 0.0, "session_ttl_s"),
+        ("session_ttl_s", float("inf"), "session_ttl_s"),
+        ("session_retention_priority", 35, "session_retention_priority must be in 36 .. 100"),
+        ("session_retention_priority", 101, "session_retention_priority"),
+        ("max_session_share", 0.0, "max_session_share"),
+        ("max_session_share", 1.1, "max_session_share"),
+        ("max_session_tokens", 0, "max_session_tokens"),
+    ],
+)
+def test_settings_out_of_bounds_are_named(field: str, value: float, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        SchedulerConfig(**{field: value})  # type: ignore[arg-type]

@@ -1,0 +1,173 @@
+"""Where a long dialogue is cut, and that the cut stays where it is while the dialogue grows."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from itertools import accumulate
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.server.text.chat_template import ChatMessage
+from penstock.server.text.chat_window import TemplateCost, cut, fit_window, measure_template
+from penstock.server.text.errors import ChatTemplateError, WindowTooSmall
+from penstock.server.text.model_files import ModelFiles
+from penstock.server.text.tokenizer import Tokenizer
+from support.tiny_tokenizers import write_model_folder
+
+BASE, OVERHEAD = 3, 4
+COST = TemplateCost(base_tokens=BASE, message_tokens=OVERHEAD)
+
+
+def num_tokens(text: str) -> int:
+    return len(text)
+
+
+def turns(*lengths: int, lead: int | None = None) -> list[ChatMessage]:
+    """Messages of so many tokens, the question first; roles of one letter are one token."""
+    told = [
+        ChatMessage(role="ua"[index % 2], content="x" * length)
+        for index, length in enumerate(lengths)
+    ]
+    return told if lead is None else [ChatMessage(role="system", content="s" * lead), *told]
+
+
+class Encoder:
+    """Costs what the sum says, and `surplus` more for every message."""
+
+    def __init__(self, surplus: int = 0) -> None:
+        self.surplus = surplus
+        self.num_messages_encoded = 0
+
+    def __call__(self, messages: Sequence[ChatMessage]) -> list[ChatMessage | None]:
+        self.num_messages_encoded += len(messages)
+        size = BASE + sum(
+            OVERHEAD + self.surplus + len(message.role) + len(message.content)
+            for message in messages
+        )
+        return [*messages, *[None] * (size - len(messages))]
+
+
+def kept(
+    messages: Sequence[ChatMessage], window_tokens: int, encode: Encoder | None = None
+) -> tuple[list[ChatMessage], int]:
+    encoded, num_dropped = fit_window(
+        messages, window_tokens, encode=encode or Encoder(), num_tokens=num_tokens, cost=COST
+    )
+    assert len(encoded) <= window_tokens
+    return [message for message in encoded if message is not None], num_dropped
+
+
+def test_what_fits_is_left_alone() -> None:
+    dialogue = turns(5, 5, 5, lead=5)
+    assert kept(dialogue, BASE + 15 + 3 * 10) == (dialogue, 0)
+    assert kept(dialogue, BASE + 15 + 3 * 10 - 1)[1] > 0
+
+
+def test_the_lead_and_the_last_turn_stay_and_a_question_comes_first() -> None:
+    dialogue = turns(5, 5, 5, 5, 5, lead=5)
+    left, num_dropped = kept(dialogue, 50)
+    assert left == [dialogue[0], *dialogue[1 + num_dropped :]]
+    assert left[1].role == "u"
+    assert left[-1] is dialogue[-1]
+
+
+def test_a_window_that_is_too_small_is_refused_with_what_is_needed() -> None:
+    dialogue = turns(5, 5, 5, lead=5)
+    assert kept(dialogue, BASE + 15 + 10)[1] == 2
+    with pytest.raises(WindowTooSmall, match=f"have {BASE + 15 + 10} tokens"):
+        kept(dialogue, BASE + 15 + 9)
+
+
+def test_a_dialogue_of_a_lead_alone_is_taken_or_refused() -> None:
+    lead = turns(lead=5)
+    assert kept(lead, BASE + 15) == (lead, 0)
+    with pytest.raises(WindowTooSmall):
+        kept(lead, BASE + 14)
+
+
+@given(
+    lengths=st.lists(st.integers(0, 30), min_size=1, max_size=60),
+    lead=st.none() | st.integers(0, 20),
+    window=st.integers(60, 300),
+    surplus=st.integers(0, 3),
+)
+def test_a_growing_dialogue_is_cut_in_strides(
+    lengths: list[int], lead: int | None, window: int, surplus: int
+) -> None:
+    dialogue = turns(*lengths, lead=lead)
+    num_leading = lead is not None
+    cuts: list[int] = []
+    for end in range(num_leading + 1, len(dialogue) + 1, 2):
+        left, num_dropped = kept(dialogue[:end], window, Encoder(surplus))
+        assert left == [*dialogue[:num_leading], *dialogue[num_leading + num_dropped : end]]
+        cuts.append(num_dropped)
+    if not surplus:
+        assert cuts == sorted(cuts)
+    # A cut leaves about half of the window, and only that much text moves it again.
+    num_moves = len(set(cuts)) - 1
+    total = sum(len(message.content) + 1 + OVERHEAD + surplus for message in dialogue)
+    room = window - BASE - (0 if lead is None else lead + 6 + OVERHEAD + surplus)
+    longest = 2 * (30 + 1 + OVERHEAD + surplus)
+    if room > 2 * longest:
+        assert num_moves <= (2 if surplus else 1) * (1 + total / (room / 2 - longest / 2))
+
+
+@given(costs=st.lists(st.integers(1, 20), min_size=1, max_size=40), room=st.integers(1, 100))
+def test_a_cut_follows_from_the_dialogue_so_far(costs: list[int], room: int) -> None:
+    sums = [0, *accumulate(costs)]
+    may_start = [index % 2 == 0 for index in range(len(costs))]
+    starts = [cut(sums[: end + 1], may_start[:end], room) for end in range(1, len(costs) + 1)]
+    for end, start in enumerate(starts, start=1):
+        assert may_start[start]
+        is_last = start == max(i for i in range(end) if may_start[i])
+        assert sums[end] - sums[start] <= room or is_last or end - start <= 2
+    for before, after, end in zip(starts, starts[1:], range(2, len(costs) + 1), strict=False):
+        assert after == before or sums[end] - sums[before] > room
+
+
+def test_long_dialogues_are_encoded_about_once() -> None:
+    encode = Encoder()
+    dialogue = turns(*[7] * 511)
+    kept(dialogue, 200, encode)
+    assert encode.num_messages_encoded < 20
+    wrong = Encoder(surplus=2)
+    kept(dialogue, 200, wrong)
+    assert wrong.num_messages_encoded < 60
+
+
+def test_the_templates_share_is_measured() -> None:
+    messages = [ChatMessage(role="user", content="a"), ChatMessage(role="assistant", content="b")]
+    cost = measure_template(Encoder(), num_tokens)
+    assert cost == COST
+    assert len(Encoder()(messages)) == BASE + 2 * OVERHEAD + len("usera" + "assistantb")
+
+    def refusing(messages: Sequence[ChatMessage]) -> list[None]:
+        raise ChatTemplateError("no")
+
+    assert measure_template(refusing, num_tokens).message_tokens > 0
+
+
+@pytest.fixture
+def tokenizer(tmp_path: Path) -> Tokenizer:
+    return Tokenizer(ModelFiles.load(write_model_folder(tmp_path)))
+
+
+def test_the_sum_is_exact_for_a_usual_template(tokenizer: Tokenizer) -> None:
+    dialogue = [
+        ChatMessage(role=("user", "assistant")[index % 2], content="the gentle rain " * (index % 5))
+        for index in range(21)
+    ]
+    whole = tokenizer.encode_chat(dialogue)
+    fitting = asyncio.run(tokenizer.encode_chat_async(dialogue, window_tokens=len(whole)))
+    assert fitting.num_dropped_messages == 0
+    assert fitting.ids.tolist() == whole.ids.tolist()
+    smaller = asyncio.run(tokenizer.encode_chat_async(dialogue, window_tokens=len(whole) - 1))
+    assert 0 < smaller.num_dropped_messages < 20
+    assert smaller.text == tokenizer.encode_chat(dialogue[smaller.num_dropped_messages :]).text
+    with pytest.raises(WindowTooSmall):
+        asyncio.run(tokenizer.encode_chat_async(dialogue, window_tokens=3))
+    tokenizer.close()
