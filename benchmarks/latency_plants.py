@@ -5,7 +5,7 @@ scheduler limits its steps.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -33,12 +33,14 @@ class Load:
     """Requests that decode, and behind them prompts of one output token without end.
 
     `num_decoding`: (from which share of the run, how many are wanted). Each decodes
-    `num_output_tokens` and is followed by another; who is too many is cancelled.
+    `num_output_tokens` and is followed by another; who is too many is cancelled. `is_varied`: that
+    is the mean, and lengths lie evenly between one token and twice as many.
     """
 
     num_decoding: tuple[tuple[float, int], ...] = ((0.0, 64),)
     num_prompt_tokens: int = 512
     num_output_tokens: int = 512
+    is_varied: bool = False
 
     def wanted(self, share: float) -> int:
         """How many should decode at this share of the run."""
@@ -64,6 +66,18 @@ class Plant:
     is_changing: bool = False
     is_crowded: bool = False
     is_erratic: bool = False
+
+    @property
+    def most_decoding(self) -> float:
+        """How many the target has time for with nothing beside them, as prices and lengths are.
+
+        Of answers that vary, the long ones run most of the time: the mean age of who runs is the
+        mean square of the lengths over twice their mean.
+        """
+        load = self.load
+        mean_age = load.num_output_tokens * (2 / 3 if load.is_varied else 1 / 2)
+        each_s = PRICES.decode_slot_s + (load.num_prompt_tokens + mean_age) * PRICES.context_token_s
+        return min((self.target_s - PRICES.step_s) / each_s, load.wanted(1.0))
 
 
 def linear_s(work: StepMeasure, share: float, random: np.random.Generator) -> float:
@@ -111,6 +125,8 @@ def erratic_s(work: StepMeasure, share: float, random: np.random.Generator) -> f
     return TARGET_S * float(random.lognormal(0.0, _ERRATIC_SPREAD))
 
 
+_CROWD = Load(num_decoding=((0.0, 256),), num_prompt_tokens=128, num_output_tokens=2048)
+
 PLANTS = (
     Plant(name="linear", true_s=linear_s),
     Plant(name="noisy", true_s=noisy_s, is_noisy=True),
@@ -133,8 +149,10 @@ PLANTS = (
         name="crowded",
         true_s=linear_s,
         target_s=0.016,
-        load=Load(num_decoding=((0.0, 256),), num_prompt_tokens=128, num_output_tokens=2048),
+        load=replace(_CROWD, is_varied=True),
         is_crowded=True,
     ),
+    # Who comes in together ages together and ends together.
+    Plant(name="cohorts", true_s=linear_s, target_s=0.016, load=_CROWD, is_crowded=True),
     Plant(name="erratic", true_s=erratic_s, is_noisy=True, is_erratic=True),
 )

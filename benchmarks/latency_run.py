@@ -79,18 +79,24 @@ class _Traffic:
         while len(self._decoding) > wanted:
             self._engine.cancel(self._decoding.pop())
         num_missing = wanted - len(self._decoding)
-        is_crowd = num_missing > 1
         for number in range(num_missing):
-            num_output = self._load.num_output_tokens
-            # Those who come together must not end together.
-            age = num_output * number // num_missing if is_crowd else 0
-            spec = self._spec(self._load.num_prompt_tokens, num_output - age, priority=1)
-            self._decoding.append(spec.key)
+            num_output = self._num_output(number / num_missing)
+            self._decoding.append(self._spec(self._load.num_prompt_tokens, num_output, 1).key)
         while len(self._prompts) < _NUM_BACKLOG:
             num_tokens = int(self._random.integers(_MIN_PROMPT_TOKENS, _MAX_PROMPT_TOKENS))
-            self._prompts.add(self._spec(num_tokens, 1, priority=0).key)
+            self._prompts.add(self._spec(num_tokens, 1, 0).key)
 
-    def _spec(self, num_prompt: int, max_tokens: int, *, priority: int) -> RequestSpec:
+    def _num_output(self, age: float) -> int:
+        """Tokens of an answer; of equal ones, this share is behind whoever comes in a crowd.
+
+        Those who come together would end together otherwise.
+        """
+        num_tokens = self._load.num_output_tokens
+        if self._load.is_varied:
+            return int(self._random.integers(1, 2 * num_tokens))
+        return num_tokens - int(num_tokens * age)
+
+    def _spec(self, num_prompt: int, max_tokens: int, priority: int) -> RequestSpec:
         spec = RequestSpec(
             key=self._next_key,
             request_id=str(self._next_key),

@@ -8,15 +8,15 @@ budget is the power of two that brings the most prefill with a p99 that meets th
 found with hindsight, over the whole run.
 """
 
+import math
 from argparse import ArgumentParser, Namespace
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
-from latency_plants import PLANTS, PRICES, Plant
+from latency_plants import PLANTS, Plant
 from latency_run import END_SHARE, MAX_NUM_SEQS, Run, drive, turns
 from penstock.scheduler.config import SchedulerConfig
 from penstock.server.simulation.chart import Chart, Series, svg
@@ -29,6 +29,8 @@ MIN_CHANGING_RATIO = 1.0
 MAX_NOISY_TURNS = 10.0
 """Of either limit, in a thousand steps."""
 MIN_CROWD_SHARE = 0.9
+MIN_DURATION_S = 10.0
+"""Less is over before the machine is learnt."""
 PAGE_FILE = "latency_target.html"
 _FIXED_TOKENS = (4096, 2048, 1024, 512, 256)
 _DEFAULT_TOKENS = SchedulerConfig().max_num_batched_tokens
@@ -44,8 +46,11 @@ _HEADER = (
 class Row:
     """A plant's figures. Of `best_*` None: no fixed budget meets the target, or none was tried.
 
-    `*_turns`: direction changes while nothing changes, in a thousand steps; `is_standing`: neither
-    limit moved in the last tenth of the run. `end_*`: the limits after the last step.
+    `*_turns`: direction changes in the `num_steady_steps` in which nothing changes; `steady_*`: the
+    steps of these alone. `is_standing`: neither limit moved in the last tenth of the run. `end_*`:
+    the limits after the last step, and the share of steps of the last quarter with prices that were
+    trusted. `crowd_share`: how many decode in the last tenth, of those for whom the target has
+    time.
     """
 
     plant: str
@@ -60,6 +65,7 @@ class Row:
     default_p99_ms: float
     default_prefill_per_s: float
     num_steady_steps: int
+    steady_p99_ms: float
     num_budget_turns: int
     num_limit_turns: int
     is_standing: bool
@@ -93,13 +99,14 @@ def measure(plant: Plant, duration_s: float) -> tuple[Row, Run]:
         default_p99_ms=default.itl_percentile_s(99.0) * 1e3,
         default_prefill_per_s=default.prefill_per_s,
         num_steady_steps=int(sum(span.sum() for span in steady)),
+        steady_p99_ms=float(np.percentile(run.step_s[np.any(steady, axis=0)], 99.0)) * 1e3,
         num_budget_turns=sum(turns(run.budget[span]) for span in steady),
         num_limit_turns=sum(turns(run.limit[span]) for span in steady),
         is_standing=not (np.ptp(run.budget[end]) or np.ptp(run.limit[end])),
         end_budget=int(run.budget[-1]),
         end_limit=int(run.limit[-1]),
         end_trusted_share=float(run.is_trusted[run.within(1.0 - _ERRATIC_END)].mean()),
-        crowd_share=_crowd_share(plant, run, end),
+        crowd_share=float(run.num_decodes[end].mean()) / plant.most_decoding,
     )
     return row, run
 
@@ -121,15 +128,6 @@ def _best(plant: Plant, default: Run, duration_s: float) -> tuple[int, Run] | No
             break
         best = num_tokens, run
     return best
-
-
-def _crowd_share(plant: Plant, run: Run, steps: NDArray[np.bool_]) -> float:
-    """How many decode, of those for whom the target has time with nothing beside them."""
-    load = plant.load
-    mean_context = load.num_prompt_tokens + load.num_output_tokens / 2.0
-    each_s = PRICES.decode_slot_s + mean_context * PRICES.context_token_s
-    most = min((plant.target_s - PRICES.step_s) / each_s, load.wanted(1.0))
-    return float(run.num_decodes[steps].mean() / most)
 
 
 def checks_of(plant: Plant, row: Row) -> list[Check]:
@@ -158,7 +156,7 @@ def checks_of(plant: Plant, row: Row) -> list[Check]:
     return checks
 
 
-def _check(  # noqa: PLR0913
+def _check(
     row: Row,
     name: str,
     value: float,
@@ -232,14 +230,18 @@ def parser() -> ArgumentParser:
     options.add_argument(
         "--plant", action="append", choices=names, help="only this one; may repeat"
     )
+    options.add_argument("--duration-s", type=float, metavar="S", help="of each run, virtual")
     options.add_argument("--report", type=Path, metavar="DIR", help=f"write {PAGE_FILE} there")
     return options
 
 
 def main() -> None:
     """Measure and tell."""
-    options: Namespace = parser().parse_args()
-    duration_s = 600.0 if options.full else 120.0
+    command = parser()
+    options: Namespace = command.parse_args()
+    duration_s: float = options.duration_s or (600.0 if options.full else 120.0)
+    if not MIN_DURATION_S <= duration_s < math.inf:
+        command.error(f"--duration-s must be at least {MIN_DURATION_S:g}, not {duration_s}")
     rows: list[Row] = []
     runs: list[tuple[Plant, Run]] = []
     checks: list[Check] = []

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from penstock.scheduler.config import EvictionPolicy
 from penstock.server.simulation.settings import UNBOUNDED_QUEUE, Policy, SimulationConfig
 from penstock.server.simulation.sweep import Traffic, Trial, TrialResult, whole
 from penstock.server.simulation.transform import TransformConfig
@@ -35,6 +36,8 @@ class Contender:
             foresees_deadlines=self.is_told,
             target_itl_s=base.targets.itl_s if self.is_told else None,
             max_num_batched_tokens=self.max_num_batched_tokens,
+            # Better eviction is ours; the others have what servers have.
+            eviction=base.scheduler.eviction if self.policy is Policy.FAIR else EvictionPolicy.LRU,
         )
         return dataclasses.replace(base, policy=self.policy, scheduler=scheduler)
 

@@ -8,11 +8,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from penstock.scheduler.config import EvictionPolicy
 from penstock.server.simulation.optimal_cache import least_recent_hit_rate, optimal_hit_rate
+from penstock.server.simulation.settings import SimulationConfig
 from penstock.server.simulation.sweep import Trial, TrialResult
 from penstock.server.simulation.trace import TraceRequest
 from policy_bench import FAIR, FCFS, PENSTOCK, Bench, Contender, Table
 
+EVICTIONS = (EvictionPolicy.HIT_DENSITY, EvictionPolicy.LRU)
 CACHE_TOKENS = (1_000_000, 2_000_000, 4_000_000)
 
 
@@ -28,11 +31,15 @@ class PrefixReuse:
     @property
     def trials(self) -> list[Trial]:
         return [
-            self.bench.trial(
-                FAIR, self.load, base=dataclasses.replace(self.bench.base, num_blocks=num_blocks)
-            )
+            self.bench.trial(FAIR, self.load, base=self._server(num_blocks, eviction))
+            for eviction in EVICTIONS
             for num_blocks in self._sizes
         ]
+
+    def _server(self, num_blocks: int, eviction: EvictionPolicy) -> SimulationConfig:
+        base = self.bench.base
+        scheduler = dataclasses.replace(base.scheduler, eviction=eviction)
+        return dataclasses.replace(base, num_blocks=num_blocks, scheduler=scheduler)
 
     @property
     def _sizes(self) -> list[int]:
@@ -41,7 +48,9 @@ class PrefixReuse:
     def raw(self, results: Sequence[TrialResult]) -> list[dict[str, Any]]:
         rows: list[dict[str, Any]] = []
         block_size = self.bench.base.block_size
-        for num_blocks, result in zip(self._sizes, results, strict=True):
+        num_sizes = len(self._sizes)
+        ours, least_recent = results[:num_sizes], results[num_sizes:]
+        for num_blocks, result, lru in zip(self._sizes, ours, least_recent, strict=True):
             used = result.summary.kv_utilisation
             num_tokens = num_blocks * block_size
             # What running requests hold is no room for the past.
@@ -54,6 +63,7 @@ class PrefixReuse:
                     "num_cache_tokens": num_tokens,
                     "kv_utilisation": used,
                     "hits": result.summary.prefix_hit_rate,
+                    "hits_least_recent": lru.summary.prefix_hit_rate,
                     "least_recent_all": least_recent_hit_rate(
                         self.trace, num_cache_tokens=num_tokens, block_size=block_size
                     ),
@@ -68,12 +78,14 @@ class PrefixReuse:
             title="Prefix hits at half the capacity, beside Belady's rule",
             note="Belady's rule knows the future, caches a prompt the moment it arrives and"
             " evicts what is needed last; with all of the memory, and (free) with what the running"
-            " requests leave on average. LRU: the least recently used rule with all of the memory.",
+            " requests leave on average. By LRU: the engine with that eviction. Ideal LRU: that"
+            " rule with all of the memory, under Belady's conditions.",
             header=(
                 "tokens",
                 "running %",
                 "hits %",
-                "LRU %",
+                "by LRU %",
+                "ideal LRU %",
                 "Belady %",
                 "share",
                 "free %",
@@ -84,6 +96,7 @@ class PrefixReuse:
                     f"{row['num_cache_tokens']:,}",
                     100 * row["kv_utilisation"],
                     100 * row["hits"],
+                    100 * row["hits_least_recent"],
                     100 * row["least_recent_all"],
                     100 * row["belady_all"],
                     row["hits"] / row["belady_all"],

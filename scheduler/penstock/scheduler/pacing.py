@@ -13,10 +13,12 @@ Why neither limit can oscillate: both are feed-forward. A limit is a function of
 what the step holds, not of the last error, so there is no integrator to overshoot. The loop that
 remains is through the fit: what a limit lets in is what the prices are learnt from, and a machine
 that is no straight line (kernels that pad rows to tiles) could teach it one price below a limit
-and another above. So a limit falls at once and is never above what the prices allow; it rises only
-past a dead band, by a share at a time; and a rise that the prices take back under the same load
-doubles the wait for the next one as high. Under a steady load the moves of a limit thin out until
-it stands.
+and another above. So the budget falls at once and is never above what the prices allow; it rises
+only past a dead band, by a share at a time; and a rise that the prices take back under the same
+load doubles the wait for the next one as high. Under a steady load its moves thin out until it
+stands. The batch limit is slower, since who runs stays: it keeps within a sixteenth of what the
+prices allow, above or below, and holds the context near its peak, for requests that began together
+grow long together, and a limit that followed them would let in too many while they are short.
 """
 
 import math
@@ -32,6 +34,8 @@ _MAX_WAIT_STEPS = 65_536
 _MAX_MARGIN = 0.5
 _MARGIN_SMOOTHING = 1 / 32
 _CONTEXT_SMOOTHING = 1 / 32
+_CONTEXT_FADING = 1 / 1024
+_HEAVIER = 5 / 4
 _MAX_LIMIT_MOVE_SHARE = 1 / 16
 _DEFAULT_PERIOD_STEPS = 16
 
@@ -228,9 +232,12 @@ class _Probes:
 
     def note_fall(self) -> None:
         """The limit falls in this step."""
-        if self._rose_at < 0 or self._is_heavier():
+        if self._rose_at < 0:
             return
+        # It did not stand, whatever it was that made it fall.
         self._rose_at = -1
+        if self._is_heavier():
+            return
         self._failed_level = self._level
         self._wait = min(max(2 * self._wait, _MIN_WAIT_STEPS), _MAX_WAIT_STEPS)
         self._wait_until = self._num_steps + self._wait
@@ -241,16 +248,17 @@ class _Probes:
         )
 
     def _is_heavier(self) -> bool:
+        """By more than a load swings from step to step while it stays the same."""
         return any(
-            now > then * _BAND for now, then in zip(self._load, self._probe_load, strict=True)
+            now > then * _HEAVIER for now, then in zip(self._load, self._probe_load, strict=True)
         )
 
 
 class BatchLimit:
     """How many requests may run at once so that a step of decodes alone meets the target.
 
-    With c the smoothed mean context of a running request and r the least prefill of a step, for
-    which room is kept:
+    With c the mean context of a running request, held near its peak, and r the least prefill of a
+    step, for which room is kept:
 
         ideal = (aim - step_s - r prefill_token_s) / (decode_slot_s + c context_token_s)
 
@@ -321,7 +329,8 @@ class BatchLimit:
             mean = num_context_tokens / num_decodes
             if self._context_tokens < 0.0:
                 self._context_tokens = mean
-            self._context_tokens += _CONTEXT_SMOOTHING * (mean - self._context_tokens)
+            rate = _CONTEXT_SMOOTHING if mean > self._context_tokens else _CONTEXT_FADING
+            self._context_tokens += rate * (mean - self._context_tokens)
         self._num_steps += 1
         if self._num_steps % self._period == 0:
             self._move(self._ideal(prices, margin) if is_trusted else self._max)
