@@ -19,7 +19,7 @@ import numpy as np
 
 from penstock.scheduler.batch import Batch, StepResult
 from penstock.scheduler.block_hash import chain_root, hash_blocks
-from penstock.scheduler.config import SchedulerConfig, SchedulingOrder
+from penstock.scheduler.config import EvictionPolicy, SchedulerConfig, SchedulingOrder
 from penstock.scheduler.cost_model import CostModel
 from penstock.scheduler.executor import ExecutorInfo
 from penstock.scheduler.request import NO_TIME, RequestSpec
@@ -125,6 +125,7 @@ class Bench:
             max_num_waiting_tokens=1_000_000_000,
             order=order,
             foresees_deadlines=has_all,
+            eviction=EvictionPolicy.HIT_DENSITY if has_all else EvictionPolicy.LRU,
             target_itl_s=TARGET_ITL_S if has_all else None,
             known_prices=PRICES if has_all else None,
         )
@@ -148,9 +149,8 @@ class Bench:
         result = StepResult(slots=oldest.sampled_slots, tokens=tokens)
         seconds = _true_s(oldest)
         t2 = time.perf_counter_ns()
-        if self._has_all:
-            if self.scheduler.note_step(oldest, seconds):
-                self.scheduler.learn(measure_of(oldest, seconds))
+        if self._has_all and self.scheduler.note_step(oldest, seconds):
+            self.scheduler.learn(measure_of(oldest, seconds))
         self.scheduler.update(result, now)
         events = self.scheduler.take_events(batch.step, now)
         t3 = time.perf_counter_ns()

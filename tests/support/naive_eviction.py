@@ -161,7 +161,7 @@ class NaiveHitDensity:
                     gain += self.hits[kind][end]
                     cost += (left[end] + left[end + 1]) * (EDGES[end + 1] - EDGES[end])
                     best = max(best, gain / cost if cost else 0.0)
-                self.worth[kind][start] = best
+                self.worth[kind][start] = max(best, self.worth[kind - 1][start] if kind else 0.0)
         if sum(self.lives) > 64 * self.num_blocks:
             self.lives = [count // 2 for count in self.lives]
             self.hits = [[count // 2 for count in hits] for hits in self.hits]

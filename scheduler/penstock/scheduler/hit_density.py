@@ -9,6 +9,9 @@ the turns that it is expected to occupy until then. This is the Gittins index of
 abandoned (Gittins, 1979); hit density as the measure of eviction is LHD's (Beckmann, Chen and
 Cidon, NSDI 2018), which averages to the end of life where this takes the best stop.
 
+A class is worth no less than a lower one of the same age: what was used more often is the head of
+what was used less often, which cannot be found without it.
+
 Counts are integers, so the same history gives the same table everywhere.
 """
 
@@ -70,7 +73,8 @@ class HitDensity:
         spent = turns_to[:, None, 1:] - turns_to[:, :-1, None]
         is_ahead = _IS_AHEAD & (spent > 0)
         rates = np.where(is_ahead, gained / np.maximum(spent, 1), 0.0)
-        self.table = rates.max(axis=2).tolist()
+        # The head of a prefix was used no less often than its tail, which is lost without it.
+        self.table = np.maximum.accumulate(rates.max(axis=2), axis=0).tolist()
         if int(begun.sum()) > self._half_life:
             self._begun = [count // 2 for count in self._begun]
             self._hits = [[count // 2 for count in of_class] for of_class in self._hits]

@@ -242,6 +242,7 @@ MEANINGLESS = {
     "max-prefill-share": "0.5",
     "foresee-deadlines": "on",
     "step-prices": "{}",
+    "eviction": "lru",
     "max-session-share": "0.5",
     "max-session-tokens": "64",
 }

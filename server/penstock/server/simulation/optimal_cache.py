@@ -1,10 +1,11 @@
 """The prefix hit rate of a cache that knows the future: what eviction can be held against.
 
 Owns Belady's rule (1966): evict what is needed again last, and of what is needed at the same time
-the block farthest from the start of its prompt, which is worth nothing without those before it. It works on whole blocks of the trace,
-lets every prompt be cached the moment it arrives and gives all of the memory to the cache, so no
-real scheduler can do better with the same memory. Beside it the least recently used rule under the
-same generous conditions, to tell what the future is worth from what a scheduler loses.
+the block farthest from the start of its prompt, which is worth nothing without those before it. It
+works on whole blocks of the trace, lets every prompt be cached the moment it arrives and gives all
+of the memory to the cache, so no real scheduler can do better with the same memory. Beside it
+the least recently used rule under the same generous conditions, to tell what the future is worth
+from what a scheduler loses.
 """
 
 import heapq

@@ -170,6 +170,16 @@ def test_the_best_eviction_by_hand() -> None:
     assert none == 0.0
 
 
+def test_the_best_eviction_breaks_no_chain_for_what_is_needed_as_late() -> None:
+    trace = prompts((1, 2, 3), (4,), (1, 2, 3), (4,))
+
+    # Room for three: 4 comes next but one, and takes the place of 3, not of the head. Then 1, 2
+    # and 4 are found, 4 but for the token that is always computed.
+    rate = optimal_hit_rate(trace, num_cache_tokens=30, block_size=1)
+
+    assert rate == pytest.approx((20 + 9) / 80)
+
+
 def test_only_an_unbroken_prefix_is_a_hit() -> None:
     trace = prompts((1, 2), (3, 2), (1, 2))
 

@@ -1,0 +1,107 @@
+"""What cached blocks are worth, what is remembered of them, and what a pool makes of it."""
+
+import numpy as np
+import pytest
+
+from penstock.scheduler.block_pool import BlockPool
+from penstock.scheduler.eviction_order import EvictionOrder, RecencyOrder
+from penstock.scheduler.hit_density import NUM_BINS, HitDensity, bin_of
+from penstock.scheduler.hit_density_order import HitDensityOrder
+from penstock.scheduler.use_history import mark_after, mark_of
+
+EDGES = [0] + [edge << octave for octave in range(24) for edge in (16, 24)]
+
+
+def test_bins_are_two_to_an_octave() -> None:
+    ages = [age for edge in EDGES[1:] for age in (edge - 1, edge)]
+    assert [bin_of(0), *map(bin_of, ages)] == [
+        min(NUM_BINS - 1, i) for i in [0] + [j for k in range(1, len(EDGES)) for j in (k - 1, k)]
+    ]
+
+
+def test_a_value_is_the_best_rate_until_any_age() -> None:
+    density = HitDensity(2, half_life=1000)
+    density.begin(1, 4)
+    density.hit(1, 20, 2)
+    density.refit()
+    # Bins of 16, 8 and 8 turns, of which 4, 4 and then 2 blocks are there (counted twice a bin).
+    until_20 = 2 / (2 * 4 * 16 + (4 + 2) * 8)
+    assert density.table[1][0] == until_20
+    assert density.table[1][1] == 2 / ((4 + 2) * 8)
+    assert density.table[1][2] == 0.0, "none came later"
+    assert density.table[0] == [0.0] * NUM_BINS
+
+
+def test_what_was_long_ago_fades() -> None:
+    density = HitDensity(1, half_life=10)
+    density.begin(0, 100)
+    density.hit(0, 0, 100)
+    density.refit()
+    first = density.table[0][0]
+    density.begin(0, 100)
+    for _ in range(8):
+        density.refit()
+    assert 0.0 < density.table[0][0] < first
+
+
+def test_every_block_has_one_mark_at_or_before_it() -> None:
+    marks = sorted({mark_of(place) for place in range(200)})
+    assert marks == [0, 8, 32, 64, 96, 128, 160, 192]
+    for place in range(200):
+        assert mark_of(place) <= place < mark_after(place)
+        assert mark_of(mark_after(place)) == mark_after(place)
+
+
+def hits_of_dialogues(order: EvictionOrder | None) -> float:
+    """Two dialogues whose turns come seldom among prompts that come once; share of hits."""
+    pool = BlockPool(64, order=order)
+    num_found, num_asked = 0, 0
+
+    def ask(name: str, length: int) -> None:
+        nonlocal num_found, num_asked
+        digests = [f"{name} {place}".encode() for place in range(length)]
+        found = pool.match(digests)
+        pool.share(found)
+        new = pool.allocate(length - len(found))
+        table = np.concatenate((np.array(found, dtype=np.int32), new))
+        pool.register_chain(table, digests, range(len(found), length))
+        pool.release(table)
+        num_found, num_asked = num_found + len(found), num_asked + length
+        assert pool.num_available == 64
+
+    for turn in range(600):
+        ask(f"once {turn}", 10)
+        if turn % 8 == 0:
+            ask(f"dialogue {turn // 8 % 2}", 16)
+    assert pool.faults() == []
+    return num_found / num_asked
+
+
+def test_what_comes_back_is_kept_among_what_does_not() -> None:
+    assert hits_of_dialogues(None) == hits_of_dialogues(RecencyOrder()) == 0.0
+    learnt = hits_of_dialogues(HitDensityOrder(64, refit_every=20))
+    assert learnt > 0.5 * (16 / 8) / (10 + 16 / 8), "of all that could be found"
+    assert learnt == hits_of_dialogues(HitDensityOrder(64, refit_every=20)), "the same again"
+
+
+def test_no_more_is_remembered_than_the_pool_has_blocks() -> None:
+    order = HitDensityOrder(4)
+    pool = BlockPool(4, order=order)
+    for index in range(50):
+        table = pool.allocate(1)
+        pool.register_chain(table, [index.to_bytes(2, "big")], range(1))
+        pool.release(table)
+    assert order.num_remembered == 4
+    assert pool.faults() == []
+
+
+@pytest.mark.parametrize("level_first", [True, False])
+def test_before_it_has_learnt_the_oldest_tail_goes(level_first: bool) -> None:
+    pool = BlockPool(6, order=HitDensityOrder(6))
+    tables = [pool.allocate(3) for _ in range(2)]
+    for name, table in zip("ab", tables, strict=True):
+        pool.register_chain(table, [f"{name}{i}".encode() for i in range(3)], range(3))
+    for table in tables[:: 1 if level_first else -1]:
+        pool.release(table)
+    first, second = tables[:: 1 if level_first else -1]
+    assert pool.allocate(4).tolist() == [*first[::-1].tolist(), second[2]]
