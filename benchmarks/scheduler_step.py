@@ -149,7 +149,7 @@ class Bench:
         result = StepResult(slots=oldest.sampled_slots, tokens=tokens)
         seconds = _true_s(oldest)
         t2 = time.perf_counter_ns()
-        if self._has_all and self.scheduler.note_step(oldest, seconds):
+        if self._has_all and self.scheduler.note_step(oldest, seconds, now):
             self.scheduler.learn(measure_of(oldest, seconds))
         self.scheduler.update(result, now)
         events = self.scheduler.take_events(batch.step, now)

@@ -88,11 +88,11 @@ def test_bad_usage_is_one_line_and_code_2(trace: Path, tmp_path: Path) -> None:
         ("--trace", trace, "--settings", broken): "candidates.json: [0].bloks is unknown",
         ("--trace", trace, "--candidate", "{"): "--candidate: ",
         ("--trace", trace, "--candidate", "{}"): "--candidate: [0].name must be a string",
-        ("--trace", trace, "--window-s", 0): "window_s must be positive",
-        ("--trace", trace, "--max-replicas", 0): "--max-replicas must be at least 1",
-        ("--trace", trace, "--target-good-share", 2): "good_share must be in",
+        ("--trace", trace, "--window-s", 0): "--window-s must be positive",
+        ("--trace", trace, "--max-replicas", 0): "--max-replicas must be in 1 .. ",
+        ("--trace", trace, "--target-good-share", 2): "--target-good-share must be in",
         ("--trace", trace, "--start-s", 1000): "nothing is left of the trace",
-        ("--trace", trace, "--load-signal-delay-s", -1): "load_signal_delay_s must be finite",
+        ("--trace", trace, "--load-signal-delay-s", -1): "--load-signal-delay-s must be finite",
         ("--trace", trace, "--png"): "--png: needs",
     }
     for arguments, message in cases.items():
@@ -125,4 +125,4 @@ def test_no_replicas_is_bad_usage(trace: Path) -> None:
     done = penstock("simulate", "--trace", trace, "--replicas", 0)
 
     assert done.returncode == 2
-    assert "--replicas must be at least 1" in done.stderr
+    assert "--replicas must be in 1 .. " in done.stderr

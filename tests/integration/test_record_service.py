@@ -147,4 +147,4 @@ def test_a_record_of_no_size_is_refused(value: str) -> None:
     done = penstock("serve", "--executor", "simulated", "--record-max-mib", value)
 
     assert done.returncode == 2
-    assert "record_max_bytes must be at least 1" in done.stderr
+    assert "record-max-mib must be at least 1" in done.stderr

@@ -101,11 +101,11 @@ def test_bad_usage_is_one_line_and_code_2(trace: Path, tmp_path: Path) -> None:
         ("--trace", trace, "--cost", '{"step": 1}'): "--cost.step is unknown",
         ("--trace", trace, "--cost", "{"): "--cost is no JSON",
         ("--trace", trace, "--cost", "none.json"): "--cost: none.json cannot be read",
-        ("--trace", trace, "--load", "0"): "load must be positive",
+        ("--trace", trace, "--load", "0"): "--load must be in",
         ("--trace", trace, "--scheduler", '{"order": "fair"}'): "order is decided by --policy",
         ("--trace", trace, "--tenants", "a=x"): "--tenants: must be NAME=SHARE",
-        ("--trace", trace, "--max-num-batched-tokens", "8"): "max_num_batched_tokens must be at",
-        ("--trace", trace, "--num-blocks", "0"): "num_blocks must be at least 1",
+        ("--trace", trace, "--max-num-batched-tokens", "8"): "--max-num-batched-tokens must be",
+        ("--trace", trace, "--num-blocks", "0"): "--num-blocks must be at least 1",
         ("--trace", trace, "--png"): "--png: needs",
     }
     for arguments, message in cases.items():

@@ -34,6 +34,8 @@ SIGHTS = {
     "preempted",
     "prefix reused",
     "overtaken",
+    "let in for trial",
+    "told never to come back",
     "kept for a session",
 }
 

@@ -53,7 +53,7 @@ class EngineMachine(RuleBasedStateMachine):
     def submit_a_live_id_again(self, key: int) -> None:
         self.player.submit_again(key=key)
 
-    @rule(seconds=st.sampled_from([0.5, 1.0, 2.0, 5.0]))
+    @rule(seconds=st.sampled_from([0.5, 1.0, 2.0, 5.0, 600.0]))
     def pass_time(self, seconds: float) -> None:
         self.player.pass_time(seconds=seconds)
 

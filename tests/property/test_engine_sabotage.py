@@ -25,6 +25,7 @@ from penstock.scheduler.events import Queued
 from penstock.scheduler.fair_order import FairOrder
 from penstock.scheduler.kv_cache import KVCache
 from penstock.scheduler.lifecycle import Lifecycle
+from penstock.scheduler.live_prefixes import LivePrefixes
 from penstock.scheduler.outlook import Outlook
 from penstock.scheduler.pace import Pace
 from penstock.scheduler.planner import Planner
@@ -180,6 +181,7 @@ SABOTAGES = [
     # Places.
     Sabotage("who runs is in the arrays", "", Lifecycle, "_bury", without),
     Sabotage("the queue counts its tokens", "miscounts", WaitingQueue, "remove", with_a_token_more),
+    Sabotage("prefixes are counted", "live prefixes", LivePrefixes, "remove", without),
     Sabotage("tenants are counted", "miscounted", Tenants, "stop", always(False)),
     Sabotage("tenants run no more than they may", "", Tenants, "is_at_limit", always(False)),
     Sabotage("the queue is bounded", "_check_bounds", Door, "_crowd", without),
@@ -189,11 +191,12 @@ SABOTAGES = [
     Sabotage("output is the reference", "", Lifecycle, "preempt", losing_a_token),
     Sabotage("queued once", "check_queued", Lifecycle, "submit", queued_twice),
     Sabotage("queued at all", "check_history", Lifecycle, "submit", never_queued),
-    Sabotage("a refusal is told what is likely", "_check_unreachable", outlook, "_late", untold),
+    Sabotage("a refusal is told what is likely", "_check_unreachable", Outlook, "_late", untold),
     # Time.
     Sabotage("who is late ends", "turn", WaitingQueue, "due", always([])),
     Sabotage("nobody is overslept", "_check_wakeup", Lifecycle, "next_expiry_s", always(NO_TIME)),
     Sabotage("in time alone, not refused", "check_refused_alone", Outlook, "_machine", pessimistic),
+    Sabotage("never is never", "check_never", outlook, "retry_after_s", always(NO_TIME)),
     # Order.
     Sabotage("the budget holds", "launch", Pace, "budget", three_more),
     Sabotage("lowest class is thrown out", "_check_victims", planner, "choose_victim", highest),

@@ -18,7 +18,12 @@ from penstock.executor.fault import Fault, FaultKind
 from penstock.executor.simulated.pace import VirtualClock
 from penstock.executor.simulated.tokens import simulated_output
 from penstock.scheduler.block_hash import chain_root, hash_blocks
-from penstock.scheduler.config import AdmissionPolicy, SchedulerConfig, SchedulingOrder
+from penstock.scheduler.config import (
+    AdmissionPolicy,
+    EvictionPolicy,
+    SchedulerConfig,
+    SchedulingOrder,
+)
 from penstock.scheduler.cost_model import CostModel
 from penstock.scheduler.engine import Engine
 from penstock.scheduler.events import Admitted, Finished, Preempted, Queued, StepEvents
@@ -32,7 +37,7 @@ from penstock.scheduler.request import (
 from penstock.scheduler.request_options import CacheRetention, Constraint, ConstraintKind
 from support.account_laws import check_accounts
 from support.end_laws import check_failure, check_finish, check_history, check_queued
-from support.foresight_laws import check_refused_alone
+from support.foresight_laws import check_never, check_refused_alone
 from support.game_records import BudgetedExecutor, Game, Told
 from support.order_laws import check_order
 from support.order_witness import OrderWitness
@@ -60,7 +65,7 @@ class EnginePlayer:
 
     `faults`: fields of `Fault`. `prices`: step_s, prefill_token_s, decode_slot_s and
     context_token_s of the device; `known_prices`: those that the engine is told, None for none.
-    `settings`: more fields of SchedulerConfig.
+    `settings`: more fields of SchedulerConfig, `eviction` by its value.
     """
 
     def __init__(
@@ -110,7 +115,7 @@ class EnginePlayer:
             order=SchedulingOrder(order),
             known_prices=None if known_prices is None else cost_model(known_prices),
             max_num_waiting=MAX_WAITING,
-            **settings,
+            **from_plain(settings),
         )
         self.game = Game(
             engine=(engine := Engine(executor, config, clock)),
@@ -179,6 +184,8 @@ class EnginePlayer:
         specs += [follower(first, index) for index in range(1, num_outputs)]
         self.note(specs)
         game.engine.submit(tuple(specs))
+        for key, request in game.engine.scheduler.life.requests.items():
+            game.told[key].is_trial = request.is_trial
         return [spec.key for spec in specs]
 
     def note(self, specs: list[RequestSpec]) -> None:
@@ -307,6 +314,7 @@ class EnginePlayer:
             else:
                 check_failure(self.game, told, end)
                 check_refused_alone(self.game, told, end)
+                check_never(self.game, told, end)
             told.is_running = False
 
     def check_cached(self, told: Told, admitted: Admitted) -> None:
@@ -331,6 +339,13 @@ class EnginePlayer:
         assert engine.scheduler.life.cache.pool.num_used == 0
         assert engine.next_wakeup_s() == NO_TIME
         engine.close()
+
+
+def from_plain(settings: dict[str, Any]) -> dict[str, Any]:
+    """Fields of SchedulerConfig, whose enums a trace holds by their values."""
+    if "eviction" not in settings:
+        return settings
+    return settings | {"eviction": EvictionPolicy(settings["eviction"])}
 
 
 def cost_model(prices: list[float]) -> CostModel:

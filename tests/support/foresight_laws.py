@@ -2,11 +2,12 @@
 
 Owns the counterfactual. A request that had an engine to itself, one that knows the exact prices of
 its device, was refused at submission: then a fresh engine that foresees nothing must indeed be late
-with it.
+with it. Likewise for one that was told never to come back, whoever else there was.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from penstock.executor.config import ExecutorConfig, ExecutorKind
@@ -24,21 +25,31 @@ UNREACHABLE = (FailureReason.TTFT_DEADLINE_UNREACHABLE, FailureReason.DEADLINE_U
 
 def check_refused_alone(game: Game, told: Told, end: Failed) -> None:
     """With exact prices and nobody else in the engine, whoever can be in time is not refused."""
-    spec = told.spec
-    if end.reason not in UNREACHABLE or not (told.was_alone and game.knows_prices):
+    if end.reason not in UNREACHABLE or not told.was_alone:
         return
-    # A second output of the request is company; prefill under a target may be slower than it could.
+    # A second output of the request is company.
     is_company = any(
-        one is not told and one.spec.request_id == spec.request_id for one in game.history
+        one is not told and one.spec.request_id == told.spec.request_id for one in game.history
     )
-    if is_company or end.at_s > spec.arrival_s or game.config.target_itl_s is not None:
+    if is_company or end.at_s > told.spec.arrival_s:
         return
+    assert is_late_alone(game, told), "refused, but alone it is in time"
+
+
+def check_never(game: Game, told: Told, end: Failed) -> None:
+    """With exact prices, only who would be late in an engine of its own is told never to return."""
+    if end.retry_after_s == math.inf and not told.num_admissions:
+        assert is_late_alone(game, told), "told never to come back, but alone it is in time"
+
+
+def is_late_alone(game: Game, told: Told) -> bool:
+    """Whether it would miss a deadline; also where nothing can be said of that."""
+    # Prefill under a target may be slower than it could.
+    if not game.knows_prices or game.config.target_itl_s is not None:
+        return True
+    spec = told.spec
     first_s, last_s = run_alone(game, spec)
-    is_late = first_s >= spec.ttft_deadline_s - ROUNDING_S or last_s >= spec.deadline_s - ROUNDING_S
-    assert is_late, (
-        f"refused, but alone it has its first token at {first_s} for {spec.ttft_deadline_s}"
-        f" and its last at {last_s} for {spec.deadline_s}"
-    )
+    return first_s >= spec.ttft_deadline_s - ROUNDING_S or last_s >= spec.deadline_s - ROUNDING_S
 
 
 def run_alone(game: Game, spec: RequestSpec) -> tuple[float, float]:

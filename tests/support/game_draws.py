@@ -50,7 +50,7 @@ def draw_setup(random: Random) -> dict[str, Any]:
         "watermark": random.choice([0.0, 0.1, 0.3]),
         "order": order.value,
         "prices": prices,
-        "known_prices": random.choice([None, prices, prices, [2.0 * price for price in prices]]),
+        "known_prices": draw_known_prices(random, prices),
         "settings": draw_settings(random, order),
     }
 
@@ -67,6 +67,14 @@ def draw_prices(random: Random) -> list[float]:
     ]
 
 
+def draw_known_prices(random: Random, prices: list[float]) -> list[float] | None:
+    """What the engine is told of them: nothing, the truth, or what was true of another device."""
+    factor = random.choice([None, 1.0, 1.0, 2.0, 10.0, 0.1])
+    if factor is None or factor == 1.0:
+        return None if factor is None else prices
+    return [factor * price for price in prices]
+
+
 def draw_settings(random: Random, order: SchedulingOrder) -> dict[str, Any]:
     """Fields of SchedulerConfig."""
     settings: dict[str, Any] = {
@@ -74,7 +82,7 @@ def draw_settings(random: Random, order: SchedulingOrder) -> dict[str, Any]:
         "target_itl_s": random.choice([None, None, 0.3, 1.5, 4.0]),
         "max_num_waiting_tokens": random.choice([10_000, 10_000, 60]),
         "max_num_waiting_per_tenant": random.choice([None, None, 4]),
-        "eviction": random.choice(list(EvictionPolicy)),
+        "eviction": random.choice(list(EvictionPolicy)).value,
         "session_ttl_s": random.choice([2.0, 300.0]),
         "max_session_share": random.choice([0.2, 0.5, 1.0]),
         "max_session_tokens": random.choice([8, 1000]),
@@ -130,6 +138,9 @@ def draw_action(random: Random, player: EnginePlayer, arrivals_per_turn: float) 
         player.pass_time(seconds=random.choice([0.5, 1.0, 2.0, 5.0]))
     elif player.game.engine.has_work:
         player.step(count=1)
+    elif chance < 0.3:
+        # Long enough for what was learnt to be old.
+        player.pass_time(seconds=random.choice([1.5, 10.0, 600.0]))
     else:
         player.submit(**draw_request(random))
 

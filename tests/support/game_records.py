@@ -39,14 +39,16 @@ class BudgetedExecutor(SimulatedExecutor):
 class Told:
     """What a client was told about one output.
 
-    `was_alone`: nobody else lived when it was submitted. `num_queued`: how often it was said that
-    its request is in the queue. `level`: its class when it was last admitted.
+    `was_alone`: nobody else lived when it was submitted. `is_trial`: it was let in to see what a
+    step takes. `num_queued`: how often it was said that its request is in the queue. `level`: its
+    class when it was last admitted.
     """
 
     spec: RequestSpec
     reference: NDArray[np.int32]
     sequence: int
     was_alone: bool = False
+    is_trial: bool = False
     tokens: list[int] = field(default_factory=list)
     end: Finished | Failed | None = None
     is_running: bool = False

@@ -5,16 +5,19 @@ Owns the count of what was played and the report of what failed. Does not know t
 
 from __future__ import annotations
 
+import math
 import os
+import threading
 import traceback
 import warnings
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
+from multiprocessing.connection import wait
 
-from penstock.scheduler.events import Finished
+from penstock.scheduler.events import Failed, Finished
 from support.engine_player import EnginePlayer, replay
 from support.game_draws import DrawnGame
 
@@ -46,10 +49,24 @@ def play_all(seeds: range, num_turns: int) -> Tally:
     parts = [seeds[start : start + SEEDS_AT_ONCE] for start in range(0, len(seeds), SEEDS_AT_ONCE)]
     num_workers = max(1, min(len(os.sched_getaffinity(0)), len(parts)))
     # Fresh interpreters: a fork would copy whatever threads other tests left behind.
-    with ProcessPoolExecutor(num_workers, mp_context=get_context("spawn")) as pool:
+    context = get_context("spawn")
+    with ProcessPoolExecutor(num_workers, context, initializer=watch_parent) as pool:
         for part in pool.map(play_some, parts, [num_turns] * len(parts)):
             total.add(part)
     return total
+
+
+def watch_parent() -> None:
+    """A process of the pool ends with whoever began it, however that ended."""
+    threading.Thread(target=end_with_parent, daemon=True).start()
+
+
+def end_with_parent() -> None:
+    """Without this a worker of a killed run would play on, and then wait for ever."""
+    parent = parent_process()
+    if parent is not None:
+        wait([parent.sentinel])
+        os._exit(1)
 
 
 def play_some(seeds: range, num_turns: int) -> Tally:
@@ -86,8 +103,12 @@ def sights(player: EnginePlayer) -> Iterator[str]:
     for told in game.history:
         assert told.end is not None
         yield f"{'finished' if isinstance(told.end, Finished) else 'failed'} {told.end.reason.name}"
+        if isinstance(told.end, Failed) and told.end.retry_after_s == math.inf:
+            yield "told never to come back"
         if told.num_preemptions:
             yield "preempted"
+        if told.is_trial:
+            yield "let in for trial"
         if told.num_cached_tokens:
             yield "prefix reused"
     if game.witness is not None and game.witness.num_passes:

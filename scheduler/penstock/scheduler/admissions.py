@@ -162,6 +162,7 @@ class Admissions:
             is_slot=not life.has_place,
             num_blocks_short=max(0, self._num_wanted(request) - self._num_blocks_left()),
             num_blocks=num_blocks,
+            matched=tuple(self._cached(request)),
         )
         yielders = choose_yielders(life, shares, lack, grants.slots)
         for yielder, _ in yielders:

@@ -27,6 +27,10 @@ _NOT_NEGATIVE = (
 )
 
 
+MAX_WEIGHT = 1e6
+"""Of a tenant, and one over it: service is counted in floats."""
+
+
 class AdmissionPolicy(enum.Enum):
     """When a waiting request may take a slot; the names are TensorRT-LLM's.
 
@@ -176,5 +180,7 @@ class SchedulerConfig:
         if not self.prompt_token_weight + self.output_token_weight > 0.0:
             raise ValueError("prompt_token_weight and output_token_weight must not both be 0")
         for tenant, weight in self.tenant_weights.items():
-            if not (math.isfinite(weight) and weight > 0.0):
-                raise ValueError(f"tenant_weights[{tenant!r}] must be finite and above 0")
+            if not 1.0 / MAX_WEIGHT <= weight <= MAX_WEIGHT:
+                raise ValueError(
+                    f"tenant_weights[{tenant!r}] must be in {1.0 / MAX_WEIGHT:g} .. {MAX_WEIGHT:g}"
+                )

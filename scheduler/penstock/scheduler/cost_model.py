@@ -4,9 +4,11 @@ Owns the formula. Does not know where the coefficients come from nor
 what the time is spent on.
 """
 
-import math
 from dataclasses import dataclass, fields
 from typing import Protocol
+
+MAX_PRICE_S = 3600.0
+"""Of anything in a step; more is a mistake in the units."""
 
 
 class StepPrices(Protocol):
@@ -60,8 +62,8 @@ class CostModel:
     def __post_init__(self) -> None:
         for field in fields(self):
             value: float = getattr(self, field.name)
-            if not (math.isfinite(value) and value >= 0.0):
-                raise ValueError(f"{field.name} must be finite and not negative, not {value}")
+            if not 0.0 <= value <= MAX_PRICE_S:
+                raise ValueError(f"{field.name} must be in 0 .. {MAX_PRICE_S:g} s, not {value}")
 
     def step_time_s(
         self, *, num_prefill_tokens: int, num_decodes: int, num_context_tokens: int

@@ -81,10 +81,14 @@ class Door:
         return None
 
     def _crowd(self, requests: Sequence[Request]) -> FailureReason | None:
-        """Which bound of the queue has no room for them."""
+        """Which bound of the queue has no room for them.
+
+        Nobody is told to come back for room that there will never be: what is more than a bound by
+        itself is let in while nobody else waits.
+        """
         config, queue = self._config, self._queue
         num_tokens = sum(len(request.tokens) for request in requests)
-        if (
+        if len(queue) and (
             len(queue) + len(requests) > config.max_num_waiting
             or queue.num_tokens + num_tokens > config.max_num_waiting_tokens
         ):
@@ -93,6 +97,6 @@ class Door:
         if most is not None:
             tenants = {request.spec.tenant for request in requests}
             num_waiting = max(self._tenants.num_waiting_of(tenant) for tenant in tenants)
-            if num_waiting + len(requests) > most:
+            if num_waiting and num_waiting + len(requests) > most:
                 return FailureReason.TENANT_OVER_QUOTA
         return None

@@ -120,7 +120,7 @@ class Engine:
         batch = self.scheduler.oldest_batch
         if not batch.num_rows or now <= begun_s:
             return
-        is_learning = self.scheduler.note_step(batch, now - begun_s)
+        is_learning = self.scheduler.note_step(batch, now - begun_s, now)
         if is_learning or self._on_measure is not None:
             measure = measure_of(batch, now - begun_s)
             if is_learning:

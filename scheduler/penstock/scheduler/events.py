@@ -84,8 +84,9 @@ class Failed:
     `request_id` and `detail` are told when the executor failed it: for our own log, no further.
     Of one that was refused or dropped from the queue: `estimate_s`, how long after its arrival it
     would have met what its deadline asks for, `deadline_s`, how long after its arrival that
-    deadline is, and `retry_after_s`, after how long from now it is worth trying again; None where
-    there is no deadline or the machine's pace is not known.
+    deadline is, and `retry_after_s`, after how long from now it is worth trying again, infinite
+    when an idle machine could not do it either; None where there is no deadline or the machine's
+    pace is not known.
     """
 
     key: int

@@ -13,37 +13,22 @@ n is set by whichever is scarcer, the prefill budget or places: max(T / budget, 
 steps between departures) (the bottleneck law of operational analysis: Lazowska et al.,
 *Quantitative System Performance*, chapter 5).
 
-Bounds, and what each is for:
+Two forecasts, and what each is for:
 
-- `Bound.ALONE`: nobody is ahead and nobody runs. What remains true whoever cancels, ends or is
-  overtaken; static, so `hopeless_at_s` builds on it and an expiry heap can hold its result.
-- `Bound.BEST_CASE`: prefill ahead is done with the whole budget, every running request ends at the
-  next step, places are never short. **Refuse by this one**: a request can beat it only if somebody
-  who was counted as ahead is cancelled, expires or is overtaken. So count as ahead, and as prefill
-  under way, only what is sure to go first; in an order that lets small prompts pass or splits a
-  step between prompts that may be nothing, which is `ALONE`. The error of the fit is taken off both
-  optimistic bounds.
-- `Bound.EXPECTED`: running requests keep their pace and give up places at the rate that the mean
-  output length says. **RetryInfo and estimates told to clients come from this one**.
+- `forecast`: running requests keep their pace and give up places at the rate that the mean output
+  length says. RetryInfo and estimates told to clients come from this one.
+- `forecast_alone`: nobody is ahead and nobody runs. What remains true whoever cancels, ends or is
+  overtaken, as long as the prices hold; `hopeless_at_s` builds on it.
 """
 
-import enum
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from penstock.scheduler.cost_model import StepPrices
 from penstock.scheduler.request import NO_TIME
 
 _MAX_FORGIVEN_ERROR = 0.9
-"""However bad the fit, the optimistic bounds stay above zero."""
-
-
-class Bound(enum.Enum):
-    """What is assumed about those ahead and beside; the module's text says which is for what."""
-
-    ALONE = "alone"
-    BEST_CASE = "best_case"
-    EXPECTED = "expected"
+"""However bad the fit, what a request takes alone stays above zero."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,8 +36,8 @@ class Machine:
     """What the machine can take, and at what price.
 
     `prices`: of a step, fitted or fixed. `max_prefill_tokens`: the token budget of a step.
-    `relative_error`: how far off the prices are, as a share (`StepFit.error_median`; 0 for exact
-    ones): the optimistic bounds are lowered by it. ValueError names the field that is off.
+    `relative_error`: how far off the prices are, as a share (`StepFit.error_p90`; 0 for exact
+    ones): what a request takes alone is lowered by it. ValueError names the field that is off.
     """
 
     prices: StepPrices
@@ -160,38 +145,32 @@ class Forecast:
         return self.queue_s + self.prefill_s + self.decode_s
 
 
-def forecast(machine: Machine, want: Want, load: Load, ahead: Ahead, bound: Bound) -> Forecast:
-    """Queue, prefill and decode time of a request that joins now, under a bound.
+def forecast(machine: Machine, want: Want, load: Load, ahead: Ahead) -> Forecast:
+    """What is likely of a request that joins now.
 
     With P = `want.num_prefill_tokens`, B the prefill budget and t the price of a step beside the
-    running decodes (of an empty step for the optimistic bounds):
+    running decodes:
 
         prefill = ceil(P / B) t + P prefill_token_s + context of the chunks
-        decode = (expected output - 1) (t with one decode more); of at least `min_output_tokens`
-                 alone on the machine for the optimistic bounds
+        decode = (expected output - 1) (t with one decode more)
     """
-    if bound is Bound.EXPECTED:
-        return Forecast(
-            queue_s=expected_queue_s(machine, want, load, ahead),
-            prefill_s=_expected_prefill_s(machine, want, load),
-            decode_s=_expected_decode_s(machine, want, load),
-        )
-    num_tokens = 0
-    if bound is Bound.BEST_CASE:
-        num_tokens = load.num_prefill_tokens + ahead.num_prefill_tokens
-    num_steps = num_tokens // machine.max_prefill_tokens
-    prices, forgiveness = machine.prices, machine.forgiveness
-    queue_s = num_steps * prices.step_s + num_tokens * prices.prefill_token_s
     return Forecast(
-        queue_s=forgiveness * queue_s,
-        prefill_s=prefill_alone_s(machine, want),
-        decode_s=_decode_alone_s(machine, want),
+        queue_s=expected_queue_s(machine, want, load, ahead),
+        prefill_s=_expected_prefill_s(machine, want, load),
+        decode_s=_expected_decode_s(machine, want, load),
     )
 
 
-def earliest_first_token_s(machine: Machine, want: Want, load: Load, ahead: Ahead) -> float:
-    """Seconds from now before which the first token cannot be there: `Bound.BEST_CASE`."""
-    return forecast(machine, want, load, ahead, Bound.BEST_CASE).ttft_s
+def forecast_alone(machine: Machine, want: Want) -> Forecast:
+    """The same with the whole machine to itself from now on, and no more output than it must give.
+
+    The error of the prices is taken off.
+    """
+    return Forecast(
+        queue_s=0.0,
+        prefill_s=prefill_alone_s(machine, want),
+        decode_s=_decode_alone_s(machine, want),
+    )
 
 
 def expected_queue_s(machine: Machine, want: Want, load: Load, ahead: Ahead) -> float:
@@ -205,17 +184,20 @@ def expected_queue_s(machine: Machine, want: Want, load: Load, ahead: Ahead) -> 
         n = max(T / B, k W / D**2) + half a step, the rest of the one that runs
         queue = n (step_s + D decode_slot_s + C context_token_s) + T prefill_token_s
 
-    Departures beyond the first D are of those ahead, with their own mean output in place of W / D.
+    Departures beyond the first D are of those ahead, with their own mean output in place of W / D;
+    where places are free, those ahead take them first and count among D.
     Those who still prefill count among D where departures are concerned: they come to decode. Zero
     when nobody runs and nobody is ahead.
     """
     num_tokens = load.num_prefill_tokens + ahead.num_prefill_tokens
-    num_steps = max(
-        num_tokens / _budget_tokens(machine, load), _steps_until_place(want, load, ahead)
-    )
+    prefill_steps = num_tokens / _budget_tokens(machine, load)
+    place_steps = _steps_until_place(want, load, ahead)
+    num_steps = max(prefill_steps, place_steps)
     if load.num_running:
         num_steps += 0.5
-    return num_steps * _beside_s(machine, load) + num_tokens * machine.prices.prefill_token_s
+    # Where places are what is scarce, those ahead have long filled the free ones.
+    beside_s = _beside_s(machine, _filled(load, ahead) if place_steps > prefill_steps else load)
+    return num_steps * beside_s + num_tokens * machine.prices.prefill_token_s
 
 
 def prefill_alone_s(machine: Machine, want: Want) -> float:
@@ -239,23 +221,16 @@ def hopeless_at_s(
     *,
     ttft_deadline_s: float = NO_TIME,
     deadline_s: float = NO_TIME,
-    time_limit_s: float = NO_TIME,
 ) -> float:
     """The moment from which on a waiting request cannot meet its deadlines, engine clock.
 
-    min(ttft_deadline, time_limit, deadline - decode alone) - prefill alone: even if it were
-    admitted at once and had the machine to itself (`Bound.ALONE`). A time limit is soft, but
-    without a first token there is no text to give. Never changes while the request waits, so it
-    is the key of an expiry heap; NO_TIME when there is no deadline. Give NO_TIME for a time to
-    first token that was met before a preemption.
+    min(ttft_deadline, deadline - decode alone) - prefill alone: even if it were admitted at once
+    and had the machine to itself (`forecast_alone`). Holds while the prices do, so whoever waited
+    until then asks again; NO_TIME when there is no deadline. Give NO_TIME for a time to first token
+    that was met before a preemption.
     """
-    latest_s = min(ttft_deadline_s, time_limit_s, deadline_s - _decode_alone_s(machine, want))
+    latest_s = min(ttft_deadline_s, deadline_s - _decode_alone_s(machine, want))
     return latest_s - prefill_alone_s(machine, want)
-
-
-def is_hopeless(now: float, hopeless_s: float) -> bool:
-    """Whether a waiting request has come to the moment that `hopeless_at_s` gave."""
-    return now >= hopeless_s
 
 
 def can_meet(
@@ -264,14 +239,9 @@ def can_meet(
     *,
     ttft_deadline_s: float = NO_TIME,
     deadline_s: float = NO_TIME,
-    time_limit_s: float = NO_TIME,
 ) -> bool:
-    """Whether a forecast made now meets the deadlines (engine clock); refuse when it cannot.
-
-    With a `Bound.BEST_CASE` forecast there are no false refusals but for cancellations ahead.
-    """
-    first_token_s = now + outlook.ttft_s
-    return first_token_s < min(ttft_deadline_s, time_limit_s) and now + outlook.total_s < deadline_s
+    """Whether a forecast made now meets the deadlines (engine clock)."""
+    return now + outlook.ttft_s < ttft_deadline_s and now + outlook.total_s < deadline_s
 
 
 def retry_after_s(
@@ -285,7 +255,7 @@ def retry_after_s(
 ) -> float:
     """How long a refused client should wait, seconds: until the backlog has shrunk enough.
 
-    `expected`: a `Bound.EXPECTED` forecast of the refused request. The same request with the same
+    `expected`: the `forecast` of the refused request. The same request with the same
     time to its deadlines would be likely to meet them once the queue is shorter by what it lacks
     now: max(now + ttft - ttft_deadline, now + total - deadline), but not by more than the whole
     queue. Without deadlines (the queue was full) the time until the head of the queue may move, a
@@ -315,21 +285,47 @@ def _beside_s(machine: Machine, load: Load) -> float:
     )
 
 
+def _filled(load: Load, ahead: Ahead) -> Load:
+    """The load once those ahead have taken what places are free, each as long as its prompt."""
+    num_joining = _num_joining(load, ahead)
+    if not num_joining:
+        return load
+    num_context = ahead.num_prefill_tokens * num_joining // ahead.num_requests
+    return replace(
+        load,
+        num_decodes=load.num_decodes + num_joining,
+        num_context_tokens=load.num_context_tokens + num_context,
+    )
+
+
+def _num_joining(load: Load, ahead: Ahead) -> int:
+    """How many of those ahead find a place without anybody leaving."""
+    if not ahead.num_requests:
+        return 0
+    blocks_each = max(ahead.num_blocks / ahead.num_requests, 1.0)
+    return min(load.num_free_slots, ahead.num_requests, int(load.num_free_blocks / blocks_each))
+
+
 def _steps_until_place(want: Want, load: Load, ahead: Ahead) -> float:
-    """Steps until enough of the running requests have left for all ahead and this one."""
-    if not load.num_running:
-        return 0.0
+    """Steps until enough requests have left for all ahead and this one."""
+    blocks_each, steps_each = 1.0, 1.0
+    if load.num_running:
+        blocks_each = max(load.num_used_blocks / load.num_running, 1.0)
+        steps_each = max(load.num_output_tokens / load.num_running, 1.0)
+    steps_later = steps_each
+    if ahead.num_requests:
+        if not load.num_running:
+            blocks_each = max(ahead.num_blocks / ahead.num_requests, 1.0)
+        if ahead.num_output_tokens:
+            steps_later = max(ahead.num_output_tokens / ahead.num_requests, 1.0)
     slots_short = ahead.num_requests + 1 - load.num_free_slots
     blocks_short = ahead.num_blocks + want.num_blocks - load.num_free_blocks
-    blocks_each = max(load.num_used_blocks / load.num_running, 1.0)
     num_departures = max(float(slots_short), blocks_short / blocks_each, 0.0)
-    steps_each = steps_later = max(load.num_output_tokens / load.num_running, 1.0)
-    if ahead.num_output_tokens and ahead.num_requests:
-        steps_later = max(ahead.num_output_tokens / ahead.num_requests, 1.0)
     # First those who run leave, then those who came in their place.
     num_first = min(num_departures, float(load.num_running))
     num_later = num_departures - num_first
-    return (num_first * steps_each + num_later * steps_later) / load.num_running
+    num_beside = max(load.num_running + _num_joining(load, ahead), 1)
+    return (num_first * steps_each + num_later * steps_later) / num_beside
 
 
 def _chunks(want: Want, budget_tokens: int) -> tuple[int, int]:

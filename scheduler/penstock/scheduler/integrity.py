@@ -117,4 +117,5 @@ def _tenant_faults(life: Lifecycle) -> list[str]:
     if len(life.queue.sums) != len(life.queue.order):
         faults.append("the sums of the queue miss somebody")
     faults.extend(life.queue.sums.faults())
+    faults.extend(life.outlook.prefixes.faults(life.requests))
     return faults

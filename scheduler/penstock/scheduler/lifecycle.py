@@ -293,7 +293,7 @@ class Lifecycle:
         if limit_s <= now:
             self.finish(request, FinishReason.TIME_LIMIT, now)
             return
-        hopeless_s = self.outlook.hopeless_s(request, is_asked_again=True)
+        hopeless_s = self.outlook.hopeless_s(request)
         if hopeless_s <= now:
             self.drop(request, self.outlook.dropped(request, now), now)
         else:
@@ -346,6 +346,7 @@ class Lifecycle:
 
     def _bury(self, request: Request) -> None:
         spec = request.spec
+        self.outlook.prefixes.remove(request)
         del self.requests[spec.key]
         keys = self._keys_of[spec.request_id]
         keys.discard(spec.key)

@@ -4,36 +4,37 @@ Owns the judgement: it looks at what runs and waits, asks `forecast.py`, and say
 who is dropped and what they are told. Does not end anybody itself, and knows no clock.
 
 - **At submission** a request is refused when it would be late after the time it is expected to wait
-  (`Bound.EXPECTED`, less the error of the prices), or after what those need at the machine's best
-  who are sure to go first (`Bound.BEST_CASE`), and then its prefill alone on the machine.
+  (`forecast`, less the error of the prices) and then its prefill alone on the machine.
 - **In the queue** it is dropped from the moment on at which it would be late with the whole machine
-  to itself (`Bound.ALONE`).
+  to itself (`forecast_alone`).
 - **At admission** it is dropped when it would be late beside those who run: the last moment before
   compute is spent on it.
 
 A prefix that is in the cache, or that somebody who lives may be computing, counts as found. Nothing
 is foretold before the prices of a step are known well, of an executor that paces itself, or of a
-`time_limit`, which is no failure to pass.
+`time_limit`, which is no failure to pass. Prices that no step has confirmed for a second refuse
+nobody on an idle machine: that one is let in for trial.
 """
 
-import itertools
+import math
 from dataclasses import dataclass, replace
 
 from penstock.scheduler.config import AdmissionPolicy, SchedulerConfig
 from penstock.scheduler.executor import ExecutorInfo
 from penstock.scheduler.forecast import (
     Ahead,
-    Bound,
     Forecast,
     Load,
     Machine,
     Want,
     can_meet,
     forecast,
+    forecast_alone,
     hopeless_at_s,
     retry_after_s,
 )
 from penstock.scheduler.kv_cache import KVCache
+from penstock.scheduler.live_prefixes import LivePrefixes
 from penstock.scheduler.output_lengths import OutputLengths
 from penstock.scheduler.pace import Pace
 from penstock.scheduler.request import NO_TIME, FailureReason, Request
@@ -41,6 +42,7 @@ from penstock.scheduler.running import Running
 from penstock.scheduler.slot_arrays import SlotArrays
 from penstock.scheduler.waiting_queue import WaitingQueue
 
+_TRIAL_AFTER_S = 1.0
 _FAR = 20.0
 """So many times what the steps take that a request needs, as long as the last one was."""
 
@@ -72,8 +74,12 @@ class _Deadlines:
     total_s: float
 
     @property
+    def earliest_s(self) -> float:
+        return min(self.ttft_s, self.total_s)
+
+    @property
     def is_any(self) -> bool:
-        return min(self.ttft_s, self.total_s) != NO_TIME
+        return self.earliest_s != NO_TIME
 
 
 class Outlook:
@@ -91,6 +97,7 @@ class Outlook:
     ) -> None:
         self.pace = Pace(info, config)
         self.output_lengths = OutputLengths()
+        self.prefixes = LivePrefixes()
         self._arrays = arrays
         self._cache = cache
         self._running = running
@@ -106,78 +113,77 @@ class Outlook:
         request.num_kept_tokens = num_tokens
         if self._is_guaranteed:
             request.num_kept_tokens = self._info.num_kept_tokens(spec.max_total_tokens)
+        num_left = spec.max_total_tokens - num_tokens
+        request.num_expected_tokens = round(self.output_lengths.expected(num_left))
         request.num_uncached_tokens = num_tokens
-        if self.pace.is_known:
-            request.num_uncached_tokens = self._want(
-                request, self._cache.match(request)
-            ).num_prefill_tokens
-        request.recheck_s = min(self.hopeless_s(request), spec.time_limit_s)
+        request.recheck_s = min(spec.time_limit_s, _deadlines_of(request).earliest_s)
+        if not self.pace.has_prices:
+            return
+        matched = self._cache.match(request)
+        request.num_uncached_tokens = self._want(request, matched).num_prefill_tokens
+        if self._is_foreseeing:
+            if not request.num_preemptions:
+                self.prefixes.add(request, len(matched))
+            request.recheck_s = min(spec.time_limit_s, self._hopeless_s(request, matched))
 
     def prospect(self, request: Request, now: float) -> Prospect:
         """What awaits a request that is about to join the queue, and whether it should not."""
-        if not self.pace.is_known:
-            return Prospect(num_ahead=self._queue.ahead_of(request, 0).expected.num_requests)
+        if not self.pace.has_prices:
+            return Prospect(num_ahead=self._queue.ahead_of(request, 0).num_requests)
         deadlines = _deadlines_of(request)
         if not (deadlines.is_any or len(self._queue)) and self._has_place:
             return Prospect(num_ahead=0, queue_s=0.0)
         machine, load = self._machine(), self._load()
         matched = self._cache.match(request)
         want = self._want(request, matched)
-        waiting = self._queue.ahead_of(request, want.num_prefill_tokens)
-        likely = forecast(machine, want, load, waiting.expected, Bound.EXPECTED)
+        ahead = self._queue.ahead_of(request, want.num_prefill_tokens)
+        likely = forecast(machine, want, load, ahead)
         verdict = None
-        if deadlines.is_any and self._is_foreseeing:
-            best = forecast(machine, want, load, waiting.sure, Bound.BEST_CASE)
-            queue_s = max(best.queue_s, machine.forgiveness * likely.queue_s)
-            hope = replace(best, queue_s=queue_s)
-            if not (_is_met(hope, deadlines, now) or self._may_find_more(request, len(matched))):
-                verdict = _late(request, deadlines, likely, hope, now)
-        return Prospect(
-            num_ahead=waiting.expected.num_requests, queue_s=likely.queue_s, verdict=verdict
-        )
+        if deadlines.is_any and self._is_able and not self._is_trial(request, now):
+            alone = forecast_alone(machine, want)
+            hope = replace(alone, queue_s=machine.forgiveness * likely.queue_s)
+            if not (
+                _is_met(hope, deadlines, now) or self.prefixes.is_wanted(request, len(matched))
+            ):
+                verdict = self._late(request, want, likely, hope, now)
+        return Prospect(num_ahead=ahead.num_requests, queue_s=likely.queue_s, verdict=verdict)
 
-    def hopeless_s(self, request: Request, *, is_asked_again: bool = False) -> float:
-        """From when on a waiting request is late whatever happens, NO_TIME for never.
+    def hopeless_s(self, request: Request) -> float:
+        """From when on a waiting request is late whatever happens, by what is known now.
 
-        Made with the prices and the cache of now: to be asked again when that time has come.
+        NO_TIME for never. A prefix that somebody may come to compute counts as found.
         """
-        deadlines = _deadlines_of(request)
-        latest_s = min(deadlines.ttft_s, deadlines.total_s)
-        if not (deadlines.is_any and self._is_foreseeing and self.pace.is_known):
-            return latest_s
         matched = self._cache.match(request)
-        if is_asked_again and self._may_find_more(request, len(matched)):
-            return latest_s
-        return hopeless_at_s(
-            self._machine(),
-            self._want(request, matched),
-            ttft_deadline_s=deadlines.ttft_s,
-            deadline_s=deadlines.total_s,
-        )
+        if self.prefixes.is_wanted(request, len(matched)):
+            return _deadlines_of(request).earliest_s
+        return self._hopeless_s(request, matched)
 
     def dropped(self, request: Request, now: float) -> Verdict:
         """What is told to one whose `hopeless_s` has come."""
         deadlines = _deadlines_of(request)
-        is_over = min(deadlines.ttft_s, deadlines.total_s) <= now
-        likely = self._likely(request)
-        if likely is None:
+        if not self.pace.has_prices:
             return Verdict(reason=_passed(deadlines, now))
-        verdict = _late(request, deadlines, likely, likely, now)
+        want = self._want(request, self._cache.match(request))
+        ahead = self._queue.ahead_of(request, want.num_prefill_tokens)
+        likely = forecast(self._machine(), want, self._load(), ahead)
+        verdict = self._late(request, want, likely, likely, now)
+        is_over = deadlines.earliest_s <= now
         return replace(verdict, reason=_passed(deadlines, now)) if is_over else verdict
 
     def crowded(self, request: Request, reason: FailureReason, now: float) -> Verdict:
         """What is told to one for whom the queue has no room."""
-        likely = self._likely(request)
-        if likely is None:
+        if not self.pace.has_prices:
             return Verdict(reason=reason)
         want = self._want(request, self._cache.match(request))
+        ahead = self._queue.ahead_of(request, want.num_prefill_tokens)
+        likely = forecast(self._machine(), want, self._load(), ahead)
         # As much as it would bring itself must have left the queue by then.
         leaving = Ahead(
             num_requests=1,
             num_prefill_tokens=want.num_prefill_tokens,
             num_blocks=want.num_blocks,
         )
-        until = forecast(self._machine(), want, self._load(), leaving, Bound.EXPECTED)
+        until = forecast(self._machine(), want, self._load(), leaving)
         return Verdict(
             reason=reason, estimate_s=likely.ttft_s, retry_after_s=retry_after_s(until, now)
         )
@@ -188,10 +194,10 @@ class Outlook:
         """Why a request that could run now is not worth it; None when it is.
 
         Beside those who run and with the budget that prefill has at present it takes what
-        `Bound.EXPECTED` says once it is in, less the error of the prices.
+        `forecast` says once it is in, less the error of the prices.
         """
         deadlines = _deadlines_of(request)
-        if not (deadlines.is_any and self._is_foreseeing and self.pace.is_known):
+        if not (deadlines.is_any and self._is_able) or request.is_trial:
             return None
         if self._is_far(request, deadlines, now):
             return None
@@ -200,35 +206,72 @@ class Outlook:
         # Prompts under way share the budget with this one, each as long as both last.
         num_shared = min(load.num_prefill_tokens, want.num_prefill_tokens)
         load = replace(load, num_prefill_tokens=num_shared)
-        likely = forecast(machine, want, load, Ahead(), Bound.EXPECTED)
-        alone = forecast(machine, want, load, Ahead(), Bound.ALONE)
+        likely = forecast(machine, want, load, Ahead())
+        alone = forecast_alone(machine, want)
         hope = Forecast(
             queue_s=machine.forgiveness * likely.queue_s,
             prefill_s=machine.forgiveness * likely.prefill_s,
             decode_s=alone.decode_s,
         )
         return (
-            None if _is_met(hope, deadlines, now) else _late(request, deadlines, likely, hope, now)
+            None if _is_met(hope, deadlines, now) else self._late(request, want, likely, hope, now)
         )
 
     def _is_far(self, request: Request, deadlines: _Deadlines, now: float) -> bool:
         """Whether a deadline is so far away that nobody need reckon: a matter of cost alone."""
         num_tokens = len(request.tokens)
         num_steps = 2 * num_tokens // self.pace.prefill_budget_tokens + request.spec.min_tokens + 2
-        left_s = min(deadlines.ttft_s, deadlines.total_s) - now
+        left_s = deadlines.earliest_s - now
         return left_s > _FAR * num_steps * self.pace.last_step_s
 
     @property
     def _has_place(self) -> bool:
         return len(self._running) < self.pace.max_num_running
 
-    def _likely(self, request: Request) -> Forecast | None:
-        """What is likely for a request that joins the queue now; None while nothing is known."""
-        if not self.pace.is_known:
-            return None
-        want = self._want(request, self._cache.match(request))
-        ahead = self._queue.ahead_of(request, want.num_prefill_tokens).expected
-        return forecast(self._machine(), want, self._load(), ahead, Bound.EXPECTED)
+    @property
+    def _is_able(self) -> bool:
+        return self._is_foreseeing and self.pace.is_known
+
+    def _is_trial(self, request: Request, now: float) -> bool:
+        """Whether this one is let in to see whether the machine is still what it was.
+
+        Refused by prices of long ago, nobody would ever run to correct them.
+        """
+        is_idle = not (len(self._running) or len(self._queue))
+        request.is_trial = is_idle and now - self.pace.last_step_at_s >= _TRIAL_AFTER_S
+        return request.is_trial
+
+    def _hopeless_s(self, request: Request, matched: list[int]) -> float:
+        deadlines = _deadlines_of(request)
+        if not (deadlines.is_any and self._is_able) or request.is_trial:
+            return deadlines.earliest_s
+        return hopeless_at_s(
+            self._machine(),
+            self._want(request, matched),
+            ttft_deadline_s=deadlines.ttft_s,
+            deadline_s=deadlines.total_s,
+        )
+
+    def _late(
+        self, request: Request, want: Want, likely: Forecast, hope: Forecast, now: float
+    ) -> Verdict:
+        """The verdict on one that `hope` does not save; it is told what is likely."""
+        deadlines, arrival_s = _deadlines_of(request), request.spec.arrival_s
+        is_ttft = now + hope.ttft_s >= deadlines.ttft_s
+        needed_s = max(likely.ttft_s, hope.ttft_s) if is_ttft else max(likely.total_s, hope.total_s)
+        alone = forecast_alone(self._machine(), want)
+        wait_s = retry_after_s(
+            likely, now, ttft_deadline_s=deadlines.ttft_s, deadline_s=deadlines.total_s
+        )
+        return Verdict(
+            reason=FailureReason.TTFT_DEADLINE_UNREACHABLE
+            if is_ttft
+            else FailureReason.DEADLINE_UNREACHABLE,
+            estimate_s=now + needed_s - arrival_s,
+            deadline_s=(deadlines.ttft_s if is_ttft else deadlines.total_s) - arrival_s,
+            # With as much time again an idle machine would not do it either.
+            retry_after_s=wait_s if _is_met(alone, deadlines, arrival_s) else math.inf,
+        )
 
     def _machine(self) -> Machine:
         fit = self.pace.fit
@@ -280,19 +323,6 @@ class Outlook:
             ),
         )
 
-    def _may_find_more(self, request: Request, num_matched: int) -> bool:
-        """Whether somebody who lives may come to compute the next block of this prompt."""
-        hashes = request.block_hashes
-        if num_matched >= len(hashes):
-            return False
-        wanted = hashes[num_matched]
-        return any(
-            other is not request
-            and len(other.block_hashes) > num_matched
-            and other.block_hashes[num_matched] == wanted
-            for other in itertools.chain(self._running, self._queue)
-        )
-
 
 def _deadlines_of(request: Request) -> _Deadlines:
     spec = request.spec
@@ -310,22 +340,3 @@ def _passed(deadlines: _Deadlines, now: float) -> FailureReason:
     if deadlines.total_s <= now:
         return FailureReason.DEADLINE_EXCEEDED
     return FailureReason.TTFT_DEADLINE_EXCEEDED
-
-
-def _late(
-    request: Request, deadlines: _Deadlines, likely: Forecast, hope: Forecast, now: float
-) -> Verdict:
-    """The verdict on one that `hope` does not save; it is told what is likely."""
-    is_ttft = now + hope.ttft_s >= deadlines.ttft_s
-    arrival_s = request.spec.arrival_s
-    needed_s = max(likely.ttft_s, hope.ttft_s) if is_ttft else max(likely.total_s, hope.total_s)
-    return Verdict(
-        reason=FailureReason.TTFT_DEADLINE_UNREACHABLE
-        if is_ttft
-        else FailureReason.DEADLINE_UNREACHABLE,
-        estimate_s=now + needed_s - arrival_s,
-        deadline_s=(deadlines.ttft_s if is_ttft else deadlines.total_s) - arrival_s,
-        retry_after_s=retry_after_s(
-            likely, now, ttft_deadline_s=deadlines.ttft_s, deadline_s=deadlines.total_s
-        ),
-    )

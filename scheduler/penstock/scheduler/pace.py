@@ -12,20 +12,28 @@ from penstock.scheduler.step_fit import DEFAULT_PRIOR, StepFit
 from penstock.scheduler.step_measure import StepMeasure
 
 _LEARN_EVERY_STEPS = 8
+_LEARN_EVERY_PREFILL_STEPS = 2
+_CONFIRMING_STEPS = 16
 
 
 class Pace:
     """Learns from the steps of one executor and limits the next ones.
 
-    `fit`: the prices; `last_step_s`: what the last step took, seconds. ValueError for a target
-    together with an executor that paces itself: what its steps hold is not for the scheduler to
-    say.
+    `fit`: the prices; `last_step_s`: what the last step took, seconds, and `last_step_at_s`: when
+    it ended, engine clock. ValueError for a target together with an executor that paces itself:
+    what its steps hold is not for the scheduler to say.
     """
 
     def __init__(self, info: ExecutorInfo, config: SchedulerConfig) -> None:
         prices = config.known_prices
-        self.fit = StepFit(DEFAULT_PRIOR) if prices is None else StepFit(prices, min_steps=0)
+        # Measured prices may be of another machine, or in other units: a few steps confirm them.
+        self.fit = (
+            StepFit(DEFAULT_PRIOR)
+            if prices is None
+            else StepFit(prices, min_steps=_CONFIRMING_STEPS)
+        )
         self.last_step_s = 0.0
+        self.last_step_at_s = 0.0
         self._num_unlearnt = 0
         self._is_self_paced = info.is_self_paced
         self._max_tokens = config.max_num_batched_tokens
@@ -50,8 +58,13 @@ class Pace:
         self._batch = BatchLimit(target_s, max_num_seqs=info.max_num_seqs, min_prefill_tokens=least)
 
     @property
+    def has_prices(self) -> bool:
+        """Whether enough steps were seen to tell a client what is likely."""
+        return not self._is_self_paced and self.fit.has_seen_enough
+
+    @property
     def is_known(self) -> bool:
-        """Whether the prices are good enough to foretell anything."""
+        """Whether the prices are good enough to refuse somebody by them."""
         return not self._is_self_paced and self.fit.is_trusted
 
     @property
@@ -64,15 +77,15 @@ class Pace:
         """What steps with decodes give to prefill at present."""
         return self._max_tokens if self._prefill is None else self._prefill.held_tokens
 
-    def note_step(self, seconds: float, *, has_prefill: bool) -> bool:
+    def note_step(self, seconds: float, now: float, *, has_prefill: bool) -> bool:
         """A step was timed; whether it is worth learning from.
 
-        Of a machine that is known well, decodes tell nothing new in every step.
+        Of a machine that is known well, not every step tells something new.
         """
-        self.last_step_s = seconds
+        self.last_step_s, self.last_step_at_s = seconds, now
         self._num_unlearnt += 1
-        is_due = has_prefill or self._num_unlearnt >= _LEARN_EVERY_STEPS
-        if not is_due and self.fit.is_trusted:
+        every = _LEARN_EVERY_PREFILL_STEPS if has_prefill else _LEARN_EVERY_STEPS
+        if self._num_unlearnt < every and self.fit.is_trusted:
             return False
         self._num_unlearnt = 0
         return True
@@ -91,10 +104,12 @@ class Pace:
         """Whether there is a target for the time between tokens."""
         return self._prefill is not None
 
-    def budget(self, num_decodes: int, num_context_tokens: int) -> int:
+    def budget(
+        self, num_decodes: int, num_context_tokens: int = 0, num_decode_context_tokens: int = 0
+    ) -> int:
         """Prefill tokens of a step with these decodes; to be asked once for each step.
 
-        `num_context_tokens` counts with a target alone.
+        The contexts count with a target alone: of all who run, and of those who decode.
         """
         left = self._max_tokens - num_decodes
         if self._prefill is None or self._batch is None:
@@ -105,7 +120,7 @@ class Pace:
             fit,
             is_trusted=is_trusted,
             num_decodes=num_decodes,
-            num_context_tokens=num_context_tokens,
+            num_context_tokens=num_decode_context_tokens,
             margin=margin,
         )
         paced = self._prefill.budget(

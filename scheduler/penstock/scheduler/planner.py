@@ -84,9 +84,14 @@ class Planner:
         """Tokens of prefill that the step may hold beside so many decodes."""
         life, pace = self._life, self._life.outlook.pace
         if not pace.has_target:
-            return pace.budget(num_decodes, 0)
+            return pace.budget(num_decodes)
         columns = slice(0, life.running.high_water)
-        return pace.budget(num_decodes, int(life.arrays.num_computed[columns].sum()))
+        roster = life.running.decodes(life.cache.capacity)
+        return pace.budget(
+            num_decodes,
+            num_context_tokens=int(life.arrays.num_computed[columns].sum()),
+            num_decode_context_tokens=int(roster.starts.sum()),
+        )
 
     def _make_room_for_decodes(self, now: float) -> int:
         """See that every decode row has a block for its token; the number of rows."""

@@ -156,7 +156,8 @@ class Request:
     `num_yields`: how often it gave way to another tenant's.
     `recheck_s`: while it waits, when to look whether it still can meet its deadlines.
     `num_uncached_tokens`: what it had to compute when it joined the queue; `num_kept_tokens`: what
-    its admission then takes in blocks, in tokens.
+    its admission then takes in blocks, in tokens; `num_expected_tokens`: what it was expected to
+    generate. `is_trial`: it runs whatever is foretold.
     """
 
     spec: RequestSpec
@@ -176,6 +177,8 @@ class Request:
     recheck_s: float = NO_TIME
     num_uncached_tokens: int = 0
     num_kept_tokens: int = 0
+    num_expected_tokens: int = 0
+    is_trial: bool = False
     _state: RequestState = RequestState.PENDING
 
     @property

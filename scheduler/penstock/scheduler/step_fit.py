@@ -23,7 +23,8 @@ import math
 from bisect import bisect_left, insort
 from collections import deque
 
-from penstock.scheduler.cost_model import CostModel
+from penstock.scheduler.cost_model import MAX_PRICE_S, CostModel
+from penstock.scheduler.normal_equations import Row, projected, solved
 
 DEFAULT_PRIOR = CostModel()
 
@@ -51,8 +52,6 @@ _REGAINED_SHARE = 0.8
 _JUMP_FACTOR = 1.25
 _JUMP_FADE = 4.0
 """The prices may have changed by different factors: what was known counts for less."""
-
-_Row = list[float]
 
 
 class _Errors:
@@ -158,10 +157,7 @@ class StepFit:
             max(price, default * pace)
             for price, default in zip(self._prices, _prices_of(DEFAULT_PRIOR), strict=True)
         ]
-        self._information: list[_Row] = [
-            [_PRIOR_INFORMATION if row == column else 0.0 for column in range(_NUM_PRICES)]
-            for row in range(_NUM_PRICES)
-        ]
+        self._information = _of_prior()
         # Of steps without prefill and with: how well one kind is foretold says nothing of the
         # other, and where one is rare its errors would pass for outliers.
         self._kinds = (_Errors(max_error), _Errors(max_error))
@@ -222,9 +218,14 @@ class StepFit:
         """Whether enough steps were seen and the recent ones were foretold well."""
         return (
             all(kind.is_good for kind in self._seen_kinds())
-            and self.num_steps >= self._min_steps
+            and self.has_seen_enough
             and self._kinds[1].num_seen >= self._min_steps // 4
         )
+
+    @property
+    def has_seen_enough(self) -> bool:
+        """Whether the prices are of this machine, good or bad, and not the prior's."""
+        return self.num_steps >= self._min_steps
 
     def step_time_s(
         self, *, num_prefill_tokens: int, num_decodes: int, num_context_tokens: int
@@ -300,15 +301,18 @@ class StepFit:
 
     def _jump(self, factor: float) -> None:
         """Follow a machine that became another, as most recent steps say."""
-        self._prices = [price * factor for price in self._prices]
+        self._prices = [min(price * factor, MAX_PRICE_S) for price in self._prices]
         fade = 1.0 / (_JUMP_FADE * factor * factor)
         self._information = [[value * fade for value in row] for row in self._information]
+        # What nobody asks about would fade to nothing, jump by jump, and leave no solution.
+        for index, row in enumerate(self._information):
+            row[index] += (1.0 - fade) * _PRIOR_INFORMATION
         self._begin_recent()
         for kind in self._kinds:
             kind.begin_anew()
             kind.is_good = False
 
-    def _learn(self, features: _Row, residual: float, limit: float, memory_steps: float) -> None:
+    def _learn(self, features: Row, residual: float, limit: float, memory_steps: float) -> None:
         information, scales = self._information, self._scales
         z0, z1, z2, z3 = features
         shown = [row[0] * z0 + row[1] * z1 + row[2] * z2 + row[3] * z3 for row in information]
@@ -322,7 +326,12 @@ class StepFit:
             row[1] += gained * z1 - faded * s1
             row[2] += gained * z2 - faded * s2
             row[3] += gained * z3 - faded * s3
-        m0, m1, m2, m3 = moves = _solved(information, features)
+        moves = solved(information, features)
+        if moves is None:
+            # Rounding ate what was known: begin anew from these prices.
+            self._information = _of_prior()
+            return
+        m0, m1, m2, m3 = moves
         # How far the prediction of this very step may follow it.
         leverage = z0 * m0 + z1 * m1 + z2 * m2 + z3 * m3
         pull = min(max(weight * residual, -limit / leverage), limit / leverage)
@@ -331,54 +340,20 @@ class StepFit:
             for price, scale, move in zip(self._prices, scales, moves, strict=True)
         ]
         if min(scaled) < 0.0:
-            scaled = _projected(information, scaled)
-        self._prices = [value * scale for value, scale in zip(scaled, scales, strict=True)]
+            scaled = projected(information, scaled)
+        self._prices = [
+            min(max(value * scale, 0.0), MAX_PRICE_S)
+            for value, scale in zip(scaled, scales, strict=True)
+        ]
 
 
 def _prices_of(model: CostModel) -> tuple[float, float, float, float]:
     return (model.step_s, model.prefill_token_s, model.decode_slot_s, model.context_token_s)
 
 
-def _solved(matrix: list[_Row], right: _Row) -> _Row:
-    """x of matrix x = right; the matrix is symmetric and positive definite, so needs no pivots.
-
-    Plain floats: with four unknowns they take a third of the time that numpy's calls do.
-    """
-    rows = [[*row, value] for row, value in zip(matrix, right, strict=True)]
-    size = len(rows)
-    for pivot, top in enumerate(rows):
-        inverse = 1.0 / top[pivot]
-        for row in rows[pivot + 1 :]:
-            factor = row[pivot] * inverse
-            if factor:
-                for column in range(pivot + 1, size + 1):
-                    row[column] -= factor * top[column]
-    solution = [0.0] * size
-    for pivot in range(size - 1, -1, -1):
-        row = rows[pivot]
-        value = row[size]
-        for column in range(pivot + 1, size):
-            value -= row[column] * solution[column]
-        solution[pivot] = value / row[pivot]
-    return solution
-
-
-def _projected(information: list[_Row], values: _Row) -> _Row:
-    """The point without negative values that explains what was seen about as well.
-
-    What is negative becomes zero and the others take over its share, until nothing is negative:
-    the nearest point in the metric of `information` when one value is negative, close to it
-    otherwise.
-    """
-    projected = list(values)
-    while min(projected) < 0.0:
-        projected = [max(value, 0.0) for value in projected]
-        free = [index for index, value in enumerate(projected) if value > 0.0]
-        fixed = [index for index in range(len(values)) if index not in free]
-        if not free:
-            break
-        block = [[information[i][j] for j in free] for i in free]
-        right = [sum(information[i][j] * values[j] for j in fixed) for i in free]
-        for index, move in zip(free, _solved(block, right), strict=True):
-            projected[index] = values[index] + move
-    return projected
+def _of_prior() -> list[Row]:
+    """What is known before any step."""
+    return [
+        [_PRIOR_INFORMATION if row == column else 0.0 for column in range(_NUM_PRICES)]
+        for row in range(_NUM_PRICES)
+    ]

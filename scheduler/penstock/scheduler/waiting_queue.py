@@ -12,9 +12,10 @@ import itertools
 from collections.abc import Iterator
 from typing import Protocol
 
+from penstock.scheduler.forecast import Ahead
 from penstock.scheduler.request import NO_TIME, Request
 from penstock.scheduler.tenants import Tenants
-from penstock.scheduler.waiting_sums import WaitingAhead, WaitingSums
+from penstock.scheduler.waiting_sums import WaitingSums
 
 
 class Order(Protocol):
@@ -137,18 +138,18 @@ class WaitingQueue:
             ]
             heapq.heapify(self._rechecks)
 
-    def ahead_of(self, request: Request, num_prefill: int) -> WaitingAhead:
-        """Who goes before a request that does not wait yet, or goes to the end of its like."""
+    def ahead_of(self, request: Request, num_prefill: int) -> Ahead:
+        """Who is likely to go before one that does not wait yet, or goes to the end of its like."""
         return self.sums.ahead_of(request, expiry_s(request), num_prefill)
 
     def due(self, now: float) -> list[Request]:
         """Waiting requests whose `recheck_s` is at or before `now`; each is told once."""
-        found: list[Request] = []
+        found: dict[int, Request] = {}
         while self._rechecks and self._rechecks[0][0] <= now:
             at_s, _, request = heapq.heappop(self._rechecks)
-            if request in self and request.recheck_s == at_s and request not in found:
-                found.append(request)
-        return found
+            if request in self and request.recheck_s == at_s:
+                found[request.spec.key] = request
+        return list(found.values())
 
     def recheck(self, request: Request, at_s: float) -> None:
         """Tell of a waiting request when that time has come."""

@@ -18,21 +18,27 @@ _BUCKET_S = 0.125
 
 @dataclass(slots=True)
 class _Sum:
-    """`num_kept_tokens`: what the admission of all takes in blocks, in tokens."""
+    """`num_kept_tokens`: what the admission of all takes in blocks, in tokens.
+
+    `num_output_tokens`: what all are expected to generate.
+    """
 
     num_requests: int = 0
     num_prefill_tokens: int = 0
     num_kept_tokens: int = 0
+    num_output_tokens: int = 0
 
     def add(self, other: "_Sum", times: float = 1.0) -> None:
         self.num_requests += math.ceil(times * other.num_requests)
         self.num_prefill_tokens += int(times * other.num_prefill_tokens)
         self.num_kept_tokens += int(times * other.num_kept_tokens)
+        self.num_output_tokens += int(times * other.num_output_tokens)
 
     def take(self, other: "_Sum") -> None:
         self.num_requests -= other.num_requests
         self.num_prefill_tokens -= other.num_prefill_tokens
         self.num_kept_tokens -= other.num_kept_tokens
+        self.num_output_tokens -= other.num_output_tokens
 
 
 @dataclass(slots=True)
@@ -62,14 +68,6 @@ class _Class:
     lines: dict[str, _Line] = field(default_factory=dict[str, _Line])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WaitingAhead:
-    """Who goes before somebody new: `sure` by rule, `expected` with other tenants' turns."""
-
-    sure: Ahead
-    expected: Ahead
-
-
 class WaitingSums:
     """Sums over the requests that stand in the order."""
 
@@ -86,7 +84,12 @@ class WaitingSums:
 
     def add(self, request: Request, due_s: float) -> None:
         """A request enters the order."""
-        entry = _Sum(1, request.num_uncached_tokens, request.num_kept_tokens)
+        entry = _Sum(
+            1,
+            request.num_uncached_tokens,
+            request.num_kept_tokens,
+            request.num_expected_tokens,
+        )
         spec = request.spec
         of_class = self._classes.setdefault(spec.priority, _Class())
         line = of_class.lines.get(spec.tenant)
@@ -118,24 +121,24 @@ class WaitingSums:
         if not of_class.all.num_requests:
             del self._classes[spec.priority]
 
-    def ahead_of(self, request: Request, due_s: float, num_prefill: int) -> WaitingAhead:
-        """Who goes before a request that is not in the order yet.
+    def ahead_of(self, request: Request, due_s: float, num_prefill: int) -> Ahead:
+        """Who is likely to go before a request that is not in the order yet.
 
-        Sure are higher classes and, inside the tenant's own part of the class, whoever is due no
-        later (for arrival order: all of the class). While those are served, and the request's own
+        Higher classes and, inside the tenant's own part of the class, whoever is due no later (for
+        arrival order: all of the class). While those are served, and the request's own
         `num_prefill` tokens, tenants share by weight: the others of the class are expected to get
         weight of the others / own weight as much, but no more than they have waiting.
         """
-        sure, spec = _Sum(), request.spec
+        total, spec = _Sum(), request.spec
         for priority, of_class in self._classes.items():
             if priority > spec.priority:
-                sure.add(of_class.all)
+                total.add(of_class.all)
         mine = self._classes.get(spec.priority)
         if mine is None:
-            return WaitingAhead(sure=self._ahead(sure), expected=self._ahead(sure))
+            return self._ahead(total)
         if not self._is_fair:
-            sure.add(mine.all)
-            return WaitingAhead(sure=self._ahead(sure), expected=self._ahead(sure))
+            total.add(mine.all)
+            return self._ahead(total)
         own, own_all, weight = _Sum(), _Sum(), self._weights.get(spec.tenant, 1.0)
         others_weight = mine.weight
         line = mine.lines.get(spec.tenant)
@@ -143,15 +146,14 @@ class WaitingSums:
             own_all = line.all
             own = line.due_by(self._bucket(request, due_s))
             others_weight -= line.weight
-        sure.add(own)
-        expected = _Sum(sure.num_requests, sure.num_prefill_tokens, sure.num_kept_tokens)
+        total.add(own)
         others = _Sum()
         others.add(mine.all)
         others.take(own_all)
         if others.num_prefill_tokens > 0:
             served = (own.num_prefill_tokens + num_prefill) * max(others_weight, 0.0) / weight
-            expected.add(others, min(1.0, served / others.num_prefill_tokens))
-        return WaitingAhead(sure=self._ahead(sure), expected=self._ahead(expected))
+            total.add(others, min(1.0, served / others.num_prefill_tokens))
+        return self._ahead(total)
 
     def faults(self) -> list[str]:
         """What does not add up; empty when all is well."""
@@ -180,4 +182,5 @@ class WaitingSums:
             num_requests=total.num_requests,
             num_prefill_tokens=total.num_prefill_tokens,
             num_blocks=-(-total.num_kept_tokens // self._block_size),
+            num_output_tokens=total.num_output_tokens,
         )

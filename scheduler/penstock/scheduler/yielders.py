@@ -25,6 +25,7 @@ MAX_YIELDS = 2
 MAX_YIELDERS = 4
 """How many give way to one request."""
 _MAX_TRIES = 8
+"""How many of a tenant's are looked at for each that gives way, those that may not included."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +33,8 @@ class Lack:
     """What a waiting request lacks, and what its tenant would hold more.
 
     `is_slot`: it needs a slot that somebody has. `num_blocks_short`: blocks somebody has;
-    `num_blocks`: what its admission takes in all. `level`: its class.
+    `num_blocks`: what its admission takes in all. `matched`: cached blocks that it will share, left
+    out of `num_blocks_short` while somebody holds them. `level`: its class.
     """
 
     tenant: int
@@ -40,6 +42,7 @@ class Lack:
     is_slot: bool
     num_blocks_short: int
     num_blocks: int
+    matched: tuple[int, ...] = ()
 
 
 def choose_yielders(
@@ -90,19 +93,17 @@ def _next(
     # Those that may free enough, the cheapest first; then the others, the greatest first.
     cost = np.where(is_enough, arrays.num_computed[slots], np.iinfo(np.int64).max - held)
     best: tuple[Request, int] | None = None
-    num_tries = 0
-    for slot in slots[np.argsort(cost, kind="stable")].tolist():
+    for slot in slots[np.argsort(cost, kind="stable")[:_MAX_TRIES]].tolist():
         request = life.running.request_at(slot)
         if request is None or not _may_yield(request):
+            # Tried once for all: nobody who follows looks at it again.
+            is_candidate[slot] = False
             continue
-        num_freed = _num_freed(life, slot)
+        num_freed = _num_freed(life, slot, lack.matched)
         if num_freed >= num_short:
             return request, num_freed
         if best is None or num_freed > best[1]:
             best = request, num_freed
-        num_tries += 1
-        if num_tries == _MAX_TRIES:
-            break
     return best if best is not None and best[1] > 0 else None
 
 
@@ -111,10 +112,11 @@ def _may_yield(request: Request) -> bool:
     return request.num_yields < MAX_YIELDS and request.spec.constraint is None
 
 
-def _num_freed(life: Lifecycle, slot: int) -> int:
-    """Blocks that nobody else holds."""
+def _num_freed(life: Lifecycle, slot: int, matched: tuple[int, ...]) -> int:
+    """Blocks that nobody else holds, nor will hold in its place."""
     arrays = life.arrays
     table = arrays.block_table[slot, : arrays.num_blocks[slot]]
-    return int(np.count_nonzero(life.cache.pool.ref_counts[table] == 1)) + int(
-        life.cache.reserved[slot]
-    )
+    is_freed = life.cache.pool.ref_counts[table] == 1
+    if matched:
+        is_freed &= ~np.isin(table, matched)
+    return int(np.count_nonzero(is_freed)) + int(life.cache.reserved[slot])

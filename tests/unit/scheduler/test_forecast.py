@@ -9,17 +9,15 @@ import pytest
 from penstock.scheduler.cost_model import CostModel
 from penstock.scheduler.forecast import (
     Ahead,
-    Bound,
     Forecast,
     Load,
     Machine,
     Want,
     can_meet,
-    earliest_first_token_s,
     expected_queue_s,
     forecast,
+    forecast_alone,
     hopeless_at_s,
-    is_hopeless,
     prefill_alone_s,
     retry_after_s,
 )
@@ -46,21 +44,10 @@ def test_what_is_cached_is_seen_by_every_chunk() -> None:
 def test_an_idle_machine_has_no_queue() -> None:
     want = Want(num_prefill_tokens=50)
 
-    told = [forecast(MACHINE, want, IDLE, NOBODY, bound) for bound in Bound]
+    told = [forecast(MACHINE, want, IDLE, NOBODY), forecast_alone(MACHINE, want)]
 
-    assert [outlook.queue_s for outlook in told] == [0.0, 0.0, 0.0]
-    assert [outlook.ttft_s for outlook in told] == pytest.approx([1.55] * 3)
-
-
-def test_the_best_case_counts_the_prefill_ahead_and_nothing_else() -> None:
-    load = Load(num_running=8, num_decodes=8, num_output_tokens=1e6, num_prefill_tokens=120)
-    ahead = Ahead(num_requests=40, num_prefill_tokens=330, num_blocks=10_000)
-    want = Want(num_prefill_tokens=50)
-
-    assert earliest_first_token_s(MACHINE, want, load, ahead) == pytest.approx(
-        4 * 1.0 + 450 * 0.01 + 1.55
-    )
-    assert forecast(MACHINE, want, load, ahead, Bound.ALONE).ttft_s == pytest.approx(1.55)
+    assert [outlook.queue_s for outlook in told] == [0.0, 0.0]
+    assert [outlook.ttft_s for outlook in told] == pytest.approx([1.55] * 2)
 
 
 def test_the_error_of_the_prices_is_forgiven() -> None:
@@ -68,8 +55,8 @@ def test_the_error_of_the_prices_is_forgiven() -> None:
     hopeless = Machine(prices=PRICES, max_prefill_tokens=100, relative_error=50.0)
     want = Want(num_prefill_tokens=50)
 
-    assert earliest_first_token_s(machine, want, IDLE, NOBODY) == pytest.approx(1.55 * 0.8)
-    assert earliest_first_token_s(hopeless, want, IDLE, NOBODY) == pytest.approx(1.55 * 0.1)
+    told = [forecast_alone(one, want) for one in (machine, hopeless)]
+    assert [outlook.ttft_s for outlook in told] == pytest.approx([1.55 * 0.8, 1.55 * 0.1])
 
 
 def test_expected_queue_waits_for_the_prefill_ahead() -> None:
@@ -152,7 +139,7 @@ def test_expected_prefill_and_decode_share_the_machine() -> None:
     )
     want = Want(num_prefill_tokens=150, expected_output_tokens=21.0)
 
-    outlook = forecast(MACHINE, want, load, NOBODY, Bound.EXPECTED)
+    outlook = forecast(MACHINE, want, load, NOBODY)
 
     assert outlook.prefill_s == pytest.approx(2 * 3.0 + 1.5 + (50 + 150) * 0.001)
     assert outlook.decode_s == pytest.approx(20 * (3.0 + 0.1 + 160.5 * 0.001))
@@ -165,24 +152,17 @@ def test_hopeless_when_not_even_the_machine_alone_would_do() -> None:
 
     assert hopeless_at_s(MACHINE, want) == math.inf
     assert hopeless_at_s(MACHINE, want, ttft_deadline_s=100.0) == pytest.approx(98.45)
-    assert hopeless_at_s(MACHINE, want, time_limit_s=90.0) == pytest.approx(88.45)
     assert hopeless_at_s(MACHINE, want, deadline_s=100.0) == pytest.approx(98.45 - decode_s)
     assert hopeless_at_s(MACHINE, want, ttft_deadline_s=50.0, deadline_s=100.0) == pytest.approx(
         48.45
     )
 
 
-def test_is_hopeless_from_that_moment_on() -> None:
-    assert not is_hopeless(9.9, 10.0)
-    assert is_hopeless(10.0, 10.0)
-    assert not is_hopeless(1e12, math.inf)
-
-
 def test_hopeless_is_what_the_door_would_refuse() -> None:
     want = Want(num_prefill_tokens=250, min_output_tokens=3)
     deadlines = {"ttft_deadline_s": 20.0, "deadline_s": 21.0}
     moment_s = hopeless_at_s(MACHINE, want, **deadlines)
-    alone = forecast(MACHINE, want, IDLE, NOBODY, Bound.ALONE)
+    alone = forecast_alone(MACHINE, want)
 
     assert can_meet(alone, moment_s - 0.001, **deadlines)
     assert not can_meet(alone, moment_s + 0.001, **deadlines)
@@ -192,9 +172,8 @@ def test_each_deadline_is_looked_at() -> None:
     outlook = Forecast(queue_s=1.0, prefill_s=2.0, decode_s=3.0)
 
     assert can_meet(outlook, 10.0)
-    assert can_meet(outlook, 10.0, ttft_deadline_s=13.1, deadline_s=16.1, time_limit_s=13.1)
+    assert can_meet(outlook, 10.0, ttft_deadline_s=13.1, deadline_s=16.1)
     assert not can_meet(outlook, 10.0, ttft_deadline_s=12.9)
-    assert not can_meet(outlook, 10.0, time_limit_s=12.9)
     assert not can_meet(outlook, 10.0, deadline_s=15.9)
 
 

@@ -224,6 +224,23 @@ def test_prices_stay_above_zero_when_noise_says_otherwise() -> None:
     assert worst_error(fit, truth, mixed_steps(200, seed=9)) < 0.1
 
 
+@pytest.mark.parametrize("noise", [(1.0,), (1.0, 1.5, 2.0), (*[1.0] * 30, 30.0)])
+@pytest.mark.parametrize(("step_s", "token_s"), [(3e-4, 2e-7), (4e-3, 2e-5)])
+def test_prompts_alone_never_leave_it_without_a_solution(
+    step_s: float, token_s: float, noise: tuple[float, ...]
+) -> None:
+    random = np.random.default_rng(3)
+    fit = StepFit()
+    for _ in range(20_000):
+        # Prefill tokens and context are one number, and nobody decodes: one price for two.
+        num_tokens = 40 * int(random.choice([1, 1, 2, 2, 3, 5, 8, 13]))
+        measured_s = (step_s + num_tokens * token_s) * float(random.choice(noise))
+        feed(fit, (num_tokens, 0, num_tokens), measured_s)
+        assert min(astuple(fit.model)) >= 0.0
+    predicted_s = predict(fit, (120, 0, 120))
+    assert predicted_s == pytest.approx((step_s + 120 * token_s) * np.median(noise), rel=0.5)
+
+
 def test_steps_beyond_any_line_are_not_trusted() -> None:
     fit = StepFit()
     random = np.random.default_rng(2)

@@ -77,13 +77,14 @@ def test_what_sessions_may_keep_reaches_the_engine_and_who_shares_the_fronts() -
     config = configured(
         *("--session-ttl-s", "20", "--session-retention-priority", "77"),
         *("--max-session-share", "0.125", "--max-session-tokens", "640"),
-        *("--share-prefixes-across-tenants", "on"),
+        *("--share-prefixes-across-tenants", "on", "--eviction", "lru"),
     )
     assert config.scheduler == SchedulerConfig(
         session_ttl_s=20.0,
         session_retention_priority=77,
         max_session_share=0.125,
         max_session_tokens=640,
+        eviction=EvictionPolicy.LRU,
     )
     assert config.front == FrontConfig(shares_prefixes_across_tenants=True)
     assert configured("--share-prefixes-across-tenants", "off").front == FrontConfig()
@@ -106,7 +107,7 @@ EVERY_OPTION = (
     *("--order", "fair", "--target-itl-ms", "40", "--tenant-metadata-key", "x-tenant"),
     *("--tenant-weights", "a=2,b=0.5,=3", "--aging-s", "inf", "--max-prefill-share", "0.25"),
     *("--max-num-waiting-per-tenant", "6", "--max-num-running-per-tenant", "3"),
-    *("--foresee-deadlines", "off", "--step-prices", PRICES, "--eviction", "lru"),
+    *("--foresee-deadlines", "off", "--step-prices", PRICES),
 )
 
 
@@ -146,7 +147,6 @@ def test_every_option_reaches_its_setting(tmp_path: Path) -> None:
             tenant_weights={"a": 2.0, "b": 0.5, "": 3.0},
             aging_s=math.inf,
             max_prefill_share=0.25,
-            eviction=EvictionPolicy.LRU,
         ),
         front=FrontConfig(
             model_aliases=("a", "b"),
@@ -181,13 +181,13 @@ def test_the_order_is_one_of_two() -> None:
     [
         (["--target-itl-ms", "0"], "target-itl-ms must be finite and above 0, not 0.0"),
         (["--target-itl-ms", "nan"], "target-itl-ms must be finite and above 0, not nan"),
-        (["--aging-s", "0"], "aging_s must be above 0"),
-        (["--max-prefill-share", "1.5"], "max_prefill_share must be in"),
-        (["--max-num-waiting-per-tenant", "0"], "max_num_waiting_per_tenant must be at least 1"),
-        (["--max-num-running-per-tenant", "0"], "max_num_running_per_tenant must be at least 1"),
-        (["--tenant-metadata-key", "X-Tenant"], "tenant_metadata_key must be 1 to 128 of a-z"),
-        (["--tenant-metadata-key", "grpc-tenant"], "tenant_metadata_key must not be one of gRPC"),
-        (["--tenant-metadata-key", "tenant-bin"], "tenant_metadata_key must not be one of gRPC"),
+        (["--aging-s", "0"], "aging-s must be above 0"),
+        (["--max-prefill-share", "1.5"], "max-prefill-share must be in"),
+        (["--max-num-waiting-per-tenant", "0"], "max-num-waiting-per-tenant must be at least 1"),
+        (["--max-num-running-per-tenant", "0"], "max-num-running-per-tenant must be at least 1"),
+        (["--tenant-metadata-key", "X-Tenant"], "tenant-metadata-key must be 1 to 128 of a-z"),
+        (["--tenant-metadata-key", "grpc-tenant"], "tenant-metadata-key must not be one of gRPC"),
+        (["--tenant-metadata-key", "tenant-bin"], "tenant-metadata-key must not be one of gRPC"),
         (["--tenant-weights", "a=2"], "tenant-weights needs tenant-metadata-key"),
         (["--order", "fcfs", "--aging-s", "3"], "aging-s means nothing to the order fcfs"),
         (
@@ -195,9 +195,24 @@ def test_the_order_is_one_of_two() -> None:
             "max-num-running-per-tenant means nothing to the order fcfs",
         ),
         (["--step-prices", "{"], "step-prices is no JSON"),
+        (["--step-prices", "[1"], "step-prices is no JSON"),
+        (["--session-ttl-s", "0"], "session-ttl-s must be finite and above 0"),
+        (["--max-num-waiting", "0"], "max-num-waiting must be at least 1"),
+        (["--record", "r", "--record-max-mib", "0"], "record-max-mib must be at least 1, not 0"),
+        (["--record-max-mib", "9"], "record-max-mib means nothing without record"),
+        (["--kv-cache-mib", "0"], "kv-cache-mib must be at least 1, not 0"),
+        (["--fronts", "0"], "fronts must be in 1.."),
+        (
+            ["--prefix-caching", "off", "--session-ttl-s", "9"],
+            "session-ttl-s means nothing without prefix caching",
+        ),
+        (
+            ["--prefix-caching", "off", "--eviction", "lru"],
+            "eviction means nothing without prefix caching",
+        ),
         (["--step-prices", "none.json"], "step-prices: none.json cannot be read"),
         (["--step-prices", '{"step": 1}'], "step-prices.step is unknown"),
-        (["--step-prices", '{"step_s": -1}'], "step-prices: step_s must be finite"),
+        (["--step-prices", '{"step_s": -1}'], "step-prices: step_s must be in 0 .. 3600 s"),
         (
             ["--step-prices", '{"step_s": 1}'],
             "prefill_token_s, decode_slot_s, context_token_s miss",
@@ -219,8 +234,8 @@ def test_a_flag_of_the_scheduler_that_is_off_is_named(arguments: list[str], mess
         ("a=b", "must be NAME=WEIGHT,... with numbers, not 'a=b'"),
         ("a=1,a=2", "'a' is there twice"),
         ("é=1", "is no name of a tenant: it must be printable ASCII"),
-        ("a=0", "tenant_weights['a'] must be finite and above 0"),
-        ("a=inf", "tenant_weights['a'] must be finite and above 0"),
+        ("a=0", "tenant-weights['a'] must be in 1e-06 .. 1e+06"),
+        ("a=inf", "tenant-weights['a'] must be in 1e-06 .. 1e+06"),
     ],
 )
 def test_weights_are_names_and_numbers(weights: str, message: str) -> None:
@@ -279,7 +294,7 @@ def test_settings_of_another_executor_are_refused() -> None:
 
 
 def test_a_budget_below_one_token_per_slot_is_refused() -> None:
-    with pytest.raises(BadSetting, match=r"max_num_batched_tokens .* max_num_seqs \(40\), not 32"):
+    with pytest.raises(BadSetting, match=r"max-num-batched-tokens .* max-num-seqs \(40\), not 32"):
         configured("--max-num-batched-tokens", "32", "--max-num-seqs", "40")
     configured("--max-num-batched-tokens", "40", "--max-num-seqs", "40")
 

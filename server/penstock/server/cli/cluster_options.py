@@ -4,16 +4,27 @@ Owns how replicas and their router are named on the command line.
 """
 
 import argparse
-import math
-from typing import TYPE_CHECKING
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Any
 
 from penstock.server.cli.connection import UsageError
+from penstock.server.cli.simulation_options import told_by_flag
 
 if TYPE_CHECKING:
-    from penstock.server.simulation.routing import RoutingConfig
+    from penstock.server.simulation.routing import RouterKind, RoutingConfig
 
 _ROUTERS = ("round_robin", "least_loaded", "prefix_aware")
 _SIGNALS = ("requests", "tokens")
+_MEANT_FOR = {
+    ("least_loaded", "prefix_aware"): ("load_signal", "load_signal_delay_s"),
+    ("prefix_aware",): (
+        "overload_factor",
+        "overload_slack",
+        "min_prefix_share",
+        "max_index_tokens",
+    ),
+}
+"""Routers, and the flags that only they take; a flag has the name of its field."""
 
 
 def add_routing_options(parser: argparse.ArgumentParser, *, has_replicas: bool) -> None:
@@ -21,7 +32,11 @@ def add_routing_options(parser: argparse.ArgumentParser, *, has_replicas: bool) 
     group = parser.add_argument_group("routing across replicas")
     if has_replicas:
         group.add_argument(
-            "--replicas", type=int, default=1, metavar="N", help="servers side by side (default: 1)"
+            "--replicas",
+            type=int,
+            default=1,
+            metavar="N",
+            help="servers side by side, at most 1024 (default: 1)",
         )
     group.add_argument(
         "--router", choices=_ROUTERS, default="round_robin", help="default: %(default)s"
@@ -29,21 +44,18 @@ def add_routing_options(parser: argparse.ArgumentParser, *, has_replicas: bool) 
     group.add_argument(
         "--load-signal",
         choices=_SIGNALS,
-        default="requests",
-        help="what of its unfinished requests is a replica's load: their number, or the tokens of"
-        " their prompts (default: %(default)s)",
+        help="not round_robin: what of its unfinished requests is a replica's load: their number,"
+        " or the tokens of their prompts (default: requests)",
     )
     group.add_argument(
         "--load-signal-delay-s",
         type=float,
-        default=0.0,
         metavar="S",
-        help="how old the router's knowledge of loads is (default: 0)",
+        help="not round_robin: how old the router's knowledge of loads is (default: 0)",
     )
     group.add_argument(
         "--overload-factor",
         type=float,
-        default=1.5,
         metavar="X",
         help="prefix_aware: overloaded is a replica above X times the least load... (default: 1.5)",
     )
@@ -56,7 +68,6 @@ def add_routing_options(parser: argparse.ArgumentParser, *, has_replicas: bool) 
     group.add_argument(
         "--min-prefix-share",
         type=float,
-        default=0.3,
         metavar="X",
         help="prefix_aware: part of a prompt that a known prefix must be to count (default: 0.3)",
     )
@@ -74,17 +85,26 @@ def routing_of(args: argparse.Namespace) -> "RoutingConfig":
     from penstock.server.simulation.load_signal import LoadSignal
     from penstock.server.simulation.routing import RouterKind, RoutingConfig
 
-    if not math.isfinite(args.overload_factor):
-        raise UsageError(f"overload_factor must be finite, not {args.overload_factor}")
+    given: dict[str, Any] = {
+        name: getattr(args, name)
+        for names in _MEANT_FOR.values()
+        for name in names
+        if getattr(args, name) is not None
+    }
+    if "load_signal" in given:
+        given["load_signal"] = LoadSignal(given["load_signal"])
     try:
-        return RoutingConfig(
-            router=RouterKind(args.router),
-            load_signal=LoadSignal(args.load_signal),
-            load_signal_delay_s=args.load_signal_delay_s,
-            overload_factor=args.overload_factor,
-            overload_slack=args.overload_slack,
-            max_index_tokens=args.max_index_tokens,
-            min_prefix_share=args.min_prefix_share,
-        )
+        return RoutingConfig(router=RouterKind(args.router), **given)
     except ValueError as error:
-        raise UsageError(str(error)) from error
+        raise UsageError(told_by_flag(str(error))) from error
+
+
+def refuse_routing_for_others(args: argparse.Namespace, routers: "Collection[RouterKind]") -> None:
+    """Raise UsageError for a flag that none of these routers, which are used, takes."""
+    for meant_for, names in _MEANT_FOR.items():
+        if not any(router.value in meant_for for router in routers):
+            for name in names:
+                if getattr(args, name) is not None:
+                    used = ", ".join(sorted(router.value for router in routers))
+                    flag = f"--{name.replace('_', '-')}"
+                    raise UsageError(f"{flag} means nothing to the router {used}")

@@ -10,7 +10,9 @@ import io
 import math
 import os
 import sys
+import traceback
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.server.cli.exit_codes import ExitCode
@@ -59,12 +61,26 @@ def connect(address: str) -> "SyncClient":
 
 def seconds(text: str) -> float:
     """An argparse type: a positive number of seconds."""
+    return _positive(text, "a positive number of seconds")
+
+
+def milliseconds(text: str) -> float:
+    """An argparse type: a positive number of milliseconds."""
+    return _positive(text, "a positive number of milliseconds")
+
+
+def positive_number(text: str) -> float:
+    """An argparse type: a positive number."""
+    return _positive(text, "a positive number")
+
+
+def _positive(text: str, wanted: str) -> float:
     try:
         value = float(text)
     except ValueError:
         value = math.nan
     if not (math.isfinite(value) and value > 0):
-        raise argparse.ArgumentTypeError(f"must be a positive number of seconds, not {text!r}")
+        raise argparse.ArgumentTypeError(f"must be {wanted}, not {text!r}")
     return value
 
 
@@ -72,8 +88,6 @@ def run_reporting(command: str, action: Callable[[], int]) -> int:
     """Run the action; a failure becomes one line on stderr and an exit code, never a traceback."""
     # gRPC's core writes to stderr by itself, e.g. when a server hangs up; that is our line's place.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-    from penstock.client import PenstockError
-
     out: object = sys.stdout
     if isinstance(out, io.TextIOWrapper):
         # What a terminal cannot show becomes a question mark; it does not end the request.
@@ -81,21 +95,44 @@ def run_reporting(command: str, action: Callable[[], int]) -> int:
     try:
         code = action()
         sys.stdout.flush()
-    except UnicodeDecodeError as error:
-        return _fail(command, f"stdin: is not {error.encoding} text", ExitCode.USAGE)
-    except UsageError as error:
-        return _fail(command, str(error), ExitCode.USAGE)
-    except PenstockError as error:
-        return _fail(command, describe_error(error), exit_code_of(error))
-    except KeyboardInterrupt:
-        return _fail(command, "interrupted", ExitCode.INTERRUPTED)
-    except BrokenPipeError:
+    except (Exception, KeyboardInterrupt) as error:
+        return _report(command, error)
+    return code
+
+
+def _report(command: str, error: BaseException) -> int:
+    """Tell why a command ended; its exit code."""
+    from penstock.client import PenstockError
+
+    if isinstance(error, BrokenPipeError):
         _discard_output()
         return ExitCode.BROKEN_PIPE
-    except OSError as error:
-        _discard_output()
-        return _fail(command, f"input or output failed: {error}", ExitCode.INPUT_OUTPUT)
-    return code
+    match error:
+        case UnicodeDecodeError():
+            line, code = f"stdin: is not {error.encoding} text", ExitCode.USAGE
+        case UsageError():
+            line, code = str(error), ExitCode.USAGE
+        case PenstockError():
+            line, code = describe_error(error), exit_code_of(error)
+        case KeyboardInterrupt():
+            line, code = "interrupted", ExitCode.INTERRUPTED
+        case OSError():
+            _discard_output()
+            line, code = f"input or output failed: {error}", ExitCode.INPUT_OUTPUT
+        case MemoryError() | OverflowError() | RecursionError():
+            line = f"more was asked for than this machine can hold or count: {_told(error)}"
+            code = ExitCode.USAGE
+        case _:
+            line = f"a fault of penstock, please report it: {_told(error)}"
+            code = ExitCode.BUG
+    return _fail(command, line, code)
+
+
+def _told(error: BaseException) -> str:
+    """Kind, message and place of an exception, in one line."""
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}{place}"
 
 
 def describe_error(error: "PenstockError") -> str:

@@ -12,6 +12,7 @@ class ExitCode(enum.IntEnum):
     UNAVAILABLE = 3
     DEADLINE = 4
     INPUT_OUTPUT = 5
+    BUG = 70
     INTERRUPTED = 130
     BROKEN_PIPE = 141
 
@@ -20,10 +21,11 @@ EXIT_CODES_HELP = """\
 exit codes:
   0    done (health: serving)
   1    the request was refused or failed (health: not serving)
-  2    bad usage
+  2    bad usage, or more was asked for than this machine can hold
   3    no service at the address, or it takes no requests
   4    a deadline passed
   5    the input could not be read, or the output not written; the request was cancelled
+  70   a fault of penstock that nobody foresaw; the line says where
   130  interrupted by Ctrl-C; the request was cancelled
   141  nobody reads the output any more; the request was cancelled
 """

@@ -9,15 +9,27 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from penstock.server.cli.cluster_options import add_routing_options, routing_of
+from penstock.server.cli.cluster_options import (
+    add_routing_options,
+    refuse_routing_for_others,
+    routing_of,
+)
 from penstock.server.cli.command import Subparsers
-from penstock.server.cli.connection import UsageError, run_reporting, seconds
+from penstock.server.cli.connection import (
+    UsageError,
+    milliseconds,
+    positive_number,
+    run_reporting,
+    seconds,
+)
 from penstock.server.cli.exit_codes import ExitCode
 from penstock.server.cli.simulation_options import (
     add_server_options,
     add_trace_options,
     config_of,
     cost_of,
+    refuse_batches_for_others,
+    told_by_flag,
     trace_of,
     transform_of,
 )
@@ -35,6 +47,7 @@ exit codes:
   1    no candidate meets the target within --max-replicas; the report is written
   2    bad usage, a trace or settings file that is not of its format, or a limit that cannot hold
   5    a file could not be read or written
+  70   a fault of penstock that nobody foresaw; the line says where
   130  interrupted by Ctrl-C; no report was written
   141  nobody reads the output any more
 """
@@ -80,7 +93,7 @@ def _add_target_options(parser: argparse.ArgumentParser) -> None:
     )
     target.add_argument(
         "--target-itl-p99-ms",
-        type=seconds,
+        type=milliseconds,
         required=True,
         metavar="MS",
         dest="target_itl_ms",
@@ -119,7 +132,10 @@ def _add_candidate_options(parser: argparse.ArgumentParser) -> None:
         help='one more candidate, {"name": "big", "price": 4, "num_blocks": 65536} say',
     )
     group.add_argument(
-        "--price", type=seconds, metavar="X", help="of a replica, where a candidate has none"
+        "--price",
+        type=positive_number,
+        metavar="X",
+        help="of a replica, where a candidate has none",
     )
     group.add_argument(
         "--curve-requests",
@@ -150,18 +166,21 @@ def _plan(args: argparse.Namespace) -> int:
     try:
         plan = _made(args)
     except (TraceError, CalibrationError) as error:
-        raise UsageError(str(error)) from error
+        raise UsageError(told_by_flag(str(error))) from error
     _tell(args, plan)
     return ExitCode.FAILED if plan.best is None else ExitCode.OK
 
 
 def _made(args: argparse.Namespace) -> "Plan":
+    from penstock.server.simulation.cluster import MAX_REPLICAS
     from penstock.server.simulation.plan import make_plan
     from penstock.server.simulation.plan_target import PlanTarget
     from penstock.server.simulation.plan_window import busiest_window
     from penstock.server.simulation.transform import transformed
 
     candidates = _candidates(args)
+    refuse_routing_for_others(args, {each.routing.router for each in candidates})
+    refuse_batches_for_others(args, {each.replica.policy for each in candidates})
     transform = transform_of(args)
     try:
         target = PlanTarget(
@@ -169,14 +188,18 @@ def _made(args: argparse.Namespace) -> "Plan":
             itl_p99_s=args.target_itl_ms / 1e3,
             good_share=args.target_good_share,
         )
-        if args.max_replicas < 1 or args.curve_requests < 0:
-            raise UsageError("--max-replicas must be at least 1, --curve-requests not negative")
+        if not 1 <= args.max_replicas <= MAX_REPLICAS:
+            raise UsageError(
+                f"--max-replicas must be in 1 .. {MAX_REPLICAS}, not {args.max_replicas}"
+            )
+        if args.curve_requests < 0:
+            raise UsageError(f"--curve-requests must not be negative, not {args.curve_requests}")
         trace = list(transformed(trace_of(args), transform))
         if not trace:
             raise UsageError("nothing is left of the trace between --start-s and --end-s")
         window = busiest_window(trace, args.window_s)
     except ValueError as error:
-        raise UsageError(str(error)) from error
+        raise UsageError(told_by_flag(str(error))) from error
     watcher = _Watcher(is_shown=not args.no_progress)
     try:
         return make_plan(
@@ -206,10 +229,20 @@ def _candidates(args: argparse.Namespace) -> "tuple[Candidate, ...]":
         if args.settings is not None:
             return candidates_from_json(parse_json(args.settings.read_text("utf-8")), base)
         if args.candidate is not None:
-            return candidates_from_json([parse_json(text) for text in args.candidate], base)
+            items = [_parsed(text, f"[{i}]") for i, text in enumerate(args.candidate)]
+            return candidates_from_json(items, base)
     except ValueError as error:
         raise UsageError(f"{option}: {error}") from error
     return (base,)
+
+
+def _parsed(text: str, where: str) -> object:
+    from penstock.executor.config_json import parse_json
+
+    try:
+        return parse_json(text)
+    except ValueError as error:
+        raise ValueError(f"{where} is no JSON: {error}") from None
 
 
 def _tell(args: argparse.Namespace, plan: "Plan") -> None:

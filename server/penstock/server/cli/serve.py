@@ -9,13 +9,13 @@ import contextlib
 import logging
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from penstock.server.cli.command import Subparsers
 from penstock.server.cli.connection import ADDRESS_VARIABLE
-from penstock.server.cli.serve_options import ENVIRONMENT_PREFIX, OPTIONS, Option
+from penstock.server.cli.serve_options import ENVIRONMENT_PREFIX, OPTIONS, Option, told_by_flag
 from penstock.server.logs import configure_logging
 
 if TYPE_CHECKING:
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from penstock.scheduler.config import SchedulerConfig
     from penstock.server.config import ServerConfig
     from penstock.server.front.config import FrontConfig
+
+T = TypeVar("T")
 
 _EXIT_CODES = """\
 exit codes:
@@ -119,7 +121,8 @@ def build_config(settings: Mapping[str, Any]) -> "ServerConfig":
         model_path = resolve_model(settings["model"])
         tokenizer_path = _tokenizer_path(settings["tokenizer"])
         trtllm = _trtllm_config(settings, model_path, tokenizer_path)
-        return ServerConfig(
+        return _told(
+            ServerConfig,
             model=settings["model_name"] or model_path.name,
             model_path=model_path,
             tokenizer_path=tokenizer_path,
@@ -133,7 +136,7 @@ def build_config(settings: Mapping[str, Any]) -> "ServerConfig":
                 num_fronts=settings["fronts"],
                 drain_grace_s=settings["drain_grace_s"],
                 record_path=_record_path(settings["record"]),
-                record_max_bytes=_mebibytes(settings["record_max_mib"]),
+                record_max_bytes=_record_max_bytes(settings),
             ),
         )
     except (ModelNotFound, ValueError) as error:
@@ -166,6 +169,14 @@ def _record_path(text: str | None) -> "Path | None":
     if not os.access(path, os.W_OK | os.X_OK):
         raise BadSetting(f"record: {path} cannot be written to")
     return path
+
+
+def _record_max_bytes(settings: Mapping[str, Any]) -> int | None:
+    count: int | None = settings["record_max_mib"]
+    num_bytes = _mebibytes("record-max-mib", count)
+    if count is not None and settings["record"] is None:
+        raise BadSetting("record-max-mib means nothing without record")
+    return num_bytes
 
 
 def _trtllm_config(
@@ -204,7 +215,8 @@ def _executor_config(
             max_seq_len=trtllm.max_seq_len,
             trtllm=trtllm,
         )
-    return ExecutorConfig(
+    return _told(
+        ExecutorConfig,
         **_given(
             kind=ExecutorKind(settings["executor"]),
             model_path=model_path,
@@ -213,13 +225,13 @@ def _executor_config(
             dtype=settings["dtype"],
             block_size=settings["block_size"],
             num_blocks=settings["num_blocks"],
-            kv_cache_bytes=_mebibytes(settings["kv_cache_mib"]),
+            kv_cache_bytes=_mebibytes("kv-cache-mib", settings["kv_cache_mib"]),
             max_num_seqs=settings["max_num_seqs"],
             max_seq_len=settings["max_seq_len"],
             num_threads=settings["threads"],
             pipeline_depth=settings["pipeline_depth"],
             simulated=simulated,
-        )
+        ),
     )
 
 
@@ -246,11 +258,18 @@ def _scheduler_config(
     from penstock.server.cli.serve_scheduling import scheduler_config
 
     budget, policy = settings["max_num_batched_tokens"], settings["admission_policy"]
+    is_caching = settings["prefix_caching"] != "off"
     if trtllm is not None:
         # Our scheduler admits for the engine's: they follow one policy, the one set there.
         budget = trtllm.max_num_tokens
         policy = trtllm.scheduler_config.capacity_scheduler_policy.name.lower()
-    return scheduler_config(settings, max_num_batched_tokens=budget, admission_policy=policy)
+        is_caching = trtllm.kv_cache_config.enable_block_reuse
+    return scheduler_config(
+        settings,
+        max_num_batched_tokens=budget,
+        admission_policy=policy,
+        is_prefix_caching=is_caching,
+    )
 
 
 def _front_config(settings: Mapping[str, Any], trtllm: "TrtllmConfig | None") -> "FrontConfig":
@@ -260,7 +279,8 @@ def _front_config(settings: Mapping[str, Any], trtllm: "TrtllmConfig | None") ->
     sharing = settings["share_prefixes_across_tenants"]
     if trtllm is not None:
         caching = "on" if trtllm.kv_cache_config.enable_block_reuse else "off"
-    return FrontConfig(
+    return _told(
+        FrontConfig,
         **_given(
             model_aliases=None if aliases is None else tuple(aliases.split(",")),
             is_prefix_caching=None if caching is None else caching == "on",
@@ -272,7 +292,7 @@ def _front_config(settings: Mapping[str, Any], trtllm: "TrtllmConfig | None") ->
             max_backlog_tokens=settings["max_backlog_tokens"],
             max_reader_stall_s=settings["max_reader_stall_s"],
             tenant_metadata_key=settings["tenant_metadata_key"],
-        )
+        ),
     )
 
 
@@ -293,12 +313,22 @@ def _from_environment(option: Option, environment: Mapping[str, str]) -> Any:
     return value
 
 
+def _told(kind: Callable[..., T], /, **settings: Any) -> T:
+    """A dataclass of ours; its complaints name the flags that its fields come from."""
+    try:
+        return kind(**settings)
+    except ValueError as error:
+        raise ValueError(told_by_flag(str(error))) from None
+
+
 def _given(**settings: Any) -> dict[str, Any]:
     """Only what was set: the rest takes the dataclasses' defaults."""
     return {name: value for name, value in settings.items() if value is not None}
 
 
-def _mebibytes(count: int | None) -> int | None:
+def _mebibytes(flag: str, count: int | None) -> int | None:
+    if count is not None and count < 1:
+        raise BadSetting(f"{flag} must be at least 1, not {count}")
     return None if count is None else count * 1024 * 1024
 
 

@@ -3,6 +3,7 @@
 Does not know what they mean together; `serve` puts them into the settings of the service.
 """
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -107,7 +108,7 @@ OPTIONS = (
         parse=str,
         default=None,
         metavar="NAME=WEIGHT,...",
-        help="shares of tenants; who is not named has 1",
+        help="shares of tenants, 1e-6 to 1e6; who is not named has 1",
     ),
     Option(
         flag="aging-s",
@@ -143,8 +144,8 @@ OPTIONS = (
         parse=str,
         default=None,
         metavar="JSON|FILE",
-        help="what a step costs here, as penstock simulate --calibrate-from prints it (default:"
-        " learnt from the first steps)",
+        help="what a step costs here, four prices of 0 to 3600 seconds, as penstock simulate"
+        " --calibrate-from prints it (default: learnt from the first steps)",
     ),
     Option(
         flag="admission-policy",
@@ -302,3 +303,23 @@ OPTIONS = (
         help="least level that is logged",
     ),
 )
+
+_RENAMED = {
+    "num_fronts": "fronts",
+    "num_threads": "threads",
+    "kv_cache_bytes": "kv-cache-mib",
+    "record_max_bytes": "record-max-mib",
+    "target_itl_s": "target-itl-ms",
+}
+_FLAGS = {
+    **{option.name: option.flag for option in OPTIONS if "-" in option.flag},
+    **_RENAMED,
+}
+_FIELD = re.compile(
+    rf"(?<![\w.'\"/-])({'|'.join(sorted(_FLAGS, key=len, reverse=True))})(?![\w./'\"-])"
+)
+
+
+def told_by_flag(message: str) -> str:
+    """A message of our settings' classes, with the names of flags instead of those of fields."""
+    return _FIELD.sub(lambda match: _FLAGS[match[1]], message)

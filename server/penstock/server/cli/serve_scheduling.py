@@ -13,6 +13,7 @@ from penstock.scheduler.config import (
     SchedulerConfig,
     SchedulingOrder,
 )
+from penstock.server.cli.serve_options import told_by_flag
 from penstock.server.cli.step_prices import read_step_prices
 from penstock.server.front.tenants import tenant_fault
 
@@ -22,19 +23,35 @@ _FAIR_ONLY = (
     "max-num-running-per-tenant",
     "max-prefill-share",
 )
+_CACHE_ONLY = (
+    "eviction",
+    "session-ttl-s",
+    "session-retention-priority",
+    "max-session-share",
+    "max-session-tokens",
+    "share-prefixes-across-tenants",
+)
 
 
 def scheduler_config(
-    settings: Mapping[str, Any], *, max_num_batched_tokens: int | None, admission_policy: str | None
+    settings: Mapping[str, Any],
+    *,
+    max_num_batched_tokens: int | None,
+    admission_policy: str | None,
+    is_prefix_caching: bool,
 ) -> SchedulerConfig:
     """The scheduler's settings; ValueError naming what is off.
 
-    The two arguments are not taken from `settings` because an executor may have a word in them.
+    The three arguments are not taken from `settings` because an executor may have a word in them.
     """
     order = None if settings["order"] is None else SchedulingOrder(settings["order"])
     for flag in _FAIR_ONLY:
         if order is SchedulingOrder.FCFS and settings[_name(flag)] is not None:
             raise ValueError(f"{flag} means nothing to the order fcfs")
+    if not is_prefix_caching:
+        for flag in _CACHE_ONLY:
+            if settings[_name(flag)] is not None:
+                raise ValueError(f"{flag} means nothing without prefix caching")
     eviction = settings["eviction"]
     foresee, prices = settings["foresee_deadlines"], settings["step_prices"]
     given = {
@@ -61,7 +78,10 @@ def scheduler_config(
         ),
     }
     chosen: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-    return SchedulerConfig(**chosen)
+    try:
+        return SchedulerConfig(**chosen)
+    except ValueError as error:
+        raise ValueError(told_by_flag(str(error))) from None
 
 
 def _target_itl_s(target_ms: float | None) -> float | None:

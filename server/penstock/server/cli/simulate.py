@@ -12,15 +12,21 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from penstock.server.cli.cluster_options import add_routing_options, routing_of
+from penstock.server.cli.cluster_options import (
+    add_routing_options,
+    refuse_routing_for_others,
+    routing_of,
+)
 from penstock.server.cli.command import Subparsers
-from penstock.server.cli.connection import UsageError, run_reporting, seconds
+from penstock.server.cli.connection import UsageError, milliseconds, run_reporting, seconds
 from penstock.server.cli.exit_codes import ExitCode
 from penstock.server.cli.simulation_options import (
     add_server_options,
     add_trace_options,
     config_of,
     cost_of,
+    refuse_batches_for_others,
+    told_by_flag,
     trace_of,
     transform_of,
 )
@@ -34,11 +40,13 @@ if TYPE_CHECKING:
     from penstock.server.simulation.trace import TraceRequest
     from penstock.server.simulation.transform import TransformConfig
 
+_MAX_ALL_BLOCKS = 2**26
 _EXIT_CODES = """\
 exit codes:
   0    every request of the trace ended
   2    bad usage, a trace or step file that is not of its format, or a limit that cannot hold
   5    a file could not be read or written
+  70   a fault of penstock that nobody foresaw; the line says where
   130  interrupted by Ctrl-C; no report was written
   141  nobody reads the output any more
 """
@@ -58,7 +66,7 @@ def add_parser(subparsers: Subparsers) -> None:
     add_server_options(parser)
     targets = parser.add_argument_group("targets of a good request")
     targets.add_argument("--target-ttft-s", type=seconds, default=1.0, metavar="S")
-    targets.add_argument("--target-itl-ms", type=seconds, default=100.0, metavar="MS")
+    targets.add_argument("--target-itl-ms", type=milliseconds, default=100.0, metavar="MS")
     add_routing_options(parser, has_replicas=True)
     report = parser.add_argument_group("report")
     report.add_argument("--report", type=Path, metavar="DIR", help="write JSON, CSV and HTML here")
@@ -90,7 +98,7 @@ def _simulate(args: argparse.Namespace) -> int:
         config, transform = config_of(args, cost), transform_of(args)
         return _replay(args, trace_of(args), config, transform)
     except (TraceError, CalibrationError) as error:
-        raise UsageError(str(error)) from error
+        raise UsageError(told_by_flag(str(error))) from error
 
 
 def _replay(
@@ -99,6 +107,7 @@ def _replay(
     config: "SimulationConfig",
     transform: "TransformConfig",
 ) -> int:
+    from penstock.server.simulation.cluster import MAX_REPLICAS
     from penstock.server.simulation.png_plots import PlotsUnavailable, has_matplotlib, write_png
     from penstock.server.simulation.transform import transformed
 
@@ -107,8 +116,12 @@ def _replay(
     if args.png and args.report is None:
         raise UsageError("--png: needs --report")
     routing = routing_of(args)
-    if args.replicas < 1:
-        raise UsageError(f"--replicas must be at least 1, not {args.replicas}")
+    refuse_routing_for_others(args, {routing.router})
+    refuse_batches_for_others(args, {config.policy})
+    if not 1 <= args.replicas <= MAX_REPLICAS:
+        raise UsageError(f"--replicas must be in 1 .. {MAX_REPLICAS}, not {args.replicas}")
+    if args.replicas * args.num_blocks > _MAX_ALL_BLOCKS:
+        raise UsageError(f"--replicas x --num-blocks must be at most {_MAX_ALL_BLOCKS}")
     line = ProgressLine(is_shown=not args.no_progress)
     changed = transformed(trace, transform)
     try:

@@ -7,8 +7,9 @@ package's, and is imported when a command runs.
 import argparse
 import json
 import math
+import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -16,7 +17,7 @@ from penstock.server.cli.connection import UsageError, seconds
 
 if TYPE_CHECKING:
     from penstock.scheduler.cost_model import CostModel
-    from penstock.server.simulation.settings import SimulationConfig
+    from penstock.server.simulation.settings import Policy, SimulationConfig
     from penstock.server.simulation.trace import TraceRequest
     from penstock.server.simulation.transform import TransformConfig
 
@@ -24,6 +25,32 @@ T = TypeVar("T")
 
 _POLICIES = ("fcfs", "fair", "static", "dynamic")
 _FORMATS = ("azure", "mooncake", "recorded")
+_BATCHES = {"batch_size": ("static", "dynamic"), "batch_wait_s": ("dynamic",)}
+"""Flags that only some policies take."""
+_CACHE_FIELDS = (
+    "eviction",
+    "session_ttl_s",
+    "session_retention_priority",
+    "max_session_share",
+    "max_session_tokens",
+)
+_FIELDS = (
+    *("load", "start_s", "end_s", "max_requests", "max_prompt_tokens", "max_output_tokens"),
+    *("tenants", "ttft_deadline_s", "deadline_s", "deadline_share", "seed", "window_s"),
+    *("max_num_seqs", "max_num_batched_tokens", "num_blocks", "block_size", "max_seq_len"),
+    *("batch_size", "batch_wait_s", "load_signal", "load_signal_delay_s", "overload_factor"),
+    *("overload_slack", "max_index_tokens", "min_prefix_share"),
+)
+_FLAGS = {
+    **{name: f"--{name.replace('_', '-')}" for name in _FIELDS},
+    "good_share": "--target-good-share",
+    "ttft_p99_s": "--target-ttft-p99-s",
+    "itl_p99_s": "--target-itl-p99-ms",
+}
+_FIELD_OF_MESSAGE = re.compile(
+    rf"(^|at least |before )({'|'.join(sorted(_FLAGS, key=len, reverse=True))})\b"
+)
+"""Not anywhere: fields of traces have some of the names, behind the name of a file."""
 
 
 def add_trace_options(parser: argparse.ArgumentParser) -> None:
@@ -36,7 +63,11 @@ def add_trace_options(parser: argparse.ArgumentParser) -> None:
     )
     trace.add_argument("--format", choices=_FORMATS, help="default: told by the first line")
     trace.add_argument(
-        "--load", type=float, default=1.0, metavar="X", help="arrivals X times faster"
+        "--load",
+        type=float,
+        default=1.0,
+        metavar="X",
+        help="arrivals X times faster, 1e-6 to 1e6",
     )
     trace.add_argument("--start-s", type=float, default=0.0, metavar="S", help="leave out before")
     trace.add_argument("--end-s", type=float, default=math.inf, metavar="S", help="leave out after")
@@ -61,7 +92,7 @@ def add_server_options(parser: argparse.ArgumentParser) -> None:
     server = parser.add_argument_group("server")
     server.add_argument("--policy", choices=_POLICIES, default="fair", help="default: %(default)s")
     server.add_argument("--max-num-seqs", type=int, default=256, metavar="N")
-    server.add_argument("--max-num-batched-tokens", type=int, default=2048, metavar="N")
+    server.add_argument("--max-num-batched-tokens", type=int, metavar="N", help="default: 2048")
     server.add_argument("--num-blocks", type=int, default=16_384, metavar="N")
     server.add_argument("--block-size", type=int, default=16, metavar="N")
     server.add_argument("--max-seq-len", type=int, default=262_144, metavar="N")
@@ -70,7 +101,10 @@ def add_server_options(parser: argparse.ArgumentParser) -> None:
     )
     server.add_argument("--batch-size", type=int, metavar="N", help="of static and dynamic batches")
     server.add_argument(
-        "--batch-wait-s", type=float, default=0.5, metavar="S", help="dynamic: for a batch to fill"
+        "--batch-wait-s",
+        type=float,
+        metavar="S",
+        help="dynamic: for a batch to fill (default: 0.5)",
     )
     server.add_argument("--no-prefix-caching", action="store_true")
     server.add_argument(
@@ -82,7 +116,9 @@ def add_server_options(parser: argparse.ArgumentParser) -> None:
     )
     cost = server.add_mutually_exclusive_group()
     cost.add_argument(
-        "--cost", metavar="JSON|FILE", help="the cost model: seconds, by name of field"
+        "--cost",
+        metavar="JSON|FILE",
+        help="the cost model: all four prices, 0 to 3600 seconds each, by name of field",
     )
     cost.add_argument(
         "--calibrate-from",
@@ -96,12 +132,11 @@ def cost_of(args: argparse.Namespace) -> "CostModel":
     """The prices of a step. Raises UsageError, CalibrationError, OSError."""
     from penstock.executor.config_json import to_json_value
     from penstock.scheduler.cost_model import CostModel
-    from penstock.server.cli.step_prices import read_step_prices
     from penstock.server.simulation.calibration import calibrate
 
     if args.calibrate_from is None:
         try:
-            return CostModel() if args.cost is None else read_step_prices("--cost", args.cost)
+            return CostModel() if args.cost is None else _prices(args.cost)
         except ValueError as error:
             raise UsageError(str(error)) from error
     fit = calibrate(args.calibrate_from)
@@ -121,6 +156,12 @@ def cost_of(args: argparse.Namespace) -> "CostModel":
     return fit.cost
 
 
+def _prices(text: str) -> "CostModel":
+    from penstock.server.cli.step_prices import read_step_prices
+
+    return read_step_prices("--cost", text, needs_all=True)
+
+
 def config_of(args: argparse.Namespace, cost: "CostModel") -> "SimulationConfig":
     """One server. Raises UsageError."""
     from penstock.scheduler.config import SchedulerConfig
@@ -134,12 +175,24 @@ def config_of(args: argparse.Namespace, cost: "CostModel") -> "SimulationConfig"
     extra = json_object("--scheduler", args.scheduler)
     if "order" in extra:
         raise UsageError("--scheduler: order is decided by --policy")
-    queue = {
-        "max_num_batched_tokens": args.max_num_batched_tokens,
+    if args.no_prefix_caching:
+        for name in _CACHE_FIELDS:
+            if name in extra:
+                raise UsageError(f"--scheduler: {name} means nothing with --no-prefix-caching")
+    queue: dict[str, Any] = {
         "max_num_waiting": UNBOUNDED_QUEUE.max_num_waiting,
         "max_num_waiting_tokens": UNBOUNDED_QUEUE.max_num_waiting_tokens,
     }
-    scheduler = from_json("--scheduler", SchedulerConfig, json.dumps({**queue, **extra}))
+    if args.max_num_batched_tokens is not None:
+        if "max_num_batched_tokens" in extra:
+            raise UsageError("--scheduler: max_num_batched_tokens is given by its own flag too")
+        if args.max_num_batched_tokens < 1:
+            raise UsageError("--max-num-batched-tokens must be at least 1")
+        queue["max_num_batched_tokens"] = args.max_num_batched_tokens
+    if not (math.isfinite(args.front_ms) and args.front_ms >= 0.0):
+        raise UsageError(f"--front-ms must be finite and not negative, not {args.front_ms:g}")
+    scheduler = _built("--scheduler", SchedulerConfig, {**queue, **extra})
+    batches = {name: value for name in _BATCHES if (value := getattr(args, name)) is not None}
     try:
         return SimulationConfig(
             policy=Policy(args.policy),
@@ -150,13 +203,25 @@ def config_of(args: argparse.Namespace, cost: "CostModel") -> "SimulationConfig"
             block_size=args.block_size,
             max_seq_len=args.max_seq_len,
             scheduler=scheduler,
-            batch_size=args.batch_size,
-            batch_wait_s=args.batch_wait_s,
             has_prefix_caching=not args.no_prefix_caching,
             front_s=args.front_ms / 1e3,
+            **batches,
         )
     except ValueError as error:
-        raise UsageError(str(error)) from error
+        raise UsageError(told_by_flag(str(error))) from error
+
+
+def refuse_batches_for_others(args: argparse.Namespace, policies: "Collection[Policy]") -> None:
+    """Raise UsageError for a flag of batches that none of these policies, which are used, takes."""
+    for name, meant_for in _BATCHES.items():
+        if getattr(args, name) is not None and not {p.value for p in policies} & {*meant_for}:
+            used = ", ".join(sorted(policy.value for policy in policies))
+            raise UsageError(f"{_FLAGS[name]} means nothing to the policy {used}")
+
+
+def told_by_flag(message: str) -> str:
+    """A message that names fields of the settings, with the flags that they come from instead."""
+    return _FIELD_OF_MESSAGE.sub(lambda match: match[1] + _FLAGS[match[2]], message)
 
 
 def transform_of(args: argparse.Namespace) -> "TransformConfig":
@@ -188,7 +253,7 @@ def transform_of(args: argparse.Namespace) -> "TransformConfig":
             seed=args.seed,
         )
     except ValueError as error:
-        raise UsageError(str(error)) from error
+        raise UsageError(told_by_flag(str(error))) from error
 
 
 def trace_of(args: argparse.Namespace) -> "Iterator[TraceRequest]":
@@ -204,22 +269,32 @@ def trace_of(args: argparse.Namespace) -> "Iterator[TraceRequest]":
 
 def from_json(option: str, kind: type[T], text: str | None) -> T:
     """A value from JSON, its defaults where nothing is given. Raises UsageError."""
+    return _built(option, kind, json_object(option, text))
+
+
+def _built(option: str, kind: type[T], values: dict[str, Any]) -> T:
     from penstock.executor.config_json import from_json_value
 
     try:
-        return from_json_value(kind, json_object(option, text))
+        return from_json_value(kind, values)
     except (TypeError, ValueError) as error:
-        raise UsageError(f"{option}: {error}") from error
+        # Whoever typed the JSON knows its keys, not our class.
+        reason = str(error).removeprefix(kind.__name__).lstrip(".: ")
+        raise UsageError(f"{option}: {reason}") from error
 
 
 def json_object(option: str, text: str | None) -> dict[str, Any]:
     """A JSON object, empty where nothing is given. Raises UsageError."""
+    from penstock.executor.config_json import parse_json
+
     if text is None:
         return {}
     try:
-        values: Any = json.loads(text)
+        values: Any = parse_json(text)
     except json.JSONDecodeError as error:
         raise UsageError(f"{option}: not JSON: {error.msg} at column {error.colno}") from error
+    except ValueError as error:
+        raise UsageError(f"{option}: not JSON: {error}") from error
     if not isinstance(values, dict):
         raise UsageError(f"{option}: must be a JSON object")
     return cast("dict[str, Any]", values)

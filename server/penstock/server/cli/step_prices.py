@@ -19,7 +19,7 @@ def read_step_prices(option: str, text: str, *, needs_all: bool = False) -> Cost
     `needs_all`: prices that are left out are an error, not the defaults of a made-up machine.
     """
     where = option
-    if not text.lstrip().startswith("{"):
+    if not text.lstrip().startswith(("{", "[")):
         path = Path(text).expanduser()
         where = f"{option}: {path}"
         try:

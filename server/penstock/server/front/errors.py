@@ -57,7 +57,7 @@ class Refusal:
 
     `message`: for people; empty takes the standard sentence of `reason`. `metadata`: the keys
     that the contract lists for `reason`. `retry_after_s`: when it is worth trying again, None to
-    say what the front says of all, if `reason` is one that passes.
+    say what the front says of all, if `reason` is one that passes, infinite for never.
     """
 
     reason: ErrorReason

@@ -29,6 +29,7 @@ _REASONS: dict[FailureReason, ErrorReason] = {
 _OF_FIRST_TOKEN = frozenset(
     {FailureReason.TTFT_DEADLINE_EXCEEDED, FailureReason.TTFT_DEADLINE_UNREACHABLE}
 )
+_CLOCK_ERROR_MS = 1e-3
 _OF_TIME = frozenset({ErrorReason.DEADLINE_EXCEEDED, ErrorReason.DEADLINE_UNREACHABLE})
 
 
@@ -53,15 +54,30 @@ def refusal_for(
         )
     # Rounded apart: an estimate that misses its deadline by less than a millisecond shows it.
     if _is_told(end.deadline_s):
-        metadata["deadline_ms"] = str(math.floor(end.deadline_s * 1e3))
+        metadata["deadline_ms"] = str(_whole_ms(end.deadline_s))
     if _is_told(end.estimate_s):
-        metadata["estimate_ms"] = str(math.ceil(end.estimate_s * 1e3))
+        estimate_ms = math.ceil(end.estimate_s * 1e3)
+        if _is_told(end.deadline_s) and end.estimate_s > end.deadline_s:
+            estimate_ms = max(estimate_ms, _whole_ms(end.deadline_s) + 1)
+        metadata["estimate_ms"] = str(estimate_ms)
     return Refusal(
         reason=reason,
         metadata=metadata,
         violations=violations,
-        retry_after_s=end.retry_after_s if _is_told(end.retry_after_s) else None,
+        retry_after_s=end.retry_after_s,
     )
+
+
+def _whole_ms(duration_s: float) -> int:
+    """Milliseconds, rounded down.
+
+    What a client gave in whole ones comes back as it was: on the engine's clock it has passed
+    through a sum and a difference, and may have lost its last digits.
+    """
+    nearest = round(duration_s * 1e3)
+    if abs(duration_s * 1e3 - nearest) < _CLOCK_ERROR_MS:
+        return nearest
+    return math.floor(duration_s * 1e3)
 
 
 def _is_told(duration_s: float | None) -> TypeGuard[float]:

@@ -10,6 +10,7 @@ import os
 import socket
 import sys
 import time
+import traceback
 from typing import NoReturn
 
 from penstock.executor.config import ExecutorConfig
@@ -36,6 +37,8 @@ from penstock.server.recording.recording_engine import RecordingEngine
 
 # Run as a program, its own name would be __main__.
 log = logging.getLogger("penstock.server.processes.engine_process")
+
+_EXECUTORS = "penstock.executor."
 
 
 def main(arguments: list[str]) -> int:
@@ -109,11 +112,23 @@ def _serve(control: ChildControl, executor: Executor, loop: EngineLoop) -> int:
     except IntegrityError:
         log.critical("the books are wrong", exc_info=True)
         return EXIT_BOOKS_WRONG
-    except Exception:
-        log.critical("the executor died", exc_info=True)
+    except Exception as error:
+        is_its = comes_from_executor(error)
+        log.critical(
+            "the executor died"
+            if is_its
+            else "a step failed outside the executor: a fault of ours",
+            exc_info=True,
+        )
         return EXIT_ENGINE_DIED
     executor.close()
     return EXIT_OK
+
+
+def comes_from_executor(error: Exception) -> bool:
+    """Whether an executor raised it, or passed it on: whoever operates the service asks first."""
+    frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
+    return any(str(frame.f_globals.get("__name__", "")).startswith(_EXECUTORS) for frame in frames)
 
 
 def _recorder(server: ServerConfig, executor: Executor) -> Recorder | None:

@@ -20,7 +20,7 @@ EXIT_ORPHANED = 72
 _MEANINGS = {
     EXIT_OK: "it ended",
     EXIT_CANNOT_START: "it could not start",
-    EXIT_ENGINE_DIED: "its executor died",
+    EXIT_ENGINE_DIED: "its executor, or a step of it, failed",
     EXIT_BOOKS_WRONG: "its integrity check failed",
     EXIT_ORPHANED: "its supervisor was gone",
 }

@@ -4,6 +4,7 @@ Owns codes, standard sentences and which details a status carries. Nothing that 
 prompt, an output or an exception.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -152,6 +153,8 @@ def retry_delay_s(refusal: Refusal, *, default_s: float, chance: float) -> float
         if not STATUS_RULES[refusal.reason].is_retryable:
             return None
         delay_s = default_s
+    if math.isinf(delay_s):
+        return None
     return delay_s * (1.0 + MAX_RETRY_SPREAD * chance)
 
 

@@ -24,6 +24,7 @@ from penstock.scheduler.cost_model import CostModel
 
 _COUNTS = ("n_prefill", "n_decode", "n_context")
 _PRICES = ("step_s", "prefill_token_s", "decode_slot_s", "context_token_s")
+_MAX_NUMBER = 1e12
 _NUM_ROUNDS = 12
 _MAX_SIGMAS = 6.0
 _SIGMA_OF_MEDIAN = 1.4826
@@ -56,23 +57,31 @@ class Calibration:
 def calibrate(path: Path) -> Calibration:
     """Fit the steps of a file. Raises CalibrationError, with a line number where there is one."""
     counts, seconds = read_steps(path)
-    return fit_cost(counts, seconds)
+    try:
+        return fit_cost(counts, seconds)
+    except CalibrationError:
+        raise
+    except ValueError as error:  # of the prices, and of steps that no line can be laid through
+        raise CalibrationError(f"{path}: no prices fit these steps: {error}") from error
 
 
 def read_steps(path: Path) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Counts float64 [n, 3] (prefill tokens, decode rows, context tokens), seconds float64 [n]."""
     counts: list[tuple[float, ...]] = []
     seconds: list[float] = []
-    with path.open(encoding="utf-8") as file:
-        for number, line in enumerate(file, 1):
-            if not line.strip():
-                continue
-            try:
-                *step, duration_s = _numbers(line)
-            except ValueError as error:
-                raise CalibrationError(f"{path}:{number}: {error}") from error
-            counts.append(tuple(step))
-            seconds.append(duration_s)
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError as error:
+        raise CalibrationError(f"{path}: is not UTF-8 text") from error
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            *step, duration_s = _numbers(line)
+        except ValueError as error:
+            raise CalibrationError(f"{path}:{number}: {error}") from error
+        counts.append(tuple(step))
+        seconds.append(duration_s)
     return np.array(counts).reshape(-1, len(_COUNTS)), np.array(seconds)
 
 
@@ -144,6 +153,8 @@ def _numbers(line: str) -> list[float]:
         document: object = json.loads(line)
     except json.JSONDecodeError as error:
         raise ValueError(f"not JSON: {error.msg} at column {error.colno}") from None
+    except RecursionError:
+        raise ValueError("not JSON: it is nested too deep") from None
     if not isinstance(document, dict):
         raise ValueError("must be a JSON object")
     values = cast("dict[str, object]", document)
@@ -152,8 +163,9 @@ def _numbers(line: str) -> list[float]:
         value = values.get(name)
         if not isinstance(value, int | float) or isinstance(value, bool):
             raise ValueError(f"{name} must be a number, not {value!r}")
-        if not (math.isfinite(value) and value >= 0.0):
-            raise ValueError(f"{name} must be finite and not negative, not {value}")
+        # Compared before it is made a float: a whole number may be too large for one.
+        if not 0 <= value < math.inf or value > _MAX_NUMBER:
+            raise ValueError(f"{name} must be finite and not negative, at most {_MAX_NUMBER:g}")
         numbers.append(float(value))
     if not numbers[-1] > 0.0:
         raise ValueError("seconds must be positive")

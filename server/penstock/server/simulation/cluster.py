@@ -26,6 +26,9 @@ from penstock.server.simulation.simulate import (
 )
 from penstock.server.simulation.trace import TraceRequest
 
+MAX_REPLICAS = 1024
+"""Each is an engine with its memory, and a turn of Python per request of the trace."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterConfig:
@@ -36,8 +39,10 @@ class ClusterConfig:
     routing: RoutingConfig = RoutingConfig()  # noqa: RUF009 -- frozen
 
     def __post_init__(self) -> None:
-        if self.num_replicas < 1:
-            raise ValueError(f"num_replicas must be at least 1, not {self.num_replicas}")
+        if not 1 <= self.num_replicas <= MAX_REPLICAS:
+            raise ValueError(
+                f"num_replicas must be in 1 .. {MAX_REPLICAS}, not {self.num_replicas}"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -20,10 +20,12 @@ from penstock.server.simulation.report import (
     SUMMARY_FILE,
     finite_or_none,
     html_table,
+    number_text,
     page,
     preformatted,
     seconds_text,
     settings_of,
+    share_text,
     summary_lines,
     write_requests,
 )
@@ -85,7 +87,7 @@ def cluster_lines(run: ClusterRun, summary: ClusterSummary) -> list[str]:
     return [
         *summary_lines(summary.total),
         f"routing      {run.config.routing.router}, {run.config.num_replicas} replicas,"
-        f" {_spread(run):.2f} (most over mean requests of a replica)",
+        f" {number_text(_spread(run), 2)} (most over mean requests of a replica)",
         *(" ".join(f"{cell:>11}" for cell in row) for row in rows),
     ]
 
@@ -172,12 +174,12 @@ def _rows(summary: ClusterSummary) -> list[tuple[str, ...]]:
         (
             str(number),
             f"{s.num_requests:,}",
-            f"{s.good_share:.1%}",
+            share_text(s.good_share),
             seconds_text(s.ttft.p50_s),
             seconds_text(s.ttft.p99_s),
             seconds_text(s.itl.p99_s),
-            f"{s.prefix_hit_rate:.1%}",
-            "-" if math.isnan(s.kv_utilisation) else f"{s.kv_utilisation:.1%}",
+            share_text(s.prefix_hit_rate),
+            share_text(s.kv_utilisation),
             f"{s.num_preemptions:,}",
         )
         for number, s in zip(summary.numbers, summary.replicas, strict=True)

@@ -12,6 +12,7 @@ from penstock.executor.config_json import from_json_value, to_json_value
 from penstock.scheduler.config import SchedulerConfig
 from penstock.server.simulation.routing import RoutingConfig
 from penstock.server.simulation.settings import SimulationConfig
+from penstock.server.simulation.trace import check_text
 
 _ROUTING = {field.name for field in fields(RoutingConfig)}
 _SCHEDULER = {field.name for field in fields(SchedulerConfig)} - {"order"}
@@ -35,6 +36,7 @@ class Candidate:
     def __post_init__(self) -> None:
         if not self.name:
             raise ValueError("name must not be empty")
+        check_text("name", self.name)
         if self.price is not None and not (math.isfinite(self.price) and self.price > 0.0):
             raise ValueError(f"price must be positive, not {self.price}")
 
@@ -64,6 +66,14 @@ def _candidate(data: object, base: Candidate, where: str) -> Candidate:
     name, price = values.pop("name", None), values.pop("price", base.price)
     if not isinstance(name, str):
         raise ValueError(f"{where}.name must be a string")
+    try:
+        return _named(name, price, values, base, where)
+    except ValueError as error:
+        # Who has written many counts them by their names.
+        raise ValueError(f"{error} (candidate {name!a})") from None
+
+
+def _named(name: str, price: Any, values: dict[str, Any], base: Candidate, where: str) -> Candidate:
     if price is not None and (isinstance(price, bool) or not isinstance(price, int | float)):
         raise ValueError(f"{where}.price must be a number")
     server: dict[str, Any] = to_json_value(base.replica)
@@ -84,7 +94,18 @@ def _candidate(data: object, base: Candidate, where: str) -> Candidate:
             raise ValueError(f"{place} is unknown")
     replica = from_json_value(SimulationConfig, server, where)
     router = from_json_value(RoutingConfig, routing, where)
-    return Candidate(name=name, replica=replica, routing=router, price=price)
+    try:
+        return Candidate(name=name, replica=replica, routing=router, price=_as_float(price))
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from None
+
+
+def _as_float(price: float | None) -> float | None:
+    """A whole number may be too large for a float."""
+    try:
+        return None if price is None else float(price)
+    except OverflowError:
+        return math.inf
 
 
 def _object(value: object, where: str) -> dict[str, Any]:

@@ -18,9 +18,11 @@ from penstock.server.simulation.plan_target import PlanTarget, Verdict
 from penstock.server.simulation.report import (
     finite_or_none,
     html_table,
+    number_text,
     page,
     preformatted,
     seconds_text,
+    share_text,
 )
 
 PLAN_FILE = "plan.json"
@@ -190,8 +192,9 @@ def verdict_text(verdict: Verdict) -> str:
     """One simulation in a line."""
     end = "meets the target" if verdict.meets else f"misses {', '.join(verdict.misses)}"
     return (
-        f"p99 TTFT {seconds_text(verdict.ttft_p99_s)}, {verdict.smooth_share:.2%} smooth,"
-        f" {verdict.good_share:.2%} good: {end} ({verdict.wall_s:.1f} s)"
+        f"p99 TTFT {seconds_text(verdict.ttft_p99_s)},"
+        f" {share_text(verdict.smooth_share, 2)} smooth,"
+        f" {share_text(verdict.good_share, 2)} good: {end} ({verdict.wall_s:.1f} s)"
     )
 
 
@@ -240,10 +243,10 @@ def _rows(plan: Plan) -> list[tuple[str, ...]]:
             "-" if found.price is None else f"{found.price:g}",
             _time(found.verdict.ttft_p50_s),
             _time(found.verdict.ttft_p99_s),
-            f"{found.verdict.smooth_share:.2%}",
-            f"{found.verdict.good_share:.2%}",
-            f"{found.verdict.goodput_per_s:.3f}",
-            f"{found.verdict.prefix_hit_rate:.1%}",
+            share_text(found.verdict.smooth_share, 2),
+            share_text(found.verdict.good_share, 2),
+            number_text(found.verdict.goodput_per_s, 3),
+            share_text(found.verdict.prefix_hit_rate),
         )
         for found in plan.candidates
     ]
@@ -256,10 +259,10 @@ def _tried(found: CandidatePlan) -> list[tuple[str, ...]]:
             str(verdict.num_replicas),
             _time(verdict.ttft_p50_s),
             _time(verdict.ttft_p99_s),
-            f"{verdict.smooth_share:.2%}",
+            share_text(verdict.smooth_share, 2),
             _time(verdict.itl_p99_s),
-            f"{verdict.good_share:.2%}",
-            f"{verdict.kv_utilisation_max:.1%}",
+            share_text(verdict.good_share, 2),
+            share_text(verdict.kv_utilisation_max),
             ", ".join(verdict.misses) or "none",
         )
         for verdict in found.tried

@@ -16,6 +16,7 @@ from penstock.server.simulation.histogram import DurationHistogram
 from penstock.server.simulation.request_table import RequestTable
 
 _BULK_TOKENS = 262_144
+_MAX_BINS = 32_768
 
 
 class RunRecorder:
@@ -23,7 +24,8 @@ class RunRecorder:
 
     `slow_gap_s`: a gap between two tokens of a request that is longer is counted as slow; a
     request whose share of slow gaps is at most 1 % has a p99 gap within it. `gaps`: all of them.
-    `timeline_bin_s`: width of the bins in which served tokens are counted per tenant. `num_steps`
+    `timeline_bin_s`: width of the bins in which served tokens are counted per tenant; it doubles
+    when there would be more than 32,768 of them, for a trace may have a pause of years. `num_steps`
     leaves out turns of the engine in which nothing was computed. `on_end` is told of every request
     that ends, when the step that ends it has run.
     """
@@ -59,6 +61,9 @@ class RunRecorder:
         out: those of engines do not add up to a sample of one.
         """
         self.table = RequestTable.merged([recorder.table for recorder in recorders], sources)
+        self._widen(max(recorder.timeline_bin_s for recorder in recorders))
+        for recorder in recorders:
+            recorder._widen(self.timeline_bin_s)  # noqa: SLF001 -- of its own kind
         served = [recorder.served_tokens() for recorder in recorders]
         shape = (max(len(bins) for bins in served), len(self.table.tenants))
         self._served = np.zeros(shape, dtype=np.int64)
@@ -133,7 +138,11 @@ class RunRecorder:
             self._on_end(end)
 
     def _count_served(self, index: NDArray[np.int64], times_s: NDArray[np.float64]) -> None:
-        bins = (times_s / self.timeline_bin_s).astype(np.int64)
+        latest_s, bin_s = float(times_s.max()), self.timeline_bin_s
+        while latest_s / bin_s >= _MAX_BINS:
+            bin_s *= 2.0
+        self._widen(bin_s)
+        bins = (times_s / bin_s).astype(np.int64)
         num_bins, num_tenants = int(bins.max()) + 1, len(self.table.tenants)
         if num_bins > len(self._served) or num_tenants > self._served.shape[1]:
             shape = (max(num_bins, len(self._served)), num_tenants)
@@ -143,6 +152,14 @@ class RunRecorder:
         cells = bins * num_tenants + self.table.counts("tenant")[index]
         counts = np.bincount(cells, minlength=num_bins * num_tenants)
         self._served[:num_bins] += counts.reshape(num_bins, num_tenants)
+
+    def _widen(self, bin_s: float) -> None:
+        """Count in bins of `bin_s` from now on, a power of two times as wide as they are."""
+        while self.timeline_bin_s < bin_s:
+            self.timeline_bin_s *= 2.0
+            starts = np.arange(0, len(self._served), 2)
+            if len(starts):
+                self._served = np.add.reduceat(self._served, starts, axis=0)
 
     def _measure_gaps(self, index: NDArray[np.int64], times_s: NDArray[np.float64]) -> None:
         """Tokens [m] sorted by request, in order of time within each."""

@@ -143,18 +143,21 @@ def summary_lines(summary: Summary) -> list[str]:
     outcomes = ", ".join(f"{name} {num:,}" for name, num in s.outcomes.items())
     lines = [
         f"requests     {s.num_requests:,} in {s.duration_s:,.1f} s: {outcomes}",
-        f"goodput      {s.goodput_per_s:.3f} requests/s, {s.good_share:.1%} of all within targets",
-        f"throughput   {s.requests_per_s:.3f} requests/s, {s.output_tokens_per_s:,.0f} output and"
-        f" {s.prompt_tokens_per_s:,.0f} prompt tokens/s",
+        f"goodput      {number_text(s.goodput_per_s, 3)} requests/s,"
+        f" {share_text(s.good_share)} of all within targets",
+        f"throughput   {number_text(s.requests_per_s, 3)} requests/s,"
+        f" {number_text(s.output_tokens_per_s)} output and"
+        f" {number_text(s.prompt_tokens_per_s)} prompt tokens/s",
         f"{'':12} {'mean':>10} {'p50':>10} {'p90':>10} {'p99':>10} {'max':>10}",
         _durations_line("TTFT", s.ttft),
         _durations_line("ITL", s.itl),
         _durations_line("E2E", s.e2e),
         _durations_line("queue", s.queue),
-        f"KV memory    {s.kv_utilisation:.1%} used (at most {s.kv_utilisation_max:.1%}),"
-        f" {s.kv_waste:.2%} of that empty",
-        f"prefix hits  {s.prefix_hit_rate:.1%} of prompt tokens",
-        f"lost work    {s.num_preemptions:,} preemptions, {s.prefill_waste:.2%} of prefill for"
+        f"KV memory    {share_text(s.kv_utilisation)} used (at most"
+        f" {share_text(s.kv_utilisation_max)}), {share_text(s.kv_waste, 2)} of that empty",
+        f"prefix hits  {share_text(s.prefix_hit_rate)} of prompt tokens",
+        f"lost work    {s.num_preemptions:,} preemptions, {share_text(s.prefill_waste, 2)} of"
+        " prefill for"
         " requests that then expired",
     ]
     if s.served_ratio is not None:
@@ -162,7 +165,7 @@ def summary_lines(summary: Summary) -> list[str]:
     if len(s.tenants) > 1:
         lines += [
             f"tenant       {tenant.tenant}: {tenant.num_requests:,} requests,"
-            f" {tenant.num_served_tokens:,} tokens, {tenant.good_share:.1%} good,"
+            f" {tenant.num_served_tokens:,} tokens, {share_text(tenant.good_share)} good,"
             f" TTFT p50 {seconds_text(tenant.ttft.p50_s)}, p99 {seconds_text(tenant.ttft.p99_s)}"
             for tenant in s.tenants
         ]
@@ -179,6 +182,16 @@ def seconds_text(value_s: float) -> str:
     if math.isnan(value_s):
         return "-"
     return f"{value_s * 1e3:.1f} ms" if value_s < 1.0 else f"{value_s:,.2f} s"
+
+
+def share_text(value: float, num_decimals: int = 1) -> str:
+    """A share for people, in per cent."""
+    return "-" if math.isnan(value) else f"{value:.{num_decimals}%}"
+
+
+def number_text(value: float, num_decimals: int = 0) -> str:
+    """A figure for people."""
+    return "-" if math.isnan(value) else f"{value:,.{num_decimals}f}"
 
 
 def write_requests(run: SimulationRun, path: Path, replica_of: Sequence[int] | None = None) -> None:

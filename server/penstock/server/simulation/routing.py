@@ -51,8 +51,10 @@ class RoutingConfig:
                 f"load_signal_delay_s must be finite and not negative,"
                 f" not {self.load_signal_delay_s}"
             )
-        if not self.overload_factor >= 1.0:
-            raise ValueError(f"overload_factor must be at least 1, not {self.overload_factor}")
+        if not 1.0 <= self.overload_factor < math.inf:
+            raise ValueError(
+                f"overload_factor must be finite and at least 1, not {self.overload_factor}"
+            )
         if self.overload_slack is not None and self.overload_slack < 0:
             raise ValueError(f"overload_slack must not be negative, not {self.overload_slack}")
         if not 0.0 <= self.min_prefix_share <= 1.0:

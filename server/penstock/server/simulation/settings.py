@@ -13,6 +13,7 @@ from penstock.scheduler.config import SchedulerConfig, SchedulingOrder
 from penstock.scheduler.cost_model import CostModel
 from penstock.scheduler.engine import Engine
 from penstock.server.simulation.gate import BatchGate, Gate, OpenGate
+from penstock.server.simulation.trace import MAX_REQUEST_TOKENS
 from penstock.server.simulation.watched_executor import (
     OutputLength,
     PrefillWatcher,
@@ -23,6 +24,13 @@ DEFAULT_NUM_BLOCKS = 16_384
 DEFAULT_MAX_SEQ_LEN = 262_144
 UNBOUNDED_QUEUE = SchedulerConfig(max_num_waiting=1_000_000, max_num_waiting_tokens=2**62)
 _VOCAB_SIZE = 32_000
+_MOST = {
+    "num_blocks": 2**24,
+    "block_size": 2**16,
+    "max_num_seqs": 2**16,
+    "max_seq_len": MAX_REQUEST_TOKENS,
+}
+"""What is more is a mistake, which would be found out when memory has run out."""
 
 
 class Policy(enum.StrEnum):
@@ -84,6 +92,9 @@ class SimulationConfig:
     sample_every_steps: int = 8
 
     def __post_init__(self) -> None:
+        for name, most in _MOST.items():
+            if getattr(self, name) > most:
+                raise ValueError(f"{name} must be at most {most}, not {getattr(self, name)}")
         _executor_config(self)
         if self.batch_size is not None and self.batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, not {self.batch_size}")

@@ -10,7 +10,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from penstock.server.simulation.trace import TraceRequest
+from penstock.server.simulation.trace import (
+    MAX_ARRIVAL_S,
+    MAX_REQUEST_TOKENS,
+    TraceRequest,
+    check_text,
+    check_unique,
+)
+
+MAX_REQUESTS = 1e8
+"""That settings may ask for, on average: days of simulation."""
+_BURSTINESS = (0.01, 1000.0)
+_LEAST_SHARE = 1e-9
 
 
 class Arrivals(enum.StrEnum):
@@ -35,8 +46,11 @@ class TenantShare:
     share: float = 1.0
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.share) and self.share > 0.0):
-            raise ValueError(f"share must be positive, not {self.share}")
+        check_text("name", self.name)
+        if not _LEAST_SHARE <= self.share <= 1.0 / _LEAST_SHARE:
+            raise ValueError(
+                f"share must be in {_LEAST_SHARE:g} .. {1.0 / _LEAST_SHARE:g}, not {self.share}"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,10 +91,30 @@ class SyntheticConfig:
             if not 0.0 <= getattr(self, name) <= 10.0:
                 raise ValueError(f"{name} must be in [0, 10], not {getattr(self, name)}")
         for name in ("max_prompt_tokens", "max_output_tokens"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+            if not 1 <= getattr(self, name) <= MAX_REQUEST_TOKENS:
+                side = "least 1" if getattr(self, name) < 1 else f"most {MAX_REQUEST_TOKENS}"
+                raise ValueError(f"{name} must be at {side}")
+        for name in ("mean_prompt_tokens", "mean_output_tokens"):
+            if getattr(self, name) > MAX_REQUEST_TOKENS:
+                raise ValueError(f"{name} must be at most {MAX_REQUEST_TOKENS}")
+        self._check_arrivals()
+        check_unique("tenants", (tenant.name for tenant in self.tenants))
         if self.seed < 0:
             raise ValueError(f"seed must not be negative, not {self.seed}")
+
+    def _check_arrivals(self) -> None:
+        if self.duration_s > MAX_ARRIVAL_S:
+            raise ValueError(f"duration_s must be at most {MAX_ARRIVAL_S:g}")
+        if self.rate_per_s * self.duration_s > MAX_REQUESTS:
+            raise ValueError(f"rate_per_s x duration_s must be at most {MAX_REQUESTS:g}")
+        if self.arrivals is Arrivals.POISSON:
+            return
+        if not _BURSTINESS[0] <= self.burstiness <= _BURSTINESS[1]:
+            least, most = _BURSTINESS
+            raise ValueError(f"burstiness must be in {least:g} .. {most:g}, not {self.burstiness}")
+        least_s = self.duration_s / MAX_REQUESTS
+        if self.arrivals is Arrivals.MMPP and self.mean_state_s < least_s:
+            raise ValueError(f"mean_state_s must be at least {least_s:g}, not {self.mean_state_s}")
 
 
 def synthetic_trace(config: SyntheticConfig) -> Iterator[TraceRequest]:

@@ -4,15 +4,38 @@ Owns the value that every trace format is read into. Does not know files.
 """
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 MAX_PREFIX_ID = 2**62
+MAX_REQUEST_TOKENS = 2**24
+"""Of a prompt or an output: some hundred times the longest context that models have."""
+MAX_ARRIVAL_S = 1e10
+"""Beyond three centuries floats no longer tell the microseconds of a step apart."""
+MAX_PRIORITY = 2**31 - 1
 DEFAULT_PREFIX_BLOCK_TOKENS = 512
 """Tokens that one prefix id stands for, as in the Mooncake traces."""
 
 
 class TraceError(ValueError):
     """A trace cannot be read; the message says where and why."""
+
+
+def check_text(name: str, text: str) -> None:
+    """Raise ValueError naming the field for what no file and no terminal can be given."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        raise ValueError(f"{name} must be Unicode text, not {text!a}") from None
+
+
+def check_unique(name: str, items: Iterable[str]) -> None:
+    """Raise ValueError naming the field for a name that is there twice."""
+    seen: set[str] = set()
+    for item in items:
+        if item in seen:
+            raise ValueError(f"{name}: {item!r} is there twice")
+        seen.add(item)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,20 +62,35 @@ class TraceRequest:
     prefix_block_tokens: int = DEFAULT_PREFIX_BLOCK_TOKENS
 
     def __post_init__(self) -> None:
+        self._check_numbers()
+        # Nearly all traces tell no tenants apart.
+        if self.tenant:
+            check_text("tenant", self.tenant)
+        if self.prefix_ids:
+            self._check_prefix_ids()
+
+    def _check_numbers(self) -> None:
         if not (math.isfinite(self.arrival_s) and self.arrival_s >= 0.0):
             raise ValueError(f"arrival_s must be finite and not negative, not {self.arrival_s}")
+        if self.arrival_s > MAX_ARRIVAL_S:
+            raise ValueError(f"arrival_s must be at most {MAX_ARRIVAL_S:g}, not {self.arrival_s:g}")
         for name in ("num_prompt_tokens", "num_output_tokens", "prefix_block_tokens"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+            if getattr(self, name) > MAX_REQUEST_TOKENS:
+                raise ValueError(f"{name} must be at most {MAX_REQUEST_TOKENS}")
+        if not -MAX_PRIORITY <= self.priority <= MAX_PRIORITY:
+            raise ValueError(f"priority must be in {-MAX_PRIORITY} .. {MAX_PRIORITY}")
         for name in ("ttft_deadline_s", "deadline_s"):
             if not getattr(self, name) > 0.0:
                 raise ValueError(f"{name} must be positive, not {getattr(self, name)}")
-        if self.prefix_ids:
-            num_blocks = -(-self.num_prompt_tokens // self.prefix_block_tokens)
-            if len(self.prefix_ids) != num_blocks:
-                raise ValueError(
-                    f"prefix_ids must hold {num_blocks} ids for {self.num_prompt_tokens} tokens in"
-                    f" blocks of {self.prefix_block_tokens}, not {len(self.prefix_ids)}"
-                )
-            if min(self.prefix_ids) < 0 or max(self.prefix_ids) >= MAX_PREFIX_ID:
-                raise ValueError(f"prefix_ids must be in 0 .. {MAX_PREFIX_ID - 1}")
+
+    def _check_prefix_ids(self) -> None:
+        num_blocks = -(-self.num_prompt_tokens // self.prefix_block_tokens)
+        if len(self.prefix_ids) != num_blocks:
+            raise ValueError(
+                f"prefix_ids must hold {num_blocks} ids for {self.num_prompt_tokens} tokens in"
+                f" blocks of {self.prefix_block_tokens}, not {len(self.prefix_ids)}"
+            )
+        if min(self.prefix_ids) < 0 or max(self.prefix_ids) >= MAX_PREFIX_ID:
+            raise ValueError(f"prefix_ids must be in 0 .. {MAX_PREFIX_ID - 1}")

@@ -5,6 +5,7 @@ Owns opening, line numbers and the order of arrivals. Memory is bounded by one l
 
 import gzip
 import itertools
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
@@ -94,5 +95,8 @@ def _numbered_lines(path: Path, file: IO[str]) -> Iterator[tuple[int, str]]:
                 yield number, line
     except UnicodeDecodeError as error:
         raise TraceError(f"{path}:{number + 1}: is not UTF-8 text") from error
+    except (gzip.BadGzipFile, zlib.error) as error:
+        reason = f"is not a gzip file, or a broken one: {error}"
+        raise TraceError(f"{path}:{number + 1}: {reason}") from error
     except EOFError as error:
         raise TraceError(f"{path}:{number + 1}: the compressed file is cut off") from error

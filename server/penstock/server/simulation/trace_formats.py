@@ -180,6 +180,8 @@ def _object(line: str) -> dict[str, object]:
         values: object = json.loads(line)
     except json.JSONDecodeError as error:
         raise ValueError(f"not JSON: {error.msg} at column {error.colno}") from None
+    except RecursionError:
+        raise ValueError("not JSON: it is nested too deep") from None
     if not isinstance(values, dict):
         raise ValueError("must be a JSON object")
     return cast("dict[str, object]", values)
@@ -200,7 +202,10 @@ def _number(values: dict[str, object], name: str, default: float | None = None) 
         raise ValueError(f"{name} is missing")
     if not isinstance(value, int | float) or isinstance(value, bool):
         raise ValueError(f"{name} must be a number, not {value!r}")
-    return float(value)
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
 
 
 def _integers(values: dict[str, object], name: str) -> tuple[int, ...]:

@@ -11,7 +11,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from penstock.server.simulation.synthetic import TenantChoice, TenantShare
-from penstock.server.simulation.trace import TraceRequest
+from penstock.server.simulation.trace import (
+    MAX_ARRIVAL_S,
+    TraceError,
+    TraceRequest,
+    check_unique,
+)
+
+MIN_LOAD, MAX_LOAD = 1e-6, 1e6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,8 +44,9 @@ class TransformConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.load) and self.load > 0.0):
-            raise ValueError(f"load must be positive, not {self.load}")
+        if not MIN_LOAD <= self.load <= MAX_LOAD:
+            raise ValueError(f"load must be in {MIN_LOAD:g} .. {MAX_LOAD:g}, not {self.load}")
+        check_unique("tenants", (tenant.name for tenant in self.tenants))
         if not 0.0 <= self.start_s < self.end_s:
             raise ValueError("start_s must not be negative and must be before end_s")
         for name in ("max_requests", "max_prompt_tokens", "max_output_tokens"):
@@ -64,9 +72,15 @@ def transformed(trace: Iterable[TraceRequest], config: TransformConfig) -> Itera
             return
         is_urgent = random.random() < config.deadline_share
         capped = _capped(request, config)
+        arrival_s = (request.arrival_s - config.start_s) / config.load
+        if arrival_s > MAX_ARRIVAL_S:
+            raise TraceError(
+                f"load must be greater: with {config.load:g} a request arrives after {arrival_s:g}"
+                f" s, and {MAX_ARRIVAL_S:g} is the most"
+            )
         yield replace(
             capped,
-            arrival_s=(request.arrival_s - config.start_s) / config.load,
+            arrival_s=arrival_s,
             tenant=choose() if config.tenants else request.tenant,
             ttft_deadline_s=min(
                 request.ttft_deadline_s, config.ttft_deadline_s if is_urgent else math.inf

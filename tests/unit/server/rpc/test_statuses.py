@@ -171,6 +171,24 @@ def test_what_the_engine_knows_of_a_refusal_is_told(
     assert refusal.retry_after_s == 3.0
 
 
+@pytest.mark.parametrize(
+    ("deadline_s", "estimate_s", "told"),
+    [
+        (100_000.3 - 100_000.0 + 0.2, 0.5001, ("500", "501")),
+        (0.49999999999, 0.49999999999999, ("500", "501")),
+        (0.50000000001, 0.6, ("500", "600")),
+        (0.4999, 0.4, ("499", "400")),
+    ],
+)
+def test_a_deadline_comes_back_as_it_was_given_and_below_what_misses_it(
+    deadline_s: float, estimate_s: float, told: tuple[str, str]
+) -> None:
+    reason = FailureReason.DEADLINE_UNREACHABLE
+    end = Failed(key=1, at_s=9.0, reason=reason, estimate_s=estimate_s, deadline_s=deadline_s)
+    metadata = refused(end).metadata
+    assert (metadata["deadline_ms"], metadata["estimate_ms"]) == told
+
+
 def test_what_has_no_end_is_not_told() -> None:
     end = Failed(
         key=1,
@@ -180,7 +198,7 @@ def test_what_has_no_end_is_not_told() -> None:
         deadline_s=math.inf,
         retry_after_s=math.inf,
     )
-    assert refused(end) == Refusal(reason=ErrorReason.QUEUE_FULL)
+    assert refused(end) == Refusal(reason=ErrorReason.QUEUE_FULL, retry_after_s=math.inf)
 
 
 def test_whoever_is_refused_together_is_told_to_come_back_apart() -> None:
@@ -196,6 +214,8 @@ def test_whoever_is_refused_together_is_told_to_come_back_apart() -> None:
     assert told_s(Refusal(reason=ErrorReason.DEADLINE_EXCEEDED), 0.5) is None
     late = Refusal(reason=ErrorReason.DEADLINE_EXCEEDED, retry_after_s=8.0)
     assert told_s(late, 0.0) == 8.0
+    never = Refusal(reason=ErrorReason.DEADLINE_UNREACHABLE, retry_after_s=math.inf)
+    assert told_s(never, 0.5) is None
 
 
 @pytest.mark.parametrize(

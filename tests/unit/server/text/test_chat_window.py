@@ -6,9 +6,10 @@ import asyncio
 from collections.abc import Sequence
 from itertools import accumulate
 from pathlib import Path
+from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from penstock.server.text.chat_template import ChatMessage
@@ -20,6 +21,11 @@ from support.tiny_tokenizers import write_model_folder
 
 BASE, OVERHEAD = 3, 4
 COST = TemplateCost(base_tokens=BASE, message_tokens=OVERHEAD)
+MAX_LEAD, MAX_LENGTH, MAX_SURPLUS = 20, 30, 3
+# The longest lead and the longest last turn, which stay whatever is cut, fit into this.
+LEAST_WINDOW = (
+    BASE + (len("system") + MAX_LEAD) + (len("u") + MAX_LENGTH) + 2 * (OVERHEAD + MAX_SURPLUS)
+)
 
 
 def num_tokens(text: str) -> int:
@@ -90,11 +96,12 @@ def test_a_dialogue_of_a_lead_alone_is_taken_or_refused() -> None:
 
 
 @given(
-    lengths=st.lists(st.integers(0, 30), min_size=1, max_size=60),
-    lead=st.none() | st.integers(0, 20),
-    window=st.integers(60, 300),
-    surplus=st.integers(0, 3),
+    lengths=st.lists(st.integers(0, MAX_LENGTH), min_size=1, max_size=60),
+    lead=st.none() | st.integers(0, MAX_LEAD),
+    window=st.integers(LEAST_WINDOW, 300),
+    surplus=st.integers(0, MAX_SURPLUS),
 )
+@example(lengths=[MAX_LENGTH], lead=MAX_LEAD, window=LEAST_WINDOW, surplus=MAX_SURPLUS)
 def test_a_growing_dialogue_is_cut_in_strides(
     lengths: list[int], lead: int | None, window: int, surplus: int
 ) -> None:
@@ -111,7 +118,7 @@ def test_a_growing_dialogue_is_cut_in_strides(
     num_moves = len(set(cuts)) - 1
     total = sum(len(message.content) + 1 + OVERHEAD + surplus for message in dialogue)
     room = window - BASE - (0 if lead is None else lead + 6 + OVERHEAD + surplus)
-    longest = 2 * (30 + 1 + OVERHEAD + surplus)
+    longest = 2 * (MAX_LENGTH + 1 + OVERHEAD + surplus)
     if room > 2 * longest:
         assert num_moves <= (2 if surplus else 1) * (1 + total / (room / 2 - longest / 2))
 
@@ -127,6 +134,48 @@ def test_a_cut_follows_from_the_dialogue_so_far(costs: list[int], room: int) -> 
         assert sums[end] - sums[start] <= room or is_last or end - start <= 2
     for before, after, end in zip(starts, starts[1:], range(2, len(costs) + 1), strict=False):
         assert after == before or sums[end] - sums[before] > room
+
+
+def cut_naively(sums: Sequence[int], may_start: Sequence[bool], room: int) -> int:
+    """What `cut` says, looked up from the beginning at every overflow."""
+    start = 0
+    for end in range(1, len(sums)):
+        if sums[end] - sums[start] <= room:
+            continue
+        possible = [index for index in range(start + 1, end) if may_start[index]]
+        fitting = (index for index in possible if sums[end] - sums[index] <= room * 0.5)
+        start = next(fitting, possible[-1] if possible else start)
+    return start
+
+
+@given(
+    turns=st.lists(st.tuples(st.integers(0, 20), st.booleans()), max_size=60),
+    room=st.integers(-5, 120),
+)
+def test_a_cut_falls_where_looking_at_everything_finds_it(
+    turns: list[tuple[int, bool]], room: int
+) -> None:
+    sums = [0, *accumulate(cost for cost, _ in turns)]
+    may_start = [may for _, may in turns]
+    assert cut(sums, may_start, room) == cut_naively(sums, may_start, room)
+
+
+class CountingReads(list[int]):
+    """A list that counts how often its items are read."""
+
+    num_reads = 0
+
+    def __getitem__(self, place: Any) -> Any:
+        self.num_reads += 1
+        return super().__getitem__(place)
+
+
+@pytest.mark.parametrize("num_starts", [0, 1, 300, 3000])
+def test_a_cut_takes_time_in_proportion_to_the_dialogue(num_starts: int) -> None:
+    num = 3000
+    sums = CountingReads(range(0, 10 * num + 1, 10))
+    cut(sums, [index >= num - num_starts for index in range(num)], 100)
+    assert sums.num_reads <= 4 * num
 
 
 def test_long_dialogues_are_encoded_about_once() -> None:

@@ -1,0 +1,108 @@
+"""An engine in virtual time over a simulated machine whose prices it knows.
+
+Owns the site and what its clients were told. Does not know what ought to be told.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from penstock.executor.config import ExecutorConfig, ExecutorKind, SimulatedConfig
+from penstock.executor.simulated.executor import SimulatedExecutor
+from penstock.executor.simulated.pace import VirtualClock
+from penstock.scheduler.config import SchedulerConfig
+from penstock.scheduler.cost_model import CostModel
+from penstock.scheduler.engine import Engine
+from penstock.scheduler.events import Admitted, Failed, Finished, Queued, StepEvents
+from penstock.scheduler.outlook import Outlook
+from penstock.scheduler.request import Request, RequestSpec
+from support.core import make_spec
+
+# A step takes 10 ms and 1 ms for each token of prefill: a prompt of 100 alone takes 110 ms.
+PRICES = CostModel(step_s=0.01, prefill_token_s=0.001, decode_slot_s=0.0, context_token_s=0.0)
+BUDGET = 100
+NUM_SETTLING = 20
+MAX_STEPS = 3000
+
+
+class PricedSite:
+    """Times of requests are given from now on. A prompt of a number n is the first n of one text.
+
+    `is_settled`: the engine has seen that its prices are right.
+    """
+
+    def __init__(self, *, is_settled: bool = True, num_seqs: int = 4, **config: Any) -> None:
+        self.clock = VirtualClock(0.0)
+        executor = SimulatedExecutor(
+            ExecutorConfig(
+                kind=ExecutorKind.SIMULATED,
+                block_size=4,
+                num_blocks=1000,
+                max_num_seqs=num_seqs,
+                max_seq_len=2000,
+                simulated=SimulatedConfig(vocab_size=100, cost=PRICES),
+            ),
+            pacer=self.clock,
+        )
+        settings: dict[str, Any] = {
+            "max_num_batched_tokens": BUDGET,
+            "known_prices": PRICES,
+            "max_prefill_share": 1.0,
+        }
+        self.engine = Engine(executor, SchedulerConfig(**(settings | config)), self.clock)
+        self.ends: dict[int, Finished | Failed] = {}
+        self.queued: dict[int, Queued] = {}
+        self.admitted: dict[int, Admitted] = {}
+        if is_settled:
+            for key in range(1_000_000, 1_000_000 + NUM_SETTLING):
+                self.submit(key, 10)
+                self.run()
+
+    @property
+    def outlook(self) -> Outlook:
+        return self.engine.scheduler.life.outlook
+
+    def spec(self, key: int, num_prompt: int, **options: Any) -> RequestSpec:
+        now = self.clock()
+        for name in ("ttft_deadline_s", "deadline_s", "time_limit_s"):
+            if name in options:
+                options[name] += now
+        options = {"max_tokens": 5, "arrival_s": now, "hashed": False} | options
+        return make_spec(key, [i % 90 for i in range(num_prompt)], **options)
+
+    def request(self, key: int, num_prompt: int, **options: Any) -> Request:
+        """One that nobody submitted yet."""
+        spec = self.spec(key, num_prompt, **options)
+        return Request(
+            spec=spec, sequence=key, tokens=spec.prompt_ids, block_hashes=list(spec.block_hashes)
+        )
+
+    def submit(self, key: int, num_prompt: int, **options: Any) -> Request | None:
+        """The request as the engine has it; None if it was refused."""
+        self.engine.submit((self.spec(key, num_prompt, **options),))
+        return self.engine.scheduler.life.requests.get(key)
+
+    def step(self) -> StepEvents:
+        events = self.engine.step()
+        self.engine.check_integrity()
+        for end in events.ends:
+            self.ends[end.key] = end
+        for change in events.changes:
+            if isinstance(change, Queued):
+                self.queued[change.key] = change
+            elif isinstance(change, Admitted):
+                self.admitted[change.key] = change
+        return events
+
+    def run(self) -> None:
+        for _ in range(MAX_STEPS):
+            if not self.engine.has_work:
+                return
+            self.step()
+        raise AssertionError("the engine does not come to rest")
+
+    def run_until(self, at_s: float) -> None:
+        """Steps until that time has come."""
+        while self.clock() < at_s:
+            assert self.engine.has_work
+            self.step()

@@ -1,0 +1,59 @@
+"""Plans and results in lockstep: how many steps are out, and that none is left out."""
+
+import pytest
+
+from penstock.scheduler.batch import Batch, StepResult
+from penstock.scheduler.config import SchedulerConfig
+from penstock.scheduler.engine import Engine
+from penstock.scheduler.executor import ExecutorInfo
+from support.core import FakeClock, NullExecutor, make_info, make_spec, run_until_idle
+
+
+class WatchedExecutor(NullExecutor):
+    """Notes every call: the number of the step that is launched, -1 for a result taken."""
+
+    def __init__(self, info: ExecutorInfo) -> None:
+        super().__init__(info)
+        self.calls: list[int] = []
+
+    def launch(self, batch: Batch) -> None:
+        self.calls.append(batch.step)
+        super().launch(batch)
+
+    def collect(self) -> StepResult:
+        self.calls.append(-1)
+        return super().collect()
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_the_next_plan_is_with_the_executor_before_the_last_result_is_taken(depth: int) -> None:
+    executor = WatchedExecutor(make_info(pipeline_depth=depth))
+    engine = Engine(executor, SchedulerConfig(max_num_batched_tokens=16), FakeClock())
+    for key, num_prompt in ((1, 5), (2, 40), (3, 9)):
+        engine.submit((make_spec(key, num_prompt, max_tokens=12),))
+    run_until_idle(engine)
+    launched = [call for call in executor.calls if call >= 0]
+    assert launched == list(range(len(launched))), "numbered one after the other"
+    assert executor.calls.count(-1) == len(launched), "each has its result"
+    # While there is anything to run, as many are out as may be, and one more in turn.
+    last = executor.batches[-1].step
+    expected = list(range(depth))
+    for step in range(depth, last + 1):
+        expected += [-1, step]
+    assert executor.calls[: len(expected)] == expected
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_rows_go_on_where_the_plan_before_ended(depth: int) -> None:
+    executor = WatchedExecutor(make_info(pipeline_depth=depth))
+    engine = Engine(executor, SchedulerConfig(max_num_batched_tokens=16), FakeClock())
+    engine.submit((make_spec(1, 40, max_tokens=12),))
+    seen: list[int] = []
+
+    run_until_idle(engine)
+
+    for batch in executor.batches:
+        assert batch.starts.tolist() == [sum(seen)]
+        seen.extend(batch.num_tokens.tolist())
+    # The last token is told, never computed.
+    assert sum(seen) == 40 + 12 - 1

@@ -1,0 +1,57 @@
+"""Which blocks of a prompt somebody who lives may come to compute."""
+
+from penstock.scheduler.live_prefixes import LivePrefixes
+from penstock.scheduler.request import Request
+from support.core import BLOCK_SIZE, make_spec
+
+NUM_BLOCKS = 4
+
+
+def request(key: int, num_shared: int) -> Request:
+    """One whose prompt of four blocks begins with so many of everybody's."""
+    shared = list(range(num_shared * BLOCK_SIZE))
+    own = [900 + key] * ((NUM_BLOCKS - num_shared) * BLOCK_SIZE)
+    spec = make_spec(key, [*shared, *own])
+    return Request(
+        spec=spec, sequence=key, tokens=spec.prompt_ids, block_hashes=list(spec.block_hashes)
+    )
+
+
+def wanted(prefixes: LivePrefixes, one: Request) -> list[bool]:
+    return [prefixes.is_wanted(one, index) for index in range(NUM_BLOCKS + 1)]
+
+
+def test_what_another_computes_is_wanted_as_far_as_prompts_agree() -> None:
+    prefixes, first, second = LivePrefixes(), request(1, 4), request(2, 3)
+    prefixes.add(first, 0)
+    assert wanted(prefixes, second) == [True, True, True, False, False]
+    prefixes.remove(first)
+    assert not any(wanted(prefixes, second))
+
+
+def test_nobody_waits_for_itself() -> None:
+    prefixes, first, second = LivePrefixes(), request(1, 4), request(2, 4)
+    prefixes.add(first, 0)
+    assert not any(wanted(prefixes, first))
+    prefixes.add(second, 0)
+    assert wanted(prefixes, first) == [True, True, True, True, False]
+    prefixes.remove(second)
+    assert not any(wanted(prefixes, first))
+
+
+def test_what_was_cached_when_it_joined_is_not_its_to_compute() -> None:
+    prefixes, first, second = LivePrefixes(), request(1, 4), request(2, 4)
+    prefixes.add(first, 2)
+    assert wanted(prefixes, second) == [False, False, True, True, False]
+    prefixes.add(second, 3)
+    assert wanted(prefixes, first) == [False, False, False, True, False]
+
+
+def test_who_never_joined_may_leave_and_what_is_left_is_told() -> None:
+    prefixes, first, second = LivePrefixes(), request(1, 4), request(2, 2)
+    prefixes.add(first, 0)
+    prefixes.remove(second)
+    assert prefixes.faults({1: first, 2: second}) == []
+    assert prefixes.faults({2: second}) != []
+    prefixes._counts[first.spec.block_hashes[0]] += 1
+    assert prefixes.faults({1: first}) != []
