@@ -69,7 +69,8 @@ class _ErrorReasonEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     ERROR_REASON_DEADLINE_UNREACHABLE: _ErrorReason.ValueType  # 12
     """DEADLINE_EXCEEDED. Refused at once, or dropped from the queue, before anything was computed for
     it: the deadline cannot be met. RetryInfo and grpc-retry-pushback-ms say when a request with a
-    new deadline of the same length would probably be in time. Metadata: deadline (which: ttft,
+    new deadline of the same length would probably be in time; neither is there when even an idle
+    machine takes longer. Metadata: deadline (which: ttft,
     total, grpc, or server for the server's own limit); deadline_ms, how long after the request's
     arrival that is; estimate_ms, how long after its arrival it would have met it; state and phase,
     where it was (PENDING, queue). Both times only if known.
@@ -163,7 +164,8 @@ ERROR_REASON_READER_STALLED: ErrorReason.ValueType  # 11
 ERROR_REASON_DEADLINE_UNREACHABLE: ErrorReason.ValueType  # 12
 """DEADLINE_EXCEEDED. Refused at once, or dropped from the queue, before anything was computed for
 it: the deadline cannot be met. RetryInfo and grpc-retry-pushback-ms say when a request with a
-new deadline of the same length would probably be in time. Metadata: deadline (which: ttft,
+new deadline of the same length would probably be in time; neither is there when even an idle
+machine takes longer. Metadata: deadline (which: ttft,
 total, grpc, or server for the server's own limit); deadline_ms, how long after the request's
 arrival that is; estimate_ms, how long after its arrival it would have met it; state and phase,
 where it was (PENDING, queue). Both times only if known.
