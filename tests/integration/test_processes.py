@@ -148,12 +148,12 @@ async def test_a_port_is_free_again_after_the_service() -> None:
     [
         (["--model", "/no/such/folder"], "/no/such/folder"),
         (["--host", "203.0.113.1"], "203.0.113.1"),
-        (["--block-size", "0"], "block_size"),
-        (["--drain-grace-s", "nan"], "drain_grace_s"),
-        (["--fronts", "0"], "num_fronts"),
+        (["--block-size", "0"], "block-size"),
+        (["--drain-grace-s", "nan"], "drain-grace-s"),
+        (["--fronts", "0"], "fronts"),
         (["--simulated-config", '{"speed": 3}'], "speed"),
         (["--simulated-config", "{"], "simulated-config"),
-        (["--max-num-batched-tokens", "3", "--max-num-seqs", "4"], "max_num_batched_tokens"),
+        (["--max-num-batched-tokens", "3", "--max-num-seqs", "4"], "max-num-batched-tokens"),
     ],
 )
 async def test_a_wrong_setting_is_named(arguments: list[str], cause: str) -> None:

@@ -150,7 +150,7 @@ def draw_request(random: Random) -> dict[str, Any]:
     tail = [random.randrange(5, VOCAB) for _ in range(random.randint(1, 6))]
     return {
         "prompt_ids": [*random.choice(STEMS)[: random.choice([0, 5, 8, 10])], *tail],
-        "max_tokens": random.choice([random.randint(1, 8), random.randint(1, 16)]),
+        "max_tokens": random.randint(1, random.choice([*[8, 16] * 12, 40])),
         "min_tokens": random.randint(0, 3),
         "num_outputs": random.choice([1, 1, 1, 2, 3]),
         "salt": random.choice(["one", "one", "", "two"]),

@@ -1,51 +1,71 @@
 """Which blocks of prompts somebody who lives has yet to compute.
 
-Owns a count per digest of the blocks that were not cached when their request joined. Does not know
-which of them have been computed since: those are found in the cache first.
+Owns who joined with which first block not cached. Does not know which blocks have been computed
+since: those are found in the cache first.
 """
 
-from collections import Counter
+from itertools import islice
 
 from penstock.scheduler.request import Request
 
+MAX_LOOKED_AT = 32
+"""Of those who began at one block; where more did, one of them counts as going further."""
+
 
 class LivePrefixes:
-    """Digests of the prompts of live requests."""
+    """Prompts of live requests, by the digest of the first block that was not cached.
+
+    To come and to go costs the same for any prompt: whoever asks, pays.
+    """
 
     def __init__(self) -> None:
-        self._counts: Counter[bytes] = Counter()
-        self._first_of: dict[int, int] = {}
+        self._begun_at: dict[bytes, dict[int, Request]] = {}
+        self._first_of: dict[int, bytes] = {}
 
     def add(self, request: Request, num_matched: int) -> None:
         """A request joins whose first `num_matched` blocks are cached."""
-        self._first_of[request.spec.key] = num_matched
-        self._counts.update(request.spec.block_hashes[num_matched:])
+        spec = request.spec
+        if num_matched >= len(spec.block_hashes):
+            return
+        first = self._first_of[spec.key] = spec.block_hashes[num_matched]
+        self._begun_at.setdefault(first, {})[spec.key] = request
 
     def remove(self, request: Request) -> None:
         """A request ends; nothing happens when it never joined."""
-        first = self._first_of.pop(request.spec.key, None)
+        key = request.spec.key
+        first = self._first_of.pop(key, None)
         if first is None:
             return
-        counts = self._counts
-        for digest in request.spec.block_hashes[first:]:
-            count = counts.pop(digest)
-            if count > 1:
-                counts[digest] = count - 1
+        begun = self._begun_at[first]
+        del begun[key]
+        if not begun:
+            del self._begun_at[first]
 
     def is_wanted(self, request: Request, index: int) -> bool:
-        """Whether another request may come to compute block `index` of this one's prompt."""
+        """Whether another request may come to compute block `index` of this one's prompt.
+
+        Whoever does began at that block or at one before it.
+        """
         hashes = request.spec.block_hashes
-        if index >= len(hashes):
-            return False
-        num_own = int(self._first_of.get(request.spec.key, len(hashes)) <= index)
-        return self._counts.get(hashes[index], 0) > num_own
+        return index < len(hashes) and any(
+            self._goes_on(begun, request, index)
+            for digest in hashes[: index + 1]
+            if (begun := self._begun_at.get(digest)) is not None
+        )
+
+    def _goes_on(self, begun: dict[int, Request], request: Request, index: int) -> bool:
+        """Whether somebody of `begun` has the same block `index`."""
+        key, digest = request.spec.key, request.spec.block_hashes[index]
+        for other in islice(reversed(begun.values()), MAX_LOOKED_AT):
+            hashes = other.spec.block_hashes
+            if other.spec.key != key and index < len(hashes) and hashes[index] == digest:
+                return True
+        return len(begun) > MAX_LOOKED_AT
 
     def faults(self, live: dict[int, Request]) -> list[str]:
         """What does not add up; empty when all is well."""
-        expected: dict[bytes, int] = {}
-        for key, first in self._first_of.items():
-            if key not in live:
-                return ["a request that ended still counts among the live prefixes"]
-            for digest in live[key].spec.block_hashes[first:]:
-                expected[digest] = expected.get(digest, 0) + 1
-        return [] if expected == self._counts else ["live prefixes are miscounted"]
+        begun = {key: first for first, each in self._begun_at.items() for key in each}
+        found = [] if begun == self._first_of else ["live prefixes are miscounted"]
+        if not begun.keys() <= live.keys():
+            found.append("a request that ended still counts among the live prefixes")
+        return found

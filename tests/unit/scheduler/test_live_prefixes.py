@@ -1,6 +1,6 @@
 """Which blocks of a prompt somebody who lives may come to compute."""
 
-from penstock.scheduler.live_prefixes import LivePrefixes
+from penstock.scheduler.live_prefixes import MAX_LOOKED_AT, LivePrefixes
 from penstock.scheduler.request import Request
 from support.core import BLOCK_SIZE, make_spec
 
@@ -50,8 +50,19 @@ def test_what_was_cached_when_it_joined_is_not_its_to_compute() -> None:
 def test_who_never_joined_may_leave_and_what_is_left_is_told() -> None:
     prefixes, first, second = LivePrefixes(), request(1, 4), request(2, 2)
     prefixes.add(first, 0)
+    prefixes.add(second, NUM_BLOCKS)
     prefixes.remove(second)
     assert prefixes.faults({1: first, 2: second}) == []
     assert prefixes.faults({2: second}) != []
-    prefixes._counts[first.spec.block_hashes[0]] += 1
-    assert prefixes.faults({1: first}) != []
+    prefixes._first_of[2] = second.spec.block_hashes[0]
+    assert prefixes.faults({1: first, 2: second}) != []
+
+
+def test_of_a_crowd_at_one_block_somebody_is_believed_to_go_further() -> None:
+    prefixes = LivePrefixes()
+    crowd = [request(key, 1) for key in range(2, MAX_LOOKED_AT + 3)]
+    for other in crowd[1:]:
+        prefixes.add(other, 0)
+    assert wanted(prefixes, request(1, 4)) == [True, False, False, False, False]
+    prefixes.add(crowd[0], 0)
+    assert wanted(prefixes, request(1, 4)) == [True, True, True, True, False]
