@@ -13,11 +13,9 @@ from typing import Any
 
 import grpc
 import grpc.aio
-import numpy as np
 import pytest
 from google.protobuf import text_format
 
-from penstock.scheduler.batch import TokenLogprobs
 from penstock.scheduler.block_hash import chain_root, hash_blocks
 from penstock.scheduler.request import FinishReason, RequestSpec
 from penstock.scheduler.request_options import CacheRetention, Constraint, ConstraintKind
@@ -25,7 +23,17 @@ from penstock.server.front.config import FrontConfig
 from penstock.server.rpc.mapping_in.generation import MAPPED_FIELDS
 from penstock.server.text.model_text import ModelText
 from penstock.v1 import generation_service_pb2 as pb
-from support.fronts import INFO, PATIENCE_S, ServedFront, collect, make_text, rich_error, serving
+from support.fronts import (
+    INFO,
+    PATIENCE_S,
+    ServedFront,
+    collect,
+    flat_logprobs,
+    make_text,
+    rich_error,
+    serving,
+    until_written,
+)
 
 Seen = dict[str, Any]
 DRAWN_TEXT = "The quality of mercy"
@@ -191,6 +199,18 @@ CASES = [
     ),
     Case("output.return_token_ids", "output { return_token_ids: true }", {"records": [(False, 0)]}),
     Case("output.echo", "output { echo: true }", {"echoed": "hello"}),
+    Case(
+        "output.min_chunk_tokens",
+        "output { min_chunk_tokens: 2 max_chunk_delay { seconds: 10 } }",
+        {"largest_chunk": 2},
+        before="output { max_chunk_delay { seconds: 10 } }",
+    ),
+    Case(
+        "output.max_chunk_delay",
+        "output { min_chunk_tokens: 2 max_chunk_delay { } }",
+        {"largest_chunk": 1},
+        before="output { min_chunk_tokens: 2 max_chunk_delay { seconds: 10 } }",
+    ),
     Case("scheduling.priority", "scheduling { priority: -5 }", {"priority": -5}),
     Case(
         "scheduling.ttft_deadline",
@@ -298,30 +318,28 @@ async def seen(served: ServedFront, words: str) -> Seen:
             await answer
         return {"refused": rich_error(caught.value).info.reason}
     specs = submission.result()
-    for spec in specs:
-        play(served, spec)
+    async with asyncio.timeout(PATIENCE_S):
+        for spec in specs:
+            await play(served, spec)
     return given(served, specs) | delivered(await answer)
 
 
-def play(served: ServedFront, spec: RequestSpec) -> None:
-    """An engine that draws the same text for everybody."""
+async def play(served: ServedFront, spec: RequestSpec) -> None:
+    """An engine that draws the same text for everybody, and waits for what can be written."""
     port, sampling = served.port, spec.sampling
     port.admit(spec.key)
     if sampling.num_prompt_logprobs >= 0:
-        port.say(prompt_logprobs=[(spec.key, 1, logprobs(spec.num_prompt_tokens - 1))])
-    rows = logprobs(1) if sampling.num_logprobs >= 0 else None
+        port.say(prompt_logprobs=[(spec.key, 1, flat_logprobs(spec.num_prompt_tokens - 1))])
+    rows = flat_logprobs(1) if sampling.num_logprobs >= 0 else None
+    output = served.server.front.table.output(spec.key)
+    assert output is not None
+    chunks = output.request.generation.output.chunks
+    max_held = 0  # the first goes at once
     for token_id in served.encode(DRAWN_TEXT):
         port.say(tokens=[(spec.key, token_id)], logprobs=rows)
+        await until_written(output.request.stream, max_held)
+        max_held = chunks.min_tokens - 1 if chunks.is_holding else 0
     port.finish(spec.key)
-
-
-def logprobs(num_rows: int) -> TokenLogprobs:
-    return TokenLogprobs(
-        chosen=np.full(num_rows, -0.5, dtype=np.float32),
-        ranks=np.ones(num_rows, dtype=np.int32),
-        top_ids=np.tile(np.array([5, 6, 7], dtype=np.int32), (num_rows, 1)),
-        top_logprobs=np.tile(np.array([-0.5, -1.0, -2.0], dtype=np.float32), (num_rows, 1)),
-    )
 
 
 def given(served: ServedFront, specs: tuple[RequestSpec, ...]) -> Seen:
@@ -364,6 +382,7 @@ def delivered(responses: list[pb.GenerateResponse]) -> Seen:
         "records": sorted(records),
         "prompt_records": sorted(prompt_records),
         "echoed": echoed,
+        "largest_chunk": max(response.tokens.num_tokens for response in responses),
     }
 
 

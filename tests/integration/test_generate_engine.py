@@ -3,27 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import time
-from collections.abc import AsyncGenerator, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 
 import grpc
 import grpc.aio
 import pytest
 
-from penstock.executor.config import ExecutorConfig, ExecutorKind, SimulatedConfig, SimulatedPace
-from penstock.executor.create import create_executor
-from penstock.scheduler.config import SchedulerConfig
-from penstock.scheduler.engine import Engine
-from penstock.server.front.config import FrontConfig
-from penstock.server.link.memory import MemoryEngine
-from penstock.server.link.ports import EngineHello
-from penstock.server.rpc.server import FrontServer
+from penstock.executor.config import SimulatedPace
 from penstock.server.text.model_text import ModelText
 from penstock.v1 import generation_service_pb2 as pb
-from penstock.v1 import generation_service_pb2_grpc as pb_grpc
 from penstock.v1 import state_pb2
+from support.engine_service import request, service
 from support.fronts import PATIENCE_S, collect, make_text, rich_error, text_of
 
 
@@ -32,71 +22,6 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelText]:
     text = make_text(tmp_path_factory.mktemp("model"))
     yield text
     text.close()
-
-
-@dataclass
-class Service:
-    """Fronts over one engine."""
-
-    engine: MemoryEngine
-    fronts: list[FrontServer]
-    stubs: list[pb_grpc.GenerationServiceAsyncStub]
-
-
-@contextlib.asynccontextmanager
-async def service(
-    text: ModelText,
-    *,
-    num_fronts: int = 1,
-    max_num_waiting: int = 64,
-    max_num_seqs: int = 8,
-    pace: SimulatedPace = SimulatedPace.IMMEDIATE,
-) -> AsyncGenerator[Service]:
-    scheduler_config = SchedulerConfig(max_num_waiting=max_num_waiting)
-    executor = create_executor(
-        ExecutorConfig(
-            kind=ExecutorKind.SIMULATED,
-            num_blocks=512,
-            max_seq_len=1024,
-            max_num_seqs=max_num_seqs,
-            simulated=SimulatedConfig(vocab_size=text.files.vocab_size, pace=pace, is_strict=True),
-        )
-    )
-    engine = Engine(executor, scheduler_config, time.monotonic)
-    hello = EngineHello(
-        epoch=1,
-        model="tiny",
-        executor=executor.info,
-        max_num_waiting=scheduler_config.max_num_waiting,
-        max_num_waiting_tokens=scheduler_config.max_num_waiting_tokens,
-    )
-    memory = MemoryEngine(engine, hello)
-    memory.start_thread()
-    async with contextlib.AsyncExitStack() as stack:
-        stack.callback(memory.close)
-        result = Service(memory, [], [])
-        for front_id in range(1, num_fronts + 1):
-            port = memory.port(front_id)
-            server = FrontServer(text, FrontConfig(front_id=front_id), port=port)
-            bound = await server.start("127.0.0.1:0")
-            stack.push_async_callback(server.stop)
-            await port.start(server)
-            await port.wait_up()
-            channel = grpc.aio.insecure_channel(f"127.0.0.1:{bound}")
-            await stack.enter_async_context(channel)
-            result.fronts.append(server)
-            result.stubs.append(pb_grpc.GenerationServiceStub(channel))
-        yield result
-
-
-def request(
-    text: str = "hello", *, max_tokens: int = 20, request_id: str | None = None, seed: int = 1
-) -> pb.GenerateRequest:
-    message = pb.GenerateRequest(request_id=request_id)
-    message.text.text = text
-    message.stopping.max_tokens = max_tokens
-    message.sampling.seed = seed
-    return message
 
 
 async def test_many_streams_at_once_equal_each_alone(text: ModelText) -> None:

@@ -178,8 +178,6 @@ async def test_unknown_model_is_not_found(served: ServedFront) -> None:
 
 
 SET_FIELD: dict[str, Callable[[pb.GenerateRequest], object]] = {
-    "output.min_chunk_tokens": lambda m: setattr(m.output, "min_chunk_tokens", 4),
-    "output.max_chunk_delay": lambda m: m.output.max_chunk_delay.FromMilliseconds(5),
     "images": lambda m: m.images.add(data=b"x", mime_type="image/png"),
 }
 
@@ -201,7 +199,6 @@ async def test_methods_to_come_are_unimplemented_by_name(served: ServedFront, me
     path = f"/{method}"
     channel = cast("Any", served.channel)
     calls: dict[str, Callable[[], Any]] = {
-        "Multiplex": lambda: channel.stream_stream(path)(iter(())).read(),
         "Resume": lambda: channel.unary_stream(path)(b"").read(),
         "WatchStats": lambda: channel.unary_stream(path)(b"").read(),
         "GetFlightRecord": lambda: channel.unary_stream(path)(b"").read(),
@@ -217,8 +214,20 @@ async def test_methods_to_come_are_unimplemented_by_name(served: ServedFront, me
 def test_features_told_and_refused_are_the_same_words() -> None:
     published = {field.name for field in model_pb2.ModelFeatures.DESCRIPTOR.fields}
     assert set(UNIMPLEMENTED_METHODS.values()) <= published
-    # How a message is cut is no feature of a model, so the contract has no word for it there.
-    assert set(REFUSED_FIELDS.values()) - {"chunk_limits"} <= published
+    assert set(REFUSED_FIELDS.values()) <= published
+
+
+async def test_an_answer_in_one_message_is_not_cut_into_chunks(served: ServedFront) -> None:
+    message = pb.GenerateRequest(request_id="mine")
+    message.text.text = "hello"
+    message.output.min_chunk_tokens = 1
+    message.output.max_chunk_delay.FromMilliseconds(5)
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await served.stub.GenerateOnce(pb.GenerateOnceRequest(generation=message))
+    error = rich_error(caught.value)
+    assert error.code is grpc.StatusCode.INVALID_ARGUMENT
+    assert error.fields == ["output.min_chunk_tokens", "output.max_chunk_delay"]
+    assert error.request_id == "mine"
 
 
 async def test_oversized_message_and_metadata_never_reach_the_handler(
@@ -277,6 +286,9 @@ async def test_model_service_answers_and_refuses(served: ServedFront) -> None:
     assert model.limits.max_output_tokens == 511
     assert model.features.chat_prompt
     assert not model.features.images
+    assert model.features.multiplex
+    assert model.features.chunk_limits
+    assert model.limits.max_chunk_tokens == 256
     assert model.executor == "scripted"
 
     tokens = await models.Tokenize(tokenize_request("héllo"))

@@ -31,8 +31,13 @@ def streamed(detokenizer: Detokenizer, ids: list[int], cuts: list[int]) -> str:
     for size in [*cuts, len(ids)]:
         chunk = ids[start : start + size]
         start += size
-        # Both ways of pushing, in one stream.
-        texts.append("".join(stream.pieces(chunk)) if size % 2 else stream.push(chunk))
+        # All ways of pushing, in one stream.
+        if size % 3 == 0:
+            texts.append(stream.push(chunk))
+        elif size % 3 == 1:
+            texts.extend(stream.push_one(token_id) for token_id in chunk)
+        else:
+            texts.extend(stream.pieces(chunk))
     return "".join(texts) + stream.flush()
 
 

@@ -6,7 +6,7 @@ so that one test speaks for both.
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import grpc
@@ -42,8 +42,9 @@ class FakeTime:
 class AsyncFace:
     """The async client, as it is."""
 
-    def __init__(self, address: str, time: FakeTime) -> None:
-        self.client = Client(address, settings=time.settings(), sleep=time.sleep_async)
+    def __init__(self, address: str | Sequence[str], time: FakeTime, **options: Any) -> None:
+        given = {"settings": time.settings(), **options}
+        self.client = Client(address, sleep=time.sleep_async, **given)
 
     async def events(self, prompt: Any, into: list[Event] | None = None, **options: Any) -> Any:
         events = [] if into is None else into
@@ -63,15 +64,28 @@ class AsyncFace:
                 if isinstance(event, Tokens):
                     break
 
-    async def close(self) -> None:
-        await self.client.close()
+    async def all_of(self, requests: Any, **options: Any) -> Any:
+        return await self.client.generate_all(requests, **options)
+
+    async def leave_batch_after(self, requests: Any, num_items: int, **options: Any) -> list[Any]:
+        items: list[Any] = []
+        async with contextlib.aclosing(self.client.generate_many(requests, **options)) as batch:
+            async for item in batch:
+                items.append(item)
+                if len(items) == num_items:
+                    break
+        return items
+
+    async def close(self, **options: Any) -> None:
+        await self.client.close(**options)
 
 
 class SyncFace:
     """The blocking client, each use of it in a thread."""
 
-    def __init__(self, address: str, time: FakeTime) -> None:
-        self.client = SyncClient(address, settings=time.settings(), sleep=time.sleep)
+    def __init__(self, address: str | Sequence[str], time: FakeTime, **options: Any) -> None:
+        given = {"settings": time.settings(), **options}
+        self.client = SyncClient(address, sleep=time.sleep, **given)
 
     async def events(self, prompt: Any, into: list[Event] | None = None, **options: Any) -> Any:
         events = [] if into is None else into
@@ -96,11 +110,35 @@ class SyncFace:
 
         await asyncio.to_thread(leave)
 
-    async def close(self) -> None:
-        await asyncio.to_thread(self.client.close)
+    async def all_of(self, requests: Any, **options: Any) -> Any:
+        return await asyncio.to_thread(self.client.generate_all, requests, **options)
+
+    async def leave_batch_after(self, requests: Any, num_items: int, **options: Any) -> list[Any]:
+        def leave() -> list[Any]:
+            items: list[Any] = []
+            with contextlib.closing(self.client.generate_many(requests, **options)) as batch:
+                for item in batch:
+                    items.append(item)
+                    if len(items) == num_items:
+                        break
+            return items
+
+        return await asyncio.to_thread(leave)
+
+    async def close(self, **options: Any) -> None:
+        await asyncio.to_thread(self.client.close, **options)
 
 
 Face = AsyncFace | SyncFace
+
+
+async def until_true(condition: Callable[[], bool]) -> None:
+    """Let others run until it holds, for what tells nobody when it changes."""
+    for _ in range(1_000_000):
+        if condition():
+            return
+        await asyncio.sleep(0)
+    raise AssertionError("it never came true")
 
 
 def failing(

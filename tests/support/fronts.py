@@ -22,6 +22,7 @@ from penstock.scheduler.executor import ExecutorInfo, Feature
 from penstock.scheduler.request import FailureReason, FinishReason, RequestSpec
 from penstock.scheduler.state import RequestState
 from penstock.server.front.config import FrontConfig
+from penstock.server.front.stream import TokenStream
 from penstock.server.link.ports import EngineHello, EngineListener, EngineUnavailable
 from penstock.server.rpc.options import KeepaliveConfig, ServerOptions
 from penstock.server.rpc.server import FrontServer
@@ -179,6 +180,24 @@ def admitted(key: int, num_cached_tokens: int = 0, num_preemptions: int = 0) -> 
 
 def finished(key: int, reason: FinishReason = FinishReason.LENGTH, stop_id: int = -1) -> Finished:
     return Finished(key=key, at_s=time.monotonic(), reason=reason, stop_id=stop_id)
+
+
+def flat_logprobs(num_rows: int) -> TokenLogprobs:
+    """The same three alternatives in every row."""
+    return TokenLogprobs(
+        chosen=np.full(num_rows, -0.5, dtype=np.float32),
+        ranks=np.ones(num_rows, dtype=np.int32),
+        top_ids=np.tile(np.array([5, 6, 7], dtype=np.int32), (num_rows, 1)),
+        top_logprobs=np.tile(np.array([-0.5, -1.0, -2.0], dtype=np.float32), (num_rows, 1)),
+    )
+
+
+async def until_written(stream: TokenStream, max_held_tokens: int) -> None:
+    """Return once a writer has taken all but so many tokens; bounded by the caller."""
+    for _ in itertools.count():
+        if stream.num_backlog_tokens <= max_held_tokens:
+            return
+        await asyncio.sleep(0)
 
 
 @dataclass

@@ -35,6 +35,14 @@ def add(group: str, field: str, *values: object) -> Edit:
     return edit
 
 
+def chunk_delay(seconds: int, nanos: int) -> Edit:
+    def edit(message: GenerateRequest) -> None:
+        message.output.max_chunk_delay.seconds = seconds
+        message.output.max_chunk_delay.nanos = nanos
+
+    return edit
+
+
 def bias(*entries: tuple[int, float]) -> Edit:
     def edit(message: GenerateRequest) -> None:
         for token_id, value in entries:

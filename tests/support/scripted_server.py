@@ -49,6 +49,7 @@ class ServedCall:
     def __init__(self, request: pb.GenerateRequest, context: Any) -> None:
         self.request = request
         self.metadata = dict(context.invocation_metadata() or ())
+        self.peer: str = context.peer()
         self.time_remaining_s: float | None = context.time_remaining()
         self.cancelled = asyncio.Event()
         self.next_sequence = 0
@@ -230,10 +231,12 @@ def demo_model() -> pb.Model:
 
 
 @asynccontextmanager
-async def scripted_server(port: int = 0) -> AsyncGenerator[ScriptedServer, None]:
-    """Serve on 127.0.0.1 for the length of the block."""
+async def scripted_server(
+    port: int = 0, options: tuple[tuple[str, int], ...] = ()
+) -> AsyncGenerator[ScriptedServer, None]:
+    """Serve on 127.0.0.1 for the length of the block. `options`: gRPC channel arguments."""
     servicer = ScriptedServer()
-    server = grpc.aio.server()
+    server = grpc.aio.server(options=options)
     pb.add_GenerationServiceServicer_to_server(cast(Any, servicer), server)
     pb.add_ModelServiceServicer_to_server(cast(Any, servicer), server)
     health_pb2_grpc.add_HealthServicer_to_server(servicer.health, server)

@@ -7,6 +7,11 @@
 `SyncClient` is the same without asyncio. Everything public is named here.
 """
 
+from penstock.client.batch import (
+    BatchItem,
+    BatchRequest,
+    GenerationBuilder,
+)
 from penstock.client.call_settings import (
     CallSettings,
 )
@@ -21,6 +26,7 @@ from penstock.client.errors import (
     Aborted,
     AdapterNotFound,
     AlreadyExists,
+    BacklogFull,
     CallCancelled,
     DeadlineExceeded,
     DeadlineUnreachable,
@@ -83,6 +89,9 @@ from penstock.client.model_info import (
     ModelState,
     Tokenization,
 )
+from penstock.client.multiplex import (
+    MultiplexConfig,
+)
 from penstock.client.options import (
     Adapter,
     CacheOptions,
@@ -98,6 +107,10 @@ from penstock.client.options import (
     SchedulingOptions,
     StoppingOptions,
 )
+from penstock.client.pool import (
+    PoolConfig,
+    PoolState,
+)
 from penstock.client.prompt import (
     ChatMessage,
     ChatPrompt,
@@ -110,6 +123,9 @@ from penstock.client.prompt import (
 from penstock.client.retry import (
     NO_RETRY,
     RetryPolicy,
+)
+from penstock.client.service_config import (
+    retry_service_config,
 )
 from penstock.client.sync_client import (
     SyncClient,
@@ -126,6 +142,9 @@ __all__ = [
     "Adapter",
     "AdapterNotFound",
     "AlreadyExists",
+    "BacklogFull",
+    "BatchItem",
+    "BatchRequest",
     "CacheOptions",
     "CallCancelled",
     "CallSettings",
@@ -150,6 +169,7 @@ __all__ = [
     "FinishReason",
     "Finished",
     "Generation",
+    "GenerationBuilder",
     "GenerationOptions",
     "GenerationRequest",
     "GrammarConstraint",
@@ -166,6 +186,7 @@ __all__ = [
     "ModelNotFound",
     "ModelNotReady",
     "ModelState",
+    "MultiplexConfig",
     "NotFound",
     "OutOfRange",
     "Output",
@@ -173,6 +194,8 @@ __all__ = [
     "OutputOptions",
     "PenstockError",
     "PermissionDenied",
+    "PoolConfig",
+    "PoolState",
     "Progress",
     "Prompt",
     "PromptEcho",
@@ -207,4 +230,5 @@ __all__ = [
     "Unimplemented",
     "Usage",
     "WaitReason",
+    "retry_service_config",
 ]

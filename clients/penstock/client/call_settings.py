@@ -14,6 +14,8 @@ from penstock.client.retry import Attempts, RetryPolicy
 from penstock.client.trace_context import TraceContext, current_trace_context
 
 Metadata: TypeAlias = Sequence[tuple[str, str]]
+Pairs: TypeAlias = tuple[tuple[str, str], ...]
+"""Metadata as it is sent."""
 
 CONTROL_DEADLINE_S = 10.0
 """Deadline of calls that do not generate, seconds."""
@@ -30,7 +32,7 @@ class CallSettings:
     """Retry policy, metadata sent with every call, and the sources of time and chance."""
 
     retry: RetryPolicy
-    metadata: tuple[tuple[str, str], ...] = ()
+    metadata: Pairs = ()
     clock: Callable[[], float] = time.monotonic
     random: Callable[[], float] = random.random
 
@@ -38,9 +40,7 @@ class CallSettings:
         """Open the account of one logical call. Raises ValueError for a bad `deadline_s`."""
         return Attempts(self.retry, deadline_s=deadline_s, clock=self.clock, random=self.random)
 
-    def call_metadata(
-        self, metadata: Metadata, trace: TraceContext | None
-    ) -> tuple[tuple[str, str], ...]:
+    def call_metadata(self, metadata: Metadata, trace: TraceContext | None) -> Pairs:
         """Metadata of one call: the client's, the call's, and the trace it belongs to.
 
         Without an explicit `trace` the current OpenTelemetry context is passed on, unless the
@@ -50,6 +50,19 @@ class CallSettings:
         if trace is None and not any(key == "traceparent" for key, _ in pairs):
             trace = current_trace_context()
         return (*pairs, *trace.metadata()) if trace is not None else pairs
+
+
+def traceparent_of(metadata: Pairs) -> str | None:
+    """The trace that metadata names; None for none. The last one counts."""
+    return dict(metadata).get("traceparent")
+
+
+def require_no_metadata(metadata: Metadata) -> None:
+    """Raise ValueError for metadata of one multiplexed request: only the shared call has any."""
+    if metadata:
+        raise ValueError(
+            "metadata: a multiplexed request carries none of its own; give it to the client"
+        )
 
 
 def require_one_output(request: GenerationRequest) -> None:

@@ -5,13 +5,17 @@ Owns what both clients share of that. Does not open anything.
 
 import ipaddress
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+from penstock.client.service_config import default_service_config
 
 DEFAULT_PORT = 50051
 DEFAULT_ADDRESS = f"127.0.0.1:{DEFAULT_PORT}"
 """Where `penstock serve` listens unless told otherwise."""
 
 _TARGET_SCHEMES = ("dns", "unix", "unix-abstract", "vsock", "ipv4", "ipv6", "xds", "google-c2p")
+_COMMA_SCHEMES = ("ipv4:", "ipv6:", "unix:", "unix-abstract:")
 _HOST_AND_PORT = re.compile(
     r"(?P<host>\[(?P<ipv6>[^\[\]]*)\]|[^\s:/\[\]]+)(?P<colon>:(?P<port>[0-9]*))?"
 )
@@ -47,19 +51,44 @@ def grpc_target(address: str) -> str:
     return address
 
 
+def grpc_targets(address: str | Sequence[str]) -> tuple[str, ...]:
+    """The targets of one address, of several in a sequence, or of several with commas between.
+
+    A string that begins as an `ipv4:`, `ipv6:` or `unix:` target is one target with its commas.
+    Raises ValueError when there is none, for one that is named twice, and as `grpc_target`.
+    """
+    if isinstance(address, str):
+        is_whole = address.startswith(_COMMA_SCHEMES)
+        addresses = (address,) if is_whole else tuple(address.split(","))
+    else:
+        addresses = tuple(address)
+    targets = tuple(grpc_target(part.strip()) for part in addresses)
+    if not targets:
+        raise ValueError("address: there is none")
+    for target in targets:
+        if targets.count(target) > 1:
+            raise ValueError(f"address: {target} is named twice; PoolConfig.num_channels says more")
+    return targets
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChannelConfig:
     """Connection settings.
 
     `keepalive_s`: seconds between pings while calls are open, at least 20; a ping that is not
     answered within `keepalive_timeout_s` ends the connection. `max_message_bytes` bounds messages
-    either way. `max_reconnect_backoff_s` bounds the wait between attempts to connect.
+    either way. `max_reconnect_backoff_s` bounds the wait between attempts to connect. After
+    `idle_timeout_s` without a call the connection is dropped; the next call makes another.
+    `service_config`: JSON for gRPC in place of our own, which is round robin for targets with
+    several servers; one with a retryPolicy goes with `retry=NO_RETRY` only.
     """
 
     keepalive_s: float = 30.0
     keepalive_timeout_s: float = 10.0
     max_message_bytes: int = 32 << 20
     max_reconnect_backoff_s: float = 5.0
+    idle_timeout_s: float = 1800.0
+    service_config: str | None = None
 
     def __post_init__(self) -> None:
         """Raise ValueError naming the field that is out of range."""
@@ -71,9 +100,13 @@ class ChannelConfig:
             raise ValueError("max_message_bytes: must be positive")
         if not self.max_reconnect_backoff_s > 0:
             raise ValueError("max_reconnect_backoff_s: must be positive")
+        if not self.idle_timeout_s >= 1:
+            raise ValueError("idle_timeout_s: must be at least 1")
 
-    def options(self) -> tuple[tuple[str, int], ...]:
-        """gRPC channel arguments."""
+    def options(self, target: str = "") -> tuple[tuple[str, int | str], ...]:
+        """gRPC channel arguments for a connection to `target`."""
+        service_config = self.service_config or default_service_config(target)
+        spread = (("grpc.service_config", service_config),) if service_config else ()
         backoff_ms = max(1, round(self.max_reconnect_backoff_s * 1e3))
         return (
             ("grpc.keepalive_time_ms", round(self.keepalive_s * 1e3)),
@@ -85,4 +118,8 @@ class ChannelConfig:
             # just starting, should be found sooner.
             ("grpc.initial_reconnect_backoff_ms", min(200, backoff_ms)),
             ("grpc.max_reconnect_backoff_ms", backoff_ms),
+            ("grpc.client_idle_timeout_ms", round(self.idle_timeout_s * 1e3)),
+            # Channels to one target would otherwise share one connection.
+            ("grpc.use_local_subchannel_pool", 1),
+            *spread,
         )

@@ -1,81 +1,99 @@
 """The asyncio client of a Penstock server.
 
-Owns one connection and the attempts of each call on it. What a call may raise is drawn in
-`errors.py`; when it is tried again is written in `retry.py`.
+Owns what its callers see of generating. How a call is made is written in `async_calls.py`; what it
+may raise is drawn in `errors.py`; when it is tried again is written in `retry.py`.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Iterable, Sequence
+from contextlib import aclosing
 from types import TracebackType
-from typing import Self, TypeVar, Unpack
+from typing import Self, Unpack
 
 import grpc
-from grpc_health.v1 import health_pb2
 
 import penstock.v1 as pb
+from penstock.client.async_batch import read_batch
+from penstock.client.async_calls import AsyncCalls
+from penstock.client.async_pool import AsyncPool
+from penstock.client.batch import (
+    BatchItem,
+    BatchRequest,
+    BatchResults,
+    GenerationBuilder,
+    OnEvent,
+    batch_width,
+    require_requests,
+)
 from penstock.client.call_settings import (
     CONTROL_DEADLINE_S,
-    HEALTH_METHOD,
-    HEALTH_WATCH_METHOD,
-    MAX_NUM_PAGES,
     CallSettings,
     Metadata,
+    Pairs,
     require_one_output,
 )
-from penstock.client.channel import DEFAULT_ADDRESS, ChannelConfig, grpc_target
-from penstock.client.decoding import decode_generation, decode_health, decode_model, decode_state
-from penstock.client.encoding import encode_ids, encode_prompt, encode_request
-from penstock.client.errors import CallCancelled, Failure, StreamBroken, Unavailable
+from penstock.client.channel import DEFAULT_ADDRESS, ChannelConfig, grpc_targets
+from penstock.client.decoding import decode_generation, decode_state
+from penstock.client.encoding import encode_request
+from penstock.client.errors import PenstockError
 from penstock.client.events import Event, Generation, RequestState, Tokens
-from penstock.client.model_info import HealthStatus, Model, Tokenization
+from penstock.client.model_calls import ModelCalls
+from penstock.client.multiplex import MultiplexConfig, multiplex_config
 from penstock.client.options import GenerationOptions, GenerationRequest, build_request
-from penstock.client.prompt import ChatMessage, ChatPrompt, PromptLike, as_prompt
+from penstock.client.pool import PoolConfig, PoolState
+from penstock.client.prompt import ChatMessage, ChatPrompt, PromptLike
 from penstock.client.retry import Attempts, RetryPolicy
-from penstock.client.status import error_from_call
-from penstock.client.stream_reader import StreamReader
+from penstock.client.service_config import check_service_config
 from penstock.client.trace_context import TraceContext
 
-_RequestT = TypeVar("_RequestT")
-_ResponseT = TypeVar("_ResponseT")
 
-
-class Client:
-    """Talks to one address. Use it from one event loop; it may serve any number of tasks.
+class Client(ModelCalls):
+    """Talks to one service. Use it from one event loop; it may serve any number of tasks.
 
     Every call raises a `PenstockError` when it fails, ValueError or TypeError for arguments that
     do not fit the contract, RuntimeError on a closed client. `deadline_s` is the time a call may
-    take in seconds, all attempts together; the server learns it as the gRPC deadline. `trace`
-    stands in for the current OpenTelemetry context. `metadata` is sent with the call.
+    take in seconds, all attempts together and the wait for a turn with them; the server learns it
+    as the gRPC deadline. `trace` stands in for the current OpenTelemetry context. `metadata` is
+    sent with the call.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - each is one choice of whoever makes a client
         self,
-        address: str = DEFAULT_ADDRESS,
+        address: str | Sequence[str] = DEFAULT_ADDRESS,
         *,
         credentials: grpc.ChannelCredentials | None = None,
         metadata: Metadata = (),
         retry: RetryPolicy | None = None,
         channel: ChannelConfig | None = None,
+        pool: PoolConfig | None = None,
+        multiplex: bool | MultiplexConfig = False,
         settings: CallSettings | None = None,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         """Connects at the first call. Without `credentials` the connection is plain text.
 
-        `address`: HOST:PORT (50051 for a host alone) or another gRPC target; ValueError if neither.
-        `metadata` goes with every call, e.g. `authorization`. `settings` replaces `retry` and
+        `address`: HOST:PORT (50051 for a host alone) or another gRPC target, or several of them,
+        in a sequence or with commas between; ValueError for what is neither. `metadata` goes with
+        every call, e.g. `authorization`. `pool`: how many connections and calls. `multiplex`: send
+        all generations of a connection over one Multiplex call. `settings` replaces `retry` and
         `metadata` as a whole; with it and `sleep` tests bring their own time.
         """
-        self._target = grpc_target(address)
-        self._credentials = credentials
-        self._options = (channel or ChannelConfig()).options()
-        self._settings = settings or CallSettings(
-            retry=retry or RetryPolicy(), metadata=tuple(metadata)
+        settings = settings or CallSettings(retry=retry or RetryPolicy(), metadata=tuple(metadata))
+        self._pool_config = pool or PoolConfig()
+        channel = channel or ChannelConfig()
+        if channel.service_config is not None:
+            check_service_config(channel.service_config, settings.retry)
+        connections = AsyncPool(
+            grpc_targets(address),
+            config=self._pool_config,
+            channel=channel,
+            credentials=credentials,
+            clock=settings.clock,
         )
-        self._sleep = sleep
-        self._channel: grpc.aio.Channel | None = None
-        # Closing a channel of grpc.aio leaves its open calls hanging; they are cancelled by us.
-        self._open_calls: set[grpc.aio.Call] = set()
-        self._is_closed = False
+        multiplexing = multiplex_config(multiplex)
+        super().__init__(
+            AsyncCalls(connections, settings=settings, multiplex=multiplexing, sleep=sleep)
+        )
 
     async def __aenter__(self) -> Self:
         return self
@@ -88,14 +106,17 @@ class Client:
     ) -> None:
         await self.close()
 
-    async def close(self) -> None:
-        """Cancel what is open and hang up. May be called twice."""
-        self._is_closed = True
-        for call in tuple(self._open_calls):
-            call.cancel()
-        channel, self._channel = self._channel, None
-        if channel is not None:
-            await channel.close()
+    async def close(self, *, grace_s: float = 0.0) -> None:
+        """Take no more calls, wait up to `grace_s` for open ones, cancel the rest and hang up.
+
+        Calls that wait for their turn end at once. May be called twice.
+        """
+        await self._calls.close(grace_s)
+
+    @property
+    def pool_state(self) -> PoolState:
+        """How many connections and calls there are now."""
+        return self._calls.pool.state
 
     def generate(
         self,
@@ -113,8 +134,8 @@ class Client:
         again begins anew with Accepted; that never happens after output was delivered.
         """
         request = encode_request(build_request(prompt, options))
-        attempts = self._settings.attempts(deadline_s)
-        return self._stream(request, attempts, self._settings.call_metadata(metadata, trace))
+        attempts = self._calls.settings.attempts(deadline_s)
+        return self._calls.stream(request, attempts, self._calls.pairs(metadata, trace))
 
     def chat(
         self,
@@ -157,11 +178,74 @@ class Client:
     ) -> Generation:
         """Generate and answer as a whole. Give a deadline: nothing comes before the end."""
         message = encode_request(build_request(prompt, options))
+        attempts = self._calls.settings.attempts(deadline_s)
+        pairs = self._calls.pairs(metadata, trace)
+        if self._calls.is_multiplexed:
+            return await self._collect(message, attempts, pairs)
         request = pb.GenerateOnceRequest(generation=message)
-        stub = pb.GenerationServiceStub(self._connect())
-        return decode_generation(
-            await self._unary(stub.GenerateOnce, request, deadline_s, trace, metadata)
+        async with self._calls.pool.turn(attempts.timeout_s()):
+            response = await self._calls.unary(
+                lambda channel: pb.GenerationServiceStub(channel).GenerateOnce,
+                request,
+                attempts,
+                pairs,
+            )
+        return decode_generation(response)
+
+    def generate_many(
+        self,
+        requests: Iterable[BatchRequest] | AsyncIterable[BatchRequest],
+        *,
+        max_concurrency: int,
+        deadline_s: float | None = None,
+        metadata: Metadata = (),
+        **options: Unpack[GenerationOptions],
+    ) -> AsyncGenerator[BatchItem, None]:
+        """Generate for many prompts, `max_concurrency` at a time: (index, event) as they come.
+
+        A request that fails ends with (index, PenstockError), and the others go on. The next one
+        is taken from `requests` when one has ended, so that they may be endless; no more are open
+        than `PoolConfig.max_concurrent_calls` allows. Whoever iterates slowly slows the streams
+        down. `deadline_s` holds for each request from its start; `options` are those of each.
+        Leaving the iterator early cancels what is open. Raises ValueError or TypeError for a
+        request that does not fit the contract, which ends the batch.
+        """
+        require_requests(requests)
+        width = batch_width(max_concurrency, self._pool_config.max_concurrent_calls)
+
+        def start(request: BatchRequest) -> AsyncGenerator[Event, None]:
+            return self.generate(request, deadline_s=deadline_s, metadata=metadata, **options)
+
+        return read_batch(requests, start, width)
+
+    async def generate_all(
+        self,
+        requests: Iterable[BatchRequest] | AsyncIterable[BatchRequest],
+        *,
+        max_concurrency: int,
+        on_event: OnEvent | None = None,
+        deadline_s: float | None = None,
+        metadata: Metadata = (),
+        **options: Unpack[GenerationOptions],
+    ) -> list[Generation | PenstockError]:
+        """Generate for many prompts; the results in the order of `requests`.
+
+        A request that fails has its PenstockError there. `on_event` is called with (index, event)
+        for each event as it comes, in this task; what it raises ends the batch. Otherwise as
+        `generate_many`.
+        """
+        results = BatchResults(on_event)
+        items = self.generate_many(
+            requests,
+            max_concurrency=max_concurrency,
+            deadline_s=deadline_s,
+            metadata=metadata,
+            **options,
         )
+        async with aclosing(items):
+            async for item in items:
+                results.add(item)
+        return results.in_order()
 
     async def cancel(
         self,
@@ -172,194 +256,26 @@ class Client:
         metadata: Metadata = (),
     ) -> RequestState:
         """Cancel a live request of the same tenant; where it stood. Raises RequestNotFound."""
-        stub = pb.GenerationServiceStub(self._connect())
         request = pb.CancelRequest(request_id=request_id)
-        response = await self._unary(stub.Cancel, request, deadline_s, trace, metadata)
+        settings = self._calls.settings
+        response = await self._calls.unary(
+            lambda channel: pb.GenerationServiceStub(channel).Cancel,
+            request,
+            settings.attempts(deadline_s),
+            settings.call_metadata(metadata, trace),
+        )
         return decode_state(response.state)
 
-    async def list_models(
-        self, *, deadline_s: float | None = CONTROL_DEADLINE_S, metadata: Metadata = ()
-    ) -> tuple[Model, ...]:
-        """All models the caller may use, by name. `deadline_s` holds for each page."""
-        stub = pb.ModelServiceStub(self._connect())
-        models: list[Model] = []
-        request = pb.ListModelsRequest()
-        for _ in range(MAX_NUM_PAGES):
-            page = await self._unary(stub.ListModels, request, deadline_s, None, metadata)
-            models.extend(decode_model(model) for model in page.models)
-            if not page.next_page_token:
-                return tuple(models)
-            request = pb.ListModelsRequest(page_token=page.next_page_token)
-        raise StreamBroken.because(f"the list of models did not end after {MAX_NUM_PAGES} pages")
-
-    async def get_model(
-        self,
-        name: str | None = None,
-        *,
-        deadline_s: float | None = CONTROL_DEADLINE_S,
-        metadata: Metadata = (),
-    ) -> Model:
-        """Limits and features of one model; None: the default one."""
-        stub = pb.ModelServiceStub(self._connect())
-        request = pb.GetModelRequest(name=name)
-        response = await self._unary(stub.GetModel, request, deadline_s, None, metadata)
-        return decode_model(response.model)
-
-    async def tokenize(
-        self,
-        prompt: PromptLike,
-        *,
-        model: str | None = None,
-        deadline_s: float | None = CONTROL_DEADLINE_S,
-        metadata: Metadata = (),
-    ) -> Tokenization:
-        """Token ids of a text or a dialogue, exactly as `generate` would use them."""
-        stub = pb.ModelServiceStub(self._connect())
-        request = pb.TokenizeRequest(model=model)
-        encode_prompt(as_prompt(prompt), request)
-        response = await self._unary(stub.Tokenize, request, deadline_s, None, metadata)
-        return Tokenization(
-            token_ids=tuple(response.token_ids),
-            rendered_text=response.rendered_text,
-            num_dropped_messages=response.num_dropped_messages,
-        )
-
-    async def detokenize(
-        self,
-        token_ids: Sequence[int],
-        *,
-        model: str | None = None,
-        skip_special_tokens: bool | None = None,
-        deadline_s: float | None = CONTROL_DEADLINE_S,
-        metadata: Metadata = (),
-    ) -> str:
-        """Text of token ids. `skip_special_tokens` None: as the server does, True."""
-        stub = pb.ModelServiceStub(self._connect())
-        request = pb.DetokenizeRequest(model=model, skip_special_tokens=skip_special_tokens)
-        encode_ids(token_ids, request)
-        response = await self._unary(stub.Detokenize, request, deadline_s, None, metadata)
-        return response.text
-
-    async def health(
-        self, service: str = "", *, deadline_s: float = CONTROL_DEADLINE_S
-    ) -> HealthStatus:
-        """What grpc.health.v1 says now, "" for the server as a whole. Never tried again."""
-        method = self._connect().unary_unary(
-            HEALTH_METHOD,
-            request_serializer=health_pb2.HealthCheckRequest.SerializeToString,
-            response_deserializer=health_pb2.HealthCheckResponse.FromString,
-        )
-        request = health_pb2.HealthCheckRequest(service=service)
-        try:
-            response = await method(request, timeout=deadline_s)
-        except grpc.RpcError as failed:
-            raise error_from_call(failed) from failed
-        return decode_health(response.status)
-
-    async def wait_until_serving(self, service: str = "", *, deadline_s: float) -> None:
-        """Return once the server says SERVING, also if it is not there yet.
-
-        Raises DeadlineExceeded when that takes too long.
-        """
-        method = self._connect().unary_stream(
-            HEALTH_WATCH_METHOD,
-            request_serializer=health_pb2.HealthCheckRequest.SerializeToString,
-            response_deserializer=health_pb2.HealthCheckResponse.FromString,
-        )
-        request = health_pb2.HealthCheckRequest(service=service)
-        call = method(request, timeout=deadline_s, wait_for_ready=True)
-        try:
-            async for response in call:
-                if decode_health(response.status) is HealthStatus.SERVING:
-                    return
-        except grpc.RpcError as failed:
-            raise error_from_call(failed) from failed
-        finally:
-            call.cancel()
-        raise Unavailable(
-            Failure(code=grpc.StatusCode.UNAVAILABLE, message="the health watch ended")
-        )
-
-    async def _stream(
-        self,
-        request: pb.GenerateRequest,
-        attempts: Attempts,
-        metadata: Metadata,
-    ) -> AsyncGenerator[Event, None]:
-        while True:
-            stub = pb.GenerationServiceStub(self._connect())
-            reader = StreamReader()
-            call = stub.Generate(request, timeout=attempts.timeout_s(), metadata=metadata)
-            self._open_calls.add(call)
-            try:
-                async for response in call:
-                    event = reader.receive(response)
-                    if event is not None:
-                        yield event
-            except grpc.RpcError as failed:
-                error = error_from_call(failed, request_id=reader.request_id)
-                delay_s = attempts.delay_after(error, has_output=reader.has_output)
-                if delay_s is None:
-                    raise error from failed
-            except asyncio.CancelledError:
-                self._explain_cancellation()
-                raise
-            else:
-                yield reader.end()
-                return
-            finally:
-                call.cancel()
-                self._open_calls.discard(call)
-            await self._sleep(delay_s)
-
-    async def _unary(
-        self,
-        method: "grpc.aio.UnaryUnaryMultiCallable[_RequestT, _ResponseT]",
-        request: _RequestT,
-        deadline_s: float | None,
-        trace: TraceContext | None,
-        metadata: Metadata,
-    ) -> _ResponseT:
-        attempts = self._settings.attempts(deadline_s)
-        pairs = self._settings.call_metadata(metadata, trace)
-        while True:
-            self._connect()
-            call = method(request, timeout=attempts.timeout_s(), metadata=pairs)
-            self._open_calls.add(call)
-            try:
-                return await call
-            except grpc.RpcError as failed:
-                error = error_from_call(failed)
-                delay_s = attempts.delay_after(error)
-                if delay_s is None:
-                    raise error from failed
-            except asyncio.CancelledError:
-                self._explain_cancellation()
-                raise
-            finally:
-                self._open_calls.discard(call)
-            await self._sleep(delay_s)
-
-    def _explain_cancellation(self) -> None:
-        """gRPC shows a closed channel as CancelledError, which nobody asked this task for."""
-        task = asyncio.current_task()
-        if self._is_closed and not (task is not None and task.cancelling()):
-            raise CallCancelled(
-                Failure(code=grpc.StatusCode.CANCELLED, message="the client was closed")
-            ) from None
-
-    def _connect(self) -> grpc.aio.Channel:
-        """The channel, made at the first call because it belongs to the running event loop."""
-        if self._is_closed:
-            raise RuntimeError("the client is closed")
-        if self._channel is None:
-            if self._credentials is None:
-                self._channel = grpc.aio.insecure_channel(self._target, options=self._options)
-            else:
-                self._channel = grpc.aio.secure_channel(
-                    self._target, self._credentials, options=self._options
-                )
-        return self._channel
+    async def _collect(
+        self, request: pb.GenerateRequest, attempts: Attempts, metadata: Pairs
+    ) -> Generation:
+        builder = GenerationBuilder()
+        async with aclosing(
+            self._calls.stream(request, attempts, metadata, is_whole=True)
+        ) as events:
+            async for event in events:
+                builder.add(event)
+        return builder.result()
 
 
 async def _texts(events: AsyncGenerator[Event, None]) -> AsyncGenerator[str, None]:

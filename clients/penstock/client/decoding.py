@@ -46,12 +46,13 @@ def decode_event(response: pb.GenerateResponse) -> Event | None:
     """Read one message of a stream; None for an event this client does not know."""
     sequence = response.sequence
     match response.WhichOneof("event"):
+        # First, because nearly all messages are that.
+        case "tokens":
+            return _tokens(response.tokens, sequence)
         case "accepted":
             return _accepted(response.accepted, sequence)
         case "progress":
             return _progress(response.progress, sequence)
-        case "tokens":
-            return _tokens(response.tokens, sequence)
         case "finished":
             return _finished(response.finished, sequence)
         case "prompt":
@@ -152,11 +153,12 @@ def _prompt(message: pb.Prompt, sequence: int) -> PromptEcho:
 
 
 def _tokens(message: pb.Tokens, sequence: int) -> Tokens:
+    records = message.records
     return Tokens(
         sequence=sequence,
         output_index=message.output_index,
         text=message.text,
-        records=_records(message.records) if message.records else (),
+        records=_records(records) if records else (),
         num_tokens=message.num_tokens,
     )
 

@@ -19,6 +19,7 @@ Owns the exception tree. Does not know how a status travels: see `status.py`.
     |   +-- QueueFull
     |   +-- QuotaExceeded
     |   +-- ReaderStalled          the stream was not read for too long
+    |   +-- BacklogFull            found by the client: too many calls of its own wait
     +-- DeadlineExceeded           see `deadline_s`
     |   +-- DeadlineUnreachable    it could not have been met; see `estimate_s`, `retry_after_s`
     +-- Unavailable                nobody answers at the address, or the server takes no requests
@@ -41,7 +42,8 @@ Owns the exception tree. Does not know how a status travels: see `status.py`.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Self
 
 import grpc
 
@@ -97,6 +99,10 @@ class PenstockError(Exception):
             if bad.field not in self.message
         )
         return f"{self.code.name}{reason}: {self.message}{fields}"
+
+    def of_request(self, request_id: str) -> Self:
+        """The same failure as it befell one request."""
+        return type(self)(replace(self.failure, request_id=request_id))
 
     @property
     def code(self) -> grpc.StatusCode:
@@ -205,6 +211,10 @@ class QuotaExceeded(ResourceExhausted):
 
 class ReaderStalled(ResourceExhausted):
     """The stream was not read for too long, and its backlog was cut."""
+
+
+class BacklogFull(ResourceExhausted):
+    """Too many calls of this client wait for their turn; nothing was sent."""
 
 
 class DeadlineExceeded(PenstockError):

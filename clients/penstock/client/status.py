@@ -1,15 +1,18 @@
-"""Reads a failed gRPC call: status, google.rpc details and push-back become a typed error.
+"""Reads a failed gRPC call or request: status, google.rpc details, push-back become a typed error.
 
-Owns what the trailers mean. Does not know which class belongs to a failure: see `errors.py`.
+Owns what the trailers of a call mean, and a Status inside a Multiplex message.
+Does not know which class belongs to a failure: see `errors.py`.
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 import grpc
+from google.protobuf.any_pb2 import Any
 from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2, status_pb2
 
+import penstock.v1 as pb
 from penstock.client.errors import (
     ERROR_DOMAIN,
     Failure,
@@ -20,6 +23,8 @@ from penstock.client.errors import (
 
 DETAILS_KEY = "grpc-status-details-bin"
 PUSHBACK_KEY = "grpc-retry-pushback-ms"
+
+_CODES = {code.value[0]: code for code in grpc.StatusCode}
 
 
 @dataclass(slots=True)
@@ -45,10 +50,41 @@ def error_from_call(call: grpc.RpcError, *, request_id: str = "") -> PenstockErr
             Failure(code=grpc.StatusCode.UNKNOWN, message=str(call), request_id=request_id)
         )
     details = _read_trailers(call.trailing_metadata() or ())
+    return _error(call.code(), call.details() or "", details, request_id)
+
+
+def as_error(failed: grpc.RpcError | PenstockError, *, request_id: str) -> PenstockError:
+    """The typed error of an attempt, whether gRPC ended it or the client did."""
+    if isinstance(failed, PenstockError):
+        return failed
+    return error_from_call(failed, request_id=request_id)
+
+
+def error_cause(failed: grpc.RpcError | PenstockError) -> grpc.RpcError | None:
+    """What to show as the cause of `as_error`: nothing is its own cause."""
+    return None if isinstance(failed, PenstockError) else failed
+
+
+def error_from_status(status: pb.Status, *, request_id: str = "") -> PenstockError:
+    """Make the typed error of a request that failed on a Multiplex call; as `error_from_call`.
+
+    A code that gRPC does not have, or OK, becomes UNKNOWN.
+    """
+    details = _Details()
+    _read_details(status.details, details)
+    code = _CODES.get(status.code, grpc.StatusCode.UNKNOWN)
+    if code is grpc.StatusCode.OK:
+        code = grpc.StatusCode.UNKNOWN
+    return _error(code, status.message, details, request_id)
+
+
+def _error(
+    code: grpc.StatusCode, message: str, details: _Details, request_id: str
+) -> PenstockError:
     return error_of(
         Failure(
-            code=call.code(),
-            message=call.details() or "",
+            code=code,
+            message=message,
             reason=details.reason,
             retry_after_s=details.retry_after_s,
             is_retry_refused=details.is_retry_refused,
@@ -64,7 +100,7 @@ def _read_trailers(trailers: Iterable[tuple[str, str | bytes]]) -> _Details:
     pushback: str | None = None
     for key, value in trailers:
         if key == DETAILS_KEY and isinstance(value, bytes):
-            _read_details(value, details)
+            _read_status(value, details)
         elif key == PUSHBACK_KEY:
             pushback = value if isinstance(value, str) else value.decode("ascii", "replace")
     if pushback is not None:
@@ -84,10 +120,17 @@ def _read_pushback(value: str, details: _Details) -> None:
         details.retry_after_s = max(details.retry_after_s or 0.0, pushback_ms / 1e3)
 
 
-def _read_details(value: bytes, details: _Details) -> None:
+def _read_status(value: bytes, details: _Details) -> None:
     try:
         status = status_pb2.Status.FromString(value)
-        for detail in status.details:
+    except DecodeError:
+        return
+    _read_details(status.details, details)
+
+
+def _read_details(packed: Iterable[Any], details: _Details) -> None:
+    try:
+        for detail in packed:
             info = error_details_pb2.ErrorInfo()
             retry = error_details_pb2.RetryInfo()
             bad_request = error_details_pb2.BadRequest()

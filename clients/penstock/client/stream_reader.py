@@ -35,9 +35,12 @@ class StreamReader:
         if (self._next_sequence == 0) != isinstance(event, Accepted):
             self._break("`accepted` must come first, and once")
         self._next_sequence += 1
-        if isinstance(event, Accepted):
+        # Tokens first, because nearly all events are that.
+        if isinstance(event, Tokens):
+            self.has_output = True
+        elif isinstance(event, Accepted):
             self.request_id = event.request_id
-        elif isinstance(event, Tokens | PromptEcho):
+        elif isinstance(event, PromptEcho):
             self.has_output = True
         elif isinstance(event, Finished):
             self._finished = event

@@ -1,81 +1,100 @@
 """The blocking client of a Penstock server: the same contract as `client.Client`, without asyncio.
 
-Owns one connection and the attempts of each call on it. It stands on gRPC's own blocking API rather
-than on an event loop in a thread: nothing to start, to hand over to, or to leak.
+Owns what its callers see of generating. It stands on gRPC's own blocking API rather than on an
+event loop in a thread; only a batch and a Multiplex call have threads, which end with them. How a
+call is made is written in `sync_calls.py`.
 """
 
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import closing
 from types import TracebackType
-from typing import Self, TypeVar, Unpack
+from typing import Self, Unpack
 
 import grpc
-from grpc_health.v1 import health_pb2
 
 import penstock.v1 as pb
+from penstock.client.batch import (
+    BatchItem,
+    BatchRequest,
+    BatchResults,
+    GenerationBuilder,
+    OnEvent,
+    batch_width,
+    require_requests,
+)
 from penstock.client.call_settings import (
     CONTROL_DEADLINE_S,
-    HEALTH_METHOD,
-    HEALTH_WATCH_METHOD,
-    MAX_NUM_PAGES,
     CallSettings,
     Metadata,
+    Pairs,
     require_one_output,
 )
-from penstock.client.channel import DEFAULT_ADDRESS, ChannelConfig, grpc_target
-from penstock.client.decoding import decode_generation, decode_health, decode_model, decode_state
-from penstock.client.encoding import encode_ids, encode_prompt, encode_request
-from penstock.client.errors import Failure, StreamBroken, Unavailable
+from penstock.client.channel import DEFAULT_ADDRESS, ChannelConfig, grpc_targets
+from penstock.client.decoding import decode_generation, decode_state
+from penstock.client.encoding import encode_request
+from penstock.client.errors import PenstockError
 from penstock.client.events import Event, Generation, RequestState, Tokens
-from penstock.client.model_info import HealthStatus, Model, Tokenization
+from penstock.client.multiplex import MultiplexConfig, multiplex_config
 from penstock.client.options import GenerationOptions, GenerationRequest, build_request
-from penstock.client.prompt import ChatMessage, ChatPrompt, PromptLike, as_prompt
+from penstock.client.pool import PoolConfig, PoolState
+from penstock.client.prompt import ChatMessage, ChatPrompt, PromptLike
 from penstock.client.retry import Attempts, RetryPolicy
-from penstock.client.status import error_from_call
-from penstock.client.stream_reader import StreamReader
+from penstock.client.service_config import check_service_config
+from penstock.client.sync_batch import read_batch
+from penstock.client.sync_calls import Cancellation, SyncCalls
+from penstock.client.sync_model_calls import SyncModelCalls
+from penstock.client.sync_pool import SyncPool
 from penstock.client.trace_context import TraceContext
 
-_RequestT = TypeVar("_RequestT")
-_ResponseT = TypeVar("_ResponseT")
 
-
-class SyncClient:
-    """Talks to one address. Any number of threads may use it at a time.
+class SyncClient(SyncModelCalls):
+    """Talks to one service. Any number of threads may use it at a time.
 
     Every call raises a `PenstockError` when it fails, ValueError or TypeError for arguments that
     do not fit the contract, RuntimeError on a closed client. `deadline_s` is the time a call may
-    take in seconds, all attempts together; the server learns it as the gRPC deadline. `trace`
-    stands in for the current OpenTelemetry context. `metadata` is sent with the call.
+    take in seconds, all attempts together and the wait for a turn with them; the server learns it
+    as the gRPC deadline. `trace` stands in for the current OpenTelemetry context. `metadata` is
+    sent with the call.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - each is one choice of whoever makes a client
         self,
-        address: str = DEFAULT_ADDRESS,
+        address: str | Sequence[str] = DEFAULT_ADDRESS,
         *,
         credentials: grpc.ChannelCredentials | None = None,
         metadata: Metadata = (),
         retry: RetryPolicy | None = None,
         channel: ChannelConfig | None = None,
+        pool: PoolConfig | None = None,
+        multiplex: bool | MultiplexConfig = False,
         settings: CallSettings | None = None,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         """Connects at the first call. Without `credentials` the connection is plain text.
 
-        `address`: HOST:PORT (50051 for a host alone) or another gRPC target; ValueError if neither.
-        `metadata` goes with every call, e.g. `authorization`. `settings` replaces `retry` and
+        `address`: HOST:PORT (50051 for a host alone) or another gRPC target, or several of them,
+        in a sequence or with commas between; ValueError for what is neither. `metadata` goes with
+        every call, e.g. `authorization`. `pool`: how many connections and calls. `multiplex`: send
+        all generations of a connection over one Multiplex call. `settings` replaces `retry` and
         `metadata` as a whole; with it and `sleep` tests bring their own time.
         """
-        target = grpc_target(address)
-        options = (channel or ChannelConfig()).options()
-        if credentials is None:
-            self._channel = grpc.insecure_channel(target, options=options)
-        else:
-            self._channel = grpc.secure_channel(target, credentials, options=options)
-        self._settings = settings or CallSettings(
-            retry=retry or RetryPolicy(), metadata=tuple(metadata)
+        settings = settings or CallSettings(retry=retry or RetryPolicy(), metadata=tuple(metadata))
+        self._pool_config = pool or PoolConfig()
+        channel = channel or ChannelConfig()
+        if channel.service_config is not None:
+            check_service_config(channel.service_config, settings.retry)
+        connections = SyncPool(
+            grpc_targets(address),
+            config=self._pool_config,
+            channel=channel,
+            credentials=credentials,
+            clock=settings.clock,
         )
-        self._sleep = sleep
-        self._is_closed = False
+        multiplexing = multiplex_config(multiplex)
+        super().__init__(
+            SyncCalls(connections, settings=settings, multiplex=multiplexing, sleep=sleep)
+        )
 
     def __enter__(self) -> Self:
         return self
@@ -88,10 +107,17 @@ class SyncClient:
     ) -> None:
         self.close()
 
-    def close(self) -> None:
-        """Cancel what is open and hang up. May be called twice."""
-        self._is_closed = True
-        self._channel.close()
+    def close(self, *, grace_s: float = 0.0) -> None:
+        """Take no more calls, wait up to `grace_s` for open ones, cancel the rest and hang up.
+
+        Calls that wait for their turn end at once. May be called twice.
+        """
+        self._calls.close(grace_s)
+
+    @property
+    def pool_state(self) -> PoolState:
+        """How many connections and calls there are now."""
+        return self._calls.pool.state
 
     def generate(
         self,
@@ -109,8 +135,8 @@ class SyncClient:
         with Accepted; that never happens after output was delivered.
         """
         request = encode_request(build_request(prompt, options))
-        attempts = self._settings.attempts(deadline_s)
-        return self._stream(request, attempts, self._settings.call_metadata(metadata, trace))
+        attempts = self._calls.settings.attempts(deadline_s)
+        return self._calls.stream(request, attempts, self._calls.pairs(metadata, trace))
 
     def chat(
         self,
@@ -153,11 +179,81 @@ class SyncClient:
     ) -> Generation:
         """Generate and answer as a whole. Give a deadline: nothing comes before the end."""
         message = encode_request(build_request(prompt, options))
+        attempts = self._calls.settings.attempts(deadline_s)
+        pairs = self._calls.pairs(metadata, trace)
+        if self._calls.is_multiplexed:
+            return self._collect(message, attempts, pairs)
         request = pb.GenerateOnceRequest(generation=message)
-        stub = pb.GenerationServiceStub(self._connect())
-        return decode_generation(
-            self._unary(stub.GenerateOnce, request, deadline_s, trace, metadata)
+        with self._calls.pool.turn(attempts.timeout_s()):
+            response = self._calls.unary(
+                lambda channel: pb.GenerationServiceStub(channel).GenerateOnce,
+                request,
+                attempts,
+                pairs,
+            )
+        return decode_generation(response)
+
+    def generate_many(
+        self,
+        requests: Iterable[BatchRequest],
+        *,
+        max_concurrency: int,
+        deadline_s: float | None = None,
+        metadata: Metadata = (),
+        **options: Unpack[GenerationOptions],
+    ) -> Generator[BatchItem, None, None]:
+        """Generate for many prompts, `max_concurrency` at a time: (index, event) as they come.
+
+        A request that fails ends with (index, PenstockError), and the others go on. The next one
+        is taken from `requests` when one has ended, so that they may be endless; no more are open
+        than `PoolConfig.max_concurrent_calls` allows. Whoever iterates slowly slows the streams
+        down. `deadline_s` holds for each request from its start; `options` are those of each.
+        Leaving the iterator early cancels what is open. Raises ValueError or TypeError for a
+        request that does not fit the contract, which ends the batch.
+        """
+        require_requests(requests)
+        width = batch_width(max_concurrency, self._pool_config.max_concurrent_calls)
+
+        def start(
+            request: BatchRequest, cancellation: Cancellation
+        ) -> Generator[Event, None, None]:
+            return self._calls.stream(
+                encode_request(build_request(request, options)),
+                self._calls.settings.attempts(deadline_s),
+                self._calls.pairs(metadata, None),
+                cancellation=cancellation,
+            )
+
+        return read_batch(requests, start, width)
+
+    def generate_all(
+        self,
+        requests: Iterable[BatchRequest],
+        *,
+        max_concurrency: int,
+        on_event: OnEvent | None = None,
+        deadline_s: float | None = None,
+        metadata: Metadata = (),
+        **options: Unpack[GenerationOptions],
+    ) -> list[Generation | PenstockError]:
+        """Generate for many prompts; the results in the order of `requests`.
+
+        A request that fails has its PenstockError there. `on_event` is called with (index, event)
+        for each event as it comes, in this task; what it raises ends the batch. Otherwise as
+        `generate_many`.
+        """
+        results = BatchResults(on_event)
+        items = self.generate_many(
+            requests,
+            max_concurrency=max_concurrency,
+            deadline_s=deadline_s,
+            metadata=metadata,
+            **options,
         )
+        with closing(items):
+            for item in items:
+                results.add(item)
+        return results.in_order()
 
     def cancel(
         self,
@@ -168,164 +264,24 @@ class SyncClient:
         metadata: Metadata = (),
     ) -> RequestState:
         """Cancel a live request of the same tenant; where it stood. Raises RequestNotFound."""
-        stub = pb.GenerationServiceStub(self._connect())
         request = pb.CancelRequest(request_id=request_id)
-        response = self._unary(stub.Cancel, request, deadline_s, trace, metadata)
+        settings = self._calls.settings
+        response = self._calls.unary(
+            lambda channel: pb.GenerationServiceStub(channel).Cancel,
+            request,
+            settings.attempts(deadline_s),
+            settings.call_metadata(metadata, trace),
+        )
         return decode_state(response.state)
 
-    def list_models(
-        self, *, deadline_s: float | None = CONTROL_DEADLINE_S, metadata: Metadata = ()
-    ) -> tuple[Model, ...]:
-        """All models the caller may use, by name. `deadline_s` holds for each page."""
-        stub = pb.ModelServiceStub(self._connect())
-        models: list[Model] = []
-        request = pb.ListModelsRequest()
-        for _ in range(MAX_NUM_PAGES):
-            page = self._unary(stub.ListModels, request, deadline_s, None, metadata)
-            models.extend(decode_model(model) for model in page.models)
-            if not page.next_page_token:
-                return tuple(models)
-            request = pb.ListModelsRequest(page_token=page.next_page_token)
-        raise StreamBroken.because(f"the list of models did not end after {MAX_NUM_PAGES} pages")
-
-    def get_model(
-        self,
-        name: str | None = None,
-        *,
-        deadline_s: float | None = CONTROL_DEADLINE_S,
-        metadata: Metadata = (),
-    ) -> Model:
-        """Limits and features of one model; None: the default one."""
-        stub = pb.ModelServiceStub(self._connect())
-        request = pb.GetModelRequest(name=name)
-        response = self._unary(stub.GetModel, request, deadline_s, None, metadata)
-        return decode_model(response.model)
-
-    def tokenize(
-        self,
-        prompt: PromptLike,
-        *,
-        model: str | None = None,
-        deadline_s: float | None = CONTROL_DEADLINE_S,
-        metadata: Metadata = (),
-    ) -> Tokenization:
-        """Token ids of a text or a dialogue, exactly as `generate` would use them."""
-        stub = pb.ModelServiceStub(self._connect())
-        request = pb.TokenizeRequest(model=model)
-        encode_prompt(as_prompt(prompt), request)
-        response = self._unary(stub.Tokenize, request, deadline_s, None, metadata)
-        return Tokenization(
-            token_ids=tuple(response.token_ids),
-            rendered_text=response.rendered_text,
-            num_dropped_messages=response.num_dropped_messages,
-        )
-
-    def detokenize(
-        self,
-        token_ids: Sequence[int],
-        *,
-        model: str | None = None,
-        skip_special_tokens: bool | None = None,
-        deadline_s: float | None = CONTROL_DEADLINE_S,
-        metadata: Metadata = (),
-    ) -> str:
-        """Text of token ids. `skip_special_tokens` None: as the server does, True."""
-        stub = pb.ModelServiceStub(self._connect())
-        request = pb.DetokenizeRequest(model=model, skip_special_tokens=skip_special_tokens)
-        encode_ids(token_ids, request)
-        response = self._unary(stub.Detokenize, request, deadline_s, None, metadata)
-        return response.text
-
-    def health(self, service: str = "", *, deadline_s: float = CONTROL_DEADLINE_S) -> HealthStatus:
-        """What grpc.health.v1 says now, "" for the server as a whole. Never tried again."""
-        method = self._connect().unary_unary(
-            HEALTH_METHOD,
-            request_serializer=health_pb2.HealthCheckRequest.SerializeToString,
-            response_deserializer=health_pb2.HealthCheckResponse.FromString,
-        )
-        request = health_pb2.HealthCheckRequest(service=service)
-        try:
-            response = method(request, timeout=deadline_s)
-        except grpc.RpcError as failed:
-            raise error_from_call(failed) from failed
-        return decode_health(response.status)
-
-    def wait_until_serving(self, service: str = "", *, deadline_s: float) -> None:
-        """Return once the server says SERVING, also if it is not there yet.
-
-        Raises DeadlineExceeded when that takes too long.
-        """
-        method = self._connect().unary_stream(
-            HEALTH_WATCH_METHOD,
-            request_serializer=health_pb2.HealthCheckRequest.SerializeToString,
-            response_deserializer=health_pb2.HealthCheckResponse.FromString,
-        )
-        request = health_pb2.HealthCheckRequest(service=service)
-        call = method(request, timeout=deadline_s, wait_for_ready=True)
-        try:
-            for response in call:
-                if decode_health(response.status) is HealthStatus.SERVING:
-                    return
-        except grpc.RpcError as failed:
-            raise error_from_call(failed) from failed
-        finally:
-            call.cancel()
-        raise Unavailable(
-            Failure(code=grpc.StatusCode.UNAVAILABLE, message="the health watch ended")
-        )
-
-    def _stream(
-        self,
-        request: pb.GenerateRequest,
-        attempts: Attempts,
-        metadata: tuple[tuple[str, str], ...],
-    ) -> Generator[Event, None, None]:
-        while True:
-            stub = pb.GenerationServiceStub(self._connect())
-            reader = StreamReader()
-            call = stub.Generate(request, timeout=attempts.timeout_s(), metadata=metadata)
-            try:
-                for response in call:
-                    event = reader.receive(response)
-                    if event is not None:
-                        yield event
-            except grpc.RpcError as failed:
-                error = error_from_call(failed, request_id=reader.request_id)
-                delay_s = attempts.delay_after(error, has_output=reader.has_output)
-                if delay_s is None:
-                    raise error from failed
-            else:
-                yield reader.end()
-                return
-            finally:
-                call.cancel()
-            self._sleep(delay_s)
-
-    def _unary(
-        self,
-        method: "grpc.UnaryUnaryMultiCallable[_RequestT, _ResponseT]",
-        request: _RequestT,
-        deadline_s: float | None,
-        trace: TraceContext | None,
-        metadata: Metadata,
-    ) -> _ResponseT:
-        attempts = self._settings.attempts(deadline_s)
-        pairs = self._settings.call_metadata(metadata, trace)
-        while True:
-            self._connect()
-            try:
-                return method(request, timeout=attempts.timeout_s(), metadata=pairs)
-            except grpc.RpcError as failed:
-                error = error_from_call(failed)
-                delay_s = attempts.delay_after(error)
-                if delay_s is None:
-                    raise error from failed
-            self._sleep(delay_s)
-
-    def _connect(self) -> grpc.Channel:
-        if self._is_closed:
-            raise RuntimeError("the client is closed")
-        return self._channel
+    def _collect(
+        self, request: pb.GenerateRequest, attempts: Attempts, metadata: Pairs
+    ) -> Generation:
+        builder = GenerationBuilder()
+        with closing(self._calls.stream(request, attempts, metadata, is_whole=True)) as events:
+            for event in events:
+                builder.add(event)
+        return builder.result()
 
 
 def _texts(events: Generator[Event, None, None]) -> Generator[str, None, None]:

@@ -156,7 +156,7 @@ def test_client_metadata_goes_with_every_call() -> None:
 
 
 def test_channel_options_are_gentle_with_the_server() -> None:
-    options = dict(ChannelConfig().options())
+    options: dict[str, Any] = dict(ChannelConfig().options())
 
     assert options["grpc.keepalive_time_ms"] >= 20_000
     assert options["grpc.keepalive_permit_without_calls"] == 0

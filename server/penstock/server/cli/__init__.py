@@ -2,13 +2,14 @@
 
 Owns the parser and nothing of what the commands do. Commands import what is heavy only when they
 run, so that `penstock --help` answers at once. Exit codes are in `exit_codes.py`; `serve`, `build`,
-`verify`, `simulate` and `plan` have their own.
+`verify`, `bench`, `simulate` and `plan` have their own.
 """
 
 import argparse
 from collections.abc import Callable, Sequence
 
 from penstock.server.cli import (
+    bench,
     build,
     chat,
     demo,
@@ -23,7 +24,9 @@ from penstock.server.cli import (
 )
 from penstock.server.cli.exit_codes import EXIT_CODES_HELP
 
-_COMMANDS = (serve, build, generate, chat, models, health, verify, simulate, plan, demo, version)
+_COMMANDS = (
+    *(serve, build, generate, chat, models, health, verify, bench, simulate, plan, demo, version),
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

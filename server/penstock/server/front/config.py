@@ -14,8 +14,10 @@ class FrontConfig:
     Request bounds are those of `penstock.v1.ModelLimits`, which publishes them. Delivery:
     `max_backlog_tokens` of output that a reader has not taken, and `max_reader_stall_s` for a
     single write, before its stream is cut; `max_message_bytes_hint` is what a coalesced message is
-    split at. Times: `default_deadline_s` for calls that bring no deadline, `max_deadline_s` the
-    longest that is honoured. `acceptance_delay_s`: how long at most the first message waits for the
+    split at, `max_shared_message_bytes_hint` one that carries the events of many requests or that
+    its client wants large; `max_chunk_tokens` is the most tokens a client may let a message wait
+    for. Times: `default_deadline_s` for calls that bring no deadline, `max_deadline_s` the longest
+    that is honoured. `acceptance_delay_s`: how long at most the first message waits for the
     engine's word, so that a refusal comes before it and clients may retry. `retry_after_s`: what
     RetryInfo says where the engine has no estimate. `is_prefix_caching` off keeps requests from
     sharing blocks, except the outputs of one request. `shares_prefixes_across_tenants` lets
@@ -50,6 +52,8 @@ class FrontConfig:
     max_backlog_tokens: int = 4096
     max_reader_stall_s: float = 30.0
     max_message_bytes_hint: int = 1024
+    max_shared_message_bytes_hint: int = 65536
+    max_chunk_tokens: int = 256
 
     default_deadline_s: float = 600.0
     max_deadline_s: float = 3600.0

@@ -8,6 +8,7 @@ import logging
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from penstock.scheduler.events import Admitted, Failed, Preempted, Queued, StepEvents
 from penstock.scheduler.request import FinishReason
@@ -15,6 +16,7 @@ from penstock.server.front.errors import ErrorReason, Refusal
 from penstock.server.front.live_request import LiveOutput, LiveRequest
 from penstock.server.front.logprob_rows import LogprobRows
 from penstock.server.front.request_table import RequestTable
+from penstock.server.front.shared_writer import SharedWriter
 
 _log = logging.getLogger(__name__)
 _INTERNAL = Refusal(reason=ErrorReason.INTERNAL)
@@ -71,6 +73,12 @@ class EventDispatcher:
         request.stream.cut(STALLED)
         self._cancel(request.live_keys, FinishReason.CANCELLED)
 
+    def cut_shared(self, writer: SharedWriter[Any], why: str) -> None:
+        """Give up on the reader of many requests; whoever runs its writer releases them."""
+        _log.warning("a shared stream: reader stalled and was cut: %s", why)
+        self._counters.num_cut_readers += 1
+        writer.cut(STALLED)
+
     def _find(self, key: int, touched: dict[LiveRequest, None]) -> LiveOutput | None:
         output = self._table.output(key)
         if output is None:
@@ -113,10 +121,13 @@ class EventDispatcher:
         rows = LogprobRows(events.logprobs)
         at_s = events.at_s
         stopped: list[int] = []
+        find = self._table.find_output
         for row, (key, token_id) in enumerate(zip(keys, token_ids, strict=True)):
-            output = self._find(key, touched)
+            output = find(key)
             if output is None:
+                self._counters.num_late_events += 1
                 continue
+            touched[output.request] = None
             try:
                 if output.request.on_token(
                     output, token_id, at_s=at_s, now_s=now_s, rows=rows, row=row

@@ -9,7 +9,8 @@ import logging
 import secrets
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 from penstock.scheduler.events import StepEvents
 from penstock.scheduler.request import FinishReason
@@ -22,6 +23,7 @@ from penstock.server.front.limits import Limits
 from penstock.server.front.live_request import LiveRequest
 from penstock.server.front.prompt_tokens import tokenise
 from penstock.server.front.request_table import RequestTable
+from penstock.server.front.shared_writer import SharedWriter
 from penstock.server.front.submission import CallTimes, submission_for
 from penstock.server.front.tenants import NOBODY, engine_request_id
 from penstock.server.link.ports import EngineHello, EnginePort, EngineUnavailable
@@ -38,7 +40,8 @@ class Front:
     """The live requests of one front process and their way to the engine.
 
     `port` may be set after construction, before the first request. `clock` is the engine's.
-    `ready_time_s`: when the engine last said hello, seconds since 1970.
+    `ready_time_s`: when the engine last said hello, seconds since 1970. `shared_writers`: those
+    that serve several requests each; whoever runs one keeps it there.
     """
 
     def __init__(
@@ -59,6 +62,7 @@ class Front:
         self.limits: Limits | None = None
         self.ready_time_s: float | None = None
         self.is_draining = False
+        self.shared_writers: set[SharedWriter[Any]] = set()
         self._dispatcher = EventDispatcher(
             self.table,
             self.counters,
@@ -95,7 +99,20 @@ class Front:
         Raises RequestError for every refusal that needs no word of the engine; that word comes
         over the stream.
         """
-        limits = self.current_limits()
+        request = self.reserve(generation, times)
+        try:
+            await self.start(request, times)
+        except BaseException:
+            self.release(request)
+            raise
+        return request
+
+    def reserve(self, generation: Generation, times: CallTimes) -> LiveRequest:
+        """The first half of `open`: the request has its place here, the engine knows nothing yet.
+
+        Raises RequestError.
+        """
+        self.current_limits()
         if times.call_deadline_s <= self.clock():
             raise refuse(
                 ErrorReason.DEADLINE_EXCEEDED, state="PENDING", phase="queue", deadline="grpc"
@@ -103,21 +120,33 @@ class Front:
         request_id = generation.request_id or str(uuid.uuid4())
         request = LiveRequest(request_id, generation, times.arrival_s)
         self.table.add(request)
-        try:
-            await self._submit(request, limits, times)
-        except BaseException:
-            self.release(request)
-            raise
         return request
+
+    async def start(self, request: LiveRequest, times: CallTimes) -> None:
+        """The second half: tokenise, and give it to the engine. Raises RequestError.
+
+        One that was cancelled or lost meanwhile has its end in its stream already.
+        """
+        if request.stream.is_closed:
+            return
+        await self._submit(request, self.current_limits(), times)
 
     def release(self, request: LiveRequest) -> None:
         """The request leaves this front; the engine drops what still runs of it. Idempotent."""
-        if request.is_released:
-            return
-        request.is_released = True
-        request.stop_waiting_for_acceptance()
-        self.table.remove(request)
-        self._cancel_keys(request.live_keys, FinishReason.CANCELLED)
+        self.release_all((request,))
+
+    def release_all(self, requests: Iterable[LiveRequest]) -> None:
+        """Release each, with one word to the engine for all of them."""
+        live_keys: list[int] = []
+        for request in requests:
+            if request.is_released:
+                continue
+            request.is_released = True
+            request.stop_waiting_for_acceptance()
+            request.stream.close()
+            self.table.remove(request)
+            live_keys += request.live_keys
+        self._cancel_keys(tuple(live_keys), FinishReason.CANCELLED)
 
     async def cancel(self, request_id: str, tenant: str = NOBODY) -> RequestState:
         """Cancel a live request of `tenant`, here or on another front; where it stood.
@@ -126,12 +155,7 @@ class Front:
         """
         request = self.table.get(request_id, tenant)
         if request is not None:
-            state = request.state
-            if request.outputs:
-                self._cancel_keys(request.live_keys, FinishReason.CANCELLED)
-            else:
-                request.cancel_unsubmitted(self.model, self.clock())
-            return state
+            return self.cancel_here(request)
         if self.port is None:
             raise refuse(ErrorReason.ENGINE_DOWN)
         try:
@@ -141,6 +165,21 @@ class Front:
         if known is None:
             raise refuse(ErrorReason.REQUEST_NOT_FOUND)
         return known
+
+    def cancel_here(self, request: LiveRequest) -> RequestState:
+        """Cancel a request that lives here; where it stood. It ends well, as CANCELLED."""
+        state = request.state
+        if request.outputs:
+            self._cancel_keys(request.live_keys, FinishReason.CANCELLED)
+        else:
+            request.cancel_unsubmitted(self.model, self.clock())
+        return state
+
+    def begin_drain(self) -> None:
+        """Take nothing new from now on. Writers that serve nobody any more may go."""
+        self.is_draining = True
+        for writer in self.shared_writers:
+            writer.wake()
 
     def on_hello(self, hello: EngineHello) -> None:
         """An engine is there (again). What still lives here belonged to an earlier one."""
@@ -181,6 +220,12 @@ class Front:
             since_s = request.stream.blocked_since_s
             if since_s < oldest_s and not request.stream.is_cut:
                 self._dispatcher.cut(request, f"one write blocked for {now_s - since_s:.1f} s")
+        for writer in self.shared_writers:
+            since_s = writer.blocked_since_s
+            if since_s < oldest_s and not writer.is_cut:
+                self._dispatcher.cut_shared(
+                    writer, f"one write blocked for {now_s - since_s:.1f} s"
+                )
 
     async def _submit(self, request: LiveRequest, limits: Limits, times: CallTimes) -> None:
         generation = request.generation

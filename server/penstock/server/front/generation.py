@@ -5,6 +5,7 @@ depends on the number of prompt tokens is checked when that is known (`submissio
 """
 
 from dataclasses import dataclass, field
+from typing import Final
 
 from penstock.scheduler.request import SamplingParams
 from penstock.scheduler.request_options import CacheRetention, Constraint
@@ -61,13 +62,34 @@ class Stopping:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ChunkLimits:
+    """How many tokens of one output a message waits for, and how long its oldest one at most."""
+
+    min_tokens: int = 1
+    max_delay_s: float = 0.1
+
+    @property
+    def is_holding(self) -> bool:
+        """False where every token goes at once."""
+        return self.min_tokens > 1 and self.max_delay_s > 0
+
+
+WHOLE_BACKLOG: Final = ChunkLimits()
+"""A message carries what is there."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Output:
-    """What the stream carries besides text. `num_logprobs` as in `SamplingParams`: -1 for none."""
+    """What the stream carries besides text, and how it is cut into messages.
+
+    `num_logprobs` as in `SamplingParams`: -1 for none.
+    """
 
     num_logprobs: int = -1
     num_prompt_logprobs: int = -1
     return_token_ids: bool = False
     echo: bool = False
+    chunks: ChunkLimits = WHOLE_BACKLOG
 
     @property
     def wants_records(self) -> bool:

@@ -81,6 +81,12 @@ class Limits:
         return min(self.config.default_max_tokens, self.max_output_tokens)
 
     @property
+    def max_chunk_tokens(self) -> int:
+        """Largest `min_chunk_tokens`: what all outputs hold back is within a stream's backlog."""
+        config = self.config
+        return max(1, min(config.max_chunk_tokens, config.max_backlog_tokens // config.max_n))
+
+    @property
     def max_constraint_bytes(self) -> int:
         """UTF-8 bytes of a constraint; 0 where none is offered."""
         is_any = not self.features.isdisjoint(_CONSTRAINTS)

@@ -20,7 +20,6 @@ from penstock.server.front.events import (
     Finished,
     OutputEnd,
     Progress,
-    PromptPiece,
     Timings,
     TokenRecord,
     TokensPiece,
@@ -30,6 +29,7 @@ from penstock.server.front.failures import refusal_for
 from penstock.server.front.generation import Generation
 from penstock.server.front.logprob_rows import LogprobRows
 from penstock.server.front.phases import Phase, PhaseClock
+from penstock.server.front.prompt_echo import PromptEcho
 from penstock.server.front.stream import TokenStream
 from penstock.server.front.submission import Submission
 from penstock.server.text.text_stream import TextStream
@@ -67,13 +67,12 @@ class LiveRequest:
         "_acceptance",
         "_accepted",
         "_first_token_s",
-        "_next_prompt_position",
         "_num_cached",
         "_num_ended",
         "_place",
-        "_prompt_ids",
-        "_prompt_text",
+        "_prompt",
         "_submission",
+        "_wants_records",
         "arrival_s",
         "generation",
         "is_released",
@@ -87,7 +86,7 @@ class LiveRequest:
         self.request_id = request_id
         self.generation = generation
         self.arrival_s = arrival_s
-        self.stream = TokenStream()
+        self.stream = TokenStream(generation.output.chunks)
         self.phases = PhaseClock(arrival_s)
         self.outputs: tuple[LiveOutput, ...] = ()
         self.is_released = False
@@ -95,12 +94,11 @@ class LiveRequest:
         self._accepted: Accepted | None = None
         self._acceptance: asyncio.TimerHandle | None = None
         self._place: Queued | None = None
-        self._prompt_ids: Sequence[int] = ()
-        self._prompt_text = ""
-        self._next_prompt_position = 1
+        self._prompt = PromptEcho()
         self._num_cached = 0
         self._num_ended = 0
         self._first_token_s = NO_TIME
+        self._wants_records = generation.output.wants_records
 
     def start(
         self,
@@ -120,9 +118,12 @@ class LiveRequest:
         )
         leader = submission.specs[0]
         wanted = self.generation.output
-        if wanted.num_prompt_logprobs >= 0 or (wanted.echo and wanted.return_token_ids):
-            self._prompt_ids = leader.prompt_ids.tolist()
-        self._prompt_text = prompt_text
+        has_ids = wanted.num_prompt_logprobs >= 0 or (wanted.echo and wanted.return_token_ids)
+        self._prompt = PromptEcho(
+            leader.prompt_ids.tolist() if has_ids else (),
+            prompt_text,
+            num_logprobs=wanted.num_prompt_logprobs,
+        )
         self._accepted = Accepted(
             request_id=self.request_id,
             model=model,
@@ -177,14 +178,9 @@ class LiveRequest:
         if self._place is not None:
             accepted = replace(accepted, estimated_queue_s=self._place.estimated_queue_s)
         self.stream.push(accepted)
-        wanted = self.generation.output
-        if wanted.num_prompt_logprobs >= 0:
-            # The first token follows nothing, so the engine has no word about it.
-            records = tuple(TokenRecord(token_id) for token_id in self._prompt_ids[:1])
-        else:
-            records = tuple(TokenRecord(token_id) for token_id in self._prompt_ids)
-        if self._prompt_text or records:
-            self.stream.push(PromptPiece(text=self._prompt_text, records=records))
+        opening = self._prompt.opening()
+        if opening is not None:
+            self.stream.push(opening)
 
     def on_queued(self, output: LiveOutput, change: Queued) -> None:
         """The engine has taken the request: nothing is left to wait for before saying so."""
@@ -236,18 +232,9 @@ class LiveRequest:
     def on_prompt_logprobs(self, first_position: int, logprobs: TokenLogprobs) -> None:
         """Rows for prompt tokens from `first_position` on; a recomputed prompt repeats some."""
         self.accept()
-        num_wanted = self.generation.output.num_prompt_logprobs
-        rows = LogprobRows(logprobs)
-        num_skipped = max(0, self._next_prompt_position - first_position)
-        records: list[TokenRecord] = []
-        for row in range(num_skipped, len(logprobs.chosen)):
-            position = first_position + row
-            if position >= len(self._prompt_ids):
-                break
-            records.append(rows.record(row, self._prompt_ids[position], num_wanted))
-        if records:
-            self._next_prompt_position += len(records)
-            self.stream.push(PromptPiece(records=tuple(records)))
+        piece = self._prompt.rows(first_position, logprobs)
+        if piece is not None:
+            self.stream.push(piece)
 
     def on_token(
         self,
@@ -262,16 +249,22 @@ class LiveRequest:
         """One new token. True when the output ended by a stop string: the engine must be told."""
         if not output.is_live:
             return False
-        self.accept()
-        self.phases.token(at_s)
+        # This runs for every token: what happens once is asked for, not called.
+        if self._accepted is not None:
+            self.accept()
+        if self.phases.phase is not Phase.DECODE:
+            self.phases.token(at_s)
         if self._first_token_s == NO_TIME:
             self._first_token_s = now_s
-        delta = output.text.push((token_id,))
-        wanted = self.generation.output
         records: Sequence[TokenRecord] = ()
-        if wanted.wants_records:
-            records = (rows.record(row, token_id, wanted.num_logprobs),)
-        self.stream.push(TokensPiece(output.index, delta.text, delta.num_tokens, records))
+        if self._wants_records:
+            records = (rows.record(row, token_id, self.generation.output.num_logprobs),)
+        text = output.text.push_one(token_id)
+        if text is not None:
+            self.stream.push_tokens(TokensPiece(output.index, text, 1, records))
+            return False
+        delta = output.text.push((token_id,))
+        self.stream.push_tokens(TokensPiece(output.index, delta.text, delta.num_tokens, records))
         if delta.stop is None:
             return False
         self._end_output(output, FinishReason.STOP, at_s=at_s, now_s=now_s, stop_string=delta.stop)
@@ -370,7 +363,9 @@ class LiveRequest:
             output.is_running = False
             if self.phases.leave(at_s, has_more=has_more):
                 self._push_progress(0)
-        if not has_more:
+        if has_more:
+            self.stream.release_held()
+        else:
             self.phases.stop(at_s)
             ends = tuple(output.end for output in self.outputs if output.end is not None)
             self.stream.push(self._finished(ends, now_s))

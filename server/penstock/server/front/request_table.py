@@ -5,7 +5,7 @@ is the one place where a request leaves.
 """
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from penstock.server.front.errors import ErrorReason, refuse
 from penstock.server.front.live_request import LiveOutput, LiveRequest
@@ -14,11 +14,16 @@ _NUM_COUNTER_BITS = 32
 
 
 class RequestTable:
-    """Live requests of one front. `max_live_requests` bounds them."""
+    """Live requests of one front. `max_live_requests` bounds them.
+
+    `find_output`: the output of a key, of a request that lives.
+    """
 
     def __init__(self, front_id: int, max_live_requests: int) -> None:
         self._by_id: dict[tuple[str, str], LiveRequest] = {}
         self._by_key: dict[int, LiveOutput] = {}
+        # Of the dictionary itself: it is asked for every token.
+        self.find_output: Callable[[int], LiveOutput | None] = self._by_key.get
         self._first_key = front_id << _NUM_COUNTER_BITS
         self._counter = 0
         self._max_live_requests = max_live_requests
@@ -38,7 +43,7 @@ class RequestTable:
 
     def output(self, key: int) -> LiveOutput | None:
         """The output of this key, of a request that lives."""
-        return self._by_key.get(key)
+        return self.find_output(key)
 
     def new_keys(self, num_keys: int) -> tuple[int, ...]:
         """Keys that no live output has."""

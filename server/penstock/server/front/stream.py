@@ -1,76 +1,105 @@
 """What has happened to one request and was not yet taken by the coroutine that writes it.
 
-Owns one list and one future: the engine's news is appended, the writer takes everything at once.
-So a write carries all that came since the last one: one token while the reader keeps up, more under
-load. Does not know gRPC, nor what the events mean.
+Owns one list: the engine's news is appended, the writer takes everything at once. So a write
+carries all that came since the last one: one token while the reader keeps up, more under load, and
+at least as many as its client wants in a message (`chunk_hold.py`). The writer is the stream's own,
+or one that serves many (`shared_writer.py`). Does not know gRPC, nor what the events mean.
 
 Single event loop; nothing here blocks the one who appends.
 """
 
 import asyncio
+from collections.abc import Callable
 
-from penstock.scheduler.request import NO_TIME
+from penstock.server.front.chunk_hold import ChunkHold, Timers
 from penstock.server.front.errors import Refusal, RequestError
 from penstock.server.front.events import StreamEvent, TokensPiece
+from penstock.server.front.generation import WHOLE_BACKLOG, ChunkLimits
+from penstock.server.front.watched_write import WatchedWrite
 
 
-class TokenStream:
+class TokenStream(WatchedWrite):
     """The backlog between the engine and one writer.
 
-    `num_backlog_tokens`: tokens appended and not taken. `blocked_since_s`: when the write that is
-    under way began, NO_TIME between writes.
+    `num_backlog_tokens`: tokens appended and not taken. `is_closed`: nothing more will be appended.
+    `timers`: of the running loop unless given; needed for `chunks` that hold something back.
     """
 
     __slots__ = (
-        "_cut_writer",
         "_events",
-        "_is_closed",
+        "_hold",
+        "_on_ready",
         "_refusal",
         "_waiter",
-        "_writer",
-        "blocked_since_s",
+        "is_closed",
         "is_cut",
         "num_backlog_tokens",
     )
 
-    def __init__(self) -> None:
+    def __init__(self, chunks: ChunkLimits = WHOLE_BACKLOG, timers: Timers | None = None) -> None:
+        super().__init__()
         self._events: list[StreamEvent] = []
         self._waiter: asyncio.Future[None] | None = None
-        self._writer: asyncio.Task[object] | None = None
-        self._cut_writer: asyncio.Task[object] | None = None
+        self._on_ready: Callable[[], None] | None = None
         self._refusal: Refusal | None = None
-        self._is_closed = False
+        self.is_closed = False
+        self._hold: ChunkHold | None = None
+        if chunks.is_holding:
+            self._hold = ChunkHold(chunks, timers or asyncio.get_running_loop(), self.wake)
         self.is_cut = False
         self.num_backlog_tokens = 0
-        self.blocked_since_s = NO_TIME
 
     @property
-    def is_closed(self) -> bool:
-        """True once nothing more will be appended."""
-        return self._is_closed
+    def is_drained(self) -> bool:
+        """True once nothing more will be taken."""
+        return self.is_closed and not self._events
 
     @property
     def refusal(self) -> Refusal | None:
         """Why the stream failed, if it did."""
         return self._refusal
 
+    def attach(self, on_ready: Callable[[], None]) -> None:
+        """Let `on_ready` be told where `take` would be woken: the stream has no writer of its own.
+
+        What is there already is not told.
+        """
+        self._on_ready = on_ready
+
     def push(self, event: StreamEvent) -> None:
         """Append; dropped once closed. Wakes nobody: see `wake`."""
-        if self._is_closed:
-            return
-        self._events.append(event)
         if isinstance(event, TokensPiece):
-            self.num_backlog_tokens += event.num_tokens
+            self.push_tokens(event)
+        elif not self.is_closed:
+            self._events.append(event)
+            if self._hold is not None:
+                self._hold.add(event)
+
+    def push_tokens(self, piece: TokensPiece) -> None:
+        """The same for what comes most often."""
+        if self.is_closed:
+            return
+        self._events.append(piece)
+        self.num_backlog_tokens += piece.num_tokens
+        if self._hold is not None:
+            self._hold.add(piece)
+
+    def release_held(self) -> None:
+        """What was held back for a larger message goes with the next write."""
+        if self._hold is not None:
+            self._hold.release()
 
     def close(self) -> None:
         """The end: what is there will be taken, then `take` returns nothing."""
-        self._is_closed = True
+        self.is_closed = True
+        if self._hold is not None:
+            self._hold.stop()
 
     def fail(self, refusal: Refusal) -> None:
         """The end in failure: what is there will be taken, then `take` raises."""
-        if not self._is_closed:
-            self._is_closed = True
+        if not self.is_closed:
             self._refusal = refusal
+            self.close()
 
     def cut(self, refusal: Refusal) -> None:
         """Give up on the reader: drop the backlog and get the writer out of a blocked write.
@@ -81,57 +110,70 @@ class TokenStream:
         if self.is_cut:
             return
         self.is_cut = True
-        self._is_closed = True
         self._refusal = refusal
         self._events.clear()
         self.num_backlog_tokens = 0
-        if self._writer is not None:
-            self._cut_writer = self._writer
-            self._writer.cancel()
+        self.close()
+        self.break_off()
         self.wake()
 
     def wake(self) -> None:
-        """Let the writer look. Call once after a batch of news."""
+        """Let the writer look, if there is something for it. Call once after a batch of news."""
+        if self._hold is not None and not self._hold.settle():
+            return
+        if self._on_ready is not None:
+            self._on_ready()
+            return
         waiter = self._waiter
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
 
     async def take(self) -> list[StreamEvent]:
-        """Everything since the last call; waits while there is nothing.
+        """Everything that may go since the last call; waits while there is nothing.
 
         Returns an empty list at the end; raises RequestError when the stream failed.
         """
-        while not self._events:
+        while not (events := self.take_due()):
             if self._refusal is not None:
                 raise RequestError(self._refusal)
-            if self._is_closed:
+            if self.is_closed:
                 return []
             self._waiter = asyncio.get_running_loop().create_future()
             try:
                 await self._waiter
             finally:
                 self._waiter = None
-        events, self._events = self._events, []
-        self.num_backlog_tokens = 0
         return events
 
-    def begin_write(self, now_s: float) -> None:
-        """The calling task is about to write and may be blocked by its reader."""
-        self.blocked_since_s = now_s
-        self._writer = asyncio.current_task()
+    def take_due(self, max_tokens: int | None = None) -> list[StreamEvent]:
+        """What may go now, at most `max_tokens` of output; empty where that is nothing.
 
-    def end_write(self) -> None:
-        """The write went through."""
-        self.blocked_since_s = NO_TIME
-        self._writer = None
-
-    def was_cut_off(self) -> bool:
-        """Whether the CancelledError that the calling task has just caught came from `cut` alone.
-
-        If so the task is no longer being cancelled and may go on to tell its peer why.
+        What stands behind a piece that exceeds `max_tokens` waits with it.
         """
-        task = asyncio.current_task()
-        if task is None or self._cut_writer is not task:
-            return False
-        self._cut_writer = None
-        return task.uncancel() == 0
+        if self._hold is None and max_tokens is None:
+            events, self._events = self._events, []
+            self.num_backlog_tokens = 0
+            return events
+        due, held = (self._events, []) if self._hold is None else self._hold.split(self._events)
+        num_due = len(due) if max_tokens is None else _num_within(due, max_tokens)
+        taken, self._events = due[:num_due], due[num_due:] + held
+        self.num_backlog_tokens -= num_tokens_of(taken)
+        if self._hold is not None and num_due == len(due):
+            self._hold.forget_due()
+        return taken
+
+
+def num_tokens_of(events: list[StreamEvent]) -> int:
+    """Tokens of output in `events`."""
+    return sum(event.num_tokens for event in events if isinstance(event, TokensPiece))
+
+
+def _num_within(events: list[StreamEvent], max_tokens: int) -> int:
+    """How many of `events`, from the first, have at most `max_tokens` of output together."""
+    num_left = max_tokens
+    for position, event in enumerate(events):
+        if isinstance(event, TokensPiece):
+            num_left -= event.num_tokens
+            if num_left < 0:
+                return position
+    return len(events)

@@ -1,4 +1,4 @@
-"""GenerationService: Generate, GenerateOnce and Cancel.
+"""GenerationService: Generate, GenerateOnce and Cancel; Multiplex is in `multiplex_service.py`.
 
 Owns the path of one call: parse, map, open, write, release. What is generated and how it ends is
 the front's business.
@@ -24,8 +24,10 @@ from penstock.server.rpc.mapping_in.generation import (
     read_generation,
     valid_request_id,
 )
+from penstock.server.rpc.mapping_in.output import check_no_chunks
 from penstock.server.rpc.mapping_in.violations import Violations
-from penstock.server.rpc.mapping_out import ResponseEncoder, once_response
+from penstock.server.rpc.mapping_out import encoder_for, once_response
+from penstock.server.rpc.multiplex_service import MultiplexService
 from penstock.server.rpc.parsing import num_unknown_fields, parse
 from penstock.server.rpc.unimplemented import unimplemented_handlers
 from penstock.v1 import generation_service_pb2 as pb
@@ -42,10 +44,12 @@ class GenerationService:
 
     def handlers(self, wrapper: HandlerWrapper) -> "grpc.GenericRpcHandler":
         """All methods of the service."""
+        multiplex = MultiplexService(self._front, wrapper)
         methods: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
             "Generate": wrapper.server_stream("Generate", self.generate),
             "GenerateOnce": wrapper.unary("GenerateOnce", self.generate_once),
             "Cancel": wrapper.unary("Cancel", self.cancel),
+            "Multiplex": wrapper.bidirectional("Multiplex", multiplex.handle),
             **unimplemented_handlers(SERVICE_NAME, wrapper),
         }
         return grpc.method_handlers_generic_handler(SERVICE_NAME, methods)
@@ -65,6 +69,10 @@ class GenerationService:
         """Answer one request as a whole."""
         times, tenant = self._times(context), self._tenant(context)
         message = parse(pb.GenerateOnceRequest, data).generation
+        try:
+            check_no_chunks(message)
+        except RequestError as error:
+            raise CallFailed(error.refusal, valid_request_id(message)) from None
         request = await self._open(message, times, tenant)
         collected: list[events.StreamEvent] = []
         try:
@@ -117,7 +125,7 @@ class GenerationService:
     async def _deliver(self, request: LiveRequest, context: Context) -> None:
         """Write until the stream ends. Raises RequestError when it ends in failure."""
         stream = request.stream
-        encoder = ResponseEncoder(self._front.config.max_message_bytes_hint)
+        encoder = encoder_for(request.generation.output.chunks, self._front.config)
         clock = self._front.clock
         try:
             while batch := await stream.take():

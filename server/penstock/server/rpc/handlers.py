@@ -14,9 +14,10 @@ from typing import Any, TypeVar
 
 import grpc
 import grpc.aio
+from google.rpc.status_pb2 import Status
 
 from penstock.server.front.errors import ErrorReason, Refusal, RequestError
-from penstock.server.rpc.statuses import abort_of, retry_delay_s
+from penstock.server.rpc.statuses import abort_of, retry_delay_s, status_of
 
 Context = grpc.aio.ServicerContext[bytes, bytes]
 UnaryHandler = Callable[[bytes, Context], Awaitable[bytes]]
@@ -92,6 +93,21 @@ class HandlerWrapper:
         """Return once no call is being handled, its status included."""
         await self._idle.wait()
 
+    def status(self, refusal: Refusal, request_id: str) -> Status:
+        """The status of a request that shares its call with others; jitter as for a call."""
+        return status_of(refusal, request_id=request_id, retry_after_s=self._retry_delay_s(refusal))
+
+    def internal_error(self, method: str, error: Exception) -> Refusal:
+        """Count and log a bug; what to tell of it."""
+        self._on_internal_error()
+        # Frames only: the text of an exception may quote a prompt.
+        frames = "".join(traceback.format_tb(error.__traceback__))
+        _log.error("%s failed with %s\n%s", method, type(error).__name__, frames)
+        return _INTERNAL
+
+    def _retry_delay_s(self, refusal: Refusal) -> float | None:
+        return retry_delay_s(refusal, default_s=self._retry_after_s, chance=self._random())
+
     async def _run(self, method: str, call: Awaitable[R], context: Context) -> R:
         self._num_active_calls += 1
         self._idle.clear()
@@ -116,13 +132,8 @@ class HandlerWrapper:
             # cancellation. Nobody is left to be told, and it is no fault of ours.
             raise asyncio.CancelledError from error
         except Exception as error:
-            self._on_internal_error()
-            # Frames only: the text of an exception may quote a prompt.
-            frames = "".join(traceback.format_tb(error.__traceback__))
-            _log.error("%s failed with %s\n%s", method, type(error).__name__, frames)
-            refusal, request_id = _INTERNAL, ""
-        retry_after_s = retry_delay_s(refusal, default_s=self._retry_after_s, chance=self._random())
-        abort = abort_of(refusal, request_id=request_id, retry_after_s=retry_after_s)
+            refusal, request_id = self.internal_error(method, error), ""
+        abort = abort_of(refusal, request_id=request_id, retry_after_s=self._retry_delay_s(refusal))
         try:
             async with asyncio.timeout(_ABORT_TIMEOUT_S):
                 await context.abort(abort.code, abort.message, abort.trailers)

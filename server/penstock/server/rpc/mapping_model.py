@@ -66,7 +66,6 @@ def _limits_of(front: Front, keepalive: KeepaliveConfig) -> pb.ModelLimits:
         max_logprobs=config.max_logprobs,
         max_logit_bias=config.max_logit_bias,
         max_request_id_chars=MAX_ID_CHARS,
-        max_chunk_tokens=1,
         max_images=0,
         max_image_bytes=0,
         max_message_bytes=MAX_MESSAGE_BYTES,
@@ -97,6 +96,7 @@ def _add_engine_limits(message: pb.ModelLimits, limits: Limits) -> None:
     message.max_total_tokens = limits.max_total_tokens
     message.default_max_tokens = limits.default_max_tokens
     message.vocab_size = limits.vocab_size
+    message.max_chunk_tokens = limits.max_chunk_tokens
     message.max_constraint_bytes = limits.max_constraint_bytes
 
 
@@ -113,8 +113,8 @@ def _features_of(front: Front) -> pb.ModelFeatures:
         time_limit=True,
         cache_salt=True,
         images=False,
-        chunk_limits=False,
-        multiplex=False,
+        chunk_limits=True,
+        multiplex=True,
         resume=False,
         model_loading=False,
         flight_record=False,

@@ -10,6 +10,8 @@ from collections.abc import Iterable, Iterator
 from google.protobuf.duration_pb2 import Duration
 
 from penstock.server.front import events
+from penstock.server.front.config import FrontConfig
+from penstock.server.front.generation import ChunkLimits
 from penstock.v1 import generation_service_pb2 as service_pb
 from penstock.v1 import output_pb2 as pb
 from penstock.v1 import state_pb2
@@ -20,13 +22,13 @@ _TOP_BYTES = 13
 
 
 class ResponseEncoder:
-    """The messages of one stream. Numbers them from 0."""
+    """The messages of one stream. Numbers them from 0; `sequence` is the next one's number."""
 
-    __slots__ = ("_max_message_bytes", "_sequence")
+    __slots__ = ("_max_message_bytes", "sequence")
 
     def __init__(self, max_message_bytes: int) -> None:
         self._max_message_bytes = max_message_bytes
-        self._sequence = 0
+        self.sequence = 0
 
     def encode(self, batch: Iterable[events.StreamEvent]) -> Iterator[bytes]:
         """Serialised GenerateResponse messages for everything in `batch`, in order.
@@ -97,15 +99,24 @@ class ResponseEncoder:
         prompt: pb.Prompt | None = None,
     ) -> bytes:
         response = service_pb.GenerateResponse(
-            sequence=self._sequence,
+            sequence=self.sequence,
             accepted=accepted,
             progress=progress,
             tokens=tokens,
             finished=finished,
             prompt=prompt,
         )
-        self._sequence += 1
+        self.sequence += 1
         return response.SerializeToString()
+
+
+def encoder_for(chunks: ChunkLimits, config: FrontConfig) -> ResponseEncoder:
+    """The encoder of one stream: who asks for large messages does not get them in parts again."""
+    if chunks.is_holding:
+        return ResponseEncoder(
+            max(config.max_message_bytes_hint, config.max_shared_message_bytes_hint)
+        )
+    return ResponseEncoder(config.max_message_bytes_hint)
 
 
 def once_response(collected: Iterable[events.StreamEvent]) -> service_pb.GenerateOnceResponse:

@@ -141,7 +141,7 @@ class FrontServer:
         What is left then ends with UNAVAILABLE. Health and refusals go on being answered
         meanwhile.
         """
-        self.front.is_draining = True
+        self.front.begin_drain()
         self.health.shut_down()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(grace_s):
@@ -152,7 +152,7 @@ class FrontServer:
 
     async def stop(self) -> None:
         """Stop now: live requests end with UNAVAILABLE. Idempotent."""
-        self.front.is_draining = True
+        self.front.begin_drain()
         self.health.shut_down()
         self.front.fail_all(_DRAINING)
         with contextlib.suppress(TimeoutError):

@@ -12,7 +12,6 @@ from penstock.server.front.errors import refuse_feature
 from penstock.server.rpc.handlers import Context, HandlerWrapper
 
 UNIMPLEMENTED_METHODS: Final[Mapping[str, str]] = {
-    "penstock.v1.GenerationService/Multiplex": "multiplex",
     "penstock.v1.GenerationService/Resume": "resume",
     "penstock.v1.ModelService/LoadModel": "model_loading",
     "penstock.v1.ModelService/UnloadModel": "model_loading",
@@ -25,7 +24,6 @@ UNIMPLEMENTED_METHODS: Final[Mapping[str, str]] = {
 }
 """Method -> feature, a field of ModelFeatures."""
 _SERVER_STREAMS: Final = frozenset({"Resume", "WatchStats", "GetFlightRecord"})
-_BIDIRECTIONAL: Final = frozenset({"Multiplex"})
 
 
 def unimplemented_handlers(
@@ -51,12 +49,6 @@ def _handler(
         del data, context
         raise refuse_feature(feature)
 
-    async def refuse_bidirectional(context: Context) -> None:
-        del context
-        raise refuse_feature(feature)
-
-    if method in _BIDIRECTIONAL:
-        return wrapper.bidirectional(path, refuse_bidirectional)
     if method in _SERVER_STREAMS:
         return wrapper.server_stream(path, refuse_stream)
     return wrapper.unary(path, refuse_unary)

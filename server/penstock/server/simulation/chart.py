@@ -29,7 +29,7 @@ class Series:
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Chart:
     """Lines over common axes. `name` is that of its file; `is_log_x`, `is_log_y`: only what is
-    positive is drawn.
+    positive is drawn. `has_marks`: points are shown as such, for lines of a few measured ones.
     """
 
     name: str
@@ -39,6 +39,7 @@ class Chart:
     series: tuple[Series, ...]
     is_log_x: bool = False
     is_log_y: bool = False
+    has_marks: bool = False
 
     def points(self, series: Series) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """What is drawn of a line: finite points, thinned to some hundred."""
@@ -74,11 +75,16 @@ def svg(chart: Chart) -> str:
     ]
     for number, (_, x, y) in enumerate(drawn):
         colour = _COLOURS[number % len(_COLOURS)]
-        places = zip(x_axis.places(x).tolist(), y_axis.places(y).tolist(), strict=True)
+        places = list(zip(x_axis.places(x).tolist(), y_axis.places(y).tolist(), strict=True))
         path = " ".join(f"{at_x:.1f},{at_y:.1f}" for at_x, at_y in places)
         parts.append(
             f'<polyline fill="none" stroke="{colour}" stroke-width="1.6" points="{path}"/>'
         )
+        if chart.has_marks:
+            parts += [
+                f'<circle cx="{at_x:.1f}" cy="{at_y:.1f}" r="3" fill="{colour}"/>'
+                for at_x, at_y in places
+            ]
     parts += _legend([series.name for series in chart.series])
     parts.append("</svg>")
     return "\n".join(parts)

@@ -27,6 +27,10 @@ class DetokenizerStream(Protocol):
         """Text that these tokens complete."""
         ...
 
+    def push_one(self, token_id: int) -> str:
+        """The same for one token, as they come while text is generated."""
+        ...
+
     def pieces(self, token_ids: Sequence[int]) -> list[str]:
         """The same, one entry per token: the text it completes."""
         ...
@@ -97,11 +101,16 @@ class _TableStream:
         self._table = table
         self._pending = b""
 
+    def push_one(self, token_id: int) -> str:
+        if not self._pending:
+            piece = self._table.pieces[token_id]
+            if isinstance(piece, str):
+                return piece
+        return "".join(self.pieces((token_id,)))
+
     def push(self, token_ids: Sequence[int]) -> str:
         table = self._table.pieces
         if not self._pending:
-            if len(token_ids) == 1 and isinstance(piece := table[token_ids[0]], str):
-                return piece
             found = [table[token_id] for token_id in token_ids]
             try:
                 return "".join(found)  # type: ignore[arg-type]  # bytes are what the except is for
@@ -169,6 +178,11 @@ class _OpeningStream(_TableStream):
             return super().push(token_ids)
         return "".join(self.pieces(token_ids))
 
+    def push_one(self, token_id: int) -> str:
+        if not self._num_to_strip:
+            return super().push_one(token_id)
+        return "".join(self.pieces((token_id,)))
+
     def pieces(self, token_ids: Sequence[int]) -> list[str]:
         if not self._num_to_strip:
             return super().pieces(token_ids)
@@ -220,6 +234,9 @@ class _WindowStream:
 
     def push(self, token_ids: Sequence[int]) -> str:
         return "".join(self.pieces(token_ids))
+
+    def push_one(self, token_id: int) -> str:
+        return self._step(token_id)
 
     def pieces(self, token_ids: Sequence[int]) -> list[str]:
         return [self._step(token_id) for token_id in token_ids]

@@ -55,6 +55,16 @@ class TextStream:
         self.num_tokens += num_tokens
         return TextDelta(self._decoder.push(token_ids), num_tokens)
 
+    def push_one(self, token_id: int) -> str | None:
+        """The next token where no stop string is looked for: the text that may go out now.
+
+        None where `push` has to be called instead.
+        """
+        if self._matcher is not None or self.is_finished:
+            return None
+        self.num_tokens += 1
+        return self._decoder.push_one(token_id)
+
     def finish(self) -> TextDelta:
         """The output ended: everything held back comes out. Nothing more after that."""
         if self.is_finished:

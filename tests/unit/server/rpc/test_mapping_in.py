@@ -12,7 +12,13 @@ from google.protobuf.descriptor import Descriptor
 from penstock.scheduler.executor import Feature
 from penstock.server.front.config import FrontConfig
 from penstock.server.front.errors import ErrorReason, RequestError
-from penstock.server.front.generation import ChatInput, Generation, TextInput, TokenInput
+from penstock.server.front.generation import (
+    ChatInput,
+    ChunkLimits,
+    Generation,
+    TextInput,
+    TokenInput,
+)
 from penstock.server.front.limits import Limits
 from penstock.server.rpc.mapping_in.generation import MAPPED_FIELDS, read_generation
 from penstock.server.rpc.mapping_in.refused import REFUSED_FIELDS
@@ -26,6 +32,7 @@ from support.request_edits import (
     bias,
     chat,
     choices,
+    chunk_delay,
     duration,
     edited,
     grammar,
@@ -82,6 +89,12 @@ OFF_BY_RANGE: list[tuple[str, Edit, str]] = [
     ("stop id count", add("stopping", "stop_token_ids", *range(17)), "stopping.stop_token_ids"),
     ("logprobs", put("output", "logprobs", 21), "output.logprobs"),
     ("prompt_logprobs", put("output", "prompt_logprobs", 21), "output.prompt_logprobs"),
+    ("chunk of none", put("output", "min_chunk_tokens", 0), "output.min_chunk_tokens"),
+    ("large chunk", put("output", "min_chunk_tokens", 257), "output.min_chunk_tokens"),
+    *[
+        (f"chunk delay {seconds} {nanos}", chunk_delay(seconds, nanos), "output.max_chunk_delay")
+        for seconds, nanos in ((-1, 0), (0, -5), (1, -1), (1, 10**9), (10, 1), (2**60, 0))
+    ],
     ("priority", put("scheduling", "priority", 101), "scheduling.priority"),
     ("priority", put("scheduling", "priority", -101), "scheduling.priority"),
     *[
@@ -281,6 +294,18 @@ def leaves(descriptor: Descriptor, prefix: str = "") -> Iterator[str]:
             yield from leaves(child, f"{path}.")
 
 
+def test_chunk_limits_and_their_defaults() -> None:
+    assert read(base()).output.chunks == ChunkLimits(min_tokens=1, max_delay_s=0.1)
+    assert not read(base()).output.chunks.is_holding
+    wanted = edited(put("output", "min_chunk_tokens", 256))
+    chunk_delay(10, 0)(wanted)
+    assert read(wanted).output.chunks == ChunkLimits(min_tokens=256, max_delay_s=10.0)
+    chunk_delay(0, 0)(wanted)
+    assert not read(wanted).output.chunks.is_holding
+    small = Limits.of(FrontConfig(max_backlog_tokens=64, max_n=16), INFO)
+    assert small.max_chunk_tokens == 4, "all outputs together stay within the backlog"
+
+
 def test_every_field_of_the_contract_is_mapped_or_refused() -> None:
     all_fields = set(leaves(GenerateRequest.DESCRIPTOR))
     refused = {
@@ -323,6 +348,8 @@ EXAMPLES: dict[str, Edit] = {
     "output.prompt_logprobs": put("output", "prompt_logprobs", 1),
     "output.return_token_ids": put("output", "return_token_ids", True),
     "output.echo": put("output", "echo", True),
+    "output.min_chunk_tokens": put("output", "min_chunk_tokens", 4),
+    "output.max_chunk_delay": chunk_delay(2, 0),
     "scheduling.priority": put("scheduling", "priority", 5),
     "scheduling.ttft_deadline": duration("ttft_deadline", 5),
     "scheduling.total_deadline": duration("total_deadline", 5),

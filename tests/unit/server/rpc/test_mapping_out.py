@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 from penstock.scheduler.request import FinishReason
 from penstock.scheduler.state import RequestState
 from penstock.server.front import events
-from penstock.server.rpc.mapping_out import ResponseEncoder, once_response
+from penstock.server.front.config import FrontConfig
+from penstock.server.front.generation import ChunkLimits
+from penstock.server.rpc.mapping_out import ResponseEncoder, encoder_for, once_response
 from penstock.v1 import state_pb2
 from penstock.v1.generation_service_pb2 import GenerateResponse
 
@@ -191,3 +193,12 @@ def test_states_are_those_of_the_contract(state: RequestState) -> None:
     assert state_pb2.RequestState.Name(state_pb2.RequestState.ValueType(state.value)) == (
         f"REQUEST_STATE_{state.name}"
     )
+
+
+@pytest.mark.parametrize(("min_tokens", "num_messages"), [(1, 4), (200, 1)])
+def test_a_message_that_is_wanted_large_is_not_split_again(
+    min_tokens: int, num_messages: int
+) -> None:
+    encoder = encoder_for(ChunkLimits(min_tokens=min_tokens), FrontConfig())
+    batch: list[events.StreamEvent] = [piece("word ") for _ in range(200)]
+    assert len(list(encoder.encode(batch))) == num_messages

@@ -8,7 +8,7 @@ from collections.abc import Collection
 from typing import Final
 
 from penstock.server.front.errors import ErrorReason, refuse
-from penstock.server.front.generation import Generation, Output, PromptInput, TokenInput, Urgency
+from penstock.server.front.generation import Generation, PromptInput, TokenInput, Urgency
 from penstock.server.front.limits import Limits
 from penstock.server.rpc.mapping_in.adapter import read_adapter
 from penstock.server.rpc.mapping_in.cache import (
@@ -18,6 +18,7 @@ from penstock.server.rpc.mapping_in.cache import (
     read_session,
 )
 from penstock.server.rpc.mapping_in.constraint import read_constraint
+from penstock.server.rpc.mapping_in.output import read_output
 from penstock.server.rpc.mapping_in.prompt import (
     CHAT_PATH,
     TEXT_PATH,
@@ -68,6 +69,8 @@ MAPPED_FIELDS: Final[frozenset[str]] = frozenset(
         "output.prompt_logprobs",
         "output.return_token_ids",
         "output.echo",
+        "output.min_chunk_tokens",
+        "output.max_chunk_delay",
         "scheduling.priority",
         "scheduling.ttft_deadline",
         "scheduling.total_deadline",
@@ -107,12 +110,7 @@ def read_generation(
         request_id=_read_request_id(request, violations),
         sampling=sampling,
         stopping=read_stopping(request.stopping, limits, violations),
-        output=Output(
-            num_logprobs=sampling.params.num_logprobs,
-            num_prompt_logprobs=sampling.params.num_prompt_logprobs,
-            return_token_ids=request.output.return_token_ids,
-            echo=request.output.echo,
-        ),
+        output=read_output(request.output, sampling.params, limits, violations),
         urgency=_read_urgency(request.scheduling, limits, violations),
         cache_salt=read_salt(request.cache, violations),
         retention=read_retention(request.cache, limits, violations),

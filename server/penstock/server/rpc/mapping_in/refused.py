@@ -16,8 +16,6 @@ from penstock.server.rpc.parsing import is_repeated
 from penstock.v1.generation_service_pb2 import GenerateRequest
 
 REFUSED_FIELDS: Final[Mapping[str, str]] = {
-    "output.min_chunk_tokens": "chunk_limits",
-    "output.max_chunk_delay": "chunk_limits",
     "images": "images",
 }
 """Path in GenerateRequest -> feature, as told in ErrorInfo.metadata."""

@@ -107,11 +107,18 @@ class Violations:
         if not low <= len(value) <= high:
             self.add(path, f"must have {low} to {high} characters, has {len(value)}")
 
-    def duration_s(self, path: str, value: Duration, max_s: float = _MAX_DURATION_S) -> float:
+    def duration_s(
+        self,
+        path: str,
+        value: Duration,
+        max_s: float = _MAX_DURATION_S,
+        *,
+        can_be_zero: bool = False,
+    ) -> float:
         """A duration in seconds within (0, max_s]; otherwise a violation and 1."""
         duration_s = value.seconds + value.nanos / _NANOS
-        if not duration_s > 0:
-            self.add(path, "must be a positive duration")
+        if duration_s < 0 or (duration_s == 0 and not can_be_zero):
+            self.add(path, "must not be negative" if can_be_zero else "must be a positive duration")
         elif duration_s > max_s:
             self.add(path, f"must be at most {max_s:.15g} seconds")
         elif not 0 <= value.nanos < _NANOS:

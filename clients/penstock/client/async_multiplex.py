@@ -1,0 +1,213 @@
+"""Requests of the asyncio client over one Multiplex call of a channel.
+
+Owns the call, its reading task and its writing, and the requests' timers. Which event belongs to
+which request, and when credit is due, is decided in `multiplex.py`.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import Self
+
+import grpc
+
+import penstock.v1 as pb
+from penstock.client.call_settings import Pairs
+from penstock.client.errors import PenstockError
+from penstock.client.multiplex import Lane, Lanes, MultiplexConfig
+from penstock.client.own_failures import (
+    client_closed,
+    deadline_passed,
+    multiplex_ended,
+    multiplex_error,
+)
+from penstock.client.status import error_from_call
+
+
+class AsyncMultiplexStream:
+    """The messages of one request, as a call of its own would give them."""
+
+    def __init__(self, call: "_Call", request: pb.GenerateRequest) -> None:
+        self._call = call
+        self._request = request
+        self._lane: Lane | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    def start(self, timeout_s: float | None, traceparent: str | None) -> None:
+        """Submit the request. `timeout_s` None: no deadline."""
+        self._lane = self._call.submit(self._request, timeout_s, traceparent, self._wake)
+        if timeout_s is not None:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(timeout_s, self._call.expire, self._lane)
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> pb.GenerateResponse:
+        lane = self._lane
+        if lane is None:
+            raise StopAsyncIteration
+        while True:
+            try:
+                response = lane.take()
+            except EOFError:
+                raise StopAsyncIteration from None
+            if response is not None:
+                self._call.send(lane.credit())
+                return response
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+
+    def cancel(self) -> bool:
+        """Leave the request, and cancel it if it has not ended."""
+        if self._timer is not None:
+            self._timer.cancel()
+        return self._lane is not None and self._call.leave(self._lane)
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+class AsyncMultiplexer:
+    """The Multiplex calls of one channel: the current one, and older ones that run out."""
+
+    def __init__(
+        self,
+        channel: grpc.aio.Channel,
+        *,
+        config: MultiplexConfig,
+        metadata: Pairs,
+        clock: Callable[[], float],
+    ) -> None:
+        self._stub = pb.GenerationServiceStub(channel)
+        self._config = config
+        self._metadata = metadata
+        self._clock = clock
+        self._calls: list[_Call] = []
+
+    def open(
+        self, request: pb.GenerateRequest, timeout_s: float | None, traceparent: str | None
+    ) -> AsyncMultiplexStream:
+        """Start a request, on a new call if there is none that takes it.
+
+        Raises DeadlineExceeded when no time is left.
+        """
+        if timeout_s is not None and timeout_s <= 0:
+            raise deadline_passed()
+        stream = AsyncMultiplexStream(self._current(), request)
+        stream.start(timeout_s, traceparent)
+        return stream
+
+    async def close(self) -> None:
+        """Cancel the calls; open requests raise CallCancelled."""
+        for call in tuple(self._calls):
+            await call.close()
+
+    def _current(self) -> "_Call":
+        now_s = self._clock()
+        for call in self._calls:
+            if call.lanes.can_submit(now_s):
+                return call
+            call.retire()
+        lanes = Lanes(self._config, opened_at_s=now_s)
+        call = _Call(self._stub.Multiplex(metadata=self._metadata), lanes, self._calls.remove)
+        self._calls.append(call)
+        return call
+
+
+class _Call:
+    """One Multiplex call."""
+
+    def __init__(
+        self,
+        call: "grpc.aio.StreamStreamCall[pb.MultiplexRequest, pb.MultiplexResponse]",
+        lanes: Lanes,
+        on_end: "Callable[[_Call], None]",
+    ) -> None:
+        self._call = call
+        self.lanes = lanes
+        self._on_end = on_end
+        self._commands: deque[pb.MultiplexRequest] = deque()
+        self._is_retired = False
+        self._writer: asyncio.Task[None] | None = None
+        self._reader = asyncio.create_task(self._read())
+
+    def submit(
+        self,
+        request: pb.GenerateRequest,
+        timeout_s: float | None,
+        traceparent: str | None,
+        wake: Callable[[], None],
+    ) -> Lane:
+        lane, command = self.lanes.submit(
+            request, timeout_s=timeout_s, traceparent=traceparent, wake=wake
+        )
+        self.send(command)
+        return lane
+
+    def send(self, command: pb.MultiplexRequest | None) -> None:
+        """Queue a command; writes go out one after the other, as gRPC wants them."""
+        if command is not None and not self.lanes.has_ended:
+            self._commands.append(command)
+            self._write_soon()
+
+    def expire(self, lane: Lane) -> None:
+        """The deadline of a request passed."""
+        self.send(self.lanes.expire(lane))
+        self._end_when_unused()
+
+    def leave(self, lane: Lane) -> bool:
+        """Nobody reads this request any more; whether it was still open."""
+        command = self.lanes.leave(lane)
+        self.send(command)
+        self._end_when_unused()
+        return command is not None
+
+    def retire(self) -> None:
+        """End with the last request."""
+        self._is_retired = True
+        self._end_when_unused()
+
+    async def close(self) -> None:
+        self.lanes.end(client_closed())
+        self._call.cancel()
+        await asyncio.wait([self._reader])
+
+    def _end_when_unused(self) -> None:
+        if self._is_retired and not self.lanes.num_open and not self.lanes.has_ended:
+            self._write_soon()
+
+    def _write_soon(self) -> None:
+        if self._writer is None or self._writer.done():
+            self._writer = asyncio.create_task(self._write())
+
+    async def _write(self) -> None:
+        try:
+            while self._commands:
+                await self._call.write(self._commands.popleft())
+            if self._is_retired and not self.lanes.num_open:
+                await self._call.done_writing()
+        except (grpc.RpcError, asyncio.InvalidStateError, asyncio.CancelledError):
+            # The call is over, and the reader has the reason.
+            self._commands.clear()
+
+    async def _read(self) -> None:
+        error: PenstockError = multiplex_ended()
+        try:
+            async for response in self._call:
+                self.lanes.receive(response)
+                if self._is_retired:
+                    self._end_when_unused()
+        except grpc.RpcError as failed:
+            error = multiplex_error(error_from_call(failed))
+        except PenstockError as broken:
+            error = broken
+        except asyncio.CancelledError:
+            error = client_closed()
+        finally:
+            self.lanes.end(error)
+            self._commands.clear()
+            self._call.cancel()
+            self._on_end(self)

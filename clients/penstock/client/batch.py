@@ -1,0 +1,111 @@
+"""Many generations at a time: what a batch is made of, and how events become whole generations.
+
+Owns the numbering, the results and their order, for both clients. Does no I/O.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import TypeAlias
+
+from penstock.client.decoding import join_outputs
+from penstock.client.errors import PenstockError, StreamBroken
+from penstock.client.events import Accepted, Event, Finished, Generation, PromptEcho, Tokens
+from penstock.client.options import GenerationRequest
+from penstock.client.prompt import PromptLike
+
+BatchRequest: TypeAlias = PromptLike | GenerationRequest
+BatchItem: TypeAlias = tuple[int, Event | PenstockError]
+"""Which request of the batch, counted from 0, and what happened to it; an error comes last."""
+
+OnEvent: TypeAlias = Callable[[int, Event], None]
+
+
+class GenerationBuilder:
+    """Puts the events of one stream together. A second Accepted begins anew: it was retried."""
+
+    def __init__(self) -> None:
+        self._accepted: Accepted | None = None
+        self._echoes: list[PromptEcho] = []
+        self._pieces: list[Tokens] = []
+        self._finished: Finished | None = None
+
+    def add(self, event: Event) -> None:
+        """Take the next event."""
+        if isinstance(event, Tokens):
+            self._pieces.append(event)
+        elif isinstance(event, Accepted):
+            self._accepted = event
+            self._echoes.clear()
+            self._pieces.clear()
+        elif isinstance(event, PromptEcho):
+            self._echoes.append(event)
+        elif isinstance(event, Finished):
+            self._finished = event
+
+    def result(self) -> Generation:
+        """The whole. Raises StreamBroken before Finished."""
+        if self._accepted is None or self._finished is None:
+            raise StreamBroken.because("the stream has not ended")
+        return Generation(
+            accepted=self._accepted,
+            prompt=_joined(self._echoes),
+            outputs=join_outputs(self._pieces, self._finished),
+            finished=self._finished,
+        )
+
+
+class BatchResults:
+    """What a batch came to: a Generation or an error for each request, in order."""
+
+    def __init__(self, on_event: OnEvent | None) -> None:
+        self._on_event = on_event
+        self._builders: dict[int, GenerationBuilder] = {}
+        self._results: dict[int, Generation | PenstockError] = {}
+
+    def add(self, item: BatchItem) -> None:
+        """Take the next item of the batch."""
+        index, event = item
+        if isinstance(event, PenstockError):
+            self._builders.pop(index, None)
+            self._results[index] = event
+            return
+        builder = self._builders.setdefault(index, GenerationBuilder())
+        builder.add(event)
+        if isinstance(event, Finished):
+            self._results[index] = builder.result()
+            del self._builders[index]
+        if self._on_event is not None:
+            self._on_event(index, event)
+
+    def in_order(self) -> list[Generation | PenstockError]:
+        """All results, by the place of their request."""
+        results: Mapping[int, Generation | PenstockError] = self._results
+        return [results[index] for index in sorted(results)]
+
+
+def require_requests(requests: object) -> None:
+    """Raise TypeError for one prompt in place of many: its letters would be prompts."""
+    if isinstance(requests, str | GenerationRequest):
+        raise TypeError("requests: must be several, not one")
+
+
+def batch_width(max_concurrency: int, max_concurrent_calls: int | None) -> int:
+    """How many requests of a batch are open at a time: no more than the pool lets in.
+
+    Raises ValueError for fewer than one.
+    """
+    if max_concurrency < 1:
+        raise ValueError(f"max_concurrency: must be at least 1, not {max_concurrency}")
+    if max_concurrent_calls is None:
+        return max_concurrency
+    return min(max_concurrency, max_concurrent_calls)
+
+
+def _joined(echoes: Iterable[PromptEcho]) -> PromptEcho | None:
+    pieces = tuple(echoes)
+    if not pieces:
+        return None
+    return PromptEcho(
+        sequence=0,
+        text="".join(piece.text for piece in pieces),
+        records=tuple(record for piece in pieces for record in piece.records),
+    )

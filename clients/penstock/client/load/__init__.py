@@ -1,0 +1,6 @@
+"""Load for any server of the contract: made, sent and measured, in one process or several.
+
+Owns schedules, lengths, prompts, the sending and the recording. Knows the client and nothing of the
+server; a trace reaches it as plain rows. `penstock bench` is its command line. It needs the extra
+`bench` (HdrHistogram), which is imported when something is recorded.
+"""

@@ -1,0 +1,95 @@
+"""Durations in an HdrHistogram: three digits from a microsecond to an hour, in a few kilobytes.
+
+Owns the unit and the import of the library, which is the optional extra `bench`. Does not know what
+the durations are of.
+"""
+
+import importlib
+import math
+from typing import Any, Self
+
+_MAX_S = 3600.0
+_UNITS_PER_S = 1_000_000
+_DIGITS = 3
+
+
+class RecordingUnavailable(Exception):
+    """HdrHistogram is not installed; the message names the extra."""
+
+
+def require_hdr_histogram() -> Any:
+    """The class. Raises RecordingUnavailable."""
+    try:
+        return importlib.import_module("hdrh.histogram").HdrHistogram
+    except ModuleNotFoundError as error:
+        raise RecordingUnavailable("needs HdrHistogram: install penstock[bench]") from error
+
+
+class LatencyHistogram:
+    """Counts durations. Percentiles are at most 0.1 % off; count, mean and maximum are exact.
+
+    Longer than an hour counts as an hour in percentiles. It may be pickled. Raises
+    RecordingUnavailable without the library.
+    """
+
+    def __init__(self) -> None:
+        self._counts: Any = require_hdr_histogram()(1, int(_MAX_S * _UNITS_PER_S), _DIGITS)
+        self._num = 0
+        self._sum_s = 0.0
+        self._max_s = 0.0
+
+    def __len__(self) -> int:
+        return self._num
+
+    def record(self, duration_s: float) -> None:
+        """Count one duration; a negative one, which clocks of two hosts may give, as 0."""
+        duration_s = max(duration_s, 0.0)
+        self._counts.record_value(round(min(duration_s, _MAX_S) * _UNITS_PER_S))
+        self._num += 1
+        self._sum_s += duration_s
+        self._max_s = max(self._max_s, duration_s)
+
+    def merge(self, other: "LatencyHistogram") -> None:
+        """Count what another one has counted."""
+        # Of its own kind, and it has nothing to hide from it.
+        self._counts.add(other._counts)  # noqa: SLF001
+        self._num += other._num  # noqa: SLF001
+        self._sum_s += other._sum_s  # noqa: SLF001
+        self._max_s = max(self._max_s, other._max_s)  # noqa: SLF001
+
+    @property
+    def mean_s(self) -> float:
+        """The exact mean, NaN of nothing."""
+        return self._sum_s / self._num if self._num else math.nan
+
+    @property
+    def max_s(self) -> float:
+        """The exact maximum, NaN of nothing."""
+        return self._max_s if self._num else math.nan
+
+    def percentile_s(self, percent: float) -> float:
+        """The smallest duration that `percent` of all do not exceed; NaN of nothing."""
+        if not self._num:
+            return math.nan
+        value_s: float = self._counts.get_value_at_percentile(percent) / _UNITS_PER_S
+        return min(value_s, self._max_s)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {
+            "encoded": self._counts.encode(),
+            "num": self._num,
+            "sum_s": self._sum_s,
+            "max_s": self._max_s,
+        }
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self._counts = require_hdr_histogram().decode(state["encoded"])
+        self._num, self._sum_s, self._max_s = state["num"], state["sum_s"], state["max_s"]
+
+    @classmethod
+    def merged(cls, *parts: "LatencyHistogram") -> Self:
+        """All of them as one."""
+        whole = cls()
+        for part in parts:
+            whole.merge(part)
+        return whole

@@ -1,0 +1,120 @@
+"""How long prompts and outputs are: fixed, uniform or lognormal, in tokens.
+
+Owns the distributions and the form they are written in. Does not know what a model can hold.
+"""
+
+import math
+import random
+from dataclasses import dataclass
+from typing import TypeAlias
+
+MAX_TOKENS = 2**24
+"""Of a prompt or an output: some hundred times the longest context that models have."""
+_MAX_SIGMA = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FixedLength:
+    """Always `num_tokens`."""
+
+    num_tokens: int
+
+    def __post_init__(self) -> None:
+        """Raise ValueError naming the field that is out of range."""
+        _check_tokens("num_tokens", self.num_tokens)
+
+    @property
+    def max_tokens(self) -> int:
+        """The most that is ever drawn."""
+        return self.num_tokens
+
+    def draw(self, chance: random.Random) -> int:  # noqa: ARG002
+        """The next length."""
+        return self.num_tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UniformLength:
+    """Every length from `min_tokens` to `max_tokens` alike, both included."""
+
+    min_tokens: int
+    max_tokens: int
+
+    def __post_init__(self) -> None:
+        """Raise ValueError naming the field that is out of range."""
+        _check_tokens("min_tokens", self.min_tokens)
+        _check_tokens("max_tokens", self.max_tokens)
+        if self.min_tokens > self.max_tokens:
+            raise ValueError(
+                f"min_tokens must be at most max_tokens, not {self.min_tokens} > {self.max_tokens}"
+            )
+
+    def draw(self, chance: random.Random) -> int:
+        """The next length."""
+        return chance.randint(self.min_tokens, self.max_tokens)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogNormalLength:
+    """Lognormal with mean `mean_tokens`, cut to 1 .. `max_tokens`.
+
+    `sigma` is the deviation of the logarithm, 0 to 10. The mean is that before the cut.
+    """
+
+    mean_tokens: float
+    sigma: float
+    max_tokens: int
+
+    def __post_init__(self) -> None:
+        """Raise ValueError naming the field that is out of range."""
+        _check_tokens("max_tokens", self.max_tokens)
+        if not 1.0 <= self.mean_tokens <= self.max_tokens:
+            raise ValueError(f"mean_tokens must be in 1 .. max_tokens, not {self.mean_tokens:g}")
+        if not 0.0 <= self.sigma <= _MAX_SIGMA:
+            raise ValueError(f"sigma must be in 0 .. {_MAX_SIGMA:g}, not {self.sigma:g}")
+
+    def draw(self, chance: random.Random) -> int:
+        """The next length."""
+        location = math.log(self.mean_tokens) - self.sigma**2 / 2.0
+        drawn = chance.lognormvariate(location, self.sigma)
+        return max(1, round(min(drawn, self.max_tokens)))
+
+
+Lengths: TypeAlias = FixedLength | UniformLength | LogNormalLength
+
+
+def parse_lengths(text: str) -> Lengths:
+    """Read `N`, `uniform:MIN:MAX` or `lognormal:MEAN:SIGMA:MAX`. Raises ValueError."""
+    kind, *parts = text.split(":")
+    try:
+        match kind, parts:
+            case "uniform", [least, most]:
+                return UniformLength(min_tokens=int(least), max_tokens=int(most))
+            case "lognormal", [mean, sigma, most]:
+                return LogNormalLength(
+                    mean_tokens=float(mean), sigma=float(sigma), max_tokens=int(most)
+                )
+            case number, []:
+                return FixedLength(num_tokens=int(number))
+            case _:
+                pass
+    except ValueError as error:
+        if "_tokens must" in str(error) or "sigma must" in str(error):
+            raise
+    raise ValueError(f"must be N, uniform:MIN:MAX or lognormal:MEAN:SIGMA:MAX, not {text!r}")
+
+
+def lengths_text(lengths: Lengths) -> str:
+    """The form that `parse_lengths` reads."""
+    match lengths:
+        case FixedLength():
+            return str(lengths.num_tokens)
+        case UniformLength():
+            return f"uniform:{lengths.min_tokens}:{lengths.max_tokens}"
+        case LogNormalLength():
+            return f"lognormal:{lengths.mean_tokens:g}:{lengths.sigma:g}:{lengths.max_tokens}"
+
+
+def _check_tokens(name: str, value: int) -> None:
+    if not 1 <= value <= MAX_TOKENS:
+        raise ValueError(f"{name} must be in 1 .. {MAX_TOKENS}, not {value}")

@@ -1,0 +1,156 @@
+"""The asyncio client's calls that do not generate: models, tokens and health.
+
+Owns what is asked and how the answer is read. Does not know how a call is made: `async_calls.py`
+does.
+"""
+
+from collections.abc import Sequence
+
+import grpc
+from grpc_health.v1 import health_pb2
+
+import penstock.v1 as pb
+from penstock.client.async_calls import AsyncCalls, RequestT, ResponseT, UnaryMethod
+from penstock.client.call_settings import (
+    CONTROL_DEADLINE_S,
+    HEALTH_METHOD,
+    HEALTH_WATCH_METHOD,
+    MAX_NUM_PAGES,
+    Metadata,
+)
+from penstock.client.decoding import decode_health, decode_model
+from penstock.client.encoding import encode_ids, encode_prompt
+from penstock.client.errors import Failure, StreamBroken, Unavailable
+from penstock.client.model_info import HealthStatus, Model, Tokenization
+from penstock.client.prompt import PromptLike, as_prompt
+from penstock.client.status import error_from_call
+
+
+class ModelCalls:
+    """What `Client` asks of models and of the server's health."""
+
+    def __init__(self, calls: AsyncCalls) -> None:
+        self._calls = calls
+
+    async def list_models(
+        self, *, deadline_s: float | None = CONTROL_DEADLINE_S, metadata: Metadata = ()
+    ) -> tuple[Model, ...]:
+        """All models the caller may use, by name. `deadline_s` holds for each page."""
+        models: list[Model] = []
+        request = pb.ListModelsRequest()
+        for _ in range(MAX_NUM_PAGES):
+            page = await self._ask(
+                lambda channel: pb.ModelServiceStub(channel).ListModels,
+                request,
+                deadline_s,
+                metadata,
+            )
+            models.extend(decode_model(model) for model in page.models)
+            if not page.next_page_token:
+                return tuple(models)
+            request = pb.ListModelsRequest(page_token=page.next_page_token)
+        raise StreamBroken.because(f"the list of models did not end after {MAX_NUM_PAGES} pages")
+
+    async def get_model(
+        self,
+        name: str | None = None,
+        *,
+        deadline_s: float | None = CONTROL_DEADLINE_S,
+        metadata: Metadata = (),
+    ) -> Model:
+        """Limits and features of one model; None: the default one."""
+        request = pb.GetModelRequest(name=name)
+        response = await self._ask(
+            lambda channel: pb.ModelServiceStub(channel).GetModel, request, deadline_s, metadata
+        )
+        return decode_model(response.model)
+
+    async def tokenize(
+        self,
+        prompt: PromptLike,
+        *,
+        model: str | None = None,
+        deadline_s: float | None = CONTROL_DEADLINE_S,
+        metadata: Metadata = (),
+    ) -> Tokenization:
+        """Token ids of a text or a dialogue, exactly as `generate` would use them."""
+        request = pb.TokenizeRequest(model=model)
+        encode_prompt(as_prompt(prompt), request)
+        response = await self._ask(
+            lambda channel: pb.ModelServiceStub(channel).Tokenize, request, deadline_s, metadata
+        )
+        return Tokenization(
+            token_ids=tuple(response.token_ids),
+            rendered_text=response.rendered_text,
+            num_dropped_messages=response.num_dropped_messages,
+        )
+
+    async def detokenize(
+        self,
+        token_ids: Sequence[int],
+        *,
+        model: str | None = None,
+        skip_special_tokens: bool | None = None,
+        deadline_s: float | None = CONTROL_DEADLINE_S,
+        metadata: Metadata = (),
+    ) -> str:
+        """Text of token ids. `skip_special_tokens` None: as the server does, True."""
+        request = pb.DetokenizeRequest(model=model, skip_special_tokens=skip_special_tokens)
+        encode_ids(token_ids, request)
+        response = await self._ask(
+            lambda channel: pb.ModelServiceStub(channel).Detokenize, request, deadline_s, metadata
+        )
+        return response.text
+
+    async def health(
+        self, service: str = "", *, deadline_s: float = CONTROL_DEADLINE_S
+    ) -> HealthStatus:
+        """What grpc.health.v1 says now, "" for the server as a whole. Never tried again."""
+        request = health_pb2.HealthCheckRequest(service=service)
+        async with self._calls.borrowed_channel() as channel:
+            method = channel.unary_unary(
+                HEALTH_METHOD,
+                request_serializer=health_pb2.HealthCheckRequest.SerializeToString,
+                response_deserializer=health_pb2.HealthCheckResponse.FromString,
+            )
+            try:
+                response = await method(request, timeout=deadline_s)
+            except grpc.RpcError as failed:
+                raise error_from_call(failed) from failed
+        return decode_health(response.status)
+
+    async def wait_until_serving(self, service: str = "", *, deadline_s: float) -> None:
+        """Return once the server says SERVING, also if it is not there yet.
+
+        Raises DeadlineExceeded when that takes too long.
+        """
+        request = health_pb2.HealthCheckRequest(service=service)
+        async with self._calls.borrowed_channel() as channel:
+            method = channel.unary_stream(
+                HEALTH_WATCH_METHOD,
+                request_serializer=health_pb2.HealthCheckRequest.SerializeToString,
+                response_deserializer=health_pb2.HealthCheckResponse.FromString,
+            )
+            call = method(request, timeout=deadline_s, wait_for_ready=True)
+            try:
+                async for response in call:
+                    if decode_health(response.status) is HealthStatus.SERVING:
+                        return
+            except grpc.RpcError as failed:
+                raise error_from_call(failed) from failed
+            finally:
+                call.cancel()
+        raise Unavailable(
+            Failure(code=grpc.StatusCode.UNAVAILABLE, message="the health watch ended")
+        )
+
+    async def _ask(
+        self,
+        method: "UnaryMethod[RequestT, ResponseT]",
+        request: RequestT,
+        deadline_s: float | None,
+        metadata: Metadata,
+    ) -> ResponseT:
+        settings = self._calls.settings
+        pairs = settings.call_metadata(metadata, None)
+        return await self._calls.unary(method, request, settings.attempts(deadline_s), pairs)

@@ -1,0 +1,236 @@
+"""Many requests on one Multiplex call: keys, credit, and which event belongs to whom.
+
+Owns the state of one call, for both clients. Does no I/O, has no clock and wakes nobody by itself:
+each lane brings the function that does.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from google.protobuf.duration_pb2 import Duration
+
+import penstock.v1 as pb
+from penstock.client.errors import Draining, PenstockError, StreamBroken
+from penstock.client.own_failures import deadline_passed, request_cancelled
+from penstock.client.status import error_from_status
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MultiplexConfig:
+    """How requests share a call.
+
+    `window_tokens`: output tokens the server may send of one request beyond what was taken from its
+    iterator; twice `min_chunk_tokens` where that is more. It bounds what a slow reader holds in
+    memory, and should exceed what is generated in one round trip. `max_call_age_s`: after this many
+    seconds new requests go to a new call and the old one ends with its last request, so that no
+    call outlives its connection, to which servers give 1800 s, give or take a tenth.
+    """
+
+    window_tokens: int = 256
+    max_call_age_s: float = 1200.0
+
+    def __post_init__(self) -> None:
+        """Raise ValueError naming the field that is out of range."""
+        if not 1 <= self.window_tokens <= 1 << 20:
+            raise ValueError(
+                f"window_tokens: must be from 1 to {1 << 20}, not {self.window_tokens}"
+            )
+        if not self.max_call_age_s > 0:
+            raise ValueError(f"max_call_age_s: must be positive, not {self.max_call_age_s}")
+
+
+def multiplex_config(multiplex: bool | MultiplexConfig) -> MultiplexConfig | None:
+    """How to share calls, by a client's argument: True for the defaults, None for not at all."""
+    if isinstance(multiplex, MultiplexConfig):
+        return multiplex
+    return MultiplexConfig() if multiplex else None
+
+
+class Lane:
+    """One request on a call: what came and was not taken yet, its credit, its end.
+
+    One side puts, one side takes; between threads that is safe, because `take` looks for the end
+    before it looks for what came before the end.
+    """
+
+    __slots__ = (
+        "_failure",
+        "_is_ended",
+        "_num_taken_tokens",
+        "_responses",
+        "_top_up_tokens",
+        "key",
+        "request_id",
+        "wake",
+    )
+
+    def __init__(self, key: int, window_tokens: int, wake: Callable[[], None]) -> None:
+        self.key = key
+        self.request_id = ""
+        self.wake = wake
+        self._responses: deque[pb.GenerateResponse] = deque()
+        self._failure: PenstockError | None = None
+        self._is_ended = False
+        self._num_taken_tokens = 0
+        self._top_up_tokens = max(1, window_tokens // 2)
+
+    @property
+    def num_waiting(self) -> int:
+        """Messages that were not taken yet."""
+        return len(self._responses)
+
+    def put(self, response: pb.GenerateResponse) -> bool:
+        """Keep a message; whether it was the last."""
+        if not self.request_id:
+            self.request_id = response.accepted.request_id
+        is_last = response.HasField("finished")
+        self._responses.append(response)
+        self._is_ended = is_last
+        return is_last
+
+    def fail(self, error: PenstockError, *, is_urgent: bool = False) -> None:
+        """End with an error, after what came before it unless it is urgent; the first counts."""
+        if self._failure is None:
+            self._failure = error
+        if is_urgent:
+            self._responses.clear()
+        self._is_ended = True
+
+    def take(self) -> pb.GenerateResponse | None:
+        """The next message, None for none yet. Raises the failure, and EOFError at the end."""
+        is_ended, failure = self._is_ended, self._failure
+        if self._responses:
+            response = self._responses.popleft()
+            self._num_taken_tokens += response.tokens.num_tokens
+            return response
+        if failure is not None:
+            raise failure
+        if is_ended:
+            raise EOFError
+        return None
+
+    def credit(self) -> pb.MultiplexRequest | None:
+        """Credit for what was taken, once it is worth a message."""
+        num_tokens = self._num_taken_tokens
+        if num_tokens < self._top_up_tokens or self._is_ended:
+            return None
+        self._num_taken_tokens = 0
+        return pb.MultiplexRequest(
+            credit=pb.MultiplexCredit(key=self.key, num_credit_tokens=num_tokens)
+        )
+
+
+class Lanes:
+    """All requests of one Multiplex call. Not safe for threads by itself."""
+
+    def __init__(self, config: MultiplexConfig, *, opened_at_s: float) -> None:
+        self._config = config
+        self._expires_s = opened_at_s + config.max_call_age_s
+        self._lanes: dict[int, Lane] = {}
+        self._left: set[int] = set()
+        self._next_key: int = 1
+        self._is_draining = False
+        self.has_ended = False
+
+    @property
+    def num_open(self) -> int:
+        """Requests that somebody waits for."""
+        return len(self._lanes)
+
+    def can_submit(self, now_s: float) -> bool:
+        """Whether new requests may join; if not, they need a new call."""
+        return not (self.has_ended or self._is_draining or now_s >= self._expires_s)
+
+    def submit(
+        self,
+        generation: pb.GenerateRequest,
+        *,
+        timeout_s: float | None,
+        traceparent: str | None,
+        wake: Callable[[], None],
+    ) -> tuple[Lane, pb.MultiplexRequest]:
+        """Open a lane; the command that starts its request.
+
+        `timeout_s` becomes the request's total_deadline, unless that is earlier already.
+        """
+        key = self._next_key
+        self._next_key += 1
+        window_tokens = max(self._config.window_tokens, 2 * generation.output.min_chunk_tokens)
+        submit = pb.MultiplexSubmit(
+            key=key,
+            generation=generation,
+            num_credit_tokens=window_tokens,
+            traceparent=traceparent,
+        )
+        if timeout_s is not None:
+            _limit_deadline(submit.generation, timeout_s)
+        lane = Lane(key, window_tokens, wake)
+        self._lanes[key] = lane
+        return lane, pb.MultiplexRequest(submit=submit)
+
+    def receive(self, response: pb.MultiplexResponse) -> None:
+        """Hand out the events of one message. Raises StreamBroken for a key nobody submitted."""
+        lanes = self._lanes
+        for event in response.events:
+            key = event.key
+            lane = lanes.get(key)
+            if lane is None:
+                self._receive_late(event)
+            elif event.HasField("response"):
+                if lane.put(event.response):
+                    del lanes[key]
+                lane.wake()
+            elif event.HasField("error"):
+                del lanes[key]
+                error = error_from_status(event.error, request_id=lane.request_id)
+                self._is_draining |= isinstance(error, Draining)
+                lane.fail(error)
+                lane.wake()
+
+    def leave(self, lane: Lane) -> pb.MultiplexRequest | None:
+        """Nobody wants this lane any more; the command that cancels it, if it is still open.
+
+        Whoever reads it all the same, in another thread or task, meets CallCancelled.
+        """
+        return self._drop(lane, request_cancelled(lane.request_id))
+
+    def expire(self, lane: Lane) -> pb.MultiplexRequest | None:
+        """The lane's deadline passed: fail it now; the command that cancels it."""
+        return self._drop(lane, deadline_passed(lane.request_id))
+
+    def _drop(self, lane: Lane, error: PenstockError) -> pb.MultiplexRequest | None:
+        if self._lanes.pop(lane.key, None) is None:
+            return None
+        self._left.add(lane.key)
+        lane.fail(error, is_urgent=True)
+        lane.wake()
+        return pb.MultiplexRequest(cancel=pb.MultiplexCancel(key=lane.key))
+
+    def end(self, error: PenstockError) -> None:
+        """The call is over: what is open fails, each with the id of its request."""
+        self.has_ended = True
+        lanes = tuple(self._lanes.values())
+        self._lanes.clear()
+        for lane in lanes:
+            lane.fail(error.of_request(lane.request_id))
+            lane.wake()
+
+    def _receive_late(self, event: pb.MultiplexEvent) -> None:
+        """An event of a request that was left: it may end yet, and is then forgotten."""
+        if event.key not in self._left:
+            raise StreamBroken.because(f"an event of request {event.key}, which is not open")
+        if event.HasField("error") or event.response.HasField("finished"):
+            self._left.discard(event.key)
+
+
+def _limit_deadline(generation: pb.GenerateRequest, timeout_s: float) -> None:
+    """Set total_deadline to the earlier of the two; at least a nanosecond, as it is positive."""
+    timeout_ns = max(1, round(timeout_s * 1e9))
+    scheduling = generation.scheduling
+    if not scheduling.HasField("total_deadline") or (
+        timeout_ns < scheduling.total_deadline.ToNanoseconds()
+    ):
+        duration = Duration()
+        duration.FromNanoseconds(timeout_ns)
+        scheduling.total_deadline.CopyFrom(duration)

@@ -1,0 +1,76 @@
+"""Failures that the client finds by itself, as the same exceptions a status would give.
+
+Owns their codes and words, for both clients.
+"""
+
+import grpc
+
+from penstock.client.errors import (
+    BacklogFull,
+    CallCancelled,
+    DeadlineExceeded,
+    Failure,
+    PenstockError,
+    Unavailable,
+    Unimplemented,
+)
+
+BACKLOG_FULL = "BACKLOG_FULL"
+"""Reason of `BacklogFull`, which no server sends."""
+
+
+def backlog_full(num_open: int, num_waiting: int) -> BacklogFull:
+    """Too many calls wait for their turn in this client."""
+    return BacklogFull(
+        Failure(
+            code=grpc.StatusCode.RESOURCE_EXHAUSTED,
+            reason=BACKLOG_FULL,
+            message=f"{num_open} calls of this client are open and {num_waiting} wait",
+        )
+    )
+
+
+def client_closed() -> CallCancelled:
+    """The client was closed while the call was under way."""
+    return CallCancelled(Failure(code=grpc.StatusCode.CANCELLED, message="the client was closed"))
+
+
+def request_cancelled(request_id: str) -> CallCancelled:
+    """The client gave the request up."""
+    return CallCancelled(
+        Failure(
+            code=grpc.StatusCode.CANCELLED,
+            message="the client cancelled the request",
+            request_id=request_id,
+        )
+    )
+
+
+def deadline_passed(request_id: str = "") -> DeadlineExceeded:
+    """The deadline of a call passed, as the client's own clock has it."""
+    return DeadlineExceeded(
+        Failure(
+            code=grpc.StatusCode.DEADLINE_EXCEEDED,
+            message="the call's deadline passed",
+            request_id=request_id,
+        )
+    )
+
+
+def multiplex_ended() -> Unavailable:
+    """The server ended a Multiplex call well although requests were open."""
+    return Unavailable(
+        Failure(code=grpc.StatusCode.UNAVAILABLE, message="the server ended the Multiplex call")
+    )
+
+
+def multiplex_error(error: PenstockError) -> PenstockError:
+    """What the failure of a whole Multiplex call means for its requests."""
+    if isinstance(error, Unimplemented) and not error.reason:
+        return Unimplemented(
+            Failure(
+                code=grpc.StatusCode.UNIMPLEMENTED,
+                message="the server does not offer Multiplex: use a client without multiplex",
+            )
+        )
+    return error

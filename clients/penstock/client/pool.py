@@ -1,0 +1,154 @@
+"""Which connection a call takes, and how many calls there may be: the rules of a pool.
+
+Owns the picking of channels, the bound on calls that generate and their backlog. Opens nothing and
+waits for nothing: `async_pool.py` and `sync_pool.py` do, each in its own way.
+"""
+
+import math
+from collections import deque
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from penstock.client.own_failures import backlog_full
+
+_AVOID_S = 1.0
+_MAX_AVOID_S = 30.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolConfig:
+    """How many connections a client holds, and how many calls it lets go at once.
+
+    `num_channels` connections are kept to each address. The kernel deals connections, not calls, to
+    the front processes that share a port: one is enough for a server with one front, and about four
+    for each front spread evenly. `max_concurrent_calls` bounds the generations that are open at a
+    time (None: no bound); up to `max_waiting_calls` more wait for their turn, in order, and the
+    next one raises `BacklogFull` at once. Calls that do not generate, such as `cancel` and
+    `health`, never wait.
+    """
+
+    num_channels: int = 1
+    max_concurrent_calls: int | None = None
+    max_waiting_calls: int = 1024
+
+    def __post_init__(self) -> None:
+        """Raise ValueError naming the field that is out of range."""
+        if self.num_channels < 1:
+            raise ValueError(f"num_channels: must be at least 1, not {self.num_channels}")
+        if self.max_concurrent_calls is not None and self.max_concurrent_calls < 1:
+            raise ValueError(
+                f"max_concurrent_calls: must be at least 1 or None, not {self.max_concurrent_calls}"
+            )
+        if self.max_waiting_calls < 0:
+            raise ValueError(
+                f"max_waiting_calls: must not be negative, not {self.max_waiting_calls}"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolState:
+    """What a client is doing now. `num_open_channels`: those that a call has needed so far.
+
+    `num_open_calls` generations are under way and `num_waiting_calls` wait for their turn.
+    """
+
+    num_channels: int
+    num_open_channels: int
+    num_open_calls: int
+    num_waiting_calls: int
+    is_closed: bool
+
+
+class ChannelPicker:
+    """Chooses a channel for each attempt: the one with the fewest open calls.
+
+    A channel that nobody answers on has no open calls, and would draw all of them; after a failure
+    it is passed over for a while, longer each time, as long as there is another.
+    """
+
+    def __init__(self, num_channels: int) -> None:
+        self._num_open = [0] * num_channels
+        self._num_failures = [0] * num_channels
+        self._avoid_until_s = [-math.inf] * num_channels
+        self._first: int = 0
+
+    def pick(self, now_s: float) -> int:
+        """Take a channel; give it back with `release`. Equals take turns."""
+        count = len(self._num_open)
+        turns = [(self._first + turn) % count for turn in range(count)]
+        usable = [index for index in turns if self._avoid_until_s[index] <= now_s]
+        if usable:
+            index = min(usable, key=self._num_open.__getitem__)
+        else:
+            index = min(turns, key=self._avoid_until_s.__getitem__)
+        self._first = (index + 1) % count
+        self._num_open[index] += 1
+        return index
+
+    def release(self, index: int, *, is_unavailable: bool, now_s: float) -> None:
+        """The attempt ended; `is_unavailable` when nobody served it there."""
+        self._num_open[index] -= 1
+        if not is_unavailable:
+            self._num_failures[index] = 0
+            self._avoid_until_s[index] = -math.inf
+        elif self._avoid_until_s[index] <= now_s:
+            # Calls that fail together are one failure.
+            avoid_s = min(_AVOID_S * 2 ** min(self._num_failures[index], 10), _MAX_AVOID_S)
+            self._num_failures[index] += 1
+            self._avoid_until_s[index] = now_s + avoid_s
+
+
+TicketT = TypeVar("TicketT")
+
+
+class Admission(Generic[TicketT]):
+    """Lets a bounded number of calls in, and a bounded number wait, first come first served.
+
+    A ticket is whatever wakes the one who waits. Not safe for threads by itself.
+    """
+
+    def __init__(self, config: PoolConfig) -> None:
+        limit = config.max_concurrent_calls
+        self._max_open: float = math.inf if limit is None else limit
+        self._max_waiting = config.max_waiting_calls
+        self._waiting: deque[TicketT] = deque()
+        self.num_open = 0
+
+    @property
+    def num_waiting(self) -> int:
+        """Calls in the backlog."""
+        return len(self._waiting)
+
+    def can_enter(self) -> bool:
+        """Take a place if one is free and nobody waits for it."""
+        if self._waiting or self.num_open >= self._max_open:
+            return False
+        self.num_open += 1
+        return True
+
+    def wait(self, ticket: TicketT) -> None:
+        """Queue up. Raises BacklogFull when too many wait."""
+        if len(self._waiting) >= self._max_waiting:
+            raise backlog_full(self.num_open, len(self._waiting))
+        self._waiting.append(ticket)
+
+    def leave(self) -> TicketT | None:
+        """Give a place back; the ticket that has it now, to be woken."""
+        if self._waiting:
+            return self._waiting.popleft()
+        self.num_open -= 1
+        return None
+
+    def can_give_up(self, ticket: TicketT) -> bool:
+        """Stop waiting; False when the ticket has a place already, and must leave it."""
+        try:
+            self._waiting.remove(ticket)
+        except ValueError:
+            return False
+        return True
+
+    def send_away(self) -> tuple[TicketT, ...]:
+        """Empty the backlog; the tickets to be told."""
+        tickets = tuple(self._waiting)
+        self._waiting.clear()
+        return tickets

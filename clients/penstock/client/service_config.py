@@ -1,0 +1,75 @@
+"""What gRPC itself is told about a target: how to spread calls over what a name resolves to.
+
+Owns the service config (gRFC A2 and the load balancing config of A24) as JSON. It carries no retry
+policy of ours: `retry.py` sees reasons, time limits and whether output was delivered, which gRPC
+does not, and two policies on top of each other would multiply their attempts.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from penstock.client.retry import RetryPolicy
+
+_SPREAD_SCHEMES = ("dns", "ipv4", "ipv6")
+_SERVICES = ("penstock.v1.GenerationService", "penstock.v1.ModelService")
+_ROUND_ROBIN = json.dumps({"loadBalancingConfig": [{"round_robin": {}}]})
+
+
+def default_service_config(target: str) -> str | None:
+    """Round robin for targets that may stand for several servers; None: gRPC's own choice.
+
+    gRPC's choice is to stay with the first that answers. A plain HOST:PORT keeps that, because the
+    addresses of one host are ways to the same server. What a resolver says takes precedence.
+    """
+    scheme, separator, _ = target.partition(":")
+    return _ROUND_ROBIN if separator and scheme in _SPREAD_SCHEMES else None
+
+
+def check_service_config(text: str, retry: RetryPolicy) -> None:
+    """Raise ValueError unless `text` is a service config that goes together with `retry`."""
+    try:
+        config: Any = json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"service_config: not JSON: {error}") from None
+    _require(isinstance(config, dict), "must be a JSON object")
+    methods = config.get("methodConfig", [])
+    _require(isinstance(methods, list), "methodConfig must be a list")
+    has_retries = [_has_retries(method) for method in methods]
+    if retry.max_attempts > 1 and any(has_retries):
+        raise ValueError(
+            "service_config: has retries, and this client retries as well: their attempts "
+            "would multiply; give retry=NO_RETRY with it"
+        )
+
+
+def retry_service_config(policy: RetryPolicy) -> str:
+    """The part of `policy` that gRPC's own retries can do, for clients without this library.
+
+    gRPC too retries only before the first message, and heeds grpc-retry-pushback-ms. It knows
+    statuses and no reasons: RESOURCE_EXHAUSTED is left out, because a message that is too large
+    would be sent again. `max_attempts` is cut to gRPC's 5. Raises ValueError for fewer than 2.
+    """
+    if policy.max_attempts < 2:
+        raise ValueError("max_attempts: one attempt is no retry policy")
+    method: Mapping[str, Any] = {
+        "name": [{"service": service} for service in _SERVICES],
+        "retryPolicy": {
+            "maxAttempts": min(policy.max_attempts, 5),
+            "initialBackoff": f"{max(policy.initial_backoff_s, 1e-3):.3f}s",
+            "maxBackoff": f"{max(policy.max_backoff_s, 1e-3):.3f}s",
+            "backoffMultiplier": policy.multiplier,
+            "retryableStatusCodes": ["UNAVAILABLE"],
+        },
+    }
+    return json.dumps({"methodConfig": [method]})
+
+
+def _has_retries(method: Any) -> bool:
+    _require(isinstance(method, dict), "each methodConfig must be an object")
+    return "retryPolicy" in method or "hedgingPolicy" in method
+
+
+def _require(is_so: bool, complaint: str) -> None:
+    if not is_so:
+        raise ValueError(f"service_config: {complaint}")

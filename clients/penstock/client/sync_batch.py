@@ -1,0 +1,150 @@
+"""A batch of generations on the blocking client: a bounded number at a time.
+
+Owns the threads that read the streams. A new one is started only when the one before has found a
+request, so that a short batch has few and a long one never more than its width.
+"""
+
+import threading
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import closing
+from typing import TypeAlias
+
+from penstock.client.batch import BatchItem, BatchRequest
+from penstock.client.errors import PenstockError
+from penstock.client.events import Event
+from penstock.client.sync_calls import Cancellation
+
+_MAX_HELD_ITEMS = 2
+
+Start: TypeAlias = Callable[[BatchRequest, Cancellation], Generator[Event, None, None]]
+
+
+class _Failed:
+    """The batch itself cannot go on: a request that does not fit, or a source that broke."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+
+class _Outbox:
+    """What was read and not taken yet. A full one holds the readers, until it is closed."""
+
+    def __init__(self, max_items: int) -> None:
+        self._max_items = max_items
+        self._items: deque[BatchItem | _Failed | None] = deque()
+        self._is_closed = False
+        lock = threading.Lock()
+        self._has_room = threading.Condition(lock)
+        self._has_items = threading.Condition(lock)
+
+    def put(self, item: BatchItem | _Failed | None) -> None:
+        with self._has_room:
+            self._has_room.wait_for(lambda: len(self._items) < self._max_items or self._is_closed)
+            self._items.append(item)
+            self._has_items.notify()
+
+    def get(self) -> BatchItem | _Failed | None:
+        with self._has_items:
+            self._has_items.wait_for(lambda: self._items)
+            self._has_room.notify()
+            return self._items.popleft()
+
+    def close(self) -> None:
+        with self._has_room:
+            self._is_closed = True
+            self._has_room.notify_all()
+
+
+class _Batch:
+    """The threads of one batch."""
+
+    def __init__(self, requests: Iterator[BatchRequest], start: Start, width: int) -> None:
+        self._requests = requests
+        self._start = start
+        self._width = width
+        self._lock = threading.Lock()
+        # Of its own, because a source may keep a thread waiting, and must not keep `cancel` too.
+        self._source_lock = threading.Lock()
+        self._num_requests = 0
+        self._num_threads = 0
+        self._num_reading = 0
+        self._is_over = False
+        self._is_cancelled = False
+        self._open: set[Cancellation] = set()
+        # A reader with a full outbox stops reading its stream, and the server sees that.
+        self.outbox = _Outbox(_MAX_HELD_ITEMS * width)
+
+    def add_thread(self) -> None:
+        with self._lock:
+            if self._is_over or self._num_threads >= self._width:
+                return
+            self._num_threads += 1
+            self._num_reading += 1
+        threading.Thread(target=self._work, name="penstock-batch", daemon=True).start()
+
+    def cancel(self) -> None:
+        """End the streams; their threads end with them."""
+        with self._lock:
+            self._is_over = self._is_cancelled = True
+            cancellations = tuple(self._open)
+        for cancellation in cancellations:
+            cancellation.cancel()
+        self.outbox.close()
+
+    def _work(self) -> None:
+        try:
+            while (taken := self._next_request()) is not None:
+                self.add_thread()
+                self._read(*taken)
+        except Exception as error:
+            self.outbox.put(_Failed(error))
+        with self._lock:
+            self._num_reading -= 1
+            is_last = not self._num_reading
+        if is_last:
+            self.outbox.put(None)
+
+    def _next_request(self) -> tuple[int, BatchRequest, Cancellation] | None:
+        with self._source_lock:
+            if self._is_over:
+                return None
+            try:
+                request = next(self._requests)
+            except StopIteration:
+                self._is_over = True
+                return None
+            index = self._num_requests
+            self._num_requests += 1
+        cancellation = Cancellation()
+        with self._lock:
+            if self._is_cancelled:
+                return None
+            self._open.add(cancellation)
+        return index, request, cancellation
+
+    def _read(self, index: int, request: BatchRequest, cancellation: Cancellation) -> None:
+        try:
+            with closing(self._start(request, cancellation)) as events:
+                for event in events:
+                    self.outbox.put((index, event))
+        except PenstockError as error:
+            self.outbox.put((index, error))
+        finally:
+            with self._lock:
+                self._open.discard(cancellation)
+
+
+def read_batch(
+    requests: Iterable[BatchRequest], start: Start, width: int
+) -> Generator[BatchItem, None, None]:
+    """The items of all requests as they come; leaving early cancels what is open."""
+    batch = _Batch(iter(requests), start, width)
+    batch.add_thread()
+    try:
+        while (item := batch.outbox.get()) is not None:
+            if isinstance(item, _Failed):
+                raise item.error
+            yield item
+    finally:
+        batch.cancel()

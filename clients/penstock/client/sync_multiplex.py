@@ -1,0 +1,222 @@
+"""Requests of the blocking client over one Multiplex call of a channel.
+
+Owns the call, the thread that reads it, and the lock around its requests. Which event belongs to
+which request, and when credit is due, is decided in `multiplex.py`.
+"""
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+from typing import Self
+
+import grpc
+
+import penstock.v1 as pb
+from penstock.client.call_settings import Pairs
+from penstock.client.errors import PenstockError
+from penstock.client.multiplex import Lane, Lanes, MultiplexConfig
+from penstock.client.own_failures import (
+    client_closed,
+    deadline_passed,
+    multiplex_ended,
+    multiplex_error,
+)
+from penstock.client.status import error_from_call
+
+
+class SyncMultiplexStream:
+    """The messages of one request, as a call of its own would give them."""
+
+    def __init__(
+        self, call: "_Call", lane: Lane, has_news: threading.Event, timeout_s: float | None
+    ) -> None:
+        self._call = call
+        self._lane = lane
+        self._has_news = has_news
+        self._expires_s = None if timeout_s is None else time.monotonic() + timeout_s
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> pb.GenerateResponse:
+        try:
+            response = self._lane.take()
+            while response is None:
+                # In this order nothing that comes between the two is missed.
+                self._has_news.clear()
+                response = self._lane.take()
+                if response is None:
+                    self._wait()
+        except EOFError:
+            raise StopIteration from None
+        self._call.send(self._lane.credit())
+        return response
+
+    def cancel(self) -> bool:
+        """Leave the request, and cancel it if it has not ended. From any thread."""
+        return self._call.leave(self._lane)
+
+    def _wait(self) -> None:
+        if self._expires_s is None:
+            self._has_news.wait()
+        elif not self._has_news.wait(max(0.0, self._expires_s - time.monotonic())):
+            self._call.expire(self._lane)
+
+
+class SyncMultiplexer:
+    """The Multiplex calls of one channel: the current one, and older ones that run out."""
+
+    def __init__(
+        self,
+        channel: grpc.Channel,
+        *,
+        config: MultiplexConfig,
+        metadata: Pairs,
+        clock: Callable[[], float],
+    ) -> None:
+        self._stub = pb.GenerationServiceStub(channel)
+        self._config = config
+        self._metadata = metadata
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._calls: list[_Call] = []
+        self._is_closed = False
+
+    def open(
+        self, request: pb.GenerateRequest, timeout_s: float | None, traceparent: str | None
+    ) -> SyncMultiplexStream:
+        """Start a request, on a new call if there is none that takes it.
+
+        Raises DeadlineExceeded when no time is left, CallCancelled when the client was closed.
+        """
+        if timeout_s is not None and timeout_s <= 0:
+            raise deadline_passed()
+        has_news = threading.Event()
+        now_s = self._clock()
+        with self._lock:
+            if self._is_closed:
+                raise client_closed()
+            for call in tuple(self._calls):
+                lane = call.submit(request, timeout_s, traceparent, has_news.set, now_s)
+                if lane is not None:
+                    break
+                call.retire()
+            else:
+                lanes = Lanes(self._config, opened_at_s=now_s)
+                call = _Call(self._stub, self._metadata, lanes, self._forget)
+                self._calls.append(call)
+                lane = call.submit(request, timeout_s, traceparent, has_news.set, now_s)
+                call.start()
+        if lane is None:
+            raise multiplex_ended()
+        return SyncMultiplexStream(call, lane, has_news, timeout_s)
+
+    def close(self) -> None:
+        """Cancel the calls; open requests raise CallCancelled."""
+        with self._lock:
+            self._is_closed = True
+            calls = tuple(self._calls)
+        for call in calls:
+            call.close()
+
+    def _forget(self, call: "_Call") -> None:
+        with self._lock:
+            self._calls.remove(call)
+
+
+class _Call:
+    """One Multiplex call."""
+
+    def __init__(
+        self,
+        stub: pb.GenerationServiceStub,
+        metadata: Pairs,
+        lanes: Lanes,
+        on_end: "Callable[[_Call], None]",
+    ) -> None:
+        self._lanes = lanes
+        self._lock = threading.Lock()
+        self._on_end = on_end
+        self._is_retired = False
+        # None closes the sending side.
+        self._commands: queue.SimpleQueue[pb.MultiplexRequest | None] = queue.SimpleQueue()
+        self._call = stub.Multiplex(iter(self._commands.get, None), metadata=metadata)
+        self._reader = threading.Thread(target=self._read, name="penstock-multiplex", daemon=True)
+
+    def start(self) -> None:
+        """Begin to read."""
+        self._reader.start()
+
+    def submit(
+        self,
+        request: pb.GenerateRequest,
+        timeout_s: float | None,
+        traceparent: str | None,
+        wake: Callable[[], None],
+        now_s: float,
+    ) -> Lane | None:
+        """Start a request; None when this call takes no more."""
+        with self._lock:
+            if not self._lanes.can_submit(now_s):
+                return None
+            lane, command = self._lanes.submit(
+                request, timeout_s=timeout_s, traceparent=traceparent, wake=wake
+            )
+            self._commands.put(command)
+        return lane
+
+    def send(self, command: pb.MultiplexRequest | None) -> None:
+        """Queue a command, if there is one."""
+        if command is not None:
+            self._commands.put(command)
+
+    def expire(self, lane: Lane) -> None:
+        """The deadline of a request passed."""
+        with self._lock:
+            self.send(self._lanes.expire(lane))
+            self._end_when_unused()
+
+    def leave(self, lane: Lane) -> bool:
+        """Nobody reads this request any more; whether it was still open."""
+        with self._lock:
+            command = self._lanes.leave(lane)
+            self.send(command)
+            self._end_when_unused()
+        return command is not None
+
+    def retire(self) -> None:
+        """End with the last request."""
+        with self._lock:
+            self._is_retired = True
+            self._end_when_unused()
+
+    def close(self) -> None:
+        """Cancel the call and what is open on it."""
+        with self._lock:
+            self._lanes.end(client_closed())
+        self._call.cancel()
+        self._reader.join()
+
+    def _end_when_unused(self) -> None:
+        if self._is_retired and not self._lanes.num_open and not self._lanes.has_ended:
+            self._commands.put(None)
+
+    def _read(self) -> None:
+        error: PenstockError = multiplex_ended()
+        try:
+            for response in self._call:
+                with self._lock:
+                    self._lanes.receive(response)
+                    if self._is_retired:
+                        self._end_when_unused()
+        except grpc.RpcError as failed:
+            error = multiplex_error(error_from_call(failed))
+        except PenstockError as broken:
+            error = broken
+        finally:
+            with self._lock:
+                self._lanes.end(error)
+            self._call.cancel()
+            self._commands.put(None)
+            self._on_end(self)

@@ -1,0 +1,140 @@
+"""The events of one request as bytes of a MultiplexResponse, which is nothing but such events.
+
+Owns the wire format of the event that a request has most of: the text of a token or some. It is
+written by hand, because building and serialising protobuf's objects for it costs several times as
+much as all the rest of its way through the front. Everything else is protobuf's own.
+
+A message is any number of these events one after another: concatenating serialised messages merges
+them, and merging appends to repeated fields.
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+from penstock.server.front.events import StreamEvent, TokensPiece
+from penstock.server.rpc.mapping_out import ResponseEncoder
+
+# A tag is field number times 8 plus wire type: 0 for a varint, 2 for bytes with their length.
+_EVENTS = b"\x0a"  # MultiplexResponse.events
+_KEY = b"\x08"  # MultiplexEvent.key
+_RESPONSE = b"\x12"  # MultiplexEvent.response
+_ERROR = b"\x1a"  # MultiplexEvent.error
+_SEQUENCE = b"\x08"  # GenerateResponse.sequence
+_TOKENS = b"\x22"  # GenerateResponse.tokens
+_OUTPUT_INDEX = b"\x08"  # Tokens.output_index
+_TEXT = b"\x12"  # Tokens.text
+_NUM_TOKENS = b"\x20"  # Tokens.num_tokens
+
+_MAX_SHORT_TEXT_BYTES: Final = 64
+"""With a text no longer than this, every length around it takes one byte, whatever the numbers."""
+_BYTE = tuple(bytes((value,)) for value in range(128))
+_EVENT_HEAD = tuple(_EVENTS + size for size in _BYTE)
+_RESPONSE_HEAD = tuple(size + _SEQUENCE for size in _BYTE)
+_TEXT_HEAD = tuple(
+    _TOKENS + _BYTE[size + 4] + _TEXT + _BYTE[size] for size in range(_MAX_SHORT_TEXT_BYTES + 1)
+)
+_TEXT_TAIL = tuple(_NUM_TOKENS + count for count in _BYTE)
+
+
+class MultiplexEncoder:
+    """What one request of a stream sends. `key`: its name there."""
+
+    __slots__ = ("_head", "_max_plain_chars", "_num_around_response", "_responses")
+
+    def __init__(self, key: int, responses: ResponseEncoder, max_plain_chars: int) -> None:
+        """`responses` numbers and splits; `max_plain_chars`: of text that needs no splitting."""
+        self._head = _key_field(key) + _RESPONSE
+        self._num_around_response = len(self._head) + 1
+        self._responses = responses
+        self._max_plain_chars = max_plain_chars
+
+    def encode(self, batch: Sequence[StreamEvent]) -> Sequence[bytes]:
+        """Everything in `batch`, in order, each event as the bytes of a message of its own."""
+        first = batch[0]
+        if len(batch) == 1 and isinstance(first, TokensPiece) and not first.records:
+            plain: TokensPiece | None = first
+        else:
+            plain = _plain_tokens(batch)
+        if plain is not None and len(plain.text) <= self._max_plain_chars:
+            return (self._tokens(plain),)
+        return [_framed(self._head, data) for data in self._responses.encode(batch)]
+
+    def _tokens(self, piece: TokensPiece) -> bytes:
+        """A message of tokens without records."""
+        responses = self._responses
+        number = responses.sequence
+        responses.sequence = number + 1
+        sequence = _BYTE[number] if number < 128 else varint(number)
+        index, text, num_tokens, _ = piece
+        data = text.encode()
+        size = len(data)
+        if 0 < size <= _MAX_SHORT_TEXT_BYTES and 0 < num_tokens < 128 and not index and number:
+            response_size = size + 7 + len(sequence)
+            return b"".join(
+                (
+                    _EVENT_HEAD[self._num_around_response + response_size],
+                    self._head,
+                    _RESPONSE_HEAD[response_size],
+                    sequence,
+                    _TEXT_HEAD[size],
+                    data,
+                    _TEXT_TAIL[num_tokens],
+                )
+            )
+        tokens = b"".join(
+            (
+                _OUTPUT_INDEX + varint(index) if index else b"",
+                _TEXT + varint(size) + data if size else b"",
+                _NUM_TOKENS + varint(num_tokens) if num_tokens else b"",
+            )
+        )
+        sequence_field = _SEQUENCE + sequence if number else b""
+        return _framed(self._head, sequence_field + _TOKENS + varint(len(tokens)) + tokens)
+
+
+def error_event(key: int, status: bytes) -> bytes:
+    """The end of a request in failure; `status` is a serialised google.rpc.Status."""
+    return _framed(_key_field(key) + _ERROR, status)
+
+
+def varint(value: int) -> bytes:
+    """Base 128, lowest digits first. `value` is not negative."""
+    if value < 128:
+        return _BYTE[value]
+    if value < 16384:
+        return bytes((value & 0x7F | 0x80, value >> 7))
+    digits = bytearray()
+    while value >= 128:
+        digits.append(value & 0x7F | 0x80)
+        value >>= 7
+    digits.append(value)
+    return bytes(digits)
+
+
+def _key_field(key: int) -> bytes:
+    return _KEY + varint(key) if key else b""
+
+
+def _framed(head: bytes, data: bytes) -> bytes:
+    """`data` behind its key, as an event of a message."""
+    event = b"".join((head, varint(len(data)), data))
+    return b"".join((_EVENTS, varint(len(event)), event))
+
+
+def _plain_tokens(batch: Sequence[StreamEvent]) -> TokensPiece | None:
+    """All of `batch` as one piece, where it is nothing but text of one output."""
+    first = batch[0]
+    if not isinstance(first, TokensPiece):
+        return None
+    texts: list[str] = []
+    num_tokens = 0
+    for piece in batch:
+        if (
+            not isinstance(piece, TokensPiece)
+            or piece.output_index != first.output_index
+            or piece.records
+        ):
+            return None
+        texts.append(piece.text)
+        num_tokens += piece.num_tokens
+    return TokensPiece(first.output_index, "".join(texts), num_tokens, ())

@@ -1,0 +1,121 @@
+"""One request of a Multiplex stream: what of it may be written now.
+
+Owns its credit and whether it is marked as ready. Does not know the other requests.
+"""
+
+from collections.abc import Callable, Sequence
+
+from penstock.scheduler.request import NO_TIME
+from penstock.server.front.config import FrontConfig
+from penstock.server.front.errors import Refusal
+from penstock.server.front.live_request import LiveRequest
+from penstock.server.front.shared_writer import SharedWriter
+from penstock.server.front.stream import num_tokens_of
+from penstock.server.rpc.mapping_out import encoder_for
+from penstock.server.rpc.multiplex_encoding import MultiplexEncoder
+
+_MAX_BYTES_PER_CHAR = 4
+
+
+class MultiplexedRequest:
+    """A request under its key. `num_credit_tokens` None: no limit.
+
+    `request`: what lives on the front, None for one that was refused. `is_ended`: its last event
+    was taken.
+    """
+
+    __slots__ = (
+        "_clock",
+        "_encoder",
+        "_is_marked",
+        "_num_credit_tokens",
+        "_refusal",
+        "_request_id",
+        "_writer",
+        "is_ended",
+        "key",
+        "request",
+    )
+
+    def __init__(
+        self,
+        key: int,
+        writer: "SharedWriter[MultiplexedRequest]",
+        *,
+        num_credit_tokens: int | None = None,
+    ) -> None:
+        self.key = key
+        self.request: LiveRequest | None = None
+        self.is_ended = False
+        self._clock: Callable[[], float] = lambda: NO_TIME
+        self._writer = writer
+        self._num_credit_tokens = num_credit_tokens
+        self._encoder: MultiplexEncoder | None = None
+        self._is_marked = False
+        self._refusal: Refusal | None = None
+        self._request_id = ""
+
+    @property
+    def refusal(self) -> Refusal | None:
+        """Why it failed, if it did."""
+        if self._refusal is not None or self.request is None:
+            return self._refusal
+        return self.request.stream.refusal
+
+    @property
+    def request_id(self) -> str:
+        """What is known of its id; empty for nothing."""
+        return self._request_id if self.request is None else self.request.request_id
+
+    def live(self, request: LiveRequest, config: FrontConfig, clock: Callable[[], float]) -> None:
+        """The front has taken it: what its stream gets is written from now on."""
+        self.request = request
+        self._clock = clock
+        self._encoder = MultiplexEncoder(
+            self.key,
+            encoder_for(request.generation.output.chunks, config),
+            config.max_message_bytes_hint // _MAX_BYTES_PER_CHAR,
+        )
+        request.stream.attach(self.mark)
+        self.mark()
+
+    def refuse(self, refusal: Refusal, request_id: str) -> None:
+        """The front has not taken it."""
+        self._refusal, self._request_id = refusal, request_id
+        self.mark()
+
+    def give_credit(self, num_tokens: int) -> None:
+        """So many more tokens may be sent; nothing changes where there is no limit."""
+        if self._num_credit_tokens is not None:
+            self._num_credit_tokens += num_tokens
+            self.mark()
+
+    def mark(self) -> None:
+        """There may be something to write. Once is enough until it is taken."""
+        if not self._is_marked and not self.is_ended:
+            self._is_marked = True
+            self._writer.mark(self)
+
+    def take(self) -> Sequence[bytes]:
+        """The events that may be written now, all of them; sets `is_ended` with the last.
+
+        A failure is not among them: see `refusal` once it has ended.
+        """
+        self._is_marked = False
+        if self.request is None or self._encoder is None:
+            self.is_ended = self._refusal is not None
+            return ()
+        stream = self.request.stream
+        batch = stream.take_due(self._num_credit_tokens)
+        self.is_ended = stream.is_closed and stream.is_drained
+        if self._num_credit_tokens is not None:
+            self._num_credit_tokens -= num_tokens_of(batch)
+            if stream.is_closed:
+                # No backlog grows any more that would end it where credit never comes.
+                stream.wait_for_reader(NO_TIME if self.is_ended else self._clock())
+        return self._encoder.encode(batch) if batch else ()
+
+    def break_with(self, refusal: Refusal) -> None:
+        """`take` itself failed: what it had taken is lost, and the request ends here."""
+        self._refusal = refusal
+        self.is_ended = True

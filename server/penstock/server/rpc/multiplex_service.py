@@ -1,0 +1,119 @@
+"""Multiplex: many requests over one stream.
+
+Owns the life of one call: its reader, its writer, and the end of both. What a command does is in
+`multiplex_table.py`, what goes out in `multiplex_writer.py`.
+
+The call ends with OK once its client has closed its side and the last request has ended; in failure
+on a command that makes no sense, a reader that stalls, and a drain. However it ends, and also when
+it is cancelled or its connection is lost, the requests it leaves behind are released at once.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import grpc.aio
+
+from penstock.server.front.errors import ErrorReason, Refusal, RequestError, refuse, refuse_field
+from penstock.server.front.front import Front
+from penstock.server.front.shared_writer import SharedWriter
+from penstock.server.rpc.caller import tenant_of
+from penstock.server.rpc.handlers import Context, HandlerWrapper
+from penstock.server.rpc.multiplex_request import MultiplexedRequest
+from penstock.server.rpc.multiplex_table import MultiplexTable
+from penstock.server.rpc.multiplex_writer import MultiplexWriter
+from penstock.server.rpc.parsing import parse
+from penstock.v1 import generation_service_pb2 as pb
+
+_INTERNAL = Refusal(reason=ErrorReason.INTERNAL)
+
+
+class MultiplexService:
+    """The handler, over one front."""
+
+    def __init__(self, front: Front, wrapper: HandlerWrapper) -> None:
+        self._front = front
+        self._wrapper = wrapper
+
+    async def handle(self, context: Context) -> None:
+        """Serve one call. Raises RequestError when it ends in failure."""
+        front = self._front
+        tenant = tenant_of(context, front.config.tenant_metadata_key)
+        if front.is_draining:
+            raise refuse(ErrorReason.DRAINING)
+        ready: SharedWriter[MultiplexedRequest] = SharedWriter()
+        table = MultiplexTable(front, self._wrapper, ready, tenant)
+        writer = MultiplexWriter(front, self._wrapper, ready, table, context.write)
+        reader = _Reader(context.read, table, ready, writer)
+        front.shared_writers.add(ready)
+        try:
+            # So that a client knows its stream stands before there is anything to tell.
+            await context.send_initial_metadata(())
+            reader.start()
+            await writer.run()
+        except RequestError:
+            if reader.bug is not None:
+                raise reader.bug from None
+            raise
+        finally:
+            front.shared_writers.discard(ready)
+            reader.stop()
+            table.release_all()
+
+
+class _Reader:
+    """The task that takes commands; where it fails, the writer is cut and tells why."""
+
+    def __init__(
+        self,
+        read: Callable[[], Awaitable[Any]],
+        table: MultiplexTable,
+        ready: SharedWriter[MultiplexedRequest],
+        writer: MultiplexWriter,
+    ) -> None:
+        self._read = read
+        self._table = table
+        self._ready = ready
+        self._writer = writer
+        self._task: asyncio.Task[None] | None = None
+        self.bug: BaseException | None = None
+
+    def start(self) -> None:
+        self._task = asyncio.create_task(self._run(), name="multiplex commands")
+        self._task.add_done_callback(self._on_done)
+
+    def stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _run(self) -> None:
+        while (data := await self._read()) is not grpc.aio.EOF:
+            apply_command(parse(pb.MultiplexRequest, data), self._table)
+            await self._table.wait_for_room()
+
+    def _on_done(self, task: asyncio.Task[None]) -> None:
+        if task.cancelled():
+            return
+        error = task.exception()
+        if error is None:
+            self._writer.half_close()
+        elif isinstance(error, RequestError):
+            self._ready.cut(error.refusal)
+        else:
+            self.bug = error
+            self._ready.cut(_INTERNAL)
+
+
+def apply_command(message: pb.MultiplexRequest, table: MultiplexTable) -> None:
+    """Do what a client asks for. Raises RequestError where that makes no sense."""
+    match message.WhichOneof("command"):
+        case "submit":
+            table.submit(message.submit)
+        case "cancel":
+            table.cancel(message.cancel.key)
+        case "credit":
+            if message.credit.num_credit_tokens < 1:
+                raise refuse_field("credit.num_credit_tokens", "must be at least 1")
+            table.give_credit(message.credit.key, message.credit.num_credit_tokens)
+        case _:
+            raise refuse_field("command", "one of submit, cancel and credit is required")

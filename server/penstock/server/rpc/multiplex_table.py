@@ -1,0 +1,128 @@
+"""The requests of one Multiplex stream, by the keys that its client gave them.
+
+Owns their way in and out: what a command does, the tasks that tokenise, and the release of all that
+lives when the stream ends. Does not know how commands arrive or events leave.
+"""
+
+import asyncio
+from dataclasses import replace
+from typing import Final
+
+from penstock.server.front.errors import Refusal, RequestError, refuse_field
+from penstock.server.front.front import Front
+from penstock.server.front.live_request import LiveRequest
+from penstock.server.front.shared_writer import SharedWriter
+from penstock.server.front.submission import CallTimes
+from penstock.server.rpc.handlers import HandlerWrapper
+from penstock.server.rpc.mapping_in.generation import read_generation, valid_request_id
+from penstock.server.rpc.multiplex_request import MultiplexedRequest
+from penstock.server.rpc.parsing import num_unknown_fields
+from penstock.v1 import generation_service_pb2 as pb
+
+MAX_UNSENT_REFUSALS: Final = 256
+"""A client that does not read what it is refused is not read either."""
+
+
+class MultiplexTable:
+    """The requests of one call, all of one tenant. Every method is called on the event loop."""
+
+    def __init__(
+        self,
+        front: Front,
+        wrapper: HandlerWrapper,
+        writer: SharedWriter[MultiplexedRequest],
+        tenant: str,
+    ) -> None:
+        self._front = front
+        self._wrapper = wrapper
+        self._writer = writer
+        self._tenant = tenant
+        self._requests: dict[int, MultiplexedRequest] = {}
+        self._starting: set[asyncio.Task[None]] = set()
+        self._num_unsent_refusals = 0
+        self._room = asyncio.Event()
+        self._room.set()
+
+    def __len__(self) -> int:
+        """Requests whose last event was not taken yet."""
+        return len(self._requests)
+
+    def submit(self, message: pb.MultiplexSubmit) -> None:
+        """Start a request. Its own failures become its event.
+
+        Raises RequestError naming the key where that is live already: whose events would be whose?
+        """
+        if message.key in self._requests:
+            raise refuse_field("submit.key", "is the key of a request that has not ended")
+        request = MultiplexedRequest(
+            message.key,
+            self._writer,
+            num_credit_tokens=(
+                message.num_credit_tokens if message.HasField("num_credit_tokens") else None
+            ),
+        )
+        self._requests[message.key] = request
+        front = self._front
+        # The deadline of the call is not the request's.
+        times = CallTimes(arrival_s=front.clock())
+        try:
+            generation = read_generation(
+                message.generation, front.current_limits(), front.model_names
+            )
+            front.counters.num_unknown_fields += num_unknown_fields(message)
+            live = front.reserve(replace(generation, tenant=self._tenant), times)
+        except RequestError as error:
+            self._refuse(request, error.refusal, valid_request_id(message.generation))
+            return
+        request.live(live, front.config, front.clock)
+        task = asyncio.create_task(self._start(live, times), name="multiplex start")
+        self._starting.add(task)
+        task.add_done_callback(self._starting.discard)
+
+    def cancel(self, key: int) -> None:
+        """End a request as CANCELLED; without effect on a key that is not live."""
+        request = self._requests.get(key)
+        if request is not None and request.request is not None:
+            self._front.cancel_here(request.request)
+
+    def give_credit(self, key: int, num_tokens: int) -> None:
+        """Let so many more tokens of a request out; without effect on a key that is not live."""
+        request = self._requests.get(key)
+        if request is not None:
+            request.give_credit(num_tokens)
+
+    async def wait_for_room(self) -> None:
+        """Return once there are not too many refusals that nobody has read."""
+        await self._room.wait()
+
+    def end(self, request: MultiplexedRequest) -> None:
+        """The last event of `request` was taken: its key is free."""
+        del self._requests[request.key]
+        if request.request is not None:
+            self._front.release(request.request)
+            return
+        self._num_unsent_refusals -= 1
+        self._room.set()
+
+    def release_all(self) -> None:
+        """The stream is over, and with it all of its requests."""
+        for task in self._starting:
+            task.cancel()
+        requests, self._requests = self._requests, {}
+        self._front.release_all(
+            request.request for request in requests.values() if request.request is not None
+        )
+
+    async def _start(self, live: LiveRequest, times: CallTimes) -> None:
+        try:
+            await self._front.start(live, times)
+        except RequestError as error:
+            live.fail(error.refusal)
+        except Exception as error:
+            live.fail(self._wrapper.internal_error("Multiplex", error))
+
+    def _refuse(self, request: MultiplexedRequest, refusal: Refusal, request_id: str) -> None:
+        request.refuse(refusal, request_id)
+        self._num_unsent_refusals += 1
+        if self._num_unsent_refusals >= MAX_UNSENT_REFUSALS:
+            self._room.clear()

@@ -1,0 +1,98 @@
+"""What all requests of a Multiplex stream have to tell, as few messages as that takes.
+
+Owns the messages: after each step one, with the events of every request that the step touched,
+split where it would grow past the size hint. While a write is blocked the requests' backlogs grow,
+and the next message carries more.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+
+from penstock.server.front.errors import ErrorReason, RequestError, refuse
+from penstock.server.front.front import Front
+from penstock.server.front.shared_writer import SharedWriter
+from penstock.server.rpc.handlers import HandlerWrapper
+from penstock.server.rpc.multiplex_encoding import error_event
+from penstock.server.rpc.multiplex_request import MultiplexedRequest
+from penstock.server.rpc.multiplex_table import MultiplexTable
+
+
+class MultiplexWriter:
+    """Writes until the stream is over; `write` sends one message, blocked while nobody reads."""
+
+    def __init__(
+        self,
+        front: Front,
+        wrapper: HandlerWrapper,
+        ready: SharedWriter[MultiplexedRequest],
+        table: MultiplexTable,
+        write: Callable[[bytes], Awaitable[None]],
+    ) -> None:
+        self._front = front
+        self._wrapper = wrapper
+        self._ready = ready
+        self._table = table
+        self._write = write
+        self._max_message_bytes = front.config.max_shared_message_bytes_hint
+        self._is_half_closed = False
+
+    def half_close(self) -> None:
+        """No more commands will come: the stream is over when its last request has ended."""
+        self._is_half_closed = True
+        self._ready.wake()
+
+    async def run(self) -> None:
+        """Write what comes, until nothing more can.
+
+        Raises RequestError: DRAINING once a server that is about to stop has nothing more to say
+        here, or what the stream was cut with.
+        """
+        ready, clock = self._ready, self._front.clock
+        try:
+            while not self._is_over():
+                for message in self._messages(await ready.take()):
+                    ready.begin_write(clock())
+                    await self._write(message)
+                    ready.end_write()
+        except asyncio.CancelledError:
+            # Either the peer left, or its reader stalled and we cut it off in mid-write.
+            if ready.was_cut_off() and ready.refusal is not None:
+                raise RequestError(ready.refusal) from None
+            raise
+
+    def _is_over(self) -> bool:
+        if len(self._table):
+            return False
+        if self._front.is_draining and not self._is_half_closed:
+            raise refuse(ErrorReason.DRAINING)
+        return self._is_half_closed
+
+    def _messages(self, ready: Iterable[MultiplexedRequest]) -> Iterator[bytes]:
+        """Messages of everything that may be written now."""
+        parts: list[bytes] = []
+        size = 0
+        for request in ready:
+            for event in self._take(request):
+                if size + len(event) > self._max_message_bytes and parts:
+                    yield b"".join(parts)
+                    parts.clear()
+                    size = 0
+                parts.append(event)
+                size += len(event)
+        if parts:
+            yield b"".join(parts)
+
+    def _take(self, request: MultiplexedRequest) -> Sequence[bytes]:
+        events: Sequence[bytes] = ()
+        try:
+            events = request.take()
+        except Exception as error:
+            # A bug in our own handling: this request ends, the others must not notice.
+            request.break_with(self._wrapper.internal_error("Multiplex", error))
+        if not request.is_ended:
+            return events
+        self._table.end(request)
+        if request.refusal is None:
+            return events
+        status = self._wrapper.status(request.refusal, request.request_id)
+        return [*events, error_event(request.key, status.SerializeToString())]

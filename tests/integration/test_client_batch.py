@@ -1,0 +1,285 @@
+"""Batches on both clients against a real gRPC server: order, errors, bounds, cancellation."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+
+import grpc
+import pytest
+
+from penstock.client import (
+    Accepted,
+    Client,
+    Event,
+    Finished,
+    Generation,
+    GenerationRequest,
+    InvalidArgument,
+    PoolConfig,
+    Progress,
+    SyncClient,
+    TextPrompt,
+    Tokens,
+)
+from support.client_faces import (
+    AsyncFace,
+    Face,
+    FakeTime,
+    SyncFace,
+    accept_and_speak,
+    failing,
+    until_true,
+)
+from support.scripted_server import (
+    ScriptedServer,
+    ServedCall,
+    scripted_server,
+    speak_and_wait,
+)
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[ScriptedServer]:
+    async with scripted_server() as server:
+        yield server
+
+
+@pytest.fixture
+def time() -> FakeTime:
+    return FakeTime()
+
+
+@pytest.fixture(params=[AsyncFace, SyncFace], ids=["async", "blocking"])
+async def face(
+    request: pytest.FixtureRequest, server: ScriptedServer, time: FakeTime
+) -> AsyncIterator[Face]:
+    face: Face = request.param(server.address, time)
+    yield face
+    await face.close()
+
+
+async def echo(call: ServedCall) -> None:
+    await call.accepted()
+    await call.tokens(call.request.text.text)
+    await call.finished()
+
+
+async def test_results_are_in_the_order_of_requests(face: Face, server: ScriptedServer) -> None:
+    server.scripts.extend([echo] * 20)
+
+    results = await face.all_of(
+        (f"prompt {number}" for number in range(20)), max_concurrency=4, temperature=0.0
+    )
+
+    assert [result.text for result in results] == [f"prompt {number}" for number in range(20)]
+    assert all(call.request.sampling.HasField("temperature") for call in server.seen)
+
+
+async def test_never_more_than_the_width(face: Face, server: ScriptedServer) -> None:
+    num_open = most = 0
+    taken = 0
+
+    async def count(call: ServedCall) -> None:
+        nonlocal num_open, most
+        num_open += 1
+        most = max(most, num_open)
+        assert taken <= len(server.seen) + 3, "requests are not fetched before their turn"
+        await echo(call)
+        num_open -= 1
+
+    def requests() -> Iterator[str]:
+        nonlocal taken
+        for number in range(30):
+            taken += 1
+            yield f"prompt {number}"
+
+    server.scripts.extend([count] * 30)
+    results = await face.all_of(requests(), max_concurrency=3)
+
+    assert [type(result) for result in results] == [Generation] * 30
+    # A server's coroutine ends a little after its client has the last message.
+    assert most <= 4
+
+
+async def test_a_failure_is_one_requests_result(face: Face, server: ScriptedServer) -> None:
+    server.scripts.extend(
+        [
+            echo,
+            failing(grpc.StatusCode.INVALID_ARGUMENT, "INVALID_ARGUMENT", after=accept_and_speak),
+            echo,
+        ]
+    )
+    seen: list[tuple[int, Event]] = []
+
+    results = await face.all_of(
+        ["a", "b", "c"], max_concurrency=1, on_event=lambda *item: seen.append(item)
+    )
+
+    assert [type(result) for result in results] == [Generation, InvalidArgument, Generation]
+    assert [index for index, _ in seen] == [0, 0, 0, 1, 1, 2, 2, 2]
+    assert isinstance(seen[0][1], Accepted)
+    assert isinstance(seen[-1][1], Finished)
+
+
+async def test_a_retry_starts_its_result_anew(
+    face: Face, server: ScriptedServer, time: FakeTime
+) -> None:
+    async def accept(call: ServedCall) -> None:
+        await call.accepted()
+
+    server.scripts.append(failing(grpc.StatusCode.UNAVAILABLE, "ENGINE_DOWN", after=accept))
+
+    (result,) = await face.all_of(["a"], max_concurrency=5)
+
+    assert result.text == "Hello, world"
+    assert time.slept_s == [0.5]
+
+
+async def test_events_come_as_they_are(face: Face, server: ScriptedServer) -> None:
+    items = await face.leave_batch_after(["a"], 99, max_concurrency=2)
+
+    kinds = [Accepted, Progress, Progress, Tokens, Tokens, Finished]
+    assert [(index, type(event)) for index, event in items] == [(0, kind) for kind in kinds]
+
+
+async def test_leaving_cancels_what_is_open(face: Face, server: ScriptedServer) -> None:
+    server.scripts.extend([speak_and_wait] * 3)
+
+    items = await face.leave_batch_after(["a", "b", "c", "d"], 6, max_concurrency=3)
+
+    assert {index for index, _ in items} == {0, 1, 2}
+    for call in server.seen:
+        await asyncio.wait_for(call.cancelled.wait(), 10)
+    assert len(server.seen) == 3
+    await until_true(lambda: face.client.pool_state.num_open_calls == 0)
+
+
+async def test_a_callback_that_fails_ends_the_batch(face: Face, server: ScriptedServer) -> None:
+    server.scripts.extend([speak_and_wait] * 2)
+
+    def refuse(index: int, event: Event) -> None:
+        if isinstance(event, Tokens):
+            raise RuntimeError("enough")
+
+    with pytest.raises(RuntimeError, match="enough"):
+        await face.all_of(["a", "b"], max_concurrency=2, on_event=refuse)
+
+    for call in server.seen:
+        await asyncio.wait_for(call.cancelled.wait(), 10)
+
+
+async def test_a_request_that_does_not_fit_ends_the_batch(
+    face: Face, server: ScriptedServer
+) -> None:
+    server.scripts.append(speak_and_wait)
+
+    with pytest.raises(TypeError, match="prompt: "):
+        await face.all_of(["a", [1, "x"]], max_concurrency=2)
+
+    for call in server.seen:
+        await asyncio.wait_for(call.cancelled.wait(), 10)
+
+
+async def test_a_source_that_breaks_ends_the_batch(face: Face, server: ScriptedServer) -> None:
+    def requests() -> Iterator[str]:
+        yield "a"
+        raise OSError("the disk is gone")
+
+    with pytest.raises(OSError, match="the disk is gone"):
+        await face.all_of(requests(), max_concurrency=1)
+
+
+async def test_whole_requests_and_their_options(face: Face, server: ScriptedServer) -> None:
+    request = GenerationRequest(prompt=TextPrompt(text="a"), request_id="mine")
+
+    (result,) = await face.all_of([request], max_concurrency=1)
+
+    assert result.text == "Hello, world"
+    assert server.seen[0].request.request_id == "mine"
+    with pytest.raises(TypeError, match="options beside a GenerationRequest"):
+        await face.all_of([request], max_concurrency=1, max_tokens=3)
+
+
+async def test_an_empty_batch(face: Face) -> None:
+    assert await face.all_of([], max_concurrency=1) == []
+
+
+async def test_the_pool_bounds_a_batch(server: ScriptedServer, time: FakeTime) -> None:
+    pool = PoolConfig(max_concurrent_calls=2, max_waiting_calls=0)
+    for kind in (AsyncFace, SyncFace):
+        face: Face = kind(server.address, time, pool=pool)
+
+        results = await face.all_of(["x"] * 12, max_concurrency=50)
+
+        assert {type(result) for result in results} == {Generation}
+        await face.close()
+
+
+@pytest.mark.parametrize("kind", [Client, SyncClient])
+def test_bad_batches_are_refused_at_once(kind: type[Client] | type[SyncClient]) -> None:
+    client = kind()
+
+    with pytest.raises(ValueError, match=r"^max_concurrency:"):
+        client.generate_many(["a"], max_concurrency=0)
+    with pytest.raises(TypeError, match=r"^requests:"):
+        client.generate_many("one prompt", max_concurrency=1)
+
+
+async def test_a_slow_consumer_holds_the_streams(server: ScriptedServer, time: FakeTime) -> None:
+    """What is read and not taken is bounded, however much there is to read."""
+    num_sent = 0
+
+    async def flood(call: ServedCall) -> None:
+        nonlocal num_sent
+        await call.accepted()
+        for _ in range(5000):
+            await call.tokens("x" * 1000)
+            num_sent += 1
+        await call.finished()
+
+    server.scripts.append(flood)
+    face = AsyncFace(server.address, time)
+    batch = face.client.generate_many(["a"], max_concurrency=1)
+    await anext(batch)
+    previous = -1
+    # What the transport holds fills up, and then the server waits.
+    while previous != num_sent:
+        previous = num_sent
+        await asyncio.wait_for(face.client.health(), 10)
+
+    assert num_sent < 5000
+    assert sum([1 async for _ in batch]) == 5001
+    await face.close()
+
+
+async def test_an_asynchronous_source(server: ScriptedServer, time: FakeTime) -> None:
+    async def requests() -> AsyncIterator[str]:
+        for number in range(5):
+            await asyncio.sleep(0)
+            yield f"prompt {number}"
+
+    server.scripts.extend([echo] * 5)
+    face = AsyncFace(server.address, time)
+
+    results = await face.client.generate_all(requests(), max_concurrency=2)
+
+    assert [result.text for result in results if isinstance(result, Generation)] == [
+        f"prompt {number}" for number in range(5)
+    ]
+    await face.close()
+
+
+async def test_cancelling_the_task_cancels_the_batch(
+    server: ScriptedServer, time: FakeTime
+) -> None:
+    server.scripts.extend([speak_and_wait] * 2)
+    face = AsyncFace(server.address, time)
+    running = asyncio.create_task(face.all_of(["a", "b"], max_concurrency=2))
+    calls = [await asyncio.wait_for(server.calls.get(), 10) for _ in range(2)]
+
+    running.cancel()
+
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    for call in calls:
+        await asyncio.wait_for(call.cancelled.wait(), 10)
+    await face.close()

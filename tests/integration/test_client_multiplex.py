@@ -1,0 +1,302 @@
+"""Both clients with multiplex=True against a Multiplex server that a test plays by hand."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import pytest
+
+from penstock.client import (
+    Accepted,
+    DeadlineExceeded,
+    EngineDown,
+    Event,
+    InvalidArgument,
+    MultiplexConfig,
+    PromptTooLong,
+    QueueFull,
+    RequestState,
+    StreamBroken,
+    Tokens,
+    TraceContext,
+)
+from support.client_faces import (
+    POLICY,
+    AsyncFace,
+    Face,
+    FakeTime,
+    SyncFace,
+)
+from support.multiplex_server import (
+    MultiplexServer,
+    ServedRequest,
+    accept_and_speak,
+    arrived,
+    failing,
+    multiplex_server,
+    speak_and_wait,
+    until,
+)
+from support.scripted_server import retry_info
+
+PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[MultiplexServer]:
+    async with multiplex_server() as server:
+        yield server
+
+
+@pytest.fixture
+def time() -> FakeTime:
+    return FakeTime()
+
+
+@pytest.fixture(params=[AsyncFace, SyncFace], ids=["async", "blocking"])
+def kind(request: pytest.FixtureRequest) -> Any:
+    return request.param
+
+
+@pytest.fixture
+async def face(kind: Any, server: MultiplexServer, time: FakeTime) -> AsyncIterator[Face]:
+    face: Face = kind(server.address, time, multiplex=True)
+    yield face
+    await face.close()
+
+
+async def test_requests_share_one_call(face: Face, server: MultiplexServer) -> None:
+    events = await face.events("Hi", max_tokens=2, request_id="mine")
+    texts = await asyncio.gather(*(face.text(f"prompt {number}") for number in range(8)))
+
+    assert [type(event).__name__ for event in events] == [
+        "Accepted",
+        "Tokens",
+        "Tokens",
+        "Finished",
+    ]
+    assert [event.sequence for event in events] == [0, 1, 2, 3]
+    assert texts == [["Hello, ", "world"]] * 8
+    assert len(server.calls) == 1
+    assert [request.key for request in server.requests] == list(range(1, 10))
+    first = server.requests[0].submit
+    assert first.generation.request_id == "mine"
+    assert first.generation.stopping.max_tokens == 2
+    assert not first.generation.scheduling.HasField("total_deadline")
+
+
+async def test_a_whole_generation_is_gathered(
+    face: Face, server: MultiplexServer, time: FakeTime
+) -> None:
+    server.scripts.append(
+        failing(grpc.StatusCode.UNAVAILABLE, "ENGINE_DOWN", after=accept_and_speak)
+    )
+
+    generation = await face.call("generate_once", "Hi")
+
+    # Nobody had seen the first attempt's output, so it could be tried again.
+    assert generation.text == "Hello, world"
+    assert time.slept_s == [0.5]
+
+
+async def test_an_error_is_that_of_one_request(face: Face, server: MultiplexServer) -> None:
+    server.scripts.append(speak_and_wait)
+    other = asyncio.create_task(face.events("other"))
+    waiting = await arrived(server)
+    server.scripts.append(
+        failing(grpc.StatusCode.INVALID_ARGUMENT, "PROMPT_TOO_LONG", after=accept_and_speak)
+    )
+    events: list[Event] = []
+
+    with pytest.raises(PromptTooLong, match="scripted") as caught:
+        await face.events("Hi", request_id="mine", into=events)
+
+    assert caught.value.request_id == "mine"
+    assert [type(event) for event in events] == [Accepted, Tokens]
+    waiting.cancelled.set()
+    assert len(await other) == 3
+
+
+async def test_refused_requests_are_tried_again(
+    face: Face, server: MultiplexServer, time: FakeTime
+) -> None:
+    server.scripts.append(
+        failing(grpc.StatusCode.RESOURCE_EXHAUSTED, "QUEUE_FULL", retry_info(7.5))
+    )
+
+    assert await face.text("Hi") == ["Hello, ", "world"]
+
+    assert time.slept_s == [7.5]
+    assert len(server.calls) == 1
+
+
+async def test_never_tried_again_after_output(
+    face: Face, server: MultiplexServer, time: FakeTime
+) -> None:
+    server.scripts.append(
+        failing(grpc.StatusCode.UNAVAILABLE, "ENGINE_DOWN", after=accept_and_speak)
+    )
+
+    with pytest.raises(EngineDown):
+        await face.events("Hi")
+
+    assert time.slept_s == []
+
+
+async def test_attempts_end(face: Face, server: MultiplexServer, time: FakeTime) -> None:
+    code = grpc.StatusCode.RESOURCE_EXHAUSTED
+    server.scripts.extend([failing(code, "QUEUE_FULL")] * 9)
+
+    with pytest.raises(QueueFull):
+        await face.events("Hi")
+
+    assert len(server.requests) == POLICY.max_attempts
+
+
+async def test_leaving_early_cancels_that_request(face: Face, server: MultiplexServer) -> None:
+    server.scripts.append(speak_and_wait)
+
+    await face.leave_after_output("Hi")
+
+    await until(server.requests[0].cancelled)
+    # The end that comes for it now belongs to nobody, and is no error.
+    assert await face.text("more") == ["Hello, ", "world"]
+    assert len(server.calls) == 1
+
+
+async def test_credit_follows_the_reader(
+    kind: Any, server: MultiplexServer, time: FakeTime
+) -> None:
+    sent: list[int] = []
+
+    async def spend(request: ServedRequest) -> None:
+        await request.accepted()
+        for number in range(20):
+            await request.spend(2)
+            sent.append(number)
+            await request.tokens("x", num_tokens=2)
+        await request.finished()
+
+    server.scripts.append(spend)
+    face: Face = kind(server.address, time, multiplex=MultiplexConfig(window_tokens=8))
+    events = await face.events("Hi")
+
+    assert server.requests[0].submit.num_credit_tokens == 8
+    assert sum(event.num_tokens for event in events if isinstance(event, Tokens)) == 40
+    # All but what is still on its way is given back; never more than was taken.
+    assert 0 <= server.requests[0].num_credit_tokens <= 8
+    await face.close()
+
+
+async def test_who_reads_nothing_is_sent_a_window_and_no_more(
+    server: MultiplexServer, time: FakeTime
+) -> None:
+    """Everything the window allows is here before the first event is looked at."""
+    spent = asyncio.Event()
+
+    async def spend(request: ServedRequest) -> None:
+        await request.accepted()
+        for _ in range(4):
+            await request.spend(1)
+            await request.tokens("x")
+        spent.set()
+        await request.spend(1)
+        await request.finished()
+
+    server.scripts.append(spend)
+    face = AsyncFace(server.address, time, multiplex=MultiplexConfig(window_tokens=4))
+    stream = face.client.generate("Hi")
+    await anext(stream)
+    await until(spent)
+    assert server.requests[0].num_credit_tokens == 0
+
+    assert len([event async for event in stream]) == 5
+
+    assert server.requests[0].num_credit_tokens >= 1
+    await face.close()
+
+
+async def test_chunks_fit_the_window(kind: Any, server: MultiplexServer, time: FakeTime) -> None:
+    face: Face = kind(server.address, time, multiplex=MultiplexConfig(window_tokens=8))
+
+    await face.events("Hi", min_chunk_tokens=32)
+
+    assert server.requests[0].submit.num_credit_tokens == 64
+    await face.close()
+
+
+async def test_the_earlier_deadline_is_sent(face: Face, server: MultiplexServer) -> None:
+    await face.events("Hi", deadline_s=30.0)
+    await face.events("Hi", deadline_s=30.0, total_deadline_s=10.0)
+    await face.events("Hi", deadline_s=30.0, total_deadline_s=90.0)
+
+    sent_s = [
+        request.submit.generation.scheduling.total_deadline.ToNanoseconds() / 1e9
+        for request in server.requests
+    ]
+    assert sent_s == [30.0, 10.0, 30.0]
+
+
+async def test_the_deadline_ends_the_request_on_both_sides(
+    face: Face, server: MultiplexServer
+) -> None:
+    server.scripts.append(speak_and_wait)
+    events: list[Event] = []
+
+    with pytest.raises(DeadlineExceeded) as caught:
+        await face.events("Hi", deadline_s=0.3, into=events)
+
+    assert caught.value.request_id == "r-1"
+    assert len(events) == 2
+    await until(server.requests[0].cancelled)
+    assert await face.text("more") == ["Hello, ", "world"]
+
+
+async def test_a_trace_belongs_to_its_request(kind: Any, server: MultiplexServer) -> None:
+    time = FakeTime()
+    face: Face = kind(server.address, time, multiplex=True)
+
+    await face.events("Hi", trace=TraceContext(traceparent=PARENT))
+    await face.events("Hi")
+
+    assert server.requests[0].submit.traceparent == PARENT
+    assert not server.requests[1].submit.HasField("traceparent")
+    await face.close()
+
+
+async def test_metadata_belongs_to_the_call(face: Face, server: MultiplexServer) -> None:
+    with pytest.raises(ValueError, match=r"^metadata:"):
+        await face.events("Hi", metadata=(("x", "y"),))
+
+    assert server.requests == []
+
+
+async def test_a_lost_message_breaks_its_request_alone(face: Face, server: MultiplexServer) -> None:
+    async def lose_one(request: ServedRequest) -> None:
+        await request.accepted()
+        request.next_sequence += 1
+        await request.tokens("late")
+
+    server.scripts.append(lose_one)
+
+    with pytest.raises(StreamBroken, match="expected message 1, got 2"):
+        await face.events("Hi")
+
+    await until(server.requests[0].cancelled)
+    assert len(server.calls) == 1
+
+
+async def test_cancel_by_id(face: Face, server: MultiplexServer) -> None:
+    assert await face.call("cancel", "r-5") is RequestState.PROCESSING
+    assert server.cancelled_ids == ["r-5"]
+
+
+async def test_bad_requests_never_travel(face: Face, server: MultiplexServer) -> None:
+    with pytest.raises(ValueError, match="temperature"):
+        await face.events("Hi", temperature="warm")
+    server.scripts.append(failing(grpc.StatusCode.INVALID_ARGUMENT, "INVALID_ARGUMENT"))
+    with pytest.raises(InvalidArgument):
+        await face.events("Hi")
+
+    assert len(server.requests) == 1

@@ -1,0 +1,295 @@
+"""Both clients' pools against real gRPC servers: connections, turns, addresses, ageing, closing."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from typing import Any
+
+import grpc
+import pytest
+
+from penstock.client import (
+    NO_RETRY,
+    BacklogFull,
+    CallCancelled,
+    ChannelConfig,
+    DeadlineExceeded,
+    HealthStatus,
+    PoolConfig,
+    RequestState,
+    RetryPolicy,
+    retry_service_config,
+)
+from penstock.client.call_settings import CallSettings
+from support.client_faces import (
+    AsyncFace,
+    Face,
+    FakeTime,
+    SyncFace,
+    failing,
+    until_true,
+)
+from support.scripted_server import (
+    ScriptedServer,
+    ServedCall,
+    scripted_server,
+    speak_and_wait,
+)
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[ScriptedServer]:
+    async with scripted_server() as server:
+        yield server
+
+
+@pytest.fixture
+def time() -> FakeTime:
+    return FakeTime()
+
+
+@pytest.fixture(params=[AsyncFace, SyncFace], ids=["async", "blocking"])
+def kind(request: pytest.FixtureRequest) -> Any:
+    return request.param
+
+
+async def arrived(server: ScriptedServer) -> ServedCall:
+    return await asyncio.wait_for(server.calls.get(), 10)
+
+
+def speaking_until(event: asyncio.Event) -> Any:
+    async def script(call: ServedCall) -> None:
+        await call.accepted()
+        await call.tokens("begun")
+        await event.wait()
+        await call.finished()
+
+    return script
+
+
+async def test_each_channel_has_a_connection(
+    kind: Any, server: ScriptedServer, time: FakeTime
+) -> None:
+    face: Face = kind(server.address, time, pool=PoolConfig(num_channels=3))
+    go_on = asyncio.Event()
+    server.scripts.extend([speaking_until(go_on)] * 6)
+    streams = [asyncio.create_task(face.events("Hi")) for _ in range(6)]
+    calls = [await arrived(server) for _ in range(6)]
+
+    peers = [call.peer for call in calls]
+
+    assert len(set(peers)) == 3
+    assert {peers.count(peer) for peer in peers} == {2}
+    go_on.set()
+    await asyncio.gather(*streams)
+    assert face.client.pool_state.num_open_channels == 3
+    # Connections last: more calls need no more of them.
+    await asyncio.gather(*(face.events("Hi") for _ in range(6)))
+    assert {(await arrived(server)).peer for _ in range(6)} <= set(peers)
+    await face.close()
+
+
+async def test_calls_wait_for_their_turn(kind: Any, server: ScriptedServer, time: FakeTime) -> None:
+    pool = PoolConfig(max_concurrent_calls=1, max_waiting_calls=1)
+    face: Face = kind(server.address, time, pool=pool)
+    go_on = asyncio.Event()
+    server.scripts.append(speaking_until(go_on))
+    first = asyncio.create_task(face.events("first"))
+    await arrived(server)
+    second = asyncio.create_task(face.events("second"))
+    await until_true(lambda: face.client.pool_state.num_waiting_calls == 1)
+
+    with pytest.raises(BacklogFull):
+        await face.events("third")
+    # What does not generate is not held up, or nothing could be cancelled.
+    assert await face.call("cancel", "r-1") is RequestState.PROCESSING
+    assert await face.call("health") is HealthStatus.SERVING
+    assert len(server.seen) == 1
+
+    go_on.set()
+    await asyncio.gather(first, second)
+    assert [call.request.text.text for call in server.seen] == ["first", "second"]
+    assert face.client.pool_state.num_open_calls == 0
+    await face.close()
+
+
+async def test_waiting_counts_towards_the_deadline(
+    kind: Any, server: ScriptedServer, time: FakeTime
+) -> None:
+    face: Face = kind(server.address, time, pool=PoolConfig(max_concurrent_calls=1))
+    go_on = asyncio.Event()
+    server.scripts.append(speaking_until(go_on))
+    first = asyncio.create_task(face.events("first"))
+    await arrived(server)
+
+    with pytest.raises(DeadlineExceeded):
+        await face.events("second", deadline_s=0.05)
+
+    assert len(server.seen) == 1
+    assert face.client.pool_state.num_waiting_calls == 0
+    go_on.set()
+    await first
+    await face.events("third")
+    await face.close()
+
+
+async def test_a_waiting_task_may_be_cancelled(server: ScriptedServer, time: FakeTime) -> None:
+    face = AsyncFace(server.address, time, pool=PoolConfig(max_concurrent_calls=1))
+    go_on = asyncio.Event()
+    server.scripts.append(speaking_until(go_on))
+    first = asyncio.create_task(face.events("first"))
+    await arrived(server)
+    second = asyncio.create_task(face.events("second"))
+    third = asyncio.create_task(face.events("third"))
+    await until_true(lambda: face.client.pool_state.num_waiting_calls == 2)
+
+    # The place comes in the same moment as the cancellation, and must not be lost.
+    go_on.set()
+    await first
+    second.cancel()
+
+    with pytest.raises(asyncio.CancelledError):
+        await second
+    assert len(await asyncio.wait_for(third, 10)) == 6
+    assert face.client.pool_state.num_open_calls == 0
+    await face.close()
+
+
+@pytest.mark.parametrize("num_channels", [1, 2])
+async def test_calls_are_spread_over_addresses(
+    kind: Any, time: FakeTime, num_channels: int
+) -> None:
+    async with scripted_server() as one, scripted_server() as two:
+        addresses = [one.address, two.address]
+        face: Face = kind(addresses, time, pool=PoolConfig(num_channels=num_channels))
+        go_on = asyncio.Event()
+        for server in (one, two):
+            server.scripts.extend([speaking_until(go_on)] * 2)
+
+        streams = [asyncio.create_task(face.events("Hi")) for _ in range(4)]
+        for server in (one, two):
+            for _ in range(2):
+                await arrived(server)
+        go_on.set()
+        await asyncio.gather(*streams)
+        await face.close()
+
+
+async def test_a_dead_address_is_left_alone(kind: Any, time: FakeTime) -> None:
+    async with scripted_server() as dead:
+        addresses = [dead.address]
+    async with scripted_server() as live:
+        face: Face = kind(",".join([*addresses, live.address]), time)
+
+        for _ in range(10):
+            await face.events("Hi")
+
+        assert len(live.seen) == 10
+        assert time.slept_s == [0.5]
+        await face.close()
+
+
+async def test_one_target_of_several_servers(kind: Any, time: FakeTime) -> None:
+    """gRPC's round robin serves a target that stands for several addresses."""
+    async with AsyncExitStack() as stack:
+        servers = [await stack.enter_async_context(scripted_server()) for _ in range(2)]
+        face: Face = kind("ipv4:" + ",".join(server.address for server in servers), time)
+
+        # The second connection may be up a little later than the first.
+        for _ in range(200):
+            await face.events("Hi")
+            if all(server.seen for server in servers):
+                break
+
+        assert all(server.seen for server in servers)
+        await face.close()
+
+
+async def test_closing_may_wait_for_open_calls(
+    kind: Any, server: ScriptedServer, time: FakeTime
+) -> None:
+    face: Face = kind(server.address, time, pool=PoolConfig(max_concurrent_calls=1))
+    go_on = asyncio.Event()
+    server.scripts.append(speaking_until(go_on))
+    first = asyncio.create_task(face.events("first"))
+    await arrived(server)
+    second = asyncio.create_task(face.events("second"))
+    await until_true(lambda: face.client.pool_state.num_waiting_calls == 1)
+
+    closing = asyncio.create_task(face.close(grace_s=30.0))
+
+    with pytest.raises(CallCancelled, match="closed"):
+        await second
+    with pytest.raises(RuntimeError, match="closed"):
+        await face.events("third")
+    go_on.set()
+    assert len(await first) == 3
+    await asyncio.wait_for(closing, 10)
+    await face.close()
+
+
+async def test_patience_with_open_calls_ends(
+    kind: Any, server: ScriptedServer, time: FakeTime
+) -> None:
+    face: Face = kind(server.address, time)
+    server.scripts.append(speak_and_wait)
+    streaming = asyncio.create_task(face.events("Hi"))
+    call = await arrived(server)
+
+    await face.close(grace_s=0.05)
+
+    with pytest.raises(CallCancelled):
+        await streaming
+    await asyncio.wait_for(call.cancelled.wait(), 10)
+
+
+async def test_connections_age_unnoticed(kind: Any, time: FakeTime) -> None:
+    """The server ends its connections every 50 ms; open streams go on, new calls move on."""
+    ageing = (("grpc.max_connection_age_ms", 50), ("grpc.max_connection_age_grace_ms", 60_000))
+    async with scripted_server(options=ageing) as server:
+        face: Face = kind(server.address, time)
+        go_on = asyncio.Event()
+        server.scripts.append(speaking_until(go_on))
+        old = asyncio.create_task(face.events("old"))
+        first = (await arrived(server)).peer
+
+        peers: set[str] = set()
+        for _ in range(2000):
+            await face.events("Hi")
+            peers.add((await arrived(server)).peer)
+            if len(peers - {first}) >= 3:
+                break
+
+        assert len(peers - {first}) >= 3
+        go_on.set()
+        assert len(await old) == 3
+        assert time.slept_s == [], "no call was seen to fail"
+        await face.close()
+
+
+async def test_a_name_is_resolved(kind: Any, server: ScriptedServer, time: FakeTime) -> None:
+    face: Face = kind(f"dns:///{server.address}", time)
+
+    await face.events("Hi")
+
+    assert len(server.seen) == 1
+    await face.close()
+
+
+async def test_grpc_may_retry_in_our_place(
+    kind: Any, server: ScriptedServer, time: FakeTime
+) -> None:
+    policy = RetryPolicy(initial_backoff_s=0.01, max_backoff_s=0.02)
+    server.scripts.append(failing(grpc.StatusCode.UNAVAILABLE, "DRAINING"))
+    face: Face = kind(
+        server.address,
+        time,
+        settings=CallSettings(retry=NO_RETRY),
+        channel=ChannelConfig(service_config=retry_service_config(policy)),
+    )
+
+    assert len(await face.events("Hi")) == 6
+
+    assert len(server.seen) == 2
+    assert time.slept_s == [], "it was not us who waited"
+    await face.close()

@@ -1,0 +1,290 @@
+"""Many requests over one stream, over a real socket."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+
+import grpc
+import grpc.aio
+import pytest
+
+from penstock.scheduler.request import FinishReason
+from penstock.server.front.config import FrontConfig
+from penstock.server.text.model_text import ModelText
+from penstock.v1 import generation_service_pb2 as pb
+from penstock.v1 import generation_service_pb2_grpc as pb_grpc
+from penstock.v1 import state_pb2
+from support.fronts import (
+    PATIENCE_S,
+    ServedFront,
+    admitted,
+    finished,
+    make_text,
+    rich_error,
+    serving,
+)
+from support.multiplex import cancel, credit, kind, submit, told_error
+
+Call = grpc.aio.StreamStreamCall[pb.MultiplexRequest, pb.MultiplexResponse]
+# A stream window as small as the protocol's default, and no growing of it.
+SMALL_WINDOW = (("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 1024))
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelText]:
+    text = make_text(tmp_path_factory.mktemp("model"))
+    yield text
+    text.close()
+
+
+@pytest.fixture
+async def served(text: ModelText) -> AsyncIterator[ServedFront]:
+    async with serving(text) as served:
+        yield served
+
+
+class Reader:
+    """The client's side: what was read so far, by key."""
+
+    def __init__(self, call: Call) -> None:
+        self._call = call
+        self.events: dict[int, list[pb.MultiplexEvent]] = {}
+        self.num_messages = 0
+
+    async def until(self, key: int, what: str) -> None:
+        """Read until `key` has an event of that kind."""
+        async with asyncio.timeout(PATIENCE_S):
+            while what not in self.kinds(key):
+                assert await self._next(), f"the stream ended without {what} of {key}"
+
+    async def rest(self) -> None:
+        async with asyncio.timeout(PATIENCE_S):
+            while await self._next():
+                pass
+
+    async def failure(self) -> grpc.aio.AioRpcError:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await self.rest()
+        return caught.value
+
+    def kinds(self, key: int) -> list[str]:
+        return [kind(event) for event in self.events.get(key, [])]
+
+    def text(self, key: int) -> str:
+        return "".join(event.response.tokens.text for event in self.events.get(key, []))
+
+    async def _next(self) -> bool:
+        message = await self._call.read()
+        if not isinstance(message, pb.MultiplexResponse):
+            return False
+        self.num_messages += 1
+        for event in message.events:
+            self.events.setdefault(event.key, []).append(event)
+        return True
+
+
+async def open_call(served: ServedFront, *commands: pb.MultiplexRequest) -> tuple[Call, Reader]:
+    call = served.stub.Multiplex()
+    for command in commands:
+        await call.write(command)
+    return call, Reader(call)
+
+
+async def submitted(served: ServedFront, num_requests: int) -> list[int]:
+    """The engine's keys, in the order in which the requests were submitted."""
+    return sorted([(await served.port.next_submission())[0].key for _ in range(num_requests)])
+
+
+async def test_many_requests_one_cancelled_one_refused_one_slow(served: ServedFront) -> None:
+    num_requests, num_tokens = 60, 30
+    call, reader = await open_call(
+        served, *(submit(key, credit=3 if key == 2 else None) for key in range(num_requests))
+    )
+    keys = await submitted(served, num_requests)
+    served.port.say(changes=[admitted(key) for key in keys])
+    a = served.encode("a")[0]
+    for step in range(num_tokens):
+        served.port.say(tokens=[(key, a) for key in keys])
+        if step == 10:
+            await call.write(cancel(1))
+            await call.write(submit(1000, edit=lambda m: m.ClearField("text")))
+            await reader.until(1000, "INVALID_ARGUMENT")
+            assert await served.port.next_cancel() == ((keys[1],), FinishReason.CANCELLED)
+            served.port.finish(keys.pop(1), FinishReason.CANCELLED)
+    served.port.say(ends=[finished(key) for key in keys])
+    await reader.until(num_requests - 1, "finished")
+    assert reader.text(2) == "aaa"
+    assert "finished" not in reader.kinds(2)
+    await call.write(credit(2, num_tokens))
+    await call.done_writing()
+    await reader.rest()
+    assert await call.code() is grpc.StatusCode.OK
+    for key in (0, *range(2, num_requests)):
+        assert reader.text(key) == "a" * num_tokens
+        assert reader.kinds(key)[-1] == "finished"
+        sequences = [event.response.sequence for event in reader.events[key]]
+        assert sequences == list(range(len(sequences)))
+    assert reader.text(1) == "a" * 11
+    end = reader.events[1][-1].response.finished.outputs[0]
+    assert end.finish_reason == state_pb2.FINISH_REASON_CANCELLED
+    assert reader.num_messages < num_requests * num_tokens / 10, "events share messages"
+    assert served.server.num_live_requests == 0
+
+
+async def test_a_dropped_call_frees_everything(
+    served: ServedFront, caplog: pytest.LogCaptureFixture
+) -> None:
+    call, reader = await open_call(served, submit(1), submit(2), submit(3))
+    keys = await submitted(served, 3)
+    served.port.say(changes=[admitted(key) for key in keys])
+    await reader.until(3, "progress")
+    call.cancel()
+    told, reason = await served.port.next_cancel()
+    assert (sorted(told), reason) == (keys, FinishReason.CANCELLED)
+    async with asyncio.timeout(PATIENCE_S):
+        await served.server.front.table.wait_until_empty()
+    assert "Traceback" not in caplog.text
+
+
+async def test_a_lost_connection_frees_everything_while_a_write_is_blocked(
+    text: ModelText, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with serving(text, FrontConfig(max_backlog_tokens=10**9)) as served:
+        channel = grpc.aio.insecure_channel(served.address, options=list(SMALL_WINDOW))
+        call = pb_grpc.GenerationServiceStub(channel).Multiplex()
+        await call.write(submit(1))
+        (key,) = await submitted(served, 1)
+        await block_writer(served, key)
+        await channel.close()
+        assert await served.port.next_cancel() == ((key,), FinishReason.CANCELLED)
+        async with asyncio.timeout(PATIENCE_S):
+            await served.server.front.table.wait_until_empty()
+        assert "Traceback" not in caplog.text
+
+
+async def block_writer(served: ServedFront, key: int) -> None:
+    """Make the call's writer run into its reader's full window."""
+    (writer,) = served.server.front.shared_writers
+    output = served.server.front.table.output(key)
+    assert output is not None
+    a = served.encode("a")[0]
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            served.port.say(tokens=[(key, a)] * 5000)
+            for _ in range(200):
+                await asyncio.sleep(0)
+                if output.request.stream.num_backlog_tokens == 0:
+                    break
+            else:
+                assert writer.blocked_since_s < float("inf")
+                return
+
+
+async def test_a_reader_that_stalls_is_told_and_all_is_freed(text: ModelText) -> None:
+    config = FrontConfig(max_reader_stall_s=0.2, max_backlog_tokens=10**9)
+    async with serving(text, config, channel_options=SMALL_WINDOW) as served:
+        _, reader = await open_call(served, submit(1), submit(2))
+        keys = await submitted(served, 2)
+        await block_writer(served, keys[0])
+        told, reason = await served.port.next_cancel()
+        assert (sorted(told), reason) == (keys, FinishReason.CANCELLED)
+        error = rich_error(await reader.failure())
+        assert error.code is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert error.info.reason == "READER_STALLED"
+        assert served.server.num_live_requests == 0
+
+
+async def test_a_live_key_again_ends_the_call_by_name(served: ServedFront) -> None:
+    _, reader = await open_call(served, submit(1), submit(1))
+    error = rich_error(await reader.failure())
+    assert error.code is grpc.StatusCode.INVALID_ARGUMENT
+    assert error.fields == ["submit.key"]
+    assert served.server.num_live_requests == 0
+
+
+async def test_drain_waits_for_the_last_request_and_not_for_idle_calls(text: ModelText) -> None:
+    async with serving(text) as served:
+        _, idle = await open_call(served)
+        busy_call, busy = await open_call(served, submit(1))
+        (key,) = await submitted(served, 1)
+        drain = asyncio.ensure_future(served.server.drain(PATIENCE_S))
+        error = rich_error(await idle.failure())
+        assert error.code is grpc.StatusCode.UNAVAILABLE
+        assert error.info.reason == "DRAINING"
+        await busy_call.write(submit(2))
+        await busy.until(2, "DRAINING")
+        assert not drain.done()
+        served.port.finish(key)
+        assert rich_error(await busy.failure()).info.reason == "DRAINING"
+        assert busy.kinds(1)[-1] == "finished"
+        async with asyncio.timeout(PATIENCE_S):
+            await drain
+
+
+async def test_stop_ends_requests_and_then_the_call(text: ModelText) -> None:
+    async with serving(text) as served:
+        _, reader = await open_call(served, submit(1))
+        await submitted(served, 1)
+        stop = asyncio.ensure_future(served.server.stop())
+        error = rich_error(await reader.failure())
+        assert error.info.reason == "DRAINING"
+        assert reader.kinds(1)[-1] == "DRAINING"
+        await stop
+
+
+async def test_a_dead_engine_is_each_requests_error(served: ServedFront) -> None:
+    call, reader = await open_call(served, submit(1), submit(2))
+    await submitted(served, 2)
+    served.port.go_down()
+    for key in (1, 2):
+        await reader.until(key, "ENGINE_DOWN")
+        assert told_error(reader.events[key][-1]).retry_s == 1.0
+    served.port.come_up(epoch=2)
+    await call.write(submit(3))
+    (key,) = await submitted(served, 1)
+    served.port.finish(key)
+    await reader.until(3, "finished")
+
+
+async def test_the_calls_deadline_is_not_the_requests(served: ServedFront) -> None:
+    call = served.stub.Multiplex(timeout=PATIENCE_S)
+    await call.write(submit(1))
+    await call.write(submit(2, edit=lambda m: m.scheduling.total_deadline.FromSeconds(5)))
+    one, two = sorted(
+        [(await served.port.next_submission())[0] for _ in range(2)], key=lambda spec: spec.key
+    )
+    assert one.deadline_s - one.arrival_s == pytest.approx(600.0), "the server's default"
+    assert two.deadline_s - two.arrival_s == pytest.approx(5.0)
+    call.cancel()
+
+
+async def test_the_tenant_is_the_calls(text: ModelText) -> None:
+    config = FrontConfig(tenant_metadata_key="x-tenant")
+    async with serving(text, config) as served:
+        call = served.stub.Multiplex(metadata=(("x-tenant", "acme"),))
+        await call.write(submit(1))
+        (spec,) = await served.port.next_submission()
+        assert spec.tenant == "acme"
+        call.cancel()
+        bad = Reader(served.stub.Multiplex(metadata=(("x-tenant", "a,b"),)))
+        assert rich_error(await bad.failure()).fields == ["metadata[x-tenant]"]
+
+
+async def test_chunks_come_when_their_delay_has_passed(served: ServedFront) -> None:
+    message = pb.GenerateRequest()
+    message.text.text = "hello"
+    message.output.min_chunk_tokens = 100
+    message.output.max_chunk_delay.FromMilliseconds(1)
+    call = served.stub.Generate(message)
+    (key,) = await submitted(served, 1)
+    a = served.encode("a")[0]
+    seen: list[pb.GenerateResponse] = []
+    async with asyncio.timeout(PATIENCE_S):
+        for num_tokens in range(1, 5):
+            served.port.say(tokens=[(key, a)])
+            while sum(response.tokens.num_tokens for response in seen) < num_tokens:
+                response = await call.read()
+                assert isinstance(response, pb.GenerateResponse)
+                seen.append(response)
+        call.cancel()

@@ -1,0 +1,185 @@
+"""A Multiplex call: over a wire that the test plays, or as a client holds it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, cast
+
+import grpc.aio
+from google.rpc.error_details_pb2 import ErrorInfo, RequestInfo, RetryInfo
+from google.rpc.status_pb2 import Status
+
+from penstock.server.front.config import FrontConfig
+from penstock.server.front.front import Front
+from penstock.server.rpc.handlers import Context, HandlerWrapper
+from penstock.server.rpc.multiplex_service import MultiplexService
+from penstock.server.text.model_text import ModelText
+from penstock.v1 import generation_service_pb2 as pb
+from support.fronts import PATIENCE_S, ScriptedPort
+
+
+def submit(
+    key: int,
+    *,
+    text: str = "hello",
+    credit: int | None = None,
+    edit: Callable[[pb.GenerateRequest], object] | None = None,
+) -> pb.MultiplexRequest:
+    message = pb.MultiplexRequest()
+    message.submit.key = key
+    message.submit.generation.text.text = text
+    if credit is not None:
+        message.submit.num_credit_tokens = credit
+    if edit is not None:
+        edit(message.submit.generation)
+    return message
+
+
+def cancel(key: int) -> pb.MultiplexRequest:
+    return pb.MultiplexRequest(cancel=pb.MultiplexCancel(key=key))
+
+
+def credit(key: int, num_tokens: int) -> pb.MultiplexRequest:
+    return pb.MultiplexRequest(credit=pb.MultiplexCredit(key=key, num_credit_tokens=num_tokens))
+
+
+@dataclass(frozen=True)
+class ToldError:
+    """An error event as a client reads it."""
+
+    code: int
+    reason: str
+    retry_s: float | None
+    request_id: str
+
+
+def told_error(event: pb.MultiplexEvent) -> ToldError:
+    status = Status.FromString(event.error.SerializeToString())
+    info, retry, request = ErrorInfo(), RetryInfo(), RequestInfo()
+    has_retry = False
+    for detail in status.details:
+        detail.Unpack(info)
+        has_retry |= detail.Unpack(retry)
+        detail.Unpack(request)
+    return ToldError(
+        code=status.code,
+        reason=info.reason,
+        retry_s=retry.retry_delay.ToMilliseconds() / 1000 if has_retry else None,
+        request_id=request.request_id,
+    )
+
+
+def kind(event: pb.MultiplexEvent) -> str:
+    if event.WhichOneof("outcome") == "error":
+        return told_error(event).reason
+    return event.response.WhichOneof("event") or ""
+
+
+class Wire:
+    """The server's side of a call, without gRPC. `is_open` False blocks every write."""
+
+    def __init__(self) -> None:
+        self.messages: list[pb.MultiplexResponse] = []
+        self.has_metadata = False
+        self.is_open = asyncio.Event()
+        self.is_open.set()
+        self._commands: asyncio.Queue[Any] = asyncio.Queue()
+        self.num_unread = 0
+
+    def send(self, *commands: pb.MultiplexRequest | bytes) -> None:
+        for command in commands:
+            self.num_unread += 1
+            self._commands.put_nowait(
+                command if isinstance(command, bytes) else command.SerializeToString()
+            )
+
+    def half_close(self) -> None:
+        self._commands.put_nowait(grpc.aio.EOF)
+
+    def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
+        return ()
+
+    async def send_initial_metadata(self, metadata: object) -> None:
+        self.has_metadata = True
+
+    async def read(self) -> Any:
+        data = await self._commands.get()
+        self.num_unread -= 1
+        return data
+
+    async def write(self, message: bytes) -> None:
+        await self.is_open.wait()
+        self.messages.append(pb.MultiplexResponse.FromString(message))
+
+    def events(self, key: int | None = None) -> list[pb.MultiplexEvent]:
+        """What was told so far."""
+        return [
+            event
+            for message in self.messages
+            for event in message.events
+            if key is None or event.key == key
+        ]
+
+    def kinds(self, key: int) -> list[str]:
+        return [kind(event) for event in self.events(key)]
+
+    def text(self, key: int) -> str:
+        return "".join(event.response.tokens.text for event in self.events(key))
+
+
+@dataclass
+class PlayedCall:
+    """A call under way over a front whose engine the test plays."""
+
+    front: Front
+    port: ScriptedPort
+    wire: Wire
+    task: asyncio.Task[None]
+
+    async def submitted(self) -> int:
+        """The engine's key of the next request."""
+        (spec,) = await self.port.next_submission()
+        return spec.key
+
+    async def settle(self) -> None:
+        """Let everything that can go on do so: nothing here waits for a clock or a socket."""
+        for _ in range(20):
+            await asyncio.sleep(0)
+
+    def token(self, letter: str) -> int:
+        ids: list[int] = self.front.text.tokenizer.encode(letter, add_special_tokens=False).tolist()
+        assert len(ids) == 1
+        return ids[0]
+
+
+@asynccontextmanager
+async def played_call(
+    text: ModelText,
+    config: FrontConfig | None = None,
+    *,
+    clock: Callable[[], float] = lambda: 1000.0,
+) -> AsyncGenerator[PlayedCall]:
+    """A call of a client that has said nothing yet."""
+    port = ScriptedPort()
+    front = Front(text, config or FrontConfig(), port=port, clock=clock)
+    port.listener = front
+    port.come_up()
+    wrapper = HandlerWrapper(
+        retry_after_s=1.0,
+        on_internal_error=lambda: setattr(
+            front.counters, "num_internal_errors", front.counters.num_internal_errors + 1
+        ),
+        random=lambda: 0.5,
+    )
+    wire = Wire()
+    handling = MultiplexService(front, wrapper).handle(cast(Context, wire))
+    task = asyncio.ensure_future(handling)
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            yield PlayedCall(front, port, wire, task)
+    finally:
+        task.cancel()
+        await asyncio.wait([task])

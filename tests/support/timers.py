@@ -1,0 +1,52 @@
+"""A clock that the test moves, with the timers that hang on it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+
+class FakeTimer:
+    """One call to come."""
+
+    def __init__(self, when: float, callback: Callable[[], None]) -> None:
+        self.when = when
+        self.callback = callback
+        self.is_cancelled = False
+
+    def cancel(self) -> None:
+        self.is_cancelled = True
+
+
+class FakeTimers:
+    """As much of an event loop as timers need. `num_set`: how many were ever set."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+        self.num_set = 0
+        self._timers: list[FakeTimer] = []
+
+    def time(self) -> float:
+        return self.now_s
+
+    def call_at(self, when: float, callback: Callable[[], None], /) -> FakeTimer:
+        self.num_set += 1
+        self._timers.append(FakeTimer(when, callback))
+        return self._timers[-1]
+
+    @property
+    def pending(self) -> list[float]:
+        """When timers will fire that were not cancelled."""
+        return sorted(timer.when for timer in self._timers if not timer.is_cancelled)
+
+    def advance(self, duration_s: float) -> None:
+        """Let time pass; what falls due meanwhile is called at its time, in order."""
+        end_s = self.now_s + duration_s
+        while True:
+            due = [t for t in self._timers if t.when <= end_s and not t.is_cancelled]
+            if not due:
+                break
+            timer = min(due, key=lambda timer: timer.when)
+            self._timers.remove(timer)
+            self.now_s = max(self.now_s, timer.when)
+            timer.callback()
+        self.now_s = end_s

@@ -1,0 +1,229 @@
+"""The state of a Multiplex call: credit, ends, and events for nobody."""
+
+from typing import Any
+
+import grpc
+import pytest
+from google.protobuf.any_pb2 import Any as AnyMessage
+from hypothesis import given
+from hypothesis import strategies as st
+
+import penstock.v1 as pb
+from penstock.client import (
+    CallCancelled,
+    Internal,
+    MultiplexConfig,
+    PenstockError,
+    PromptTooLong,
+    QueueFull,
+    StreamBroken,
+)
+from penstock.client.errors import Failure
+from penstock.client.multiplex import Lane, Lanes, multiplex_config
+from penstock.client.status import error_from_status
+from support.scripted_server import error_info, retry_info
+
+
+def lanes(**config: Any) -> Lanes:
+    return Lanes(MultiplexConfig(**config), opened_at_s=0.0)
+
+
+def submit(calls: Lanes, **options: Any) -> tuple[Lane, pb.MultiplexSubmit]:
+    request = pb.GenerateRequest(text=pb.TextPrompt(text="Hi"))
+    given: dict[str, Any] = {"timeout_s": None, "traceparent": None, "wake": lambda: None}
+    lane, command = calls.submit(request, **{**given, **options})
+    return lane, command.submit
+
+
+def tokens(lane: Lane, sequence: int, num_tokens: int = 1) -> pb.MultiplexResponse:
+    event = pb.GenerateResponse(sequence=sequence, tokens=pb.Tokens(num_tokens=num_tokens))
+    return pb.MultiplexResponse(events=[pb.MultiplexEvent(key=lane.key, response=event)])
+
+
+def finished(key: int) -> pb.MultiplexResponse:
+    event = pb.GenerateResponse(finished=pb.Finished())
+    return pb.MultiplexResponse(events=[pb.MultiplexEvent(key=key, response=event)])
+
+
+def failed(key: int, code: int, *details: Any) -> pb.MultiplexResponse:
+    packed = [AnyMessage() for _ in details]
+    for message, detail in zip(packed, details, strict=True):
+        message.Pack(detail)
+    status = pb.Status(code=code, message="no", details=packed)
+    return pb.MultiplexResponse(events=[pb.MultiplexEvent(key=key, error=status)])
+
+
+def test_keys_are_never_used_twice() -> None:
+    calls = lanes()
+    first, _ = submit(calls)
+    calls.leave(first)
+
+    assert submit(calls)[0].key != first.key
+
+
+@given(chunks=st.lists(st.integers(1, 9), max_size=60), window=st.integers(1, 40))
+def test_credit_is_what_was_taken_and_never_dries_up(chunks: list[int], window: int) -> None:
+    calls = lanes(window_tokens=window)
+    lane, command = submit(calls)
+    credit = command.num_credit_tokens
+    for sequence, chunk in enumerate(chunks):
+        size = min(chunk, credit)
+        assert size >= 1, "the server may send nothing although all was taken"
+        credit -= size
+        calls.receive(tokens(lane, sequence, size))
+        assert lane.take() is not None
+        topped_up = lane.credit()
+        if topped_up is not None:
+            credit += topped_up.credit.num_credit_tokens
+        assert credit <= window
+
+
+def test_what_came_before_a_failure_is_delivered() -> None:
+    calls = lanes()
+    lane, _ = submit(calls)
+    calls.receive(tokens(lane, 0))
+    calls.receive(failed(lane.key, 13))
+
+    assert lane.take() is not None
+    with pytest.raises(Internal):
+        lane.take()
+    with pytest.raises(Internal):
+        lane.take()
+
+
+def test_finished_is_the_end() -> None:
+    calls = lanes()
+    lane, _ = submit(calls)
+    calls.receive(finished(lane.key))
+
+    assert calls.num_open == 0
+    assert lane.take() is not None
+    assert lane.credit() is None
+    with pytest.raises(EOFError):
+        lane.take()
+
+
+def test_a_request_that_was_left_may_end_once() -> None:
+    calls = lanes()
+    lane, _ = submit(calls)
+    command = calls.leave(lane)
+
+    assert command is not None
+    assert command.cancel.key == lane.key
+    assert calls.leave(lane) is None
+    calls.receive(tokens(lane, 0))
+    calls.receive(finished(lane.key))
+    with pytest.raises(StreamBroken, match=f"request {lane.key}"):
+        calls.receive(finished(lane.key))
+
+
+def test_whoever_still_reads_a_request_that_was_left_is_told() -> None:
+    calls = lanes()
+    woken: list[bool] = []
+    lane, _ = submit(calls, wake=lambda: woken.append(True))
+    calls.receive(tokens(lane, 0))
+    calls.leave(lane)
+
+    assert woken == [True, True]
+    with pytest.raises(CallCancelled):
+        lane.take()
+
+
+def test_an_end_of_the_call_is_told_with_each_request_id() -> None:
+    calls = lanes()
+    named, _ = submit(calls)
+    unnamed, _ = submit(calls)
+    accepted = pb.GenerateResponse(accepted=pb.Accepted(request_id="r-9"))
+    calls.receive(
+        pb.MultiplexResponse(events=[pb.MultiplexEvent(key=named.key, response=accepted)])
+    )
+    named.take()
+
+    calls.end(QueueFull(Failure(code=grpc.StatusCode.RESOURCE_EXHAUSTED, message="full")))
+
+    for lane, request_id in ((named, "r-9"), (unnamed, "")):
+        with pytest.raises(QueueFull) as caught:
+            lane.take()
+        assert caught.value.request_id == request_id
+    assert not calls.can_submit(0.0)
+
+
+def test_outcomes_from_the_future_are_skipped() -> None:
+    calls = lanes()
+    lane, _ = submit(calls)
+
+    calls.receive(pb.MultiplexResponse(events=[pb.MultiplexEvent(key=lane.key)]))
+
+    assert lane.take() is None
+    assert calls.num_open == 1
+
+
+def test_age_and_draining_close_a_call_for_new_requests() -> None:
+    calls = lanes(max_call_age_s=10.0)
+    assert calls.can_submit(9.9)
+    assert not calls.can_submit(10.0)
+    lane, _ = submit(calls)
+
+    calls.receive(failed(lane.key, 14, error_info("DRAINING")))
+
+    assert not calls.can_submit(0.0)
+    assert not calls.has_ended
+
+
+@pytest.mark.parametrize(
+    ("timeout_s", "own_s", "sent_ns"),
+    [
+        (2.0, None, 2 * 10**9),
+        (2.0, 1, 10**9),
+        (0.5, 1, 5 * 10**8),
+        (1e-12, None, 1),
+        (None, 3, 3 * 10**9),
+    ],
+)
+def test_the_earlier_deadline_counts(
+    timeout_s: float | None, own_s: int | None, sent_ns: int
+) -> None:
+    request = pb.GenerateRequest()
+    if own_s is not None:
+        request.scheduling.total_deadline.seconds = own_s
+    before = request.SerializeToString()
+
+    _, command = lanes().submit(request, timeout_s=timeout_s, traceparent=None, wake=lambda: None)
+
+    assert command.submit.generation.scheduling.total_deadline.ToNanoseconds() == sent_ns
+    assert request.SerializeToString() == before, "the next attempt has another deadline"
+
+
+def test_details_of_a_status_are_read_as_those_of_a_call() -> None:
+    packed = [AnyMessage(), AnyMessage()]
+    packed[0].Pack(error_info("PROMPT_TOO_LONG", num_prompt_tokens="9"))
+    packed[1].Pack(retry_info(1.5))
+    error = error_from_status(pb.Status(code=3, message="long", details=packed), request_id="r")
+
+    assert isinstance(error, PromptTooLong)
+    assert error.metadata == {"num_prompt_tokens": "9"}
+    assert (error.retry_after_s, error.request_id, error.message) == (1.5, "r", "long")
+
+
+@pytest.mark.parametrize("code", [0, 99])
+def test_codes_that_mean_nothing_are_unknown(code: int) -> None:
+    error = error_from_status(pb.Status(code=code, message="?"))
+
+    assert type(error) is PenstockError
+    assert error.code is grpc.StatusCode.UNKNOWN
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("window_tokens", 0), ("window_tokens", 2**21), ("max_call_age_s", 0.0)]
+)
+def test_bad_multiplex_settings_name_their_field(field: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=rf"^{field}:"):
+        MultiplexConfig(**{field: value})
+
+
+def test_true_means_the_defaults() -> None:
+    own = MultiplexConfig(window_tokens=3)
+
+    assert multiplex_config(multiplex=True) == MultiplexConfig()
+    assert multiplex_config(multiplex=False) is None
+    assert multiplex_config(own) is own

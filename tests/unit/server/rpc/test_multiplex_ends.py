@@ -1,0 +1,325 @@
+"""How a Multiplex call ends, and what it leaves behind; engine and wire are played by the test."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+
+from penstock.scheduler.request import FailureReason, FinishReason
+from penstock.server.front.config import FrontConfig
+from penstock.server.front.errors import ErrorReason, RequestError
+from penstock.server.rpc.multiplex_encoding import MultiplexEncoder
+from penstock.server.rpc.multiplex_table import MAX_UNSENT_REFUSALS
+from penstock.server.text.errors import TextError
+from penstock.server.text.model_text import ModelText
+from penstock.v1 import generation_service_pb2 as pb
+from support.fronts import admitted, finished, make_text
+from support.multiplex import cancel, credit, played_call, submit, told_error
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelText]:
+    text = make_text(tmp_path_factory.mktemp("model"))
+    yield text
+    text.close()
+
+
+async def refusal_of(task: asyncio.Task[None]) -> RequestError:
+    with pytest.raises(RequestError) as caught:
+        await task
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("command", "reason", "field"),
+    [
+        (submit(1), ErrorReason.INVALID_ARGUMENT, "submit.key"),
+        (pb.MultiplexRequest(), ErrorReason.INVALID_ARGUMENT, "command"),
+        (credit(1, 0), ErrorReason.INVALID_ARGUMENT, "credit.num_credit_tokens"),
+        (b"\xff\xff", ErrorReason.MALFORMED_REQUEST, None),
+        (
+            b"\x0a\x08\x12\x06\x12\x04\x0a\x02\xc3\x28",
+            ErrorReason.MALFORMED_REQUEST,
+            "submit.generation.text.text",
+        ),
+    ],
+)
+@pytest.mark.parametrize("is_blocked", [False, True])
+async def test_a_command_that_makes_no_sense_ends_the_call(
+    text: ModelText,
+    command: pb.MultiplexRequest | bytes,
+    reason: ErrorReason,
+    field: str | None,
+    is_blocked: bool,
+) -> None:
+    async with played_call(text) as call:
+        call.wire.send(submit(1))
+        key = await call.submitted()
+        if is_blocked:
+            call.wire.is_open.clear()
+            call.port.send(key, [call.token("a")])
+            await call.settle()
+        call.wire.send(command)
+        error = await refusal_of(call.task)
+        assert error.reason is reason
+        assert [v.path for v in error.refusal.violations] == ([field] if field else [])
+        assert call.port.cancelled == [((key,), FinishReason.CANCELLED)]
+        assert len(call.front.table) == 0
+        assert not call.front.shared_writers
+
+
+async def test_half_close_lets_open_requests_finish(text: ModelText) -> None:
+    async with played_call(text) as call:
+        call.wire.send(submit(1))
+        call.wire.half_close()
+        key = await call.submitted()
+        await call.settle()
+        assert not call.task.done()
+        call.port.send(key, [call.token("a")])
+        call.port.finish(key)
+        await call.task
+        assert call.wire.text(1) == "a"
+
+
+async def test_a_call_without_requests_ends_well(text: ModelText) -> None:
+    async with played_call(text) as call:
+        await call.settle()
+        assert call.wire.has_metadata
+        call.wire.half_close()
+        await call.task
+        assert call.wire.messages == []
+
+
+@pytest.mark.parametrize("is_blocked", [False, True])
+async def test_a_dropped_call_releases_everything_at_once(
+    text: ModelText, is_blocked: bool
+) -> None:
+    async with played_call(text) as call:
+        call.wire.send(submit(1), submit(2))
+        keys = (await call.submitted(), await call.submitted())
+        if is_blocked:
+            call.wire.is_open.clear()
+            call.port.send(keys[0], [call.token("a")])
+        await call.settle()
+        call.task.cancel()
+        await asyncio.wait([call.task])
+        assert call.task.cancelled()
+        assert call.port.cancelled == [(keys, FinishReason.CANCELLED)]
+        assert len(call.front.table) == 0
+        assert not call.front.shared_writers
+
+
+async def test_a_dropped_call_stops_tokenising(
+    text: ModelText, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stopped: list[str] = []
+
+    async def encode(text: str, *, add_special_tokens: bool) -> object:
+        try:
+            return await asyncio.get_running_loop().create_future()
+        except asyncio.CancelledError:
+            stopped.append(text)
+            raise
+
+    monkeypatch.setattr(text.tokenizer, "encode_async", encode)
+    async with played_call(text) as call:
+        call.wire.send(submit(1, text="one"))
+        await call.settle()
+        call.task.cancel()
+        await asyncio.wait([call.task])
+        await call.settle()
+        assert stopped == ["one"]
+        assert len(call.front.table) == 0
+        assert call.port.cancelled == []
+
+
+async def test_a_half_closed_call_ends_well_in_a_drain(text: ModelText) -> None:
+    async with played_call(text) as call:
+        call.wire.send(submit(1))
+        call.wire.half_close()
+        key = await call.submitted()
+        call.front.begin_drain()
+        await call.settle()
+        call.port.finish(key)
+        await call.task
+        assert call.wire.kinds(1)[-1] == "finished"
+
+
+async def test_a_reader_that_stalls_is_cut_with_all_its_requests(
+    text: ModelText, caplog: pytest.LogCaptureFixture
+) -> None:
+    now_s = 1000.0
+    config = FrontConfig(max_reader_stall_s=5.0)
+    async with played_call(text, config, clock=lambda: now_s) as call:
+        call.wire.send(submit(1), submit(2))
+        keys = (await call.submitted(), await call.submitted())
+        call.wire.is_open.clear()
+        call.port.send(keys[0], [call.token("a")])
+        await call.settle()
+        now_s += 5.0
+        call.front.cut_stalled()
+        assert call.front.counters.num_cut_readers == 0, "not stalled long enough"
+        now_s += 0.1
+        call.front.cut_stalled()
+        call.front.cut_stalled()
+        error = await refusal_of(call.task)
+        assert error.reason is ErrorReason.READER_STALLED
+        assert call.port.cancelled == [(keys, FinishReason.CANCELLED)]
+        assert call.front.counters.num_cut_readers == 1
+        assert "blocked for 5.1 s" in caplog.text
+
+
+async def test_an_end_for_which_no_credit_comes_is_cut(text: ModelText) -> None:
+    now_s = 1000.0
+    config = FrontConfig(max_reader_stall_s=5.0)
+    async with played_call(text, config, clock=lambda: now_s) as call:
+        call.wire.send(submit(1, credit=0), submit(2, credit=0), submit(3, credit=0))
+        one, two, three = [await call.submitted() for _ in range(3)]
+        call.port.say(tokens=[(key, call.token("a")) for key in (one, two, three)] * 2)
+        call.port.say(ends=[finished(one), finished(two)])
+        await call.settle()
+        now_s += 4.0
+        call.wire.send(credit(2, 1))
+        call.wire.half_close()
+        await call.settle()
+        now_s += 4.0
+        call.front.cut_stalled()
+        await call.settle()
+        assert call.wire.kinds(1)[-1] == "READER_STALLED"
+        assert call.wire.kinds(2)[-1] == "tokens", "it moved meanwhile"
+        now_s += 1.1
+        call.front.cut_stalled()
+        await call.settle()
+        assert call.wire.kinds(2)[-1] == "READER_STALLED"
+        assert call.wire.kinds(3) == ["accepted"], "one that generates is bounded by its backlog"
+        call.port.fail(three, FailureReason.DEADLINE_EXCEEDED)
+        await call.settle()
+        now_s += 5.1
+        call.front.cut_stalled()
+        await call.task
+        assert call.wire.kinds(3) == ["accepted", "READER_STALLED"]
+
+
+async def test_credit_in_time_saves_an_end(text: ModelText) -> None:
+    now_s = 1000.0
+    config = FrontConfig(max_reader_stall_s=5.0)
+    async with played_call(text, config, clock=lambda: now_s) as call:
+        call.wire.send(submit(1, credit=0))
+        key = await call.submitted()
+        call.port.say(tokens=[(key, call.token("a"))] * 3, ends=[finished(key)])
+        await call.settle()
+        for _ in range(3):
+            now_s += 4.0
+            call.front.cut_stalled()
+            call.wire.send(credit(1, 1))
+            await call.settle()
+        assert call.wire.text(1) == "aaa"
+        assert call.wire.kinds(1)[-1] == "finished"
+
+
+async def test_a_prompt_that_fails_after_its_request_was_cancelled(
+    text: ModelText, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_open = asyncio.Event()
+
+    async def encode(text: str, *, add_special_tokens: bool) -> object:
+        await is_open.wait()
+        raise TextError("no tokens")
+
+    monkeypatch.setattr(text.tokenizer, "encode_async", encode)
+    async with played_call(text) as call:
+        call.wire.send(submit(1), submit(2))
+        await call.settle()
+        call.wire.send(cancel(1))
+        await call.settle()
+        assert call.wire.kinds(1) == ["accepted", "finished"]
+        is_open.set()
+        await call.settle()
+        assert call.wire.kinds(2) == ["INVALID_ARGUMENT"]
+        assert len(call.wire.events(1)) == 2
+        assert not call.task.done()
+
+
+async def test_a_drain_refuses_and_ends_the_call_with_its_last_request(text: ModelText) -> None:
+    async with played_call(text) as call:
+        call.wire.send(submit(1))
+        key = await call.submitted()
+        call.front.begin_drain()
+        call.wire.send(submit(2))
+        await call.settle()
+        assert call.wire.kinds(2) == ["DRAINING"]
+        assert told_error(call.wire.events(2)[0]).retry_s is not None
+        assert not call.task.done()
+        call.port.finish(key)
+        error = await refusal_of(call.task)
+        assert error.reason is ErrorReason.DRAINING
+        assert call.wire.kinds(1)[-1] == "finished"
+
+
+async def test_an_idle_call_does_not_hold_a_drain_up(text: ModelText) -> None:
+    async with played_call(text) as call:
+        await call.settle()
+        call.front.begin_drain()
+        error = await refusal_of(call.task)
+        assert error.reason is ErrorReason.DRAINING
+
+
+async def test_engine_lost_is_each_requests_error_and_the_call_stays(text: ModelText) -> None:
+    async with played_call(text) as call:
+        call.wire.send(submit(1), submit(2))
+        for _ in range(2):
+            await call.submitted()
+        call.port.go_down()
+        await call.settle()
+        call.wire.send(submit(3))
+        await call.settle()
+        for key in (1, 2, 3):
+            assert call.wire.kinds(key) == ["ENGINE_DOWN"]
+        call.port.come_up(epoch=2)
+        call.wire.send(submit(1))
+        call.port.finish(await call.submitted())
+        await call.settle()
+        assert call.wire.kinds(1) == ["ENGINE_DOWN", "accepted", "finished"]
+
+
+async def test_a_client_that_does_not_read_refusals_is_not_read_either(text: ModelText) -> None:
+    async with played_call(text) as call:
+        call.wire.is_open.clear()
+        bad = submit(0, edit=lambda m: m.ClearField("text")).submit.generation
+        num_commands = 4 * MAX_UNSENT_REFUSALS
+        for key in range(num_commands):
+            call.wire.send(pb.MultiplexRequest(submit=pb.MultiplexSubmit(key=key, generation=bad)))
+        for _ in range(num_commands):
+            await call.settle()
+        assert call.wire.num_unread >= num_commands - 2 * MAX_UNSENT_REFUSALS - 1
+        call.wire.is_open.set()
+        call.wire.half_close()
+        await call.task
+        assert [event.key for event in call.wire.events()] == list(range(num_commands))
+
+
+async def test_a_fault_of_ours_ends_one_request_alone(
+    text: ModelText, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with played_call(text) as call:
+        call.wire.send(submit(1), submit(2))
+        one, two = await call.submitted(), await call.submitted()
+        call.port.say(changes=[admitted(one), admitted(two)])
+        await call.settle()
+        encode = MultiplexEncoder.encode
+
+        def fail_once(self: MultiplexEncoder, batch: object) -> object:
+            monkeypatch.setattr(MultiplexEncoder, "encode", encode)
+            raise RuntimeError("canary")
+
+        monkeypatch.setattr(MultiplexEncoder, "encode", fail_once)
+        call.port.say(tokens=[(one, call.token("a")), (two, call.token("a"))])
+        call.port.finish(two)
+        await call.settle()
+        assert call.wire.kinds(1)[-1] == "INTERNAL"
+        assert b"canary" not in call.wire.events(1)[-1].SerializeToString()
+        assert call.wire.kinds(2)[-1] == "finished"
+        assert call.port.cancelled == [((one,), FinishReason.CANCELLED)]
+        assert call.front.counters.num_internal_errors == 1
