@@ -46,38 +46,36 @@ class Door:
     def look_at(self, requests: Sequence[Request], now: float) -> Prospect:
         """What awaits the outputs of one request, leader first; with a verdict, their refusal."""
         leader = requests[0]
-        reason = self._flaw([request.spec for request in requests], now)
+        reason = self._flaw([request.spec for request in requests])
         if reason is not None:
             return Prospect(num_ahead=0, verdict=Verdict(reason=reason))
+        if min(leader.spec.deadline_s, leader.spec.ttft_deadline_s) <= now:
+            return Prospect(num_ahead=0, verdict=self._outlook.dropped(leader, now))
         reason = self._crowd(requests)
         if reason is not None:
             verdict = self._outlook.crowded(leader, reason, now)
             return Prospect(num_ahead=0, verdict=verdict)
         return self._outlook.prospect(leader, now)
 
-    def _flaw(self, specs: Sequence[RequestSpec], now: float) -> FailureReason | None:
+    def _flaw(self, specs: Sequence[RequestSpec]) -> FailureReason | None:
         """What is wrong with the request itself."""
         keys = {spec.key for spec in specs}
         is_known = specs[0].request_id in self._request_ids
         if is_known or len(keys) < len(specs) or any(key in self._keys for key in keys):
             return FailureReason.REQUEST_ID_IN_USE
         for spec in specs:
-            reason = self._misfit(spec, now)
+            reason = self._misfit(spec)
             if reason is not None:
                 return reason
         return None
 
-    def _misfit(self, spec: RequestSpec, now: float) -> FailureReason | None:
+    def _misfit(self, spec: RequestSpec) -> FailureReason | None:
         """Why this output could not run even on an idle engine."""
         if spec.max_total_tokens > self._info.max_seq_len:
             return FailureReason.PROMPT_TOO_LONG
         num_kept = self._info.num_kept_tokens(spec.max_total_tokens)
         if self._cache.blocks_for(num_kept) > self._cache.pool.num_blocks:
             return FailureReason.EXCEEDS_KV_CACHE
-        if spec.deadline_s <= now:
-            return FailureReason.DEADLINE_EXCEEDED
-        if spec.ttft_deadline_s <= now:
-            return FailureReason.TTFT_DEADLINE_EXCEEDED
         return None
 
     def _crowd(self, requests: Sequence[Request]) -> FailureReason | None:

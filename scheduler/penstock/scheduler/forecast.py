@@ -21,14 +21,11 @@ Two forecasts, and what each is for:
   overtaken, as long as the prices hold; `hopeless_at_s` builds on it.
 """
 
-import math
 from dataclasses import dataclass, replace
 
 from penstock.scheduler.cost_model import StepPrices
 from penstock.scheduler.request import NO_TIME
-
-_MAX_FORGIVEN_ERROR = 0.9
-"""However bad the fit, what a request takes alone stays above zero."""
+from penstock.scheduler.step_errors import EXACT, StepError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,28 +33,20 @@ class Machine:
     """What the machine can take, and at what price.
 
     `prices`: of a step, fitted or fixed. `max_prefill_tokens`: the token budget of a step.
-    `relative_error`: how far off the prices are, as a share (`StepFit.error_p90`; 0 for exact
-    ones): what a request takes alone is lowered by it. ValueError names the field that is off.
+    `prefill_error`, `decode_error`: how far off the prices are for steps with prefill and without.
+    ValueError names the field that is off.
     """
 
     prices: StepPrices
     max_prefill_tokens: int
-    relative_error: float = 0.0
+    prefill_error: StepError = EXACT
+    decode_error: StepError = EXACT
 
     def __post_init__(self) -> None:
         if self.max_prefill_tokens < 1:
             raise ValueError(
                 f"max_prefill_tokens must be at least 1, not {self.max_prefill_tokens}"
             )
-        if not (math.isfinite(self.relative_error) and self.relative_error >= 0.0):
-            raise ValueError(
-                f"relative_error must be finite and not negative, not {self.relative_error}"
-            )
-
-    @property
-    def forgiveness(self) -> float:
-        """What an optimistic time is multiplied by, in (0, 1]."""
-        return 1.0 - min(self.relative_error, _MAX_FORGIVEN_ERROR)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,11 +117,17 @@ class Want:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forecast:
-    """Seconds from now, one stretch after the other."""
+    """Seconds from now, one stretch after the other.
+
+    `queue_left`, `prefill_left`: what of each is left once the error of the prices is taken off,
+    as a share.
+    """
 
     queue_s: float
     prefill_s: float
     decode_s: float
+    queue_left: float = 1.0
+    prefill_left: float = 1.0
 
     @property
     def ttft_s(self) -> float:
@@ -154,10 +149,14 @@ def forecast(machine: Machine, want: Want, load: Load, ahead: Ahead) -> Forecast
         prefill = ceil(P / B) t + P prefill_token_s + context of the chunks
         decode = (expected output - 1) (t with one decode more)
     """
+    queue = _expected_queue(machine, want, load, ahead)
+    num_chunks, _ = _chunks(want, _budget_tokens(machine, load))
     return Forecast(
-        queue_s=expected_queue_s(machine, want, load, ahead),
+        queue_s=queue.seconds,
         prefill_s=_expected_prefill_s(machine, want, load),
         decode_s=_expected_decode_s(machine, want, load),
+        queue_left=queue.error.left_of(queue.num_steps),
+        prefill_left=machine.prefill_error.left_of(num_chunks),
     )
 
 
@@ -171,6 +170,15 @@ def forecast_alone(machine: Machine, want: Want) -> Forecast:
         prefill_s=prefill_alone_s(machine, want),
         decode_s=_decode_alone_s(machine, want),
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Queue:
+    """How long it is, in time and in steps, and how far off steps of its kind are."""
+
+    seconds: float
+    num_steps: float
+    error: StepError
 
 
 def expected_queue_s(machine: Machine, want: Want, load: Load, ahead: Ahead) -> float:
@@ -189,6 +197,10 @@ def expected_queue_s(machine: Machine, want: Want, load: Load, ahead: Ahead) -> 
     Those who still prefill count among D where departures are concerned: they come to decode. Zero
     when nobody runs and nobody is ahead.
     """
+    return _expected_queue(machine, want, load, ahead).seconds
+
+
+def _expected_queue(machine: Machine, want: Want, load: Load, ahead: Ahead) -> _Queue:
     num_tokens = load.num_prefill_tokens + ahead.num_prefill_tokens
     prefill_steps = num_tokens / _budget_tokens(machine, load)
     place_steps = _steps_until_place(want, load, ahead)
@@ -196,8 +208,11 @@ def expected_queue_s(machine: Machine, want: Want, load: Load, ahead: Ahead) -> 
     if load.num_running:
         num_steps += 0.5
     # Where places are what is scarce, those ahead have long filled the free ones.
-    beside_s = _beside_s(machine, _filled(load, ahead) if place_steps > prefill_steps else load)
-    return num_steps * beside_s + num_tokens * machine.prices.prefill_token_s
+    is_for_places = place_steps > prefill_steps
+    beside_s = _beside_s(machine, _filled(load, ahead) if is_for_places else load)
+    error = machine.decode_error if is_for_places else machine.prefill_error
+    seconds = num_steps * beside_s + num_tokens * machine.prices.prefill_token_s
+    return _Queue(seconds=error.mean * seconds, num_steps=num_steps, error=error)
 
 
 def prefill_alone_s(machine: Machine, want: Want) -> float:
@@ -208,7 +223,8 @@ def prefill_alone_s(machine: Machine, want: Want) -> float:
     """
     num_steps, num_context = _chunks(want, machine.max_prefill_tokens)
     prices = machine.prices
-    return machine.forgiveness * (
+    error = machine.prefill_error
+    return (error.mean * error.left_of(num_steps)) * (
         num_steps * prices.step_s
         + want.num_prefill_tokens * prices.prefill_token_s
         + num_context * prices.context_token_s
@@ -343,7 +359,7 @@ def _chunks(want: Want, budget_tokens: int) -> tuple[int, int]:
 def _expected_prefill_s(machine: Machine, want: Want, load: Load) -> float:
     prices = machine.prices
     num_steps, num_context = _chunks(want, _budget_tokens(machine, load))
-    return (
+    return machine.prefill_error.mean * (
         num_steps * _beside_s(machine, load)
         + want.num_prefill_tokens * prices.prefill_token_s
         + num_context * prices.context_token_s
@@ -353,7 +369,8 @@ def _expected_prefill_s(machine: Machine, want: Want, load: Load) -> float:
 def _expected_decode_s(machine: Machine, want: Want, load: Load) -> float:
     num_own = want.num_prefill_tokens + want.num_cached_tokens + want.expected_output_tokens / 2.0
     own_s = machine.prices.decode_slot_s + num_own * machine.prices.context_token_s
-    return max(want.expected_output_tokens - 1.0, 0.0) * (_beside_s(machine, load) + own_s)
+    step_s = machine.decode_error.mean * (_beside_s(machine, load) + own_s)
+    return max(want.expected_output_tokens - 1.0, 0.0) * step_s
 
 
 def _decode_alone_s(machine: Machine, want: Want) -> float:
@@ -361,4 +378,6 @@ def _decode_alone_s(machine: Machine, want: Want) -> float:
     step_s = machine.prices.step_time_s(
         num_prefill_tokens=0, num_decodes=1, num_context_tokens=num_context
     )
-    return machine.forgiveness * max(want.min_output_tokens - 1, 0) * step_s
+    num_steps = max(want.min_output_tokens - 1, 0)
+    error = machine.decode_error
+    return error.mean * error.left_of(num_steps) * num_steps * step_s

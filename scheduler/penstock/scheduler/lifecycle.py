@@ -42,6 +42,7 @@ from penstock.scheduler.tenants import Tenants
 from penstock.scheduler.waiting_queue import WaitingQueue
 from penstock.scheduler.waiting_sums import WaitingSums
 
+_CUTS = frozenset({FinishReason.LENGTH, FinishReason.TIME_LIMIT, FailureReason.DEADLINE_EXCEEDED})
 _SUSPECT = frozenset({FailureReason.EXECUTOR_REQUEST_FAILED, FailureReason.EXECUTOR_REFUSED})
 """Ends after which nobody may reuse what the request wrote."""
 
@@ -270,13 +271,13 @@ class Lifecycle:
             self.arrays.deadline[request.slot] = request.spec.deadline_s
 
     def _note_length(self, request: Request, reason: FinishReason | FailureReason) -> None:
-        """What ended by itself or by time says how long outputs are."""
+        """What ended by itself, at its limit or by time says how long outputs are."""
         slot, arrays, lengths = request.slot, self.arrays, self.outlook.output_lengths
         num_generated = int(arrays.num_tokens[slot]) - int(arrays.num_prompt[slot])
-        if reason is FinishReason.STOP or reason is FinishReason.LENGTH:
+        if reason is FinishReason.STOP:
             lengths.observe(num_generated)
-        elif reason is FinishReason.TIME_LIMIT or reason is FailureReason.DEADLINE_EXCEEDED:
-            lengths.observe_cut(num_generated)
+        elif reason in _CUTS:
+            lengths.observe(num_generated, is_cut=True)
 
     def _level(self, request: Request, now: float, *, is_aged: bool) -> int:
         """The class of a request, risen by its age if that let it in.

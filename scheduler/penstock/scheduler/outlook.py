@@ -11,9 +11,9 @@ who is dropped and what they are told. Does not end anybody itself, and knows no
   compute is spent on it.
 
 A prefix that is in the cache, or that somebody who lives may be computing, counts as found. Nothing
-is foretold before the prices of a step are known well, of an executor that paces itself, or of a
-`time_limit`, which is no failure to pass. Prices that no step has confirmed for a second refuse
-nobody on an idle machine: that one is let in for trial.
+is foretold of an executor that paces itself, or of a `time_limit`, which is no failure to pass.
+Time in steps of a kind whose prices are not known well (with prefill, without) refuses nobody, nor
+do prices that no step has confirmed for a second on an idle machine: that one is let in for trial.
 """
 
 import math
@@ -141,7 +141,7 @@ class Outlook:
         verdict = None
         if deadlines.is_any and self._is_able and not self._is_trial(request, now):
             alone = forecast_alone(machine, want)
-            hope = replace(alone, queue_s=machine.forgiveness * likely.queue_s)
+            hope = replace(alone, queue_s=likely.queue_left * likely.queue_s)
             if not (
                 _is_met(hope, deadlines, now) or self.prefixes.is_wanted(request, len(matched))
             ):
@@ -182,6 +182,7 @@ class Outlook:
             num_requests=1,
             num_prefill_tokens=want.num_prefill_tokens,
             num_blocks=want.num_blocks,
+            num_output_tokens=want.expected_output_tokens,
         )
         until = forecast(self._machine(), want, self._load(), leaving)
         return Verdict(
@@ -209,8 +210,8 @@ class Outlook:
         likely = forecast(machine, want, load, Ahead())
         alone = forecast_alone(machine, want)
         hope = Forecast(
-            queue_s=machine.forgiveness * likely.queue_s,
-            prefill_s=machine.forgiveness * likely.prefill_s,
+            queue_s=likely.queue_left * likely.queue_s,
+            prefill_s=likely.prefill_left * likely.prefill_s,
             decode_s=alone.decode_s,
         )
         return (
@@ -230,7 +231,7 @@ class Outlook:
 
     @property
     def _is_able(self) -> bool:
-        return self._is_foreseeing and self.pace.is_known
+        return self._is_foreseeing and self.pace.has_prices
 
     def _is_trial(self, request: Request, now: float) -> bool:
         """Whether this one is let in to see whether the machine is still what it was.
@@ -276,7 +277,10 @@ class Outlook:
     def _machine(self) -> Machine:
         fit = self.pace.fit
         return Machine(
-            prices=fit, max_prefill_tokens=self._max_tokens, relative_error=fit.error_p90
+            prices=fit,
+            max_prefill_tokens=self._max_tokens,
+            prefill_error=fit.prefill_error,
+            decode_error=fit.decode_error,
         )
 
     def _load(self, *, has_place: bool = False) -> Load:

@@ -59,13 +59,8 @@ class Pace:
 
     @property
     def has_prices(self) -> bool:
-        """Whether enough steps were seen to tell a client what is likely."""
+        """Whether enough steps were seen to tell what is likely."""
         return not self._is_self_paced and self.fit.has_seen_enough
-
-    @property
-    def is_known(self) -> bool:
-        """Whether the prices are good enough to refuse somebody by them."""
-        return not self._is_self_paced and self.fit.is_trusted
 
     @property
     def max_num_running(self) -> int:

@@ -25,6 +25,14 @@ from collections import deque
 
 from penstock.scheduler.cost_model import MAX_PRICE_S, CostModel
 from penstock.scheduler.normal_equations import Row, projected, solved
+from penstock.scheduler.step_errors import (
+    NUM_LATEST,
+    SEEDED_SHARE,
+    UNKNOWN_ERROR,
+    WINDOW,
+    RecentErrors,
+    StepError,
+)
 
 DEFAULT_PRIOR = CostModel()
 
@@ -32,15 +40,9 @@ _NUM_PRICES = 4
 _PRIOR_INFORMATION = 0.0001
 """What the prior is worth, per price, in steps: a price is soon learnt where steps show it."""
 _MEMORY_WHILE_WRONG = 50.0
-_WINDOW = 64
-"""Residuals that the quality is told from."""
 _JUMP_WINDOW = 16
 """Residuals whose median says that the machine became another: nine steps that agree are enough,
 nearly half may be outliers."""
-_NUM_SEEDED = _JUMP_WINDOW
-_SEEDED_SHARE = 0.9
-"""The window starts with this many errors of this share of `max_error`: so many steps must
-contradict the prior before what they say is taken for the rule instead of for outliers."""
 _HUBER_SIGMAS = 2.5
 _SIGMA_OF_MEDIAN = 1.4826
 """Standard deviation of a normal distribution over the median of its absolute values."""
@@ -48,47 +50,9 @@ _MIN_SIGMA = 0.02
 """On a very quiet machine an honest change of a few per cent is no outlier."""
 _MIN_STEP_S = 1e-6
 """Residuals are relative to at least this much, so that prices of zero divide nothing."""
-_REGAINED_SHARE = 0.8
 _JUMP_FACTOR = 1.25
 _JUMP_FADE = 4.0
 """The prices may have changed by different factors: what was known counts for less."""
-
-
-class _Errors:
-    """Relative errors of the recent steps of one kind, and whether they are small."""
-
-    __slots__ = ("_max_error", "_residuals", "_sorted", "is_good", "num_seen")
-
-    def __init__(self, max_error: float) -> None:
-        self._max_error = max_error
-        self.is_good = True
-        self.begin_anew()
-
-    def begin_anew(self) -> None:
-        """Errors that neither earn trust nor lose it, until as many steps were seen."""
-        size = _SEEDED_SHARE * self._max_error
-        self._residuals: deque[float] = deque((size,) * _NUM_SEEDED)
-        self._sorted = [size] * _NUM_SEEDED
-        self.num_seen = 0
-
-    def note(self, residual: float) -> None:
-        """Keep an error, and say anew whether they are small."""
-        error = abs(residual)
-        if self.num_seen < _NUM_SEEDED or len(self._residuals) == _WINDOW:
-            del self._sorted[bisect_left(self._sorted, self._residuals.popleft())]
-        self._residuals.append(error)
-        insort(self._sorted, error)
-        self.num_seen += 1
-        bound = self._max_error * (1.0 if self.is_good else _REGAINED_SHARE)
-        self.is_good = self.median <= bound
-
-    @property
-    def median(self) -> float:
-        return self._sorted[len(self._sorted) // 2]
-
-    @property
-    def p90(self) -> float:
-        return self._sorted[(len(self._sorted) * 9) // 10]
 
 
 class StepFit:
@@ -107,7 +71,7 @@ class StepFit:
     l = 1 - 1/memory_steps, and 1 - 1/50 while the median error is above `max_error`. When
     g = 1 + median(the last 16 e) is at least 1.25 or at most 0.8, all prices are multiplied by g,
     R is divided by 4 g**2 (a quarter of the certainty, relative to the new prices) and trust has
-    to be earned anew.
+    to be earned anew; unless one kind of step is foretold as well as before.
 
     `prior`: the prices to start from. `memory_steps`: after how many steps along a direction what
     was seen before counts for 1/e; steps that differ share the forgetting, so that the memory of a
@@ -160,7 +124,7 @@ class StepFit:
         self._information = _of_prior()
         # Of steps without prefill and with: how well one kind is foretold says nothing of the
         # other, and where one is rare its errors would pass for outliers.
-        self._kinds = (_Errors(max_error), _Errors(max_error))
+        self._kinds = (RecentErrors(max_error), RecentErrors(max_error))
         self._begin_recent()
         self._model = prior
         self._is_stale = False
@@ -212,6 +176,22 @@ class StepFit:
     def error_p90(self) -> float:
         """The same, 90th percentile."""
         return max((kind.p90 for kind in self._seen_kinds()), default=self._kinds[0].p90)
+
+    @property
+    def prefill_error(self) -> StepError:
+        """How far off the predictions of steps with prefill are."""
+        return self._error_of(self._kinds[1])
+
+    @property
+    def decode_error(self) -> StepError:
+        """How far off the predictions of steps without prefill are."""
+        return self._error_of(self._kinds[0])
+
+    def _error_of(self, kind: RecentErrors) -> StepError:
+        is_known = kind.is_good and kind.num_seen >= self._min_steps // 4
+        if not (is_known and self.has_seen_enough):
+            return UNKNOWN_ERROR
+        return StepError(bias=kind.bias, p90=kind.p90)
 
     @property
     def is_trusted(self) -> bool:
@@ -278,23 +258,32 @@ class StepFit:
         memory_steps = self._memory_steps if kind.is_good else _MEMORY_WHILE_WRONG
         self._learn(features, residual, limit, memory_steps)
         factor = 1.0 + self._sorted_recent[_JUMP_WINDOW // 2]
-        if factor >= _JUMP_FACTOR or 0.0 < factor <= 1.0 / _JUMP_FACTOR:
+        is_jump = factor >= _JUMP_FACTOR or 0.0 < factor <= 1.0 / _JUMP_FACTOR
+        if is_jump and self._is_of_all(factor):
             self._jump(factor)
         self.num_steps += 1
         self._is_stale = True
 
-    def _seen_kinds(self) -> list[_Errors]:
+    def _seen_kinds(self) -> list[RecentErrors]:
         return [kind for kind in self._kinds if kind.num_seen]
+
+    def _is_of_all(self, factor: float) -> bool:
+        """Whether no kind of step seen lately goes on as foretold: then a price is off instead."""
+        return all(
+            kind.agrees(factor)
+            for kind in self._seen_kinds()
+            if kind.num_seen >= NUM_LATEST and self.num_steps - kind.last_step <= WINDOW
+        )
 
     def _begin_recent(self) -> None:
         """As high as low, so that half of the window must agree on a jump."""
-        size = _SEEDED_SHARE * self._max_error
+        size = SEEDED_SHARE * self._max_error
         self._recent: deque[float] = deque((size, -size) * (_JUMP_WINDOW // 2))
         self._sorted_recent = sorted(self._recent)
 
-    def _note(self, kind: _Errors, residual: float) -> None:
+    def _note(self, kind: RecentErrors, residual: float) -> None:
         """Keep a residual in the windows."""
-        kind.note(residual)
+        kind.note(residual, self.num_steps)
         del self._sorted_recent[bisect_left(self._sorted_recent, self._recent.popleft())]
         self._recent.append(residual)
         insort(self._sorted_recent, residual)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -21,6 +22,7 @@ from penstock.scheduler.forecast import (
     prefill_alone_s,
     retry_after_s,
 )
+from penstock.scheduler.step_errors import UNKNOWN_ERROR, StepError
 
 PRICES = CostModel(step_s=1.0, prefill_token_s=0.01, decode_slot_s=0.1, context_token_s=0.001)
 MACHINE = Machine(prices=PRICES, max_prefill_tokens=100)
@@ -51,12 +53,47 @@ def test_an_idle_machine_has_no_queue() -> None:
 
 
 def test_the_error_of_the_prices_is_forgiven() -> None:
-    machine = Machine(prices=PRICES, max_prefill_tokens=100, relative_error=0.2)
-    hopeless = Machine(prices=PRICES, max_prefill_tokens=100, relative_error=50.0)
+    errors = [StepError(bias=0.2), StepError(p90=0.3), StepError(p90=50.0), UNKNOWN_ERROR]
     want = Want(num_prefill_tokens=50)
 
-    told = [forecast_alone(one, want) for one in (machine, hopeless)]
-    assert [outlook.ttft_s for outlook in told] == pytest.approx([1.55 * 0.8, 1.55 * 0.1])
+    told = [
+        forecast_alone(Machine(prices=PRICES, max_prefill_tokens=100, prefill_error=error), want)
+        for error in errors
+    ]
+
+    assert [outlook.ttft_s / 1.55 for outlook in told] == pytest.approx([1.2, 0.7, 0.1, 0.0])
+
+
+def test_errors_of_many_steps_cancel_out() -> None:
+    error = StepError(bias=0.5, p90=0.4)
+    machine = Machine(prices=PRICES, max_prefill_tokens=100, decode_error=error)
+
+    def told(num_tokens: int) -> float:
+        want = Want(num_prefill_tokens=50, min_output_tokens=num_tokens)
+        return forecast_alone(machine, want).decode_s
+
+    step_s = told(2) / (1.0 - 0.4)
+    assert told(17) == pytest.approx(16 * step_s * (1.0 - 0.1))
+    assert told(1001) == pytest.approx(1000 * step_s * (1.0 - 0.05)), "of as many as were seen"
+
+
+def test_the_wait_is_forgiven_the_error_of_the_steps_it_is_made_of() -> None:
+    machine = Machine(
+        prices=PRICES,
+        max_prefill_tokens=100,
+        prefill_error=StepError(p90=0.2),
+        decode_error=StepError(p90=0.4),
+    )
+    want = Want(num_prefill_tokens=50)
+    full = Load(num_running=4, num_decodes=4, num_output_tokens=400.0)
+    roomy = replace(full, num_free_slots=9, num_free_blocks=99)
+    places = forecast(machine, want, full, Ahead(num_requests=1))
+    prompts = forecast(machine, want, roomy, Ahead(num_requests=1, num_prefill_tokens=1000))
+
+    # Two must leave of whom one does every 25 steps; ten steps of prompts; half a step each.
+    assert places.queue_left == pytest.approx(1.0 - 0.4 / math.sqrt(50.5))
+    assert prompts.queue_left == pytest.approx(1.0 - 0.2 / math.sqrt(10.5))
+    assert (places.prefill_left, prompts.prefill_left) == pytest.approx((0.8, 0.8))
 
 
 def test_expected_queue_waits_for_the_prefill_ahead() -> None:
@@ -210,8 +247,8 @@ def test_expected_queue_waits_for_those_ahead_to_leave_in_their_turn() -> None:
 def test_names_the_field_that_is_off() -> None:
     with pytest.raises(ValueError, match="max_prefill_tokens"):
         Machine(prices=PRICES, max_prefill_tokens=0)
-    with pytest.raises(ValueError, match="relative_error"):
-        Machine(prices=PRICES, max_prefill_tokens=1, relative_error=math.nan)
+    with pytest.raises(ValueError, match="p90"):
+        StepError(p90=math.nan)
     with pytest.raises(ValueError, match="num_prefill_tokens"):
         Want(num_prefill_tokens=0)
     with pytest.raises(ValueError, match="num_cached_tokens"):

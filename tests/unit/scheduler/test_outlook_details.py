@@ -9,6 +9,7 @@ from penstock.scheduler.events import Failed, Finished
 from penstock.scheduler.forecast import Load
 from penstock.scheduler.outlook import Outlook
 from penstock.scheduler.request import FailureReason, FinishReason, SamplingParams
+from penstock.scheduler.step_errors import StepError
 from penstock.scheduler.step_fit import StepFit
 from support.priced_site import BUDGET, PricedSite
 
@@ -18,9 +19,9 @@ ALONE_S = 0.11
 
 
 def forgive(monkeypatch: pytest.MonkeyPatch, error: float) -> None:
-    """The prices are good, and known to be off by so much."""
-    monkeypatch.setattr(StepFit, "is_trusted", property(lambda _: True))
-    monkeypatch.setattr(StepFit, "error_p90", property(lambda _: error))
+    """Predictions are known to be too long by so much."""
+    for kind in ("prefill_error", "decode_error"):
+        monkeypatch.setattr(StepFit, kind, property(lambda _: StepError(bias=-error)))
 
 
 @pytest.mark.parametrize(("error", "is_refused"), [(0.0, True), (0.5, False)])
@@ -194,6 +195,8 @@ def test_one_whom_nobody_helps_is_dropped_when_it_is_hopeless(
 ) -> None:
     site = PricedSite(num_seqs=1)
     forgive(monkeypatch, 0.0)
+    for _ in range(1000):
+        site.outlook.output_lengths.observe(5)
     site.submit(1, 4, max_tokens=300)
     site.step()
     due_s = site.clock() + 2.0

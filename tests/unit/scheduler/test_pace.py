@@ -102,7 +102,7 @@ def test_an_executor_that_paces_itself_takes_no_target() -> None:
     info = replace(make_info(), is_self_paced=True)
     with pytest.raises(ValueError, match="target_itl_s"):
         Pace(info, SchedulerConfig(target_itl_s=0.05))
-    assert not Pace(info, SchedulerConfig(known_prices=PRICES)).is_known
+    assert not Pace(info, SchedulerConfig(known_prices=PRICES)).has_prices
 
 
 def test_running_requests_keep_their_time_while_prompts_keep_coming() -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from penstock.scheduler.cost_model import CostModel
+from penstock.scheduler.step_errors import UNKNOWN_ERROR
 from penstock.scheduler.step_fit import StepFit
 
 TRUTH = CostModel(step_s=0.012, prefill_token_s=1.5e-4, decode_slot_s=2e-4, context_token_s=1.5e-7)
@@ -222,6 +223,40 @@ def test_prices_stay_above_zero_when_noise_says_otherwise() -> None:
         assert min(astuple(fit.model)) >= 0.0
 
     assert worst_error(fit, truth, mixed_steps(200, seed=9)) < 0.1
+
+
+def test_one_kind_of_step_that_is_off_moves_no_other() -> None:
+    fit = StepFit(min_steps=16)
+    truth = CostModel(step_s=0.01, prefill_token_s=1e-4, decode_slot_s=1e-4, context_token_s=0.0)
+    learn(fit, truth, mixed_steps(400))
+    decode = (0, 32, 9600)
+    before_s = predict(fit, decode)
+    # All at once prompts are three times as dear, and decodes are what they were.
+    for index in range(24):
+        prefill = (512, 32, 9600 + 512)
+        feed(fit, prefill, 3.0 * predict(truth, prefill))
+        if index % 3 == 0:
+            feed(fit, decode, predict(truth, decode))
+    assert predict(fit, decode) == pytest.approx(before_s, rel=0.25)
+    assert fit.decode_error != UNKNOWN_ERROR
+
+
+def test_pauses_are_in_the_bias_of_the_errors() -> None:
+    fit, random = StepFit(), np.random.default_rng(4)
+    for step in mixed_steps(2000):
+        feed(fit, step, predict(TRUTH, step) * (2.0 if random.random() < 0.12 else 1.0))
+    for error in (fit.prefill_error, fit.decode_error):
+        assert error.bias == pytest.approx(0.12, abs=0.1)
+
+
+def test_an_error_is_known_once_steps_of_its_kind_were_seen() -> None:
+    fit = StepFit(min_steps=32)
+    for _ in range(40):
+        feed(fit, (0, 8, 800), predict(TRUTH, (0, 8, 800)))
+    assert fit.prefill_error == UNKNOWN_ERROR
+    for _ in range(20):
+        feed(fit, (64, 8, 864), predict(TRUTH, (64, 8, 864)))
+    assert fit.prefill_error != UNKNOWN_ERROR
 
 
 @pytest.mark.parametrize("noise", [(1.0,), (1.0, 1.5, 2.0), (*[1.0] * 30, 30.0)])
