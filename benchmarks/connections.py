@@ -1,0 +1,291 @@
+"""What connections and threads cost short requests: the classic comparisons, as ratios.
+
+First a new connection for each request, a pool of them, and a pool with all requests of a
+connection in one `Multiplex` call; then a blocking client and server, a thread for each request,
+beside the asynchronous ones. Closed loops of requests of two tokens, over plain text on this
+machine, in turns; medians over the rounds.
+
+    python benchmarks/connections.py [--full] [--json FILE]
+
+Penstock serves from its simulated executor, whose steps take no time, and so does the blocking
+server, over the same link. Clients are processes of their own, on the same cores: what is told as
+requests per second is what client, front and engine cost together, and on few cores no ratio can be
+larger than that of these costs. They are in the table.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from connections_sides import MODES, MULTIPLEXED, NEW, NUM_TOKENS, POOLED, Seen
+from report import Check, arguments, print_checks, print_table, write_json
+from simulated_service import capacity, expect_ready, free_port, process, service, simulated
+
+BLOCKING = "blocking"
+IN_FLIGHT = 64
+CONCURRENCIES = (100, 500, 1000)
+MARKS = {100: (45.2, 12.8), 500: (218.7, 34.5), 1000: (None, 67.2)}
+"""Milliseconds that others report of a blocking and an asynchronous service, None: time-outs."""
+_HERE = Path(__file__).resolve().parent
+_ROLES = str(_HERE / "connections_sides.py")
+_BLOCKING_SERVICE = str(_HERE / "blocking_service.py")
+_LIMIT_S = 90.0
+_COSTS = ("client CPU ms", "front CPU ms", "engine CPU ms", "others, cores")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One closed loop. `front_ms`, `engine_ms`: processor time for each request;
+    `foreign_cores`: what others took meanwhile."""
+
+    side: str
+    concurrency: int
+    seen: Seen
+    front_ms: float
+    engine_ms: float
+    foreign_cores: float
+
+
+def client(*arguments: object) -> Seen:
+    """One client process, to its end."""
+    done = subprocess.run(
+        [sys.executable, _ROLES, *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+        timeout=_LIMIT_S,
+    )
+    found: dict[str, Any] = json.loads(done.stdout)
+    return Seen(**found)
+
+
+def measured(side: str, concurrency: int, pids: tuple[int, int], *arguments: object) -> Run:
+    """One client's run, and what it cost front and engine (`pids`) meanwhile."""
+    before = [_cpu_ms(pid) for pid in pids]
+    busy_ms, began_s = _machine_ms(), time.monotonic()
+    seen = client(*arguments)
+    elapsed_s, busy_ms = time.monotonic() - began_s, _machine_ms() - busy_ms
+    front_ms, engine_ms = (
+        (_cpu_ms(pid) - was) / max(1, seen.num_all) for pid, was in zip(pids, before, strict=True)
+    )
+    own_ms = (seen.client_ms + front_ms + engine_ms) * seen.num_all
+    run = Run(
+        side=side,
+        concurrency=concurrency,
+        seen=seen,
+        front_ms=front_ms,
+        engine_ms=engine_ms,
+        foreign_cores=max(0.0, busy_ms - own_ms) / 1e3 / elapsed_s,
+    )
+    print(
+        f"{concurrency:>5} in flight  {side:<12} {seen.per_s:>8,.0f} requests/s"
+        f"  p99 {seen.p99_ms:,.1f} ms  {seen.num_failed} failed"
+        f"  others {run.foreign_cores:.1f} cores",
+        file=sys.stderr,
+    )
+    return run
+
+
+def _machine_ms() -> float:
+    """Processor time that anybody has spent."""
+    times = psutil.cpu_times()
+    return float(times.user + times.nice + times.system + times.irq + times.softirq) * 1e3
+
+
+def _cpu_ms(pid: int) -> float:
+    times = psutil.Process(pid).cpu_times()
+    return float(times.user + times.system) * 1e3
+
+
+def penstock_runs(sides: Sequence[tuple[str, int]], duration_s: float, rounds: int) -> list[Run]:
+    """Every mode at its concurrency, in turns, on one service."""
+    options = ("--simulated-config", simulated(0.0))
+    sizes = capacity(1024, 64)
+    with service(*options, *sizes, num_fronts=1) as (port, fronts, engine):
+        pids, address = (fronts[0], engine), f"127.0.0.1:{port}"
+        return [
+            measured(mode, concurrency, pids, "async", mode, address, concurrency, duration_s)
+            for _ in range(rounds)
+            for mode, concurrency in sides
+        ]
+
+
+def blocking_runs(duration_s: float, rounds: int) -> list[Run]:
+    """The blocking pair at every concurrency."""
+    runs: list[Run] = []
+    for _, concurrency in itertools.product(range(rounds), CONCURRENCIES):
+        with tempfile.TemporaryDirectory(prefix="penstock-") as folder:
+            path, port = str(Path(folder) / "engine.sock"), free_port()
+            front = (sys.executable, _BLOCKING_SERVICE, "front", path, str(port), str(concurrency))
+            with (
+                process(sys.executable, _BLOCKING_SERVICE, "engine", path) as engine,
+                _after(engine, *front) as server,
+            ):
+                expect_ready(server)
+                pids, address = (server.pid, engine.pid), f"127.0.0.1:{port}"
+                runs.append(
+                    measured(
+                        BLOCKING, concurrency, pids, BLOCKING, address, concurrency, duration_s
+                    )
+                )
+    return runs
+
+
+@contextlib.contextmanager
+def _after(first: subprocess.Popen[str], *command: str) -> Generator[subprocess.Popen[str]]:
+    """A process that is started once `first` is ready."""
+    expect_ready(first)
+    with process(*command) as started:
+        yield started
+
+
+def median(runs: list[Run], side: str, concurrency: int, value: Callable[[Run], float]) -> float:
+    return statistics.median(
+        value(run) for run in runs if (run.side, run.concurrency) == (side, concurrency)
+    )
+
+
+def per_s(run: Run) -> float:
+    return run.seen.per_s
+
+
+def mean_ms(run: Run) -> float:
+    return run.seen.mean_ms
+
+
+def p50_ms(run: Run) -> float:
+    return run.seen.p50_ms
+
+
+def p99_ms(run: Run) -> float:
+    return run.seen.p99_ms
+
+
+def costs_of(runs: list[Run], side: str, concurrency: int) -> list[float]:
+    """Processor time of client, front and engine for each request; cores that others took."""
+    return [
+        median(runs, side, concurrency, lambda run: run.seen.client_ms),
+        median(runs, side, concurrency, lambda run: run.front_ms),
+        median(runs, side, concurrency, lambda run: run.engine_ms),
+        median(runs, side, concurrency, lambda run: run.foreign_cores),
+    ]
+
+
+def connection_checks(runs: list[Run]) -> list[Check]:
+    """The table of connections; its checks."""
+    rate = {mode: median(runs, mode, IN_FLIGHT, per_s) for mode in MODES}
+    p99 = {mode: median(runs, mode, IN_FLIGHT, p99_ms) for mode in MODES}
+    mean = {mode: median(runs, mode, IN_FLIGHT, mean_ms) for mode in MODES}
+    rows = [
+        (
+            *(mode, rate[mode], rate[mode] / rate[NEW], mean[mode], p99[mode]),
+            *(p99[mode] / p99[NEW], *costs_of(runs, mode, IN_FLIGHT)),
+        )
+        for mode in MODES
+    ]
+    print_table(
+        f"Connections, {IN_FLIGHT} in flight, {NUM_TOKENS} tokens each",
+        ("connections", "requests/s", "over new", "mean ms", "p99 ms", "p99 over new", *_COSTS),
+        rows,
+    )
+    return [
+        Check(
+            name="pooled over new connections, requests/s",
+            value=rate[POOLED] / rate[NEW],
+            goal=10.0,
+            unit="x",
+            sense="at least",
+        ),
+        Check(
+            name="pooled and multiplexed over new connections, requests/s",
+            value=rate[MULTIPLEXED] / rate[NEW],
+            goal=30.0,
+            unit="x",
+            sense="at least",
+        ),
+        Check(
+            name="pooled and multiplexed over new connections, p99",
+            value=p99[MULTIPLEXED] / p99[NEW],
+            goal=0.1,
+            unit="x",
+            sense="at most",
+        ),
+    ]
+
+
+def thread_checks(runs: list[Run]) -> list[Check]:
+    """The table of threads; its checks."""
+    rows: list[tuple[object, ...]] = []
+    for concurrency in CONCURRENCIES:
+        blocking_mark, async_mark = MARKS[concurrency]
+        marked = "time-out" if blocking_mark is None else f"{blocking_mark:g}"
+        for side, mark in ((BLOCKING, marked), (POOLED, f"{async_mark:g}"), (MULTIPLEXED, "")):
+            of = [
+                median(runs, side, concurrency, value) for value in (per_s, mean_ms, p50_ms, p99_ms)
+            ]
+            failed = median(runs, side, concurrency, lambda run: run.seen.num_failed)
+            costs = costs_of(runs, side, concurrency)
+            rows.append((concurrency, side, *of, failed, *costs, mark))
+    print_table(
+        "Threads and event loops",
+        (
+            *("in flight", "side", "requests/s", "mean ms", "p50 ms", "p99 ms", "failed"),
+            *(*_COSTS, "theirs ms"),
+        ),
+        rows,
+    )
+    most = max(CONCURRENCIES)
+    checks = [
+        Check(
+            name=f"{concurrency} in flight: mean of blocking over asynchronous",
+            value=median(runs, BLOCKING, concurrency, mean_ms)
+            / median(runs, MULTIPLEXED, concurrency, mean_ms),
+            goal=blocking_mark / async_mark,
+            unit="x",
+            sense="at least",
+        )
+        for concurrency, (blocking_mark, async_mark) in MARKS.items()
+        if blocking_mark is not None
+    ]
+    failed = sum(
+        run.seen.num_failed for run in runs if run.concurrency == most and run.side != BLOCKING
+    )
+    return [
+        *checks,
+        Check(
+            name=f"{most} in flight, asynchronous: errors and time-outs",
+            value=float(failed),
+            goal=0.0,
+            unit="requests",
+            sense="at most",
+        ),
+    ]
+
+
+def main() -> None:
+    """Measure, print, write."""
+    options = arguments(__doc__ or "").parse_args()
+    duration_s, rounds = (5.0, 3) if options.full else (2.5, 1)
+    sides = [(mode, IN_FLIGHT) for mode in MODES]
+    sides += [(mode, num) for num in CONCURRENCIES for mode in (POOLED, MULTIPLEXED)]
+    runs = penstock_runs(sides, duration_s, rounds) + blocking_runs(duration_s, rounds)
+    checks = connection_checks(runs) + thread_checks(runs)
+    print_checks(checks)
+    write_json(options.json, [asdict(run) for run in runs], checks)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,198 @@
+"""Delivery side by side: server processor time per token, throughput and delay, and their ratios.
+
+Penstock (`Generate` with one front and two, `Multiplex`) on its simulated executor, bare grpc.aio,
+FastAPI with server-sent events, plain TCP lines and a C++ gRPC server, each with tokens at fixed
+steps, the same messages and the same load client (C++, no gRPC core). The sides take turns; told
+are medians over the rounds, without those in which others used more than 0.3 cores, if any is left.
+
+    python benchmarks/delivery.py [--full] [--json FILE] [--report DIR]
+
+What is measured. Processor time: of all threads of the servers (fronts; the engine process apart),
+by the kernel's account at the edges of a window. Delay: from when a token is due until the client
+has read it. The peers' producer keeps an absolute schedule, so a slow server cannot hide behind a
+slow source. The simulated executor does as well while its engine gets its turn within a step; when
+it does not, the schedule slips for good. The slips of a run are measured by two scripted pauses
+around the window and taken off (p99), or not (p99 strict); never more is taken off than the least
+delay of any later token. A service's schedule is fitted to its fastest token, so its delays begin
+at zero, some 0.3 ms better than they are.
+
+R1, R2, R3: processor time per token over that of TCP lines, of C++ gRPC, of bare grpc.aio.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import delivery_cells
+import native_build
+from delivery_cells import (
+    AIO,
+    CORE,
+    EVENTS,
+    GENERATE,
+    LINES,
+    MULTIPLEX,
+    SIDES,
+    TWO_FRONTS,
+    Cell,
+    Load,
+    Seen,
+)
+from delivery_engine import measure_engine
+from delivery_results import (
+    BASE,
+    BUSY,
+    HEADER,
+    MANY,
+    MAX_FOREIGN_CORES,
+    OVERLOAD,
+    Results,
+    checks_of,
+    most_delivered,
+    rows_of,
+)
+from report import arguments, print_checks, print_table, write_json
+from simulated_service import RunFailed
+
+NUM_ATTEMPTS = 3
+_QUICK: dict[Load, tuple[str, ...]] = {
+    BASE: (GENERATE, MULTIPLEX, AIO, EVENTS, LINES, CORE),
+    BUSY: (GENERATE, TWO_FRONTS, MULTIPLEX, AIO),
+    OVERLOAD: (GENERATE,),
+    MANY: (GENERATE, MULTIPLEX),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What is run: sides by load, in so many rounds."""
+
+    grid: Mapping[Load, tuple[str, ...]]
+    num_rounds: dict[Load, int]
+    warm_s: float
+    window_s: float
+
+
+def plan_of(options: argparse.Namespace) -> Plan:
+    """The quick run fits into two minutes; the full one has the whole grid."""
+    if not options.full:
+        rounds = {load: 2 if load == BASE else 1 for load in _QUICK}
+        return Plan(grid=_QUICK, num_rounds=rounds, warm_s=0.3, window_s=1.0)
+    grid: dict[Load, tuple[str, ...]] = {
+        (num_streams, step_ms): SIDES
+        for num_streams in (1, 64, 256, 1000)
+        for step_ms in (20.0, 5.0)
+    }
+    grid[OVERLOAD] = SIDES
+    return Plan(grid=grid, num_rounds=dict.fromkeys(grid, 3), warm_s=0.7, window_s=2.5)
+
+
+def left_out() -> dict[str, str]:
+    """The sides that cannot be measured here, and why."""
+    missing: dict[str, str] = {}
+    absent = [name for name in ("fastapi", "uvicorn", "httptools") if not _is_installed(name)]
+    if absent:
+        missing[EVENTS] = f"not installed: {', '.join(absent)}"
+    try:
+        native_build.grpc_server()
+    except native_build.CannotBuild as error:
+        missing[CORE] = str(error)
+    return missing
+
+
+def _is_installed(module: str) -> bool:
+    return importlib.util.find_spec(module) is not None
+
+
+def run(plan: Plan, missing: dict[str, str]) -> list[Seen]:
+    """All rounds, the sides of a load in turns."""
+    found: list[Seen] = []
+    for load, sides in plan.grid.items():
+        for number in range(plan.num_rounds[load]):
+            for side in sides:
+                if side in missing:
+                    continue
+                cell = Cell(
+                    side=side,
+                    num_streams=load[0],
+                    step_ms=load[1],
+                    warm_s=plan.warm_s,
+                    window_s=plan.window_s,
+                )
+                seen = _measured(cell, number)
+                if seen is not None:
+                    found.append(seen)
+    return found
+
+
+def _measured(cell: Cell, number: int) -> Seen | None:
+    where = f"{cell.num_streams:>4} x {cell.step_ms:g} ms  round {number + 1}  {cell.side:<18}"
+    for attempt in range(NUM_ATTEMPTS):
+        try:
+            seen = delivery_cells.measure(cell)
+        except RunFailed as error:
+            print(f"{where}  failed: {error}", file=sys.stderr)
+            continue
+        # A server that gets no processor for long looks as silent as one that has nothing to do.
+        is_misread = seen.slip_ms >= 0 and not seen.is_aligned
+        if is_misread or (seen.slip_ms < 0 and attempt + 1 < NUM_ATTEMPTS):
+            print(f"{where}  again: the pauses were not seen", file=sys.stderr)
+            continue
+        print(
+            f"{where}  {seen.server_us:6.2f} us/token  p99 {seen.delay_p99_ms:6.1f} ms"
+            f"  {seen.tokens_per_s:>7,.0f} tokens/s  others {seen.foreign_cores:.1f} cores",
+            file=sys.stderr,
+        )
+        return seen
+    return None
+
+
+def main() -> None:
+    """Measure, print, write."""
+    parser = arguments(__doc__ or "")
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("--report", type=Path, metavar="DIR", help="write a page with charts")
+    options = parser.parse_args()
+    try:
+        native_build.load_client()
+    except native_build.CannotBuild as error:
+        raise SystemExit(f"delivery.py: {error}") from None
+    missing, plan = left_out(), plan_of(options)
+    seen = run(plan, missing)
+    # At the pace of the ratios, where each step finds the caches cold.
+    engine = measure_engine(*BASE, num_steps=200 if options.full else 80)
+    results = Results(seen)
+    rows, most = rows_of(results, plan.grid), most_delivered(results, plan.grid)
+    checks = checks_of(results, engine)
+    print_table("Delivery (medians)", HEADER, rows)
+    print_table("Most delivered", ("side", "tokens/s", "server cores", "at"), most)
+    print_table(
+        "Engine process, us of CPU per token at 256 streams",
+        ("link", "events", "scheduling"),
+        [(engine.link_us, engine.events_us, engine.schedule_us)],
+    )
+    print_checks(checks)
+    for side, why in missing.items():
+        print(f"\nleft out: {side}: {why}")
+    num_noisy = sum(each.foreign_cores > MAX_FOREIGN_CORES for each in seen)
+    print(f"\n{num_noisy} of {len(seen)} runs beside others on {os.cpu_count()} cores")
+    if options.report is not None:
+        from delivery_page import write_page
+
+        write_page(options.report, seen, (HEADER, rows), checks)
+    document = {
+        "runs": [asdict(each) for each in seen],
+        "engine": asdict(engine),
+        "left_out": missing,
+    }
+    write_json(options.json, document, checks)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,241 @@
+"""One cell of the delivery benchmark: a server, the source of its tokens, the load client.
+
+Owns how the sides are started, put on cores and ended, and what is read off the load client. A
+cell's server has a core of its own (where there are two), the engine or producer and the client
+have the others; with two fronts nothing is pinned.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import sys
+import tempfile
+from collections.abc import Generator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import psutil
+
+import native_build
+from simulated_service import (
+    ALL_CORES,
+    PATIENCE_S,
+    RunFailed,
+    capacity,
+    expect_ready,
+    free_port,
+    process,
+    request,
+    run_client,
+    service,
+    simulated,
+)
+
+GENERATE, TWO_FRONTS, MULTIPLEX = "Generate", "Generate, 2 fronts", "Multiplex"
+AIO, EVENTS, LINES, CORE = "grpc.aio", "FastAPI SSE", "TCP lines", "C++ gRPC"
+SIDES = (GENERATE, TWO_FRONTS, MULTIPLEX, AIO, EVENTS, LINES, CORE)
+PENSTOCK = (GENERATE, TWO_FRONTS, MULTIPLEX)
+Load: TypeAlias = tuple[int, float]
+"""Streams, and milliseconds of a step."""
+_ROLES = {AIO: "aio", EVENTS: "events", LINES: "lines"}
+_MODES = {MULTIPLEX: "multiplex", EVENTS: "events", LINES: "lines"}
+_PAUSE_S = 1.0
+_FIRST_MARK = 12
+"""The step before which every stream has had its first token."""
+_MAX_TOKENS = 4000
+_HERE = Path(__file__).resolve().parent
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """What is measured: one side under one load. `warm_s`, `window_s`: see `Deliver`."""
+
+    side: str
+    num_streams: int
+    step_ms: float
+    warm_s: float
+    window_s: float
+
+    @property
+    def load(self) -> Load:
+        """Without the side."""
+        return self.num_streams, self.step_ms
+
+    @property
+    def offered_per_s(self) -> float:
+        """Tokens per second that the source gives."""
+        return self.num_streams * 1e3 / self.step_ms
+
+    @property
+    def open_s(self) -> float:
+        """How long the streams may take to open."""
+        return 0.5 + 0.002 * self.num_streams
+
+    @property
+    def num_connections(self) -> int:
+        """Of gRPC: a client's pool; the kernel spreads them over fronts by chance."""
+        return min(self.num_streams, 16 if self.side == TWO_FRONTS else 4)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """What a cell showed. Delays in ms: `delay_*` less the slips of the source, `strict_*` with.
+    `slip_ms` is -1 where it is not known: `delay_*` is strict then.
+
+    `server_us`, `engine_us`, `client_us`: processor time per token. `foreign_cores`: what others
+    took meanwhile.
+    """
+
+    cell: Cell
+    num_tokens: int
+    num_messages: int
+    tokens_per_s: float
+    server_us: float
+    server_cores: float
+    engine_us: float
+    client_us: float
+    foreign_cores: float
+    delay_p50_ms: float
+    delay_p99_ms: float
+    strict_p99_ms: float
+    slip_ms: float
+    is_aligned: bool
+
+    @property
+    def message_us(self) -> float:
+        """The server's processor time per message."""
+        return self.server_us * self.num_tokens / max(1, self.num_messages)
+
+    @property
+    def delivered(self) -> float:
+        """The share of what was offered."""
+        return self.tokens_per_s / self.cell.offered_per_s
+
+    @property
+    def per_core(self) -> float:
+        """Tokens that a second of the server's processor time delivers."""
+        return 1e6 / self.server_us
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """A server that is up. `schedule`: where its source says when token 0 is due, None: marks."""
+
+    port: int
+    servers: list[int]
+    source: int
+    schedule: Path | None = None
+
+
+def measure(cell: Cell) -> Seen:
+    """Run one cell. Raises RunFailed when it goes wrong, CannotBuild for what is not here."""
+    native_build.load_client()
+    with tempfile.TemporaryDirectory(prefix="penstock-") as name:
+        side = _service(cell) if cell.side in PENSTOCK else _peer(cell, Path(name))
+        with side as target:
+            if cell.side != TWO_FRONTS:
+                _pin(target)
+            try:
+                return _seen(cell, _drive(cell, target))
+            finally:
+                os.sched_setaffinity(0, ALL_CORES)
+
+
+@contextlib.contextmanager
+def _service(cell: Cell) -> Generator[Target]:
+    step_s = cell.step_ms / 1e3
+    last = _FIRST_MARK + math.ceil((cell.warm_s + cell.window_s + 0.2) / step_s)
+    # All streams open while the first step takes its time: no token before the others are there.
+    slow = {1: cell.open_s, _FIRST_MARK: _PAUSE_S, last: _PAUSE_S}
+    marks: list[dict[str, object]] = [
+        {"kind": "slow_step", "at_step": step, "seconds": seconds} for step, seconds in slow.items()
+    ]
+    num_fronts = 2 if cell.side == TWO_FRONTS else 1
+    options = ("--simulated-config", simulated(step_s, marks))
+    sizes = capacity(cell.num_streams, _MAX_TOKENS)
+    with service(*options, *sizes, num_fronts=num_fronts) as (port, fronts, engine):
+        yield Target(port=port, servers=fronts, source=engine)
+
+
+@contextlib.contextmanager
+def _peer(cell: Cell, folder: Path) -> Generator[Target]:
+    roles = str(_HERE / "delivery_peers.py")
+    path, schedule = str(folder / "source.sock"), folder / "schedule"
+    step_s, num_streams = str(cell.step_ms / 1e3), str(cell.num_streams)
+    port = free_port()
+    with contextlib.ExitStack() as stack:
+        paced = (sys.executable, roles, "producer", path, num_streams, step_s, str(schedule))
+        producer = stack.enter_context(process(*paced))
+        expect_ready(producer)
+        if cell.side == CORE:
+            command = [str(native_build.grpc_server()), str(port), path]
+        else:
+            command = [sys.executable, roles, _ROLES[cell.side], path, str(port)]
+        server = stack.enter_context(process(*command))
+        expect_ready(server)
+        yield Target(port=port, servers=[server.pid], source=producer.pid, schedule=schedule)
+
+
+def _drive(cell: Cell, target: Target) -> dict[str, Any]:
+    options: dict[str, object] = {
+        "mode": _MODES.get(cell.side, "grpc"),
+        "port": target.port,
+        "streams": cell.num_streams,
+        "connections": cell.num_connections,
+        "request": request(_MAX_TOKENS),
+        "step": cell.step_ms / 1e3,
+        "pause": _PAUSE_S,
+        "warm": cell.warm_s,
+        "window": cell.window_s,
+        "servers": ",".join(map(str, target.servers)),
+        "others": target.source,
+        "limit": PATIENCE_S,
+    }
+    if target.schedule is not None:
+        options["schedule"] = target.schedule
+    return run_client("deliver", options)
+
+
+def _seen(cell: Cell, found: dict[str, Any]) -> Seen:
+    if found["num_ended"]:
+        raise RunFailed(f"{found['num_ended']} streams ended")
+    num_tokens = max(1, found["num_tokens"])
+    server_s, source_s = sum(found["servers_s"]), sum(found["others_s"])
+    window_s, client_s = found["window_s"], found["client_s"]
+    foreign_s = found["machine_s"] - server_s - source_s - client_s
+    return Seen(
+        cell=cell,
+        num_tokens=num_tokens,
+        num_messages=found["num_messages"],
+        tokens_per_s=num_tokens / window_s,
+        server_us=server_s * 1e6 / num_tokens,
+        server_cores=server_s / window_s,
+        engine_us=source_s * 1e6 / num_tokens,
+        client_us=client_s * 1e6 / num_tokens,
+        foreign_cores=max(0.0, foreign_s / window_s),
+        delay_p50_ms=found["delay_p50_ms"],
+        delay_p99_ms=found["delay_p99_ms"],
+        strict_p99_ms=found["strict_p99_ms"],
+        slip_ms=found["slip_ms"],
+        is_aligned=found["is_aligned"],
+    )
+
+
+def _pin(target: Target) -> None:
+    """The server on the last core; its source, and the client that we start, on the others."""
+    cores = sorted(ALL_CORES)
+    if len(cores) < 2:
+        return
+    for pid in target.servers:
+        _set_cores(pid, {cores[-1]})
+    _set_cores(target.source, set(cores[:-1]))
+    os.sched_setaffinity(0, cores[:-1])
+
+
+def _set_cores(pid: int, cores: set[int]) -> None:
+    for thread in psutil.Process(pid).threads():
+        with contextlib.suppress(ProcessLookupError):
+            os.sched_setaffinity(thread.id, cores)

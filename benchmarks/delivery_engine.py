@@ -1,0 +1,179 @@
+"""What delivery costs the engine process: per token, for all its fronts' streams together.
+
+The engine process's own classes in one thread (scheduler, simulated executor, dispatcher, hub),
+paced in real time, a front in another process that only reads. Told is the thread's processor time
+outside the engine's step (polling, splitting by front, encoding, sending) and for making the
+step's events, which is inside; the rest of the step, scheduling, is told beside it.
+"""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ParamSpec, TypeVar
+from unittest.mock import patch
+
+import numpy as np
+
+from penstock.executor.config import ExecutorConfig, ExecutorKind, SimulatedConfig, SimulatedPace
+from penstock.executor.simulated.executor import SimulatedExecutor
+from penstock.scheduler.config import SchedulerConfig
+from penstock.scheduler.cost_model import CostModel
+from penstock.scheduler.engine import Engine
+from penstock.scheduler.events import StepEvents
+from penstock.scheduler.request import RequestSpec, SamplingParams
+from penstock.server.link.dispatch import Dispatcher
+from penstock.server.link.frames import FrontHello, encode
+from penstock.server.link.fronts import FrontHub
+from penstock.server.link.ports import EngineHello
+from penstock.server.link.spec_frames import Submit
+
+_FRONT_ID = 1
+_WARM_STEPS = 20
+_LIMIT_S = 60.0
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineCost:
+    """Microseconds of processor time per token. `link`: frames and sockets; `events`: `StepEvents`;
+    `schedule`: the rest of the step."""
+
+    num_streams: int
+    num_steps: int
+    link_us: float
+    events_us: float
+    schedule_us: float
+
+    @property
+    def delivery_us(self) -> float:
+        """Link and events together."""
+        return self.link_us + self.events_us
+
+
+class _Stopwatch:
+    """The processor time of this thread within some calls."""
+
+    def __init__(self) -> None:
+        self.spent_ns = 0
+
+    def timing(self, call: Callable[_P, _T]) -> Callable[_P, _T]:
+        def timed(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+            before_ns = time.thread_time_ns()
+            try:
+                return call(*args, **kwargs)
+            finally:
+                self.spent_ns += time.thread_time_ns() - before_ns
+
+        return timed
+
+
+def measure_engine(num_streams: int, step_ms: float, num_steps: int) -> EngineCost:
+    """Run so many steps with all streams in them."""
+    num_tokens = num_steps + 4 * _WARM_STEPS
+    prices = CostModel(
+        step_s=step_ms / 1e3, prefill_token_s=0.0, decode_slot_s=0.0, context_token_s=0.0
+    )
+    executor = SimulatedExecutor(
+        ExecutorConfig(
+            kind=ExecutorKind.SIMULATED,
+            max_num_seqs=num_streams,
+            max_seq_len=num_tokens + 64,
+            num_blocks=num_streams * (num_tokens // 16 + 4),
+            pipeline_depth=2,
+            simulated=SimulatedConfig(cost=prices, pace=SimulatedPace.REAL_TIME),
+        )
+    )
+    engine = Engine(executor, SchedulerConfig(max_num_batched_tokens=8192), time.monotonic)
+    hello = EngineHello(
+        epoch=1,
+        model="benchmark",
+        executor=executor.info,
+        max_num_waiting=4096,
+        max_num_waiting_tokens=1 << 24,
+    )
+    with tempfile.TemporaryDirectory(prefix="penstock-") as folder:
+        path = str(Path(folder) / "engine.sock")
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(path)
+            listener.listen(1)
+            command = (sys.executable, __file__, path, str(num_streams), str(num_tokens))
+            with subprocess.Popen(command) as front:
+                try:
+                    dispatcher = Dispatcher(engine, hello)
+                    return _run(engine, FrontHub(listener, dispatcher), num_streams, num_steps)
+                finally:
+                    front.terminate()
+
+
+def _run(engine: Engine, hub: FrontHub, num_streams: int, num_steps: int) -> EngineCost:
+    whole, step, events = _Stopwatch(), _Stopwatch(), _Stopwatch()
+    timed_events = events.timing(engine.scheduler.take_events)
+    give_up_s = time.monotonic() + _LIMIT_S
+    num_full_steps = num_tokens = 0
+
+    def turn() -> None:
+        nonlocal num_tokens
+        hub.poll(0.0 if engine.has_work else 0.05)
+        for front_id, frame in hub.dispatcher.step():
+            hub.send(front_id, frame)
+
+    def counted_step() -> StepEvents:
+        nonlocal num_full_steps, num_tokens
+        news = real_step()
+        num_full_steps += len(news.keys) == num_streams
+        num_tokens += len(news.keys)
+        return news
+
+    real_step = engine.step
+    with (
+        patch.object(engine.scheduler, "take_events", timed_events),
+        patch.object(engine, "step", step.timing(counted_step)),
+    ):
+        timed_turn = whole.timing(turn)
+        while num_full_steps < _WARM_STEPS:
+            turn()
+            if time.monotonic() > give_up_s:
+                raise SystemExit("the engine side did not start")
+        num_tokens = num_full_steps = 0
+        for watch in (whole, step, events):
+            watch.spent_ns = 0
+        while num_full_steps < num_steps and time.monotonic() < give_up_s:
+            timed_turn()
+    return EngineCost(
+        num_streams=num_streams,
+        num_steps=num_full_steps,
+        link_us=(whole.spent_ns - step.spent_ns) / 1e3 / num_tokens,
+        events_us=events.spent_ns / 1e3 / num_tokens,
+        schedule_us=(step.spent_ns - events.spent_ns) / 1e3 / num_tokens,
+    )
+
+
+def _front(path: str, num_streams: int, num_tokens: int) -> None:
+    """Submit and read, as a front does whose streams keep up."""
+    with socket.socket(socket.AF_UNIX) as link:
+        link.connect(path)
+        link.sendall(encode(FrontHello(front_id=_FRONT_ID)))
+        for index in range(num_streams):
+            spec = RequestSpec(
+                key=(_FRONT_ID << 32) + index + 1,
+                request_id=str(index),
+                prompt_ids=np.array([5, 6, 7, 8], dtype=np.int32),
+                max_tokens=num_tokens,
+                sampling=SamplingParams(temperature=0.0),
+                arrival_s=time.monotonic(),
+            )
+            link.sendall(encode(Submit(specs=(spec,))))
+        while link.recv(1 << 16):
+            pass
+
+
+if __name__ == "__main__":
+    _front(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))

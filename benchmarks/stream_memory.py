@@ -1,0 +1,236 @@
+"""What open streams hold of a front's memory, and whether requests leave anything behind.
+
+Resident memory of the front processes: per open stream that waits and per one that gets a token
+every quarter of a second, at 1,000 and 5,000 streams (the latter on two fronts, each of which takes
+4,096); and its growth per request over many that finish, and over many that their client leaves
+after the first token. Of those gRPC's core is known to keep 100 to 200 bytes.
+
+    python benchmarks/stream_memory.py [--full] [--json FILE]
+
+Resident memory comes and goes by a megabyte: growth is told from 10,000 requests, which take under
+a minute, but held against its goal only with --full, over 100,000.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+
+import numpy as np
+import psutil
+
+import native_build
+from report import Check, arguments, print_checks, print_table, write_json
+from simulated_service import RunFailed, capacity, request, run_client, service, simulated
+
+STREAMS = (1000, 5000)
+MAX_STREAM_BYTES = 64 * 1024
+MAX_GROWTH_BYTES = {"finished": 20.0, "left": 200.0}
+"""Per request, over MIN_JUDGED_REQUESTS at least. What gRPC's core keeps is the second one's."""
+MIN_JUDGED_REQUESTS = 100_000
+NUM_BLOCKS = 10
+_WARM_REQUESTS = 400
+_NUM_CONNECTIONS = 8
+_SETTLE_S = 2.0
+_LIMIT_S = 240.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """Open streams and what they hold, bytes each."""
+
+    kind: str
+    num_streams: int
+    num_fronts: int
+    base_mib: float
+    stream_bytes: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Growth:
+    """Resident bytes of the front after each block of requests; `request_bytes`: the slope."""
+
+    kind: str
+    num_requests: int
+    per_s: float
+    resident_bytes: list[int]
+    request_bytes: float
+
+
+def resident_bytes(fronts: list[int]) -> int:
+    """Of all fronts."""
+    return sum(int(psutil.Process(pid).memory_info().rss) for pid in fronts)
+
+
+def churn(port: int, num_requests: int, num_tokens: int, leave_after: int = 0) -> float:
+    """Requests one after another, 64 at a time; requests per second."""
+    options: dict[str, object] = {
+        "port": port,
+        "streams": 64,
+        "connections": 4,
+        "request": request(num_tokens),
+        "requests": num_requests,
+        "leave-after": leave_after,
+        "limit": _LIMIT_S,
+    }
+    found = run_client("churn", options, limit_s=_LIMIT_S)
+    num_good = found["num_left"] if leave_after else found["num_finished"]
+    if num_good != num_requests:
+        raise RunFailed(f"{num_good} of {num_requests} requests went well: {found}")
+    return num_requests / float(found["elapsed_s"])
+
+
+def held(num_streams: int, *, is_active: bool) -> Held:
+    """Open so many streams at once and look."""
+    num_fronts = 1 if num_streams <= 4000 else 2
+    # Whoever comes after the warm-up waits: the step that its first one is in does not end.
+    stuck: dict[str, object] = {
+        "kind": "slow_step",
+        "at_request": _WARM_REQUESTS + 1,
+        "seconds": 3600.0,
+    }
+    config = simulated(0.25 if is_active else 0.0, [] if is_active else [stuck])
+    sizes = capacity(num_streams, 512)
+    with service("--simulated-config", config, *sizes, num_fronts=num_fronts) as (
+        port,
+        fronts,
+        _,
+    ):
+        churn(port, _WARM_REQUESTS, 2)
+        time.sleep(_SETTLE_S)
+        base = resident_bytes(fronts)
+        client = str(native_build.load_client())
+        options = {
+            "port": port,
+            "streams": num_streams,
+            "connections": _NUM_CONNECTIONS * num_fronts,
+            "request": request(480),
+            "until": "token" if is_active else "message",
+        }
+        listed = [text for name, value in options.items() for text in (f"--{name}", str(value))]
+        with subprocess.Popen(
+            [client, "hold", *listed], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        ) as holding:
+            assert holding.stdout is not None
+            found = json.loads(holding.stdout.readline())
+            if found["num_open"] != num_streams or found["num_ended"]:
+                raise RunFailed(f"not all streams are open: {found}")
+            time.sleep(_SETTLE_S)
+            grown = resident_bytes(fronts) - base
+            assert holding.stdin is not None
+            holding.stdin.close()
+    return Held(
+        kind="active" if is_active else "waiting",
+        num_streams=num_streams,
+        num_fronts=num_fronts,
+        base_mib=base / 2**20 / num_fronts,
+        stream_bytes=grown / num_streams,
+    )
+
+
+def growth(kind: str, num_requests: int, send: Callable[[int, int], float]) -> Growth:
+    """Blocks of requests on one front; `send(port, number)` sends some and tells their rate."""
+    block = num_requests // NUM_BLOCKS
+    sizes = capacity(64, 64)
+    with service("--simulated-config", simulated(0.001), *sizes, num_fronts=1) as (port, fronts, _):
+        send(port, _WARM_REQUESTS)
+        resident, rates = [resident_bytes(fronts)], []
+        for number in range(NUM_BLOCKS):
+            rates.append(send(port, block))
+            resident.append(resident_bytes(fronts))
+            print(
+                f"{kind}: {block * (number + 1):,} of {num_requests:,}"
+                f"  {resident[-1] / 2**20:.1f} MiB",
+                file=sys.stderr,
+            )
+    # What a process takes at first it takes once: the second half tells what goes on.
+    half = np.array(resident[NUM_BLOCKS // 2 :], dtype=np.float64)
+    slope = float(np.polyfit(np.arange(len(half)) * block, half, 1)[0])
+    return Growth(
+        kind=kind,
+        num_requests=block * NUM_BLOCKS,
+        per_s=float(np.median(rates)),
+        resident_bytes=resident,
+        request_bytes=slope,
+    )
+
+
+def finished(port: int, num_requests: int) -> float:
+    return churn(port, num_requests, 2)
+
+
+def left(port: int, num_requests: int) -> float:
+    return churn(port, num_requests, 48, leave_after=1)
+
+
+def report(holds: list[Held], growths: list[Growth]) -> list[Check]:
+    """Print the tables; the checks."""
+    print_table(
+        "Open streams",
+        ("streams", "kind", "fronts", "front MiB before", "KiB per stream"),
+        [(h.num_streams, h.kind, h.num_fronts, h.base_mib, h.stream_bytes / 1024) for h in holds],
+    )
+    print_table(
+        "Requests one after another",
+        ("requests", "kind", "requests/s", "MiB before", "MiB after", "bytes per request"),
+        [
+            (
+                *(g.num_requests, g.kind, g.per_s, g.resident_bytes[0] / 2**20),
+                *(g.resident_bytes[-1] / 2**20, g.request_bytes),
+            )
+            for g in growths
+        ],
+    )
+    checks = [
+        Check(
+            name=f"{h.num_streams:,} {h.kind} streams: memory of each",
+            value=h.stream_bytes,
+            goal=float(MAX_STREAM_BYTES),
+            unit="bytes",
+            sense="at most",
+        )
+        for h in holds
+    ]
+    checks += [
+        Check(
+            name=f"{g.num_requests:,} requests {g.kind}: growth for each",
+            value=g.request_bytes,
+            goal=MAX_GROWTH_BYTES[g.kind],
+            unit="bytes",
+            sense="at most",
+        )
+        for g in growths
+        if g.num_requests >= MIN_JUDGED_REQUESTS
+    ]
+    return checks
+
+
+def main() -> None:
+    """Measure, print, write."""
+    options = arguments(__doc__ or "").parse_args()
+    num_requests = MIN_JUDGED_REQUESTS if options.full else 10_000
+    try:
+        native_build.load_client()
+    except native_build.CannotBuild as error:
+        raise SystemExit(f"stream_memory.py: {error}") from None
+    holds = [
+        held(num_streams, is_active=is_active)
+        for num_streams in STREAMS
+        for is_active in (False, True)
+    ]
+    growths = [
+        growth("finished", num_requests, finished),
+        growth("left", num_requests, left),
+    ]
+    checks = report(holds, growths)
+    print_checks(checks)
+    results = {"held": [asdict(h) for h in holds], "growth": [asdict(g) for g in growths]}
+    write_json(options.json, results, checks)
+
+
+if __name__ == "__main__":
+    main()
