@@ -1,7 +1,7 @@
 """One step's news, handed to the streams it concerns.
 
 Owns the walk over a `StepEvents` and what happens when one request trips over its part of it: that
-request fails alone. Never raises, never blocks; each stream is woken once per step.
+request fails alone. Never raises, never blocks; a writer looks only after the whole step.
 """
 
 import logging
@@ -121,14 +121,23 @@ class EventDispatcher:
         rows = LogprobRows(events.logprobs)
         at_s = events.at_s
         stopped: list[int] = []
-        find = self._table.find_output
+        find, max_backlog_tokens = self._table.find_output, self._max_backlog_tokens
         for row, (key, token_id) in enumerate(zip(keys, token_ids, strict=True)):
             output = find(key)
             if output is None:
                 self._counters.num_late_events += 1
                 continue
-            touched[output.request] = None
             try:
+                if output.is_plain:
+                    # Nearly every token comes this way. Most of what it costs is to fetch what it
+                    # touches into the cache: so nothing else of its request is looked at.
+                    stream = output.stream
+                    stream.push_text(output.text.push_one(token_id))
+                    stream.wake()
+                    if stream.num_backlog_tokens > max_backlog_tokens:
+                        touched[output.request] = None
+                    continue
+                touched[output.request] = None
                 if output.request.on_token(
                     output, token_id, at_s=at_s, now_s=now_s, rows=rows, row=row
                 ):

@@ -7,7 +7,7 @@ on the event loop; times are seconds on the engine's clock.
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from penstock.scheduler.batch import TokenLogprobs
 from penstock.scheduler.events import Admitted, Failed, Preempted, PrefixFound, Queued
@@ -35,29 +35,23 @@ from penstock.server.front.submission import Submission
 from penstock.server.text.text_stream import TextStream
 
 
+@dataclass(slots=True, eq=False)
 class LiveOutput:
-    """One of the outputs of a request: its text, and how it ended."""
+    """One of the outputs of a request: its text, and how it ended. `stream`: its request's.
 
-    __slots__ = (
-        "end",
-        "index",
-        "is_live",
-        "is_running",
-        "key",
-        "num_preemptions",
-        "request",
-        "text",
-    )
+    `is_plain`: with its next token `on_token` would push the text and do nothing else.
+    """
 
-    def __init__(self, request: "LiveRequest", index: int, key: int, text: TextStream) -> None:
-        self.request = request
-        self.index = index
-        self.key = key
-        self.text = text
-        self.end: OutputEnd | None = None
-        self.is_live = True
-        self.is_running = False
-        self.num_preemptions = 0
+    request: "LiveRequest"
+    index: int
+    key: int
+    text: TextStream
+    stream: TokenStream
+    end: OutputEnd | None = None
+    is_live: bool = True
+    is_plain: bool = False
+    is_running: bool = False
+    num_preemptions: int = 0
 
 
 class LiveRequest:
@@ -113,7 +107,7 @@ class LiveRequest:
         self._submission = submission
         self.phases = PhaseClock(now_s)
         self.outputs = tuple(
-            LiveOutput(self, spec.output_index, spec.key, text)
+            LiveOutput(self, spec.output_index, spec.key, text, self.stream)
             for spec, text in zip(submission.specs, texts, strict=True)
         )
         leader = submission.specs[0]
@@ -215,14 +209,14 @@ class LiveRequest:
             self._num_cached = change.num_cached_tokens
         output.is_running = True
         if self.phases.admit(change.at_s):
-            self._push_progress(change.num_cached_tokens)
+            self._change_state(change.num_cached_tokens)
 
     def on_preempted(self, output: LiveOutput, change: Preempted) -> None:
         """An output gave its slot back and waits again."""
         output.num_preemptions += 1
         output.is_running = False
         if self.phases.leave(change.at_s, has_more=True):
-            self._push_progress(0)
+            self._change_state(0)
 
     def on_prefix_found(self, output: LiveOutput, change: PrefixFound) -> None:
         """The executor's own word about its cache, in place of what was foreseen."""
@@ -249,7 +243,7 @@ class LiveRequest:
         """One new token. True when the output ended by a stop string: the engine must be told."""
         if not output.is_live:
             return False
-        # This runs for every token: what happens once is asked for, not called.
+        # This runs for every token with more than text: what happens once is asked for, not called.
         if self._accepted is not None:
             self.accept()
         if self.phases.phase is not Phase.DECODE:
@@ -259,9 +253,10 @@ class LiveRequest:
         records: Sequence[TokenRecord] = ()
         if self._wants_records:
             records = (rows.record(row, token_id, self.generation.output.num_logprobs),)
-        text = output.text.push_one(token_id)
-        if text is not None:
-            self.stream.push_tokens(TokensPiece(output.index, text, 1, records))
+        elif output.text.is_plain and output.index == 0:
+            # All that happens once has happened, until the state changes.
+            output.is_plain = True
+            self.stream.push_text(output.text.push_one(token_id))
             return False
         delta = output.text.push((token_id,))
         self.stream.push_tokens(TokensPiece(output.index, delta.text, delta.num_tokens, records))
@@ -294,7 +289,7 @@ class LiveRequest:
         """The engine refused or failed an output: the request as a whole fails."""
         if not output.is_live:
             return
-        output.is_live = False
+        output.is_live = output.is_plain = False
         submission = self._submission
         self.fail(
             refusal_for(
@@ -325,7 +320,10 @@ class LiveRequest:
         self.stream.close()
         self.stream.wake()
 
-    def _push_progress(self, num_cached_tokens: int) -> None:
+    def _change_state(self, num_cached_tokens: int) -> None:
+        """The request runs or waits again: tell it, and let the next token say so to the clock."""
+        for output in self.outputs:
+            output.is_plain = False
         self.stream.push(
             Progress(
                 state=self.phases.state,
@@ -349,7 +347,7 @@ class LiveRequest:
         stop_string: str | None = None,
         stop_token_id: int | None = None,
     ) -> None:
-        output.is_live = False
+        output.is_live = output.is_plain = False
         output.end = OutputEnd(
             output_index=output.index,
             reason=reason,
@@ -362,7 +360,7 @@ class LiveRequest:
         if output.is_running:
             output.is_running = False
             if self.phases.leave(at_s, has_more=has_more):
-                self._push_progress(0)
+                self._change_state(0)
         if has_more:
             self.stream.release_held()
         else:

@@ -38,10 +38,10 @@ class SharedWriter(WatchedWrite, Generic[S]):
 
     def mark(self, source: S) -> None:
         """`source` has something to write."""
+        if not self._ready:
+            # It waits for the first only, and has been woken for all that follow.
+            self.wake()
         self._ready.append(source)
-        waiter = self._waiter
-        if waiter is not None and not waiter.done():
-            waiter.set_result(None)
 
     def wake(self) -> None:
         """Let the writer look at what has changed besides its sources."""

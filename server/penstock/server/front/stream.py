@@ -30,6 +30,7 @@ class TokenStream(WatchedWrite):
         "_hold",
         "_on_ready",
         "_refusal",
+        "_text",
         "_waiter",
         "is_closed",
         "is_cut",
@@ -39,6 +40,8 @@ class TokenStream(WatchedWrite):
     def __init__(self, chunks: ChunkLimits = WHOLE_BACKLOG, timers: Timers | None = None) -> None:
         super().__init__()
         self._events: list[StreamEvent] = []
+        # All of the backlog, where it is the text of one token of output 0: see `push_text`.
+        self._text: str | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._on_ready: Callable[[], None] | None = None
         self._refusal: Refusal | None = None
@@ -52,7 +55,7 @@ class TokenStream(WatchedWrite):
     @property
     def is_drained(self) -> bool:
         """True once nothing more will be taken."""
-        return self.is_closed and not self._events
+        return self.is_closed and not self._events and self._text is None
 
     @property
     def refusal(self) -> Refusal | None:
@@ -71,6 +74,7 @@ class TokenStream(WatchedWrite):
         if isinstance(event, TokensPiece):
             self.push_tokens(event)
         elif not self.is_closed:
+            self._keep_text()
             self._events.append(event)
             if self._hold is not None:
                 self._hold.add(event)
@@ -79,10 +83,31 @@ class TokenStream(WatchedWrite):
         """The same for what comes most often."""
         if self.is_closed:
             return
+        self._keep_text()
         self._events.append(piece)
         self.num_backlog_tokens += piece.num_tokens
         if self._hold is not None:
             self._hold.add(piece)
+
+    def push_text(self, text: str) -> None:
+        """The same for one token of output 0 with nothing but its text.
+
+        Most tokens are such, and are taken by `take_text` before the next one comes: no event is
+        made of them.
+        """
+        if self._events or self.num_backlog_tokens or self._hold is not None or self.is_closed:
+            self.push_tokens(TokensPiece(0, text, 1, ()))
+            return
+        self._text = text
+        self.num_backlog_tokens = 1
+
+    def take_text(self) -> str | None:
+        """All of the backlog, where it is the text of one token of output 0, else None."""
+        text = self._text
+        if text is not None:
+            self._text = None
+            self.num_backlog_tokens = 0
+        return text
 
     def release_held(self) -> None:
         """What was held back for a larger message goes with the next write."""
@@ -112,6 +137,7 @@ class TokenStream(WatchedWrite):
         self.is_cut = True
         self._refusal = refusal
         self._events.clear()
+        self._text = None
         self.num_backlog_tokens = 0
         self.close()
         self.break_off()
@@ -150,6 +176,7 @@ class TokenStream(WatchedWrite):
 
         What stands behind a piece that exceeds `max_tokens` waits with it.
         """
+        self._keep_text()
         if self._hold is None and max_tokens is None:
             events, self._events = self._events, []
             self.num_backlog_tokens = 0
@@ -161,6 +188,12 @@ class TokenStream(WatchedWrite):
         if self._hold is not None and num_due == len(due):
             self._hold.forget_due()
         return taken
+
+    def _keep_text(self) -> None:
+        """Make an event of a token that `take_text` has not taken."""
+        if self._text is not None:
+            self._events.append(TokensPiece(0, self._text, 1, ()))
+            self._text = None
 
 
 def num_tokens_of(events: list[StreamEvent]) -> int:

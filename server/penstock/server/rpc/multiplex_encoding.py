@@ -50,37 +50,45 @@ class MultiplexEncoder:
 
     def encode(self, batch: Sequence[StreamEvent]) -> Sequence[bytes]:
         """Everything in `batch`, in order, each event as the bytes of a message of its own."""
-        first = batch[0]
-        if len(batch) == 1 and isinstance(first, TokensPiece) and not first.records:
-            plain: TokensPiece | None = first
-        else:
-            plain = _plain_tokens(batch)
-        if plain is not None and len(plain.text) <= self._max_plain_chars:
-            return (self._tokens(plain),)
+        piece = batch[0] if len(batch) == 1 else _plain_tokens(batch)
+        if isinstance(piece, TokensPiece):
+            index, text, num_tokens, records = piece
+            if not records and len(text) <= self._max_plain_chars:
+                if index:
+                    return (self._tokens(index, text, num_tokens),)
+                return (self.encode_text(text, num_tokens),)
         return [_framed(self._head, data) for data in self._responses.encode(batch)]
 
-    def _tokens(self, piece: TokensPiece) -> bytes:
-        """A message of tokens without records."""
+    def encode_text(self, text: str, num_tokens: int = 1) -> bytes:
+        """What `encode` gives for a piece of output 0 without records."""
+        responses = self._responses
+        number = responses.sequence
+        data = text.encode()
+        size = len(data)
+        if not (number and 0 < size <= _MAX_SHORT_TEXT_BYTES and 0 < num_tokens < 128):
+            return self._tokens(0, text, num_tokens)
+        responses.sequence = number + 1
+        sequence = varint(number)
+        response_size = size + 7 + len(sequence)
+        return b"".join(
+            (
+                _EVENT_HEAD[self._num_around_response + response_size],
+                self._head,
+                _RESPONSE_HEAD[response_size],
+                sequence,
+                _TEXT_HEAD[size],
+                data,
+                _TEXT_TAIL[num_tokens],
+            )
+        )
+
+    def _tokens(self, index: int, text: str, num_tokens: int) -> bytes:
+        """A message of tokens without records, whatever their number and length."""
         responses = self._responses
         number = responses.sequence
         responses.sequence = number + 1
-        sequence = _BYTE[number] if number < 128 else varint(number)
-        index, text, num_tokens, _ = piece
         data = text.encode()
         size = len(data)
-        if 0 < size <= _MAX_SHORT_TEXT_BYTES and 0 < num_tokens < 128 and not index and number:
-            response_size = size + 7 + len(sequence)
-            return b"".join(
-                (
-                    _EVENT_HEAD[self._num_around_response + response_size],
-                    self._head,
-                    _RESPONSE_HEAD[response_size],
-                    sequence,
-                    _TEXT_HEAD[size],
-                    data,
-                    _TEXT_TAIL[num_tokens],
-                )
-            )
         tokens = b"".join(
             (
                 _OUTPUT_INDEX + varint(index) if index else b"",
@@ -88,7 +96,7 @@ class MultiplexEncoder:
                 _NUM_TOKENS + varint(num_tokens) if num_tokens else b"",
             )
         )
-        sequence_field = _SEQUENCE + sequence if number else b""
+        sequence_field = _SEQUENCE + varint(number) if number else b""
         return _framed(self._head, sequence_field + _TOKENS + varint(len(tokens)) + tokens)
 
 
@@ -102,7 +110,7 @@ def varint(value: int) -> bytes:
     if value < 128:
         return _BYTE[value]
     if value < 16384:
-        return bytes((value & 0x7F | 0x80, value >> 7))
+        return (value & 0x7F | 0x80 | value >> 7 << 8).to_bytes(2, "little")
     digits = bytearray()
     while value >= 128:
         digits.append(value & 0x7F | 0x80)

@@ -10,7 +10,7 @@ from penstock.server.front.config import FrontConfig
 from penstock.server.front.errors import Refusal
 from penstock.server.front.live_request import LiveRequest
 from penstock.server.front.shared_writer import SharedWriter
-from penstock.server.front.stream import num_tokens_of
+from penstock.server.front.stream import TokenStream, num_tokens_of
 from penstock.server.rpc.mapping_out import encoder_for
 from penstock.server.rpc.multiplex_encoding import MultiplexEncoder
 
@@ -31,6 +31,7 @@ class MultiplexedRequest:
         "_num_credit_tokens",
         "_refusal",
         "_request_id",
+        "_stream",
         "_writer",
         "is_ended",
         "key",
@@ -51,6 +52,7 @@ class MultiplexedRequest:
         self._writer = writer
         self._num_credit_tokens = num_credit_tokens
         self._encoder: MultiplexEncoder | None = None
+        self._stream: TokenStream | None = None
         self._is_marked = False
         self._refusal: Refusal | None = None
         self._request_id = ""
@@ -70,6 +72,7 @@ class MultiplexedRequest:
     def live(self, request: LiveRequest, config: FrontConfig, clock: Callable[[], float]) -> None:
         """The front has taken it: what its stream gets is written from now on."""
         self.request = request
+        self._stream = request.stream
         self._clock = clock
         self._encoder = MultiplexEncoder(
             self.key,
@@ -102,18 +105,26 @@ class MultiplexedRequest:
         A failure is not among them: see `refusal` once it has ended.
         """
         self._is_marked = False
-        if self.request is None or self._encoder is None:
+        stream, encoder, credit = self._stream, self._encoder, self._num_credit_tokens
+        if stream is None or encoder is None:
             self.is_ended = self._refusal is not None
             return ()
-        stream = self.request.stream
-        batch = stream.take_due(self._num_credit_tokens)
+        # Most requests have one token, and no more than its text, each time they are looked at.
+        text = stream.take_text() if credit != 0 else None
+        if text is not None:
+            num_tokens = 1
+            events: Sequence[bytes] = (encoder.encode_text(text),)
+        else:
+            batch = stream.take_due(credit)
+            num_tokens = 0 if credit is None else num_tokens_of(batch)
+            events = encoder.encode(batch) if batch else ()
         self.is_ended = stream.is_closed and stream.is_drained
-        if self._num_credit_tokens is not None:
-            self._num_credit_tokens -= num_tokens_of(batch)
+        if credit is not None:
+            self._num_credit_tokens = credit - num_tokens
             if stream.is_closed:
                 # No backlog grows any more that would end it where credit never comes.
                 stream.wait_for_reader(NO_TIME if self.is_ended else self._clock())
-        return self._encoder.encode(batch) if batch else ()
+        return events
 
     def break_with(self, refusal: Refusal) -> None:
         """`take` itself failed: what it had taken is lost, and the request ends here."""

@@ -72,7 +72,15 @@ class MultiplexWriter:
         parts: list[bytes] = []
         size = 0
         for request in ready:
-            for event in self._take(request):
+            try:
+                events = request.take()
+            except Exception as error:
+                # A bug in our own handling: this request ends, the others must not notice.
+                request.break_with(self._wrapper.internal_error("Multiplex", error))
+                events = ()
+            if request.is_ended:
+                events = self._end(request, events)
+            for event in events:
                 if size + len(event) > self._max_message_bytes and parts:
                     yield b"".join(parts)
                     parts.clear()
@@ -82,15 +90,8 @@ class MultiplexWriter:
         if parts:
             yield b"".join(parts)
 
-    def _take(self, request: MultiplexedRequest) -> Sequence[bytes]:
-        events: Sequence[bytes] = ()
-        try:
-            events = request.take()
-        except Exception as error:
-            # A bug in our own handling: this request ends, the others must not notice.
-            request.break_with(self._wrapper.internal_error("Multiplex", error))
-        if not request.is_ended:
-            return events
+    def _end(self, request: MultiplexedRequest, events: Sequence[bytes]) -> Sequence[bytes]:
+        """`events` were its last: release it, and add the error that it ended with, if any."""
         self._table.end(request)
         if request.refusal is None:
             return events

@@ -45,6 +45,14 @@ class TextStream:
         self.is_finished = False
         self.matched_stop: str | None = None
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether each token is text and no more: no stop string is looked for, nor has it ended.
+
+        Once false this stays so; true, it stays so until `finish`.
+        """
+        return self._matcher is None and not self.is_finished
+
     def push(self, token_ids: Sequence[int]) -> TextDelta:
         """The next tokens, as plain integers. After the end they are ignored: `num_tokens` is 0."""
         if self.is_finished:
@@ -55,13 +63,8 @@ class TextStream:
         self.num_tokens += num_tokens
         return TextDelta(self._decoder.push(token_ids), num_tokens)
 
-    def push_one(self, token_id: int) -> str | None:
-        """The next token where no stop string is looked for: the text that may go out now.
-
-        None where `push` has to be called instead.
-        """
-        if self._matcher is not None or self.is_finished:
-            return None
+    def push_one(self, token_id: int) -> str:
+        """The next token while `is_plain`, else call `push`: the text that may go out now."""
         self.num_tokens += 1
         return self._decoder.push_one(token_id)
 

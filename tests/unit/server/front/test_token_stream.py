@@ -33,6 +33,48 @@ async def test_take_returns_everything_at_once_and_then_waits() -> None:
     assert await taker == [piece("d")]
 
 
+async def test_a_token_alone_is_taken_as_text_or_as_an_event() -> None:
+    stream = TokenStream()
+    assert stream.take_text() is None
+    stream.push_text("a")
+    assert stream.num_backlog_tokens == 1
+    assert not stream.is_drained
+    assert stream.take_text() == "a"
+    assert stream.num_backlog_tokens == 0
+    stream.push_text("b")
+    assert stream.take_due(0) == []
+    assert await stream.take() == [piece("b")]
+    stream.push_text("")
+    assert stream.take_text() == "", "a token whose text comes later is one as well"
+
+
+async def test_text_among_other_events_keeps_its_place() -> None:
+    stream = TokenStream()
+    stream.push(PromptPiece(text="p"))
+    stream.push_text("a")
+    assert stream.take_text() is None
+    assert stream.take_due() == [PromptPiece(text="p"), piece("a")]
+    stream.push_text("a")
+    stream.push_text("b")
+    assert stream.take_text() is None
+    stream.push(PromptPiece(text="p"))
+    assert stream.take_due() == [piece("a"), piece("b"), PromptPiece(text="p")]
+    stream.push_text("a")
+    stream.push(PromptPiece(text="p"))
+    assert stream.take_due() == [piece("a"), PromptPiece(text="p")]
+
+
+async def test_text_is_dropped_by_a_cut_and_after_an_end() -> None:
+    stream = TokenStream()
+    stream.push_text("a")
+    stream.close()
+    stream.push_text("late")
+    before = stream.is_drained
+    stream.cut(REFUSAL)
+    assert (before, stream.is_drained) == (False, True)
+    assert stream.take_text() is None
+
+
 async def test_waking_without_news_goes_on_waiting() -> None:
     stream = TokenStream()
     taker = asyncio.ensure_future(stream.take())

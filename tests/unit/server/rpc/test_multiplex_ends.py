@@ -308,13 +308,13 @@ async def test_a_fault_of_ours_ends_one_request_alone(
         one, two = await call.submitted(), await call.submitted()
         call.port.say(changes=[admitted(one), admitted(two)])
         await call.settle()
-        encode = MultiplexEncoder.encode
+        encode_text = MultiplexEncoder.encode_text
 
-        def fail_once(self: MultiplexEncoder, batch: object) -> object:
-            monkeypatch.setattr(MultiplexEncoder, "encode", encode)
+        def fail_once(self: MultiplexEncoder, text: str, num_tokens: int = 1) -> bytes:
+            monkeypatch.setattr(MultiplexEncoder, "encode_text", encode_text)
             raise RuntimeError("canary")
 
-        monkeypatch.setattr(MultiplexEncoder, "encode", fail_once)
+        monkeypatch.setattr(MultiplexEncoder, "encode_text", fail_once)
         call.port.say(tokens=[(one, call.token("a")), (two, call.token("a"))])
         call.port.finish(two)
         await call.settle()

@@ -52,13 +52,12 @@ def test_each_token_brings_the_text_it_completes(model: ModelText) -> None:
 
 def test_one_token_without_stop_strings_is_its_text(model: ModelText) -> None:
     stream = model.new_stream()
+    assert stream.is_plain
     assert [stream.push_one(token_id) for token_id in letters("aé")] == ["a", "", "é"]
     assert stream.num_tokens == 3
     stream.finish()
-    assert stream.push_one(letters("b")[0]) is None
-    looking = model.new_stream(stops=StopStrings(("x",)))
-    assert looking.push_one(letters("b")[0]) is None
-    assert looking.num_tokens == 0
+    assert not stream.is_plain
+    assert not model.new_stream(stops=StopStrings(("x",))).is_plain
 
 
 def test_an_incomplete_character_is_replaced_at_the_end(model: ModelText) -> None:

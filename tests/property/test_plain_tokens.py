@@ -1,0 +1,235 @@
+"""The short way of a plain token, from a step to its bytes, leads where the general way leads."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from penstock.scheduler.events import Admitted, Failed, Finished, Preempted, Queued
+from penstock.scheduler.request import FailureReason, FinishReason
+from penstock.server.front.config import FrontConfig
+from penstock.server.front.events import StreamEvent, TokensPiece
+from penstock.server.front.front import Front
+from penstock.server.front.generation import (
+    ChunkLimits,
+    Generation,
+    Output,
+    Sampling,
+    Stopping,
+    TextInput,
+)
+from penstock.server.front.live_request import LiveOutput, LiveRequest
+from penstock.server.front.stream import TokenStream
+from penstock.server.front.submission import CallTimes
+from penstock.server.text.model_text import ModelText
+from support.fronts import ScriptedPort, make_text
+
+MAX_BACKLOG_TOKENS = 4
+NUM_OUTPUTS = 2
+TAKE, FAIL, CLOSE, CUT = "take", "fail", "close", "cut"
+SOME_IDS = (67, 68, 69, 70)
+
+
+@dataclass(frozen=True)
+class News:
+    """What an engine says in one step of output `index`, behind (output, token id)."""
+
+    kind: str
+    index: int
+    tokens: Sequence[tuple[int, int]] = ()
+
+
+Script = list[News | str | int]
+"""Besides news: to take all, or so many tokens, and what else ends a stream."""
+PLAIN = News("", 0, [(0, SOME_IDS[0])])
+OPENING: Script = [News("admitted", 0), PLAIN]
+
+indexes = st.integers(0, NUM_OUTPUTS - 1)
+# Mostly tokens: what they meet is rare in life too.
+tokens = st.lists(
+    st.tuples(indexes, st.one_of(st.sampled_from(SOME_IDS), st.integers(0, 400))),
+    min_size=1,
+    max_size=3,
+)
+token_news = st.builds(News, st.just(""), st.just(0), tokens)
+changes = st.builds(News, st.sampled_from(("queued", "admitted", "preempted")), indexes)
+ends = st.builds(News, st.sampled_from(("finished", "failed")), indexes, tokens)
+steps = st.one_of(token_news, st.just(TAKE), st.integers(0, 3), changes)
+scripts = st.builds(
+    lambda first, last, after: [*OPENING, *first, *last, *after],
+    st.lists(steps, min_size=4, max_size=20),
+    st.lists(st.one_of(ends, st.sampled_from((FAIL, CLOSE, CUT))), max_size=1),
+    st.lists(steps, max_size=6),
+)
+
+
+def generation_of(
+    num_outputs: int,
+    stops: tuple[str, ...] = (),
+    *,
+    has_ids: bool = False,
+    min_chunk_tokens: int = 1,
+) -> Generation:
+    return Generation(
+        prompt=TextInput(text="hello"),
+        prompt_path="text.text",
+        request_id="r",
+        sampling=Sampling(num_outputs=num_outputs, seed=1),
+        stopping=Stopping(max_tokens=200, stop_strings=stops),
+        output=Output(
+            return_token_ids=has_ids,
+            chunks=ChunkLimits(min_tokens=min_chunk_tokens, max_delay_s=60.0),
+        ),
+    )
+
+
+nums_outputs, chunk_tokens = st.integers(1, NUM_OUTPUTS), st.sampled_from((1, 1, 3))
+plain = st.builds(generation_of, nums_outputs, min_chunk_tokens=chunk_tokens)
+others = st.builds(
+    generation_of,
+    nums_outputs,
+    st.just(("ab",)),
+    has_ids=st.booleans(),
+    min_chunk_tokens=chunk_tokens,
+)
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelText]:
+    text = make_text(tmp_path_factory.mktemp("model"))
+    yield text
+    text.close()
+
+
+def take(stream: TokenStream, max_tokens: int | None, *, is_short: bool) -> list[StreamEvent]:
+    if is_short and max_tokens != 0:
+        text = stream.take_text()
+        if text is not None:
+            return [TokensPiece(0, text, 1, ())]
+    return stream.take_due(max_tokens)
+
+
+def say(port: ScriptedPort, request: LiveRequest, news: News, at_s: float) -> None:
+    """One step of an engine, also one that no engine would ever do."""
+    keys = [output.key for output in request.outputs]
+    key = keys[news.index % len(keys)]
+    changes: dict[str, Queued | Admitted | Preempted] = {
+        "queued": Queued(key=key, at_s=at_s, num_ahead=1, estimated_queue_s=None),
+        "admitted": Admitted(key=key, at_s=at_s, num_cached_tokens=0, num_preemptions=0),
+        "preempted": Preempted(key=key, at_s=at_s),
+    }
+    ends: dict[str, Finished | Failed] = {
+        "finished": Finished(key=key, at_s=at_s, reason=FinishReason.LENGTH, stop_id=-1),
+        "failed": Failed(key=key, at_s=at_s, reason=FailureReason.EXECUTOR_REQUEST_FAILED),
+    }
+    port.say(
+        tokens=[(keys[index % len(keys)], token_id) for index, token_id in news.tokens],
+        changes=[changes[news.kind]] if news.kind in changes else [],
+        ends=[ends[news.kind]] if news.kind in ends else [],
+        at_s=at_s,
+    )
+
+
+async def play(
+    text: ModelText, generation: Generation, script: Script, *, is_short: bool
+) -> tuple[list[object], int]:
+    """All that can be observed, and how many steps left a token to take as text."""
+    seen: list[object] = []
+    now_s = 0.0
+    port = ScriptedPort()
+    config = FrontConfig(acceptance_delay_s=60.0, max_backlog_tokens=MAX_BACKLOG_TOKENS)
+    front = Front(text, config, port=port, clock=lambda: now_s)
+    port.listener = front
+    port.come_up()
+    request = await front.open(generation, CallTimes(arrival_s=0.0))
+    stream = request.stream
+    is_woken = False
+    num_plain = 0
+
+    def on_ready() -> None:
+        nonlocal is_woken
+        is_woken = True
+
+    stream.attach(on_ready)
+    for step in script:
+        now_s += 1.0
+        is_woken = False
+        if step == CLOSE:
+            front.release(request)
+        elif step == FAIL:
+            front.on_lost()
+        elif step == CUT:
+            stream.wait_for_reader(-1000.0)
+            front.cut_stalled()
+        elif isinstance(step, News):
+            say(port, request, step, now_s - 0.5)
+            num_plain += any(output.is_plain for output in request.outputs)
+        else:
+            limit = step if isinstance(step, int) else None
+            seen.append(take(stream, limit, is_short=is_short))
+        seen.append((is_woken, stream.num_backlog_tokens, stream.is_drained, stream.is_cut))
+        seen.append((request.state, request.live_keys, stream.refusal))
+    seen.append(take(stream, None, is_short=is_short))
+    front.release(request)
+    seen.append((port.cancelled, front.counters))
+    return seen, num_plain
+
+
+def check_both_ways(text: ModelText, generation: Generation, script: Script) -> int:
+    short, num_plain = asyncio.run(play(text, generation, script, is_short=True))
+    with pytest.MonkeyPatch.context() as patch:
+        never = property(lambda _: False, lambda _, value: None)
+        patch.setattr(LiveOutput, "is_plain", never)
+        general, num_plain_in_general = asyncio.run(play(text, generation, script, is_short=False))
+    assert num_plain_in_general == 0
+    assert short == general
+    return num_plain
+
+
+@given(plain, scripts)
+@example(generation_of(2), [*OPENING, News("admitted", 1), News("finished", 0), PLAIN])
+@example(generation_of(1), [*OPENING, TAKE, PLAIN, News("finished", 0)])
+@example(generation_of(1), [*OPENING, TAKE, PLAIN, CUT])
+@example(generation_of(1), [*OPENING, TAKE, PLAIN, News("preempted", 0), 0])
+def test_both_ways_tell_the_same(text: ModelText, generation: Generation, script: Script) -> None:
+    assert check_both_ways(text, generation, script) > 0
+
+
+@given(others, scripts)
+def test_tokens_with_more_than_text_never_go_the_short_way(
+    text: ModelText, generation: Generation, script: Script
+) -> None:
+    assert check_both_ways(text, generation, script) == 0
+
+
+def is_plain(output: LiveOutput) -> bool:
+    return output.is_plain
+
+
+async def test_a_plain_token_is_not_handled_as_any_other(
+    text: ModelText, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generation = Generation(prompt=TextInput(text="hello"), prompt_path="text.text")
+    port = ScriptedPort()
+    front = Front(text, FrontConfig(acceptance_delay_s=60.0), port=port)
+    port.listener = front
+    port.come_up()
+    request = await front.open(generation, CallTimes(arrival_s=front.clock()))
+    (output,) = request.outputs
+    port.admit(output.key)
+    port.send(output.key, SOME_IDS[:1])
+    assert is_plain(output)
+    await request.stream.take()
+    with monkeypatch.context() as patch:
+        patch.delattr(LiveRequest, "on_token")
+        port.send(output.key, SOME_IDS[:1])
+    assert request.stream.take_text()
+    assert front.counters.num_internal_errors == 0
+    port.say(changes=[Preempted(key=output.key, at_s=front.clock())])
+    assert not is_plain(output)
+    front.release(request)
