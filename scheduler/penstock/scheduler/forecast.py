@@ -156,7 +156,7 @@ def forecast(machine: Machine, want: Want, load: Load, ahead: Ahead) -> Forecast
         prefill_s=_expected_prefill_s(machine, want, load),
         decode_s=_expected_decode_s(machine, want, load),
         queue_left=queue.error.left_of(queue.num_steps),
-        prefill_left=machine.prefill_error.left_of(num_chunks),
+        prefill_left=_least(machine.prefill_error, num_chunks) / machine.prefill_error.mean,
     )
 
 
@@ -223,8 +223,7 @@ def prefill_alone_s(machine: Machine, want: Want) -> float:
     """
     num_steps, num_context = _chunks(want, machine.max_prefill_tokens)
     prices = machine.prices
-    error = machine.prefill_error
-    return (error.mean * error.left_of(num_steps)) * (
+    return _least(machine.prefill_error, num_steps) * (
         num_steps * prices.step_s
         + want.num_prefill_tokens * prices.prefill_token_s
         + num_context * prices.context_token_s
@@ -379,5 +378,12 @@ def _decode_alone_s(machine: Machine, want: Want) -> float:
         num_prefill_tokens=0, num_decodes=1, num_context_tokens=num_context
     )
     num_steps = max(want.min_output_tokens - 1, 0)
-    error = machine.decode_error
-    return error.mean * error.left_of(num_steps) * num_steps * step_s
+    return _least(machine.decode_error, num_steps) * num_steps * step_s
+
+
+def _least(error: StepError, num_steps: float) -> float:
+    """What so many steps of the request itself take at least, of what the prices say.
+
+    Nobody may be wronged: steps that took longer may have done so for the sake of others.
+    """
+    return min(error.mean, 1.0) * error.left_of(num_steps)

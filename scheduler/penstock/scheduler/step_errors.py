@@ -35,8 +35,8 @@ class StepError:
     p90: float = 0.0
 
     def __post_init__(self) -> None:
-        if not -1.0 <= self.bias < math.inf:
-            raise ValueError(f"bias must be finite and at least -1, not {self.bias}")
+        if not -1.0 < self.bias < math.inf:
+            raise ValueError(f"bias must be finite and above -1, not {self.bias}")
         if not self.p90 >= 0.0:
             raise ValueError(f"p90 must not be negative, not {self.p90}")
 
@@ -105,11 +105,14 @@ class RecentErrors:
 
     @property
     def bias(self) -> float:
-        """Their mean, of those that were measured; none before `NUM_LATEST` of them."""
+        """Their mean, of those that were measured; none before `NUM_LATEST` of them.
+
+        One that took longer than twice as long counts as twice: a pause of a minute is no rule.
+        """
         num_real = min(self.num_seen, len(self._residuals))
         if num_real < NUM_LATEST:
             return 0.0
-        return sum(islice(reversed(self._residuals), num_real)) / num_real
+        return sum(min(one, 1.0) for one in islice(reversed(self._residuals), num_real)) / num_real
 
     def agrees(self, factor: float) -> bool:
         """Whether its latest steps, too, say that the machine is slower or faster."""

@@ -51,6 +51,7 @@ _MIN_SIGMA = 0.02
 _MIN_STEP_S = 1e-6
 """Residuals are relative to at least this much, so that prices of zero divide nothing."""
 _JUMP_FACTOR = 1.25
+_MAX_EXCESS = 0.9
 _JUMP_FADE = 4.0
 """The prices may have changed by different factors: what was known counts for less."""
 
@@ -191,7 +192,7 @@ class StepFit:
         is_known = kind.is_good and kind.num_seen >= self._min_steps // 4
         if not (is_known and self.has_seen_enough):
             return UNKNOWN_ERROR
-        return StepError(bias=kind.bias, p90=kind.p90)
+        return StepError(bias=max(kind.bias, -_MAX_EXCESS), p90=kind.p90)
 
     @property
     def is_trusted(self) -> bool:

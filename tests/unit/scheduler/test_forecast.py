@@ -53,7 +53,13 @@ def test_an_idle_machine_has_no_queue() -> None:
 
 
 def test_the_error_of_the_prices_is_forgiven() -> None:
-    errors = [StepError(bias=0.2), StepError(p90=0.3), StepError(p90=50.0), UNKNOWN_ERROR]
+    errors = [
+        StepError(bias=0.2),
+        StepError(bias=-0.2),
+        StepError(p90=0.3),
+        StepError(p90=50.0),
+        UNKNOWN_ERROR,
+    ]
     want = Want(num_prefill_tokens=50)
 
     told = [
@@ -61,7 +67,7 @@ def test_the_error_of_the_prices_is_forgiven() -> None:
         for error in errors
     ]
 
-    assert [outlook.ttft_s / 1.55 for outlook in told] == pytest.approx([1.2, 0.7, 0.1, 0.0])
+    assert [outlook.ttft_s / 1.55 for outlook in told] == pytest.approx([1.0, 0.8, 0.7, 0.1, 0.0])
 
 
 def test_errors_of_many_steps_cancel_out() -> None:
