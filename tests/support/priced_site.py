@@ -21,7 +21,7 @@ from support.core import make_spec
 # A step takes 10 ms and 1 ms for each token of prefill: a prompt of 100 alone takes 110 ms.
 PRICES = CostModel(step_s=0.01, prefill_token_s=0.001, decode_slot_s=0.0, context_token_s=0.0)
 BUDGET = 100
-NUM_SETTLING = 20
+NUM_SETTLING = 40
 MAX_STEPS = 3000
 
 
@@ -51,12 +51,15 @@ class PricedSite:
         }
         self.engine = Engine(executor, SchedulerConfig(**(settings | config)), self.clock)
         self.ends: dict[int, Finished | Failed] = {}
-        self.queued: dict[int, Queued] = {}
+        self.queued: dict[int, list[Queued]] = {}
         self.admitted: dict[int, Admitted] = {}
         if is_settled:
+            # Until some steps of each kind were as foretold, some error is allowed for.
             for key in range(1_000_000, 1_000_000 + NUM_SETTLING):
                 self.submit(key, 10)
                 self.run()
+            self.submit(1_000_000 + NUM_SETTLING, 1, max_tokens=400)
+            self.run()
 
     @property
     def outlook(self) -> Outlook:
@@ -89,7 +92,7 @@ class PricedSite:
             self.ends[end.key] = end
         for change in events.changes:
             if isinstance(change, Queued):
-                self.queued[change.key] = change
+                self.queued.setdefault(change.key, []).append(change)
             elif isinstance(change, Admitted):
                 self.admitted[change.key] = change
         return events
@@ -100,6 +103,11 @@ class PricedSite:
                 return
             self.step()
         raise AssertionError("the engine does not come to rest")
+
+    def failure(self, key: int) -> Failed:
+        end = self.ends[key]
+        assert isinstance(end, Failed)
+        return end
 
     def run_until(self, at_s: float) -> None:
         """Steps until that time has come."""

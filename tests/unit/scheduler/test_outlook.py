@@ -2,93 +2,18 @@
 
 import math
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
-from penstock.executor.config import ExecutorConfig, ExecutorKind, SimulatedConfig
-from penstock.executor.simulated.executor import SimulatedExecutor
-from penstock.executor.simulated.pace import VirtualClock
-from penstock.scheduler.config import SchedulerConfig, SchedulingOrder
-from penstock.scheduler.cost_model import CostModel
-from penstock.scheduler.engine import Engine
-from penstock.scheduler.events import Admitted, Failed, Finished, Queued, StepEvents
+from penstock.scheduler.config import SchedulingOrder
+from penstock.scheduler.events import Failed, Finished
 from penstock.scheduler.request import FailureReason, FinishReason
 from support.core import make_spec
-
-# A step takes 10 ms and 1 ms for each token of prefill: a prompt of 100 alone takes 110 ms.
-PRICES = CostModel(step_s=0.01, prefill_token_s=0.001, decode_slot_s=0.0, context_token_s=0.0)
-BUDGET = 100
-
-
-class Site:
-    """An engine in virtual time over a machine of known prices."""
-
-    def __init__(self, *, is_settled: bool = True, num_seqs: int = 4, **config: Any) -> None:
-        self.clock = VirtualClock(0.0)
-        executor = SimulatedExecutor(
-            ExecutorConfig(
-                kind=ExecutorKind.SIMULATED,
-                block_size=4,
-                num_blocks=1000,
-                max_num_seqs=num_seqs,
-                max_seq_len=2000,
-                simulated=SimulatedConfig(vocab_size=100, cost=PRICES),
-            ),
-            pacer=self.clock,
-        )
-        settings: dict[str, Any] = {
-            "max_num_batched_tokens": BUDGET,
-            "known_prices": PRICES,
-            "max_prefill_share": 1.0,
-        }
-        self.engine = Engine(executor, SchedulerConfig(**(settings | config)), self.clock)
-        self.ends: dict[int, Finished | Failed] = {}
-        self.queued: dict[int, list[Queued]] = {}
-        self.admitted: dict[int, float] = {}
-        if is_settled:
-            # Until some steps of each kind were as foretold, some error is allowed for.
-            for key in range(1_000_000, 1_000_040):
-                self.submit(key, 10)
-                self.run()
-            self.submit(1_000_040, 1, max_tokens=400)
-            self.run()
-
-    def submit(self, key: int, num_prompt: int, **options: Any) -> None:
-        now = self.clock()
-        for name in ("ttft_deadline_s", "deadline_s", "time_limit_s"):
-            if name in options:
-                options[name] += now
-        options = {"max_tokens": 5, "arrival_s": now, "hashed": False} | options
-        self.engine.submit((make_spec(key, [i % 90 for i in range(num_prompt)], **options),))
-
-    def step(self) -> StepEvents:
-        events = self.engine.step()
-        self.engine.check_integrity()
-        for end in events.ends:
-            self.ends[end.key] = end
-        for change in events.changes:
-            if isinstance(change, Queued):
-                self.queued.setdefault(change.key, []).append(change)
-            elif isinstance(change, Admitted):
-                self.admitted[change.key] = change.at_s
-        return events
-
-    def run(self) -> None:
-        for _ in range(3000):
-            if not self.engine.has_work:
-                return
-            self.step()
-        raise AssertionError("the engine does not come to rest")
-
-    def failure(self, key: int) -> Failed:
-        end = self.ends[key]
-        assert isinstance(end, Failed)
-        return end
+from support.priced_site import PricedSite
 
 
 def test_a_first_token_that_cannot_be_there_in_time_is_refused_at_once() -> None:
-    site = Site()
+    site = PricedSite()
     begun_s = site.clock()
     site.submit(1, 100, ttft_deadline_s=0.1)
     site.step()
@@ -102,14 +27,14 @@ def test_a_first_token_that_cannot_be_there_in_time_is_refused_at_once() -> None
 
 
 def test_a_first_token_that_can_just_be_there_is_not_refused() -> None:
-    site = Site()
+    site = PricedSite()
     site.submit(1, 100, ttft_deadline_s=0.12)
     site.run()
     assert isinstance(site.ends[1], Finished)
 
 
 def test_a_total_deadline_counts_the_tokens_that_must_come() -> None:
-    site = Site()
+    site = PricedSite()
     site.submit(1, 100, min_tokens=11, max_tokens=20, deadline_s=0.2)
     site.submit(2, 100, min_tokens=1, max_tokens=20, deadline_s=0.9)
     site.run()
@@ -123,7 +48,7 @@ def test_a_total_deadline_counts_the_tokens_that_must_come() -> None:
 
 @pytest.mark.parametrize("order", list(SchedulingOrder))
 def test_who_waits_ahead_counts(order: SchedulingOrder) -> None:
-    site = Site(num_seqs=1, order=order)
+    site = PricedSite(num_seqs=1, order=order)
     for key in range(1, 5):
         site.submit(key, 100, max_tokens=1, ttft_deadline_s=5.0)
     # Four prompts of 110 ms, the first of them not begun.
@@ -139,7 +64,7 @@ def test_who_waits_ahead_counts(order: SchedulingOrder) -> None:
 def test_who_is_refused_is_told_to_come_back_when_the_queue_is_shorter_by_what_was_lacking() -> (
     None
 ):
-    site = Site(num_seqs=1, order=SchedulingOrder.FCFS)
+    site = PricedSite(num_seqs=1, order=SchedulingOrder.FCFS)
     for key in range(1, 21):
         site.submit(key, 100, max_tokens=1)
     site.submit(30, 100, max_tokens=1, ttft_deadline_s=1.0)
@@ -151,7 +76,7 @@ def test_who_is_refused_is_told_to_come_back_when_the_queue_is_shorter_by_what_w
 
 
 def test_in_the_queue_one_is_dropped_the_moment_it_becomes_hopeless() -> None:
-    site = Site(num_seqs=1)
+    site = PricedSite(num_seqs=1)
     for _ in range(1000):
         site.engine.scheduler.life.outlook.output_lengths.observe(5)
     site.submit(1, 4, max_tokens=300)
@@ -170,7 +95,7 @@ def test_in_the_queue_one_is_dropped_the_moment_it_becomes_hopeless() -> None:
 
 
 def test_no_compute_is_spent_on_one_who_would_be_late_beside_those_who_run() -> None:
-    site = Site(num_seqs=2)
+    site = PricedSite(num_seqs=2)
     site.submit(1, 1000, max_tokens=2)
     site.step()
     # Alone it would take 60 ms, but the prompt under way has the budget of the next steps.
@@ -181,7 +106,7 @@ def test_no_compute_is_spent_on_one_who_would_be_late_beside_those_who_run() -> 
 
 
 def test_nothing_is_foretold_while_the_prices_are_not_known() -> None:
-    site = Site(known_prices=None, is_settled=False)
+    site = PricedSite(known_prices=None, is_settled=False)
     site.submit(1, 100, ttft_deadline_s=0.05)
     site.run()
     assert 1 in site.queued
@@ -191,7 +116,7 @@ def test_nothing_is_foretold_while_the_prices_are_not_known() -> None:
 
 
 def test_prices_are_learnt_from_the_steps() -> None:
-    site = Site(known_prices=None)
+    site = PricedSite(known_prices=None)
     for key in range(2, 42):
         site.submit(key, 10 + 2 * key)
         site.run()
@@ -205,7 +130,7 @@ def test_prices_are_learnt_from_the_steps() -> None:
 
 
 def test_without_foresight_a_deadline_counts_when_it_passes() -> None:
-    site = Site(foresees_deadlines=False)
+    site = PricedSite(foresees_deadlines=False)
     site.submit(1, 300, ttft_deadline_s=0.15)
     site.run()
     failure = site.failure(1)
@@ -214,7 +139,7 @@ def test_without_foresight_a_deadline_counts_when_it_passes() -> None:
 
 
 def test_a_time_limit_is_no_failure_and_not_foretold() -> None:
-    site = Site()
+    site = PricedSite()
     site.submit(1, 300, time_limit_s=0.15)
     site.run()
     end = site.ends[1]
@@ -223,7 +148,7 @@ def test_a_time_limit_is_no_failure_and_not_foretold() -> None:
 
 
 def test_a_prefix_that_somebody_may_be_computing_counts_as_found() -> None:
-    site = Site(num_seqs=2)
+    site = PricedSite(num_seqs=2)
     site.submit(1, 1000, hashed=True, max_tokens=1)
     site.step()
     # With all of its tokens to compute it would take 440 ms alone.
@@ -235,7 +160,7 @@ def test_a_prefix_that_somebody_may_be_computing_counts_as_found() -> None:
 
 
 def test_a_full_queue_tells_when_to_come_back() -> None:
-    site = Site(num_seqs=1, max_num_waiting=2)
+    site = PricedSite(num_seqs=1, max_num_waiting=2)
     site.submit(1, 100, max_tokens=50)
     site.step()
     for key in (2, 3, 4):
@@ -250,7 +175,7 @@ def test_a_full_queue_tells_when_to_come_back() -> None:
 
 
 def test_who_is_accepted_is_told_its_place_and_its_wait() -> None:
-    site = Site(num_seqs=1, order=SchedulingOrder.FCFS)
+    site = PricedSite(num_seqs=1, order=SchedulingOrder.FCFS)
     for key in range(1, 5):
         site.submit(key, 100, max_tokens=1)
     site.run()
@@ -263,14 +188,14 @@ def test_who_is_accepted_is_told_its_place_and_its_wait() -> None:
 
 
 def test_a_deadline_that_has_passed_at_submission_is_told_as_such() -> None:
-    site = Site()
+    site = PricedSite()
     site.submit(1, 10, deadline_s=0.0)
     site.step()
     assert site.failure(1).reason is FailureReason.DEADLINE_EXCEEDED
 
 
 def test_all_outputs_of_a_request_are_refused_with_their_leader() -> None:
-    site = Site()
+    site = PricedSite()
     now = site.clock()
     leader = make_spec(1, prompt=[1] * 100, ttft_deadline_s=now + 0.05, arrival_s=now)
     follower = replace(leader, key=2, leader_key=1, output_index=1, ttft_deadline_s=now + 9.0)

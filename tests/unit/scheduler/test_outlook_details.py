@@ -146,8 +146,8 @@ def test_at_the_door_others_are_expected_to_have_their_turn(
         assert isinstance(end, Failed)
         assert end.estimate_s == pytest.approx(2 * ALONE_S, abs=STEP_S)
     else:
-        assert site.queued[9].num_ahead == 1
-        assert site.queued[9].estimated_queue_s == pytest.approx(ALONE_S, abs=STEP_S)
+        assert site.queued[9][0].num_ahead == 1
+        assert site.queued[9][0].estimated_queue_s == pytest.approx(ALONE_S, abs=STEP_S)
 
 
 @pytest.mark.parametrize("what", ["crowded", "dropped"])
@@ -262,7 +262,7 @@ def test_a_time_limit_ends_one_that_waits(options: dict[str, Any]) -> None:
     site.submit(1, 4, max_tokens=300)
     site.step()
     begun_s = site.clock()
-    site.submit(2, 10, time_limit_s=1.0, deadline_s=2.5)
+    site.submit(2, 10, time_limit_s=1.0, deadline_s=9.0)
     site.run()
     end = site.ends[2]
     assert isinstance(end, Finished)
