@@ -27,6 +27,38 @@ class WaitReason(enum.IntEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Wait:
+    """One stay of a request in the queue, explained.
+
+    `blocks_s` .. `fairness_s`: how long each `WaitReason` held up who was next in line while it
+    waited; `other_s`: nothing was lacking, or no step was planned. They add up to the stay.
+    `num_passed_by`: requests that came later and were let in before it.
+    """
+
+    blocks_s: float = 0.0
+    slots_s: float = 0.0
+    token_budget_s: float = 0.0
+    fairness_s: float = 0.0
+    other_s: float = 0.0
+    num_passed_by: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stay:
+    """One stay of a request in the running batch.
+
+    `num_chunks`: steps that computed its prompt (or recomputed it); `num_steps`: steps it had
+    tokens in; `min_batch_size` and `max_batch_size`: requests that ran in those steps, itself among
+    them, as far back as is remembered.
+    """
+
+    num_chunks: int = 0
+    num_steps: int = 0
+    min_batch_size: int = 0
+    max_batch_size: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Queued:
     """The request is in the queue.
 
@@ -48,6 +80,7 @@ class Admitted:
     at_s: float
     num_cached_tokens: int
     num_preemptions: int
+    wait: Wait | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +89,7 @@ class Preempted:
 
     key: int
     at_s: float
+    stay: Stay | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,12 +103,17 @@ class PrefixFound:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finished:
-    """The request is COMPLETED. `stop_id` is the stop token that ended it, -1 for none."""
+    """The request is COMPLETED. `stop_id` is the stop token that ended it, -1 for none.
+
+    `wait` if it waited until then, `stay` if it ran.
+    """
 
     key: int
     at_s: float
     reason: FinishReason
     stop_id: int = -1
+    wait: Wait | None = None
+    stay: Stay | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +125,7 @@ class Failed:
     would have met what its deadline asks for, `deadline_s`, how long after its arrival that
     deadline is, and `retry_after_s`, after how long from now it is worth trying again, infinite
     when an idle machine could not do it either; None where there is no deadline or the machine's
-    pace is not known.
+    pace is not known. `wait` if it waited until then, `stay` if it ran.
     """
 
     key: int
@@ -97,6 +136,8 @@ class Failed:
     estimate_s: float | None = None
     deadline_s: float | None = None
     retry_after_s: float | None = None
+    wait: Wait | None = None
+    stay: Stay | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -89,7 +89,8 @@ class RequestSpec:
     urgent. `adapter`: name of a weight set applied on top, empty for none; the salt must tell
     requests of different adapters apart. `tenant`: on whose behalf; tenants share the engine by
     what each has been served. `session_id`: the tenant's name of the dialogue that this is a turn
-    of, so that its blocks are kept for the next (see sessions.py); empty for none.
+    of, so that its blocks are kept for the next (see sessions.py); empty for none. `trace_id`: 16
+    bytes that name it in traces, or none; nothing is decided by it.
     """
 
     key: int
@@ -114,6 +115,7 @@ class RequestSpec:
     retention: CacheRetention | None = None
     tenant: str = ""
     session_id: str = ""
+    trace_id: bytes = b""
 
     def __post_init__(self) -> None:
         if not 0 < self.key < 2**63:

@@ -15,6 +15,7 @@ from penstock.executor.config import ExecutorConfig
 from penstock.executor.config_json import from_json_value, to_json_value
 from penstock.scheduler.config import SchedulerConfig
 from penstock.server.front.config import FrontConfig
+from penstock.server.telemetry.config import ObserverConfig
 
 MAX_NUM_FRONTS = 16
 LOG_LEVELS = ("debug", "info", "warning", "error")
@@ -50,6 +51,7 @@ class ServerConfig:
     executor: ExecutorConfig
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     front: FrontConfig = field(default_factory=FrontConfig)
+    observer: ObserverConfig = field(default_factory=ObserverConfig)
     host: str = "127.0.0.1"
     port: int = 50051
     num_fronts: int = field(default_factory=default_num_fronts)

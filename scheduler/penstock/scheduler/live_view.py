@@ -1,0 +1,37 @@
+"""One live request as the engine sees it, for people who look.
+
+Owns one value. It holds no token and no text.
+"""
+
+from dataclasses import dataclass
+
+from penstock.scheduler.events import WaitReason
+from penstock.scheduler.state import RequestState
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveView:
+    """Where one output of a request stands. Times are absolute seconds on the engine's clock.
+
+    `waits_for` and `queue_position` (requests that would go first) only while PENDING; the position
+    is None where counting it would cost too much. `slot` -1 while PENDING. `deadline_s`: the
+    earliest that still counts, infinite for none.
+    """
+
+    key: int
+    request_id: str
+    tenant: str
+    output_index: int
+    state: RequestState
+    priority: int
+    arrival_s: float
+    deadline_s: float
+    num_prompt_tokens: int
+    num_output_tokens: int
+    num_computed_tokens: int
+    num_blocks: int
+    num_preemptions: int
+    slot: int = -1
+    waits_for: WaitReason | None = None
+    queue_position: int | None = None
+    trace_id: bytes = b""

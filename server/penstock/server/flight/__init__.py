@@ -1,0 +1,1 @@
+"""The flight recorder: the last steps of an engine, in memory that outlives it."""

@@ -1,0 +1,1 @@
+"""What operators look at: a snapshot of the service, its live requests, its levers."""

@@ -1,0 +1,125 @@
+"""Everything that is told of one request when it has ended: the compact record behind its trace.
+
+Owns the values; they know no protobuf, no OpenTelemetry and no socket. They hold no prompt, no
+output and no token id, unless content capture is switched on (`content`).
+
+All times are seconds on the machine's monotonic clock, which all processes of a service share.
+"""
+
+import enum
+from dataclasses import dataclass
+
+from penstock.scheduler.events import Stay, Wait
+
+
+class SegmentKind(enum.StrEnum):
+    """What a request did for a while. The values are the names of its child spans."""
+
+    PREPARE = "prepare"
+    """Parsed, checked, tokenised."""
+    QUEUE = "queue"
+    PREFILL = "prefill"
+    DECODE = "decode"
+    DELIVER = "deliver"
+    """The engine is done with it; its last messages go out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """One stretch of a request's life. Segments of a record tile it: no gap, no overlap.
+
+    `wait`: of a QUEUE that was explained. `stay`: of the last segment of a stay in the running
+    batch, covering its PREFILL too. `num_cached_tokens`: of a PREFILL. `num_tokens`: of a DECODE.
+    """
+
+    kind: SegmentKind
+    start_s: float
+    end_s: float
+    wait: Wait | None = None
+    stay: Stay | None = None
+    num_cached_tokens: int = 0
+    num_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TraceParent:
+    """Where a request belongs in a distributed trace.
+
+    `trace_id` 16 bytes and `span_id` 8 bytes are the request's own. `parent_span_id`: 8 bytes, the
+    caller's span; empty when this request begins the trace. `is_parent_sampled`: the caller's
+    decision, None without a caller. `trace_state`: the caller's, to be handed on.
+    """
+
+    trace_id: bytes
+    span_id: bytes
+    parent_span_id: bytes = b""
+    is_parent_sampled: bool | None = None
+    trace_state: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOptions:
+    """What was asked for, as far as traces tell it. None: not asked for."""
+
+    is_chat: bool = False
+    is_stream: bool = True
+    num_outputs: int = 1
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    seed: int | None = None
+    priority: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """Prompt and outputs as text; told only where an operator asked for it."""
+
+    prompt: str
+    outputs: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RequestRecord:
+    """One request, whatever its end.
+
+    `method`: the full name of the RPC, such as `penstock.v1.GenerationService/Generate`; a request
+    of a Multiplex stream carries that method's. `code`: the gRPC status code it ended with, as a
+    number; `reason`: the name of its ErrorReason, empty when it ended well. `finish_reasons`: one
+    per output, names of FinishReason. `ttft_s`: from arrival to the first token, NaN without one.
+    `num_ahead`: requests before it when it was queued, -1 if it never was. `estimated_queue_s`: what
+    was foretold then, NaN without. `stalled_s`: how long a write of its was blocked by its reader.
+    `num_messages`: messages that were sent. `num_replays`: engines that it outlived.
+    `sequence`: counts the records of a front, from 0, so that a lost one shows.
+    """
+
+    sequence: int
+    front_id: int
+    request_id: str
+    method: str
+    model: str
+    tenant: str
+    peer: str
+    trace: TraceParent
+    arrival_s: float
+    end_s: float
+    code: int
+    reason: str
+    finish_reasons: tuple[str, ...]
+    options: RequestOptions
+    segments: tuple[Segment, ...]
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    num_completion_tokens: int
+    ttft_s: float
+    num_ahead: int
+    estimated_queue_s: float
+    num_preemptions: int
+    num_messages: int
+    stalled_s: float
+    num_stalls: int
+    num_replays: int = 0
+    content: Content | None = None

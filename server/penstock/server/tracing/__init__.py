@@ -1,0 +1,1 @@
+"""Traces: records of requests become OpenTelemetry spans here, and nowhere else."""
