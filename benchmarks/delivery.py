@@ -51,6 +51,7 @@ from delivery_results import (
     HEADER,
     MANY,
     MAX_FOREIGN_CORES,
+    MIN_RUNS,
     OVERLOAD,
     Results,
     checks_of,
@@ -80,10 +81,10 @@ class Plan:
 
 
 def plan_of(options: argparse.Namespace) -> Plan:
-    """The quick run fits into two minutes; the full one has the whole grid."""
+    """The quick run takes some four minutes, as checks rest on three rounds; full: the whole grid."""
     if not options.full:
-        rounds = {load: 2 if load == BASE else 1 for load in _QUICK}
-        return Plan(grid=_QUICK, num_rounds=rounds, warm_s=0.3, window_s=1.0)
+        rounds = dict.fromkeys(_QUICK, MIN_RUNS)
+        return Plan(grid=_QUICK, num_rounds=rounds, warm_s=0.3, window_s=2.0)
     grid: dict[Load, tuple[str, ...]] = {
         (num_streams, step_ms): SIDES
         for num_streams in (1, 64, 256, 1000)
@@ -124,6 +125,7 @@ def run(plan: Plan, missing: dict[str, str]) -> list[Seen]:
                     step_ms=load[1],
                     warm_s=plan.warm_s,
                     window_s=plan.window_s,
+                    round_index=number,
                 )
                 seen = _measured(cell, number)
                 if seen is not None:
@@ -166,7 +168,13 @@ def main() -> None:
     missing, plan = left_out(), plan_of(options)
     seen = run(plan, missing)
     # At the pace of the ratios, where each step finds the caches cold.
-    engine = measure_engine(*BASE, num_steps=200 if options.full else 80)
+    num_steps = 200 if options.full else 80
+    engine = measure_engine(*BASE, num_steps)
+    steps = [
+        measure_engine(num_streams, BASE[1], num_steps, num_fronts=num_fronts)
+        for num_fronts in (1, 8)
+        for num_streams in (1, 256, 1000)
+    ]
     results = Results(seen)
     rows, most = rows_of(results, plan.grid), most_delivered(results, plan.grid)
     checks = checks_of(results, engine)
@@ -176,6 +184,19 @@ def main() -> None:
         "Engine process, us of CPU per token at 256 streams",
         ("link", "events", "scheduling"),
         [(engine.link_us, engine.events_us, engine.schedule_us)],
+    )
+    print_table(
+        "Engine process, us of CPU per step",
+        (
+            "streams",
+            "fronts",
+            "link",
+            "events",
+            "scheduling",
+            "whole step",
+            "link and events/token",
+        ),
+        [cost.row for cost in steps],
     )
     print_checks(checks)
     for side, why in missing.items():
@@ -189,6 +210,7 @@ def main() -> None:
     document = {
         "runs": [asdict(each) for each in seen],
         "engine": asdict(engine),
+        "engine_steps": [asdict(cost) for cost in steps],
         "left_out": missing,
     }
     write_json(options.json, document, checks)

@@ -51,13 +51,17 @@ _HERE = Path(__file__).resolve().parent
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """What is measured: one side under one load. `warm_s`, `window_s`: see `Deliver`."""
+    """What is measured: one side under one load. `warm_s`, `window_s`: see `Deliver`.
+
+    `round_index`: the sides of one round ran one after the other, and are compared.
+    """
 
     side: str
     num_streams: int
     step_ms: float
     warm_s: float
     window_s: float
+    round_index: int = 0
 
     @property
     def load(self) -> Load:

@@ -8,6 +8,7 @@ step's events, which is inside; the rest of the step, scheduling, is told beside
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import subprocess
 import sys
@@ -34,7 +35,6 @@ from penstock.server.link.fronts import FrontHub
 from penstock.server.link.ports import EngineHello
 from penstock.server.link.spec_frames import Submit
 
-_FRONT_ID = 1
 _WARM_STEPS = 20
 _LIMIT_S = 60.0
 _P = ParamSpec("_P")
@@ -48,6 +48,7 @@ class EngineCost:
 
     num_streams: int
     num_steps: int
+    num_fronts: int = 1
     link_us: float
     events_us: float
     schedule_us: float
@@ -56,6 +57,13 @@ class EngineCost:
     def delivery_us(self) -> float:
         """Link and events together."""
         return self.link_us + self.events_us
+
+    @property
+    def row(self) -> tuple[object, ...]:
+        """Streams, fronts, then microseconds of a whole step by part, and per token."""
+        parts = [self.link_us, self.events_us, self.schedule_us]
+        steps = [part * self.num_streams for part in (*parts, sum(parts))]
+        return (self.num_streams, self.num_fronts, *steps, self.delivery_us)
 
 
 class _Stopwatch:
@@ -75,8 +83,10 @@ class _Stopwatch:
         return timed
 
 
-def measure_engine(num_streams: int, step_ms: float, num_steps: int) -> EngineCost:
-    """Run so many steps with all streams in them."""
+def measure_engine(
+    num_streams: int, step_ms: float, num_steps: int, *, num_fronts: int = 1
+) -> EngineCost:
+    """Run so many steps with all streams in them, dealt to the fronts in turns."""
     num_tokens = num_steps + 4 * _WARM_STEPS
     prices = CostModel(
         step_s=step_ms / 1e3, prefill_token_s=0.0, decode_slot_s=0.0, context_token_s=0.0
@@ -103,17 +113,42 @@ def measure_engine(num_streams: int, step_ms: float, num_steps: int) -> EngineCo
         path = str(Path(folder) / "engine.sock")
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(path)
-            listener.listen(1)
-            command = (sys.executable, __file__, path, str(num_streams), str(num_tokens))
-            with subprocess.Popen(command) as front:
-                try:
-                    dispatcher = Dispatcher(engine, hello)
-                    return _run(engine, FrontHub(listener, dispatcher), num_streams, num_steps)
-                finally:
-                    front.terminate()
+            listener.listen(num_fronts)
+            hub = FrontHub(listener, Dispatcher(engine, hello))
+            with contextlib.ExitStack() as fronts:
+                _start_fronts(hub, path, fronts, num_fronts, (num_streams, num_tokens))
+                return _run(engine, hub, num_streams, num_steps, num_fronts)
 
 
-def _run(engine: Engine, hub: FrontHub, num_streams: int, num_steps: int) -> EngineCost:
+def _start_fronts(
+    hub: FrontHub,
+    path: str,
+    fronts: contextlib.ExitStack,
+    num_fronts: int,
+    load: tuple[int, int],
+) -> None:
+    """All of them connected; then they submit, each its share of the streams."""
+    num_streams, num_tokens = load
+    children: list[subprocess.Popen[bytes]] = []
+    for index in range(num_fronts):
+        share = len(range(index, num_streams, num_fronts))
+        command = (sys.executable, __file__, path, str(index + 1), str(share), str(num_tokens))
+        child = fronts.enter_context(subprocess.Popen(command, stdin=subprocess.PIPE))
+        fronts.callback(child.terminate)
+        children.append(child)
+    give_up_s = time.monotonic() + _LIMIT_S
+    while hub.num_fronts < num_fronts:
+        hub.poll(0.05)
+        if time.monotonic() > give_up_s:
+            raise SystemExit("the fronts did not connect")
+    for child in children:
+        assert child.stdin is not None
+        child.stdin.close()
+
+
+def _run(
+    engine: Engine, hub: FrontHub, num_streams: int, num_steps: int, num_fronts: int
+) -> EngineCost:
     whole, step, events = _Stopwatch(), _Stopwatch(), _Stopwatch()
     timed_events = events.timing(engine.scheduler.take_events)
     give_up_s = time.monotonic() + _LIMIT_S
@@ -150,20 +185,22 @@ def _run(engine: Engine, hub: FrontHub, num_streams: int, num_steps: int) -> Eng
     return EngineCost(
         num_streams=num_streams,
         num_steps=num_full_steps,
+        num_fronts=num_fronts,
         link_us=(whole.spent_ns - step.spent_ns) / 1e3 / num_tokens,
         events_us=events.spent_ns / 1e3 / num_tokens,
         schedule_us=(step.spent_ns - events.spent_ns) / 1e3 / num_tokens,
     )
 
 
-def _front(path: str, num_streams: int, num_tokens: int) -> None:
-    """Submit and read, as a front does whose streams keep up."""
+def _front(path: str, front_id: int, num_streams: int, num_tokens: int) -> None:
+    """Submit, once told to, and read, as a front does whose streams keep up."""
     with socket.socket(socket.AF_UNIX) as link:
         link.connect(path)
-        link.sendall(encode(FrontHello(front_id=_FRONT_ID)))
+        link.sendall(encode(FrontHello(front_id=front_id)))
+        sys.stdin.read()
         for index in range(num_streams):
             spec = RequestSpec(
-                key=(_FRONT_ID << 32) + index + 1,
+                key=(front_id << 32) + index + 1,
                 request_id=str(index),
                 prompt_ids=np.array([5, 6, 7, 8], dtype=np.int32),
                 max_tokens=num_tokens,
@@ -176,4 +213,4 @@ def _front(path: str, num_streams: int, num_tokens: int) -> None:
 
 
 if __name__ == "__main__":
-    _front(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
+    _front(sys.argv[1], *map(int, sys.argv[2:5]))

@@ -15,7 +15,7 @@ import numpy as np
 from delivery_cells import SIDES, Seen
 from penstock.server.simulation.chart import Chart, Series, svg
 from penstock.server.simulation.report import html_table, page
-from report import Check, cell
+from report import Check, cell, verdict
 
 PAGE_FILE = "delivery.html"
 
@@ -29,8 +29,7 @@ def write_page(
     """Write the page. Raises OSError."""
     folder.mkdir(parents=True, exist_ok=True)
     goals = [
-        [c.name, cell(c.value), f"{c.sense} {cell(c.goal)}", c.unit, "yes" if c.holds else "NO"]
-        for c in checks
+        [c.name, cell(c.value), f"{c.sense} {cell(c.goal)}", c.unit, verdict(c)] for c in checks
     ]
     header, rows = table
     sections = [

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Mapping
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from delivery_cells import (
     AIO,
@@ -34,6 +34,9 @@ HEADER = (
     *("streams", "step ms", "side", "us/token", "us/message", "R1", "R2", "R3", "tokens/s"),
     *("delivered", "tokens/core s", "p50 ms", "p99 ms", "p99 strict", "engine us", "runs"),
 )
+MIN_RUNS = 3
+"""Fewer runs of a side, or fewer rounds with both sides of a ratio, are no ground for a verdict."""
+Goal: TypeAlias = tuple[Literal["at most", "at least"], float]
 _YARDSTICKS = (LINES, CORE, AIO)
 _COLUMNS = (
     *("server_us", "message_us", "tokens_per_s", "delivered", "per_core"),
@@ -52,7 +55,7 @@ class Results:
     def runs(self, load: Load, side: str) -> list[Seen]:
         """Those that count."""
         its = self._seen.get((load, side), [])
-        return [seen for seen in its if seen.foreign_cores <= MAX_FOREIGN_CORES] or its
+        return [seen for seen in its if _noise(seen) <= MAX_FOREIGN_CORES] or its
 
     def median(self, load: Load, side: str, figure: str) -> float | None:
         """Of an attribute of `Seen`; None where nothing was measured."""
@@ -60,9 +63,32 @@ class Results:
         return statistics.median(getattr(seen, figure) for seen in runs) if runs else None
 
     def ratio(self, load: Load, side: str, other: str, figure: str = "server_us") -> float | None:
-        """The median of one side over that of the other."""
-        mine, yardstick = self.median(load, side, figure), self.median(load, other, figure)
-        return None if mine is None or not yardstick else mine / yardstick
+        """The median over the rounds of one side over the other, both of the same round.
+
+        A machine is not as fast in one minute as in the next: only neighbours are compared.
+        """
+        pairs = self.pairs(load, side, other)
+        ratios = [
+            getattr(mine, figure) / getattr(yardstick, figure)
+            for mine, yardstick in pairs
+            if getattr(yardstick, figure)
+        ]
+        return statistics.median(ratios) if ratios else None
+
+    def pairs(self, load: Load, side: str, other: str) -> list[tuple[Seen, Seen]]:
+        """The rounds that have both sides. Quiet ones, if any is."""
+        others = {seen.cell.round_index: seen for seen in self._seen.get((load, other), [])}
+        pairs = [
+            (mine, others[mine.cell.round_index])
+            for mine in self._seen.get((load, side), [])
+            if mine.cell.round_index in others
+        ]
+        quiet = [pair for pair in pairs if max(_noise(seen) for seen in pair) <= MAX_FOREIGN_CORES]
+        return quiet or pairs
+
+
+def _noise(seen: Seen) -> float:
+    return seen.foreign_cores
 
 
 def rows_of(results: Results, grid: Mapping[Load, Iterable[str]]) -> list[list[object]]:
@@ -93,46 +119,85 @@ def most_delivered(results: Results, grid: Iterable[Load]) -> list[list[object]]
     return rows
 
 
-def checks_of(results: Results, engine: EngineCost) -> list[Check]:
-    """The figures; those that were not measured are left out."""
-    checks: list[Check] = []
+class _Checks:
+    """Gathers figures; those that were not measured are left out."""
 
-    def add(
+    def __init__(self, results: Results) -> None:
+        self._results = results
+        self.found: list[Check] = []
+
+    def ratio(
+        self,
         name: str,
-        value: float | None,
-        sense: Literal["at most", "at least"],
-        goal: float,
+        load: Load,
+        sides: tuple[str, str],
+        figure: str,
+        goal: Goal,
+    ) -> None:
+        """Of one side over another."""
+        num_pairs = len(self._results.pairs(load, *sides))
+        self.add(name, self._results.ratio(load, *sides, figure), goal, "x", num_pairs)
+
+    def median(
+        self,
+        name: str,
+        load: Load,
+        side: str,
+        figure: str,
+        goal: Goal,
         unit: str,
     ) -> None:
-        if value is not None:
-            checks.append(Check(name=name, value=value, goal=goal, unit=unit, sense=sense))
+        """Of one side alone."""
+        num_runs = len(self._results.runs(load, side))
+        self.add(name, self._results.median(load, side, figure), goal, unit, num_runs)
 
-    ratio, median = results.ratio, results.median
+    def add(
+        self,
+        name: str,
+        value: float | None,
+        goal: Goal,
+        unit: str,
+        num_runs: int,
+    ) -> None:
+        """One figure, of so many runs."""
+        if value is None:
+            return
+        sense, bound = goal
+        is_settled = num_runs >= MIN_RUNS
+        self.found.append(
+            Check(name=name, value=value, goal=bound, unit=unit, sense=sense, is_settled=is_settled)
+        )
+
+
+def checks_of(results: Results, engine: EngineCost) -> list[Check]:
+    """The figures; those that were not measured are left out."""
+    checks = _Checks(results)
     generate, multiplex = f"{GENERATE}, ", f"{MULTIPLEX}, "
-    over_aio = ratio(BASE, GENERATE, AIO, "message_us")
-    add(f"{generate}256 x 20 ms: CPU per message over grpc.aio", over_aio, "at most", 1.25, "x")
+    name = f"{generate}256 x 20 ms: CPU per message over grpc.aio"
+    checks.ratio(name, BASE, (GENERATE, AIO), "message_us", ("at most", 1.25))
     for load, min_share, max_p99_ms in (
         (BASE, 0.99, 20.0),
         (BUSY, 0.99, 40.0),
         (OVERLOAD, 0.95, 100.0),
     ):
         name = f"{generate}{load[0]} x {load[1]:g} ms: "
-        add(f"{name}delivered", median(load, GENERATE, "delivered"), "at least", min_share, "share")
-        p99_ms = median(load, GENERATE, "delay_p99_ms")
-        add(f"{name}p99 delay", p99_ms, "at most", max_p99_ms, "ms")
-    two = ratio(BUSY, TWO_FRONTS, GENERATE, "message_us")
-    add("two fronts, 256 x 5 ms: CPU per message over one front", two, "at most", 1.2, "x")
+        share: Goal = ("at least", min_share)
+        checks.median(f"{name}delivered", load, GENERATE, "delivered", share, "share")
+        limit: Goal = ("at most", max_p99_ms)
+        checks.median(f"{name}p99 delay", load, GENERATE, "delay_p99_ms", limit, "ms")
+    name = "two fronts, 256 x 5 ms: CPU per message over one front"
+    checks.ratio(name, BUSY, (TWO_FRONTS, GENERATE), "message_us", ("at most", 1.2))
     for load in (BASE, BUSY):
-        cpu_us = median(load, MULTIPLEX, "server_us")
         name = f"{multiplex}{load[0]} x {load[1]:g} ms: CPU per token"
-        add(name, cpu_us, "at most", 4.0, "us")
-    per_core = ratio(BASE, MULTIPLEX, AIO, "per_core")
-    add(f"{multiplex}256 x 20 ms: tokens per core over grpc.aio", per_core, "at least", 6.0, "x")
-    over_core = ratio(BASE, MULTIPLEX, CORE)
-    add(f"{multiplex}256 x 20 ms: CPU per token over C++ gRPC", over_core, "at most", 2.0, "x")
+        checks.median(name, load, MULTIPLEX, "server_us", ("at most", 4.0), "us")
+    name = f"{multiplex}256 x 20 ms: tokens per core over grpc.aio"
+    checks.ratio(name, BASE, (MULTIPLEX, AIO), "per_core", ("at least", 6.0))
+    name = f"{multiplex}256 x 20 ms: CPU per token over C++ gRPC"
+    checks.ratio(name, BASE, (MULTIPLEX, CORE), "server_us", ("at most", 2.0))
     for side in (GENERATE, MULTIPLEX):
-        share = median(MANY, side, "delivered")
-        add(f"{side}, 1,000 streams, 20 ms: delivered", share, "at least", 0.99, "share")
+        name = f"{side}, 1,000 streams, 20 ms: delivered"
+        checks.median(name, MANY, side, "delivered", ("at least", 0.99), "share")
     name = f"engine process, {engine.num_streams} streams: link and events per token"
-    add(name, engine.delivery_us, "at most", 1.0, "us")
-    return checks
+    # Of many steps each, not of runs.
+    checks.add(name, engine.delivery_us, ("at most", 1.0), "us", MIN_RUNS)
+    return checks.found

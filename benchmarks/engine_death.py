@@ -41,6 +41,7 @@ async def service() -> AsyncGenerator[tuple[str, int]]:
     """Address and the engine's process id of a fresh service; ended at the end."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "penstock.server.cli", "serve", "--port", "0"),
+        *("--operations-port", "off", "--metrics-port", "off"),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )

@@ -14,17 +14,23 @@ from typing import Any, Literal
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """One figure: `value` in `unit` is to be at least or at most `goal`."""
+    """One figure: `value` in `unit` is to be at least or at most `goal`.
+
+    `is_settled`: enough was measured to say whether it holds.
+    """
 
     name: str
     value: float
     goal: float
     unit: str
     sense: Literal["at most", "at least"]
+    is_settled: bool = True
 
     @property
-    def holds(self) -> bool:
-        """Whether the goal is met."""
+    def holds(self) -> bool | None:
+        """Whether the goal is met; None where too little was measured."""
+        if not self.is_settled:
+            return None
         return self.value <= self.goal if self.sense == "at most" else self.value >= self.goal
 
 
@@ -48,11 +54,13 @@ def print_table(title: str, header: Sequence[str], rows: Sequence[Sequence[objec
 
 def print_checks(checks: Sequence[Check]) -> None:
     """Print every figure against its goal."""
-    rows = [
-        (c.name, c.value, f"{c.sense} {cell(c.goal)}", c.unit, "yes" if c.holds else "NO")
-        for c in checks
-    ]
+    rows = [(c.name, c.value, f"{c.sense} {cell(c.goal)}", c.unit, verdict(c)) for c in checks]
     print_table("Checks", ("name", "value", "goal", "unit", "holds"), rows)
+
+
+def verdict(check: Check) -> str:
+    """Whether it holds, in a word or two."""
+    return {True: "yes", False: "NO", None: "too few runs"}[check.holds]
 
 
 def write_json(path: Path | None, results: Any, checks: Sequence[Check]) -> None:

@@ -38,7 +38,8 @@ def service(*options: str, num_fronts: int) -> Generator[tuple[int, list[int], i
     """Port, front and engine process ids of a fresh service on the simulated executor."""
     command = (sys.executable, "-m", "penstock.server.cli", "serve", "--executor", "simulated")
     common = ("--port", "0", "--drain-grace-s", "0.1", "--log-level", "error")
-    with process(*command, *common, "--fronts", str(num_fronts), *options) as started:
+    unseen = ("--operations-port", "off", "--metrics-port", "off")
+    with process(*command, *common, *unseen, "--fronts", str(num_fronts), *options) as started:
         ready = _READY.match(_line(started))
         if ready is None:
             raise RunFailed("the service did not start")

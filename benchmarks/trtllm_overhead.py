@@ -138,6 +138,7 @@ async def all_sides(folder: Path, step_ms: float) -> AsyncGenerator[list[Side]]:
     roles = str(_HERE / "trtllm_sides.py")
     path, model = str(folder / "engine.sock"), str(folder / "model")
     serve = ("-m", "penstock.server.cli", "serve", "--executor", "trtllm", "--model", model)
+    unseen = ("--operations-port", "off", "--metrics-port", "off")
     async with contextlib.AsyncExitStack() as stack:
 
         async def start(*command: str) -> asyncio.subprocess.Process:
@@ -149,7 +150,7 @@ async def all_sides(folder: Path, step_ms: float) -> AsyncGenerator[list[Side]]:
         await answer_of(engine)
         link = await start(roles, "link", path)
         await answer_of(link)
-        service = await start(*serve, "--port", "0", "--log-level", "warning")
+        service = await start(*serve, *unseen, "--port", "0", "--log-level", "warning")
         assert service.stdout is not None
         first = (await asyncio.wait_for(service.stdout.readline(), PATIENCE_S)).decode()
         ready = _READY.match(first)

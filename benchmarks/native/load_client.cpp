@@ -3,12 +3,14 @@
 //   load_client deliver ...   counts and stamps tokens within a window, prints one line of JSON
 //   load_client hold ...      opens streams, says so, keeps them until its stdin ends
 //   load_client churn ...     short requests one after another on every stream, some left early
+//   load_client arrive ...    requests that come at a rate, or so many at a time, within a window
 //
-// All options are `--name value`; delivery.py and stream_memory.py know them.
+// All options are `--name value`; delivery.py, stream_memory.py and tracing_cost.py know them.
 #include <poll.h>
 #include <signal.h>
 #include <sys/epoll.h>
 
+#include <cmath>
 #include <cstdio>
 #include <map>
 
@@ -126,6 +128,7 @@ class Load : public Listener {
 };
 
 #include "roles.hpp"
+#include "arrivals.hpp"
 
 }  // namespace
 
@@ -135,6 +138,7 @@ int main(int count, char** arguments) {
   if (options.role == "deliver") return Deliver(options).run();
   if (options.role == "hold") return Hold(options).run();
   if (options.role == "churn") return Churn(options).run();
-  fprintf(stderr, "load_client deliver|hold|churn --name value ...\n");
+  if (options.role == "arrive") return Arrive(options).run();
+  fprintf(stderr, "load_client deliver|hold|churn|arrive --name value ...\n");
   return 2;
 }

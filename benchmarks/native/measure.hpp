@@ -16,20 +16,26 @@ inline int64_t now_ns() {
   return t.tv_sec * 1'000'000'000LL + t.tv_nsec;
 }
 
-// Processor seconds of all threads of a process, as the kernel's scheduler has them.
+// Processor seconds of one thread, as the kernel's scheduler has them.
+inline double thread_cpu_s(int pid, const std::string& thread) {
+  const std::string path = "/proc/" + std::to_string(pid) + "/task/" + thread + "/schedstat";
+  FILE* file = fopen(path.c_str(), "r");
+  if (file == nullptr) return 0;
+  unsigned long long run_ns = 0;
+  const int num = fscanf(file, "%llu", &run_ns);
+  fclose(file);
+  return num == 1 ? run_ns * 1e-9 : 0;
+}
+
+inline double main_thread_cpu_s(int pid) { return thread_cpu_s(pid, std::to_string(pid)); }
+
+// Of all threads of a process.
 inline double cpu_s(int pid) {
   double total_s = 0;
-  const std::string folder = "/proc/" + std::to_string(pid) + "/task";
-  DIR* tasks = opendir(folder.c_str());
+  DIR* tasks = opendir(("/proc/" + std::to_string(pid) + "/task").c_str());
   if (tasks == nullptr) return 0;
-  while (const dirent* task = readdir(tasks)) {
-    if (task->d_name[0] == '.') continue;
-    FILE* file = fopen((folder + "/" + task->d_name + "/schedstat").c_str(), "r");
-    if (file == nullptr) continue;
-    unsigned long long run_ns = 0;
-    if (fscanf(file, "%llu", &run_ns) == 1) total_s += run_ns * 1e-9;
-    fclose(file);
-  }
+  while (const dirent* task = readdir(tasks))
+    if (task->d_name[0] != '.') total_s += thread_cpu_s(pid, task->d_name);
   closedir(tasks);
   return total_s;
 }

@@ -188,6 +188,33 @@ async def test_a_source_that_breaks_ends_the_batch(face: Face, server: ScriptedS
         await face.all_of(requests(), max_concurrency=1)
 
 
+@pytest.mark.parametrize("end", [SystemExit, asyncio.CancelledError, KeyboardInterrupt])
+async def test_a_source_may_end_the_batch_as_it_likes(
+    face: Face, server: ScriptedServer, end: type[BaseException]
+) -> None:
+    def requests() -> Iterator[str]:
+        yield "a"
+        raise end
+
+    server.scripts.append(speak_and_wait)
+
+    # Not wait_for: its task would let SystemExit out of the event loop.
+    with pytest.raises(end):
+        async with asyncio.timeout(10):
+            await face.all_of(requests(), max_concurrency=2)
+
+    for call in server.seen:
+        await asyncio.wait_for(call.cancelled.wait(), 10)
+
+
+async def test_who_has_left_a_batch_has_no_open_streams(face: Face, server: ScriptedServer) -> None:
+    server.scripts.extend([speak_and_wait] * 16)
+
+    await face.leave_batch_after([f"prompt {n}" for n in range(16)], 20, max_concurrency=16)
+
+    assert face.client.pool_state.num_open_calls == 0
+
+
 async def test_whole_requests_and_their_options(face: Face, server: ScriptedServer) -> None:
     request = GenerationRequest(prompt=TextPrompt(text="a"), request_id="mine")
 

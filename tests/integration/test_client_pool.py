@@ -1,6 +1,7 @@
 """Both clients' pools against real gRPC servers: connections, turns, addresses, ageing, closing."""
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from typing import Any
@@ -131,6 +132,50 @@ async def test_waiting_counts_towards_the_deadline(
     await first
     await face.events("third")
     await face.close()
+
+
+async def test_an_address_that_never_answers_gets_no_share(
+    kind: Any, server: ScriptedServer, time: FakeTime
+) -> None:
+    with socket.socket() as hole:
+        hole.bind(("127.0.0.1", 0))
+        hole.listen()
+        addresses = [server.address, f"127.0.0.1:{hole.getsockname()[1]}"]
+        face: Face = kind(addresses, time)
+        outcomes: list[str] = []
+        for _ in range(8):
+            try:
+                await face.events("Hi", deadline_s=0.2)
+            except DeadlineExceeded:
+                outcomes.append("silence")
+            else:
+                outcomes.append("served")
+
+        assert sorted(outcomes)[:-1] == ["served"] * 7, outcomes
+        assert outcomes.count("silence") == 1
+        await face.close()
+
+
+async def test_a_deadline_on_a_live_connection_is_no_reason_to_leave_it(
+    kind: Any, server: ScriptedServer, time: FakeTime
+) -> None:
+    async def say_nothing(call: ServedCall) -> None:
+        await call.wait_for_cancel()
+
+    async with scripted_server() as other:
+        face: Face = kind([server.address, other.address], time)
+        for _ in range(2):
+            await face.events("Hi")
+        server.scripts.append(say_nothing)
+        with pytest.raises(DeadlineExceeded):
+            await face.events("Hi", deadline_s=0.2)
+
+        for _ in range(4):
+            await face.events("Hi")
+
+        assert len(server.seen) == 4
+        assert len(other.seen) == 3
+        await face.close()
 
 
 async def test_a_waiting_task_may_be_cancelled(server: ScriptedServer, time: FakeTime) -> None:

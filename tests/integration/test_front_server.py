@@ -29,7 +29,6 @@ SERVICES = (
     "",
     "penstock.v1.GenerationService",
     "penstock.v1.ModelService",
-    "penstock.v1.OperationsService",
 )
 
 
@@ -126,6 +125,24 @@ async def test_drain_waits_for_the_last_token(served: ServedFront) -> None:
     assert responses[-1].WhichOneof("event") == "finished"
 
 
+async def test_who_comes_when_the_last_has_gone_is_refused(served: ServedFront) -> None:
+    """Not cancelled, as the core does with calls that reach it while it shuts down."""
+    call = served.stub.Generate(request())
+    (spec,) = await served.port.next_submission()
+    served.port.admit(spec.key)
+    drain = asyncio.ensure_future(served.server.drain(PATIENCE_S))
+    served.port.finish(spec.key)
+    await collect(call)
+
+    for _ in range(20):
+        late = [served.stub.Generate(request()) for _ in range(10)]
+        ends = await asyncio.gather(*map(collect, late), return_exceptions=True)
+        for end in ends:
+            assert isinstance(end, grpc.aio.AioRpcError)
+            assert rich_error(end).info.reason == "DRAINING"
+    await asyncio.wait_for(drain, PATIENCE_S)
+
+
 async def test_drain_ends_the_rest_with_unavailable(served: ServedFront) -> None:
     call = served.stub.Generate(request())
     (spec,) = await served.port.next_submission()
@@ -203,7 +220,11 @@ async def test_channelz_answers(served: ServedFront) -> None:
 
 
 async def test_unknown_method_and_service_are_unimplemented(served: ServedFront) -> None:
-    for path in ("/penstock.v1.GenerationService/Nothing", "/no.such.Service/Method"):
+    for path in (
+        "/penstock.v1.GenerationService/Nothing",
+        "/no.such.Service/Method",
+        "/penstock.v1.OperationsService/GetStats",  # on a port of its own, for operators
+    ):
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await cast("Any", served.channel.unary_unary(path))(b"")
         assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED

@@ -122,6 +122,31 @@ async def test_a_front_that_reads_nothing_for_long_is_dropped(
     await asyncio.to_thread(engine.close)
 
 
+async def test_a_front_that_reads_too_little_is_dropped(
+    listener: socket.socket, fake: FakeEngine, path: Path
+) -> None:
+    """What counts is how old the oldest unread byte is, not when the last one was read."""
+    now = [0.0]
+    engine = EngineThread(
+        listener, fake, max_output_bytes=1 << 30, max_blocked_s=10.0, clock=lambda: now[0]
+    )
+    with raw_front(path, 1) as trickling:
+        trickling.sendall(encode(Submit(specs=(spec(1, 5),))))
+        await asyncio.to_thread(fake.submitted.get, timeout=PATIENCE_S)
+        flood(fake, engine, 4 << 20)
+        await asyncio.to_thread(fake.told_all.wait, PATIENCE_S)
+        now[0] = 6.0
+        num_read = 0
+        while num_read < 1 << 20:
+            num_read += len(await asyncio.to_thread(trickling.recv, 1 << 16))
+        assert fake.cancelled.empty()
+        now[0] = 11.0
+        engine.hub.wake()
+        key = await asyncio.to_thread(fake.cancelled.get, timeout=PATIENCE_S)
+        assert key == 1 << 32 | 5
+    await asyncio.to_thread(engine.close)
+
+
 async def test_a_slow_front_that_reads_again_gets_everything(
     listener: socket.socket, fake: FakeEngine, path: Path
 ) -> None:

@@ -200,8 +200,6 @@ async def test_methods_to_come_are_unimplemented_by_name(served: ServedFront, me
     channel = cast("Any", served.channel)
     calls: dict[str, Callable[[], Any]] = {
         "Resume": lambda: channel.unary_stream(path)(b"").read(),
-        "WatchStats": lambda: channel.unary_stream(path)(b"").read(),
-        "GetFlightRecord": lambda: channel.unary_stream(path)(b"").read(),
     }
     call = calls.get(method.partition("/")[2], lambda: channel.unary_unary(path)(b""))
     with pytest.raises(grpc.aio.AioRpcError) as caught:

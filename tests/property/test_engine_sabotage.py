@@ -24,13 +24,16 @@ from penstock.scheduler.door import Door
 from penstock.scheduler.events import Queued
 from penstock.scheduler.fair_order import FairOrder
 from penstock.scheduler.kv_cache import KVCache
+from penstock.scheduler.later_sums import LaterSums
 from penstock.scheduler.lifecycle import Lifecycle
 from penstock.scheduler.live_prefixes import LivePrefixes
 from penstock.scheduler.outlook import Outlook
 from penstock.scheduler.pace import Pace
 from penstock.scheduler.planner import Planner
 from penstock.scheduler.request import NO_TIME, Request
+from penstock.scheduler.stays import Stays
 from penstock.scheduler.tenants import Tenants
+from penstock.scheduler.wait_clock import WaitClock
 from penstock.scheduler.waiting_queue import WaitingQueue
 from support.game_replay import NUM_TURNS
 from support.game_runs import play_some
@@ -169,6 +172,10 @@ def as_fresh(original: Any) -> Any:
     return push
 
 
+def too_early(original: Any) -> Any:
+    return lambda clock, request, now: original(clock, request, now - 1.0)
+
+
 SABOTAGES = [
     # Blocks.
     Sabotage("free + cached + used = all", "", BlockPool, "release", releasing_too_little),
@@ -197,6 +204,10 @@ SABOTAGES = [
     Sabotage("nobody is overslept", "_check_wakeup", Lifecycle, "next_expiry_s", always(NO_TIME)),
     Sabotage("in time alone, not refused", "check_refused_alone", Outlook, "_machine", pessimistic),
     Sabotage("never is never", "check_never", outlook, "retry_after_s", always(NO_TIME)),
+    # Explanations.
+    Sabotage("who passed is counted", "check_waits", LaterSums, "note", without),
+    Sabotage("the reasons add up to the wait", "_check_wait", WaitClock, "join", too_early),
+    Sabotage("steps are counted", "_check_stay", Stays, "start_decoding", without),
     # Order.
     Sabotage("the budget holds", "launch", Pace, "budget", three_more),
     Sabotage("lowest class is thrown out", "_check_victims", planner, "choose_victim", highest),

@@ -41,6 +41,7 @@ from support.foresight_laws import check_never, check_refused_alone
 from support.game_records import BudgetedExecutor, Game, Told
 from support.order_laws import check_order
 from support.order_witness import OrderWitness
+from support.wait_laws import check_waits
 
 VOCAB = 50
 MAX_SEQ_LEN = 32
@@ -107,7 +108,7 @@ class EnginePlayer:
         )
         executor = BudgetedExecutor(device, pacer=clock)
         executor.max_num_batched_tokens = budget
-        executor.log = []
+        executor.log, executor.rows = [], []
         config = SchedulerConfig(
             max_num_batched_tokens=budget,
             admission_policy=AdmissionPolicy(policy),
@@ -195,6 +196,7 @@ class EnginePlayer:
         for spec in specs:
             reference = simulated_output(spec, VOCAB, self.simulated)[spec.num_replayed :]
             told = Told(spec, reference, len(game.history), was_alone)
+            told.waits_since_s = game.clock()
             game.told[spec.key] = game.live[spec.key] = told
             game.history.append(told)
 
@@ -231,9 +233,13 @@ class EnginePlayer:
     def turn(self) -> None:
         game, before_s = self.game, self.game.clock()
         self.num_turns += 1
+        num_launched = len(game.executor.rows)
         events = game.engine.step()
         check_order(game, events)
+        check_waits(game, events, num_launched)
         self.take(events)
+        for told in game.live.values():
+            told.is_refusable = False
         check_accounts(game)
         # Whose time had passed when the turn began was ended in it.
         assert all(before_s < told.expiry_s for told in game.live.values())

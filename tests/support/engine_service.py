@@ -17,6 +17,7 @@ from penstock.server.front.config import FrontConfig
 from penstock.server.link.memory import MemoryEngine
 from penstock.server.link.ports import EngineHello
 from penstock.server.rpc.server import FrontServer
+from penstock.server.telemetry.journal import Journal
 from penstock.server.text.model_text import ModelText
 from penstock.v1 import generation_service_pb2 as pb
 from penstock.v1 import generation_service_pb2_grpc as pb_grpc
@@ -39,7 +40,9 @@ async def service(
     max_num_waiting: int = 64,
     max_num_seqs: int = 8,
     pace: SimulatedPace = SimulatedPace.IMMEDIATE,
+    journal: Journal | None = None,
 ) -> AsyncGenerator[Service]:
+    """`journal`: of the first front, whose requests then are traced."""
     scheduler_config = SchedulerConfig(max_num_waiting=max_num_waiting)
     executor = create_executor(
         ExecutorConfig(
@@ -65,7 +68,13 @@ async def service(
         result = Service(memory, [], [])
         for front_id in range(1, num_fronts + 1):
             port = memory.port(front_id)
-            server = FrontServer(text, FrontConfig(front_id=front_id), port=port)
+            server = FrontServer(
+                text,
+                FrontConfig(front_id=front_id),
+                port=port,
+                journal=journal if front_id == 1 else None,
+                is_tracing=journal is not None,
+            )
             bound = await server.start("127.0.0.1:0")
             stack.push_async_callback(server.stop)
             await port.start(server)

@@ -26,6 +26,7 @@ from penstock.server.front.stream import TokenStream
 from penstock.server.link.ports import EngineHello, EngineListener, EngineUnavailable
 from penstock.server.rpc.options import KeepaliveConfig, ServerOptions
 from penstock.server.rpc.server import FrontServer
+from penstock.server.telemetry.journal import Journal
 from penstock.server.text.model_text import ModelText
 from penstock.v1 import generation_service_pb2 as pb
 from penstock.v1 import generation_service_pb2_grpc as pb_grpc
@@ -58,6 +59,8 @@ class ScriptedPort:
         self.listener: EngineListener | None = None
         self.is_up = False
         self.cancelled: list[tuple[tuple[int, ...], FinishReason]] = []
+        # Whether it says how what was cancelled ended, as an engine does.
+        self.is_answering = False
         self.known_elsewhere: dict[str, RequestState] = {}
         self._submitted: asyncio.Queue[tuple[RequestSpec, ...]] = asyncio.Queue()
         self._cancels: asyncio.Queue[tuple[tuple[int, ...], FinishReason]] = asyncio.Queue()
@@ -71,6 +74,9 @@ class ScriptedPort:
     def cancel(self, keys: tuple[int, ...], reason: FinishReason) -> None:
         self.cancelled.append((keys, reason))
         self._cancels.put_nowait((keys, reason))
+        if self.is_answering:
+            ends = [finished(key, reason) for key in keys]
+            asyncio.get_running_loop().call_soon(lambda: self.say(ends=ends))
 
     async def cancel_by_id(self, request_id: str) -> RequestState | None:
         if not self.is_up:
@@ -230,6 +236,8 @@ async def serving(
     extra_options: ServerOptions = (),
     clock: Callable[[], float] = time.monotonic,
     channel_options: Sequence[tuple[str, int]] = (),
+    journal: Journal | None = None,
+    is_tracing: bool = False,
 ) -> AsyncGenerator[ServedFront]:
     """A front server on a real socket with a scripted engine."""
     port = ScriptedPort()
@@ -241,6 +249,8 @@ async def serving(
         clock=clock,
         extra_options=extra_options,
         random=lambda: 0.0,
+        journal=journal,
+        is_tracing=is_tracing,
     )
     port.listener = server
     if is_up:

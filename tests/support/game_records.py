@@ -19,11 +19,23 @@ from penstock.scheduler.request import NO_TIME, FinishReason, RequestSpec
 from support.order_witness import OrderWitness
 
 
+@dataclass(frozen=True, slots=True)
+class Launched:
+    """Whose rows were in a batch, up to which position, and which of them prefilled."""
+
+    ends: dict[int, int]
+    prefilled: frozenset[int]
+
+
 class BudgetedExecutor(SimulatedExecutor):
-    """A strict device that also holds the scheduler to its token budget."""
+    """A strict device that also holds the scheduler to its token budget.
+
+    `rows`: of every batch, who was in it.
+    """
 
     max_num_batched_tokens = 0
     log: list[tuple[tuple[int, int, int], ...]]
+    rows: list[Launched]
 
     def launch(self, batch: Batch) -> None:
         assert batch.num_rows or batch.released
@@ -32,6 +44,10 @@ class BudgetedExecutor(SimulatedExecutor):
             batch.slots.tolist(), batch.starts.tolist(), batch.num_tokens.tolist(), strict=True
         )
         self.log.append(tuple(rows))
+        keys = batch.arrays.key[batch.slots].tolist()
+        ends = (batch.starts + batch.num_tokens).tolist()
+        is_end_of = dict(zip(keys, ends, strict=True))
+        self.rows.append(Launched(is_end_of, frozenset(keys[batch.num_decodes :])))
         super().launch(batch)
 
 
@@ -41,7 +57,9 @@ class Told:
 
     `was_alone`: nobody else lived when it was submitted. `is_trial`: it was let in to see what a
     step takes. `num_queued`: how often it was said that its request is in the queue. `level`: its
-    class when it was last admitted.
+    class when it was last admitted. `waits_since_s`: when it began to wait; `num_passed_by`: how
+    often one that came later was let in since; `first_launch`: batches launched before it was let
+    in. `is_refusable`: it had not been let into the queue when its engine was last asked for news.
     """
 
     spec: RequestSpec
@@ -58,6 +76,10 @@ class Told:
     num_cached_tokens: int = 0
     level: int = 0
     cancelled_as: FinishReason | None = None
+    waits_since_s: float = 0.0
+    num_passed_by: int = 0
+    first_launch: int = 0
+    is_refusable: bool = True
 
     @property
     def rank(self) -> tuple[int, int]:

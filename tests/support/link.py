@@ -19,6 +19,7 @@ from penstock.scheduler.config import SchedulerConfig
 from penstock.scheduler.engine import Engine
 from penstock.scheduler.events import Finished, StepEvents
 from penstock.scheduler.executor import ExecutorInfo
+from penstock.scheduler.live_view import LiveView
 from penstock.scheduler.request import NO_TIME, FinishReason, RequestSpec
 from penstock.scheduler.state import RequestState
 from penstock.server.link.dispatch import Dispatcher, EngineCore
@@ -94,6 +95,9 @@ class FakeEngine:
 
     def check_integrity(self) -> None:
         return
+
+    def look(self) -> tuple[LiveView, ...]:
+        return ()
 
 
 class EngineThread:

@@ -16,6 +16,7 @@ from penstock.server.front.config import FrontConfig
 from penstock.server.front.front import Front
 from penstock.server.rpc.handlers import Context, HandlerWrapper
 from penstock.server.rpc.multiplex_service import MultiplexService
+from penstock.server.rpc.request_accounts import CallAccounts
 from penstock.server.text.model_text import ModelText
 from penstock.v1 import generation_service_pb2 as pb
 from support.fronts import PATIENCE_S, ScriptedPort
@@ -99,6 +100,12 @@ class Wire:
     def half_close(self) -> None:
         self._commands.put_nowait(grpc.aio.EOF)
 
+    def peer(self) -> str:
+        return "ipv4:127.0.0.1:1"
+
+    def time_remaining(self) -> float | None:
+        return None
+
     def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
         return ()
 
@@ -175,7 +182,8 @@ async def played_call(
         random=lambda: 0.5,
     )
     wire = Wire()
-    handling = MultiplexService(front, wrapper).handle(cast(Context, wire))
+    accounts = CallAccounts(front, "penstock.v1.GenerationService")
+    handling = MultiplexService(front, wrapper, accounts).handle(cast(Context, wire))
     task = asyncio.ensure_future(handling)
     try:
         async with asyncio.timeout(PATIENCE_S):

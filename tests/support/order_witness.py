@@ -56,6 +56,12 @@ class OrderWitness:
     def peek_in_turn(self, now: float) -> Request | None:
         return self._order.peek_in_turn(now)
 
+    def eldest_beside(self, request: Request) -> Request | None:
+        return self._order.eldest_beside(request)
+
+    def first(self, max_num: int) -> list[Request]:
+        return self._order.first(max_num)
+
     def peek(self, now: float) -> Request | None:
         """Who goes next; the time is that of the round."""
         self._now = now

@@ -25,7 +25,7 @@ from penstock.v1 import generation_service_pb2_grpc as pb_grpc
 
 PATIENCE_S = 60.0
 _READY = re.compile(r"^penstock ready on (\S+) ")
-_CHILD_READY = re.compile(r"slot: (engine|front) ?\d* ?is ready: pid=(\d+)")
+_CHILD_READY = re.compile(r"slot: (engine|front|observer) ?\d* ?is ready: pid=(\d+)")
 _MAX_LINES = 5000
 
 
@@ -63,17 +63,27 @@ class Service:
             self.address = await self._ready
 
     async def next_pid(self, role: str) -> int:
-        """The pid of the next process that becomes ready as "engine" or "front"."""
+        """The pid of the next process that becomes ready as "engine", "front" or "observer"."""
         async with asyncio.timeout(PATIENCE_S):
             return await self.pids[role].get()
 
-    async def until_logged(self, text: str) -> str:
-        """The first line of stderr that holds `text`."""
+    async def until_logged(self, *texts: str) -> str:
+        """The first line of stderr that holds all of `texts`."""
         async with asyncio.timeout(PATIENCE_S), self._news:
             while True:
                 for line in self.stderr:
-                    if text in line:
+                    if all(text in line for text in texts):
                         return line
+                await self._news.wait()
+
+    async def door(self, name: str) -> str:
+        """Where the "operations" or "metrics" of it are, as it says on stdout."""
+        prefix = f"penstock {name} on "
+        async with asyncio.timeout(PATIENCE_S), self._news:
+            while True:
+                for line in self.stdout:
+                    if line.startswith(prefix):
+                        return line.removeprefix(prefix).strip()
                 await self._news.wait()
 
     async def ended(self) -> int:
@@ -96,7 +106,9 @@ class Service:
     async def _read_stdout(self) -> None:
         assert self.process.stdout is not None
         async for raw in self.process.stdout:
-            self.stdout.append(raw.decode())
+            async with self._news:
+                self.stdout.append(raw.decode())
+                self._news.notify_all()
             ready = _READY.match(raw.decode())
             if ready and not self._ready.done():
                 self._ready.set_result(ready.group(1))
@@ -121,11 +133,15 @@ class Service:
 async def launched(
     *arguments: str, environment: dict[str, str] | None = None, through: Sequence[str] = ()
 ) -> AsyncGenerator[Service]:
-    """`penstock serve` with these arguments, on a free port unless they say otherwise.
+    """`penstock serve` with these arguments, on a free port unless they say otherwise, and without
+    the operators' ports.
 
     `through`: a program that replaces itself with the command line behind its own.
     """
     port = [] if "--port" in arguments else ["--port", "0"]
+    # Without an observer it starts sooner; `--metrics-port 0` asks for one.
+    for door in ("--operations-port", "--metrics-port"):
+        port += [] if door in arguments else [door, "off"]
     inherited = {key: value for key, value in os.environ.items() if key[:9] != "PENSTOCK_"}
     process = await asyncio.create_subprocess_exec(
         *(*through, sys.executable, "-m", "penstock.server.cli", "serve", *port, *arguments),

@@ -4,7 +4,8 @@
         async for text in client.generate_text("To be, or not", max_tokens=64):
             print(text, end="", flush=True)
 
-`SyncClient` is the same without asyncio. Everything public is named here.
+`SyncClient` is the same without asyncio, and `OperationsClient` is for operators. Everything public
+is named here.
 """
 
 from penstock.client.batch import (
@@ -17,6 +18,7 @@ from penstock.client.call_settings import (
 )
 from penstock.client.channel import (
     DEFAULT_ADDRESS,
+    DEFAULT_OPERATIONS_ADDRESS,
     ChannelConfig,
 )
 from penstock.client.client import (
@@ -46,6 +48,7 @@ from penstock.client.errors import (
     ModelNotFound,
     ModelNotReady,
     NotFound,
+    NotPossibleNow,
     OutOfRange,
     PenstockError,
     PermissionDenied,
@@ -92,6 +95,28 @@ from penstock.client.model_info import (
 from penstock.client.multiplex import (
     MultiplexConfig,
 )
+from penstock.client.operations import (
+    OperationsClient,
+)
+from penstock.client.operations_sync import (
+    SyncOperationsClient,
+)
+from penstock.client.operations_values import (
+    CacheStats,
+    FlightFormat,
+    FrontStats,
+    LiveRequest,
+    LogLevel,
+    ModelStats,
+    ModelTotals,
+    Percentiles,
+    PhaseChange,
+    RequestPhase,
+    ServerProcess,
+    ServerStats,
+    StepRecord,
+    StepShare,
+)
 from penstock.client.options import (
     Adapter,
     CacheOptions,
@@ -136,6 +161,7 @@ from penstock.client.trace_context import (
 
 __all__ = [
     "DEFAULT_ADDRESS",
+    "DEFAULT_OPERATIONS_ADDRESS",
     "NO_RETRY",
     "Aborted",
     "Accepted",
@@ -146,6 +172,7 @@ __all__ = [
     "BatchItem",
     "BatchRequest",
     "CacheOptions",
+    "CacheStats",
     "CallCancelled",
     "CallSettings",
     "ChannelConfig",
@@ -168,6 +195,8 @@ __all__ = [
     "FieldViolation",
     "FinishReason",
     "Finished",
+    "FlightFormat",
+    "FrontStats",
     "Generation",
     "GenerationBuilder",
     "GenerationOptions",
@@ -179,6 +208,8 @@ __all__ = [
     "InvalidArgument",
     "JsonSchemaConstraint",
     "KeepalivePolicy",
+    "LiveRequest",
+    "LogLevel",
     "MalformedRequest",
     "Model",
     "ModelExists",
@@ -186,14 +217,20 @@ __all__ = [
     "ModelNotFound",
     "ModelNotReady",
     "ModelState",
+    "ModelStats",
+    "ModelTotals",
     "MultiplexConfig",
     "NotFound",
+    "NotPossibleNow",
+    "OperationsClient",
     "OutOfRange",
     "Output",
     "OutputEnd",
     "OutputOptions",
     "PenstockError",
+    "Percentiles",
     "PermissionDenied",
+    "PhaseChange",
     "PoolConfig",
     "PoolState",
     "Progress",
@@ -207,16 +244,22 @@ __all__ = [
     "RegexConstraint",
     "RequestIdInUse",
     "RequestNotFound",
+    "RequestPhase",
     "RequestState",
     "ResourceExhausted",
     "RetryPolicy",
     "SamplingOptions",
     "SchedulingOptions",
     "SequenceUnavailable",
+    "ServerProcess",
+    "ServerStats",
+    "StepRecord",
+    "StepShare",
     "StoppingOptions",
     "StreamBroken",
     "StreamSuperseded",
     "SyncClient",
+    "SyncOperationsClient",
     "TextPrompt",
     "Timings",
     "TokenPrompt",

@@ -39,14 +39,22 @@ class _Batch:
         self._num_reading = 0
         self._is_exhausted = False
         self.tasks: set[asyncio.Task[None]] = set()
-        # A reader with a full outbox stops reading its stream, and the server sees that.
-        self.outbox: asyncio.Queue[BatchItem | _Failed | None] = asyncio.Queue(
-            _MAX_HELD_ITEMS * width
-        )
+        # A reader without room in the outbox stops reading its stream, and the server sees that.
+        # Not the queue's own bound: the end always has room.
+        self._room = asyncio.Semaphore(_MAX_HELD_ITEMS * width)
+        self._outbox: asyncio.Queue[BatchItem | _Failed | None] = asyncio.Queue()
 
     def add_task(self) -> None:
         self._num_reading += 1
         self.tasks.add(asyncio.create_task(self._work()))
+
+    async def take(self) -> BatchItem | None:
+        """The next item, None for no more. Raises what ended the batch."""
+        item = await self._outbox.get()
+        if isinstance(item, _Failed):
+            raise item.error
+        self._room.release()
+        return item
 
     async def _work(self) -> None:
         try:
@@ -55,11 +63,20 @@ class _Batch:
                 if len(self.tasks) < self._width:
                     self.add_task()
                 await self._read(index, request)
-        except Exception as error:
-            await self.outbox.put(_Failed(error))
-        self._num_reading -= 1
-        if not self._num_reading:
-            await self.outbox.put(None)
+        except BaseException as error:
+            # SystemExit and CancelledError too, which a source may raise: whoever reads the batch
+            # is to meet them, and not to wait for ever.
+            self._outbox.put_nowait(_Failed(error))
+            if _is_being_cancelled():
+                raise
+        finally:
+            self._num_reading -= 1
+            if not self._num_reading:
+                self._outbox.put_nowait(None)
+
+    async def _put(self, item: BatchItem) -> None:
+        await self._room.acquire()
+        self._outbox.put_nowait(item)
 
     async def _next_request(self) -> tuple[int, BatchRequest] | None:
         async with self._turn:
@@ -78,9 +95,9 @@ class _Batch:
         async with aclosing(self._start(request)) as events:
             try:
                 async for event in events:
-                    await self.outbox.put((index, event))
+                    await self._put((index, event))
             except PenstockError as error:
-                await self.outbox.put((index, error))
+                await self._put((index, error))
 
 
 async def read_batch(
@@ -93,15 +110,18 @@ async def read_batch(
     batch = _Batch(source, start, width)
     batch.add_task()
     try:
-        while (item := await batch.outbox.get()) is not None:
-            if isinstance(item, _Failed):
-                raise item.error
+        while (item := await batch.take()) is not None:
             yield item
     finally:
         for task in batch.tasks:
             task.cancel()
         await asyncio.wait(batch.tasks)
         await source.aclose()
+
+
+def _is_being_cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 async def _as_async(

@@ -22,11 +22,12 @@ from penstock.client.call_settings import (
     traceparent_of,
 )
 from penstock.client.errors import PenstockError, Unavailable
-from penstock.client.events import Event
+from penstock.client.events import Accepted, Event
 from penstock.client.multiplex import MultiplexConfig
 from penstock.client.own_failures import client_closed
+from penstock.client.pool import is_silence
 from penstock.client.retry import Attempts
-from penstock.client.status import as_error, error_cause, error_from_call
+from penstock.client.status import as_error, error_cause
 from penstock.client.stream_reader import StreamReader
 from penstock.client.trace_context import TraceContext
 
@@ -111,11 +112,13 @@ class AsyncCalls:
                     self._open_calls.add(call)
                     async for response in call:
                         event = reader.receive(response)
+                        if isinstance(event, Accepted):
+                            self.pool.answered(index)
                         if event is not None:
                             yield event
                 except (grpc.RpcError, PenstockError) as failed:
                     error = as_error(failed, request_id=reader.request_id)
-                    is_unavailable = isinstance(error, Unavailable)
+                    is_unavailable = self._is_unserved(index, error, reader.request_id)
                     has_output = reader.has_output and not is_whole
                     delay_s = attempts.delay_after(error, has_output=has_output)
                     if delay_s is None:
@@ -150,8 +153,8 @@ class AsyncCalls:
             try:
                 return await call
             except grpc.RpcError as failed:
-                error = error_from_call(failed)
-                is_unavailable = isinstance(error, Unavailable)
+                error = as_error(failed)
+                is_unavailable = self._is_unserved(index, error, error.request_id)
                 delay_s = attempts.delay_after(error)
                 if delay_s is None:
                     raise error from failed
@@ -172,6 +175,12 @@ class AsyncCalls:
             yield channel
         finally:
             self.pool.release(index)
+
+    def _is_unserved(self, index: int, error: PenstockError, request_id: str) -> bool:
+        """Whether an attempt says that nobody serves calls on its channel."""
+        if is_silence(error, request_id):
+            return self.pool.is_lost(index)
+        return isinstance(error, Unavailable)
 
     def _start(
         self,

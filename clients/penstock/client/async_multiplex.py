@@ -6,8 +6,8 @@ which request, and when credit is due, is decided in `multiplex.py`.
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
-from typing import Self
+from collections.abc import Callable, Coroutine
+from typing import Any, Self, TypeVar
 
 import grpc
 
@@ -18,10 +18,16 @@ from penstock.client.multiplex import Lane, Lanes, MultiplexConfig
 from penstock.client.own_failures import (
     client_closed,
     deadline_passed,
+    multiplex_broken,
     multiplex_ended,
     multiplex_error,
 )
 from penstock.client.status import error_from_call
+
+ResultT = TypeVar("ResultT")
+
+_CORE_GAVE_UP = "Internal error from Core"
+_STATUS_PATIENCE_S = 5.0
 
 
 class AsyncMultiplexStream:
@@ -132,6 +138,10 @@ class _Call:
         self._commands: deque[pb.MultiplexRequest] = deque()
         self._is_retired = False
         self._writer: asyncio.Task[None] | None = None
+        self._status: asyncio.Future[grpc.aio.AioRpcError] = (
+            asyncio.get_running_loop().create_future()
+        )
+        call.add_done_callback(self._on_status)
         self._reader = asyncio.create_task(self._read())
 
     def submit(
@@ -191,6 +201,7 @@ class _Call:
                 await self._call.done_writing()
         except (grpc.RpcError, asyncio.InvalidStateError, asyncio.CancelledError):
             # The call is over, and the reader has the reason.
+            self.lanes.stop()
             self._commands.clear()
 
     async def _read(self) -> None:
@@ -201,7 +212,8 @@ class _Call:
                 if self._is_retired:
                     self._end_when_unused()
         except grpc.RpcError as failed:
-            error = multiplex_error(error_from_call(failed))
+            self.lanes.stop()
+            error = await self._explained(failed)
         except PenstockError as broken:
             error = broken
         except asyncio.CancelledError:
@@ -211,3 +223,44 @@ class _Call:
             self._commands.clear()
             self._call.cancel()
             self._on_end(self)
+
+    async def _explained(self, failed: grpc.RpcError) -> PenstockError:
+        """The failure of the call, by what the server said.
+
+        grpc.aio ends a call as INTERNAL when a write on it fails, as one does on a call that the
+        server has just ended; what the server said comes a little later, or came just before.
+        """
+        if not isinstance(failed, grpc.aio.AioRpcError) or failed.details() != _CORE_GAVE_UP:
+            return multiplex_error(error_from_call(failed))
+        try:
+            async with asyncio.timeout(_STATUS_PATIENCE_S):
+                return multiplex_error(error_from_call(await self._status))
+        except TimeoutError:
+            return multiplex_broken()
+
+    def _on_status(self, _call: object) -> None:
+        """Called for each status that the call is given; keeps the first that is a real one."""
+        call = self._call
+        details = _result_of(call.details())
+        if details != _CORE_GAVE_UP and not self._status.done():
+            self._status.set_result(
+                grpc.aio.AioRpcError(
+                    _result_of(call.code()),
+                    _result_of(call.initial_metadata()),
+                    _result_of(call.trailing_metadata()),
+                    details=details,
+                )
+            )
+
+
+def _result_of(coroutine: Coroutine[Any, Any, ResultT]) -> ResultT:
+    """Run a coroutine that has nothing to wait for, where there is no time for a task.
+
+    A status may be replaced in the same turn of the loop. RuntimeError if it waits after all.
+    """
+    try:
+        coroutine.send(None)
+    except StopIteration as done:
+        result: ResultT = done.value
+        return result
+    raise RuntimeError("a call that has ended does not know its status")

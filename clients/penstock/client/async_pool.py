@@ -77,6 +77,15 @@ class AsyncPool:
         """The attempt is over."""
         self._picker.release(index, is_unavailable=is_unavailable, now_s=self._clock())
 
+    def answered(self, index: int) -> None:
+        """The server has said something on this channel."""
+        self._picker.answered(index)
+
+    def is_lost(self, index: int) -> bool:
+        """Whether there is no connection behind a channel."""
+        channel = self._channels.get(index)
+        return channel is None or channel.get_state() is not grpc.ChannelConnectivity.READY
+
     def require_open(self) -> None:
         """Raise RuntimeError on a pool that takes no more calls."""
         if self._is_closing:

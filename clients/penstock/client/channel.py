@@ -13,6 +13,9 @@ from penstock.client.service_config import default_service_config
 DEFAULT_PORT = 50051
 DEFAULT_ADDRESS = f"127.0.0.1:{DEFAULT_PORT}"
 """Where `penstock serve` listens unless told otherwise."""
+DEFAULT_OPERATIONS_PORT = DEFAULT_PORT + 1
+DEFAULT_OPERATIONS_ADDRESS = f"127.0.0.1:{DEFAULT_OPERATIONS_PORT}"
+"""Where its OperationsService is, unless told otherwise."""
 
 _TARGET_SCHEMES = ("dns", "unix", "unix-abstract", "vsock", "ipv4", "ipv6", "xds", "google-c2p")
 _COMMA_SCHEMES = ("ipv4:", "ipv6:", "unix:", "unix-abstract:")
@@ -24,8 +27,8 @@ MIN_KEEPALIVE_S = 20.0
 """Servers disconnect clients that ping much more often than this."""
 
 
-def grpc_target(address: str) -> str:
-    """What gRPC is to connect to: HOST:PORT with port 50051 for a host alone.
+def grpc_target(address: str, default_port: int = DEFAULT_PORT) -> str:
+    """What gRPC is to connect to: HOST:PORT with `default_port` for a host alone.
 
     Left alone, gRPC takes 443 for a missing port. Its own targets, such as `unix:PATH` and
     `dns:///HOST:PORT`, pass as they are. Raises ValueError for what is neither.
@@ -43,7 +46,7 @@ def grpc_target(address: str) -> str:
         except ValueError as error:
             raise ValueError(f"address: not an IPv6 address: {error}") from None
     if parts["colon"] is None:
-        return f"{parts['host']}:{DEFAULT_PORT}"
+        return f"{parts['host']}:{default_port}"
     if not parts["port"]:
         raise ValueError(f"address: there is no port after the colon of {address!r}")
     if not 1 <= int(parts["port"]) <= 65535:

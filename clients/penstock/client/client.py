@@ -90,7 +90,7 @@ class Client(ModelCalls):
             credentials=credentials,
             clock=settings.clock,
         )
-        multiplexing = multiplex_config(multiplex)
+        multiplexing = multiplex_config(multiplex, max_message_bytes=channel.max_message_bytes)
         super().__init__(
             AsyncCalls(connections, settings=settings, multiplex=multiplexing, sleep=sleep)
         )

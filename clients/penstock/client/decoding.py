@@ -38,8 +38,11 @@ from penstock.client.model_info import (
     ModelLimits,
     ModelState,
 )
+from penstock.client.operations_values import RequestPhase
 
-_EnumT = TypeVar("_EnumT", RequestState, FinishReason, WaitReason, ModelState, HealthStatus)
+_EnumT = TypeVar(
+    "_EnumT", RequestState, FinishReason, WaitReason, ModelState, HealthStatus, RequestPhase
+)
 
 
 def decode_event(response: pb.GenerateResponse) -> Event | None:
@@ -102,7 +105,7 @@ def decode_model(message: pb.Model) -> Model:
         name=message.name,
         aliases=tuple(message.aliases),
         is_default=message.is_default,
-        state=_enum(ModelState, message.state),
+        state=decode_enum(ModelState, message.state),
         limits=ModelLimits(**_optional_fields(message.limits, ModelLimits)),
         keepalive=KeepalivePolicy(**_optional_fields(message.limits.keepalive, KeepalivePolicy)),
         features=tuple((name.name, value) for name, value in message.features.ListFields()),
@@ -114,12 +117,32 @@ def decode_model(message: pb.Model) -> Model:
 
 def decode_state(value: int) -> RequestState:
     """Read a request's state."""
-    return _enum(RequestState, value)
+    return decode_enum(RequestState, value)
 
 
 def decode_health(value: int) -> HealthStatus:
     """Read a value of grpc.health.v1."""
-    return _enum(HealthStatus, value)
+    return decode_enum(HealthStatus, value)
+
+
+def decode_usage(message: pb.Usage) -> Usage:
+    """Read the token accounts of a request."""
+    return Usage(
+        num_prompt_tokens=message.num_prompt_tokens,
+        num_completion_tokens=message.num_completion_tokens,
+        num_cached_prompt_tokens=message.num_cached_prompt_tokens,
+    )
+
+
+def decode_timings(message: pb.Timings) -> Timings:
+    """Read where a request's time went."""
+    return Timings(
+        queue_s=decode_seconds(message.queue),
+        prefill_s=decode_seconds(message.prefill),
+        ttft_s=decode_optional_s(message, "ttft"),
+        decode_s=decode_seconds(message.decode),
+        total_s=decode_seconds(message.total),
+    )
 
 
 def _accepted(message: pb.Accepted, sequence: int) -> Accepted:
@@ -129,7 +152,7 @@ def _accepted(message: pb.Accepted, sequence: int) -> Accepted:
         model=message.model,
         num_prompt_tokens=message.num_prompt_tokens,
         seed=message.seed,
-        estimated_queue_s=_optional_s(message, "estimated_queue_time"),
+        estimated_queue_s=decode_optional_s(message, "estimated_queue_time"),
         num_dropped_messages=message.num_dropped_messages,
     )
 
@@ -140,11 +163,11 @@ def _progress(message: pb.Progress, sequence: int) -> Progress:
         sequence=sequence,
         state=decode_state(message.state),
         queue_position=message.queue_position if has_position else None,
-        wait_reason=_enum(WaitReason, message.wait_reason),
+        wait_reason=decode_enum(WaitReason, message.wait_reason),
         num_cached_prompt_tokens=message.num_cached_prompt_tokens,
         num_preemptions=message.num_preemptions,
-        queue_s=_seconds(message.queue_time),
-        estimated_queue_s=_optional_s(message, "estimated_queue_time"),
+        queue_s=decode_seconds(message.queue_time),
+        estimated_queue_s=decode_optional_s(message, "estimated_queue_time"),
     )
 
 
@@ -178,22 +201,11 @@ def _records(messages: Iterable[pb.TokenRecord]) -> tuple[TokenRecord, ...]:
 
 
 def _finished(message: pb.Finished, sequence: int) -> Finished:
-    timings = message.timings
     return Finished(
         sequence=sequence,
         outputs=tuple(_output_end(end) for end in message.outputs),
-        usage=Usage(
-            num_prompt_tokens=message.usage.num_prompt_tokens,
-            num_completion_tokens=message.usage.num_completion_tokens,
-            num_cached_prompt_tokens=message.usage.num_cached_prompt_tokens,
-        ),
-        timings=Timings(
-            queue_s=_seconds(timings.queue),
-            prefill_s=_seconds(timings.prefill),
-            ttft_s=_optional_s(timings, "ttft"),
-            decode_s=_seconds(timings.decode),
-            total_s=_seconds(timings.total),
-        ),
+        usage=decode_usage(message.usage),
+        timings=decode_timings(message.timings),
         num_preemptions=message.num_preemptions,
     )
 
@@ -202,26 +214,29 @@ def _output_end(message: pb.OutputEnd) -> OutputEnd:
     matched = message.WhichOneof("matched_stop")
     return OutputEnd(
         output_index=message.output_index,
-        finish_reason=_enum(FinishReason, message.finish_reason),
+        finish_reason=decode_enum(FinishReason, message.finish_reason),
         stop_string=message.stop_string if matched == "stop_string" else None,
         stop_token_id=message.stop_token_id if matched == "stop_token_id" else None,
         num_completion_tokens=message.num_completion_tokens,
     )
 
 
-def _enum(kind: type[_EnumT], value: int) -> _EnumT:
+def decode_enum(kind: type[_EnumT], value: int) -> _EnumT:
+    """Read an enum; a value that is newer than this client becomes UNKNOWN."""
     try:
         return kind(value)
     except ValueError:
         return kind.UNKNOWN
 
 
-def _seconds(duration: Duration) -> float:
+def decode_seconds(duration: Duration) -> float:
+    """Read a duration, in seconds."""
     return duration.ToNanoseconds() / 1e9
 
 
-def _optional_s(message: Message, name: str) -> float | None:
-    return _seconds(getattr(message, name)) if message.HasField(name) else None
+def decode_optional_s(message: Message, name: str) -> float | None:
+    """Read a duration in seconds; None where it is not set."""
+    return decode_seconds(getattr(message, name)) if message.HasField(name) else None
 
 
 def _optional_fields(message: Message, kind: type[Any]) -> dict[str, Any]:
@@ -231,7 +246,7 @@ def _optional_fields(message: Message, kind: type[Any]) -> dict[str, Any]:
     for descriptor, value in message.ListFields():
         name = descriptor.name
         if isinstance(value, Duration):
-            name, value = f"{name}_s", _seconds(value)
+            name, value = f"{name}_s", decode_seconds(value)
         if name in known:
             values[name] = value
     return values

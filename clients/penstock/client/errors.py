@@ -35,6 +35,7 @@ Owns the exception tree. Does not know how a status travels: see `status.py`.
     |   +-- SequenceUnavailable
     +-- FailedPrecondition
     |   +-- ModelNotReady          being loaded or unloaded, or could not be loaded
+    |   +-- NotPossibleNow         told to operators; the message says why
     +-- Aborted
     |   +-- StreamSuperseded       another stream took the request over
     +-- CallCancelled              the call was cancelled by the server or a proxy
@@ -286,6 +287,10 @@ class ModelNotReady(FailedPrecondition):
     """The model is being loaded or unloaded, or could not be loaded."""
 
 
+class NotPossibleNow(FailedPrecondition):
+    """What an operator asked for cannot be had now."""
+
+
 class Aborted(PenstockError):
     """The call was ended in favour of another."""
 
@@ -363,6 +368,7 @@ _BY_REASON: Mapping[tuple[grpc.StatusCode, str], type[PenstockError]] = {
     (grpc.StatusCode.PERMISSION_DENIED, "PERMISSION_DENIED"): PermissionDenied,
     (grpc.StatusCode.OUT_OF_RANGE, "SEQUENCE_UNAVAILABLE"): SequenceUnavailable,
     (grpc.StatusCode.FAILED_PRECONDITION, "MODEL_NOT_READY"): ModelNotReady,
+    (grpc.StatusCode.FAILED_PRECONDITION, "NOT_POSSIBLE_NOW"): NotPossibleNow,
     (grpc.StatusCode.ABORTED, "STREAM_SUPERSEDED"): StreamSuperseded,
 }
 

@@ -6,13 +6,13 @@ each lane brings the function that does.
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from google.protobuf.duration_pb2 import Duration
 
 import penstock.v1 as pb
 from penstock.client.errors import Draining, PenstockError, StreamBroken
-from penstock.client.own_failures import deadline_passed, request_cancelled
+from penstock.client.own_failures import deadline_passed, request_cancelled, request_too_large
 from penstock.client.status import error_from_status
 
 
@@ -25,10 +25,14 @@ class MultiplexConfig:
     memory, and should exceed what is generated in one round trip. `max_call_age_s`: after this many
     seconds new requests go to a new call and the old one ends with its last request, so that no
     call outlives its connection, to which servers give 1800 s, give or take a tenth.
+    `max_request_bytes`: a larger request fails by itself; sent, it would end the call, and every
+    request on it. Not more than the server's `ModelLimits.max_message_bytes`, 4 MiB unless it was
+    changed.
     """
 
     window_tokens: int = 256
     max_call_age_s: float = 1200.0
+    max_request_bytes: int = 4 << 20
 
     def __post_init__(self) -> None:
         """Raise ValueError naming the field that is out of range."""
@@ -38,13 +42,21 @@ class MultiplexConfig:
             )
         if not self.max_call_age_s > 0:
             raise ValueError(f"max_call_age_s: must be positive, not {self.max_call_age_s}")
+        if self.max_request_bytes < 1:
+            raise ValueError(f"max_request_bytes: must be positive, not {self.max_request_bytes}")
 
 
-def multiplex_config(multiplex: bool | MultiplexConfig) -> MultiplexConfig | None:
-    """How to share calls, by a client's argument: True for the defaults, None for not at all."""
-    if isinstance(multiplex, MultiplexConfig):
-        return multiplex
-    return MultiplexConfig() if multiplex else None
+def multiplex_config(
+    multiplex: bool | MultiplexConfig, *, max_message_bytes: int
+) -> MultiplexConfig | None:
+    """How to share calls, by a client's argument: True for the defaults, None for not at all.
+
+    `max_message_bytes`: what the channel lets through.
+    """
+    if not multiplex:
+        return None
+    config = MultiplexConfig() if multiplex is True else multiplex
+    return replace(config, max_request_bytes=min(config.max_request_bytes, max_message_bytes))
 
 
 class Lane:
@@ -153,6 +165,8 @@ class Lanes:
         """Open a lane; the command that starts its request.
 
         `timeout_s` becomes the request's total_deadline, unless that is earlier already.
+
+        Raises ResourceExhausted for a request that is too large, with no effect on others.
         """
         key = self._next_key
         self._next_key += 1
@@ -165,9 +179,17 @@ class Lanes:
         )
         if timeout_s is not None:
             _limit_deadline(submit.generation, timeout_s)
+        command = pb.MultiplexRequest(submit=submit)
+        num_bytes = command.ByteSize()
+        if num_bytes > self._config.max_request_bytes:
+            raise request_too_large(num_bytes, self._config.max_request_bytes)
         lane = Lane(key, window_tokens, wake)
         self._lanes[key] = lane
-        return lane, pb.MultiplexRequest(submit=submit)
+        return lane, command
+
+    def stop(self) -> None:
+        """Nothing new may join."""
+        self._is_draining = True
 
     def receive(self, response: pb.MultiplexResponse) -> None:
         """Hand out the events of one message. Raises StreamBroken for a key nobody submitted."""

@@ -7,6 +7,7 @@ whose limits `get_model` tells. Durations are seconds.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from difflib import get_close_matches
 from typing import Any, TypeAlias, TypedDict
 
 from penstock.client.prompt import Image, Prompt, PromptLike, as_prompt
@@ -239,6 +240,11 @@ def build_request(
         elif name in _GROUP_OF:
             groups.setdefault(_GROUP_OF[name], {})[name] = frozen
         else:
-            raise TypeError(f"{name}: no such option")
+            raise TypeError(_no_such_option(name))
     built = {name: _GROUPS[name](**values) for name, values in groups.items()}
     return GenerationRequest(prompt=as_prompt(prompt), **top_level, **built)
+
+
+def _no_such_option(name: str) -> str:
+    nearest = get_close_matches(name, (*_TOP_LEVEL, *_GROUP_OF), n=1)
+    return f"{name}: no such option" + "".join(f"; is it {one}?" for one in nearest)

@@ -3,6 +3,8 @@
 Owns their codes and words, for both clients.
 """
 
+from dataclasses import replace
+
 import grpc
 
 from penstock.client.errors import (
@@ -11,6 +13,7 @@ from penstock.client.errors import (
     DeadlineExceeded,
     Failure,
     PenstockError,
+    ResourceExhausted,
     Unavailable,
     Unimplemented,
 )
@@ -46,6 +49,33 @@ def request_cancelled(request_id: str) -> CallCancelled:
     )
 
 
+def request_too_large(num_bytes: int, max_bytes: int) -> ResourceExhausted:
+    """A request that would end the call it shares: gRPC refuses messages by their size."""
+    return ResourceExhausted(
+        Failure(
+            code=grpc.StatusCode.RESOURCE_EXHAUSTED,
+            message=f"the request has {num_bytes} bytes, and may have {max_bytes}",
+        )
+    )
+
+
+def unless_asked(error: PenstockError) -> PenstockError:
+    """A call that somebody else cancelled before it began counts as not served.
+
+    A server that shuts down does so with calls that reach it in the same moment: gRPC cancels what
+    no handler has seen yet. A reason would say that it was meant.
+    """
+    if not isinstance(error, CallCancelled) or error.reason:
+        return error
+    return Unavailable(
+        replace(
+            error.failure,
+            code=grpc.StatusCode.UNAVAILABLE,
+            message="the call was cancelled on its way, and not by this client",
+        )
+    )
+
+
 def deadline_passed(request_id: str = "") -> DeadlineExceeded:
     """The deadline of a call passed, as the client's own clock has it."""
     return DeadlineExceeded(
@@ -64,8 +94,18 @@ def multiplex_ended() -> Unavailable:
     )
 
 
+def multiplex_broken() -> Unavailable:
+    """A Multiplex call could not be written to, and its status never came."""
+    return Unavailable(
+        Failure(code=grpc.StatusCode.UNAVAILABLE, message="the Multiplex call broke")
+    )
+
+
 def multiplex_error(error: PenstockError) -> PenstockError:
-    """What the failure of a whole Multiplex call means for its requests."""
+    """What the failure of a whole Multiplex call means for its requests.
+
+    A client that closes tells them so by itself, before: cancelled, the call was by another.
+    """
     if isinstance(error, Unimplemented) and not error.reason:
         return Unimplemented(
             Failure(
@@ -73,4 +113,4 @@ def multiplex_error(error: PenstockError) -> PenstockError:
                 message="the server does not offer Multiplex: use a client without multiplex",
             )
         )
-    return error
+    return unless_asked(error)

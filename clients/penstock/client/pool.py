@@ -9,6 +9,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from penstock.client.errors import DeadlineExceeded, PenstockError
 from penstock.client.own_failures import backlog_full
 
 _AVOID_S = 1.0
@@ -63,7 +64,8 @@ class ChannelPicker:
     """Chooses a channel for each attempt: the one with the fewest open calls.
 
     A channel that nobody answers on has no open calls, and would draw all of them; after a failure
-    it is passed over for a while, longer each time, as long as there is another.
+    it is passed over for a while, longer each time, as long as there is another. Then one call at a
+    time tries it, until one is answered.
     """
 
     def __init__(self, num_channels: int) -> None:
@@ -76,11 +78,11 @@ class ChannelPicker:
         """Take a channel; give it back with `release`. Equals take turns."""
         count = len(self._num_open)
         turns = [(self._first + turn) % count for turn in range(count)]
-        usable = [index for index in turns if self._avoid_until_s[index] <= now_s]
+        usable = [index for index in turns if self._is_usable(index, now_s)]
         if usable:
             index = min(usable, key=self._num_open.__getitem__)
         else:
-            index = min(turns, key=self._avoid_until_s.__getitem__)
+            index = min(turns, key=self._last_resort)
         self._first = (index + 1) % count
         self._num_open[index] += 1
         return index
@@ -89,13 +91,33 @@ class ChannelPicker:
         """The attempt ended; `is_unavailable` when nobody served it there."""
         self._num_open[index] -= 1
         if not is_unavailable:
-            self._num_failures[index] = 0
-            self._avoid_until_s[index] = -math.inf
+            self.answered(index)
         elif self._avoid_until_s[index] <= now_s:
             # Calls that fail together are one failure.
             avoid_s = min(_AVOID_S * 2 ** min(self._num_failures[index], 10), _MAX_AVOID_S)
             self._num_failures[index] += 1
             self._avoid_until_s[index] = now_s + avoid_s
+
+    def answered(self, index: int) -> None:
+        """Somebody serves calls there."""
+        self._num_failures[index] = 0
+        self._avoid_until_s[index] = -math.inf
+
+    def _is_usable(self, index: int, now_s: float) -> bool:
+        if not self._num_failures[index]:
+            return True
+        return self._avoid_until_s[index] <= now_s and not self._num_open[index]
+
+    def _last_resort(self, index: int) -> tuple[float, int]:
+        return self._avoid_until_s[index], self._num_open[index]
+
+
+def is_silence(error: PenstockError, request_id: str) -> bool:
+    """Whether a deadline passed on a request of which the server has not said a word.
+
+    `request_id`: "" for one that was not accepted. A server that names a deadline gives a reason.
+    """
+    return isinstance(error, DeadlineExceeded) and not (error.reason or request_id)
 
 
 TicketT = TypeVar("TicketT")

@@ -20,6 +20,7 @@ from penstock.client.errors import (
     PenstockError,
     error_of,
 )
+from penstock.client.own_failures import unless_asked
 
 DETAILS_KEY = "grpc-status-details-bin"
 PUSHBACK_KEY = "grpc-retry-pushback-ms"
@@ -53,11 +54,17 @@ def error_from_call(call: grpc.RpcError, *, request_id: str = "") -> PenstockErr
     return _error(call.code(), call.details() or "", details, request_id)
 
 
-def as_error(failed: grpc.RpcError | PenstockError, *, request_id: str) -> PenstockError:
-    """The typed error of an attempt, whether gRPC ended it or the client did."""
+def as_error(
+    failed: grpc.RpcError | PenstockError, *, request_id: str = "", is_asked: bool = False
+) -> PenstockError:
+    """The typed error of an attempt, whether gRPC ended it or the client did.
+
+    `request_id`: "" as long as the server said nothing. `is_asked`: this client cancels its calls.
+    """
     if isinstance(failed, PenstockError):
         return failed
-    return error_from_call(failed, request_id=request_id)
+    error = error_from_call(failed, request_id=request_id)
+    return error if is_asked or request_id else unless_asked(error)
 
 
 def error_cause(failed: grpc.RpcError | PenstockError) -> grpc.RpcError | None:

@@ -16,6 +16,8 @@ from penstock.client.events import Event
 from penstock.client.sync_calls import Cancellation
 
 _MAX_HELD_ITEMS = 2
+_WIND_DOWN_S = 2.0
+"""How long leaving a batch waits for its streams: one that is between two attempts sleeps on."""
 
 Start: TypeAlias = Callable[[BatchRequest, Cancellation], Generator[Event, None, None]]
 
@@ -23,7 +25,7 @@ Start: TypeAlias = Callable[[BatchRequest, Cancellation], Generator[Event, None,
 class _Failed:
     """The batch itself cannot go on: a request that does not fit, or a source that broke."""
 
-    def __init__(self, error: Exception) -> None:
+    def __init__(self, error: BaseException) -> None:
         self.error = error
 
 
@@ -38,10 +40,16 @@ class _Outbox:
         self._has_room = threading.Condition(lock)
         self._has_items = threading.Condition(lock)
 
-    def put(self, item: BatchItem | _Failed | None) -> None:
+    def put(self, item: BatchItem) -> None:
         with self._has_room:
             self._has_room.wait_for(lambda: len(self._items) < self._max_items or self._is_closed)
             self._items.append(item)
+            self._has_items.notify()
+
+    def put_end(self, end: _Failed | None) -> None:
+        """What ends the batch always has room."""
+        with self._has_items:
+            self._items.append(end)
             self._has_items.notify()
 
     def get(self) -> BatchItem | _Failed | None:
@@ -64,6 +72,7 @@ class _Batch:
         self._start = start
         self._width = width
         self._lock = threading.Lock()
+        self._has_closed_stream = threading.Condition(self._lock)
         # Of its own, because a source may keep a thread waiting, and must not keep `cancel` too.
         self._source_lock = threading.Lock()
         self._num_requests = 0
@@ -92,18 +101,26 @@ class _Batch:
             cancellation.cancel()
         self.outbox.close()
 
+    def wait_until_closed(self) -> None:
+        """Return once no stream is open; a thread that waits for the source does not count."""
+        with self._has_closed_stream:
+            self._has_closed_stream.wait_for(lambda: not self._open, _WIND_DOWN_S)
+
     def _work(self) -> None:
         try:
             while (taken := self._next_request()) is not None:
                 self.add_thread()
                 self._read(*taken)
-        except Exception as error:
-            self.outbox.put(_Failed(error))
-        with self._lock:
-            self._num_reading -= 1
-            is_last = not self._num_reading
-        if is_last:
-            self.outbox.put(None)
+        except BaseException as error:
+            # SystemExit too, which a source may raise: whoever reads the batch is to meet it, and
+            # not to wait for ever.
+            self.outbox.put_end(_Failed(error))
+        finally:
+            with self._lock:
+                self._num_reading -= 1
+                is_last = not self._num_reading
+            if is_last:
+                self.outbox.put_end(None)
 
     def _next_request(self) -> tuple[int, BatchRequest, Cancellation] | None:
         with self._source_lock:
@@ -131,8 +148,9 @@ class _Batch:
         except PenstockError as error:
             self.outbox.put((index, error))
         finally:
-            with self._lock:
+            with self._has_closed_stream:
                 self._open.discard(cancellation)
+                self._has_closed_stream.notify_all()
 
 
 def read_batch(
@@ -148,3 +166,4 @@ def read_batch(
             yield item
     finally:
         batch.cancel()
+        batch.wait_until_closed()

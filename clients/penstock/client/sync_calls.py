@@ -20,11 +20,12 @@ from penstock.client.call_settings import (
     traceparent_of,
 )
 from penstock.client.errors import PenstockError, Unavailable
-from penstock.client.events import Event
+from penstock.client.events import Accepted, Event
 from penstock.client.multiplex import MultiplexConfig
 from penstock.client.own_failures import client_closed, request_cancelled
+from penstock.client.pool import is_silence
 from penstock.client.retry import Attempts
-from penstock.client.status import as_error, error_cause, error_from_call
+from penstock.client.status import as_error, error_cause
 from penstock.client.stream_reader import StreamReader
 from penstock.client.sync_multiplex import SyncMultiplexer
 from penstock.client.sync_pool import SyncPool
@@ -52,12 +53,12 @@ class Cancellation:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._call: _Stream | None = None
-        self._is_cancelled = False
+        self.is_cancelled = False
 
     def cancel(self) -> None:
         """End the stream, now or as soon as it begins; its reader meets CallCancelled."""
         with self._lock:
-            self._is_cancelled = True
+            self.is_cancelled = True
             call = self._call
         if call is not None:
             call.cancel()
@@ -66,7 +67,7 @@ class Cancellation:
         """`call` is the current attempt. Raises CallCancelled when that comes too late."""
         with self._lock:
             self._call = call
-            is_cancelled = self._is_cancelled
+            is_cancelled = self.is_cancelled
         if is_cancelled:
             raise request_cancelled("")
 
@@ -121,6 +122,10 @@ class SyncCalls:
         `is_whole`: nobody sees them before the last, so output does not stand against a retry.
         """
         cancellation = cancellation or Cancellation()
+
+        def asked() -> bool:
+            return cancellation.is_cancelled or self.pool.is_closed
+
         with self.pool.turn(attempts.timeout_s()):
             while True:
                 reader = StreamReader()
@@ -132,11 +137,13 @@ class SyncCalls:
                     cancellation.watch(call)
                     for response in call:
                         event = reader.receive(response)
+                        if isinstance(event, Accepted):
+                            self.pool.answered(index)
                         if event is not None:
                             yield event
                 except (grpc.RpcError, PenstockError) as failed:
-                    error = as_error(failed, request_id=reader.request_id)
-                    is_unavailable = isinstance(error, Unavailable)
+                    error = as_error(failed, request_id=reader.request_id, is_asked=asked())
+                    is_unavailable = self._is_unserved(index, error, reader.request_id)
                     has_output = reader.has_output and not is_whole
                     delay_s = attempts.delay_after(error, has_output=has_output)
                     if delay_s is None:
@@ -165,8 +172,8 @@ class SyncCalls:
             try:
                 return method(channel)(request, timeout=attempts.timeout_s(), metadata=metadata)
             except grpc.RpcError as failed:
-                error = error_from_call(failed)
-                is_unavailable = isinstance(error, Unavailable)
+                error = as_error(failed, is_asked=self.pool.is_closed)
+                is_unavailable = self._is_unserved(index, error, error.request_id)
                 delay_s = attempts.delay_after(error)
                 if delay_s is None:
                     raise error from failed
@@ -183,6 +190,12 @@ class SyncCalls:
             yield channel
         finally:
             self.pool.release(index)
+
+    def _is_unserved(self, index: int, error: PenstockError, request_id: str) -> bool:
+        """Whether an attempt says that nobody serves calls on its channel."""
+        if is_silence(error, request_id):
+            return self.pool.is_lost(index)
+        return isinstance(error, Unavailable)
 
     def _start(
         self,

@@ -91,7 +91,7 @@ class SyncClient(SyncModelCalls):
             credentials=credentials,
             clock=settings.clock,
         )
-        multiplexing = multiplex_config(multiplex)
+        multiplexing = multiplex_config(multiplex, max_message_bytes=channel.max_message_bytes)
         super().__init__(
             SyncCalls(connections, settings=settings, multiplex=multiplexing, sleep=sleep)
         )

@@ -106,8 +106,10 @@ class SyncMultiplexer:
                 lanes = Lanes(self._config, opened_at_s=now_s)
                 call = _Call(self._stub, self._metadata, lanes, self._forget)
                 self._calls.append(call)
-                lane = call.submit(request, timeout_s, traceparent, has_news.set, now_s)
-                call.start()
+                try:
+                    lane = call.submit(request, timeout_s, traceparent, has_news.set, now_s)
+                finally:
+                    call.start()
         if lane is None:
             raise multiplex_ended()
         return SyncMultiplexStream(call, lane, has_news, timeout_s)

@@ -4,6 +4,7 @@ Owns the channels of gRPC, each made when a call first needs it, and the lock ar
 `pool.py`, which decide which channel a call takes and whether it may go.
 """
 
+import queue
 import threading
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
@@ -13,6 +14,8 @@ import grpc
 from penstock.client.channel import ChannelConfig
 from penstock.client.own_failures import client_closed, deadline_passed
 from penstock.client.pool import Admission, ChannelPicker, PoolConfig, PoolState
+
+_STATE_PATIENCE_S = 1.0
 
 
 class _Ticket:
@@ -95,6 +98,17 @@ class SyncPool:
         with self._lock:
             self._picker.release(index, is_unavailable=is_unavailable, now_s=self._clock())
 
+    def answered(self, index: int) -> None:
+        """The server has said something on this channel."""
+        with self._lock:
+            self._picker.answered(index)
+
+    def is_lost(self, index: int) -> bool:
+        """Whether there is no connection behind a channel. Takes a moment."""
+        with self._lock:
+            channel = self._channels.get(index)
+        return channel is None or _state_of(channel) is not grpc.ChannelConnectivity.READY
+
     def require_open(self) -> None:
         """Raise RuntimeError on a pool that takes no more calls."""
         if self._is_closing:
@@ -150,3 +164,18 @@ class SyncPool:
         if self._credentials is None:
             return grpc.insecure_channel(target, options=options)
         return grpc.secure_channel(target, self._credentials, options=options)
+
+
+def _state_of(channel: grpc.Channel) -> grpc.ChannelConnectivity | None:
+    """What gRPC says of a channel's connection; None when it does not say.
+
+    It tells subscribers only, each first of all how things are.
+    """
+    states: queue.SimpleQueue[grpc.ChannelConnectivity] = queue.SimpleQueue()
+    channel.subscribe(states.put)
+    try:
+        return states.get(timeout=_STATE_PATIENCE_S)
+    except queue.Empty:
+        return None
+    finally:
+        channel.unsubscribe(states.put)

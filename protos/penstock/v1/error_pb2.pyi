@@ -115,6 +115,8 @@ class _ErrorReasonEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     """INVALID_ARGUMENT. The executor cannot do what the request asks for, now or later: for example
     compile the constraint. Which field it was is not always known, so there may be no BadRequest.
     """
+    ERROR_REASON_NOT_POSSIBLE_NOW: _ErrorReason.ValueType  # 26
+    """FAILED_PRECONDITION. What an operator asked for cannot be had now; the message says why."""
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """What went wrong, for programs. It travels in google.rpc.ErrorInfo, whose `domain` is
@@ -210,6 +212,8 @@ ERROR_REASON_EXECUTOR_REFUSED: ErrorReason.ValueType  # 25
 """INVALID_ARGUMENT. The executor cannot do what the request asks for, now or later: for example
 compile the constraint. Which field it was is not always known, so there may be no BadRequest.
 """
+ERROR_REASON_NOT_POSSIBLE_NOW: ErrorReason.ValueType  # 26
+"""FAILED_PRECONDITION. What an operator asked for cannot be had now; the message says why."""
 Global___ErrorReason: typing_extensions.TypeAlias = ErrorReason
 
 @typing.final

@@ -36,6 +36,8 @@ class _FlightRecordFormatEnumTypeWrapper(google.protobuf.internal.enum_type_wrap
     """As StepRecord messages."""
     FLIGHT_RECORD_FORMAT_PERFETTO: _FlightRecordFormat.ValueType  # 2
     """As a file that ui.perfetto.dev opens."""
+    FLIGHT_RECORD_FORMAT_RAW: _FlightRecordFormat.ValueType  # 3
+    """As the recorder's own file, which `penstock timeline` and `penstock simulate` read."""
 
 class FlightRecordFormat(_FlightRecordFormat, metaclass=_FlightRecordFormatEnumTypeWrapper):
     """How a flight record is written."""
@@ -46,7 +48,69 @@ FLIGHT_RECORD_FORMAT_STEPS: FlightRecordFormat.ValueType  # 1
 """As StepRecord messages."""
 FLIGHT_RECORD_FORMAT_PERFETTO: FlightRecordFormat.ValueType  # 2
 """As a file that ui.perfetto.dev opens."""
+FLIGHT_RECORD_FORMAT_RAW: FlightRecordFormat.ValueType  # 3
+"""As the recorder's own file, which `penstock timeline` and `penstock simulate` read."""
 Global___FlightRecordFormat: typing_extensions.TypeAlias = FlightRecordFormat
+
+class _LogLevel:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: typing_extensions.TypeAlias = ValueType
+
+class _LogLevelEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_LogLevel.ValueType], builtins.type):
+    DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+    LOG_LEVEL_UNSPECIFIED: _LogLevel.ValueType  # 0
+    """Never valid."""
+    LOG_LEVEL_DEBUG: _LogLevel.ValueType  # 1
+    """Everything."""
+    LOG_LEVEL_INFO: _LogLevel.ValueType  # 2
+    """What happens."""
+    LOG_LEVEL_WARNING: _LogLevel.ValueType  # 3
+    """What may be wrong."""
+    LOG_LEVEL_ERROR: _LogLevel.ValueType  # 4
+    """What is wrong."""
+
+class LogLevel(_LogLevel, metaclass=_LogLevelEnumTypeWrapper):
+    """How severe what is logged must at least be."""
+
+LOG_LEVEL_UNSPECIFIED: LogLevel.ValueType  # 0
+"""Never valid."""
+LOG_LEVEL_DEBUG: LogLevel.ValueType  # 1
+"""Everything."""
+LOG_LEVEL_INFO: LogLevel.ValueType  # 2
+"""What happens."""
+LOG_LEVEL_WARNING: LogLevel.ValueType  # 3
+"""What may be wrong."""
+LOG_LEVEL_ERROR: LogLevel.ValueType  # 4
+"""What is wrong."""
+Global___LogLevel: typing_extensions.TypeAlias = LogLevel
+
+class _ServerProcess:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: typing_extensions.TypeAlias = ValueType
+
+class _ServerProcessEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_ServerProcess.ValueType], builtins.type):
+    DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+    SERVER_PROCESS_UNSPECIFIED: _ServerProcess.ValueType  # 0
+    """Same as ENGINE."""
+    SERVER_PROCESS_ENGINE: _ServerProcess.ValueType  # 1
+    """The engine: scheduler and executor."""
+    SERVER_PROCESS_FRONT: _ServerProcess.ValueType  # 2
+    """A front: what clients talk to."""
+    SERVER_PROCESS_OBSERVER: _ServerProcess.ValueType  # 3
+    """The observer: traces, metrics and this service."""
+
+class ServerProcess(_ServerProcess, metaclass=_ServerProcessEnumTypeWrapper):
+    """A kind of process of a server."""
+
+SERVER_PROCESS_UNSPECIFIED: ServerProcess.ValueType  # 0
+"""Same as ENGINE."""
+SERVER_PROCESS_ENGINE: ServerProcess.ValueType  # 1
+"""The engine: scheduler and executor."""
+SERVER_PROCESS_FRONT: ServerProcess.ValueType  # 2
+"""A front: what clients talk to."""
+SERVER_PROCESS_OBSERVER: ServerProcess.ValueType  # 3
+"""The observer: traces, metrics and this service."""
+Global___ServerProcess: typing_extensions.TypeAlias = ServerProcess
 
 @typing.final
 class GetStatsRequest(google.protobuf.message.Message):
@@ -303,7 +367,9 @@ class GetFlightRecordRequest(google.protobuf.message.Message):
     model: builtins.str
     """The model. Default: the server's default model."""
     max_steps: builtins.int
-    """Most steps to give out, the latest ones. At least 1. Default: all that are kept."""
+    """Most steps to give out, the latest ones. At least 1. Default: all that are kept. Not for RAW,
+    which is always whole.
+    """
     format: Global___FlightRecordFormat.ValueType
     """How they are written."""
     def __init__(
@@ -367,3 +433,119 @@ class FlightRecordSteps(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["steps", b"steps"]) -> None: ...
 
 Global___FlightRecordSteps: typing_extensions.TypeAlias = FlightRecordSteps
+
+@typing.final
+class DumpFlightRecordRequest(google.protobuf.message.Message):
+    """Asks for a flight record as a file."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: builtins.int
+    model: builtins.str
+    """The model. Default: the server's default model."""
+    def __init__(
+        self,
+        *,
+        model: builtins.str | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_model", b"_model", "model", b"model"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_model", b"_model", "model", b"model"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_model", b"_model"]) -> typing.Literal["model"] | None: ...
+
+Global___DumpFlightRecordRequest: typing_extensions.TypeAlias = DumpFlightRecordRequest
+
+@typing.final
+class DumpFlightRecordResponse(google.protobuf.message.Message):
+    """The file was written."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    PATH_FIELD_NUMBER: builtins.int
+    path: builtins.str
+    """Where it lies on the server's machine."""
+    def __init__(
+        self,
+        *,
+        path: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["path", b"path"]) -> None: ...
+
+Global___DumpFlightRecordResponse: typing_extensions.TypeAlias = DumpFlightRecordResponse
+
+@typing.final
+class SetLogLevelRequest(google.protobuf.message.Message):
+    """Asks for more or fewer log lines."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    LEVEL_FIELD_NUMBER: builtins.int
+    level: Global___LogLevel.ValueType
+    """The new level. Required."""
+    def __init__(
+        self,
+        *,
+        level: Global___LogLevel.ValueType = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["level", b"level"]) -> None: ...
+
+Global___SetLogLevelRequest: typing_extensions.TypeAlias = SetLogLevelRequest
+
+@typing.final
+class SetLogLevelResponse(google.protobuf.message.Message):
+    """The level is set, in every process that answered."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+Global___SetLogLevelResponse: typing_extensions.TypeAlias = SetLogLevelResponse
+
+@typing.final
+class ProfileRequest(google.protobuf.message.Message):
+    """Asks for a profile."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    PROCESS_FIELD_NUMBER: builtins.int
+    FRONT_INDEX_FIELD_NUMBER: builtins.int
+    DURATION_FIELD_NUMBER: builtins.int
+    process: Global___ServerProcess.ValueType
+    """Which process."""
+    front_index: builtins.int
+    """Which front, see FrontStats.index. Only for FRONT."""
+    @property
+    def duration(self) -> google.protobuf.duration_pb2.Duration:
+        """For how long. Range above 0 to 60 seconds. Default: 5 seconds."""
+
+    def __init__(
+        self,
+        *,
+        process: Global___ServerProcess.ValueType = ...,
+        front_index: builtins.int | None = ...,
+        duration: google.protobuf.duration_pb2.Duration | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_front_index", b"_front_index", "duration", b"duration", "front_index", b"front_index"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_front_index", b"_front_index", "duration", b"duration", "front_index", b"front_index", "process", b"process"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_front_index", b"_front_index"]) -> typing.Literal["front_index"] | None: ...
+
+Global___ProfileRequest: typing_extensions.TypeAlias = ProfileRequest
+
+@typing.final
+class ProfileResponse(google.protobuf.message.Message):
+    """A piece of a profile."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    FILE_CHUNK_FIELD_NUMBER: builtins.int
+    file_chunk: builtins.bytes
+    """The next bytes of the file, which www.speedscope.app opens."""
+    def __init__(
+        self,
+        *,
+        file_chunk: builtins.bytes = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["file_chunk", b"file_chunk"]) -> None: ...
+
+Global___ProfileResponse: typing_extensions.TypeAlias = ProfileResponse

@@ -65,6 +65,21 @@ class OperationsServiceStub(object):
                 request_serializer=penstock_dot_v1_dot_operations__service__pb2.GetFlightRecordRequest.SerializeToString,
                 response_deserializer=penstock_dot_v1_dot_operations__service__pb2.GetFlightRecordResponse.FromString,
                 _registered_method=True)
+        self.DumpFlightRecord = channel.unary_unary(
+                '/penstock.v1.OperationsService/DumpFlightRecord',
+                request_serializer=penstock_dot_v1_dot_operations__service__pb2.DumpFlightRecordRequest.SerializeToString,
+                response_deserializer=penstock_dot_v1_dot_operations__service__pb2.DumpFlightRecordResponse.FromString,
+                _registered_method=True)
+        self.SetLogLevel = channel.unary_unary(
+                '/penstock.v1.OperationsService/SetLogLevel',
+                request_serializer=penstock_dot_v1_dot_operations__service__pb2.SetLogLevelRequest.SerializeToString,
+                response_deserializer=penstock_dot_v1_dot_operations__service__pb2.SetLogLevelResponse.FromString,
+                _registered_method=True)
+        self.Profile = channel.unary_stream(
+                '/penstock.v1.OperationsService/Profile',
+                request_serializer=penstock_dot_v1_dot_operations__service__pb2.ProfileRequest.SerializeToString,
+                response_deserializer=penstock_dot_v1_dot_operations__service__pb2.ProfileResponse.FromString,
+                _registered_method=True)
 
 
 class OperationsServiceServicer(object):
@@ -114,6 +129,27 @@ class OperationsServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def DumpFlightRecord(self, request, context):
+        """Writes what the flight recorder has kept to a file on the server's machine.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SetLogLevel(self, request, context):
+        """Sets the least severity of what all processes of the server log, until it is set again.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Profile(self, request, context):
+        """Samples what a process of the server does, and then gives out the profile. One at a time.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_OperationsServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -146,6 +182,21 @@ def add_OperationsServiceServicer_to_server(servicer, server):
                     servicer.GetFlightRecord,
                     request_deserializer=penstock_dot_v1_dot_operations__service__pb2.GetFlightRecordRequest.FromString,
                     response_serializer=penstock_dot_v1_dot_operations__service__pb2.GetFlightRecordResponse.SerializeToString,
+            ),
+            'DumpFlightRecord': grpc.unary_unary_rpc_method_handler(
+                    servicer.DumpFlightRecord,
+                    request_deserializer=penstock_dot_v1_dot_operations__service__pb2.DumpFlightRecordRequest.FromString,
+                    response_serializer=penstock_dot_v1_dot_operations__service__pb2.DumpFlightRecordResponse.SerializeToString,
+            ),
+            'SetLogLevel': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetLogLevel,
+                    request_deserializer=penstock_dot_v1_dot_operations__service__pb2.SetLogLevelRequest.FromString,
+                    response_serializer=penstock_dot_v1_dot_operations__service__pb2.SetLogLevelResponse.SerializeToString,
+            ),
+            'Profile': grpc.unary_stream_rpc_method_handler(
+                    servicer.Profile,
+                    request_deserializer=penstock_dot_v1_dot_operations__service__pb2.ProfileRequest.FromString,
+                    response_serializer=penstock_dot_v1_dot_operations__service__pb2.ProfileResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -311,6 +362,87 @@ class OperationsService(object):
             '/penstock.v1.OperationsService/GetFlightRecord',
             penstock_dot_v1_dot_operations__service__pb2.GetFlightRecordRequest.SerializeToString,
             penstock_dot_v1_dot_operations__service__pb2.GetFlightRecordResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DumpFlightRecord(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.v1.OperationsService/DumpFlightRecord',
+            penstock_dot_v1_dot_operations__service__pb2.DumpFlightRecordRequest.SerializeToString,
+            penstock_dot_v1_dot_operations__service__pb2.DumpFlightRecordResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetLogLevel(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.v1.OperationsService/SetLogLevel',
+            penstock_dot_v1_dot_operations__service__pb2.SetLogLevelRequest.SerializeToString,
+            penstock_dot_v1_dot_operations__service__pb2.SetLogLevelResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Profile(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/penstock.v1.OperationsService/Profile',
+            penstock_dot_v1_dot_operations__service__pb2.ProfileRequest.SerializeToString,
+            penstock_dot_v1_dot_operations__service__pb2.ProfileResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -123,7 +123,55 @@ _OperationsServiceGetFlightRecordType = typing_extensions.TypeVar(
     ],
 )
 
-class OperationsServiceStub(typing.Generic[_OperationsServiceGetStatsType, _OperationsServiceWatchStatsType, _OperationsServiceListRequestsType, _OperationsServiceGetRequestType, _OperationsServiceDrainType, _OperationsServiceGetFlightRecordType]):
+_OperationsServiceDumpFlightRecordType = typing_extensions.TypeVar(
+    '_OperationsServiceDumpFlightRecordType',
+    grpc.UnaryUnaryMultiCallable[
+        penstock.v1.operations_service_pb2.DumpFlightRecordRequest,
+        penstock.v1.operations_service_pb2.DumpFlightRecordResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        penstock.v1.operations_service_pb2.DumpFlightRecordRequest,
+        penstock.v1.operations_service_pb2.DumpFlightRecordResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        penstock.v1.operations_service_pb2.DumpFlightRecordRequest,
+        penstock.v1.operations_service_pb2.DumpFlightRecordResponse,
+    ],
+)
+
+_OperationsServiceSetLogLevelType = typing_extensions.TypeVar(
+    '_OperationsServiceSetLogLevelType',
+    grpc.UnaryUnaryMultiCallable[
+        penstock.v1.operations_service_pb2.SetLogLevelRequest,
+        penstock.v1.operations_service_pb2.SetLogLevelResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        penstock.v1.operations_service_pb2.SetLogLevelRequest,
+        penstock.v1.operations_service_pb2.SetLogLevelResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        penstock.v1.operations_service_pb2.SetLogLevelRequest,
+        penstock.v1.operations_service_pb2.SetLogLevelResponse,
+    ],
+)
+
+_OperationsServiceProfileType = typing_extensions.TypeVar(
+    '_OperationsServiceProfileType',
+    grpc.UnaryStreamMultiCallable[
+        penstock.v1.operations_service_pb2.ProfileRequest,
+        penstock.v1.operations_service_pb2.ProfileResponse,
+    ],
+    grpc.aio.UnaryStreamMultiCallable[
+        penstock.v1.operations_service_pb2.ProfileRequest,
+        penstock.v1.operations_service_pb2.ProfileResponse,
+    ],
+    default=grpc.UnaryStreamMultiCallable[
+        penstock.v1.operations_service_pb2.ProfileRequest,
+        penstock.v1.operations_service_pb2.ProfileResponse,
+    ],
+)
+
+class OperationsServiceStub(typing.Generic[_OperationsServiceGetStatsType, _OperationsServiceWatchStatsType, _OperationsServiceListRequestsType, _OperationsServiceGetRequestType, _OperationsServiceDrainType, _OperationsServiceGetFlightRecordType, _OperationsServiceDumpFlightRecordType, _OperationsServiceSetLogLevelType, _OperationsServiceProfileType]):
     """Looks into a server and stops it gently. For operators. Health is told by grpc.health.v1."""
 
     @typing.overload
@@ -151,6 +199,18 @@ class OperationsServiceStub(typing.Generic[_OperationsServiceGetStatsType, _Oper
         grpc.UnaryStreamMultiCallable[
             penstock.v1.operations_service_pb2.GetFlightRecordRequest,
             penstock.v1.operations_service_pb2.GetFlightRecordResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            penstock.v1.operations_service_pb2.DumpFlightRecordRequest,
+            penstock.v1.operations_service_pb2.DumpFlightRecordResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            penstock.v1.operations_service_pb2.SetLogLevelRequest,
+            penstock.v1.operations_service_pb2.SetLogLevelResponse,
+        ],
+        grpc.UnaryStreamMultiCallable[
+            penstock.v1.operations_service_pb2.ProfileRequest,
+            penstock.v1.operations_service_pb2.ProfileResponse,
         ],
     ], channel: grpc.Channel) -> None: ...
 
@@ -180,6 +240,18 @@ class OperationsServiceStub(typing.Generic[_OperationsServiceGetStatsType, _Oper
             penstock.v1.operations_service_pb2.GetFlightRecordRequest,
             penstock.v1.operations_service_pb2.GetFlightRecordResponse,
         ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            penstock.v1.operations_service_pb2.DumpFlightRecordRequest,
+            penstock.v1.operations_service_pb2.DumpFlightRecordResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            penstock.v1.operations_service_pb2.SetLogLevelRequest,
+            penstock.v1.operations_service_pb2.SetLogLevelResponse,
+        ],
+        grpc.aio.UnaryStreamMultiCallable[
+            penstock.v1.operations_service_pb2.ProfileRequest,
+            penstock.v1.operations_service_pb2.ProfileResponse,
+        ],
     ], channel: grpc.aio.Channel) -> None: ...
 
     GetStats: _OperationsServiceGetStatsType
@@ -201,6 +273,15 @@ class OperationsServiceStub(typing.Generic[_OperationsServiceGetStatsType, _Oper
 
     GetFlightRecord: _OperationsServiceGetFlightRecordType
     """Gives out what the flight recorder has kept of an engine's last steps, oldest first."""
+
+    DumpFlightRecord: _OperationsServiceDumpFlightRecordType
+    """Writes what the flight recorder has kept to a file on the server's machine."""
+
+    SetLogLevel: _OperationsServiceSetLogLevelType
+    """Sets the least severity of what all processes of the server log, until it is set again."""
+
+    Profile: _OperationsServiceProfileType
+    """Samples what a process of the server does, and then gives out the profile. One at a time."""
 
 OperationsServiceAsyncStub: typing_extensions.TypeAlias = OperationsServiceStub[
     grpc.aio.UnaryUnaryMultiCallable[
@@ -226,6 +307,18 @@ OperationsServiceAsyncStub: typing_extensions.TypeAlias = OperationsServiceStub[
     grpc.aio.UnaryStreamMultiCallable[
         penstock.v1.operations_service_pb2.GetFlightRecordRequest,
         penstock.v1.operations_service_pb2.GetFlightRecordResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        penstock.v1.operations_service_pb2.DumpFlightRecordRequest,
+        penstock.v1.operations_service_pb2.DumpFlightRecordResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        penstock.v1.operations_service_pb2.SetLogLevelRequest,
+        penstock.v1.operations_service_pb2.SetLogLevelResponse,
+    ],
+    grpc.aio.UnaryStreamMultiCallable[
+        penstock.v1.operations_service_pb2.ProfileRequest,
+        penstock.v1.operations_service_pb2.ProfileResponse,
     ],
 ]
 
@@ -281,5 +374,29 @@ class OperationsServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[penstock.v1.operations_service_pb2.GetFlightRecordResponse], collections.abc.AsyncIterator[penstock.v1.operations_service_pb2.GetFlightRecordResponse]]:
         """Gives out what the flight recorder has kept of an engine's last steps, oldest first."""
+
+    @abc.abstractmethod
+    def DumpFlightRecord(
+        self,
+        request: penstock.v1.operations_service_pb2.DumpFlightRecordRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[penstock.v1.operations_service_pb2.DumpFlightRecordResponse, collections.abc.Awaitable[penstock.v1.operations_service_pb2.DumpFlightRecordResponse]]:
+        """Writes what the flight recorder has kept to a file on the server's machine."""
+
+    @abc.abstractmethod
+    def SetLogLevel(
+        self,
+        request: penstock.v1.operations_service_pb2.SetLogLevelRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[penstock.v1.operations_service_pb2.SetLogLevelResponse, collections.abc.Awaitable[penstock.v1.operations_service_pb2.SetLogLevelResponse]]:
+        """Sets the least severity of what all processes of the server log, until it is set again."""
+
+    @abc.abstractmethod
+    def Profile(
+        self,
+        request: penstock.v1.operations_service_pb2.ProfileRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[collections.abc.Iterator[penstock.v1.operations_service_pb2.ProfileResponse], collections.abc.AsyncIterator[penstock.v1.operations_service_pb2.ProfileResponse]]:
+        """Samples what a process of the server does, and then gives out the profile. One at a time."""
 
 def add_OperationsServiceServicer_to_server(servicer: OperationsServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

@@ -8,6 +8,7 @@ import collections.abc
 import google.protobuf.descriptor
 import google.protobuf.duration_pb2
 import google.protobuf.internal.containers
+import google.protobuf.internal.enum_type_wrapper
 import google.protobuf.message
 import google.protobuf.timestamp_pb2
 import penstock.v1.model_pb2
@@ -22,6 +23,42 @@ else:
     import typing_extensions
 
 DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
+
+class _RequestPhase:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: typing_extensions.TypeAlias = ValueType
+
+class _RequestPhaseEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_RequestPhase.ValueType], builtins.type):
+    DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+    REQUEST_PHASE_UNSPECIFIED: _RequestPhase.ValueType  # 0
+    """Not known."""
+    REQUEST_PHASE_PREPARE: _RequestPhase.ValueType  # 1
+    """Being checked and tokenised."""
+    REQUEST_PHASE_QUEUE: _RequestPhase.ValueType  # 2
+    """Waiting in the queue."""
+    REQUEST_PHASE_PREFILL: _RequestPhase.ValueType  # 3
+    """Its prompt is being computed, or computed again."""
+    REQUEST_PHASE_DECODE: _RequestPhase.ValueType  # 4
+    """Its output is being generated."""
+    REQUEST_PHASE_DELIVER: _RequestPhase.ValueType  # 5
+    """The engine is done with it; its last messages go out."""
+
+class RequestPhase(_RequestPhase, metaclass=_RequestPhaseEnumTypeWrapper):
+    """What a live request does: finer than its state. Receivers tolerate values they do not know."""
+
+REQUEST_PHASE_UNSPECIFIED: RequestPhase.ValueType  # 0
+"""Not known."""
+REQUEST_PHASE_PREPARE: RequestPhase.ValueType  # 1
+"""Being checked and tokenised."""
+REQUEST_PHASE_QUEUE: RequestPhase.ValueType  # 2
+"""Waiting in the queue."""
+REQUEST_PHASE_PREFILL: RequestPhase.ValueType  # 3
+"""Its prompt is being computed, or computed again."""
+REQUEST_PHASE_DECODE: RequestPhase.ValueType  # 4
+"""Its output is being generated."""
+REQUEST_PHASE_DELIVER: RequestPhase.ValueType  # 5
+"""The engine is done with it; its last messages go out."""
+Global___RequestPhase: typing_extensions.TypeAlias = RequestPhase
 
 @typing.final
 class Stats(google.protobuf.message.Message):
@@ -85,6 +122,12 @@ class ModelStats(google.protobuf.message.Message):
     MEAN_STEP_TIME_FIELD_NUMBER: builtins.int
     ESTIMATED_QUEUE_TIME_FIELD_NUMBER: builtins.int
     NUM_ENGINE_RESTARTS_FIELD_NUMBER: builtins.int
+    TTFT_FIELD_NUMBER: builtins.int
+    ITL_FIELD_NUMBER: builtins.int
+    QUEUE_FIELD_NUMBER: builtins.int
+    E2E_FIELD_NUMBER: builtins.int
+    WAIT_REASON_FIELD_NUMBER: builtins.int
+    ENGINE_EPOCH_FIELD_NUMBER: builtins.int
     model: builtins.str
     """The model's name."""
     state: penstock.v1.model_pb2.ModelState.ValueType
@@ -103,13 +146,17 @@ class ModelStats(google.protobuf.message.Message):
     """Tokens generated per second, over the last ten seconds."""
     num_engine_restarts: builtins.int
     """How often the engine was restarted since the server started."""
+    wait_reason: penstock.v1.state_pb2.WaitReason.ValueType
+    """What the next in line lacked when the last step was planned. Unspecified when nobody waits."""
+    engine_epoch: builtins.int
+    """Which engine this is: 1 for the first since the server started, and one more for each after."""
     @property
     def cache(self) -> Global___CacheStats:
         """The KV cache."""
 
     @property
     def totals(self) -> Global___ModelTotals:
-        """Totals since the server started."""
+        """Totals since the server started; see each for what can be missing from it."""
 
     @property
     def mean_step_time(self) -> google.protobuf.duration_pb2.Duration:
@@ -118,6 +165,22 @@ class ModelStats(google.protobuf.message.Message):
     @property
     def estimated_queue_time(self) -> google.protobuf.duration_pb2.Duration:
         """What a request of default priority that arrived now would probably wait. Unset: no estimate."""
+
+    @property
+    def ttft(self) -> Global___DurationPercentiles:
+        """From arrival to the first token, of requests that ended in the last minute."""
+
+    @property
+    def itl(self) -> Global___DurationPercentiles:
+        """From one token of a request to its next, of all tokens of the last minute."""
+
+    @property
+    def queue(self) -> Global___DurationPercentiles:
+        """Waiting in the queue, over all visits, of requests that ended in the last minute."""
+
+    @property
+    def e2e(self) -> Global___DurationPercentiles:
+        """From arrival to the end, of requests that ended in the last minute."""
 
     def __init__(
         self,
@@ -135,11 +198,56 @@ class ModelStats(google.protobuf.message.Message):
         mean_step_time: google.protobuf.duration_pb2.Duration | None = ...,
         estimated_queue_time: google.protobuf.duration_pb2.Duration | None = ...,
         num_engine_restarts: builtins.int = ...,
+        ttft: Global___DurationPercentiles | None = ...,
+        itl: Global___DurationPercentiles | None = ...,
+        queue: Global___DurationPercentiles | None = ...,
+        e2e: Global___DurationPercentiles | None = ...,
+        wait_reason: penstock.v1.state_pb2.WaitReason.ValueType = ...,
+        engine_epoch: builtins.int = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["cache", b"cache", "estimated_queue_time", b"estimated_queue_time", "mean_step_time", b"mean_step_time", "totals", b"totals"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["cache", b"cache", "decode_tokens_per_second", b"decode_tokens_per_second", "estimated_queue_time", b"estimated_queue_time", "max_num_batched_tokens", b"max_num_batched_tokens", "max_num_seqs", b"max_num_seqs", "mean_step_time", b"mean_step_time", "model", b"model", "num_engine_restarts", b"num_engine_restarts", "num_pending", b"num_pending", "num_processing", b"num_processing", "prefill_tokens_per_second", b"prefill_tokens_per_second", "state", b"state", "totals", b"totals"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["cache", b"cache", "e2e", b"e2e", "estimated_queue_time", b"estimated_queue_time", "itl", b"itl", "mean_step_time", b"mean_step_time", "queue", b"queue", "totals", b"totals", "ttft", b"ttft"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["cache", b"cache", "decode_tokens_per_second", b"decode_tokens_per_second", "e2e", b"e2e", "engine_epoch", b"engine_epoch", "estimated_queue_time", b"estimated_queue_time", "itl", b"itl", "max_num_batched_tokens", b"max_num_batched_tokens", "max_num_seqs", b"max_num_seqs", "mean_step_time", b"mean_step_time", "model", b"model", "num_engine_restarts", b"num_engine_restarts", "num_pending", b"num_pending", "num_processing", b"num_processing", "prefill_tokens_per_second", b"prefill_tokens_per_second", "queue", b"queue", "state", b"state", "totals", b"totals", "ttft", b"ttft", "wait_reason", b"wait_reason"]) -> None: ...
 
 Global___ModelStats: typing_extensions.TypeAlias = ModelStats
+
+@typing.final
+class DurationPercentiles(google.protobuf.message.Message):
+    """How a duration was spread over the last minute, to within one percent. Unset fields: there was
+    no value.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    P50_FIELD_NUMBER: builtins.int
+    P90_FIELD_NUMBER: builtins.int
+    P99_FIELD_NUMBER: builtins.int
+    NUM_VALUES_FIELD_NUMBER: builtins.int
+    num_values: builtins.int
+    """Values."""
+    @property
+    def p50(self) -> google.protobuf.duration_pb2.Duration:
+        """Half of the values are at most this."""
+
+    @property
+    def p90(self) -> google.protobuf.duration_pb2.Duration:
+        """Nine in ten are at most this."""
+
+    @property
+    def p99(self) -> google.protobuf.duration_pb2.Duration:
+        """99 in a hundred are at most this."""
+
+    def __init__(
+        self,
+        *,
+        p50: google.protobuf.duration_pb2.Duration | None = ...,
+        p90: google.protobuf.duration_pb2.Duration | None = ...,
+        p99: google.protobuf.duration_pb2.Duration | None = ...,
+        num_values: builtins.int = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["p50", b"p50", "p90", b"p90", "p99", b"p99"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["num_values", b"num_values", "p50", b"p50", "p90", b"p90", "p99", b"p99"]) -> None: ...
+
+Global___DurationPercentiles: typing_extensions.TypeAlias = DurationPercentiles
 
 @typing.final
 class CacheStats(google.protobuf.message.Message):
@@ -192,9 +300,9 @@ class ModelTotals(google.protobuf.message.Message):
     NUM_CACHED_PROMPT_TOKENS_FIELD_NUMBER: builtins.int
     NUM_COMPLETION_TOKENS_FIELD_NUMBER: builtins.int
     num_accepted: builtins.int
-    """Requests accepted into the queue."""
+    """Requests handed to the engine."""
     num_refused: builtins.int
-    """Requests refused before that."""
+    """Requests refused, for what they asked for or for lack of room."""
     num_completed: builtins.int
     """Requests COMPLETED, cancelled ones included."""
     num_cancelled: builtins.int
@@ -206,7 +314,7 @@ class ModelTotals(google.protobuf.message.Message):
     num_steps: builtins.int
     """Steps of the engine."""
     num_prompt_tokens: builtins.int
-    """Prompt tokens of admitted requests."""
+    """Prompt tokens of requests that were admitted and have ended."""
     num_cached_prompt_tokens: builtins.int
     """Those of them that were found in the KV cache."""
     num_completion_tokens: builtins.int
@@ -239,6 +347,8 @@ class FrontStats(google.protobuf.message.Message):
     PID_FIELD_NUMBER: builtins.int
     NUM_STREAMS_FIELD_NUMBER: builtins.int
     NUM_BACKLOG_BYTES_FIELD_NUMBER: builtins.int
+    NUM_BACKLOG_TOKENS_FIELD_NUMBER: builtins.int
+    NUM_LIVE_REQUESTS_FIELD_NUMBER: builtins.int
     index: builtins.int
     """Its number, from 0."""
     pid: builtins.int
@@ -246,7 +356,11 @@ class FrontStats(google.protobuf.message.Message):
     num_streams: builtins.int
     """Open calls."""
     num_backlog_bytes: builtins.int
-    """Output not yet taken by readers, in bytes, over all streams."""
+    """Not told: see num_backlog_tokens."""
+    num_backlog_tokens: builtins.int
+    """Output not yet taken by readers, in tokens, over all streams."""
+    num_live_requests: builtins.int
+    """Requests that have not ended."""
     def __init__(
         self,
         *,
@@ -254,8 +368,10 @@ class FrontStats(google.protobuf.message.Message):
         pid: builtins.int = ...,
         num_streams: builtins.int = ...,
         num_backlog_bytes: builtins.int = ...,
+        num_backlog_tokens: builtins.int = ...,
+        num_live_requests: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["index", b"index", "num_backlog_bytes", b"num_backlog_bytes", "num_streams", b"num_streams", "pid", b"pid"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["index", b"index", "num_backlog_bytes", b"num_backlog_bytes", "num_backlog_tokens", b"num_backlog_tokens", "num_live_requests", b"num_live_requests", "num_streams", b"num_streams", "pid", b"pid"]) -> None: ...
 
 Global___FrontStats: typing_extensions.TypeAlias = FrontStats
 
@@ -280,6 +396,9 @@ class LiveRequest(google.protobuf.message.Message):
     NUM_PREEMPTIONS_FIELD_NUMBER: builtins.int
     TIME_TO_DEADLINE_FIELD_NUMBER: builtins.int
     TRACE_ID_FIELD_NUMBER: builtins.int
+    PHASE_FIELD_NUMBER: builtins.int
+    HISTORY_FIELD_NUMBER: builtins.int
+    NUM_BACKLOG_TOKENS_FIELD_NUMBER: builtins.int
     request_id: builtins.str
     """See Accepted.request_id."""
     model: builtins.str
@@ -293,15 +412,19 @@ class LiveRequest(google.protobuf.message.Message):
     queue_position: builtins.int
     """Requests before it in the queue. Only while PENDING, and only if known."""
     priority: builtins.int
-    """Its priority after clamping; higher is more urgent."""
+    """Its priority; higher is more urgent."""
     num_computed_tokens: builtins.int
-    """Prompt and output tokens that are in the KV cache."""
+    """Prompt and output tokens that are in the KV cache, summed over its outputs."""
     num_blocks: builtins.int
-    """Blocks it holds, over all outputs, shared ones counted once."""
+    """Blocks it holds, summed over its outputs; one that they share counts for each."""
     num_preemptions: builtins.int
     """How often it gave its memory back."""
     trace_id: builtins.str
     """W3C trace id, 32 hexadecimal digits. Empty if it is not traced."""
+    phase: Global___RequestPhase.ValueType
+    """What it does now."""
+    num_backlog_tokens: builtins.int
+    """Output its reader has not taken, in tokens."""
     @property
     def arrival_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
         """When it arrived."""
@@ -317,6 +440,12 @@ class LiveRequest(google.protobuf.message.Message):
     @property
     def time_to_deadline(self) -> google.protobuf.duration_pb2.Duration:
         """Time left until its earliest deadline. Unset: it has none."""
+
+    @property
+    def history(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___PhaseChange]:
+        """Every phase it entered, oldest first; the last one is `phase`. Empty if only the engine knows
+        of the request.
+        """
 
     def __init__(
         self,
@@ -336,12 +465,40 @@ class LiveRequest(google.protobuf.message.Message):
         num_preemptions: builtins.int = ...,
         time_to_deadline: google.protobuf.duration_pb2.Duration | None = ...,
         trace_id: builtins.str = ...,
+        phase: Global___RequestPhase.ValueType = ...,
+        history: collections.abc.Iterable[Global___PhaseChange] | None = ...,
+        num_backlog_tokens: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_queue_position", b"_queue_position", "arrival_time", b"arrival_time", "queue_position", b"queue_position", "time_to_deadline", b"time_to_deadline", "timings", b"timings", "usage", b"usage"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_queue_position", b"_queue_position", "arrival_time", b"arrival_time", "model", b"model", "num_blocks", b"num_blocks", "num_computed_tokens", b"num_computed_tokens", "num_preemptions", b"num_preemptions", "priority", b"priority", "queue_position", b"queue_position", "request_id", b"request_id", "state", b"state", "tenant", b"tenant", "time_to_deadline", b"time_to_deadline", "timings", b"timings", "trace_id", b"trace_id", "usage", b"usage", "wait_reason", b"wait_reason"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_queue_position", b"_queue_position", "arrival_time", b"arrival_time", "history", b"history", "model", b"model", "num_backlog_tokens", b"num_backlog_tokens", "num_blocks", b"num_blocks", "num_computed_tokens", b"num_computed_tokens", "num_preemptions", b"num_preemptions", "phase", b"phase", "priority", b"priority", "queue_position", b"queue_position", "request_id", b"request_id", "state", b"state", "tenant", b"tenant", "time_to_deadline", b"time_to_deadline", "timings", b"timings", "trace_id", b"trace_id", "usage", b"usage", "wait_reason", b"wait_reason"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_queue_position", b"_queue_position"]) -> typing.Literal["queue_position"] | None: ...
 
 Global___LiveRequest: typing_extensions.TypeAlias = LiveRequest
+
+@typing.final
+class PhaseChange(google.protobuf.message.Message):
+    """A live request entered a phase."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    PHASE_FIELD_NUMBER: builtins.int
+    TIME_FIELD_NUMBER: builtins.int
+    phase: Global___RequestPhase.ValueType
+    """The phase."""
+    @property
+    def time(self) -> google.protobuf.timestamp_pb2.Timestamp:
+        """When."""
+
+    def __init__(
+        self,
+        *,
+        phase: Global___RequestPhase.ValueType = ...,
+        time: google.protobuf.timestamp_pb2.Timestamp | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["time", b"time"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["phase", b"phase", "time", b"time"]) -> None: ...
+
+Global___PhaseChange: typing_extensions.TypeAlias = PhaseChange
 
 @typing.final
 class StepRecord(google.protobuf.message.Message):
@@ -361,12 +518,47 @@ class StepRecord(google.protobuf.message.Message):
     ENDED_REQUEST_IDS_FIELD_NUMBER: builtins.int
     WAITING_FIELD_NUMBER: builtins.int
     CACHE_FIELD_NUMBER: builtins.int
+    PREDICTED_TIME_FIELD_NUMBER: builtins.int
+    INTER_TOKEN_LATENCY_FIELD_NUMBER: builtins.int
+    NUM_INTER_TOKEN_FIELD_NUMBER: builtins.int
+    NUM_PREFILL_REQUESTS_FIELD_NUMBER: builtins.int
+    NUM_CONTEXT_TOKENS_FIELD_NUMBER: builtins.int
+    NUM_TOKENS_FIELD_NUMBER: builtins.int
+    NUM_RUNNING_FIELD_NUMBER: builtins.int
+    NUM_WAITING_FIELD_NUMBER: builtins.int
+    NUM_WAITING_TOKENS_FIELD_NUMBER: builtins.int
+    NUM_ADMITTED_FIELD_NUMBER: builtins.int
+    NUM_PREEMPTED_FIELD_NUMBER: builtins.int
+    NUM_FINISHED_FIELD_NUMBER: builtins.int
+    NUM_FAILED_FIELD_NUMBER: builtins.int
     step: builtins.int
     """Its number since the engine started."""
     num_prefill_tokens: builtins.int
     """Prompt tokens computed."""
     num_decode_requests: builtins.int
     """Requests that drew a token."""
+    num_inter_token: builtins.int
+    """Outputs who got a token of both."""
+    num_prefill_requests: builtins.int
+    """Outputs whose prompt was computed."""
+    num_context_tokens: builtins.int
+    """Tokens of context that those who drew a token had."""
+    num_tokens: builtins.int
+    """Tokens that came out."""
+    num_running: builtins.int
+    """Outputs in the running batch."""
+    num_waiting: builtins.int
+    """Outputs in the queue."""
+    num_waiting_tokens: builtins.int
+    """Prompt tokens in the queue."""
+    num_admitted: builtins.int
+    """Outputs admitted."""
+    num_preempted: builtins.int
+    """Outputs preempted."""
+    num_finished: builtins.int
+    """Outputs that ended well."""
+    num_failed: builtins.int
+    """Outputs that failed."""
     @property
     def launch_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
         """When it was launched."""
@@ -381,11 +573,15 @@ class StepRecord(google.protobuf.message.Message):
 
     @property
     def shares(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___StepShare]:
-        """What ran."""
+        """Prompts that were computed, or computed again, and how far. A request that drew a token and
+        nothing else has no share.
+        """
 
     @property
     def admitted_request_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
-        """Requests admitted in this step."""
+        """Requests admitted in this step. Ids, here and below, are those that the recorder still has;
+        the numbers further down are exact.
+        """
 
     @property
     def preempted_request_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
@@ -397,11 +593,19 @@ class StepRecord(google.protobuf.message.Message):
 
     @property
     def waiting(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___WaitCount]:
-        """Requests left waiting, by reason."""
+        """Requests left waiting: one entry, with what the next in line lacked."""
 
     @property
     def cache(self) -> Global___CacheStats:
         """The KV cache after the step."""
+
+    @property
+    def predicted_time(self) -> google.protobuf.duration_pb2.Duration:
+        """How long the step was expected to take, from launch to result. Unset if nothing was known."""
+
+    @property
+    def inter_token_latency(self) -> google.protobuf.duration_pb2.Duration:
+        """Since the step before, for those who got a token of both. Unset if there was nobody."""
 
     def __init__(
         self,
@@ -418,9 +622,22 @@ class StepRecord(google.protobuf.message.Message):
         ended_request_ids: collections.abc.Iterable[builtins.str] | None = ...,
         waiting: collections.abc.Iterable[Global___WaitCount] | None = ...,
         cache: Global___CacheStats | None = ...,
+        predicted_time: google.protobuf.duration_pb2.Duration | None = ...,
+        inter_token_latency: google.protobuf.duration_pb2.Duration | None = ...,
+        num_inter_token: builtins.int = ...,
+        num_prefill_requests: builtins.int = ...,
+        num_context_tokens: builtins.int = ...,
+        num_tokens: builtins.int = ...,
+        num_running: builtins.int = ...,
+        num_waiting: builtins.int = ...,
+        num_waiting_tokens: builtins.int = ...,
+        num_admitted: builtins.int = ...,
+        num_preempted: builtins.int = ...,
+        num_finished: builtins.int = ...,
+        num_failed: builtins.int = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["cache", b"cache", "executor_time", b"executor_time", "launch_time", b"launch_time", "scheduler_time", b"scheduler_time"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["admitted_request_ids", b"admitted_request_ids", "cache", b"cache", "ended_request_ids", b"ended_request_ids", "executor_time", b"executor_time", "launch_time", b"launch_time", "num_decode_requests", b"num_decode_requests", "num_prefill_tokens", b"num_prefill_tokens", "preempted_request_ids", b"preempted_request_ids", "scheduler_time", b"scheduler_time", "shares", b"shares", "step", b"step", "waiting", b"waiting"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["cache", b"cache", "executor_time", b"executor_time", "inter_token_latency", b"inter_token_latency", "launch_time", b"launch_time", "predicted_time", b"predicted_time", "scheduler_time", b"scheduler_time"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["admitted_request_ids", b"admitted_request_ids", "cache", b"cache", "ended_request_ids", b"ended_request_ids", "executor_time", b"executor_time", "inter_token_latency", b"inter_token_latency", "launch_time", b"launch_time", "num_admitted", b"num_admitted", "num_context_tokens", b"num_context_tokens", "num_decode_requests", b"num_decode_requests", "num_failed", b"num_failed", "num_finished", b"num_finished", "num_inter_token", b"num_inter_token", "num_preempted", b"num_preempted", "num_prefill_requests", b"num_prefill_requests", "num_prefill_tokens", b"num_prefill_tokens", "num_running", b"num_running", "num_tokens", b"num_tokens", "num_waiting", b"num_waiting", "num_waiting_tokens", b"num_waiting_tokens", "predicted_time", b"predicted_time", "preempted_request_ids", b"preempted_request_ids", "scheduler_time", b"scheduler_time", "shares", b"shares", "step", b"step", "waiting", b"waiting"]) -> None: ...
 
 Global___StepRecord: typing_extensions.TypeAlias = StepRecord
 

@@ -16,6 +16,7 @@ out: the blocks they take are not those it waits for, as long as others yield.
 """
 
 from penstock.scheduler.config import AdmissionPolicy, SchedulerConfig
+from penstock.scheduler.events import WaitReason
 from penstock.scheduler.executor import ExecutorInfo
 from penstock.scheduler.grants import Grants
 from penstock.scheduler.lifecycle import Lifecycle
@@ -49,10 +50,14 @@ class Admissions:
         self._vain_version = -1
         self._vain_blocks = 0
 
-    def admit(self, grants: Grants, now: float) -> None:
-        """Give slots and tokens of `grants` to waiting requests."""
+    def admit(self, grants: Grants, now: float) -> WaitReason | None:
+        """Give slots and tokens of `grants` to waiting requests.
+
+        Returns what kept the next in line out, None when nobody is left who might go.
+        """
         life, queue = self._life, self._life.queue
         blocked: Request | None = None
+        is_too_long = False
         num_passed = 0
         while grants.budget_tokens > 0 and life.has_place:
             request = queue.peek(now)
@@ -76,7 +81,11 @@ class Admissions:
             if verdict is not None:
                 life.drop(request, verdict, now)
                 continue
-            if not self._let_in(request, matched, reserve_tokens, grants, now):
+            is_past = blocked is not None
+            is_too_long = not self._let_in(
+                request, matched, reserve_tokens, grants, now, is_past_blocked=is_past
+            )
+            if is_too_long:
                 break
             if blocked is not None:
                 blocked.num_overtaken += 1
@@ -86,6 +95,8 @@ class Admissions:
         if num_passed:
             queue.order.end_round()
             self._vain_version, self._vain_blocks = queue.version, self._num_blocks_left()
+            return WaitReason.BLOCKS
+        return self._lack(grants, is_too_long=is_too_long)
 
     def admit_light(
         self,
@@ -132,11 +143,24 @@ class Admissions:
             if verdict is not None:
                 life.drop(request, verdict, now)
                 continue
-            if self._blocked is not None and self._blocked is not request:
+            is_past = self._blocked is not None and self._blocked is not request
+            if self._blocked is not None and is_past:
                 self._blocked.num_overtaken += 1
-            self._let_in(request, matched, reserve_tokens, grants, now)
+            self._let_in(request, matched, reserve_tokens, grants, now, is_past_blocked=is_past)
             shares.take(request.tenant, num_blocks)
         return has_preempted
+
+    def _lack(self, grants: Grants, *, is_too_long: bool) -> WaitReason | None:
+        """What whoever is left in the order lacks, when nobody lacks blocks."""
+        life = self._life
+        if not len(life.queue.order):
+            return None
+        if not life.has_place:
+            return WaitReason.SLOTS
+        if is_too_long or grants.budget_tokens <= 0:
+            return WaitReason.TOKEN_BUDGET
+        # Whoever is left stands for a tenant that runs as many as it may.
+        return WaitReason.FAIRNESS
 
     def _may_pass_blocked(self, request: Request, now: float) -> bool:
         """Whether one may go before whoever was found blocked in the last round."""
@@ -171,7 +195,14 @@ class Admissions:
         return bool(yielders)
 
     def _let_in(
-        self, request: Request, matched: list[int], reserve_tokens: int, grants: Grants, now: float
+        self,
+        request: Request,
+        matched: list[int],
+        reserve_tokens: int,
+        grants: Grants,
+        now: float,
+        *,
+        is_past_blocked: bool,
     ) -> bool:
         cache = self._life.cache
         start = len(matched) * cache.block_size
@@ -180,7 +211,7 @@ class Admissions:
         if self._takes_whole_prompts and remaining > grants.budget_tokens and len(grants):
             return False
         count = grants.size(remaining)
-        self._life.admit(request, matched, reserve_tokens, now)
+        self._life.admit(request, matched, reserve_tokens, now, is_past_blocked=is_past_blocked)
         cache.extend(request.slot, cache.num_missing(request.slot, start + count))
         grants.add(request, start, count, remaining)
         return True

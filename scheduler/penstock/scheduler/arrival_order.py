@@ -43,6 +43,15 @@ class ArrivalOrder:
         """Nothing depends on who went, and nobody goes for their age."""
         return False
 
+    def eldest_beside(self, request: Request) -> Request | None:  # noqa: ARG002 (the port's name)
+        """Nobody: tenants have no turns."""
+        return None
+
+    def first(self, max_num: int) -> list[Request]:
+        """The most senior, in order."""
+        live = [entry[2] for entry in self._heap if entry[1] == entry[2].ticket]
+        return heapq.nsmallest(max_num, live, key=seniority)
+
     def peek(self, now: float) -> Request | None:  # noqa: ARG002 (the port's name)
         """The most senior, None when nobody waits."""
         heap = self._heap

@@ -84,9 +84,11 @@ class BlockPool:
         blocks = self._stack[top - from_stack : top][::-1].copy()
         self._num_free = top - from_stack
         if from_stack < count:
-            evicted = self._cached.pop(count - from_stack)
+            evicted: NDArray[np.int32] = np.array(
+                self._cached.pop(count - from_stack), dtype=np.int32
+            )
             self._unname(evicted)
-            blocks = np.concatenate((blocks, np.array(evicted, dtype=np.int32)))
+            blocks = np.concatenate((blocks, evicted)) if from_stack else evicted
         self.ref_counts[blocks] = 1
         return blocks
 
@@ -122,9 +124,10 @@ class BlockPool:
 
         `retention`: what the request wants for those whose content is known, from `now` on.
         """
-        self.ref_counts[blocks] -= 1
+        counts = self.ref_counts[blocks] - 1
+        self.ref_counts[blocks] = counts
         self._claim(blocks, retention, now)
-        unused = blocks[self.ref_counts[blocks] == 0][::-1]
+        unused = blocks[counts == 0][::-1]
         self.num_available += len(unused)
         is_hashed = self._is_hashed[unused]
         plain = unused[~is_hashed]
@@ -150,7 +153,7 @@ class BlockPool:
 
     def register(self, block: int, digest: bytes) -> None:
         """Name the content of a full, used block. The first block with a digest keeps it."""
-        self._name([block], [digest])
+        self._name(np.array([block], dtype=np.int32), [digest])
 
     def register_chain(
         self, table: NDArray[np.int32], digests: Sequence[bytes], places: range
@@ -158,15 +161,14 @@ class BlockPool:
         """Name the full, used blocks at `places` of a table, the blocks of one hash chain from its
         start, and learn from what was known of the chain before.
         """
-        blocks = table[places.start : places.stop].tolist()
-        self._name(blocks, digests[places.start : places.stop])
+        self._name(table[places.start : places.stop], digests[places.start : places.stop])
         self._order.note_named(table, digests, places, self._block_of)
 
     def forget(self, blocks: NDArray[np.int32]) -> None:
         """Drop the names of used blocks whose content is not to be trusted."""
-        named = blocks[self._is_hashed[blocks]].tolist()
+        named = blocks[self._is_hashed[blocks]]
         self._unname(named)
-        self._order.note_lost(named)
+        self._order.note_lost(named.tolist())
 
     def level(self, block: int) -> int | None:
         """The level of a block among those that are cached, None when it is not."""
@@ -201,25 +203,27 @@ class BlockPool:
             if block in self._cached:
                 self._cached.move(block, self._level(block))
 
-    def _name(self, blocks: Sequence[int], digests: Sequence[bytes]) -> None:
+    def _name(self, blocks: NDArray[np.int32], digests: Sequence[bytes]) -> None:
         block_of, hash_of = self._block_of, self._hash_of
         named: list[int] = []
-        for block, digest in zip(blocks, digests, strict=True):
+        for block, digest in zip(blocks.tolist(), digests, strict=True):
             if digest not in block_of and block not in hash_of:
                 block_of[digest] = block
                 hash_of[block] = digest
                 named.append(block)
-        if named:
-            self._is_hashed[named] = True
-            self._is_settled[named] = False
+        if len(named) < len(blocks):
+            blocks = np.array(named, dtype=np.int32)
+        self._is_hashed[blocks] = True
+        self._is_settled[blocks] = False
 
-    def _unname(self, blocks: list[int]) -> None:
+    def _unname(self, blocks: NDArray[np.int32]) -> None:
         block_of, hash_of = self._block_of, self._hash_of
-        for block in blocks:
+        numbers = blocks.tolist()
+        for block in numbers:
             del block_of[hash_of.pop(block)]
         self._is_hashed[blocks] = False
         if self._has_standing:
-            for block in blocks:
+            for block in numbers:
                 self._claims.drop(block)
                 self.sessions.lose(block)
 

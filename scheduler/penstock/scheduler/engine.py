@@ -8,20 +8,25 @@ from collections import deque
 from collections.abc import Callable
 
 from penstock.scheduler.batch import Batch
+from penstock.scheduler.census import census
 from penstock.scheduler.config import SchedulerConfig
+from penstock.scheduler.engine_listener import EngineListener
 from penstock.scheduler.events import StepEvents
 from penstock.scheduler.executor import Executor
 from penstock.scheduler.integrity import check_integrity
+from penstock.scheduler.live_view import LiveView
 from penstock.scheduler.request import FinishReason, RequestSpec
 from penstock.scheduler.scheduler import Scheduler
 from penstock.scheduler.state import RequestState
 from penstock.scheduler.step_measure import StepMeasure, measure_of
+from penstock.scheduler.step_watch import StepWatch
 
 
 class Engine:
     """Runs requests on one executor.
 
     `on_measure` is told of every step that was timed; of a self-paced executor there is none.
+    `listener` is told of every request, step and turn, before `step` returns the turn's events.
     """
 
     def __init__(
@@ -30,6 +35,7 @@ class Engine:
         config: SchedulerConfig,
         clock: Callable[[], float],
         on_measure: Callable[[StepMeasure], None] | None = None,
+        listener: EngineListener | None = None,
     ) -> None:
         self.executor = executor
         self.scheduler = Scheduler(executor.info, config)
@@ -38,6 +44,7 @@ class Engine:
         self._is_self_paced = executor.info.is_self_paced
         self._num_steps = 0
         self._on_measure = on_measure
+        self._watch = None if listener is None else StepWatch(self.scheduler, listener)
         # When the launched steps were begun, oldest first, and when the last one was collected.
         self._begun_s: deque[float] = deque()
         self._collected_s = 0.0
@@ -58,6 +65,8 @@ class Engine:
 
     def submit(self, specs: tuple[RequestSpec, ...]) -> None:
         """Queue the outputs of one request, leader first; refusals are told by the next step."""
+        if self._watch is not None:
+            self._watch.submit(specs)
         self.scheduler.submit(specs, self._clock())
 
     def cancel(self, key: int, reason: FinishReason = FinishReason.CANCELLED) -> bool:
@@ -91,7 +100,10 @@ class Engine:
             num_launched = self.scheduler.num_launched
             if num_launched and (batch is None or num_launched >= self._depth):
                 self._collect()
-        return self.scheduler.take_events(self._num_steps, self._clock())
+        events = self.scheduler.take_events(self._num_steps, self._clock())
+        if self._watch is not None:
+            self._watch.turned(events)
+        return events
 
     def _launch(self) -> Batch | None:
         now = self._clock()
@@ -99,6 +111,9 @@ class Engine:
         if batch is not None:
             self._num_steps += 1
             self._begun_s.append(now)
+            # Of a self-paced executor nothing comes back for a step without rows.
+            if self._watch is not None and (batch.num_rows or not self._is_self_paced):
+                self._watch.launch(self.scheduler.newest_flight, now, self._clock())
             self.executor.launch(batch)
         return batch
 
@@ -106,12 +121,14 @@ class Engine:
         result = self.executor.collect()
         if self._is_self_paced:
             self._begun_s.clear()
-            if self.scheduler.num_launched:
-                self.scheduler.update(result, self._clock())
-            return
+            if not self.scheduler.num_launched:
+                return
         now = self._clock()
-        self._measure(now)
+        if not self._is_self_paced:
+            self._measure(now)
         self.scheduler.update(result, now)
+        if self._watch is not None:
+            self._watch.collected(now, self._clock())
 
     def _measure(self, now: float) -> None:
         """Time the step that was just collected, before it is forgotten."""
@@ -131,6 +148,13 @@ class Engine:
     def next_wakeup_s(self) -> float:
         """When time ends a request, engine clock; NO_TIME when it never does."""
         return self.scheduler.life.next_expiry_s()
+
+    def look(self) -> tuple[LiveView, ...]:
+        """Everybody who lives: who runs, most senior first, then who waits, as they would go.
+
+        It may take milliseconds: for people, not for every step.
+        """
+        return census(self.scheduler.life)
 
     def check_integrity(self) -> None:
         """Raise IntegrityError when an invariant does not hold."""

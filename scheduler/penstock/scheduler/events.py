@@ -21,18 +21,25 @@ class WaitReason(enum.IntEnum):
     """What a step lacked to let somebody in who waits."""
 
     BLOCKS = 1
+    """Of the KV cache; or running requests lacked them, and somebody was preempted."""
     SLOTS = 2
+    """As many run as may: the executor's slots, or fewer if the time between tokens demands it."""
     TOKEN_BUDGET = 3
+    """Running requests and those let in before took the tokens that the step may compute."""
     FAIRNESS = 4
+    """Others go first for their tenants' sake, or the tenant runs as many as it may."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wait:
     """One stay of a request in the queue, explained.
 
-    `blocks_s` .. `fairness_s`: how long each `WaitReason` held up who was next in line while it
-    waited; `other_s`: nothing was lacking, or no step was planned. They add up to the stay.
-    `num_passed_by`: requests that came later and were let in before it.
+    `blocks_s` .. `token_budget_s`: how long each `WaitReason` held up who was next in line while it
+    waited; `fairness_s`: the same, and how long another tenant's requests were preferred that had
+    come later (wait_clock.py says when exactly; it is no part of the other reasons' time then);
+    `other_s`: nothing was lacking, no step was planned yet, or outputs after the first waited for
+    their prompt. They add up to the stay within nanoseconds. `num_passed_by`: how often, meanwhile,
+    a request that came later was let in.
     """
 
     blocks_s: float = 0.0
@@ -48,8 +55,9 @@ class Stay:
     """One stay of a request in the running batch.
 
     `num_chunks`: steps that computed its prompt (or recomputed it); `num_steps`: steps it had
-    tokens in; `min_batch_size` and `max_batch_size`: requests that ran in those steps, itself among
-    them, as far back as is remembered.
+    tokens in, of a self-paced executor the engine's turns. `min_batch_size` and `max_batch_size`:
+    requests that had tokens in a step, over the steps from its first one until it left. All 0 for
+    one that was preempted before it had any.
     """
 
     num_chunks: int = 0

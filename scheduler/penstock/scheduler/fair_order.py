@@ -135,13 +135,11 @@ class FairOrder:
         )
         line.num_requests += 1
         self._num_requests += 1
-        if self._is_aging:
-            heapq.heappush(
-                line.by_arrival, (spec.arrival_s, request.sequence, request.ticket, request)
-            )
-            # A later arrival is found when the line surfaces; an earlier one must be told.
-            if self._age_key(line, request) < line.age_key and not line.is_held_back:
-                self._queue_age(line, request)
+        heapq.heappush(line.by_arrival, (spec.arrival_s, request.sequence, request.ticket, request))
+        # A later arrival is found when the line surfaces; an earlier one must be told.
+        is_earlier = self._is_aging and self._age_key(line, request) < line.age_key
+        if is_earlier and not line.is_held_back:
+            self._queue_age(line, request)
 
     def discard(self, request: Request) -> None:
         """Forget a request whose ticket was just taken."""
@@ -176,6 +174,46 @@ class FairOrder:
         self._num_before_age = 0 if is_aged else self._num_before_age + self._goes_before_age
         self._goes_before_age = False
         return is_aged
+
+    def eldest_beside(self, request: Request) -> Request | None:
+        """Of its line the first to arrive, itself included; None if its class has no other line."""
+        if self._num_lines[-request.spec.priority] < 2:
+            return None
+        return self._lines[request.spec.priority, request.tenant].oldest()
+
+    def first(self, max_num: int) -> list[Request]:
+        """Who would go next in turn, each tenant being charged for the prompts of those before.
+
+        Turns by age, light tenants and what will be generated are not foreseen.
+        """
+        found: list[Request] = []
+        service: dict[int, float] = {}
+        for rank in self._ranks:
+            if len(found) < max_num:
+                found += self._first_of_class(rank, max_num - len(found), service)
+        return found
+
+    def _first_of_class(self, rank: int, max_num: int, service: dict[int, float]) -> list[Request]:
+        """`service`: of tenants that were charged for this list already; it is kept up."""
+        found: list[Request] = []
+        turns: list[tuple[float, int, list[_ByDeadline]]] = []
+        for line in self._lines.values():
+            if line.priority == -rank and not self._tenants.is_at_limit(line.tenant):
+                live = (entry for entry in line.by_deadline if entry[3] == entry[4].ticket)
+                lined_up = heapq.nsmallest(max_num, live)[::-1]
+                served = service.get(line.tenant, float(self._tenants.service[line.tenant]))
+                turns.append((served, line.turn_ticket, lined_up))
+        heapq.heapify(turns)
+        while turns and len(found) < max_num:
+            served, ticket, lined_up = heapq.heappop(turns)
+            request = lined_up.pop()[4]
+            found.append(request)
+            if not request.num_preemptions:
+                served += len(request.tokens) * self._tenants.prompt_price(request.tenant)
+            service[request.tenant] = served
+            if lined_up:
+                heapq.heappush(turns, (served, ticket, lined_up))
+        return found
 
     def peek(self, now: float) -> Request | None:
         """Who goes next, None when nobody may."""

@@ -71,6 +71,8 @@ def _state_faults(life: Lifecycle) -> list[str]:
             faults.append(f"request {key} is {request.state.name}, its place says {state.name}")
         if (request.slot >= 0) is not (key in running):
             faults.append(f"request {key} disagrees about its slot")
+        if (request.queue_mark is None) is not (key in running):
+            faults.append(f"request {key} disagrees about its account of waiting")
         if key in running and life.arrays.key[request.slot] != key:
             faults.append(f"slot {request.slot} names another request")
     if sum(len(request.tokens) for request in life.queue) != life.queue.num_tokens:

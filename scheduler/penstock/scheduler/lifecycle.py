@@ -20,6 +20,8 @@ from penstock.scheduler.events import (
     Preempted,
     PrefixFound,
     Queued,
+    Stay,
+    Wait,
 )
 from penstock.scheduler.executor import ExecutorInfo
 from penstock.scheduler.fair_order import FairOrder
@@ -27,6 +29,7 @@ from penstock.scheduler.flight import Flight
 from penstock.scheduler.hit_density_order import eviction_order_of
 from penstock.scheduler.kv_cache import KVCache
 from penstock.scheduler.outlook import Outlook, Verdict
+from penstock.scheduler.refusals import failed
 from penstock.scheduler.request import (
     NO_TIME,
     FailureReason,
@@ -39,6 +42,7 @@ from penstock.scheduler.sessions import retained_as_session, sessions_of
 from penstock.scheduler.slot_arrays import SlotArrays
 from penstock.scheduler.state import RequestEvent, RequestState
 from penstock.scheduler.tenants import Tenants
+from penstock.scheduler.wait_clock import WaitClock
 from penstock.scheduler.waiting_queue import WaitingQueue
 from penstock.scheduler.waiting_sums import WaitingSums
 
@@ -53,7 +57,8 @@ class Lifecycle:
     `changes`, `ends`: news since they were last taken. `admitted`, `released`: for the next batch.
     `flights`: launched steps that were not collected, oldest first; a slot given back is noted in
     each, so that its late tokens are dropped. `is_behind`: an executor returned several tokens
-    of a slot at once, and the tables catch up when the next step is planned.
+    of a slot at once, and the tables catch up when the next step is planned. `waits`: why those
+    who wait do.
     """
 
     def __init__(self, info: ExecutorInfo, config: SchedulerConfig) -> None:
@@ -86,6 +91,7 @@ class Lifecycle:
             running=self.running,
             queue=self.queue,
         )
+        self.waits = WaitClock()
         self.requests: dict[int, Request] = {}
         self.changes: list[Queued | Admitted | Preempted | PrefixFound] = []
         self.ends: list[Finished | Failed] = []
@@ -133,7 +139,7 @@ class Lifecycle:
         ]
         prospect = self._door.look_at(requests, now)
         if prospect.verdict is not None:
-            self.ends.extend(_failed(spec, now, prospect.verdict) for spec in specs)
+            self.ends.extend(failed(spec, now, prospect.verdict) for spec in specs)
             return
         self._next_sequence += len(specs)
         self._keys_of[specs[0].request_id] = {spec.key for spec in specs}
@@ -151,6 +157,8 @@ class Lifecycle:
     def _wait(self, request: Request, now: float, leader_key: int) -> None:
         spec = request.spec
         self.requests[spec.key] = request
+        self.waits.seat(request, self.requests.values())
+        self.waits.join(request, now)
         self.cache.renew(request, now)
         self.outlook.prepare(request)
         # Whoever leads outside this submit may have done so already, and would release nobody.
@@ -163,9 +171,23 @@ class Lifecycle:
         """Keys of the live outputs of a request, in order of output."""
         return tuple(sorted(self._keys_of.get(request_id, ())))
 
-    def admit(self, request: Request, matched: list[int], reserve_tokens: int, now: float) -> None:
-        """Give a waiting request a slot, the blocks of its cached prefix and a reservation."""
-        is_aged = self.queue.order.note_admission(request)
+    def admit(
+        self,
+        request: Request,
+        matched: list[int],
+        reserve_tokens: int,
+        now: float,
+        *,
+        is_past_blocked: bool = False,
+    ) -> None:
+        """Give a waiting request a slot, the blocks of its cached prefix and a reservation.
+
+        `is_past_blocked`: it passes one that lacks blocks.
+        """
+        order = self.queue.order
+        is_aged = order.note_admission(request)
+        is_in_turn = not (is_aged or is_past_blocked)
+        wait = self.waits.admit(request, order.eldest_beside(request) if is_in_turn else None, now)
         self.tenants.start(request.tenant)
         self.queue.remove(request)
         request.apply(RequestEvent.ADMIT)
@@ -191,6 +213,7 @@ class Lifecycle:
                 at_s=now,
                 num_cached_tokens=len(matched) * self.arrays.block_size,
                 num_preemptions=request.num_preemptions,
+                wait=wait,
             )
         )
 
@@ -199,24 +222,29 @@ class Lifecycle:
         slot = request.slot
         num_tokens = int(self.arrays.num_tokens[slot])
         request.tokens = self.arrays.token_ids[slot, :num_tokens].copy()
-        self._vacate(request, now, is_trusted=True, is_end=False)
+        stay = self._vacate(request, now, is_trusted=True, is_end=False)
         request.apply(RequestEvent.PREEMPT)
         request.num_preemptions += 1
         self.outlook.prepare(request)
         self.queue.push(request)
-        self.changes.append(Preempted(key=request.spec.key, at_s=now))
+        self.waits.join(request, now)
+        self.changes.append(Preempted(key=request.spec.key, at_s=now, stay=stay))
 
     def finish(self, request: Request, reason: FinishReason, now: float, stop_id: int = -1) -> None:
         """Complete a live request; what waits is cancelled, what runs is finished."""
+        wait, stay = None, None
         if request.state is RequestState.PENDING:
-            self.queue.remove(request)
+            wait = self._leave_queue(request, now)
             request.apply(RequestEvent.CANCEL)
         else:
             self._note_length(request, reason)
-            self._vacate(request, now, is_trusted=True)
+            stay = self._vacate(request, now, is_trusted=True)
             is_cancel = reason is FinishReason.CANCELLED
             request.apply(RequestEvent.CANCEL if is_cancel else RequestEvent.FINISH)
-        self.ends.append(Finished(key=request.spec.key, at_s=now, reason=reason, stop_id=stop_id))
+        key = request.spec.key
+        self.ends.append(
+            Finished(key=key, at_s=now, reason=reason, stop_id=stop_id, wait=wait, stay=stay)
+        )
         self._bury(request)
 
     def fail(self, request: Request, reason: FailureReason, now: float, detail: str = "") -> None:
@@ -230,14 +258,15 @@ class Lifecycle:
     def _end_in_error(
         self, request: Request, verdict: Verdict, now: float, detail: str = ""
     ) -> None:
+        wait, stay = None, None
         if request.state is RequestState.PENDING:
-            self.queue.remove(request)
+            wait = self._leave_queue(request, now)
         else:
             self._note_length(request, verdict.reason)
             is_suspect = verdict.reason in _SUSPECT
-            self._vacate(request, now, is_trusted=not is_suspect)
+            stay = self._vacate(request, now, is_trusted=not is_suspect)
         request.apply(RequestEvent.FAIL)
-        self.ends.append(_failed(request.spec, now, verdict, detail))
+        self.ends.append(failed(request.spec, now, verdict, detail=detail, wait=wait, stay=stay))
         self._bury(request)
 
     def expire(self, now: float) -> None:
@@ -310,9 +339,13 @@ class Lifecycle:
         else:
             self.fail(request, FailureReason.TTFT_DEADLINE_EXCEEDED, now)
 
+    def _leave_queue(self, request: Request, now: float) -> Wait:
+        self.queue.remove(request)
+        return self.waits.leave(request, now)
+
     def _vacate(
         self, request: Request, now: float, *, is_trusted: bool, is_end: bool = True
-    ) -> None:
+    ) -> Stay:
         slot, arrays = request.slot, self.arrays
         num_collected = self._drop_from_flights(slot)
         if is_trusted:
@@ -325,11 +358,13 @@ class Lifecycle:
             self.cache.forget(slot)
         self.cache.free(request, now)
         arrays.clear(slot)
+        stay = self.running.stays.end(slot)
         self.running.leave(slot)
         if self.tenants.stop(request.tenant):
             self.queue.order.release(request.tenant)
         request.slot = -1
         self.released.append(slot)
+        return stay
 
     def _drop_from_flights(self, slot: int) -> int:
         """Note in every launched step that a slot is given back.
@@ -354,16 +389,3 @@ class Lifecycle:
         if not keys:
             del self._keys_of[spec.request_id]
         self.queue.replace_leader(spec.key)
-
-
-def _failed(spec: RequestSpec, now: float, verdict: Verdict, detail: str = "") -> Failed:
-    return Failed(
-        key=spec.key,
-        at_s=now,
-        reason=verdict.reason,
-        request_id=spec.request_id if detail else "",
-        detail=detail,
-        estimate_s=verdict.estimate_s,
-        deadline_s=verdict.deadline_s,
-        retry_after_s=verdict.retry_after_s,
-    )

@@ -15,7 +15,9 @@ class LiveView:
 
     `waits_for` and `queue_position` (requests that would go first) only while PENDING; the position
     is None where counting it would cost too much. `slot` -1 while PENDING. `deadline_s`: the
-    earliest that still counts, infinite for none.
+    earliest that still counts, infinite for none. `num_prompt_tokens` are those of the client's
+    prompt; what was generated in an earlier life counts as output. `num_computed_tokens`: with keys
+    and values once every launched step is done.
     """
 
     key: int

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from penstock.scheduler.admissions import Admissions
 from penstock.scheduler.batch import Batch
 from penstock.scheduler.config import SchedulerConfig
+from penstock.scheduler.events import WaitReason
 from penstock.scheduler.executor import ExecutorInfo
 from penstock.scheduler.flight import Chunk, Flight
 from penstock.scheduler.grants import Grants
@@ -70,9 +71,14 @@ class Planner:
         )
         if self._serve_light(grants, now):
             self._continue_prefills(grants, now)
-            if not self._has_preempted:
-                self._admissions.admit(grants, now)
+            if self._has_preempted:
+                waits_for = WaitReason.BLOCKS if len(self._life.queue.order) else None
+            else:
+                waits_for = self._admissions.admit(grants, now)
             grants.top_up(self._life.cache)
+        else:
+            waits_for = WaitReason.FAIRNESS if len(self._life.queue.order) else None
+        self._life.waits.tell(waits_for, now)
         chunks = list(grants.chunks())
         # Gathered anew if a prefill preempted somebody who decodes.
         roster = self._life.running.decodes(self._life.cache.capacity)
@@ -100,10 +106,10 @@ class Planner:
             roster = life.running.decodes(cache.capacity)
             if self._depth > 1:
                 is_last = roster.starts + 1 >= roster.rows.max_total
-                if is_last.any():
+                if np.count_nonzero(is_last):
                     life.running.stop_decoding(roster.rows.index[is_last])
                     continue
-            short = np.flatnonzero(roster.starts >= roster.capacity)
+            short = (roster.starts >= roster.capacity).nonzero()[0]
             if not len(short):
                 return len(roster.rows)
             if len(short) <= cache.pool.num_available:
@@ -201,6 +207,7 @@ class Planner:
         """Advance everyone as if the step were done, and write the batch down."""
         life, arrays = self._life, self._life.arrays
         starts, num_decodes = roster.starts, len(roster.rows)
+        life.running.stays.note_step(num_decodes + len(chunks), chunks)
         columns = slice(0, len(roster.ones))
         arrays.num_computed[columns] += roster.ones
         arrays.num_in_flight[columns] += roster.ones

@@ -160,6 +160,8 @@ class Request:
     `num_uncached_tokens`: what it had to compute when it joined the queue; `num_kept_tokens`: what
     its admission then takes in blocks, in tokens; `num_expected_tokens`: what it was expected to
     generate. `is_trial`: it runs whatever is foretold.
+    `place`: smaller for who came earlier; `queue_mark`: while it waits, where the account of its
+    stay in the queue began: when, and what wait_clock.py had counted by then.
     """
 
     spec: RequestSpec
@@ -181,6 +183,8 @@ class Request:
     num_kept_tokens: int = 0
     num_expected_tokens: int = 0
     is_trial: bool = False
+    place: int = -1
+    queue_mark: tuple[float, int, int, int] | None = None
     _state: RequestState = RequestState.PENDING
 
     @property

@@ -134,8 +134,8 @@ class Results:
         if logprobs is not None:
             self.logprobs.append(logprobs)
         ended, is_stop = rows.ended(tokens, positions + 1)
-        if ended.any():
-            self._finish(rows, tokens, np.flatnonzero(ended), is_stop, now)
+        if np.count_nonzero(ended):
+            self._finish(rows, tokens, ended.nonzero()[0], is_stop, now)
         return ended
 
     def _finish(

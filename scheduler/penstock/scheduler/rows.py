@@ -72,10 +72,10 @@ def gather_rows(arrays: SlotArrays, index: NDArray[np.intp], num_stop_columns: i
         slots=index.astype(np.int32),
         index=index,
         offsets=index * arrays.max_seq_len,
-        stop_ids=tuple(column for column in columns if (column != NO_TOKEN).any()),
+        stop_ids=tuple(column for column in columns if np.count_nonzero(column != NO_TOKEN)),
         max_total=max_total,
         min_total=min_total,
-        has_min=bool((min_total > arrays.num_prompt[index]).any()),
+        has_min=bool(np.count_nonzero(min_total > arrays.num_prompt[index])),
         keys=arrays.key[index],
         tenants=arrays.tenant[index],
     )

@@ -16,6 +16,7 @@ from penstock.scheduler.arrival_order import seniority
 from penstock.scheduler.request import Request
 from penstock.scheduler.rows import Rows, gather_rows
 from penstock.scheduler.slot_arrays import SlotArrays
+from penstock.scheduler.stays import Stays
 
 
 @dataclass(slots=True, eq=False)
@@ -34,7 +35,10 @@ class DecodeRoster:
 
 
 class Running:
-    """Slots and their requests; the lowest free slot is taken first to keep columns short."""
+    """Slots and their requests; the lowest free slot is taken first to keep columns short.
+
+    `stays`: the account of each stay; who leaves a slot has closed it before.
+    """
 
     def __init__(self, arrays: SlotArrays) -> None:
         self._arrays = arrays
@@ -45,6 +49,7 @@ class Running:
         self._roster: DecodeRoster | None = None
         self._num_stop_columns = 0
         self.high_water = 0
+        self.stays = Stays(arrays.num_slots)
 
     def __len__(self) -> int:
         return len(self._request_of) - len(self._free)
@@ -68,6 +73,7 @@ class Running:
         self._prefilling[slot] = request
         self._num_stop_columns = max(self._num_stop_columns, len(request.spec.stop_ids))
         self.high_water = max(self.high_water, slot + 1)
+        self.stays.begin(slot)
         return slot
 
     def leave(self, slot: int) -> None:
@@ -86,6 +92,7 @@ class Running:
         """Every known token of this slot is computed or about to be."""
         del self._prefilling[slot]
         self._is_decoding[slot] = True
+        self.stays.start_decoding(slot)
         self._roster = None
 
     def prefill_again(self, slots: list[int]) -> None:
@@ -94,11 +101,14 @@ class Running:
             request = self._request_of[slot]
             if request is not None:
                 self._prefilling[slot] = request
+                self.stays.prefill_again(slot)
         self._is_decoding[slots] = False
         self._roster = None
 
     def stop_decoding(self, slots: NDArray[np.intp]) -> None:
         """These need no more steps: what is in flight ends them."""
+        for slot in slots.tolist():
+            self.stays.stop_decoding(slot)
         self._is_decoding[slots] = False
         self._roster = None
 
@@ -132,7 +142,7 @@ class Running:
         if self._roster is None:
             arrays = self._arrays
             is_decoding = self._is_decoding[: self.high_water]
-            index = np.flatnonzero(is_decoding)
+            index = is_decoding.nonzero()[0]
             self._roster = DecodeRoster(
                 rows=gather_rows(arrays, index, self._num_stop_columns),
                 starts=arrays.num_computed[index],

@@ -15,6 +15,7 @@ from penstock.scheduler.batch import Batch, StepResult, TokenLogprobs
 from penstock.scheduler.config import SchedulerConfig
 from penstock.scheduler.events import NO_KEYS, NO_TOKENS, StepEvents
 from penstock.scheduler.executor import ExecutorInfo
+from penstock.scheduler.flight import Flight
 from penstock.scheduler.lifecycle import Lifecycle
 from penstock.scheduler.planner import Planner
 from penstock.scheduler.request import FinishReason, RequestSpec
@@ -78,6 +79,11 @@ class Scheduler:
     def oldest_batch(self) -> Batch:
         """Of the launched steps the one whose result is due next; there must be one."""
         return self.life.flights[0].batch
+
+    @property
+    def newest_flight(self) -> Flight:
+        """Of the launched steps the one that was planned last; there must be one."""
+        return self.life.flights[-1]
 
     def note_step(self, batch: Batch, seconds: float, now: float) -> bool:
         """A step was timed; whether it is worth learning from."""

@@ -122,11 +122,13 @@ class Tenants:
         self._rest(index)
         return was_at_limit and not self.is_at_limit(index)
 
+    def prompt_price(self, index: int) -> float:
+        """What one token of a prompt adds to a tenant's service."""
+        return self._prompt_weight / self._weights.get(self._name_of[index] or "", 1.0)
+
     def charge_prompt(self, index: int, num_tokens: int) -> None:
         """`num_tokens` of a prompt are about to be computed for the first time."""
-        name = self._name_of[index]
-        price = self._prompt_weight / self._weights.get(name or "", 1.0)
-        self.service[index] += num_tokens * price
+        self.service[index] += num_tokens * self.prompt_price(index)
         if self.service[index] > REBASE_AT:
             self._rebase()
 

@@ -37,6 +37,20 @@ class Order(Protocol):
         """Somebody is about to be let in, and still has a ticket; whether for their age alone."""
         ...
 
+    def eldest_beside(self, request: Request) -> Request | None:
+        """Of the requests that wait in its class for its tenant, itself included, the eldest.
+
+        None when nobody waits there for another tenant, or tenants have no turns.
+        """
+        ...
+
+    def first(self, max_num: int) -> list[Request]:
+        """Who would go next if nothing changed, so many at most; for people, and it takes a while.
+
+        Left out are those whose tenants run as many as they may. Nothing is changed.
+        """
+        ...
+
     def peek(self, now: float) -> Request | None:
         """Who goes next, None when nobody may."""
         ...

@@ -15,12 +15,12 @@ from penstock.executor.config import ExecutorConfig
 from penstock.executor.config_json import from_json_value, to_json_value
 from penstock.scheduler.config import SchedulerConfig
 from penstock.server.front.config import FrontConfig
+from penstock.server.logs import LOG_LEVELS
 from penstock.server.telemetry.config import ObserverConfig
 
 MAX_NUM_FRONTS = 16
-LOG_LEVELS = ("debug", "info", "warning", "error")
 
-LaunchT = TypeVar("LaunchT", "EngineLaunch", "FrontLaunch")
+LaunchT = TypeVar("LaunchT", "EngineLaunch", "FrontLaunch", "ObserverLaunch")
 
 
 def default_num_fronts() -> int:
@@ -88,26 +88,50 @@ class EngineLaunch:
     """What an engine process starts from.
 
     `listener_fd`: the listening Unix socket, inherited; it outlives every engine, so fronts that
-    connect while none runs wait in its backlog. `epoch` grows with every start.
+    connect while none runs wait in its backlog. `epoch` grows with every start. `flight_fd`: the
+    memory of the flight recorder, inherited; -1 where there is none.
     """
 
     server: ServerConfig
     socket_path: Path
     listener_fd: int
     epoch: int
+    flight_fd: int = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrontLaunch:
-    """What a front process starts from. `port` is the real one, reserved by the supervisor."""
+    """What a front process starts from. `port` is the real one, reserved by the supervisor.
+
+    `observer_path`: the socket that the observer listens on, None when there is no observer.
+    """
 
     server: ServerConfig
     socket_path: Path
     front_id: int
     port: int
+    observer_path: Path | None = None
 
 
-def launch_to_json(launch: EngineLaunch | FrontLaunch) -> str:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObserverLaunch:
+    """What an observer process starts from.
+
+    `socket_path`: the engine's link. `listener_fd`: the listening Unix socket that fronts connect
+    to, inherited; `flight_fd` as in `EngineLaunch`. The ports are the real ones, reserved by the
+    supervisor; None for none. `started_s`: when the service was, on the monotonic clock.
+    """
+
+    server: ServerConfig
+    socket_path: Path
+    listener_fd: int
+    flight_fd: int
+    metrics_port: int | None
+    operations_port: int | None
+    started_s: float
+
+
+def launch_to_json(launch: EngineLaunch | FrontLaunch | ObserverLaunch) -> str:
     """One line of JSON."""
     return json.dumps(to_json_value(launch))
 

@@ -8,6 +8,8 @@ import os
 import sys
 import time
 
+LOG_LEVELS = ("debug", "info", "warning", "error")
+
 
 class OneLineFormatter(logging.Formatter):
     """`<UTC time> <LEVEL> <process>[<pid>] <logger>: <message>`, tracebacks folded in."""
@@ -34,3 +36,10 @@ def configure_logging(process: str, level: str) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(OneLineFormatter(process))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+
+
+def set_log_level(level: str) -> None:
+    """From now on. Raises ValueError for what is no level of ours."""
+    if level not in LOG_LEVELS:
+        raise ValueError(f"level must be one of {', '.join(LOG_LEVELS)}, not {level!r}")
+    logging.getLogger().setLevel(level.upper())

@@ -16,10 +16,12 @@ from penstock.client import (
     PenstockError,
     PromptTooLong,
     QueueFull,
+    ResourceExhausted,
     StreamBroken,
 )
 from penstock.client.errors import Failure
 from penstock.client.multiplex import Lane, Lanes, multiplex_config
+from penstock.client.retry import is_passing
 from penstock.client.status import error_from_status
 from support.scripted_server import error_info, retry_info
 
@@ -214,7 +216,13 @@ def test_codes_that_mean_nothing_are_unknown(code: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("field", "value"), [("window_tokens", 0), ("window_tokens", 2**21), ("max_call_age_s", 0.0)]
+    ("field", "value"),
+    [
+        ("window_tokens", 0),
+        ("window_tokens", 2**21),
+        ("max_call_age_s", 0.0),
+        ("max_request_bytes", 0),
+    ],
 )
 def test_bad_multiplex_settings_name_their_field(field: str, value: Any) -> None:
     with pytest.raises(ValueError, match=rf"^{field}:"):
@@ -224,6 +232,35 @@ def test_bad_multiplex_settings_name_their_field(field: str, value: Any) -> None
 def test_true_means_the_defaults() -> None:
     own = MultiplexConfig(window_tokens=3)
 
-    assert multiplex_config(multiplex=True) == MultiplexConfig()
-    assert multiplex_config(multiplex=False) is None
-    assert multiplex_config(own) is own
+    assert multiplex_config(True, max_message_bytes=1 << 30) == MultiplexConfig()
+    assert multiplex_config(False, max_message_bytes=1 << 30) is None
+    assert multiplex_config(own, max_message_bytes=1 << 30) == own
+
+
+def test_what_the_channel_does_not_let_through_is_too_large() -> None:
+    config = multiplex_config(True, max_message_bytes=100)
+
+    assert config is not None
+    assert config.max_request_bytes == 100
+
+
+def test_a_request_that_is_too_large_opens_no_lane() -> None:
+    calls = lanes(max_request_bytes=100)
+    kept, _ = submit(calls)
+    request = pb.GenerateRequest(text=pb.TextPrompt(text="x" * 100))
+
+    with pytest.raises(ResourceExhausted, match="bytes, and may have 100") as caught:
+        calls.submit(request, timeout_s=None, traceparent=None, wake=lambda: None)
+
+    assert not is_passing(caught.value)
+    assert calls.num_open == 1
+    calls.receive(finished(kept.key))
+
+
+def test_nothing_joins_a_call_that_was_stopped() -> None:
+    calls = lanes()
+    assert calls.can_submit(0.0)
+
+    calls.stop()
+
+    assert not calls.can_submit(0.0)

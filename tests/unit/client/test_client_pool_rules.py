@@ -3,6 +3,7 @@
 import json
 from typing import Any
 
+import grpc
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,6 +13,7 @@ from penstock.client import (
     BacklogFull,
     ChannelConfig,
     Client,
+    PenstockError,
     PoolConfig,
     ResourceExhausted,
     RetryPolicy,
@@ -19,9 +21,16 @@ from penstock.client import (
     retry_service_config,
 )
 from penstock.client.channel import grpc_targets
-from penstock.client.pool import Admission, ChannelPicker
+from penstock.client.errors import Failure, error_of
+from penstock.client.own_failures import client_closed, deadline_passed
+from penstock.client.pool import Admission, ChannelPicker, is_silence
 from penstock.client.retry import is_passing
 from penstock.client.service_config import check_service_config, default_service_config
+
+
+def told_deadline() -> PenstockError:
+    code = grpc.StatusCode.DEADLINE_EXCEEDED
+    return error_of(Failure(code=code, message="", reason="DEADLINE_EXCEEDED"))
 
 
 def test_equal_channels_take_turns() -> None:
@@ -68,6 +77,43 @@ def test_one_success_clears_the_record() -> None:
     picker.release(0, is_unavailable=False, now_s=0.5)
 
     assert picker.pick(0.5) == 0
+
+
+def test_one_call_at_a_time_tries_a_channel_that_failed() -> None:
+    picker = ChannelPicker(2)
+    assert [picker.pick(0.0) for _ in range(4)] == [0, 1, 0, 1]
+    picker.release(0, is_unavailable=True, now_s=0.0)
+    picker.release(0, is_unavailable=True, now_s=0.0)
+
+    later = [picker.pick(2.0) for _ in range(4)]
+
+    assert later.count(0) == 1
+    picker.answered(0)
+    assert [picker.pick(2.0) for _ in range(3)] == [0, 0, 0]
+
+
+def test_when_all_fail_calls_are_spread() -> None:
+    picker = ChannelPicker(2)
+    for index in range(2):
+        assert picker.pick(0.0) == index
+        picker.release(index, is_unavailable=True, now_s=0.0)
+
+    assert sorted(picker.pick(0.5) for _ in range(4)) == [0, 0, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("error", "request_id", "is_silent"),
+    [
+        (deadline_passed(), "", True),
+        (deadline_passed("r-1"), "r-1", False),
+        (told_deadline(), "", False),
+        (client_closed(), "", False),
+    ],
+)
+def test_silence_is_a_deadline_without_a_word(
+    error: PenstockError, request_id: str, is_silent: bool
+) -> None:
+    assert is_silence(error, request_id) is is_silent
 
 
 def test_when_all_fail_the_one_that_is_due_first_is_tried() -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from penstock.scheduler.batch import Batch
 from penstock.scheduler.config import AdmissionPolicy, SchedulerConfig
-from penstock.scheduler.events import Admitted, Finished, Preempted, StepEvents
+from penstock.scheduler.events import Admitted, Finished, Preempted, Stay, StepEvents
 from penstock.scheduler.request import FinishReason, SamplingParams
 from support.core import (
     FakeClock,
@@ -37,7 +37,8 @@ def test_one_request_prefills_then_decodes_one_token_a_step() -> None:
     assert [work(batch) for batch in executor.batches] == [{0: (0, 5)}, {0: (5, 1)}, {0: (6, 1)}]
     assert [batch.num_decodes for batch in executor.batches] == [0, 1, 1]
     assert outputs(told) == {1: [7, 7, 7]}
-    assert ends(told) == {1: Finished(key=1, at_s=0.0, reason=FinishReason.LENGTH)}
+    stay = Stay(num_chunks=1, num_steps=3, min_batch_size=1, max_batch_size=1)
+    assert ends(told) == {1: Finished(key=1, at_s=0.0, reason=FinishReason.LENGTH, stay=stay)}
 
 
 def test_long_prompts_are_chunked_to_the_budget_and_decodes_go_first() -> None:

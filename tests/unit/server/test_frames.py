@@ -8,224 +8,28 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from hypothesis.extra import numpy as hnp
 
-from penstock.scheduler.batch import TokenLogprobs
-from penstock.scheduler.block_hash import DIGEST_BYTES
 from penstock.scheduler.events import (
-    Admitted,
-    Failed,
     Finished,
-    Preempted,
-    PrefixFound,
-    Queued,
+    Stay,
     StepEvents,
+    Wait,
 )
-from penstock.scheduler.executor import ExecutorInfo, Feature
 from penstock.scheduler.request import (
-    FailureReason,
     FinishReason,
     RequestSpec,
-    SamplingParams,
 )
 from penstock.scheduler.request_options import CacheRetention, Constraint, ConstraintKind
-from penstock.scheduler.state import RequestState
 from penstock.server.link.frames import (
-    Cancel,
-    CancelAnswer,
-    CancelById,
     Frame,
     FrameKind,
-    FrontHello,
     decode,
     encode,
 )
-from penstock.server.link.ports import EngineHello
-from penstock.server.link.spec_frames import Submit
+from penstock.server.link.spec_frames import TRACE_ID_BYTES, Submit
 from penstock.server.link.step_frames import split_by_front
 from penstock.server.link.wire import MAX_FRAME_BYTES, VERSION, FrameBuffer, LinkError, Writer
-
-INT32 = st.integers(-(2**31), 2**31 - 1)
-NUMBERS = st.integers(0, 2**40)
-FLOATS = st.floats(allow_nan=False)
-KEYS = st.integers(1, 2**63 - 1)
-TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
-
-
-def ids(max_size: int = 40) -> st.SearchStrategy[np.ndarray]:
-    return hnp.arrays(np.int32, st.integers(1, max_size), elements=INT32)
-
-
-@st.composite
-def samplings(draw: st.DrawFn) -> SamplingParams:
-    return SamplingParams(
-        temperature=draw(FLOATS),
-        top_k=draw(NUMBERS),
-        top_p=draw(FLOATS),
-        min_p=draw(FLOATS),
-        repetition_penalty=draw(FLOATS),
-        presence_penalty=draw(FLOATS),
-        frequency_penalty=draw(FLOATS),
-        seed=draw(st.integers(0, 2**64 - 1)),
-        logit_bias=tuple(draw(st.lists(st.tuples(INT32, FLOATS), max_size=4))),
-        num_logprobs=draw(st.integers(-1, 20)),
-        num_prompt_logprobs=draw(st.integers(-1, 20)),
-    )
-
-
-CONSTRAINTS = st.builds(
-    Constraint,
-    kind=st.just(ConstraintKind.CHOICE),
-    texts=st.lists(TEXTS.filter(bool), min_size=1, max_size=4).map(tuple),
-) | st.builds(
-    Constraint,
-    kind=st.sampled_from(ConstraintKind),
-    texts=TEXTS.filter(bool).map(lambda text: (text,)),
-)
-RETENTIONS = st.builds(
-    CacheRetention,
-    priority=st.integers(0, 100),
-    duration_s=st.floats(min_value=0, exclude_min=True),
-)
-
-
-@st.composite
-def specs(draw: st.DrawFn, previous: RequestSpec | None = None) -> RequestSpec:
-    digests = st.binary(min_size=DIGEST_BYTES, max_size=DIGEST_BYTES)
-    shares = previous is not None and draw(st.booleans())
-    prompt_ids = previous.prompt_ids if previous and shares else draw(ids())
-    like = previous if draw(st.booleans()) else None
-    max_tokens = draw(st.integers(1, 2**40))
-    return RequestSpec(
-        key=draw(KEYS),
-        request_id=draw(TEXTS),
-        prompt_ids=prompt_ids,
-        max_tokens=max_tokens,
-        min_tokens=draw(st.integers(0, max_tokens)),
-        num_replayed=draw(st.integers(0, min(len(prompt_ids), max_tokens) - 1)),
-        sampling=draw(samplings()),
-        stop_ids=tuple(draw(st.lists(INT32, max_size=5))),
-        block_hashes=(
-            previous.block_hashes
-            if previous and shares
-            else tuple(draw(st.lists(digests, max_size=4)))
-        ),
-        hash_salt=draw(st.binary(max_size=20)),
-        leader_key=draw(st.integers(0, 2**63 - 1)),
-        output_index=draw(st.integers(0, 128)),
-        priority=draw(INT32),
-        arrival_s=draw(FLOATS),
-        ttft_deadline_s=draw(FLOATS),
-        deadline_s=draw(FLOATS),
-        time_limit_s=draw(FLOATS),
-        adapter=like.adapter if like else draw(TEXTS),
-        constraint=like.constraint if like else draw(st.none() | CONSTRAINTS),
-        retention=like.retention if like else draw(st.none() | RETENTIONS),
-        tenant=like.tenant if like else draw(TEXTS),
-        session_id=like.session_id if like else draw(TEXTS),
-    )
-
-
-@st.composite
-def submits(draw: st.DrawFn) -> Submit:
-    made: list[RequestSpec] = []
-    for _ in range(draw(st.integers(0, 3))):
-        made.append(draw(specs(made[-1] if made else None)))
-    return Submit(specs=tuple(made))
-
-
-@st.composite
-def logprobs(draw: st.DrawFn, num_rows: int) -> TokenLogprobs:
-    width = draw(st.integers(0, 4))
-    values = st.floats(width=32, allow_nan=False)
-    return TokenLogprobs(
-        chosen=draw(hnp.arrays(np.float32, num_rows, elements=values)),
-        ranks=draw(hnp.arrays(np.int32, num_rows, elements=INT32)),
-        top_ids=draw(hnp.arrays(np.int32, (num_rows, width), elements=INT32)),
-        top_logprobs=draw(hnp.arrays(np.float32, (num_rows, width), elements=values)),
-    )
-
-
-@st.composite
-def steps(draw: st.DrawFn, keys: st.SearchStrategy[int] = KEYS) -> StepEvents:
-    num_tokens = draw(st.integers(0, 12))
-    admitted = st.builds(
-        Admitted, key=keys, at_s=FLOATS, num_cached_tokens=NUMBERS, num_preemptions=NUMBERS
-    )
-    preempted = st.builds(Preempted, key=keys, at_s=FLOATS)
-    found = st.builds(PrefixFound, key=keys, at_s=FLOATS, num_cached_tokens=NUMBERS)
-    queued = st.builds(
-        Queued, key=keys, at_s=FLOATS, num_ahead=NUMBERS, estimated_queue_s=st.none() | FLOATS
-    )
-    finished = st.builds(
-        Finished, key=keys, at_s=FLOATS, reason=st.sampled_from(FinishReason), stop_id=INT32
-    )
-    failed = st.builds(
-        Failed,
-        key=keys,
-        at_s=FLOATS,
-        reason=st.sampled_from(FailureReason),
-        estimate_s=st.none() | FLOATS,
-        deadline_s=st.none() | FLOATS,
-        retry_after_s=st.none() | FLOATS,
-    )
-    prompts = draw(st.lists(st.tuples(keys, NUMBERS, st.integers(0, 5)), max_size=2))
-    return StepEvents(
-        step=draw(NUMBERS),
-        at_s=draw(FLOATS),
-        keys=draw(hnp.arrays(np.int64, num_tokens, elements=keys)),
-        tokens=draw(hnp.arrays(np.int32, num_tokens, elements=INT32)),
-        logprobs=draw(st.none() | logprobs(num_tokens)),
-        prompt_logprobs=tuple((key, first, draw(logprobs(n))) for key, first, n in prompts),
-        changes=tuple(draw(st.lists(admitted | preempted | found | queued, max_size=4))),
-        ends=tuple(draw(st.lists(finished | failed, max_size=4))),
-    )
-
-
-HELLOS = st.builds(
-    EngineHello,
-    epoch=NUMBERS,
-    model=TEXTS,
-    max_num_waiting=NUMBERS,
-    max_num_waiting_tokens=NUMBERS,
-    executor=st.builds(
-        ExecutorInfo,
-        name=TEXTS,
-        vocab_size=NUMBERS,
-        block_size=NUMBERS,
-        num_blocks=NUMBERS,
-        max_seq_len=NUMBERS,
-        max_num_seqs=NUMBERS,
-        features=st.frozensets(st.sampled_from(Feature)),
-        max_prompt_tokens=st.none() | st.integers(1, 2**40),
-        adapters=st.lists(TEXTS, max_size=4).map(tuple),
-        is_self_paced=st.booleans(),
-    ),
-).flatmap(
-    lambda hello: (
-        st.just(hello)
-        if hello.executor.is_self_paced
-        else st.builds(
-            lambda depth: replace(hello, executor=replace(hello.executor, pipeline_depth=depth)),
-            st.integers(1, 2),
-        )
-    )
-)
-FRAMES: st.SearchStrategy[Frame] = st.one_of(
-    st.builds(FrontHello, front_id=st.integers(1, 2**31 - 1)),
-    HELLOS,
-    submits(),
-    st.builds(
-        Cancel,
-        keys=hnp.arrays(np.int64, st.integers(0, 9), elements=KEYS),
-        reason=st.sampled_from(FinishReason),
-    ),
-    st.builds(CancelById, ticket=st.integers(0, 2**32 - 1), request_id=TEXTS),
-    st.builds(
-        CancelAnswer, ticket=st.integers(0, 2**32 - 1), state=st.sampled_from([None, *RequestState])
-    ),
-    steps(),
-)
+from support.frame_draws import FRAMES, steps
 
 
 def assert_same(left: object, right: object) -> None:
@@ -292,7 +96,7 @@ def test_noise_is_a_frame_or_a_link_error(kind: FrameKind, body: bytes) -> None:
         return
 
 
-@pytest.mark.parametrize("kind", [0, 8, 255])
+@pytest.mark.parametrize("kind", [0, 99, 255])
 def test_an_unknown_kind_is_refused(kind: int) -> None:
     with pytest.raises(LinkError, match=f"kind {kind}"):
         decode(kind, b"")
@@ -344,6 +148,7 @@ def test_rare_options_cost_nothing_where_they_are_absent() -> None:
     assert size(adapter=adapter) - size() == 4 + 100
     assert size(constraint=form) - size() == 1 + 4 + 4 + 100
     assert size(retention=CacheRetention()) - size() == 1 + 8
+    assert size(trace_id=bytes(TRACE_ID_BYTES)) - size() == 4 + TRACE_ID_BYTES
     assert size(adapter=adapter, constraint=form) == size(adapter=adapter) + 1 + 4 + 4 + 100
 
 
@@ -360,7 +165,7 @@ def test_a_shared_form_travels_once() -> None:
     assert submit.specs[1].constraint is submit.specs[0].constraint
 
 
-@pytest.mark.parametrize("flags", [8, 9, 24, 64, 255])
+@pytest.mark.parametrize("flags", [8, 9, 24, 72, 128, 255])
 def test_options_that_mean_nothing_are_refused(flags: int) -> None:
     plain, full = (
         encode(Submit(specs=(small_spec(adapter=adapter),))) for adapter in ("", "a" * 50)
@@ -370,6 +175,46 @@ def test_options_that_mean_nothing_are_refused(flags: int) -> None:
     forged = plain[:at] + bytes([flags]) + plain[at + 1 :]
     ((kind, body),) = FrameBuffer().feed(forged)
     with pytest.raises(LinkError, match="options"):
+        decode(kind, body)
+
+
+@pytest.mark.parametrize("num_bytes", [1, 15, 17, 32])
+def test_a_trace_id_of_another_length_is_refused(num_bytes: int) -> None:
+    with pytest.raises(LinkError, match=f"trace_id must be 16 bytes long, not {num_bytes}"):
+        encode(Submit(specs=(small_spec(trace_id=bytes(num_bytes)),)))
+
+
+def test_outputs_of_one_request_share_its_trace() -> None:
+    trace_id = bytes(range(TRACE_ID_BYTES))
+    one, two = (
+        encode(Submit(specs=tuple(small_spec(key, trace_id=trace_id) for key in keys)))
+        for keys in ((1,), (1, 2))
+    )
+    submit = there_and_back(Submit(specs=(small_spec(trace_id=trace_id),) * 2))
+    assert isinstance(submit, Submit)
+    assert [spec.trace_id for spec in submit.specs] == [trace_id, trace_id]
+    assert two.count(trace_id) == one.count(trace_id) == 1
+
+
+def test_what_did_not_wait_nor_run_costs_nothing() -> None:
+    def size(**account: Any) -> int:
+        end = Finished(key=1, at_s=0.0, reason=FinishReason.STOP, **account)
+        return len(encode(StepEvents(step=1, at_s=0.0, ends=(end,))))
+
+    assert size(wait=Wait()) - size() == 5 * 8 + 4
+    assert size(stay=Stay()) - size() == 4 * 4
+
+
+def test_flags_that_mean_nothing_are_refused() -> None:
+    end = Finished(key=1, at_s=0.0, reason=FinishReason.STOP)
+    plain, full = (
+        encode(StepEvents(step=1, at_s=0.0, ends=(replace(end, stay=stay),)))
+        for stay in (None, Stay())
+    )
+    at = next(i for i, (a, b) in enumerate(zip(plain, full, strict=False)) if a != b and i > 8)
+    forged = plain[:at] + bytes([plain[at] | 64]) + plain[at + 1 :]
+    ((kind, body),) = FrameBuffer().feed(forged)
+    with pytest.raises(LinkError, match="flags"):
         decode(kind, body)
 
 

@@ -34,7 +34,6 @@ from penstock.server.cli.serve import (
 )
 from penstock.server.cli.serve_options import OPTIONS
 from penstock.server.config import (
-    LOG_LEVELS,
     EngineLaunch,
     FrontLaunch,
     ServerConfig,
@@ -42,6 +41,8 @@ from penstock.server.config import (
     launch_to_json,
 )
 from penstock.server.front.config import FrontConfig
+from penstock.server.logs import LOG_LEVELS
+from penstock.server.telemetry.config import ObserverConfig
 
 PRICES = '{"step_s": 0.005, "prefill_token_s": 1e-5, "decode_slot_s": 2e-5, "context_token_s": 0}'
 
@@ -148,6 +149,7 @@ def test_every_option_reaches_its_setting(tmp_path: Path) -> None:
             aging_s=math.inf,
             max_prefill_share=0.25,
         ),
+        observer=ObserverConfig(metrics_port=9, operations_port=8),
         front=FrontConfig(
             model_aliases=("a", "b"),
             is_prefix_caching=False,

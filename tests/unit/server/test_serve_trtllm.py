@@ -22,6 +22,7 @@ from penstock.executor.trtllm.config import (
 )
 from penstock.scheduler.config import AdmissionPolicy, SchedulerConfig
 from penstock.server.cli import build_parser
+from penstock.server.cli.observer_options import OBSERVER_OPTIONS
 from penstock.server.cli.serve import BadSetting, build_config, merge_settings
 from penstock.server.cli.serve_options import OPTIONS
 from penstock.server.config import (
@@ -263,7 +264,7 @@ def test_every_other_flag_is_either_the_services_or_refused(model: Path) -> None
         *("max-num-waiting-per-tenant", "max-num-running-per-tenant", "order", "aging-s"),
         *("tenant-metadata-key", "tenant-weights", "record", "record-max-mib"),
         *("session-ttl-s", "session-retention-priority", "share-prefixes-across-tenants"),
-        "trtllm-config",
+        *("trtllm-config", *(option.flag for option in OBSERVER_OPTIONS)),
     }
     others = {option.flag for option in OPTIONS} - service
 

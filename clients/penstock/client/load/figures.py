@@ -12,9 +12,9 @@ from penstock.client.load.recorder import HISTOGRAMS
 
 MAX_LATE_SHARE = 0.1
 """Of the median TTFT, that a client's own p99 lateness may be."""
-_HARMLESS_LATENESS_S = 0.002
-"""Timers of event loops have a millisecond's grain; nobody can be more punctual."""
-MAX_CPU_SHARE = 0.8
+_HARMLESS_LATENESS_S = 0.005
+"""Timers of event loops have a millisecond's grain, and others have their turns."""
+MAX_CPU_SHARE = 0.6
 """Of one core, beyond which a process of the client delays what it reads."""
 _CURVE_SHARES = tuple(1.0 - 10.0 ** -(step / 4.0) for step in range(21))
 """From the minimum to 99.999 %, evenly in the number of nines."""

@@ -2,7 +2,7 @@
 
 Owns the parser and nothing of what the commands do. Commands import what is heavy only when they
 run, so that `penstock --help` answers at once. Exit codes are in `exit_codes.py`; `serve`, `build`,
-`verify`, `bench`, `simulate` and `plan` have their own.
+`verify`, `bench`, `simulate`, `plan` and `timeline` have their own.
 """
 
 import argparse
@@ -19,13 +19,16 @@ from penstock.server.cli import (
     plan,
     serve,
     simulate,
+    timeline,
+    top,
     verify,
     version,
 )
 from penstock.server.cli.exit_codes import EXIT_CODES_HELP
 
 _COMMANDS = (
-    *(serve, build, generate, chat, models, health, verify, bench, simulate, plan, demo, version),
+    *(serve, build, generate, chat, models, health, top, verify, bench, simulate, plan),
+    *(timeline, demo, version),
 )
 
 

@@ -58,6 +58,11 @@ def point_text(point: LoadPlan | LoadFigures) -> str:
     return Arrivals.REPLAY.value
 
 
+def _load_text(figures: LoadFigures) -> str:
+    """Arrivals and how many; a trace has no number."""
+    return ", ".join(dict.fromkeys((str(figures.arrivals), point_text(figures))))
+
+
 def figure_lines(figures: LoadFigures) -> list[str]:
     """One run for people."""
     f = figures
@@ -66,7 +71,7 @@ def figure_lines(figures: LoadFigures) -> list[str]:
     outcomes += [f"{f.num_unfinished:,} unfinished"] if f.num_unfinished else []
     heads = " ".join(f"{head:>10}" for head in ("mean", "p50", "p90", "p99", "p99.9", "max"))
     return [
-        f"load         {f.arrivals}, {point_text(f)}, {f.window_s:,.1f} s counted",
+        f"load         {_load_text(f)}, {f.window_s:,.1f} s counted",
         f"requests     {f.num_due:,} due: {', '.join(outcomes)}",
         f"goodput      {number_text(f.goodput_per_s, 2)} requests/s,"
         f" {share_text(f.good_share)} of all within targets",

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 ADDRESS_VARIABLE = "PENSTOCK_ADDRESS"
 PORT_VARIABLE = "PENSTOCK_PORT"
 DEFAULT_PORT = "50051"
+OPERATIONS_VARIABLE = "PENSTOCK_OPERATIONS"
+OPERATIONS_PORT_VARIABLE = "PENSTOCK_OPERATIONS_PORT"
 
 
 class UsageError(Exception):
@@ -36,6 +38,27 @@ def default_address(environment: Mapping[str, str]) -> str:
         # Kubernetes sets it so for a service that is called penstock.
         port = DEFAULT_PORT
     return environment.get(ADDRESS_VARIABLE, f"127.0.0.1:{port}")
+
+
+def default_operations_address(environment: Mapping[str, str]) -> str:
+    """Where a service's OperationsService is when nobody says: one port above the service's."""
+    port = environment.get(OPERATIONS_PORT_VARIABLE, "")
+    if not port.isdecimal():
+        main_port = environment.get(PORT_VARIABLE, DEFAULT_PORT)
+        port = str(int(main_port if main_port.isdecimal() else DEFAULT_PORT) + 1)
+    return environment.get(OPERATIONS_VARIABLE, f"127.0.0.1:{port}")
+
+
+def add_operations_option(parser: argparse.ArgumentParser) -> None:
+    """Add `--address` of the operations port, also `--service`, and read PENSTOCK_OPERATIONS."""
+    parser.add_argument(
+        "--address",
+        "--service",
+        metavar="HOST[:PORT]",
+        default=default_operations_address(os.environ),
+        help=f"the service's operations port (default: ${OPERATIONS_VARIABLE}, or this host at"
+        f" ${OPERATIONS_PORT_VARIABLE} or one above ${PORT_VARIABLE}, {int(DEFAULT_PORT) + 1})",
+    )
 
 
 def add_address_option(parser: argparse.ArgumentParser) -> None:

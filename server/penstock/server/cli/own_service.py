@@ -40,7 +40,8 @@ class OwnService:
         environment: Mapping[str, str] | None = None,
         on_log: Callable[[str], None] | None = None,
     ) -> None:
-        """`serve_args`: arguments of `penstock serve` besides host and port.
+        """`serve_args`: arguments of `penstock serve` besides host and port. Operators have no
+        doors unless they open some.
 
         `drain_grace_s` None: what the service would use by itself, seconds.
         `environment` None: this process's, without settings of Penstock. `on_log` gets every line
@@ -102,6 +103,7 @@ class OwnService:
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "penstock.server.cli", "serve"),
             *("--host", "127.0.0.1", "--port", "0", *self._grace_args),
+            *("--operations-port", "off", "--metrics-port", "off"),
             *self._serve_args,
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,

@@ -31,12 +31,12 @@ def write_text(text: str) -> None:
 def event_json(event: "Event") -> str:
     """One event as one line of JSON; its kind is under "event", enums go by name."""
     kind = re.sub(r"(?<!^)(?=[A-Z])", "_", type(event).__name__).lower()
-    return json.dumps({"event": kind, **_plain(event)})
+    return json.dumps({"event": kind, **plain(event)})
 
 
 def value_json(value: Any, **instead: Any) -> str:
     """A frozen value as one line of JSON; `instead`: fields that are shown in another form."""
-    return json.dumps({**_plain(value), **instead})
+    return json.dumps({**plain(value), **instead})
 
 
 def summary_line(finished: "Finished") -> str:
@@ -69,7 +69,8 @@ def rate(value: float | None) -> str:
     return "-" if value is None else f"{value:.1f}"
 
 
-def _plain(value: Any) -> dict[str, Any]:
+def plain(value: Any) -> dict[str, Any]:
+    """A frozen value as JSON knows it, enums by name."""
     return dataclasses.asdict(value, dict_factory=_by_name)
 
 

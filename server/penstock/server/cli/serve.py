@@ -14,8 +14,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from penstock.server.cli.command import Subparsers
-from penstock.server.cli.connection import ADDRESS_VARIABLE
-from penstock.server.cli.serve_options import ENVIRONMENT_PREFIX, OPTIONS, Option, told_by_flag
+from penstock.server.cli.connection import ADDRESS_VARIABLE, OPERATIONS_VARIABLE
+from penstock.server.cli.observer_options import (
+    observer_config,
+    tracing_by_variables,
+    wants_next_rpc_keys,
+)
+from penstock.server.cli.option import ENVIRONMENT_PREFIX, Option
+from penstock.server.cli.serve_options import OPTIONS, told_by_flag
 from penstock.server.logs import configure_logging
 
 if TYPE_CHECKING:
@@ -28,6 +34,7 @@ if TYPE_CHECKING:
     from penstock.server.front.config import FrontConfig
 
 T = TypeVar("T")
+_PORTS = ("port", "operations_port", "metrics_port")
 
 _EXIT_CODES = """\
 exit codes:
@@ -93,16 +100,23 @@ def merge_settings(arguments: Mapping[str, Any], environment: Mapping[str, str])
         if value is None:
             value = _from_environment(option, environment)
         settings[option.name] = option.default if value is None else value
+    settings["tracing"] = tracing_by_variables(environment)
+    settings["has_next_rpc_keys"] = wants_next_rpc_keys(environment)
     return settings
 
 
 def unknown_variables(environment: Mapping[str, str]) -> list[str]:
     """Variables with our prefix that are no setting: misspelt, most likely.
 
-    Not those of the other commands, nor what Kubernetes makes up for a service called penstock.
+    Not those of the other commands, nor what Kubernetes makes up for services called penstock,
+    penstock-metrics or penstock-operations.
     """
-    known = {ADDRESS_VARIABLE, *(option.variable for option in OPTIONS)}
-    made_up = ("PENSTOCK_SERVICE_", "PENSTOCK_PORT_")
+    known = {ADDRESS_VARIABLE, OPERATIONS_VARIABLE, *(option.variable for option in OPTIONS)}
+    made_up = tuple(
+        f"PENSTOCK_{name}{kind}"
+        for name in ("", "METRICS_", "OPERATIONS_")
+        for kind in ("SERVICE_", "PORT_")
+    )
     return sorted(
         name
         for name in environment
@@ -129,6 +143,7 @@ def build_config(settings: Mapping[str, Any]) -> "ServerConfig":
             executor=_executor_config(settings, model_path, tokenizer_path, trtllm),
             scheduler=_scheduler_config(settings, trtllm),
             front=_front_config(settings, trtllm),
+            observer=_told(observer_config, settings=settings),
             host=settings["host"],
             port=settings["port"],
             log_level=settings["log_level"],
@@ -300,8 +315,9 @@ def _from_environment(option: Option, environment: Mapping[str, str]) -> Any:
     text = environment.get(option.variable)
     if text is None:
         return None
-    if option.name == "port" and text.startswith("tcp://"):
-        # Kubernetes sets PENSTOCK_PORT so for a service that is called penstock.
+    if option.name in _PORTS and text.startswith("tcp://"):
+        # Kubernetes sets PENSTOCK_PORT so for a service that is called penstock, and
+        # PENSTOCK_METRICS_PORT for penstock-metrics.
         return None
     try:
         value = option.parse(text)

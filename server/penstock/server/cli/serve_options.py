@@ -4,34 +4,9 @@ Does not know what they mean together; `serve` puts them into the settings of th
 """
 
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
 
-ENVIRONMENT_PREFIX = "PENSTOCK_"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Option:
-    """One setting: `--flag`, also read from `PENSTOCK_<FLAG>`; the flag wins."""
-
-    flag: str
-    parse: Callable[[str], Any]
-    default: Any
-    help: str
-    metavar: str | None = None
-    choices: tuple[str, ...] | None = None
-
-    @property
-    def name(self) -> str:
-        """Its name in the parsed arguments."""
-        return self.flag.replace("-", "_")
-
-    @property
-    def variable(self) -> str:
-        """Its environment variable."""
-        return ENVIRONMENT_PREFIX + self.name.upper()
-
+from penstock.server.cli.observer_options import OBSERVER_OPTIONS
+from penstock.server.cli.option import Option
 
 OPTIONS = (
     Option(
@@ -263,6 +238,7 @@ OPTIONS = (
         default=None,
         help="most MiB of each of the two recorded files (default: 256)",
     ),
+    *OBSERVER_OPTIONS,
     Option(
         flag="session-ttl-s",
         parse=float,
@@ -310,6 +286,9 @@ _RENAMED = {
     "kv_cache_bytes": "kv-cache-mib",
     "record_max_bytes": "record-max-mib",
     "target_itl_s": "target-itl-ms",
+    "slow_ttft_s": "trace-slow-ttft-s",
+    "slow_s": "trace-slow-s",
+    "num_steps": "flight-steps",
 }
 _FLAGS = {
     **{option.name: option.flag for option in OPTIONS if "-" in option.flag},

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from penstock.server.cli.connection import UsageError, seconds
+from penstock.server.cli.flight_replay import calibrate_from_flight, flight_trace_of
 
 if TYPE_CHECKING:
     from penstock.scheduler.cost_model import CostModel
@@ -57,7 +58,12 @@ def add_trace_options(parser: argparse.ArgumentParser) -> None:
     """Add the flags of a trace and of what is done to it."""
     trace = parser.add_argument_group("trace")
     source = trace.add_mutually_exclusive_group()
-    source.add_argument("--trace", type=Path, metavar="FILE", help="a trace, also compressed (.gz)")
+    source.add_argument(
+        "--trace",
+        type=Path,
+        metavar="FILE",
+        help="a trace, also compressed (.gz), or a flight recording",
+    )
     source.add_argument(
         "--synthetic", metavar="JSON", help="a made-up trace; the fields of SyntheticConfig"
     )
@@ -132,6 +138,7 @@ def cost_of(args: argparse.Namespace) -> "CostModel":
     """The prices of a step. Raises UsageError, CalibrationError, OSError."""
     from penstock.executor.config_json import to_json_value
     from penstock.scheduler.cost_model import CostModel
+    from penstock.server.flight.replay import is_flight_file
     from penstock.server.simulation.calibration import calibrate
 
     if args.calibrate_from is None:
@@ -139,7 +146,8 @@ def cost_of(args: argparse.Namespace) -> "CostModel":
             return CostModel() if args.cost is None else _prices(args.cost)
         except ValueError as error:
             raise UsageError(str(error)) from error
-    fit = calibrate(args.calibrate_from)
+    path: Path = args.calibrate_from
+    fit = calibrate_from_flight(path) if is_flight_file(path) else calibrate(path)
     is_all = args.trace is None and args.synthetic is None
     print(
         f"fitted to {fit.num_steps:,} steps: R2 {fit.r_squared:.4f},"
@@ -258,10 +266,15 @@ def transform_of(args: argparse.Namespace) -> "TransformConfig":
 
 def trace_of(args: argparse.Namespace) -> "Iterator[TraceRequest]":
     """The trace that is named, read while it is taken. Raises UsageError."""
+    from penstock.server.flight.replay import is_flight_file
     from penstock.server.simulation.synthetic import SyntheticConfig, synthetic_trace
     from penstock.server.simulation.trace_files import read_trace
     from penstock.server.simulation.trace_formats import TraceFormat
 
+    if args.trace is not None and is_flight_file(args.trace):
+        if args.format is not None:
+            raise UsageError(f"--format: {args.trace} is a flight recording, not {args.format}")
+        return flight_trace_of(args.trace)
     if args.trace is not None:
         return read_trace(args.trace, TraceFormat(args.format) if args.format else None)
     return synthetic_trace(from_json("--synthetic", SyntheticConfig, args.synthetic))

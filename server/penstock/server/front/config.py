@@ -27,6 +27,8 @@ class FrontConfig:
     `tenant_metadata_key`: the metadata key that names a call's tenant, empty to tell none apart.
     Whoever can set it can be anybody: it is for services behind a proxy that knows its callers,
     sets the key, and removes it from what clients send.
+
+    `has_content`: prompts and outputs are a part of what is told of requests that have ended.
     """
 
     front_id: int = 1
@@ -34,6 +36,7 @@ class FrontConfig:
     is_prefix_caching: bool = True
     shares_prefixes_across_tenants: bool = False
     tenant_metadata_key: str = ""
+    has_content: bool = False
 
     default_max_tokens: int = 256
     max_output_tokens: int | None = None

@@ -10,8 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.scheduler.events import Admitted, Failed, Preempted, Queued, StepEvents
+from penstock.scheduler.events import Admitted, Failed, Finished, Preempted, Queued, StepEvents
 from penstock.scheduler.request import FinishReason
+from penstock.server.front.cut_log import CutLog
 from penstock.server.front.errors import ErrorReason, Refusal
 from penstock.server.front.live_request import LiveOutput, LiveRequest
 from penstock.server.front.logprob_rows import LogprobRows
@@ -35,7 +36,10 @@ class FrontCounters:
 
 
 class EventDispatcher:
-    """Finds the request of every event. `cancel` tells the engine to drop keys, if any."""
+    """Finds the request of every event. `cancel` tells the engine to drop keys, if any.
+
+    `hear_late_end` is told how a request ended in the engine that was released here before.
+    """
 
     def __init__(
         self,
@@ -44,17 +48,20 @@ class EventDispatcher:
         *,
         max_backlog_tokens: int,
         cancel: Callable[[tuple[int, ...], FinishReason], None],
+        hear_late_end: Callable[[Finished | Failed], None],
     ) -> None:
         self._table = table
         self._counters = counters
         self._max_backlog_tokens = max_backlog_tokens
         self._cancel = cancel
+        self._hear_late_end = hear_late_end
+        self._cuts = CutLog(_log)
 
     def dispatch(self, events: StepEvents, now_s: float) -> None:
         """Take in one step, seen by this front at `now_s`."""
         touched: dict[LiveRequest, None] = {}
-        self._changes(events, touched)
-        self._prompt_logprobs(events, touched)
+        self._changes(events, now_s, touched)
+        self._prompt_logprobs(events, now_s, touched)
         self._tokens(events, now_s, touched)
         self._ends(events, now_s, touched)
         if events.changes:
@@ -63,21 +70,27 @@ class EventDispatcher:
         for request in touched:
             num_unread = request.stream.num_backlog_tokens
             if num_unread > self._max_backlog_tokens:
-                self.cut(request, f"{num_unread} tokens unread")
+                self.cut(request, f"{num_unread} tokens unread", now_s)
             request.stream.wake()
 
-    def cut(self, request: LiveRequest, why: str) -> None:
+    def cut(self, request: LiveRequest, why: str, now_s: float) -> None:
         """Give up on a reader that does not read; the engine drops the request at once."""
-        _log.warning("request %s: reader stalled and was cut: %s", request.request_id, why)
+        extra = {"request_id": request.request_id, "trace_id": request.trace_id.hex()}
+        self._cuts.tell(now_s, f"request {request.request_id}", why, extra)
         self._counters.num_cut_readers += 1
+        request.phases.stop(now_s)
         request.stream.cut(STALLED)
         self._cancel(request.live_keys, FinishReason.CANCELLED)
 
-    def cut_shared(self, writer: SharedWriter[Any], why: str) -> None:
+    def cut_shared(self, writer: SharedWriter[Any], why: str, now_s: float) -> None:
         """Give up on the reader of many requests; whoever runs its writer releases them."""
-        _log.warning("a shared stream: reader stalled and was cut: %s", why)
+        self._cuts.tell(now_s, "a shared stream", why, {})
         self._counters.num_cut_readers += 1
         writer.cut(STALLED)
+
+    def tell_cuts(self, now_s: float) -> None:
+        """Say in the log who else was cut; called now and then."""
+        self._cuts.tell_rest(now_s)
 
     def _find(self, key: int, touched: dict[LiveRequest, None]) -> LiveOutput | None:
         output = self._table.output(key)
@@ -88,7 +101,7 @@ class EventDispatcher:
         touched[output.request] = None
         return output
 
-    def _changes(self, events: StepEvents, touched: dict[LiveRequest, None]) -> None:
+    def _changes(self, events: StepEvents, now_s: float, touched: dict[LiveRequest, None]) -> None:
         for change in events.changes:
             output = self._find(change.key, touched)
             if output is None:
@@ -103,9 +116,11 @@ class EventDispatcher:
                 else:
                     output.request.on_prefix_found(output, change)
             except Exception as error:
-                self._break(output.request, error)
+                self._break(output.request, error, now_s)
 
-    def _prompt_logprobs(self, events: StepEvents, touched: dict[LiveRequest, None]) -> None:
+    def _prompt_logprobs(
+        self, events: StepEvents, now_s: float, touched: dict[LiveRequest, None]
+    ) -> None:
         for key, first_position, logprobs in events.prompt_logprobs:
             output = self._find(key, touched)
             if output is None:
@@ -113,7 +128,7 @@ class EventDispatcher:
             try:
                 output.request.on_prompt_logprobs(first_position, logprobs)
             except Exception as error:
-                self._break(output.request, error)
+                self._break(output.request, error, now_s)
 
     def _tokens(self, events: StepEvents, now_s: float, touched: dict[LiveRequest, None]) -> None:
         keys: list[int] = events.keys.tolist()
@@ -143,7 +158,7 @@ class EventDispatcher:
                 ):
                     stopped.append(key)
             except Exception as error:
-                self._break(output.request, error)
+                self._break(output.request, error, now_s)
         if stopped:
             self._cancel(tuple(stopped), FinishReason.STOP)
 
@@ -151,6 +166,7 @@ class EventDispatcher:
         for end in events.ends:
             output = self._find(end.key, touched)
             if output is None:
+                self._hear_late_end(end)
                 continue
             try:
                 if isinstance(end, Failed):
@@ -158,12 +174,17 @@ class EventDispatcher:
                 else:
                     output.request.on_finished(output, end, now_s)
             except Exception as error:
-                self._break(output.request, error)
+                self._break(output.request, error, now_s)
 
-    def _break(self, request: LiveRequest, error: Exception) -> None:
+    def _break(self, request: LiveRequest, error: Exception, now_s: float) -> None:
         """A bug in our own handling: this request ends, the others must not notice."""
         self._counters.num_internal_errors += 1
         # Frames only: the text of an exception may quote a prompt.
         frames = "".join(traceback.format_tb(error.__traceback__))
-        _log.error("request failed here with %s\n%s", type(error).__name__, frames)
-        request.fail(_INTERNAL)
+        _log.error(
+            "request failed here with %s\n%s",
+            type(error).__name__,
+            frames,
+            extra={"request_id": request.request_id, "trace_id": request.trace_id.hex()},
+        )
+        request.fail(_INTERNAL, now_s)

@@ -38,6 +38,7 @@ class ErrorReason(enum.StrEnum):
     MODEL_EXISTS = "MODEL_EXISTS"
     STREAM_SUPERSEDED = "STREAM_SUPERSEDED"
     EXECUTOR_REFUSED = "EXECUTOR_REFUSED"
+    NOT_POSSIBLE_NOW = "NOT_POSSIBLE_NOW"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,6 +15,7 @@ from typing import Any
 from penstock.scheduler.events import StepEvents
 from penstock.scheduler.request import FinishReason
 from penstock.scheduler.state import RequestState
+from penstock.server.front.accounts import Accounts
 from penstock.server.front.config import FrontConfig
 from penstock.server.front.dispatch import EventDispatcher, FrontCounters
 from penstock.server.front.errors import ErrorReason, Refusal, refuse
@@ -22,11 +23,15 @@ from penstock.server.front.generation import ChatInput, Generation
 from penstock.server.front.limits import Limits
 from penstock.server.front.live_request import LiveRequest
 from penstock.server.front.prompt_tokens import tokenise
+from penstock.server.front.request_account import Outcome, RequestAccount
 from penstock.server.front.request_table import RequestTable
 from penstock.server.front.shared_writer import SharedWriter
 from penstock.server.front.submission import CallTimes, submission_for
 from penstock.server.front.tenants import NOBODY, engine_request_id
+from penstock.server.front.views import view_of
 from penstock.server.link.ports import EngineHello, EnginePort, EngineUnavailable
+from penstock.server.telemetry.front_view import FrontView
+from penstock.server.telemetry.journal import Journal
 from penstock.server.text.model_text import ModelText
 from penstock.server.text.stop_strings import StopStrings
 from penstock.server.text.text_stream import TextStream
@@ -41,7 +46,8 @@ class Front:
 
     `port` may be set after construction, before the first request. `clock` is the engine's.
     `ready_time_s`: when the engine last said hello, seconds since 1970. `shared_writers`: those
-    that serve several requests each; whoever runs one keeps it there.
+    that serve several requests each; whoever runs one keeps it there. `journal`: notes every
+    request that ended; with `is_tracing` they have a place in a trace.
     """
 
     def __init__(
@@ -51,6 +57,8 @@ class Front:
         *,
         port: EnginePort | None = None,
         clock: Callable[[], float] = time.monotonic,
+        journal: Journal | None = None,
+        is_tracing: bool = False,
     ) -> None:
         self.text = text
         self.config = config
@@ -63,11 +71,18 @@ class Front:
         self.ready_time_s: float | None = None
         self.is_draining = False
         self.shared_writers: set[SharedWriter[Any]] = set()
+        self.accounts = Accounts(
+            journal,
+            is_tracing=is_tracing,
+            front_id=config.front_id,
+            has_content=config.has_content,
+        )
         self._dispatcher = EventDispatcher(
             self.table,
             self.counters,
             max_backlog_tokens=config.max_backlog_tokens,
             cancel=self._cancel_keys,
+            hear_late_end=self.accounts.hear_late_end,
         )
 
     @property
@@ -85,6 +100,15 @@ class Front:
         """True between an engine's hello and its loss."""
         return self.limits is not None and self.port is not None and self.port.is_up
 
+    @property
+    def num_backlog_tokens(self) -> int:
+        """Output that readers have not taken."""
+        return sum(request.stream.num_backlog_tokens for request in self.table)
+
+    def live_views(self) -> tuple[FrontView, ...]:
+        """Every request that has not been released, as operators see it."""
+        return tuple(view_of(request, self.config.front_id) for request in self.table)
+
     def current_limits(self) -> Limits:
         """The bounds in force; raises RequestError when the front takes nothing now."""
         if self.is_draining:
@@ -93,13 +117,17 @@ class Front:
             raise refuse(ErrorReason.ENGINE_DOWN)
         return self.limits
 
-    async def open(self, generation: Generation, times: CallTimes) -> LiveRequest:
+    async def open(
+        self, generation: Generation, times: CallTimes, account: RequestAccount | None = None
+    ) -> LiveRequest:
         """Take a generation in; the caller must `release` what it gets, whatever happens.
+
+        `account`: of this request, if one is kept; whoever opened it closes it.
 
         Raises RequestError for every refusal that needs no word of the engine; that word comes
         over the stream.
         """
-        request = self.reserve(generation, times)
+        request = self.reserve(generation, times, account)
         try:
             await self.start(request, times)
         except BaseException:
@@ -107,7 +135,9 @@ class Front:
             raise
         return request
 
-    def reserve(self, generation: Generation, times: CallTimes) -> LiveRequest:
+    def reserve(
+        self, generation: Generation, times: CallTimes, account: RequestAccount | None = None
+    ) -> LiveRequest:
         """The first half of `open`: the request has its place here, the engine knows nothing yet.
 
         Raises RequestError.
@@ -120,6 +150,8 @@ class Front:
         request_id = generation.request_id or str(uuid.uuid4())
         request = LiveRequest(request_id, generation, times.arrival_s)
         self.table.add(request)
+        if account is not None:
+            account.live = request
         return request
 
     async def start(self, request: LiveRequest, times: CallTimes) -> None:
@@ -142,11 +174,16 @@ class Front:
             if request.is_released:
                 continue
             request.is_released = True
-            request.stop_waiting_for_acceptance()
+            request.opening.stop_waiting()
             request.stream.close()
             self.table.remove(request)
             live_keys += request.live_keys
         self._cancel_keys(tuple(live_keys), FinishReason.CANCELLED)
+
+    def close_account(self, account: RequestAccount, outcome: Outcome) -> None:
+        """The request of `account` is over, and released. Only the first time counts."""
+        now_s = self.clock()
+        self.accounts.close(account, outcome, now_s, is_engine_up=self.is_engine_up)
 
     async def cancel(self, request_id: str, tenant: str = NOBODY) -> RequestState:
         """Cancel a live request of `tenant`, here or on another front; where it stood.
@@ -183,7 +220,7 @@ class Front:
 
     def on_hello(self, hello: EngineHello) -> None:
         """An engine is there (again). What still lives here belonged to an earlier one."""
-        self.fail_all(_ENGINE_DOWN)
+        self.on_lost()
         self.hello = hello
         self.ready_time_s = time.time()
         self.limits = Limits.of(self.config, hello.executor, self.text.files.vocab_size)
@@ -205,12 +242,14 @@ class Front:
 
     def on_lost(self) -> None:
         """The engine is gone, and with it every request."""
+        self.accounts.settle()
         self.fail_all(_ENGINE_DOWN)
 
     def fail_all(self, refusal: Refusal) -> None:
         """End every live request with `refusal`."""
+        now_s = self.clock()
         for request in self.table:
-            request.fail(refusal)
+            request.fail(refusal, now_s)
 
     def cut_stalled(self) -> None:
         """Cut every reader that has blocked one write for longer than allowed."""
@@ -219,13 +258,15 @@ class Front:
         for request in self.table:
             since_s = request.stream.blocked_since_s
             if since_s < oldest_s and not request.stream.is_cut:
-                self._dispatcher.cut(request, f"one write blocked for {now_s - since_s:.1f} s")
+                why = f"one write blocked for {now_s - since_s:.1f} s"
+                self._dispatcher.cut(request, why, now_s)
         for writer in self.shared_writers:
             since_s = writer.blocked_since_s
             if since_s < oldest_s and not writer.is_cut:
                 self._dispatcher.cut_shared(
-                    writer, f"one write blocked for {now_s - since_s:.1f} s"
+                    writer, f"one write blocked for {now_s - since_s:.1f} s", now_s
                 )
+        self._dispatcher.tell_cuts(now_s)
 
     async def _submit(self, request: LiveRequest, limits: Limits, times: CallTimes) -> None:
         generation = request.generation
@@ -253,6 +294,7 @@ class Front:
             model=self.model,
             prompt_text=prompt_text,
             now_s=self.clock(),
+            has_content=self.accounts.has_content,
         )
         self._send(request)
 
@@ -267,7 +309,7 @@ class Front:
         self.counters.num_submitted += 1
         # An engine that refuses says so with its next step; only then has a client something to
         # retry, so the first message waits a little for that word.
-        request.accept_after(self.config.acceptance_delay_s, asyncio.get_running_loop())
+        request.opening.accept_after(self.config.acceptance_delay_s, asyncio.get_running_loop())
 
     def _new_texts(self, generation: Generation) -> list[TextStream]:
         stopping = generation.stopping

@@ -111,9 +111,9 @@ class Urgency:
 class Generation:
     """What a client asked for. `prompt_path` is the proto path of the prompt, for errors.
 
-    `adapter`: a name that the executor knows, empty for none. `tenant`: on whose behalf; it comes
-    with the call, not from the message. `session_id`: the tenant's name of the dialogue, empty for
-    none.
+    `adapter`: a name that the executor knows, empty for none. `tenant`: on whose behalf, and
+    `trace_id`: 16 bytes, or none where it is not traced; both come with the call, not from the
+    message. `session_id`: the tenant's name of the dialogue, empty for none.
     """
 
     prompt: PromptInput
@@ -129,3 +129,4 @@ class Generation:
     adapter: str = ""
     tenant: str = NOBODY
     session_id: str = ""
+    trace_id: bytes = b""

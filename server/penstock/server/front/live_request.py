@@ -5,29 +5,28 @@ other requests; the table finds it, the front feeds it. Nothing here blocks. Eve
 on the event loop; times are seconds on the engine's clock.
 """
 
-import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from penstock.scheduler.batch import TokenLogprobs
 from penstock.scheduler.events import Admitted, Failed, Preempted, PrefixFound, Queued
 from penstock.scheduler.events import Finished as EngineFinished
 from penstock.scheduler.request import NO_TIME, FinishReason, RequestSpec
 from penstock.scheduler.state import RequestState
+from penstock.server.front.content import CapturedText
 from penstock.server.front.errors import Refusal
 from penstock.server.front.events import (
     Accepted,
-    Finished,
     OutputEnd,
     Progress,
-    Timings,
     TokenRecord,
     TokensPiece,
-    Usage,
 )
 from penstock.server.front.failures import refusal_for
+from penstock.server.front.finish import finished_event
 from penstock.server.front.generation import Generation
 from penstock.server.front.logprob_rows import LogprobRows
+from penstock.server.front.opening import Opening
 from penstock.server.front.phases import Phase, PhaseClock
 from penstock.server.front.prompt_echo import PromptEcho
 from penstock.server.front.stream import TokenStream
@@ -39,7 +38,8 @@ from penstock.server.text.text_stream import TextStream
 class LiveOutput:
     """One of the outputs of a request: its text, and how it ended. `stream`: its request's.
 
-    `is_plain`: with its next token `on_token` would push the text and do nothing else.
+    `is_plain`: with its next token `on_token` would push the text and do nothing else. `captured`:
+    its text as it was sent, where that is to be told.
     """
 
     request: "LiveRequest"
@@ -52,24 +52,28 @@ class LiveOutput:
     is_plain: bool = False
     is_running: bool = False
     num_preemptions: int = 0
+    captured: CapturedText | None = None
 
 
 class LiveRequest:
-    """A request that has not been released yet."""
+    """A request that has not been released yet.
+
+    `ends`: of its outputs, once all have ended. `has_last_word`: the engine has said how its first
+    output ended. `first_token_s`: NO_TIME before it.
+    """
 
     __slots__ = (
-        "_acceptance",
-        "_accepted",
-        "_first_token_s",
-        "_num_cached",
         "_num_ended",
-        "_place",
-        "_prompt",
         "_submission",
         "_wants_records",
         "arrival_s",
+        "ends",
+        "first_token_s",
         "generation",
+        "has_last_word",
         "is_released",
+        "num_cached_tokens",
+        "opening",
         "outputs",
         "phases",
         "request_id",
@@ -81,17 +85,16 @@ class LiveRequest:
         self.generation = generation
         self.arrival_s = arrival_s
         self.stream = TokenStream(generation.output.chunks)
+        self.opening = Opening(self.stream)
         self.phases = PhaseClock(arrival_s)
         self.outputs: tuple[LiveOutput, ...] = ()
+        self.ends: tuple[OutputEnd, ...] = ()
+        self.num_cached_tokens = 0
+        self.first_token_s = NO_TIME
+        self.has_last_word = False
         self.is_released = False
         self._submission: Submission | None = None
-        self._accepted: Accepted | None = None
-        self._acceptance: asyncio.TimerHandle | None = None
-        self._place: Queued | None = None
-        self._prompt = PromptEcho()
-        self._num_cached = 0
         self._num_ended = 0
-        self._first_token_s = NO_TIME
         self._wants_records = generation.output.wants_records
 
     def start(
@@ -102,34 +105,44 @@ class LiveRequest:
         model: str,
         prompt_text: str,
         now_s: float,
+        has_content: bool = False,
     ) -> None:
         """The request goes to the engine now; `prompt_text` is what echo delivers."""
         self._submission = submission
-        self.phases = PhaseClock(now_s)
+        self.phases.submit(now_s)
         self.outputs = tuple(
             LiveOutput(self, spec.output_index, spec.key, text, self.stream)
             for spec, text in zip(submission.specs, texts, strict=True)
         )
+        if has_content:
+            for output in self.outputs:
+                output.captured = CapturedText()
         leader = submission.specs[0]
         wanted = self.generation.output
         has_ids = wanted.num_prompt_logprobs >= 0 or (wanted.echo and wanted.return_token_ids)
-        self._prompt = PromptEcho(
+        prompt = PromptEcho(
             leader.prompt_ids.tolist() if has_ids else (),
             prompt_text,
             num_logprobs=wanted.num_prompt_logprobs,
         )
-        self._accepted = Accepted(
+        accepted = Accepted(
             request_id=self.request_id,
             model=model,
             num_prompt_tokens=leader.num_prompt_tokens,
             seed=submission.seed,
             num_dropped_messages=submission.num_dropped_messages,
         )
+        self.opening.prepare(accepted, prompt)
 
     @property
     def tenant(self) -> str:
         """Whose it is."""
         return self.generation.tenant
+
+    @property
+    def trace_id(self) -> bytes:
+        """16 bytes, none where it is not traced."""
+        return self.generation.trace_id
 
     @property
     def live_keys(self) -> tuple[int, ...]:
@@ -144,89 +157,72 @@ class LiveRequest:
         return RequestState.COMPLETED if self.stream.refusal is None else RequestState.ERROR
 
     @property
+    def finish_reasons(self) -> tuple[str, ...]:
+        """Of the outputs that have ended."""
+        ends = self.ends or [output.end for output in self.outputs if output.end is not None]
+        return tuple([end.reason.name for end in ends])
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """0 while the prompt is not tokenised."""
+        return self._submission.specs[0].num_prompt_tokens if self._submission else 0
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Over all outputs, so far."""
+        return sum([output.text.num_tokens for output in self.outputs])
+
+    @property
+    def num_preemptions(self) -> int:
+        """Over all outputs, so far."""
+        return sum([output.num_preemptions for output in self.outputs])
+
+    @property
     def specs(self) -> tuple[RequestSpec, ...]:
         """What the engine was given; empty before `start`."""
         return self._submission.specs if self._submission else ()
 
-    def accept_after(self, delay_s: float, loop: asyncio.AbstractEventLoop) -> None:
-        """Tell the client that it is accepted, unless the engine's first word comes before."""
-
-        def accept() -> None:
-            self.accept()
-            self.stream.wake()
-
-        self._acceptance = loop.call_later(delay_s, accept)
-
-    def stop_waiting_for_acceptance(self) -> None:
-        """Nobody is left to be told."""
-        if self._acceptance is not None:
-            self._acceptance.cancel()
-            self._acceptance = None
-
-    def accept(self) -> None:
-        """The engine holds the request: say so, once, and echo the prompt. Wakes nobody."""
-        accepted, self._accepted = self._accepted, None
-        if accepted is None:
-            return
-        self.stop_waiting_for_acceptance()
-        if self._place is not None:
-            accepted = replace(accepted, estimated_queue_s=self._place.estimated_queue_s)
-        self.stream.push(accepted)
-        opening = self._prompt.opening()
-        if opening is not None:
-            self.stream.push(opening)
-
     def on_queued(self, output: LiveOutput, change: Queued) -> None:
         """The engine has taken the request: nothing is left to wait for before saying so."""
-        if output.index == 0 and self.phases.phase is Phase.QUEUE:
-            self._place = change
-        self.accept()
+        if output.index == 0:
+            self.opening.queued(change, is_waiting=self.phases.phase is Phase.QUEUE)
+        self.opening.accept()
 
     def tell_place(self) -> None:
-        """After all of a step's news: where the request stands in the queue, if it is still there.
-
-        Only once and only if somebody goes before it: one that runs in the step that queued it
-        has nothing to hear about queues.
-        """
-        place, self._place = self._place, None
-        if place is None or not place.num_ahead or self.state is not RequestState.PENDING:
-            return
-        self.stream.push(
-            Progress(
-                state=RequestState.PENDING,
-                num_cached_prompt_tokens=0,
-                num_preemptions=0,
-                queue_s=self.phases.spent_s(Phase.QUEUE),
-                queue_position=place.num_ahead,
-                estimated_queue_s=place.estimated_queue_s,
-            )
-        )
+        """After all of a step's news: see `Opening.tell_place`."""
+        self.opening.tell_place(self.state, self.phases.spent_s(Phase.QUEUE))
 
     def on_admitted(self, output: LiveOutput, change: Admitted) -> None:
         """An output got a slot, for the first time or again."""
-        self.accept()
+        self.opening.accept()
         if output.index == 0 and change.num_preemptions == 0:
-            self._num_cached = change.num_cached_tokens
+            self.num_cached_tokens = change.num_cached_tokens
         output.is_running = True
-        if self.phases.admit(change.at_s):
-            self._change_state(change.num_cached_tokens)
+        num_cached = change.num_cached_tokens
+        wait = change.wait if output.index == 0 else None
+        if self.phases.admit(change.at_s, num_cached_tokens=num_cached, wait=wait):
+            self._change_state(num_cached)
 
     def on_preempted(self, output: LiveOutput, change: Preempted) -> None:
         """An output gave its slot back and waits again."""
         output.num_preemptions += 1
         output.is_running = False
-        if self.phases.leave(change.at_s, has_more=True):
+        if output.index == 0:
+            self.phases.explain(stay=change.stay)
+        if self.phases.leave(change.at_s, has_more=True, num_tokens=self.num_output_tokens):
             self._change_state(0)
 
     def on_prefix_found(self, output: LiveOutput, change: PrefixFound) -> None:
         """The executor's own word about its cache, in place of what was foreseen."""
         if output.index == 0 and output.num_preemptions == 0:
-            self._num_cached = change.num_cached_tokens
+            self.num_cached_tokens = change.num_cached_tokens
+        if output.index == 0:
+            self.phases.find_prefix(change.num_cached_tokens)
 
     def on_prompt_logprobs(self, first_position: int, logprobs: TokenLogprobs) -> None:
         """Rows for prompt tokens from `first_position` on; a recomputed prompt repeats some."""
-        self.accept()
-        piece = self._prompt.rows(first_position, logprobs)
+        self.opening.accept()
+        piece = self.opening.prompt.rows(first_position, logprobs)
         if piece is not None:
             self.stream.push(piece)
 
@@ -244,22 +240,24 @@ class LiveRequest:
         if not output.is_live:
             return False
         # This runs for every token with more than text: what happens once is asked for, not called.
-        if self._accepted is not None:
-            self.accept()
+        if self.opening.is_due:
+            self.opening.accept()
         if self.phases.phase is not Phase.DECODE:
             self.phases.token(at_s)
-        if self._first_token_s == NO_TIME:
-            self._first_token_s = now_s
+        if self.first_token_s == NO_TIME:
+            self.first_token_s = now_s
         records: Sequence[TokenRecord] = ()
         if self._wants_records:
             records = (rows.record(row, token_id, self.generation.output.num_logprobs),)
-        elif output.text.is_plain and output.index == 0:
+        elif output.text.is_plain and output.index == 0 and output.captured is None:
             # All that happens once has happened, until the state changes.
             output.is_plain = True
             self.stream.push_text(output.text.push_one(token_id))
             return False
         delta = output.text.push((token_id,))
         self.stream.push_tokens(TokensPiece(output.index, delta.text, delta.num_tokens, records))
+        if output.captured is not None:
+            output.captured.add(delta.text)
         if delta.stop is None:
             return False
         self._end_output(output, FinishReason.STOP, at_s=at_s, now_s=now_s, stop_string=delta.stop)
@@ -267,12 +265,15 @@ class LiveRequest:
 
     def on_finished(self, output: LiveOutput, end: EngineFinished, now_s: float) -> None:
         """The engine completed an output."""
+        self._hear_last_word(output, end)
         if not output.is_live:
             return
-        self.accept()
+        self.opening.accept()
         delta = output.text.finish()
         if delta.text:
             self.stream.push(TokensPiece(output.index, delta.text, delta.num_tokens, ()))
+            if output.captured is not None:
+                output.captured.add(delta.text)
         reason = FinishReason.STOP if delta.stop is not None else end.reason
         # The model's own end-of-sequence token is the normal end and is not named.
         is_asked_for = end.stop_id in self.generation.stopping.stop_token_ids
@@ -287,6 +288,7 @@ class LiveRequest:
 
     def on_failed(self, output: LiveOutput, end: Failed) -> None:
         """The engine refused or failed an output: the request as a whole fails."""
+        self._hear_last_word(output, end)
         if not output.is_live:
             return
         output.is_live = output.is_plain = False
@@ -297,18 +299,20 @@ class LiveRequest:
                 phases=self.phases,
                 prompt_path=self.generation.prompt_path,
                 deadline_kind=submission.deadline_kind if submission else "server",
-            )
+            ),
+            end.at_s,
         )
 
-    def fail(self, refusal: Refusal) -> None:
+    def fail(self, refusal: Refusal, now_s: float) -> None:
         """End in failure. Idempotent; wakes the writer."""
+        self.phases.stop(now_s)
         self.stream.fail(refusal)
         self.stream.wake()
 
     def cancel_unsubmitted(self, model: str, now_s: float) -> None:
         """A Cancel came before the engine knew the request: end it as the engine would have."""
         self.phases.stop(now_s)
-        ends = tuple(
+        self.ends = tuple(
             OutputEnd(output_index=index, reason=FinishReason.CANCELLED, num_completion_tokens=0)
             for index in range(self.generation.sampling.num_outputs)
         )
@@ -316,8 +320,7 @@ class LiveRequest:
         self.stream.push(
             Accepted(request_id=self.request_id, model=model, num_prompt_tokens=0, seed=seed)
         )
-        self.stream.push(self._finished(ends, now_s))
-        self.stream.close()
+        self._finish(now_s)
         self.stream.wake()
 
     def _change_state(self, num_cached_tokens: int) -> None:
@@ -328,14 +331,15 @@ class LiveRequest:
             Progress(
                 state=self.phases.state,
                 num_cached_prompt_tokens=num_cached_tokens,
-                num_preemptions=self._num_preemptions,
+                num_preemptions=self.num_preemptions,
                 queue_s=self.phases.spent_s(Phase.QUEUE),
             )
         )
 
-    @property
-    def _num_preemptions(self) -> int:
-        return sum(output.num_preemptions for output in self.outputs)
+    def _hear_last_word(self, output: LiveOutput, end: EngineFinished | Failed) -> None:
+        if output.index == 0:
+            self.has_last_word = True
+            self.phases.explain(wait=end.wait, stay=end.stay)
 
     def _end_output(
         self,
@@ -365,29 +369,20 @@ class LiveRequest:
             self.stream.release_held()
         else:
             self.phases.stop(at_s)
-            ends = tuple(output.end for output in self.outputs if output.end is not None)
-            self.stream.push(self._finished(ends, now_s))
-            self.stream.close()
+            self.ends = tuple(output.end for output in self.outputs if output.end is not None)
+            self._finish(now_s)
 
-    def _finished(self, ends: tuple[OutputEnd, ...], now_s: float) -> Finished:
-        submission = self._submission
-        return Finished(
-            outputs=ends,
-            usage=Usage(
-                num_prompt_tokens=submission.specs[0].num_prompt_tokens if submission else 0,
-                num_completion_tokens=sum(end.num_completion_tokens for end in ends),
-                num_cached_prompt_tokens=self._num_cached,
-            ),
-            timings=Timings(
-                queue_s=self.phases.spent_s(Phase.QUEUE),
-                prefill_s=self.phases.spent_s(Phase.PREFILL),
-                decode_s=self.phases.spent_s(Phase.DECODE),
-                total_s=max(0.0, now_s - self.arrival_s),
-                ttft_s=(
-                    None
-                    if self._first_token_s == NO_TIME
-                    else max(0.0, self._first_token_s - self.arrival_s)
-                ),
-            ),
-            num_preemptions=self._num_preemptions,
+    def _finish(self, now_s: float) -> None:
+        self.stream.push(
+            finished_event(
+                self.ends,
+                phases=self.phases,
+                arrival_s=self.arrival_s,
+                first_token_s=self.first_token_s,
+                now_s=now_s,
+                num_prompt_tokens=self.num_prompt_tokens,
+                num_cached_tokens=self.num_cached_tokens,
+                num_preemptions=self.num_preemptions,
+            )
         )
+        self.stream.close()

@@ -1,15 +1,19 @@
 """Where a request's time goes: queue, prefill, decode.
 
-Owns the clockwork that turns admissions, preemptions and tokens into a state and three sums. Takes
-every time as an argument, in seconds on the engine's clock, and knows no clock of its own.
+Owns the clockwork that turns admissions, preemptions and tokens into a state, three sums, and the
+list of what the request did and when (`segments.py` makes a record's segments of it). Takes every
+time as an argument, in seconds on the engine's clock, and knows no clock of its own.
 
 With several outputs the request is as far as its foremost output: it waits only while none of its
-outputs runs.
+outputs runs. What the engine explains is told of its first output.
 """
 
 import enum
 
+from penstock.scheduler.events import Stay, Wait
 from penstock.scheduler.state import RequestState
+from penstock.server.front.segments import Mark
+from penstock.server.telemetry.request_record import SegmentKind
 
 
 class Phase(enum.Enum):
@@ -20,16 +24,30 @@ class Phase(enum.Enum):
     DECODE = "decode"
 
 
-class PhaseClock:
-    """The sums of one request. Starts in the queue at `now_s`."""
+_KINDS = {
+    Phase.QUEUE: SegmentKind.QUEUE,
+    Phase.PREFILL: SegmentKind.PREFILL,
+    Phase.DECODE: SegmentKind.DECODE,
+}
 
-    __slots__ = ("_num_running", "_since_s", "_spent_s", "phase")
+
+class PhaseClock:
+    """The sums of one request. Starts in the queue at `now_s`.
+
+    `marks`: every stretch of its life so far, oldest first; before it is submitted that is its
+    preparation, though to its client it waits. After `stop` nothing changes: an output may live on
+    in the engine for a moment, but nobody waits for it.
+    """
+
+    __slots__ = ("_is_over", "_num_running", "_since_s", "_spent_s", "marks", "phase")
 
     def __init__(self, now_s: float) -> None:
         self.phase = Phase.QUEUE
+        self.marks = [Mark(SegmentKind.PREPARE, now_s)]
         self._since_s = now_s
         self._spent_s = {Phase.QUEUE: 0.0, Phase.PREFILL: 0.0, Phase.DECODE: 0.0}
         self._num_running = 0
+        self._is_over = False
 
     @property
     def state(self) -> RequestState:
@@ -40,34 +58,75 @@ class PhaseClock:
         """Time spent in `phase`, up to the last change."""
         return self._spent_s[phase]
 
-    def admit(self, now_s: float) -> bool:
-        """One more output runs. True when the request's state changed."""
+    def submit(self, now_s: float) -> None:
+        """The engine gets the request: only from now on does it wait there."""
+        self._since_s = max(now_s, self._since_s)
+        self.marks.append(Mark(SegmentKind.QUEUE, self._since_s))
+
+    def admit(self, now_s: float, *, num_cached_tokens: int = 0, wait: Wait | None = None) -> bool:
+        """One more output runs. True when the request's state changed.
+
+        `num_cached_tokens` and `wait`: of an admission that changes it.
+        """
         self._num_running += 1
-        if self.phase is not Phase.QUEUE:
+        if self.phase is not Phase.QUEUE or self._is_over:
             return False
+        self.explain(wait=wait)
         self._enter(Phase.PREFILL, now_s)
+        self.marks[-1].num_cached_tokens = num_cached_tokens
         return True
 
-    def leave(self, now_s: float, *, has_more: bool) -> bool:
-        """An output stopped running. True when the request, having more, waits again."""
+    def leave(self, now_s: float, *, has_more: bool, num_tokens: int = 0) -> bool:
+        """An output stopped running. True when the request, having more, waits again.
+
+        `num_tokens`: of output, so far.
+        """
         self._num_running = max(0, self._num_running - 1)
-        if self._num_running or not has_more or self.phase is Phase.QUEUE:
+        if self._num_running or not has_more or self.phase is Phase.QUEUE or self._is_over:
             return False
+        self.marks[-1].num_tokens_by_then = num_tokens
         self._enter(Phase.QUEUE, now_s)
         return True
 
     def token(self, now_s: float) -> None:
         """A token came: what was prefill is decode from now on."""
-        if self.phase is Phase.PREFILL:
+        if self.phase is Phase.PREFILL and not self._is_over:
             self._enter(Phase.DECODE, now_s)
 
+    def find_prefix(self, num_cached_tokens: int) -> None:
+        """What was found cached of the prompt that is computed now."""
+        if self.marks[-1].kind is SegmentKind.PREFILL:
+            self.marks[-1].num_cached_tokens = num_cached_tokens
+
+    def explain(self, *, wait: Wait | None = None, stay: Stay | None = None) -> None:
+        """The engine's word on the latest stay in its queue, and on the latest in its batch."""
+        if wait is not None:
+            mark = self._latest(SegmentKind.QUEUE)
+            if mark is not None and mark.wait is None:
+                mark.wait = wait
+        if stay is not None:
+            mark = self._latest(SegmentKind.DECODE, SegmentKind.PREFILL)
+            if mark is not None:
+                mark.stay = stay
+
     def stop(self, now_s: float) -> None:
-        """The request ended; closes the running sum."""
-        self._enter(self.phase, now_s)
+        """The request ended; closes the running sum. What is left is to deliver its end."""
+        if self._is_over:
+            return
+        self._add(now_s)
+        self._is_over = True
+        self.marks.append(Mark(SegmentKind.DELIVER, self._since_s))
+
+    def _latest(self, *kinds: SegmentKind) -> Mark | None:
+        return next((mark for mark in reversed(self.marks) if mark.kind in kinds), None)
 
     def _enter(self, phase: Phase, now_s: float) -> None:
+        self._add(now_s)
+        self.phase = phase
+        self.marks.append(Mark(_KINDS[phase], self._since_s))
+
+    def _add(self, now_s: float) -> None:
         # The front stamps its own times and the engine stamps others: never let one run backwards.
         now_s = max(now_s, self._since_s)
         self._spent_s[self.phase] += now_s - self._since_s
         self._since_s = now_s
-        self.phase = phase

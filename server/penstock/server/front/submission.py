@@ -188,6 +188,7 @@ def submission_for(
         retention=generation.retention,
         tenant=generation.tenant,
         session_id=generation.session_id,
+        trace_id=generation.trace_id,
     )
     others = tuple(
         replace(

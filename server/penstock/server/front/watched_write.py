@@ -5,33 +5,58 @@ left: both see a CancelledError. Does not know what is written.
 """
 
 import asyncio
+from typing import Final
 
 from penstock.scheduler.request import NO_TIME
+
+STALL_S: Final = 0.05
+"""A write that takes longer than this waits for its reader."""
 
 
 class WatchedWrite:
     """Who writes.
 
     `blocked_since_s`: since when it is the reader that is waited for: when the write under way
-    began, NO_TIME between writes.
+    began, NO_TIME between writes. `num_writes`: those that went through.
     """
 
-    __slots__ = ("_cut_writer", "_writer", "blocked_since_s")
+    __slots__ = (
+        "_cut_writer",
+        "_num_stalls",
+        "_stalled_s",
+        "_writer",
+        "blocked_since_s",
+        "num_writes",
+    )
 
     def __init__(self) -> None:
         self._writer: asyncio.Task[object] | None = None
         self._cut_writer: asyncio.Task[object] | None = None
         self.blocked_since_s = NO_TIME
+        self.num_writes = 0
+        self._stalled_s = 0.0
+        self._num_stalls = 0
 
     def begin_write(self, now_s: float) -> None:
         """The calling task is about to write and may be blocked by its reader."""
         self.blocked_since_s = now_s
         self._writer = asyncio.current_task()
 
-    def end_write(self) -> None:
+    def end_write(self, now_s: float) -> None:
         """The write went through."""
+        if now_s - self.blocked_since_s > STALL_S:
+            self._stalled_s += now_s - self.blocked_since_s - STALL_S
+            self._num_stalls += 1
+        self.num_writes += 1
         self.blocked_since_s = NO_TIME
         self._writer = None
+
+    def stalls(self, now_s: float) -> tuple[float, int]:
+        """Seconds by which writes took longer than STALL_S, and how many did, up to now."""
+        open_s = now_s - self.blocked_since_s - STALL_S
+        if open_s > 0:
+            return self._stalled_s + open_s, self._num_stalls + 1
+        return self._stalled_s, self._num_stalls
 
     def wait_for_reader(self, now_s: float) -> None:
         """Nothing is written, because the reader has not said that it may be."""

@@ -1,12 +1,12 @@
 """The frames of the link: which kinds there are and how each is written and read.
 
-Owns the greeting, cancellation and dispatch by kind; requests and steps, the two large ones, have
-their own modules. Does not know sockets.
+Owns the greeting, cancellation and dispatch by kind; requests and steps, the two large ones, and
+what lets operators look in have their own modules. Does not know sockets.
 """
 
 import enum
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,18 @@ from penstock.scheduler.events import StepEvents
 from penstock.scheduler.executor import ExecutorInfo, Feature
 from penstock.scheduler.request import FinishReason
 from penstock.scheduler.state import RequestState
+from penstock.server.link.look_frames import (
+    Look,
+    LookAnswer,
+    Order,
+    OrderAnswer,
+    read_look_answer,
+    read_order,
+    read_order_answer,
+    write_look_answer,
+    write_order,
+    write_order_answer,
+)
 from penstock.server.link.ports import EngineHello
 from penstock.server.link.spec_frames import Submit, read_submit, write_submit
 from penstock.server.link.step_frames import read_step, write_step
@@ -33,6 +45,11 @@ class FrameKind(enum.IntEnum):
     CANCEL_BY_ID = 5
     CANCEL_ANSWER = 6
     STEP = 7
+    OBSERVER_HELLO = 8
+    LOOK = 9
+    LOOK_ANSWER = 10
+    ORDER = 11
+    ORDER_ANSWER = 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +57,11 @@ class FrontHello:
     """What a front says first: the upper half of every key it will use, 1 .. 2**31 - 1."""
 
     front_id: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObserverHello:
+    """What one says first that only looks: it has no requests, and hears of no steps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -67,7 +89,18 @@ class CancelAnswer:
 
 
 Frame: TypeAlias = (
-    FrontHello | EngineHello | Submit | Cancel | CancelById | CancelAnswer | StepEvents
+    FrontHello
+    | EngineHello
+    | Submit
+    | Cancel
+    | CancelById
+    | CancelAnswer
+    | StepEvents
+    | ObserverHello
+    | Look
+    | LookAnswer
+    | Order
+    | OrderAnswer
 )
 
 
@@ -96,6 +129,8 @@ def _write(out: Writer, frame: Frame) -> FrameKind:
         case Submit():
             write_submit(out, frame)
             return FrameKind.SUBMIT
+        case Look() | LookAnswer() | Order() | OrderAnswer() | ObserverHello():
+            return _write_look(out, frame)
         case Cancel():
             out.u8(frame.reason)
             out.u32(len(frame.keys))
@@ -115,6 +150,26 @@ def _write(out: Writer, frame: Frame) -> FrameKind:
         case EngineHello():
             _write_engine_hello(out, frame)
             return FrameKind.ENGINE_HELLO
+
+
+def _write_look(
+    out: Writer, frame: Look | LookAnswer | Order | OrderAnswer | ObserverHello
+) -> FrameKind:
+    match frame:
+        case Look():
+            out.u32(frame.ticket)
+            return FrameKind.LOOK
+        case LookAnswer():
+            write_look_answer(out, frame)
+            return FrameKind.LOOK_ANSWER
+        case Order():
+            write_order(out, frame)
+            return FrameKind.ORDER
+        case OrderAnswer():
+            write_order_answer(out, frame)
+            return FrameKind.ORDER_ANSWER
+        case ObserverHello():
+            return FrameKind.OBSERVER_HELLO
 
 
 def _read(kind: FrameKind, data: Reader) -> Frame:
@@ -137,6 +192,37 @@ def _read(kind: FrameKind, data: Reader) -> Frame:
             return FrontHello(front_id=front_id)
         case FrameKind.ENGINE_HELLO:
             return _read_engine_hello(data)
+        case (
+            FrameKind.OBSERVER_HELLO
+            | FrameKind.LOOK
+            | FrameKind.LOOK_ANSWER
+            | FrameKind.ORDER
+            | FrameKind.ORDER_ANSWER
+        ):
+            return _read_look(kind, data)
+
+
+def _read_look(
+    kind: Literal[
+        FrameKind.OBSERVER_HELLO,
+        FrameKind.LOOK,
+        FrameKind.LOOK_ANSWER,
+        FrameKind.ORDER,
+        FrameKind.ORDER_ANSWER,
+    ],
+    data: Reader,
+) -> Frame:
+    match kind:
+        case FrameKind.OBSERVER_HELLO:
+            return ObserverHello()
+        case FrameKind.LOOK:
+            return Look(ticket=data.u32())
+        case FrameKind.LOOK_ANSWER:
+            return read_look_answer(data)
+        case FrameKind.ORDER:
+            return read_order(data)
+        case FrameKind.ORDER_ANSWER:
+            return read_order_answer(data)
 
 
 def _read_state(data: Reader) -> RequestState | None:

@@ -1,14 +1,16 @@
 """The engine's side of the Unix-socket link: all fronts, one thread, no asyncio.
 
 Owns the connections and their output buffers. A front that does not read is dropped before its
-buffer can grow without bound, and what it had is cancelled. Does not know what frames mean: the
-dispatcher does.
+buffer can grow without bound, and what it had is cancelled. Observers connect here too; they have
+nothing that could be cancelled. Does not know what frames mean: the dispatcher does.
 """
 
+import functools
 import logging
 import selectors
 import socket
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -24,20 +26,42 @@ _MAX_ACCEPTS_PER_POLL = 64
 
 @dataclass(slots=True, eq=False)
 class _Connection:
-    """One front's socket. `front_id` is 0 until its hello."""
+    """One front's socket. `front_id` is 0 until its hello, and for an observer."""
 
     socket: socket.socket
     frames: FrameBuffer = field(default_factory=FrameBuffer)
     output: bytearray = field(default_factory=bytearray)
     front_id: int = 0
-    blocked_since_s: float = 0.0
+    is_observer: bool = False
+    # Of what is in `output`: how many bytes, and since when.
+    waiting: deque[tuple[int, float]] = field(default_factory=deque[tuple[int, float]])
+
+    def put(self, rest: memoryview, now_s: float) -> None:
+        """Keep what the socket did not take."""
+        self.output += rest
+        self.waiting.append((len(rest), now_s))
+
+    def took(self, num_bytes: int) -> None:
+        """The socket took so many bytes, the oldest ones."""
+        del self.output[:num_bytes]
+        while num_bytes:
+            size, since_s = self.waiting.popleft()
+            if size > num_bytes:
+                self.waiting.appendleft((size - num_bytes, since_s))
+            num_bytes -= min(size, num_bytes)
+
+    @property
+    def blocked_since_s(self) -> float:
+        """How old the oldest byte is that was not taken; there must be one."""
+        return self.waiting[0][1]
 
 
 class FrontHub:
     """Accepts fronts on a listening socket and carries frames both ways.
 
     `max_output_bytes` and `max_blocked_s` bound what a front may leave unread, in bytes and in
-    seconds without any progress; beyond either it is dropped. `clock` gives monotonic seconds.
+    seconds for the oldest of them, so that a trickle helps nobody; beyond either it is dropped.
+    `clock` gives monotonic seconds.
     """
 
     def __init__(
@@ -58,6 +82,7 @@ class FrontHub:
         self._connections: set[_Connection] = set()
         self._by_front: dict[int, _Connection] = {}
         self._blocked: set[_Connection] = set()
+        self._late_answers: deque[tuple[_Connection, bytes]] = deque()
         self._watched_fd = -1
         self._wake_receiver, self._wake_sender = socket.socketpair()
         for own in (listener, self._wake_receiver, self._wake_sender):
@@ -97,6 +122,7 @@ class FrontHub:
                 self._accept()
             elif key.fileobj is self._wake_receiver:
                 self._wake_receiver.recv(4096)
+                self._send_late_answers()
             elif key.fileobj == self._watched_fd:
                 is_watched_ready = True
             else:
@@ -163,12 +189,31 @@ class FrontHub:
     def _handle(self, connection: _Connection, kind: int, body: bytes) -> None:
         if connection.front_id:
             answer = self.dispatcher.handle(connection.front_id, kind, body)
+        elif connection.is_observer:
+            late = functools.partial(self._answer_late, connection)
+            self.dispatcher.observe(kind, body, late)
+            answer = None
         else:
             answer = self._greet(connection, kind, body)
         if answer is not None:
             self._send(connection, answer)
 
+    def _answer_late(self, connection: _Connection, frame: bytes) -> None:
+        """For an observer, from any thread: sent by the next poll."""
+        self._late_answers.append((connection, frame))
+        self.wake()
+
+    def _send_late_answers(self) -> None:
+        for _ in range(len(self._late_answers)):
+            connection, frame = self._late_answers.popleft()
+            if connection in self._connections:
+                self._send(connection, frame)
+
     def _greet(self, connection: _Connection, kind: int, body: bytes) -> bytes:
+        if kind == FrameKind.OBSERVER_HELLO:
+            decode(kind, body)
+            connection.is_observer = True
+            return self.dispatcher.hello_frame
         if kind != FrameKind.FRONT_HELLO:
             raise LinkError("the first frame is no hello")
         hello = decode(kind, body)
@@ -195,7 +240,7 @@ class FrontHub:
             return
         if not connection.output:
             self._mark_blocked(connection)
-        connection.output += memoryview(frame)[sent:]
+        connection.put(memoryview(frame)[sent:], self._clock())
         if len(connection.output) > self._max_output_bytes:
             self._drop(connection, f"it left {len(connection.output)} bytes unread")
 
@@ -207,14 +252,12 @@ class FrontHub:
         except OSError as error:
             self._drop(connection, str(error))
             return
-        del connection.output[:sent]
-        connection.blocked_since_s = self._clock()
+        connection.took(sent)
         if not connection.output:
             self._blocked.discard(connection)
             self._selector.modify(connection.socket, selectors.EVENT_READ, connection)
 
     def _mark_blocked(self, connection: _Connection) -> None:
-        connection.blocked_since_s = self._clock()
         self._blocked.add(connection)
         both = selectors.EVENT_READ | selectors.EVENT_WRITE
         self._selector.modify(connection.socket, both, connection)
@@ -225,7 +268,7 @@ class FrontHub:
     def _drop_stalled(self) -> None:
         limit_s = self._clock() - self._max_blocked_s
         for connection in [c for c in self._blocked if c.blocked_since_s <= limit_s]:
-            self._drop(connection, f"it has read nothing for {self._max_blocked_s:g} s")
+            self._drop(connection, f"what it has to read is {self._max_blocked_s:g} s old")
 
     def _drop(self, connection: _Connection, reason: str) -> None:
         if connection not in self._connections:
@@ -238,5 +281,7 @@ class FrontHub:
             log.info("front %d dropped: %s", connection.front_id, reason)
             del self._by_front[connection.front_id]
             self.dispatcher.front_gone(connection.front_id)
+        elif connection.is_observer:
+            log.info("the observer dropped: %s", reason)
         else:
             log.info("a connection without hello dropped: %s", reason)

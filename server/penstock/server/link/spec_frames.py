@@ -1,8 +1,8 @@
 """SUBMIT: the outputs of one request as bytes.
 
 Owns the layout of `RequestSpec`. Outputs of one request usually share the prompt, so a prompt that
-is the very array of the output before is sent once; form, adapter, retention, tenant and session
-likewise.
+is the very array of the output before is sent once; form, adapter, retention, tenant, session
+and trace likewise.
 Does not check whether a request makes sense: the front validated it.
 """
 
@@ -37,9 +37,13 @@ _HAS_RETENTION = 4
 _OPTIONS_OF_PREVIOUS = 8
 _HAS_TENANT = 16
 _HAS_SESSION = 32
-_NO_OPTIONS = ("", None, None, "", "")
-_ALL_OPTIONS = _HAS_ADAPTER | _HAS_CONSTRAINT | _HAS_RETENTION | _HAS_TENANT | _HAS_SESSION
-_Options: TypeAlias = tuple[str, Constraint | None, CacheRetention | None, str, str]
+_HAS_TRACE = 64
+TRACE_ID_BYTES = 16
+_NO_OPTIONS = ("", None, None, "", "", b"")
+_ALL_OPTIONS = (
+    _HAS_ADAPTER | _HAS_CONSTRAINT | _HAS_RETENTION | _HAS_TENANT | _HAS_SESSION | _HAS_TRACE
+)
+_Options: TypeAlias = tuple[str, Constraint | None, CacheRetention | None, str, str, bytes]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +109,7 @@ def _read_spec(data: Reader, previous: RequestSpec | None) -> RequestSpec:
     request_id, hash_salt = data.text(), data.blob()
     stop_ids = _read_ints(data)
     sampling = _read_sampling(data)
-    adapter, constraint, retention, tenant, session_id = _read_options(data, previous)
+    adapter, constraint, retention, tenant, session_id, trace_id = _read_options(data, previous)
     prompt_ids, block_hashes = _read_prompt(data, previous)
     return RequestSpec(
         key=key,
@@ -130,6 +134,7 @@ def _read_spec(data: Reader, previous: RequestSpec | None) -> RequestSpec:
         retention=retention,
         tenant=tenant,
         session_id=session_id,
+        trace_id=trace_id,
     )
 
 
@@ -195,7 +200,14 @@ def _read_sampling(data: Reader) -> SamplingParams:
 
 
 def _options_of(spec: RequestSpec) -> _Options:
-    return spec.adapter, spec.constraint, spec.retention, spec.tenant, spec.session_id
+    return (
+        spec.adapter,
+        spec.constraint,
+        spec.retention,
+        spec.tenant,
+        spec.session_id,
+        spec.trace_id,
+    )
 
 
 def _write_options(out: Writer, spec: RequestSpec, previous: RequestSpec | None) -> None:
@@ -203,13 +215,14 @@ def _write_options(out: Writer, spec: RequestSpec, previous: RequestSpec | None)
     if previous is not None and options != _NO_OPTIONS and options == _options_of(previous):
         out.u8(_OPTIONS_OF_PREVIOUS)
         return
-    adapter, constraint, retention, tenant, session_id = options
+    adapter, constraint, retention, tenant, session_id, trace_id = options
     out.u8(
         (_HAS_ADAPTER if adapter else 0)
         | (_HAS_CONSTRAINT if constraint else 0)
         | (_HAS_RETENTION if retention else 0)
         | (_HAS_TENANT if tenant else 0)
         | (_HAS_SESSION if session_id else 0)
+        | (_HAS_TRACE if trace_id else 0)
     )
     if adapter:
         out.text(adapter)
@@ -225,6 +238,8 @@ def _write_options(out: Writer, spec: RequestSpec, previous: RequestSpec | None)
         out.text(tenant)
     if session_id:
         out.text(session_id)
+    if trace_id:
+        out.blob(_checked(trace_id))
 
 
 def _read_options(data: Reader, previous: RequestSpec | None) -> _Options:
@@ -244,7 +259,14 @@ def _read_options(data: Reader, previous: RequestSpec | None) -> _Options:
         retention = CacheRetention(priority=data.u8(), duration_s=data.f64())
     tenant = data.text() if flags & _HAS_TENANT else ""
     session_id = data.text() if flags & _HAS_SESSION else ""
-    return adapter, constraint, retention, tenant, session_id
+    trace_id = _checked(data.blob()) if flags & _HAS_TRACE else b""
+    return adapter, constraint, retention, tenant, session_id, trace_id
+
+
+def _checked(trace_id: bytes) -> bytes:
+    if len(trace_id) != TRACE_ID_BYTES:
+        raise LinkError(f"trace_id must be {TRACE_ID_BYTES} bytes long, not {len(trace_id)}")
+    return trace_id
 
 
 def _write_ints(out: Writer, values: tuple[int, ...]) -> None:

@@ -20,7 +20,9 @@ from penstock.scheduler.events import (
     Preempted,
     PrefixFound,
     Queued,
+    Stay,
     StepEvents,
+    Wait,
 )
 from penstock.scheduler.request import FailureReason, FinishReason
 from penstock.server.link.wire import LinkError, Reader, Writer
@@ -34,8 +36,15 @@ _CHANGE = struct.Struct("<Bqdqq")
 _END = struct.Struct("<BqdBq")
 # Behind the record of a failure: estimate_s, deadline_s, retry_after_s
 _REFUSAL_TIMES = struct.Struct("<ddd")
+# Behind that of whoever waited: seconds by reason, others, num_passed_by
+_WAIT = struct.Struct("<dddddI")
+# And of whoever ran: num_chunks, num_steps, least and greatest batch
+_STAY = struct.Struct("<IIII")
 _ADMITTED, _PREEMPTED, _PREFIX_FOUND, _QUEUED = 1, 2, 3, 4
 _FINISHED, _FAILED = 1, 2
+# In the byte of the kind: which of the two follow.
+_HAS_WAIT, _HAS_STAY = 16, 32
+_KIND = 15
 _UNKNOWN_S = math.nan
 """Stands for None among seconds."""
 
@@ -148,21 +157,26 @@ def _write_change(out: Writer, change: _Change) -> None:
         case Admitted():
             out.packed(
                 _CHANGE,
-                _ADMITTED,
+                _ADMITTED | _flags(change.wait, None),
                 change.key,
                 change.at_s,
                 change.num_cached_tokens,
                 change.num_preemptions,
             )
+            _write_account(out, change.wait, None)
         case Preempted():
-            out.packed(_CHANGE, _PREEMPTED, change.key, change.at_s, 0, 0)
+            kind = _PREEMPTED | _flags(None, change.stay)
+            out.packed(_CHANGE, kind, change.key, change.at_s, 0, 0)
+            _write_account(out, None, change.stay)
         case PrefixFound():
             out.packed(_CHANGE, _PREFIX_FOUND, change.key, change.at_s, change.num_cached_tokens, 0)
 
 
 def _read_change(data: Reader) -> _Change:
     record = data.packed(_CHANGE)
-    kind, key, count, num_preemptions = cast("tuple[int, ...]", (*record[:2], *record[3:]))
+    flags, key, count, num_preemptions = cast("tuple[int, ...]", (*record[:2], *record[3:]))
+    kind = flags & _KIND
+    wait, stay = _read_account(data, flags)
     if kind == _QUEUED:
         return Queued(
             key=key,
@@ -176,29 +190,42 @@ def _read_change(data: Reader) -> _Change:
             at_s=record[2],
             num_cached_tokens=count,
             num_preemptions=num_preemptions,
+            wait=wait,
         )
     if kind == _PREEMPTED:
-        return Preempted(key=key, at_s=record[2])
+        return Preempted(key=key, at_s=record[2], stay=stay)
     if kind == _PREFIX_FOUND:
         return PrefixFound(key=key, at_s=record[2], num_cached_tokens=count)
     raise LinkError(f"unknown change {kind}")
 
 
 def _write_end(out: Writer, end: Finished | Failed) -> None:
+    flags = _flags(end.wait, end.stay)
     match end:
         case Finished():
-            out.packed(_END, _FINISHED, end.key, end.at_s, end.reason, end.stop_id)
+            out.packed(_END, _FINISHED | flags, end.key, end.at_s, end.reason, end.stop_id)
+            _write_account(out, end.wait, end.stay)
         case Failed():
-            out.packed(_END, _FAILED, end.key, end.at_s, end.reason, 0)
+            out.packed(_END, _FAILED | flags, end.key, end.at_s, end.reason, 0)
+            _write_account(out, end.wait, end.stay)
             times_s = (end.estimate_s, end.deadline_s, end.retry_after_s)
             out.packed(_REFUSAL_TIMES, *map(_or_unknown, times_s))
 
 
 def _read_end(data: Reader) -> Finished | Failed:
     record = data.packed(_END)
-    kind, key, reason, stop_id = cast("tuple[int, ...]", (*record[:2], *record[3:]))
+    flags, key, reason, stop_id = cast("tuple[int, ...]", (*record[:2], *record[3:]))
+    kind = flags & _KIND
+    wait, stay = _read_account(data, flags)
     if kind == _FINISHED:
-        return Finished(key=key, at_s=record[2], reason=FinishReason(reason), stop_id=stop_id)
+        return Finished(
+            key=key,
+            at_s=record[2],
+            reason=FinishReason(reason),
+            stop_id=stop_id,
+            wait=wait,
+            stay=stay,
+        )
     if kind == _FAILED:
         estimate_s, deadline_s, retry_after_s = map(_if_known, data.packed(_REFUSAL_TIMES))
         return Failed(
@@ -208,8 +235,56 @@ def _read_end(data: Reader) -> Finished | Failed:
             estimate_s=estimate_s,
             deadline_s=deadline_s,
             retry_after_s=retry_after_s,
+            wait=wait,
+            stay=stay,
         )
     raise LinkError(f"unknown end {kind}")
+
+
+def _flags(wait: Wait | None, stay: Stay | None) -> int:
+    return (0 if wait is None else _HAS_WAIT) | (0 if stay is None else _HAS_STAY)
+
+
+def _write_account(out: Writer, wait: Wait | None, stay: Stay | None) -> None:
+    if wait is not None:
+        out.packed(
+            _WAIT,
+            wait.blocks_s,
+            wait.slots_s,
+            wait.token_budget_s,
+            wait.fairness_s,
+            wait.other_s,
+            wait.num_passed_by,
+        )
+    if stay is not None:
+        sizes = (stay.min_batch_size, stay.max_batch_size)
+        out.packed(_STAY, stay.num_chunks, stay.num_steps, *sizes)
+
+
+def _read_account(data: Reader, flags: int) -> tuple[Wait | None, Stay | None]:
+    if flags & ~(_KIND | _HAS_WAIT | _HAS_STAY):
+        raise LinkError(f"unknown flags of a change or an end: {flags}")
+    wait: Wait | None = None
+    stay: Stay | None = None
+    if flags & _HAS_WAIT:
+        blocks_s, slots_s, token_budget_s, fairness_s, other_s, num = data.packed(_WAIT)
+        wait = Wait(
+            blocks_s=blocks_s,
+            slots_s=slots_s,
+            token_budget_s=token_budget_s,
+            fairness_s=fairness_s,
+            other_s=other_s,
+            num_passed_by=int(num),
+        )
+    if flags & _HAS_STAY:
+        num_chunks, num_steps, least, greatest = cast("tuple[int, ...]", data.packed(_STAY))
+        stay = Stay(
+            num_chunks=num_chunks,
+            num_steps=num_steps,
+            min_batch_size=least,
+            max_batch_size=greatest,
+        )
+    return wait, stay
 
 
 def _or_unknown(duration_s: float | None) -> float:

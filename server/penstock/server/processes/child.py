@@ -6,15 +6,18 @@ be started again.
 
 import asyncio
 import json
+import logging
 import os
 import signal
 import socket
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
-from penstock.server.processes.control import STOP_ORDER
+from penstock.server.processes.control import stop_order
 from penstock.server.processes.exit_codes import describe_exit
+
+log = logging.getLogger(__name__)
 
 _STDERR_FD = 2
 _REPORTS = ("ready", "failed")
@@ -129,9 +132,25 @@ class Child:
         """Cut the lifeline: the child ends at once, as if this process had died."""
         self._writer.close()
 
-    def stop(self) -> None:
-        """Ask it to finish; nothing when it has ended."""
-        self._writer.write(STOP_ORDER)
+    def stop(self, grace_s: float | None = None) -> None:
+        """Ask it to finish, within `grace_s` if given; nothing when it has ended."""
+        self._writer.write(stop_order(grace_s))
+
+    async def listen(self, on_message: Callable[[dict[str, Any]], None]) -> None:
+        """Hand on what it says after it is ready, until it ends. What makes no sense is logged."""
+        while True:
+            try:
+                line = await self._reader.readuntil(b"\n")
+            except (asyncio.IncompleteReadError, ConnectionError):
+                return
+            except asyncio.LimitOverrunError:
+                log.error("%s: it says too much at once", self.name)  # noqa: TRY400 (one line)
+                return
+            message = _message(line)
+            if message is None:
+                log.error("%s: what it says on its control line makes no sense", self.name)
+            else:
+                on_message(message)
 
     def kill(self) -> None:
         """End it now; nothing when it has ended."""
@@ -141,11 +160,17 @@ class Child:
 
 def _facts(line: bytes) -> dict[str, Any] | None:
     """A child's report as `ChildControl` sends them; None when it is not one."""
+    message = _message(line)
+    return message if message is not None and message["kind"] in _REPORTS else None
+
+
+def _message(line: bytes) -> dict[str, Any] | None:
+    """An object with a kind; None when it is none."""
     try:
         report: object = json.loads(line)
     except ValueError:
         return None
     if not isinstance(report, dict):
         return None
-    facts = cast("dict[str, Any]", report)
-    return facts if facts.get("kind") in _REPORTS else None
+    message = cast("dict[str, Any]", report)
+    return message if isinstance(message.get("kind"), str) else None

@@ -22,7 +22,12 @@ from penstock.server.processes.exit_codes import EXIT_OK, EXIT_ORPHANED
 
 _PR_SET_PDEATHSIG = 1
 _MAX_LAUNCH_BYTES = 1 << 20
-STOP_ORDER = b"stop\n"
+_STOP = b"stop"
+
+
+def stop_order(grace_s: float | None) -> bytes:
+    """The line that tells a child to finish; `grace_s` in place of the one of its settings."""
+    return b"stop\n" if grace_s is None else f"stop {grace_s!r}\n".encode()
 
 
 def die_with_parent() -> None:
@@ -46,7 +51,10 @@ class ChildControl:
         self._socket_path: Path | None = None
         self._stop: Callable[[], object] | None = None
         self._last_act: Callable[[], object] | None = None
-        for number in (signal.SIGTERM, signal.SIGINT):
+        self.ordered_grace_s: float | None = None
+        """The grace that came with the order to finish, seconds; None: the one of the settings."""
+        # SIGUSR1 has the supervisor write the flight record; alike told to the whole tree at times.
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
             signal.signal(number, signal.SIG_IGN)
 
     def read_launch(self) -> str:
@@ -64,7 +72,7 @@ class ChildControl:
     def hold_lifeline(
         self, socket_path: Path, last_act: Callable[[], object] | None = None
     ) -> None:
-        """From now on die with the supervisor, and take the link's socket file along.
+        """From now on die with the supervisor, and take the folder of its socket files along.
 
         A thread sees the end of the line even while the main thread computes; it calls `last_act`
         before the end.
@@ -88,6 +96,10 @@ class ChildControl:
         """Tell the supervisor why this process cannot start, in words for its operator."""
         self._send({"kind": "failed", "message": message})
 
+    def tell(self, kind: str, **facts: Any) -> None:
+        """Tell the supervisor something else, once this process is ready."""
+        self._send({"kind": kind, **facts})
+
     def _send(self, message: dict[str, Any]) -> None:
         # When the supervisor is gone the lifeline ends this process.
         with contextlib.suppress(OSError):
@@ -95,20 +107,34 @@ class ChildControl:
 
     def _watch(self) -> None:
         with contextlib.suppress(OSError):
-            order = self._early or self._socket.recv(4096)
-            while order:
-                if STOP_ORDER in order:
-                    if self._stop is None:
-                        os._exit(EXIT_OK)
-                    self._stop()
-                order = self._socket.recv(4096)
+            rest = b""
+            while data := self._early or self._socket.recv(4096):
+                self._early = b""
+                *orders, rest = (rest + data).split(b"\n")
+                for order in orders:
+                    self._take_order(order)
         if self._socket_path is not None:
-            with contextlib.suppress(OSError):
-                self._socket_path.unlink()
-            with contextlib.suppress(OSError):
-                self._socket_path.parent.rmdir()
+            _remove_folder(self._socket_path.parent)
         try:
             if self._last_act is not None:
                 self._last_act()
         finally:
             os._exit(EXIT_ORPHANED)
+
+    def _take_order(self, order: bytes) -> None:
+        word, _, argument = order.partition(b" ")
+        if word != _STOP:
+            return
+        if argument:
+            self.ordered_grace_s = float(argument)
+        if self._stop is None:
+            os._exit(EXIT_OK)
+        self._stop()
+
+
+def _remove_folder(folder: Path) -> None:
+    """With the socket files in it. Others of the service are at it too."""
+    with contextlib.suppress(OSError):
+        for path in folder.glob("*.sock"):
+            path.unlink(missing_ok=True)
+        folder.rmdir()

@@ -19,6 +19,10 @@ from penstock.scheduler.engine import Engine
 from penstock.scheduler.executor import Executor, ExecutorInfo
 from penstock.scheduler.integrity import IntegrityError
 from penstock.server.config import EngineLaunch, ServerConfig, launch_from_json
+from penstock.server.flight.facts import facts_of
+from penstock.server.flight.flight_engine import build_flight_engine
+from penstock.server.flight.geometry import FlightError
+from penstock.server.flight.writer import FlightWriter
 from penstock.server.link.dispatch import Dispatcher, EngineCore
 from penstock.server.link.engine_loop import EngineLoop
 from penstock.server.link.fronts import FrontHub
@@ -32,6 +36,7 @@ from penstock.server.processes.exit_codes import (
     EXIT_OK,
 )
 from penstock.server.processes.failure import in_one_line
+from penstock.server.processes.orders import Orders
 from penstock.server.recording.recorder import Recorder
 from penstock.server.recording.recording_engine import RecordingEngine
 
@@ -53,12 +58,15 @@ def main(arguments: list[str]) -> int:
     configure_logging("engine", launch.server.log_level)
     listener = socket.socket(fileno=launch.listener_fd)
     listener.set_inheritable(False)  # not for programs that the executor starts
+    if launch.flight_fd >= 0:
+        os.set_inheritable(launch.flight_fd, False)
     try:
         executor = create_executor(launch.server.executor)
         warn_of_limits(launch.server.executor, executor.info)
         recorder = _recorder(launch.server, executor)
-        engine = _engine(launch.server, executor, recorder)
-        dispatcher = Dispatcher(engine, _hello(launch, executor))
+        engine = _engine(launch, executor, recorder)
+        orders = Orders("engine")
+        dispatcher = Dispatcher(engine, _hello(launch, executor), carry_out=orders.carry_out)
         hub = FrontHub(listener, dispatcher)
         loop = EngineLoop(dispatcher, hub, time.monotonic)
     except (Exception, SystemExit) as error:
@@ -149,10 +157,27 @@ def _recorder(server: ServerConfig, executor: Executor) -> Recorder | None:
     return recorder
 
 
-def _engine(server: ServerConfig, executor: Executor, recorder: Recorder | None) -> EngineCore:
-    if recorder is None:
-        return Engine(executor, server.scheduler, time.monotonic)
-    return RecordingEngine(executor, server.scheduler, time.monotonic, recorder)
+def _engine(launch: EngineLaunch, executor: Executor, recorder: Recorder | None) -> EngineCore:
+    server = launch.server
+    writer = _flight_writer(launch, executor)
+    if writer is not None:
+        return build_flight_engine(executor, server.scheduler, time.monotonic, writer, recorder)
+    if recorder is not None:
+        return RecordingEngine(executor, server.scheduler, time.monotonic, recorder)
+    return Engine(executor, server.scheduler, time.monotonic)
+
+
+def _flight_writer(launch: EngineLaunch, executor: Executor) -> FlightWriter | None:
+    """The flight recorder; None where there is no memory for it."""
+    if launch.flight_fd < 0:
+        return None
+    server = launch.server
+    facts = facts_of(server.model, launch.epoch, executor.info, server.scheduler)
+    try:
+        return FlightWriter(launch.flight_fd, facts)
+    except (OSError, FlightError) as error:
+        log.warning("there is no flight recorder: %s", error)
+        return None
 
 
 def _hello(launch: EngineLaunch, executor: Executor) -> EngineHello:

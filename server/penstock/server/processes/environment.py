@@ -8,6 +8,7 @@ import os
 
 from penstock.executor.config import ExecutorConfig, ExecutorKind
 from penstock.executor.torch.thread_environment import THREAD_ENVIRONMENT
+from penstock.server.telemetry.config import TracingConfig
 
 
 def engine_environment(executor: ExecutorConfig) -> dict[str, str]:
@@ -30,6 +31,13 @@ def engine_environment(executor: ExecutorConfig) -> dict[str, str]:
 def front_environment() -> dict[str, str]:
     """For a front: one core each, so its tokenizer starts no threads of its own."""
     return _unless_set({"TOKENIZERS_PARALLELISM": "false"})
+
+
+def observer_environment(tracing: TracingConfig) -> dict[str, str]:
+    """For the observer: where traces go, if a setting says so and not a variable."""
+    if tracing.otlp_endpoint is None:
+        return {}
+    return {"OTEL_EXPORTER_OTLP_ENDPOINT": tracing.otlp_endpoint}
 
 
 def _unless_set(wanted: dict[str, str]) -> dict[str, str]:

@@ -18,8 +18,10 @@ from penstock.server.logs import configure_logging
 from penstock.server.processes.control import ChildControl
 from penstock.server.processes.exit_codes import EXIT_CANNOT_START, EXIT_OK
 from penstock.server.processes.failure import in_one_line
+from penstock.server.processes.front_watch import FrontWatch
 from penstock.server.processes.orphans import end_marked
 from penstock.server.rpc.server import FrontServer
+from penstock.server.telemetry.journal import Journal
 from penstock.server.text.model_text import ModelText
 
 # Run as a program, its own name would be __main__.
@@ -33,6 +35,7 @@ def main(arguments: list[str]) -> int:
     # An engine without supervisor is killed on the spot, and cannot see to what it started.
     control.hold_lifeline(launch.socket_path, last_act=end_marked)
     configure_logging("front", launch.server.log_level)
+    log.debug("front id %d", launch.front_id)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_serve(control, launch))
 
@@ -43,13 +46,17 @@ async def _serve(control: ChildControl, launch: FrontLaunch) -> int:
     control.on_stop(lambda: loop.call_soon_threadsafe(stop.set))
     config = launch.server
     port = UnixEnginePort(launch.socket_path, launch.front_id)
+    watch = None
+    if launch.observer_path is not None:
+        watch = FrontWatch(launch.observer_path, launch.front_id)
     try:
         text = ModelText.load(config.tokenizer_path or config.model_path, name=config.model)
-        front_config = dataclasses.replace(config.front, front_id=launch.front_id)
-        server = FrontServer(text, front_config, port=port)
+        server = _server(launch, text, port, None if watch is None else watch.journal)
         host = f"[{config.host}]" if ":" in config.host else config.host
         await server.start(f"{host}:{launch.port}")
         await port.start(server)
+        if watch is not None:
+            await watch.start(server)
     except Exception as error:
         log.debug("cannot start", exc_info=True)
         control.report_failure(in_one_line(error))
@@ -59,10 +66,32 @@ async def _serve(control: ChildControl, launch: FrontLaunch) -> int:
     ready = asyncio.create_task(_report_ready(control, port), name="report ready")
     await stop.wait()
     ready.cancel()
-    await server.drain(config.drain_grace_s)
+    grace_s = control.ordered_grace_s
+    await server.drain(config.drain_grace_s if grace_s is None else grace_s)
+    if watch is not None:
+        await watch.close()
     await port.close()
     text.close()
     return EXIT_OK
+
+
+def _server(
+    launch: FrontLaunch, text: ModelText, port: UnixEnginePort, journal: Journal | None
+) -> FrontServer:
+    observer = launch.server.observer
+    is_tracing = journal is not None and observer.tracing.is_on
+    return FrontServer(
+        text,
+        dataclasses.replace(
+            launch.server.front,
+            front_id=launch.front_id,
+            has_content=is_tracing and observer.tracing.has_content,
+        ),
+        port=port,
+        has_operations=observer.operations_port is not None,
+        journal=journal,
+        is_tracing=is_tracing,
+    )
 
 
 async def _report_ready(control: ChildControl, port: UnixEnginePort) -> None:

@@ -9,12 +9,16 @@ import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 from penstock.server.processes.child import Child, ChildFailed
 from penstock.server.processes.exit_codes import EXIT_CANNOT_START, EXIT_OK, describe_exit
 from penstock.server.processes.restarts import MAX_DEATHS, WINDOW_S, RestartPolicy
 
 log = logging.getLogger(__name__)
+
+
+CleanUp = Callable[[int, bool], Awaitable[None]]
 
 
 class KeepsDying(Exception):
@@ -24,19 +28,24 @@ class KeepsDying(Exception):
 class Slot:
     """Keeps one process alive by `spawn`. Run `keep_alive` as a task.
 
-    `clean_up` runs to its end after every process, however that ended, and before the next.
+    `clean_up` runs to its end after every process, however that ended, and before the next; it is
+    told the exit code, and whether that end was ordered. `on_message` gets what a process says once
+    it is ready.
     """
 
     def __init__(
         self,
         name: str,
         spawn: Callable[[], Awaitable[Child]],
-        clean_up: Callable[[], Awaitable[None]] | None = None,
+        clean_up: CleanUp | None = None,
+        on_message: Callable[[dict[str, Any]], None] | None = None,
     ) -> None:
         self.name = name
         self.is_ready = asyncio.Event()
         self._spawn = spawn
         self._clean_up = clean_up
+        self._on_message = on_message
+        self._facts: dict[str, Any] = {}
         self._child: Child | None = None
         self._retired = asyncio.Event()
         self._may_restart = True
@@ -47,12 +56,17 @@ class Slot:
         """Let the process run, but let it be the last one."""
         self._may_restart = False
 
-    def retire(self) -> None:
-        """Ask the process to finish; `keep_alive` returns when it has."""
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What the process said of itself when it was last ready."""
+        return self._facts
+
+    def retire(self, grace_s: float | None = None) -> None:
+        """Ask the process to finish (in `grace_s` if given); `keep_alive` returns when it has."""
         self._may_restart = False
         self._retired.set()
         if self._child is not None:
-            self._child.stop()
+            self._child.stop(grace_s)
 
     def kill(self) -> None:
         """End the process now, and for good."""
@@ -70,8 +84,7 @@ class Slot:
         while True:
             code = await self._run_one()
             is_last = not self._may_restart  # its end was awaited: how it ended counts
-            if self._clean_up is not None:
-                await self._clean_up()
+            await self._clean_up_after(code)
             if is_last:
                 return code
             delay_s = self._restarts.next_delay_s(time.monotonic())
@@ -82,6 +95,22 @@ class Slot:
                 await asyncio.wait_for(self._retired.wait(), delay_s)
             if not self._may_restart:
                 return EXIT_OK
+
+    async def _clean_up_after(self, code: int) -> None:
+        if self._clean_up is not None:
+            await self._clean_up(code, self._retired.is_set())
+
+    async def _end_of(self, child: Child) -> int:
+        if self._on_message is None:
+            return await child.ended()
+        # Not until the line ends: what the child forked may hold that open.
+        listening = asyncio.create_task(child.listen(self._on_message))
+        try:
+            return await child.ended()
+        finally:
+            listening.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await listening
 
     async def _run_one(self) -> int:
         try:
@@ -98,18 +127,17 @@ class Slot:
             facts = await child.started()
         except ChildFailed as failure:
             if not self._was_ready:
-                await child.ended()
-                if self._clean_up is not None:
-                    await self._clean_up()
+                await self._clean_up_after(await child.ended())
                 raise
             if not self._retired.is_set():
                 log.warning("%s", failure)
         else:
             self._was_ready = True
+            self._facts = facts
             self.is_ready.set()
             details = "".join(f" {name}={value}" for name, value in facts.items())
             log.info("%s is ready: pid=%d%s", self.name, child.pid, details)
-        code = await child.ended()
+        code = await self._end_of(child)
         was_needed = self.is_ready.is_set() or not self._retired.is_set()
         self.is_ready.clear()
         self._child = None

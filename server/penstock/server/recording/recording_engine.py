@@ -12,14 +12,19 @@ from penstock.scheduler.config import SchedulerConfig
 from penstock.scheduler.engine import Engine
 from penstock.scheduler.events import StepEvents
 from penstock.scheduler.executor import Executor
+from penstock.scheduler.live_view import LiveView
 from penstock.scheduler.request import FinishReason, RequestSpec
 from penstock.scheduler.state import RequestState
 from penstock.scheduler.step_measure import StepMeasure
+from penstock.scheduler.step_note import StepNote
 from penstock.server.recording.recorder import Recorder, Turn
 
 
 class RecordingEngine:
-    """`penstock.server.link.dispatch.EngineCore` over an engine of its own."""
+    """`penstock.server.link.dispatch.EngineCore` over an engine of its own.
+
+    `on_step`: see `Engine`.
+    """
 
     def __init__(
         self,
@@ -27,8 +32,9 @@ class RecordingEngine:
         config: SchedulerConfig,
         clock: Callable[[], float],
         recorder: Recorder,
+        on_step: Callable[[StepNote], None] | None = None,
     ) -> None:
-        self.engine = Engine(executor, config, clock, self._on_measure)
+        self.engine = Engine(executor, config, clock, self._on_measure, on_step)
         self._clock = clock
         self._recorder = recorder
         self._measure: StepMeasure | None = None
@@ -82,6 +88,10 @@ class RecordingEngine:
     def check_integrity(self) -> None:
         """See `Engine`."""
         self.engine.check_integrity()
+
+    def look(self) -> tuple[LiveView, ...]:
+        """See `Engine`."""
+        return self.engine.look()
 
     def _on_measure(self, measure: StepMeasure) -> None:
         self._measure = measure

@@ -21,7 +21,7 @@ MAX_NUM_HELD = 100_000
 """Ended requests that wait for one that came before them; then that one is left out."""
 _ID_BYTES = 6
 _FIRST_PRIVATE_ID = 1 << (8 * _ID_BYTES)
-_OF_LOAD = frozenset(
+OF_LOAD = frozenset(
     (
         FailureReason.QUEUE_FULL,
         FailureReason.TENANT_OVER_QUOTA,
@@ -31,6 +31,7 @@ _OF_LOAD = frozenset(
         FailureReason.DEADLINE_UNREACHABLE,
     )
 )
+"""Ends of requests that a larger machine would have served."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -93,7 +94,7 @@ class RequestLog:
         if isinstance(end, Finished) and end.reason in (FinishReason.STOP, FinishReason.LENGTH):
             self._num_completed += 1
             self._num_completed_tokens += num_tokens
-        if not num_tokens and end.reason in _OF_LOAD and isinstance(end, Failed):
+        if not num_tokens and end.reason in OF_LOAD and isinstance(end, Failed):
             num_tokens = self._likely_tokens(entry.spec)
         entry.num_output_tokens = num_tokens
 

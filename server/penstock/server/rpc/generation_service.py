@@ -5,9 +5,7 @@ the front's business.
 """
 
 import asyncio
-import math
-from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import grpc
 
@@ -16,6 +14,7 @@ from penstock.server.front import events
 from penstock.server.front.errors import RequestError
 from penstock.server.front.front import Front
 from penstock.server.front.live_request import LiveRequest
+from penstock.server.front.request_account import RequestAccount
 from penstock.server.front.submission import CallTimes
 from penstock.server.rpc.caller import tenant_of
 from penstock.server.rpc.handlers import CallFailed, Context, HandlerWrapper
@@ -28,8 +27,11 @@ from penstock.server.rpc.mapping_in.output import check_no_chunks
 from penstock.server.rpc.mapping_in.violations import Violations
 from penstock.server.rpc.mapping_out import encoder_for, once_response
 from penstock.server.rpc.multiplex_service import MultiplexService
+from penstock.server.rpc.outcomes import call_timeout_s
 from penstock.server.rpc.parsing import num_unknown_fields, parse
+from penstock.server.rpc.request_accounts import CallAccounts
 from penstock.server.rpc.unimplemented import unimplemented_handlers
+from penstock.server.telemetry.trace_context import trace_metadata
 from penstock.v1 import generation_service_pb2 as pb
 from penstock.v1 import state_pb2
 
@@ -41,47 +43,55 @@ class GenerationService:
 
     def __init__(self, front: Front) -> None:
         self._front = front
+        self._accounts = CallAccounts(front, SERVICE_NAME)
 
     def handlers(self, wrapper: HandlerWrapper) -> "grpc.GenericRpcHandler":
         """All methods of the service."""
-        multiplex = MultiplexService(self._front, wrapper)
+        accounts = self._accounts
+        multiplex = MultiplexService(self._front, wrapper, accounts)
         methods: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
-            "Generate": wrapper.server_stream("Generate", self.generate),
-            "GenerateOnce": wrapper.unary("GenerateOnce", self.generate_once),
+            "Generate": wrapper.stream_request("Generate", self.generate, accounts),
+            "GenerateOnce": wrapper.unary_request("GenerateOnce", self.generate_once, accounts),
             "Cancel": wrapper.unary("Cancel", self.cancel),
             "Multiplex": wrapper.bidirectional("Multiplex", multiplex.handle),
             **unimplemented_handlers(SERVICE_NAME, wrapper),
         }
         return grpc.method_handlers_generic_handler(SERVICE_NAME, methods)
 
-    async def generate(self, data: bytes, context: Context) -> None:
+    async def generate(self, data: bytes, context: Context, account: RequestAccount) -> None:
         """Stream the outputs of one request."""
-        times, tenant = self._times(context), self._tenant(context)
-        request = await self._open(parse(pb.GenerateRequest, data), times, tenant)
+        times = self._begin(context, account)
+        message = parse(pb.GenerateRequest, data)
+        self._accounts.describe(account, message, is_stream=True)
+        request = await self._open(message, times, account)
         try:
-            await self._deliver(request, context)
+            await self._deliver(request, context, account)
         except RequestError as error:
             raise CallFailed(error.refusal, request.request_id) from None
         finally:
             self._front.release(request)
 
-    async def generate_once(self, data: bytes, context: Context) -> bytes:
+    async def generate_once(self, data: bytes, context: Context, account: RequestAccount) -> bytes:
         """Answer one request as a whole."""
-        times, tenant = self._times(context), self._tenant(context)
+        times = self._begin(context, account)
         message = parse(pb.GenerateOnceRequest, data).generation
+        self._accounts.describe(account, message, is_stream=False)
         try:
             check_no_chunks(message)
         except RequestError as error:
-            raise CallFailed(error.refusal, valid_request_id(message)) from None
-        request = await self._open(message, times, tenant)
+            account.request_id = valid_request_id(message)
+            raise CallFailed(error.refusal, account.request_id) from None
+        request = await self._open(message, times, account)
         collected: list[events.StreamEvent] = []
         try:
             while batch := await request.stream.take():
                 collected.extend(batch)
+            await self._tell_trace(context, account)
         except RequestError as error:
             raise CallFailed(error.refusal, request.request_id) from None
         finally:
             self._front.release(request)
+        account.num_messages = 1
         return once_response(collected).SerializeToString()
 
     async def cancel(self, data: bytes, context: Context) -> bytes:
@@ -101,38 +111,51 @@ class GenerationService:
     def _tenant(self, context: Context) -> str:
         return tenant_of(context, self._front.config.tenant_metadata_key)
 
-    def _times(self, context: Context) -> CallTimes:
-        now_s = self._front.clock()
-        # None without a deadline, whatever the stubs say.
-        remaining_s = cast(float | None, context.time_remaining())
-        if remaining_s is None or not math.isfinite(remaining_s):
-            return CallTimes(arrival_s=now_s)
-        return CallTimes(arrival_s=now_s, call_deadline_s=min(now_s + remaining_s, NO_TIME))
+    def _begin(self, context: Context, account: RequestAccount) -> CallTimes:
+        """Whose request it is, and when its call arrived and must end. Raises RequestError."""
+        account.call_timeout_s = call_timeout_s(context)
+        account.tenant = self._tenant(context)
+        arrival_s = account.arrival_s
+        deadline_s = min(arrival_s + account.call_timeout_s, NO_TIME)
+        return CallTimes(arrival_s=arrival_s, call_deadline_s=deadline_s)
 
     async def _open(
-        self, message: pb.GenerateRequest, times: CallTimes, tenant: str
+        self, message: pb.GenerateRequest, times: CallTimes, account: RequestAccount
     ) -> LiveRequest:
         front = self._front
         try:
-            generation = replace(
-                read_generation(message, front.current_limits(), front.model_names), tenant=tenant
-            )
+            generation = read_generation(message, front.current_limits(), front.model_names)
             front.counters.num_unknown_fields += num_unknown_fields(message)
-            return await front.open(generation, times)
+            return await front.open(account.stamp(generation), times, account)
         except RequestError as error:
-            raise CallFailed(error.refusal, valid_request_id(message)) from None
+            account.request_id = valid_request_id(message)
+            raise CallFailed(error.refusal, account.request_id) from None
 
-    async def _deliver(self, request: LiveRequest, context: Context) -> None:
+    async def _tell_trace(self, context: Context, account: RequestAccount) -> None:
+        """Say where the request can be looked up, before its first message and never sooner.
+
+        Whoever has headers cannot try again: a refusal must come before them, so it brings its
+        trace in its trailers.
+        """
+        if metadata := trace_metadata(account.trace):
+            await context.send_initial_metadata(metadata)
+
+    async def _deliver(
+        self, request: LiveRequest, context: Context, account: RequestAccount
+    ) -> None:
         """Write until the stream ends. Raises RequestError when it ends in failure."""
         stream = request.stream
         encoder = encoder_for(request.generation.output.chunks, self._front.config)
         clock = self._front.clock
         try:
-            while batch := await stream.take():
+            batch = await stream.take()
+            await self._tell_trace(context, account)
+            while batch:
                 for message in encoder.encode(batch):
                     stream.begin_write(clock())
                     await context.write(message)
-                    stream.end_write()
+                    stream.end_write(clock())
+                batch = await stream.take()
         except asyncio.CancelledError:
             # Either the peer left, or its reader stalled and we cut it off in mid-write.
             if stream.was_cut_off() and stream.refusal is not None:

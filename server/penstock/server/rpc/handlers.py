@@ -3,6 +3,9 @@
 Owns the border between our exceptions and gRPC's, and the count of calls being handled. Handlers
 take and return bytes, so that malformed ones are ours to judge. CancelledError always goes through:
 a peer that left is no error, and swallowing it leaks the call.
+
+A method that serves one request gets that request's account, which is closed here with the status
+that its call ended with: here alone it is known of every end.
 """
 
 import asyncio
@@ -10,18 +13,23 @@ import logging
 import random
 import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import grpc
 import grpc.aio
 from google.rpc.status_pb2 import Status
 
 from penstock.server.front.errors import ErrorReason, Refusal, RequestError
+from penstock.server.front.request_account import Outcome, RequestAccount
+from penstock.server.rpc.outcomes import OK, outcome_of_failure
 from penstock.server.rpc.statuses import abort_of, retry_delay_s, status_of
+from penstock.server.telemetry.trace_context import trace_metadata
 
 Context = grpc.aio.ServicerContext[bytes, bytes]
 UnaryHandler = Callable[[bytes, Context], Awaitable[bytes]]
 StreamHandler = Callable[[bytes, Context], Awaitable[None]]
+UnaryRequestHandler = Callable[[bytes, Context, RequestAccount], Awaitable[bytes]]
+StreamRequestHandler = Callable[[bytes, Context, RequestAccount], Awaitable[None]]
 R = TypeVar("R")
 
 _log = logging.getLogger(__name__)
@@ -37,6 +45,18 @@ class CallFailed(Exception):
         super().__init__(refusal.reason.value)
         self.refusal = refusal
         self.request_id = request_id
+
+
+class AccountKeeper(Protocol):
+    """Who keeps the accounts of the requests of some methods."""
+
+    def open(self, method: str, context: Context) -> RequestAccount:
+        """A call of `method` has come that brings a request. Must not raise."""
+        ...
+
+    def close(self, account: RequestAccount, outcome: Outcome) -> None:
+        """The call is over, its status said as far as it could be."""
+        ...
 
 
 class HandlerWrapper:
@@ -57,6 +77,7 @@ class HandlerWrapper:
         self._random = random
         self._on_internal_error = on_internal_error
         self._num_active_calls = 0
+        self._num_calls = 0
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -78,6 +99,30 @@ class HandlerWrapper:
 
         return grpc.unary_stream_rpc_method_handler(handle)
 
+    def unary_request(
+        self, method: str, handler: UnaryRequestHandler, keeper: AccountKeeper
+    ) -> "grpc.RpcMethodHandler[Any, Any]":
+        """A unary method that serves one request."""
+
+        async def handle(data: bytes, context: Context) -> bytes:
+            account = keeper.open(method, context)
+            call = handler(data, context, account)
+            return await self._run_request(method, call, context, account, keeper)
+
+        return grpc.unary_unary_rpc_method_handler(handle)
+
+    def stream_request(
+        self, method: str, handler: StreamRequestHandler, keeper: AccountKeeper
+    ) -> "grpc.RpcMethodHandler[Any, Any]":
+        """A server-streaming method that serves one request."""
+
+        async def handle(data: bytes, context: Context) -> None:
+            account = keeper.open(method, context)
+            call = handler(data, context, account)
+            await self._run_request(method, call, context, account, keeper)
+
+        return grpc.unary_stream_rpc_method_handler(handle)
+
     def bidirectional(
         self, method: str, handler: Callable[[Context], Awaitable[None]]
     ) -> "grpc.RpcMethodHandler[Any, Any]":
@@ -88,6 +133,16 @@ class HandlerWrapper:
             await self._run(method, handler(context), context)
 
         return grpc.stream_stream_rpc_method_handler(handle)
+
+    @property
+    def num_active_calls(self) -> int:
+        """Calls being handled."""
+        return self._num_active_calls
+
+    @property
+    def num_calls(self) -> int:
+        """Calls that were begun so far."""
+        return self._num_calls
 
     async def wait_until_idle(self) -> None:
         """Return once no call is being handled, its status included."""
@@ -108,17 +163,42 @@ class HandlerWrapper:
     def _retry_delay_s(self, refusal: Refusal) -> float | None:
         return retry_delay_s(refusal, default_s=self._retry_after_s, chance=self._random())
 
-    async def _run(self, method: str, call: Awaitable[R], context: Context) -> R:
+    async def _run_request(
+        self,
+        method: str,
+        call: Awaitable[R],
+        context: Context,
+        account: RequestAccount,
+        keeper: AccountKeeper,
+    ) -> R:
+        try:
+            result = await self._run(method, call, context, account)
+        except BaseException:
+            keeper.close(account, outcome_of_failure(account, context))
+            raise
+        keeper.close(account, OK)
+        return result
+
+    async def _run(
+        self,
+        method: str,
+        call: Awaitable[R],
+        context: Context,
+        account: RequestAccount | None = None,
+    ) -> R:
         self._num_active_calls += 1
+        self._num_calls += 1
         self._idle.clear()
         try:
-            return await self._answer(method, call, context)
+            return await self._answer(method, call, context, account)
         finally:
             self._num_active_calls -= 1
             if not self._num_active_calls:
                 self._idle.set()
 
-    async def _answer(self, method: str, call: Awaitable[R], context: Context) -> R:
+    async def _answer(
+        self, method: str, call: Awaitable[R], context: Context, account: RequestAccount | None
+    ) -> R:
         try:
             return await call
         except CallFailed as error:
@@ -134,9 +214,13 @@ class HandlerWrapper:
         except Exception as error:
             refusal, request_id = self.internal_error(method, error), ""
         abort = abort_of(refusal, request_id=request_id, retry_after_s=self._retry_delay_s(refusal))
+        trailers = abort.trailers
+        if account is not None:
+            account.refusal = refusal
+            trailers = (*trailers, *trace_metadata(account.trace))
         try:
             async with asyncio.timeout(_ABORT_TIMEOUT_S):
-                await context.abort(abort.code, abort.message, abort.trailers)
+                await context.abort(abort.code, abort.message, trailers)
         except grpc.aio.AbortError:
             raise
         except (TimeoutError, grpc.aio.BaseError) as error:

@@ -22,15 +22,15 @@ from penstock.server.rpc.options import (
 from penstock.v1 import model_pb2 as pb
 
 
-def model_of(front: Front, keepalive: KeepaliveConfig) -> pb.Model:
-    """The one model of a front."""
+def model_of(front: Front, keepalive: KeepaliveConfig, *, has_operations: bool = False) -> pb.Model:
+    """The one model of a front. `has_operations`: OperationsService is there, on its own port."""
     return pb.Model(
         name=front.model,
         aliases=front.config.model_aliases,
         is_default=True,
         state=_state_of(front),
         limits=_limits_of(front, keepalive),
-        features=_features_of(front),
+        features=_features_of(front, has_operations=has_operations),
         adapters=front.limits.adapters if front.limits is not None else (),
         executor=front.hello.executor.name if front.hello else "",
         ready_time=_time_of(front.ready_time_s),
@@ -100,7 +100,7 @@ def _add_engine_limits(message: pb.ModelLimits, limits: Limits) -> None:
     message.max_constraint_bytes = limits.max_constraint_bytes
 
 
-def _features_of(front: Front) -> pb.ModelFeatures:
+def _features_of(front: Front, *, has_operations: bool) -> pb.ModelFeatures:
     features = pb.ModelFeatures(
         text_prompt=True,
         token_prompt=True,
@@ -117,10 +117,10 @@ def _features_of(front: Front) -> pb.ModelFeatures:
         multiplex=True,
         resume=False,
         model_loading=False,
-        flight_record=False,
-        request_listing=False,
-        stats=False,
-        drain=False,
+        flight_record=has_operations,
+        request_listing=has_operations,
+        stats=has_operations,
+        drain=has_operations,
     )
     if front.limits is not None:
         features.sessions = front.limits.has_sessions

@@ -26,6 +26,7 @@ from penstock.server.rpc.mapping_model import model_of
 from penstock.server.rpc.options import KeepaliveConfig
 from penstock.server.rpc.parsing import parse
 from penstock.server.rpc.unimplemented import unimplemented_handlers
+from penstock.v1 import model_pb2
 from penstock.v1 import model_service_pb2 as pb
 
 SERVICE_NAME = "penstock.v1.ModelService"
@@ -33,11 +34,14 @@ _MAX_PAGE_SIZE = 1000
 
 
 class ModelService:
-    """The handlers, over one front."""
+    """The handlers, over one front. `has_operations`: so has the server, on another port."""
 
-    def __init__(self, front: Front, keepalive: KeepaliveConfig) -> None:
+    def __init__(
+        self, front: Front, keepalive: KeepaliveConfig, *, has_operations: bool = False
+    ) -> None:
         self._front = front
         self._keepalive = keepalive
+        self._has_operations = has_operations
 
     def handlers(self, wrapper: HandlerWrapper) -> "grpc.GenericRpcHandler":
         """All methods of the service."""
@@ -60,16 +64,14 @@ class ModelService:
         if request.page_token:
             violations.add("page_token", "is not one this server gave")
         violations.raise_if_any()
-        model = model_of(self._front, self._keepalive)
-        return pb.ListModelsResponse(models=[model]).SerializeToString()
+        return pb.ListModelsResponse(models=[self._model()]).SerializeToString()
 
     async def get_model(self, data: bytes, context: Context) -> bytes:
         """Limits and features of a model."""
         del context
         request = parse(pb.GetModelRequest, data)
         check_model(request.name if request.HasField("name") else None, self._front.model_names)
-        model = model_of(self._front, self._keepalive)
-        return pb.GetModelResponse(model=model).SerializeToString()
+        return pb.GetModelResponse(model=self._model()).SerializeToString()
 
     async def tokenize(self, data: bytes, context: Context) -> bytes:
         """Text or a dialogue to token ids, as Generate would."""
@@ -109,6 +111,9 @@ class ModelService:
         skip = request.skip_special_tokens if request.HasField("skip_special_tokens") else True
         text = self._front.text.tokenizer.decode(request.token_ids, skip_special_tokens=skip)
         return pb.DetokenizeResponse(text=text).SerializeToString()
+
+    def _model(self) -> model_pb2.Model:
+        return model_of(self._front, self._keepalive, has_operations=self._has_operations)
 
     def _limits(self) -> Limits:
         """Bounds of the last engine seen: a tokenizer works while it is away."""

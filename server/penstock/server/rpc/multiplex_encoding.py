@@ -48,6 +48,11 @@ class MultiplexEncoder:
         self._responses = responses
         self._max_plain_chars = max_plain_chars
 
+    @property
+    def num_responses(self) -> int:
+        """Made so far."""
+        return self._responses.sequence
+
     def encode(self, batch: Sequence[StreamEvent]) -> Sequence[bytes]:
         """Everything in `batch`, in order, each event as the bytes of a message of its own."""
         piece = batch[0] if len(batch) == 1 else _plain_tokens(batch)

@@ -9,6 +9,7 @@ from penstock.scheduler.request import NO_TIME
 from penstock.server.front.config import FrontConfig
 from penstock.server.front.errors import Refusal
 from penstock.server.front.live_request import LiveRequest
+from penstock.server.front.request_account import RequestAccount
 from penstock.server.front.shared_writer import SharedWriter
 from penstock.server.front.stream import TokenStream, num_tokens_of
 from penstock.server.rpc.mapping_out import encoder_for
@@ -33,6 +34,7 @@ class MultiplexedRequest:
         "_request_id",
         "_stream",
         "_writer",
+        "account",
         "is_ended",
         "key",
         "request",
@@ -42,10 +44,12 @@ class MultiplexedRequest:
         self,
         key: int,
         writer: "SharedWriter[MultiplexedRequest]",
+        account: RequestAccount,
         *,
         num_credit_tokens: int | None = None,
     ) -> None:
         self.key = key
+        self.account = account
         self.request: LiveRequest | None = None
         self.is_ended = False
         self._clock: Callable[[], float] = lambda: NO_TIME
@@ -63,6 +67,11 @@ class MultiplexedRequest:
         if self._refusal is not None or self.request is None:
             return self._refusal
         return self.request.stream.refusal
+
+    @property
+    def num_messages(self) -> int:
+        """Messages of its own that it would have been sent so far, had it a stream of its own."""
+        return 0 if self._encoder is None else self._encoder.num_responses
 
     @property
     def request_id(self) -> str:

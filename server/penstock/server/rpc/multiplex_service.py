@@ -20,9 +20,11 @@ from penstock.server.front.shared_writer import SharedWriter
 from penstock.server.rpc.caller import tenant_of
 from penstock.server.rpc.handlers import Context, HandlerWrapper
 from penstock.server.rpc.multiplex_request import MultiplexedRequest
-from penstock.server.rpc.multiplex_table import MultiplexTable
+from penstock.server.rpc.multiplex_table import MultiplexCaller, MultiplexTable
 from penstock.server.rpc.multiplex_writer import MultiplexWriter
+from penstock.server.rpc.outcomes import OK, call_timeout_s, outcome_of, outcome_of_leaving
 from penstock.server.rpc.parsing import parse
+from penstock.server.rpc.request_accounts import CallAccounts, peer_of
 from penstock.v1 import generation_service_pb2 as pb
 
 _INTERNAL = Refusal(reason=ErrorReason.INTERNAL)
@@ -31,9 +33,10 @@ _INTERNAL = Refusal(reason=ErrorReason.INTERNAL)
 class MultiplexService:
     """The handler, over one front."""
 
-    def __init__(self, front: Front, wrapper: HandlerWrapper) -> None:
+    def __init__(self, front: Front, wrapper: HandlerWrapper, accounts: CallAccounts) -> None:
         self._front = front
         self._wrapper = wrapper
+        self._accounts = accounts
 
     async def handle(self, context: Context) -> None:
         """Serve one call. Raises RequestError when it ends in failure."""
@@ -42,23 +45,32 @@ class MultiplexService:
         if front.is_draining:
             raise refuse(ErrorReason.DRAINING)
         ready: SharedWriter[MultiplexedRequest] = SharedWriter()
-        table = MultiplexTable(front, self._wrapper, ready, tenant)
+        accounts = self._accounts
+        caller = MultiplexCaller(tenant, peer_of(front, context), accounts.parent_of(context))
+        table = MultiplexTable(front, self._wrapper, ready, accounts, caller)
         writer = MultiplexWriter(front, self._wrapper, ready, table, context.write)
         reader = _Reader(context.read, table, ready, writer)
         front.shared_writers.add(ready)
+        timeout_s = call_timeout_s(context)
+        outcome = OK
         try:
             # So that a client knows its stream stands before there is anything to tell.
             await context.send_initial_metadata(())
             reader.start()
             await writer.run()
-        except RequestError:
+        except RequestError as error:
+            outcome = outcome_of(error.refusal)
             if reader.bug is not None:
                 raise reader.bug from None
+            raise
+        except BaseException as error:
+            is_left = isinstance(error, asyncio.CancelledError | grpc.aio.BaseError)
+            outcome = outcome_of_leaving(context, timeout_s) if is_left else outcome_of(_INTERNAL)
             raise
         finally:
             front.shared_writers.discard(ready)
             reader.stop()
-            table.release_all()
+            table.release_all(outcome)
 
 
 class _Reader:

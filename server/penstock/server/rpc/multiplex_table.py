@@ -5,22 +5,35 @@ lives when the stream ends. Does not know how commands arrive or events leave.
 """
 
 import asyncio
-from dataclasses import replace
+from dataclasses import dataclass
 from typing import Final
 
 from penstock.server.front.errors import Refusal, RequestError, refuse_field
 from penstock.server.front.front import Front
 from penstock.server.front.live_request import LiveRequest
+from penstock.server.front.request_account import Outcome, RequestAccount
 from penstock.server.front.shared_writer import SharedWriter
 from penstock.server.front.submission import CallTimes
 from penstock.server.rpc.handlers import HandlerWrapper
 from penstock.server.rpc.mapping_in.generation import read_generation, valid_request_id
 from penstock.server.rpc.multiplex_request import MultiplexedRequest
+from penstock.server.rpc.outcomes import OK, outcome_of
 from penstock.server.rpc.parsing import num_unknown_fields
+from penstock.server.rpc.request_accounts import CallAccounts
+from penstock.server.telemetry.trace_context import RemoteParent, parse_traceparent
 from penstock.v1 import generation_service_pb2 as pb
 
 MAX_UNSENT_REFUSALS: Final = 256
 """A client that does not read what it is refused is not read either."""
+
+
+@dataclass(frozen=True, slots=True)
+class MultiplexCaller:
+    """Who opened a call: what its requests have in common."""
+
+    tenant: str
+    peer: str
+    parent: RemoteParent | None
 
 
 class MultiplexTable:
@@ -31,13 +44,16 @@ class MultiplexTable:
         front: Front,
         wrapper: HandlerWrapper,
         writer: SharedWriter[MultiplexedRequest],
-        tenant: str,
+        accounts: CallAccounts,
+        caller: MultiplexCaller,
     ) -> None:
         self._front = front
         self._wrapper = wrapper
         self._writer = writer
-        self._tenant = tenant
+        self._accounts = accounts
+        self._caller = caller
         self._requests: dict[int, MultiplexedRequest] = {}
+        self._ended: list[tuple[RequestAccount, Outcome]] = []
         self._starting: set[asyncio.Task[None]] = set()
         self._num_unsent_refusals = 0
         self._room = asyncio.Event()
@@ -52,11 +68,16 @@ class MultiplexTable:
 
         Raises RequestError naming the key where that is live already: whose events would be whose?
         """
+        account = self._open_account(message)
         if message.key in self._requests:
-            raise refuse_field("submit.key", "is the key of a request that has not ended")
+            error = refuse_field("submit.key", "is the key of a request that has not ended")
+            account.request_id = valid_request_id(message.generation)
+            self._accounts.close(account, outcome_of(error.refusal))
+            raise error
         request = MultiplexedRequest(
             message.key,
             self._writer,
+            account,
             num_credit_tokens=(
                 message.num_credit_tokens if message.HasField("num_credit_tokens") else None
             ),
@@ -64,15 +85,16 @@ class MultiplexTable:
         self._requests[message.key] = request
         front = self._front
         # The deadline of the call is not the request's.
-        times = CallTimes(arrival_s=front.clock())
+        times = CallTimes(arrival_s=account.arrival_s)
         try:
             generation = read_generation(
                 message.generation, front.current_limits(), front.model_names
             )
             front.counters.num_unknown_fields += num_unknown_fields(message)
-            live = front.reserve(replace(generation, tenant=self._tenant), times)
+            live = front.reserve(account.stamp(generation), times, account)
         except RequestError as error:
-            self._refuse(request, error.refusal, valid_request_id(message.generation))
+            account.request_id = valid_request_id(message.generation)
+            self._refuse(request, error.refusal, account.request_id)
             return
         request.live(live, front.config, front.clock)
         task = asyncio.create_task(self._start(live, times), name="multiplex start")
@@ -98,28 +120,60 @@ class MultiplexTable:
     def end(self, request: MultiplexedRequest) -> None:
         """The last event of `request` was taken: its key is free."""
         del self._requests[request.key]
+        request.account.num_messages = request.num_messages
+        outcome = OK if request.refusal is None else outcome_of(request.refusal)
+        self._ended.append((request.account, outcome))
         if request.request is not None:
             self._front.release(request.request)
             return
         self._num_unsent_refusals -= 1
         self._room.set()
 
-    def release_all(self) -> None:
-        """The stream is over, and with it all of its requests."""
+    def settle(self) -> None:
+        """Everything that was taken has been written."""
+        if self._ended:
+            ended, self._ended = self._ended, []
+            for account, outcome in ended:
+                self._accounts.close(account, outcome)
+
+    def release_all(self, outcome: Outcome) -> None:
+        """The stream is over, and with it all of its requests; `outcome`: of its call.
+
+        What a request had to be told in failure counts, though it was not told.
+        """
         for task in self._starting:
             task.cancel()
         requests, self._requests = self._requests, {}
         self._front.release_all(
             request.request for request in requests.values() if request.request is not None
         )
+        for account, end in self._ended:
+            self._accounts.close(account, outcome if end is OK else end)
+        for request in requests.values():
+            account = request.account
+            account.num_messages = request.num_messages
+            refusal = request.refusal
+            self._accounts.close(account, outcome if refusal is None else outcome_of(refusal))
+
+    def _open_account(self, message: pb.MultiplexSubmit) -> RequestAccount:
+        accounts, caller = self._accounts, self._caller
+        parent = caller.parent
+        if message.HasField("traceparent"):
+            parent = parse_traceparent(message.traceparent)
+        account = accounts.open_under("Multiplex", caller.peer, parent)
+        account.tenant = caller.tenant
+        account.share(self._writer)
+        accounts.describe(account, message.generation, is_stream=True)
+        return account
 
     async def _start(self, live: LiveRequest, times: CallTimes) -> None:
         try:
             await self._front.start(live, times)
         except RequestError as error:
-            live.fail(error.refusal)
+            live.fail(error.refusal, self._front.clock())
         except Exception as error:
-            live.fail(self._wrapper.internal_error("Multiplex", error))
+            refusal = self._wrapper.internal_error("Multiplex", error)
+            live.fail(refusal, self._front.clock())
 
     def _refuse(self, request: MultiplexedRequest, refusal: Refusal, request_id: str) -> None:
         request.refuse(refusal, request_id)

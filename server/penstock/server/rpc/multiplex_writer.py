@@ -53,7 +53,8 @@ class MultiplexWriter:
                 for message in self._messages(await ready.take()):
                     ready.begin_write(clock())
                     await self._write(message)
-                    ready.end_write()
+                    ready.end_write(clock())
+                self._table.settle()
         except asyncio.CancelledError:
             # Either the peer left, or its reader stalled and we cut it off in mid-write.
             if ready.was_cut_off() and ready.refusal is not None:

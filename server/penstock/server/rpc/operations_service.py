@@ -1,15 +1,81 @@
-"""OperationsService: every method is still to come, and says so by name."""
+"""OperationsService as a gRPC server of its own: for operators, apart from where clients connect.
+
+Owns the server, its health and its bounds. The handlers are `operations_methods`'.
+"""
+
+import asyncio
+import contextlib
 
 import grpc
+import grpc.aio
+from grpc_health.v1 import health_pb2_grpc
 
+from penstock.server.operations.desk import Desk
+from penstock.server.rpc import health, reflection
 from penstock.server.rpc.handlers import HandlerWrapper
-from penstock.server.rpc.unimplemented import unimplemented_handlers
+from penstock.server.rpc.health import Health
+from penstock.server.rpc.operations_methods import SERVICE_NAME, OperationsMethods
+from penstock.server.rpc.options import KeepaliveConfig, server_options
 
-SERVICE_NAME = "penstock.v1.OperationsService"
+MAX_CALLS = 256
+"""Calls handled at a time, health and reflection among them; gRPC refuses more with
+RESOURCE_EXHAUSTED."""
+_RETRY_AFTER_S = 1.0
+_FLUSH_S = 0.5
 
 
-def operations_handlers(wrapper: HandlerWrapper) -> "grpc.GenericRpcHandler":
-    """All methods of the service."""
-    return grpc.method_handlers_generic_handler(
-        SERVICE_NAME, unimplemented_handlers(SERVICE_NAME, wrapper)
-    )
+class OperationsServer:
+    """Serves a desk on `host` and `port` (0: any free one). Lives on one running event loop.
+
+    `is_port_reserved`: this service holds the port already, by a socket with SO_REUSEPORT that does
+    not listen.
+    """
+
+    def __init__(self, desk: Desk, host: str, port: int, *, is_port_reserved: bool = False) -> None:
+        # An address of IPv6 stands in brackets.
+        self._address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        self._is_port_reserved = is_port_reserved
+        self._is_port_reserved = is_port_reserved
+        self._health = Health((SERVICE_NAME,))
+        self._stopping = asyncio.Event()
+        self._methods = OperationsMethods(desk, self._stopping)
+        self._wrapper = HandlerWrapper(
+            retry_after_s=_RETRY_AFTER_S, on_internal_error=self._count_internal_error
+        )
+        self.num_internal_errors = 0
+        self._server: grpc.aio.Server | None = None
+
+    async def start(self) -> int:
+        """Serve; the port that was bound. Raises OSError when the address cannot be bound."""
+        # One process serves operators: a port that somebody else has must not be shared.
+        options = dict(server_options(KeepaliveConfig()))
+        options["grpc.so_reuseport"] = int(self._is_port_reserved)
+        server = grpc.aio.server(options=tuple(options.items()), maximum_concurrent_rpcs=MAX_CALLS)
+        server.add_generic_rpc_handlers((self._methods.handlers(self._wrapper),))
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        reflection.add_reflection(server, (SERVICE_NAME, health.SERVICE_NAME))
+        try:
+            port = server.add_insecure_port(self._address)
+        except RuntimeError as error:
+            await server.stop(None)
+            raise OSError(f"cannot listen on {self._address}") from error
+        await server.start()
+        self._server = server
+        self._health.set_serving(True)
+        return port
+
+    async def stop(self) -> None:
+        """Let watchers go and stop, within half a second. Idempotent."""
+        self._stopping.set()
+        self._health.shut_down()
+        server, self._server = self._server, None
+        if server is None:
+            return
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_FLUSH_S):
+                await self._wrapper.wait_until_idle()
+        self._health.close()
+        await server.stop(_FLUSH_S)
+
+    def _count_internal_error(self) -> None:
+        self.num_internal_errors += 1

@@ -26,29 +26,27 @@ from penstock.server.rpc import (
     generation_service,
     health,
     model_service,
-    operations_service,
     reflection,
 )
 from penstock.server.rpc.generation_service import GenerationService
 from penstock.server.rpc.handlers import HandlerWrapper
 from penstock.server.rpc.health import Health
 from penstock.server.rpc.model_service import ModelService
-from penstock.server.rpc.operations_service import operations_handlers
 from penstock.server.rpc.options import KeepaliveConfig, ServerOptions, server_options
+from penstock.server.telemetry.journal import Journal
 from penstock.server.text.model_text import ModelText
 
 _log = logging.getLogger(__name__)
-_OWN_SERVICES = (
-    generation_service.SERVICE_NAME,
-    model_service.SERVICE_NAME,
-    operations_service.SERVICE_NAME,
-)
+_OWN_SERVICES = (generation_service.SERVICE_NAME, model_service.SERVICE_NAME)
 _CHANNELZ_SERVICE = "grpc.channelz.v1.Channelz"
 _DRAINING = Refusal(reason=ErrorReason.DRAINING)
 _LAST_WORDS_S = 1.0
 """How long the streams that a drain cuts may take to send their status."""
 _FLUSH_S = 0.5
 """How long what was written may take to leave; only a call that hangs takes all of it."""
+_QUIET_S = 0.2
+_MAX_LINGER_S = 2.0
+"""A drain goes on refusing until so long nothing has come, and no longer than the second."""
 _MAX_SWEEP_INTERVAL_S = 1.0
 
 
@@ -56,10 +54,12 @@ class FrontServer:
     """A front with its gRPC server; an `EngineListener`. Lives on one running event loop.
 
     The port may be given later by `set_port`, before the engine's hello: usually the link's client
-    is built first, then this, then the client is started with this as its listener.
+    is built first, then this, then the client is started with this as its listener. `journal` and
+    `is_tracing`: see `Front`; every record is noted when `drain` or `stop` returns.
+    `has_operations`: the service has an OperationsService, on a port of its own.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (whatever a composition root may want to set)
         self,
         text: ModelText,
         config: FrontConfig,
@@ -68,11 +68,17 @@ class FrontServer:
         keepalive: KeepaliveConfig | None = None,
         clock: Callable[[], float] = time.monotonic,
         extra_options: ServerOptions = (),
+        has_operations: bool = False,
         random: Callable[[], float] = random.random,
+        journal: Journal | None = None,
+        is_tracing: bool = False,
     ) -> None:
-        self.front = Front(text, config, port=port, clock=clock)
+        self.front = Front(
+            text, config, port=port, clock=clock, journal=journal, is_tracing=is_tracing
+        )
         self.health = Health(_OWN_SERVICES)
         self._keepalive = keepalive or KeepaliveConfig()
+        self._models = ModelService(self.front, self._keepalive, has_operations=has_operations)
         # Of two options with one name the core takes the first.
         self._options = tuple(dict((*server_options(self._keepalive), *extra_options)).items())
         self._wrapper = HandlerWrapper(
@@ -92,6 +98,11 @@ class FrontServer:
         """Requests that have not been released."""
         return len(self.front.table)
 
+    @property
+    def num_active_calls(self) -> int:
+        """Calls that are open, whatever they carry."""
+        return self._wrapper.num_active_calls
+
     async def start(self, address: str) -> int:
         """Listen on `address` ("127.0.0.1:50051"; port 0 picks one) and return the bound port.
 
@@ -102,8 +113,7 @@ class FrontServer:
         server.add_generic_rpc_handlers(
             (
                 GenerationService(self.front).handlers(self._wrapper),
-                ModelService(self.front, self._keepalive).handlers(self._wrapper),
-                operations_handlers(self._wrapper),
+                self._models.handlers(self._wrapper),
             )
         )
         health_pb2_grpc.add_HealthServicer_to_server(self.health, server)
@@ -148,16 +158,15 @@ class FrontServer:
                 await self._wrapper.wait_until_idle()
         if self.num_live_requests:
             _log.warning("drain: %d requests did not finish in time", self.num_live_requests)
+            await self._fail_all()
+        await self._linger()
         await self.stop()
 
     async def stop(self) -> None:
         """Stop now: live requests end with UNAVAILABLE. Idempotent."""
         self.front.begin_drain()
         self.health.shut_down()
-        self.front.fail_all(_DRAINING)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_LAST_WORDS_S):
-                await self._wrapper.wait_until_idle()
+        await self._fail_all()
         self.health.close()
         if self._sweeper is not None:
             self._sweeper.cancel()
@@ -166,12 +175,32 @@ class FrontServer:
             server, self._server = self._server, None
             # Not zero: that would cut statuses that are on their way out.
             await server.stop(_FLUSH_S)
+        self.front.accounts.settle()
+
+    async def _fail_all(self) -> None:
+        self.front.fail_all(_DRAINING)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_LAST_WORDS_S):
+                await self._wrapper.wait_until_idle()
+
+    async def _linger(self) -> None:
+        """Refuse what still comes, until callers have gone elsewhere.
+
+        Once it shuts down, the core cancels every call that no handler has seen, and its caller
+        reads CANCELLED: that nobody should try again.
+        """
+        for _ in range(round(_MAX_LINGER_S / _QUIET_S)):
+            num_calls = self._wrapper.num_calls
+            await asyncio.sleep(_QUIET_S)
+            if self._wrapper.num_calls == num_calls:
+                return
 
     async def _sweep(self) -> None:
         interval_s = min(self.front.config.max_reader_stall_s / 4, _MAX_SWEEP_INTERVAL_S)
         while True:
             await asyncio.sleep(interval_s)
             self.front.cut_stalled()
+            self.front.accounts.sweep(self.front.clock())
 
     def _count_internal_error(self) -> None:
         self.front.counters.num_internal_errors += 1

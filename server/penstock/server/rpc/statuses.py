@@ -129,6 +129,9 @@ STATUS_RULES: Final[Mapping[ErrorReason, StatusRule]] = {
     ErrorReason.EXECUTOR_REFUSED: StatusRule(
         code=_C.INVALID_ARGUMENT, message="the executor cannot do what the request asks for"
     ),
+    ErrorReason.NOT_POSSIBLE_NOW: StatusRule(
+        code=_C.FAILED_PRECONDITION, message="this cannot be had now"
+    ),
 }
 
 

@@ -15,15 +15,9 @@ UNIMPLEMENTED_METHODS: Final[Mapping[str, str]] = {
     "penstock.v1.GenerationService/Resume": "resume",
     "penstock.v1.ModelService/LoadModel": "model_loading",
     "penstock.v1.ModelService/UnloadModel": "model_loading",
-    "penstock.v1.OperationsService/GetStats": "stats",
-    "penstock.v1.OperationsService/WatchStats": "stats",
-    "penstock.v1.OperationsService/ListRequests": "request_listing",
-    "penstock.v1.OperationsService/GetRequest": "request_listing",
-    "penstock.v1.OperationsService/Drain": "drain",
-    "penstock.v1.OperationsService/GetFlightRecord": "flight_record",
 }
 """Method -> feature, a field of ModelFeatures."""
-_SERVER_STREAMS: Final = frozenset({"Resume", "WatchStats", "GetFlightRecord"})
+_SERVER_STREAMS: Final = frozenset({"Resume"})
 
 
 def unimplemented_handlers(

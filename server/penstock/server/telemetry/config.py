@@ -7,6 +7,7 @@ import math
 from dataclasses import dataclass, field
 from pathlib import Path
 
+_SCHEMES = ("http://", "https://")
 MIN_FLIGHT_STEPS, MAX_FLIGHT_STEPS = 64, 1 << 20
 
 
@@ -18,7 +19,8 @@ class TracingConfig:
     parent decided: requests that failed or were preempted, whose first token took longer than
     `slow_ttft_s`, or that took longer than `slow_s` as a whole (None: no such limit).
     `has_content`: prompts and outputs go into the spans. `has_next_rpc_keys`: the RPC keys of the
-    next release of the conventions are written too.
+    next release of the conventions are written too. `otlp_endpoint`: where an OTLP collector
+    listens, in place of what OTEL_EXPORTER_OTLP_ENDPOINT says.
     """
 
     is_on: bool = False
@@ -26,8 +28,13 @@ class TracingConfig:
     slow_s: float | None = None
     has_content: bool = False
     has_next_rpc_keys: bool = False
+    otlp_endpoint: str | None = None
 
     def __post_init__(self) -> None:
+        if self.otlp_endpoint is not None and not self.otlp_endpoint.startswith(_SCHEMES):
+            raise ValueError(
+                f"otlp_endpoint must begin with http:// or https://, not {self.otlp_endpoint!r}"
+            )
         for name in ("slow_ttft_s", "slow_s"):
             value = getattr(self, name)
             if value is not None and not (value > 0 and math.isfinite(value)):
@@ -79,7 +86,5 @@ class ObserverConfig:
     def is_needed(self) -> bool:
         """Whether there is anything for an observer process to do."""
         return (
-            self.metrics_port is not None
-            or self.operations_port is not None
-            or self.tracing.is_on
+            self.metrics_port is not None or self.operations_port is not None or self.tracing.is_on
         )

@@ -4,6 +4,9 @@ Owns the values; they know no protobuf, no OpenTelemetry and no socket. They hol
 output and no token id, unless content capture is switched on (`content`).
 
 All times are seconds on the machine's monotonic clock, which all processes of a service share.
+
+Nobody changes these values, but they are not frozen as values at borders otherwise are: one request
+makes eight of them on its front's event loop, and to make a frozen one takes three times as long.
 """
 
 import enum
@@ -24,7 +27,7 @@ class SegmentKind(enum.StrEnum):
     """The engine is done with it; its last messages go out."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Segment:
     """One stretch of a request's life. Segments of a record tile it: no gap, no overlap.
 
@@ -41,13 +44,14 @@ class Segment:
     num_tokens: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class TraceParent:
     """Where a request belongs in a distributed trace.
 
     `trace_id` 16 bytes and `span_id` 8 bytes are the request's own. `parent_span_id`: 8 bytes, the
     caller's span; empty when this request begins the trace. `is_parent_sampled`: the caller's
-    decision, None without a caller. `trace_state`: the caller's, to be handed on.
+    decision, None without a caller. `trace_state`: the caller's, to be handed on. Ids are empty
+    where nothing is traced.
     """
 
     trace_id: bytes
@@ -57,7 +61,7 @@ class TraceParent:
     trace_state: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RequestOptions:
     """What was asked for, as far as traces tell it. None: not asked for."""
 
@@ -82,17 +86,18 @@ class Content:
     outputs: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RequestRecord:
     """One request, whatever its end.
 
     `method`: the full name of the RPC, such as `penstock.v1.GenerationService/Generate`; a request
     of a Multiplex stream carries that method's. `code`: the gRPC status code it ended with, as a
-    number; `reason`: the name of its ErrorReason, empty when it ended well. `finish_reasons`: one
-    per output, names of FinishReason. `ttft_s`: from arrival to the first token, NaN without one.
-    `num_ahead`: requests before it when it was queued, -1 if it never was. `estimated_queue_s`: what
-    was foretold then, NaN without. `stalled_s`: how long a write of its was blocked by its reader.
-    `num_messages`: messages that were sent. `num_replays`: engines that it outlived.
+    number; `reason`: the name of its ErrorReason, empty when it ended well or its client left.
+    `finish_reasons`: one per output, names of FinishReason. `ttft_s`: from arrival to the first
+    token, NaN without one. `num_ahead`: requests before it when it was queued, -1 if it never was.
+    `estimated_queue_s`: what was foretold then, NaN without. `stalled_s`: how long its writes were
+    blocked by its reader, and `num_stalls` how many were. `num_messages`: messages that were sent.
+    `num_replays`: engines that it outlived.
     `sequence`: counts the records of a front, from 0, so that a lost one shows.
     """
 

@@ -1,0 +1,93 @@
+"""How late an event loop runs: a ticker within it, and whoever reads its ticks from outside.
+
+Owns the memory between both: a file of ticks, each when it was due and how late it came. The loop
+ticks only while the reader wants it to. Knows neither server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import mmap
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+FOLDER_VARIABLE = "PENSTOCK_BENCHMARK_TICKS"
+"""Where processes that are to tick leave their files, each named after its process id."""
+
+TICK_S = 0.005
+_IDLE_S = 0.05
+_NUM_TICKS = 1 << 15
+_HEADER_BYTES = 16
+_NUM_BYTES = _HEADER_BYTES + 16 * _NUM_TICKS
+
+
+class Ticker:
+    """Ticks on the running loop for as long as that runs. `clock` gives monotonic seconds."""
+
+    def __init__(self, folder: Path, clock: Callable[[], float] = time.monotonic) -> None:
+        header, self._ticks = _mapped(folder / str(os.getpid()), is_new=True)
+        self._header = header
+        self._clock = clock
+        self._num = 0
+        self._due_s = 0.0
+
+    def start(self) -> None:
+        """Begin; the first tick tells nothing."""
+        self._wait(TICK_S)
+
+    def _wait(self, delay_s: float) -> None:
+        now_s = self._clock()
+        # Ticks that a blocked loop missed are one late tick, not many.
+        self._due_s = max(self._due_s, now_s - delay_s) + delay_s
+        asyncio.get_running_loop().call_later(max(0.0, self._due_s - now_s), self._tick)
+
+    def _tick(self) -> None:
+        if not self._header[0]:
+            self._wait(_IDLE_S)
+            return
+        place = self._num % _NUM_TICKS
+        self._ticks[place, 0] = self._due_s
+        self._ticks[place, 1] = self._clock() - self._due_s
+        self._num += 1
+        self._wait(TICK_S)
+
+
+class TickReader:
+    """The ticks of one process. Raises OSError when it has none."""
+
+    def __init__(self, folder: Path, pid: int) -> None:
+        self._header, self._ticks = _mapped(folder / str(pid), is_new=False)
+
+    def switch(self, *, is_on: bool) -> None:
+        """Let it tick from now on, or not."""
+        self._header[0] = is_on
+
+    def lags_ms(self, start_s: float, end_s: float) -> NDArray[np.float64]:
+        """How late the ticks came that were due in that time, monotonic clock."""
+        due_s = self._ticks[:, 0]
+        lags: NDArray[np.float64] = self._ticks[(due_s >= start_s) & (due_s < end_s), 1] * 1e3
+        return lags
+
+
+def start_ticking() -> None:
+    """Tick on the running loop, where the environment says so."""
+    folder = os.environ.get(FOLDER_VARIABLE)
+    if folder:
+        Ticker(Path(folder)).start()
+
+
+def _mapped(path: Path, *, is_new: bool) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    if is_new:
+        made = path.with_suffix(".new")
+        made.write_bytes(bytes(_NUM_BYTES))
+        made.replace(path)
+    with path.open("r+b") as file:
+        memory = mmap.mmap(file.fileno(), _NUM_BYTES)
+    header = np.frombuffer(memory, dtype=np.int64, count=2)
+    ticks = np.frombuffer(memory, dtype=np.float64, offset=_HEADER_BYTES).reshape(_NUM_TICKS, 2)
+    return header, ticks

@@ -1,0 +1,32 @@
+"""Makes the event loop of a front process tick, so that a benchmark sees how late it runs.
+
+Python imports a module of this name by itself at its start: a benchmark puts this folder and its
+own on PYTHONPATH, and says in `loop_ticks.FOLDER_VARIABLE` where ticks go. Every other process is
+left as it is.
+"""
+
+import asyncio
+import os
+import sys
+
+
+def _tick_with_every_loop() -> None:
+    import uvloop
+
+    from loop_ticks import start_ticking
+
+    new_event_loop = uvloop.new_event_loop
+
+    def new_ticking_loop() -> asyncio.AbstractEventLoop:
+        loop = new_event_loop()
+        loop.call_soon(start_ticking)
+        return loop
+
+    uvloop.new_event_loop = new_ticking_loop  # type: ignore[assignment] # a subclass's in the stubs
+
+
+if (
+    "PENSTOCK_BENCHMARK_TICKS" in os.environ
+    and "penstock.server.processes.front_process" in sys.orig_argv
+):
+    _tick_with_every_loop()

@@ -1,0 +1,238 @@
+"""The load of the trace audit: requests that end in every way there is, each under a known trace.
+
+Owns what is asked and what is known of each answer. Does not look at spans.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import enum
+import random
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from penstock.client import (
+    NO_RETRY,
+    Accepted,
+    Client,
+    PenstockError,
+    TokenPrompt,
+    Tokens,
+    TraceContext,
+)
+from span_audit import Sent
+
+GENERATE = "/penstock.v1.GenerationService/Generate"
+_PATIENCE_S = 60.0
+_PROMPT_TOKENS = 24
+_MALFORMED = b"\x0a\xff\xff\xff\x7fnot a message"
+
+
+class Kind(enum.StrEnum):
+    """How a request is meant to end."""
+
+    WHOLE = "whole"
+    ONCE = "once"
+    LEFT = "left"
+    """By its client, after some tokens."""
+    ABANDONED = "abandoned"
+    """By its client, after some time: perhaps before it was sent at all."""
+    CANCELLED = "cancelled"
+    """By a call of Cancel."""
+    DEADLINE = "deadline"
+    """Its own."""
+    CALL_DEADLINE = "call deadline"
+    """Its call's: perhaps before anybody heard of it."""
+    BAD_FIELD = "bad field"
+    UNKNOWN_MODEL = "unknown model"
+    TOO_LONG = "too long"
+    MALFORMED = "malformed"
+
+
+_WEIGHTS = {
+    Kind.WHOLE: 36,
+    Kind.ONCE: 8,
+    Kind.LEFT: 14,
+    Kind.ABANDONED: 6,
+    Kind.CANCELLED: 6,
+    Kind.DEADLINE: 10,
+    Kind.CALL_DEADLINE: 6,
+    Kind.BAD_FIELD: 4,
+    Kind.UNKNOWN_MODEL: 3,
+    Kind.TOO_LONG: 3,
+    Kind.MALFORMED: 4,
+}
+_NEVER_MULTIPLEXED = (Kind.MALFORMED,)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """One request. `amount`: 0 to 1, of whatever its kind leaves open."""
+
+    kind: Kind
+    is_multiplexed: bool
+    trace_id: bytes
+    parent_id: bytes
+    num_tokens: int
+    amount: float
+
+    @property
+    def trace(self) -> TraceContext:
+        """For its metadata."""
+        return TraceContext(traceparent=f"00-{self.trace_id.hex()}-{self.parent_id.hex()}-01")
+
+
+@dataclass(slots=True, kw_only=True)
+class Answers:
+    """What came of them. `outcomes`: how many ended how, by kind and status or "left"."""
+
+    sent: list[Sent] = field(default_factory=list[Sent])
+    outcomes: Counter[tuple[str, str]] = field(default_factory=Counter[tuple[str, str]])
+
+    def note(self, ask: Ask, outcome: str, *, is_answered: bool) -> None:
+        """One has ended as far as its client is concerned."""
+        self.outcomes[ask.kind.value, outcome] += 1
+        self.sent.append(
+            Sent(trace_id=ask.trace_id, parent_id=ask.parent_id, is_answered=is_answered)
+        )
+
+
+def make_asks(num: int, seed: int) -> list[Ask]:
+    """So many, at random; a third of those that can go over Multiplex do."""
+    rng = random.Random(seed)
+    kinds = rng.choices(list(_WEIGHTS), list(_WEIGHTS.values()), k=num)
+    return [
+        Ask(
+            kind=kind,
+            is_multiplexed=kind not in _NEVER_MULTIPLEXED and rng.random() < 1 / 3,
+            trace_id=rng.randbytes(8) + (number + 1).to_bytes(8, "big"),
+            parent_id=(number + 1).to_bytes(8, "big"),
+            num_tokens=rng.randint(1, 40),
+            amount=rng.random(),
+        )
+        for number, kind in enumerate(kinds)
+    ]
+
+
+async def drive(
+    address: str, asks: Sequence[Ask], *, rate_per_s: float, max_prompt_tokens: int
+) -> Answers:
+    """Send them at that rate, and wait for all to end."""
+    answers = Answers()
+    async with (
+        Client(address, retry=NO_RETRY) as plain,
+        Client(address, retry=NO_RETRY, multiplex=True) as multiplexed,
+        grpc.aio.insecure_channel(address) as raw,
+        asyncio.timeout(_PATIENCE_S + len(asks) / rate_per_s),
+        asyncio.TaskGroup() as group,
+    ):
+        loop = asyncio.get_running_loop()
+        start_s = loop.time()
+        for number, ask in enumerate(asks):
+            await asyncio.sleep(max(0.0, start_s + number / rate_per_s - loop.time()))
+            client = multiplexed if ask.is_multiplexed else plain
+            sender = _Sender(client, plain, raw, answers, max_prompt_tokens)
+            group.create_task(sender.send(ask))
+    return answers
+
+
+class _Sender:
+    """Sends one request and notes how it ended."""
+
+    def __init__(
+        self,
+        client: Client,
+        control: Client,
+        raw: grpc.aio.Channel,
+        answers: Answers,
+        max_prompt_tokens: int,
+    ) -> None:
+        self._client = client
+        self._control = control
+        self._raw = raw
+        self._answers = answers
+        self._max_prompt_tokens = max_prompt_tokens
+        self._is_answered = False
+
+    async def send(self, ask: Ask) -> None:
+        try:
+            outcome = await self._outcome(ask)
+        except PenstockError as error:
+            # Only a server of ours gives reasons: what has none, the client or gRPC made up.
+            self._is_answered |= error.reason != ""
+            outcome = error.reason or error.code.name
+        self._answers.note(ask, outcome, is_answered=self._is_answered)
+
+    async def _outcome(self, ask: Ask) -> str:
+        match ask.kind:
+            case Kind.MALFORMED:
+                return await self._send_malformed(ask)
+            case Kind.ABANDONED:
+                task = asyncio.create_task(self._stream(ask))
+                done, _ = await asyncio.wait((task,), timeout=0.2 * ask.amount)
+                if done:
+                    return task.result()
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    return await task
+                return "left"
+            case Kind.ONCE:
+                ids = TokenPrompt(ids=_prompt(ask, _PROMPT_TOKENS))
+                await self._client.generate_once(
+                    ids, deadline_s=_PATIENCE_S, trace=ask.trace, **_options(ask)
+                )
+                self._is_answered = True
+                return "OK"
+            case _:
+                return await self._stream(ask)
+
+    async def _stream(self, ask: Ask) -> str:
+        is_long = ask.kind is Kind.TOO_LONG
+        ids = _prompt(ask, self._max_prompt_tokens + 1 if is_long else _PROMPT_TOKENS)
+        deadline_s = 0.02 + 0.4 * ask.amount if ask.kind is Kind.CALL_DEADLINE else _PATIENCE_S
+        events = self._client.generate(
+            TokenPrompt(ids=ids), deadline_s=deadline_s, trace=ask.trace, **_options(ask)
+        )
+        num_left, num_tokens = 1 + int(ask.amount * ask.num_tokens), 0
+        async with contextlib.aclosing(events):
+            async for event in events:
+                self._is_answered = True
+                if isinstance(event, Accepted) and ask.kind is Kind.CANCELLED:
+                    # It may have ended meanwhile.
+                    with contextlib.suppress(PenstockError):
+                        await self._control.cancel(event.request_id)
+                if isinstance(event, Tokens):
+                    num_tokens += event.num_tokens
+                    if ask.kind is Kind.LEFT and num_tokens >= num_left:
+                        return "left"
+        return "OK"
+
+    async def _send_malformed(self, ask: Ask) -> str:
+        method: Any = self._raw.unary_stream(GENERATE)
+        call = method(_MALFORMED, metadata=ask.trace.metadata(), timeout=_PATIENCE_S)
+        code = await call.code()
+        self._is_answered = code is grpc.StatusCode.INVALID_ARGUMENT
+        name: str = code.name
+        return name
+
+
+def _prompt(ask: Ask, num_tokens: int) -> tuple[int, ...]:
+    first = int.from_bytes(ask.parent_id[-2:], "big")
+    return tuple((first * 31 + place * 7) % 250 + 3 for place in range(num_tokens))
+
+
+def _options(ask: Ask) -> dict[str, Any]:
+    options: dict[str, Any] = {"max_tokens": ask.num_tokens, "ignore_eos": True}
+    if ask.kind is Kind.BAD_FIELD:
+        options["min_tokens"] = ask.num_tokens + 1
+    elif ask.kind is Kind.UNKNOWN_MODEL:
+        options["model"] = "nobody-has-this"
+    elif ask.kind is Kind.DEADLINE:
+        options["total_deadline_s"] = 0.005 + 0.4 * ask.amount
+    return options

@@ -1,0 +1,286 @@
+"""What tracing every request costs: processor time of the front, throughput, lag of its event loop.
+
+A real `penstock serve` with one front on the simulated executor (steps of 5 ms, prompts of 64
+tokens, 16 tokens each) without an observer, and with traces of all requests to a collector that is
+up, dead (a closed port) and hanging (takes spans and never answers). Beside them, over a bare
+grpc.aio server with the same messages: the SDK's spans built on the event loop when a request ends,
+the interceptor of opentelemetry-instrumentation-grpc, and nothing but initial metadata. All sides
+are up throughout and take turns: each turn an open loop at one rate (the same Poisson arrivals for
+all), then a closed loop of 128 requests for what the side carries at most.
+
+    python benchmarks/tracing_cost.py [--full] [--rate PER_S] [--json FILE]
+
+What is measured. Processor time a request: of all threads of the front, and of the thread with the
+event loop alone, by the kernel's account at the edges of a window; against the same round of the
+side's base (no tracing, or bare grpc.aio). Lag: of a ticker of 5 ms within each loop. Observer:
+over all requests of the run, with what it does between them. And the record path alone
+(`tracing_record_path.py`). Told are medians over the rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import statistics
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+
+import numpy as np
+
+import native_build
+from report import Check, arguments, print_checks, print_table, write_json
+from simulated_service import RunFailed
+from tracing_record_path import RecordPath, measure_record_path
+from tracing_sides import (
+    BASE,
+    CONTRIB,
+    DEAD,
+    HANGING,
+    OFF,
+    PEERS,
+    PENSTOCK,
+    UP,
+    Side,
+    Turn,
+    sides_up,
+)
+
+MAX_LOOP_US = 10.0
+MIN_THROUGHPUT = 0.98
+MAX_LAG_MS = 2.0
+MAX_RATE_PER_S = 1000.0
+SHARE_OF_MOST = 0.6
+NUM_AT_ONCE = 128
+NUM_ATTEMPTS = 3
+HEADER = (
+    *("side", "front us", "over base", "loop us", "over base", "per s", "most per s"),
+    *("lag p50 ms", "lag p99 ms", "first p99 ms"),
+)
+SPANS_HEADER = ("side", "requests", "roots", "spans", "dropped", "observer us")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """How much is run. `rate_per_s` None: a share of what the machine carries."""
+
+    num_rounds: int
+    warm_s: float
+    window_s: float
+    most_window_s: float
+    num_batches: int
+    rate_per_s: float | None
+
+
+@dataclass(slots=True, kw_only=True)
+class Rounds:
+    """The turns of each side, round by round: at the rate, and with as much as it carries."""
+
+    rate_per_s: float
+    at_rate: dict[str, list[Turn]] = field(default_factory=dict[str, list[Turn]])
+    at_most: dict[str, list[Turn]] = field(default_factory=dict[str, list[Turn]])
+
+    def median(self, side: str, value: Callable[[Turn], float], *, most: bool = False) -> float:
+        """Over the rounds."""
+        turns = (self.at_most if most else self.at_rate)[side]
+        return statistics.median(map(value, turns))
+
+    def added(self, side: str, value: Callable[[Turn], float]) -> float:
+        """To the side's base, median of the differences within a round."""
+        both = zip(self.at_rate[side], self.at_rate[BASE[side]], strict=True)
+        return statistics.median(value(one) - value(base) for one, base in both)
+
+    def ratio(self, side: str, *, most: bool) -> float:
+        """Throughput against the side's base, median of the ratios within a round."""
+        of = self.at_most if most else self.at_rate
+        both = zip(of[side], of[BASE[side]], strict=True)
+        return statistics.median(one.per_s / base.per_s for one, base in both)
+
+    def lag_ms(self, side: str, percent: float) -> float:
+        """Of the ticks of a round at the rate, median over the rounds."""
+        return self.median(side, lambda turn: float(np.percentile(turn.lags_ms, percent)))
+
+
+def plan_of(options: argparse.Namespace) -> Plan:
+    """The quick run fits into two minutes."""
+    rate: float | None = options.rate
+    if options.full:
+        return Plan(
+            num_rounds=12, warm_s=0.5, window_s=3.0, most_window_s=2.0, num_batches=60,
+            rate_per_s=rate,
+        )  # fmt: skip
+    return Plan(
+        num_rounds=4, warm_s=0.3, window_s=1.2, most_window_s=0.8, num_batches=15, rate_per_s=rate
+    )
+
+
+def left_out() -> dict[str, str]:
+    """The sides that cannot be measured here, and why."""
+    if importlib.util.find_spec("opentelemetry.instrumentation") is None:
+        return {CONTRIB: "opentelemetry-instrumentation-grpc is not installed"}
+    return {}
+
+
+def run(plan: Plan, sides: dict[str, Side]) -> Rounds:
+    """All rounds; the sides of a round in turns, each round beginning with another one."""
+    for side in sides.values():
+        side.begin_count()
+        _turn(side, 0, plan, most=True)
+    rate = plan.rate_per_s
+    if rate is None:
+        most = statistics.median(_turn(sides[OFF], n, plan, most=True).per_s for n in range(3))
+        rate = min(MAX_RATE_PER_S, SHARE_OF_MOST * most)
+    rounds = Rounds(rate_per_s=rate)
+    for number in range(plan.num_rounds):
+        order = list(sides)
+        for name in order[number % len(order) :] + order[: number % len(order)]:
+            if name in PEERS and number % 2:
+                continue  # their differences are larger: half the rounds tell them
+            seed = number + 1
+            at_rate = _turn(sides[name], seed, plan, rate=rate)
+            at_most = _turn(sides[name], seed, plan, most=True)
+            rounds.at_rate.setdefault(name, []).append(at_rate)
+            rounds.at_most.setdefault(name, []).append(at_most)
+            print(
+                f"round {number + 1}  {name:<26}  {at_rate.front_us:7.0f} us"
+                f"  {at_rate.per_s:6.0f} of {rate:.0f} per s  most {at_most.per_s:6.0f}"
+                f"  others {at_rate.foreign_cores:.1f} cores",
+                file=sys.stderr,
+            )
+    for side in sides.values():
+        side.end_count()
+    return rounds
+
+
+def _turn(side: Side, seed: int, plan: Plan, *, rate: float = 0.0, most: bool = False) -> Turn:
+    if most:
+        return side.turn(seed, plan.warm_s, plan.most_window_s, concurrency=NUM_AT_ONCE)
+    return side.turn(seed, plan.warm_s, plan.window_s, rate=rate)
+
+
+def rows_of(rounds: Rounds) -> list[list[object]]:
+    """One line a side."""
+    return [
+        [
+            side,
+            rounds.median(side, lambda t: t.front_us),
+            rounds.added(side, lambda t: t.front_us),
+            rounds.median(side, lambda t: t.loop_us),
+            rounds.added(side, lambda t: t.loop_us),
+            rounds.median(side, lambda t: t.per_s),
+            rounds.median(side, lambda t: t.per_s, most=True),
+            rounds.lag_ms(side, 50),
+            rounds.lag_ms(side, 99),
+            rounds.median(side, lambda t: t.first_p99_ms),
+        ]
+        for side in rounds.at_rate
+    ]
+
+
+def span_rows(sides: dict[str, Side]) -> list[list[object]]:
+    """What became of the traces, and what that cost the observer for each request."""
+    return [
+        [
+            side.name,
+            side.num_requests,
+            side.spans.get("num_roots", 0),
+            side.spans.get("num_spans", 0),
+            int(side.num_dropped),
+            side.observer_s * 1e6 / max(1, side.num_requests),
+        ]
+        for side in sides.values()
+        if side.name not in (OFF, *PEERS[:2])
+    ]
+
+
+def checks_of(rounds: Rounds, path: RecordPath) -> list[Check]:
+    """Every figure with a goal."""
+    checks = [
+        Check(
+            name="the record path alone, added to a request",
+            value=path.added,
+            goal=MAX_LOOP_US,
+            unit="us",
+            sense="at most",
+        ),
+        Check(
+            name="collector up: thread of the event loop, added to a request",
+            value=rounds.added(UP, lambda t: t.loop_us),
+            goal=MAX_LOOP_US,
+            unit="us",
+            sense="at most",
+        ),
+    ]
+    for side in (UP, DEAD, HANGING):
+        for most, where in ((False, f"{rounds.rate_per_s:.0f} requests/s"), (True, "saturation")):
+            checks.append(
+                Check(
+                    name=f"{side}: throughput at {where} over none",
+                    value=rounds.ratio(side, most=most),
+                    goal=MIN_THROUGHPUT,
+                    unit="x",
+                    sense="at least",
+                )
+            )
+        growth_ms = rounds.lag_ms(side, 99) - rounds.lag_ms(OFF, 99)
+        name = f"{side}: growth of the loop's lag, p99"
+        checks.append(
+            Check(name=name, value=growth_ms, goal=MAX_LAG_MS, unit="ms", sense="at most")
+        )
+    return checks
+
+
+def _document(rounds: Rounds, sides: dict[str, Side], path: RecordPath) -> dict[str, object]:
+    def told(turns: dict[str, list[Turn]]) -> dict[str, list[dict[str, float]]]:
+        names = ("per_s", "front_us", "loop_us", "first_p99_ms", "foreign_cores")
+        return {
+            side: [{name: getattr(turn, name) for name in names} for turn in each]
+            for side, each in turns.items()
+        }
+
+    return {
+        "rate_per_s": rounds.rate_per_s,
+        "sides": [dict(zip(HEADER, row, strict=True)) for row in rows_of(rounds)],
+        "spans": [dict(zip(SPANS_HEADER, row, strict=True)) for row in span_rows(sides)],
+        "record_path_us": asdict(path),
+        "at_rate": told(rounds.at_rate),
+        "at_most": told(rounds.at_most),
+    }
+
+
+def main() -> None:
+    """Measure, print, write."""
+    parser = arguments(__doc__ or "")
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument(
+        "--rate", type=float, metavar="PER_S", help="requests a second (default: 60 %% of the most)"
+    )
+    options = parser.parse_args()
+    plan, missing = plan_of(options), left_out()
+    try:
+        native_build.load_client()
+        path = measure_record_path(plan.num_batches)
+        with sides_up(tuple(name for name in (*PENSTOCK, *PEERS) if name not in missing)) as sides:
+            rounds = run(plan, sides)
+    except (native_build.CannotBuild, RunFailed) as error:
+        raise SystemExit(f"tracing_cost.py: {error}") from None
+    print_table(f"At {rounds.rate_per_s:.0f} requests/s (medians)", HEADER, rows_of(rounds))
+    print_table("Traces, and the observer's processor time a request", SPANS_HEADER,
+                span_rows(sides))  # fmt: skip
+    print_table(
+        "The record path alone, us a request of the event loop's thread",
+        tuple(asdict(path)),
+        [tuple(asdict(path).values())],
+    )
+    checks = checks_of(rounds, path)
+    print_checks(checks)
+    for side, why in missing.items():
+        print(f"\nleft out: {side}: {why}")
+    foreign = statistics.median(t.foreign_cores for each in rounds.at_rate.values() for t in each)
+    print(f"\nothers used {foreign:.1f} of {os.cpu_count()} cores meanwhile (median)")
+    write_json(options.json, _document(rounds, sides, path), checks)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,243 @@
+"""What a front does for the record of one request, alone: processor time of its thread.
+
+The front's own code, without gRPC and without the engine: the account is opened under the caller's
+trace, told what the message asks for, closed when the request has ended, made into a record,
+encoded, and sent in batches to a process that reads. Set beside the same calls of a front that
+nobody watches; the request itself (`LiveRequest`) is there before the clock starts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import itertools
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import uvloop
+
+from penstock.scheduler.events import Queued, Stay, Wait
+from penstock.scheduler.request import FinishReason, RequestSpec
+from penstock.server.front.accounts import Accounts
+from penstock.server.front.events import OutputEnd
+from penstock.server.front.generation import Generation, TokenInput
+from penstock.server.front.live_request import LiveOutput, LiveRequest
+from penstock.server.front.request_account import Outcome
+from penstock.server.front.submission import Submission
+from penstock.server.rpc.request_accounts import CallAccounts
+from penstock.server.telemetry.journal import Journal
+from penstock.server.telemetry.observer_frames import Hello
+from penstock.server.telemetry.outbox import Outbox
+from penstock.server.telemetry.record_codec import encode_record
+from penstock.server.telemetry.trace_context import trace_metadata
+from penstock.v1 import generation_service_pb2 as pb
+from penstock.v1 import options_pb2, prompt_pb2
+from simulated_service import RunFailed, expect_ready, process
+
+_NUM_BATCH = 500
+_NUM_TOKENS = 16
+_OK = Outcome(code=0)
+_PAUSE_S = 0.06
+"""Between batches: longer than records wait to be sent."""
+_READER = """
+import socket, sys
+listener = socket.socket(socket.AF_UNIX)
+listener.bind(sys.argv[1])
+listener.listen()
+print("ready", flush=True)
+front, _ = listener.accept()
+while front.recv(1 << 20):
+    pass
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordPath:
+    """Microseconds a request. `watched` and `unwatched`: all of it; `added`: the difference.
+
+    Parts, each in a loop of its own, with its data at hand: `begin` (the account, under the trace
+    that the call names), `describe` (what the message asks for), `record` (made), `encode` (bytes
+    of it), `flush` (the sending; measured in its place). Not a part: `metadata`, what the caller is
+    told of its trace, made, not sent.
+    """
+
+    watched: float
+    unwatched: float
+    added: float
+    begin: float
+    describe: float
+    record: float
+    encode: float
+    flush: float
+    metadata: float
+
+
+class _Context:
+    """Of a call, what the accounts ask for."""
+
+    def peer(self) -> str:
+        return "ipv4:127.0.0.1:50123"
+
+    def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
+        return (
+            ("user-agent", "grpc-python-asyncio/1.85.1"),
+            ("traceparent", "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"),
+        )
+
+
+def _message() -> pb.GenerateRequest:
+    return pb.GenerateRequest(
+        token_ids=prompt_pb2.TokenPrompt(ids=range(64)),
+        sampling=options_pb2.SamplingOptions(temperature=0.7, top_p=0.9, seed=7),
+        stopping=options_pb2.StoppingOptions(max_tokens=_NUM_TOKENS, ignore_eos=True),
+    )
+
+
+def _ended_request(number: int) -> LiveRequest:
+    """One that was queued, ran, and has ended."""
+    arrival_s = 100.0 + number
+    generation = Generation(prompt=TokenInput(ids=(1, 2, 3)), prompt_path="token_ids")
+    live = LiveRequest(f"request-{number}", generation, arrival_s)
+    spec = RequestSpec(
+        key=number,
+        request_id=live.request_id,
+        prompt_ids=np.arange(64, dtype=np.int32),
+        max_tokens=_NUM_TOKENS,
+    )
+    text = cast(Any, SimpleNamespace(num_tokens=_NUM_TOKENS, is_plain=True, finish=None))
+    live._submission = Submission(specs=(spec,), seed=7, deadline_kind="server")  # noqa: SLF001
+    live.outputs = (LiveOutput(live, 0, number, text, live.stream),)
+    live.opening.place = Queued(key=number, at_s=arrival_s, num_ahead=3, estimated_queue_s=0.01)
+    phases = live.phases
+    phases.submit(arrival_s + 0.001)
+    wait = Wait(blocks_s=0.0, slots_s=0.004, token_budget_s=0.001, other_s=0.0, num_passed_by=0)
+    phases.admit(arrival_s + 0.006, wait=wait)
+    phases.token(arrival_s + 0.011)
+    phases.explain(stay=Stay(num_chunks=1, num_steps=16, min_batch_size=40, max_batch_size=60))
+    phases.stop(arrival_s + 0.09)
+    live.first_token_s = arrival_s + 0.011
+    live.has_last_word = True
+    reason = FinishReason.LENGTH
+    live.ends = (OutputEnd(output_index=0, reason=reason, num_completion_tokens=_NUM_TOKENS),)
+    return live
+
+
+class _Front:
+    """Of a front, what the accounts of its calls ask for."""
+
+    def __init__(self, journal: Journal | None) -> None:
+        self.accounts = Accounts(
+            journal, is_tracing=journal is not None, front_id=1, has_content=False
+        )
+        self.model = "model"
+        self.model_names = frozenset({"model"})
+        self._now_s = itertools.count(100)
+
+    def clock(self) -> float:
+        return 100.0
+
+    def close_account(self, account: Any, outcome: Outcome) -> None:
+        self.accounts.close(account, outcome, account.live.arrival_s + 0.091, is_engine_up=True)
+
+
+async def _batch_us(
+    journal: Journal | None, requests: list[LiveRequest], message: pb.GenerateRequest
+) -> tuple[float, float]:
+    """A request's share of what a batch costs this thread, and of the sending of its records."""
+    front = _Front(journal)
+    calls = CallAccounts(cast(Any, front), "penstock.v1.GenerationService")
+    context = cast(Any, _Context())
+    begun_ns = time.thread_time_ns()
+    for request in requests:
+        account = calls.open("Generate", context)
+        calls.describe(account, message, is_stream=True)
+        account.live = request
+        calls.close(account, _OK)
+    busy_ns = time.thread_time_ns() - begun_ns
+    # What an idle loop costs in that time is not a record's.
+    begun_ns = time.thread_time_ns()
+    await asyncio.sleep(_PAUSE_S)
+    flush_ns = time.thread_time_ns() - begun_ns
+    return busy_ns / len(requests) * 1e-3, flush_ns / len(requests) * 1e-3
+
+
+def _each_us(do: Callable[[], object]) -> float:
+    """One call's share of many, the median of some rounds."""
+    rounds: list[float] = []
+    for _ in range(5):
+        begun_ns = time.thread_time_ns()
+        for _ in range(_NUM_BATCH):
+            do()
+        rounds.append((time.thread_time_ns() - begun_ns) / _NUM_BATCH * 1e-3)
+    return statistics.median(rounds)
+
+
+async def _measured(path: Path, num_batches: int) -> RecordPath:
+    """Against whoever reads at `path`."""
+    outbox = Outbox(
+        path, Hello(front_id=1, pid=1), live_views=lambda: (), carry_out=lambda _, __: None
+    )
+    await outbox.start()
+    journal = Journal(outbox.offer)
+    requests, message = [_ended_request(number) for number in range(1, _NUM_BATCH + 1)], _message()
+    gc.collect()
+    gc.freeze()
+    watched: list[float] = []
+    unwatched: list[float] = []
+    flush: list[float] = []
+    # The first of each warms up.
+    for _ in range(num_batches + 1):
+        unwatched.append(sum(await _batch_us(None, requests, message)))
+        busy_us, flush_us = await _batch_us(journal, requests, message)
+        watched.append(busy_us + flush_us)
+        flush.append(flush_us)
+    if sum(outbox.dropped.values()):
+        raise RunFailed(f"records were dropped: {outbox.dropped}")
+    calls = CallAccounts(cast(Any, _Front(journal)), "penstock.v1.GenerationService")
+    context = cast(Any, _Context())
+    account = calls.open("Generate", context)
+    account.live = requests[0]
+    account.seal(_OK, 200.0)
+
+    def record() -> Any:
+        return account.record(sequence=0, front_id=1, has_content=False)
+
+    made = record()
+    gc.unfreeze()
+    await outbox.close(1.0)
+    both = zip(watched[1:], unwatched[1:], strict=True)
+    return RecordPath(
+        watched=statistics.median(watched[1:]),
+        unwatched=statistics.median(unwatched[1:]),
+        added=statistics.median(one - other for one, other in both),
+        begin=_each_us(lambda: calls.open("Generate", context)),
+        describe=_each_us(lambda: calls.describe(account, message, is_stream=True)),
+        record=_each_us(record),
+        encode=_each_us(lambda: encode_record(made)),
+        flush=statistics.median(flush[1:]),
+        metadata=_each_us(lambda: trace_metadata(account.trace)),
+    )
+
+
+@contextlib.contextmanager
+def _reader() -> Generator[Path]:
+    with tempfile.TemporaryDirectory(prefix="penstock-") as folder:
+        path = Path(folder) / "observer.sock"
+        with process(sys.executable, "-c", _READER, str(path)) as started:
+            expect_ready(started)
+            yield path
+
+
+def measure_record_path(num_batches: int) -> RecordPath:
+    """Medians over so many batches of 500 requests. Raises RunFailed."""
+    with _reader() as path:
+        return uvloop.run(_measured(path, num_batches))

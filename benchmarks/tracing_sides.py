@@ -1,0 +1,262 @@
+"""The sides of the cost of tracing: what is started for each, and what one turn of it shows.
+
+All sides are up throughout and take turns, so what the machine does meanwhile it does to all. The
+server under load has the last core to itself, as far as the sides go; engines, observers,
+collectors and the load client have the others. Owns no judgement on the figures.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import grpc
+import numpy as np
+import psutil
+from numpy.typing import NDArray
+
+from loop_ticks import FOLDER_VARIABLE, TickReader
+from observed_service import ObservedService, observed_service
+from penstock.v1 import generation_service_pb2 as pb
+from penstock.v1 import options_pb2, prompt_pb2
+from simulated_service import ALL_CORES, RunFailed, capacity, process, run_client, simulated
+from tracing_peers import COUNT_METHOD, NUM_TOKENS, STEP_S
+
+OFF, UP = "no tracing", "collector up"
+DEAD, HANGING = "collector dead", "collector hanging"
+BARE, METADATA = "grpc.aio", "grpc.aio, metadata"
+SDK, CONTRIB = "grpc.aio, SDK on the loop", "grpc.aio, contrib"
+PENSTOCK: tuple[str, ...] = (OFF, UP, DEAD, HANGING)
+PEERS: tuple[str, ...] = (BARE, METADATA, SDK, CONTRIB)
+BASE = dict.fromkeys(PENSTOCK, OFF) | dict.fromkeys(PEERS, BARE)
+_PEER_ROLES = {BARE: "bare", METADATA: "metadata", SDK: "sdk", CONTRIB: "contrib"}
+_PROMPT_TOKENS = 64
+_NUM_CONNECTIONS = 4
+_MAX_RUNNING = 512
+_DRAIN_S = 10.0
+_SETTLE_S = 15.0
+_HERE = Path(__file__).resolve().parent
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """What one turn of a side showed. `front_us`, `loop_us`: processor time a request, of all
+    threads of the server and of the one with the loop. `lags_ms`: of the loop's ticks."""
+
+    per_s: float
+    front_us: float
+    loop_us: float
+    first_p99_ms: float
+    foreign_cores: float
+    lags_ms: NDArray[np.float64]
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Side:
+    """One side that is up. `watched`: more processes of its own, whose time is not foreign.
+
+    `count`: what its collector has counted. `num_requests`: that were sent to it, all turns.
+    """
+
+    name: str
+    port: int
+    server: int
+    watched: list[int]
+    ticks: TickReader
+    service: ObservedService | None = None
+    count: Callable[[], dict[str, int]] | None = None
+    num_requests: int = 0
+    observer_s: float = 0.0
+    spans: dict[str, int] = field(default_factory=dict[str, int])
+    num_dropped: float = 0.0
+
+    def turn(self, seed: int, warm_s: float, window_s: float, **load: float) -> Turn:
+        """`load`: `rate` a second, or `concurrency`. Raises RunFailed."""
+        pids = [self.server, *self.watched]
+        self.ticks.switch(is_on=True)
+        found = run_client(
+            "arrive",
+            {
+                "streams": 0,
+                "connections": _NUM_CONNECTIONS,
+                "port": self.port,
+                "request": _request(),
+                "pids": ",".join(map(str, pids)),
+                "seed": seed,
+                "warm": warm_s,
+                "window": window_s,
+                "drain": _DRAIN_S,
+                **load,
+            },
+        )
+        self.ticks.switch(is_on=False)
+        self.num_requests += found["num_all_sent"]
+        if found["num_all_finished"] != found["num_all_sent"]:
+            num_lost = found["num_all_sent"] - found["num_all_finished"]
+            raise RunFailed(f"{self.name}: {num_lost} of {found['num_all_sent']} did not finish")
+        start_s, end_s = found["start_ns"] * 1e-9, found["end_ns"] * 1e-9
+        num = max(1, found["num_finished"])
+        foreign_s = found["machine_s"] - sum(found["cpu_s"]) - found["client_s"]
+        return Turn(
+            per_s=found["num_finished"] / (end_s - start_s),
+            front_us=found["cpu_s"][0] * 1e6 / num,
+            loop_us=found["loop_s"] * 1e6 / num,
+            first_p99_ms=found["first_p99_ms"],
+            foreign_cores=max(0.0, foreign_s / (end_s - start_s)),
+            lags_ms=self.ticks.lags_ms(start_s, end_s),
+        )
+
+    def begin_count(self) -> None:
+        """The observer's time counts from now on."""
+        self.num_requests, self.observer_s = 0, -self._observer_cpu_s()
+
+    def end_count(self) -> None:
+        """Once all spans that will come have come, or time is up."""
+        until_s = time.monotonic() + _SETTLE_S
+        while self.count is not None:
+            self.spans = self.count()
+            if self.spans["num_roots"] >= self.num_requests or time.monotonic() > until_s:
+                break
+            time.sleep(0.2)
+        self.observer_s += self._observer_cpu_s()
+        if self.service is not None and self.service.metrics_url:
+            time.sleep(1.1)  # fronts tell their counts once a second
+            drops = ("penstock_records_dropped_total", "penstock_trace_dropped_total")
+            self.num_dropped = sum(self.service.total(name) for name in drops)
+
+    def _observer_cpu_s(self) -> float:
+        pids = [] if self.service is None else self.service.pids("observer")
+        return sum(sum(psutil.Process(pid).cpu_times()[:2]) for pid in pids)
+
+
+@contextlib.contextmanager
+def sides_up(names: tuple[str, ...]) -> Generator[dict[str, Side]]:
+    """All of them, ready and on their cores. Raises RunFailed."""
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="penstock-")))
+        stack.callback(os.sched_setaffinity, 0, ALL_CORES)
+        _prepare_environment(stack, folder)
+        sides: dict[str, Side] = {}
+        for name in names:
+            start = _service_side if name in PENSTOCK else _peer_side
+            sides[name] = start(stack, name, folder)
+            print(f"{name}: up", file=sys.stderr)
+        for side in sides.values():
+            _pin(side)
+        yield sides
+
+
+def _service_side(stack: contextlib.ExitStack, name: str, folder: Path) -> Side:
+    endpoint, count, own = _collector(stack, name)
+    options = (
+        *("--fronts", "1", "--simulated-config", simulated(STEP_S), "--log-level", "error"),
+        *("--drain-grace-s", "0.1", *capacity(_MAX_RUNNING, _PROMPT_TOKENS + NUM_TOKENS)),
+        *(("--otlp-endpoint", endpoint) if endpoint else ()),
+    )
+    service = stack.enter_context(
+        observed_service(*options, environment=dict(os.environ), has_metrics=bool(endpoint))
+    )
+    (front,) = service.pids("front")
+    watched = [*service.pids("engine"), *service.pids("observer"), *own]
+    return Side(
+        name=name,
+        port=service.port,
+        server=front,
+        watched=watched,
+        ticks=TickReader(folder, front),
+        service=service,
+        count=count,
+    )
+
+
+def _peer_side(stack: contextlib.ExitStack, name: str, folder: Path) -> Side:
+    role = _PEER_ROLES[name]
+    endpoint, count, own = _collector(stack, name)
+    port, pid = _program(stack, role, *((endpoint,) if endpoint else ()))
+    ticks = TickReader(folder, pid)
+    return Side(name=name, port=port, server=pid, watched=own, ticks=ticks, count=count)
+
+
+def _collector(
+    stack: contextlib.ExitStack, name: str
+) -> tuple[str, Callable[[], dict[str, int]] | None, list[int]]:
+    """Where a side's spans go, who counts them, and the pids of that."""
+    if name in (OFF, BARE, METADATA):
+        return "", None, []
+    if name == DEAD:
+        held = stack.enter_context(socket.socket())
+        held.bind(("127.0.0.1", 0))
+        return f"http://127.0.0.1:{held.getsockname()[1]}", None, []
+    port, pid = _program(stack, "hanging" if name == HANGING else "collector")
+    if name == HANGING:
+        return f"http://127.0.0.1:{port}", None, [pid]
+    channel = stack.enter_context(grpc.insecure_channel(f"127.0.0.1:{port}"))
+    ask: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(COUNT_METHOD)
+
+    def count() -> dict[str, int]:
+        found: dict[str, int] = json.loads(ask(b"", timeout=10))
+        return found
+
+    return f"http://127.0.0.1:{port}", count, [pid]
+
+
+def _program(stack: contextlib.ExitStack, *arguments: str) -> tuple[int, int]:
+    """The port and the pid of one of the processes of `tracing_peers`."""
+    command = (sys.executable, str(_HERE / "tracing_peers.py"), *arguments)
+    started = stack.enter_context(process(*command))
+    assert started.stdout is not None
+    line = started.stdout.readline()
+    if not line:
+        raise RunFailed(f"{' '.join(arguments)} did not start")
+    return int(line), started.pid
+
+
+def _prepare_environment(stack: contextlib.ExitStack, folder: Path) -> None:
+    """Of the processes to come: their loops tick, and traces go where we say."""
+    before = dict(os.environ)
+
+    def restore() -> None:
+        os.environ.clear()
+        os.environ.update(before)
+
+    stack.callback(restore)
+    for name in [name for name in os.environ if name.startswith("OTEL_")]:
+        del os.environ[name]
+    paths = [str(_HERE / "ticking_site"), str(_HERE), os.environ.get("PYTHONPATH", "")]
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+    os.environ[FOLDER_VARIABLE] = str(folder)
+
+
+def _request() -> str:
+    message = pb.GenerateRequest(
+        token_ids=prompt_pb2.TokenPrompt(ids=range(5, 5 + _PROMPT_TOKENS)),
+        sampling=options_pb2.SamplingOptions(temperature=0.0),
+        stopping=options_pb2.StoppingOptions(max_tokens=NUM_TOKENS, ignore_eos=True),
+    )
+    return message.SerializeToString().hex()
+
+
+def _pin(side: Side) -> None:
+    cores = sorted(ALL_CORES)
+    if len(cores) < 2:
+        return
+    _set_cores(side.server, {cores[-1]})
+    others = set(cores[:-1])
+    parents = [] if side.service is None else [side.service.process.pid]
+    for pid in (*side.watched, *parents):
+        _set_cores(pid, others)
+    os.sched_setaffinity(0, others)
+
+
+def _set_cores(pid: int, cores: set[int]) -> None:
+    for thread in psutil.Process(pid).threads():
+        with contextlib.suppress(ProcessLookupError):
+            os.sched_setaffinity(thread.id, cores)

@@ -1,0 +1,71 @@
+"""All who live in the scheduler, for people who look.
+
+Owns the list and its order. Reads everything, changes nothing; may take milliseconds.
+"""
+
+from penstock.scheduler.arrival_order import seniority
+from penstock.scheduler.lifecycle import Lifecycle
+from penstock.scheduler.live_view import LiveView
+from penstock.scheduler.request import Request
+from penstock.scheduler.waiting_queue import expiry_s
+
+MAX_POSITIONS = 1000
+"""How many of those who wait are told their position."""
+
+
+def census(life: Lifecycle) -> tuple[LiveView, ...]:
+    """Who runs, most senior first; then who waits, as they would go; then the rest of those.
+
+    The rest, without a position: those behind the first thousand, outputs that wait for their
+    prompt, and whose tenants run as many as they may.
+    """
+    running = [_running(life, request) for request in sorted(life.running, key=seniority)]
+    first = life.queue.order.first(MAX_POSITIONS)
+    keys = {request.spec.key for request in first}
+    rest = [request for request in life.queue if request.spec.key not in keys]
+    waiting = [_waiting(life, request, place) for place, request in enumerate(first)]
+    return (*running, *waiting, *(_waiting(life, one, None) for one in sorted(rest, key=seniority)))
+
+
+def _running(life: Lifecycle, request: Request) -> LiveView:
+    spec, slot, arrays = request.spec, request.slot, life.arrays
+    num_prompt = spec.num_original_prompt_tokens
+    return LiveView(
+        key=spec.key,
+        request_id=spec.request_id,
+        tenant=spec.tenant,
+        output_index=spec.output_index,
+        state=request.state,
+        priority=spec.priority,
+        arrival_s=spec.arrival_s,
+        deadline_s=expiry_s(request),
+        num_prompt_tokens=num_prompt,
+        num_output_tokens=int(arrays.num_tokens[slot]) - num_prompt,
+        num_computed_tokens=int(arrays.num_computed[slot]),
+        num_blocks=int(arrays.num_blocks[slot]),
+        num_preemptions=request.num_preemptions,
+        slot=slot,
+        trace_id=spec.trace_id,
+    )
+
+
+def _waiting(life: Lifecycle, request: Request, position: int | None) -> LiveView:
+    spec, num_prompt = request.spec, request.spec.num_original_prompt_tokens
+    return LiveView(
+        key=spec.key,
+        request_id=spec.request_id,
+        tenant=spec.tenant,
+        output_index=spec.output_index,
+        state=request.state,
+        priority=spec.priority,
+        arrival_s=spec.arrival_s,
+        deadline_s=expiry_s(request),
+        num_prompt_tokens=num_prompt,
+        num_output_tokens=len(request.tokens) - num_prompt,
+        num_computed_tokens=0,
+        num_blocks=0,
+        num_preemptions=request.num_preemptions,
+        waits_for=life.waits.reason_of(request),
+        queue_position=position,
+        trace_id=spec.trace_id,
+    )

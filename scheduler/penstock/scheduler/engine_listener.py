@@ -1,0 +1,30 @@
+"""Who is told what an engine does, as it does it.
+
+Owns the seam between an engine and a recorder of it. Does not know what is recorded.
+"""
+
+from typing import Protocol
+
+from penstock.scheduler.batch import Batch
+from penstock.scheduler.events import StepEvents
+from penstock.scheduler.request import RequestSpec
+from penstock.scheduler.step_note import StepNote
+
+
+class EngineListener(Protocol):
+    """Called on the engine's thread, in every turn: it must be quick, and must not raise."""
+
+    def note_submit(self, specs: tuple[RequestSpec, ...]) -> None:
+        """These are about to be queued: the outputs of one request, leader first."""
+        ...
+
+    def note_launch(self, batch: Batch, launched_s: float) -> None:
+        """The executor is about to get a step; the arrays are as it will find them."""
+        ...
+
+    def note_turn(self, events: StepEvents, note: StepNote | None) -> None:
+        """A turn is over, and this is its news; `note`: of the step whose result is in them.
+
+        A step without rows has none, and of a self-paced executor a turn is one step.
+        """
+        ...

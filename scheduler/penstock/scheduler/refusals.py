@@ -1,0 +1,32 @@
+"""A verdict as news.
+
+Owns how a request's end in ERROR is told. Does not know what led to the verdict.
+"""
+
+from penstock.scheduler.events import Failed, Stay, Wait
+from penstock.scheduler.outlook import Verdict
+from penstock.scheduler.request import RequestSpec
+
+
+def failed(
+    spec: RequestSpec,
+    now: float,
+    verdict: Verdict,
+    *,
+    detail: str = "",
+    wait: Wait | None = None,
+    stay: Stay | None = None,
+) -> Failed:
+    """The end of a request at `now`; its id goes with what its executor said of it."""
+    return Failed(
+        key=spec.key,
+        at_s=now,
+        reason=verdict.reason,
+        request_id=spec.request_id if detail else "",
+        detail=detail,
+        estimate_s=verdict.estimate_s,
+        deadline_s=verdict.deadline_s,
+        retry_after_s=verdict.retry_after_s,
+        wait=wait,
+        stay=stay,
+    )

@@ -1,0 +1,137 @@
+"""What became of each stay in the running batch: how many steps, beside how many.
+
+Owns the account of every slot while somebody is in it, and what must be known of the steps' sizes.
+Does not know who is in a slot nor why it is left. What happens once to a request is noted; a step
+costs the same however many run.
+"""
+
+from bisect import bisect_right
+from collections.abc import Sequence
+
+from penstock.scheduler.events import Stay
+from penstock.scheduler.flight import Chunk
+
+_NOT_DECODING = -1
+
+
+class _LeastSince:
+    """The least of a series of values from any step on until now.
+
+    Kept are the steps from which on that least is another one: one entry for each different value
+    at most, both columns rising. Whoever asks finds theirs by bisection.
+    """
+
+    __slots__ = ("_starts", "_values")
+
+    def __init__(self) -> None:
+        self._starts: list[int] = []
+        self._values: list[int] = []
+
+    def note(self, step: int, value: int) -> None:
+        """The value from `step` on."""
+        starts, values = self._starts, self._values
+        while values and values[-1] >= value:
+            step = starts.pop()
+            values.pop()
+        starts.append(step)
+        values.append(value)
+
+    def since(self, step: int) -> int:
+        """The least from `step` on; there must have been a value by then."""
+        return self._values[bisect_right(self._starts, step) - 1]
+
+
+class _Account:
+    """One slot's: rows of prefill, those of them that only ask again, and steps that decoded.
+
+    `is_again`: the next one does.
+    """
+
+    __slots__ = (
+        "decoding_since",
+        "first_step",
+        "is_again",
+        "num_decodes",
+        "num_prefills",
+        "num_repeats",
+        "sizes",
+    )
+
+    def __init__(self, first_step: int) -> None:
+        self.first_step = first_step
+        self.num_prefills = 0
+        self.num_repeats = 0
+        self.is_again = False
+        self.num_decodes = 0
+        self.decoding_since = _NOT_DECODING
+        # Least and greatest, once it has had its last step.
+        self.sizes: tuple[int, int] | None = None
+
+
+class Stays:
+    """The accounts of all slots. Steps are counted from 0, `num_steps` is the next one's."""
+
+    def __init__(self, num_slots: int) -> None:
+        self._accounts = [_Account(0) for _ in range(num_slots)]
+        self._size = 0
+        self._least = _LeastSince()
+        self._greatest = _LeastSince()
+        self.num_steps = 0
+
+    def note_step(self, size: int, chunks: Sequence[Chunk]) -> None:
+        """A step of so many rows is planned, `chunks` of them prefill."""
+        # One without rows is nobody's.
+        if size and size != self._size:
+            self._size = size
+            self._least.note(self.num_steps, size)
+            self._greatest.note(self.num_steps, -size)
+        self.num_steps += 1
+        for chunk in chunks:
+            account = self._accounts[chunk.slot]
+            account.num_prefills += 1
+            if account.is_again:
+                account.num_repeats += 1
+                account.is_again = False
+
+    def begin(self, slot: int) -> None:
+        """Somebody enters a slot, and has tokens in the next step."""
+        self._accounts[slot] = _Account(self.num_steps)
+
+    def start_decoding(self, slot: int) -> None:
+        """From the next step on it has one token in each."""
+        self._accounts[slot].decoding_since = self.num_steps
+
+    def prefill_again(self, slot: int) -> None:
+        """The last step brought it nothing; its row is planned anew, as prefill."""
+        account = self._accounts[slot]
+        account.is_again = True
+        self._stop_decoding(account)
+
+    def stop_decoding(self, slot: int) -> None:
+        """It has had its last step."""
+        account = self._accounts[slot]
+        self._stop_decoding(account)
+        account.sizes = self._sizes_since(account.first_step)
+
+    def end(self, slot: int) -> Stay:
+        """The slot is left; what the stay was."""
+        account = self._accounts[slot]
+        self._stop_decoding(account)
+        num_steps = account.num_prefills + account.num_decodes
+        if not num_steps:
+            return Stay()
+        least, greatest = account.sizes or self._sizes_since(account.first_step)
+        return Stay(
+            num_chunks=account.num_prefills - account.num_repeats,
+            num_steps=num_steps,
+            min_batch_size=least,
+            max_batch_size=greatest,
+        )
+
+    def _stop_decoding(self, account: _Account) -> None:
+        if account.decoding_since != _NOT_DECODING:
+            account.num_decodes += self.num_steps - account.decoding_since
+            account.decoding_since = _NOT_DECODING
+
+    def _sizes_since(self, step: int) -> tuple[int, int]:
+        return self._least.since(step), -self._greatest.since(step)

@@ -1,0 +1,188 @@
+"""`penstock top`: a live view of a service, on its operations port.
+
+Owns the command, its keys and the rhythm of its looks. What is shown is `top_view.py`'s.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import select
+import sys
+import termios
+import time
+import tty
+from collections.abc import Generator
+from typing import TYPE_CHECKING, TextIO
+
+from penstock.server.cli.command import Subparsers
+from penstock.server.cli.connection import (
+    UsageError,
+    add_operations_option,
+    describe_error,
+    run_reporting,
+    seconds,
+)
+from penstock.server.cli.exit_codes import EXIT_CODES_HELP, ExitCode
+from penstock.server.cli.report import plain
+from penstock.server.cli.top_board import SORT_KEYS, Board
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from penstock.client import SyncOperationsClient
+
+DEFAULT_INTERVAL_S = 1.0
+LOOK_DEADLINE_S = 2.0
+"""How long a look may take before the service counts as silent; keys wait for it."""
+MAX_REQUESTS = 1000
+"""Requests that are asked for: the oldest."""
+_WIDTH_WITHOUT_TERMINAL = 120
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    """Add `top` to the command line."""
+    parser = subparsers.add_parser(
+        "top",
+        help="watch a service: requests, tokens, latency, the KV pool",
+        description="Show what a service does, again and again. Keys: q quits, s sorts. Needs the"
+        " package rich.",
+        epilog=EXIT_CODES_HELP,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_operations_option(parser)
+    parser.add_argument(
+        "--interval",
+        type=seconds,
+        default=DEFAULT_INTERVAL_S,
+        metavar="SECONDS",
+        help=f"time between two looks (default: {DEFAULT_INTERVAL_S:g})",
+    )
+    parser.add_argument("--sort", choices=tuple(SORT_KEYS), default="age", help="default: age")
+    parser.add_argument(
+        "--once", action="store_true", help="one look, written to stdout, and an end"
+    )
+    parser.add_argument("--json", action="store_true", help="with --once: as one line of JSON")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the command; the exit code."""
+    return run_reporting("top", lambda: _top(args))
+
+
+def _top(args: argparse.Namespace) -> int:
+    if args.json and not args.once:
+        raise UsageError("--json goes with --once")
+    if not args.once and not sys.stdout.isatty():
+        raise UsageError("stdout is no terminal: --once writes one frame anywhere")
+    console = None if args.json else _console()
+    board = Board(args.address, sort_key=args.sort)
+    with _connect(args.address) as client:
+        if args.once:
+            _look(client, board)
+            if console is None:
+                print(_json(board))
+            else:
+                _print_frame(console, board)
+            return ExitCode.OK
+        assert console is not None
+        return _watch(console, client, board, args.interval)
+
+
+def _connect(address: str) -> "SyncOperationsClient":
+    from penstock.client import NO_RETRY, ChannelConfig, SyncOperationsClient
+
+    try:
+        # It looks again anyway: a look is not to wait for a service that is away.
+        channel = ChannelConfig(max_reconnect_backoff_s=DEFAULT_INTERVAL_S)
+        return SyncOperationsClient(address, retry=NO_RETRY, channel=channel)
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+
+
+def _console() -> "Console":
+    try:
+        from rich.console import Console
+    except ModuleNotFoundError:
+        raise UsageError(
+            "needs the package rich: pip install 'penstock[top]', or use --once --json"
+        ) from None
+    if sys.stdout.isatty():
+        return Console()
+    width = os.environ.get("COLUMNS", "")
+    return Console(width=int(width) if width.isdecimal() else _WIDTH_WITHOUT_TERMINAL)
+
+
+def _look(client: "SyncOperationsClient", board: Board) -> None:
+    """Ask once; raises PenstockError."""
+    stats = client.get_stats(deadline_s=LOOK_DEADLINE_S)
+    requests = client.list_requests(max_requests=MAX_REQUESTS, deadline_s=LOOK_DEADLINE_S)
+    board.take(stats, requests)
+
+
+def _watch(
+    console: "Console", client: "SyncOperationsClient", board: Board, interval_s: float
+) -> int:
+    from rich.live import Live
+
+    from penstock.client import PenstockError
+    from penstock.server.cli.top_view import frame_of
+
+    live = Live(console=console, screen=True, auto_refresh=False)
+    with _keys(sys.stdin) as can_type, live, contextlib.suppress(KeyboardInterrupt):
+        while True:
+            begun_s = time.monotonic()
+            try:
+                _look(client, board)
+            except PenstockError as error:
+                board.miss(describe_error(error))
+            # Keys are heard until it is time for the next look.
+            while True:
+                size = console.size
+                frame = frame_of(board, width=size.width, height=size.height)
+                live.update(frame, refresh=True)
+                key = _key(max(0.0, begun_s + interval_s - time.monotonic()), can_type)
+                if key in ("q", "Q", "\x1b"):
+                    return ExitCode.OK
+                if key in ("s", "S"):
+                    board.sort_by_next()
+                if not key:
+                    break
+    return ExitCode.OK
+
+
+def _print_frame(console: "Console", board: Board) -> None:
+    from penstock.server.cli.top_view import frame_of
+
+    console.print(frame_of(board, width=console.width))
+
+
+def _json(board: Board) -> str:
+    assert board.stats is not None
+    requests = [plain(request) for request in board.sorted_requests]
+    return json.dumps({"stats": plain(board.stats), "requests": requests})
+
+
+@contextlib.contextmanager
+def _keys(terminal: TextIO) -> Generator[bool]:
+    """Hear single keys; False where there is nobody to type."""
+    if not terminal.isatty():
+        yield False
+        return
+    before = termios.tcgetattr(terminal)
+    try:
+        tty.setcbreak(terminal)
+        yield True
+    finally:
+        termios.tcsetattr(terminal, termios.TCSADRAIN, before)
+
+
+def _key(timeout_s: float, can_type: bool) -> str:
+    """The next key, "" when none was typed in time."""
+    sources = [sys.stdin.fileno()] if can_type else []
+    ready, _, _ = select.select(sources, [], [], timeout_s)
+    if not ready:
+        return ""
+    # Past Python's buffer, which select does not see. Nobody types any more: as if q was typed.
+    return os.read(sys.stdin.fileno(), 1).decode("utf-8", "replace") or "q"

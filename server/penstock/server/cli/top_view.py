@@ -1,0 +1,268 @@
+"""How `penstock top` looks: one frame of it, for rich.
+
+Owns the drawing. Needs the package `rich`, which the command line does without elsewhere: imported
+when there is something to draw.
+"""
+
+import time
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from penstock.client import ModelState, RequestState, WaitReason
+from penstock.server.cli.report import printable
+from penstock.server.cli.top_board import SORT_KEYS, Board
+from penstock.server.cli.top_figures import cells_of, count, duration, span, sparkline
+
+if TYPE_CHECKING:
+    from penstock.client import LiveRequest, ModelStats, Percentiles, ServerStats
+
+MAX_POOL_LINES = 4
+MAX_OWNERS = 6
+"""Tenants that are told apart in the picture of the KV pool."""
+_OWNER_STYLES = ("cyan", "magenta", "yellow", "green", "blue", "red")
+_USED, _CACHED, _FREE = "█", "▒", "·"
+_STATE_STYLES = {
+    ModelState.READY: "bold green",
+    ModelState.LOADING: "bold yellow",
+    ModelState.RECOVERING: "bold yellow",
+    ModelState.DRAINING: "bold magenta",
+}
+_NUM_TABLE_EXTRAS = 2
+"""Lines of the table of requests that are no requests."""
+_COLUMNS = (
+    ("REQUEST", False, 36),
+    ("TENANT", False, 16),
+    ("PHASE", False, 10),
+    ("WAITS FOR", False, 16),
+    ("AGE", True, 8),
+    ("PROMPT", True, 20),
+    ("OUT", True, 8),
+    ("BLOCKS", True, 8),
+    ("PREEMPTED", True, 9),
+    ("UNREAD", True, 8),
+    ("LEFT", True, 8),
+)
+"""Name, whether it holds numbers, and most characters. LEFT: until the deadline."""
+_WIDE = 110
+_NUM_NARROW_COLUMNS = 8
+
+
+def frame_of(board: Board, *, width: int, height: int | None = None) -> RenderableType:
+    """One frame. `height` None: as long as it takes, for paper rather than a screen with keys."""
+    if board.stats is None:
+        return Text(f"{board.address}: {board.problem or 'no answer yet'}", style="bold red")
+    head: list[RenderableType] = []
+    if board.problem:
+        problem = f"no answer since {_clock(board.stats.time_s)}, trying again: {board.problem}"
+        head.append(Text(problem, style="bold red", no_wrap=True, overflow="ellipsis"))
+    for model in board.stats.models:
+        head += _model_lines(board, model, board.stats, width)
+    requests = board.sorted_requests
+    if height is None:
+        num_rows = len(requests)
+    else:
+        num_head = sum(_num_lines(part) for part in head)
+        num_rows = max(0, height - num_head - _NUM_TABLE_EXTRAS)
+    caption = _requests_caption(board, num_rows, has_keys=height is not None)
+    return Group(*head, caption, _requests_table(requests[:num_rows], width))
+
+
+def _model_lines(
+    board: Board, model: "ModelStats", stats: "ServerStats", width: int
+) -> list[RenderableType]:
+    return [
+        _title(board, model, stats),
+        _load_line(model),
+        _totals_line(model),
+        _latency_table(board, model, width),
+        *_pool_lines(board, model, width),
+    ]
+
+
+def _title(board: Board, model: "ModelStats", stats: "ServerStats") -> Text:
+    state = "DRAINING" if stats.is_draining else model.state.name
+    num_backlog = sum(front.num_backlog_tokens for front in stats.fronts)
+    return _line(
+        (f"penstock {board.address} ", "bold"),
+        (f"{printable(model.model)} ", "bold cyan"),
+        (state, _STATE_STYLES.get(model.state, "bold red")),
+        f"  up {span(stats.uptime_s)}  engine {model.engine_epoch}",
+        f" ({model.num_engine_restarts} restarts)" if model.num_engine_restarts else "",
+        f"  fronts {len(stats.fronts)}  backlog {count(num_backlog)} tokens",
+        f"  {_clock(stats.time_s)}",
+    )
+
+
+def _load_line(model: "ModelStats") -> Text:
+    waits = ""
+    if model.wait_reason > WaitReason.UNSPECIFIED:
+        waits = f" for {_words(model.wait_reason.name)}"
+    if model.estimated_queue_s is not None:
+        waits += f" (~{duration(model.estimated_queue_s)})"
+    return _line(
+        "running ",
+        (f"{model.num_processing}/{model.max_num_seqs}", "bold"),
+        "  waiting ",
+        (f"{model.num_pending}", "bold yellow" if model.num_pending else "bold"),
+        waits,
+        "  tokens/s ",
+        (count(model.decode_tokens_per_s), "bold"),
+        " out, ",
+        (count(model.prefill_tokens_per_s), "bold"),
+        " in",
+    )
+
+
+def _totals_line(model: "ModelStats") -> Text:
+    totals = model.totals
+    parts = {
+        "completed": totals.num_completed,
+        "cancelled": totals.num_cancelled,
+        "failed": totals.num_failed,
+        "refused": totals.num_refused,
+        "preempted": totals.num_preemptions,
+    }
+    text = "  ".join(f"{name} {count(value)}" for name, value in parts.items())
+    hits = totals.num_cached_prompt_tokens / max(1, totals.num_prompt_tokens)
+    return _line((f"{text}  prefix hits {hits:.0%}", "dim"))
+
+
+def _latency_table(board: Board, model: "ModelStats", width: int) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    table.add_column("last minute", no_wrap=True)
+    for name in ("p50", "p90", "p99"):
+        table.add_column(name, justify="right", min_width=8, no_wrap=True)
+    table.add_column("", no_wrap=True, overflow="crop")
+    room = max(0, min(60, width - 66))
+    courses = {
+        "TTFT": f"step     {duration(model.mean_step_s):>8} {sparkline(board.step_s, room)}",
+        "ITL": f"tokens/s {count(model.decode_tokens_per_s):>8}"
+        f" {sparkline(board.tokens_per_s, room)}",
+    }
+    rows = {"TTFT": model.ttft, "ITL": model.itl, "queue": model.queue, "total": model.e2e}
+    for name, values in rows.items():
+        table.add_row(name, *_percentiles(values), Text(courses.get(name, ""), style="cyan"))
+    return table
+
+
+def _percentiles(values: "Percentiles") -> tuple[str, str, str]:
+    return duration(values.p50_s), duration(values.p90_s), duration(values.p99_s)
+
+
+def _pool_lines(board: Board, model: "ModelStats", width: int) -> list[RenderableType]:
+    """The KV pool as a grid: used blocks by tenant, then cached and free ones."""
+    cache = model.cache
+    caption = _line(
+        f"KV pool  {count(cache.num_total_blocks)} blocks of {cache.block_size_tokens} tokens: ",
+        (f"{count(cache.num_used_blocks)} used", "bold"),
+        f", {count(cache.num_cached_blocks)} cached, {count(cache.num_free_blocks)} free",
+    )
+    if not cache.num_total_blocks:
+        return [caption]
+    owners = _owners(board.requests, model.model, cache.num_used_blocks)
+    parts = [*owners.values(), cache.num_cached_blocks, cache.num_free_blocks]
+    cells = cells_of(parts, MAX_POOL_LINES * width)
+    grid = Text()
+    for index, num_cells in enumerate(cells[:-2]):
+        grid.append(_USED * num_cells, style=_OWNER_STYLES[index % len(_OWNER_STYLES)])
+    grid.append(_CACHED * cells[-2], style="bright_black")
+    grid.append(_FREE * cells[-1], style="bright_black")
+    lines = list(grid.divide(range(width, len(grid), width)))
+    legend = Text("  ")
+    for index, (name, num_blocks) in enumerate(owners.items()):
+        style = _OWNER_STYLES[index % len(_OWNER_STYLES)]
+        legend.append(f"{_USED} {name} {count(num_blocks)}  ", style=style)
+    legend.append(f"{_CACHED} cached  {_FREE} free", style="bright_black")
+    legend.no_wrap = True
+    return [caption, *lines, legend]
+
+
+def _owners(
+    requests: "tuple[LiveRequest, ...]", model: str, num_used_blocks: int
+) -> dict[str, int]:
+    """Used blocks by tenant, the largest first; what nobody in sight holds is "other".
+
+    Outputs that share a block count it each, and lists are older than sums, so shares are scaled
+    where they exceed what is used.
+    """
+    held: Counter[str] = Counter()
+    for request in requests:
+        if request.model == model and request.num_blocks:
+            held[printable(request.tenant) or "requests"] += request.num_blocks
+    owners = dict(held.most_common(MAX_OWNERS - 1))
+    total = sum(held.values())
+    if total > num_used_blocks:
+        owners = {name: num * num_used_blocks // total for name, num in owners.items()}
+    num_other = num_used_blocks - sum(owners.values())
+    if num_other > 0:
+        owners["other"] = num_other
+    return owners
+
+
+def _requests_caption(board: Board, num_rows: int, *, has_keys: bool) -> Text:
+    num_hidden = len(board.requests) - num_rows
+    more = f", {num_hidden} more" if num_hidden > 0 else ""
+    keys = f"   q quit, s sort ({'/'.join(SORT_KEYS)})" if has_keys else ""
+    return _line((f"{len(board.requests)} requests by {board.sort_key}{more}{keys}", "dim"))
+
+
+def _requests_table(requests: "list[LiveRequest]", width: int) -> Table:
+    columns = _COLUMNS if width >= _WIDE else _COLUMNS[:_NUM_NARROW_COLUMNS]
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    for name, is_number, max_width in columns:
+        table.add_column(
+            name,
+            justify="right" if is_number else "left",
+            no_wrap=True,
+            overflow="ellipsis",
+            max_width=max_width,
+        )
+    for request in requests:
+        is_running = request.state is RequestState.PROCESSING
+        cells = _request_cells(request)[: len(columns)]
+        table.add_row(*cells, style="" if is_running else "yellow")
+    return table
+
+
+def _request_cells(request: "LiveRequest") -> list[Text]:
+    waits = _words(request.wait_reason.name) if request.wait_reason > 0 else ""
+    if request.queue_position is not None:
+        waits = f"#{request.queue_position} {waits}".rstrip()
+    prompt = count(request.usage.num_prompt_tokens)
+    if request.usage.num_cached_prompt_tokens:
+        prompt += f" ({count(request.usage.num_cached_prompt_tokens)} hit)"
+    cells = (
+        printable(request.request_id),
+        printable(request.tenant) or "-",
+        _words(request.phase.name) if request.phase > 0 else _words(request.state.name),
+        waits,
+        span(request.timings.total_s),
+        prompt,
+        count(request.usage.num_completion_tokens),
+        count(request.num_blocks),
+        str(request.num_preemptions),
+        count(request.num_backlog_tokens),
+        "-" if request.time_to_deadline_s is None else span(max(0.0, request.time_to_deadline_s)),
+    )
+    # As Text, because rich would read brackets in an id as markup.
+    return [Text(cell) for cell in cells]
+
+
+def _num_lines(part: RenderableType) -> int:
+    return part.row_count + 1 if isinstance(part, Table) else 1
+
+
+def _line(*parts: str | tuple[str, str]) -> Text:
+    return Text.assemble(*parts, no_wrap=True, overflow="ellipsis")
+
+
+def _words(name: str) -> str:
+    return name.lower().replace("_", " ")
+
+
+def _clock(time_s: float) -> str:
+    return time.strftime("%H:%M:%S", time.localtime(time_s))

@@ -1,0 +1,88 @@
+"""Writes a flight recording to a file, of an engine that runs or of one that is no more.
+
+Owns the folder, the names, who may read them and how many are kept.
+"""
+
+import os
+import re
+import stat
+import tempfile
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+
+from penstock.server.flight.reader import FlightReader
+
+MAX_NUM_FILES = 8
+_PREFIX, _SUFFIX = "penstock-flight-", ".bin"
+_MAX_WHY_CHARS = 40
+
+
+def default_folder() -> Path:
+    """A folder of this user's in the system's place for temporary files."""
+    return Path(tempfile.gettempdir()) / f"penstock-flight-{os.geteuid()}"
+
+
+def dump(memory: int, folder: Path | None, why: str) -> Path:
+    """Write the memory of a descriptor to a new file of `folder`; None: `default_folder`.
+
+    The file is its owner's alone, and there as a whole or not at all. The newest `MAX_NUM_FILES`
+    are kept. `why` becomes part of the name. Raises FlightError when no engine has written yet,
+    OSError (PermissionError for a default folder that is not ours) when it cannot be written.
+    """
+    reader = FlightReader(memory)
+    try:
+        data = reader.copy(time.monotonic())
+    finally:
+        reader.close()
+    folder = own_default_folder() if folder is None else folder
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path = folder / _name(why)
+    _write(path, data)
+    _forget_old(folder)
+    return path
+
+
+def own_default_folder() -> Path:
+    """The default folder, made where it is missing.
+
+    Raises PermissionError when somebody else has put something there: the place is open to all.
+    """
+    folder = default_folder()
+    folder.mkdir(mode=0o700, exist_ok=True)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+        raise PermissionError(f"{folder} is not a folder of this user's")
+    if stat.S_IMODE(found.st_mode) != 0o700:
+        folder.chmod(0o700)
+    return folder
+
+
+def _name(why: str) -> str:
+    told = re.sub(r"[^a-z0-9]+", "-", why.lower()).strip("-")[:_MAX_WHY_CHARS] or "asked"
+    at = datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%fZ")
+    return f"{_PREFIX}{at}-{told}{_SUFFIX}"
+
+
+def _write(path: Path, data: bytes) -> None:
+    partial = path.with_name(f".{path.name}.part")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    fd = os.open(partial, flags, 0o600)
+    try:
+        try:
+            rest = memoryview(data)
+            while rest:
+                rest = rest[os.write(fd, rest) :]
+        finally:
+            os.close(fd)
+        partial.rename(path)
+    except OSError:
+        partial.unlink(missing_ok=True)
+        raise
+
+
+def _forget_old(folder: Path) -> None:
+    # Names sort by time.
+    files = sorted(folder.glob(f"{_PREFIX}*{_SUFFIX}"))
+    for path in files[:-MAX_NUM_FILES]:
+        path.unlink(missing_ok=True)

@@ -1,0 +1,117 @@
+"""Events of the Chrome trace event format, in an order that every viewer reads alike.
+
+Owns the format: complete slices that nest, counters, instants, flows that are bound to a slice,
+metadata; whole nanoseconds, so that no rounding lets a slice stick out of the one around it. Does
+not know what is drawn. Format: "Trace Event Format", Chromium project.
+"""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+_FLUSH_BYTES = 64 * 1024
+_SLICE, _FLOW, _INNER, _MARK = range(4)
+
+
+class TraceEvents:
+    """Collects events; times are seconds, counted from `base_s`."""
+
+    def __init__(self, base_s: float) -> None:
+        self._base_s = base_s
+        self._metadata: dict[tuple[int, int, str], dict[str, Any]] = {}
+        # With what orders them: nanoseconds, rank, length.
+        self._events: list[tuple[int, int, int, dict[str, Any]]] = []
+
+    def name_process(self, pid: int, name: str) -> None:
+        """Name a group of tracks; groups stand in order of `pid`."""
+        self._meta("process_name", pid, 0, {"name": name})
+        self._meta("process_sort_index", pid, 0, {"sort_index": pid})
+
+    def name_thread(self, pid: int, tid: int, name: str) -> None:
+        """Name a track, once or again; tracks of a group stand in order of `tid`."""
+        self._meta("thread_name", pid, tid, {"name": name})
+        self._meta("thread_sort_index", pid, tid, {"sort_index": tid})
+
+    def slice(
+        self,
+        track: tuple[int, int],
+        name: str,
+        start_s: float,
+        end_s: float,
+        args: dict[str, Any],
+        *,
+        is_inner: bool = False,
+    ) -> int:
+        """A slice of at least a nanosecond on track (pid, tid); its start in nanoseconds.
+
+        `is_inner`: it lies within another of the same track, and is left out if it has no length.
+        """
+        start, end = self._ns(start_s), self._ns(end_s)
+        if is_inner and end <= start:
+            return start
+        length = max(end - start, 1)
+        event = self._event("X", track, start, name, args)
+        event["dur"] = length / 1e3
+        self._events.append((start, _INNER if is_inner else _SLICE, -length, event))
+        return start
+
+    def instant(self, track: tuple[int, int], name: str, at_s: float, args: dict[str, Any]) -> None:
+        """A mark on a track."""
+        at = self._ns(at_s)
+        self._events.append((at, _MARK, 0, {**self._event("i", track, at, name, args), "s": "t"}))
+
+    def counter(self, pid: int, name: str, at_s: float, values: dict[str, float]) -> None:
+        """Values from `at_s` on."""
+        at = self._ns(at_s)
+        self._events.append((at, _MARK, 0, self._event("C", (pid, 0), at, name, values)))
+
+    def flow(self, number: int, name: str, points: list[tuple[tuple[int, int], int]]) -> None:
+        """An arrow through slices: (track, nanoseconds) within each, in order of time.
+
+        Fewer than two points draw nothing.
+        """
+        if len(points) < 2:
+            return
+        for place, (track, at) in enumerate(points):
+            phase = "s" if not place else "f" if place == len(points) - 1 else "t"
+            event = self._event(phase, track, at, name, None)
+            event |= {"id": number, "cat": "request"}
+            if phase == "f":
+                event["bp"] = "e"
+            self._events.append((at, _FLOW, place, event))
+
+    def json(self, other: dict[str, Any]) -> Iterator[bytes]:
+        """The whole file in pieces; `other`: what viewers show as its metadata."""
+        self._events.sort(key=lambda event: event[:3])
+        head = json.dumps({"displayTimeUnit": "ms", "otherData": other}, allow_nan=False)
+        pieces = bytearray(f'{head[:-1]}, "traceEvents": [\n'.encode())
+        separator = b""
+        events = (event[3] for event in self._events)
+        for source in (self._metadata.values(), events):
+            for event in source:
+                pieces += separator
+                pieces += json.dumps(event, allow_nan=False).encode()
+                separator = b",\n"
+                if len(pieces) >= _FLUSH_BYTES:
+                    yield bytes(pieces)
+                    pieces.clear()
+        yield bytes(pieces) + b"\n]}\n"
+
+    def _ns(self, at_s: float) -> int:
+        return max(0, round((at_s - self._base_s) * 1e9))
+
+    def _meta(self, name: str, pid: int, tid: int, args: dict[str, Any]) -> None:
+        self._metadata[pid, tid, name] = {
+            "ph": "M",
+            "pid": pid,
+            "tid": tid,
+            "name": name,
+            "args": args,
+        }
+
+    def _event(
+        self, phase: str, track: tuple[int, int], at: int, name: str, args: dict[str, Any] | None
+    ) -> dict[str, Any]:
+        event: dict[str, Any] = {"ph": phase, "pid": track[0], "tid": track[1], "ts": at / 1e3}
+        event["name"] = name
+        return event if args is None else {**event, "args": args}

@@ -1,0 +1,95 @@
+"""What a stream tells before its output: that the request is accepted, its prompt, its place.
+
+Owns when that is told. The first message waits a little for the engine's word, so that a refusal
+comes before it and clients may try again. Does not know other requests.
+"""
+
+import asyncio
+from dataclasses import replace
+
+from penstock.scheduler.events import Queued
+from penstock.scheduler.state import RequestState
+from penstock.server.front.events import Accepted, Progress
+from penstock.server.front.prompt_echo import PromptEcho
+from penstock.server.front.stream import TokenStream
+
+
+class Opening:
+    """The opening of one stream. `prompt`: what of the prompt is told.
+
+    `is_due`: there is an acceptance that was not told. `place`: in the engine's queue when it came
+    there.
+    """
+
+    __slots__ = ("_accepted", "_place_to_tell", "_stream", "_timer", "is_due", "place", "prompt")
+
+    def __init__(self, stream: TokenStream) -> None:
+        self.prompt = PromptEcho()
+        self.is_due = False
+        self.place: Queued | None = None
+        self._stream = stream
+        self._accepted: Accepted | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._place_to_tell: Queued | None = None
+
+    def prepare(self, accepted: Accepted, prompt: PromptEcho) -> None:
+        """What is to be told; nothing is yet."""
+        self._accepted, self.prompt = accepted, prompt
+        self.is_due = True
+
+    def accept_after(self, delay_s: float, loop: asyncio.AbstractEventLoop) -> None:
+        """Tell the client that it is accepted, unless the engine's first word comes before."""
+
+        def accept() -> None:
+            self.accept()
+            self._stream.wake()
+
+        self._timer = loop.call_later(delay_s, accept)
+
+    def stop_waiting(self) -> None:
+        """Nobody is left to be told."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def accept(self) -> None:
+        """The engine holds the request: say so, once, and echo the prompt. Wakes nobody."""
+        accepted, self._accepted = self._accepted, None
+        if accepted is None:
+            return
+        self.is_due = False
+        self.stop_waiting()
+        if self._place_to_tell is not None:
+            estimate_s = self._place_to_tell.estimated_queue_s
+            accepted = replace(accepted, estimated_queue_s=estimate_s)
+        self._stream.push(accepted)
+        piece = self.prompt.opening()
+        if piece is not None:
+            self._stream.push(piece)
+
+    def queued(self, place: Queued, *, is_waiting: bool) -> None:
+        """The first output has its place; `is_waiting`: none of the others runs."""
+        if self.place is None:
+            self.place = place
+        if is_waiting:
+            self._place_to_tell = place
+
+    def tell_place(self, state: RequestState, queue_s: float) -> None:
+        """After all of a step's news: where the request stands in the queue, if it is still there.
+
+        Only once and only if somebody goes before it: one that runs in the step that queued it
+        has nothing to hear about queues.
+        """
+        place, self._place_to_tell = self._place_to_tell, None
+        if place is None or not place.num_ahead or state is not RequestState.PENDING:
+            return
+        self._stream.push(
+            Progress(
+                state=RequestState.PENDING,
+                num_cached_prompt_tokens=0,
+                num_preemptions=0,
+                queue_s=queue_s,
+                queue_position=place.num_ahead,
+                estimated_queue_s=place.estimated_queue_s,
+            )
+        )

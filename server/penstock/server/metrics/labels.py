@@ -1,0 +1,96 @@
+"""What a label may say: closed vocabularies, so that nobody outside can make a new series.
+
+Owns the words. Whatever is not among them is told as `other`, and what is absent as `none`: an
+empty label would be no label to Prometheus.
+"""
+
+from collections.abc import Collection
+from typing import Final
+
+from penstock.scheduler.events import WaitReason
+from penstock.scheduler.request import FinishReason
+from penstock.server.front.errors import ErrorReason
+
+OTHER: Final = "other"
+NONE: Final = "none"
+
+METHODS: Final = frozenset(
+    f"penstock.v1.{method}"
+    for method in (
+        "GenerationService/Generate",
+        "GenerationService/GenerateOnce",
+        "GenerationService/Multiplex",
+        "GenerationService/Resume",
+        "GenerationService/Cancel",
+        "ModelService/ListModels",
+        "ModelService/GetModel",
+        "ModelService/Tokenize",
+        "ModelService/Detokenize",
+        "ModelService/LoadModel",
+        "ModelService/UnloadModel",
+    )
+)
+CODES: Final = (
+    "OK",
+    "CANCELLED",
+    "UNKNOWN",
+    "INVALID_ARGUMENT",
+    "DEADLINE_EXCEEDED",
+    "NOT_FOUND",
+    "ALREADY_EXISTS",
+    "PERMISSION_DENIED",
+    "RESOURCE_EXHAUSTED",
+    "FAILED_PRECONDITION",
+    "ABORTED",
+    "OUT_OF_RANGE",
+    "UNIMPLEMENTED",
+    "INTERNAL",
+    "UNAVAILABLE",
+    "DATA_LOSS",
+    "UNAUTHENTICATED",
+)
+"""By the number that gRPC gives them."""
+REASONS: Final = frozenset(reason.value for reason in ErrorReason)
+FINISH_REASONS: Final = frozenset(reason.name for reason in FinishReason)
+REJECTIONS: Final = frozenset(
+    reason.value
+    for reason in (
+        ErrorReason.QUEUE_FULL,
+        ErrorReason.QUOTA_EXCEEDED,
+        ErrorReason.DEADLINE_UNREACHABLE,
+        ErrorReason.DRAINING,
+        ErrorReason.ENGINE_DOWN,
+        ErrorReason.MODEL_NOT_READY,
+        ErrorReason.EXCEEDS_KV_CACHE,
+        ErrorReason.EXECUTOR_REFUSED,
+    )
+)
+"""Reasons to turn a sound request away that lie in the state of the service, not in the request."""
+WAIT_REASONS: Final = (*(reason.name.lower() for reason in WaitReason), OTHER)
+"""`other`: nothing was lacking, the next step had not been planned."""
+OUTCOMES: Final = ("ok", "cancelled", "error")
+DROP_REASONS: Final = frozenset(("full", "no_observer", "no_room", "unreadable", OTHER))
+"""What is there from the start; what else a front counts is told as it names it, within bounds."""
+MAX_DROP_REASONS: Final = 16
+TRACE_DROPS: Final = ("queue_full", "export", "closing", "unwritable")
+"""Why traces are lost; there from the start."""
+
+
+def known(word: str, words: Collection[str]) -> str:
+    """`word` if it is one of `words`, `none` if there is none, else `other`."""
+    if not word:
+        return NONE
+    return word if word in words else OTHER
+
+
+def code_name(code: int) -> str:
+    """The name of a gRPC status code."""
+    return CODES[code] if 0 <= code < len(CODES) else OTHER
+
+
+def outcome(code: int, finish_reason: str) -> str:
+    """One of OUTCOMES: a request that its client gave up is no error of ours."""
+    cancelled = FinishReason.CANCELLED.name
+    if CODES.index(cancelled) == code or (code == 0 and finish_reason == cancelled):
+        return "cancelled"
+    return "ok" if code == 0 else "error"

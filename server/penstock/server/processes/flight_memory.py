@@ -1,0 +1,53 @@
+"""The flight recorder's memory in the supervisor's hands: made once, written down when it counts.
+
+Owns the descriptor that engines and observers inherit. It survives whoever writes there; what the
+rows mean is known elsewhere.
+"""
+
+import asyncio
+import logging
+import os
+
+from penstock.server.telemetry.config import FlightConfig
+
+log = logging.getLogger(__name__)
+
+
+class FlightMemory:
+    """`fd` is -1 until `create`, and for good where there is no memory to be had."""
+
+    def __init__(self, config: FlightConfig) -> None:
+        self.fd = -1
+        self._config = config
+        self._dumping = asyncio.Lock()
+
+    def create(self) -> None:
+        """Make the memory. A service goes on without one, with an error in the log."""
+        # Late: it takes numpy along, and the command line wants to be quick before this.
+        from penstock.server.flight.memory import create_memory
+
+        try:
+            self.fd = create_memory(self._config.num_steps, "penstock-flight")
+        except (OSError, ValueError) as error:
+            log.error("there is no flight recorder: %s", error)  # noqa: TRY400 (in one line)
+
+    def close(self) -> None:
+        """Give it back. Idempotent."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+    async def dump(self, why: str) -> None:
+        """Write what is there to a file of the flight folder and log its path, or why not."""
+        from penstock.server.flight.dump import dump
+
+        if self.fd < 0:
+            log.warning("there is no flight recorder to write down")
+            return
+        async with self._dumping:
+            try:
+                path = await asyncio.to_thread(dump, self.fd, self._config.folder, why)
+            except (OSError, ValueError) as error:
+                log.warning("the flight record was not written: %s", error)
+            else:
+                log.info("flight record (%s): %s", why, path)

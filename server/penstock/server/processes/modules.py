@@ -1,0 +1,5 @@
+"""Which module is run as which process."""
+
+ENGINE_MODULE = "penstock.server.processes.engine_process"
+FRONT_MODULE = "penstock.server.processes.front_process"
+OBSERVER_MODULE = "penstock.server.processes.observer_process"

@@ -1,0 +1,125 @@
+"""The observer's place in the service: its ports, its socket, its process.
+
+Owns all that outlives one observer. One that keeps dying is given up on; the service is not.
+"""
+
+import logging
+import socket
+from collections.abc import Awaitable, Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from penstock.server.config import ObserverLaunch, ServerConfig, launch_to_json
+from penstock.server.processes.child import Child
+from penstock.server.processes.environment import observer_environment
+from penstock.server.processes.listen_port import PortUnavailable, reserve_port
+from penstock.server.processes.modules import OBSERVER_MODULE
+from penstock.server.processes.slot import KeepsDying, Slot
+from penstock.server.telemetry.config import ObserverConfig
+
+log = logging.getLogger(__name__)
+
+_BACKLOG = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surroundings:
+    """What the supervisor knows when an observer is started.
+
+    `config`: the settings in force. `socket_path`: the engine's link. `flight_fd`: the flight
+    recorder's memory. `started_s`: when the service was, monotonic clock.
+    """
+
+    config: ServerConfig
+    socket_path: Path
+    flight_fd: int
+    started_s: float
+
+
+class ObserverPlace:
+    """One of them in a service that wants an observer.
+
+    `surroundings` tells them; `start` starts a child as no orphan; `on_message` hears what an
+    observer says.
+    """
+
+    def __init__(
+        self,
+        config: ObserverConfig,
+        *,
+        surroundings: Callable[[], Surroundings],
+        start: Callable[[Callable[[], Awaitable[Child]]], Awaitable[Child]],
+        on_message: Callable[[dict[str, Any]], None],
+    ) -> None:
+        self.slot = Slot("observer", self._spawn, on_message=on_message)
+        self.socket_path: Path | None = None
+        self._config = config
+        self._surroundings = surroundings
+        self._start = start
+        self._listener: socket.socket | None = None
+        self._ports: dict[str, int | None] = {"metrics_port": None, "operations_port": None}
+
+    def open(self, folder: Path, stack: ExitStack) -> None:
+        """Reserve the ports and listen for fronts. Raises PortUnavailable naming the option."""
+        for name in self._ports:
+            wanted: int | None = getattr(self._config, name)
+            if wanted is None:
+                continue
+            try:
+                reserved = stack.enter_context(reserve_port(self._config.operations_host, wanted))
+            except PortUnavailable as error:
+                raise PortUnavailable(f"{name.replace('_', '-')}: {error}") from error
+            self._ports[name] = reserved.getsockname()[1]
+        path = folder / "observer.sock"
+        self._listener = stack.enter_context(socket.socket(socket.AF_UNIX))
+        self._listener.bind(str(path))
+        self._listener.listen(_BACKLOG)
+        self.socket_path = path
+
+    async def keep_alive(self) -> int:
+        """As `Slot.keep_alive`, but one that keeps dying is no error of the service."""
+        try:
+            return await self.slot.keep_alive()
+        except KeepsDying as failure:
+            log.error("%s: the service goes on without it", failure)  # noqa: TRY400 (in one line)
+            return 0
+        finally:
+            # Fronts are refused from now on, and keep nothing for anybody.
+            if self._listener is not None:
+                self._listener.close()
+
+    def port_lines(self) -> list[str]:
+        """Where operators connect, a line each, for scripts."""
+        host = self._config.operations_host
+        host = f"[{host}]" if ":" in host else host
+        metrics, operations = self._ports["metrics_port"], self._ports["operations_port"]
+        lines: list[str] = []
+        if operations is not None:
+            lines.append(f"penstock operations on {host}:{operations}")
+        if metrics is not None:
+            lines.append(f"penstock metrics on http://{host}:{metrics}/metrics")
+        return lines
+
+    async def _spawn(self) -> Child:
+        assert self._listener is not None
+        now = self._surroundings()
+        launch = ObserverLaunch(
+            server=now.config,
+            socket_path=now.socket_path,
+            listener_fd=self._listener.fileno(),
+            flight_fd=now.flight_fd,
+            metrics_port=self._ports["metrics_port"],
+            operations_port=self._ports["operations_port"],
+            started_s=now.started_s,
+        )
+        return await self._start(
+            lambda: Child.spawn(
+                "observer",
+                OBSERVER_MODULE,
+                launch_to_json(launch),
+                environment=observer_environment(now.config.observer.tracing),
+                inherited_fds=[fd for fd in (launch.listener_fd, launch.flight_fd) if fd >= 0],
+            )
+        )

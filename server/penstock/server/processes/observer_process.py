@@ -1,0 +1,293 @@
+"""The observer process: traces, metrics and the operators' doors, beside the engine and the fronts.
+
+Owns its composition and the way it ends. Nothing that serves requests waits for it. Run by the
+supervisor as `python -m penstock.server.processes.observer_process <control fd>`.
+"""
+
+import asyncio
+import contextlib
+import functools
+import gc
+import logging
+import os
+import socket
+import sys
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+import uvloop
+
+from penstock.scheduler.live_view import LiveView
+from penstock.server.config import ObserverLaunch, launch_from_json
+from penstock.server.link.ports import EngineHello
+from penstock.server.logs import configure_logging
+from penstock.server.observer.consumer import Consumer
+from penstock.server.observer.desk import ServiceDesk
+from penstock.server.observer.engine_line import EngineLine
+from penstock.server.observer.fanout import Fanout
+from penstock.server.observer.flight_box import FlightBox
+from penstock.server.observer.hub import FrontsHub
+from penstock.server.observer.steps import StepPoll
+from penstock.server.operations.snapshot import RequestView
+from penstock.server.processes import process_table
+from penstock.server.processes.control import ChildControl
+from penstock.server.processes.exit_codes import EXIT_CANNOT_START, EXIT_OK
+from penstock.server.processes.failure import in_one_line
+from penstock.server.processes.modules import ENGINE_MODULE
+from penstock.server.processes.orders import Orders
+from penstock.server.telemetry.front_view import FrontView
+from penstock.server.telemetry.record_codec import decode_record
+
+if TYPE_CHECKING:
+    from penstock.server.metrics.service_metrics import ServiceMetrics
+    from penstock.server.operations.snapshots import SnapshotMaker
+    from penstock.server.tracing.export import Tracing
+
+# Run as a program, its own name would be __main__.
+log = logging.getLogger("penstock.server.processes.observer_process")
+
+_HEAR_OUT_S = 0.4
+"""How long fronts that have ended may take to be read to their last word."""
+_TRACES_S = 1.0
+"""How long the last traces may take to leave. The order to stop is obeyed within two seconds."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _Listeners:
+    """Who makes something of what is heard."""
+
+    snapshots: "SnapshotMaker"
+    metrics: "ServiceMetrics | None" = None
+    tracing: "Tracing | None" = None
+
+    def __iter__(self) -> Iterator[Consumer]:
+        """Those that are there."""
+        for listener in (self.snapshots, self.metrics, self.tracing):
+            if listener is not None:
+                yield listener
+
+    def take_totals(self, epoch: int, totals: dict[str, int]) -> None:
+        """The engine's own counts, exact where steps were missed."""
+        if self.metrics is not None:
+            self.metrics.take_totals(epoch, totals)
+
+
+def main(arguments: list[str]) -> int:
+    """Observe until told to finish; the exit code."""
+    control = ChildControl(int(arguments[0]))
+    launch = launch_from_json(ObserverLaunch, control.read_launch())
+    control.hold_lifeline(launch.socket_path)
+    configure_logging("observer", launch.server.log_level)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(_serve(control, launch))
+
+
+async def _serve(control: ChildControl, launch: ObserverLaunch) -> int:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    control.on_stop(lambda: loop.call_soon_threadsafe(stop.set))
+    observer = _Observer(control, launch)
+    try:
+        ports = await observer.start()
+    except (Exception, SystemExit) as error:
+        # Whatever an exporter, a library or a port has against starting.
+        log.debug("cannot start", exc_info=True)
+        control.report_failure(f"observer: {in_one_line(error)}")
+        return EXIT_CANNOT_START
+    gc.collect()
+    gc.freeze()
+    control.report_ready(**ports)
+    await stop.wait()
+    await observer.stop()
+    return EXIT_OK
+
+
+class _Observer:
+    """All of it, put together and taken apart. An observer that cannot start just ends."""
+
+    def __init__(self, control: ChildControl, launch: ObserverLaunch) -> None:
+        self._control = control
+        self._launch = launch
+        self._listeners = listeners = _Listeners(snapshots=_snapshots(launch))
+        consumer = Fanout(listeners)
+        self._hub = FrontsHub(consumer, decode_record)
+        self._engine = EngineLine(launch.socket_path, self._on_engine)
+        self._flight: FlightBox | None = None
+        self._poll: StepPoll | None = None
+        if launch.flight_fd >= 0:
+            self._flight = FlightBox(launch.flight_fd, launch.server.observer.flight.folder)
+            self._poll = StepPoll(self._flight, consumer, listeners.take_totals)
+        self._doors: list[Callable[[], Awaitable[None]]] = []
+
+    async def start(self) -> dict[str, int]:
+        """Begin to listen; the ports, by name."""
+        launch, listeners = self._launch, self._listeners
+        if launch.server.observer.tracing.is_on:
+            from penstock.server.tracing.export import start_tracing
+
+            listeners.tracing = start_tracing(
+                launch.server.observer.tracing, model=launch.server.model
+            )
+        if launch.metrics_port is not None:
+            listeners.metrics = _metrics(launch, listeners, self._hub)
+        if self._poll is not None:
+            self._poll.start()
+        await self._hub.start(socket.socket(fileno=launch.listener_fd))
+        await self._engine.start()
+        return await self._open_doors()
+
+    async def stop(self) -> None:
+        """Hear everybody out, pass it on, and be done within two seconds."""
+        await self._hub.close(_HEAR_OUT_S)
+        if self._poll is not None:
+            await self._poll.stop()
+        await self._engine.close()
+        ends = [door() for door in self._doors]
+        if self._listeners.tracing is not None:
+            ends.append(asyncio.to_thread(self._listeners.tracing.close, _TRACES_S))
+        for problem in await asyncio.gather(*ends, return_exceptions=True):
+            if isinstance(problem, Exception):
+                log.error("an end went wrong: %s", in_one_line(problem))
+
+    async def _open_doors(self) -> dict[str, int]:
+        launch, metrics = self._launch, self._listeners.metrics
+        host = launch.server.observer.operations_host
+        desk = self._desk()
+        ports: dict[str, int] = {}
+        if launch.metrics_port is not None and metrics is not None:
+            from penstock.server.metrics.http import MetricsServer
+            from penstock.server.metrics.live_status import LiveStatus
+
+            page = MetricsServer(
+                host=host,
+                port=launch.metrics_port,
+                metrics=metrics,
+                status=LiveStatus(desk, asyncio.get_running_loop()),
+                is_reserved=True,
+            )
+            page.start()
+            self._doors.append(functools.partial(asyncio.to_thread, page.close))
+            ports["metrics_port"] = page.port
+        if launch.operations_port is not None:
+            from penstock.server.rpc.operations_service import OperationsServer
+
+            server = OperationsServer(desk, host, launch.operations_port, is_port_reserved=True)
+            ports["operations_port"] = await server.start()
+            self._doors.append(server.stop)
+        return ports
+
+    def _desk(self) -> ServiceDesk:
+        from penstock.server.operations.merging import merge
+
+        model = self._launch.server.model
+
+        def merged(
+            outputs: tuple[LiveView, ...], requests: tuple[FrontView, ...]
+        ) -> tuple[RequestView, ...]:
+            now_s, now_unix_s = time.monotonic(), time.time()
+            return merge(
+                outputs,
+                requests,
+                model=model,
+                now_s=now_s,
+                to_unix_s=lambda at_s: now_unix_s + (at_s - now_s),
+            )
+
+        return ServiceDesk(
+            snapshots=self._listeners.snapshots,
+            fronts=self._hub,
+            engine=self._engine,
+            flight=self._flight,
+            merge=merged,
+            carry_out=Orders("observer").carry_out,
+            tell_supervisor=self._control.tell,
+        )
+
+    def _on_engine(self, hello: EngineHello) -> None:
+        from penstock.server.operations.snapshots import EngineFacts
+
+        info = hello.executor
+        self._listeners.snapshots.set_engine(
+            EngineFacts(
+                max_num_seqs=info.max_num_seqs,
+                max_num_batched_tokens=self._launch.server.scheduler.max_num_batched_tokens,
+                block_size_tokens=info.block_size,
+                num_blocks=info.num_blocks,
+            )
+        )
+        if self._listeners.metrics is not None:
+            from penstock.server.metrics.step_metrics import EngineShape
+
+            self._listeners.metrics.take_engine(
+                EngineShape(
+                    epoch=hello.epoch,
+                    block_size_tokens=info.block_size,
+                    num_blocks=info.num_blocks,
+                    max_num_seqs=info.max_num_seqs,
+                )
+            )
+
+
+def _snapshots(launch: ObserverLaunch) -> "SnapshotMaker":
+    from penstock.server.operations.snapshots import SnapshotMaker
+
+    return SnapshotMaker(launch.server.model, started_s=launch.started_s)
+
+
+def _metrics(launch: ObserverLaunch, listeners: _Listeners, hub: FrontsHub) -> "ServiceMetrics":
+    from penstock.server.metrics.service_metrics import ServiceMetrics
+
+    def lost_traces() -> dict[str, int]:
+        counts = {} if listeners.tracing is None else listeners.tracing.counters()
+        lost: dict[str, int] = {}
+        for name, num in counts.items():
+            _, _, reason = name.partition("_dropped_")
+            if reason:
+                lost[reason] = lost.get(reason, 0) + num
+        return lost
+
+    def processes() -> dict[str, int]:
+        return processes_of_service(hub.pids)
+
+    return ServiceMetrics(
+        model=launch.server.model,
+        version=_version(),
+        trace_drops=lost_traces,
+        processes=processes,
+    )
+
+
+def _version() -> str:
+    try:
+        return metadata.version("penstock")
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def processes_of_service(front_pids: Mapping[int, int]) -> dict[str, int]:
+    """The service's processes by name, as the kernel has them now."""
+    pids = {"observer": os.getpid(), "supervisor": os.getppid()}
+    # Numbered by age, so that a front that is followed by another leaves its name to that one.
+    for number, front_id in enumerate(sorted(front_pids), start=1):
+        pids[f"front {number}"] = front_pids[front_id]
+    if process_table.is_supported():
+        for entry in process_table.children_of(os.getppid()):
+            with contextlib.suppress(OSError):
+                if ENGINE_MODULE in Path(f"/proc/{entry.pid}/cmdline").read_text("utf-8"):
+                    pids["engine"] = entry.pid
+    return pids
+
+
+def _exit(code: int) -> NoReturn:
+    # Exporters' threads may hang in the network: nothing of theirs is waited for any more.
+    logging.shutdown()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    _exit(main(sys.argv[1:]))

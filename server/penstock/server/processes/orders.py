@@ -1,0 +1,54 @@
+"""What an operator may have a process do besides its work: log more or less, be sampled.
+
+Owns the carrying out. Does not know over which line an order came.
+"""
+
+import contextlib
+import logging
+import threading
+from collections.abc import Callable
+
+from penstock.server.link.look_frames import Order, OrderAnswer, OrderVerb
+from penstock.server.logs import set_log_level
+from penstock.server.processes.sampler import sample
+
+log = logging.getLogger(__name__)
+
+
+class Orders:
+    """Carries orders out in this process, called `process` in what it answers."""
+
+    def __init__(self, process: str) -> None:
+        self._process = process
+        self._sampling = threading.Lock()
+
+    def carry_out(self, order: Order, answer: Callable[[OrderAnswer], None]) -> None:
+        """Begin; `answer` is called once, here or on a thread of its own. Never raises."""
+        try:
+            match order.verb:
+                case OrderVerb.LOG_LEVEL:
+                    set_log_level(order.argument)
+                    log.info("log level is %s", order.argument)
+                    answer(OrderAnswer(ticket=order.ticket))
+                case OrderVerb.PROFILE:
+                    self._profile(order.ticket, float(order.argument), answer)
+        except ValueError as error:
+            answer(OrderAnswer(ticket=order.ticket, problem=str(error)))
+
+    def _profile(self, ticket: int, seconds: float, answer: Callable[[OrderAnswer], None]) -> None:
+        if not self._sampling.acquire(blocking=False):
+            raise ValueError(f"{self._process} is being sampled already")
+
+        def work() -> None:
+            try:
+                done = OrderAnswer(ticket=ticket, payload=sample(self._process, seconds))
+            except ValueError as error:
+                done = OrderAnswer(ticket=ticket, problem=str(error))
+            finally:
+                self._sampling.release()
+            # The loop that would take it may have ended meanwhile.
+            with contextlib.suppress(RuntimeError):
+                answer(done)
+
+        log.info("sampling for %g s", seconds)
+        threading.Thread(target=work, name="sampler", daemon=True).start()

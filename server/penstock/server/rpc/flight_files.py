@@ -1,0 +1,20 @@
+"""What a recording becomes for operators: StepRecord messages, or a file for a viewer.
+
+Owns the reading of a recording's bytes for this purpose. Slow where there are many steps: run it
+off the event loop.
+"""
+
+from penstock.server.flight.reader import FlightReader
+from penstock.server.flight.timeline import timeline_json
+from penstock.server.rpc.mapping_flight import step_records
+from penstock.v1 import stats_pb2
+
+
+def record_steps(data: bytes, max_steps: int | None) -> list[stats_pb2.StepRecord]:
+    """The latest steps of a recording, all without `max_steps`, oldest first."""
+    return list(step_records(FlightReader(data).recording(), max_steps))
+
+
+def perfetto_file(data: bytes, max_steps: int | None) -> bytes:
+    """The same as a Chrome trace in JSON."""
+    return b"".join(timeline_json(FlightReader(data).recording(), num_steps=max_steps))

@@ -1,0 +1,306 @@
+"""OperationsService: the handlers, over a desk.
+
+Owns what is checked of a request and how an answer is cut into messages. How answers are found is
+the desk's; what they look like is `mapping_operations`' and `mapping_flight`'s.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Generator, Iterable, Iterator
+from typing import Any, Final
+
+import grpc
+from google.protobuf.duration_pb2 import Duration
+
+from penstock.server.front.errors import ErrorReason, refuse, refuse_field
+from penstock.server.operations.desk import Desk, DeskError
+from penstock.server.operations.merging import arrival_order
+from penstock.server.operations.snapshot import RequestView
+from penstock.server.rpc.flight_files import perfetto_file, record_steps
+from penstock.server.rpc.handlers import Context, HandlerWrapper
+from penstock.server.rpc.mapping_in.generation import check_model
+from penstock.server.rpc.mapping_in.violations import Violations
+from penstock.server.rpc.mapping_operations import live_request_of, state_of, stats_of
+from penstock.server.rpc.pages import BadPageToken, page_of
+from penstock.server.rpc.parsing import parse
+from penstock.v1 import operations_service_pb2 as pb
+from penstock.v1 import state_pb2, stats_pb2
+
+SERVICE_NAME: Final = "penstock.v1.OperationsService"
+MIN_INTERVAL_S, DEFAULT_INTERVAL_S, MAX_INTERVAL_S = 0.1, 1.0, 3600.0
+DEFAULT_PAGE_SIZE, MAX_PAGE_SIZE = 100, 1000
+DEFAULT_PROFILE_S, MAX_PROFILE_S = 5.0, 60.0
+MAX_CHUNK_BYTES: Final = 256 << 10
+MAX_FLIGHT_CALLS: Final = 2
+"""Flight records that are written out at a time: each holds the whole of it in memory."""
+_LEVELS = {
+    pb.LOG_LEVEL_DEBUG: "debug",
+    pb.LOG_LEVEL_INFO: "info",
+    pb.LOG_LEVEL_WARNING: "warning",
+    pb.LOG_LEVEL_ERROR: "error",
+}
+_PROCESSES = {
+    pb.SERVER_PROCESS_UNSPECIFIED: "engine",
+    pb.SERVER_PROCESS_ENGINE: "engine",
+    pb.SERVER_PROCESS_FRONT: "front",
+    pb.SERVER_PROCESS_OBSERVER: "observer",
+}
+_LIVE_STATES = (state_pb2.REQUEST_STATE_PENDING, state_pb2.REQUEST_STATE_PROCESSING)
+
+
+class OperationsMethods:
+    """The handlers. `stopping` is set when the server is about to stop: watchers are let go."""
+
+    def __init__(self, desk: Desk, stopping: asyncio.Event) -> None:
+        self._desk = desk
+        self._stopping = stopping
+        self._flight_turns = asyncio.Semaphore(MAX_FLIGHT_CALLS)
+
+    def handlers(self, wrapper: HandlerWrapper) -> "grpc.GenericRpcHandler":
+        """All methods of the service."""
+        methods: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
+            "GetStats": wrapper.unary("GetStats", self.get_stats),
+            "WatchStats": wrapper.server_stream("WatchStats", self.watch_stats),
+            "ListRequests": wrapper.unary("ListRequests", self.list_requests),
+            "GetRequest": wrapper.unary("GetRequest", self.get_request),
+            "Drain": wrapper.unary("Drain", self.drain),
+            "GetFlightRecord": wrapper.server_stream("GetFlightRecord", self.get_flight_record),
+            "DumpFlightRecord": wrapper.unary("DumpFlightRecord", self.dump_flight_record),
+            "SetLogLevel": wrapper.unary("SetLogLevel", self.set_log_level),
+            "Profile": wrapper.server_stream("Profile", self.profile),
+        }
+        return grpc.method_handlers_generic_handler(SERVICE_NAME, methods)
+
+    async def get_stats(self, data: bytes, context: Context) -> bytes:
+        """A snapshot."""
+        del context
+        request = parse(pb.GetStatsRequest, data)
+        model = self._model_of(request)
+        stats = stats_of(self._desk.snapshot(), model)
+        return pb.GetStatsResponse(stats=stats).SerializeToString()
+
+    async def watch_stats(self, data: bytes, context: Context) -> None:
+        """Snapshots until the caller leaves, or the server stops."""
+        request = parse(pb.WatchStatsRequest, data)
+        violations = Violations()
+        interval_s = DEFAULT_INTERVAL_S
+        if request.HasField("interval"):
+            interval_s = violations.duration_s("interval", request.interval, MAX_INTERVAL_S)
+            if interval_s < MIN_INTERVAL_S:
+                violations.add("interval", f"must be at least {MIN_INTERVAL_S:g} seconds")
+        violations.raise_if_any()
+        model = self._model_of(request)
+        while not self._stopping.is_set():
+            stats = stats_of(self._desk.snapshot(), model)
+            await context.write(pb.WatchStatsResponse(stats=stats).SerializeToString())
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stopping.wait(), interval_s)
+        raise refuse(ErrorReason.DRAINING)
+
+    async def list_requests(self, data: bytes, context: Context) -> bytes:
+        """One page of live requests."""
+        del context
+        request = parse(pb.ListRequestsRequest, data)
+        violations = Violations()
+        size = DEFAULT_PAGE_SIZE
+        if request.HasField("page_size"):
+            size = violations.integer("page_size", request.page_size, 1, MAX_PAGE_SIZE)
+        if request.HasField("state") and request.state not in _LIVE_STATES:
+            violations.add("state", "must be PENDING or PROCESSING: others have ended")
+        violations.raise_if_any()
+        self._model_of(request)
+        found = [view for view in await self._live_requests() if _is_asked_for(view, request)]
+        filters = pb.ListRequestsRequest()
+        filters.CopyFrom(request)
+        filters.ClearField("page_size")
+        filters.ClearField("page_token")
+        try:
+            page = page_of(
+                found,
+                arrival_order,
+                size=size,
+                token=request.page_token,
+                filters=filters.SerializeToString(deterministic=True),
+            )
+        except BadPageToken:
+            raise refuse_field("page_token", "is not one this server gave for this list") from None
+        return pb.ListRequestsResponse(
+            requests=[live_request_of(view) for view in page.entries],
+            next_page_token=page.next_token,
+        ).SerializeToString()
+
+    async def get_request(self, data: bytes, context: Context) -> bytes:
+        """One live request."""
+        del context
+        request = parse(pb.GetRequestRequest, data)
+        if not request.request_id:
+            raise refuse_field("request_id", "is required")
+        tenant = request.tenant if request.HasField("tenant") else None
+        found = [
+            view
+            for view in await self._live_requests()
+            if view.request_id == request.request_id and tenant in (None, view.tenant)
+        ]
+        if not found:
+            raise refuse(ErrorReason.REQUEST_NOT_FOUND)
+        if len({view.tenant for view in found}) > 1:
+            raise refuse_field("tenant", "is required: several tenants use this request id")
+        return pb.GetRequestResponse(request=live_request_of(found[0])).SerializeToString()
+
+    async def drain(self, data: bytes, context: Context) -> bytes:
+        """Begin to drain."""
+        del context
+        request = parse(pb.DrainRequest, data)
+        violations = Violations()
+        timeout_s: float | None = None
+        if request.HasField("timeout"):
+            timeout_s = violations.duration_s("timeout", request.timeout, can_be_zero=True)
+        violations.raise_if_any()
+        with _told():
+            num_live = await self._desk.drain(timeout_s)
+        return pb.DrainResponse(num_live_requests=num_live).SerializeToString()
+
+    async def get_flight_record(self, data: bytes, context: Context) -> None:
+        """The recorder's memory, as messages or as a file."""
+        request = parse(pb.GetFlightRecordRequest, data)
+        is_raw = request.format == pb.FLIGHT_RECORD_FORMAT_RAW
+        max_steps = request.max_steps if request.HasField("max_steps") else None
+        violations = Violations()
+        if request.format not in pb.FlightRecordFormat.values():
+            violations.add("format", "is not one this server knows")
+        if max_steps == 0:
+            violations.add("max_steps", "must be at least 1")
+        elif max_steps is not None and is_raw:
+            violations.add("max_steps", "does not go with RAW, which is always whole")
+        violations.raise_if_any()
+        self._model_of(request)
+        async with self._flight_turns:
+            with _told():
+                recording = self._desk.flight_record()
+            # Off the loop: thousands of steps take a while to write out.
+            if is_raw:
+                responses = _file_responses(recording)
+            elif request.format == pb.FLIGHT_RECORD_FORMAT_PERFETTO:
+                file = await asyncio.to_thread(perfetto_file, recording, max_steps)
+                responses = _file_responses(file)
+            else:
+                records = await asyncio.to_thread(record_steps, recording, max_steps)
+                responses = _step_responses(records)
+            for response in responses:
+                await context.write(response.SerializeToString())
+
+    async def dump_flight_record(self, data: bytes, context: Context) -> bytes:
+        """The recorder's memory, into a file of the server's."""
+        del context
+        request = parse(pb.DumpFlightRecordRequest, data)
+        self._model_of(request)
+        with _told():
+            path = self._desk.dump_flight_record("operator")
+        return pb.DumpFlightRecordResponse(path=str(path)).SerializeToString()
+
+    async def set_log_level(self, data: bytes, context: Context) -> bytes:
+        """Of every process."""
+        del context
+        request = parse(pb.SetLogLevelRequest, data)
+        level = _LEVELS.get(request.level)
+        if level is None:
+            names = ", ".join(name.upper() for name in _LEVELS.values())
+            raise refuse_field("level", f"must be one of {names}")
+        with _told():
+            await self._desk.set_log_level(level)
+        return pb.SetLogLevelResponse().SerializeToString()
+
+    async def profile(self, data: bytes, context: Context) -> None:
+        """What a process does, sampled."""
+        request = parse(pb.ProfileRequest, data)
+        process, duration_s = _profile_of(request)
+        with _told():
+            pieces = self._desk.profile(process, duration_s)
+            async for chunk in _rechunked(pieces):
+                await context.write(pb.ProfileResponse(file_chunk=chunk).SerializeToString())
+
+    def _model_of(
+        self,
+        request: pb.GetStatsRequest
+        | pb.WatchStatsRequest
+        | pb.ListRequestsRequest
+        | pb.GetFlightRecordRequest
+        | pb.DumpFlightRecordRequest,
+    ) -> str | None:
+        """The model that is asked for, None for all; raises RequestError for one that is not."""
+        model = request.model if request.HasField("model") else None
+        check_model(model, tuple(each.model for each in self._desk.snapshot().models))
+        return model
+
+    async def _live_requests(self) -> tuple[RequestView, ...]:
+        with _told():
+            return await self._desk.live_requests()
+
+
+@contextlib.contextmanager
+def _told() -> Generator[None]:
+    """What the desk cannot do is told with its reason, which is written for operators."""
+    try:
+        yield
+    except DeskError as error:
+        raise refuse(ErrorReason.NOT_POSSIBLE_NOW, str(error)) from None
+
+
+def _is_asked_for(view: RequestView, request: pb.ListRequestsRequest) -> bool:
+    return (
+        (not request.HasField("model") or view.model == request.model)
+        and (not request.HasField("tenant") or view.tenant == request.tenant)
+        and (not request.HasField("state") or state_of(view.state) == request.state)
+    )
+
+
+def _profile_of(request: pb.ProfileRequest) -> tuple[str, float]:
+    """The process in the desk's words, and for how long; raises RequestError."""
+    violations = Violations()
+    process = _PROCESSES.get(request.process)
+    if process is None:
+        violations.add("process", "is not one this server knows")
+    elif process == "front":
+        if not request.HasField("front_index"):
+            violations.add("front_index", "is required for a front")
+        process = f"front {request.front_index}"
+    elif request.HasField("front_index"):
+        violations.add("front_index", "goes with FRONT alone")
+    duration = request.duration if request.HasField("duration") else _default_profile()
+    duration_s = violations.duration_s("duration", duration, MAX_PROFILE_S)
+    violations.raise_if_any()
+    assert process is not None
+    return process, duration_s
+
+
+def _default_profile() -> Duration:
+    duration = Duration()
+    duration.FromSeconds(int(DEFAULT_PROFILE_S))
+    return duration
+
+
+def _file_responses(file: bytes) -> Iterator[pb.GetFlightRecordResponse]:
+    for start in range(0, len(file), MAX_CHUNK_BYTES):
+        yield pb.GetFlightRecordResponse(file_chunk=file[start : start + MAX_CHUNK_BYTES])
+
+
+def _step_responses(
+    records: Iterable[stats_pb2.StepRecord],
+) -> Iterator[pb.GetFlightRecordResponse]:
+    """As many steps in a message as its size allows."""
+    response, size = pb.GetFlightRecordResponse(), 0
+    for record in records:
+        num_bytes = record.ByteSize()
+        if size and size + num_bytes > MAX_CHUNK_BYTES:
+            yield response
+            response, size = pb.GetFlightRecordResponse(), 0
+        response.steps.steps.append(record)
+        size += num_bytes
+    if size:
+        yield response
+
+
+async def _rechunked(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    async for piece in pieces:
+        for start in range(0, len(piece), MAX_CHUNK_BYTES):
+            yield piece[start : start + MAX_CHUNK_BYTES]

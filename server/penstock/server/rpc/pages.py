@@ -1,0 +1,80 @@
+"""Lists in pages: where the next one starts, as a token that callers cannot read anything into.
+
+Owns the token. It names the last entry of a page and the filters of the list, so that a page goes
+on where the one before ended, whatever has come and gone meanwhile, and a token of another list is
+refused.
+"""
+
+import base64
+import binascii
+import json
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+Place = tuple[float, str, str]
+"""What entries are sorted by; no two have the same."""
+MAX_TOKEN_CHARS = 4096
+
+
+class BadPageToken(ValueError):
+    """Not a token of this list."""
+
+
+@dataclass(frozen=True, slots=True)
+class Page(Generic[T]):
+    """Some entries. `next_token` is empty on the last page."""
+
+    entries: tuple[T, ...]
+    next_token: str
+
+
+def page_of(
+    entries: Sequence[T],
+    place_of: Callable[[T], Place],
+    *,
+    size: int,
+    token: str,
+    filters: bytes,
+) -> Page[T]:
+    """The page that starts where `token` says, of `entries` in order of their places.
+
+    `filters` is whatever tells one list from another. Raises BadPageToken.
+    """
+    digest = zlib.crc32(filters)
+    if token:
+        entries = _after(_decode(token, digest), entries, place_of)
+    page = tuple(entries[:size])
+    is_last = len(entries) <= size
+    return Page(page, "" if is_last else _encode(place_of(page[-1]), digest))
+
+
+def _after(place: Place, entries: Sequence[T], place_of: Callable[[T], Place]) -> Sequence[T]:
+    """By name where the entry is still there: the clock it arrived by may have been set since."""
+    for index, entry in enumerate(entries):
+        if place_of(entry)[1:] == place[1:]:
+            return entries[index + 1 :]
+    return [entry for entry in entries if place_of(entry) > place]
+
+
+def _encode(place: Place, digest: int) -> str:
+    body = json.dumps([digest, *place], separators=(",", ":")).encode()
+    return base64.urlsafe_b64encode(zlib.crc32(body).to_bytes(4) + body).decode()
+
+
+def _decode(token: str, digest: int) -> Place:
+    try:
+        if len(token) > MAX_TOKEN_CHARS:
+            raise BadPageToken
+        packed = base64.b64decode(token.encode(), altchars=b"-_", validate=True)
+        if zlib.crc32(packed[4:]) != int.from_bytes(packed[:4]):
+            raise BadPageToken
+        told, at_s, tenant, request_id = json.loads(packed[4:])
+    except (ValueError, binascii.Error):
+        raise BadPageToken from None
+    is_place = isinstance(at_s, float) and isinstance(tenant, str) and isinstance(request_id, str)
+    if told != digest or not is_place:
+        raise BadPageToken
+    return at_s, tenant, request_id

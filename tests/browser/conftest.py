@@ -1,0 +1,13 @@
+"""What tests in a browser need: one that is installed."""
+
+from __future__ import annotations
+
+import pytest
+
+from support.chromium import EXECUTABLE
+
+
+@pytest.fixture(autouse=True)
+def needs_chromium() -> None:
+    if not EXECUTABLE.exists():
+        pytest.skip("Chromium is not installed")

@@ -1,0 +1,142 @@
+"""The status page in headless Chromium, served by the real metrics port."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from penstock.server.metrics.http import MetricsServer
+from penstock.server.metrics.service_metrics import ServiceMetrics
+from penstock.server.metrics.status_json import status_json
+from penstock.server.operations.desk import DeskError
+from support.chromium import Left, visited
+from support.metric_tellings import request_view, snapshot
+
+pytestmark = pytest.mark.browser
+Status = Callable[[], bytes]
+
+
+class PageHouse:
+    """The page over a status that tests set; `num_asked` counts how often it was fetched."""
+
+    def __init__(self, home: Path) -> None:
+        self.num_asked = 0
+        self.status: Status = lambda: status_json(snapshot(), ())
+        self.server = MetricsServer(
+            host="127.0.0.1", port=0, metrics=ServiceMetrics(model="demo"), status=self._tell
+        )
+        self.server.start()
+        self._home = home
+
+    def _tell(self) -> bytes:
+        self.num_asked += 1
+        return self.status()
+
+    def visit(self, seconds: int) -> Left:
+        return visited(f"http://127.0.0.1:{self.server.port}/", self._home, seconds=seconds)
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> Iterator[PageHouse]:
+    made = PageHouse(tmp_path)
+    yield made
+    made.server.close()
+
+
+def test_it_shows_the_service_and_keeps_asking(house: PageHouse) -> None:
+    waiting = request_view(
+        request_id="late-one", state="PENDING", phase="queue", waits_for="TOKEN_BUDGET",
+        queue_position=2, tenant="borealis", age_s=0.25,
+    )  # fmt: skip
+    house.status = lambda: status_json(
+        snapshot(1.79e9 + house.num_asked, num_processing=house.num_asked),
+        (request_view(), waiting),
+    )
+
+    left = house.visit(10)
+
+    assert house.num_asked >= 5
+    assert left.attributes("body")[0]["data-connection"] == "live"
+    for told in (
+        "live", "demo", "engine up", "of 64", "for blocks", "7,420", "21,500", "8.3 ms",
+        "4,096 blocks of 16 tokens", "2,700 (66 %)", "9,120,000 (59 % cached)", "445,000",
+        "chat-1", "atlas", "decode", "2.50 s", "4bf92f35",
+        "late-one", "borealis", "PENDING", "token budget (2 ahead)", "250 ms",
+    ):  # fmt: skip
+        assert told in left.text, told
+    curves = [path["d"] or "" for path in left.attributes("path")]
+    assert sum(curve.count("L") >= 3 for curve in curves) >= 8
+    assert "hidden" in left.by_id("lost")
+    assert "hidden" in left.by_id("no-requests")
+    assert left.console == ()
+
+
+def test_what_clients_wrote_is_text_and_nothing_else(house: PageHouse) -> None:
+    scripts = (
+        "<script>document.title='run'</script>",
+        "<img src=x onerror=\"document.title='run'\">",
+        "</td></table><iframe src=javascript:parent.document.title='run'></iframe>",
+    )
+    views = tuple(
+        request_view(request_id=hostile, tenant=hostile, trace_id=hostile, model=hostile)
+        for hostile in scripts
+    )
+    house.status = lambda: status_json(snapshot(model=scripts[1]), views, scripts[0])
+
+    left = house.visit(4)
+
+    assert "<title>61 running, 3 waiting" in left.document
+    assert [script.get("src") for script in left.attributes("script")] == ["/page.js"]
+    assert left.attributes("iframe") == []
+    assert {image["src"] for image in left.attributes("img")} == {"/icon.svg"}
+    for hostile in scripts:
+        assert hostile in left.text
+
+
+def test_a_lost_service_is_seen_to_be_lost(house: PageHouse) -> None:
+    def go_away() -> bytes:
+        if house.num_asked == 3:
+            threading.Thread(target=house.server.close).start()
+        return status_json(snapshot(), (request_view(),))
+
+    house.status = go_away
+
+    left = house.visit(15)
+
+    assert left.attributes("body")[0]["data-connection"] == "lost"
+    assert "hidden" not in left.by_id("lost")
+    assert "connection lost" in left.text
+    assert "This is how it was at" in left.text
+    assert "chat-1" in left.text
+
+
+def test_it_finds_the_service_again(house: PageHouse) -> None:
+    def come_back() -> bytes:
+        if 2 <= house.num_asked <= 4:
+            raise DeskError("not now")
+        return status_json(snapshot(), ())
+
+    house.status = come_back
+
+    left = house.visit(12)
+
+    assert house.num_asked > 5
+    assert left.attributes("body")[0]["data-connection"] == "live"
+    assert "hidden" in left.by_id("lost")
+    assert "Nobody is being served." in left.text
+    assert any("503" in line for line in left.console)
+
+
+def test_it_says_what_is_wrong(house: PageHouse) -> None:
+    house.status = lambda: status_json(
+        snapshot(is_up=False, mean_step_s=None), (), "the engine is down"
+    )
+
+    left = house.visit(3)
+
+    assert "engine down" in left.text
+    assert "Not known now: the engine is down" in left.text
+    assert "hidden" in left.by_id("no-requests")

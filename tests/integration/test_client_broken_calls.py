@@ -1,0 +1,166 @@
+"""Calls that end their own way, both clients: refused under writes, cancelled, too large."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import pytest
+
+from penstock.client import (
+    NO_RETRY,
+    CallCancelled,
+    Finished,
+    MultiplexConfig,
+    PenstockError,
+    ResourceExhausted,
+    Unauthenticated,
+    Unavailable,
+)
+from penstock.client.call_settings import CallSettings
+from support.client_faces import (
+    AsyncFace,
+    Face,
+    FakeTime,
+    SyncFace,
+    accept_and_speak,
+    failing,
+)
+from support.multiplex_server import (
+    MultiplexServer,
+    arrived,
+    multiplex_server,
+    speak_and_wait,
+)
+from support.scripted_server import ScriptedServer, scripted_server
+
+NUM_ROUNDS = 20
+NUM_REQUESTS = 50
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[ScriptedServer]:
+    async with scripted_server() as server:
+        yield server
+
+
+@pytest.fixture
+async def shared() -> AsyncIterator[MultiplexServer]:
+    async with multiplex_server() as server:
+        yield server
+
+
+@pytest.fixture
+def time() -> FakeTime:
+    return FakeTime()
+
+
+@pytest.fixture(params=[AsyncFace, SyncFace], ids=["async", "blocking"])
+def kind(request: pytest.FixtureRequest) -> Any:
+    return request.param
+
+
+async def error_of(face: Face, prompt: str) -> PenstockError | None:
+    try:
+        await face.events(prompt)
+    except PenstockError as error:
+        return error
+    return None
+
+
+async def test_a_call_that_ends_under_writes_is_told_as_it_ended(
+    kind: Any, shared: MultiplexServer
+) -> None:
+    """gRPC ends such a call as INTERNAL by itself, which is not what the server said."""
+    for _ in range(NUM_ROUNDS):
+        shared.refusals.extend([(grpc.StatusCode.UNAUTHENTICATED, "who are you")] * NUM_REQUESTS)
+        settings = CallSettings(retry=NO_RETRY)
+        face: Face = kind(shared.address, FakeTime(), settings=settings, multiplex=True)
+
+        prompts = (f"prompt {number}" for number in range(NUM_REQUESTS))
+        errors = await asyncio.gather(*(error_of(face, prompt) for prompt in prompts))
+
+        told = {str(error) for error in errors if not isinstance(error, Unauthenticated)}
+        assert told == set()
+        shared.refusals.clear()
+        await face.close()
+
+
+@pytest.mark.parametrize("has_reason", [False, True], ids=["bare", "with a reason"])
+async def test_a_call_cancelled_on_its_way_is_tried_again(
+    kind: Any, server: ScriptedServer, time: FakeTime, has_reason: bool
+) -> None:
+    face: Face = kind(server.address, time)
+    reason = "CANCELLED" if has_reason else ""
+    server.scripts.append(failing(grpc.StatusCode.CANCELLED, reason))
+
+    if has_reason:
+        with pytest.raises(CallCancelled):
+            await face.events("Hi")
+    else:
+        assert isinstance((await face.events("Hi"))[-1], Finished)
+        assert time.slept_s == [0.5]
+    await face.close()
+
+
+async def test_a_call_cancelled_each_time_counts_as_not_served(
+    kind: Any, server: ScriptedServer, time: FakeTime
+) -> None:
+    face: Face = kind(server.address, time)
+    server.scripts.extend([failing(grpc.StatusCode.CANCELLED, "")] * 3)
+
+    with pytest.raises(Unavailable, match="not by this client"):
+        await face.events("Hi")
+    await face.close()
+
+
+async def test_a_call_cancelled_after_its_begin_is_told(
+    kind: Any, server: ScriptedServer, time: FakeTime
+) -> None:
+    face: Face = kind(server.address, time)
+    server.scripts.append(failing(grpc.StatusCode.CANCELLED, "", after=accept_and_speak))
+
+    with pytest.raises(CallCancelled):
+        await face.events("Hi")
+    await face.close()
+
+
+async def test_a_shared_call_cancelled_on_its_way_is_tried_again(
+    kind: Any, shared: MultiplexServer, time: FakeTime
+) -> None:
+    face: Face = kind(shared.address, time, multiplex=True)
+    shared.refusals.append((grpc.StatusCode.CANCELLED, ""))
+
+    assert isinstance((await face.events("Hi"))[-1], Finished)
+    assert time.slept_s == [0.5]
+    await face.close()
+
+
+async def test_a_request_that_is_too_large_fails_alone(
+    kind: Any, shared: MultiplexServer, time: FakeTime
+) -> None:
+    face: Face = kind(shared.address, time, multiplex=True)
+    shared.scripts.append(speak_and_wait)
+    running = asyncio.create_task(face.events("first"))
+    first = await arrived(shared)
+
+    with pytest.raises(ResourceExhausted, match="bytes, and may have 4194304"):
+        await face.events("x" * (5 << 20))
+
+    assert time.slept_s == []
+    assert isinstance((await face.events("second"))[-1], Finished)
+    first.cancelled.set()
+    assert isinstance((await running)[-1], Finished)
+    assert len(shared.calls) == 1
+    await face.close()
+
+
+async def test_what_the_server_takes_may_be_told(
+    kind: Any, shared: MultiplexServer, time: FakeTime
+) -> None:
+    multiplex = MultiplexConfig(max_request_bytes=1000)
+    face: Face = kind(shared.address, time, multiplex=multiplex)
+
+    with pytest.raises(ResourceExhausted, match="may have 1000"):
+        await face.events("x" * 1000)
+    await face.close()

@@ -1,0 +1,298 @@
+"""The metrics port over real sockets."""
+
+from __future__ import annotations
+
+import gzip
+import http.client
+import shutil
+import socket
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from penstock.server.metrics.application import MAX_STATUS_CALLS
+from penstock.server.metrics.exposition import COMPAT_NAMES
+from penstock.server.metrics.http import MAX_CALL_S, MAX_CALLS, MetricsServer
+from penstock.server.metrics.service_metrics import ServiceMetrics
+from penstock.server.metrics.status_json import status_json
+from penstock.server.operations.desk import DeskError
+from support.metric_tellings import beat, outcome, record, request_view, samples_of, snapshot, steps
+
+PATIENCE_S = 20.0
+
+
+class House:
+    """A server on a free port, and calls to it."""
+
+    def __init__(self) -> None:
+        self.metrics = ServiceMetrics(model='de"mo\\')
+        self.status: Callable[[], bytes] = lambda: status_json(snapshot(), (request_view(),))
+        self.now_s = 0.0
+        self.server = MetricsServer(
+            host="127.0.0.1",
+            port=0,
+            metrics=self.metrics,
+            status=lambda: self.status(),
+            clock=lambda: self.now_s,
+        )
+        self.server.start()
+
+    def ask(
+        self, path: str, method: str = "GET", headers: dict[str, str] | None = None
+    ) -> tuple[int, http.client.HTTPMessage, bytes]:
+        connection = http.client.HTTPConnection("127.0.0.1", self.server.port, timeout=PATIENCE_S)
+        try:
+            connection.request(method, path, headers=headers or {})
+            answer = connection.getresponse()
+            return answer.status, answer.headers, answer.read()
+        finally:
+            connection.close()
+
+    def connect(self) -> socket.socket:
+        return socket.create_connection(("127.0.0.1", self.server.port), timeout=PATIENCE_S)
+
+
+@pytest.fixture
+def house() -> Iterator[House]:
+    made = House()
+    yield made
+    made.server.close()
+
+
+def fill(metrics: ServiceMetrics) -> None:
+    metrics.take_records([record(ttft_s=0.25, num_completion_tokens=5)])
+    metrics.take_beat(beat(1, outcome(3), loop_lag_s=(0.001, 0.002), dropped_records={"full": 1}))
+    metrics.take_steps(1, steps({"itl_s": 0.004, "num_itl": 7, "num_used_blocks": 3}), 0)
+
+
+def test_a_scrape(house: House) -> None:
+    fill(house.metrics)
+
+    status, headers, body = house.ask("/metrics")
+
+    assert status == 200
+    assert headers["Content-Type"].startswith("text/plain; version=0.0.4")
+    samples = samples_of(body.decode())
+    assert sum(v for (name, _), v in samples.items() if name == "penstock_requests_total") == 3
+    assert samples["penstock_inter_token_latency_seconds_count", frozenset()] == 7
+    assert any(name == "process_resident_memory_bytes" for name, _ in samples)
+    assert any(name == "python_info" for name, _ in samples)
+
+
+@pytest.mark.parametrize("compat", ["", *COMPAT_NAMES])
+@pytest.mark.parametrize("is_filled", [False, True])
+def test_promtool_finds_nothing_wrong(house: House, compat: str, is_filled: bool) -> None:
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        pytest.skip("promtool is not installed")
+    if is_filled:
+        fill(house.metrics)
+
+    _, _, body = house.ask(f"/metrics?compat={compat}" if compat else "/metrics")
+
+    linted = subprocess.run(
+        [promtool, "check", "metrics"], input=body, capture_output=True, timeout=60, check=False
+    )
+    assert linted.returncode == 0, (linted.stdout + linted.stderr).decode()
+
+
+def test_formats_and_compression_are_negotiated(house: House) -> None:
+    accept = {"Accept": "application/openmetrics-text; version=1.0.0", "Accept-Encoding": "gzip"}
+
+    status, headers, body = house.ask("/metrics", headers=accept)
+
+    assert status == 200
+    assert headers["Content-Type"].startswith("application/openmetrics-text; version=1.0.0")
+    assert headers["Content-Encoding"] == "gzip"
+    assert gzip.decompress(body).endswith(b"# EOF\n")
+    _, headers, _ = house.ask("/metrics", headers={"Accept-Encoding": "gzip;q=0, deflate"})
+    assert headers["Content-Encoding"] is None
+
+
+def test_the_gauges_of_the_gateway_are_there_from_the_start(house: House) -> None:
+    _, _, body = house.ask("/metrics")
+    text, samples = body.decode(), samples_of(body.decode())
+
+    for name in (
+        "penstock_num_requests_waiting",
+        "penstock_num_requests_running",
+        "penstock_kv_cache_usage_ratio",
+        "penstock_kv_cache_block_size_tokens",
+        "penstock_kv_cache_total_blocks",
+    ):
+        assert samples[name, frozenset()] == 0
+        assert f"# TYPE {name} gauge" in text
+
+
+def test_the_page_and_its_parts(house: House) -> None:
+    for path, kind in {
+        "/": "text/html",
+        "/page.css": "text/css",
+        "/page.js": "text/javascript",
+        "/charts.js": "text/javascript",
+        "/icon.svg": "image/svg+xml",
+        "/status.json": "application/json",
+        "/healthz": "text/plain",
+    }.items():
+        status, headers, body = house.ask(path)
+        assert status == 200
+        assert headers["Content-Type"].startswith(kind)
+        assert "default-src 'self'" in headers["Content-Security-Policy"]
+        assert headers["X-Content-Type-Options"] == "nosniff"
+        assert "Access-Control-Allow-Origin" not in headers
+        assert headers["Server"].strip() == "penstock"
+        assert b"https://" not in body
+        bare = house.ask(path, "HEAD")
+        assert (bare[0], bare[2]) == (200, b"")
+        assert bare[1]["Content-Length"] == headers["Content-Length"]
+    assert house.ask("/status.json")[1]["Cache-Control"] == "no-store"
+
+
+@pytest.mark.parametrize(
+    "path", ["/etc/passwd", "/../http.py", "/page", "/index.html", "/metrics/", "/%2e%2e/x"]
+)
+def test_nothing_else_is_there(house: House, path: str) -> None:
+    assert house.ask(path)[0] == 404
+
+
+def test_it_is_only_to_be_read(house: House) -> None:
+    for method in ("POST", "PUT", "DELETE", "OPTIONS"):
+        status, headers, _ = house.ask("/metrics", method)
+        assert status == 405
+        assert headers["Allow"] == "GET, HEAD"
+
+
+@pytest.mark.parametrize(
+    ("path", "says"),
+    [
+        ("/metrics?compat=vllm", b"compat must be one of trtllm, gen_ai"),
+        ("/metrics?compat=", b"compat must not be empty"),
+        ("/metrics?compat=trtllm&compat=gen_ai", b"compat is there twice"),
+        ("/metrics?name[]=up", b"no meaning"),
+        ("/?x=%3Cscript%3E", b"no meaning"),
+    ],
+)
+def test_questions_without_meaning_are_refused(house: House, path: str, says: bytes) -> None:
+    status, headers, body = house.ask(path)
+    assert status == 400
+    assert says in body
+    assert headers["Content-Type"].startswith("text/plain")
+
+
+@pytest.mark.parametrize("error", [DeskError("secret"), TimeoutError("secret")])
+def test_a_status_that_cannot_be_had_is_said_so(house: House, error: Exception) -> None:
+    def fail() -> bytes:
+        raise error
+
+    house.status = fail
+    status, headers, body = house.ask("/status.json")
+    assert (status, headers["Cache-Control"]) == (503, "no-store")
+    assert b"secret" not in body
+    assert house.ask("/metrics")[0] == 200
+
+
+def test_a_slow_status_does_not_keep_scrapes_out(house: House) -> None:
+    asked, go_on = threading.Semaphore(0), threading.Event()
+
+    def slow() -> bytes:
+        asked.release()
+        assert go_on.wait(PATIENCE_S)
+        return b"{}"
+
+    house.status = slow
+    answers: list[int] = []
+    askers = [
+        threading.Thread(target=lambda: answers.append(house.ask("/status.json")[0]))
+        for _ in range(MAX_STATUS_CALLS)
+    ]
+    for asker in askers:
+        asker.start()
+    for _ in askers:
+        assert asked.acquire(timeout=PATIENCE_S)
+
+    assert house.ask("/status.json")[0] == 503
+    assert house.ask("/metrics")[0] == 200
+    go_on.set()
+    for asker in askers:
+        asker.join(PATIENCE_S)
+    assert answers == [200] * MAX_STATUS_CALLS
+
+
+def test_clients_that_only_hold_connections_are_bounded_and_hung_up_on(house: House) -> None:
+    holders = [house.connect() for _ in range(MAX_CALLS)]
+    for holder in holders:
+        holder.sendall(b"GET /metrics HTTP/1.1\r\n")
+    try:
+        with house.connect() as late:
+            assert late.recv(1) == b""  # no thread is free: hung up on at once
+        house.now_s += MAX_CALL_S + 1
+        for holder in holders:
+            assert holder.recv(1) == b""
+    finally:
+        for holder in holders:
+            holder.close()
+    wait_until_served(house)
+
+
+def wait_until_served(house: House) -> None:
+    """Threads that were hung up on give their places back by themselves."""
+    for _ in range(1000):
+        try:
+            if house.ask("/healthz")[0] == 200:
+                return
+        except (ConnectionError, http.client.HTTPException):
+            continue
+    raise AssertionError("nobody is served any more")
+
+
+@pytest.mark.parametrize(
+    "noise",
+    [b"\x00\xff" * 50 + b"\r\n\r\n", b"GET " + b"/" * 70000 + b" HTTP/1.1\r\n\r\n", b"\r\n"],
+)
+def test_noise_is_survived(house: House, noise: bytes) -> None:
+    with house.connect() as connection:
+        try:
+            connection.sendall(noise)
+            connection.shutdown(socket.SHUT_WR)
+            connection.recv(4096)
+        except ConnectionError:
+            pass
+    assert house.ask("/healthz")[0] == 200
+
+
+def test_a_port_in_use_is_said_when_the_server_is_made(house: House) -> None:
+    with pytest.raises(OSError, match="in use"):
+        MetricsServer(host="127.0.0.1", port=house.server.port, metrics=house.metrics, status=bytes)
+
+
+def test_it_can_be_closed_before_it_began_and_twice() -> None:
+    server = MetricsServer(
+        host="127.0.0.1", port=0, metrics=ServiceMetrics(model="demo"), status=bytes
+    )
+    server.close()
+    server.close()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE_S)
+
+
+def test_scrapes_while_much_is_told_are_whole(house: House) -> None:
+    stop = threading.Event()
+    rows = steps(*({"itl_s": 0.004, "num_itl": 3, "num_tokens": 3} for _ in range(16)))
+
+    def tell() -> None:
+        while not stop.is_set():
+            house.metrics.take_steps(1, rows, 0)
+
+    teller = threading.Thread(target=tell)
+    teller.start()
+    try:
+        for _ in range(20):
+            samples = samples_of(house.ask("/metrics")[2].decode())
+            num = samples["penstock_generation_tokens_total", frozenset()]
+            assert num == samples["penstock_inter_token_latency_seconds_count", frozenset()]
+            assert num == 3 * samples["penstock_step_seconds_count", frozenset()]
+    finally:
+        stop.set()
+        teller.join(PATIENCE_S)

@@ -1,0 +1,131 @@
+"""The metrics of a real service add up to what its clients saw, whatever its requests' ends."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import urllib.request
+from collections.abc import Callable
+
+import grpc
+import pytest
+
+from penstock.v1 import generation_service_pb2 as pb
+from penstock.v1 import generation_service_pb2_grpc as pb_grpc
+from support.metric_tellings import samples_of, total, value
+from support.service import PATIENCE_S, Service, simulated, started, stream
+
+Samples = dict[tuple[str, frozenset[str]], float]
+ARGUMENTS = ("--metrics-port", "0", "--fronts", "2", "--max-num-seqs", "4")
+
+
+async def scraped_until(service: Service, is_seen: Callable[[Samples], bool]) -> Samples:
+    """Scrape until it is: fronts tell their counts once a second."""
+    url = await service.door("metrics")
+
+    def scrape() -> Samples:
+        with urllib.request.urlopen(url, timeout=PATIENCE_S) as answer:
+            body: bytes = answer.read()
+        return samples_of(body.decode())
+
+    samples: Samples = {}
+    async with asyncio.timeout(PATIENCE_S):
+        while not samples or not is_seen(samples):
+            samples = await asyncio.to_thread(scrape)
+    return samples
+
+
+async def refused(channel: grpc.aio.Channel) -> None:
+    """A request without a prompt."""
+    call = pb_grpc.GenerationServiceStub(channel).Generate(pb.GenerateRequest())
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call.read()
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_every_end_is_counted_once() -> None:
+    async with started(*simulated(), *ARGUMENTS) as service:
+        channels = [service.channel() for _ in range(4)]
+        done = [stream(channels[index % 4], 6, index) for index in range(8)]
+        for one in done:
+            assert await one.outcome() is grpc.StatusCode.OK
+        left = [stream(channel, 900) for channel in channels[:2]]
+        for one in left:
+            await one.until_running()
+            one._call.cancel()
+        late = stream(channels[3], 6)
+        await late.until_accepted()
+        await refused(channels[0])
+        assert await late.outcome() is grpc.StatusCode.OK
+
+        samples = await scraped_until(service, lambda seen: total(seen, "requests_total") >= 12)
+
+        assert total(samples, "requests_total") == 12
+        assert total(samples, "request_duration_seconds_count") == 12
+        assert value(samples, "request_duration_seconds_count", outcome="cancelled") == 2
+        assert value(samples, "request_duration_seconds_count", outcome="ok") == 9
+        assert value(samples, "request_errors_total", reason="INVALID_ARGUMENT") == 1
+        assert value(samples, "time_to_first_token_seconds_count") == 11
+        assert value(samples, "engine_up") == 1
+        assert value(samples, "fronts") == 2
+        assert value(samples, "max_requests_running") == 4
+        assert value(samples, "kv_cache_total_blocks") == 512
+        # Who has left may be found to have left a step later; then nobody runs.
+        samples = await scraped_until(
+            service, lambda seen: value(seen, "num_requests_running") == 0
+        )
+        assert value(samples, "kv_cache_usage_ratio") == 0
+        assert value(samples, "generation_tokens_total") >= 9 * 6 + 2
+        for channel in channels:
+            await channel.close()
+
+
+async def test_a_crash_of_the_engine_is_told_and_counts_go_on() -> None:
+    async with started(*simulated(), *ARGUMENTS) as service:
+        async with service.channel() as channel:
+            assert await stream(channel, 6).outcome() is grpc.StatusCode.OK
+            running = stream(channel, 200)
+            await running.until_running()
+            os.kill(await service.next_pid("engine"), signal.SIGKILL)
+            assert await running.outcome() is grpc.StatusCode.UNAVAILABLE
+            await service.next_pid("engine")
+
+        samples = await scraped_until(
+            service,
+            lambda seen: (
+                value(seen, "engine_restarts_total") == 1
+                and value(seen, "engine_up") == 1
+                and total(seen, "requests_total") == 2
+            ),
+        )
+
+        assert value(samples, "request_errors_total", reason="ENGINE_DOWN") == 1
+        assert value(samples, "request_duration_seconds_count", outcome="error") == 1
+        # What the dead engine made is counted from the memory that it left.
+        assert value(samples, "generation_tokens_total") >= 7
+        assert value(samples, "num_requests_running") == 0
+
+
+async def test_the_status_page_of_a_real_service_tells_who_is_served() -> None:
+    async with started(*simulated(), *ARGUMENTS) as service, service.channel() as channel:
+        running = stream(channel, 900)
+        await running.until_running()
+        url = (await service.door("metrics")).removesuffix("metrics") + "status.json"
+
+        def ask() -> bytes:
+            with urllib.request.urlopen(url, timeout=PATIENCE_S) as answer:
+                body: bytes = answer.read()
+            return body
+
+        async with asyncio.timeout(PATIENCE_S):
+            status = json.loads(await asyncio.to_thread(ask))
+            while not status["requests"] or not status["models"][0]["num_processing"]:
+                status = json.loads(await asyncio.to_thread(ask))
+
+        (request,) = status["requests"]
+        assert request["state"] == "PROCESSING"
+        assert request["num_prompt_tokens"] == 4
+        assert status["num_requests"] == 1
+        running._call.cancel()

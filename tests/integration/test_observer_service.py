@@ -1,0 +1,170 @@
+"""What operators can ask a real service: the doors, live requests, drain, levels, profiles."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import urllib.request
+from pathlib import Path
+
+import grpc
+import pytest
+
+from penstock.client import (
+    FlightFormat,
+    LogLevel,
+    PenstockError,
+    RequestState,
+    ServerProcess,
+)
+from penstock.server.flight.reader import FlightReader
+from support.observation import DOORS, model_of, num_completed, observed, until_stats
+from support.otlp_receiver import grpc_receiver
+from support.service import launched, simulated, started, stream
+
+FRONT = ("--fronts", "1")
+
+
+async def fetched(url: str) -> str:
+    def fetch() -> str:
+        with urllib.request.urlopen(url, timeout=20) as answer:
+            body: bytes = answer.read()
+            return body.decode()
+
+    return await asyncio.to_thread(fetch)
+
+
+async def test_metrics_and_stats_tell_of_what_was_served() -> None:
+    async with observed(*simulated(), *FRONT) as (service, operations):
+        async with service.channel() as channel:
+            done = [stream(channel, 5, first) for first in range(4)]
+            for one in done:
+                assert await one.outcome() is grpc.StatusCode.OK
+        stats = await until_stats(
+            operations,
+            lambda stats: num_completed(stats) == 4 and model_of(stats).ttft.num_values == 4,
+        )
+        model = model_of(stats)
+        assert model.totals.num_completion_tokens == 20
+        assert model.totals.num_prompt_tokens == 16
+        assert model.max_num_batched_tokens > 0
+        assert model.cache.num_total_blocks == 512
+        assert model.engine_epoch == 1
+        metrics = await fetched(await service.door("metrics"))
+        assert "penstock_generation_tokens_total" in metrics
+        processes = [
+            line for line in metrics.splitlines() if line.startswith("penstock_process_resident")
+        ]
+        for name in ("engine", "front 1", "observer", "supervisor"):
+            assert [line for line in processes if f'"{name}"' in line], (name, processes)
+
+
+async def test_live_requests_are_seen_from_both_sides() -> None:
+    arguments = [*simulated(), *FRONT, "--max-num-seqs", "1"]
+    async with observed(*arguments) as (service, operations), service.channel() as channel:
+        running = stream(channel, 900)
+        await running.until_running()
+        waiting = stream(channel, 900, 9)
+        await waiting.until_accepted()
+        first, second = await operations.list_requests()
+        assert (first.state, second.state) == (RequestState.PROCESSING, RequestState.PENDING)
+        assert first.num_blocks > 0, "known to the engine alone"
+        assert first.history, "known to the front alone"
+        assert second.queue_position == 0
+        assert (await operations.get_request(second.request_id)).arrival_s == second.arrival_s
+
+
+async def test_an_operator_drains_the_service() -> None:
+    arguments = [*simulated(), *FRONT, "--drain-grace-s", "600"]
+    async with observed(*arguments) as (service, operations), service.channel() as channel:
+        running = stream(channel, 900)
+        await running.until_running()
+        await until_stats(operations, lambda stats: stats.fronts[0].num_live_requests == 1)
+        assert await operations.drain(timeout_s=0.2) == 1
+        assert await running.outcome() is grpc.StatusCode.UNAVAILABLE
+        assert await service.ended() == 0
+        assert [line for line in service.stderr if "an operator: draining, at most 0.2 s" in line]
+
+
+async def test_every_process_takes_a_log_level_and_so_do_those_that_follow() -> None:
+    async with observed(*simulated(), *FRONT) as (service, operations):
+        await operations.set_log_level(LogLevel.DEBUG)
+        await service.until_logged("log level debug, by an operator")
+        for process in ("engine", "front", "observer"):
+            await service.until_logged(f"INFO {process}[", "log level is debug")
+        os.kill(await service.next_pid("front"), signal.SIGKILL)
+        await service.until_logged("DEBUG front[", "front id 2")
+
+
+@pytest.mark.parametrize("process", list(ServerProcess))
+async def test_a_profile_is_a_speedscope_file(process: ServerProcess) -> None:
+    async with observed(*simulated(), *FRONT) as (_, operations):
+        index = None
+        if process is ServerProcess.FRONT:
+            stats = await until_stats(operations, lambda stats: len(stats.fronts) == 1)
+            index = stats.fronts[0].index
+        file = await operations.profile(process, front_index=index, duration_s=0.3)
+        document = json.loads(file)
+        assert document["$schema"] == "https://www.speedscope.app/file-format-schema.json"
+        names = [profile["name"] for profile in document["profiles"]]
+        assert any(name.endswith("MainThread") for name in names)
+        assert {frame["file"] for frame in document["shared"]["frames"]}
+
+
+async def test_a_flight_record_comes_over_the_line_and_into_a_file(tmp_path: Path) -> None:
+    arguments = [*simulated(), *FRONT, "--flight-folder", str(tmp_path), "--flight-steps", "64"]
+    async with observed(*arguments) as (service, operations):
+        async with service.channel() as channel:
+            assert await stream(channel, 9).outcome() is grpc.StatusCode.OK
+        copy = FlightReader(await operations.get_flight_record(file_format=FlightFormat.RAW))
+        assert copy.recording().totals["num_output_tokens"] == 9
+        path = Path(await operations.dump_flight_record())
+        assert path.parent == tmp_path
+        assert FlightReader(path).recording().totals == copy.recording().totals
+
+
+async def test_every_request_becomes_a_trace() -> None:
+    with grpc_receiver() as collector:
+        arguments = [*simulated(), *FRONT, "--otlp-endpoint", collector.endpoint]
+        async with started(*arguments, environment={"OTEL_SERVICE_NAME": "mine"}) as service:
+            async with service.channel() as channel:
+                for first in range(3):
+                    assert await stream(channel, 3, first).outcome() is grpc.StatusCode.OK
+            # What is under way when it ends is heard out.
+            service.signal(signal.SIGTERM)
+            assert await service.ended() == 0
+        roots = [span for span in collector.spans() if not span.parent_span_id]
+        assert [root.name for root in roots] == ["penstock.v1.GenerationService/Generate"] * 3
+        assert {str(resource["service.name"]) for resource in collector.resources()} == {"mine"}
+
+
+@pytest.mark.parametrize("option", ["operations-port", "metrics-port"])
+async def test_a_port_that_is_taken_is_told_by_its_option(option: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        async with launched(*simulated(), f"--{option}", str(port)) as service:
+            assert await service.ended() == 2
+            told = [line for line in service.stderr if line.startswith("penstock serve: ")]
+            assert told == [
+                f"penstock serve: {option}: cannot listen on 127.0.0.1:{port}:"
+                " Address already in use\n"
+            ]
+
+
+async def test_ports_are_told_after_the_line_that_says_ready() -> None:
+    async with started(*simulated(), *FRONT, *DOORS) as service:
+        await service.door("metrics")
+        assert [line.split(" on ")[0] for line in service.stdout] == [
+            "penstock ready",
+            "penstock operations",
+            "penstock metrics",
+        ]
+
+
+async def test_the_front_that_is_asked_for_must_be_there() -> None:
+    async with observed(*simulated(), *FRONT) as (_, operations):
+        with pytest.raises(PenstockError, match="there is no front 77"):
+            await operations.profile(ServerProcess.FRONT, front_index=77, duration_s=0.1)

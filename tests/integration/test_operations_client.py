@@ -1,0 +1,266 @@
+"""Both operators' clients against the real server: values, seconds, errors, ends."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import inspect
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from penstock.client import (
+    NO_RETRY,
+    CallCancelled,
+    FlightFormat,
+    InvalidArgument,
+    LogLevel,
+    ModelNotFound,
+    ModelState,
+    NotPossibleNow,
+    OperationsClient,
+    RequestNotFound,
+    RequestPhase,
+    RequestState,
+    ServerProcess,
+    ServerStats,
+    SyncOperationsClient,
+    Unavailable,
+    WaitReason,
+)
+from penstock.server.operations.desk import DeskError
+from support.fronts import PATIENCE_S
+from support.operations_house import (
+    NOW_UNIX_S,
+    SNAPSHOT,
+    ServedDesk,
+    numbered,
+    request_view,
+    serving_desk,
+    small_recording,
+    waiting_view,
+)
+
+
+class AsyncOperator:
+    """The async client, as it is."""
+
+    def __init__(self, address: str, **options: Any) -> None:
+        self.client = OperationsClient(address, **options)
+
+    async def call(self, name: str, *args: Any, **options: Any) -> Any:
+        return await getattr(self.client, name)(*args, **options)
+
+    async def watch(self, num: int, **options: Any) -> list[ServerStats]:
+        found: list[ServerStats] = []
+        async with contextlib.aclosing(self.client.watch_stats(**options)) as watch:
+            async for stats in watch:
+                found.append(stats)
+                if len(found) == num:
+                    break
+        return found
+
+    async def close(self) -> None:
+        await self.client.close()
+
+
+class SyncOperator:
+    """The blocking client, each use of it in a thread."""
+
+    def __init__(self, address: str, **options: Any) -> None:
+        self.client = SyncOperationsClient(address, **options)
+
+    async def call(self, name: str, *args: Any, **options: Any) -> Any:
+        return await asyncio.to_thread(getattr(self.client, name), *args, **options)
+
+    async def watch(self, num: int, **options: Any) -> list[ServerStats]:
+        def read() -> list[ServerStats]:
+            found: list[ServerStats] = []
+            with contextlib.closing(self.client.watch_stats(**options)) as watch:
+                for stats in watch:
+                    found.append(stats)
+                    if len(found) == num:
+                        break
+            return found
+
+        return await asyncio.to_thread(read)
+
+    async def close(self) -> None:
+        await asyncio.to_thread(self.client.close)
+
+
+Operator = AsyncOperator | SyncOperator
+
+
+@pytest.fixture
+async def served() -> AsyncIterator[ServedDesk]:
+    async with serving_desk() as served:
+        yield served
+
+
+@pytest.fixture(params=[AsyncOperator, SyncOperator])
+async def operator(request: pytest.FixtureRequest, served: ServedDesk) -> AsyncIterator[Operator]:
+    operator = request.param(served.address, retry=NO_RETRY)
+    yield operator
+    await operator.close()
+
+
+def test_both_clients_offer_the_same() -> None:
+    def face(kind: type) -> dict[str, tuple[Any, ...]]:
+        return {
+            name: tuple(
+                (parameter.name, parameter.default, parameter.kind)
+                for parameter in inspect.signature(method).parameters.values()
+                if parameter.name != "sleep"
+            )
+            for name, method in inspect.getmembers(kind, inspect.isfunction)
+            if not name.startswith("_") or name == "__init__"
+        }
+
+    assert face(OperationsClient) == face(SyncOperationsClient)
+
+
+async def test_stats_are_values_in_seconds(operator: Operator) -> None:
+    stats: ServerStats = await operator.call("get_stats")
+    (model,) = stats.models
+
+    assert (stats.time_s, stats.uptime_s, stats.is_draining) == (NOW_UNIX_S, 7384.5, False)
+    assert (model.model, model.state) == ("tiny", ModelState.READY)
+    assert (model.ttft.p50_s, model.ttft.p99_s, model.ttft.num_values) == (0.05, 0.2, 11)
+    assert model.e2e.p50_s is None
+    assert (model.mean_step_s, model.estimated_queue_s) == (0.0125, 0.75)
+    assert model.wait_reason is WaitReason.BLOCKS
+    assert (model.cache.num_free_blocks, model.totals.num_refused) == (25, 2)
+    assert (model.decode_tokens_per_s, model.prefill_tokens_per_s) == (900.0, 120.5)
+    assert [front.num_backlog_tokens for front in stats.fronts] == [17, 0]
+    with pytest.raises(ModelNotFound):
+        await operator.call("get_stats", "other")
+
+
+async def test_a_watch_ends_when_its_reader_leaves(operator: Operator, served: ServedDesk) -> None:
+    served.desk.snapshots = [
+        dataclasses.replace(SNAPSHOT, uptime_s=float(uptime_s)) for uptime_s in (1, 1, 2)
+    ]
+    async with asyncio.timeout(PATIENCE_S):
+        told = await operator.watch(2, interval_s=0.1)
+        # The call is over for the server too: nothing is left that it would wait for.
+        await served.server._wrapper.wait_until_idle()
+    assert [stats.uptime_s for stats in told] == [1.0, 2.0]
+    with pytest.raises(InvalidArgument) as caught:
+        await operator.watch(1, interval_s=0.01)
+    assert caught.value.field_violations[0].field == "interval"
+
+
+@pytest.mark.parametrize("kind", [AsyncOperator, SyncOperator])
+async def test_closing_ends_a_watch(kind: type[Operator], served: ServedDesk) -> None:
+    operator = kind(served.address)
+    asked = asyncio.Event()
+    served.desk.on_snapshot = asked.set
+    watch = asyncio.ensure_future(operator.watch(1000, interval_s=3600.0))
+    async with asyncio.timeout(PATIENCE_S):
+        await asked.wait()
+        await operator.close()
+        with pytest.raises(CallCancelled):
+            await watch
+
+
+async def test_requests_are_listed_over_all_pages(operator: Operator, served: ServedDesk) -> None:
+    served.desk.requests = numbered(2500)
+
+    found = await operator.call("list_requests")
+    assert [request.request_id for request in found] == [f"request-{n}" for n in range(2500)]
+    for num in (1, 1000, 1001, 3000):
+        found = await operator.call("list_requests", max_requests=num)
+        assert len(found) == min(num, 2500)
+
+
+async def test_a_live_request_is_a_value(operator: Operator, served: ServedDesk) -> None:
+    served.desk.requests = (request_view(1, time_to_deadline_s=2.5), waiting_view(2, tenant="b"))
+
+    running = await operator.call("get_request", "request-1")
+    (waiting,) = await operator.call("list_requests", state=RequestState.PENDING, tenant="b")
+    assert (running.state, running.phase) == (RequestState.PROCESSING, RequestPhase.DECODE)
+    assert (running.timings.queue_s, running.timings.ttft_s) == (1.0, 1.75)
+    assert (running.timings.total_s, running.time_to_deadline_s) == (99.0, 2.5)
+    assert running.queue_position is None
+    assert running.history[-1].since_s == pytest.approx(NOW_UNIX_S - 99 + 1.75)
+    assert (waiting.queue_position, waiting.wait_reason) == (0, WaitReason.BLOCKS)
+    assert waiting.time_to_deadline_s is None
+    with pytest.raises(RequestNotFound):
+        await operator.call("get_request", "nobody")
+
+
+async def test_levers(operator: Operator, served: ServedDesk) -> None:
+    served.desk.requests = numbered(2)
+
+    assert await operator.call("drain", timeout_s=1.5) == 2
+    await operator.call("set_log_level", LogLevel.WARNING)
+    assert await operator.call("dump_flight_record") == "/var/flight/operator.bin"
+    profile = await operator.call("profile", ServerProcess.FRONT, front_index=1, duration_s=0.25)
+    assert profile == b"speedscope"
+    assert served.desk.told == [
+        ("drain", 1.5),
+        ("log_level", "warning"),
+        ("dump", "operator"),
+        ("profile", "front 1", 0.25),
+    ]
+
+
+async def test_flight_records(operator: Operator, served: ServedDesk) -> None:
+    served.desk.recording = small_recording()
+
+    steps = await operator.call("get_flight_steps", max_steps=3)
+    assert [step.step for step in steps] == [3, 4, 5]
+    assert (steps[0].wait_reason, steps[0].num_waiting) == (WaitReason.SLOTS, 1)
+    assert (steps[0].executor_s, steps[0].predicted_s) == (0.006, 0.5)
+    assert (steps[0].inter_token_s, steps[0].admitted_request_ids) == (None, ("r3",))
+    assert steps[0].shares[0].num_tokens == 20
+    assert await operator.call("get_flight_record") == served.desk.recording
+    drawn = await operator.call("get_flight_record", file_format=FlightFormat.PERFETTO)
+    assert json.loads(drawn)["traceEvents"]
+
+
+async def test_what_cannot_be_had_now(operator: Operator, served: ServedDesk) -> None:
+    served.desk.error = DeskError("no engine has run yet")
+    with pytest.raises(NotPossibleNow, match="no engine has run yet"):
+        await operator.call("get_flight_record")
+    with pytest.raises(NotPossibleNow):
+        await operator.call("profile")
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "complaint"),
+    [
+        ("list_requests", {"max_requests": 0}, "max_requests"),
+        ("drain", {"timeout_s": -1.0}, "timeout_s"),
+        ("profile", {"duration_s": float("nan")}, "duration_s"),
+        ("get_stats", {"deadline_s": 0.0}, "deadline_s"),
+    ],
+)
+async def test_arguments_that_cannot_be_sent(
+    operator: Operator, name: str, options: dict[str, Any], complaint: str
+) -> None:
+    with pytest.raises(ValueError, match=rf"^{complaint}:"):
+        await operator.call(name, **options)
+
+
+@pytest.mark.parametrize("kind", [AsyncOperator, SyncOperator])
+async def test_nobody_there_and_a_closed_client(kind: type[Operator]) -> None:
+    async with serving_desk() as served:
+        address = served.address
+    operator = kind(address, retry=NO_RETRY)
+    with pytest.raises(Unavailable):
+        await operator.call("get_stats")
+    await operator.close()
+    await operator.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        await operator.call("get_stats")
+
+
+@pytest.mark.parametrize("kind", [OperationsClient, SyncOperationsClient])
+def test_a_bad_address_is_refused(kind: Any) -> None:
+    with pytest.raises(ValueError, match=r"^address:"):
+        kind("http://localhost")

@@ -1,0 +1,70 @@
+"""Flight records over OperationsService: as messages and as files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+
+import pytest
+
+from penstock.server.rpc import operations_methods
+from penstock.v1 import operations_service_pb2 as pb
+from penstock.v1 import state_pb2
+from support.operations_house import (
+    NOW_UNIX_S,
+    ServedDesk,
+    serving_desk,
+    small_recording,
+)
+
+
+@pytest.fixture
+async def served() -> AsyncIterator[ServedDesk]:
+    async with serving_desk() as served:
+        yield served
+
+
+async def test_the_flight_record_as_steps(served: ServedDesk) -> None:
+    served.desk.recording = small_recording()
+    pieces = [piece async for piece in served.stub.GetFlightRecord(pb.GetFlightRecordRequest())]
+    steps = [step for piece in pieces for step in piece.steps.steps]
+
+    assert [step.step for step in steps] == list(range(6))
+    last = steps[-1]
+    assert last.launch_time.ToMilliseconds() == round((NOW_UNIX_S + 5 - 0.008) * 1000)
+    assert last.scheduler_time.ToMicroseconds() == 4000
+    assert last.executor_time.ToMicroseconds() == 6000
+    assert last.predicted_time.ToMilliseconds() == 500
+    assert not last.HasField("inter_token_latency")
+    assert list(last.admitted_request_ids) == ["r5"]
+    assert list(last.ended_request_ids) == ["r4"]
+    assert [(share.request_id, share.num_tokens) for share in last.shares] == [("r5", 20)]
+    (waiting,) = last.waiting
+    assert (waiting.reason, waiting.num_requests) == (state_pb2.WAIT_REASON_SLOTS, 1)
+    assert (last.cache.num_total_blocks, last.cache.block_size_tokens) == (100, 16)
+    assert (last.num_running, last.num_decode_requests, last.num_finished) == (3, 2, 1)
+
+
+async def test_only_the_latest_steps_if_so_asked(served: ServedDesk) -> None:
+    served.desk.recording = small_recording()
+    call = served.stub.GetFlightRecord(pb.GetFlightRecordRequest(max_steps=2))
+    steps = [step.step async for piece in call for step in piece.steps.steps]
+
+    assert steps == [4, 5]
+
+
+async def test_the_flight_record_as_files(
+    served: ServedDesk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(operations_methods, "MAX_CHUNK_BYTES", 1000)
+    served.desk.recording = small_recording()
+
+    async def file(file_format: pb.FlightRecordFormat.ValueType) -> list[bytes]:
+        request = pb.GetFlightRecordRequest(format=file_format)
+        return [piece.file_chunk async for piece in served.stub.GetFlightRecord(request)]
+
+    raw = await file(pb.FLIGHT_RECORD_FORMAT_RAW)
+    assert b"".join(raw) == served.desk.recording
+    assert max(map(len, raw)) == 1000
+    perfetto = json.loads(b"".join(await file(pb.FLIGHT_RECORD_FORMAT_PERFETTO)))
+    assert perfetto["traceEvents"]

@@ -1,0 +1,316 @@
+"""OperationsService over a real socket: answers, refusals, pages, files, its end."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import socket
+from collections.abc import AsyncIterator
+from typing import Any, cast
+
+import grpc
+import grpc.aio
+import pytest
+from google.protobuf.duration_pb2 import Duration
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2
+
+from penstock.server.operations.desk import DeskError
+from penstock.server.rpc import operations_methods
+from penstock.server.rpc.operations_service import OperationsServer
+from penstock.v1 import model_pb2, state_pb2
+from penstock.v1 import operations_service_pb2 as pb
+from support.fronts import PATIENCE_S
+from support.operations_house import (
+    MODEL,
+    NOW_UNIX_S,
+    SNAPSHOT,
+    FakeDesk,
+    ServedDesk,
+    numbered,
+    refusal,
+    serving_desk,
+)
+
+
+@pytest.fixture
+async def served() -> AsyncIterator[ServedDesk]:
+    async with serving_desk() as served:
+        yield served
+
+
+def duration(value_s: float) -> Duration:
+    message = Duration()
+    message.FromMicroseconds(round(value_s * 1e6))
+    return message
+
+
+async def test_stats_are_the_desks(served: ServedDesk) -> None:
+    stats = (await served.stub.GetStats(pb.GetStatsRequest())).stats
+    (model,) = stats.models
+
+    assert stats.time.ToMicroseconds() == round(NOW_UNIX_S * 1e6)
+    assert stats.uptime.ToMilliseconds() == 7_384_500
+    assert (model.model, model.state) == ("tiny", model_pb2.MODEL_STATE_READY)
+    assert (model.num_pending, model.num_processing, model.max_num_seqs) == (3, 5, 8)
+    assert (model.cache.num_used_blocks, model.cache.num_total_blocks) == (40, 100)
+    assert (model.totals.num_completed, model.totals.num_cached_prompt_tokens) == (11, 1250)
+    assert model.ttft.p90.ToMilliseconds() == 100
+    assert (model.itl.num_values, model.e2e.num_values) == (7000, 0)
+    assert not model.e2e.HasField("p50")
+    assert model.mean_step_time.ToMicroseconds() == 12_500
+    assert model.estimated_queue_time.ToMilliseconds() == 750
+    assert model.wait_reason == state_pb2.WAIT_REASON_BLOCKS
+    assert (model.engine_epoch, model.num_engine_restarts) == (2, 1)
+    assert [(front.index, front.pid, front.num_live_requests) for front in stats.fronts] == [
+        (1, 4001, 5),
+        (2, 4002, 3),
+    ]
+    assert stats.fronts[0].num_backlog_tokens == 17
+
+
+@pytest.mark.parametrize(
+    ("is_draining", "is_up", "epoch", "state"),
+    [
+        (True, True, 1, model_pb2.MODEL_STATE_DRAINING),
+        (False, False, 0, model_pb2.MODEL_STATE_LOADING),
+        (False, False, 1, model_pb2.MODEL_STATE_RECOVERING),
+    ],
+)
+async def test_where_a_model_stands(
+    served: ServedDesk, is_draining: bool, is_up: bool, epoch: int, state: int
+) -> None:
+    model = dataclasses.replace(MODEL, is_up=is_up, epoch=epoch, mean_step_s=None)
+    served.desk.snapshots = [
+        dataclasses.replace(SNAPSHOT, is_draining=is_draining, models=(model,))
+    ]
+    stats = (await served.stub.GetStats(pb.GetStatsRequest(model="tiny"))).stats
+
+    assert stats.models[0].state == state
+    assert not stats.models[0].HasField("mean_step_time")
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda stub: stub.GetStats(pb.GetStatsRequest(model="other")),
+        lambda stub: stub.WatchStats(pb.WatchStatsRequest(model="other")),
+        lambda stub: stub.ListRequests(pb.ListRequestsRequest(model="other")),
+        lambda stub: stub.GetFlightRecord(pb.GetFlightRecordRequest(model="other")),
+        lambda stub: stub.DumpFlightRecord(pb.DumpFlightRecordRequest(model="other")),
+    ],
+)
+async def test_a_model_that_is_not_there_is_not_found(served: ServedDesk, call: Any) -> None:
+    error = await refusal(call(served.stub))
+
+    assert (error.code, error.info.reason) == (grpc.StatusCode.NOT_FOUND, "MODEL_NOT_FOUND")
+    assert error.info.metadata["model"] == "other"
+
+
+_INTERVAL_MIN = operations_methods.MIN_INTERVAL_S
+
+
+@pytest.mark.parametrize(
+    ("call", "fields"),
+    [
+        (lambda stub: stub.WatchStats(pb.WatchStatsRequest(interval=duration(0.05))), ["interval"]),
+        (lambda stub: stub.WatchStats(pb.WatchStatsRequest(interval=duration(-1))), ["interval"]),
+        (lambda stub: stub.WatchStats(pb.WatchStatsRequest(interval=duration(3601))), ["interval"]),
+        (lambda stub: stub.ListRequests(pb.ListRequestsRequest(page_size=0)), ["page_size"]),
+        (lambda stub: stub.ListRequests(pb.ListRequestsRequest(page_size=1001)), ["page_size"]),
+        (lambda stub: stub.ListRequests(pb.ListRequestsRequest(page_token="x")), ["page_token"]),
+        (lambda stub: stub.ListRequests(pb.ListRequestsRequest(page_token="ü")), ["page_token"]),
+        (
+            lambda stub: stub.ListRequests(
+                pb.ListRequestsRequest(page_size=0, state=state_pb2.REQUEST_STATE_ERROR)
+            ),
+            ["page_size", "state"],
+        ),
+        (lambda stub: stub.ListRequests(cast("Any", pb.ListRequestsRequest)(state=77)), ["state"]),
+        (lambda stub: stub.GetRequest(pb.GetRequestRequest()), ["request_id"]),
+        (lambda stub: stub.Drain(pb.DrainRequest(timeout=duration(-1))), ["timeout"]),
+        (lambda stub: stub.SetLogLevel(pb.SetLogLevelRequest()), ["level"]),
+        (lambda stub: stub.SetLogLevel(cast("Any", pb.SetLogLevelRequest)(level=9)), ["level"]),
+        (
+            lambda stub: stub.GetFlightRecord(pb.GetFlightRecordRequest(max_steps=0)),
+            ["max_steps"],
+        ),
+        (
+            lambda stub: stub.GetFlightRecord(
+                pb.GetFlightRecordRequest(max_steps=5, format=pb.FLIGHT_RECORD_FORMAT_RAW)
+            ),
+            ["max_steps"],
+        ),
+        (
+            lambda stub: stub.GetFlightRecord(cast("Any", pb.GetFlightRecordRequest)(format=9)),
+            ["format"],
+        ),
+        (lambda stub: stub.Profile(pb.ProfileRequest(duration=duration(0))), ["duration"]),
+        (lambda stub: stub.Profile(pb.ProfileRequest(duration=duration(60.1))), ["duration"]),
+        (
+            lambda stub: stub.Profile(pb.ProfileRequest(process=pb.SERVER_PROCESS_FRONT)),
+            ["front_index"],
+        ),
+        (lambda stub: stub.Profile(pb.ProfileRequest(front_index=1)), ["front_index"]),
+        (lambda stub: stub.Profile(cast("Any", pb.ProfileRequest)(process=9)), ["process"]),
+    ],
+)
+async def test_bad_fields_are_named(served: ServedDesk, call: Any, fields: list[str]) -> None:
+    error = await refusal(call(served.stub))
+
+    assert error.code is grpc.StatusCode.INVALID_ARGUMENT
+    assert error.fields == fields
+    assert served.desk.told == []
+
+
+async def test_malformed_bytes_are_told_as_such(served: ServedDesk) -> None:
+    path = "/penstock.v1.OperationsService/GetStats"
+    error = await refusal(cast("Any", served.channel.unary_unary(path))(b"\xff\xff"))
+
+    assert (error.code, error.info.reason) == (
+        grpc.StatusCode.INVALID_ARGUMENT,
+        "MALFORMED_REQUEST",
+    )
+
+
+async def test_a_watch_tells_at_once_and_again(served: ServedDesk) -> None:
+    served.desk.snapshots = [
+        dataclasses.replace(SNAPSHOT, uptime_s=float(uptime_s)) for uptime_s in (1, 1, 2, 3)
+    ]
+    call = served.stub.WatchStats(pb.WatchStatsRequest(interval=duration(_INTERVAL_MIN)))
+    async with asyncio.timeout(PATIENCE_S):
+        told = [await call.read() for _ in range(3)]
+    call.cancel()
+
+    # The first snapshot of the list is asked for its models' names.
+    assert [cast("Any", each).stats.uptime.ToSeconds() for each in told] == [1, 2, 3]
+
+
+async def test_a_watch_is_let_go_when_the_server_stops(served: ServedDesk) -> None:
+    call = served.stub.WatchStats(pb.WatchStatsRequest(interval=duration(3600)))
+    async with asyncio.timeout(PATIENCE_S):
+        await call.read()
+        await served.server.stop()
+    error = await refusal(call)
+
+    assert (error.code, error.info.reason) == (grpc.StatusCode.UNAVAILABLE, "DRAINING")
+
+
+async def test_orders_reach_the_desk(served: ServedDesk) -> None:
+    stub = served.stub
+    served.desk.requests = numbered(3)
+
+    assert (await stub.Drain(pb.DrainRequest())).num_live_requests == 3
+    await stub.Drain(pb.DrainRequest(timeout=duration(0)))
+    await stub.SetLogLevel(pb.SetLogLevelRequest(level=pb.LOG_LEVEL_DEBUG))
+    dumped = await stub.DumpFlightRecord(pb.DumpFlightRecordRequest())
+    profile = [
+        piece.file_chunk
+        async for piece in stub.Profile(
+            pb.ProfileRequest(process=pb.SERVER_PROCESS_FRONT, front_index=2)
+        )
+    ]
+    [piece async for piece in stub.Profile(pb.ProfileRequest(duration=duration(0.5)))]
+
+    assert b"".join(profile) == b"speedscope"
+    assert dumped.path == "/var/flight/operator.bin"
+    assert served.desk.told == [
+        ("drain", None),
+        ("drain", 0.0),
+        ("log_level", "debug"),
+        ("dump", "operator"),
+        ("profile", "front 2", 5.0),
+        ("profile", "engine", 0.5),
+    ]
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda stub: stub.ListRequests(pb.ListRequestsRequest()),
+        lambda stub: stub.GetRequest(pb.GetRequestRequest(request_id="r")),
+        lambda stub: stub.Drain(pb.DrainRequest()),
+        lambda stub: stub.SetLogLevel(pb.SetLogLevelRequest(level=pb.LOG_LEVEL_INFO)),
+        lambda stub: stub.GetFlightRecord(pb.GetFlightRecordRequest()),
+        lambda stub: stub.DumpFlightRecord(pb.DumpFlightRecordRequest()),
+        lambda stub: stub.Profile(pb.ProfileRequest()),
+    ],
+)
+async def test_what_cannot_be_had_now_is_said_with_its_reason(
+    served: ServedDesk, call: Any
+) -> None:
+    served.desk.error = DeskError("the engine does not answer")
+    error = await refusal(call(served.stub))
+
+    assert (error.code, error.info.reason) == (
+        grpc.StatusCode.FAILED_PRECONDITION,
+        "NOT_POSSIBLE_NOW",
+    )
+    assert error.message == "the engine does not answer"
+    assert error.pushback_ms is None
+
+
+async def test_a_fault_is_told_without_its_text(served: ServedDesk) -> None:
+    served.desk.error = cast("Any", RuntimeError("a secret"))
+    error = await refusal(served.stub.ListRequests(pb.ListRequestsRequest()))
+
+    assert error.code is grpc.StatusCode.INTERNAL
+    assert "secret" not in error.message
+    assert served.server.num_internal_errors == 1
+
+
+async def test_health_and_reflection_are_there(served: ServedDesk) -> None:
+    health = cast("Any", health_pb2_grpc.HealthStub)(served.channel)
+    for service in ("", "penstock.v1.OperationsService"):
+        answer = await health.Check(health_pb2.HealthCheckRequest(service=service))
+        assert answer.status == health_pb2.HealthCheckResponse.SERVING
+    call = served.channel.stream_stream(
+        "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo",
+        request_serializer=reflection_pb2.ServerReflectionRequest.SerializeToString,
+        response_deserializer=reflection_pb2.ServerReflectionResponse.FromString,
+    )()
+    async with asyncio.timeout(PATIENCE_S):
+        await call.write(reflection_pb2.ServerReflectionRequest(list_services=""))
+        listed = cast("Any", await call.read())
+        await call.done_writing()
+    names = {service.name for service in listed.list_services_response.service}
+    assert "penstock.v1.OperationsService" in names
+    assert "penstock.v1.GenerationService" not in names
+
+
+async def test_generation_is_not_served_here(served: ServedDesk) -> None:
+    path = "/penstock.v1.GenerationService/Cancel"
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await cast("Any", served.channel.unary_unary(path))(b"")
+    assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
+async def test_a_port_that_is_taken_is_an_error(served: ServedDesk) -> None:
+    port = int(served.address.rpartition(":")[2])
+    with pytest.raises(OSError, match="cannot listen on"):
+        await OperationsServer(FakeDesk(), "127.0.0.1", port).start()
+
+
+async def test_a_port_that_is_reserved_for_it_is_taken_over() -> None:
+    with socket.socket() as reservation:
+        reservation.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        reservation.bind(("127.0.0.1", 0))
+        port = reservation.getsockname()[1]
+        server = OperationsServer(FakeDesk(), "127.0.0.1", port, is_port_reserved=True)
+        assert await server.start() == port
+        await server.stop()
+        await server.stop()
+
+
+async def test_calls_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.server.rpc.operations_service.MAX_CALLS", 3)
+    desk = FakeDesk()
+    desk.hold = asyncio.Event()
+    async with serving_desk(desk) as served, asyncio.timeout(PATIENCE_S):
+        calls = [served.stub.ListRequests(pb.ListRequestsRequest()) for _ in range(8)]
+        ends = [asyncio.ensure_future(call.code()) for call in calls]
+        # Those that are refused end first; the others are then let go.
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        desk.hold.set()
+        codes = await asyncio.gather(*ends)
+    assert set(codes) == {grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.OK}

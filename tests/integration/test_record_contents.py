@@ -1,0 +1,180 @@
+"""What a record tells besides the end of its request, and what it never tells."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+
+import grpc
+import grpc.aio
+import pytest
+
+from penstock.scheduler.request import FailureReason
+from penstock.server.front.config import FrontConfig
+from penstock.server.telemetry.request_record import RequestRecord
+from penstock.server.text.model_text import ModelText
+from penstock.v1 import generation_service_pb2 as pb
+from support.fronts import PATIENCE_S, ServedFront, make_text, serving
+from support.record_log import RecordLog, check_tiling, kinds
+from support.recorded_calls import STYLES, Call, logged, request, run_to_end, submitted
+
+SMALL_WINDOW = (("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 1024))
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelText]:
+    text = make_text(tmp_path_factory.mktemp("model"))
+    yield text
+    text.close()
+
+
+@pytest.fixture
+async def site(text: ModelText) -> AsyncIterator[tuple[ServedFront, RecordLog]]:
+    async with logged(text) as site:
+        yield site
+
+
+@pytest.mark.parametrize("is_traced", [True, False])
+async def test_trace_context_goes_in_and_out(text: ModelText, is_traced: bool) -> None:
+    trace_id, span_id = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+    metadata = (("traceparent", f"00-{trace_id}-{span_id}-01"), ("tracestate", "a=1"))
+    async with logged(text, is_tracing=is_traced) as (served, log):
+        call = Call(served, "Generate", request(), metadata=metadata)
+        (spec,) = await served.port.next_submission()
+        await run_to_end(served, spec.key)
+        await call.drained()
+        told = dict(await call.call.initial_metadata())
+        trace = (await log.next()).trace
+        if not is_traced:
+            assert (trace.trace_id, spec.trace_id) == (b"", b"")
+            assert "x-trace-id" not in told
+            return
+        assert spec.trace_id.hex() == trace.trace_id.hex() == trace_id
+        assert trace.parent_span_id.hex() == span_id
+        assert trace.is_parent_sampled is True
+        assert trace.trace_state == "a=1"
+        assert told["x-trace-id"] == trace_id
+        assert told["traceresponse"] == f"00-{trace_id}-{trace.span_id.hex()}-01"
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        (("traceparent", "canary"),),
+        (("traceparent", "00-" + "0" * 32 + "-" + "1" * 16 + "-01"),),
+        (("traceparent", "x" * 4000),),
+        (("tracestate", "a=1"),),
+    ],
+)
+async def test_a_bad_context_begins_a_trace_and_fails_nobody(
+    site: tuple[ServedFront, RecordLog], metadata: tuple[tuple[str, str], ...]
+) -> None:
+    served, log = site
+    call = Call(served, "Generate", request(), metadata=metadata)
+    await run_to_end(served, await submitted(served))
+    assert await call.drained() is grpc.StatusCode.OK
+    trace = (await log.next()).trace
+    assert trace.parent_span_id == b""
+    assert trace.is_parent_sampled is None
+    assert trace.trace_state == ""
+    assert any(trace.trace_id)
+
+
+async def test_a_refusal_names_its_trace_and_comes_before_any_header(text: ModelText) -> None:
+    async with logged(text, FrontConfig(acceptance_delay_s=60.0)) as (served, log):
+        call = Call(served, "Generate", request())
+        served.port.fail(await submitted(served), FailureReason.QUEUE_FULL)
+        await call.drained()
+        trailers = dict(await call.call.trailing_metadata())
+        assert trailers["x-trace-id"] == (await log.next()).trace.trace_id.hex()
+        # Headers would tell gRPC's own retries that it is too late.
+        assert "x-trace-id" not in dict(await call.call.initial_metadata())
+
+
+async def test_a_reader_that_stalls_is_told_so_in_its_record(text: ModelText) -> None:
+    config = FrontConfig(acceptance_delay_s=0.0, max_backlog_tokens=64)
+    async with logged(text, config, channel_options=SMALL_WINDOW) as (served, log):
+        call = served.stub.Generate(request())
+        key = await submitted(served)
+        served.port.admit(key)
+        await asyncio.wait_for(call.read(), PATIENCE_S)
+        letters = served.encode("abcdefgh") * 16
+        while served.server.num_live_requests and not served.server.front.counters.num_cut_readers:
+            served.port.say(tokens=[(key, letter) for letter in letters])
+            await asyncio.sleep(0)
+        call.cancel()
+        record = await log.next()
+    assert (record.code, record.reason) == (
+        grpc.StatusCode.RESOURCE_EXHAUSTED.value[0],
+        "READER_STALLED",
+    )
+    assert kinds(record)[-1] == "deliver"
+    assert record.num_messages > 0
+    check_tiling(record)
+
+
+async def test_other_methods_have_no_record(site: tuple[ServedFront, RecordLog]) -> None:
+    served, log = site
+    with pytest.raises(grpc.aio.AioRpcError):
+        await served.stub.Cancel(pb.CancelRequest(request_id="nobody"))
+    with pytest.raises(grpc.aio.AioRpcError):
+        await served.stub.Cancel(pb.CancelRequest())
+    assert log.records == []
+    assert log.journal.outcomes() == ()
+
+
+async def test_no_journal_no_records(text: ModelText) -> None:
+    async with serving(text) as served:
+        call = Call(served, "Generate", request())
+        (spec,) = await served.port.next_submission()
+        await run_to_end(served, spec.key)
+        assert await call.drained() is grpc.StatusCode.OK
+        assert dict(await call.call.initial_metadata()) == {}
+        assert spec.trace_id == b""
+
+
+def content_of(record: RequestRecord) -> tuple[str, tuple[str, ...]]:
+    assert record.content is not None
+    return record.content.prompt, record.content.outputs
+
+
+@pytest.mark.parametrize("style", STYLES)
+async def test_content_is_told_where_it_was_asked_for(text: ModelText, style: str) -> None:
+    config = FrontConfig(acceptance_delay_s=0.0, has_content=True)
+    async with logged(text, config) as (served, log):
+        message = request("x" * 400)
+        message.sampling.n = 2
+        call = Call(served, style, message)
+        leader, other = await served.port.next_submission()
+        for key in (leader.key, other.key):
+            served.port.admit(key)
+        served.port.send(leader.key, served.encode("abc"))
+        served.port.send(other.key, served.encode("de"))
+        served.port.finish(leader.key)
+        served.port.finish(other.key)
+        assert await call.drained() is grpc.StatusCode.OK
+        assert content_of(await log.next()) == ("x" * 400, ("abc", "de"))
+
+
+async def test_nothing_of_the_content_is_in_a_record_by_default(
+    site: tuple[ServedFront, RecordLog],
+) -> None:
+    served, log = site
+    message = request("canaryprompt")
+    message.stopping.stop_strings.append("canarystop")
+    message.cache.salt = "canarysalt"
+    message.cache.session_id = "canarysession"
+    call = Call(served, "Generate", message, metadata=(("authorization", "Bearer canarykey"),))
+    key = await submitted(served)
+    served.port.admit(key)
+    served.port.send(key, served.encode("canaryoutput canarystop"))
+    await call.drained()
+    record = await log.next()
+    assert record.finish_reasons == ("STOP",)
+    refused = request("canaryprompt", model="canarymodel")
+    await Call(served, "Generate", refused).drained()
+    await log.next()
+    # As text, and as the ids that it became.
+    prompt_ids = served.encode("canaryprompt")
+    assert all(b"canary" not in data for data in log.data)
+    assert all(str(prompt_ids).encode() not in data for data in log.data)

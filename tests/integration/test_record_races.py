@@ -1,0 +1,112 @@
+"""Hundreds of requests that leave at any moment, over a real engine: one record each, no more."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+
+from penstock.server.front.accounts import Accounts
+from penstock.server.front.request_account import RequestAccount
+from penstock.v1 import generation_service_pb2 as pb
+from penstock.v1 import generation_service_pb2_grpc as pb_grpc
+from support.engine_service import request, service
+from support.fronts import make_text
+from support.multiplex import cancel
+from support.record_log import RecordLog, check_tiling
+
+NUM_REQUESTS = 400
+NUM_AT_ONCE = 40
+PATIENCE_S = 60.0
+
+
+async def generate(stub: pb_grpc.GenerationServiceAsyncStub, number: int, rng: Any) -> bool:
+    """True when the server must have seen the request."""
+    timeout = rng.choice([None, None, 0.002, 0.02])
+    message = request(request_id=f"r-{number}", max_tokens=rng.randint(1, 30))
+    call = stub.Generate(message, timeout=timeout)
+    num_wanted = rng.choice([0, 1, 3, 1000, 1000])
+    num_read = 0
+    with contextlib.suppress(grpc.aio.AioRpcError, asyncio.CancelledError):
+        while num_read < num_wanted and await call.read() is not grpc.aio.EOF:
+            num_read += 1
+    call.cancel()
+    return num_read > 0
+
+
+async def generate_once(stub: pb_grpc.GenerationServiceAsyncStub, number: int, rng: Any) -> bool:
+    generation = request(request_id=f"r-{number}", max_tokens=rng.randint(1, 30))
+    call = stub.GenerateOnce(pb.GenerateOnceRequest(generation=generation))
+    for _ in range(rng.choice([0, 10, 1000, 100_000])):
+        if call.done():
+            return True
+        await asyncio.sleep(0)
+    call.cancel()
+    return False
+
+
+async def multiplex(stub: pb_grpc.GenerationServiceAsyncStub, number: int, rng: Any) -> bool:
+    call = stub.Multiplex()
+    is_seen = False
+    with contextlib.suppress(grpc.aio.AioRpcError, asyncio.CancelledError):
+        submit = pb.MultiplexSubmit(key=1, generation=request(request_id=f"r-{number}"))
+        await call.write(pb.MultiplexRequest(submit=submit))
+        if rng.random() < 0.5:
+            await call.write(cancel(1))
+        if rng.random() < 0.5:
+            await call.done_writing()
+            for _ in range(rng.choice([1, 3, 1000])):
+                if not isinstance(await call.read(), pb.MultiplexResponse):
+                    break
+                is_seen = True
+    call.cancel()
+    return is_seen
+
+
+async def test_every_request_has_exactly_one_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[RequestAccount] = []
+    open_account = Accounts.open
+
+    def opening(self: Accounts, *args: Any, **options: Any) -> RequestAccount:
+        opened.append(open_account(self, *args, **options))
+        return opened[-1]
+
+    monkeypatch.setattr(Accounts, "open", opening)
+    log = RecordLog()
+    text = make_text(tmp_path)
+    rng = random.Random(6)
+    seen: set[str] = set()
+    places = asyncio.Semaphore(NUM_AT_ONCE)
+    async with service(text, max_num_waiting=16, max_num_seqs=4, journal=log.journal) as site:
+        stub = site.stubs[0]
+
+        async def one(number: int) -> None:
+            act = rng.choice([generate, generate, generate_once, multiplex])
+            async with places:
+                if await act(stub, number, rng):
+                    seen.add(f"r-{number}")
+
+        async with asyncio.timeout(PATIENCE_S):
+            await asyncio.gather(*(one(number) for number in range(NUM_REQUESTS)))
+    text.close()
+    told = Counter(record.request_id for record in log.records)
+    assert len(log.records) == len(opened) == log.journal.num_records
+    assert max(told.values()) == 1, "the ids are all different"
+    assert seen <= set(told)
+    assert len(told) > NUM_REQUESTS / 4
+    assert [record.sequence for record in log.records] == list(range(len(opened)))
+    assert sum(count.num for count in log.journal.outcomes()) == len(opened)
+    assert log.journal.dropped_records == {}
+    for record in log.records:
+        check_tiling(record)
+    # The races are worth something only if requests ended in many ways.
+    assert {record.code for record in log.records} >= {0, grpc.StatusCode.CANCELLED.value[0]}

@@ -1,0 +1,278 @@
+"""Whatever becomes of a call that brings a request, it leaves exactly one record."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+import pytest
+
+from penstock.scheduler.events import Admitted, Finished, Preempted, Stay, Wait
+from penstock.scheduler.request import FailureReason, FinishReason
+from penstock.server.text.model_text import ModelText
+from support.fronts import ServedFront, make_text, queued
+from support.record_log import RecordLog, check_tiling, kinds
+from support.recorded_calls import SERVICE, STYLES, Call, logged, request, run_to_end, submitted
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelText]:
+    text = make_text(tmp_path_factory.mktemp("model"))
+    yield text
+    text.close()
+
+
+@pytest.fixture
+async def site(text: ModelText) -> AsyncIterator[tuple[ServedFront, RecordLog]]:
+    async with logged(text) as site:
+        yield site
+
+
+@dataclass
+class End:
+    """One way to end: what the client asks, what then happens, what the record must say."""
+
+    code: grpc.StatusCode
+    reason: str = ""
+    act: Callable[[ServedFront, Call], Awaitable[None]] | None = None
+    prepare: Callable[[ServedFront], Any] | None = None
+    message: Any = field(default_factory=request)
+    options: dict[str, Any] = field(default_factory=dict)
+    client_code: grpc.StatusCode | None = None
+
+
+async def act_ok(served: ServedFront, call: Call) -> None:
+    await run_to_end(served, await submitted(served))
+
+
+async def act_cancel_in_queue(served: ServedFront, call: Call) -> None:
+    served.port.say(changes=[queued(await submitted(served), 5)])
+    call.call.cancel()
+
+
+async def act_cancel_in_decode(served: ServedFront, call: Call) -> None:
+    key = await submitted(served)
+    served.port.admit(key)
+    served.port.send(key, served.encode("a"))
+    call.call.cancel()
+
+
+async def act_silence(served: ServedFront, call: Call) -> None:
+    await submitted(served)
+
+
+async def act_engine_lost(served: ServedFront, call: Call) -> None:
+    served.port.admit(await submitted(served))
+    served.port.go_down()
+
+
+async def act_stop(served: ServedFront, call: Call) -> None:
+    served.port.admit(await submitted(served))
+    await served.server.stop()
+
+
+def act_fail(reason: FailureReason) -> Callable[[ServedFront, Call], Awaitable[None]]:
+    async def act(served: ServedFront, call: Call) -> None:
+        served.port.fail(await submitted(served), reason)
+
+    return act
+
+
+def break_engine_talk(served: ServedFront) -> None:
+    def broken(specs: object) -> None:
+        raise ZeroDivisionError("canary of a prompt")
+
+    served.port.submit = broken  # type: ignore[method-assign]
+
+
+C = grpc.StatusCode
+ENDS: dict[str, End] = {
+    "ok": End(C.OK, act=act_ok),
+    "malformed": End(C.INVALID_ARGUMENT, "MALFORMED_REQUEST", message=b"\xff\xff"),
+    "bad field": End(
+        C.INVALID_ARGUMENT,
+        "INVALID_ARGUMENT",
+        message=request(scheduling={"priority": 1000}),
+    ),
+    "unknown model": End(C.NOT_FOUND, "MODEL_NOT_FOUND", message=request(model="canary-model")),
+    "prompt too long": End(
+        C.INVALID_ARGUMENT, "PROMPT_TOO_LONG", message=request("a lot of it " * 500)
+    ),
+    "no engine": End(C.UNAVAILABLE, "ENGINE_DOWN", prepare=lambda served: served.port.go_down()),
+    "draining": End(
+        C.UNAVAILABLE, "DRAINING", prepare=lambda served: served.server.front.begin_drain()
+    ),
+    "queue full": End(C.RESOURCE_EXHAUSTED, "QUEUE_FULL", act=act_fail(FailureReason.QUEUE_FULL)),
+    "deadline in the engine": End(
+        C.DEADLINE_EXCEEDED, "DEADLINE_EXCEEDED", act=act_fail(FailureReason.DEADLINE_EXCEEDED)
+    ),
+    "executor failed": End(
+        C.INTERNAL,
+        "EXECUTOR_REQUEST_FAILED",
+        act=act_fail(FailureReason.EXECUTOR_REQUEST_FAILED),
+    ),
+    "deadline of the call": End(
+        C.DEADLINE_EXCEEDED, "DEADLINE_EXCEEDED", act=act_silence, options={"timeout": 0.3}
+    ),
+    "cancelled in the queue": End(C.CANCELLED, act=act_cancel_in_queue),
+    "cancelled while it runs": End(C.CANCELLED, act=act_cancel_in_decode),
+    "engine lost": End(C.UNAVAILABLE, "ENGINE_DOWN", act=act_engine_lost),
+    "stopped": End(C.UNAVAILABLE, "DRAINING", act=act_stop),
+    "bug": End(C.INTERNAL, "INTERNAL", prepare=break_engine_talk),
+}
+
+
+@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("name", ENDS)
+async def test_every_end_has_its_one_record(text: ModelText, style: str, name: str) -> None:
+    end = ENDS[name]
+    async with logged(text) as (served, log):
+        if end.prepare is not None:
+            end.prepare(served)
+        call = Call(served, style, end.message, **end.options)
+        if end.act is not None:
+            await end.act(served, call)
+        assert await call.drained() is end.code
+        record = await log.next()
+    assert len(log.records) == 1
+    assert (record.code, record.reason) == (end.code.value[0], end.reason)
+    assert record.method == f"{SERVICE}/{style}"
+    assert record.sequence == 0
+    assert record.peer.startswith("ipv4:127.0.0.1:")
+    assert record.model == ("" if name in ("malformed", "unknown model") else "tiny")
+    assert record.options.is_stream is (style == "Generate" or name == "malformed")
+    check_tiling(record)
+    (count,) = log.journal.outcomes()
+    assert (count.code, count.reason, count.num) == (record.code, record.reason, 1)
+
+
+@pytest.mark.parametrize("style", STYLES)
+async def test_a_good_end_is_told_in_full(site: tuple[ServedFront, RecordLog], style: str) -> None:
+    served, log = site
+    message = request("hello", request_id="r-1")
+    message.sampling.temperature = 0.7
+    message.stopping.max_tokens = 9
+    message.scheduling.priority = 4
+    call = Call(served, style, message)
+    (spec,) = await served.port.next_submission()
+    await run_to_end(served, spec.key)
+    assert await call.drained() is grpc.StatusCode.OK
+    record = await log.next()
+    assert record.request_id == "r-1"
+    assert kinds(record) == ["prepare", "queue", "prefill", "decode", "deliver"]
+    assert record.finish_reasons == ("LENGTH",)
+    assert record.num_prompt_tokens == spec.num_prompt_tokens
+    assert record.num_cached_tokens == record.segments[2].num_cached_tokens == 2
+    assert record.num_completion_tokens == record.segments[3].num_tokens == 3
+    assert 0 < record.ttft_s < record.end_s - record.arrival_s
+    assert (record.num_ahead, record.estimated_queue_s) == (3, 0.25)
+    assert record.options.temperature == 0.7
+    assert record.options.max_tokens == 9
+    assert record.options.top_p is None
+    assert record.options.priority == 4
+    assert record.num_messages >= 1
+    assert (record.num_stalls, record.stalled_s) == (0, 0.0)
+    assert record.content is None
+    assert spec.trace_id == record.trace.trace_id
+    assert len(record.trace.trace_id) == 16
+    assert len(record.trace.span_id) == 8
+
+
+async def test_a_refused_request_has_nothing_it_never_had(
+    site: tuple[ServedFront, RecordLog],
+) -> None:
+    served, log = site
+    await Call(served, "Generate", request(scheduling={"priority": 1000})).drained()
+    record = await log.next()
+    assert kinds(record) == ["prepare"]
+    assert math.isnan(record.ttft_s)
+    assert record.num_ahead == -1
+    assert record.num_messages == 0
+    assert record.options.priority == 1000
+
+
+async def test_second_with_the_same_id_has_a_record_of_its_own(
+    site: tuple[ServedFront, RecordLog],
+) -> None:
+    served, log = site
+    first = Call(served, "Generate", request(request_id="same"))
+    key = await submitted(served)
+    assert await Call(served, "Generate", request(request_id="same")).drained() is C.ALREADY_EXISTS
+    record = await log.next()
+    assert (record.request_id, record.reason) == ("same", "REQUEST_ID_IN_USE")
+    served.port.finish(key)
+    await first.drained()
+    assert (await log.next()).code == 0
+
+
+async def test_preemption_and_the_engines_word(site: tuple[ServedFront, RecordLog]) -> None:
+    served, log = site
+    call = Call(served, "Generate", request())
+    key = await submitted(served)
+    clock = served.server.front.clock
+    waits = (Wait(slots_s=0.5), Wait(blocks_s=0.25, num_passed_by=1))
+    stays = (Stay(num_chunks=1, num_steps=2), Stay(num_chunks=2, num_steps=3, max_batch_size=7))
+    say = served.port.say
+
+    def admit(again: int, num_cached_tokens: int) -> None:
+        change = Admitted(
+            key=key,
+            at_s=clock(),
+            num_cached_tokens=num_cached_tokens,
+            num_preemptions=again,
+            wait=waits[again],
+        )
+        say(changes=[change])
+
+    admit(0, 1)
+    served.port.send(key, served.encode("ab"))
+    say(changes=[Preempted(key=key, at_s=clock(), stay=stays[0])])
+    admit(1, 4)
+    served.port.send(key, served.encode("c"))
+    end = Finished(key=key, at_s=clock(), reason=FinishReason.STOP, stay=stays[1])
+    say(ends=[end])
+    await call.drained()
+    record = await log.next()
+    running = ["queue", "prefill", "decode"]
+    assert kinds(record) == ["prepare", *running, *running, "deliver"]
+    queues = [segment for segment in record.segments if segment.kind == "queue"]
+    decodes = [segment for segment in record.segments if segment.kind == "decode"]
+    prefills = [segment for segment in record.segments if segment.kind == "prefill"]
+    assert [segment.wait for segment in queues] == list(waits)
+    assert [segment.stay for segment in decodes] == list(stays)
+    assert [segment.num_tokens for segment in decodes] == [2, 1]
+    assert [segment.num_cached_tokens for segment in prefills] == [1, 4]
+    assert record.num_cached_tokens == 1
+    assert record.num_preemptions == 1
+
+
+async def test_who_gave_up_in_the_queue_is_told_what_it_waited_for(
+    site: tuple[ServedFront, RecordLog],
+) -> None:
+    served, log = site
+    served.port.is_answering = False
+    call = Call(served, "Generate", request())
+    key = await submitted(served)
+    served.port.say(changes=[queued(key, 5)])
+    call.call.cancel()
+    await served.port.next_cancel()
+    wait = Wait(blocks_s=1.5)
+    at_s = served.server.front.clock()
+    served.port.say(ends=[Finished(key=key, at_s=at_s, reason=FinishReason.CANCELLED, wait=wait)])
+    record = await log.next()
+    assert record.code == grpc.StatusCode.CANCELLED.value[0]
+    assert record.segments[-1].kind == "queue"
+    assert record.segments[-1].wait == wait
+
+
+async def test_a_silent_engine_does_not_keep_a_record_back(text: ModelText) -> None:
+    async with logged(text) as (served, log):
+        served.port.is_answering = False
+        call = Call(served, "Generate", request())
+        await submitted(served)
+        call.call.cancel()
+        await served.port.next_cancel()
+    assert [record.code for record in log.records] == [grpc.StatusCode.CANCELLED.value[0]]

@@ -1,0 +1,228 @@
+"""`penstock top` as a process: one frame anywhere, a live view on a terminal."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import json
+import os
+import pty
+import signal
+import struct
+import sys
+import termios
+from collections.abc import AsyncGenerator, AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from penstock.client import ModelState
+from support.cli_process import LIMIT_S, PROGRAM
+from support.observation import model_of, observed, until_stats
+from support.operations_house import FakeDesk, ServedDesk, request_view, serving_desk, waiting_view
+from support.service import simulated, stream
+
+
+def environment(**extra: str) -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "PYTHONUTF8": "1", **extra}
+
+
+async def top(*args: str, **extra: str) -> tuple[int, str, str]:
+    process = await asyncio.create_subprocess_exec(
+        *PROGRAM,
+        "top",
+        *args,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env=environment(**extra),
+    )
+    out, err = await asyncio.wait_for(process.communicate(), LIMIT_S)
+    assert process.returncode is not None
+    return process.returncode, out.decode(), err.decode()
+
+
+@pytest.fixture
+async def served() -> AsyncIterator[ServedDesk]:
+    desk = FakeDesk()
+    desk.requests = (request_view(1, num_blocks=3), waiting_view(2), request_view(3, num_blocks=9))
+    async with serving_desk(desk) as served:
+        yield served
+
+
+async def test_one_frame_without_a_terminal(served: ServedDesk) -> None:
+    code, out, err = await top("--once", "--address", served.address)
+
+    assert (code, err) == (0, "")
+    assert "\x1b" not in out
+    assert f"penstock {served.address} tiny READY" in out
+    assert out.index("request-1") < out.index("request-2") < out.index("request-3")
+    assert "q quit" not in out
+
+
+async def test_the_address_comes_from_the_environment(served: ServedDesk) -> None:
+    code, out, _ = await top("--once", "--sort", "blocks", PENSTOCK_OPERATIONS=served.address)
+
+    assert code == 0
+    assert out.index("request-3") < out.index("request-1")
+
+
+async def test_one_look_as_json(served: ServedDesk) -> None:
+    code, out, _ = await top("--once", "--json", "--service", served.address)
+    told = json.loads(out)
+
+    assert code == 0
+    assert told["stats"]["models"][0]["state"] == "READY"
+    assert told["stats"]["models"][0]["itl"]["p99_s"] == 0.03
+    assert [request["request_id"][-1] for request in told["requests"]] == ["1", "2", "3"]
+    assert told["requests"][1]["wait_reason"] == "BLOCKS"
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "complaint"),
+    [
+        (("--json",), 2, "--json goes with --once"),
+        ((), 2, "stdout is no terminal"),
+        (("--once", "--address", "http://here"), 2, "address: must be"),
+        (("--once", "--interval", "0"), 2, "must be a positive number of seconds"),
+        (("--once", "--address", "127.0.0.1:1"), 3, "UNAVAILABLE"),
+    ],
+)
+async def test_what_goes_wrong_is_one_line(
+    args: tuple[str, ...], code: int, complaint: str
+) -> None:
+    found, out, err = await top(*args)
+
+    assert (found, out) == (code, "")
+    assert complaint in err
+    assert "Traceback" not in err
+
+
+@pytest.fixture
+def path_without_rich(tmp_path: Path) -> str:
+    """A path for modules on which rich cannot be imported."""
+    blocker = "import sys\nsys.modules['rich'] = None\n"
+    (tmp_path / "sitecustomize.py").write_text(blocker, encoding="utf-8")
+    return os.pathsep.join((str(tmp_path), *sys.path))
+
+
+async def test_a_missing_package_is_named(served: ServedDesk, path_without_rich: str) -> None:
+    path = path_without_rich
+    code, _, err = await top("--once", "--address", served.address, PYTHONPATH=path)
+    assert (code, "needs the package rich" in err) == (2, True)
+    code, _, _ = await top("--once", "--json", "--address", served.address, PYTHONPATH=path)
+    assert code == 0
+
+
+@dataclass
+class Screen:
+    """What a command wrote to its terminal, and a keyboard."""
+
+    process: asyncio.subprocess.Process
+    master: int
+    text: str = ""
+    more: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def type(self, keys: str) -> None:
+        os.write(self.master, keys.encode())
+
+    async def until(self, part: str) -> None:
+        """Wait for it in what is written from now on."""
+        begin = len(self.text)
+        async with asyncio.timeout(LIMIT_S):
+            while part not in self.text[begin:]:
+                self.more.clear()
+                await self.more.wait()
+
+    def read(self) -> None:
+        with contextlib.suppress(OSError):  # the other side has ended
+            self.text += os.read(self.master, 65536).decode("utf-8", "replace")
+        self.more.set()
+
+
+@contextlib.asynccontextmanager
+async def on_a_terminal(*args: str) -> AsyncGenerator[Screen]:
+    master, slave = pty.openpty()
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 110, 0, 0))
+    process = await asyncio.create_subprocess_exec(
+        *PROGRAM,
+        "top",
+        *args,
+        stdin=slave,
+        stdout=slave,
+        stderr=slave,
+        env=environment(TERM="xterm", COLUMNS="110", LINES="30"),
+        start_new_session=True,
+    )
+    os.close(slave)
+    screen = Screen(process, master)
+    loop = asyncio.get_running_loop()
+    loop.add_reader(master, screen.read)
+    try:
+        yield screen
+    finally:
+        loop.remove_reader(master)
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+        os.close(master)
+
+
+async def test_a_live_view_is_sorted_and_quit_by_keys(served: ServedDesk) -> None:
+    args = ("--address", served.address, "--interval", "0.1")
+    async with on_a_terminal(*args) as screen:
+        await screen.until("requests by age")
+        screen.type("s")
+        await screen.until("requests by tokens")
+        screen.type("q")
+        assert await asyncio.wait_for(screen.process.wait(), LIMIT_S) == 0
+
+
+async def test_a_live_view_survives_the_services_restart(served: ServedDesk) -> None:
+    port = int(served.address.rpartition(":")[2])
+    async with on_a_terminal("--address", served.address, "--interval", "0.1") as screen:
+        await screen.until("request-1")
+        await served.server.stop()
+        await screen.until("no answer since")
+        served.desk.requests = (request_view(77),)
+        async with serving_desk(served.desk, port):
+            await screen.until("request-77")
+            screen.process.send_signal(signal.SIGINT)
+            assert await asyncio.wait_for(screen.process.wait(), LIMIT_S) == 0
+
+
+async def test_a_real_service_through_the_death_of_its_engine() -> None:
+    arguments = [*simulated(), "--fronts", "1", "--max-num-seqs", "1"]
+    async with observed(*arguments) as (service, operations), service.channel() as channel:
+        address = await service.door("operations")
+        engine_pid = await service.next_pid("engine")
+        running = stream(channel, 900)
+        await running.until_running()
+        waiting = stream(channel, 900, 9)
+        await until_stats(operations, lambda stats: model_of(stats).num_pending == 1)
+
+        code, out, _ = await top("--once", "--json", "--address", address)
+        told = json.loads(out)
+        phases = {request["phase"]: request for request in told["requests"]}
+        assert code == 0
+        assert set(phases) == {"DECODE", "QUEUE"}
+        assert phases["QUEUE"]["wait_reason"] == "SLOTS"
+        assert phases["QUEUE"]["queue_position"] == 0
+        assert phases["DECODE"]["num_blocks"] > 0
+        (model,) = told["stats"]["models"]
+        assert (model["num_processing"], model["num_pending"]) == (1, 1)
+
+        os.kill(engine_pid, signal.SIGKILL)
+        await until_stats(
+            operations,
+            lambda stats: (
+                model_of(stats).num_engine_restarts == 1
+                and model_of(stats).state is ModelState.READY
+            ),
+        )
+        del running, waiting
+        code, out, _ = await top("--once", "--address", address)
+        assert code == 0
+        assert "engine 2 (1 restarts)" in out

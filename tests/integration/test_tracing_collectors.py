@@ -1,0 +1,126 @@
+"""Collectors that are dead, hang, refuse or are slow: they cost spans, and those are counted."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock.server.telemetry.config import TracingConfig
+from penstock.server.tracing.export import start_tracing
+from penstock.server.tracing.worker import MAX_QUEUED_RECORDS
+from support.otlp_receiver import Mode, Receiver, dead_endpoint, grpc_receiver, http_receiver
+from support.request_records import request_record
+from support.traced_process import Outcome, run_traced
+
+SPANS_PER_REQUEST = 6
+CLOSE_LIMIT_S = 1.0
+SDK_HANG_S = 25.0
+"""Left alone, the SDK takes 30 seconds to shut down when its collector does not answer."""
+
+
+def check_all_accounted_for(outcome: Outcome, num_requests: int) -> None:
+    """No span came through, each is counted once, and nobody waited for the SDK's patience."""
+    counts = outcome.counters
+    num_traces = sum(number for name, number in counts.items() if name.startswith("traces_"))
+    assert num_traces == num_requests
+    assert counts["spans_exported"] == 0
+    lost = counts["spans_dropped_export"] + counts["spans_dropped_closing"]
+    assert lost == counts["traces_kept"] * SPANS_PER_REQUEST
+    assert outcome.whole_s < SDK_HANG_S
+
+
+@pytest.mark.parametrize("num_requests", [5, 600])
+@pytest.mark.parametrize("protocol", ["grpc", "http/protobuf"])
+def test_a_dead_collector(protocol: str, num_requests: int) -> None:
+    with dead_endpoint() as endpoint:
+        outcome = run_traced(
+            {"OTEL_EXPORTER_OTLP_ENDPOINT": endpoint, "OTEL_EXPORTER_OTLP_PROTOCOL": protocol},
+            num_requests=num_requests,
+            close_limit_s=CLOSE_LIMIT_S,
+        )
+    check_all_accounted_for(outcome, num_requests)
+
+
+@pytest.mark.parametrize("mode", [Mode.HANGING, Mode.REFUSING, Mode.EXHAUSTED])
+@pytest.mark.parametrize("protocol", ["grpc", "http/protobuf"])
+def test_a_collector_that_takes_nothing(protocol: str, mode: Mode) -> None:
+    opened = grpc_receiver(mode) if protocol == "grpc" else http_receiver(mode)
+    with opened as receiver:
+        outcome = run_traced(
+            {
+                "OTEL_EXPORTER_OTLP_ENDPOINT": receiver.endpoint,
+                "OTEL_EXPORTER_OTLP_PROTOCOL": protocol,
+            },
+            num_requests=600,
+            close_limit_s=CLOSE_LIMIT_S,
+        )
+        assert receiver.num_calls > 0
+    check_all_accounted_for(outcome, 600)
+
+
+def test_a_user_who_is_patient_is_cut_short_all_the_same() -> None:
+    with grpc_receiver(Mode.HANGING) as receiver:
+        outcome = run_traced(
+            {
+                "OTEL_EXPORTER_OTLP_ENDPOINT": receiver.endpoint,
+                "OTEL_EXPORTER_OTLP_TIMEOUT": "600",
+            },
+            num_requests=5,
+            close_limit_s=CLOSE_LIMIT_S,
+        )
+    check_all_accounted_for(outcome, 5)
+
+
+def test_a_collector_that_hangs_does_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    with grpc_receiver(Mode.HANGING) as receiver:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", receiver.endpoint)
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "600")
+        tracing = start_tracing(TracingConfig(is_on=True), model="tiny")
+        tracing.take_records([request_record(number) for number in range(1, 1001)])
+        receiver.wait_for_calls(1)
+        record = request_record()
+        num_more = 3 * MAX_QUEUED_RECORDS
+        for _ in range(3):
+            tracing.take_records([record] * MAX_QUEUED_RECORDS)
+        counts = tracing.counters()
+        dropped = counts["traces_dropped_queue_full"]
+        # One batch is with the exporter; the SDK's queue and ours are full.
+        most_kept = 1 + (512 + 2048) // SPANS_PER_REQUEST
+        assert dropped >= 1000 + num_more - MAX_QUEUED_RECORDS - most_kept
+        assert counts["traces_kept"] <= most_kept
+        tracing.close(CLOSE_LIMIT_S)
+        counts = tracing.counters()
+        lost = counts["spans_dropped_export"] + counts["spans_dropped_closing"]
+        assert (counts["spans_exported"], lost > 0) == (0, True)
+        assert 0 < counts["traces_dropped_closing"] <= MAX_QUEUED_RECORDS
+        num_traces = sum(number for name, number in counts.items() if name.startswith("traces_"))
+        assert num_traces == 1000 + num_more
+
+
+def take_and_close(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+    """The counts of 400 requests."""
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", receiver.endpoint)
+    tracing = start_tracing(TracingConfig(is_on=True), model="tiny")
+    tracing.take_records([request_record(number) for number in range(1, 401)])
+    tracing.close(20.0)
+    return tracing.counters()
+
+
+def test_a_slow_collector_gets_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    with grpc_receiver(Mode.SLOW) as receiver:
+        counts = take_and_close(receiver, monkeypatch)
+        assert len(receiver.spans()) == counts["spans_exported"] == 400 * SPANS_PER_REQUEST
+
+
+def test_a_collector_that_comes_back_gets_what_comes_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "20")
+    with grpc_receiver(Mode.EXHAUSTED) as receiver:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", receiver.endpoint)
+        tracing = start_tracing(TracingConfig(is_on=True), model="tiny")
+        tracing.take_records([request_record(1)])
+        receiver.wait_for_calls(1)
+        receiver.mode = Mode.OK
+        tracing.take_records([request_record(2)])
+        spans = receiver.wait_for_spans(SPANS_PER_REQUEST)
+        tracing.close(20.0)
+    assert request_record(2).trace.trace_id in {span.trace_id for span in receiver.spans()}
+    assert len(spans) >= SPANS_PER_REQUEST

@@ -1,0 +1,147 @@
+"""The `OTEL_*` variables mean here what their users know, each in a process of its own."""
+
+from __future__ import annotations
+
+import pytest
+
+from support.otlp_receiver import Receiver, grpc_receiver, http_receiver
+from support.traced_process import run_traced
+
+SPANS_PER_REQUEST = 6
+NUM_REQUESTS = 3
+ALL_SPANS = SPANS_PER_REQUEST * NUM_REQUESTS
+
+
+def resource_of(receiver: Receiver) -> dict[str, object]:
+    """The one resource that all spans carry."""
+    (first, *others) = receiver.resources()
+    assert all(other == first for other in others)
+    return first
+
+
+def test_without_a_word_it_is_otlp_over_grpc_from_penstock() -> None:
+    with grpc_receiver() as receiver:
+        outcome = run_traced({"OTEL_EXPORTER_OTLP_ENDPOINT": receiver.endpoint})
+        assert len(receiver.spans()) == ALL_SPANS
+        resource = resource_of(receiver)
+    assert resource["service.name"] == "penstock"
+    assert resource["service.version"]
+    assert len(str(resource["service.instance.id"])) == 36
+    assert resource["telemetry.sdk.language"] == "python"
+    assert outcome.counters["spans_exported"] == ALL_SPANS
+    assert outcome.errors == ""
+
+
+def test_service_name_and_resource_attributes() -> None:
+    with grpc_receiver() as receiver:
+        run_traced(
+            {
+                "OTEL_EXPORTER_OTLP_ENDPOINT": receiver.endpoint,
+                "OTEL_SERVICE_NAME": "llm-east",
+                "OTEL_RESOURCE_ATTRIBUTES": (
+                    "service.name=hidden,service.version=9,service.instance.id=seven,zone=b"
+                ),
+            }
+        )
+        resource = resource_of(receiver)
+    assert resource["service.name"] == "llm-east"
+    assert resource["service.version"] == "9"
+    assert resource["service.instance.id"] == "seven"
+    assert resource["zone"] == "b"
+
+
+def test_the_service_name_may_stand_among_the_resource_attributes() -> None:
+    with grpc_receiver() as receiver:
+        run_traced(
+            {
+                "OTEL_EXPORTER_OTLP_ENDPOINT": receiver.endpoint,
+                "OTEL_RESOURCE_ATTRIBUTES": "service.name=from-attributes",
+            }
+        )
+        assert resource_of(receiver)["service.name"] == "from-attributes"
+
+
+@pytest.mark.parametrize(
+    "protocol_variable", ["OTEL_EXPORTER_OTLP_PROTOCOL", "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL"]
+)
+def test_http_and_its_path(protocol_variable: str) -> None:
+    with http_receiver() as receiver:
+        run_traced(
+            {
+                "OTEL_EXPORTER_OTLP_ENDPOINT": receiver.endpoint,
+                protocol_variable: "http/protobuf",
+            }
+        )
+        assert len(receiver.spans()) == ALL_SPANS
+        assert receiver.metadata[0]["path"] == "/v1/traces"
+        assert receiver.metadata[0]["content-type"] == "application/x-protobuf"
+
+
+def test_the_endpoint_of_traces_and_the_headers() -> None:
+    with grpc_receiver() as receiver:
+        run_traced(
+            {
+                "OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1",
+                "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": receiver.endpoint,
+                "OTEL_EXPORTER_OTLP_HEADERS": "x-team=platform,x-key=two%20words",
+            }
+        )
+        assert len(receiver.spans()) == ALL_SPANS
+        assert receiver.metadata[0]["x-team"] == "platform"
+        assert receiver.metadata[0]["x-key"] == "two words"
+
+
+def test_a_sampler_that_drops_all() -> None:
+    with grpc_receiver() as receiver:
+        outcome = run_traced(
+            {
+                "OTEL_EXPORTER_OTLP_ENDPOINT": receiver.endpoint,
+                "OTEL_TRACES_SAMPLER": "always_off",
+            }
+        )
+        assert receiver.num_calls == 0
+    assert outcome.counters["traces_sampled_out"] == NUM_REQUESTS
+    assert outcome.counters["traces_kept"] == 0
+
+
+def test_several_exporters_and_the_console() -> None:
+    with grpc_receiver() as receiver:
+        outcome = run_traced(
+            {
+                "OTEL_EXPORTER_OTLP_ENDPOINT": receiver.endpoint,
+                "OTEL_TRACES_EXPORTER": "console, otlp",
+            }
+        )
+        assert len(receiver.spans()) == ALL_SPANS
+    assert outcome.output.count('"trace_id"') == ALL_SPANS
+    assert outcome.counters["spans_exported"] == 2 * ALL_SPANS
+
+
+def test_the_sizes_of_queue_and_batch() -> None:
+    with grpc_receiver() as receiver:
+        outcome = run_traced(
+            {
+                "OTEL_EXPORTER_OTLP_ENDPOINT": receiver.endpoint,
+                "OTEL_BSP_MAX_EXPORT_BATCH_SIZE": "6",
+                "OTEL_BSP_MAX_QUEUE_SIZE": "6",
+            },
+            num_requests=20,
+        )
+        assert len(receiver.spans()) == 20 * SPANS_PER_REQUEST
+        assert receiver.num_calls == 20
+    assert outcome.counters["spans_exported"] == 20 * SPANS_PER_REQUEST
+
+
+def test_a_disabled_sdk_makes_no_spans() -> None:
+    with grpc_receiver() as receiver:
+        outcome = run_traced(
+            {"OTEL_EXPORTER_OTLP_ENDPOINT": receiver.endpoint, "OTEL_SDK_DISABLED": "true"}
+        )
+        assert receiver.num_calls == 0
+    assert outcome.counters["traces_sampled_out"] == NUM_REQUESTS
+
+
+def test_no_exporter_at_all() -> None:
+    outcome = run_traced({"OTEL_TRACES_EXPORTER": "none"})
+    assert outcome.counters["traces_kept"] == NUM_REQUESTS
+    assert outcome.counters["spans_exported"] == 0

@@ -1,0 +1,257 @@
+"""Records in, spans out at a real collector: ids, times, parents, sampling, privacy."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+import random
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
+
+from penstock.server.observer.consumer import Consumer
+from penstock.server.telemetry.config import TracingConfig
+from penstock.server.telemetry.request_record import Content, RequestRecord, TraceParent
+from penstock.server.tracing import keys
+from penstock.server.tracing.export import start_tracing
+from support.otlp_receiver import Receiver, attributes_of, grpc_receiver
+from support.request_records import (
+    GENERATE,
+    preempted_record,
+    refused_record,
+    request_record,
+    trace_parent,
+)
+
+CLOSE_LIMIT_S = 20.0
+ON = TracingConfig(is_on=True)
+
+
+@pytest.fixture
+def receiver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Receiver]:
+    """A collector that this process's exporters talk to."""
+    with grpc_receiver() as receiver:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", receiver.endpoint)
+        yield receiver
+
+
+def traced(
+    receiver: Receiver, records: Sequence[RequestRecord], config: TracingConfig = ON
+) -> tuple[list[Span], dict[str, int]]:
+    """All spans of the records at the collector, and the counts."""
+    tracing = start_tracing(config, model="tiny")
+    tracing.take_records(records)
+    tracing.close(CLOSE_LIMIT_S)
+    return receiver.spans(), tracing.counters()
+
+
+def roots_of(spans: Sequence[Span]) -> list[Span]:
+    """The spans of servers."""
+    return [span for span in spans if span.kind == Span.SPAN_KIND_SERVER]
+
+
+def test_one_trace_is_one_tree_that_tiles(receiver: Receiver) -> None:
+    now_s = time.monotonic()
+    record = request_record(arrival_s=now_s - 2.0)
+    spans, counts = traced(receiver, [record])
+    (root,) = roots_of(spans)
+    children = sorted(
+        (span for span in spans if span is not root), key=lambda s: s.start_time_unix_nano
+    )
+    assert root.name == GENERATE
+    assert root.trace_id == record.trace.trace_id
+    assert root.span_id == record.trace.span_id
+    assert root.parent_span_id == b""
+    assert [span.name for span in children] == ["prepare", "queue", "prefill", "decode", "deliver"]
+    assert {span.parent_span_id for span in children} == {root.span_id}
+    assert {span.trace_id for span in children} == {root.trace_id}
+    assert {span.kind for span in children} == {Span.SPAN_KIND_INTERNAL}
+    edges = [(span.start_time_unix_nano, span.end_time_unix_nano) for span in children]
+    assert edges[0][0] == root.start_time_unix_nano
+    assert edges[-1][1] == root.end_time_unix_nano
+    assert all(before[1] == after[0] for before, after in itertools.pairwise(edges))
+    assert abs(root.end_time_unix_nano - time.time_ns()) < 600e9
+    assert counts["traces_kept"] == 1
+    assert counts["spans_exported"] == 6
+
+
+def test_attributes_arrive_with_their_types_and_the_schema(receiver: Receiver) -> None:
+    spans, _ = traced(receiver, [request_record(num_stalls=1, stalled_s=0.25)])
+    attributes = attributes_of(roots_of(spans)[0].attributes)
+    assert attributes[keys.RPC_SYSTEM] == "grpc"
+    assert attributes[keys.RESPONSE_FINISH_REASONS] == ("stop",)
+    assert attributes[keys.USAGE_OUTPUT] == 17
+    assert attributes[keys.REQUEST_STREAM] is True
+    assert attributes[keys.STALLED] == 0.25
+    assert attributes[keys.SAMPLING_REASON] == "sampler"
+    scope = receiver.requests[0].resource_spans[0].scope_spans[0]
+    assert scope.schema_url == keys.SCHEMA_URL
+    assert scope.scope.name == "penstock"
+
+
+def test_usage_stands_once_in_a_trace(receiver: Receiver) -> None:
+    spans, _ = traced(receiver, [request_record(), preempted_record(trace=trace_parent(2))])
+    usage = [
+        (span.trace_id, pair.key)
+        for span in spans
+        for pair in span.attributes
+        if pair.key.startswith("gen_ai.usage.")
+    ]
+    assert len(usage) == len(set(usage)) == 6
+
+
+def test_every_end_is_one_root_with_its_status(receiver: Receiver) -> None:
+    records = [refused_record(code, "", trace=trace_parent(code + 1)) for code in range(17)]
+    spans, _ = traced(receiver, records)
+    codes: dict[bytes, list[int]] = defaultdict(list)
+    for root in roots_of(spans):
+        codes[root.trace_id].append(root.status.code)
+        assert root.status.message == ""
+    errors = {2, 4, 12, 13, 14, 15}
+    assert codes == {
+        record.trace.trace_id: [
+            Status.STATUS_CODE_ERROR if record.code in errors else Status.STATUS_CODE_UNSET
+        ]
+        for record in records
+    }
+
+
+def test_a_preemption_is_an_event_of_the_root(receiver: Receiver) -> None:
+    spans, _ = traced(receiver, [preempted_record()])
+    (root,) = roots_of(spans)
+    assert [event.name for event in root.events] == ["penstock.preempted"]
+    queues = sorted(s.start_time_unix_nano for s in spans if s.name == "queue")
+    assert root.events[0].time_unix_nano == queues[1]
+    assert attributes_of(root.attributes)[keys.SAMPLING_REASON] == "preempted"
+
+
+def child_of(number: int, *, is_sampled: bool, **changes: Any) -> RequestRecord:
+    """A request whose caller is part of a trace, and decided on it."""
+    trace = trace_parent(
+        number,
+        parent_span_id=b"\x00callers",
+        is_parent_sampled=is_sampled,
+        trace_state="vendor=opaque, other@x=1",
+    )
+    return request_record(number, trace=trace, **changes)
+
+
+def test_the_callers_span_is_the_parent(receiver: Receiver) -> None:
+    spans, _ = traced(receiver, [child_of(1, is_sampled=True)])
+    (root,) = roots_of(spans)
+    assert root.parent_span_id == b"\x00callers"
+    assert root.trace_state == "vendor=opaque,other@x=1"
+    assert attributes_of(root.attributes)[keys.SAMPLING_REASON] == "parent"
+
+
+def test_a_caller_that_does_not_sample_is_honoured_except_for_errors(receiver: Receiver) -> None:
+    records = [
+        child_of(1, is_sampled=False),
+        child_of(2, is_sampled=False, code=13, reason="INTERNAL"),
+        child_of(3, is_sampled=False, ttft_s=1.5),
+        child_of(4, is_sampled=False, num_preemptions=1),
+    ]
+    spans, counts = traced(receiver, records, dataclasses.replace(ON, slow_ttft_s=1.0))
+    assert {
+        root.trace_id[-1]: attributes_of(root.attributes)[keys.SAMPLING_REASON]
+        for root in roots_of(spans)
+    } == {2: "error", 3: "slow", 4: "preempted"}
+    assert counts["traces_sampled_out"] == 1
+
+
+@pytest.mark.parametrize("state", ["no equals sign CANARY", "a=1,a=2", "A=1", "a=1,b==", "a=é"])
+def test_a_malformed_trace_state_is_left_out_and_not_logged(
+    receiver: Receiver, state: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    trace = dataclasses.replace(child_of(1, is_sampled=True).trace, trace_state=state)
+    spans, _ = traced(receiver, [request_record(trace=trace)])
+    assert {span.trace_state for span in spans} == {""}
+    assert "CANARY" not in caplog.text
+
+
+def test_a_ratio_keeps_its_part_and_all_errors(
+    receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTEL_TRACES_SAMPLER", "parentbased_traceidratio")
+    monkeypatch.setenv("OTEL_TRACES_SAMPLER_ARG", "0.2")
+    dice = random.Random(7)
+    records: list[RequestRecord] = []
+    for number in range(1, 401):
+        trace = trace_parent(number, trace_id=dice.randbytes(16))
+        is_error = number % 8 == 0
+        records.append(refused_record(13 if is_error else 3, "INTERNAL", trace=trace))
+    spans, counts = traced(receiver, records)
+    kept = {root.trace_id for root in roots_of(spans)}
+    errors = {record.trace.trace_id for record in records if record.code == 13}
+    lucky = {
+        record.trace.trace_id
+        for record in records
+        if int.from_bytes(record.trace.trace_id[8:], "big") < round(0.2 * 2**64)
+    }
+    assert kept == errors | lucky
+    assert counts["traces_sampled_out"] == 400 - len(kept) > 200
+
+
+def content_records() -> list[RequestRecord]:
+    """Prompts and outputs that must not get out, and texts where names belong."""
+    content = Content(prompt="CANARY-prompt", outputs=("CANARY-output", "CANARY-second"))
+    return [
+        request_record(1, content=content, reason="CANARY text", finish_reasons=("CANARY said",)),
+        preempted_record(content=content, trace=trace_parent(2)),
+        refused_record(13, "CANARY: prompt was ...", content=content, trace=trace_parent(3)),
+        request_record(4, trace=trace_parent(4, trace_state="CANARY IS NO STATE")),
+    ]
+
+
+def test_nothing_of_a_content_gets_out_by_default(
+    receiver: Receiver, caplog: pytest.LogCaptureFixture
+) -> None:
+    spans, _ = traced(receiver, content_records())
+    assert len(roots_of(spans)) == 4
+    assert all(b"CANARY" not in payload for payload in receiver.payloads)
+    assert "CANARY" not in caplog.text
+
+
+def test_content_gets_out_where_it_was_switched_on(receiver: Receiver) -> None:
+    traced(receiver, content_records()[1:2], dataclasses.replace(ON, has_content=True))
+    for canary in (b"CANARY-prompt", b"CANARY-output"):
+        assert canary in b"".join(receiver.payloads)
+
+
+def test_a_limit_of_the_sdk_on_attributes_is_honoured(
+    receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTEL_SPAN_ATTRIBUTE_VALUE_LENGTH_LIMIT", "4")
+    spans, _ = traced(receiver, [request_record(tenant="a-long-name")])
+    assert attributes_of(roots_of(spans)[0].attributes)[keys.TENANT] == "a-lo"
+
+
+def test_thousands_of_requests_are_thousands_of_traces(receiver: Receiver) -> None:
+    tracing = start_tracing(ON, model="tiny")
+    consumer: Consumer = tracing
+    num = 3000
+    for first in range(1, num, 500):
+        consumer.take_records([request_record(number) for number in range(first, first + 500)])
+    tracing.close(CLOSE_LIMIT_S)
+    counts = tracing.counters()
+    roots = [root.trace_id for root in roots_of(receiver.spans())]
+    assert len(roots) == len(set(roots)) == num
+    assert counts["spans_exported"] == 6 * num
+    assert not any(number for name, number in counts.items() if "dropped" in name)
+
+
+def test_a_request_that_has_no_trace_is_none(receiver: Receiver) -> None:
+    records = [request_record(trace=TraceParent(b"", b"")), request_record(2)]
+    spans, counts = traced(receiver, records)
+    assert [root.trace_id for root in roots_of(spans)] == [records[1].trace.trace_id]
+    assert (counts["traces_kept"], counts["traces_sampled_out"]) == (1, 1)
+
+
+def test_numbers_that_are_none_do_not_hinder(receiver: Receiver) -> None:
+    spans, _ = traced(receiver, [request_record(ttft_s=math.inf, estimated_queue_s=math.nan)])
+    assert keys.LATENCY_TTFT not in attributes_of(roots_of(spans)[0].attributes)

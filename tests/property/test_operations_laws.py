@@ -1,0 +1,87 @@
+"""What holds of percentiles and pages, whatever the values."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.server.operations.window import DurationWindow
+from penstock.server.rpc.pages import BadPageToken, Place, page_of
+
+DURATIONS = st.lists(st.floats(1e-5, 1e5), min_size=1, max_size=60)
+PLACES = st.lists(
+    st.tuples(st.floats(0, 1e10), st.text(max_size=3), st.text(max_size=5)),
+    unique=True,
+    max_size=40,
+)
+
+
+@given(DURATIONS, st.lists(st.integers(0, 5), min_size=60, max_size=60))
+def test_percentiles_are_those_of_the_sorted_values(
+    values: list[float], weights: list[int]
+) -> None:
+    window = DurationWindow()
+    weights = weights[: len(values)]
+    window.add(10.0, values, weights)
+    told = window.percentiles(10.0)
+    every = sorted(
+        value for value, weight in zip(values, weights, strict=True) for _ in range(weight)
+    )
+
+    assert told.num == len(every)
+    for level, told_s in ((0.5, told.p50_s), (0.9, told.p90_s), (0.99, told.p99_s)):
+        if every:
+            assert told_s == pytest.approx(every[math.ceil(level * len(every)) - 1], rel=0.0101)
+        else:
+            assert told_s is None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Entry:
+    place: Place
+
+
+def place_of(entry: Entry) -> Place:
+    return entry.place
+
+
+@given(PLACES, st.integers(1, 7))
+def test_pages_together_are_the_list(places: list[Place], size: int) -> None:
+    names = {place[1:]: place for place in places}
+    entries = [Entry(place) for place in sorted(names.values())]
+    found: list[Entry] = []
+    token = ""
+    for _ in range(len(entries) + 1):
+        page = page_of(entries, place_of, size=size, token=token, filters=b"f")
+        assert len(page.entries) <= size
+        found += page.entries
+        token = page.next_token
+        if not token:
+            break
+
+    assert found == entries
+
+
+@given(PLACES.filter(bool), st.data())
+def test_a_page_goes_on_although_its_last_entry_has_gone(
+    places: list[Place], data: st.DataObject
+) -> None:
+    names = {place[1:]: place for place in places}
+    entries = [Entry(place) for place in sorted(names.values())]
+    size = data.draw(st.integers(1, len(entries)))
+    first = page_of(entries, place_of, size=size, token="", filters=b"")
+    if first.next_token:
+        rest = [entry for entry in entries if entry != first.entries[-1]]
+        page = page_of(rest, place_of, size=100, token=first.next_token, filters=b"")
+        assert list(page.entries) == entries[size:]
+
+
+@given(st.text(max_size=200))
+def test_no_text_is_taken_for_a_token(token: str) -> None:
+    if token:
+        with pytest.raises(BadPageToken):
+            page_of([], place_of, size=1, token=token, filters=b"")

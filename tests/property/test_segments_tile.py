@@ -1,0 +1,65 @@
+"""Whatever happens to a request, its segments tile its life."""
+
+from __future__ import annotations
+
+import itertools
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.scheduler.events import Stay, Wait
+from penstock.server.front.phases import PhaseClock
+from penstock.server.front.segments import segments_of
+from penstock.server.telemetry.request_record import SegmentKind
+
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(["submit", "admit", "leave", "token", "stop", "wait", "stay", "found"]),
+        # Two clocks may disagree a little, and things may happen at once.
+        st.sampled_from([-0.5, 0.0, 0.25, 1.0]) | st.floats(-1, 5),
+    ),
+    max_size=40,
+)
+
+
+def play(clock: PhaseClock, step: str, now_s: float, num_tokens: int) -> None:
+    match step:
+        case "submit":
+            clock.submit(now_s)
+        case "admit":
+            clock.admit(now_s, num_cached_tokens=num_tokens, wait=Wait(other_s=now_s))
+        case "leave":
+            clock.leave(now_s, has_more=True, num_tokens=num_tokens)
+        case "token":
+            clock.token(now_s)
+        case "stop":
+            clock.stop(now_s)
+        case "wait":
+            clock.explain(wait=Wait(slots_s=now_s))
+        case "stay":
+            clock.explain(stay=Stay(num_steps=num_tokens))
+        case _:
+            clock.find_prefix(num_tokens)
+
+
+@given(STEPS, st.floats(0, 5))
+def test_segments_tile_the_life_of_a_request(steps: list[tuple[str, float]], rest_s: float) -> None:
+    clock = PhaseClock(10.0)
+    now_s, num_tokens = 10.0, 0
+    for step, delta_s in steps:
+        now_s += delta_s
+        num_tokens += step == "token"
+        play(clock, step, now_s, num_tokens)
+    end_s = max(now_s, clock.marks[-1].since_s) + rest_s
+    segments = segments_of(clock.marks, end_s=end_s, num_tokens=num_tokens)
+    assert segments[0].start_s == 10.0
+    assert segments[-1].end_s == end_s
+    assert all(one.end_s == next_.start_s for one, next_ in itertools.pairwise(segments))
+    assert all(segment.end_s > segment.start_s for segment in segments) or len(segments) == 1
+    assert all(segment.num_tokens >= 0 for segment in segments)
+    assert sum(segment.num_tokens for segment in segments) <= num_tokens
+    for segment in segments:
+        assert segment.wait is None or segment.kind is SegmentKind.QUEUE
+        running = (SegmentKind.PREFILL, SegmentKind.DECODE)
+        assert segment.stay is None or segment.kind in running
+        assert not segment.num_cached_tokens or segment.kind is SegmentKind.PREFILL

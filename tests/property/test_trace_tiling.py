@@ -1,0 +1,63 @@
+"""Any life of a request, as a trace: children tile the root, ids are all different."""
+
+from __future__ import annotations
+
+import itertools
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.server.telemetry.request_record import RequestRecord, Segment, SegmentKind
+from penstock.server.tracing.clock import to_unix_ns
+from penstock.server.tracing.plan import MAX_CHILDREN, PlanOptions, plan_trace
+from support.request_records import request_record, trace_parent
+
+OFFSET_NS = 1_763_000_000_123_456_789
+
+
+@st.composite
+def lives(draw: st.DrawFn) -> RequestRecord:
+    """Segments of any kind and length, tiling the request's life."""
+    arrival_s = draw(st.floats(0.001, 1e7))
+    kinds = draw(st.lists(st.sampled_from(SegmentKind), min_size=1, max_size=12))
+    times = [arrival_s]
+    for _ in kinds:
+        times.append(times[-1] + draw(st.floats(0.0, 1e4)))
+    segments = tuple(
+        Segment(kind, start_s, end_s)
+        for kind, (start_s, end_s) in zip(kinds, itertools.pairwise(times), strict=True)
+    )
+    span_id = draw(st.integers(1, 2**64 - 1)).to_bytes(8, "big")
+    return request_record(
+        arrival_s=arrival_s,
+        end_s=times[-1],
+        segments=segments,
+        trace=trace_parent(span_id=span_id),
+        code=draw(st.integers(0, 16)),
+        num_preemptions=draw(st.integers(0, 3)),
+        num_replays=draw(st.integers(0, 2)),
+    )
+
+
+@given(lives())
+def test_children_tile_the_root_to_the_nanosecond(record: RequestRecord) -> None:
+    plan = plan_trace(record, PlanOptions())
+    assert len(plan.children) == len(record.segments) <= MAX_CHILDREN
+    edges = [
+        (to_unix_ns(span.start_s, OFFSET_NS), to_unix_ns(span.end_s, OFFSET_NS))
+        for span in plan.children
+    ]
+    assert edges[0][0] == to_unix_ns(plan.start_s, OFFSET_NS)
+    assert edges[-1][1] == to_unix_ns(plan.end_s, OFFSET_NS)
+    assert all(before[1] == after[0] for before, after in itertools.pairwise(edges))
+    assert all(start_ns <= end_ns for start_ns, end_ns in edges)
+    assert all(plan.start_s <= event.at_s <= plan.end_s for event in plan.events)
+
+
+@given(lives())
+def test_ids_are_different_and_the_plan_is_a_function_of_the_record(record: RequestRecord) -> None:
+    plan = plan_trace(record, PlanOptions())
+    ids = [plan.span_id, *(span.span_id for span in plan.children)]
+    assert len(set(ids)) == len(ids)
+    assert all(0 < number < 2**64 for number in ids)
+    assert plan == plan_trace(record, PlanOptions())

@@ -1,0 +1,186 @@
+"""The account of the queue against one that adds up every second of every request by itself.
+
+The order in which things happen is drawn; whoever is let in is anybody. With few places in the sums
+of the clock, so that those who live move together often.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from random import Random
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.scheduler import wait_clock
+from penstock.scheduler.events import Wait, WaitReason
+from penstock.scheduler.later_sums import LaterSums
+from penstock.scheduler.request import Request, RequestSpec
+from penstock.scheduler.wait_clock import WaitClock
+
+NUM_TURNS = 120
+
+
+@dataclass(slots=True)
+class Account:
+    """One stay in the queue, second by second."""
+
+    since_s: float
+    spent_s: dict[WaitReason | None, float] = field(default_factory=dict)
+    num_passed_by: int = 0
+
+
+@dataclass(slots=True)
+class Turn:
+    """Who was let in last by tenant, and who had come before whom for that tenant by then."""
+
+    line: tuple[int, int]
+    first: int
+
+
+class Queue:
+    """A clock, and the accounts of those who wait kept the long way round."""
+
+    def __init__(self) -> None:
+        self.clock = WaitClock()
+        self.now_s = 10.0
+        self.reason: WaitReason | None = None
+        self.turn: Turn | None = None
+        self.live: dict[int, Request] = {}
+        self.waiting: dict[int, Account] = {}
+        self.num_arrived = 0
+
+    def reason_of(self, request: Request) -> WaitReason | None:
+        line, turn = (request.spec.priority, request.tenant), self.turn
+        if turn is None or self.reason is None:
+            return self.reason
+        is_other = line[0] == turn.line[0] and line[1] != turn.line[1]
+        is_fairness = is_other and request.sequence < turn.first
+        return WaitReason.FAIRNESS if is_fairness else self.reason
+
+    def pass_time(self, seconds: float) -> None:
+        self.now_s += seconds
+        for key, account in self.waiting.items():
+            reason = self.reason_of(self.live[key])
+            account.spent_s[reason] = account.spent_s.get(reason, 0.0) + seconds
+
+    def tell(self, reason: WaitReason | None) -> None:
+        self.reason = reason
+        self.clock.tell(reason, self.now_s)
+
+    def arrive(self, priority: int, tenant: int) -> None:
+        self.num_arrived += 1
+        spec = RequestSpec(
+            key=self.num_arrived,
+            request_id=str(self.num_arrived),
+            prompt_ids=np.zeros(1, dtype=np.int32),
+            max_tokens=1,
+            priority=priority,
+        )
+        request = Request(
+            spec=spec, sequence=self.num_arrived, tokens=spec.prompt_ids, block_hashes=[]
+        )
+        request.tenant = tenant
+        self.live[spec.key] = request
+        self.clock.seat(request, self.live.values())
+        self.begin(request)
+
+    def begin(self, request: Request) -> None:
+        self.clock.join(request, self.now_s)
+        self.waiting[request.spec.key] = Account(self.now_s)
+
+    def preempt(self, request: Request) -> None:
+        request.num_preemptions += 1
+        self.begin(request)
+        line = (request.spec.priority, request.tenant)
+        if self.turn is not None and self.turn.line == line:
+            self.turn.first = min(self.turn.first, request.sequence)
+
+    def admit(self, request: Request, *, is_by_tenant: bool) -> None:
+        line = (request.spec.priority, request.tenant)
+        lined_up = [one for one in self.of_class(line[0]) if one.tenant == line[1]]
+        eldest = min(lined_up, key=lambda one: one.sequence)
+        has_rivals = len(lined_up) < len(self.of_class(line[0]))
+        told = eldest if is_by_tenant and has_rivals else None
+        wait = self.clock.admit(request, told, self.now_s)
+        self.check(request, wait)
+        self.turn = None if told is None else Turn(line, told.sequence)
+        for key, account in self.waiting.items():
+            account.num_passed_by += self.live[key].sequence < request.sequence
+
+    def of_class(self, priority: int) -> list[Request]:
+        return [self.live[key] for key in self.waiting if self.live[key].spec.priority == priority]
+
+    def leave(self, request: Request) -> None:
+        self.check(request, self.clock.leave(request, self.now_s))
+        del self.live[request.spec.key]
+
+    def check(self, request: Request, wait: Wait) -> None:
+        account = self.waiting.pop(request.spec.key)
+        told = {
+            WaitReason.BLOCKS: wait.blocks_s,
+            WaitReason.SLOTS: wait.slots_s,
+            WaitReason.TOKEN_BUDGET: wait.token_budget_s,
+            WaitReason.FAIRNESS: wait.fairness_s,
+            None: wait.other_s,
+        }
+        for reason, seconds in told.items():
+            assert seconds >= 0.0
+            assert seconds == pytest.approx(account.spent_s.get(reason, 0.0), abs=1e-6)
+        assert sum(told.values()) == pytest.approx(self.now_s - account.since_s, abs=1e-6)
+        assert wait.num_passed_by == account.num_passed_by
+
+    def play(self, random: Random) -> None:
+        waiting = [self.live[key] for key in self.waiting]
+        running = [one for one in self.live.values() if one.spec.key not in self.waiting]
+        match random.randrange(8):
+            case 0:
+                self.tell(random.choice([None, *WaitReason]))
+            case 1 if running:
+                self.preempt(random.choice(running))
+            case 2 if running:
+                del self.live[random.choice(running).spec.key]
+            case 3 if waiting:
+                self.leave(random.choice(waiting))
+            case 4 | 5 if waiting:
+                self.admit(random.choice(waiting), is_by_tenant=random.random() < 0.8)
+            case _:
+                self.arrive(random.randrange(2), random.randrange(3))
+
+
+@given(st.randoms(use_true_random=False))
+def test_every_second_is_put_down_to_its_reason(random: Random) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        # They are soon taken.
+        patch.setattr(wait_clock, "MIN_PLACES", 8)
+        queue = Queue()
+        for _ in range(NUM_TURNS):
+            queue.play(random)
+            for request in (queue.live[key] for key in queue.waiting):
+                assert queue.clock.reason_of(request) is queue.reason_of(request)
+            queue.pass_time(random.choice([0.0, 0.001, 0.5, 3.0]))
+        for key in list(queue.waiting):
+            queue.leave(queue.live[key])
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 40), st.integers(0, 9)), max_size=60),
+    st.sets(st.integers(0, 40)),
+)
+def test_sums_over_who_came_later(notes: list[tuple[int, int]], standing: set[int]) -> None:
+    sums, places = LaterSums(41), sorted(standing)
+    for place, amount in notes:
+        sums.note(place, amount)
+
+    def later(place: int) -> int:
+        return sum(amount for at, amount in notes if at > place)
+
+    moved = sums.moved(places, 64)
+
+    assert [sums.later(place) for place in range(41)] == [later(place) for place in range(41)]
+    assert [moved.later(place) for place in range(len(places))] == [later(at) for at in places]
+    assert moved.later(len(places)) == 0
+    moved.note(len(places) + 1, 5)
+    assert [moved.later(at) for at in range(len(places))] == [later(at) + 5 for at in places]

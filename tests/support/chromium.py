@@ -1,0 +1,82 @@
+"""A page as a headless browser leaves it: its document after scripts have run.
+
+The browser's clock runs ahead while the page only waits, so minutes of it take seconds.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from dataclasses import dataclass
+from html.parser import HTMLParser
+from pathlib import Path
+
+EXECUTABLE = Path("/usr/bin/chromium")
+PATIENCE_S = 90.0
+
+
+@dataclass(frozen=True)
+class Left:
+    """`document`: as HTML. `console`: what scripts and the browser said."""
+
+    document: str
+    console: tuple[str, ...]
+
+    @property
+    def text(self) -> str:
+        """What stands in it, without markup."""
+        reader = _Reader()
+        reader.feed(self.document)
+        return " ".join(reader.words)
+
+    def attributes(self, tag: str) -> list[dict[str, str | None]]:
+        """Of every element with this tag."""
+        reader = _Reader()
+        reader.feed(self.document)
+        return [attributes for name, attributes in reader.elements if name == tag]
+
+    def by_id(self, name: str) -> dict[str, str | None]:
+        """The attributes of the element with this id."""
+        reader = _Reader()
+        reader.feed(self.document)
+        (found,) = (attributes for _, attributes in reader.elements if attributes.get("id") == name)
+        return found
+
+
+class _Reader(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.words: list[str] = []
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        if data.strip():
+            self.words.append(data.strip())
+
+
+def visited(url: str, home: Path, *, seconds: int) -> Left:
+    """Open `url` for so long on the browser's clock. `home`: an empty folder."""
+    command = [
+        str(EXECUTABLE),
+        "--headless=new",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--disable-background-networking",
+        "--disable-component-update",
+        "--disable-sync",
+        "--no-first-run",
+        "--no-default-browser-check",
+        "--enable-logging=stderr",
+        "--log-level=0",
+        f"--user-data-dir={home}",
+        f"--virtual-time-budget={1000 * seconds}",
+        "--dump-dom",
+        url,
+    ]
+    run = subprocess.run(
+        command, capture_output=True, text=True, timeout=PATIENCE_S, check=True, encoding="utf-8"
+    )
+    console = tuple(line for line in run.stderr.splitlines() if "CONSOLE" in line)
+    return Left(document=run.stdout, console=console)

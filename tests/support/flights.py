@@ -1,0 +1,181 @@
+"""Flights for tests: engines on a simulated device that are recorded, and what they really did."""
+
+import json
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from penstock.executor.config import ExecutorConfig, ExecutorKind, SimulatedConfig
+from penstock.executor.simulated.executor import SimulatedExecutor
+from penstock.executor.simulated.pace import VirtualClock
+from penstock.scheduler.config import SchedulerConfig
+from penstock.scheduler.cost_model import CostModel
+from penstock.scheduler.engine import Engine
+from penstock.scheduler.events import Admitted, Failed, Finished, Preempted, StepEvents
+from penstock.scheduler.request import NO_TIME, RequestSpec
+from penstock.scheduler.step_measure import measure_of
+from penstock.scheduler.step_note import StepNote
+from penstock.server.flight.facts import FlightFacts, facts_of
+from penstock.server.flight.flight_engine import FlightEngine, FlightExecutor
+from penstock.server.flight.memory import create_memory
+from penstock.server.flight.reader import FlightReader, Recording
+from penstock.server.flight.writer import FlightWriter
+
+COST = CostModel(step_s=0.003, prefill_token_s=40e-6, decode_slot_s=100e-6, context_token_s=200e-9)
+BEGIN_S = 1000.0
+
+
+def make_executor(
+    clock: VirtualClock, *, depth: int = 1, num_blocks: int = 60, max_num_seqs: int = 8
+) -> SimulatedExecutor:
+    config = ExecutorConfig(
+        kind=ExecutorKind.SIMULATED,
+        num_blocks=num_blocks,
+        max_num_seqs=max_num_seqs,
+        max_seq_len=2048,
+        pipeline_depth=depth,
+        simulated=SimulatedConfig(cost=COST),
+    )
+    return SimulatedExecutor(config, pacer=clock)
+
+
+def make_facts(**changed: Any) -> FlightFacts:
+    values: dict[str, Any] = {
+        "model": "demo",
+        "executor": "simulated",
+        "epoch": 3,
+        "max_num_seqs": 8,
+        "num_blocks": 60,
+        "block_size": 16,
+        "max_num_batched_tokens": 2048,
+        "pipeline_depth": 1,
+        "is_self_paced": False,
+        "clock_s": 1000.0,
+        "unix_s": 1.8e9,
+        "version": "0.1.0",
+    }
+    return FlightFacts(**{**values, **changed})
+
+
+@dataclass(slots=True, eq=False)
+class Flown:
+    """An engine whose flight is recorded, and what was seen of it from outside."""
+
+    depth: int = 1
+    num_steps: int = 1024
+    num_blocks: int = 60
+    max_num_seqs: int = 8
+    clock: VirtualClock = field(default_factory=lambda: VirtualClock(BEGIN_S))
+    told: list[StepEvents] = field(default_factory=list)
+    notes: list[StepNote] = field(default_factory=list)
+    # What was in a batch is in the note; how long its rows were is gone when the step is over.
+    measures: list[Any] = field(default_factory=list)
+    num_output: Counter[int] = field(default_factory=Counter)
+    fd: int = -1
+    engine: FlightEngine = field(init=False)
+    writer: FlightWriter = field(init=False)
+
+    def __post_init__(self) -> None:
+        executor = make_executor(
+            self.clock,
+            depth=self.depth,
+            num_blocks=self.num_blocks,
+            max_num_seqs=self.max_num_seqs,
+        )
+        config = SchedulerConfig()
+        if self.fd < 0:
+            self.fd = create_memory(self.num_steps, "test")
+        self.writer = FlightWriter(self.fd, facts_of("demo", 1, executor.info, config))
+        seam = FlightExecutor(executor, self.writer, self.clock)
+        core = Engine(seam, config, self.clock, on_step=self._note)
+        self.engine = FlightEngine(core, self.writer)
+
+    def _note(self, note: StepNote) -> None:
+        self.notes.append(note)
+        self.measures.append(measure_of(note.batch, 0.0))
+        self.writer.note_step(note)
+
+    def submit(
+        self, key: int, num_prompt: int, max_tokens: int, *, num_outputs: int = 1, **more: Any
+    ) -> None:
+        """Keys `key` .. `key + num_outputs - 1`."""
+        self.engine.submit(
+            tuple(
+                RequestSpec(
+                    key=key + output,
+                    request_id=f"request-{key}",
+                    prompt_ids=np.full(num_prompt, 31_000 + key % 900, np.int32),
+                    max_tokens=max_tokens,
+                    output_index=output,
+                    leader_key=key if output else 0,
+                    arrival_s=self.clock(),
+                    **more,
+                )
+                for output in range(num_outputs)
+            )
+        )
+
+    def step(self) -> StepEvents:
+        events = self.engine.step()
+        self.engine.check_integrity()
+        self.told.append(events)
+        self.num_output.update(events.keys.tolist())
+        return events
+
+    def finish(self, max_steps: int = 20_000) -> None:
+        for _ in range(max_steps):
+            if not self.engine.has_work:
+                return
+            self.step()
+        raise AssertionError("still busy")
+
+    def recording(self) -> Recording:
+        reader = FlightReader(self.fd)
+        try:
+            return reader.recording()
+        finally:
+            reader.close()
+
+    def changes(self, kind: type[Admitted | Preempted]) -> list[Any]:
+        return [c for events in self.told for c in events.changes if isinstance(c, kind)]
+
+    @property
+    def ends(self) -> dict[int, Finished | Failed]:
+        return {end.key: end for events in self.told for end in events.ends}
+
+
+def play(flown: Flown, seed: int, num_requests: int = 60) -> Flown:
+    """Random traffic that preempts, cancels, misses deadlines and is refused; not to the end."""
+    random = np.random.default_rng(seed)
+    key = 1
+    for number in range(num_requests):
+        num_outputs = int(random.integers(1, 4)) if random.random() < 0.2 else 1
+        is_urgent = random.random() < 0.1
+        flown.submit(
+            key,
+            int(random.integers(1, 300)) if number != 3 else 1500,  # more than the cache holds
+            int(random.integers(1, 60)),
+            num_outputs=num_outputs,
+            deadline_s=flown.clock() + 0.2 if is_urgent else NO_TIME,
+            tenant=str(random.choice(["", "acme", "zürich"])),
+            priority=int(random.integers(0, 2)),
+            trace_id=random.bytes(16) if random.random() < 0.5 else b"",
+        )
+        key += num_outputs
+        for _ in range(int(random.integers(0, 6))):
+            flown.step()
+        if random.random() < 0.2:
+            flown.engine.cancel(int(random.integers(1, key)))
+    return flown
+
+
+def parsed(pieces: Any) -> dict[str, Any]:
+    """A timeline's JSON, which must not hold what JSON does not know."""
+
+    def refuse(name: str) -> Any:
+        raise AssertionError(f"{name} is not JSON")
+
+    document: dict[str, Any] = json.loads(b"".join(pieces), parse_constant=refuse)
+    return document

@@ -1,0 +1,62 @@
+"""A service with its observer, and waiting for what that has heard."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Callable, Sequence
+from pathlib import Path
+
+from penstock.client import ModelStats, OperationsClient, ServerStats
+from support.service import PATIENCE_S, Service, started
+
+DOORS = ("--operations-port", "0", "--metrics-port", "0")
+
+
+@contextlib.asynccontextmanager
+async def observed(
+    *arguments: str, environment: dict[str, str] | None = None
+) -> AsyncGenerator[tuple[Service, OperationsClient]]:
+    """`penstock serve` with both operators' ports, and a client for the operations service."""
+    async with (
+        started(*arguments, *DOORS, environment=environment) as service,
+        OperationsClient(await service.door("operations")) as operations,
+    ):
+        yield service, operations
+
+
+async def until_stats(
+    operations: OperationsClient, is_so: Callable[[ServerStats], bool]
+) -> ServerStats:
+    """Watch until the service's figures are as told."""
+    last: ServerStats | None = None
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            async for stats in operations.watch_stats(interval_s=0.1):
+                last = stats
+                if is_so(stats):
+                    return stats
+    except TimeoutError:
+        raise AssertionError(f"it did not come to that: {last}") from None
+    raise AssertionError("the watch ended")
+
+
+def num_completed(stats: ServerStats) -> int:
+    """Requests that ended well, all models."""
+    return sum(model.totals.num_completed for model in stats.models)
+
+
+def model_of(stats: ServerStats) -> ModelStats:
+    """The only model."""
+    (model,) = stats.models
+    return model
+
+
+async def logged_path(service: Service, text: str) -> Path:
+    """The path at the end of the first log line with `text`."""
+    return Path((await service.until_logged(text)).rpartition(": ")[2].strip())
+
+
+def flight_files(folder: Path) -> Sequence[Path]:
+    """The flight records of a folder, oldest first."""
+    return sorted(folder.glob("penstock-flight-*.bin"))

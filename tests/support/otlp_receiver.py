@@ -1,0 +1,212 @@
+"""A collector of traces for tests: a real OTLP server on this machine, well or badly behaved.
+
+Over gRPC and over HTTP. Keeps what it was sent, decoded and as bytes, and the metadata with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import socket
+import threading
+from collections.abc import Generator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, cast
+
+import grpc
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
+    ExportTraceServiceRequest,
+    ExportTraceServiceResponse,
+)
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2_grpc import (
+    TraceServiceServicer,
+    add_TraceServiceServicer_to_server,
+)
+from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
+
+WAIT_LIMIT_S = 30.0
+
+
+class Mode(enum.Enum):
+    """How the collector behaves."""
+
+    OK = "ok"
+    REFUSING = "refusing"
+    """UNAVAILABLE, or 503."""
+    EXHAUSTED = "exhausted"
+    """RESOURCE_EXHAUSTED, or 429."""
+    HANGING = "hanging"
+    """Takes requests and does not answer until it is stopped."""
+    SLOW = "slow"
+    """Answers each request after `delay_s`."""
+
+
+@dataclass
+class Receiver:
+    """What a collector was sent. `endpoint`: for `OTEL_EXPORTER_OTLP_ENDPOINT`."""
+
+    mode: Mode = Mode.OK
+    delay_s: float = 0.05
+    endpoint: str = ""
+    requests: list[ExportTraceServiceRequest] = field(
+        default_factory=list[ExportTraceServiceRequest]
+    )
+    payloads: list[bytes] = field(default_factory=list[bytes])
+    metadata: list[dict[str, str]] = field(default_factory=list[dict[str, str]])
+    num_calls: int = 0
+    _changed: threading.Condition = field(default_factory=threading.Condition)
+    _stopped: threading.Event = field(default_factory=threading.Event)
+
+    def take(self, payload: bytes, metadata: dict[str, str]) -> Mode:
+        """What came in a call; how to answer it."""
+        mode = self.mode
+        with self._changed:
+            self.num_calls += 1
+            if mode in (Mode.OK, Mode.SLOW):
+                self.requests.append(ExportTraceServiceRequest.FromString(payload))
+                self.payloads.append(payload)
+                self.metadata.append(metadata)
+            self._changed.notify_all()
+        if mode is Mode.HANGING:
+            self._stopped.wait(WAIT_LIMIT_S)
+        elif mode is Mode.SLOW:
+            self._stopped.wait(self.delay_s)
+        return mode
+
+    def stop(self) -> None:
+        """Calls that hang go on."""
+        self._stopped.set()
+
+    def spans(self) -> list[Span]:
+        """All spans, in the order of their coming."""
+        with self._changed:
+            return list(self._spans())
+
+    def resources(self) -> list[dict[str, object]]:
+        """The attributes of all resources."""
+        with self._changed:
+            return [
+                attributes_of(part.resource.attributes)
+                for request in self.requests
+                for part in request.resource_spans
+            ]
+
+    def wait_for_spans(self, num: int) -> list[Span]:
+        """All spans, once there are `num`."""
+        with self._changed:
+            assert self._changed.wait_for(
+                lambda: sum(1 for _ in self._spans()) >= num, WAIT_LIMIT_S
+            ), f"{sum(1 for _ in self._spans())} of {num} spans came"
+            return list(self._spans())
+
+    def wait_for_calls(self, num: int) -> None:
+        """Until `num` calls have come in."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: self.num_calls >= num, WAIT_LIMIT_S)
+
+    def _spans(self) -> Iterator[Span]:
+        for request in self.requests:
+            for part in request.resource_spans:
+                for scope in part.scope_spans:
+                    yield from scope.spans
+
+
+@contextmanager
+def grpc_receiver(mode: Mode = Mode.OK) -> Generator[Receiver]:
+    """A collector over OTLP/gRPC."""
+    receiver = Receiver(mode)
+    server = grpc.server(ThreadPoolExecutor(8), options=[("grpc.so_reuseport", 0)])
+    cast(Any, add_TraceServiceServicer_to_server)(_Service(receiver), server)
+    receiver.endpoint = f"http://127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    server.start()
+    try:
+        yield receiver
+    finally:
+        receiver.stop()
+        server.stop(grace=None).wait()
+
+
+@contextmanager
+def http_receiver(mode: Mode = Mode.OK) -> Generator[Receiver]:
+    """A collector over OTLP/HTTP with protobuf."""
+    receiver = Receiver(mode)
+
+    class Handler(_HttpHandler):
+        told = receiver
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    receiver.endpoint = f"http://127.0.0.1:{server.server_address[1]}"
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        yield receiver
+    finally:
+        receiver.stop()
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+@contextmanager
+def dead_endpoint() -> Generator[str]:
+    """An address where nobody listens, and nobody else can."""
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        yield f"http://127.0.0.1:{held.getsockname()[1]}"
+
+
+def attributes_of(pairs: Any) -> dict[str, object]:
+    """Attributes as a dictionary; lists as tuples."""
+    return {pair.key: _value(pair.value) for pair in cast("list[KeyValue]", pairs)}
+
+
+def _value(value: AnyValue) -> object:
+    kind = value.WhichOneof("value")
+    if kind is None:
+        return None
+    if kind == "array_value":
+        return tuple(_value(part) for part in value.array_value.values)
+    return getattr(value, kind)
+
+
+class _Service(TraceServiceServicer):
+    def __init__(self, receiver: Receiver) -> None:
+        self._receiver = receiver
+
+    def Export(  # noqa: N802 - the service's name
+        self, request: ExportTraceServiceRequest, context: grpc.ServicerContext
+    ) -> ExportTraceServiceResponse:
+        pairs = {str(key): str(value) for key, value in context.invocation_metadata()}
+        mode = self._receiver.take(request.SerializeToString(), pairs)
+        if mode is Mode.REFUSING:
+            context.abort(grpc.StatusCode.UNAVAILABLE, "not now")
+        if mode is Mode.EXHAUSTED:
+            context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too much")
+        return ExportTraceServiceResponse()
+
+
+class _HttpHandler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    told: Receiver
+
+    def do_POST(self) -> None:
+        """An export."""
+        payload = self.rfile.read(int(self.headers["content-length"]))
+        pairs = {key.lower(): value for key, value in self.headers.items()} | {"path": self.path}
+        mode = self.told.take(payload, pairs)
+        status = {Mode.REFUSING: 503, Mode.EXHAUSTED: 429}.get(mode, 200)
+        body = ExportTraceServiceResponse().SerializeToString()
+        self.send_response(status)
+        self.send_header("content-type", "application/x-protobuf")
+        self.send_header("content-length", str(len(body)))
+        # Whoever was kept waiting may be gone.
+        with contextlib.suppress(ConnectionError):
+            self.end_headers()
+            self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base's name
+        """Say nothing."""

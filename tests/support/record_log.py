@@ -1,0 +1,47 @@
+"""What a front told of its requests: the records, as the observer would read them."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+
+from penstock.server.telemetry.journal import Journal
+from penstock.server.telemetry.record_codec import decode_record
+from penstock.server.telemetry.request_record import RequestRecord
+from support.fronts import PATIENCE_S
+
+
+class RecordLog:
+    """A journal with everything that it offered, as bytes and as records."""
+
+    def __init__(self) -> None:
+        self.journal = Journal(self._take)
+        self.data: list[bytes] = []
+        self.records: list[RequestRecord] = []
+        self._queue: asyncio.Queue[RequestRecord] = asyncio.Queue()
+
+    async def next(self) -> RequestRecord:
+        return await asyncio.wait_for(self._queue.get(), PATIENCE_S)
+
+    def _take(self, data: bytes) -> bool:
+        record = decode_record(data)
+        self.data.append(data)
+        self.records.append(record)
+        self._queue.put_nowait(record)
+        return True
+
+
+def check_tiling(record: RequestRecord) -> None:
+    """Segments tile the record's time: no gap, no overlap, none without length among several."""
+    segments = record.segments
+    assert segments[0].start_s == record.arrival_s
+    assert segments[-1].end_s == record.end_s
+    for before, after in itertools.pairwise(segments):
+        assert before.end_s == after.start_s
+    assert all(segment.end_s > segment.start_s for segment in segments) or (
+        len(segments) == 1 and record.arrival_s == record.end_s
+    )
+
+
+def kinds(record: RequestRecord) -> list[str]:
+    return [segment.kind.value for segment in record.segments]

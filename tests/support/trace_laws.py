@@ -1,0 +1,76 @@
+"""What every trace must keep to, so that a viewer draws what was meant."""
+
+from collections import defaultdict
+from typing import Any
+
+Track = tuple[int, int]
+
+
+def check_trace(document: dict[str, Any]) -> None:
+    """Raise AssertionError where a law of the trace event format is broken."""
+    events: list[dict[str, Any]] = document["traceEvents"]
+    kinds = [event["ph"] for event in events]
+    num_meta = kinds.count("M")
+    assert set(kinds[:num_meta]) <= {"M"}, "names come first"
+    rest = events[num_meta:]
+    times = [event["ts"] for event in rest]
+    assert times == sorted(times)
+    assert not times or times[0] >= 0.0
+    _check_names(events[:num_meta], rest)
+    slices = _check_nesting(rest)
+    _check_flows(rest, slices)
+    for event in rest:
+        if event["ph"] == "C":
+            assert event["args"]
+            assert all(isinstance(value, int | float) for value in event["args"].values())
+        if event["ph"] == "i":
+            assert event["s"] in ("t", "p", "g")
+
+
+def _track(event: dict[str, Any]) -> Track:
+    return event["pid"], event["tid"]
+
+
+def _check_names(meta: list[dict[str, Any]], rest: list[dict[str, Any]]) -> None:
+    keys = [(event["name"], event["pid"], event["tid"]) for event in meta]
+    assert len(keys) == len(set(keys)), "a track is named twice"
+    threads = {(pid, tid) for name, pid, tid in keys if name == "thread_name"}
+    processes = {pid for name, pid, _ in keys if name == "process_name"}
+    for event in rest:
+        assert event["pid"] in processes
+        assert event["ph"] == "C" or _track(event) in threads, event
+
+
+def _check_nesting(rest: list[dict[str, Any]]) -> dict[Track, list[tuple[int, int]]]:
+    """Slices of a track lie within one another or apart; nanoseconds, by track."""
+    slices: dict[Track, list[tuple[int, int]]] = defaultdict(list)
+    open_until: dict[Track, list[int]] = defaultdict(list)
+    for event in rest:
+        if event["ph"] != "X":
+            continue
+        start = round(event["ts"] * 1e3)
+        end = start + round(event["dur"] * 1e3)
+        assert end > start
+        stack = open_until[_track(event)]
+        while stack and stack[-1] <= start:
+            stack.pop()
+        assert not stack or end <= stack[-1], f"{event} sticks out of the slice around it"
+        stack.append(end)
+        slices[_track(event)].append((start, end))
+    return slices
+
+
+def _check_flows(rest: list[dict[str, Any]], slices: dict[Track, list[tuple[int, int]]]) -> None:
+    flows: dict[int, list[dict[str, Any]]] = defaultdict(list)
+    for event in rest:
+        if event["ph"] in "stf":
+            flows[event["id"]].append(event)
+    for number, points in flows.items():
+        phases = "".join(event["ph"] for event in points)
+        assert phases[0] == "s", number
+        assert phases[-1] == "f", number
+        assert set(phases[1:-1]) <= {"t"}, number
+        for event in points:
+            at = round(event["ts"] * 1e3)
+            # In any slice of its track: an arrow from nowhere is not drawn.
+            assert any(start <= at < end for start, end in slices[_track(event)]), event

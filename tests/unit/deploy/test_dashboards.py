@@ -1,0 +1,133 @@
+"""The dashboard and the alert rules ask for metrics that exist, in a language Prometheus knows."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from penstock.server.metrics import labels
+from penstock.server.metrics.catalogue import CATALOGUE
+from support.dashboards import (
+    DEPLOY,
+    RULES,
+    alert_queries,
+    dashboard,
+    dashboard_queries,
+    strangers,
+    without_variables,
+)
+
+PAGE = DEPLOY.parent / "docs" / "metrics.md"
+
+
+def promtool(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    found = shutil.which("promtool")
+    if found is None:
+        pytest.skip("promtool is not installed")
+    return subprocess.run(
+        [found, *map(str, arguments)], capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+def test_every_metric_and_label_that_is_asked_for_exists() -> None:
+    queries = dashboard_queries() | alert_queries()
+    assert {name: found for name, query in queries.items() if (found := strangers(query))} == {}
+    assert len(queries) > 80
+
+
+def test_a_metric_that_does_not_exist_would_be_found() -> None:
+    assert strangers('sum by (reason) (rate(penstock_requests_total{colour="red"}[1m]))') == [
+        "penstock_requests_total{colour}"
+    ]
+    assert strangers("sum by (tenant) (penstock_engine_up)") == ["tenant"]
+    assert strangers("penstock_time_to_first_token_seconds") == [
+        "penstock_time_to_first_token_seconds"
+    ]
+
+
+def test_reasons_that_are_asked_for_exist() -> None:
+    queries = dashboard_queries() | alert_queries()
+    asked = {
+        reason
+        for query in queries.values()
+        for reason in re.findall(r'reason=~?"([A-Z_|a-z]+)"', query)
+        for reason in reason.split("|")
+    }
+    assert asked
+    assert asked <= {*labels.REASONS, *labels.WAIT_REASONS}
+
+
+def test_prometheus_understands_every_query_of_the_dashboard(tmp_path: Path) -> None:
+    rules = tmp_path / "rules.yaml"
+    recorded = [
+        {"record": f"query:{index}", "expr": without_variables(query)}
+        for index, query in enumerate(dashboard_queries().values())
+    ]
+    rules.write_text(yaml.safe_dump({"groups": [{"name": "dashboard", "rules": recorded}]}))
+
+    checked = promtool("check", "rules", rules)
+
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("check", "rules", RULES),
+        ("test", "rules", RULES.with_name("penstock_alerts_test.yaml")),
+        ("check", "config", RULES.with_name("prometheus.yaml")),
+    ],
+)
+def test_the_alert_rules_fire_when_they_should(arguments: tuple[str | Path, ...]) -> None:
+    checked = promtool(*arguments)
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+def test_every_alert_says_why_and_has_been_tried() -> None:
+    loaded = yaml.safe_load(RULES.read_text(encoding="utf-8"))
+    tried = RULES.with_name("penstock_alerts_test.yaml").read_text(encoding="utf-8")
+    page = PAGE.read_text(encoding="utf-8")
+    for group in loaded["groups"]:
+        for rule in group["rules"]:
+            assert rule["labels"]["severity"] in ("critical", "warning", "info")
+            assert rule["annotations"]["summary"]
+            assert len(rule["annotations"]["description"]) > 50
+            assert rule["alert"] in tried, rule["alert"]
+            assert f"`{rule['alert']}`" in page, rule["alert"]
+
+
+def test_the_dashboard_is_whole() -> None:
+    loaded = dashboard()
+    panels: list[dict[str, Any]] = loaded["panels"]
+    assert len({panel["id"] for panel in panels}) == len(panels)
+    taken: set[tuple[int, int]] = set()
+    for panel in panels:
+        if panel["type"] == "row":
+            continue
+        assert panel["title"]
+        assert panel["description"], panel["title"]
+        assert panel["targets"], panel["title"]
+        assert panel["datasource"]["uid"] == "${datasource}"
+        place = panel["gridPos"]
+        assert place["x"] + place["w"] <= 24
+        cells = {
+            (place["x"] + x, place["y"] + y) for x in range(place["w"]) for y in range(place["h"])
+        }
+        assert not cells & taken, panel["title"]
+        taken |= cells
+
+
+def test_the_page_tells_every_metric_and_no_other() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    told = set(re.findall(r"`(penstock_\w+)`", page))
+    names = {spec.name for spec in CATALOGUE}
+    assert names - told == set()
+    assert {
+        name for name in told - names if re.sub(r"_(sum|count|bucket)$", "", name) not in names
+    } == set()

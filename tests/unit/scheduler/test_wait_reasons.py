@@ -1,0 +1,267 @@
+"""Why a request waits: each reason, and every way out of the queue."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from penstock.scheduler.config import AdmissionPolicy, SchedulerConfig, SchedulingOrder
+from penstock.scheduler.engine import Engine
+from penstock.scheduler.events import Admitted, Failed, Finished, Preempted, StepEvents, Wait
+from penstock.scheduler.request import FailureReason, RequestSpec
+from support.core import (
+    BLOCK_SIZE,
+    FakeClock,
+    NullExecutor,
+    ends,
+    make_info,
+    make_spec,
+)
+from support.self_paced import make_self_paced
+
+STEP_S = 1.0
+
+
+class Site:
+    """An engine whose every turn takes a second."""
+
+    def __init__(self, *, budget: int = 64, info: dict[str, Any] | None = None, **settings: Any):
+        self.clock = FakeClock()
+        self.clock.now_s = 100.0
+        self.executor = NullExecutor(make_info(**(info or {})))
+        config = SchedulerConfig(
+            max_num_batched_tokens=budget, **{"foresees_deadlines": False, **settings}
+        )
+        self.engine = Engine(self.executor, config, self.clock)
+        self.told: list[StepEvents] = []
+
+    def submit(self, key: int, prompt: int = 3, **options: Any) -> None:
+        self.engine.submit((make_spec(key, prompt, arrival_s=self.clock(), **options),))
+
+    def step(self, count: int = 1) -> None:
+        for _ in range(count):
+            self.told.append(self.engine.step())
+            self.engine.check_integrity()
+            self.clock.now_s += STEP_S
+
+    def run(self) -> None:
+        for _ in range(500):
+            if not self.engine.has_work:
+                return
+            self.step()
+        raise AssertionError("still busy")
+
+    def waits(self, key: int) -> list[Wait]:
+        """Of a request, each time that it was let in."""
+        found = [
+            change.wait
+            for events in self.told
+            for change in events.changes
+            if isinstance(change, Admitted) and change.key == key
+        ]
+        return [wait for wait in found if wait is not None]
+
+    def wait(self, key: int) -> Wait:
+        (wait,) = self.waits(key)
+        return rounded(wait)
+
+
+def rounded(wait: Wait) -> Wait:
+    """To microseconds: sums of floats."""
+    names = ("blocks_s", "slots_s", "token_budget_s", "fairness_s", "other_s")
+    return replace(wait, **{name: round(getattr(wait, name), 6) for name in names})
+
+
+def test_who_is_let_in_at_once_waits_for_the_next_step_alone() -> None:
+    site = Site()
+    site.submit(1)
+    site.clock.now_s += 0.25
+    site.step()
+    assert site.wait(1) == Wait(other_s=0.25)
+
+
+def test_slots() -> None:
+    site = Site(info={"max_num_seqs": 1})
+    site.submit(1, max_tokens=4)
+    site.submit(2)
+    site.run()
+    assert site.wait(1) == Wait()
+    assert site.wait(2) == Wait(slots_s=4.0)
+
+
+def test_blocks() -> None:
+    site = Site(info={"num_blocks": 4, "max_seq_len": 16}, watermark=0.0)
+    site.submit(1, 10, max_tokens=3)
+    site.submit(2, 10, max_tokens=1)
+    site.run()
+    assert site.wait(2) == Wait(blocks_s=3.0)
+
+
+def test_token_budget() -> None:
+    site = Site(budget=8, order=SchedulingOrder.FCFS)
+    site.submit(1, 24, max_tokens=1)
+    site.submit(2, 2)
+    site.run()
+    # Three steps are full; the third has nothing left either.
+    assert site.wait(2) == Wait(token_budget_s=3.0)
+
+
+def test_a_prompt_too_long_for_what_is_left_waits_for_tokens() -> None:
+    clock = FakeClock()
+    engine, executor = make_self_paced(budget=8, clock=clock)
+    engine.submit((make_spec(1, 10), make_spec(2, 16, request_id="request-1")))
+    engine.submit((make_spec(3, 16),))
+    first = engine.step()
+    assert [change.key for change in first.changes if isinstance(change, Admitted)] == [1]
+    clock.now_s = 2.0
+    executor.say(1)
+    changes = engine.step().changes
+    waits = {change.key: change.wait for change in changes if isinstance(change, Admitted)}
+    assert rounded(waits[2] or Wait()) == Wait(token_budget_s=2.0)
+    engine.close()
+
+
+def test_a_tenant_at_its_limit_waits_for_fairness() -> None:
+    site = Site(max_num_running_per_tenant=1)
+    site.submit(1, max_tokens=3, tenant="a")
+    site.submit(2, tenant="a")
+    site.run()
+    assert site.wait(2) == Wait(fairness_s=3.0)
+
+
+def test_fairness_begins_when_another_tenants_later_arrival_is_let_in() -> None:
+    site = Site(info={"max_num_seqs": 1}, tenant_burst_tokens=0, yield_ratio=math.inf)
+    site.submit(1, 8, max_tokens=2, tenant="flood")
+    site.submit(2, 8, max_tokens=2, tenant="flood")
+    site.step()
+    site.submit(3, 8, max_tokens=3, tenant="guest")
+    site.run()
+    assert site.wait(3) == Wait(slots_s=1.0)
+    # Two seconds for the first of its own tenant, three for the guest, who came later.
+    assert site.wait(2) == Wait(slots_s=2.0, fairness_s=3.0, num_passed_by=1)
+
+
+def test_a_higher_class_is_no_matter_of_fairness() -> None:
+    site = Site(info={"max_num_seqs": 1}, yield_ratio=math.inf)
+    site.submit(1, max_tokens=2, tenant="a")
+    site.submit(2, tenant="b")
+    site.submit(3, max_tokens=2, tenant="c", priority=1)
+    site.run()
+    assert site.wait(2) == Wait(slots_s=4.0, num_passed_by=1)
+
+
+@pytest.mark.parametrize("order", SchedulingOrder)
+def test_those_who_came_later_and_went_before_are_counted(order: SchedulingOrder) -> None:
+    site = Site(info={"max_num_seqs": 1}, order=order)
+    site.submit(1)
+    site.submit(2)
+    for key in (3, 4, 5):
+        site.submit(key, priority=key)
+    site.run()
+    assert [site.wait(key).num_passed_by for key in range(1, 6)] == [3, 3, 2, 1, 0]
+
+
+def test_each_stay_has_its_own_account() -> None:
+    site = Site(
+        info={"num_blocks": 6, "max_seq_len": 24, "max_num_seqs": 2},
+        watermark=0.0,
+        admission_policy=AdmissionPolicy.MAX_UTILIZATION,
+    )
+    site.submit(1, 8, max_tokens=14)
+    site.submit(2, 8, max_tokens=14)
+    site.run()
+    preempted = [
+        change for events in site.told for change in events.changes if isinstance(change, Preempted)
+    ]
+    assert [change.key for change in preempted] == [2]
+    first, second = site.waits(2)
+    (end,) = [end for key, end in ends(site.told).items() if key == 1]
+    assert rounded(first) == Wait()
+    assert rounded(second) == Wait(blocks_s=round(end.at_s + STEP_S - preempted[0].at_s, 6))
+
+
+def test_outputs_that_wait_for_their_prompt_lack_nothing() -> None:
+    site = Site(budget=8)
+    first = make_spec(1, 24, max_tokens=2, arrival_s=site.clock())
+    site.engine.submit((first, replace(first, key=2, leader_key=1, output_index=1)))
+    site.run()
+    assert site.wait(2) == Wait(other_s=3.0)
+
+
+def cancel(site: Site) -> None:
+    site.engine.cancel(2)
+
+
+def pass_deadline(site: Site) -> None:
+    site.clock.now_s += 5.0
+
+
+@pytest.mark.parametrize(
+    ("options", "end", "waited_s"),
+    [
+        ({}, cancel, 1.0),
+        ({"deadline_s": 104.0}, pass_deadline, 6.0),
+        ({"time_limit_s": 104.0}, pass_deadline, 6.0),
+    ],
+)
+def test_whoever_leaves_the_queue_is_told_why_it_waited(
+    options: dict[str, Any], end: Callable[[Site], None], waited_s: float
+) -> None:
+    site = Site(info={"max_num_seqs": 1})
+    site.submit(1, max_tokens=40)
+    site.step()
+    site.submit(2, **options)
+    site.step()
+    end(site)
+    site.step()
+    told = ends(site.told)[2]
+    assert told.stay is None
+    assert rounded(told.wait or Wait()) == Wait(slots_s=waited_s)
+
+
+def test_whoever_ends_in_the_batch_tells_of_the_stay_alone() -> None:
+    site = Site()
+    site.submit(1, max_tokens=2)
+    site.run()
+    (end,) = ends(site.told).values()
+    assert isinstance(end, Finished)
+    assert end.wait is None
+    assert end.stay is not None
+
+
+def test_the_refused_did_not_wait() -> None:
+    site = Site(max_num_waiting=1, info={"max_num_seqs": 1})
+    site.submit(1, 3, max_tokens=60 * BLOCK_SIZE)
+    site.submit(2)
+    site.submit(3)
+    site.submit(4, deadline_s=site.clock() - 1.0)
+    site.step()
+    told = ends(site.told)
+    reasons = {key: end.reason for key, end in told.items() if isinstance(end, Failed)}
+    assert reasons == {
+        1: FailureReason.PROMPT_TOO_LONG,
+        3: FailureReason.QUEUE_FULL,
+        4: FailureReason.DEADLINE_EXCEEDED,
+    }
+    assert all(end.wait is None and end.stay is None for end in told.values() if end.key != 2)
+
+
+def test_the_accounts_outlive_many_arrivals() -> None:
+    """Places are given out anew; who has waited all the time loses nothing of what was counted."""
+    site = Site(info={"max_num_seqs": 1}, aging_s=math.inf)
+    num_others = 6000
+    old = make_spec(10**6, 3, hashed=False, arrival_s=site.clock(), priority=-1)
+    site.engine.submit((old,))
+    for key in range(2, num_others + 2):
+        site.engine.submit((quick(key, site.clock()),))
+        site.step()
+    site.run()
+    assert site.wait(10**6).num_passed_by == num_others
+
+
+def quick(key: int, arrival_s: float) -> RequestSpec:
+    return make_spec(key, [1, 2], max_tokens=1, hashed=False, arrival_s=arrival_s)

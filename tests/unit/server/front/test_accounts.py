@@ -1,0 +1,143 @@
+"""Accounts: one record each, with the engine's last word where it comes in time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from penstock.scheduler.events import Finished, Wait
+from penstock.scheduler.request import FinishReason
+from penstock.server.front.accounts import Accounts
+from penstock.server.front.generation import Generation, TextInput
+from penstock.server.front.last_words import MAX_WAITING, PATIENCE_S
+from penstock.server.front.live_request import LiveRequest
+from penstock.server.front.request_account import Outcome, RequestAccount
+from penstock.server.front.watched_write import STALL_S, WatchedWrite
+from penstock.server.telemetry.journal import UNREADABLE
+from support.record_log import RecordLog
+
+CANCELLED = Outcome(1)
+WAIT = Wait(blocks_s=2.0)
+
+
+class Submission:
+    """Only what a record asks for."""
+
+    def __init__(self, key: int) -> None:
+        self.specs = (self,)
+        self.key = key
+        self.num_prompt_tokens = 5
+
+
+class Site:
+    def __init__(self, **options: Any) -> None:
+        self.log = RecordLog()
+        settings: dict[str, Any] = {"is_tracing": True, "front_id": 3, "has_content": False}
+        self.accounts = Accounts(self.log.journal, **(settings | options))
+
+    def live(self, key: int) -> RequestAccount:
+        """The account of a request that the engine has."""
+        account = self.accounts.open("Generate", arrival_s=0.0)
+        generation = Generation(prompt=TextInput(text="canary"), prompt_path="text.text")
+        account.live = LiveRequest(f"r-{key}", generation, 0.0)
+        account.live.phases.submit(1.0)
+        account.live._submission = Submission(key)  # type: ignore[assignment]  # pyright: ignore[reportPrivateUsage]
+        return account
+
+    def close(self, account: RequestAccount, now_s: float = 5.0, *, is_up: bool = True) -> None:
+        self.accounts.close(account, CANCELLED, now_s, is_engine_up=is_up)
+
+
+def ended(key: int) -> Finished:
+    return Finished(key=key, at_s=5.0, reason=FinishReason.CANCELLED, wait=WAIT)
+
+
+async def test_a_record_waits_for_the_last_word() -> None:
+    site = Site()
+    site.close(site.live(7))
+    assert site.log.records == []
+    site.accounts.hear_late_end(ended(8))
+    site.accounts.hear_late_end(ended(7))
+    site.accounts.hear_late_end(ended(7))
+    (record,) = site.log.records
+    assert record.segments[-1].wait == WAIT
+    assert (record.end_s, record.front_id, record.code) == (5.0, 3, 1)
+
+
+async def test_a_record_does_not_wait_for_long() -> None:
+    site = Site()
+    for key in (1, 2):
+        site.close(site.live(key), 5.0 + key)
+    site.accounts.sweep(6.0 + PATIENCE_S)
+    assert site.log.records == []
+    site.accounts.sweep(6.5 + PATIENCE_S)
+    assert [record.request_id for record in site.log.records] == ["r-1"]
+    site.accounts.settle()
+    site.accounts.settle()
+    assert [record.request_id for record in site.log.records] == ["r-1", "r-2"]
+
+
+async def test_a_record_waits_for_nobody_who_is_gone() -> None:
+    site = Site()
+    site.close(site.live(1), is_up=False)
+    heard = site.live(2)
+    assert heard.live is not None
+    heard.live.has_last_word = True
+    site.close(heard)
+    site.close(site.accounts.open("Generate", arrival_s=0.0))
+    assert len(site.log.records) == 3
+
+
+async def test_only_so_many_wait() -> None:
+    site = Site()
+    for key in range(1, MAX_WAITING + 3):
+        site.close(site.live(key))
+    assert [record.request_id for record in site.log.records] == ["r-1", "r-2"]
+
+
+async def test_the_first_closing_counts() -> None:
+    site = Site()
+    account = site.accounts.open("Generate", arrival_s=0.0)
+    site.close(account)
+    site.accounts.close(account, Outcome(0), 9.0, is_engine_up=True)
+    assert [(record.code, record.end_s) for record in site.log.records] == [(1, 5.0)]
+
+
+async def test_a_bug_in_a_record_is_counted_and_reaches_nobody(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise ValueError("can" + "ary")
+
+    site = Site()
+    monkeypatch.setattr(RequestAccount, "record", broken)
+    site.close(site.accounts.open("Generate", arrival_s=0.0))
+    assert site.log.journal.dropped_records == {UNREADABLE: 1}
+    assert site.log.journal.num_records == 1
+    assert "canary" not in caplog.text
+    assert "ValueError" in caplog.text
+
+
+async def test_stalls_of_a_shared_writer_count_from_when_it_is_shared() -> None:
+    writer = WatchedWrite()
+    writer.blocked_since_s = 0.0
+    writer.end_write(10.0)
+    site = Site()
+    account = site.accounts.open("Multiplex", arrival_s=11.0)
+    account.share(writer)
+    writer.blocked_since_s = 12.0
+    writer.end_write(13.0)
+    site.close(account, 14.0)
+    (record,) = site.log.records
+    assert record.num_stalls == 1
+    assert abs(record.stalled_s - (1.0 - STALL_S)) < 1e-9
+
+
+async def test_nothing_is_kept_without_a_journal() -> None:
+    accounts = Accounts(None, is_tracing=False, front_id=1, has_content=True)
+    account = accounts.open("Generate", arrival_s=0.0)
+    accounts.close(account, CANCELLED, 1.0, is_engine_up=True)
+    assert not accounts.are_kept
+    assert not accounts.has_content
+    assert account.outcome is None

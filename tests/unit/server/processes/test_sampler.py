@@ -1,0 +1,72 @@
+"""Samples of running threads as a speedscope file, with a clock of the test's."""
+
+from __future__ import annotations
+
+import json
+import threading
+
+import pytest
+
+from penstock.server.link.look_frames import Order, OrderAnswer, OrderVerb
+from penstock.server.processes.orders import Orders
+from penstock.server.processes.sampler import sample
+
+
+def innermost_wait(begun: threading.Event, end: threading.Event) -> None:
+    begun.set()
+    end.wait(20.0)
+
+
+def test_a_thread_is_found_where_it_stands_and_the_time_adds_up() -> None:
+    begun, end = threading.Event(), threading.Event()
+    secret = "canary-in-a-local"
+    thread = threading.Thread(target=innermost_wait, args=(begun, end), name="worker")
+    thread.start()
+    assert begun.wait(20.0)
+    times_s = iter([0.0, 0.4, 0.9, 1.6])
+    file = sample("engine", 1.5, wait=lambda s: None, clock=lambda: next(times_s))
+    end.set()
+    thread.join()
+
+    document = json.loads(file)
+    frames = document["shared"]["frames"]
+    (worker,) = [one for one in document["profiles"] if one["name"] == "engine: worker"]
+    assert worker["endValue"] == pytest.approx(1.6)
+    assert sum(worker["weights"]) == pytest.approx(1.6)
+    names = [frames[index]["name"] for index in worker["samples"][0]]
+    assert "innermost_wait" in names
+    assert names.index("innermost_wait") < names.index("Event.wait"), "outermost first"
+    # It stood still: equal samples are one.
+    assert len(worker["samples"]) == 1
+    assert not [one for one in document["profiles"] if one["name"].endswith("MainThread")]
+    assert secret not in file.decode()
+
+
+@pytest.mark.parametrize("seconds", [0.0, -1.0, 61.0, float("nan"), float("inf")])
+def test_how_long_is_bounded(seconds: float) -> None:
+    with pytest.raises(ValueError, match="seconds must be above 0 and at most 60"):
+        sample("engine", seconds)
+
+
+def test_one_profile_at_a_time_and_bad_orders_are_answered() -> None:
+    orders = Orders("engine")
+    answered = threading.Event()
+    answers: list[OrderAnswer] = []
+
+    def take(answer: OrderAnswer) -> None:
+        answers.append(answer)
+        answered.set()
+
+    orders.carry_out(Order(ticket=1, verb=OrderVerb.PROFILE, argument="0.2"), take)
+    second: list[OrderAnswer] = []
+    orders.carry_out(Order(ticket=2, verb=OrderVerb.PROFILE, argument="0.2"), second.append)
+    assert second == [OrderAnswer(ticket=2, problem="engine is being sampled already")]
+    assert answered.wait(20.0)
+    assert json.loads(answers[0].payload)["name"] == "engine"
+
+    bad: list[OrderAnswer] = []
+    orders.carry_out(Order(ticket=3, verb=OrderVerb.LOG_LEVEL, argument="loud"), bad.append)
+    orders.carry_out(Order(ticket=4, verb=OrderVerb.PROFILE, argument="soon"), bad.append)
+    assert [answer.ticket for answer in bad] == [3, 4]
+    assert "level must be one of debug, info, warning, error, not 'loud'" in bad[0].problem
+    assert bad[1].problem

@@ -1,0 +1,85 @@
+"""Many requests that end at once: cancelled between steps, a bounded number each time."""
+
+import numpy as np
+import pytest
+
+from penstock.scheduler.events import StepEvents
+from penstock.scheduler.request import FinishReason
+from penstock.server.link.dispatch import Dispatcher
+from penstock.server.link.frames import Cancel, encode
+from penstock.server.link.spec_frames import Submit
+from penstock.server.link.wire import FrameBuffer
+from support.link import FakeEngine, hello, spec
+
+NUM_REQUESTS = 1000
+MOST_AT_ONCE = 100
+
+
+def tell(dispatcher: Dispatcher, front_id: int, frame: bytes) -> None:
+    for kind, body in FrameBuffer().feed(frame):
+        dispatcher.handle(front_id, kind, body)
+
+
+def step(dispatcher: Dispatcher, engine: FakeEngine) -> None:
+    engine.news.put(
+        StepEvents(
+            step=1,
+            at_s=0.0,
+            keys=np.empty(0, dtype=np.int64),
+            tokens=np.empty(0, dtype=np.int32),
+        )
+    )
+    dispatcher.step()
+
+
+@pytest.fixture
+def engine() -> FakeEngine:
+    return FakeEngine()
+
+
+@pytest.fixture
+def dispatcher(engine: FakeEngine) -> Dispatcher:
+    dispatcher = Dispatcher(engine, hello())
+    dispatcher.front_came(1)
+    specs = tuple(spec(1, counter) for counter in range(1, NUM_REQUESTS + 1))
+    tell(dispatcher, 1, encode(Submit(specs=specs)))
+    return dispatcher
+
+
+def all_keys() -> set[int]:
+    return {spec(1, counter).key for counter in range(1, NUM_REQUESTS + 1)}
+
+
+@pytest.mark.parametrize("is_gone", [True, False], ids=["gone", "released"])
+def test_many_are_cancelled_over_several_steps(
+    dispatcher: Dispatcher, engine: FakeEngine, is_gone: bool
+) -> None:
+    if is_gone:
+        dispatcher.front_gone(1)
+    else:
+        keys = np.array(sorted(all_keys()), dtype=np.int64)
+        tell(dispatcher, 1, encode(Cancel(keys=keys, reason=FinishReason.CANCELLED)))
+
+    seen = 0
+    for _ in range(NUM_REQUESTS):
+        now = engine.cancelled.qsize()
+        assert 0 < now - seen <= MOST_AT_ONCE
+        seen = now
+        if seen == NUM_REQUESTS:
+            break
+        step(dispatcher, engine)
+    assert set(engine.cancelled.queue) == all_keys()
+    step(dispatcher, engine)
+    assert engine.cancelled.qsize() == NUM_REQUESTS
+
+
+def test_a_front_that_comes_back_finds_its_keys_free(
+    dispatcher: Dispatcher, engine: FakeEngine
+) -> None:
+    dispatcher.front_gone(1)
+    dispatcher.front_came(1)
+
+    assert set(engine.cancelled.queue) == all_keys()
+    tell(dispatcher, 1, encode(Submit(specs=(spec(1, 1),))))
+    step(dispatcher, engine)
+    assert engine.cancelled.qsize() == NUM_REQUESTS
