@@ -81,7 +81,7 @@ class Plan:
 
 
 def plan_of(options: argparse.Namespace) -> Plan:
-    """The quick run takes some four minutes, as checks rest on three rounds; full: the whole grid."""
+    """The quick run takes some four minutes: a check needs three rounds. Full is the whole grid."""
     if not options.full:
         rounds = dict.fromkeys(_QUICK, MIN_RUNS)
         return Plan(grid=_QUICK, num_rounds=rounds, warm_s=0.3, window_s=2.0)

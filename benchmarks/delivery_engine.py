@@ -201,7 +201,7 @@ def _front(path: str, front_id: int, num_streams: int, num_tokens: int) -> None:
         for index in range(num_streams):
             spec = RequestSpec(
                 key=(front_id << 32) + index + 1,
-                request_id=str(index),
+                request_id=f"{front_id}-{index}",
                 prompt_ids=np.array([5, 6, 7, 8], dtype=np.int32),
                 max_tokens=num_tokens,
                 sampling=SamplingParams(temperature=0.0),

@@ -30,7 +30,7 @@ from penstock.scheduler.config import SchedulerConfig
 from penstock.scheduler.engine import Engine
 from penstock.scheduler.request import RequestSpec
 from penstock.server.flight.facts import facts_of
-from penstock.server.flight.flight_engine import build_flight_engine
+from penstock.server.flight.flight_listener import FlightListener
 from penstock.server.flight.memory import create_memory
 from penstock.server.flight.reader import FlightReader
 from penstock.server.flight.writer import FlightWriter
@@ -143,7 +143,7 @@ def recorded(num_running: int, config: SchedulerConfig) -> Generator[EngineCore]
     ) as reader:
         try:
             expect_ready(reader)
-            yield build_flight_engine(runs, config, time.monotonic, writer)
+            yield Engine(runs, config, time.monotonic, listener=FlightListener(writer))
         finally:
             assert reader.stdin is not None
             reader.stdin.close()

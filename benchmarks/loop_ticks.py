@@ -37,7 +37,8 @@ class Ticker:
         self._due_s = 0.0
 
     def start(self) -> None:
-        """Begin; the first tick tells nothing."""
+        """Begin."""
+        self._due_s = self._clock()
         self._wait(TICK_S)
 
     def _wait(self, delay_s: float) -> None:

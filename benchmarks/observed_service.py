@@ -66,15 +66,9 @@ class ObservedService:
         """All values of a metric, added up."""
         return sum(self.totals(name).values())
 
-    def end(self) -> float | None:
+    def end(self) -> int | None:
         """Ask it to end and wait; its exit code, None if it had to be killed."""
-        self.process.send_signal(signal.SIGTERM)
-        try:
-            return self.process.wait(PATIENCE_S)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
-            return None
+        return _end(self.process)
 
 
 @contextlib.contextmanager
@@ -98,7 +92,17 @@ def observed_service(
             yield ObservedService(process, int(ready[2]), metrics[0][1] if metrics else "")
         finally:
             if process.poll() is None:
-                ObservedService(process, 0, "").end()
+                _end(process)
+
+
+def _end(process: subprocess.Popen[bytes]) -> int | None:
+    process.send_signal(signal.SIGTERM)
+    try:
+        return process.wait(PATIENCE_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+        return None
 
 
 def _said(process: subprocess.Popen[bytes], *patterns: re.Pattern[str]) -> list[re.Match[str]]:

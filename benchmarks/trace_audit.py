@@ -88,7 +88,7 @@ class Found:
     num_dropped: int
     num_records: int
     num_kills: int
-    exit_code: float | None
+    exit_code: int | None
 
 
 @contextlib.contextmanager
@@ -193,6 +193,9 @@ def checks_of(found: Found) -> list[Check]:
         Check(name=name, value=float(num), goal=0.0, unit="", sense="at most")
         for name, num in rules.items()
     ]
+    name = "service that did not end well when it was asked to"
+    value = float(found.exit_code != 0)
+    checks.append(Check(name=name, value=value, goal=0.0, unit="", sense="at most"))
     name = "engines killed"
     checks.append(Check(name=name, value=found.num_kills, goal=2, unit="", sense="at least"))
     return checks

@@ -14,13 +14,16 @@ What is measured. Processor time a request: of all threads of the front, and of 
 event loop alone, by the kernel's account at the edges of a window; against the same round of the
 side's base (no tracing, or bare grpc.aio). Lag: of a ticker of 5 ms within each loop. Observer:
 over all requests of the run, with what it does between them. And the record path alone
-(`tracing_record_path.py`). Told are medians over the rounds.
+(`tracing_record_path.py`). Told are medians over the rounds; "+-" is one standard error of the
+difference before it, which other people's work on the machine makes large: the figure for the event
+loop is known as well as that says, and no better.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib.util
+import math
 import os
 import statistics
 import sys
@@ -34,7 +37,6 @@ from report import Check, arguments, print_checks, print_table, write_json
 from simulated_service import RunFailed
 from tracing_record_path import RecordPath, measure_record_path
 from tracing_sides import (
-    BASE,
     CONTRIB,
     DEAD,
     HANGING,
@@ -44,6 +46,7 @@ from tracing_sides import (
     UP,
     Side,
     Turn,
+    base_of,
     sides_up,
 )
 
@@ -55,8 +58,12 @@ SHARE_OF_MOST = 0.6
 NUM_AT_ONCE = 128
 NUM_ATTEMPTS = 3
 HEADER = (
-    *("side", "front us", "over base", "loop us", "over base", "per s", "most per s"),
+    *("side", "front us", "over base", "loop us", "over base", "+-", "per s", "most per s"),
     *("lag p50 ms", "lag p99 ms", "first p99 ms"),
+)
+_KEYS = (
+    *("side", "front_us", "front_added_us", "loop_us", "loop_added_us", "loop_added_error_us"),
+    *("per_s", "most_per_s", "lag_p50_ms", "lag_p99_ms", "first_p99_ms"),
 )
 SPANS_HEADER = ("side", "requests", "roots", "spans", "dropped", "observer us")
 
@@ -88,14 +95,22 @@ class Rounds:
 
     def added(self, side: str, value: Callable[[Turn], float]) -> float:
         """To the side's base, median of the differences within a round."""
-        both = zip(self.at_rate[side], self.at_rate[BASE[side]], strict=True)
-        return statistics.median(value(one) - value(base) for one, base in both)
+        return statistics.median(self._differences(side, value))
+
+    def error(self, side: str, value: Callable[[Turn], float]) -> float:
+        """How well the mean of those differences is known: one standard error."""
+        differences = self._differences(side, value)
+        return statistics.stdev(differences) / math.sqrt(len(differences))
 
     def ratio(self, side: str, *, most: bool) -> float:
         """Throughput against the side's base, median of the ratios within a round."""
         of = self.at_most if most else self.at_rate
-        both = zip(of[side], of[BASE[side]], strict=True)
+        both = zip(of[side], of[base_of(side)], strict=True)
         return statistics.median(one.per_s / base.per_s for one, base in both)
+
+    def _differences(self, side: str, value: Callable[[Turn], float]) -> list[float]:
+        both = zip(self.at_rate[side], self.at_rate[base_of(side)], strict=True)
+        return [value(one) - value(base) for one, base in both]
 
     def lag_ms(self, side: str, percent: float) -> float:
         """Of the ticks of a round at the rate, median over the rounds."""
@@ -168,6 +183,7 @@ def rows_of(rounds: Rounds) -> list[list[object]]:
             rounds.added(side, lambda t: t.front_us),
             rounds.median(side, lambda t: t.loop_us),
             rounds.added(side, lambda t: t.loop_us),
+            rounds.error(side, lambda t: t.loop_us),
             rounds.median(side, lambda t: t.per_s),
             rounds.median(side, lambda t: t.per_s, most=True),
             rounds.lag_ms(side, 50),
@@ -241,7 +257,7 @@ def _document(rounds: Rounds, sides: dict[str, Side], path: RecordPath) -> dict[
 
     return {
         "rate_per_s": rounds.rate_per_s,
-        "sides": [dict(zip(HEADER, row, strict=True)) for row in rows_of(rounds)],
+        "sides": [dict(zip(_KEYS, row, strict=True)) for row in rows_of(rounds)],
         "spans": [dict(zip(SPANS_HEADER, row, strict=True)) for row in span_rows(sides)],
         "record_path_us": asdict(path),
         "at_rate": told(rounds.at_rate),

@@ -12,11 +12,10 @@ import asyncio
 import contextlib
 import gc
 import itertools
-import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,6 +23,7 @@ from typing import Any, cast
 
 import numpy as np
 import uvloop
+from numpy.typing import NDArray
 
 from penstock.scheduler.events import Queued, Stay, Wait
 from penstock.scheduler.request import FinishReason, RequestSpec
@@ -37,8 +37,7 @@ from penstock.server.rpc.request_accounts import CallAccounts
 from penstock.server.telemetry.journal import Journal
 from penstock.server.telemetry.observer_frames import Hello
 from penstock.server.telemetry.outbox import Outbox
-from penstock.server.telemetry.record_codec import encode_record
-from penstock.server.telemetry.trace_context import trace_metadata
+from penstock.server.telemetry.trace_context import TraceIds, trace_metadata
 from penstock.v1 import generation_service_pb2 as pb
 from penstock.v1 import options_pb2, prompt_pb2
 from simulated_service import RunFailed, expect_ready, process
@@ -64,10 +63,9 @@ while front.recv(1 << 20):
 class RecordPath:
     """Microseconds a request. `watched` and `unwatched`: all of it; `added`: the difference.
 
-    Parts, each in a loop of its own, with its data at hand: `begin` (the account, under the trace
-    that the call names), `describe` (what the message asks for), `record` (made), `encode` (bytes
-    of it), `flush` (the sending; measured in its place). Not a part: `metadata`, what the caller is
-    told of its trace, made, not sent.
+    The parts of `watched`: `begin` (the account, under the trace that the call names), `describe`
+    (what the message asks for), `close` (the record made, encoded, counted, offered), `flush` (the
+    sending). Not a part: `metadata`, what the caller is told of its trace, made, not sent.
     """
 
     watched: float
@@ -75,8 +73,7 @@ class RecordPath:
     added: float
     begin: float
     describe: float
-    record: float
-    encode: float
+    close: float
     flush: float
     metadata: float
 
@@ -151,34 +148,35 @@ class _Front:
 
 async def _batch_us(
     journal: Journal | None, requests: list[LiveRequest], message: pb.GenerateRequest
-) -> tuple[float, float]:
-    """A request's share of what a batch costs this thread, and of the sending of its records."""
+) -> NDArray[np.float64]:
+    """A request's share of what a batch costs this thread: begin, describe, close, flush."""
     front = _Front(journal)
     calls = CallAccounts(cast(Any, front), "penstock.v1.GenerationService")
     context = cast(Any, _Context())
-    begun_ns = time.thread_time_ns()
-    for request in requests:
-        account = calls.open("Generate", context)
+    edges_ns = [time.thread_time_ns()]
+    accounts = [calls.open("Generate", context) for _ in requests]
+    edges_ns.append(time.thread_time_ns())
+    for account in accounts:
         calls.describe(account, message, is_stream=True)
+    edges_ns.append(time.thread_time_ns())
+    for account, request in zip(accounts, requests, strict=True):
         account.live = request
         calls.close(account, _OK)
-    busy_ns = time.thread_time_ns() - begun_ns
-    # What an idle loop costs in that time is not a record's.
-    begun_ns = time.thread_time_ns()
+    edges_ns.append(time.thread_time_ns())
+    # What an idle loop costs in that time is next to nothing.
     await asyncio.sleep(_PAUSE_S)
-    flush_ns = time.thread_time_ns() - begun_ns
-    return busy_ns / len(requests) * 1e-3, flush_ns / len(requests) * 1e-3
+    edges_ns.append(time.thread_time_ns())
+    return np.diff(edges_ns) / len(requests) * 1e-3
 
 
-def _each_us(do: Callable[[], object]) -> float:
-    """One call's share of many, the median of some rounds."""
-    rounds: list[float] = []
-    for _ in range(5):
-        begun_ns = time.thread_time_ns()
-        for _ in range(_NUM_BATCH):
-            do()
-        rounds.append((time.thread_time_ns() - begun_ns) / _NUM_BATCH * 1e-3)
-    return statistics.median(rounds)
+def _metadata_us(num: int) -> float:
+    """A request's share of the making of its initial metadata."""
+    ids = TraceIds()
+    traces = [ids.begin(None) for _ in range(num)]
+    begun_ns = time.thread_time_ns()
+    for trace in traces:
+        trace_metadata(trace)
+    return (time.thread_time_ns() - begun_ns) / num * 1e-3
 
 
 async def _measured(path: Path, num_batches: int) -> RecordPath:
@@ -188,43 +186,30 @@ async def _measured(path: Path, num_batches: int) -> RecordPath:
     )
     await outbox.start()
     journal = Journal(outbox.offer)
-    requests, message = [_ended_request(number) for number in range(1, _NUM_BATCH + 1)], _message()
+    requests, message = [_ended_request(n) for n in range(1, _NUM_BATCH + 1)], _message()
     gc.collect()
     gc.freeze()
-    watched: list[float] = []
-    unwatched: list[float] = []
-    flush: list[float] = []
-    # The first of each warms up.
+    both: list[list[NDArray[np.float64]]] = []
     for _ in range(num_batches + 1):
-        unwatched.append(sum(await _batch_us(None, requests, message)))
-        busy_us, flush_us = await _batch_us(journal, requests, message)
-        watched.append(busy_us + flush_us)
-        flush.append(flush_us)
-    if sum(outbox.dropped.values()):
-        raise RunFailed(f"records were dropped: {outbox.dropped}")
-    calls = CallAccounts(cast(Any, _Front(journal)), "penstock.v1.GenerationService")
-    context = cast(Any, _Context())
-    account = calls.open("Generate", context)
-    account.live = requests[0]
-    account.seal(_OK, 200.0)
-
-    def record() -> Any:
-        return account.record(sequence=0, front_id=1, has_content=False)
-
-    made = record()
+        unwatched = await _batch_us(None, requests, message)
+        both.append([unwatched, await _batch_us(journal, requests, message)])
+    metadata_us = _metadata_us(_NUM_BATCH * 10)
     gc.unfreeze()
+    if sum(outbox.dropped.values()) or sum(journal.dropped_records.values()):
+        raise RunFailed(f"records were dropped: {outbox.dropped}, {journal.dropped_records}")
     await outbox.close(1.0)
-    both = zip(watched[1:], unwatched[1:], strict=True)
+    times_us = np.array(both[1:])  # the first of each warms up
+    parts_us = np.median(times_us[:, 1], axis=0)
+    all_us = times_us.sum(axis=2)
     return RecordPath(
-        watched=statistics.median(watched[1:]),
-        unwatched=statistics.median(unwatched[1:]),
-        added=statistics.median(one - other for one, other in both),
-        begin=_each_us(lambda: calls.open("Generate", context)),
-        describe=_each_us(lambda: calls.describe(account, message, is_stream=True)),
-        record=_each_us(record),
-        encode=_each_us(lambda: encode_record(made)),
-        flush=statistics.median(flush[1:]),
-        metadata=_each_us(lambda: trace_metadata(account.trace)),
+        watched=float(np.median(all_us[:, 1])),
+        unwatched=float(np.median(all_us[:, 0])),
+        added=float(np.median(all_us[:, 1] - all_us[:, 0])),
+        begin=float(parts_us[0]),
+        describe=float(parts_us[1]),
+        close=float(parts_us[2]),
+        flush=float(parts_us[3]),
+        metadata=metadata_us,
     )
 
 

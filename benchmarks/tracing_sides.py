@@ -36,7 +36,6 @@ BARE, METADATA = "grpc.aio", "grpc.aio, metadata"
 SDK, CONTRIB = "grpc.aio, SDK on the loop", "grpc.aio, contrib"
 PENSTOCK: tuple[str, ...] = (OFF, UP, DEAD, HANGING)
 PEERS: tuple[str, ...] = (BARE, METADATA, SDK, CONTRIB)
-BASE = dict.fromkeys(PENSTOCK, OFF) | dict.fromkeys(PEERS, BARE)
 _PEER_ROLES = {BARE: "bare", METADATA: "metadata", SDK: "sdk", CONTRIB: "contrib"}
 _PROMPT_TOKENS = 64
 _NUM_CONNECTIONS = 4
@@ -44,6 +43,11 @@ _MAX_RUNNING = 512
 _DRAIN_S = 10.0
 _SETTLE_S = 15.0
 _HERE = Path(__file__).resolve().parent
+
+
+def base_of(side: str) -> str:
+    """The side that one is set against: the same without tracing."""
+    return OFF if side in PENSTOCK else BARE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -240,7 +240,12 @@ async def test_an_engine_process_that_is_killed_is_followed_by_another() -> None
 @pytest.mark.parametrize("is_told", [True, False])
 async def test_a_worker_that_is_killed_is_the_engines_death(is_told: bool) -> None:
     async with (
-        serving(watch={"response_timeout_s": 0.7}, is_worker_death_fatal=is_told) as site,
+        serving(
+            "--log-foreign-text",
+            "on",
+            watch={"response_timeout_s": 0.7},
+            is_worker_death_fatal=is_told,
+        ) as site,
         running_streams(site) as (channel, streams),
     ):
         (worker,) = site.workers()

@@ -21,9 +21,10 @@ import numpy as np
 from penstock.executor.config import ExecutorConfig, ExecutorKind
 from penstock.executor.simulated.executor import SimulatedExecutor
 from penstock.scheduler.config import SchedulerConfig
+from penstock.scheduler.engine import Engine
 from penstock.scheduler.request import RequestSpec
 from penstock.server.flight.facts import facts_of
-from penstock.server.flight.flight_engine import build_flight_engine
+from penstock.server.flight.flight_listener import FlightListener
 from penstock.server.flight.writer import FlightWriter
 
 executor = SimulatedExecutor(
@@ -31,7 +32,7 @@ executor = SimulatedExecutor(
 )
 config = SchedulerConfig()
 writer = FlightWriter(int(sys.argv[1]), facts_of("demo", 1, executor.info, config))
-engine = build_flight_engine(executor, config, time.monotonic, writer)
+engine = Engine(executor, config, time.monotonic, listener=FlightListener(writer))
 for key in range(1, 13):
     engine.submit((RequestSpec(
         key=key, request_id=f"r{key}", prompt_ids=np.full(30, 77, np.int32), max_tokens=20,

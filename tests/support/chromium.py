@@ -58,6 +58,17 @@ class _Reader(HTMLParser):
 
 def visited(url: str, home: Path, *, seconds: int) -> Left:
     """Open `url` for so long on the browser's clock. `home`: an empty folder."""
+    run = _run(url, home, seconds, "--dump-dom")
+    console = tuple(line for line in run.stderr.splitlines() if "CONSOLE" in line)
+    return Left(document=run.stdout, console=console)
+
+
+def pictured(url: str, home: Path, picture: Path, *, seconds: int, size: str = "1280,800") -> None:
+    """The same, into a PNG of `size` pixels."""
+    _run(url, home, seconds, f"--window-size={size}", f"--screenshot={picture}")
+
+
+def _run(url: str, home: Path, seconds: int, *wanted: str) -> subprocess.CompletedProcess[str]:
     command = [
         str(EXECUTABLE),
         "--headless=new",
@@ -72,11 +83,9 @@ def visited(url: str, home: Path, *, seconds: int) -> Left:
         "--log-level=0",
         f"--user-data-dir={home}",
         f"--virtual-time-budget={1000 * seconds}",
-        "--dump-dom",
+        *wanted,
         url,
     ]
-    run = subprocess.run(
+    return subprocess.run(
         command, capture_output=True, text=True, timeout=PATIENCE_S, check=True, encoding="utf-8"
     )
-    console = tuple(line for line in run.stderr.splitlines() if "CONSOLE" in line)
-    return Left(document=run.stdout, console=console)

@@ -36,9 +36,18 @@ def dashboard_queries() -> dict[str, str]:
     return queries | {note["name"]: note["expr"] for note in loaded["annotations"]["list"]}
 
 
-def alert_queries() -> dict[str, str]:
+def rules() -> list[dict[str, Any]]:
+    """Alerts, and what is recorded for them."""
     loaded = yaml.safe_load(RULES.read_text(encoding="utf-8"))
-    return {rule["alert"]: rule["expr"] for group in loaded["groups"] for rule in group["rules"]}
+    return [rule for group in loaded["groups"] for rule in group["rules"]]
+
+
+def alert_queries() -> dict[str, str]:
+    """Every expression of an alert or of what is recorded, by its name and its place."""
+    return {
+        f"{rule.get('alert') or rule['record']} ({place})": rule["expr"]
+        for place, rule in enumerate(rules())
+    }
 
 
 def without_variables(query: str) -> str:

@@ -13,12 +13,13 @@ from penstock.executor.simulated.pace import VirtualClock
 from penstock.scheduler.config import SchedulerConfig
 from penstock.scheduler.cost_model import CostModel
 from penstock.scheduler.engine import Engine
+from penstock.scheduler.engine_listener import EngineListener
 from penstock.scheduler.events import Admitted, Failed, Finished, Preempted, StepEvents
 from penstock.scheduler.request import NO_TIME, RequestSpec
-from penstock.scheduler.step_measure import measure_of
+from penstock.scheduler.step_measure import StepMeasure, measure_of
 from penstock.scheduler.step_note import StepNote
 from penstock.server.flight.facts import FlightFacts, facts_of
-from penstock.server.flight.flight_engine import FlightEngine, FlightExecutor
+from penstock.server.flight.flight_listener import FlightListener
 from penstock.server.flight.memory import create_memory
 from penstock.server.flight.reader import FlightReader, Recording
 from penstock.server.flight.writer import FlightWriter
@@ -59,6 +60,24 @@ def make_facts(**changed: Any) -> FlightFacts:
     return FlightFacts(**{**values, **changed})
 
 
+class _Overhearing:
+    """A listener's, with notes of steps and their measures for whoever asks."""
+
+    def __init__(
+        self, listener: EngineListener, notes: list[StepNote], measures: list[StepMeasure]
+    ) -> None:
+        self._notes, self._measures = notes, measures
+        self._listener = listener
+        self.note_submit = listener.note_submit
+        self.note_launch = listener.note_launch
+
+    def note_turn(self, events: StepEvents, note: StepNote | None) -> None:
+        if note is not None:
+            self._notes.append(note)
+            self._measures.append(measure_of(note.batch, 0.0))
+        self._listener.note_turn(events, note)
+
+
 @dataclass(slots=True, eq=False)
 class Flown:
     """An engine whose flight is recorded, and what was seen of it from outside."""
@@ -71,10 +90,10 @@ class Flown:
     told: list[StepEvents] = field(default_factory=list)
     notes: list[StepNote] = field(default_factory=list)
     # What was in a batch is in the note; how long its rows were is gone when the step is over.
-    measures: list[Any] = field(default_factory=list)
+    measures: list[StepMeasure] = field(default_factory=list)
     num_output: Counter[int] = field(default_factory=Counter)
     fd: int = -1
-    engine: FlightEngine = field(init=False)
+    engine: Engine = field(init=False)
     writer: FlightWriter = field(init=False)
 
     def __post_init__(self) -> None:
@@ -88,14 +107,8 @@ class Flown:
         if self.fd < 0:
             self.fd = create_memory(self.num_steps, "test")
         self.writer = FlightWriter(self.fd, facts_of("demo", 1, executor.info, config))
-        seam = FlightExecutor(executor, self.writer, self.clock)
-        core = Engine(seam, config, self.clock, on_step=self._note)
-        self.engine = FlightEngine(core, self.writer)
-
-    def _note(self, note: StepNote) -> None:
-        self.notes.append(note)
-        self.measures.append(measure_of(note.batch, 0.0))
-        self.writer.note_step(note)
+        listener = _Overhearing(FlightListener(self.writer), self.notes, self.measures)
+        self.engine = Engine(executor, config, self.clock, listener=listener)
 
     def submit(
         self, key: int, num_prompt: int, max_tokens: int, *, num_outputs: int = 1, **more: Any

@@ -16,6 +16,8 @@ from penstock.server.telemetry.request_record import (
 
 COUNTS = st.integers(0, 2**63)
 TIMES = st.floats(allow_nan=False, allow_infinity=False)
+# As many digits as are told of a number that came in single precision.
+OPTIONS = st.none() | TIMES.map(lambda value: round(value, 6))
 TEXTS = st.text(max_size=20)
 WAITS = st.builds(
     Wait,
@@ -67,11 +69,11 @@ RECORDS = st.builds(
         is_stream=st.booleans(),
         num_outputs=COUNTS,
         max_tokens=st.none() | COUNTS,
-        temperature=st.none() | TIMES,
-        top_p=st.none() | TIMES,
+        temperature=OPTIONS,
+        top_p=OPTIONS,
         top_k=st.none() | COUNTS,
-        frequency_penalty=st.none() | TIMES,
-        presence_penalty=st.none() | TIMES,
+        frequency_penalty=OPTIONS,
+        presence_penalty=OPTIONS,
         seed=st.none() | COUNTS,
         priority=st.integers(-100, 100),
     ),

@@ -19,12 +19,32 @@ def check_trace(document: dict[str, Any]) -> None:
     _check_names(events[:num_meta], rest)
     slices = _check_nesting(rest)
     _check_flows(rest, slices)
+    assert set(kinds[num_meta:]) <= set("XCistf")
     for event in rest:
-        if event["ph"] == "C":
+        check_event(event)
+
+
+def check_event(event: dict[str, Any]) -> None:
+    """One that is no metadata: the fields of its phase, and times that every reader reads alike."""
+    assert isinstance(event["name"], str), event
+    assert isinstance(event["pid"], int), event
+    assert isinstance(event["tid"], int), event
+    for name in ("ts", "dur") if event["ph"] == "X" else ("ts",):
+        # Readers multiply by a thousand, and cut or round what is left of it.
+        assert int(event[name] * 1000) == round(event[name] * 1000), event
+    match event["ph"]:
+        case "C":
             assert event["args"]
             assert all(isinstance(value, int | float) for value in event["args"].values())
-        if event["ph"] == "i":
+        case "i":
             assert event["s"] in ("t", "p", "g")
+        case "s" | "t" | "f":
+            assert isinstance(event["id"], int)
+            assert event["cat"], "viewers know a flow by its name, category and id"
+            # Without it the arrow would end in the slice after this one.
+            assert event.get("bp") == ("e" if event["ph"] == "f" else None)
+        case _:
+            pass
 
 
 def _track(event: dict[str, Any]) -> Track:
@@ -35,6 +55,7 @@ def _check_names(meta: list[dict[str, Any]], rest: list[dict[str, Any]]) -> None
     keys = [(event["name"], event["pid"], event["tid"]) for event in meta]
     assert len(keys) == len(set(keys)), "a track is named twice"
     threads = {(pid, tid) for name, pid, tid in keys if name == "thread_name"}
+    assert len({tid for _, tid in threads}) == len(threads), "viewers know a thread by its number"
     processes = {pid for name, pid, _ in keys if name == "process_name"}
     for event in rest:
         assert event["pid"] in processes
@@ -48,8 +69,8 @@ def _check_nesting(rest: list[dict[str, Any]]) -> dict[Track, list[tuple[int, in
     for event in rest:
         if event["ph"] != "X":
             continue
-        start = round(event["ts"] * 1e3)
-        end = start + round(event["dur"] * 1e3)
+        start = int(event["ts"] * 1e3)
+        end = start + int(event["dur"] * 1e3)
         assert end > start
         stack = open_until[_track(event)]
         while stack and stack[-1] <= start:
@@ -71,6 +92,6 @@ def _check_flows(rest: list[dict[str, Any]], slices: dict[Track, list[tuple[int,
         assert phases[-1] == "f", number
         assert set(phases[1:-1]) <= {"t"}, number
         for event in points:
-            at = round(event["ts"] * 1e3)
+            at = int(event["ts"] * 1e3)
             # In any slice of its track: an arrow from nowhere is not drawn.
             assert any(start <= at < end for start, end in slices[_track(event)]), event

@@ -286,7 +286,7 @@ class MultiplexSubmit(google.protobuf.message.Message):
     NUM_CREDIT_TOKENS_FIELD_NUMBER: builtins.int
     TRACEPARENT_FIELD_NUMBER: builtins.int
     key: builtins.int
-    """Chosen by the client to name the request on this stream; not used before on it."""
+    """Chosen by the client to name the request on this stream; not the key of one that is live on it."""
     num_credit_tokens: builtins.int
     """Output tokens that may be sent before more credit is given. 0 sends none until then. Default:
     no limit, and credit is not needed.

@@ -85,9 +85,10 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotFailure:
-    """A request that failed alone; the rest of the batch is good. `detail` is for our logs only.
+    """A request that failed alone; the rest of the batch is good.
 
-    `is_refusal`: the executor will not do what was asked, now or later: the request's own fault.
+    `detail` is for our logs only, and quotes nothing of what a client sent. `is_refusal`: the
+    executor will not do what was asked, now or later: the request's own fault.
     """
 
     slot: int

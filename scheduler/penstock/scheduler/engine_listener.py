@@ -3,10 +3,12 @@
 Owns the seam between an engine and a recorder of it. Does not know what is recorded.
 """
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from penstock.scheduler.batch import Batch
 from penstock.scheduler.events import StepEvents
+from penstock.scheduler.flight import Chunk
 from penstock.scheduler.request import RequestSpec
 from penstock.scheduler.step_note import StepNote
 
@@ -18,8 +20,8 @@ class EngineListener(Protocol):
         """These are about to be queued: the outputs of one request, leader first."""
         ...
 
-    def note_launch(self, batch: Batch, launched_s: float) -> None:
-        """The executor is about to get a step; the arrays are as it will find them."""
+    def note_launch(self, batch: Batch, chunks: Sequence[Chunk], launched_s: float) -> None:
+        """The executor is about to get a step; `chunks`: its rows of prefill, in their order."""
         ...
 
     def note_turn(self, events: StepEvents, note: StepNote | None) -> None:

@@ -1,11 +1,13 @@
 """What a step did, told to whoever waits for it.
 
 Owns the values that leave the engine. Tokens of all requests travel as arrays; what happens once
-to one request (admission, preemption, the end) is one small value.
+to one request (admission, preemption, the end) is one small value. What explains it is a named
+tuple: made for every request while a step waits, in a third of a frozen dataclass's time.
 """
 
 import enum
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,8 +32,7 @@ class WaitReason(enum.IntEnum):
     """Others go first for their tenants' sake, or the tenant runs as many as it may."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wait:
+class Wait(NamedTuple):
     """One stay of a request in the queue, explained.
 
     `blocks_s` .. `token_budget_s`: how long each `WaitReason` held up who was next in line while it
@@ -50,8 +51,7 @@ class Wait:
     num_passed_by: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stay:
+class Stay(NamedTuple):
     """One stay of a request in the running batch.
 
     `num_chunks`: steps that computed its prompt (or recomputed it); `num_steps`: steps it had
@@ -128,7 +128,8 @@ class Finished:
 class Failed:
     """The request is ERROR, or was refused before it got in.
 
-    `request_id` and `detail` are told when the executor failed it: for our own log, no further.
+    `request_id`, `trace_id` and `detail` are told when the executor failed it: for our own log, no
+    further.
     Of one that was refused or dropped from the queue: `estimate_s`, how long after its arrival it
     would have met what its deadline asks for, `deadline_s`, how long after its arrival that
     deadline is, and `retry_after_s`, after how long from now it is worth trying again, infinite
@@ -140,6 +141,7 @@ class Failed:
     at_s: float
     reason: FailureReason
     request_id: str = ""
+    trace_id: bytes = b""
     detail: str = ""
     estimate_s: float | None = None
     deadline_s: float | None = None

@@ -25,7 +25,8 @@ class LaterSums:
 
     def note(self, place: int, amount: int) -> None:
         """Add `amount` at a place."""
-        self._greatest = max(self._greatest, place)
+        if place > self._greatest:
+            self._greatest = place
         tree, at = self._tree, place + 1
         while at:
             tree[at] += amount

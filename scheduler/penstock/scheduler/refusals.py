@@ -17,12 +17,13 @@ def failed(
     wait: Wait | None = None,
     stay: Stay | None = None,
 ) -> Failed:
-    """The end of a request at `now`; its id goes with what its executor said of it."""
+    """The end of a request at `now`; its ids go with what its executor said of it."""
     return Failed(
         key=spec.key,
         at_s=now,
         reason=verdict.reason,
         request_id=spec.request_id if detail else "",
+        trace_id=spec.trace_id if detail else b"",
         detail=detail,
         estimate_s=verdict.estimate_s,
         deadline_s=verdict.deadline_s,

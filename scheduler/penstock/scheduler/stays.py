@@ -121,12 +121,7 @@ class Stays:
         if not num_steps:
             return Stay()
         least, greatest = account.sizes or self._sizes_since(account.first_step)
-        return Stay(
-            num_chunks=account.num_prefills - account.num_repeats,
-            num_steps=num_steps,
-            min_batch_size=least,
-            max_batch_size=greatest,
-        )
+        return Stay(account.num_prefills - account.num_repeats, num_steps, least, greatest)
 
     def _stop_decoding(self, account: _Account) -> None:
         if account.decoding_since != _NOT_DECODING:

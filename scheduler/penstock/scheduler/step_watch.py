@@ -10,9 +10,9 @@ from collections import deque
 
 import numpy as np
 
+from penstock.scheduler.batch import Batch
 from penstock.scheduler.engine_listener import EngineListener
 from penstock.scheduler.events import StepEvents, WaitReason
-from penstock.scheduler.batch import Batch
 from penstock.scheduler.flight import Flight
 from penstock.scheduler.request import RequestSpec
 from penstock.scheduler.scheduler import Scheduler
@@ -59,7 +59,7 @@ class StepWatch:
         self._launches.append(
             (batch, begun_s, launched_s, num_prefill, num_context, predicted_s, reason)
         )
-        self._listener.note_launch(batch, launched_s)
+        self._listener.note_launch(batch, chunks, launched_s)
 
     def collected(self, collected_s: float, updated_s: float) -> None:
         """The result of the oldest launched step is taken in."""

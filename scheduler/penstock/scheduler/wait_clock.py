@@ -114,7 +114,7 @@ class WaitClock:
         outrun = self._outrun_of(request) - outrun_before
         num_passed_by = self._passed.later(request.place) - passed_before
         if spent == spent_before:
-            return Wait(other_s=max(0.0, now - since_s), num_passed_by=num_passed_by)
+            return Wait(0.0, 0.0, 0.0, 0.0, max(0.0, now - since_s), num_passed_by)
         # Of each reason, what is not FAIRNESS instead.
         own = spent - spent_before - outrun
         blocks_ns, slots_ns = own & _FIELD, own >> _FIELD_BITS & _FIELD
@@ -124,12 +124,12 @@ class WaitClock:
             outrun >>= _FIELD_BITS
         known_ns = blocks_ns + slots_ns + budget_ns + fairness_ns
         return Wait(
-            blocks_s=blocks_ns / _NS,
-            slots_s=slots_ns / _NS,
-            token_budget_s=budget_ns / _NS,
-            fairness_s=fairness_ns / _NS,
-            other_s=max(0.0, now - since_s - known_ns / _NS),
-            num_passed_by=num_passed_by,
+            blocks_ns / _NS,
+            slots_ns / _NS,
+            budget_ns / _NS,
+            fairness_ns / _NS,
+            max(0.0, now - since_s - known_ns / _NS),
+            num_passed_by,
         )
 
     def reason_of(self, request: Request) -> WaitReason | None:

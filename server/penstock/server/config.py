@@ -15,7 +15,7 @@ from penstock.executor.config import ExecutorConfig
 from penstock.executor.config_json import from_json_value, to_json_value
 from penstock.scheduler.config import SchedulerConfig
 from penstock.server.front.config import FrontConfig
-from penstock.server.logs import LOG_LEVELS
+from penstock.server.logs import LOG_FORMATS, LOG_LEVELS
 from penstock.server.telemetry.config import ObserverConfig
 
 MAX_NUM_FRONTS = 16
@@ -57,6 +57,8 @@ class ServerConfig:
     num_fronts: int = field(default_factory=default_num_fronts)
     drain_grace_s: float = 30.0
     log_level: str = "info"
+    log_format: str = "text"
+    log_foreign_text: bool = False
     record_path: Path | None = None
     record_max_bytes: int = 256 * 1024 * 1024
 
@@ -73,6 +75,8 @@ class ServerConfig:
             raise ValueError(f"drain_grace_s must be 0 or more, not {self.drain_grace_s}")
         if self.log_level not in LOG_LEVELS:
             raise ValueError(f"log_level must be one of {', '.join(LOG_LEVELS)}")
+        if self.log_format not in LOG_FORMATS:
+            raise ValueError(f"log_format must be one of {', '.join(LOG_FORMATS)}")
         if self.record_max_bytes < 1:
             raise ValueError(f"record_max_bytes must be at least 1, not {self.record_max_bytes}")
         num_tokens, num_seqs = self.scheduler.max_num_batched_tokens, self.executor.max_num_seqs

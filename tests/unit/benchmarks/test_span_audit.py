@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -31,7 +32,7 @@ def tree(rules: Any, *edges_ms: float, span_id: bytes = ROOT) -> list[Any]:
 
     children = [
         span(number, span_id, start, end)
-        for number, (start, end) in enumerate(zip(edges, edges[1:], strict=False), start=1)
+        for number, (start, end) in enumerate(pairwise(edges), start=1)
     ]
     return [span(0, PARENT, edges[0], edges[-1]), *children]
 

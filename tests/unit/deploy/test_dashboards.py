@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
+from penstock.server.cli.serve_options import OPTIONS
 from penstock.server.metrics import labels
 from penstock.server.metrics.catalogue import CATALOGUE
 from support.dashboards import (
@@ -19,11 +20,13 @@ from support.dashboards import (
     alert_queries,
     dashboard,
     dashboard_queries,
+    rules,
     strangers,
     without_variables,
 )
 
 PAGE = DEPLOY.parent / "docs" / "metrics.md"
+RUNBOOK = PAGE.with_name("alerts.md")
 
 
 def promtool(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
@@ -90,16 +93,53 @@ def test_the_alert_rules_fire_when_they_should(arguments: tuple[str | Path, ...]
 
 
 def test_every_alert_says_why_and_has_been_tried() -> None:
-    loaded = yaml.safe_load(RULES.read_text(encoding="utf-8"))
     tried = RULES.with_name("penstock_alerts_test.yaml").read_text(encoding="utf-8")
-    page = PAGE.read_text(encoding="utf-8")
-    for group in loaded["groups"]:
-        for rule in group["rules"]:
-            assert rule["labels"]["severity"] in ("critical", "warning", "info")
-            assert rule["annotations"]["summary"]
-            assert len(rule["annotations"]["description"]) > 50
-            assert rule["alert"] in tried, rule["alert"]
-            assert f"`{rule['alert']}`" in page, rule["alert"]
+    for rule in rules():
+        if "record" in rule:
+            assert any(rule["record"] in query for query in alert_queries().values())
+            continue
+        assert rule["labels"]["severity"] in ("critical", "warning", "info")
+        assert rule["annotations"]["summary"]
+        assert len(rule["annotations"]["description"]) > 50
+        assert re.search(rf"\b{rule['alert']}\b", tried), rule["alert"]
+
+
+def test_every_alert_has_a_runbook_and_every_runbook_an_alert() -> None:
+    text = RUNBOOK.read_text(encoding="utf-8")
+    alerts = {rule["alert"] for rule in rules() if "alert" in rule}
+    sections = dict(re.findall(r"^### (\w+)\n(.*?)(?=^#|\Z)", text, re.M | re.S))
+    assert set(sections) == alerts
+    for name, section in sections.items():
+        assert "\n- Look: " in section, name
+        assert "\n- Do: " in section, name
+    told = {rule["alert"]: rule["annotations"]["runbook"] for rule in rules() if "alert" in rule}
+    place = RUNBOOK.relative_to(DEPLOY.parent)
+    assert told == {alert: f"{place}#{alert.lower()}" for alert in alerts}
+    anchors = {name.lower() for name in alerts}
+    assert set(re.findall(r"\]\(#(\w+)\)", text)) <= anchors
+
+
+def test_what_alerts_and_runbooks_point_to_is_there() -> None:
+    text = RUNBOOK.read_text(encoding="utf-8")
+    words = re.sub(r"`[^`]*`", "", text)
+    words += " ".join(rule.get("annotations", {}).get("description", "") for rule in rules())
+    titles = {panel["title"].partition(" (")[0] for panel in dashboard()["panels"]}
+    named = set(re.findall(r'"([A-Z][^"]+)"', words))
+    assert len(named) > 12
+    assert named <= titles
+    links = re.findall(r"\]\(([^)#:]+)\)", text)
+    assert links
+    assert [link for link in links if not (RUNBOOK.parent / link).exists()] == []
+    options = set(re.findall(r"`(--[a-z-]+)", text))
+    assert options
+    assert options <= {f"--{option.flag}" for option in OPTIONS} | {"--address"}
+
+
+def test_promises_end_where_buckets_end() -> None:
+    ends = {spec.name: spec.buckets for spec in CATALOGUE}
+    for query in alert_queries().values():
+        for name, end in re.findall(r'(penstock_\w+)_bucket\{le="([^"]+)"', query):
+            assert float(end) in ends[name], query
 
 
 def test_the_dashboard_is_whole() -> None:

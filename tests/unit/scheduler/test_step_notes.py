@@ -3,16 +3,41 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import pytest
 
+from penstock.scheduler.batch import Batch
 from penstock.scheduler.config import SchedulerConfig
 from penstock.scheduler.cost_model import CostModel
 from penstock.scheduler.engine import Engine
-from penstock.scheduler.events import WaitReason
+from penstock.scheduler.events import StepEvents, WaitReason
+from penstock.scheduler.flight import Chunk
+from penstock.scheduler.request import RequestSpec
+from penstock.scheduler.step_measure import measure_of
 from penstock.scheduler.step_note import StepNote
 from support.core import FakeClock, NullExecutor, make_info, make_spec, run_until_idle
 from support.self_paced import SelfPacedExecutor
+
+
+class Notes:
+    """A listener who keeps the notes, and what was told in which order."""
+
+    def __init__(self) -> None:
+        self.notes: list[StepNote] = []
+        self.told: list[object] = []
+
+    def note_submit(self, specs: tuple[RequestSpec, ...]) -> None:
+        self.told.append(specs)
+
+    def note_launch(self, batch: Batch, chunks: Sequence[Chunk], launched_s: float) -> None:
+        self.told.append((batch, [chunk.count for chunk in chunks], launched_s))
+
+    def note_turn(self, events: StepEvents, note: StepNote | None) -> None:
+        self.told.append(events)
+        if note is not None:
+            self.notes.append(note)
+
 
 PRICES = CostModel(step_s=1.0, prefill_token_s=0.5, decode_slot_s=0.25, context_token_s=0.0)
 
@@ -28,11 +53,11 @@ class TickingClock(FakeClock):
 def noted(
     *, depth: int = 1, prices: CostModel | None = None, clock: FakeClock | None = None
 ) -> tuple[Engine, list[StepNote], NullExecutor]:
-    notes: list[StepNote] = []
+    listener = Notes()
     executor = NullExecutor(make_info(pipeline_depth=depth, max_num_seqs=2))
     config = SchedulerConfig(max_num_batched_tokens=8, known_prices=prices)
-    engine = Engine(executor, config, clock or FakeClock(), on_step=notes.append)
-    return engine, notes, executor
+    engine = Engine(executor, config, clock or FakeClock(), listener=listener)
+    return engine, listener.notes, executor
 
 
 @pytest.mark.parametrize("depth", [1, 2])
@@ -82,6 +107,50 @@ def test_times_follow_each_other() -> None:
         assert note.begun_s < note.launched_s < note.collected_s < note.updated_s
 
 
+def test_what_an_executor_computes_at_its_launch_is_its_own_time() -> None:
+    engine, notes, executor = noted(clock=(clock := TickingClock()))
+    launch = executor.launch
+
+    def slow(batch: Batch) -> None:
+        clock.now_s += 100.0
+        launch(batch)
+
+    executor.launch = slow  # type: ignore[method-assign]  # it has no clock of its own
+    engine.submit((make_spec(1, 3, max_tokens=1),))
+    run_until_idle(engine)
+    (note,) = notes
+    assert note.launched_s - note.begun_s == 1.0
+    assert note.collected_s - note.launched_s > 100.0
+
+
+def test_a_listener_is_told_in_the_order_of_what_happens() -> None:
+    listener = Notes()
+    executor = NullExecutor(make_info())
+    config = SchedulerConfig(max_num_batched_tokens=8)
+    engine = Engine(executor, config, FakeClock(), listener=listener)
+    specs = (make_spec(1, 3, max_tokens=1),)
+    engine.submit(specs)
+    events = engine.step()
+    assert listener.told == [specs, (executor.batches[0], [3], 0.0), events]
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_what_a_note_counts_is_what_was_in_the_step(depth: int) -> None:
+    """Though those who decode are added up anew only when they are others."""
+    info = make_info(pipeline_depth=depth, max_num_seqs=4, num_blocks=24)
+    listener = Notes()
+    config = SchedulerConfig(max_num_batched_tokens=8, watermark=0.0)
+    engine = Engine(NullExecutor(info), config, FakeClock(), listener=listener)
+    for key, (num_prompt, max_tokens) in enumerate([(5, 20), (23, 9), (3, 30), (17, 3)] * 3, 1):
+        engine.submit((make_spec(key, num_prompt, max_tokens=max_tokens, hashed=False),))
+    run_until_idle(engine)
+    assert len(listener.notes) > 40
+    for note in listener.notes:
+        measure = measure_of(note.batch, 0.0)
+        assert note.num_prefill_tokens == measure.num_prefill_tokens
+        assert note.num_context_tokens == measure.num_context_tokens
+
+
 def test_a_step_is_predicted_by_the_prices_known_before_it() -> None:
     engine, notes, _ = noted(prices=PRICES, clock=TickingClock())
     engine.submit((make_spec(1, 3, max_tokens=60),))
@@ -96,7 +165,8 @@ def test_a_step_is_predicted_by_the_prices_known_before_it() -> None:
 
 
 def test_of_a_self_paced_executor_each_turn_with_rows_is_one() -> None:
-    notes: list[StepNote] = []
+    listener = Notes()
+    notes = listener.notes
     info = make_info()
     executor = SelfPacedExecutor(
         type(info)(
@@ -110,7 +180,7 @@ def test_of_a_self_paced_executor_each_turn_with_rows_is_one() -> None:
         )
     )
     engine = Engine(
-        executor, SchedulerConfig(max_num_batched_tokens=16), FakeClock(), on_step=notes.append
+        executor, SchedulerConfig(max_num_batched_tokens=16), FakeClock(), listener=listener
     )
     engine.submit((make_spec(1, 6, max_tokens=2),))
     engine.step()

@@ -73,7 +73,7 @@ class Site:
 def rounded(wait: Wait) -> Wait:
     """To microseconds: sums of floats."""
     names = ("blocks_s", "slots_s", "token_budget_s", "fairness_s", "other_s")
-    return replace(wait, **{name: round(getattr(wait, name), 6) for name in names})
+    return wait._replace(**{name: round(getattr(wait, name), 6) for name in names})
 
 
 def test_who_is_let_in_at_once_waits_for_the_next_step_alone() -> None:

@@ -176,6 +176,15 @@ def test_the_table_tells_latencies_and_errors() -> None:
     assert lines[-1] == "client       1 process, at most 25% of a core each"
 
 
+def test_a_replay_is_named_once(trace: Path) -> None:
+    [made] = plans("--trace", trace, "--warm-up-s", 0)
+
+    first = figure_lines(figures_of(measured(made, 0.2)))[0]
+
+    assert first.count("replay") == 1
+    assert first.startswith("load         replay, ")
+
+
 def test_a_sweep_is_a_row_for_each_point() -> None:
     runs = [measured(plan(rate_per_s=rate), 0.1 * rate) for rate in (1.0, 2.0)]
     lines = sweep_lines([figures_of(run) for run in runs])

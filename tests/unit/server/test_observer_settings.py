@@ -160,3 +160,38 @@ def test_an_observer_is_launched_with_all_it_needs() -> None:
         started_s=1.5,
     )
     assert launch_from_json(ObserverLaunch, launch_to_json(launch)) == launch
+
+
+BEHIND_A_PROXY = ("--tenant-metadata-key", "x-tenant")
+
+
+def test_tenants_that_metrics_tell_apart_are_named() -> None:
+    assert observer_of().metrics_tenants == ()
+    config = observer_of(*BEHIND_A_PROXY, "--metrics-tenants", "atlas, borealis")
+    assert config.metrics_tenants == ("atlas", "borealis")
+    config = observer_of(*BEHIND_A_PROXY, PENSTOCK_METRICS_TENANTS="atlas")
+    assert config.metrics_tenants == ("atlas",)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--metrics-tenants", "a"), "metrics-tenants needs tenant-metadata-key"),
+        (
+            (*BEHIND_A_PROXY, "--metrics-port", "off", "--metrics-tenants", "a"),
+            "metrics-tenants means nothing without metrics-port",
+        ),
+        ((*BEHIND_A_PROXY, "--metrics-tenants", "a,,b"), "metrics-tenants must not hold an empty"),
+        ((*BEHIND_A_PROXY, "--metrics-tenants", "a,a"), "metrics-tenants must not name one twice"),
+        ((*BEHIND_A_PROXY, "--metrics-tenants", "other"), "metrics-tenants must not hold 'other'"),
+        (
+            (*BEHIND_A_PROXY, "--metrics-tenants", ",".join(map(str, range(257)))),
+            "metrics-tenants must be at most 256, not 257",
+        ),
+    ],
+)
+def test_tenants_of_metrics_that_make_no_sense_are_told(
+    arguments: tuple[str, ...], message: str
+) -> None:
+    with pytest.raises(BadSetting, match=message):
+        observer_of(*arguments)

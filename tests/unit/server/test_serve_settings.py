@@ -100,6 +100,7 @@ EVERY_OPTION = (
     *("--admission-policy", "guaranteed_no_evict", "--block-size", "8", "--num-blocks", "31"),
     *("--kv-cache-mib", "2", "--dtype", "float32", "--device", "cuda:1", "--threads", "2"),
     *("--pipeline-depth", "2", "--drain-grace-s", "1.5", "--log-level", "debug"),
+    *("--log-format", "json", "--log-foreign-text", "on"),
     *("--simulated-config", '{"is_strict": true}'),
     *("--max-num-waiting-tokens", "5000", "--watermark", "0.2", "--prefix-caching", "off"),
     *("--model-aliases", "a,b", "--default-max-tokens", "9", "--max-output-tokens", "50"),
@@ -166,6 +167,8 @@ def test_every_option_reaches_its_setting(tmp_path: Path) -> None:
         num_fronts=3,
         drain_grace_s=1.5,
         log_level="debug",
+        log_format="json",
+        log_foreign_text=True,
     )
     engine = EngineLaunch(server=config, socket_path=Path("/s"), listener_fd=5, epoch=2)
     assert launch_from_json(EngineLaunch, launch_to_json(engine)) == engine
@@ -338,6 +341,7 @@ def test_choices_are_those_of_the_settings() -> None:
         ("drain_grace_s", float("nan")),
         ("drain_grace_s", -1.0),
         ("log_level", "loud"),
+        ("log_format", "xml"),
     ],
 )
 def test_a_setting_out_of_range_is_named(field: str, value: object) -> None:

@@ -67,8 +67,15 @@ def result_of(news: Iterable[Arrival]) -> StepResult:
 def _failure_of(arrival: Arrival) -> SlotFailure | None:
     detail = arrival.failure
     if detail and not arrival.is_own:
-        # Its words may quote what the client wrote: for who debugs, not for every log.
-        log.debug("request %r: %s", arrival.seat.spec.request_id, detail[:_MAX_WORDS_CHARS])
+        # Its words may quote what the client wrote: written only where logs may hold such.
+        log.debug(
+            "the engine's words of a request",
+            extra={
+                "request_id": arrival.seat.spec.request_id,
+                "trace_id": arrival.seat.spec.trace_id.hex(),
+                "foreign_text": detail[:_MAX_WORDS_CHARS],
+            },
+        )
         detail = "the engine refused it" if arrival.is_refusal else "the engine failed it"
     if arrival.is_last and not detail and arrival.finish_reason not in _FINISH_REASONS:
         detail = f"the engine ended it: {arrival.finish_reason or 'no reason told'}"

@@ -43,10 +43,16 @@ def default_address(environment: Mapping[str, str]) -> str:
 def default_operations_address(environment: Mapping[str, str]) -> str:
     """Where a service's OperationsService is when nobody says: one port above the service's."""
     port = environment.get(OPERATIONS_PORT_VARIABLE, "")
-    if not port.isdecimal():
+    if not _is_number(port):
+        # Not set, or "off" for a service that has none, or what Kubernetes makes of it: tcp://...
         main_port = environment.get(PORT_VARIABLE, DEFAULT_PORT)
-        port = str(int(main_port if main_port.isdecimal() else DEFAULT_PORT) + 1)
+        port = str(int(main_port if _is_number(main_port) else DEFAULT_PORT) + 1)
     return environment.get(OPERATIONS_VARIABLE, f"127.0.0.1:{port}")
+
+
+def _is_number(text: str) -> bool:
+    # Other alphabets have digits that `int` takes and no port is written in.
+    return text.isascii() and text.isdecimal()
 
 
 def add_operations_option(parser: argparse.ArgumentParser) -> None:

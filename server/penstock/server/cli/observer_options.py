@@ -49,6 +49,13 @@ OBSERVER_OPTIONS = (
         help="address that operators connect to, on both ports (default: 127.0.0.1)",
     ),
     Option(
+        flag="metrics-tenants",
+        parse=str,
+        default=None,
+        metavar="NAME,...",
+        help="tenants that metrics tell apart; all others are one (default: no metrics of tenants)",
+    ),
+    Option(
         flag="otlp-endpoint",
         parse=str,
         default=None,
@@ -136,9 +143,21 @@ def observer_config(settings: Mapping[str, Any]) -> "ObserverConfig":
         metrics_port=metrics_port,
         operations_port=operations_port,
         operations_host="127.0.0.1" if host is None else host,
+        metrics_tenants=_metrics_tenants(settings, metrics_port),
         tracing=_tracing_config(settings),
         flight=flight,
     )
+
+
+def _metrics_tenants(settings: Mapping[str, Any], metrics_port: int | None) -> tuple[str, ...]:
+    text: str | None = settings["metrics_tenants"]
+    if text is None:
+        return ()
+    if metrics_port is None:
+        raise ValueError("metrics-tenants means nothing without metrics-port")
+    if settings["tenant_metadata_key"] is None:
+        raise ValueError("metrics-tenants needs tenant-metadata-key: everybody is one tenant")
+    return tuple(name.strip() for name in text.split(","))
 
 
 def _tracing_config(settings: Mapping[str, Any]) -> "TracingConfig":

@@ -23,6 +23,7 @@ from penstock.server.cli.observer_options import (
 from penstock.server.cli.option import ENVIRONMENT_PREFIX, Option
 from penstock.server.cli.serve_options import OPTIONS, told_by_flag
 from penstock.server.logs import configure_logging
+from penstock.server.logs.rate import ALWAYS
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -76,9 +77,16 @@ def run(args: argparse.Namespace) -> int:
     try:
         settings = merge_settings(vars(args), os.environ)
         # Told before anything can fail: a misspelt variable is often why it does.
-        configure_logging("supervisor", settings["log_level"])
+        configure_logging(
+            "supervisor",
+            settings["log_level"],
+            form=settings["log_format"],
+            has_foreign_text=settings["log_foreign_text"] == "on",
+        )
         for variable in unknown_variables(os.environ):
-            logging.getLogger(__name__).warning("%s is set and means nothing here", variable)
+            logging.getLogger(__name__).warning(
+                "%s is set and means nothing here", variable, extra=ALWAYS
+            )
         config = build_config(settings)
     except BadSetting as error:
         return _cannot_start(str(error))
@@ -147,6 +155,8 @@ def build_config(settings: Mapping[str, Any]) -> "ServerConfig":
             host=settings["host"],
             port=settings["port"],
             log_level=settings["log_level"],
+            log_format=settings["log_format"],
+            log_foreign_text=settings["log_foreign_text"] == "on",
             **_given(
                 num_fronts=settings["fronts"],
                 drain_grace_s=settings["drain_grace_s"],

@@ -278,6 +278,21 @@ OPTIONS = (
         choices=("debug", "info", "warning", "error"),
         help="least level that is logged",
     ),
+    Option(
+        flag="log-format",
+        parse=str,
+        default="text",
+        choices=("text", "json"),
+        help="what a line of the log is: text, or one JSON object",
+    ),
+    Option(
+        flag="log-foreign-text",
+        parse=str,
+        default="off",
+        choices=("on", "off"),
+        help="whether the log has the words of exceptions of libraries, which may quote what"
+        " clients sent",
+    ),
 )
 
 _RENAMED = {

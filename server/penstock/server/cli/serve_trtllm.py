@@ -14,6 +14,7 @@ from typing import Any
 from penstock.executor.config_json import from_json_value, parse_json
 from penstock.executor.trtllm.config import TrtllmConfig
 from penstock.executor.trtllm.preflight import check_before_load, check_tokenizer
+from penstock.server.logs.rate import ALWAYS
 
 log = logging.getLogger(__name__)
 
@@ -77,7 +78,7 @@ def check_model(model_path: Path, config: TrtllmConfig, tokenizer_path: Path | N
     check_tokenizer(findings.folder, tokenizer_path)
     log.info("%s", findings.folder.explanation)
     for notice in findings.notices:
-        log.warning("%s", notice)
+        log.warning("%s", notice, extra=ALWAYS)
 
 
 def _parse_inline(text: str) -> Any:

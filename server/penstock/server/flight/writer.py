@@ -5,13 +5,14 @@ column of the slot arrays; Python runs per event (admission, chunk, first token,
 running request. Nothing of what a request says is looked at.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import nan
 
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.scheduler.batch import NO_SLOTS, Batch
+from penstock.scheduler.batch import Batch
 from penstock.scheduler.events import (
     Admitted,
     Failed,
@@ -20,18 +21,21 @@ from penstock.scheduler.events import (
     Queued,
     StepEvents,
 )
+from penstock.scheduler.flight import Chunk
 from penstock.scheduler.request import RequestSpec
 from penstock.scheduler.slot_arrays import SlotArrays
 from penstock.scheduler.step_note import StepNote
 from penstock.server.flight.facts import FlightFacts
 from penstock.server.flight.gaps import TurnGaps
 from penstock.server.flight.layout import NO_REASON, TOTALS, EventKind
-from penstock.server.flight.ring_memory import EVENT_RING, REQUEST_RING, RingMemory
+from penstock.server.flight.ring_memory import EVENT_RING, REQUEST_RING, STEP_RING, RingMemory
 
 _PROMPT, _CACHED, _OUTPUT, _ADMITTED, _PREEMPTED, _FINISHED, _FAILED = range(3, len(TOTALS))
 _MAX_U4, _MAX_U2 = 2**32 - 1, 2**16 - 1
 _MAX_PRIORITY = 2**31 - 1
-_NOTHING = [0, 0, 0, 0]
+_NOTHING: Sequence[int] = (0, 0, 0, 0)
+# Plain numbers: an enumeration's members are looked up in many times the time.
+_QUEUED, _ADMIT, _CHUNK, _FIRST_TOKEN, _PREEMPT, _FINISH, _FAIL, _FOUND = map(int, EventKind)
 
 
 @dataclass(slots=True, eq=False)
@@ -52,12 +56,18 @@ class _Live:
 class FlightWriter:
     """Makes the memory of `fd` its own and writes to it. Raises FlightError, OSError at first.
 
-    For each turn of the engine: `note_launch` and `note_step` while it runs, `note_turn` after it.
+    An `EngineListener`, but for what it may raise: flight_listener.py.
     """
 
     def __init__(self, fd: int, facts: FlightFacts) -> None:
-        self._memory = RingMemory(fd, facts)
-        self._append_step = self._memory.step_packer()
+        self._memory = memory = RingMemory(fd, facts)
+        self._totals = memory.totals
+        self._append_step = memory.appender(STEP_RING)
+        self._append_events = memory.batch_appender(EVENT_RING)
+        # Fields of events that are not in the memory yet, one after the other.
+        self._events: list[object] = []
+        self._append_request = memory.appender(REQUEST_RING)
+        self._write_launch = memory.launch_writer()
         self._live: dict[int, _Live] = {}
         # Keys of the outputs of a request, by that of the first, until it is queued or refused.
         self._outputs: dict[int, tuple[int, ...]] = {}
@@ -70,7 +80,6 @@ class FlightWriter:
         self._arrays: SlotArrays | None = None
         # Known tokens of each slot after the turn before.
         self._known: NDArray[np.int32] = np.zeros(facts.max_num_seqs, dtype=np.int32)
-        self._note: StepNote | None = None
         self._turn = 0
         self._step = 0
         self._collected_s = nan
@@ -78,15 +87,12 @@ class FlightWriter:
         self._new_prefill: dict[int, tuple[int, int]] = {}
         # Counts that no row has told yet: admitted, preempted, finished, failed.
         self._untold = _NOTHING
-        self._rows = NO_SLOTS
-        self._num_context_tokens = 0
 
-    def note_requests(self, specs: tuple[RequestSpec, ...]) -> None:
-        """These are about to be submitted: the outputs of one request, leader first."""
+    def note_submit(self, specs: tuple[RequestSpec, ...]) -> None:
+        """See `EngineListener`."""
         for spec in specs:
             self._live[spec.key] = _Live(spec.num_prompt_tokens)
-            self._memory.append(
-                REQUEST_RING,
+            self._append_request(
                 spec.key,
                 spec.arrival_s,
                 spec.ttft_deadline_s,
@@ -102,43 +108,34 @@ class FlightWriter:
         if len(specs) > 1:
             self._outputs[specs[0].key] = tuple(spec.key for spec in specs)
 
-    def note_launch(self, batch: Batch, now: float) -> None:
-        """The executor is about to get a step."""
-        self._arrays = arrays = batch.arrays
+    def note_launch(self, batch: Batch, chunks: Sequence[Chunk], launched_s: float) -> None:
+        """See `EngineListener`."""
+        self._arrays = batch.arrays
         for request in batch.admitted:
             self._granted[request.spec.key] = request.slot
-        num_decodes = batch.num_decodes
-        num_rows = num_tokens = 0
-        if len(batch.slots) > num_decodes:
-            slots, counts = batch.slots[num_decodes:], batch.num_tokens[num_decodes:].tolist()
-            keys: list[int] = arrays.key[slots].tolist()
-            for key, slot, count in zip(keys, slots.tolist(), counts, strict=True):
-                if self._note_chunk(batch.step, key, slot, count, now):
-                    num_rows += 1
-                    num_tokens += count
-            self._new_prefill[batch.step] = (num_rows, num_tokens)
-        if len(batch.slots):
-            self._memory.note_launch(batch.step, now, num_decodes, num_rows, num_tokens)
+        if chunks:
+            num_new, num_tokens = self._note_chunks(batch.step, chunks, launched_s)
+            self._write_events()
+            self._new_prefill[batch.step] = (num_new, num_tokens)
+            self._write_launch(batch.step, launched_s, batch.num_decodes, num_new, num_tokens)
+        elif batch.num_decodes:
+            self._write_launch(batch.step, launched_s, batch.num_decodes, 0, 0)
 
-    def note_step(self, note: StepNote) -> None:
-        """A result is in; written with the news of the same turn."""
-        self._note = note
-
-    def note_turn(self, events: StepEvents) -> None:
-        """A turn is over, and this is its news."""
-        note, self._note = self._note, None
+    def note_turn(self, events: StepEvents, note: StepNote | None) -> None:
+        """See `EngineListener`."""
         if note is not None:
             self._step = note.batch.step
         if events.changes:
             self._note_changes(events)
-        num_first = 0
-        num_tokens = len(events.keys)
-        if num_tokens and self._awaiting:
-            num_first = self._note_first_tokens(events, note)
+        num_first, num_tokens = 0, len(events.keys)
+        if num_tokens:
+            if self._awaiting:
+                num_first = self._note_first_tokens(events, note)
+            self._totals[_OUTPUT] += num_tokens
         if events.ends:
             self._note_ends(events)
-        if num_tokens:
-            self._memory.totals[_OUTPUT] += num_tokens
+        if self._events:
+            self._write_events()
         if note is not None:
             self._write_step(note, num_tokens, num_first)
         if self._arrays is not None:
@@ -151,47 +148,57 @@ class FlightWriter:
         """Let go of the memory; what was written stays. Idempotent."""
         self._memory.close()
 
-    def _event(
-        self, kind: EventKind, key: int, at_s: float, *, slot: int = -1, count: int = 0
-    ) -> None:
-        count = min(count, _MAX_U4)
-        self._memory.append(EVENT_RING, at_s, self._step, key, slot, count, kind, NO_REASON)
+    def _write_events(self) -> None:
+        self._append_events(self._events)
+        self._events.clear()
 
-    def _note_chunk(self, step: int, key: int, slot: int, count: int, now: float) -> bool:
-        """Whether it is new."""
-        if self._is_self_paced:
-            # A prompt stands in every step until it is answered.
-            if key in self._prefilling:
-                return False
-            self._prefilling.add(key)
-        kind = EventKind.CHUNK
-        self._memory.append(EVENT_RING, now, step, key, slot, count, kind, NO_REASON)
-        return True
+    def _event(self, kind: int, key: int, at_s: float, slot: int, count: int) -> None:
+        count = count if count < _MAX_U4 else _MAX_U4
+        self._events += (at_s, self._step, key, slot, count, kind, NO_REASON)
+
+    def _note_chunks(
+        self, step: int, chunks: Sequence[Chunk], launched_s: float
+    ) -> tuple[int, int]:
+        """The rows of prefill; how many are new, and their tokens."""
+        num_new = num_tokens = 0
+        for chunk in chunks:
+            key, count = chunk.request.spec.key, chunk.count
+            if self._is_self_paced:
+                # A prompt stands in every step until it is answered.
+                if key in self._prefilling:
+                    continue
+                self._prefilling.add(key)
+            self._events += (launched_s, step, key, chunk.slot, count, _CHUNK, NO_REASON)
+            num_new += 1
+            num_tokens += count
+        return num_new, num_tokens
 
     def _note_changes(self, events: StepEvents) -> None:
         for change in events.changes:
-            match change:
-                case Queued(key=key, at_s=at_s, num_ahead=num_ahead):
-                    for output in self._outputs.pop(key, (key,)):
-                        self._event(EventKind.QUEUED, output, at_s, count=num_ahead)
-                case Admitted():
-                    self._note_admitted(change)
-                case Preempted(key=key, at_s=at_s):
-                    self._note_preempted(key, at_s, events.keys)
-                case PrefixFound(key=key, at_s=at_s, num_cached_tokens=num_cached):
-                    live = self._live.get(key)
-                    slot = -1
-                    if live is not None:
-                        live.num_cached, slot = num_cached, live.slot
-                    self._event(EventKind.PREFIX_FOUND, key, at_s, slot=slot, count=num_cached)
+            if isinstance(change, Queued):
+                for key in self._outputs.pop(change.key, (change.key,)):
+                    self._event(_QUEUED, key, change.at_s, -1, change.num_ahead)
+            elif isinstance(change, Admitted):
+                self._note_admitted(change)
+            elif isinstance(change, Preempted):
+                self._note_preempted(change.key, change.at_s, events.keys)
+            else:
+                self._note_found(change)
         self._granted.clear()
+
+    def _note_found(self, found: PrefixFound) -> None:
+        live = self._live.get(found.key)
+        slot = -1
+        if live is not None:
+            live.num_cached, slot = found.num_cached_tokens, live.slot
+        self._event(_FOUND, found.key, found.at_s, slot, found.num_cached_tokens)
 
     def _note_admitted(self, change: Admitted) -> None:
         key, num_cached = change.key, change.num_cached_tokens
         slot = self._granted.get(key, -1)
-        self._event(EventKind.ADMITTED, key, change.at_s, slot=slot, count=num_cached)
+        self._event(_ADMIT, key, change.at_s, slot, num_cached)
         self._tell(0)
-        self._memory.totals[_ADMITTED] += 1
+        self._totals[_ADMITTED] += 1
         live = self._live.get(key)
         if live is not None:
             live.slot, live.turn = slot, self._turn
@@ -207,29 +214,42 @@ class FlightWriter:
         if live is not None:
             live.num_output = num_output = self._num_output(key, live, keys)
             slot, live.slot = live.slot, -1
-        self._event(EventKind.PREEMPTED, key, at_s, slot=slot, count=num_output)
+        self._event(_PREEMPT, key, at_s, slot, num_output)
         self._awaiting.discard(key)
         self._prefilling.discard(key)
         self._tell(1)
-        self._memory.totals[_PREEMPTED] += 1
+        self._totals[_PREEMPTED] += 1
 
     def _note_first_tokens(self, events: StepEvents, note: StepNote | None) -> int:
         """How many had their first token of a stay."""
-        first = self._awaiting.intersection(events.keys.tolist())
+        first = self._first_of(events.keys, note)
         if not first:
             return 0
         at_s = events.at_s if note is None else note.collected_s
         self._awaiting -= first
         self._prefilling -= first
-        totals = self._memory.totals
+        totals = self._totals
         for key in first:
             live = self._live[key]
-            self._event(EventKind.FIRST_TOKEN, key, at_s, slot=live.slot)
+            self._event(_FIRST_TOKEN, key, at_s, live.slot, 0)
             if not live.has_token:
                 live.has_token = True
                 totals[_PROMPT] += live.num_prompt
                 totals[_CACHED] += min(live.num_cached, live.num_prompt)
         return len(first)
+
+    def _first_of(self, keys: NDArray[np.int64], note: StepNote | None) -> set[int]:
+        """Who of those that have had none has a token in this turn."""
+        if note is not None and not self._is_self_paced:
+            # Only a prompt that was completed brings a first token, and its row is behind those
+            # that decode; unless some were dropped, or were answered in another order.
+            num_completed = len(note.batch.sampled_slots) - note.batch.num_decodes
+            if not num_completed:
+                return set()
+            first = self._awaiting.intersection(keys[-num_completed:].tolist())
+            if len(first) == num_completed:
+                return first
+        return self._awaiting.intersection(keys.tolist())
 
     def _note_ends(self, events: StepEvents) -> None:
         for end in events.ends:
@@ -241,13 +261,11 @@ class FlightWriter:
             if live is not None:
                 slot, num_output = live.slot, self._num_output(end.key, live, events.keys)
             is_failure = isinstance(end, Failed)
-            kind = EventKind.FAILED if is_failure else EventKind.FINISHED
-            count, reason = min(num_output, _MAX_U4), end.reason
-            self._memory.append(
-                EVENT_RING, end.at_s, self._step, end.key, slot, count, kind, reason
-            )
+            kind = _FAIL if is_failure else _FINISH
+            count = num_output if num_output < _MAX_U4 else _MAX_U4
+            self._events += (end.at_s, self._step, end.key, slot, count, kind, end.reason)
             self._tell(3 if is_failure else 2)
-            self._memory.totals[_FAILED if is_failure else _FINISHED] += 1
+            self._totals[_FAILED if is_failure else _FINISHED] += 1
 
     def _num_output(self, key: int, live: _Live, keys: NDArray[np.int64]) -> int:
         """Tokens a request has generated, those of this turn (`keys`) among them.
@@ -263,55 +281,48 @@ class FlightWriter:
         return num_before + int(np.count_nonzero(keys == key))
 
     def _write_step(self, note: StepNote, num_tokens: int, num_first: int) -> None:
-        batch = note.batch
+        (
+            batch, begun_s, launched_s, num_prefill, num_context, predicted_s, waits_for,
+            collected_s, updated_s, num_running, num_waiting, num_waiting_tokens,
+            num_used, num_cached, num_free,
+        ) = note  # fmt: skip
         num_decodes = batch.num_decodes
-        num_rows = num_prefill = 0
-        if len(batch.slots) > num_decodes:
+        num_rows = len(batch.slots) - num_decodes
+        if num_rows:
             num_rows, num_prefill = self._new_prefill.pop(batch.step, (0, 0))
         if self._gaps is None:
             num_itl = min(num_tokens - num_first, num_decodes)
-            itl_s = note.collected_s - self._collected_s if num_itl > 0 else nan
+            itl_s = collected_s - self._collected_s if num_itl > 0 else nan
         else:
-            itl_s, num_itl = self._gaps.measure(self._arrays, self._known, note.collected_s)
-        self._collected_s = note.collected_s
-        untold, self._untold = self._untold, _NOTHING
+            itl_s, num_itl = self._gaps.measure(self._arrays, self._known, collected_s)
+        self._collected_s = collected_s
         self._append_step(
             batch.step,
-            note.begun_s,
-            note.launched_s,
-            note.collected_s,
-            note.updated_s,
+            begun_s,
+            launched_s,
+            collected_s,
+            updated_s,
             itl_s,
-            note.predicted_s,
+            predicted_s,
             num_itl if num_itl > 0 else 0,
             num_prefill,
             num_rows,
             num_decodes,
-            self._num_context(batch),
+            num_context,
             num_tokens,
-            note.num_running,
-            note.num_waiting,
-            min(note.num_waiting_tokens, _MAX_U4),
-            note.num_used_blocks,
-            note.num_cached_blocks,
-            note.num_free_blocks,
-            *(untold if untold is _NOTHING else [min(num, _MAX_U2) for num in untold]),
-            note.waits_for or NO_REASON,
+            num_running,
+            num_waiting,
+            num_waiting_tokens if num_waiting_tokens < _MAX_U4 else _MAX_U4,
+            num_used,
+            num_cached,
+            num_free,
+            *self._untold,
+            waits_for or NO_REASON,
         )
-
-    def _num_context(self, batch: Batch) -> int:
-        """Positions of all rows at the end of a step, added up."""
-        if batch.slots is self._rows:
-            # The same rows once more, each a token further: nothing to add up.
-            self._num_context_tokens += len(batch.slots)
-        else:
-            self._num_context_tokens = int(np.add.reduce(batch.starts + batch.num_tokens))
-            # Rows with chunks among them are made anew for every step.
-            self._rows = batch.slots
-        return self._num_context_tokens
+        self._untold = _NOTHING
 
     def _tell(self, place: int) -> None:
         """Count something for the next row."""
-        if self._untold is _NOTHING:
-            self._untold = [0, 0, 0, 0]
-        self._untold[place] += 1
+        untold = list(self._untold)
+        untold[place] = min(untold[place] + 1, _MAX_U2)
+        self._untold = untold

@@ -43,7 +43,7 @@ class Accounts:
     ) -> RequestAccount:
         """A request has arrived; `parent`: of its trace, if its caller named one."""
         trace = self._ids.begin(parent) if self.is_tracing else NOT_TRACED
-        return RequestAccount(method=method, peer=peer, arrival_s=arrival_s, trace=trace)
+        return RequestAccount(method, peer, arrival_s, trace)
 
     def close(
         self, account: RequestAccount, outcome: Outcome, now_s: float, *, is_engine_up: bool
@@ -53,7 +53,7 @@ class Accounts:
             return
         account.seal(outcome, now_s)
         live = account.live
-        if is_engine_up and live is not None and live.specs and not live.has_last_word:
+        if is_engine_up and live is not None and not live.has_last_word and live.specs:
             self._last_words.hold(live.specs[0].key, account)
         else:
             self._tell(account)
@@ -77,7 +77,7 @@ class Accounts:
         sequence = journal.num_records
         try:
             journal.note(
-                account.record(
+                account.values(
                     sequence=sequence, front_id=self._front_id, has_content=self.has_content
                 )
             )

@@ -9,7 +9,7 @@ import logging
 import secrets
 import time
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from penstock.scheduler.events import StepEvents
@@ -105,9 +105,15 @@ class Front:
         """Output that readers have not taken."""
         return sum(request.stream.num_backlog_tokens for request in self.table)
 
-    def live_views(self) -> tuple[FrontView, ...]:
-        """Every request that has not been released, as operators see it."""
-        return tuple(view_of(request, self.config.front_id) for request in self.table)
+    def live_views(self) -> Iterator[FrontView]:
+        """Every request that has not been released, as operators see it.
+
+        Each is made when it is taken, for whoever wants thousands to let others run in between;
+        those that have left by then are passed over.
+        """
+        for request in self.table:
+            if self.table.get(request.request_id, request.tenant) is request:
+                yield view_of(request, self.config.front_id)
 
     def current_limits(self) -> Limits:
         """The bounds in force; raises RequestError when the front takes nothing now."""

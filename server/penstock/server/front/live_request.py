@@ -33,6 +33,8 @@ from penstock.server.front.stream import TokenStream
 from penstock.server.front.submission import Submission
 from penstock.server.text.text_stream import TextStream
 
+_REASON_NAMES = {reason: reason.name for reason in FinishReason}
+
 
 @dataclass(slots=True, eq=False)
 class LiveOutput:
@@ -160,7 +162,7 @@ class LiveRequest:
     def finish_reasons(self) -> tuple[str, ...]:
         """Of the outputs that have ended."""
         ends = self.ends or [output.end for output in self.outputs if output.end is not None]
-        return tuple([end.reason.name for end in ends])
+        return tuple([_REASON_NAMES[end.reason] for end in ends])
 
     @property
     def num_prompt_tokens(self) -> int:

@@ -12,8 +12,7 @@ import enum
 
 from penstock.scheduler.events import Stay, Wait
 from penstock.scheduler.state import RequestState
-from penstock.server.front.segments import Mark
-from penstock.server.telemetry.request_record import SegmentKind
+from penstock.server.front.segments import DECODE, DELIVER, PREFILL, PREPARE, QUEUE, Mark
 
 
 class Phase(enum.Enum):
@@ -24,11 +23,7 @@ class Phase(enum.Enum):
     DECODE = "decode"
 
 
-_KINDS = {
-    Phase.QUEUE: SegmentKind.QUEUE,
-    Phase.PREFILL: SegmentKind.PREFILL,
-    Phase.DECODE: SegmentKind.DECODE,
-}
+_KINDS = {Phase.QUEUE: QUEUE, Phase.PREFILL: PREFILL, Phase.DECODE: DECODE}
 
 
 class PhaseClock:
@@ -43,7 +38,7 @@ class PhaseClock:
 
     def __init__(self, now_s: float) -> None:
         self.phase = Phase.QUEUE
-        self.marks = [Mark(SegmentKind.PREPARE, now_s)]
+        self.marks = [Mark(PREPARE, now_s)]
         self._since_s = now_s
         self._spent_s = {Phase.QUEUE: 0.0, Phase.PREFILL: 0.0, Phase.DECODE: 0.0}
         self._num_running = 0
@@ -61,7 +56,7 @@ class PhaseClock:
     def submit(self, now_s: float) -> None:
         """The engine gets the request: only from now on does it wait there."""
         self._since_s = max(now_s, self._since_s)
-        self.marks.append(Mark(SegmentKind.QUEUE, self._since_s))
+        self.marks.append(Mark(QUEUE, self._since_s))
 
     def admit(self, now_s: float, *, num_cached_tokens: int = 0, wait: Wait | None = None) -> bool:
         """One more output runs. True when the request's state changed.
@@ -95,17 +90,17 @@ class PhaseClock:
 
     def find_prefix(self, num_cached_tokens: int) -> None:
         """What was found cached of the prompt that is computed now."""
-        if self.marks[-1].kind is SegmentKind.PREFILL:
+        if self.marks[-1].kind == PREFILL:
             self.marks[-1].num_cached_tokens = num_cached_tokens
 
     def explain(self, *, wait: Wait | None = None, stay: Stay | None = None) -> None:
         """The engine's word on the latest stay in its queue, and on the latest in its batch."""
         if wait is not None:
-            mark = self._latest(SegmentKind.QUEUE)
+            mark = self._latest(QUEUE)
             if mark is not None and mark.wait is None:
                 mark.wait = wait
         if stay is not None:
-            mark = self._latest(SegmentKind.DECODE, SegmentKind.PREFILL)
+            mark = self._latest(DECODE, PREFILL)
             if mark is not None:
                 mark.stay = stay
 
@@ -115,9 +110,9 @@ class PhaseClock:
             return
         self._add(now_s)
         self._is_over = True
-        self.marks.append(Mark(SegmentKind.DELIVER, self._since_s))
+        self.marks.append(Mark(DELIVER, self._since_s))
 
-    def _latest(self, *kinds: SegmentKind) -> Mark | None:
+    def _latest(self, *kinds: str) -> Mark | None:
         return next((mark for mark in reversed(self.marks) if mark.kind in kinds), None)
 
     def _enter(self, phase: Phase, now_s: float) -> None:

@@ -7,23 +7,25 @@ closed with comes from the edge.
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import TypeAlias
 
 from penstock.scheduler.request import NO_TIME
 from penstock.server.front.content import captured_prompt
 from penstock.server.front.errors import Refusal
-from penstock.server.front.generation import Generation
 from penstock.server.front.live_request import LiveRequest
-from penstock.server.front.segments import segments_of
+from penstock.server.front.segments import PREPARE, bare_segment, segments_of
 from penstock.server.front.watched_write import WatchedWrite
-from penstock.server.telemetry.request_record import (
-    Content,
-    RequestOptions,
-    RequestRecord,
-    Segment,
-    SegmentKind,
-    TraceParent,
+from penstock.server.telemetry.record_codec import (
+    ContentValues,
+    OptionValues,
+    RecordValues,
+    SegmentValues,
+    TraceValues,
 )
+from penstock.server.telemetry.request_record import TraceParent
+
+_NO_OPTIONS: OptionValues = (False, True, 1, None, None, None, None, None, None, None, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +36,7 @@ class Outcome:
     reason: str = ""
 
 
-@dataclass(slots=True, eq=False, kw_only=True)
+@dataclass(slots=True, eq=False)
 class RequestAccount:
     """What is known of one request besides what its `live` request knows.
 
@@ -52,7 +54,7 @@ class RequestAccount:
     tenant: str = ""
     model: str = ""
     request_id: str = ""
-    options: RequestOptions | None = None
+    options: OptionValues = _NO_OPTIONS
     live: LiveRequest | None = None
     refusal: Refusal | None = None
     shared: WatchedWrite | None = None
@@ -63,10 +65,6 @@ class RequestAccount:
     stalled_s: float = 0.0
     num_stalls: int = 0
 
-    def stamp(self, generation: Generation) -> Generation:
-        """`generation` with what comes with the call and not from the message."""
-        return replace(generation, tenant=self.tenant, trace_id=self.trace.trace_id)
-
     def share(self, writer: WatchedWrite) -> None:
         """Its messages go out by `writer`, with those of others."""
         self.shared = writer
@@ -75,7 +73,7 @@ class RequestAccount:
     def seal(self, outcome: Outcome, now_s: float) -> None:
         """The request is over as far as its caller is concerned."""
         self.outcome = outcome
-        self.end_s = max(now_s, self.arrival_s)
+        self.end_s = now_s if now_s > self.arrival_s else self.arrival_s
         if self.live is not None:
             self.stalled_s, self.num_stalls = self.live.stream.stalls(now_s)
         if self.shared is not None:
@@ -83,68 +81,85 @@ class RequestAccount:
             self.stalled_s += max(0.0, stalled_s - self.shared_stalls[0])
             self.num_stalls += max(0, num_stalls - self.shared_stalls[1])
 
-    def record(self, *, sequence: int, front_id: int, has_content: bool) -> RequestRecord:
-        """The record of an account that is sealed."""
-        outcome = self.outcome or Outcome(code=0)
-        record = RequestRecord(
-            sequence=sequence,
-            front_id=front_id,
-            request_id=self.request_id,
-            method=self.method,
-            model=self.model,
-            tenant=self.tenant,
-            peer=self.peer,
-            trace=self.trace,
-            arrival_s=self.arrival_s,
-            end_s=self.end_s,
-            code=outcome.code,
-            reason=outcome.reason,
-            finish_reasons=(),
-            options=self.options or RequestOptions(),
-            segments=(),
-            num_prompt_tokens=0,
-            num_cached_tokens=0,
-            num_completion_tokens=0,
-            ttft_s=math.nan,
-            num_ahead=-1,
-            estimated_queue_s=math.nan,
-            num_preemptions=0,
-            num_messages=self.num_messages,
-            stalled_s=self.stalled_s,
-            num_stalls=self.num_stalls,
-        )
-        if self.live is not None:
-            _tell_of(self.live, record)
-            record.content = _content_of(self.live) if has_content else None
+    def values(self, *, sequence: int, front_id: int, has_content: bool) -> RecordValues:
+        """The record of an account that is sealed, as it is written."""
+        live, outcome = self.live, self.outcome or _NO_OUTCOME
+        if live is None:
+            request_id, end_s, finish_reasons = self.request_id, self.end_s, _NO_REASONS
+            numbers, num_writes, content = _NO_NUMBERS, 0, None
+            segments: tuple[SegmentValues, ...] = (bare_segment(PREPARE, self.arrival_s, end_s),)
         else:
-            record.segments = (Segment(SegmentKind.PREPARE, self.arrival_s, self.end_s),)
-        return record
+            request_id, finish_reasons = live.request_id, live.finish_reasons
+            numbers, num_writes = _numbers_of(live), live.stream.num_writes
+            # The engine's stamps may be later than ours, by very little.
+            end_s = max(self.end_s, live.phases.marks[-1].since_s)
+            segments = segments_of(live.phases.marks, end_s=end_s, num_tokens=numbers[2])
+            content = _content_of(live) if has_content else None
+        return (
+            sequence,
+            front_id,
+            request_id,
+            self.method,
+            self.model,
+            self.tenant,
+            self.peer,
+            _trace_values(self.trace),
+            self.arrival_s,
+            end_s,
+            outcome.code,
+            outcome.reason,
+            finish_reasons,
+            self.options,
+            segments,
+            *numbers,
+            self.num_messages + num_writes,
+            self.stalled_s,
+            self.num_stalls,
+            0,  # replays: with its engine a request ends
+            content,
+        )
 
 
-def _tell_of(live: LiveRequest, record: RequestRecord) -> None:
-    """What a request knows that the front had taken."""
-    marks, place, num_tokens = live.phases.marks, live.opening.place, live.num_output_tokens
-    # The engine's stamps may be later than ours, by very little.
-    record.end_s = max(record.end_s, marks[-1].since_s)
-    record.segments = segments_of(marks, end_s=record.end_s, num_tokens=num_tokens)
-    record.request_id = live.request_id
-    record.finish_reasons = live.finish_reasons
-    record.num_prompt_tokens = live.num_prompt_tokens
-    record.num_cached_tokens = live.num_cached_tokens
-    record.num_completion_tokens = num_tokens
-    record.num_preemptions = live.num_preemptions
-    record.num_messages += live.stream.num_writes
-    if live.first_token_s != NO_TIME:
-        record.ttft_s = max(0.0, live.first_token_s - live.arrival_s)
-    if place is not None:
-        record.num_ahead = place.num_ahead
-        if place.estimated_queue_s is not None:
-            record.estimated_queue_s = place.estimated_queue_s
+_Numbers: TypeAlias = tuple[int, int, int, float, int, float, int]
+"""`num_prompt_tokens` to `num_preemptions` of a record."""
+
+_NO_NUMBERS: _Numbers = (0, 0, 0, math.nan, -1, math.nan, 0)
+_NO_REASONS: tuple[str, ...] = ()
+_NO_OUTCOME = Outcome(code=0)
 
 
-def _content_of(live: LiveRequest) -> Content:
+def _numbers_of(live: LiveRequest) -> _Numbers:
+    num_output_tokens = num_preemptions = 0
+    for output in live.outputs:
+        num_output_tokens += output.text.num_tokens
+        num_preemptions += output.num_preemptions
+    place = live.opening.place
+    estimated_queue_s = None if place is None else place.estimated_queue_s
+    has_token = live.first_token_s != NO_TIME
+    return (
+        live.num_prompt_tokens,
+        live.num_cached_tokens,
+        num_output_tokens,
+        max(0.0, live.first_token_s - live.arrival_s) if has_token else math.nan,
+        -1 if place is None else place.num_ahead,
+        math.nan if estimated_queue_s is None else estimated_queue_s,
+        num_preemptions,
+    )
+
+
+def _trace_values(trace: TraceParent) -> TraceValues:
+    return (
+        trace.trace_id,
+        trace.span_id,
+        trace.parent_span_id,
+        trace.is_parent_sampled,
+        trace.trace_state,
+    )
+
+
+def _content_of(live: LiveRequest) -> ContentValues:
     outputs = (output.captured for output in live.outputs)
-    return Content(
+    return (
         captured_prompt(live.generation),
         tuple(captured.text for captured in outputs if captured is not None),
     )

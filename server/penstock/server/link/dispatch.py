@@ -154,7 +154,13 @@ class Dispatcher:
             if isinstance(end, Failed) and end.detail:
                 # The one place that hears of it: clients are told the reason only.
                 log.warning(
-                    "request %r failed in step %d: %s", end.request_id, events.step, end.detail
+                    "a request failed in its step: %s",
+                    end.detail,
+                    extra={
+                        "request_id": end.request_id,
+                        "trace_id": end.trace_id.hex(),
+                        "step": events.step,
+                    },
                 )
         frames: list[tuple[int, bytes]] = []
         for front_id, news in split_by_front(events):

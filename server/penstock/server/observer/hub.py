@@ -102,8 +102,9 @@ class FrontsHub:
 
     @property
     def pids(self) -> dict[int, int]:
-        """Process ids of those, by front id."""
-        return {front_id: front.pid for front_id, front in self._by_id.items()}
+        """Process ids of those, by front id. From any thread."""
+        # A copy is made in one go; a walk of the dictionary itself breaks when a front comes.
+        return {front_id: front.pid for front_id, front in self._by_id.copy().items()}
 
     @property
     def num_live(self) -> int:

@@ -20,14 +20,13 @@ from penstock.scheduler.executor import Executor, ExecutorInfo
 from penstock.scheduler.integrity import IntegrityError
 from penstock.server.config import EngineLaunch, ServerConfig, launch_from_json
 from penstock.server.flight.facts import facts_of
-from penstock.server.flight.flight_engine import build_flight_engine
+from penstock.server.flight.flight_listener import FlightListener
 from penstock.server.flight.geometry import FlightError
 from penstock.server.flight.writer import FlightWriter
 from penstock.server.link.dispatch import Dispatcher, EngineCore
 from penstock.server.link.engine_loop import EngineLoop
 from penstock.server.link.fronts import FrontHub
 from penstock.server.link.ports import EngineHello
-from penstock.server.logs import configure_logging
 from penstock.server.processes.control import ChildControl, die_with_parent
 from penstock.server.processes.exit_codes import (
     EXIT_BOOKS_WRONG,
@@ -36,6 +35,7 @@ from penstock.server.processes.exit_codes import (
     EXIT_OK,
 )
 from penstock.server.processes.failure import in_one_line
+from penstock.server.processes.logging_start import start_logging
 from penstock.server.processes.orders import Orders
 from penstock.server.recording.recorder import Recorder
 from penstock.server.recording.recording_engine import RecordingEngine
@@ -55,7 +55,7 @@ def main(arguments: list[str]) -> int:
     launch = launch_from_json(EngineLaunch, control.read_launch())
     control.hold_lifeline(launch.socket_path)
     die_with_parent()
-    configure_logging("engine", launch.server.log_level)
+    start_logging("engine", launch.server)
     listener = socket.socket(fileno=launch.listener_fd)
     listener.set_inheritable(False)  # not for programs that the executor starts
     if launch.flight_fd >= 0:
@@ -160,11 +160,10 @@ def _recorder(server: ServerConfig, executor: Executor) -> Recorder | None:
 def _engine(launch: EngineLaunch, executor: Executor, recorder: Recorder | None) -> EngineCore:
     server = launch.server
     writer = _flight_writer(launch, executor)
-    if writer is not None:
-        return build_flight_engine(executor, server.scheduler, time.monotonic, writer, recorder)
+    listener = None if writer is None else FlightListener(writer)
     if recorder is not None:
-        return RecordingEngine(executor, server.scheduler, time.monotonic, recorder)
-    return Engine(executor, server.scheduler, time.monotonic)
+        return RecordingEngine(executor, server.scheduler, time.monotonic, recorder, listener)
+    return Engine(executor, server.scheduler, time.monotonic, listener=listener)
 
 
 def _flight_writer(launch: EngineLaunch, executor: Executor) -> FlightWriter | None:

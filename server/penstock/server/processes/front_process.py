@@ -14,11 +14,11 @@ import uvloop
 
 from penstock.server.config import FrontLaunch, launch_from_json
 from penstock.server.link.unix_port import UnixEnginePort
-from penstock.server.logs import configure_logging
 from penstock.server.processes.control import ChildControl
 from penstock.server.processes.exit_codes import EXIT_CANNOT_START, EXIT_OK
 from penstock.server.processes.failure import in_one_line
 from penstock.server.processes.front_watch import FrontWatch
+from penstock.server.processes.logging_start import start_logging
 from penstock.server.processes.orphans import end_marked
 from penstock.server.rpc.server import FrontServer
 from penstock.server.telemetry.journal import Journal
@@ -34,7 +34,7 @@ def main(arguments: list[str]) -> int:
     launch = launch_from_json(FrontLaunch, control.read_launch())
     # An engine without supervisor is killed on the spot, and cannot see to what it started.
     control.hold_lifeline(launch.socket_path, last_act=end_marked)
-    configure_logging("front", launch.server.log_level)
+    start_logging("front", launch.server)
     log.debug("front id %d", launch.front_id)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_serve(control, launch))

@@ -4,6 +4,7 @@ Owns their composition and their end. A front without an observer has none of it
 """
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 from penstock.server.processes.orders import Orders
@@ -45,7 +46,7 @@ class FrontWatch:
         self._pulse.stop()
         await self._outbox.close(_LAST_WORDS_S)
 
-    def _live_views(self) -> tuple[FrontView, ...]:
+    def _live_views(self) -> Iterable[FrontView]:
         return () if self._server is None else self._server.front.live_views()
 
     def _beat(self, loop_lag_s: tuple[float, ...]) -> None:

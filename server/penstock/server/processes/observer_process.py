@@ -24,7 +24,6 @@ import uvloop
 from penstock.scheduler.live_view import LiveView
 from penstock.server.config import ObserverLaunch, launch_from_json
 from penstock.server.link.ports import EngineHello
-from penstock.server.logs import configure_logging
 from penstock.server.observer.consumer import Consumer
 from penstock.server.observer.desk import ServiceDesk
 from penstock.server.observer.engine_line import EngineLine
@@ -37,6 +36,7 @@ from penstock.server.processes import process_table
 from penstock.server.processes.control import ChildControl
 from penstock.server.processes.exit_codes import EXIT_CANNOT_START, EXIT_OK
 from penstock.server.processes.failure import in_one_line
+from penstock.server.processes.logging_start import start_logging
 from penstock.server.processes.modules import ENGINE_MODULE
 from penstock.server.processes.orders import Orders
 from penstock.server.telemetry.front_view import FrontView
@@ -52,6 +52,7 @@ log = logging.getLogger("penstock.server.processes.observer_process")
 
 _HEAR_OUT_S = 0.4
 """How long fronts that have ended may take to be read to their last word."""
+_GC_THRESHOLDS = (100_000, 20, 100)
 _TRACES_S = 1.0
 """How long the last traces may take to leave. The order to stop is obeyed within two seconds."""
 
@@ -81,7 +82,7 @@ def main(arguments: list[str]) -> int:
     control = ChildControl(int(arguments[0]))
     launch = launch_from_json(ObserverLaunch, control.read_launch())
     control.hold_lifeline(launch.socket_path)
-    configure_logging("observer", launch.server.log_level)
+    start_logging("observer", launch.server)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_serve(control, launch))
 
@@ -98,8 +99,10 @@ async def _serve(control: ChildControl, launch: ObserverLaunch) -> int:
         log.debug("cannot start", exc_info=True)
         control.report_failure(f"observer: {in_one_line(error)}")
         return EXIT_CANNOT_START
+    # Records come and go by the thousand and hardly any holds a cycle: look for those seldom.
     gc.collect()
     gc.freeze()
+    gc.set_threshold(*_GC_THRESHOLDS)
     control.report_ready(**ports)
     await stop.wait()
     await observer.stop()
@@ -255,6 +258,7 @@ def _metrics(launch: ObserverLaunch, listeners: _Listeners, hub: FrontsHub) -> "
 
     return ServiceMetrics(
         model=launch.server.model,
+        tenants=launch.server.observer.metrics_tenants,
         version=_version(),
         trace_drops=lost_traces,
         processes=processes,

@@ -14,6 +14,7 @@ import signal
 import time
 from collections.abc import Awaitable, Callable
 
+from penstock.server.logs.rate import ALWAYS
 from penstock.server.processes import process_table
 from penstock.server.processes.child import Child
 from penstock.server.processes.process_table import ProcessEntry
@@ -158,7 +159,8 @@ def _tell(entry: ProcessEntry, number: signal.Signals, left_by: str) -> None:
         log.exception("may not end what %s left behind: %s", left_by, _listed([entry]))
         return
     if is_told:
-        log.warning("%s to what %s left behind: %s", number.name, left_by, _listed([entry]))
+        told = (number.name, left_by, _listed([entry]))
+        log.warning("%s to what %s left behind: %s", *told, extra=ALWAYS)
 
 
 def _listed(entries: list[ProcessEntry]) -> str:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from penstock.server.logs.rate import ALWAYS
 from penstock.server.processes.child import Child, ChildFailed
 from penstock.server.processes.exit_codes import EXIT_CANNOT_START, EXIT_OK, describe_exit
 from penstock.server.processes.restarts import MAX_DEATHS, WINDOW_S, RestartPolicy
@@ -90,7 +91,8 @@ class Slot:
             delay_s = self._restarts.next_delay_s(time.monotonic())
             if delay_s is None:
                 raise KeepsDying(f"{self.name} died {MAX_DEATHS} times in {WINDOW_S:g} s")
-            log.warning("%s died (%s), next in %.1f s", self.name, describe_exit(code), delay_s)
+            told = describe_exit(code)
+            log.warning("%s died (%s), next in %.1f s", self.name, told, delay_s, extra=ALWAYS)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._retired.wait(), delay_s)
             if not self._may_restart:
@@ -118,7 +120,7 @@ class Slot:
         except OSError as error:
             if not self._was_ready:
                 raise ChildFailed(f"{self.name}: cannot start a process: {error}") from error
-            log.warning("%s: cannot start a process: %s", self.name, error)
+            log.warning("%s: cannot start a process: %s", self.name, error, extra=ALWAYS)
             return EXIT_CANNOT_START
         self._child = child
         if self._retired.is_set():
@@ -130,13 +132,13 @@ class Slot:
                 await self._clean_up_after(await child.ended())
                 raise
             if not self._retired.is_set():
-                log.warning("%s", failure)
+                log.warning("%s", failure, extra=ALWAYS)
         else:
             self._was_ready = True
             self._facts = facts
             self.is_ready.set()
             details = "".join(f" {name}={value}" for name, value in facts.items())
-            log.info("%s is ready: pid=%d%s", self.name, child.pid, details)
+            log.info("%s is ready: pid=%d%s", self.name, child.pid, details, extra=ALWAYS)
         code = await self._end_of(child)
         was_needed = self.is_ready.is_set() or not self._retired.is_set()
         self.is_ready.clear()

@@ -10,20 +10,20 @@ from dataclasses import replace
 
 from penstock.scheduler.config import SchedulerConfig
 from penstock.scheduler.engine import Engine
+from penstock.scheduler.engine_listener import EngineListener
 from penstock.scheduler.events import StepEvents
 from penstock.scheduler.executor import Executor
 from penstock.scheduler.live_view import LiveView
 from penstock.scheduler.request import FinishReason, RequestSpec
 from penstock.scheduler.state import RequestState
 from penstock.scheduler.step_measure import StepMeasure
-from penstock.scheduler.step_note import StepNote
 from penstock.server.recording.recorder import Recorder, Turn
 
 
 class RecordingEngine:
     """`penstock.server.link.dispatch.EngineCore` over an engine of its own.
 
-    `on_step`: see `Engine`.
+    `listener`: see `Engine`.
     """
 
     def __init__(
@@ -32,9 +32,9 @@ class RecordingEngine:
         config: SchedulerConfig,
         clock: Callable[[], float],
         recorder: Recorder,
-        on_step: Callable[[StepNote], None] | None = None,
+        listener: EngineListener | None = None,
     ) -> None:
-        self.engine = Engine(executor, config, clock, self._on_measure, on_step)
+        self.engine = Engine(executor, config, clock, self._on_measure, listener)
         self._clock = clock
         self._recorder = recorder
         self._measure: StepMeasure | None = None

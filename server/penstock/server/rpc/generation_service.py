@@ -124,9 +124,15 @@ class GenerationService:
     ) -> LiveRequest:
         front = self._front
         try:
-            generation = read_generation(message, front.current_limits(), front.model_names)
+            generation = read_generation(
+                message,
+                front.current_limits(),
+                front.model_names,
+                tenant=account.tenant,
+                trace_id=account.trace.trace_id,
+            )
             front.counters.num_unknown_fields += num_unknown_fields(message)
-            return await front.open(account.stamp(generation), times, account)
+            return await front.open(generation, times, account)
         except RequestError as error:
             account.request_id = valid_request_id(message)
             raise CallFailed(error.refusal, account.request_id) from None

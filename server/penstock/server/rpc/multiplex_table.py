@@ -83,20 +83,15 @@ class MultiplexTable:
             ),
         )
         self._requests[message.key] = request
-        front = self._front
         # The deadline of the call is not the request's.
         times = CallTimes(arrival_s=account.arrival_s)
         try:
-            generation = read_generation(
-                message.generation, front.current_limits(), front.model_names
-            )
-            front.counters.num_unknown_fields += num_unknown_fields(message)
-            live = front.reserve(account.stamp(generation), times, account)
+            live = self._reserve(message, times, account)
         except RequestError as error:
             account.request_id = valid_request_id(message.generation)
             self._refuse(request, error.refusal, account.request_id)
             return
-        request.live(live, front.config, front.clock)
+        request.live(live, self._front.config, self._front.clock)
         task = asyncio.create_task(self._start(live, times), name="multiplex start")
         self._starting.add(task)
         task.add_done_callback(self._starting.discard)
@@ -165,6 +160,20 @@ class MultiplexTable:
         account.share(self._writer)
         accounts.describe(account, message.generation, is_stream=True)
         return account
+
+    def _reserve(
+        self, message: pb.MultiplexSubmit, times: CallTimes, account: RequestAccount
+    ) -> LiveRequest:
+        front = self._front
+        generation = read_generation(
+            message.generation,
+            front.current_limits(),
+            front.model_names,
+            tenant=account.tenant,
+            trace_id=account.trace.trace_id,
+        )
+        front.counters.num_unknown_fields += num_unknown_fields(message)
+        return front.reserve(generation, times, account)
 
     async def _start(self, live: LiveRequest, times: CallTimes) -> None:
         try:

@@ -7,6 +7,9 @@ import math
 from dataclasses import dataclass, field
 from pathlib import Path
 
+MAX_METRICS_TENANTS = 256
+OTHER_TENANTS = "other"
+"""How metrics call all tenants together that are not named."""
 _SCHEMES = ("http://", "https://")
 MIN_FLIGHT_STEPS, MAX_FLIGHT_STEPS = 64, 1 << 20
 
@@ -66,11 +69,14 @@ class ObserverConfig:
 
     `metrics_port`: Prometheus and the status page, over HTTP. `operations_port`: the operations
     service, over gRPC. Both on `operations_host`, apart from where clients connect.
+    `metrics_tenants`: those that metrics tell by name, each of which costs a handful of series; all
+    others together are one. Empty: tenants are not told.
     """
 
     metrics_port: int | None = None
     operations_port: int | None = None
     operations_host: str = "127.0.0.1"
+    metrics_tenants: tuple[str, ...] = ()
     tracing: TracingConfig = field(default_factory=TracingConfig)
     flight: FlightConfig = field(default_factory=FlightConfig)
 
@@ -81,6 +87,20 @@ class ObserverConfig:
                 raise ValueError(f"{name} must be in 0..65535, not {port}")
         if not self.operations_host:
             raise ValueError("operations_host must not be empty")
+        self._check_tenants()
+
+    def _check_tenants(self) -> None:
+        names = self.metrics_tenants
+        if len(names) > MAX_METRICS_TENANTS:
+            raise ValueError(
+                f"metrics_tenants must be at most {MAX_METRICS_TENANTS}, not {len(names)}"
+            )
+        if "" in names:
+            raise ValueError("metrics_tenants must not hold an empty name")
+        if len(set(names)) < len(names):
+            raise ValueError("metrics_tenants must not name one twice")
+        if OTHER_TENANTS in names:
+            raise ValueError(f"metrics_tenants must not hold {OTHER_TENANTS!r}: that is the rest")
 
     @property
     def is_needed(self) -> bool:

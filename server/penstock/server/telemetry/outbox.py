@@ -7,9 +7,10 @@ outlives it: one that starts again finds on it what fronts have sent meanwhile.
 
 import asyncio
 import contextlib
+import itertools
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import cast
 
@@ -56,7 +57,7 @@ class Outbox:
         path: Path,
         hello: Hello,
         *,
-        live_views: Callable[[], tuple[FrontView, ...]],
+        live_views: Callable[[], Iterable[FrontView]],
         carry_out: CarryOut,
         max_bytes: int = 4 * 1024 * 1024,
         max_records: int = 20_000,
@@ -226,15 +227,15 @@ class Outbox:
                 raise LinkError(f"an observer does not send {type(other).__name__}")
 
     def _answer_live(self, line: "_Line", ticket: int) -> None:
-        # In parts, with room between them for the streams of this loop.
-        views = deque(self._live_views())
+        # Made and sent in parts, with room between them for the streams of this loop.
+        views = iter(self._live_views())
         loop = asyncio.get_running_loop()
 
         def next_part() -> None:
-            part = tuple(views.popleft() for _ in range(min(len(views), _MAX_VIEWS_PER_FRAME)))
-            answer = LiveAnswer(ticket=ticket, views=part, is_last=not views)
-            self._answer(line, encode(answer))
-            if views and line is self._line:
+            part = tuple(itertools.islice(views, _MAX_VIEWS_PER_FRAME))
+            is_last = len(part) < _MAX_VIEWS_PER_FRAME
+            self._answer(line, encode(LiveAnswer(ticket=ticket, views=part, is_last=is_last)))
+            if not is_last and line is self._line:
                 loop.call_soon(next_part)
 
         next_part()

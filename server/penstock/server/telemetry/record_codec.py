@@ -2,9 +2,9 @@
 
 Owns the format: a version byte, and the record as nested tuples of plain values in `marshal`'s own
 encoding, which costs a tenth of what any other in the standard library does. A front builds those
-tuples at once, without the objects that `decode_record` makes of them: it does so for every request,
-between the tokens of others. `marshal` trusts its input: both ends are processes of one service,
-started from one interpreter, and nobody else can write to the socket between them.
+tuples at once, without the objects that `decode_record` makes of them: it writes one for every
+request, between the tokens of others. `marshal` trusts its input: both ends are processes of one
+service, started from one interpreter, over a socket that is its user's alone.
 """
 
 import io
@@ -47,9 +47,7 @@ OptionValues: TypeAlias = tuple[
 """As in `RequestOptions`, numbers as the message has them."""
 WaitValues: TypeAlias = tuple[float, float, float, float, float, int]
 StayValues: TypeAlias = tuple[int, int, int, int]
-SegmentValues: TypeAlias = tuple[
-    str, float, float, WaitValues | None, StayValues | None, int, int
-]
+SegmentValues: TypeAlias = tuple[str, float, float, WaitValues | None, StayValues | None, int, int]
 """As in `Segment`; the kind is the value of a `SegmentKind`."""
 ContentValues: TypeAlias = tuple[str, tuple[str, ...]]
 RecordValues: TypeAlias = tuple[

@@ -5,8 +5,9 @@ output and no token id, unless content capture is switched on (`content`).
 
 All times are seconds on the machine's monotonic clock, which all processes of a service share.
 
-Nobody changes these values, but they are not frozen as values at borders otherwise are: one request
-makes eight of them on its front's event loop, and to make a frozen one takes three times as long.
+A front makes none of them but the `TraceParent`: it writes the plain values that `record_codec.py`
+reads them from. Nobody changes them, but they are not frozen as values at borders otherwise are: a
+dozen are made for every request, and to make a frozen one takes three times as long.
 """
 
 import enum

@@ -51,23 +51,27 @@ def parse_traceparent(value: str | bytes, trace_state: str | bytes = "") -> Remo
     """
     text = _text_of(value)
     head = text[:_VERSION_0_CHARS]
+    if len(head) < _VERSION_0_CHARS or not head[2] == head[35] == head[52] == "-":
+        return None
     # An upper-case digit is none here.
-    if (head[2:3], head[35:36], head[52:53]) != ("-", "-", "-") or head.lower() != head:
+    if head.lower() != head:
         return None
     try:
         data = bytes.fromhex(head.replace("-", ""))
     except ValueError:
         return None
+    # Blanks or dashes among the digits leave too few.
+    if len(data) != _NUM_BYTES or data[0] == _NO_VERSION:
+        return None
     # Of a later version what follows is its own affair.
-    is_last = len(text) == _VERSION_0_CHARS or (data[0] and text[_VERSION_0_CHARS] == "-")
-    # Blanks among the digits, or dashes, leave too few.
-    if not is_last or len(data) != _NUM_BYTES or data[0] == _NO_VERSION:
+    if len(text) > _VERSION_0_CHARS and (not data[0] or text[_VERSION_0_CHARS] != "-"):
         return None
     trace_id, span_id = data[1:17], data[17:25]
     if trace_id == _NO_TRACE_ID or span_id == _NO_SPAN_ID:
         return None
     is_sampled = data[25] & _IS_SAMPLED == _IS_SAMPLED
-    return RemoteParent(trace_id, span_id, is_sampled, _bounded(_text_of(trace_state)))
+    kept_state = _bounded(_text_of(trace_state)) if trace_state else ""
+    return RemoteParent(trace_id, span_id, is_sampled, kept_state)
 
 
 def trace_response(trace: TraceParent) -> str:
@@ -162,8 +166,6 @@ def _text_of(value: str | bytes) -> str:
 
 def _bounded(trace_state: str) -> str:
     """At most MAX_TRACE_STATE_CHARS of it, in whole members: the newest stand first."""
-    if not trace_state:
-        return ""
     if not _TRACE_STATE.fullmatch(trace_state[: 4 * MAX_TRACE_STATE_CHARS]):
         return ""
     if len(trace_state) <= MAX_TRACE_STATE_CHARS:

@@ -40,7 +40,7 @@ def fd() -> Iterator[int]:
 def append(memory: RingMemory, number: int, num: int = 1) -> None:
     """Steps in which every value is the step's number."""
     for step in range(number, number + num):
-        memory.append(STEP_RING, *([step] * 19), 0, 0, 0, 0, 0)
+        memory.appender(STEP_RING)(*([step] * 19), 0, 0, 0, 0, 0)
 
 
 def test_before_an_engine_wrote_there_is_nothing(fd: int) -> None:
@@ -150,7 +150,7 @@ from penstock.server.flight.ring_memory import STEP_RING, RingMemory
 from penstock.server.flight.facts import decode_facts
 memory = RingMemory(int(sys.argv[1]), decode_facts(sys.stdin.buffer.read()))
 for step in range(1, 2**31):
-    memory.append(STEP_RING, *([step] * 19), 0, 0, 0, 0, 0)
+    memory.appender(STEP_RING)(*([step] * 19), 0, 0, 0, 0, 0)
 """
 
 

@@ -17,6 +17,9 @@ from penstock.server.flight.timeline import ENGINE, QUEUE, SLOTS, timeline_json
 from support.flights import Flown, make_facts, parsed, play
 from support.trace_laws import check_trace
 
+STEPS = 1_000_001
+"""The number of the steps' track in a file."""
+
 
 def of_track(document: dict[str, Any], pid: int, phase: str = "X") -> list[dict[str, Any]]:
     return [e for e in document["traceEvents"] if e["pid"] == pid and e["ph"] == phase]
@@ -34,7 +37,7 @@ def test_every_trace_keeps_the_laws(depth: int, seed: int, is_over: bool, num_st
     document = parsed(timeline_json(recording))
 
     check_trace(document)
-    steps = [e for e in of_track(document, ENGINE) if e["tid"] == 1]
+    steps = [e for e in of_track(document, ENGINE) if e["tid"] == STEPS]
     assert len(steps) >= len(recording.steps)
     check_trace(parsed(timeline_json(recording, num_steps=10)))
     check_trace(parsed(timeline_json(FlightReader(_copied(flown)).recording())))
@@ -70,7 +73,7 @@ def test_a_request_is_drawn_where_it_was() -> None:
     # The arrow: queue, slot, the step that ended it.
     arrow = [e for e in document["traceEvents"] if e["ph"] in "stf"]
     assert [(e["ph"], e["pid"]) for e in arrow] == [("s", QUEUE), ("t", SLOTS), ("f", ENGINE)]
-    last = [e for e in of_track(document, ENGINE) if e["tid"] == 1][-1]
+    last = [e for e in of_track(document, ENGINE) if e["tid"] == STEPS][-1]
     assert last["ts"] <= arrow[-1]["ts"] < last["ts"] + last["dur"]
     assert decode["ts"] + decode["dur"] == pytest.approx(last["ts"] + last["dur"])
     assert last["args"]["finished"] == 1
@@ -123,7 +126,7 @@ def test_a_step_that_never_came_back_is_drawn_with_who_was_in_it() -> None:
     document = parsed(timeline_json(recording))
 
     check_trace(document)
-    last = [e for e in of_track(document, ENGINE) if e["tid"] == 1][-1]
+    last = [e for e in of_track(document, ENGINE) if e["tid"] == STEPS][-1]
     assert "never came back" in last["name"]
     assert last["args"]["prefill_tokens"] == 70
     poisoned = [e for e in of_track(document, SLOTS) if e["name"] == "request-9"]
@@ -142,8 +145,8 @@ def dying() -> Flown:
     def dead() -> None:
         raise ExecutorDied("a driver fault")
 
-    seam: Any = flown.engine.core
-    seam.executor.collect = dead
+    executor: Any = flown.engine.executor
+    executor.collect = dead
     with pytest.raises(ExecutorDied):
         flown.step()
     return flown

@@ -14,13 +14,14 @@ from penstock.scheduler.engine import Engine
 from penstock.scheduler.events import Admitted, Failed, Finished, Preempted
 from penstock.scheduler.request import FailureReason, FinishReason, RequestSpec
 from penstock.server.flight.facts import facts_of
-from penstock.server.flight.flight_engine import FlightEngine, FlightExecutor, build_flight_engine
+from penstock.server.flight.flight_listener import FlightListener
 from penstock.server.flight.geometry import FlightError
 from penstock.server.flight.layout import EVENT, REQUEST, STEP, EventKind, row_struct
 from penstock.server.flight.memory import create_memory
 from penstock.server.flight.reader import FlightReader
 from penstock.server.flight.writer import FlightWriter
 from penstock.server.recording.recorder import Recorder
+from penstock.server.recording.recording_engine import RecordingEngine
 from support.core import FakeClock, make_spec
 from support.flights import Flown, make_executor, make_facts, play
 from support.self_paced import make_self_paced
@@ -53,7 +54,7 @@ def test_every_step_is_written_as_it_was(depth: int, seed: int) -> None:
         assert row["step"] == note.batch.step
         for name in ("begun_s", "launched_s", "collected_s", "updated_s"):
             assert row[name] == getattr(note, name)
-        assert row["num_prefill_tokens"] == measure.num_prefill_tokens
+        assert row["num_prefill_tokens"] == measure.num_prefill_tokens == note.num_prefill_tokens
         assert row["num_prefill_rows"] == note.batch.num_rows - note.batch.num_decodes
         assert row["num_decodes"] == measure.num_decodes
         assert row["num_context_tokens"] == measure.num_context_tokens
@@ -228,7 +229,7 @@ def test_nothing_that_was_said_is_in_it() -> None:
 
 def test_values_that_no_row_can_hold_are_cut() -> None:
     writer = FlightWriter(fd := create_memory(64, "t"), make_facts())
-    writer.note_requests(
+    writer.note_submit(
         (
             RequestSpec(
                 key=2**63 - 1,
@@ -262,9 +263,8 @@ def test_an_engine_that_paces_itself() -> None:
     fd = create_memory(64, "t")
     facts = facts_of("m", 1, executor.info, SchedulerConfig())
     writer = FlightWriter(fd, facts)
-    seam = FlightExecutor(executor, writer, clock)
     config = SchedulerConfig(max_num_batched_tokens=16)
-    flight = FlightEngine(Engine(seam, config, clock, on_step=writer.note_step), writer)
+    flight = Engine(executor, config, clock, listener=FlightListener(writer))
     flight.submit((make_spec(1, 6, max_tokens=5),))
     flight.submit((make_spec(2, 5, max_tokens=3),))
     flight.step()
@@ -310,7 +310,7 @@ def test_with_a_recorder_beside_it(tmp_path: Path) -> None:
     config = SchedulerConfig()
     writer = FlightWriter(fd, facts_of("m", 1, executor.info, config))
     recorder = Recorder(tmp_path, block_size=16)
-    engine = build_flight_engine(executor, config, clock, writer, recorder)
+    engine = RecordingEngine(executor, config, clock, recorder, FlightListener(writer))
     engine.submit((make_spec(1, 20, max_tokens=3, block_size=16, arrival_s=5.0),))
     while engine.has_work:
         engine.step()
@@ -338,5 +338,5 @@ def test_a_fault_of_the_recorder_ends_the_recording_alone(
 
     assert isinstance(flown.ends[1], Finished)
     assert flown.num_output[1] == 5
-    # Said once for each place, not for each step.
-    assert len(caplog.records) == 2
+    # Said once, not for each step.
+    assert len(caplog.records) == 1

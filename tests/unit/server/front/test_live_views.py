@@ -70,5 +70,5 @@ async def test_a_view_follows_its_request(text: ModelText) -> None:
     assert "canary" not in repr(view)
 
     front.release(request)
-    assert front.live_views() == ()
+    assert list(front.live_views()) == []
     assert front.num_backlog_tokens == 0

@@ -10,6 +10,7 @@ from typing import Final
 from penstock.server.front.errors import ErrorReason, refuse
 from penstock.server.front.generation import Generation, PromptInput, TokenInput, Urgency
 from penstock.server.front.limits import Limits
+from penstock.server.front.tenants import NOBODY
 from penstock.server.rpc.mapping_in.adapter import read_adapter
 from penstock.server.rpc.mapping_in.cache import (
     check_leaves_blocks,
@@ -91,9 +92,14 @@ MAPPED_FIELDS: Final[frozenset[str]] = frozenset(
 
 
 def read_generation(
-    request: GenerateRequest, limits: Limits, model_names: Collection[str]
+    request: GenerateRequest,
+    limits: Limits,
+    model_names: Collection[str],
+    *,
+    tenant: str = NOBODY,
+    trace_id: bytes = b"",
 ) -> Generation:
-    """The domain value of a request.
+    """The domain value of a request; `tenant` and `trace_id` come with its call.
 
     Raises RequestError: MODEL_NOT_FOUND, ADAPTER_NOT_FOUND, INVALID_ARGUMENT (or PROMPT_TOO_LONG)
     with every violation, or FEATURE_UNSUPPORTED.
@@ -117,6 +123,8 @@ def read_generation(
         session_id=read_session(request.cache, limits, violations),
         constraint=read_constraint(request, limits, violations),
         adapter=read_adapter(request, limits, violations),
+        tenant=tenant,
+        trace_id=trace_id,
     )
     violations.raise_if_any()
     return generation

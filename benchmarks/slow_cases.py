@@ -1,0 +1,231 @@
+"""Five ways to be slow: what is asked of a service with which settings, and where to look.
+
+Owns the scenarios of docs/why-is-it-slow.md. Steps cost what `COST` says, so the story of a run is
+the same each time and only its last digits differ.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from picture_svg import BLUE, GREEN
+from picture_timeline import View
+from slow_load import TENANT_KEY, Ask
+
+COST = {"step_s": 0.006, "prefill_token_s": 1e-4, "decode_slot_s": 5e-4, "context_token_s": 0.0}
+_MACHINE = (
+    *("--simulated-config", json.dumps({"cost": COST}), "--step-prices", json.dumps(COST)),
+    *("--model-name", "demo", "--log-level", "warning"),
+)
+_QUEUED = "sum by (reason) (rate(penstock_queue_wait_seconds_total[5m]))"
+_TTFT = (
+    "histogram_quantile(0.99, sum by (le) (rate(penstock_time_to_first_token_seconds_bucket[5m])))"
+)
+_ITL = (
+    "histogram_quantile(0.99, sum by (le) (rate(penstock_inter_token_latency_seconds_bucket[5m])))"
+)
+_RUNNING = "max_over_time(penstock_num_requests_running[5m])"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One of them.
+
+    `options` of the service, `cure` in their place or with them for the second run, which `cured`
+    names; both empty for none. `groups`: prefixes of names whose clients report together.
+    `queries`: PromQL with its unit, `[5m]` standing for the run. `look_s`, `kill_s`: seconds after
+    the load began at which the operator looks, and at which the engine is killed; None: neither.
+    `traced`: requests whose traces are drawn, of the first run and of the second.
+    """
+
+    name: str
+    options: tuple[str, ...]
+    asks: tuple[Ask, ...]
+    groups: tuple[str, ...]
+    queries: Mapping[str, str]
+    view: View
+    traced: tuple[str, ...]
+    traced_after: tuple[str, ...] = ()
+    cure: tuple[str, ...] = ()
+    cured: str = ""
+    look_s: float = 2.0
+    kill_s: float | None = None
+    cured_asks: tuple[Ask, ...] = ()
+    has_page: bool = False
+    notes: tuple[str, ...] = field(default_factory=tuple[str, ...])
+
+    @property
+    def all_options(self) -> tuple[str, ...]:
+        """Of the first run."""
+        return (*_MACHINE, *self.options)
+
+    @property
+    def cured_options(self) -> tuple[str, ...]:
+        """Of the second; a later option overrides an earlier one."""
+        return (*_MACHINE, *self.options, *self.cure)
+
+
+def _blocks() -> Case:
+    asks = [
+        Ask(name=f"essay-{i + 1}", at_s=0.12 * i, num_prompt_tokens=96, num_tokens=200)
+        for i in range(12)
+    ]
+    return Case(
+        name="blocks",
+        options=("--max-num-seqs", "16", "--block-size", "16", "--num-blocks", "110"),
+        cure=("--num-blocks", "240"),
+        cured="--num-blocks 240",
+        asks=tuple(asks),
+        groups=("essay-",),
+        queries={
+            _TTFT: "s",
+            _QUEUED: "",
+            "increase(penstock_preemptions_total[5m])": "",
+            "max_over_time(penstock_kv_cache_usage_ratio[5m])": "",
+            _RUNNING: "",
+        },
+        view=View(title="KV blocks are short: who waits, who is preempted", told=("essay-9",)),
+        traced=("essay-2", "essay-9", "essay-12"),
+        look_s=2.0,
+    )
+
+
+def _flood() -> Case:
+    asks = [
+        Ask(name=f"batch-{i + 1}", at_s=0.3, num_prompt_tokens=64, num_tokens=100, tenant="batch")
+        for i in range(36)
+    ]
+    asks += [
+        Ask(
+            name=f"chat-{i + 1}",
+            at_s=0.1 + 0.6 * i,
+            num_prompt_tokens=48,
+            num_tokens=24,
+            tenant="chat",
+        )
+        for i in range(7)
+    ]
+    return Case(
+        name="flood",
+        options=(
+            *("--max-num-seqs", "6", "--block-size", "16", "--num-blocks", "400"),
+            *("--tenant-metadata-key", TENANT_KEY, "--order", "fcfs"),
+        ),
+        cure=("--order", "fair"),
+        cured="--order fair",
+        asks=tuple(asks),
+        groups=("chat-", "batch-"),
+        queries={_QUEUED: "", _RUNNING: "", "max_over_time(penstock_num_requests_waiting[5m])": ""},
+        view=View(
+            title="A flood: one tenant holds every slot and the whole queue",
+            told=("chat-2",),
+            tenants={"batch": BLUE, "chat": GREEN},
+            max_lanes=14,
+            areas=("waiting",),
+        ),
+        traced=("chat-2", "batch-20"),
+        traced_after=("chat-2", "batch-20"),
+        look_s=3.2,
+        has_page=True,
+    )
+
+
+def _prompt() -> Case:
+    asks = [
+        Ask(name=f"chat-{i + 1}", at_s=0.05 * i, num_prompt_tokens=64, num_tokens=180)
+        for i in range(6)
+    ]
+    asks += [
+        Ask(name="report-1", at_s=0.9, num_prompt_tokens=7000, num_tokens=40),
+        Ask(name="chat-7", at_s=1.0, num_prompt_tokens=64, num_tokens=60),
+    ]
+    return Case(
+        name="prompt",
+        options=(
+            *("--max-num-seqs", "16", "--block-size", "16", "--num-blocks", "800"),
+            *("--max-num-batched-tokens", "8192", "--max-seq-len", "8192"),
+        ),
+        cure=("--target-itl-ms", "30"),
+        cured="--target-itl-ms 30",
+        asks=tuple(asks),
+        groups=("chat-", "report-"),
+        queries={
+            _ITL: "s",
+            "histogram_quantile(0.99, sum by (le) (rate(penstock_step_seconds_bucket[5m])))": "s",
+            "histogram_quantile(0.99, sum by (le) (rate(penstock_step_tokens_bucket[5m])))": "",
+            _TTFT: "s",
+        },
+        view=View(
+            title="One long prompt: a step that everybody waits for",
+            told=("report-1", "chat-7"),
+            areas=("tokens per step",),
+        ),
+        traced=("chat-3", "chat-7", "report-1"),
+        traced_after=("chat-3", "chat-7", "report-1"),
+        look_s=1.5,
+    )
+
+
+def _reader() -> Case:
+    def asks(read_s: float) -> tuple[Ask, ...]:
+        quick = [
+            Ask(name=f"chat-{i + 1}", at_s=0.1 * i, num_prompt_tokens=48, num_tokens=300)
+            for i in range(3)
+        ]
+        slow = Ask(
+            name="slow-1",
+            at_s=0.2,
+            num_prompt_tokens=48,
+            num_tokens=300,
+            read_s=read_s,
+            num_logprobs=20,
+        )
+        return (*quick, slow)
+
+    return Case(
+        name="reader",
+        options=("--max-num-seqs", "8", "--block-size", "16", "--num-blocks", "400"),
+        cured="a reader that keeps up",
+        asks=asks(0.02),
+        cured_asks=asks(0.0),
+        groups=("slow-", "chat-"),
+        queries={
+            "increase(penstock_stream_stalls_total[5m])": "",
+            "histogram_quantile(0.99, sum by (le) (rate(penstock_stream_stalled_seconds_bucket[5m])))": "s",  # noqa: E501
+            "max_over_time(penstock_stream_backlog_tokens[5m])": "",
+            _ITL: "s",
+        },
+        view=View(title="A slow reader: the engine knows nothing of it", areas=("running",)),
+        traced=("chat-3", "slow-1"),
+        look_s=3.0,
+    )
+
+
+def _killed() -> Case:
+    asks = [
+        Ask(name=f"essay-{i + 1}", at_s=0.15 * i, num_prompt_tokens=64, num_tokens=200)
+        for i in range(6)
+    ]
+    asks.append(Ask(name="late-1", at_s=6.0, num_prompt_tokens=64, num_tokens=40))
+    return Case(
+        name="killed",
+        options=("--max-num-seqs", "4", "--block-size", "16", "--num-blocks", "400"),
+        asks=tuple(asks),
+        groups=("essay-", "late-"),
+        queries={
+            "min_over_time(penstock_engine_up[5m])": "",
+            "increase(penstock_engine_restarts_total[5m])": "",
+            'increase(penstock_request_errors_total{reason="ENGINE_DOWN"}[5m])': "",
+        },
+        view=View(title="An engine that was killed: its last steps", areas=("waiting",)),
+        traced=("essay-1", "essay-6", "late-1"),
+        kill_s=1.8,
+        look_s=2.1,
+    )
+
+
+def cases() -> tuple[Case, ...]:
+    """All of them, in the order of the page."""
+    return (_blocks(), _flood(), _prompt(), _reader(), _killed())

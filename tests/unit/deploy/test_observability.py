@@ -1,0 +1,260 @@
+"""The files that start everything around a service fit each other, and what the service is."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from penstock.server.config import ServerConfig
+from support.dashboards import DASHBOARD, DEPLOY, RULES, dashboard, strangers
+
+FOLDER = DEPLOY / "observability"
+FRONTS_AFTER_GRACE_S = 2.0
+OBSERVER_AFTER_GRACE_S = 1.7
+SERVICE_KEYS = {
+    *("build", "image", "command", "environment", "init", "stop_grace_period", "restart"),
+    *("volumes", "ports", "mem_limit", "cap_drop", "security_opt", "logging"),
+}
+"""Those of the compose specification that we use."""
+
+
+def loaded(name: str) -> dict[str, Any]:
+    document: dict[str, Any] = yaml.safe_load((FOLDER / name).read_text(encoding="utf-8"))
+    return document
+
+
+COMPOSE = loaded("compose.yaml")
+SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
+COLLECTOR = loaded("collector.yaml")
+
+
+def mounts(name: str) -> dict[str, str]:
+    """Of a service: what is seen there, by its place in the container."""
+    return {
+        target: source
+        for source, target in (
+            volume.split(":")[:2] for volume in SERVICES[name].get("volumes", ())
+        )
+    }
+
+
+def listens(service: str, port: int) -> bool:
+    """Whether our files have a service listen on this port of its container."""
+    published = [mapping.rpartition(":")[2] for mapping in SERVICES[service]["ports"]]
+    return str(port) in published or (service, port) in {
+        ("collector", COLLECTOR["service"]["telemetry"]["metrics"]["readers"][0]["pull"]
+         ["exporter"]["prometheus"]["port"]),
+        ("tempo", port_of(receivers(loaded("tempo.yaml")["distributor"])["grpc"]["endpoint"])),
+    }  # fmt: skip
+
+
+def receivers(owner: dict[str, Any]) -> dict[str, Any]:
+    protocols: dict[str, Any] = owner["receivers"]["otlp"]["protocols"]
+    return protocols
+
+
+def port_of(address: str) -> int:
+    return int(address.rpartition(":")[2])
+
+
+def test_compose_has_what_its_specification_allows() -> None:
+    assert set(COMPOSE) == {"name", "x-defaults", "services", "volumes"}
+    assert set(SERVICES) == {"penstock", "collector", "tempo", "prometheus", "grafana"}
+    for name, service in SERVICES.items():
+        assert set(service) <= SERVICE_KEYS, name
+        assert service["restart"] == "unless-stopped", name
+        assert service["security_opt"] == ["no-new-privileges:true"], name
+        assert service["cap_drop"] == ["ALL"], name
+        for text in service.get("environment", {}).values():
+            assert isinstance(text, str), name
+
+
+def test_only_this_host_reaches_the_ports_and_none_is_taken_twice() -> None:
+    published = [mapping for service in SERVICES.values() for mapping in service["ports"]]
+    taken: list[str] = []
+    for mapping in published:
+        found = re.fullmatch(r"127\.0\.0\.1:(\d+):(\d+)", mapping)
+        assert found, mapping
+        taken.append(found[1])
+    assert len(set(taken)) == len(taken)
+
+
+def test_every_image_is_a_variable_pinned_and_without_a_registry() -> None:
+    for name, service in SERVICES.items():
+        found = re.fullmatch(r"\$\{([A-Z]+_IMAGE):-([^:}]+):([^:}]+)\}", service["image"])
+        assert found, name
+        assert found[1] == f"{name.upper()}_IMAGE"
+        assert "." not in found[2].partition("/")[0], "a registry's host"
+        assert found[3] != "latest"
+    assert "build" in SERVICES["penstock"]
+    assert (FOLDER / SERVICES["penstock"]["build"]["context"] / "Dockerfile").is_file()
+
+
+def test_the_arguments_of_the_build_are_the_images() -> None:
+    dockerfile = (DEPLOY.parent / "Dockerfile").read_text(encoding="utf-8")
+    assert set(SERVICES["penstock"]["build"]["args"]) <= set(
+        re.findall(r"^ARG (\w+)", dockerfile, re.M)
+    )
+
+
+def test_what_is_mounted_is_there() -> None:
+    for name in SERVICES:
+        for target, source in mounts(name).items():
+            assert target.startswith("/")
+            if source.startswith("."):
+                assert (FOLDER / source).exists(), source
+            else:
+                assert source in COMPOSE["volumes"], source
+    used = {source for name in SERVICES for source in mounts(name).values()}
+    assert set(COMPOSE["volumes"]) <= used
+    configs = {path for path in FOLDER.rglob("*.yaml") if path.name != "compose.yaml"}
+    assert configs == {(FOLDER / source).resolve() for source in used if source.startswith("./")}, (
+        "a file that nothing mounts"
+    )
+
+
+def test_files_of_others_are_mounted_read_only() -> None:
+    for service in SERVICES.values():
+        for volume in service.get("volumes", ()):
+            assert volume.endswith(":ro") == volume.startswith("."), volume
+
+
+def test_every_program_is_told_where_its_file_is() -> None:
+    for name, flag in (
+        ("collector", "--config="),
+        ("tempo", "-config.file="),
+        ("prometheus", "--config.file="),
+    ):
+        (path,) = [
+            part.removeprefix(flag) for part in SERVICES[name]["command"] if part.startswith(flag)
+        ]
+        assert Path(mounts(name)[path]).name == f"{name}.yaml"
+
+
+def test_the_service_listens_where_it_is_reached() -> None:
+    command = SERVICES["penstock"]["command"]
+    assert command[0] == "serve"
+    assert "--host=0.0.0.0" in command
+    assert "--operations-host=0.0.0.0" in command
+    assert not [part for part in command if "-port" in part]
+    port = ServerConfig.__dataclass_fields__["port"].default
+    inside = [mapping.rpartition(":")[2] for mapping in SERVICES["penstock"]["ports"]]
+    assert inside == [str(port + offset) for offset in range(3)]
+    assert listens("penstock", port + 2)
+
+
+def test_stopping_leaves_time_for_the_drain() -> None:
+    service = SERVICES["penstock"]
+    (grace,) = [
+        float(part.partition("=")[2])
+        for part in service["command"]
+        if part.startswith("--drain-grace-s=")
+    ]
+    stop_s = float(service["stop_grace_period"].removesuffix("s"))
+    assert stop_s >= grace + FRONTS_AFTER_GRACE_S + OBSERVER_AFTER_GRACE_S
+
+
+def test_traces_find_their_way() -> None:
+    endpoint = SERVICES["penstock"]["environment"]["OTEL_EXPORTER_OTLP_ENDPOINT"]
+    assert endpoint == "http://collector:4317"
+    protocols = receivers(COLLECTOR)
+    assert port_of(protocols["grpc"]["endpoint"]) == port_of(endpoint)
+    assert listens("collector", port_of(protocols["http"]["endpoint"]))
+    target: str = COLLECTOR["exporters"]["otlp/tempo"]["endpoint"]
+    assert target.partition(":")[0] in SERVICES
+    assert listens("tempo", port_of(target))
+
+
+def test_the_collectors_pipeline_is_whole_and_bounded() -> None:
+    assert set(COLLECTOR) == {"receivers", "processors", "exporters", "extensions", "service"}
+    pipelines = COLLECTOR["service"]["pipelines"]
+    assert set(pipelines) == {"traces"}
+    for pipeline in pipelines.values():
+        for kind in ("receivers", "processors", "exporters"):
+            assert set(pipeline[kind]) == set(COLLECTOR[kind]), kind
+        assert pipeline["processors"][0] == "memory_limiter"
+        assert pipeline["processors"][-1] == "batch"
+    assert set(COLLECTOR["service"]["extensions"]) == set(COLLECTOR["extensions"])
+    limiter = COLLECTOR["processors"]["memory_limiter"]
+    assert 0 < limiter["spike_limit_percentage"] < limiter["limit_percentage"] < 100
+    assert SERVICES["collector"]["mem_limit"], "what the percentages are of"
+    batch = COLLECTOR["processors"]["batch"]
+    assert batch["send_batch_size"] <= batch["send_batch_max_size"]
+    assert COLLECTOR["exporters"]["otlp/tempo"]["retry_on_failure"]["max_elapsed_time"] != "0s"
+
+
+def test_prometheus_scrapes_what_is_started(tmp_path: Path) -> None:
+    config = loaded("prometheus.yaml")
+    for job in config["scrape_configs"]:
+        for static in job["static_configs"]:
+            for target in static["targets"]:
+                host, _, port = target.partition(":")
+                assert listens("prometheus" if host == "127.0.0.1" else host, int(port)), target
+    jobs = {job["job_name"] for job in config["scrape_configs"]}
+    assert "penstock" in jobs, "the name that the alert rules ask for"
+    inside = {Path(target).name: source for target, source in mounts("prometheus").items()}
+    assert (FOLDER / inside[config["rule_files"][0]]).resolve() == RULES
+
+    found = shutil.which("promtool")
+    if found is None:
+        pytest.skip("promtool is not installed")
+    for path in (FOLDER / "prometheus.yaml", RULES):
+        shutil.copy(path, tmp_path)
+    checked = subprocess.run(
+        [found, "check", "config", str(tmp_path / "prometheus.yaml")],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+def test_grafana_finds_its_data_and_its_dashboard() -> None:
+    sources = {
+        source["type"]: source for source in loaded("grafana/datasources.yaml")["datasources"]
+    }
+    assert len({source["uid"] for source in sources.values()}) == len(sources)
+    for source in sources.values():
+        host, _, port = source["url"].removeprefix("http://").partition(":")
+        assert listens(host, int(port)), source["url"]
+    assert sources["prometheus"]["isDefault"] is True, "what the dashboard takes by itself"
+    interval = sources["prometheus"]["jsonData"]["timeInterval"]
+    assert interval == loaded("prometheus.yaml")["global"]["scrape_interval"]
+    to_metrics = sources["tempo"]["jsonData"]["tracesToMetrics"]
+    assert to_metrics["datasourceUid"] == sources["prometheus"]["uid"]
+    assert [found for entry in to_metrics["queries"] if (found := strangers(entry["query"]))] == []
+
+    (provider,) = loaded("grafana/dashboards.yaml")["providers"]
+    folder = (FOLDER / mounts("grafana")[provider["options"]["path"]]).resolve()
+    assert folder == DASHBOARD.parent
+    variables = dashboard()["templating"]["list"]
+    (kind,) = [item["query"] for item in variables if item["type"] == "datasource"]
+    assert kind in sources
+    home = SERVICES["grafana"]["environment"]["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"]
+    assert home == f"{provider['options']['path']}/{DASHBOARD.name}"
+
+
+def test_provisioning_files_are_where_grafana_looks() -> None:
+    targets = [target for target in mounts("grafana") if "provisioning" in target]
+    assert sorted(target.split("/")[4] for target in targets) == ["dashboards", "datasources"]
+
+
+def test_no_password_is_in_the_files() -> None:
+    environment = SERVICES["grafana"]["environment"]
+    assert environment["GF_SECURITY_ADMIN_PASSWORD"].startswith("${GRAFANA_PASSWORD:?")
+    assert not [name for name in environment if "ANONYMOUS" in name]
+
+
+def test_the_page_names_what_is_there() -> None:
+    page = (FOLDER / "README.md").read_text(encoding="utf-8")
+    text = (FOLDER / "compose.yaml").read_text(encoding="utf-8")
+    for variable in re.findall(r"\b([A-Z]+(?:_[A-Z]+)+)\b", page):
+        assert variable in text, variable
+    for link in re.findall(r"\]\(([^)]+)\)", page):
+        assert (FOLDER / link).exists(), link
+    ports = {mapping.split(":")[1] for item in SERVICES.values() for mapping in item["ports"]}
+    assert set(re.findall(r"127\.0\.0\.1:(\d+)", page)) <= ports

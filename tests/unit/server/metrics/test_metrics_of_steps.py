@@ -1,0 +1,93 @@
+"""What the steps of an engine make of the metrics, and what its death does."""
+
+from __future__ import annotations
+
+from penstock.scheduler.events import WaitReason
+from penstock.server.metrics.service_metrics import ServiceMetrics
+from penstock.server.metrics.step_metrics import EngineShape
+from support.metric_tellings import beat, read, steps, value
+
+
+def service_metrics() -> ServiceMetrics:
+    return ServiceMetrics(model="demo")
+
+
+def test_steps_are_taken_by_the_array() -> None:
+    metrics = service_metrics()
+    metrics.take_beat(beat())
+    rows = steps(
+        {"itl_s": 2**-7, "num_itl": 200, "num_tokens": 201, "num_decodes": 200, "num_admitted": 1,
+         "num_prefill_tokens": 56, "num_prefill_rows": 2, "predicted_s": 2**-7},
+        {"itl_s": 2**-6, "num_itl": 8, "num_tokens": 8, "num_preempted": 3, "predicted_s": 2**-6},
+        {"num_running": 7, "num_waiting": 4, "num_waiting_tokens": 99, "num_used_blocks": 10,
+         "num_cached_blocks": 20, "num_free_blocks": 10, "waits_for": int(WaitReason.BLOCKS)},
+    )  # fmt: skip
+
+    metrics.take_steps(1, rows, 2)
+
+    samples = read(metrics)
+    assert value(samples, "inter_token_latency_seconds_count") == 208
+    assert value(samples, "inter_token_latency_seconds_sum") == 200 * 2**-7 + 8 * 2**-6
+    assert value(samples, "inter_token_latency_seconds_bucket", le="0.0075") == 0
+    assert value(samples, "inter_token_latency_seconds_bucket", le="0.01") == 200
+    assert value(samples, "step_seconds_sum") == 3 * 2**-7
+    assert value(samples, "scheduler_seconds_sum") == 3 * 2**-10
+    assert value(samples, "step_tokens_sum") == 256
+    assert value(samples, "step_requests_sum") == 202
+    assert value(samples, "step_prediction_error_seconds_count") == 2
+    assert value(samples, "step_prediction_error_seconds_sum") == 2**-7
+    assert value(samples, "step_predicted_seconds_total") == 2**-7 + 2**-6
+    assert value(samples, "step_measured_seconds_total") == 2 * 2**-7
+    assert value(samples, "generation_tokens_total") == 209
+    assert value(samples, "prefill_tokens_total") == 56
+    assert value(samples, "admissions_total") == 1
+    assert value(samples, "preemptions_total") == 3
+    assert value(samples, "steps_missed_total") == 2
+    assert value(samples, "num_requests_running") == 7
+    assert value(samples, "num_requests_waiting") == 4
+    assert value(samples, "num_tokens_waiting") == 99
+    assert value(samples, "kv_cache_blocks", state="cached") == 20
+    assert value(samples, "kv_cache_usage_ratio") == 0.25
+    assert value(samples, "queue_head_waits", reason="blocks") == 1
+    assert value(samples, "queue_head_waits", reason="slots") == 0
+
+
+def test_the_recordings_own_counts_make_up_for_steps_that_were_missed() -> None:
+    metrics = service_metrics()
+    metrics.take_steps(1, steps({"num_tokens": 5}), 0)
+    metrics.take_totals(1, {"num_output_tokens": 25, "num_admitted": 2, "num_preempted": 0})
+    metrics.take_steps(1, steps({"num_tokens": 5}), 3)
+    metrics.take_totals(1, {"num_output_tokens": 30, "num_admitted": 2, "num_preempted": 1})
+    metrics.take_steps(2, steps({"num_tokens": 4}), 0)
+
+    samples = read(metrics)
+    assert value(samples, "generation_tokens_total") == 34
+    assert value(samples, "admissions_total") == 2
+    assert value(samples, "preemptions_total") == 1
+
+
+def test_a_dead_engine_runs_nothing() -> None:
+    metrics = service_metrics()
+    metrics.take_engine(EngineShape(epoch=1, block_size_tokens=16, num_blocks=40, max_num_seqs=8))
+    metrics.take_beat(beat())
+    row = {"num_running": 7, "num_waiting": 4, "num_used_blocks": 10, "num_free_blocks": 30}
+    metrics.take_steps(1, steps(row), 0)
+    metrics.take_beat(beat(is_engine_up=False))
+    metrics.take_steps(1, steps({**row, "num_tokens": 6}), 0)  # read after its death
+
+    samples = read(metrics)
+    assert value(samples, "engine_up") == 0
+    assert value(samples, "num_requests_running") == 0
+    assert value(samples, "kv_cache_usage_ratio") == 0
+    assert value(samples, "kv_cache_blocks", state="free") == 40
+    assert value(samples, "kv_cache_total_blocks") == 40
+    assert value(samples, "kv_cache_block_size_tokens") == 16
+    assert value(samples, "max_requests_running") == 8
+    assert value(samples, "generation_tokens_total") == 6
+
+    metrics.take_beat(beat(epoch=3))
+    metrics.take_steps(1, steps(row), 0)
+    samples = read(metrics)
+    assert value(samples, "engine_up") == 1
+    assert value(samples, "engine_restarts_total") == 2
+    assert value(samples, "num_requests_running") == 0
