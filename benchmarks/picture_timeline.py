@@ -205,7 +205,10 @@ class _Picture:
             # A hairline of ground between one and the next, where there is room for it.
             gap = 0.6 if end - x > 2 else 0.0
             self._drawing.rect(x, y, max(end - x - gap, 0.4), height, colour, title=hint)
-            self._inside(each.name, x, end, y + 14, "#ffffff")
+            if _NO_STEP in each.name:
+                self._drawing.text(end, y - 2, each.name, size=10, fill=RED, anchor="end")
+            else:
+                self._inside(each.name, x, end, y + 14, "#ffffff")
 
     def _area(self, name: str, y: float) -> None:
         course = self._timeline.counters.get(name, [])

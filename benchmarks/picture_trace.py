@@ -27,13 +27,10 @@ WIDTH = 1180
 _NAMES, _BARS, _SAYS = 16.0, 120.0, 690.0
 _ROW, _BAR = 22.0, 13.0
 _COLOURS = {"prepare": GREY, "queue": AMBER, "prefill": ORANGE, "decode": BLUE, "deliver": GREEN}
-_ALWAYS = ("penstock.queue.reason", "penstock.queue.position", "penstock.prefill.chunks")
 _SHOWN = {
     "rpc.response.status_code": "",
     "penstock.error.reason": "error",
     "penstock.tenant": "tenant",
-    "gen_ai.usage.input_tokens": "tokens in",
-    "gen_ai.usage.output_tokens": "tokens out",
     "gen_ai.latency.time_to_first_token": "first token",
     "penstock.preemptions": "preempted",
     "penstock.replays": "replays",
@@ -96,13 +93,16 @@ def says(span: SeenSpan) -> str:
     told: list[str] = []
     for key, name in _SHOWN.items():
         value = span.attributes.get(key)
-        if value is None or (key not in _ALWAYS and value in (0, 0.0, "admitted")):
+        if value in (None, 0, "admitted", "other"):
             continue
         is_time = key.endswith(_MEASURED) and isinstance(value, float)
         if is_time and isinstance(value, float) and value < 0.0005:
             continue
         text = seconds(value) if is_time and isinstance(value, float) else str(value)
         told.append(f"{name} {text}".strip())
+    num_in, num_out = (span.attributes.get(f"gen_ai.usage.{e}_tokens") for e in ("input", "output"))
+    if num_in is not None:
+        told.insert(1, f"{num_in} tokens in, {num_out or 0} out")
     low, high = (span.attributes.get(f"penstock.batch.{each}_size") for each in ("min", "max"))
     if low is not None:
         told.append(f"batch of {low}" if low == high else f"batch of {low} to {high}")

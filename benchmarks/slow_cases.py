@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from picture_svg import BLUE, GREEN
 from picture_timeline import View
@@ -17,7 +17,7 @@ from slow_load import TENANT_KEY, Ask
 COST = {"step_s": 0.006, "prefill_token_s": 1e-4, "decode_slot_s": 5e-4, "context_token_s": 0.0}
 _MACHINE = (
     *("--simulated-config", json.dumps({"cost": COST}), "--step-prices", json.dumps(COST)),
-    *("--model-name", "demo", "--log-level", "warning"),
+    *("--model-name", "demo"),
 )
 _QUEUED = "sum by (reason) (rate(penstock_queue_wait_seconds_total[5m]))"
 _TTFT = (
@@ -54,7 +54,7 @@ class Case:
     kill_s: float | None = None
     cured_asks: tuple[Ask, ...] = ()
     has_page: bool = False
-    notes: tuple[str, ...] = field(default_factory=tuple[str, ...])
+    has_timeline_after: bool = False
 
     @property
     def all_options(self) -> tuple[str, ...]:
@@ -112,12 +112,18 @@ def _flood() -> Case:
         options=(
             *("--max-num-seqs", "6", "--block-size", "16", "--num-blocks", "400"),
             *("--tenant-metadata-key", TENANT_KEY, "--order", "fcfs"),
+            *("--metrics-tenants", "batch,chat"),
         ),
         cure=("--order", "fair"),
         cured="--order fair",
         asks=tuple(asks),
         groups=("chat-", "batch-"),
-        queries={_QUEUED: "", _RUNNING: "", "max_over_time(penstock_num_requests_waiting[5m])": ""},
+        queries={
+            _TTFT: "s",
+            _QUEUED: "",
+            "sum by (tenant) (rate(penstock_tenant_queue_seconds_total[5m]))": "",
+            "sum by (tenant) (rate(penstock_tenant_generation_tokens_total[5m]))": "",
+        },
         view=View(
             title="A flood: one tenant holds every slot and the whole queue",
             told=("chat-2",),
@@ -127,24 +133,25 @@ def _flood() -> Case:
         ),
         traced=("chat-2", "batch-20"),
         traced_after=("chat-2", "batch-20"),
-        look_s=3.2,
+        look_s=3.4,
         has_page=True,
     )
 
 
 def _prompt() -> Case:
     asks = [
-        Ask(name=f"chat-{i + 1}", at_s=0.05 * i, num_prompt_tokens=64, num_tokens=180)
+        Ask(name=f"chat-{i + 1}", at_s=0.05 * i, num_prompt_tokens=64, num_tokens=220)
         for i in range(6)
     ]
     asks += [
-        Ask(name="report-1", at_s=0.9, num_prompt_tokens=7000, num_tokens=40),
-        Ask(name="chat-7", at_s=1.0, num_prompt_tokens=64, num_tokens=60),
+        Ask(name=f"report-{i + 1}", at_s=0.7 + 1.3 * i, num_prompt_tokens=6000, num_tokens=40)
+        for i in range(2)
     ]
+    asks.append(Ask(name="chat-7", at_s=0.8, num_prompt_tokens=64, num_tokens=100))
     return Case(
         name="prompt",
         options=(
-            *("--max-num-seqs", "16", "--block-size", "16", "--num-blocks", "800"),
+            *("--max-num-seqs", "16", "--block-size", "16", "--num-blocks", "1200"),
             *("--max-num-batched-tokens", "8192", "--max-seq-len", "8192"),
         ),
         cure=("--target-itl-ms", "30"),
@@ -160,8 +167,9 @@ def _prompt() -> Case:
         view=View(
             title="One long prompt: a step that everybody waits for",
             told=("report-1", "chat-7"),
-            areas=("tokens per step",),
+            areas=(),
         ),
+        has_timeline_after=True,
         traced=("chat-3", "chat-7", "report-1"),
         traced_after=("chat-3", "chat-7", "report-1"),
         look_s=1.5,
@@ -180,7 +188,6 @@ def _reader() -> Case:
             num_prompt_tokens=48,
             num_tokens=300,
             read_s=read_s,
-            num_logprobs=20,
         )
         return (*quick, slow)
 
@@ -208,7 +215,7 @@ def _killed() -> Case:
         Ask(name=f"essay-{i + 1}", at_s=0.15 * i, num_prompt_tokens=64, num_tokens=200)
         for i in range(6)
     ]
-    asks.append(Ask(name="late-1", at_s=6.0, num_prompt_tokens=64, num_tokens=40))
+    asks.append(Ask(name="late-1", at_s=4.5, num_prompt_tokens=64, num_tokens=40))
     return Case(
         name="killed",
         options=("--max-num-seqs", "4", "--block-size", "16", "--num-blocks", "400"),

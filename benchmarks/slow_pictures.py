@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import dataclasses
 import json
 import os
 import signal
@@ -42,8 +43,7 @@ PAGE = DOCS / "why-is-it-slow.md"
 _LOOK_EVERY_S = 0.25
 _BEATS_S = 1.6
 """Fronts tell their state once a second, and it is scraped four times."""
-_PAGE_SIZE = (1180, 1000)
-_RESTART_S = 30.0
+_PAGE_SIZE, _SHOWN = (1180, 1000), 804
 
 
 @dataclass(slots=True, kw_only=True)
@@ -119,7 +119,7 @@ def _watch(case: Case, there: Site, found: Run, page: Page | None) -> None:
             _look(operations, board)
         found.top = top_svg(board)
     if page is not None:
-        found.shot = page.screenshot()
+        found.shot = page.screenshot(height=_SHOWN)
 
 
 def _look(operations: SyncOperationsClient, board: Board) -> None:
@@ -148,13 +148,17 @@ def draw(case: Case, first: Run, second: Run | None) -> dict[str, bytes]:
     pictures: dict[str, str] = {}
     timeline = picture_timeline.timeline_of(first.trace)
     pictures[f"{case.name}-timeline.svg"] = picture_timeline.picture(timeline, case.view)
-    title = f"{' and '.join(case.traced)}, as traced"
+    title = f"{', '.join(case.traced)} as traced"
     pictures[f"{case.name}-trace.svg"] = waterfall(first.spans, case.traced, title)
     pictures[f"{case.name}-top.svg"] = first.top
     if second is not None and case.traced_after:
         title = f"The same with {case.cured}"
         drawn = waterfall(second.spans, case.traced_after, title)
         pictures[f"{case.name}-trace-after.svg"] = drawn
+    if second is not None and case.has_timeline_after:
+        view = dataclasses.replace(case.view, title=f"The same with {case.cured}")
+        drawn = picture_timeline.picture(picture_timeline.timeline_of(second.trace), view)
+        pictures[f"{case.name}-timeline-after.svg"] = drawn
     encoded = {name: text.encode() for name, text in pictures.items()}
     if first.shot:
         encoded[f"{case.name}-page.png"] = first.shot
@@ -191,7 +195,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         write_told(PAGE, told)
         if args.keep is not None:
             args.keep.mkdir(parents=True, exist_ok=True)
-            (args.keep / f"{case.name}.json").write_text(json.dumps(first.trace))
+            for number, run in enumerate(runs):
+                (args.keep / f"{case.name}-{number}.json").write_text(json.dumps(run.trace))
+                (args.keep / f"{case.name}-{number}.txt").write_text(run.summary)
             (args.keep / f"{case.name}.log").write_text(first.log)
     return 0
 

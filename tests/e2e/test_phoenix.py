@@ -16,6 +16,7 @@ import os
 import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -57,11 +58,11 @@ class End:
 
 WELL = End(C.OK, "", WHOLE)
 INVALID = End(C.INVALID_ARGUMENT, "INVALID_ARGUMENT", ("prepare",))
-FULL = End(C.RESOURCE_EXHAUSTED, "QUEUE_FULL", ("prepare",))
+FULL = End(C.RESOURCE_EXHAUSTED, "QUEUE_FULL", ("prepare", "queue", "deliver"))
 LEFT_QUEUE = End(C.CANCELLED, "", ("prepare", "queue"))
 LEFT_BATCH = End(C.CANCELLED, "", WHOLE[:4])
-LATE = End(C.DEADLINE_EXCEEDED, "DEADLINE_EXCEEDED", ("prepare", "queue"), is_error=True)
-KILLED = End(C.UNAVAILABLE, "ENGINE_DOWN", WHOLE[:4], is_error=True)
+LATE = End(C.DEADLINE_EXCEEDED, "DEADLINE_EXCEEDED", ("prepare", "queue", "deliver"), is_error=True)
+KILLED = End(C.UNAVAILABLE, "ENGINE_DOWN", WHOLE, is_error=True)
 
 
 class Sent:
@@ -188,14 +189,15 @@ async def test_phoenix_shows_every_request(dashboard: Phoenix, tmp_path: Path) -
     spans = await until_spans(dashboard, num_spans)
 
     assert len(sent.ends) == 25
-    assert len(spans) == num_spans
     traces = traces_of(spans)
     assert set(traces) == set(sent.ends)
     for trace_id, end in sent.ends.items():
         check(traces[trace_id], end)
     failed = {key for key, trace in traces.items() if trace.root["status_code"] == "ERROR"}
     assert failed == {*sent.all_of(LATE), *sent.all_of(KILLED)}
-    await check_page(dashboard, sent.all_of(WELL)[0], tmp_path)
+    waits_s = {key: duration_s(traces[key].children[1]) for key in sent.all_of(WELL)}
+    waited = max(waits_s, key=waits_s.__getitem__)
+    await check_page(dashboard, waited, tmp_path)
 
 
 def check(trace: Trace, end: End) -> None:
@@ -215,6 +217,11 @@ def check(trace: Trace, end: End) -> None:
     if end is WELL:
         assert attribute(root, "llm.token_count.prompt") in (3, 4)
         assert attribute(root, "llm.token_count.completion") in (4, 6, 12)
+
+
+def duration_s(span: dict[str, Any]) -> float:
+    begun, ended = (datetime.fromisoformat(span[f"{end}_time"]) for end in ("start", "end"))
+    return (ended - begun).total_seconds()
 
 
 async def check_page(dashboard: Phoenix, trace_id: str, home: Path) -> None:

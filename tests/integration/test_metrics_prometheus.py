@@ -1,17 +1,16 @@
-"""A real Prometheus scrapes the metrics port; the dashboard's every query has data there."""
+"""A real Prometheus scrapes the metrics port; the dashboard's every query has data there: once of
+synthetic tellings, which have everything, and once of a service under load.
+"""
 
 from __future__ import annotations
 
-import http.client
-import json
-import shutil
-import socket
-import subprocess
-import threading
-import urllib.parse
-from collections.abc import Iterator
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import AsyncGenerator, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -20,64 +19,9 @@ from penstock.server.metrics.http import MetricsServer
 from penstock.server.metrics.service_metrics import ServiceMetrics
 from penstock.server.metrics.step_metrics import EngineShape
 from penstock.server.telemetry.request_record import Segment, SegmentKind
-from support.dashboards import RULES, dashboard_queries, without_variables
 from support.metric_tellings import beat, outcome, record, steps
-
-PATIENCE_S = 60.0
-_PAUSE_S = 0.25
-
-
-class Prometheus:
-    """One that scrapes `target_port` four times a second."""
-
-    def __init__(self, home: Path, target_port: int) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port: int = probe.getsockname()[1]
-        config = {
-            "global": {"scrape_interval": "250ms", "scrape_timeout": "250ms"},
-            "rule_files": [str(RULES)],
-            "scrape_configs": [
-                {
-                    "job_name": "penstock",
-                    "static_configs": [{"targets": [f"127.0.0.1:{target_port}"]}],
-                }
-            ],
-        }
-        # JSON is YAML.
-        (home / "prometheus.yaml").write_text(json.dumps(config))
-        executable = shutil.which("prometheus")
-        assert executable is not None
-        self._log = (home / "log").open("wb")
-        self._process = subprocess.Popen(
-            [
-                executable,
-                f"--config.file={home / 'prometheus.yaml'}",
-                f"--storage.tsdb.path={home / 'data'}",
-                f"--web.listen-address=127.0.0.1:{self.port}",
-                "--log.level=warn",
-            ],
-            stdout=self._log,
-            stderr=self._log,
-        )
-
-    def ask(self, path: str, **parameters: str) -> Any:
-        """The data of an API call; None while it does not answer."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE_S)
-        try:
-            connection.request("GET", f"/api/v1/{path}?{urllib.parse.urlencode(parameters)}")
-            answer = json.loads(connection.getresponse().read())
-        except (ConnectionError, json.JSONDecodeError):
-            return None
-        finally:
-            connection.close()
-        assert answer.get("status") == "success", answer
-        return answer["data"]
-
-    def close(self) -> None:
-        self._process.terminate()
-        self._process.wait(PATIENCE_S)
-        self._log.close()
+from support.prometheus import PATIENCE_S, Prometheus, shown_queries
+from support.service import Service, simulated, started
 
 
 class Traffic:
@@ -130,37 +74,72 @@ class Traffic:
 
 @pytest.fixture
 def scraped(tmp_path: Path) -> Iterator[tuple[Traffic, Prometheus]]:
-    if shutil.which("prometheus") is None:
-        pytest.skip("Prometheus is not installed")
     own = {"engine": 1}
     metrics = ServiceMetrics(model="demo", version="1", tenants=("atlas",), processes=lambda: own)
     server = MetricsServer(host="127.0.0.1", port=0, metrics=metrics, status=bytes)
     server.start()
-    prometheus = Prometheus(tmp_path, server.port)
-    yield Traffic(metrics), prometheus
-    prometheus.close()
-    server.close()
+    try:
+        with contextlib.closing(Prometheus(tmp_path, server.port)) as prometheus:
+            yield Traffic(metrics), prometheus
+    finally:
+        server.close()
 
 
 def test_every_query_of_the_dashboard_has_data(scraped: tuple[Traffic, Prometheus]) -> None:
     traffic, prometheus = scraped
-    wanted = {name: without_variables(query) for name, query in dashboard_queries().items()}
-    pause = threading.Event()
-    for _ in range(int(PATIENCE_S / _PAUSE_S)):
-        traffic.go_on()
-        # Prometheus has no way to say that it has scraped.
-        pause.wait(_PAUSE_S)
-        for name, query in list(wanted.items()):
-            answer = prometheus.ask("query", query=query)
-            if answer is None or not answer["result"]:
-                break
-            del wanted[name]
-        if not wanted:
-            break
 
-    assert wanted == {}
-    (target,) = prometheus.ask("targets")["activeTargets"]
-    assert target["health"] == "up", target["lastError"]
-    rules = [rule for group in prometheus.ask("rules")["groups"] for rule in group["rules"]]
-    assert rules
-    assert all(rule["health"] in ("ok", "unknown") for rule in rules)
+    assert prometheus.until_data(shown_queries(), traffic.go_on) == {}
+    prometheus.check_health()
+
+
+@contextlib.asynccontextmanager
+async def loaded(service: Service) -> AsyncGenerator[None]:
+    """A `penstock bench` keeps more requests there than fit, until the block ends."""
+    bench = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "penstock.server.cli", "bench", service.address),
+        *("--concurrency", "24", "--duration-s", str(PATIENCE_S), "--no-progress"),
+        *("--prompt-tokens", "uniform:8:64", "--output-tokens", "uniform:2:40"),
+        *("--tenant", "atlas", "--tenant-metadata-key", "x-tenant"),
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.DEVNULL,
+    )
+    try:
+        yield
+        assert bench.returncode is None, "it ended before its time"
+    finally:
+        if bench.returncode is None:
+            bench.terminate()
+        await bench.wait()
+
+
+MOVED = (
+    'penstock_requests_total{code="OK"}',
+    'penstock_admission_rejected_total{reason="QUEUE_FULL"}',
+    'penstock_request_errors_total{reason="ENGINE_DOWN"}',
+    'penstock_queue_wait_seconds_total{reason="blocks"}',
+    "penstock_preemptions_total",
+    'penstock_tenant_generation_tokens_total{tenant="atlas"}',
+)
+"""What has to come about, so that the rest means something."""
+
+
+async def test_every_query_has_data_of_a_service_under_load(tmp_path: Path) -> None:
+    """More is asked than there is room for: requests wait, lose their blocks and are refused; one
+    engine dies of it.
+    """
+    arguments = (
+        *simulated(),
+        *("--fronts", "2", "--metrics-port", "0", "--num-blocks", "24", "--max-num-seqs", "8"),
+        *("--max-num-waiting", "12", "--tenant-metadata-key", "x-tenant"),
+        *("--metrics-tenants", "atlas", "--admission-policy", "max_utilization"),
+    )
+    async with started(*arguments) as service:
+        port = int((await service.door("metrics")).rpartition(":")[2].partition("/")[0])
+        with contextlib.closing(await asyncio.to_thread(Prometheus, tmp_path, port)) as prometheus:
+            async with loaded(service):
+                serves = {"serves": "penstock_generation_tokens_total > 0"}
+                assert await asyncio.to_thread(prometheus.until_data, serves) == {}
+                os.kill(await service.next_pid("engine"), signal.SIGKILL)
+                wanted = shown_queries() | {name: f"{name} > 0" for name in MOVED}
+                assert await asyncio.to_thread(prometheus.until_data, wanted) == {}
+            await asyncio.to_thread(prometheus.check_health)

@@ -63,9 +63,10 @@ def visited(url: str, home: Path, *, seconds: int) -> Left:
     return Left(document=run.stdout, console=console)
 
 
-def pictured(url: str, home: Path, picture: Path, *, seconds: int, size: str = "1280,800") -> None:
-    """The same, into a PNG of `size` pixels."""
-    _run(url, home, seconds, f"--window-size={size}", f"--screenshot={picture}")
+def pictured(url: str, home: Path, picture: Path, *, seconds: int) -> None:
+    """The same, into a PNG, of what has come to rest."""
+    still = ("--force-prefers-reduced-motion", "--window-size=1500,820")
+    _run(url, home, seconds, *still, f"--screenshot={picture}")
 
 
 def _run(url: str, home: Path, seconds: int, *wanted: str) -> subprocess.CompletedProcess[str]:

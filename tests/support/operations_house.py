@@ -25,7 +25,6 @@ from penstock.server.flight.layout import STEP, EventKind
 from penstock.server.flight.memory import create_memory
 from penstock.server.flight.reader import FlightReader
 from penstock.server.flight.ring_memory import EVENT_RING, REQUEST_RING, STEP_RING, RingMemory
-from penstock.server.front.tenants import engine_request_id
 from penstock.server.operations.desk import DeskError
 from penstock.server.operations.snapshot import (
     CacheSnapshot,
@@ -360,7 +359,7 @@ def small_recording(num_steps: int = 6) -> bytes:
     # Each request has the number of the step that it came in for a key, and in its name.
     for key, row in enumerate(rows):
         at_s = float(row["updated_s"])
-        names = (engine_request_id("acme", f"r{key}").encode(), b"acme")
+        names = (f"r{key}".encode(), b"acme")
         numbers = (math.inf, math.inf, 20, 64, 0, 0)
         memory.append(REQUEST_RING, key, at_s, *numbers, bytes(16), *names)
         memory.append(STEP_RING, *row.item())

@@ -28,7 +28,6 @@ SERVICE = "penstock.v1.GenerationService"
 STYLES = ("Generate", "GenerateOnce", "Multiplex")
 WHOLE = ("prepare", "queue", "prefill", "decode", "deliver")
 _ERRORS = {"UNKNOWN", "DEADLINE_EXCEEDED", "UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS"}
-_MAX_POLLS = 2000
 _KEY = 7
 
 
@@ -174,7 +173,7 @@ async def until_listed(
     """Return once all of them are in that state, as operators see it."""
     wanted = {call.request_id for call in calls}
     async with asyncio.timeout(PATIENCE_S):
-        for _ in range(_MAX_POLLS):
+        async for _ in operations.watch_stats(interval_s=0.1):
             listed = await operations.list_requests()
             if wanted <= {one.request_id for one in listed if one.state is state}:
                 return

@@ -41,6 +41,7 @@ class EventKind(enum.IntEnum):
 STEP = np.dtype(
     [
         ("step", "<u8"),
+        # Planning began; the executor was given the step; its result was there, and was taken in.
         ("begun_s", "<f8"),
         ("launched_s", "<f8"),
         ("collected_s", "<f8"),

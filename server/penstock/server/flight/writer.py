@@ -29,6 +29,7 @@ from penstock.server.flight.facts import FlightFacts
 from penstock.server.flight.gaps import TurnGaps
 from penstock.server.flight.layout import NO_REASON, TOTALS, EventKind
 from penstock.server.flight.ring_memory import EVENT_RING, REQUEST_RING, STEP_RING, RingMemory
+from penstock.server.front.tenants import own_request_id
 
 _PROMPT, _CACHED, _OUTPUT, _ADMITTED, _PREEMPTED, _FINISHED, _FAILED = range(3, len(TOTALS))
 _MAX_U4, _MAX_U2 = 2**32 - 1, 2**16 - 1
@@ -102,7 +103,7 @@ class FlightWriter:
                 max(-_MAX_PRIORITY, min(spec.priority, _MAX_PRIORITY)),
                 min(spec.output_index, _MAX_U2),
                 spec.trace_id,
-                spec.request_id.encode("utf-8", "replace"),
+                own_request_id(spec.tenant, spec.request_id).encode("utf-8", "replace"),
                 spec.tenant.encode("utf-8", "replace"),
             )
         if len(specs) > 1:

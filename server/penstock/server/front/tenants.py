@@ -32,3 +32,8 @@ def engine_request_id(tenant: str, request_id: str) -> str:
     Neither part can hold the separator, so no two requests of different tenants meet.
     """
     return f"{tenant}{_SEPARATOR}{request_id}" if tenant else request_id
+
+
+def own_request_id(tenant: str, engine_id: str) -> str:
+    """The id that the tenant gave, from the one that the engine knows."""
+    return engine_id.removeprefix(engine_request_id(tenant, ""))

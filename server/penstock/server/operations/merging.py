@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from penstock.scheduler.live_view import LiveView
 from penstock.scheduler.state import RequestState
-from penstock.server.front.tenants import engine_request_id
+from penstock.server.front.tenants import own_request_id
 from penstock.server.operations.snapshot import PhaseChange, RequestView
 from penstock.server.telemetry.front_view import FrontView
 from penstock.server.telemetry.request_record import SegmentKind
@@ -121,11 +121,6 @@ def _of_engine(
         time_to_deadline_s=_time_to_deadline_s(outputs, now_s),
         trace_id=first.trace_id.hex(),
     )
-
-
-def own_request_id(tenant: str, engine_id: str) -> str:
-    """The id a tenant gave, from the one that the engine knows."""
-    return engine_id.removeprefix(engine_request_id(tenant, ""))
 
 
 def _by_request(outputs: Iterable[LiveView]) -> Iterable[list[LiveView]]:

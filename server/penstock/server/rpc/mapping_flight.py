@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from penstock.server.flight.layout import EventKind
 from penstock.server.flight.reader import Recording
 from penstock.server.operations.engine_steps import wait_reason_name
-from penstock.server.operations.merging import own_request_id
 from penstock.server.operations.snapshot import CacheSnapshot
 from penstock.server.rpc.mapping_operations import (
     cache_of,
@@ -129,7 +128,7 @@ def _names_by_key(requests: NDArray[Any]) -> dict[int, tuple[str, int]]:
     """Request id, as its tenant gave it, and output index."""
     return {
         int(row["key"]): (
-            own_request_id(_text(row["tenant"]), _text(row["request_id"])),
+            _text(row["request_id"]),
             int(row["output_index"]),
         )
         for row in requests

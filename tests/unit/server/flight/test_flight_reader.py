@@ -43,6 +43,31 @@ def append(memory: RingMemory, number: int, num: int = 1) -> None:
         memory.appender(STEP_RING)(*([step] * 19), 0, 0, 0, 0, 0)
 
 
+@given(st.lists(st.integers(0, 40), min_size=1, max_size=40))
+@settings(max_examples=40, deadline=None)
+def test_rows_that_are_added_together_are_the_same_rows(batches: list[int]) -> None:
+    """Over the end of the ring too, and more than are packed at once; a step ring has 64 places."""
+    together, apart = create_memory(64, "test"), create_memory(64, "test")
+    try:
+        one, other = RingMemory(together, make_facts()), RingMemory(apart, make_facts())
+        add = one.batch_appender(STEP_RING)
+        step = 0
+        for num in batches:
+            rows = [[at] * 19 + [0] * 5 for at in range(step, step + num)]
+            add([value for row in rows for value in row])
+            append(other, step, num)
+            step += num
+        assert one.totals.tolist() == other.totals.tolist()
+        start = HEADER_BYTES
+        size = os.fstat(together).st_size - start
+        assert os.pread(together, size, start) == os.pread(apart, size, start)
+        one.close()
+        other.close()
+    finally:
+        os.close(together)
+        os.close(apart)
+
+
 def test_before_an_engine_wrote_there_is_nothing(fd: int) -> None:
     reader = FlightReader(fd)
 

@@ -1,5 +1,6 @@
 """What is written of an engine's flight is what it did: counted, timed, whose, and nothing said."""
 
+import dataclasses
 import logging
 import math
 from pathlib import Path
@@ -20,6 +21,7 @@ from penstock.server.flight.layout import EVENT, REQUEST, STEP, EventKind, row_s
 from penstock.server.flight.memory import create_memory
 from penstock.server.flight.reader import FlightReader
 from penstock.server.flight.writer import FlightWriter
+from penstock.server.front.tenants import engine_request_id
 from penstock.server.recording.recorder import Recorder
 from penstock.server.recording.recording_engine import RecordingEngine
 from support.core import FakeClock, make_spec
@@ -340,3 +342,16 @@ def test_a_fault_of_the_recorder_ends_the_recording_alone(
     assert flown.num_output[1] == 5
     # Said once, not for each step.
     assert len(caplog.records) == 1
+
+
+ID = "x" * 64  # as much as a row holds
+
+
+def test_a_tenants_request_has_the_id_that_the_tenant_gave_it() -> None:
+    flown = Flown()
+    spec = make_spec(1, arrival_s=flown.clock(), tenant="acme")
+    flown.engine.submit((dataclasses.replace(spec, request_id=engine_request_id("acme", ID)),))
+
+    (row,) = flown.recording().requests
+
+    assert (bytes(row["request_id"]), bytes(row["tenant"])) == (ID.encode(), b"acme")

@@ -1,0 +1,265 @@
+"""What clients send and get is in nothing that a service lets out, unless content capture is on."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import urllib.error
+import urllib.request
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+from grpc_health.v1 import health_pb2
+
+from penstock.client import FlightFormat, OperationsClient, RequestState, ServerProcess
+from support import canaries
+from support.observation import flight_files, observed, until_stats
+from support.otlp_receiver import Receiver, grpc_receiver
+from support.service import Service, simulated, until_health
+from support.traced_calls import SERVICE, STYLES, TracedCall, until_listed
+
+SERVING = health_pb2.HealthCheckResponse.SERVING
+FAULTS = [
+    {"kind": "request_fails", "at_prompt_token": canaries.POISON, "max_times": 9},
+    {"kind": "executor_dies", "at_prompt_token": canaries.DEADLY, "at_output": 2},
+]
+LONG = 900
+SMALL_WINDOW = (
+    ("grpc.http2.bdp_probe", 0),
+    ("grpc.http2.lookahead_bytes", 1024),
+    ("grpc.use_local_subchannel_pool", 1),
+)
+
+
+@dataclass
+class Site:
+    """A service, what is sent to it, and all that it lets out."""
+
+    service: Service
+    operations: OperationsClient
+    channel: grpc.aio.Channel
+    folder: Path
+    outputs: list[str] = field(default_factory=list[str])
+    told: dict[str, bytes] = field(default_factory=dict[str, bytes])
+
+    def call(self, style: str, message: Any, **how: Any) -> TracedCall:
+        """Ask, with credentials."""
+        channel = how.pop("channel", self.channel)
+        return TracedCall(channel, style, message, metadata=canaries.metadata(), **how)
+
+    async def outcome(self, style: str, message: Any, **how: Any) -> str:
+        """What becomes of it; its text is a secret too."""
+        call = self.call(style, message, **how)
+        told = await call.outcome()
+        self.outputs.append(call.text)
+        return told
+
+
+@contextlib.asynccontextmanager
+async def watched(collector: Receiver, folder: Path, *arguments: str) -> AsyncGenerator[Site]:
+    options = (
+        *simulated(faults=FAULTS),
+        *("--fronts", "1", "--max-num-seqs", "3", "--max-num-waiting", "2"),
+        *("--max-backlog-tokens", "64", "--max-reader-stall-s", "0.3", "--drain-grace-s", "0.3"),
+        *("--flight-folder", str(folder / "flight"), "--record", str(folder / "record")),
+        *("--otlp-endpoint", collector.endpoint, "--log-level", "debug"),
+    )
+    async with (
+        observed(*options, *arguments) as (service, operations),
+        service.channel() as channel,
+    ):
+        yield Site(service, operations, channel, folder)
+
+
+async def serve_well(site: Site) -> None:
+    for style in STYLES:
+        for message in (
+            canaries.text_request(24),
+            canaries.chat_request(24),
+            canaries.ids_request(24),
+        ):
+            assert await site.outcome(style, message) == "OK"
+
+
+async def refuse(site: Site) -> None:
+    for style in STYLES:
+        for name, message in canaries.refused_requests().items():
+            if style == "Multiplex" and isinstance(message, bytes):
+                continue  # another message; see `break_the_protocol`
+            if style == "GenerateOnce" and name == "unknown field":
+                continue
+            told = await site.outcome(style, message)
+            assert (told == "OK") is (name in canaries.TAKEN), (style, name, told)
+
+
+async def break_the_protocol(site: Site) -> None:
+    """Bytes that are no command, methods that are none, pages that are none."""
+    words = canaries.WORDS
+    call: Any = site.channel.stream_stream(f"/{SERVICE}/Multiplex")(
+        iter([words["malformed"].encode()]), metadata=canaries.metadata()
+    )
+    assert (await call.code()) is grpc.StatusCode.INVALID_ARGUMENT
+    call = site.channel.unary_unary(f"/{SERVICE}/Improvise")(
+        words["malformed"].encode(), metadata=canaries.metadata()
+    )
+    assert (await call.code()) is grpc.StatusCode.UNIMPLEMENTED
+    for path in (words["path"], f"metrics?compat={words['path']}", f"?q={words['path']}"):
+        await fetched(site, path.replace(" ", "%20"))
+        await fetched(site, path.replace(" ", ""))
+
+
+async def fail(site: Site) -> None:
+    """Deadlines, cancellations, stalls, failures of the executor, deaths of the engine."""
+    for style in STYLES:
+        message = canaries.ids_request(LONG)
+        assert await site.outcome(style, message, timeout_s=0.3) == "DEADLINE_EXCEEDED"
+        call = site.call(style, canaries.text_request(LONG))
+        await until_listed(site.operations, [call], RequestState.PROCESSING)
+        call.call.cancel()
+        assert await call.outcome() == "CANCELLED"
+        poisoned = canaries.ids_request(9, canaries.POISON)
+        assert await site.outcome(style, poisoned) == "INTERNAL"
+    await stall(site)
+    deadly = canaries.ids_request(9, canaries.DEADLY)
+    assert await site.outcome("Generate", deadly) == "UNAVAILABLE"
+    await until_health(site.channel, SERVING)
+
+
+async def stall(site: Site) -> None:
+    message = canaries.ids_request(LONG)
+    message.output.return_token_ids = True
+    message.output.logprobs = 20
+    async with grpc.aio.insecure_channel(site.service.address, options=SMALL_WINDOW) as channel:
+        call = site.call("Generate", message, channel=channel)
+        await site.service.until_logged("reader stalled and was cut")
+        assert await call.outcome() == "RESOURCE_EXHAUSTED"
+
+
+async def fetched(site: Site, path: str) -> bytes:
+    base = (await site.service.door("metrics")).removesuffix("metrics")
+
+    def fetch() -> bytes:
+        try:
+            with urllib.request.urlopen(base + path, timeout=20) as answer:
+                return bytes(answer.read())
+        except urllib.error.HTTPError as error:
+            return bytes(error.read())
+
+    return await asyncio.to_thread(fetch)
+
+
+async def look(site: Site) -> None:
+    """At all that can be asked, while requests run and wait."""
+    calls = [site.call("Generate", canaries.text_request(LONG)) for _ in range(3)]
+    await until_listed(site.operations, calls, RequestState.PROCESSING)
+    operations, told = site.operations, site.told
+    for path in ("", "metrics", "metrics?compat=trtllm", "metrics?compat=gen_ai", "status.json"):
+        told[f"/{path}"] = await fetched(site, path)
+    stats = await until_stats(operations, lambda stats: len(stats.fronts) == 1)
+    answers = {
+        "stats": await operations.get_stats(),
+        "requests": await operations.list_requests(),
+        "request": await operations.get_request(calls[0].request_id),
+        "steps": await operations.get_flight_steps(),
+    }
+    told.update({name: repr(answer).encode() for name, answer in answers.items()})
+    for form in FlightFormat:
+        told[f"flight {form}"] = await operations.get_flight_record(file_format=form)
+    for process in (ServerProcess.ENGINE, ServerProcess.FRONT):
+        index = stats.fronts[0].index if process is ServerProcess.FRONT else None
+        told[f"profile {process}"] = await operations.profile(
+            process, front_index=index, duration_s=0.3
+        )
+    assert calls[0].request_id.encode() in told["/status.json"]
+    await operations.dump_flight_record()
+    for call in calls:
+        call.call.cancel()
+        await call.outcome()
+
+
+async def end(site: Site) -> None:
+    """The engine is killed under requests, then the service drains under others."""
+    for how in ("kill", "drain"):
+        calls = [site.call(style, canaries.ids_request(LONG)) for style in STYLES]
+        await until_listed(site.operations, calls, RequestState.PROCESSING)
+        if how == "kill":
+            os.kill(await last_engine(site), signal.SIGKILL)
+        else:
+            site.service.signal(signal.SIGTERM)
+        assert [await call.outcome() for call in calls] == ["UNAVAILABLE"] * len(calls)
+        if how == "kill":
+            await until_health(site.channel, SERVING)
+    assert await site.service.ended() == 0
+    site.told["log"] = "".join(site.service.stderr).encode()
+    site.told["stdout"] = "".join(site.service.stdout).encode()
+    for path in flight_files(site.folder / "flight"):
+        site.told[path.name] = path.read_bytes()
+    for path in (site.folder / "record").iterdir():
+        site.told[path.name] = path.read_bytes()
+
+
+async def last_engine(site: Site) -> int:
+    pid = await site.service.next_pid("engine")
+    while not site.service.pids["engine"].empty():
+        pid = await site.service.next_pid("engine")
+    return pid
+
+
+def sought_in(site: Site) -> dict[str, bytes]:
+    """The secrets, and what was generated: pieces of it that no other text has."""
+    words = canaries.sought()
+    for number, text in enumerate(text for text in site.outputs if len(text) >= 16):
+        words[f"output {number}"] = text[:16].encode()
+    assert sum(name.startswith("output") for name in words) >= 3 * len(STYLES)
+    return words
+
+
+async def go_through_it(site: Site) -> None:
+    await serve_well(site)
+    await refuse(site)
+    await break_the_protocol(site)
+    await fail(site)
+    await look(site)
+    await end(site)
+
+
+def check_that_it_was_looked_at(site: Site, collector: Receiver) -> None:
+    log = site.told["log"]
+    for text in (b"the executor died", b"DEBUG", b"a request failed", b"reader stalled", b"killed"):
+        assert text in log, text
+    assert len(flight_files(site.folder / "flight")) >= 3
+    assert len(collector.spans()) > 100
+    assert b"penstock_requests_total" in site.told["/metrics"]
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+async def test_no_secret_is_in_anything_that_is_let_out(tmp_path: Path, form: str) -> None:
+    with grpc_receiver() as collector:
+        async with watched(collector, tmp_path, "--log-format", form) as site:
+            await go_through_it(site)
+        for number, payload in enumerate(collector.payloads):
+            site.told[f"export {number}"] = payload
+        site.told["headers of exports"] = repr(collector.metadata).encode()
+        check_that_it_was_looked_at(site, collector)
+        assert canaries.find(site.told, sought_in(site)) == []
+
+
+async def test_content_that_is_asked_for_is_in_spans_and_nowhere_else(tmp_path: Path) -> None:
+    with grpc_receiver() as collector:
+        async with watched(collector, tmp_path, "--trace-content", "on") as site:
+            await go_through_it(site)
+        words = sought_in(site)
+        assert canaries.find(site.told, words) == []
+        spans = b"".join(collector.payloads)
+        in_spans = {leak.place for leak in canaries.find({"spans": spans}, words)}
+        assert {"text", "chat", "role"} < in_spans
+        assert any(place.startswith("output") for place in in_spans)
+        beside = {place for place in in_spans if not place.startswith("output")}
+        assert beside == {"text", "chat", "role"}, "content is prompt and output, and nothing else"

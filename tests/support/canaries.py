@@ -1,0 +1,137 @@
+"""Secrets that a client sends, and all the forms in which a service might let one out.
+
+Owns the words and token ids, the requests that carry them, and the search. A canary is found as it
+is, as JSON or Python would quote it, cut to its beginning, and token ids also as numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from penstock.v1 import generation_service_pb2 as pb
+
+IDS = (397, 401, 389, 383, 379, 373, 367, 359)
+"""A prompt that nobody else sends."""
+TAKEN = frozenset({"role", "unknown field"})
+"""Of the requests that others would refuse, those that a plain model takes."""
+POISON, DEADLY = 349, 347
+"""Tokens of a prompt: its request fails alone, or the executor dies."""
+_PLACES = (
+    *("text", "chat", "role", "stop", "schema", "regex", "grammar", "choice", "salt", "session"),
+    *("model", "adapter", "mime", "authorization", "cookie", "baggage", "custom", "malformed"),
+    *("unknown", "path", "credit"),
+)
+WORDS = {place: f"Kanarie {place} zingt zachtjes" for place in _PLACES}
+"""What stands at each place. Of the first letters alone nobody else has three in a row."""
+
+
+@dataclass(frozen=True)
+class Leak:
+    """A canary that got out: where it was, and where it was found."""
+
+    place: str
+    where: str
+    around: bytes
+
+
+def find(sources: dict[str, bytes], words: dict[str, bytes]) -> list[Leak]:
+    """All canaries of `words` in all sources, the first finding of each."""
+    return [
+        Leak(place, where, data[max(0, data.index(word) - 60) :][:160])
+        for where, data in sources.items()
+        for place, word in words.items()
+        if word in data
+    ]
+
+
+def sought() -> dict[str, bytes]:
+    """What to look for, whatever the executor makes of the prompts."""
+    words = {place: f"Kanarie {place}".encode() for place in WORDS}
+    return words | dict(forms_of_ids("ids", IDS))
+
+
+def forms_of_ids(name: str, ids: Sequence[int]) -> Iterator[tuple[str, bytes]]:
+    """Four ids in a row, as text and as memory has them."""
+    for start in range(len(ids) - 3):
+        four = ids[start : start + 4]
+        for sign in (", ", ",", " ", "\n"):
+            yield f"{name} {start} by {sign!r}", sign.join(map(str, four)).encode()
+        for kind in ("<i4", "<i8", "<u2"):
+            yield f"{name} {start} as {kind}", np.array(four, dtype=kind).tobytes()
+        packed = pb.GenerateRequest()
+        packed.token_ids.ids.extend(four)
+        yield f"{name} {start} packed", packed.token_ids.SerializeToString()[2:]
+
+
+def metadata() -> tuple[tuple[str, str], ...]:
+    """Credentials and whatever else callers send along."""
+    return (
+        ("authorization", f"Bearer {WORDS['authorization']}"),
+        ("cookie", WORDS["cookie"]),
+        ("baggage", f"prompt={WORDS['baggage']}"),
+        ("x-custom", WORDS["custom"]),
+    )
+
+
+def text_request(num_tokens: int) -> pb.GenerateRequest:
+    """A text prompt with a stop string, a salt and a session."""
+    message = pb.GenerateRequest()
+    message.text.text = WORDS["text"]
+    message.sampling.temperature = 0.0
+    message.stopping.max_tokens = num_tokens
+    message.stopping.ignore_eos = True
+    message.stopping.stop_strings.append(WORDS["stop"])
+    message.cache.salt = WORDS["salt"]
+    message.cache.session_id = WORDS["session"]
+    return message
+
+
+def chat_request(num_tokens: int) -> pb.GenerateRequest:
+    """The same as a dialogue."""
+    message = text_request(num_tokens)
+    message.chat.messages.add(role="user", content=WORDS["chat"])
+    return message
+
+
+def ids_request(num_tokens: int, *more: int) -> pb.GenerateRequest:
+    """The same as token ids; `more` at the end."""
+    message = text_request(num_tokens)
+    message.token_ids.ids.extend((*IDS, *more))
+    return message
+
+
+def refused_requests() -> dict[str, pb.GenerateRequest | bytes]:
+    """Such as are refused, each with a secret in what it is refused for; but see `TAKEN`."""
+    edits: dict[str, Callable[[pb.GenerateRequest], object]] = {
+        "model": lambda message: setattr(message, "model", WORDS["model"]),
+        "role": lambda message: message.chat.messages.add(role=WORDS["role"], content="x"),
+        "schema": lambda message: setattr(
+            message.constraint.json_schema, "schema", f'{{"title": "{WORDS["schema"]}"}}'
+        ),
+        "broken schema": lambda message: setattr(
+            message.constraint.json_schema, "schema", f"{{{WORDS['schema']}"
+        ),
+        "regex": lambda message: setattr(message.constraint.regex, "pattern", WORDS["regex"] + "("),
+        "grammar": lambda message: setattr(message.constraint.grammar, "ebnf", WORDS["grammar"]),
+        "choice": lambda message: message.constraint.choice.choices.append(WORDS["choice"]),
+        "adapter": lambda message: setattr(message.adapter, "name", WORDS["adapter"]),
+        "image": lambda message: message.images.add(mime_type=WORDS["mime"]),
+        "long": lambda message: setattr(message.text, "text", WORDS["text"] * 2000),
+        "temperature": lambda message: setattr(message.sampling, "temperature", -1.0),
+        "tokens": lambda message: message.token_ids.ids.extend((*IDS, 2**31 - 1)),
+    }
+    told: dict[str, pb.GenerateRequest | bytes] = {}
+    for name, edit in edits.items():
+        message = text_request(3)
+        edit(message)
+        told[name] = message
+    told["malformed"] = b"\x0a\xff\xff\xff\x7f" + WORDS["malformed"].encode()
+    unknown = WORDS["unknown"].encode()
+    # Field 2000, a string: from a client of another version.
+    told["unknown field"] = text_request(3).SerializeToString() + (
+        b"\x82\x7d" + bytes([len(unknown)]) + unknown
+    )
+    return told
