@@ -6,6 +6,7 @@ viewer has. Pure.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -74,8 +75,11 @@ class Timeline:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """What to show. `until_s` None: to the end. `told`: requests that stand out and have arrows;
-    empty: all stand out, none has. `tenants`: colours of their decodes. `max_lanes` of the queue."""
+    """What to show.
+
+    `until_s` None: to the end. `told`: requests that stand out and have arrows; empty: all stand
+    out, none has. `tenants`: colours of their decodes. `max_lanes` of the queue. `areas`: counters.
+    """
 
     title: str
     since_s: float = 0.0
@@ -176,7 +180,7 @@ class _Picture:
             y += _SLOT + 2
         y += 10
         lanes = sorted({each.track for each in self._seen(_QUEUE)})
-        for track in lanes[: self._view.max_lanes]:
+        for track in self._lanes(lanes):
             self._rows[track] = (y, _LANE)
             y += _LANE + 1
         if lanes:
@@ -187,6 +191,12 @@ class _Picture:
             drawing.text(_LEFT, y + 11, more, size=10, fill=QUIET)
             y += 14
         self._y = y
+
+    def _lanes(self, lanes: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+        """The first ones, and those of requests that stand out in place of the last of them."""
+        told = {each.track for each in self._seen(_QUEUE) if each.name in self._view.told}
+        others = [track for track in lanes if track not in told]
+        return sorted(told.union(others[: max(0, self._view.max_lanes - len(told))]))
 
     def _grid(self) -> None:
         for each in ticks(self._length_s, 10):
@@ -296,7 +306,7 @@ class _Picture:
         for points in self._timeline.arrows.values():
             if not any((track, round(at_s, 6)) in told for track, at_s in points):
                 continue
-            for (track, at_s), (next_track, next_s) in zip(points, points[1:], strict=False):
+            for (track, at_s), (next_track, next_s) in itertools.pairwise(points):
                 rows = self._rows.get(track), self._rows.get(next_track)
                 if rows[0] is None or rows[1] is None or next_s > self._until_s:
                     continue

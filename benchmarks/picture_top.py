@@ -15,7 +15,7 @@ from penstock.server.cli.top_board import Board
 from penstock.server.cli.top_view import frame_of
 from picture_svg import MONO
 
-COLUMNS = 128
+COLUMNS = 112
 _FORMAT = """\
 <svg viewBox="0 26 {width} {height}" xmlns="http://www.w3.org/2000/svg" role="img">
 <title>penstock top</title>

@@ -41,6 +41,7 @@ _SHOWN = {
     "penstock.queue.slots_s": "slots",
     "penstock.queue.token_budget_s": "token budget",
     "penstock.queue.fairness_s": "fairness",
+    "penstock.queue.other_s": "other",
     "penstock.queue.position": "position",
     "penstock.queue.passed_by": "passed by",
     "penstock.queue.outcome": "outcome",
@@ -50,7 +51,8 @@ _SHOWN = {
     "penstock.decode.steps": "steps",
 }
 """Key and what it is called, in the order of showing; "" for the value alone."""
-_MEASURED = ("_s", "time_to_first_token")
+_SHORT_S = 0.02
+"""Of a wait, what is not worth an answer: a step or two."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,14 +93,14 @@ def family(root: SeenSpan, spans: Sequence[SeenSpan]) -> list[SeenSpan]:
 def says(span: SeenSpan) -> str:
     """What its attributes tell, in one line; what is nothing is left out."""
     told: list[str] = []
+    is_short = span.duration_s < _SHORT_S
     for key, name in _SHOWN.items():
         value = span.attributes.get(key)
-        if value in (None, 0, "admitted", "other"):
+        if value in (None, 0, "admitted") or (value == "other" and is_short):
             continue
-        is_time = key.endswith(_MEASURED) and isinstance(value, float)
-        if is_time and isinstance(value, float) and value < 0.0005:
+        if isinstance(value, float) and key.startswith("penstock.queue.") and value < _SHORT_S:
             continue
-        text = seconds(value) if is_time and isinstance(value, float) else str(value)
+        text = seconds(value) if isinstance(value, float) else str(value)
         told.append(f"{name} {text}".strip())
     num_in, num_out = (span.attributes.get(f"gen_ai.usage.{e}_tokens") for e in ("input", "output"))
     if num_in is not None:
@@ -131,7 +133,7 @@ class _Waterfall:
     def head(self, title: str) -> None:
         drawing = self._drawing
         drawing.text(_NAMES, 26, title, size=15, is_bold=True)
-        self._axis = [each for each in ticks(self._length_s, 8)]
+        self._axis = ticks(self._length_s, 8)
         for each in self._axis:
             x = self._x(self._start_ns + round(each * 1e9))
             drawing.text(x, 50, f"{each:g} s", size=11, fill=QUIET, anchor="middle")

@@ -26,6 +26,10 @@ _TTFT = (
 _ITL = (
     "histogram_quantile(0.99, sum by (le) (rate(penstock_inter_token_latency_seconds_bucket[5m])))"
 )
+_STEP = "histogram_quantile(0.999, sum by (le) (rate(penstock_step_seconds_bucket[5m])))"
+_STALLED = (
+    "histogram_quantile(0.99, sum by (le) (rate(penstock_stream_stalled_seconds_bucket[5m])))"
+)
 _RUNNING = "max_over_time(penstock_num_requests_running[5m])"
 
 
@@ -37,7 +41,8 @@ class Case:
     names; both empty for none. `groups`: prefixes of names whose clients report together.
     `queries`: PromQL with its unit, `[5m]` standing for the run. `look_s`, `kill_s`: seconds after
     the load began at which the operator looks, and at which the engine is killed; None: neither.
-    `traced`: requests whose traces are drawn, of the first run and of the second.
+    `traced`: requests whose traces are drawn, of the first run and of the second. `has_...`: which
+    pictures there are beside. `logged`: words of the lines of the log that are shown.
     """
 
     name: str
@@ -55,6 +60,8 @@ class Case:
     cured_asks: tuple[Ask, ...] = ()
     has_page: bool = False
     has_timeline_after: bool = False
+    has_top: bool = True
+    logged: tuple[str, ...] = ()
 
     @property
     def all_options(self) -> tuple[str, ...]:
@@ -119,20 +126,19 @@ def _flood() -> Case:
         asks=tuple(asks),
         groups=("chat-", "batch-"),
         queries={
-            _TTFT: "s",
             _QUEUED: "",
             "sum by (tenant) (rate(penstock_tenant_queue_seconds_total[5m]))": "",
             "sum by (tenant) (rate(penstock_tenant_generation_tokens_total[5m]))": "",
         },
         view=View(
             title="A flood: one tenant holds every slot and the whole queue",
-            told=("chat-2",),
+            told=("chat-4",),
             tenants={"batch": BLUE, "chat": GREEN},
             max_lanes=14,
             areas=("waiting",),
         ),
-        traced=("chat-2", "batch-20"),
-        traced_after=("chat-2", "batch-20"),
+        traced=("chat-4", "batch-20"),
+        traced_after=("chat-4", "batch-20"),
         look_s=3.4,
         has_page=True,
     )
@@ -160,9 +166,9 @@ def _prompt() -> Case:
         groups=("chat-", "report-"),
         queries={
             _ITL: "s",
-            "histogram_quantile(0.99, sum by (le) (rate(penstock_step_seconds_bucket[5m])))": "s",
-            "histogram_quantile(0.99, sum by (le) (rate(penstock_step_tokens_bucket[5m])))": "",
-            _TTFT: "s",
+            _ITL.replace("0.99", "0.999"): "s",
+            _STEP: "s",
+            "histogram_quantile(0.999, sum by (le) (rate(penstock_step_tokens_bucket[5m])))": "",
         },
         view=View(
             title="One long prompt: a step that everybody waits for",
@@ -171,7 +177,6 @@ def _prompt() -> Case:
         ),
         has_timeline_after=True,
         traced=("chat-3", "chat-7", "report-1"),
-        traced_after=("chat-3", "chat-7", "report-1"),
         look_s=1.5,
     )
 
@@ -200,7 +205,7 @@ def _reader() -> Case:
         groups=("slow-", "chat-"),
         queries={
             "increase(penstock_stream_stalls_total[5m])": "",
-            "histogram_quantile(0.99, sum by (le) (rate(penstock_stream_stalled_seconds_bucket[5m])))": "s",  # noqa: E501
+            _STALLED: "s",
             "max_over_time(penstock_stream_backlog_tokens[5m])": "",
             _ITL: "s",
         },
@@ -212,7 +217,7 @@ def _reader() -> Case:
 
 def _killed() -> Case:
     asks = [
-        Ask(name=f"essay-{i + 1}", at_s=0.15 * i, num_prompt_tokens=64, num_tokens=200)
+        Ask(name=f"essay-{i + 1}", at_s=0.15 * i, num_prompt_tokens=64, num_tokens=280)
         for i in range(6)
     ]
     asks.append(Ask(name="late-1", at_s=4.5, num_prompt_tokens=64, num_tokens=40))
@@ -222,14 +227,15 @@ def _killed() -> Case:
         asks=tuple(asks),
         groups=("essay-", "late-"),
         queries={
-            "min_over_time(penstock_engine_up[5m])": "",
             "increase(penstock_engine_restarts_total[5m])": "",
-            'increase(penstock_request_errors_total{reason="ENGINE_DOWN"}[5m])': "",
+            "sum by (reason) (increase(penstock_request_errors_total[5m]))": "",
         },
         view=View(title="An engine that was killed: its last steps", areas=("waiting",)),
         traced=("essay-1", "essay-6", "late-1"),
         kill_s=1.8,
         look_s=2.1,
+        has_top=False,
+        logged=("flight record", "engine died", "engine is ready"),
     )
 
 

@@ -6,6 +6,7 @@ Owns the load and the clients' figures. Does not know what is slow, nor why.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import statistics
 import time
 from collections.abc import Sequence
@@ -99,7 +100,7 @@ async def _answer(client: Client, number: int, ask: Ask) -> Answer:
                         await asyncio.sleep(ask.read_s * event.num_tokens)
     except PenstockError as error:
         end = error.reason or error.code.name
-    gaps_s = [later - earlier for earlier, later in zip(came_s, came_s[1:], strict=False)]
+    gaps_s = [later - earlier for earlier, later in itertools.pairwise(came_s)]
     return Answer(
         name=ask.name,
         ttft_s=came_s[0] - sent_s if came_s else None,

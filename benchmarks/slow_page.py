@@ -15,17 +15,20 @@ from picture_svg import seconds
 from slow_cases import Case
 from slow_load import Answer, figures_of
 
+_NOTHING = 5e-4
 MARK, MARK_END = "<!-- run: {} -->", "<!-- end of run -->"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Told:
-    """What a case's runs said, the first one first; `summary`: of `penstock timeline`."""
+    """What a case's runs said, the first one first; `summary`: of `penstock timeline`;
+    `log`: lines worth showing."""
 
     case: Case
     answers: Sequence[Sequence[Answer]]
     values: Sequence[Mapping[str, Mapping[str, float]]]
     summary: str
+    log: str = ""
 
 
 def block(told: Told) -> str:
@@ -44,12 +47,16 @@ def block(told: Told) -> str:
         lines.append(
             f"| Prometheus | `{query.replace('|', chr(92) + '|')}` | {' | '.join(cells)} |"
         )
+    if told.log:
+        lines += ["", "```", *told.log.splitlines(), "```"]
     return "\n".join((*lines, "", "```", *told.summary.splitlines(), "```"))
 
 
 def answer_of(values: Mapping[str, float], unit: str) -> str:
     """An answer of Prometheus in a cell; what is nothing is left out of many."""
-    told = {labels: value for labels, value in values.items() if len(values) == 1 or value > 5e-3}
+    told = {
+        labels: value for labels, value in values.items() if len(values) == 1 or value > _NOTHING
+    }
     return ", ".join(f"{labels} {_number(value, unit)}".strip() for labels, value in told.items()
                      ) or "0"  # fmt: skip
 
@@ -73,4 +80,6 @@ def write_told(path: Path, told: Told) -> None:
 def _number(value: float, unit: str) -> str:
     if math.isnan(value):
         return "-"
-    return seconds(value) if unit == "s" else f"{value:.3g}"
+    if unit == "s":
+        return seconds(value)
+    return f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"

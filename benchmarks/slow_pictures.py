@@ -1,8 +1,8 @@
 """Make the pictures and figures of docs/why-is-it-slow.md, from real runs.
 
-Each case runs twice, as it was and with what the page advises, on `penstock serve` with a collector,
-Prometheus, Chromium and `penstock top` around it. Pictures go to docs/pictures; what the clients,
-Prometheus and `penstock timeline` said replaces what stands between the marks of the page.
+Each case runs twice, as it was and with what the page advises, on `penstock serve` with a
+collector, Prometheus, Chromium and `penstock top` around it. Pictures go to docs/pictures; what the
+clients, Prometheus and `penstock timeline` said replaces what stands between the page's marks.
 
     python benchmarks/slow_pictures.py [--only blocks,flood] [--keep DIR]
 """
@@ -14,6 +14,7 @@ import asyncio
 import dataclasses
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -40,6 +41,7 @@ from slow_site import Site, site
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 PICTURES = DOCS / "pictures"
 PAGE = DOCS / "why-is-it-slow.md"
+_FOLDER = re.compile(r"/\S*/(?=penstock-flight-)")
 _LOOK_EVERY_S = 0.25
 _BEATS_S = 1.6
 """Fronts tell their state once a second, and it is scraped four times."""
@@ -150,7 +152,8 @@ def draw(case: Case, first: Run, second: Run | None) -> dict[str, bytes]:
     pictures[f"{case.name}-timeline.svg"] = picture_timeline.picture(timeline, case.view)
     title = f"{', '.join(case.traced)} as traced"
     pictures[f"{case.name}-trace.svg"] = waterfall(first.spans, case.traced, title)
-    pictures[f"{case.name}-top.svg"] = first.top
+    if case.has_top:
+        pictures[f"{case.name}-top.svg"] = first.top
     if second is not None and case.traced_after:
         title = f"The same with {case.cured}"
         drawn = waterfall(second.spans, case.traced_after, title)
@@ -163,6 +166,13 @@ def draw(case: Case, first: Run, second: Run | None) -> dict[str, bytes]:
     if first.shot:
         encoded[f"{case.name}-page.png"] = first.shot
     return encoded
+
+
+def logged(log: str, words: Sequence[str]) -> str:
+    """The lines with any of these words, of what came since it was ready; without folders."""
+    _, _, since = log.rpartition("penstock metrics on")
+    lines = [line for line in since.splitlines() if any(word in line for word in words)]
+    return _FOLDER.sub("", "\n".join(lines))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -191,6 +201,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             answers=[run.answers for run in runs],
             values=[run.values for run in runs],
             summary=first.summary,
+            log=logged(first.log, case.logged),
         )
         write_told(PAGE, told)
         if args.keep is not None:

@@ -1,8 +1,7 @@
-"""Each way a request can end, of each style, at a real service: exactly one trace, and a true one."""
+"""Each way a request can end, of each style, at a real service: exactly one trace, a true one."""
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 from collections.abc import Awaitable, Callable

@@ -15,6 +15,7 @@ from typing import Any
 
 import grpc
 import grpc.aio
+import numpy as np
 import pytest
 from grpc_health.v1 import health_pb2
 
@@ -46,6 +47,7 @@ class Site:
     operations: OperationsClient
     channel: grpc.aio.Channel
     folder: Path
+    engine_pid: int = 0
     outputs: list[str] = field(default_factory=list[str])
     told: dict[str, bytes] = field(default_factory=dict[str, bytes])
 
@@ -66,7 +68,7 @@ class Site:
 async def watched(collector: Receiver, folder: Path, *arguments: str) -> AsyncGenerator[Site]:
     options = (
         *simulated(faults=FAULTS),
-        *("--fronts", "1", "--max-num-seqs", "3", "--max-num-waiting", "2"),
+        *("--fronts", "1", "--max-num-seqs", "3", "--max-num-waiting", "4"),
         *("--max-backlog-tokens", "64", "--max-reader-stall-s", "0.3", "--drain-grace-s", "0.3"),
         *("--flight-folder", str(folder / "flight"), "--record", str(folder / "record")),
         *("--otlp-endpoint", collector.endpoint, "--log-level", "debug"),
@@ -102,11 +104,12 @@ async def refuse(site: Site) -> None:
 async def break_the_protocol(site: Site) -> None:
     """Bytes that are no command, methods that are none, pages that are none."""
     words = canaries.WORDS
-    call: Any = site.channel.stream_stream(f"/{SERVICE}/Multiplex")(
+    raw: Any = site.channel
+    call = raw.stream_stream(f"/{SERVICE}/Multiplex")(
         iter([words["malformed"].encode()]), metadata=canaries.metadata()
     )
     assert (await call.code()) is grpc.StatusCode.INVALID_ARGUMENT
-    call = site.channel.unary_unary(f"/{SERVICE}/Improvise")(
+    call = raw.unary_unary(f"/{SERVICE}/Improvise")(
         words["malformed"].encode(), metadata=canaries.metadata()
     )
     assert (await call.code()) is grpc.StatusCode.UNIMPLEMENTED
@@ -128,7 +131,9 @@ async def fail(site: Site) -> None:
         assert await site.outcome(style, poisoned) == "INTERNAL"
     await stall(site)
     deadly = canaries.ids_request(9, canaries.DEADLY)
+    await site.service.next_pid("engine")
     assert await site.outcome("Generate", deadly) == "UNAVAILABLE"
+    site.engine_pid = await site.service.next_pid("engine")
     await until_health(site.channel, SERVING)
 
 
@@ -190,11 +195,12 @@ async def end(site: Site) -> None:
         calls = [site.call(style, canaries.ids_request(LONG)) for style in STYLES]
         await until_listed(site.operations, calls, RequestState.PROCESSING)
         if how == "kill":
-            os.kill(await last_engine(site), signal.SIGKILL)
+            os.kill(site.engine_pid, signal.SIGKILL)
         else:
             site.service.signal(signal.SIGTERM)
         assert [await call.outcome() for call in calls] == ["UNAVAILABLE"] * len(calls)
         if how == "kill":
+            await site.service.next_pid("engine")
             await until_health(site.channel, SERVING)
     assert await site.service.ended() == 0
     site.told["log"] = "".join(site.service.stderr).encode()
@@ -203,13 +209,6 @@ async def end(site: Site) -> None:
         site.told[path.name] = path.read_bytes()
     for path in (site.folder / "record").iterdir():
         site.told[path.name] = path.read_bytes()
-
-
-async def last_engine(site: Site) -> int:
-    pid = await site.service.next_pid("engine")
-    while not site.service.pids["engine"].empty():
-        pid = await site.service.next_pid("engine")
-    return pid
 
 
 def sought_in(site: Site) -> dict[str, bytes]:
@@ -231,12 +230,25 @@ async def go_through_it(site: Site) -> None:
 
 
 def check_that_it_was_looked_at(site: Site, collector: Receiver) -> None:
-    log = site.told["log"]
-    for text in (b"the executor died", b"DEBUG", b"a request failed", b"reader stalled", b"killed"):
+    log = site.told["log"].lower()
+    for text in (b"the executor died", b"debug", b"a request failed", b"reader stalled", b"killed"):
         assert text in log, text
     assert len(flight_files(site.folder / "flight")) >= 3
     assert len(collector.spans()) > 100
     assert b"penstock_requests_total" in site.told["/metrics"]
+
+
+def test_the_search_finds_what_is_there() -> None:
+    secrets = canaries.sought()
+    ids = ", ".join(map(str, canaries.IDS))
+    for name, data in {
+        "words": f"x {canaries.WORDS['stop']} y".encode(),
+        "ids": f"[{ids}]".encode(),
+        "memory": np.array(canaries.IDS, dtype="<i4").tobytes(),
+        "message": canaries.ids_request(1).SerializeToString(),
+    }.items():
+        assert canaries.find({name: data}, secrets), name
+    assert canaries.find({"nothing": b"kanarie, 397 401"}, secrets) == []
 
 
 @pytest.mark.parametrize("form", ["text", "json"])

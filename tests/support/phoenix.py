@@ -16,7 +16,7 @@ import subprocess
 import threading
 import urllib.parse
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -105,7 +105,7 @@ def traces_of(spans: Sequence[dict[str, Any]]) -> dict[str, Trace]:
 
 
 @contextlib.contextmanager
-def phoenix(command: Path, home: Path) -> Iterator[Phoenix]:
+def phoenix(command: Path, home: Path) -> Generator[Phoenix]:
     """Run one whose files are in `home`, telling nobody outside."""
     with socket.socket() as first, socket.socket() as second:
         for probe in (first, second):

@@ -30,7 +30,7 @@ def shown_queries() -> dict[str, str]:
 
 
 class Prometheus:
-    """One that scrapes `target_port` four times a second."""
+    """One that scrapes `target_port` once a second."""
 
     def __init__(self, home: Path, target_port: int) -> None:
         executable = shutil.which("prometheus")
@@ -40,7 +40,7 @@ class Prometheus:
             probe.bind(("127.0.0.1", 0))
             self.port: int = probe.getsockname()[1]
         config = {
-            "global": {"scrape_interval": "250ms", "scrape_timeout": "250ms"},
+            "global": {"scrape_interval": "1s", "scrape_timeout": "1s"},
             "rule_files": [str(RULES)],
             "scrape_configs": [
                 {

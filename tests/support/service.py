@@ -25,7 +25,10 @@ from penstock.v1 import generation_service_pb2_grpc as pb_grpc
 
 PATIENCE_S = 60.0
 _READY = re.compile(r"^penstock ready on (\S+) ")
-_CHILD_READY = re.compile(r"slot: (engine|front|observer) ?\d* ?is ready: pid=(\d+)")
+# As text or as JSON.
+_CHILD_READY = re.compile(
+    r'slot(?:: |", "message": ")(engine|front|observer) ?\d* ?is ready: pid=(\d+)'
+)
 _MAX_LINES = 5000
 
 

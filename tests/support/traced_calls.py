@@ -1,4 +1,4 @@
-"""Requests of every style to a real service, each under a trace of its own, and what became of them.
+"""Requests of every style to a real service, each under a trace of its own, and their ends.
 
 Owns the calls, and the check of one trace against what its request's client knows.
 """
@@ -10,7 +10,7 @@ import contextlib
 import itertools
 import secrets
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -44,7 +44,7 @@ def request(num_tokens: int = 3, prompt: Sequence[int] = (5, 6, 7, 8)) -> pb.Gen
 class TracedCall:
     """One request. What is sent as bytes goes out as it is.
 
-    `credit`: of a Multiplex request. `is_read`: whether anybody reads before `outcome` is asked.
+    `credit`: of a Multiplex request. Nothing is read before `outcome` is asked for.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class TracedCall:
         self.trace_id, self.span_id = secrets.token_bytes(16), secrets.token_bytes(8)
         self.request_id = f"request-{self.trace_id.hex()}"
         self.text = ""
-        data = message
+        data: Any = message
         if isinstance(message, pb.GenerateRequest):
             if message.HasField("request_id"):
                 self.request_id = message.request_id
@@ -74,12 +74,14 @@ class TracedCall:
         }
         path = f"/{SERVICE}/{style}"
         self.call: Any
+        # Without serialisers, which the stubs of grpc cannot tell.
+        raw: Any = channel
         if style == "Generate":
-            self.call = channel.unary_stream(path)(data, **options)
+            self.call = raw.unary_stream(path)(data, **options)
         elif style == "GenerateOnce":
-            self.call = channel.unary_unary(path)(data, **options)
+            self.call = raw.unary_unary(path)(data, **options)
         else:
-            self.call = channel.stream_stream(path)(_once(data), **options)
+            self.call = raw.stream_stream(path)(_once(data), **options)
 
     async def outcome(self) -> str:
         """Read to the end; the name of the request's status."""
@@ -121,7 +123,9 @@ class Expected:
     code: str
     reason: str = ""
     children: tuple[str, ...] | None = None
-    attributes: dict[str, dict[str, object]] = field(default_factory=dict[str, dict[str, object]])
+    attributes: Mapping[str, Mapping[str, object]] = field(
+        default_factory=dict[str, dict[str, object]]
+    )
 
 
 def check_traces(spans: Sequence[Span], expected: dict[str, tuple[TracedCall, Expected]]) -> None:
@@ -168,7 +172,7 @@ def _check_trace(spans: Sequence[Span], call: TracedCall, wanted: Expected) -> N
 
 
 async def until_listed(
-    operations: OperationsClient, calls: Iterable[TracedCall], state: RequestState
+    operations: OperationsClient, calls: Sequence[TracedCall], state: RequestState
 ) -> None:
     """Return once all of them are in that state, as operators see it."""
     wanted = {call.request_id for call in calls}
@@ -177,11 +181,13 @@ async def until_listed(
             listed = await operations.list_requests()
             if wanted <= {one.request_id for one in listed if one.state is state}:
                 return
+            ended = [f"{call.style}: {await call.outcome()}" for call in calls if call.call.done()]
+            assert not ended, f"ended before they were {state.name}: {', '.join(ended)}"
     raise AssertionError("they did not come to that")
 
 
 @contextlib.asynccontextmanager
-async def cancelled_after(calls: Sequence[TracedCall]) -> Any:
+async def cancelled_after(calls: Sequence[TracedCall]) -> AsyncGenerator[None]:
     """Calls that live inside the block."""
     try:
         yield
@@ -204,7 +210,7 @@ def _encoded(style: str, message: pb.GenerateRequest, credit: int | None) -> byt
     return command.SerializeToString()
 
 
-async def _once(data: bytes | pb.GenerateRequest) -> Any:
+async def _once(data: bytes) -> AsyncGenerator[bytes]:
     yield data
 
 

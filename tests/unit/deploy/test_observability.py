@@ -143,7 +143,7 @@ def test_the_service_listens_where_it_is_reached() -> None:
     assert "--host=0.0.0.0" in command
     assert "--operations-host=0.0.0.0" in command
     assert not [part for part in command if "-port" in part]
-    port = ServerConfig.__dataclass_fields__["port"].default
+    port: Any = ServerConfig.__dataclass_fields__["port"].default
     inside = [mapping.rpartition(":")[2] for mapping in SERVICES["penstock"]["ports"]]
     assert inside == [str(port + offset) for offset in range(3)]
     assert listens("penstock", port + 2)

@@ -1,0 +1,22 @@
+"""What is installed is whole: what is no Python is in the wheel too."""
+
+from __future__ import annotations
+
+import pathlib
+
+from hatchling.builders.wheel import WheelBuilder
+
+REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
+FOLDERS = ("server/penstock/server/metrics/page",)
+
+
+def test_the_files_of_the_status_page_are_in_the_wheel() -> None:
+    builder = WheelBuilder(str(REPOSITORY))
+    shipped = {file.distribution_path for file in builder.recurse_included_files()}
+    for folder in FOLDERS:
+        path = REPOSITORY / folder
+        files = {file for file in path.iterdir() if file.is_file()}
+        assert files
+        root = path.relative_to(REPOSITORY).parts[0]
+        for file in files:
+            assert file.relative_to(REPOSITORY / root).as_posix() in shipped, file
