@@ -24,6 +24,7 @@ from penstock.server.flight.reader import FlightReader
 from support.observation import DOORS, model_of, num_completed, observed, until_stats
 from support.otlp_receiver import grpc_receiver
 from support.service import launched, simulated, started, stream
+from support.traced_calls import TracedCall, request
 
 FRONT = ("--fronts", "1")
 
@@ -168,3 +169,24 @@ async def test_the_front_that_is_asked_for_must_be_there() -> None:
     async with observed(*simulated(), *FRONT) as (_, operations):
         with pytest.raises(PenstockError, match="there is no front 77"):
             await operations.profile(ServerProcess.FRONT, front_index=77, duration_s=0.1)
+
+
+async def test_metrics_tell_the_tenants_apart_that_are_named() -> None:
+    named = ("--tenant-metadata-key", "x-tenant", "--metrics-tenants", "atlas,borealis")
+    async with observed(*simulated(), *FRONT, *named) as (service, operations):
+        async with service.channel() as channel:
+            for tenant in ("atlas", "nobody", "else"):
+                call = TracedCall(channel, "Generate", request(), metadata=[("x-tenant", tenant)])
+                assert await call.outcome() == "OK"
+        await until_stats(operations, lambda stats: model_of(stats).ttft.num_values == 3)
+        metrics = await fetched(await service.door("metrics"))
+        counts = {
+            tenant: sum(
+                float(line.rpartition(" ")[2])
+                for line in metrics.splitlines()
+                if line.startswith("penstock_tenant_requests_total")
+                and f'tenant="{tenant}"' in line
+            )
+            for tenant in ("atlas", "borealis", "other", "nobody")
+        }
+        assert counts == {"atlas": 1, "borealis": 0, "other": 2, "nobody": 0}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import signal
 import urllib.error
@@ -260,6 +261,12 @@ async def test_no_secret_is_in_anything_that_is_let_out(tmp_path: Path, form: st
             site.told[f"export {number}"] = payload
         site.told["headers of exports"] = repr(collector.metadata).encode()
         check_that_it_was_looked_at(site, collector)
+        if form == "json":
+            told = [json.loads(line) for line in site.service.stderr]
+            assert {line["process"] for line in told} == {
+                *("supervisor", "engine", "front", "observer"),
+            }
+            assert [line for line in told if line.get("request_id") and line.get("trace_id")]
         assert canaries.find(site.told, sought_in(site)) == []
 
 

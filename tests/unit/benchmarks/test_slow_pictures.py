@@ -131,11 +131,16 @@ def test_only_who_stands_out_has_an_arrow(trace: dict[str, Any]) -> None:
 def test_a_part_of_it_has_nothing_of_the_rest(trace: dict[str, Any]) -> None:
     drawing = module("picture_timeline")
     timeline = drawing.timeline_of(trace)
-    first_s = min(each.end_s for each in timeline.on("slots") if each.name == "request-1")
-    svg = drawing.picture(timeline, drawing.View(title="", until_s=first_s / 2, areas=()))
-    assert "request-3 waits" not in svg or "slot 1" in words(svg)
-    widths = [float(box.get("width", "0")) for box in ET.fromstring(svg).iter(f"{SVG}rect")]
-    assert max(widths) <= drawing.WIDTH
+    (begun_s,) = (each.start_s for each in timeline.on("slots") if each.name == "request-3")
+
+    def svg(**part: float) -> str:
+        drawn: str = drawing.picture(timeline, drawing.View(title="", areas=(), **part))
+        return drawn
+
+    assert "request-3: " in svg()
+    assert "request-3: " not in svg(until_s=begun_s)
+    assert "request-3 waits " in svg(until_s=begun_s)
+    assert "request-3 waits " not in svg(since_s=begun_s + 1e-6)
 
 
 def test_clients_report_by_group() -> None:

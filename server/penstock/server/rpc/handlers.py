@@ -152,13 +152,26 @@ class HandlerWrapper:
         """The status of a request that shares its call with others; jitter as for a call."""
         return status_of(refusal, request_id=request_id, retry_after_s=self._retry_delay_s(refusal))
 
-    def internal_error(self, method: str, error: Exception) -> Refusal:
-        """Count and log a bug; what to tell of it."""
+    def internal_error(
+        self, method: str, error: Exception, *, request_id: str = "", trace_id: bytes = b""
+    ) -> Refusal:
+        """Count and log a bug, with the ids of its request as far as they are known.
+
+        Returns what to tell of it.
+        """
         self._on_internal_error()
         # Frames only: the text of an exception may quote a prompt.
         frames = "".join(traceback.format_tb(error.__traceback__))
-        _log.error("%s failed with %s\n%s", method, type(error).__name__, frames)
+        extra = {"request_id": request_id, "trace_id": trace_id.hex()}
+        _log.error("%s failed with %s\n%s", method, type(error).__name__, frames, extra=extra)
         return _INTERNAL
+
+    def _bug_of(self, method: str, error: Exception, account: RequestAccount | None) -> Refusal:
+        if account is None:
+            return self.internal_error(method, error)
+        known = account if account.live is None else account.live
+        trace_id = account.trace.trace_id
+        return self.internal_error(method, error, request_id=known.request_id, trace_id=trace_id)
 
     def _retry_delay_s(self, refusal: Refusal) -> float | None:
         return retry_delay_s(refusal, default_s=self._retry_after_s, chance=self._random())
@@ -212,7 +225,7 @@ class HandlerWrapper:
             # cancellation. Nobody is left to be told, and it is no fault of ours.
             raise asyncio.CancelledError from error
         except Exception as error:
-            refusal, request_id = self.internal_error(method, error), ""
+            refusal, request_id = self._bug_of(method, error, account), ""
         abort = abort_of(refusal, request_id=request_id, retry_after_s=self._retry_delay_s(refusal))
         trailers = abort.trailers
         if account is not None:

@@ -181,7 +181,9 @@ class MultiplexTable:
         except RequestError as error:
             live.fail(error.refusal, self._front.clock())
         except Exception as error:
-            refusal = self._wrapper.internal_error("Multiplex", error)
+            refusal = self._wrapper.internal_error(
+                "Multiplex", error, request_id=live.request_id, trace_id=live.trace_id
+            )
             live.fail(refusal, self._front.clock())
 
     def _refuse(self, request: MultiplexedRequest, refusal: Refusal, request_id: str) -> None:

@@ -77,7 +77,13 @@ class MultiplexWriter:
                 events = request.take()
             except Exception as error:
                 # A bug in our own handling: this request ends, the others must not notice.
-                request.break_with(self._wrapper.internal_error("Multiplex", error))
+                refusal = self._wrapper.internal_error(
+                    "Multiplex",
+                    error,
+                    request_id=request.request_id,
+                    trace_id=request.account.trace.trace_id,
+                )
+                request.break_with(refusal)
                 events = ()
             if request.is_ended:
                 events = self._end(request, events)

@@ -114,3 +114,11 @@ async def test_peer_that_vanishes_before_its_status_is_a_cancellation(
     _, num_bugs = await call_with(refuse(ErrorReason.DEADLINE_EXCEEDED), context)
     assert (len(context.aborts), num_bugs) == (1, 0)
     assert caplog.text == ""
+
+
+def test_the_line_of_a_bug_names_its_request(caplog: pytest.LogCaptureFixture) -> None:
+    wrapper = HandlerWrapper(retry_after_s=1.0, on_internal_error=lambda: None, random=lambda: 0.4)
+    wrapper.internal_error("Method", ValueError(), request_id="r-1", trace_id=b"\xab" * 16)
+    (told,) = caplog.records
+    assert vars(told)["request_id"] == "r-1"
+    assert vars(told)["trace_id"] == "ab" * 16

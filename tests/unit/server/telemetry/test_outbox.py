@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import AsyncGenerator, Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -304,3 +304,37 @@ async def test_closing_waits_no_longer_than_told_for_one_who_does_not_read(
         while True:
             whole += await peer.records(1)
     assert len(whole) == 30 - num_lost
+
+
+async def test_thousands_of_live_requests_leave_room_for_others(
+    path: Path, observer: FakeObserver
+) -> None:
+    made: list[int] = []
+
+    def live_views() -> Iterator[FrontView]:
+        for number in range(3000):
+            made.append(number)
+            yield view(number)
+
+    loop = asyncio.get_running_loop()
+    grown: list[int] = []
+
+    def tick(num_before: int) -> None:
+        grown.append(len(made) - num_before)
+        if len(made) < 3000:
+            loop.call_soon(tick, len(made))
+
+    box = Outbox(path, HELLO, live_views=live_views, carry_out=carry_out)
+    await box.start()
+    peer = await observer.accept()
+    assert await peer.next() == HELLO
+    tick(0)
+    peer.send(LiveQuery(ticket=1))
+    num_told = 0
+    while num_told < 3000:
+        part = await peer.next()
+        assert isinstance(part, LiveAnswer)
+        num_told += len(part.views)
+    await box.close(0.0)
+    assert sum(grown) == 3000
+    assert max(grown) <= 128
