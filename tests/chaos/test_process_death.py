@@ -93,7 +93,7 @@ async def test_a_killed_front_takes_only_its_own_streams_along() -> None:
         assert outcomes.count(grpc.StatusCode.OK) == 16 - num_lost
 
         # The engine forgets the dead front's requests; another front takes its place.
-        await service.until_logged(f"is gone, {num_lost} requests cancelled")
+        await service.until_logged(f"is gone, its {num_lost} requests are cancelled")
         assert await service.next_pid("front") not in fronts
         again = [stream(channel, 3) for channel in channels]
         outcomes = await asyncio.gather(*(one.outcome() for one in again))

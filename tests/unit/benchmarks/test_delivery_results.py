@@ -69,7 +69,7 @@ def test_a_ratio_needs_both_sides(results: Any) -> None:
     assert runs.ratio(BASE, "Multiplex", "C++ gRPC") is None
 
 
-def in_rounds(mine_us: list[float], other_us: list[float], **changes: float) -> list[Any]:
+def in_rounds(mine_us: list[float], other_us: list[float], **changes: Any) -> list[Any]:
     runs = [seen("Generate", server_us=us, round_index=n) for n, us in enumerate(mine_us)]
     return runs + [
         seen("grpc.aio", server_us=us, round_index=n, **changes) for n, us in enumerate(other_us)
