@@ -3,55 +3,21 @@
 from __future__ import annotations
 
 import gzip
-import http.client
 import shutil
 import socket
 import subprocess
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
 from penstock.server.metrics.application import MAX_STATUS_CALLS
 from penstock.server.metrics.exposition import COMPAT_NAMES
-from penstock.server.metrics.http import MAX_CALL_S, MAX_CALLS, MetricsServer
+from penstock.server.metrics.http import MetricsServer
 from penstock.server.metrics.service_metrics import ServiceMetrics
-from penstock.server.metrics.status_json import status_json
 from penstock.server.operations.desk import DeskError
-from support.metric_tellings import beat, outcome, record, request_view, samples_of, snapshot, steps
-
-PATIENCE_S = 20.0
-
-
-class House:
-    """A server on a free port, and calls to it."""
-
-    def __init__(self) -> None:
-        self.metrics = ServiceMetrics(model='de"mo\\')
-        self.status: Callable[[], bytes] = lambda: status_json(snapshot(), (request_view(),))
-        self.now_s = 0.0
-        self.server = MetricsServer(
-            host="127.0.0.1",
-            port=0,
-            metrics=self.metrics,
-            status=lambda: self.status(),
-            clock=lambda: self.now_s,
-        )
-        self.server.start()
-
-    def ask(
-        self, path: str, method: str = "GET", headers: dict[str, str] | None = None
-    ) -> tuple[int, http.client.HTTPMessage, bytes]:
-        connection = http.client.HTTPConnection("127.0.0.1", self.server.port, timeout=PATIENCE_S)
-        try:
-            connection.request(method, path, headers=headers or {})
-            answer = connection.getresponse()
-            return answer.status, answer.headers, answer.read()
-        finally:
-            connection.close()
-
-    def connect(self) -> socket.socket:
-        return socket.create_connection(("127.0.0.1", self.server.port), timeout=PATIENCE_S)
+from support.metric_tellings import beat, outcome, record, samples_of, steps
+from support.metrics_house import PATIENCE_S, House
 
 
 @pytest.fixture
@@ -218,33 +184,6 @@ def test_a_slow_status_does_not_keep_scrapes_out(house: House) -> None:
     for asker in askers:
         asker.join(PATIENCE_S)
     assert answers == [200] * MAX_STATUS_CALLS
-
-
-def test_clients_that_only_hold_connections_are_bounded_and_hung_up_on(house: House) -> None:
-    holders = [house.connect() for _ in range(MAX_CALLS)]
-    for holder in holders:
-        holder.sendall(b"GET /metrics HTTP/1.1\r\n")
-    try:
-        with house.connect() as late:
-            assert late.recv(1) == b""  # no thread is free: hung up on at once
-        house.now_s += MAX_CALL_S + 1
-        for holder in holders:
-            assert holder.recv(1) == b""
-    finally:
-        for holder in holders:
-            holder.close()
-    wait_until_served(house)
-
-
-def wait_until_served(house: House) -> None:
-    """Threads that were hung up on give their places back by themselves."""
-    for _ in range(1000):
-        try:
-            if house.ask("/healthz")[0] == 200:
-                return
-        except (ConnectionError, http.client.HTTPException):
-            continue
-    raise AssertionError("nobody is served any more")
 
 
 @pytest.mark.parametrize(

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from typing import Any
 
+import grpc
 import pytest
 
 from penstock.server.rpc import operations_methods
 from penstock.v1 import operations_service_pb2 as pb
 from penstock.v1 import state_pb2
+from support.fronts import PATIENCE_S, rich_error
 from support.operations_house import (
     NOW_UNIX_S,
     ServedDesk,
+    refusal,
     serving_desk,
     small_recording,
 )
@@ -68,3 +73,76 @@ async def test_the_flight_record_as_files(
     assert max(map(len, raw)) == 1000
     perfetto = json.loads(b"".join(await file(pb.FLIGHT_RECORD_FORMAT_PERFETTO)))
     assert perfetto["traceEvents"]
+
+
+RAW = pb.GetFlightRecordRequest(format=pb.FLIGHT_RECORD_FORMAT_RAW)
+MORE_THAN_IS_BUFFERED = bytes(32 << 20)
+
+
+async def test_readers_that_stall_keep_nobody_waiting(
+    served: ServedDesk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for limit in ("MAX_FLIGHT_WRITE_S", "MAX_FLIGHT_READ_S"):
+        monkeypatch.setattr(operations_methods, limit, 10 * PATIENCE_S)  # they are not cut
+    served.desk.recording = MORE_THAN_IS_BUFFERED
+    stalled = [served.stub.GetFlightRecord(RAW) for _ in range(3)]
+    async with asyncio.timeout(PATIENCE_S):
+        for call in stalled:
+            await call.read()
+        served.desk.recording = small_recording()
+        pieces = [piece.file_chunk async for piece in served.stub.GetFlightRecord(RAW)]
+    assert b"".join(pieces) == served.desk.recording
+    for call in stalled:
+        call.cancel()
+
+
+async def test_so_many_readers_and_no_more(
+    served: ServedDesk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(operations_methods, "MAX_FLIGHT_READERS", 1)
+    served.desk.recording = MORE_THAN_IS_BUFFERED
+    first = aiter(served.stub.GetFlightRecord(RAW))
+    await anext(first)
+
+    error = await refusal(served.stub.GetFlightRecord(RAW))
+    assert (error.code, error.info.reason) == (
+        grpc.StatusCode.FAILED_PRECONDITION,
+        "NOT_POSSIBLE_NOW",
+    )
+    assert await rest_of(first)
+    served.desk.recording = small_recording()
+    assert [piece async for piece in served.stub.GetFlightRecord(RAW)], "its place is free again"
+
+
+@pytest.mark.parametrize("limit", ["MAX_FLIGHT_WRITE_S", "MAX_FLIGHT_READ_S"])
+async def test_a_reader_that_does_not_read_is_cut(
+    served: ServedDesk, monkeypatch: pytest.MonkeyPatch, limit: str
+) -> None:
+    monkeypatch.setattr(operations_methods, limit, 0.05)
+    served.desk.recording = MORE_THAN_IS_BUFFERED
+    pieces = aiter(served.stub.GetFlightRecord(RAW))
+    cut = asyncio.Event()
+    monkeypatch.setattr(
+        operations_methods, "refuse", told_when_called(operations_methods.refuse, cut)
+    )
+    await anext(pieces)
+    async with asyncio.timeout(PATIENCE_S):
+        await cut.wait()
+
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await rest_of(pieces)
+    assert rich_error(caught.value).info.reason == "READER_STALLED"
+
+
+async def rest_of(pieces: AsyncIterator[pb.GetFlightRecordResponse]) -> list[bytes]:
+    return [piece.file_chunk async for piece in pieces]
+
+
+def told_when_called(refuse: Callable[..., Exception], event: asyncio.Event) -> Any:
+    """`refuse`, and the event is set."""
+
+    def refusing(*args: Any) -> Exception:
+        event.set()
+        return refuse(*args)
+
+    return refusing

@@ -8,6 +8,7 @@ import fcntl
 import json
 import os
 import pty
+import re
 import signal
 import struct
 import sys
@@ -16,6 +17,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import grpc
 import pytest
 
 from penstock.client import ModelState
@@ -191,6 +193,25 @@ async def test_a_live_view_survives_the_services_restart(served: ServedDesk) -> 
             await screen.until("request-77")
             screen.process.send_signal(signal.SIGINT)
             assert await asyncio.wait_for(screen.process.wait(), LIMIT_S) == 0
+
+
+async def test_the_wait_in_a_long_queue_is_told_of_now() -> None:
+    """Of those that ended none had waited: what they were told says nothing of it."""
+    arguments = [*simulated(), "--fronts", "2", "--max-num-seqs", "1"]
+    async with observed(*arguments) as (service, operations), service.channel() as channel:
+        assert await stream(channel, 60).outcome() is grpc.StatusCode.OK
+        queue = [stream(channel, 60, first_token) for first_token in range(5, 35)]
+        for each in queue:
+            await each.until_accepted()
+        stats = await until_stats(
+            operations, lambda stats: (model_of(stats).estimated_queue_s or 0.0) > 0.0
+        )
+        assert model_of(stats).num_pending > 1
+        address = await service.door("operations")
+        code, out, _ = await top("--once", "--address", address)
+        assert code == 0
+        assert re.search(r"waiting \d+ for slots \(~\d", out)
+        assert "~0 us" not in out
 
 
 async def test_a_real_service_through_the_death_of_its_engine() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from penstock.server.processes.environment import observer_environment
+from penstock.server.telemetry.config import TracingConfig
 from support.otlp_receiver import Receiver, grpc_receiver, http_receiver
 from support.traced_process import run_traced
 
@@ -89,6 +91,48 @@ def test_the_endpoint_of_traces_and_the_headers() -> None:
         assert len(receiver.spans()) == ALL_SPANS
         assert receiver.metadata[0]["x-team"] == "platform"
         assert receiver.metadata[0]["x-key"] == "two words"
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "http/protobuf"])
+@pytest.mark.parametrize(
+    "variable", ["OTEL_EXPORTER_OTLP_HEADERS", "OTEL_EXPORTER_OTLP_TRACES_HEADERS"]
+)
+def test_a_malformed_header_is_named_and_never_quoted(variable: str, protocol: str) -> None:
+    outcome = run_traced(
+        {
+            "OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1",
+            "OTEL_EXPORTER_OTLP_PROTOCOL": protocol,
+            variable: "Authorization Bearer CANARY,x-other CANARY",
+        },
+        num_requests=0,
+    )
+    assert "CANARY" not in outcome.errors + outcome.output
+    assert "Bearer" not in outcome.errors
+    assert f"{variable}: what is not name=value in it is left out" in outcome.errors
+
+
+def test_a_queue_that_is_smaller_than_a_batch_would_be() -> None:
+    with grpc_receiver() as receiver:
+        run_traced(
+            {
+                "OTEL_EXPORTER_OTLP_ENDPOINT": receiver.endpoint,
+                "OTEL_BSP_MAX_QUEUE_SIZE": "256",
+            }
+        )
+        assert len(receiver.spans()) == ALL_SPANS
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "http/protobuf"])
+def test_the_option_wins_over_both_variables_of_the_endpoint(protocol: str) -> None:
+    with grpc_receiver() if protocol == "grpc" else http_receiver() as receiver:
+        elsewhere = {
+            "OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1",
+            "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://127.0.0.1:1/v1/traces",
+            "OTEL_EXPORTER_OTLP_PROTOCOL": protocol,
+        }
+        config = TracingConfig(is_on=True, otlp_endpoint=receiver.endpoint)
+        run_traced(elsewhere | observer_environment(config))
+        assert len(receiver.spans()) == ALL_SPANS
 
 
 def test_a_sampler_that_drops_all() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import math
+import zlib
 
 import pytest
 from hypothesis import given
@@ -85,3 +87,25 @@ def test_no_text_is_taken_for_a_token(token: str) -> None:
     if token:
         with pytest.raises(BadPageToken):
             page_of([], place_of, size=1, token=token, filters=b"")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "[0,NaN,{names}]",
+        "[0,Infinity,{names}]",
+        "[0,-1e999,{names}]",
+        "[0,1,{names}]",
+        "[" * 2900,
+        "5",
+        "null",
+        "[0]",
+        "[[],1.0,{names}]",
+        "{}",
+    ],
+)
+def test_a_token_of_somebody_who_knows_the_checksum_is_refused(body: str) -> None:
+    packed = body.replace("{names}", '"a","b"').encode()
+    token = base64.urlsafe_b64encode(zlib.crc32(packed).to_bytes(4) + packed).decode()
+    with pytest.raises(BadPageToken):
+        page_of([], place_of, size=1, token=token, filters=b"")

@@ -169,11 +169,11 @@ class FakeDesk:
         self.told.append(("drain", timeout_s))
         return len(self.requests)
 
-    def flight_record(self) -> bytes:
+    async def flight_record(self) -> bytes:
         self._may_fail()
         return self.recording
 
-    def dump_flight_record(self, why: str) -> Path:
+    async def dump_flight_record(self, why: str) -> Path:
         self._may_fail()
         self.told.append(("dump", why))
         return Path("/var/flight") / f"{why}.bin"

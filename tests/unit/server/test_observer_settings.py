@@ -135,6 +135,17 @@ def test_what_makes_no_sense_is_told_by_its_option(
         observer_of(*arguments, **environment)
 
 
+@pytest.mark.parametrize("arguments", [("--otlp-endpoint", "http://c"), ()])
+def test_a_bad_number_of_opentelemetry_is_told_at_once_if_there_are_traces(
+    arguments: tuple[str, ...],
+) -> None:
+    bad = {"OTEL_BSP_MAX_EXPORT_BATCH_SIZE": "many"}
+    on = {} if arguments else {"OTEL_TRACES_EXPORTER": "console"}
+    with pytest.raises(BadSetting, match="OTEL_BSP_MAX_EXPORT_BATCH_SIZE must be"):
+        observer_of(*arguments, **bad, **on)
+    assert not observer_of(**bad).tracing.is_on
+
+
 def test_a_switch_for_all_of_opentelemetry_leaves_other_settings_alone() -> None:
     config = observer_of("--trace-slow-s", "1", OTEL_SDK_DISABLED="true")
     assert config.tracing == TracingConfig(is_on=False, slow_s=1.0)

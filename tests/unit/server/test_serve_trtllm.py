@@ -261,6 +261,7 @@ def test_every_other_flag_is_either_the_services_or_refused(model: Path) -> None
         *("fronts", "max-num-waiting", "max-num-waiting-tokens", "watermark", "prefix-caching"),
         *("default-max-tokens", "max-output-tokens", "default-deadline-s", "max-deadline-s"),
         *("max-backlog-tokens", "max-reader-stall-s", "drain-grace-s", "log-level"),
+        *("log-format", "log-foreign-text"),
         *("max-num-waiting-per-tenant", "max-num-running-per-tenant", "order", "aging-s"),
         *("tenant-metadata-key", "tenant-weights", "record", "record-max-mib"),
         *("session-ttl-s", "session-retention-priority", "share-prefixes-across-tenants"),

@@ -13,6 +13,7 @@ from rich.console import Console
 
 from penstock.client import LiveRequest, RequestPhase, ServerStats
 from penstock.client.operations_decoding import decode_live_request, decode_stats
+from penstock.server.cli import top_board
 from penstock.server.cli.top_board import MAX_COURSE, SORT_KEYS, Board
 from penstock.server.cli.top_figures import cells_of, count, duration, span, sparkline
 from penstock.server.cli.top_view import frame_of
@@ -36,9 +37,9 @@ def board_of(*views: Any, **model: Any) -> Board:
     return board
 
 
-def drawn(board: Board, width: int = 120, height: int | None = None) -> list[str]:
+def drawn(board: Board, width: int | None = 120, height: int | None = None) -> list[str]:
     out = io.StringIO()
-    console = Console(file=out, width=width, color_system=None)
+    console = Console(file=out, width=width or 10_000, color_system=None)
     console.print(frame_of(board, width=width, height=height))
     return out.getvalue().splitlines()
 
@@ -91,6 +92,27 @@ def test_a_frame_fits_its_screen(width: int, height: int) -> None:
     assert len(lines) <= height
     assert max(map(len, lines)) <= width
     assert any(" more" in line for line in lines)
+
+
+def test_nothing_is_cut_where_there_is_no_terminal() -> None:
+    name, tenant = "r" * 120, "t" * 64
+    views = [waiting_view(number, request_id=name, tenant=tenant) for number in range(3)]
+    lines = drawn(board_of(*views), width=None)
+
+    assert sum(name in line and tenant in line for line in lines) == 3
+    assert not any("…" in line for line in lines)
+    assert "LEFT" in "".join(lines)
+    assert max(map(len, lines)) < 350, "no line is filled up to the width of the paper"
+
+
+def test_requests_that_were_not_asked_for_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(top_board, "MAX_REQUESTS", 3)
+    fronts = tuple(dataclasses.replace(front, num_live=624) for front in SNAPSHOT.fronts[:1] * 2)
+    many = Board("here")
+    many.take(stats(dataclasses.replace(SNAPSHOT, fronts=fronts)), live(*map(request_view, (1, 2))))
+    assert "\n2 requests by age" in "\n".join(drawn(many)), "all of them: fronts are a beat behind"
+    many.take(many.stats or stats(), live(*map(request_view, (1, 2, 3))))
+    assert "\n3 of 1248 requests by age" in "\n".join(drawn(many))
 
 
 def test_the_pool_is_drawn_by_owner_and_state() -> None:

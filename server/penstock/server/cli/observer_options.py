@@ -60,8 +60,9 @@ OBSERVER_OPTIONS = (
         parse=str,
         default=None,
         metavar="URL",
-        help="collector that traces go to, in place of OTEL_EXPORTER_OTLP_ENDPOINT; the other OTEL_"
-        " variables hold as they are (default: no traces)",
+        help="collector that traces go to, in place of OTEL_EXPORTER_OTLP_ENDPOINT and"
+        " OTEL_EXPORTER_OTLP_TRACES_ENDPOINT; the other OTEL_ variables hold as they are (default:"
+        " no traces)",
     ),
     Option(
         flag="trace-slow-ttft-s",
@@ -127,8 +128,22 @@ def wants_next_rpc_keys(environment: Mapping[str, str]) -> bool:
     return any(word.strip() in ("rpc", "rpc/dup") for word in words)
 
 
+def bad_tracing_number(environment: Mapping[str, str]) -> str | None:
+    """What is wrong with a number among the variables of OpenTelemetry, naming it; None: nothing.
+
+    For `observer_config`, which knows whether it matters.
+    """
+    from penstock.server.telemetry.tracing_variables import check_numbers
+
+    try:
+        check_numbers(environment)
+    except ValueError as error:
+        return str(error)
+    return None
+
+
 def observer_config(settings: Mapping[str, Any]) -> "ObserverConfig":
-    """Of `serve`'s merged settings. Raises ValueError naming the option."""
+    """Of `serve`'s merged settings. Raises ValueError naming the option, or the variable."""
     from penstock.server.telemetry.config import FlightConfig, ObserverConfig
 
     flight = FlightConfig(folder=_flight_folder(settings["flight_folder"]))
@@ -170,6 +185,8 @@ def _tracing_config(settings: Mapping[str, Any]) -> "TracingConfig":
     is_on = said is TracingByVariables.ON or (
         endpoint is not None and said is TracingByVariables.UNSAID
     )
+    if is_on and settings["bad_tracing_number"] is not None:
+        raise ValueError(settings["bad_tracing_number"])
     if said in (TracingByVariables.UNSAID, TracingByVariables.NO_EXPORTER) and not is_on:
         for name in _TRACE_OPTIONS:
             if settings[name] is not None:

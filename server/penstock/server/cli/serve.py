@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from penstock.server.cli.command import Subparsers
 from penstock.server.cli.connection import ADDRESS_VARIABLE, OPERATIONS_VARIABLE
 from penstock.server.cli.observer_options import (
+    bad_tracing_number,
     observer_config,
     tracing_by_variables,
     wants_next_rpc_keys,
@@ -109,6 +110,7 @@ def merge_settings(arguments: Mapping[str, Any], environment: Mapping[str, str])
             value = _from_environment(option, environment)
         settings[option.name] = option.default if value is None else value
     settings["tracing"] = tracing_by_variables(environment)
+    settings["bad_tracing_number"] = bad_tracing_number(environment)
     settings["has_next_rpc_keys"] = wants_next_rpc_keys(environment)
     return settings
 

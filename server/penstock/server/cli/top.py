@@ -25,7 +25,7 @@ from penstock.server.cli.connection import (
 )
 from penstock.server.cli.exit_codes import EXIT_CODES_HELP, ExitCode
 from penstock.server.cli.report import plain
-from penstock.server.cli.top_board import SORT_KEYS, Board
+from penstock.server.cli.top_board import MAX_REQUESTS, SORT_KEYS, Board
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -35,9 +35,8 @@ if TYPE_CHECKING:
 DEFAULT_INTERVAL_S = 1.0
 LOOK_DEADLINE_S = 2.0
 """How long a look may take before the service counts as silent; keys wait for it."""
-MAX_REQUESTS = 1000
-"""Requests that are asked for: the oldest."""
-_WIDTH_WITHOUT_TERMINAL = 120
+_NO_WIDTH = 10_000
+"""Columns of paper, which ends nowhere."""
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -111,7 +110,7 @@ def _console() -> "Console":
     if sys.stdout.isatty():
         return Console()
     width = os.environ.get("COLUMNS", "")
-    return Console(width=int(width) if width.isdecimal() else _WIDTH_WITHOUT_TERMINAL)
+    return Console(width=int(width) if width.isdecimal() and int(width) else _NO_WIDTH)
 
 
 def _look(client: "SyncOperationsClient", board: Board) -> None:
@@ -155,7 +154,8 @@ def _watch(
 def _print_frame(console: "Console", board: Board) -> None:
     from penstock.server.cli.top_view import frame_of
 
-    console.print(frame_of(board, width=console.width))
+    width = None if console.width == _NO_WIDTH else console.width
+    console.print(frame_of(board, width=width))
 
 
 def _json(board: Board) -> str:

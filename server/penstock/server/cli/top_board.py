@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 MAX_COURSE = 120
 """Looks that are remembered."""
+MAX_REQUESTS = 1000
+"""Requests that are asked for: the oldest."""
 
 SORT_KEYS: "dict[str, Callable[[LiveRequest], Any]]" = {
     "age": lambda request: request.arrival_s,
@@ -56,6 +58,14 @@ class Board:
         """Turn to the next order."""
         keys = list(SORT_KEYS)
         self.sort_key = keys[(keys.index(self.sort_key) + 1) % len(keys)]
+
+    @property
+    def num_requests(self) -> int:
+        """How many there are: more than are known here where there are more than are asked for."""
+        num_known = len(self.requests)
+        if self.stats is None or num_known < MAX_REQUESTS:
+            return num_known
+        return max(num_known, sum(front.num_live_requests for front in self.stats.fronts))
 
     @property
     def sorted_requests(self) -> "list[LiveRequest]":

@@ -48,11 +48,16 @@ _COLUMNS = (
 )
 """Name, whether it holds numbers, and most characters. LEFT: until the deadline."""
 _WIDE = 110
+_WIDTH_OF_PAPER = 120
+"""For what would fill any width."""
 _NUM_NARROW_COLUMNS = 8
 
 
-def frame_of(board: Board, *, width: int, height: int | None = None) -> RenderableType:
-    """One frame. `height` None: as long as it takes, for paper rather than a screen with keys."""
+def frame_of(board: Board, *, width: int | None, height: int | None = None) -> RenderableType:
+    """One frame. `height` None: as long as it takes, for paper rather than a screen with keys.
+
+    `width` None: as wide as it takes, nothing is cut.
+    """
     if board.stats is None:
         return Text(f"{board.address}: {board.problem or 'no answer yet'}", style="bold red")
     head: list[RenderableType] = []
@@ -60,7 +65,7 @@ def frame_of(board: Board, *, width: int, height: int | None = None) -> Renderab
         problem = f"no answer since {_clock(board.stats.time_s)}, trying again: {board.problem}"
         head.append(Text(problem, style="bold red", no_wrap=True, overflow="ellipsis"))
     for model in board.stats.models:
-        head += _model_lines(board, model, board.stats, width)
+        head += _model_lines(board, model, board.stats, width or _WIDTH_OF_PAPER)
     requests = board.sorted_requests
     if height is None:
         num_rows = len(requests)
@@ -204,14 +209,16 @@ def _owners(
 
 
 def _requests_caption(board: Board, num_rows: int, *, has_keys: bool) -> Text:
-    num_hidden = len(board.requests) - num_rows
+    num_known = len(board.requests)
+    num = f"{num_known} of {board.num_requests}" if board.num_requests > num_known else num_known
+    num_hidden = num_known - num_rows
     more = f", {num_hidden} more" if num_hidden > 0 else ""
     keys = f"   q quit, s sort ({'/'.join(SORT_KEYS)})" if has_keys else ""
-    return _line((f"{len(board.requests)} requests by {board.sort_key}{more}{keys}", "dim"))
+    return _line((f"{num} requests by {board.sort_key}{more}{keys}", "dim"))
 
 
-def _requests_table(requests: "list[LiveRequest]", width: int) -> Table:
-    columns = _COLUMNS if width >= _WIDE else _COLUMNS[:_NUM_NARROW_COLUMNS]
+def _requests_table(requests: "list[LiveRequest]", width: int | None) -> Table:
+    columns = _COLUMNS if width is None or width >= _WIDE else _COLUMNS[:_NUM_NARROW_COLUMNS]
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
     for name, is_number, max_width in columns:
         table.add_column(
@@ -219,7 +226,7 @@ def _requests_table(requests: "list[LiveRequest]", width: int) -> Table:
             justify="right" if is_number else "left",
             no_wrap=True,
             overflow="ellipsis",
-            max_width=max_width,
+            max_width=None if width is None else max_width,
         )
     for request in requests:
         is_running = request.state is RequestState.PROCESSING

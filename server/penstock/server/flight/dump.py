@@ -3,6 +3,7 @@
 Owns the folder, the names, who may read them and how many are kept.
 """
 
+import contextlib
 import os
 import re
 import stat
@@ -14,8 +15,12 @@ from pathlib import Path
 from penstock.server.flight.reader import FlightReader
 
 MAX_NUM_FILES = 8
-_PREFIX, _SUFFIX = "penstock-flight-", ".bin"
+"""Of one service and for one reason: what is asked for often takes no dead engine's place."""
+MAX_NUM_ALL_FILES = 64
+_PREFIX, _SUFFIX, _PARTIAL = "penstock-flight-", ".bin", ".part"
 _MAX_WHY_CHARS = 40
+_MAX_PARTIAL_AGE_S = 60.0
+"""Nobody writes any more to a partial file that has not changed for so long."""
 
 
 def default_folder() -> Path:
@@ -23,12 +28,14 @@ def default_folder() -> Path:
     return Path(tempfile.gettempdir()) / f"penstock-flight-{os.geteuid()}"
 
 
-def dump(memory: int, folder: Path | None, why: str) -> Path:
+def dump(memory: int, folder: Path | None, why: str, *, port: int | None = None) -> Path:
     """Write the memory of a descriptor to a new file of `folder`; None: `default_folder`.
 
-    The file is its owner's alone, and there as a whole or not at all. The newest `MAX_NUM_FILES`
-    are kept. `why` becomes part of the name. Raises FlightError when no engine has written yet,
-    OSError (PermissionError for a default folder that is not ours) when it cannot be written.
+    The file is its owner's alone, and there as a whole or not at all. `port` (the service's, since
+    several may share a folder) and `why` become parts of the name: of each pair the newest
+    `MAX_NUM_FILES` are kept, `MAX_NUM_ALL_FILES` of all. Raises FlightError when no engine has
+    written yet, OSError (PermissionError for a default folder that is not ours) when it cannot be
+    written.
     """
     reader = FlightReader(memory)
     try:
@@ -37,7 +44,8 @@ def dump(memory: int, folder: Path | None, why: str) -> Path:
         reader.close()
     folder = own_default_folder() if folder is None else folder
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    path = folder / _name(why)
+    _forget_partial(folder)
+    path = folder / _name(port, why)
     _write(path, data)
     _forget_old(folder)
     return path
@@ -58,14 +66,15 @@ def own_default_folder() -> Path:
     return folder
 
 
-def _name(why: str) -> str:
+def _name(port: int | None, why: str) -> str:
     told = re.sub(r"[^a-z0-9]+", "-", why.lower()).strip("-")[:_MAX_WHY_CHARS] or "asked"
     at = datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%fZ")
-    return f"{_PREFIX}{at}-{told}{_SUFFIX}"
+    whose = "" if port is None else f"{port}-"
+    return f"{_PREFIX}{at}-{whose}{told}{_SUFFIX}"
 
 
 def _write(path: Path, data: bytes) -> None:
-    partial = path.with_name(f".{path.name}.part")
+    partial = path.with_name(f".{path.name}{_PARTIAL}")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     fd = os.open(partial, flags, 0o600)
     try:
@@ -84,5 +93,20 @@ def _write(path: Path, data: bytes) -> None:
 def _forget_old(folder: Path) -> None:
     # Names sort by time.
     files = sorted(folder.glob(f"{_PREFIX}*{_SUFFIX}"))
-    for path in files[:-MAX_NUM_FILES]:
+    kinds: dict[str, list[Path]] = {}
+    for path in files:
+        _, _, kind = path.name.removeprefix(_PREFIX).partition("-")
+        kinds.setdefault(kind, []).append(path)
+    old = set(files[:-MAX_NUM_ALL_FILES])
+    old.update(path for alike in kinds.values() for path in alike[:-MAX_NUM_FILES])
+    for path in old:
         path.unlink(missing_ok=True)
+
+
+def _forget_partial(folder: Path) -> None:
+    """What somebody left who was killed while writing."""
+    now_s = time.time()
+    for path in folder.glob(f".{_PREFIX}*{_SUFFIX}{_PARTIAL}"):
+        with contextlib.suppress(FileNotFoundError):  # others clean up too, or have finished it
+            if now_s - path.stat().st_mtime > _MAX_PARTIAL_AGE_S:
+                path.unlink()

@@ -39,6 +39,7 @@ class EventDispatcher:
     """Finds the request of every event. `cancel` tells the engine to drop keys, if any.
 
     `hear_late_end` is told how a request ended in the engine that was released here before.
+    `newest_place`: of the request that was queued last, whether it is still here or not.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class EventDispatcher:
         self._cancel = cancel
         self._hear_late_end = hear_late_end
         self._cuts = CutLog(_log)
+        self.newest_place: Queued | None = None
 
     def dispatch(self, events: StepEvents, now_s: float) -> None:
         """Take in one step, seen by this front at `now_s`."""
@@ -103,6 +105,8 @@ class EventDispatcher:
 
     def _changes(self, events: StepEvents, now_s: float, touched: dict[LiveRequest, None]) -> None:
         for change in events.changes:
+            if isinstance(change, Queued):
+                self.newest_place = change
             output = self._find(change.key, touched)
             if output is None:
                 continue

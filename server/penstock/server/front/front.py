@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from penstock.scheduler.events import StepEvents
+from penstock.scheduler.events import Queued, StepEvents
 from penstock.scheduler.request import FinishReason
 from penstock.scheduler.state import RequestState
 from penstock.server.front.accounts import Accounts
@@ -104,6 +104,11 @@ class Front:
     def num_backlog_tokens(self) -> int:
         """Output that readers have not taken."""
         return sum(request.stream.num_backlog_tokens for request in self.table)
+
+    @property
+    def newest_place(self) -> Queued | None:
+        """What the engine that runs now said of the last request that it queued for this front."""
+        return self._dispatcher.newest_place
 
     def live_views(self) -> Iterator[FrontView]:
         """Every request that has not been released, as operators see it.
@@ -249,6 +254,7 @@ class Front:
     def on_lost(self) -> None:
         """The engine is gone, and with it every request."""
         self.accounts.settle()
+        self._dispatcher.newest_place = None
         self.fail_all(_ENGINE_DOWN)
 
     def fail_all(self, refusal: Refusal) -> None:

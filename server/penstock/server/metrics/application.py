@@ -6,12 +6,14 @@ changes anything.
 
 import gzip
 import logging
+import re
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import CancelledError
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from importlib import resources
+from ipaddress import ip_address
 from typing import TYPE_CHECKING, Final
 from urllib.parse import parse_qs
 
@@ -44,8 +46,13 @@ _HEADERS: Final = (
     ("Cross-Origin-Resource-Policy", "same-origin"),
 )
 _MIN_GZIP_BYTES: Final = 1024
+METRICS_PATH: Final = "/metrics"
+HEALTH_PATH: Final = "/healthz"
+_OPEN_PATHS: Final = frozenset({METRICS_PATH, HEALTH_PATH})
+"""Answered by whatever name they are asked for: scrapers and probes go by names of their own."""
+_HOST: Final = re.compile(r"(?:\[(?P<v6>[0-9a-fA-F:.]+)\]|(?P<name>[0-9a-zA-Z.-]+))(?::[0-9]*)?")
 MAX_STATUS_CALLS: Final = 4
-"""Fewer than there are threads: an engine that is slow to answer does not keep scrapes out."""
+"""Fewer than there are seats: an engine that is slow to answer does not keep the page out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +71,16 @@ class _Call:
 
 
 class MetricsApplication:
-    """The WSGI application."""
+    """The WSGI application. `is_local`: it is served on a loopback address only.
 
-    def __init__(self, exposition: Exposition, status: Status) -> None:
+    Then the page and its status are answered only to who asks for them by a loopback name: a
+    foreign web page that has its own name point here (DNS rebinding) is not let read them.
+    """
+
+    def __init__(self, exposition: Exposition, status: Status, *, is_local: bool) -> None:
         self._exposition = exposition
         self._status = status
+        self._is_local = is_local
         self._status_slots = threading.BoundedSemaphore(MAX_STATUS_CALLS)
         folder = resources.files("penstock.server.metrics") / "page"
         self._page = {
@@ -99,11 +111,15 @@ class MetricsApplication:
         route = self._route(path)
         if route is None:
             return _Answer(HTTPStatus.NOT_FOUND, b"not found\n")
+        is_guarded = self._is_local and path not in _OPEN_PATHS
+        if is_guarded and not _is_loopback(environ.get("HTTP_HOST", "")):
+            says = b"answered here only under the name localhost or a loopback address\n"
+            return _Answer(HTTPStatus.MISDIRECTED_REQUEST, says)
         if environ["REQUEST_METHOD"] not in ("GET", "HEAD"):
             allow = (("Allow", "GET, HEAD"),)
             return _Answer(HTTPStatus.METHOD_NOT_ALLOWED, b"only to be read\n", headers=allow)
         parameters = parse_qs(environ.get("QUERY_STRING", ""), keep_blank_values=True)
-        known = {"compat"} if path == "/metrics" else set[str]()
+        known = {"compat"} if path == METRICS_PATH else set[str]()
         for name, values in parameters.items():
             if name not in known:
                 return _Answer(HTTPStatus.BAD_REQUEST, b"there is a parameter of no meaning here\n")
@@ -115,9 +131,9 @@ class MetricsApplication:
         if path in self._page:
             return lambda call: self._page[call.path]
         routes: dict[str, Callable[[_Call], _Answer]] = {
-            "/metrics": self._metrics,
+            METRICS_PATH: self._metrics,
             "/status.json": self._status_json,
-            "/healthz": lambda _: _Answer(HTTPStatus.OK, b"ok\n"),
+            HEALTH_PATH: lambda _: _Answer(HTTPStatus.OK, b"ok\n"),
         }
         return routes.get(path)
 
@@ -136,7 +152,8 @@ class MetricsApplication:
         fresh = (("Cache-Control", "no-store"),)
         unavailable = HTTPStatus.SERVICE_UNAVAILABLE
         if not self._status_slots.acquire(blocking=False):
-            return _Answer(unavailable, b"too many are asking\n", headers=fresh)
+            later = (*fresh, ("Retry-After", "1"))
+            return _Answer(unavailable, b"too many are asking\n", headers=later)
         try:
             body = self._status()
         except (DeskError, TimeoutError, CancelledError, RuntimeError) as error:
@@ -154,3 +171,18 @@ def _takes_gzip(accept_encoding: str) -> bool:
         if name.strip().lower() == "gzip":
             return parameters.replace(" ", "").lower() not in ("q=0", "q=0.0", "q=0.00", "q=0.000")
     return False
+
+
+def _is_loopback(host: str) -> bool:
+    """Whether a Host header, with or without a port, names this machine to itself."""
+    match = _HOST.fullmatch(host)
+    if match is None:
+        return False
+    name = match["v6"] or match["name"]
+    if name.lower() == "localhost":
+        return match["v6"] is None
+    try:
+        address = ip_address(name)
+    except ValueError:
+        return False
+    return address.is_loopback and (address.version == 6) == (match["v6"] is not None)

@@ -186,6 +186,8 @@ RECORDS: Final = _counter("records_total", "Records of ended requests that front
 RECORDS_DROPPED: Final = _counter(
     "records_dropped_total", "Records that never arrived, by reason.", "reason"
 )
+TRACES: Final = _counter("traces_total", "Traces, by what became of them.", "outcome")
+SPANS: Final = _counter("spans_total", "Spans, by what became of them.", "outcome")
 TRACE_DROPPED: Final = _counter("trace_dropped_total", "Traces or spans lost.", "reason")
 
 # Told only for tenants that the operator names.

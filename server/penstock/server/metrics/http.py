@@ -1,7 +1,7 @@
 """The metrics port: HTTP/1.0 on threads of its own, beside the observer's event loop.
 
-Owns the socket and what bounds it: a few calls at a time, each with an end, and no thread outlives
-the process. Does not know what is answered.
+Owns the socket and its threads, none of which outlives the process. Does not know what is answered,
+nor who is let in.
 """
 
 import logging
@@ -9,27 +9,62 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from http import HTTPStatus
+from ipaddress import ip_address
 from socketserver import ThreadingMixIn
 from typing import Any, Final
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
-from penstock.server.metrics.application import MetricsApplication, Status
+from penstock.server.metrics.application import (
+    HEALTH_PATH,
+    METRICS_PATH,
+    MetricsApplication,
+    Status,
+)
+from penstock.server.metrics.callers import MAX_CALL_S, MAX_SILENT, Callers
 from penstock.server.metrics.exposition import Exposition
 from penstock.server.metrics.service_metrics import ServiceMetrics
 
-MAX_CALLS: Final = 8
-"""Calls that are answered at a time; others are hung up on."""
-MAX_CALL_S: Final = 10.0
-"""How long a call may take as a whole, however slowly its client sends and reads."""
 _POLL_S: Final = 0.1
+_RETRY_AFTER_S: Final = 1
 _log = logging.getLogger(__name__)
 
 
 class _Handler(WSGIRequestHandler):
     timeout = MAX_CALL_S
 
+    def version_string(self) -> str:
+        """Not what it runs on."""
+        return "penstock"
+
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002  (its name there)
         """Calls are not logged: a scraper comes every few seconds."""
+
+    def parse_request(self) -> bool:
+        """As ever; with the question there, also whether there is a seat for it."""
+        if not super().parse_request():
+            return False
+        path = self.path.partition("?")[0]
+        # Whether it lives is not a question of seats: who asks restarts what says no.
+        if path == HEALTH_PATH:
+            return True
+        assert isinstance(self.server, _BoundedServer)
+        if self.server.callers.take_seat(self.connection, is_scrape=path == METRICS_PATH):
+            return True
+        self._turn_away()
+        return False
+
+    def _turn_away(self) -> None:
+        body = b"too many are asking\n"
+        self.send_response(HTTPStatus.SERVICE_UNAVAILABLE)
+        self.send_header("Retry-After", str(_RETRY_AFTER_S))
+        self.send_header("Content-Type", "text/plain; charset=utf-8")
+        self.send_header("X-Content-Type-Options", "nosniff")
+        self.send_header("Cache-Control", "no-store")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
 
     def handle(self) -> None:
         try:
@@ -42,7 +77,7 @@ class _Handler(WSGIRequestHandler):
 class _BoundedServer(ThreadingMixIn, WSGIServer):
     daemon_threads = True
     block_on_close = False
-    request_queue_size = 16
+    request_queue_size = MAX_SILENT
 
     def __init__(
         self,
@@ -54,10 +89,7 @@ class _BoundedServer(ThreadingMixIn, WSGIServer):
     ) -> None:
         self.address_family = family
         self._is_reserved = is_reserved
-        self._clock = clock
-        self._slots = threading.BoundedSemaphore(MAX_CALLS)
-        self._calls_lock = threading.Lock()
-        self._begun_s: dict[socket.socket, float] = {}
+        self.callers = Callers(clock)
         super().__init__(address, _Handler)
 
     def server_bind(self) -> None:
@@ -71,48 +103,29 @@ class _BoundedServer(ThreadingMixIn, WSGIServer):
         self.setup_environ()
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Answer on a thread, if one is free."""
-        if not self._slots.acquire(blocking=False):
-            self.shutdown_request(request)
-            return
-        with self._calls_lock:
-            self._begun_s[request] = self._clock()
-        super().process_request(request, client_address)
+        """Answer on a thread."""
+        self.callers.come(request)
+        try:
+            super().process_request(request, client_address)
+        except RuntimeError:  # no thread is to be had
+            self.callers.leave(request)
+            raise
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         """On its thread."""
         try:
             super().process_request_thread(request, client_address)
         finally:
-            with self._calls_lock:
-                self._begun_s.pop(request, None)
-            self._slots.release()
+            self.callers.leave(request)
 
     def service_actions(self) -> None:
-        """Hang up on calls that take too long; their threads then end by themselves."""
-        now = self._clock()
-        with self._calls_lock:
-            late = [call for call, begun_s in self._begun_s.items() if now - begun_s > MAX_CALL_S]
-            for call in late:
-                self._hang_up(call)
-
-    def hang_up_all(self) -> None:
-        """End every call."""
-        with self._calls_lock:
-            for call in self._begun_s:
-                self._hang_up(call)
+        """Between two looks at the socket."""
+        self.callers.hang_up_late()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A fault of ours; the caller has had its 500, or is gone."""
         del request, client_address
         _log.error("a call on the metrics port failed", exc_info=True)
-
-    @staticmethod
-    def _hang_up(call: socket.socket) -> None:
-        try:
-            call.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            _log.debug("already hung up")
 
 
 class MetricsServer:
@@ -135,7 +148,10 @@ class MetricsServer:
     ) -> None:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._server = _BoundedServer((host, port), family, clock, is_reserved=is_reserved)
-        self._server.set_app(MetricsApplication(Exposition(metrics), status))
+        # What it is bound to, not what it was told: that may be a name.
+        is_local = ip_address(self._server.server_name).is_loopback
+        app = MetricsApplication(Exposition(metrics), status, is_local=is_local)
+        self._server.set_app(app)
         self.port: int = self._server.server_port
         self._thread = threading.Thread(
             target=self._server.serve_forever, args=(_POLL_S,), name="metrics", daemon=True
@@ -151,4 +167,4 @@ class MetricsServer:
             self._server.shutdown()
             self._thread.join()
         self._server.server_close()
-        self._server.hang_up_all()
+        self._server.callers.hang_up_all()

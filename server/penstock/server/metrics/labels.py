@@ -74,6 +74,8 @@ DROP_REASONS: Final = frozenset(("full", "no_observer", "no_room", "unreadable",
 MAX_DROP_REASONS: Final = 16
 TRACE_DROPS: Final = ("queue_full", "export", "closing", "unwritable")
 """Why traces are lost; there from the start."""
+TRACE_OUTCOMES: Final = ("kept", "sampled_out", "dropped")
+SPAN_OUTCOMES: Final = ("exported", "dropped")
 
 
 def known(word: str, words: Collection[str]) -> str:

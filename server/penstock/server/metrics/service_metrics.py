@@ -22,6 +22,9 @@ from penstock.server.telemetry.request_record import RequestRecord
 
 Drops = Callable[[], Mapping[str, int]]
 """How many traces or spans were lost since the start, by reason. Asked on any thread."""
+TraceCounts = Callable[[], Mapping[str, int]]
+"""What became of traces and spans since the start: numbers by names such as `traces_kept` or
+`spans_dropped_export`, what follows `_dropped_` being the reason. Asked on any thread."""
 
 
 def _no_drops() -> Mapping[str, int]:
@@ -36,8 +39,8 @@ class ServiceMetrics(Collector):
     """A `Consumer` that Prometheus can collect.
 
     `model`: the one name that series bear; names that clients send are not told. `tenants`: those
-    that get series of their own. `trace_drops` and `processes` are asked when metrics are
-    collected.
+    that get series of their own. `trace_drops`, `trace_counts` and `processes` are asked when
+    metrics are collected.
     """
 
     def __init__(
@@ -47,6 +50,7 @@ class ServiceMetrics(Collector):
         version: str = "",
         tenants: Collection[str] = (),
         trace_drops: Drops = _no_drops,
+        trace_counts: TraceCounts = _no_drops,
         processes: Processes = _no_processes,
     ) -> None:
         self._lock = threading.Lock()
@@ -56,10 +60,15 @@ class ServiceMetrics(Collector):
         self._fronts = FrontMetrics(self._board)
         self._usage = ProcessUsage(self._board, processes)
         self._trace_drops = trace_drops
+        self._trace_counts = trace_counts
         self._told_drops: dict[str, int] = {}
         self._board.gauge(catalogue.BUILD).set(1, version or labels.NONE)
         for reason in labels.TRACE_DROPS:
             self._board.counter(catalogue.TRACE_DROPPED).begin(reason)
+        for outcome in labels.TRACE_OUTCOMES:
+            self._board.counter(catalogue.TRACES).begin(outcome)
+        for outcome in labels.SPAN_OUTCOMES:
+            self._board.counter(catalogue.SPANS).begin(outcome)
 
     def take_records(self, records: Sequence[RequestRecord]) -> None:
         """Requests that have ended."""
@@ -106,5 +115,17 @@ class ServiceMetrics(Collector):
                 before = self._told_drops.get(reason, 0)
                 self._board.counter(catalogue.TRACE_DROPPED).add(max(0, num - before), reason)
                 self._told_drops[reason] = max(before, num)
+            self._tell_traces()
             families = list(self._board.families())
         return iter(families)
+
+    def _tell_traces(self) -> None:
+        counts = self._trace_counts()
+        for spec, unit, outcomes in (
+            (catalogue.TRACES, "traces_", labels.TRACE_OUTCOMES),
+            (catalogue.SPANS, "spans_", labels.SPAN_OUTCOMES),
+        ):
+            table = self._board.counter(spec)
+            for outcome in outcomes:
+                num = sum(n for name, n in counts.items() if name.startswith(unit + outcome))
+                table.add(max(0, num - table.value(outcome)), outcome)

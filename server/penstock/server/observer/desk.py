@@ -8,7 +8,7 @@ import asyncio
 import math
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from penstock.scheduler.live_view import LiveView
 from penstock.server.link.look_frames import Order, OrderAnswer, OrderVerb
@@ -29,6 +29,7 @@ _FRESH_S = 0.25
 this often."""
 _CHUNK_BYTES = 64 * 1024
 
+_T = TypeVar("_T")
 Merge = Callable[[tuple[LiveView, ...], tuple[FrontView, ...]], tuple[RequestView, ...]]
 
 
@@ -69,7 +70,10 @@ class EngineSide(Protocol):
 
 
 class Flight(Protocol):
-    """The flight recorder's memory. Both raise OSError or ValueError when there is nothing yet."""
+    """The flight recorder's memory. Both raise OSError or ValueError when there is nothing yet.
+
+    They are called from other threads, one call at a time.
+    """
 
     def copied(self) -> bytes:
         """As its files hold it."""
@@ -120,6 +124,7 @@ class ServiceDesk:
         self._tell_supervisor = tell_supervisor
         self._looking: asyncio.Task[tuple[RequestView, ...]] | None = None
         self._looked_s = -math.inf
+        self._reading_flight = asyncio.Lock()
 
     def snapshot(self) -> Snapshot:
         """See `Desk`."""
@@ -144,17 +149,20 @@ class ServiceDesk:
         self._snapshots.begin_drain()
         return num_live
 
-    def flight_record(self) -> bytes:
+    async def flight_record(self) -> bytes:
         """See `Desk`."""
+        recorder = self._recorder()
         try:
-            return self._recorder().copied()
+            return await self._off_the_loop(recorder.copied)
         except (OSError, ValueError) as error:
             raise DeskError(f"there is no flight record: {error}") from error
 
-    def dump_flight_record(self, why: str) -> Path:
+    async def dump_flight_record(self, why: str) -> Path:
         """See `Desk`."""
+        recorder = self._recorder()
         try:
-            return self._recorder().dumped(why)
+            # A disk may be slow: nobody else's question waits for it.
+            return await self._off_the_loop(lambda: recorder.dumped(why))
         except (OSError, ValueError) as error:
             raise DeskError(f"the flight record cannot be written: {error}") from error
 
@@ -195,6 +203,13 @@ class ServiceDesk:
         if self._flight is None:
             raise DeskError("there is no flight recorder")
         return self._flight
+
+    async def _off_the_loop(self, work: Callable[[], _T]) -> _T:
+        """What the recorder makes on a thread: one at a time, also when nobody waits any more."""
+        await self._reading_flight.acquire()
+        working = asyncio.ensure_future(asyncio.to_thread(work))
+        working.add_done_callback(lambda _: self._reading_flight.release())
+        return await asyncio.shield(working)
 
     async def _look(self) -> tuple[RequestView, ...]:
         engine, fronts = await asyncio.gather(

@@ -14,11 +14,16 @@ from penstock.server.flight.reader import FlightReader
 
 
 class FlightBox:
-    """`fd`: the memory, inherited. Raises FlightError (a ValueError) or OSError for none."""
+    """`fd`: the memory, inherited. Raises FlightError (a ValueError) or OSError for none.
 
-    def __init__(self, fd: int, folder: Path | None) -> None:
+    `port`: the service's, for the names of files. `copied` and `dumped` take their time and may be
+    called from any thread; the rest is one thread's.
+    """
+
+    def __init__(self, fd: int, folder: Path | None, port: int) -> None:
         self._fd = fd
         self._folder = folder
+        self._port = port
         self._reader = FlightReader(fd)
 
     def new_steps(self) -> tuple[int, NDArray[Any], int]:
@@ -34,8 +39,12 @@ class FlightBox:
 
     def copied(self) -> bytes:
         """As its files hold it. Raises FlightError before the first engine."""
-        return self._reader.copy(time.monotonic())
+        reader = FlightReader(self._fd)
+        try:
+            return reader.copy(time.monotonic())
+        finally:
+            reader.close()
 
     def dumped(self, why: str) -> Path:
         """Written to a file of the flight folder. Raises FlightError, OSError."""
-        return dump(self._fd, self._folder, why)
+        return dump(self._fd, self._folder, why, port=self._port)

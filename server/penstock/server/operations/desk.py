@@ -29,11 +29,11 @@ class Desk(Protocol):
         """Begin to drain; requests that live now."""
         ...
 
-    def flight_record(self) -> bytes:
+    async def flight_record(self) -> bytes:
         """The flight recorder's memory, copied, as its files hold it. Raises DeskError."""
         ...
 
-    def dump_flight_record(self, why: str) -> Path:
+    async def dump_flight_record(self, why: str) -> Path:
         """Write it to a file of the flight folder. Raises DeskError."""
         ...
 

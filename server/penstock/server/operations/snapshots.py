@@ -59,8 +59,6 @@ class SnapshotMaker:
         self._ttft, self._queue, self._e2e = DurationWindow(), DurationWindow(), DurationWindow()
         self._num_prompt_tokens = 0
         self._num_cached_tokens = 0
-        self._estimate_s = math.nan
-        self._estimate_at_s = -math.inf
         self._is_draining = False
 
     def set_engine(self, facts: EngineFacts) -> None:
@@ -84,10 +82,6 @@ class SnapshotMaker:
         self._ttft.add(now_s, [record.ttft_s for record in records])
         self._queue.add(now_s, [_queue_s(record) for record in queued])
         self._e2e.add(now_s, [record.end_s - record.arrival_s for record in queued])
-        for record in queued:
-            if record.arrival_s >= self._estimate_at_s and not math.isnan(record.estimated_queue_s):
-                self._estimate_at_s = record.arrival_s
-                self._estimate_s = record.estimated_queue_s
 
     def take_beat(self, beat: Beat) -> None:
         """See `Consumer`."""
@@ -145,7 +139,7 @@ class SnapshotMaker:
             prefill_tokens_per_s=rates.prefill_tokens_per_s,
             decode_tokens_per_s=rates.decode_tokens_per_s,
             mean_step_s=rates.mean_step_s,
-            estimated_queue_s=self._estimate(now_s),
+            estimated_queue_s=self._estimate(now_s, living),
             # The supervisor counts its engines from 1.
             num_engine_restarts=max(0, epoch - 1),
             ttft=self._ttft.percentiles(now_s),
@@ -167,10 +161,25 @@ class SnapshotMaker:
             num_free_blocks=steps.num_free_blocks if num_seen else facts.num_blocks,
         )
 
-    def _estimate(self, now_s: float) -> float | None:
-        if now_s - self._estimate_at_s > MAX_ESTIMATE_AGE_S:
+    def _estimate(self, now_s: float, living: Sequence[Beat]) -> float | None:
+        """What who came now would wait, None where that is not known.
+
+        Behind others that is what the newest of them was foretold, less the time since. Where it
+        has run out and there still is a queue, it was wrong: nothing is told then, least of all 0.
+        """
+        up = [beat for beat in living if beat.is_engine_up]
+        steps = self._steps
+        if not up:
             return None
-        return self._estimate_s
+        if not steps.num_waiting:
+            has_slot = steps.num_running < self._facts.max_num_seqs
+            return 0.0 if has_slot else None
+        newest = max(up, key=lambda beat: beat.queue_estimate_at_s)
+        age_s = now_s - newest.queue_estimate_at_s
+        if newest.queue_estimate_s is None or age_s > MAX_ESTIMATE_AGE_S:
+            return None
+        left_s = newest.queue_estimate_s - max(0.0, age_s)
+        return left_s if left_s > 0.0 else None
 
     def _is_settled(self) -> bool:
         """Whether the beats are younger than the last step by enough to know better."""

@@ -1,7 +1,7 @@
 """What child processes find in their environment.
 
 Owns the settings that libraries read only there, and only when they load. What the operator has
-set already stays.
+set already stays, but for variables that an option of ours stands in for.
 """
 
 import os
@@ -34,10 +34,14 @@ def front_environment() -> dict[str, str]:
 
 
 def observer_environment(tracing: TracingConfig) -> dict[str, str]:
-    """For the observer: where traces go, if a setting says so and not a variable."""
+    """For the observer: where traces go, if a setting says so, whatever the variables say."""
     if tracing.otlp_endpoint is None:
         return {}
-    return {"OTEL_EXPORTER_OTLP_ENDPOINT": tracing.otlp_endpoint}
+    return {
+        "OTEL_EXPORTER_OTLP_ENDPOINT": tracing.otlp_endpoint,
+        # Blank is unset: it would be preferred, and over HTTP nothing is appended to its path.
+        "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "",
+    }
 
 
 def _unless_set(wanted: dict[str, str]) -> dict[str, str]:

@@ -19,10 +19,15 @@ class FlightMemory:
     def __init__(self, config: FlightConfig) -> None:
         self.fd = -1
         self._config = config
+        self._port = 0
         self._dumping = asyncio.Lock()
 
-    def create(self) -> None:
-        """Make the memory. A service goes on without one, with an error in the log."""
+    def create(self, port: int) -> None:
+        """Make the memory of the service on `port`.
+
+        A service goes on without one, with an error in the log.
+        """
+        self._port = port
         # Late: it takes numpy along, and the command line wants to be quick before this.
         from penstock.server.flight.memory import create_memory
 
@@ -46,7 +51,9 @@ class FlightMemory:
             return
         async with self._dumping:
             try:
-                path = await asyncio.to_thread(dump, self.fd, self._config.folder, why)
+                path = await asyncio.to_thread(
+                    dump, self.fd, self._config.folder, why, port=self._port
+                )
             except (OSError, ValueError) as error:
                 log.warning("the flight record was not written: %s", error)
             else:

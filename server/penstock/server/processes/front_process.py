@@ -54,7 +54,7 @@ async def _serve(control: ChildControl, launch: FrontLaunch) -> int:
         server = _server(launch, text, port, None if watch is None else watch.journal)
         host = f"[{config.host}]" if ":" in config.host else config.host
         await server.start(f"{host}:{launch.port}")
-        await port.start(server)
+        await port.start(server if watch is None else watch.hearing(server))
         if watch is not None:
             await watch.start(server)
     except Exception as error:

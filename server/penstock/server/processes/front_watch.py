@@ -3,10 +3,13 @@
 Owns their composition and their end. A front without an observer has none of it.
 """
 
+import math
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from penstock.scheduler.events import Queued, StepEvents
+from penstock.server.link.ports import EngineHello, EngineListener
 from penstock.server.processes.orders import Orders
 from penstock.server.rpc.server import FrontServer
 from penstock.server.telemetry.beat import Beat
@@ -35,6 +38,10 @@ class FrontWatch:
         self._pulse = Pulse(self._beat)
         self.journal = Journal(self._outbox.offer)
 
+    def hearing(self, listener: EngineListener) -> EngineListener:
+        """`listener`, with a beat as soon as an engine comes or goes."""
+        return _EngineNews(listener, self._tell_now)
+
     async def start(self, server: FrontServer) -> None:
         """Tell of `server` from now on. Does not wait for the observer."""
         self._server = server
@@ -49,10 +56,15 @@ class FrontWatch:
     def _live_views(self) -> Iterable[FrontView]:
         return () if self._server is None else self._server.front.live_views()
 
+    def _tell_now(self) -> None:
+        if self._server is not None:  # else the first beat is still to come
+            self._beat(())
+
     def _beat(self, loop_lag_s: tuple[float, ...]) -> None:
         assert self._server is not None
         front, journal = self._server.front, self.journal
         counters = front.counters
+        estimate_s, at_s = _queue_estimate(front.newest_place)
         # The outbox knows why it had no room.
         dropped = {why: num for why, num in journal.dropped_records.items() if why != NO_ROOM}
         self._outbox.tell(
@@ -74,5 +86,31 @@ class FrontWatch:
                 dropped_records={**dropped, **self._outbox.dropped},
                 outcomes=journal.outcomes(),
                 loop_lag_s=loop_lag_s,
+                queue_estimate_s=estimate_s,
+                queue_estimate_at_s=at_s,
             )
         )
+
+
+class _EngineNews:
+    """An `EngineListener` in front of another; `tell` is called once that knows."""
+
+    def __init__(self, listener: EngineListener, tell: Callable[[], None]) -> None:
+        self._listener = listener
+        self._tell = tell
+
+    def on_hello(self, hello: EngineHello) -> None:
+        self._listener.on_hello(hello)
+        self._tell()
+
+    def on_events(self, events: StepEvents) -> None:
+        self._listener.on_events(events)
+
+    def on_lost(self) -> None:
+        self._listener.on_lost()
+        self._tell()
+
+
+def _queue_estimate(place: Queued | None) -> tuple[float | None, float]:
+    """What was foretold, and when."""
+    return (None, -math.inf) if place is None else (place.estimated_queue_s, place.at_s)

@@ -41,6 +41,7 @@ from penstock.server.processes.modules import ENGINE_MODULE
 from penstock.server.processes.orders import Orders
 from penstock.server.telemetry.front_view import FrontView
 from penstock.server.telemetry.record_codec import decode_record
+from penstock.server.telemetry.tracing_variables import forget_blank_numbers
 
 if TYPE_CHECKING:
     from penstock.server.metrics.service_metrics import ServiceMetrics
@@ -50,11 +51,17 @@ if TYPE_CHECKING:
 # Run as a program, its own name would be __main__.
 log = logging.getLogger("penstock.server.processes.observer_process")
 
-_HEAR_OUT_S = 0.4
-"""How long fronts that have ended may take to be read to their last word."""
+_END_S = 1.7
+"""How long an end may take, where the order to finish does not say."""
+_HEAR_OUT_S = 0.5
+"""How long fronts that are ending may take to be read to their last word."""
 _GC_THRESHOLDS = (100_000, 20, 100)
 _TRACES_S = 1.0
-"""How long the last traces may take to leave. The order to stop is obeyed within two seconds."""
+"""How long the last traces may take to leave."""
+_LEAST_TRACES_S = 0.6
+"""Of the time to end: what they are left when there is little."""
+_MARGIN_S = 0.1
+"""Of the time to end: for all else."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -105,7 +112,8 @@ async def _serve(control: ChildControl, launch: ObserverLaunch) -> int:
     gc.set_threshold(*_GC_THRESHOLDS)
     control.report_ready(**ports)
     await stop.wait()
-    await observer.stop()
+    limit_s = control.ordered_grace_s
+    await observer.stop(_END_S if limit_s is None else limit_s)
     return EXIT_OK
 
 
@@ -122,7 +130,9 @@ class _Observer:
         self._flight: FlightBox | None = None
         self._poll: StepPoll | None = None
         if launch.flight_fd >= 0:
-            self._flight = FlightBox(launch.flight_fd, launch.server.observer.flight.folder)
+            self._flight = FlightBox(
+                launch.flight_fd, launch.server.observer.flight.folder, launch.server.port
+            )
             self._poll = StepPoll(self._flight, consumer, listeners.take_totals)
         self._doors: list[Callable[[], Awaitable[None]]] = []
 
@@ -132,6 +142,7 @@ class _Observer:
         if launch.server.observer.tracing.is_on:
             from penstock.server.tracing.export import start_tracing
 
+            forget_blank_numbers(os.environ)
             listeners.tracing = start_tracing(
                 launch.server.observer.tracing, model=launch.server.model
             )
@@ -143,15 +154,18 @@ class _Observer:
         await self._engine.start()
         return await self._open_doors()
 
-    async def stop(self) -> None:
-        """Hear everybody out, pass it on, and be done within two seconds."""
-        await self._hub.close(_HEAR_OUT_S)
+    async def stop(self, limit_s: float) -> None:
+        """Hear everybody out, pass it on, and be done within `limit_s`."""
+        end_s = time.monotonic() + limit_s - _MARGIN_S
+        spare_s = end_s - _LEAST_TRACES_S - time.monotonic()
+        await self._hub.close(min(_HEAR_OUT_S, max(0.0, spare_s)))
         if self._poll is not None:
             await self._poll.stop()
         await self._engine.close()
         ends = [door() for door in self._doors]
         if self._listeners.tracing is not None:
-            ends.append(asyncio.to_thread(self._listeners.tracing.close, _TRACES_S))
+            left_s = min(_TRACES_S, max(0.0, end_s - time.monotonic()))
+            ends.append(asyncio.to_thread(self._listeners.tracing.close, left_s))
         for problem in await asyncio.gather(*ends, return_exceptions=True):
             if isinstance(problem, Exception):
                 log.error("an end went wrong: %s", in_one_line(problem))
@@ -244,10 +258,12 @@ def _snapshots(launch: ObserverLaunch) -> "SnapshotMaker":
 def _metrics(launch: ObserverLaunch, listeners: _Listeners, hub: FrontsHub) -> "ServiceMetrics":
     from penstock.server.metrics.service_metrics import ServiceMetrics
 
+    def traces() -> dict[str, int]:
+        return {} if listeners.tracing is None else listeners.tracing.counters()
+
     def lost_traces() -> dict[str, int]:
-        counts = {} if listeners.tracing is None else listeners.tracing.counters()
         lost: dict[str, int] = {}
-        for name, num in counts.items():
+        for name, num in traces().items():
             _, _, reason = name.partition("_dropped_")
             if reason:
                 lost[reason] = lost.get(reason, 0) + num
@@ -261,6 +277,7 @@ def _metrics(launch: ObserverLaunch, listeners: _Listeners, hub: FrontsHub) -> "
         tenants=launch.server.observer.metrics_tenants,
         version=_version(),
         trace_drops=lost_traces,
+        trace_counts=traces,
         processes=processes,
     )
 

@@ -42,7 +42,10 @@ _AFTER_GRACE_S = 1.4
 _ENGINE_EXIT_S = 0.4
 """What an engine has at least, once the fronts have ended; its executor may ask for more."""
 _OBSERVER_EXIT_S = 1.8
-"""What an observer has once the engine has ended: it needs no more, and nobody waits longer."""
+"""What an observer has once all others have ended: it needs no more, and nobody waits longer."""
+_OBSERVER_TURN_S = 0.5
+"""When, after the grace, an observer is told to finish whoever else still has not ended: what it
+holds must leave before all is over, and who hangs has nothing more to tell it."""
 _LAST_EXIT_S = 1.7
 """When, after the grace, an observer that still has not ended is killed: all is over after two
 seconds."""
@@ -189,24 +192,26 @@ class Supervisor:
             self._engine.kill()
         for front in self._fronts:
             front.retire(self._grace_s)
-        began_s = time.monotonic()
         grace_s = self._config.drain_grace_s if self._grace_s is None else self._grace_s
-        limit_s = grace_s + _AFTER_GRACE_S
-        await asyncio.wait([keepers[front] for front in self._fronts], timeout=limit_s)
+        grace_end_s = time.monotonic() + grace_s
+        await asyncio.gather(
+            self._end_engine(keepers, grace_end_s),
+            _end_watchers(watchers, keepers.values(), grace_end_s),
+        )
+
+    async def _end_engine(self, keepers: dict[Slot, asyncio.Task[int]], grace_end_s: float) -> None:
+        """Once the fronts, that have been told, have ended, or are too late."""
+        limit_s = grace_end_s + _AFTER_GRACE_S
+        await asyncio.wait(
+            [keepers[front] for front in self._fronts], timeout=limit_s - time.monotonic()
+        )
         self._engine.retire()
         # An executor may need seconds to take itself down: it has what the fronts left, and what it
         # asks for, since nothing is served meanwhile.
-        left_s = began_s + limit_s + _ENGINE_EXIT_S - time.monotonic()
+        left_s = limit_s + _ENGINE_EXIT_S - time.monotonic()
         await asyncio.wait(
             [keepers[self._engine]], timeout=max(left_s, self._config.executor.max_exit_s)
         )
-        for slot, watcher in watchers.items():
-            slot.retire()
-            left_s = began_s + grace_s + _LAST_EXIT_S - time.monotonic()
-            limit_s = max(0.0, min(_OBSERVER_EXIT_S, left_s))
-            _, late = await asyncio.wait([watcher], timeout=limit_s)
-            if late:
-                log.warning("the %s did not end in time", slot.name)
 
     def _open_sockets(self, stack: ExitStack) -> None:
         try:
@@ -229,7 +234,7 @@ class Supervisor:
                 self._observer.open(folder, stack)
             except PortUnavailable as error:
                 raise CannotStart(str(error)) from error
-        self._flight.create()
+        self._flight.create(self._port)
         stack.callback(self._flight.close)
 
     async def _spawn_engine(self) -> Child:
@@ -274,7 +279,8 @@ class Supervisor:
 
     def _surroundings(self) -> Surroundings:
         return Surroundings(
-            config=self._config,
+            # With the port that was found, where any would do.
+            config=dataclasses.replace(self._config, port=self._port),
             socket_path=self._socket_path,
             flight_fd=self._flight.fd,
             started_s=self._started_s,
@@ -338,6 +344,23 @@ class Supervisor:
             f" {config.executor.kind.value} executor, {fronts},"
             f" {time.monotonic() - self._started_s:.1f} s)"
         )
+
+
+async def _end_watchers(
+    watchers: dict[Slot, asyncio.Task[int]],
+    keepers: Iterable["asyncio.Task[int]"],
+    grace_end_s: float,
+) -> None:
+    """After all that they watch, or when the rest of their time is what they need."""
+    turn_s = grace_end_s + _OBSERVER_TURN_S
+    await asyncio.wait(keepers, timeout=max(0.0, turn_s - time.monotonic()))
+    for slot, watcher in watchers.items():
+        left_s = grace_end_s + _LAST_EXIT_S - time.monotonic()
+        limit_s = max(0.0, min(_OBSERVER_EXIT_S, left_s))
+        slot.retire(limit_s)
+        _, late = await asyncio.wait([watcher], timeout=limit_s)
+        if late:
+            log.warning("the %s did not end in time", slot.name)
 
 
 async def _all_ready(slots: Iterable[Slot]) -> None:

@@ -31,8 +31,14 @@ MIN_INTERVAL_S, DEFAULT_INTERVAL_S, MAX_INTERVAL_S = 0.1, 1.0, 3600.0
 DEFAULT_PAGE_SIZE, MAX_PAGE_SIZE = 100, 1000
 DEFAULT_PROFILE_S, MAX_PROFILE_S = 5.0, 60.0
 MAX_CHUNK_BYTES: Final = 256 << 10
-MAX_FLIGHT_CALLS: Final = 2
-"""Flight records that are written out at a time: each holds the whole of it in memory."""
+MAX_FLIGHT_MAKERS: Final = 2
+"""Flight records that are made at a time: it takes a processor and much memory."""
+MAX_FLIGHT_READERS: Final = 8
+"""Flight records that are being read at a time: each is in memory until its reader has it."""
+MAX_FLIGHT_WRITE_S: Final = 10.0
+"""How long a reader may leave one message of a flight record unread."""
+MAX_FLIGHT_READ_S: Final = 120.0
+"""How long a reader may take for the whole of it."""
 _LEVELS = {
     pb.LOG_LEVEL_DEBUG: "debug",
     pb.LOG_LEVEL_INFO: "info",
@@ -54,7 +60,8 @@ class OperationsMethods:
     def __init__(self, desk: Desk, stopping: asyncio.Event) -> None:
         self._desk = desk
         self._stopping = stopping
-        self._flight_turns = asyncio.Semaphore(MAX_FLIGHT_CALLS)
+        self._flight_turns = asyncio.Semaphore(MAX_FLIGHT_MAKERS)
+        self._num_flight_readers = 0
 
     def handlers(self, wrapper: HandlerWrapper) -> "grpc.GenericRpcHandler":
         """All methods of the service."""
@@ -174,20 +181,31 @@ class OperationsMethods:
             violations.add("max_steps", "does not go with RAW, which is always whole")
         violations.raise_if_any()
         self._model_of(request)
-        async with self._flight_turns:
-            with _told():
-                recording = self._desk.flight_record()
-            # Off the loop: thousands of steps take a while to write out.
-            if is_raw:
-                responses = _file_responses(recording)
-            elif request.format == pb.FLIGHT_RECORD_FORMAT_PERFETTO:
-                file = await asyncio.to_thread(perfetto_file, recording, max_steps)
-                responses = _file_responses(file)
-            else:
-                records = await asyncio.to_thread(record_steps, recording, max_steps)
-                responses = _step_responses(records)
-            for response in responses:
-                await context.write(response.SerializeToString())
+        if self._num_flight_readers >= MAX_FLIGHT_READERS:
+            why = f"{MAX_FLIGHT_READERS} flight records are being read; try again later"
+            raise refuse(ErrorReason.NOT_POSSIBLE_NOW, why)
+        self._num_flight_readers += 1
+        try:
+            # No turn is held while a reader reads: one that does not must not keep others waiting.
+            async with self._flight_turns:
+                responses = await self._flight_responses(request.format, max_steps)
+            await _write_in_time(context, responses)
+        finally:
+            self._num_flight_readers -= 1
+
+    async def _flight_responses(
+        self, file_format: pb.FlightRecordFormat.ValueType, max_steps: int | None
+    ) -> Iterator[pb.GetFlightRecordResponse]:
+        """The recorder's memory in messages. Made off the loop: thousands of steps take a while."""
+        with _told():
+            recording = await self._desk.flight_record()
+        if file_format == pb.FLIGHT_RECORD_FORMAT_RAW:
+            return _file_responses(recording)
+        if file_format == pb.FLIGHT_RECORD_FORMAT_PERFETTO:
+            file = await asyncio.to_thread(perfetto_file, recording, max_steps)
+            return _file_responses(file)
+        records = await asyncio.to_thread(record_steps, recording, max_steps)
+        return _step_responses(records)
 
     async def dump_flight_record(self, data: bytes, context: Context) -> bytes:
         """The recorder's memory, into a file of the server's."""
@@ -195,7 +213,7 @@ class OperationsMethods:
         request = parse(pb.DumpFlightRecordRequest, data)
         self._model_of(request)
         with _told():
-            path = self._desk.dump_flight_record("operator")
+            path = await self._desk.dump_flight_record("operator")
         return pb.DumpFlightRecordResponse(path=str(path)).SerializeToString()
 
     async def set_log_level(self, data: bytes, context: Context) -> bytes:
@@ -277,6 +295,17 @@ def _default_profile() -> Duration:
     duration = Duration()
     duration.FromSeconds(int(DEFAULT_PROFILE_S))
     return duration
+
+
+async def _write_in_time(context: Context, responses: Iterable[pb.GetFlightRecordResponse]) -> None:
+    """Write all of them; raises RequestError for a reader that takes too long over it."""
+    try:
+        async with asyncio.timeout(MAX_FLIGHT_READ_S):
+            for response in responses:
+                async with asyncio.timeout(MAX_FLIGHT_WRITE_S):
+                    await context.write(response.SerializeToString())
+    except TimeoutError:
+        raise refuse(ErrorReason.READER_STALLED) from None
 
 
 def _file_responses(file: bytes) -> Iterator[pb.GetFlightRecordResponse]:

@@ -35,7 +35,6 @@ class OperationsServer:
         # An address of IPv6 stands in brackets.
         self._address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         self._is_port_reserved = is_port_reserved
-        self._is_port_reserved = is_port_reserved
         self._health = Health((SERVICE_NAME,))
         self._stopping = asyncio.Event()
         self._methods = OperationsMethods(desk, self._stopping)

@@ -3,6 +3,7 @@
 Owns the value. Counters only grow while the front lives, so a beat that is lost costs nothing.
 """
 
+import math
 from dataclasses import dataclass, field
 
 
@@ -26,8 +27,10 @@ class Beat:
 
     `num_streams`: calls open now. `num_live`: requests not released. `num_backlog_tokens`: output
     that readers have not taken. `loop_lag_s`: how late the event loop ran each of its ticks since
-    the last beat, one value a tick. The rest counts since the front's start; `num_dropped_records`
-    are those that the observer did not take, by reason.
+    the last beat, one value a tick. `queue_estimate_s`: what the engine foretold the newest request
+    that it queued for this front, at `queue_estimate_at_s` (monotonic); None: it foretold nothing.
+    The rest counts since the front's start; `dropped_records` are those that the observer did not
+    take, by reason.
     """
 
     front_id: int
@@ -47,3 +50,5 @@ class Beat:
     dropped_records: dict[str, int] = field(default_factory=dict[str, int])
     outcomes: tuple[OutcomeCount, ...] = ()
     loop_lag_s: tuple[float, ...] = ()
+    queue_estimate_s: float | None = None
+    queue_estimate_at_s: float = -math.inf

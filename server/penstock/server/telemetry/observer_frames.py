@@ -5,6 +5,7 @@ pass as the bytes that their codec made. Does not know sockets.
 """
 
 import enum
+import math
 import struct
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -174,6 +175,8 @@ def _write_beat(out: Writer, beat: Beat) -> None:
     out.u32(len(beat.loop_lag_s))
     for lag_s in beat.loop_lag_s:
         out.f64(lag_s)
+    out.f64(math.nan if beat.queue_estimate_s is None else beat.queue_estimate_s)
+    out.f64(beat.queue_estimate_at_s)
 
 
 def _read_beat(data: Reader) -> Beat:
@@ -200,6 +203,8 @@ def _read_beat(data: Reader) -> Beat:
         dropped_records={data.text(): data.u64() for _ in range(data.u32())},
         outcomes=tuple(_read_outcome(data) for _ in range(data.u32())),
         loop_lag_s=tuple(data.f64() for _ in range(data.u32())),
+        queue_estimate_s=None if math.isnan(estimate_s := data.f64()) else estimate_s,
+        queue_estimate_at_s=data.f64(),
     )
 
 

@@ -3,6 +3,7 @@
 Owns the composition and its end. The provider is nobody else's: it is not made the process's.
 """
 
+import logging
 import os
 import threading
 import time
@@ -15,8 +16,13 @@ from opentelemetry.sdk.trace import TracerProvider
 from penstock.server.telemetry.beat import Beat
 from penstock.server.telemetry.config import TracingConfig
 from penstock.server.telemetry.request_record import RequestRecord
+from penstock.server.telemetry.tracing_variables import (
+    check_numbers,
+    max_batch_spans,
+    max_queue_spans,
+)
 from penstock.server.tracing.clock import UnixClock
-from penstock.server.tracing.exporters import make_exporters, max_queue_spans
+from penstock.server.tracing.exporters import make_exporters
 from penstock.server.tracing.identity import our_resource, package_version
 from penstock.server.tracing.ids import PlannedIds
 from penstock.server.tracing.outlet import Outlet
@@ -25,6 +31,8 @@ from penstock.server.tracing.sampler import KeepSampler, sampler_from
 from penstock.server.tracing.span_writer import SpanWriter
 from penstock.server.tracing.tally import Tally
 from penstock.server.tracing.worker import TraceWorker
+
+_log = logging.getLogger(__name__)
 
 _LAST_WORDS_S = 0.2
 """Of the time to close: what exporters get to end an export that hangs."""
@@ -80,6 +88,11 @@ class Tracing:
         if shutdown.is_alive():
             for outlet in self._outlets:
                 outlet.abandon()
+        counts = self._tally.counts()
+        _log.info(
+            "traces and spans, from start to end: %s",
+            ", ".join(f"{name} {num}" for name, num in counts.items() if num) or "none",
+        )
 
 
 def start_tracing(
@@ -91,10 +104,11 @@ def start_tracing(
     None. Raises ValueError naming a variable that makes no sense.
     """
     environment = os.environ if environment is None else environment
-    quieten_exporters()
+    check_numbers(environment)
+    quieten_exporters(environment)
     tally = Tally()
     ids = PlannedIds()
-    queue_spans = max_queue_spans(environment)
+    queue_spans, batch_spans = max_queue_spans(environment), max_batch_spans(environment)
     exporters = make_exporters(environment)
     provider = TracerProvider(
         sampler=KeepSampler(sampler_from(environment)),
@@ -103,7 +117,7 @@ def start_tracing(
         shutdown_on_exit=False,
         id_generator=ids,
     )
-    outlets = [Outlet(exporter, queue_spans, tally) for exporter in exporters]
+    outlets = [Outlet(exporter, queue_spans, tally, batch_spans) for exporter in exporters]
     for outlet in outlets:
         provider.add_span_processor(outlet)
     writer = SpanWriter(

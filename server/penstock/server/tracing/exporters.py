@@ -32,14 +32,6 @@ def make_exporters(environment: Mapping[str, str]) -> tuple[SpanExporter, ...]:
     return tuple(_make(name, environment) for name in dict.fromkeys(parts))
 
 
-def max_queue_spans(environment: Mapping[str, str]) -> int:
-    """`OTEL_BSP_MAX_QUEUE_SIZE`, by default 2048 as in the SDK."""
-    text = environment.get("OTEL_BSP_MAX_QUEUE_SIZE", "").strip() or "2048"
-    if not (text.isascii() and text.isdigit() and int(text) > 0):
-        raise ValueError(f"OTEL_BSP_MAX_QUEUE_SIZE must be a number above 0, not {text!r}")
-    return int(text)
-
-
 def _entry_point_name(name: str, environment: Mapping[str, str]) -> str:
     if name.lower() != "otlp":
         return name

@@ -56,7 +56,9 @@ PEER_PORT = _key("network.peer.port", _ROOT, "the client's port")
 
 OPERATION = _key("gen_ai.operation.name", _ROOT, "`chat` or `text_completion`")
 PROVIDER = _key("gen_ai.provider.name", _ROOT, "`penstock`")
-REQUEST_MODEL = _key("gen_ai.request.model", _ROOT, "the model as the client named it")
+REQUEST_MODEL = _key(
+    "gen_ai.request.model", _ROOT, "the served model's own name, unless another was asked for"
+)
 REQUEST_STREAM = _key("gen_ai.request.stream", _ROOT, "whether tokens were to come one by one")
 REQUEST_CHOICES = _key("gen_ai.request.choice.count", _ROOT, "outputs asked for, if not one")
 REQUEST_MAX_TOKENS = _key("gen_ai.request.max_tokens", _ROOT, "if asked for")

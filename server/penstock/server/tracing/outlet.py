@@ -101,14 +101,23 @@ class WatchedExporter(SpanExporter):
 class Outlet(BatchSpanProcessor):
     """A batch processor that makes whoever ends a span wait while its queue is full.
 
-    `max_queue_size` spans; the other settings are those of the `OTEL_BSP_*` variables.
+    `max_queue_size` spans, exported `max_batch_size` at a time at most (None: as the variable or
+    the SDK has it); the other settings are those of the `OTEL_BSP_*` variables.
     """
 
-    def __init__(self, exporter: SpanExporter, max_queue_size: int, tally: Tally) -> None:
+    def __init__(
+        self,
+        exporter: SpanExporter,
+        max_queue_size: int,
+        tally: Tally,
+        max_batch_size: int | None = None,
+    ) -> None:
         self._room = Room(max_queue_size)
         self._tally = tally
         self.exporter = WatchedExporter(exporter, self._room, tally)
-        super().__init__(self.exporter, max_queue_size=max_queue_size)
+        super().__init__(
+            self.exporter, max_queue_size=max_queue_size, max_export_batch_size=max_batch_size
+        )
 
     def on_end(self, span: ReadableSpan) -> None:
         """Queue it, as soon as there is room."""

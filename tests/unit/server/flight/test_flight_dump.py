@@ -3,12 +3,19 @@
 import os
 import stat
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
 
 from penstock.server.flight import dump as dumps
-from penstock.server.flight.dump import MAX_NUM_FILES, default_folder, dump, own_default_folder
+from penstock.server.flight.dump import (
+    MAX_NUM_ALL_FILES,
+    MAX_NUM_FILES,
+    default_folder,
+    dump,
+    own_default_folder,
+)
 from penstock.server.flight.geometry import FlightError
 from penstock.server.flight.memory import create_memory
 from penstock.server.flight.reader import FlightReader
@@ -39,12 +46,40 @@ def test_a_dump_is_its_owners_alone_and_says_why(memory: int, tmp_path: Path) ->
 
 def test_the_newest_are_kept_and_other_files_too(memory: int, tmp_path: Path) -> None:
     (tmp_path / "mine.bin").write_text("x")
-    paths = [dump(memory, tmp_path, f"n{number}") for number in range(MAX_NUM_FILES + 3)]
+    paths = [dump(memory, tmp_path, "asked") for _ in range(MAX_NUM_FILES + 3)]
 
     kept = sorted(tmp_path.glob("penstock-flight-*"))
 
     assert kept == paths[3:]
     assert (tmp_path / "mine.bin").exists()
+
+
+def test_what_is_asked_for_often_takes_no_other_s_place(memory: int, tmp_path: Path) -> None:
+    died = dump(memory, tmp_path, "engine died", port=50051)
+    neighbours = dump(memory, tmp_path, "operator", port=50052)
+    asked = [dump(memory, tmp_path, "operator", port=50051) for _ in range(MAX_NUM_FILES + 3)]
+    assert died.name.endswith("Z-50051-engine-died.bin")
+    assert set(tmp_path.iterdir()) == {died, neighbours, *asked[3:]}
+
+
+def test_all_together_are_bounded_too(memory: int, tmp_path: Path) -> None:
+    paths = [
+        dump(memory, tmp_path, "operator", port=port)
+        for port in range(50000, 50000 + MAX_NUM_ALL_FILES + 2)
+    ]
+    assert set(tmp_path.iterdir()) == set(paths[2:])
+
+
+def test_what_a_killed_writer_left_is_cleaned_up(memory: int, tmp_path: Path) -> None:
+    left, fresh = (tmp_path / f".penstock-flight-{name}-x.bin.part" for name in ("old", "new"))
+    mine = tmp_path / ".mine.part"
+    for path in (left, fresh, mine):
+        path.write_bytes(b"x")
+    long_ago_s = time.time() - 90.0
+    for path in (left, mine):
+        os.utime(path, (long_ago_s, long_ago_s))
+    path = dump(memory, tmp_path, "asked")
+    assert set(tmp_path.iterdir()) == {path, fresh, mine}
 
 
 def test_a_full_disk_leaves_nothing(

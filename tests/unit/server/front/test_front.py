@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from penstock.scheduler.events import Queued
 from penstock.scheduler.request import FailureReason, FinishReason
 from penstock.scheduler.state import RequestState
 from penstock.server.front.config import FrontConfig
@@ -158,6 +159,19 @@ async def test_refused_request_is_not_cancelled_as_well(text: ModelText) -> None
     assert await front.cancel("r") is RequestState.ERROR
     front.release(request)
     assert port.cancelled == []
+
+
+async def test_the_newest_place_in_the_queue_is_of_the_engine_that_runs(text: ModelText) -> None:
+    front, port = make_front(text)
+    request = await front.open(GENERATION, now())
+    first, _ = await port.next_submission()
+    assert front.newest_place is None
+    place = Queued(key=first.key, at_s=5.0, num_ahead=3, estimated_queue_s=9.9)
+    port.say(changes=[place])
+    assert front.newest_place == place
+    port.go_down()
+    assert front.newest_place is None
+    front.release(request)
 
 
 async def test_deadline_that_has_passed_is_refused_without_the_engine(text: ModelText) -> None:

@@ -313,6 +313,28 @@ def test_lost_traces_and_processes_are_asked_for_when_collected() -> None:
     assert ("penstock_process_resident_memory_bytes", frozenset({"process=front"})) not in samples
 
 
+def test_traces_and_spans_are_counted_apart() -> None:
+    counts = {
+        "traces_kept": 4,
+        "traces_sampled_out": 90,
+        "traces_dropped_queue_full": 2,
+        "traces_dropped_closing": 1,
+        "spans_exported": 24,
+        "spans_dropped_export": 6,
+    }
+    metrics = service_metrics(trace_counts=lambda: counts)
+    read(metrics)
+    counts["traces_kept"] = 5
+
+    samples = read(metrics)
+
+    assert value(samples, "traces_total", outcome="kept") == 5
+    assert value(samples, "traces_total", outcome="sampled_out") == 90
+    assert value(samples, "traces_total", outcome="dropped") == 3
+    assert value(samples, "spans_total", outcome="exported") == 24
+    assert value(samples, "spans_total", outcome="dropped") == 6
+
+
 def test_the_methods_that_are_told_are_those_of_the_contract() -> None:
     services = (
         generation_service_pb2.DESCRIPTOR.services_by_name["GenerationService"],

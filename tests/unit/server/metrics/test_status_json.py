@@ -68,10 +68,10 @@ class FakeDesk:
     async def drain(self, timeout_s: float | None) -> int:
         raise AssertionError
 
-    def flight_record(self) -> bytes:
+    async def flight_record(self) -> bytes:
         raise AssertionError
 
-    def dump_flight_record(self, why: str) -> Path:
+    async def dump_flight_record(self, why: str) -> Path:
         raise AssertionError
 
     async def set_log_level(self, level: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -208,10 +209,33 @@ async def test_a_profile_that_cannot_be_made_says_why() -> None:
 
 async def test_the_flight_record_and_its_absence() -> None:
     fakes = Fakes()
-    assert desk_of(fakes).dump_flight_record("asked") == Path("/flights/asked")
+    assert await desk_of(fakes).dump_flight_record("asked") == Path("/flights/asked")
     with pytest.raises(DeskError, match="there is no flight record: holds nothing yet"):
-        desk_of(fakes).flight_record()
+        await desk_of(fakes).flight_record()
     with pytest.raises(DeskError, match="there is no flight recorder"):
-        desk_of(fakes, has_recorder=False).flight_record()
+        await desk_of(fakes, has_recorder=False).flight_record()
     with pytest.raises(DeskError, match="there is no flight recorder"):
-        desk_of(fakes, has_recorder=False).dump_flight_record("asked")
+        await desk_of(fakes, has_recorder=False).dump_flight_record("asked")
+
+
+async def test_a_slow_disk_keeps_nobody_waiting_and_takes_one_dump_at_a_time() -> None:
+    fakes = Fakes()
+    began, may_end = threading.Event(), threading.Event()
+    paths: list[str] = []
+
+    def dumped(why: str) -> Path:
+        paths.append(why)
+        began.set()
+        assert may_end.wait(20.0)
+        return Path("/flights") / why
+
+    fakes.dumped = dumped  # type: ignore[method-assign]
+    desk = desk_of(fakes)
+    first = asyncio.ensure_future(desk.dump_flight_record("first"))
+    second = asyncio.ensure_future(desk.dump_flight_record("second"))
+    assert await asyncio.to_thread(began.wait, 20.0)
+    assert await desk.live_requests() == ()
+    assert paths == ["first"]
+    may_end.set()
+    assert await first == Path("/flights/first")
+    assert await second == Path("/flights/second")

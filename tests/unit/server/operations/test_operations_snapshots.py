@@ -99,14 +99,51 @@ def test_records_tell_latencies_of_those_they_concern(maker: SnapshotMaker) -> N
     assert model.queue.p50_s == pytest.approx(0.5, rel=0.011)
     assert model.e2e.p50_s == pytest.approx(2.0, rel=0.011)
     assert (model.num_prompt_tokens, model.num_cached_prompt_tokens) == (96, 32)
-    assert model.estimated_queue_s == 0.4
 
 
-def test_what_was_foretold_long_ago_is_not_told(maker: SnapshotMaker, clock: Ticks) -> None:
-    maker.take_records([request_record(1, arrival_s=997.0, estimated_queue_s=3.0)])
-    maker.take_records([request_record(2, arrival_s=996.0, estimated_queue_s=9.0)])
-    assert model_of(maker).estimated_queue_s == 3.0
-    clock.now_s = 1008.0
+def queue_up(maker: SnapshotMaker, num_waiting: int, num_running: int = 8) -> None:
+    rows = step_rows(1, lambda _: 999.9, num_running=num_running, num_waiting=num_waiting)
+    maker.take_steps(1, rows, 0)
+
+
+def test_the_wait_is_what_the_newest_in_the_queue_was_foretold(
+    maker: SnapshotMaker, clock: Ticks
+) -> None:
+    """Those that ended lately came when there was no queue: theirs says nothing of now."""
+    queue_up(maker, num_waiting=40)
+    maker.take_beat(beat(1, queue_estimate_s=9.9, queue_estimate_at_s=999.5))
+    maker.take_beat(beat(2, queue_estimate_s=2.0, queue_estimate_at_s=990.5))
+    maker.take_records([request_record(1, arrival_s=999.0, estimated_queue_s=0.0)])
+    assert model_of(maker).estimated_queue_s == pytest.approx(9.4)
+
+    clock.now_s = 1003.0
+    assert model_of(maker).estimated_queue_s == pytest.approx(6.4), "others were served meanwhile"
+    maker.take_beat(beat(2, queue_estimate_s=20.0, queue_estimate_at_s=1002.0))
+    assert model_of(maker).estimated_queue_s == pytest.approx(19.0)
+    maker.front_gone(2)
+    assert model_of(maker).estimated_queue_s == pytest.approx(6.4)
+
+
+@pytest.mark.parametrize(
+    ("estimate_s", "at_s"), [(None, 999.9), (30.0, 989.9), (0.0, 999.9), (0.5, 999.0)]
+)
+def test_a_wait_that_is_not_known_is_not_told(
+    maker: SnapshotMaker, estimate_s: float | None, at_s: float
+) -> None:
+    """Nothing was foretold, or long ago, or what time has proved wrong."""
+    queue_up(maker, num_waiting=1)
+    maker.take_beat(beat(1, queue_estimate_s=estimate_s, queue_estimate_at_s=at_s))
+    assert model_of(maker).estimated_queue_s is None
+
+
+def test_nobody_waits_where_there_is_no_queue_and_a_slot(maker: SnapshotMaker) -> None:
+    told = beat(1, queue_estimate_s=9.9, queue_estimate_at_s=999.5)
+    maker.take_beat(told)
+    queue_up(maker, num_waiting=0, num_running=7)
+    assert model_of(maker).estimated_queue_s == 0.0
+    queue_up(maker, num_waiting=0, num_running=8)
+    assert model_of(maker).estimated_queue_s is None
+    maker.take_beat(beat(1, is_engine_up=False))
     assert model_of(maker).estimated_queue_s is None
 
 

@@ -41,6 +41,8 @@ BEATS = st.builds(
     dropped_records=st.dictionaries(TEXTS, COUNTS, max_size=3),
     outcomes=st.lists(OUTCOMES, max_size=3).map(tuple),
     loop_lag_s=st.lists(SECONDS, max_size=12).map(tuple),
+    queue_estimate_s=st.none() | SECONDS,
+    queue_estimate_at_s=SECONDS,
 )
 VIEWS = st.builds(
     FrontView,

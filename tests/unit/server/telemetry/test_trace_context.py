@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 
 import pytest
 from hypothesis import given
@@ -140,6 +142,35 @@ def test_a_fork_draws_its_own() -> None:
     assert os.read(reader, 16) != ids.new_trace_id()
     os.close(reader)
     os.close(writer)
+
+
+NUM_PROCESSES, NUM_IDS = 8, 5_000
+DRAW = f"""
+import sys
+from penstock.server.telemetry.trace_context import TraceIds
+ids = TraceIds()
+for _ in range({NUM_IDS}):
+    trace = ids.begin(None)
+    sys.stdout.buffer.write(trace.trace_id + trace.span_id)
+"""
+
+
+def test_processes_draw_no_id_twice() -> None:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(part for part in sys.path if part)}
+    processes = [
+        subprocess.Popen([sys.executable, "-c", DRAW], stdout=subprocess.PIPE, env=environment)
+        for _ in range(NUM_PROCESSES)
+    ]
+    drawn = b"".join(process.communicate(timeout=60)[0] for process in processes)
+    assert [process.returncode for process in processes] == [0] * NUM_PROCESSES
+    traces = [drawn[at : at + 16] for at in range(0, len(drawn), 24)]
+    spans = [drawn[at + 16 : at + 24] for at in range(0, len(drawn), 24)]
+    assert len(set(traces)) == len(set(spans)) == NUM_PROCESSES * NUM_IDS
+    # Those who sample by a half of the id alone need both halves to be random.
+    for half in (slice(0, 8), slice(8, 16)):
+        assert len({trace[half] for trace in traces}) == NUM_PROCESSES * NUM_IDS
+        assert all(any(trace[half]) for trace in traces)
+    assert {len(trace) for trace in traces} == {16}
 
 
 @pytest.mark.parametrize(("is_sampled", "flags"), [(None, "00"), (False, "00"), (True, "01")])

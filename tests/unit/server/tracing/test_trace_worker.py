@@ -10,9 +10,17 @@ import pytest
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
+from penstock.server.telemetry.config import TracingConfig
 from penstock.server.telemetry.request_record import RequestRecord
+from penstock.server.telemetry.tracing_variables import (
+    check_numbers,
+    forget_blank_numbers,
+    max_batch_spans,
+    max_queue_spans,
+)
 from penstock.server.tracing.clock import UnixClock, to_unix_ns
-from penstock.server.tracing.exporters import make_exporters, max_queue_spans
+from penstock.server.tracing.export import start_tracing
+from penstock.server.tracing.exporters import make_exporters
 from penstock.server.tracing.outlet import Room, WatchedExporter
 from penstock.server.tracing.quiet_logs import OncePerMinute
 from penstock.server.tracing.tally import NAMES, Tally
@@ -216,3 +224,45 @@ def test_the_queue_is_as_long_as_the_variable_says() -> None:
     for bad in ("0", "-1", "many", "1.5"):
         with pytest.raises(ValueError, match="OTEL_BSP_MAX_QUEUE_SIZE"):
             max_queue_spans({"OTEL_BSP_MAX_QUEUE_SIZE": bad})
+
+
+def test_a_batch_is_never_larger_than_the_queue() -> None:
+    assert max_batch_spans({}) == 512
+    assert max_batch_spans({"OTEL_BSP_MAX_QUEUE_SIZE": "256"}) == 256
+    assert max_batch_spans({"OTEL_BSP_MAX_EXPORT_BATCH_SIZE": "1000"}) == 1000
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("OTEL_EXPORTER_OTLP_TIMEOUT", "abc"),
+        ("OTEL_EXPORTER_OTLP_TRACES_TIMEOUT", "0"),
+        ("OTEL_EXPORTER_OTLP_TRACES_TIMEOUT", "nan"),
+        ("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "0"),
+        ("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "5000"),
+        ("OTEL_BSP_SCHEDULE_DELAY", "-1"),
+        ("OTEL_BSP_EXPORT_TIMEOUT", "1.5"),
+        ("OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT", "x"),
+        ("OTEL_ATTRIBUTE_VALUE_LENGTH_LIMIT", "-1"),
+    ],
+)
+def test_a_number_that_makes_no_sense_names_its_variable(name: str, text: str) -> None:
+    with pytest.raises(ValueError, match=f"{name} must be"):
+        check_numbers({name: text})
+
+
+def test_a_blank_number_is_none() -> None:
+    environment = {"OTEL_EXPORTER_OTLP_TRACES_TIMEOUT": " ", "OTEL_BSP_SCHEDULE_DELAY": "5"}
+    check_numbers(environment)
+    forget_blank_numbers(environment)
+    assert environment == {"OTEL_BSP_SCHEDULE_DELAY": "5"}
+
+
+def test_what_became_of_traces_is_told_at_the_end(caplog: pytest.LogCaptureFixture) -> None:
+    tracing = start_tracing(
+        TracingConfig(is_on=True), model="tiny", environment={"OTEL_TRACES_EXPORTER": "none"}
+    )
+    tracing.take_records(records(1, 3))
+    with caplog.at_level(logging.INFO, "penstock.server.tracing.export"):
+        tracing.close(LIMIT_S)
+    assert caplog.messages == ["traces and spans, from start to end: traces_kept 3"]

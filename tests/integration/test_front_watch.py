@@ -1,0 +1,86 @@
+"""What a front tells of its engine at once: not with the next beat, a second later."""
+
+import asyncio
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from numpy.typing import NDArray
+
+from penstock.server.observer.hub import FrontsHub
+from penstock.server.processes.front_watch import FrontWatch
+from penstock.server.telemetry import pulse
+from penstock.server.telemetry.beat import Beat
+from penstock.server.telemetry.record_codec import decode_record
+from penstock.server.telemetry.request_record import RequestRecord
+from penstock.server.text.model_text import ModelText
+from support.fronts import make_text, serving
+
+PATIENCE_S = 20.0
+
+
+class Beats:
+    """A consumer of beats alone."""
+
+    def __init__(self) -> None:
+        self._beats: asyncio.Queue[Beat] = asyncio.Queue()
+
+    def take_records(self, records: Sequence[RequestRecord]) -> None:
+        """No request is made."""
+
+    def take_beat(self, beat: Beat) -> None:
+        self._beats.put_nowait(beat)
+
+    def take_steps(self, epoch: int, rows: NDArray[Any], num_missed: int) -> None:
+        """No step is made."""
+
+    def front_gone(self, front_id: int) -> None:
+        """It is told of elsewhere."""
+
+    async def next(self) -> tuple[bool, int]:
+        """Whether the engine is up in the next one, and which it is."""
+        beat = await asyncio.wait_for(self._beats.get(), PATIENCE_S)
+        return beat.is_engine_up, beat.epoch
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> ModelText:
+    return make_text(tmp_path_factory.mktemp("tiny"))
+
+
+async def test_an_engine_that_comes_or_goes_is_told_at_once(
+    text: ModelText, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pulse, "_TICK_S", 3600.0)
+    path = tmp_path / "observer.sock"
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(path))
+    listener.listen()
+    beats = Beats()
+    hub = FrontsHub(beats, decode_record)
+    await hub.start(listener)
+    watch = FrontWatch(path, 7)
+    try:
+        async with serving(text, is_up=False, journal=watch.journal) as front:
+            front.port.listener = watch.hearing(front.server)
+            await watch.start(front.server)
+            assert await beats.next() == (False, 0)
+            front.port.come_up(epoch=3)
+            assert await beats.next() == (True, 3)
+            front.port.go_down()
+            assert (await beats.next())[0] is False
+    finally:
+        await watch.close()
+        await hub.close(PATIENCE_S)
+
+
+async def test_an_engine_that_is_there_first_is_in_the_first_beat(
+    text: ModelText, tmp_path: Path
+) -> None:
+    watch = FrontWatch(tmp_path / "nobody.sock", 7)
+    async with serving(text, is_up=False, journal=watch.journal) as front:
+        front.port.listener = watch.hearing(front.server)
+        front.port.come_up()
+        assert front.server.front.is_engine_up

@@ -1,0 +1,193 @@
+"""Who is let in at the metrics port, over real sockets."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from penstock.server.metrics.application import MetricsApplication
+from penstock.server.metrics.callers import (
+    MAX_ASKING_S,
+    MAX_CALL_S,
+    MAX_CALLS,
+    MAX_OTHER_CALLS,
+    MAX_SILENT,
+)
+from penstock.server.metrics.exposition import Exposition
+from penstock.server.metrics.service_metrics import ServiceMetrics
+from support.metrics_house import PATIENCE_S, House
+
+
+@pytest.fixture
+def house() -> Iterator[House]:
+    made = House()
+    yield made
+    made.server.close()
+
+
+def test_clients_that_only_hold_connections_keep_nobody_out(house: House) -> None:
+    holders = [house.connect() for _ in range(MAX_SILENT - 1)]
+    for holder in holders[::2]:  # the others say nothing at all
+        holder.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\n")
+    try:
+        for path in ("/metrics", "/", "/status.json", "/healthz"):
+            assert house.ask(path)[0] == 200
+        house.now_s += MAX_ASKING_S + 1
+        for holder in holders:
+            assert holder.recv(1) == b""
+    finally:
+        for holder in holders:
+            holder.close()
+
+
+def test_of_too_many_that_say_nothing_the_oldest_goes(house: House) -> None:
+    holders = [house.connect() for _ in range(MAX_SILENT + 1)]
+    try:
+        assert holders[0].recv(1) == b""
+        holders[-1].sendall(b"GET /healthz HTTP/1.0\r\n\r\n")
+        assert holders[-1].recv(12) == b"HTTP/1.0 200"
+    finally:
+        for holder in holders:
+            holder.close()
+
+
+class SlowScrapes:
+    """Scrapes that are begun and not answered until `go_on`."""
+
+    def __init__(self, house: House, patch: pytest.MonkeyPatch) -> None:
+        self.go_on = threading.Event()
+        self._begun = threading.Semaphore(0)
+        self._house = house
+        self.callers: list[socket.socket] = []
+
+        def render(exposition: Exposition, accept: str, compat: str) -> tuple[bytes, str]:
+            del exposition, accept, compat
+            self._begun.release()
+            assert self.go_on.wait(PATIENCE_S)
+            return b"", "text/plain"
+
+        patch.setattr(Exposition, "render", render)
+
+    def begin(self, num: int) -> None:
+        for _ in range(num):
+            caller = self._house.connect()
+            self.callers.append(caller)
+            caller.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+            assert self._begun.acquire(timeout=PATIENCE_S)
+
+
+@pytest.fixture
+def scrapes(house: House, monkeypatch: pytest.MonkeyPatch) -> Iterator[SlowScrapes]:
+    made = SlowScrapes(house, monkeypatch)
+    yield made
+    made.go_on.set()
+    for caller in made.callers:
+        caller.close()
+
+
+def test_the_last_seats_are_for_scrapes(house: House, scrapes: SlowScrapes) -> None:
+    scrapes.begin(MAX_OTHER_CALLS)
+
+    for path in ("/", "/status.json", "/metrics/"):
+        status, headers, body = house.ask(path)
+        assert (status, headers["Retry-After"]) == (503, "1")
+        assert headers["Server"] == "penstock"
+        assert body == b"too many are asking\n"
+    assert house.ask("/", "HEAD")[2] == b""
+    assert house.ask("/healthz")[0] == 200
+
+    scrapes.begin(MAX_CALLS - MAX_OTHER_CALLS)
+    assert house.ask("/metrics")[0] == 503
+    assert house.ask("/healthz")[0] == 200
+
+    scrapes.go_on.set()
+    for caller in scrapes.callers:
+        assert caller.recv(12) == b"HTTP/1.0 200"
+        while caller.recv(4096):
+            pass
+
+
+def test_an_answer_that_takes_too_long_is_hung_up_on(house: House, scrapes: SlowScrapes) -> None:
+    scrapes.begin(MAX_CALLS)
+    house.now_s += MAX_CALL_S + 1
+    for caller in scrapes.callers:
+        assert caller.recv(1) == b""
+    assert house.ask("/metrics")[0] == 503  # their threads are still at it
+
+    scrapes.go_on.set()
+    wait_until_served(house, "/")
+
+
+def wait_until_served(house: House, path: str) -> None:
+    """Threads that were hung up on give their seats back by themselves."""
+    for _ in range(1000):
+        if house.ask(path)[0] == 200:
+            return
+    raise AssertionError("nobody is served any more")
+
+
+GUARDED = ("/", "/page.css", "/page.js", "/charts.js", "/icon.svg", "/status.json")
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "attacker.example",
+        "attacker.example:50053",
+        "localhost.attacker.example",
+        "127.0.0.1.attacker.example",
+        "localhost, attacker.example",
+        "localhost@attacker.example",
+        "192.168.1.5:50053",
+        "0.0.0.0:50053",
+        "[::2]:50053",
+        "[127.0.0.1]",
+        "[localhost]",
+        "::1",
+        "localhost:x",
+        "",
+    ],
+)
+def test_on_the_loopback_the_page_is_for_loopback_names(house: House, host: str) -> None:
+    for path in GUARDED:
+        status, _, body = house.ask(path, headers={"Host": host})
+        assert status == 421
+        assert b"localhost" in body
+        assert b"requests" not in body
+    for path in ("/metrics", "/healthz"):
+        assert house.ask(path, headers={"Host": host})[0] == 200
+
+
+@pytest.mark.parametrize(
+    "host", ["localhost", "LocalHost:50053", "127.0.0.1", "127.8.9.10:1", "[::1]", "[::1]:50053"]
+)
+def test_names_of_the_loopback(house: House, host: str) -> None:
+    for path in GUARDED:
+        assert house.ask(path, headers={"Host": host})[0] == 200
+
+
+def test_without_a_host_the_page_is_not_shown(house: House) -> None:
+    with house.connect() as caller:
+        caller.sendall(b"GET / HTTP/1.0\r\n\r\n")
+        assert caller.recv(12) == b"HTTP/1.0 421"
+
+
+def test_elsewhere_any_name_will_do() -> None:
+    """As an application: a socket of a test is on the loopback."""
+    app = MetricsApplication(
+        Exposition(ServiceMetrics(model="demo")), lambda: b"{}", is_local=False
+    )
+    told: list[str] = []
+
+    def start(status: str, headers: list[tuple[str, str]], /, *_: object) -> Callable[..., None]:
+        del headers
+        told.append(status)
+        return lambda _: None
+
+    for path in GUARDED:
+        environ = {"REQUEST_METHOD": "GET", "PATH_INFO": path, "HTTP_HOST": "penstock.example"}
+        app(environ, start)
+    assert told == ["200 OK"] * len(GUARDED)

@@ -1,0 +1,53 @@
+"""Traces that have not left yet when the service is told to end and processes of it hang."""
+
+import os
+import signal
+
+import grpc
+import pytest
+
+from support.observation import model_of, observed, until_stats
+from support.otlp_receiver import grpc_receiver
+from support.service import simulated, stream
+
+NUM_ENDED = 12
+NUM_LIVE = 3
+NEVER_BY_ITSELF = {"OTEL_BSP_SCHEDULE_DELAY": "600000"}
+
+
+@pytest.mark.parametrize(
+    ("hung", "num_live"),
+    [
+        pytest.param(("engine",), NUM_LIVE, id="engine"),
+        pytest.param(("front",), 0, id="front"),
+        pytest.param(("engine", "front"), 0, id="both"),
+    ],
+)
+async def test_they_leave_all_the_same(hung: tuple[str, ...], num_live: int) -> None:
+    with grpc_receiver() as collector:
+        arguments = ("--fronts", "1", "--drain-grace-s", "1")
+        environment = {**NEVER_BY_ITSELF, "OTEL_EXPORTER_OTLP_ENDPOINT": collector.endpoint}
+        async with (
+            observed(*simulated(), *arguments, environment=environment) as (
+                service,
+                operations,
+            ),
+            service.channel() as channel,
+        ):
+            for first in range(NUM_ENDED):
+                assert await stream(channel, 2, first).outcome() is grpc.StatusCode.OK
+            live = [stream(channel, 900, first) for first in range(num_live)]
+            for one in live:
+                await one.until_running()
+            # A stopped front keeps what it has not said.
+            await until_stats(
+                operations, lambda stats: model_of(stats).ttft.num_values >= NUM_ENDED
+            )
+            assert collector.spans() == []
+            for role in hung:
+                os.kill(await service.next_pid(role), signal.SIGSTOP)
+            service.signal(signal.SIGTERM)
+            assert await service.ended() != 0
+        roots = [span for span in collector.spans() if not span.parent_span_id]
+    assert len(roots) == NUM_ENDED + num_live
+    assert not [line for line in service.stderr if "the observer did not end in time" in line]
