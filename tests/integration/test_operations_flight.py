@@ -10,6 +10,7 @@ from typing import Any
 import grpc
 import pytest
 
+from penstock.server.front.errors import refuse
 from penstock.server.rpc import operations_methods
 from penstock.v1 import operations_service_pb2 as pb
 from penstock.v1 import state_pb2
@@ -122,9 +123,7 @@ async def test_a_reader_that_does_not_read_is_cut(
     served.desk.recording = MORE_THAN_IS_BUFFERED
     pieces = aiter(served.stub.GetFlightRecord(RAW))
     cut = asyncio.Event()
-    monkeypatch.setattr(
-        operations_methods, "refuse", told_when_called(operations_methods.refuse, cut)
-    )
+    monkeypatch.setattr(operations_methods, "refuse", told_when_called(refuse, cut))
     await anext(pieces)
     async with asyncio.timeout(PATIENCE_S):
         await cut.wait()
