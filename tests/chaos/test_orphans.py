@@ -67,7 +67,9 @@ async def test_workers_of_a_killed_engine_are_gone_before_the_next_one_is_ready(
         service.signal(signal.SIGTERM)
         assert await service.ended() == 0
         assert [pid for pid in before | after if entry_of(pid) is not None] == []
-        deaths = [line for line in service.stderr if re.search(r"(engine|front \d) died", line)]
+        deaths = [
+            line for line in service.stderr if re.search(r"slot: (engine|front \d) died", line)
+        ]
         assert len(deaths) == 1
         told = {
             line.split(" left behind: ")[-1].strip()
