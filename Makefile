@@ -3,6 +3,9 @@
 #   make demo      install, start the service, stream three generations, stop
 #   make test      install, check, run the tests
 #   make check     format, lint, types, layers, contract, generated code, Dockerfiles
+#   make soak      five minutes of load while processes are stopped and killed (SOAK_ARGS=--full)
+#   make cases     write the tests into the table of docs/survival-cases.md
+#   make fuzz      search for bytes that break something, a quarter of an hour and more
 #   make protos    write the generated code anew
 #   make test-transformers-4    the executors' tests on transformers 4.57, as TensorRT-LLM images have
 #   make format    format Python and protos
@@ -24,6 +27,7 @@ PYTHON ?= $(shell for python in python3.11 python3.12 python3; do \
 BASE ?= $(shell git describe --tags --abbrev=0 2>/dev/null || \
 	git log --diff-filter=A --format=%H -- protos/buf.yaml 2>/dev/null | tail -n 1)
 PYTEST_ARGS ?=
+SOAK_ARGS ?=
 GAMES := tests/property/test_engine_games.py
 
 VENV := .venv
@@ -34,7 +38,7 @@ READY := $(VENV)/.ready-$(shell cat pyproject.toml | cksum | tr ' ' '-')
 PROTOS_READY := $(PROTOS_VENV)/.ready-$(shell cat protos/requirements.txt | cksum | tr ' ' '-')
 PIP := -m pip --disable-pip-version-check --quiet
 
-.PHONY: help install demo test test-transformers-4 unit check format protos clean \
+.PHONY: help install demo test test-transformers-4 unit soak cases check format protos clean \
 	check-python check-types check-layers check-protos check-docker
 
 help:
@@ -80,6 +84,12 @@ test-transformers-4: $(READY)
 		--editable ".[torch,dev]"
 	.venv-transformers-4/bin/python -m pytest tests/unit/executor tests/contract $(PYTEST_ARGS)
 
+soak: $(READY)
+	$(BIN)/python tests/chaos/soak.py --report build/soak.md --report build/soak.json $(SOAK_ARGS)
+
+cases: $(READY)
+	$(BIN)/python tests/support/case_table.py
+
 check: check-python check-types check-layers check-protos check-docker
 
 check-python: $(READY)
@@ -122,3 +132,13 @@ protos: $(PROTOS_READY)
 
 clean:
 	rm -rf $(VENV) $(PROTOS_VENV) build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+
+# Ten minutes of search led by branches, then mutated messages against a live service.
+FUZZ_SECONDS ?= 600
+.PHONY: fuzz
+fuzz: $(READY)
+	$(BIN)/python $(PIP) install --editable ".[fuzz]"
+	$(BIN)/python tests/fuzz/run_atheris.py --seconds $(FUZZ_SECONDS)
+	PENSTOCK_FUZZ_MUTATIONS=200000 PENSTOCK_FUZZ_CALLS=100000 PENSTOCK_HYPOTHESIS_PROFILE=nightly \
+		$(BIN)/python -m pytest --timeout 3600 tests/fuzz tests/property/test_generate_request.py \
+		tests/integration/test_case_38_39_requests.py $(PYTEST_ARGS)

@@ -1,7 +1,7 @@
 """kill -9 of the engine under 64 live streams: how long until every client knows, and serves again.
 
-Every round is a fresh service with the demo model; requests are not tried again. Goal: all streams
-end with UNAVAILABLE within 1 s.
+Every round is a fresh service with the demo model, without replay; requests are not tried again.
+Goal: all streams end with UNAVAILABLE within 1 s. With replay: survival.py.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ async def service() -> AsyncGenerator[tuple[str, int]]:
     """Address and the engine's process id of a fresh service; ended at the end."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "penstock.server.cli", "serve", "--port", "0"),
-        *("--operations-port", "off", "--metrics-port", "off"),
+        *("--operations-port", "off", "--metrics-port", "off", "--max-replays", "0"),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )

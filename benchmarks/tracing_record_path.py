@@ -30,7 +30,8 @@ from penstock.scheduler.request import FinishReason, RequestSpec
 from penstock.server.front.accounts import Accounts
 from penstock.server.front.events import OutputEnd
 from penstock.server.front.generation import Generation, TokenInput
-from penstock.server.front.live_request import LiveOutput, LiveRequest
+from penstock.server.front.live_output import LiveOutput
+from penstock.server.front.live_request import LiveRequest
 from penstock.server.front.request_account import Outcome
 from penstock.server.front.submission import Submission
 from penstock.server.rpc.request_accounts import CallAccounts
@@ -111,7 +112,8 @@ def _ended_request(number: int) -> LiveRequest:
         max_tokens=_NUM_TOKENS,
     )
     text = cast(Any, SimpleNamespace(num_tokens=_NUM_TOKENS, is_plain=True, finish=None))
-    live._submission = Submission(specs=(spec,), seed=7, deadline_kind="server")  # noqa: SLF001
+    submission = Submission(specs=(spec,), seed=7, deadline_kind="server", block_size=16)
+    live._submission = submission  # noqa: SLF001
     live.outputs = (LiveOutput(live, 0, number, text, live.stream),)
     live.opening.place = Queued(key=number, at_s=arrival_s, num_ahead=3, estimated_queue_s=0.01)
     phases = live.phases

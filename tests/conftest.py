@@ -13,6 +13,7 @@ from support.fake_trtllm import fake_trtllm_on_path
 # Property tests search harder when asked to, and never fail for being slow on a busy machine.
 hypothesis.settings.register_profile("default", deadline=None, max_examples=100)
 hypothesis.settings.register_profile("thorough", deadline=None, max_examples=2000)
+hypothesis.settings.register_profile("nightly", deadline=None, max_examples=20_000)
 hypothesis.settings.load_profile(os.environ.get("PENSTOCK_HYPOTHESIS_PROFILE", "default"))
 
 

@@ -21,6 +21,7 @@ from support.service import (
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 LONG = 900  # tokens, about nine seconds of them
+NO_REPLAY = ("--max-replays", "0")
 
 
 async def pids_of(service: Service, num_fronts: int) -> tuple[int, list[int]]:
@@ -29,7 +30,8 @@ async def pids_of(service: Service, num_fronts: int) -> tuple[int, list[int]]:
 
 
 async def test_every_stream_ends_when_the_engine_is_killed_and_the_next_one_serves() -> None:
-    async with started(*simulated(), "--fronts", "2") as service, service.channel() as channel:
+    arguments = [*simulated(), "--fronts", "2", *NO_REPLAY]
+    async with started(*arguments) as service, service.channel() as channel:
         engine, _ = await pids_of(service, 2)
         running = [stream(channel, LONG, first) for first in range(16)]
         await asyncio.gather(*(one.until_running() for one in running))
@@ -46,7 +48,7 @@ async def test_every_stream_ends_when_the_engine_is_killed_and_the_next_one_serv
 
 
 async def test_waiting_requests_end_too_when_the_engine_is_killed() -> None:
-    arguments = [*simulated(), "--max-num-seqs", "1"]
+    arguments = [*simulated(), "--max-num-seqs", "1", *NO_REPLAY]
     async with started(*arguments) as service, service.channel() as channel:
         engine, _ = await pids_of(service, 1)
         running = stream(channel, LONG)
@@ -58,9 +60,24 @@ async def test_waiting_requests_end_too_when_the_engine_is_killed() -> None:
         assert await waiting.outcome() is grpc.StatusCode.UNAVAILABLE
 
 
+async def test_with_replay_those_who_run_and_those_who_wait_go_on() -> None:
+    arguments = [*simulated(), "--max-num-seqs", "1"]
+    async with started(*arguments) as service, service.channel() as channel:
+        engine, _ = await pids_of(service, 1)
+        running = stream(channel, 100)
+        await running.until_running()
+        waiting = stream(channel, 20)
+        await waiting.until_accepted()
+        os.kill(engine, signal.SIGKILL)
+        outcomes = await asyncio.gather(running.outcome(), waiting.outcome())
+        assert list(outcomes) == [grpc.StatusCode.OK] * 2
+        assert (running.num_tokens, waiting.num_tokens) == (100, 20)
+
+
 async def test_an_executor_that_dies_by_itself_is_followed_by_another() -> None:
     fault = {"kind": "executor_dies", "at_output": 5}
-    async with started(*simulated(faults=[fault])) as service, service.channel() as channel:
+    arguments = [*simulated(faults=[fault]), *NO_REPLAY]
+    async with started(*arguments) as service, service.channel() as channel:
         await pids_of(service, 1)
         assert await stream(channel, 50).outcome() is grpc.StatusCode.UNAVAILABLE
         await service.until_logged("the executor died")
@@ -107,7 +124,7 @@ def is_folder(path: Path) -> bool:
     return path.is_dir()
 
 
-async def test_nothing_outlives_a_killed_supervisor() -> None:
+async def test_case_27_nothing_outlives_a_killed_supervisor() -> None:
     async with started(*simulated(), "--fronts", "2") as service, service.channel() as channel:
         engine, fronts = await pids_of(service, 2)
         running = stream(channel, LONG)
@@ -124,7 +141,8 @@ async def test_nothing_outlives_a_killed_supervisor() -> None:
 
 async def test_an_engine_that_keeps_dying_ends_the_service() -> None:
     fault = {"kind": "process_exits", "at_output": 0, "exit_code": 9}
-    async with started(*simulated(faults=[fault])) as service, service.channel() as channel:
+    arguments = [*simulated(faults=[fault]), *NO_REPLAY]
+    async with started(*arguments) as service, service.channel() as channel:
         for _ in range(5):
             await service.next_pid("engine")
             await until_health(channel, SERVING)

@@ -72,7 +72,7 @@ class Site:
 
 @contextlib.asynccontextmanager
 async def serving(
-    *arguments: str, watch: dict[str, float] | None = None, **fake: Any
+    *arguments: str, watch: dict[str, float] | None = None, max_replays: int = 0, **fake: Any
 ) -> AsyncGenerator[Site]:
     """`penstock serve --executor trtllm`, launched; no process of an engine is left at the end."""
     config = {
@@ -92,6 +92,7 @@ async def serving(
         }
     )
     options = ["--executor", "trtllm", "--trtllm-config", json.dumps(config), *arguments]
+    options += ["--max-replays", str(max_replays)]
     async with launched(*options, environment=environment) as service:
         site = Site(service, lifetime_s)
         yield site
@@ -235,6 +236,20 @@ async def test_an_engine_process_that_is_killed_is_followed_by_another() -> None
         await site.service.next_pid("engine")
         await until_gone(worker)
         await check_serves(site, channel)
+
+
+async def test_greedy_requests_of_a_killed_engine_go_on_in_the_next() -> None:
+    async with serving(max_replays=1) as site:
+        await site.service.until_ready()
+        await site.service.next_pid("engine")
+        async with site.service.channel() as channel:
+            streams = [stream(channel, 80, 100 + first) for first in range(4)]
+            await asyncio.gather(*(one.until_running() for one in streams))
+            os.kill(site.engine_pid(), signal.SIGKILL)
+            for one in streams:
+                assert await one.outcome() is grpc.StatusCode.OK
+                assert one.num_tokens == 80
+            await site.service.next_pid("engine")
 
 
 @pytest.mark.parametrize("is_told", [True, False])

@@ -28,23 +28,28 @@ from penstock.scheduler.request import (
     SamplingParams,
 )
 from support.core import BLOCK_SIZE
-from support.executor_house import House
+from support.executor_house import House, Witness
 from support.fake_trtllm import write_model_folder
 
 VOCAB = 96
 POISON = 95
 """A token id that every executor of this suite fails on, alone."""
+BREAKER = 94
+"""A token id in a prompt that makes every step that its request is in raise."""
 GREEDY = SamplingParams(temperature=0.0)
 
 
 def simulated(depth: int) -> Callable[[Path], ExecutorConfig]:
-    poison = Fault(kind=FaultKind.NOT_FINITE, at_prompt_token=POISON, max_times=1000)
+    faults = (
+        Fault(kind=FaultKind.NOT_FINITE, at_prompt_token=POISON, max_times=1000),
+        Fault(kind=FaultKind.STEP_RAISES, at_prompt_token=BREAKER, max_times=1000),
+    )
 
     def config(_folder: Path) -> ExecutorConfig:
         return ExecutorConfig(
             kind=ExecutorKind.SIMULATED,
             pipeline_depth=depth,
-            simulated=SimulatedConfig(vocab_size=VOCAB, is_strict=True, faults=(poison,)),
+            simulated=SimulatedConfig(vocab_size=VOCAB, is_strict=True, faults=faults),
         )
 
     return config
@@ -67,7 +72,7 @@ def trtllm(sampler: SamplerType) -> Callable[[Path], ExecutorConfig]:
 
     def config(folder: Path) -> ExecutorConfig:
         fake_control: Any = importlib.import_module("tensorrt_llm.fake_control")
-        fake_control.configure(fail_tokens=[POISON], stats_lag_s=0.0, step_s=0.002)
+        fake_control.configure(fail_tokens=[POISON, BREAKER], stats_lag_s=0.0, step_s=0.002)
         return ExecutorConfig(
             kind=ExecutorKind.TRTLLM,
             model_path=write_model_folder(folder, vocab_size=VOCAB, max_seq_len=64),
@@ -141,6 +146,15 @@ def crowd(count: int = 6, **fields: Any) -> list[RequestSpec]:
 def needs(house: House, feature: Feature) -> None:
     if feature not in house.executor().info.features:
         pytest.skip(f"the executor does not offer {feature.value}")
+
+
+def arm(executor: Witness) -> Witness:
+    """Make BREAKER break the one executor that no setting makes break."""
+    if executor.info.name == "torch":
+        from support.torch_saboteur import TorchSaboteur, for_prompt_token
+
+        TorchSaboteur(executor.inner, for_prompt_token(BREAKER))
+    return executor
 
 
 def tokens_alone(house: House, specs: list[RequestSpec]) -> list[list[int]]:
@@ -276,6 +290,29 @@ def test_a_request_that_fails_fails_alone(house: House, budget: int) -> None:
     assert failed.end.reason is FailureReason.EXECUTOR_REQUEST_FAILED
     assert failed.tokens == []
     assert [outcome.tokens for outcome in others] == tokens_alone(house, good)
+
+
+@pytest.mark.parametrize("budget", [8, 256])
+@pytest.mark.parametrize("places", [(0,), (3,), (5,), (1, 2), (0, 5)], ids=str)
+def test_a_request_that_makes_the_step_raise_fails_alone(
+    house: House, places: tuple[int, ...], budget: int
+) -> None:
+    """Wherever it stands among those who run with it, and however many there are of its kind."""
+    good = crowd(4)
+    specs = list(good)
+    for place in places:
+        prompt = np.append(prompt_of(9, place), np.int32(BREAKER))
+        specs.insert(place, spec_of(90 + place, prompt))
+
+    outcomes = house.run(*specs, budget=budget, executor=arm(house.executor()))
+
+    for spec, outcome in zip(specs, outcomes, strict=True):
+        if spec.key >= 90:
+            assert isinstance(outcome.end, Failed)
+            assert outcome.end.reason is FailureReason.EXECUTOR_REQUEST_FAILED
+            assert outcome.tokens == []
+    others = [o.tokens for s, o in zip(specs, outcomes, strict=True) if s.key < 90]
+    assert others == tokens_alone(house, good)
 
 
 def test_blocks_of_a_failed_request_do_no_harm(house: House) -> None:

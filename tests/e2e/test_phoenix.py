@@ -176,7 +176,7 @@ async def test_phoenix_shows_every_request(dashboard: Phoenix, tmp_path: Path) -
     arguments = (
         *simulated(),
         *("--fronts", "1", "--max-num-seqs", "2", "--max-num-waiting", "4"),
-        *("--foresee-deadlines", "off", "--otlp-endpoint", dashboard.otlp),
+        *("--foresee-deadlines", "off", "--otlp-endpoint", dashboard.otlp, "--max-replays", "0"),
     )
     environment = {"OTEL_RESOURCE_ATTRIBUTES": f"openinference.project.name={PROJECT}"}
     async with started(*arguments, environment=environment) as service:

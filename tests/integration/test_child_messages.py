@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -26,14 +27,15 @@ control.tell("drain", timeout_s=0.5)
 control.tell("log_level", level="debug")
 stopped.wait()
 control.tell("stopping", grace_s=control.ordered_grace_s)
+{last_act}
 """
 
 
 class Place:
     """One slot, what its child says, and what is cleaned up after it."""
 
-    def __init__(self, folder: Path) -> None:
-        text = _CHILD.format(folder=str(folder))
+    def __init__(self, folder: Path, last_act: str = "") -> None:
+        text = _CHILD.format(folder=str(folder), last_act=last_act)
         (folder / "telling_child.py").write_text(text, encoding="utf-8")
         self.messages: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         self.clean_ups: list[tuple[int, bool]] = []
@@ -69,21 +71,71 @@ async def test_messages_come_through_and_an_order_brings_its_grace(tmp_path: Pat
 async def test_who_cleans_up_is_told_that_nobody_ordered_the_end(tmp_path: Path) -> None:
     place = Place(tmp_path)
     keeper = asyncio.create_task(place.slot.keep_alive())
-    await place.next()
+    for _ in range(2):
+        await place.next()
     assert place.child is not None
-    place.slot.forbid_restart()
     place.child.kill()
-    assert await asyncio.wait_for(keeper, PATIENCE_S) == -9
-    assert place.clean_ups == [(-9, False)]
+    await place.next()  # of the one that follows
+    place.slot.kill()
+    await asyncio.wait_for(keeper, PATIENCE_S)
+    assert place.clean_ups == [(-9, False), (-9, True)]
 
 
 async def test_the_grace_of_an_order_reaches_the_child(tmp_path: Path) -> None:
     place = Place(tmp_path)
-    place.slot.forbid_restart()
     keeper = asyncio.create_task(place.slot.keep_alive())
     await place.next()
     await place.next()
     assert place.child is not None
-    place.child.stop(1.25)
+    place.slot.retire(1.25)
     assert await place.next() == {"kind": "stopping", "grace_s": 1.25}
     assert await asyncio.wait_for(keeper, PATIENCE_S) == 0
+
+
+async def test_a_restart_is_no_death_and_ends_when_the_next_is_ready(tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    keeper = asyncio.create_task(place.slot.keep_alive())
+    await asyncio.wait_for(place.slot.is_ready.wait(), PATIENCE_S)
+    # More often than anybody may die.
+    for _ in range(6):
+        first = place.child
+        await asyncio.wait_for(place.slot.restart(PATIENCE_S), PATIENCE_S)
+        assert place.child is not first
+        assert place.slot.is_ready.is_set()
+    assert place.clean_ups == [(0, True)] * 6
+    place.slot.retire()
+    assert await asyncio.wait_for(keeper, PATIENCE_S) == 0
+
+
+async def test_one_that_does_not_finish_for_a_restart_is_killed(tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    keeper = asyncio.create_task(place.slot.keep_alive())
+    await asyncio.wait_for(place.slot.is_ready.wait(), PATIENCE_S)
+    assert place.child is not None
+    os.kill(place.child.pid, signal.SIGSTOP)
+    await asyncio.wait_for(place.slot.restart(0.0), PATIENCE_S)
+    assert place.clean_ups == [(-9, True)]
+    place.slot.retire()
+    assert await asyncio.wait_for(keeper, PATIENCE_S) == 0
+
+
+async def test_one_that_died_before_it_heard_of_the_end_did_not_end_badly(tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    keeper = asyncio.create_task(place.slot.keep_alive())
+    await asyncio.wait_for(place.slot.is_ready.wait(), PATIENCE_S)
+    assert place.child is not None
+    # It cannot hear any more, and is dead before anybody can know.
+    os.kill(place.child.pid, signal.SIGSTOP)
+    os.kill(place.child.pid, signal.SIGKILL)
+    place.slot.retire()
+    assert await asyncio.wait_for(keeper, PATIENCE_S) == 0
+
+
+async def test_one_that_dies_after_it_heard_ended_badly(tmp_path: Path) -> None:
+    place = Place(tmp_path, last_act="import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
+    keeper = asyncio.create_task(place.slot.keep_alive())
+    await asyncio.wait_for(place.slot.is_ready.wait(), PATIENCE_S)
+    place.slot.retire()
+    while (await place.next())["kind"] != "stopping":
+        pass
+    assert await asyncio.wait_for(keeper, PATIENCE_S) == -9

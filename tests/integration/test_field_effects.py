@@ -1,7 +1,6 @@
 """Every field of a request does what it says, from the wire to the engine and back, and no more.
 
-For each field two requests are sent that differ in it alone. All that the engine is given and all
-that the stream delivers is compared, so that an effect which is missing, wrong or too broad shows.
+For each field two requests are sent that differ in it alone, and all that follows is compared.
 """
 
 from __future__ import annotations
@@ -72,6 +71,7 @@ ANSWER = "<|im_start|>assistant\n<think>"
 CASES = [
     Case("model", 'model: "other"', {"refused": "MODEL_NOT_FOUND"}),
     Case("request_id", 'request_id: "mine"', {"request_id": "mine", "accepted.id": "mine"}),
+    Case("resume_grace_period", "resume_grace_period { seconds: 5 }", {"is_kept": True}),
     Case(
         "text.text",
         'text { text: "other" }',
@@ -321,7 +321,8 @@ async def seen(served: ServedFront, words: str) -> Seen:
     async with asyncio.timeout(PATIENCE_S):
         for spec in specs:
             await play(served, spec)
-    return given(served, specs) | delivered(await answer)
+    kept = delivered(await answer) | {"is_kept": len(served.server.front.resumptions) > 0}
+    return given(served, specs) | kept
 
 
 async def play(served: ServedFront, spec: RequestSpec) -> None:
@@ -346,8 +347,7 @@ def given(served: ServedFront, specs: tuple[RequestSpec, ...]) -> Seen:
     leader = specs[0]
     told: Seen = {item.name: getattr(leader, item.name) for item in fields(leader)}
     del told["key"], told["prompt_ids"], told["sampling"], told["block_hashes"]
-    root = chain_root(leader.hash_salt)
-    hashes = hash_blocks(leader.prompt_ids, INFO.block_size, root)
+    hashes = hash_blocks(leader.prompt_ids, INFO.block_size, chain_root(leader.hash_salt))
     told["num_hashes"] = len(leader.block_hashes)
     told["are_hashes_of_salt"] = leader.block_hashes == hashes
     for item in fields(leader.sampling):

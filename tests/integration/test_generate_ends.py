@@ -225,28 +225,49 @@ async def test_calls_without_deadline_get_the_servers(text: ModelText) -> None:
         assert rich_error(caught.value).info.metadata["deadline"] == "server"
 
 
-async def test_lost_engine_ends_every_stream_and_comes_back(served: ServedFront) -> None:
-    calls = [served.stub.Generate(request("hello")) for _ in range(3)]
-    for _ in calls:
-        (spec,) = await served.port.next_submission()
-        served.port.admit(spec.key)
-        served.port.send(spec.key, served.encode("text"))
-    served.port.go_down()
-    for call in calls:
+async def test_lost_engine_ends_every_stream_without_replay_and_comes_back(text: ModelText) -> None:
+    config = FrontConfig(acceptance_delay_s=0.0, max_replays=0)
+    async with serving(text, config) as served:
+        calls = [served.stub.Generate(request("hello")) for _ in range(3)]
+        for _ in calls:
+            (spec,) = await served.port.next_submission()
+            served.port.admit(spec.key)
+            served.port.send(spec.key, served.encode("text"))
+        served.port.go_down()
+        for call in calls:
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await collect(call)
+            error = rich_error(caught.value)
+            assert error.code is grpc.StatusCode.UNAVAILABLE
+            assert error.info.reason == "ENGINE_DOWN"
+            assert error.retry_s is not None
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await collect(call)
-        error = rich_error(caught.value)
-        assert error.code is grpc.StatusCode.UNAVAILABLE
-        assert error.info.reason == "ENGINE_DOWN"
-        assert error.retry_s is not None
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await collect(served.stub.Generate(request("hello")))
-    assert rich_error(caught.value).info.reason == "ENGINE_DOWN"
+            await collect(served.stub.Generate(request("hello")))
+        assert rich_error(caught.value).info.reason == "ENGINE_DOWN"
+        served.port.come_up(epoch=2)
+        call = served.stub.Generate(request("hello"))
+        (spec,) = await served.port.next_submission()
+        served.port.finish(spec.key)
+        await collect(call)
+
+
+async def test_lost_engine_is_a_pause_to_every_stream(served: ServedFront) -> None:
+    calls = [served.stub.Generate(request("hello")) for _ in range(3)]
+    specs = [(await served.port.next_submission())[0] for _ in calls]
+    for spec in specs:
+        served.port.admit(spec.key)
+        served.port.send(spec.key, served.encode("one "))
+    served.port.go_down()
     served.port.come_up(epoch=2)
-    call = served.stub.Generate(request("hello"))
-    (spec,) = await served.port.next_submission()
-    served.port.finish(spec.key)
-    await collect(call)
+    for _ in specs:
+        (again,) = await served.port.next_submission()
+        served.port.send(again.key, served.encode("two"))
+        served.port.finish(again.key)
+    for call in calls:
+        told = await collect(call)
+        assert [message.sequence for message in told] == list(range(len(told)))
+        assert text_of(told) == "one two"
+        assert told[-1].HasField("finished")
 
 
 async def test_one_poisoned_stream_does_not_harm_the_others(

@@ -121,8 +121,8 @@ async def test_clients_that_leave_free_the_engine(text: ModelText) -> None:
                 )
 
 
-async def test_death_of_the_engine_ends_all_streams(text: ModelText) -> None:
-    async with service(text, pace=SimulatedPace.REAL_TIME) as served:
+async def test_death_of_the_engine_ends_all_streams_without_replay(text: ModelText) -> None:
+    async with service(text, pace=SimulatedPace.REAL_TIME, max_replays=0) as served:
         calls = [served.stubs[0].Generate(request(max_tokens=1000)) for _ in range(8)]
         await asyncio.gather(*(anext(aiter(call)) for call in calls))
         served.engine.kill()

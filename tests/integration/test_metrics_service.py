@@ -83,7 +83,7 @@ async def test_every_end_is_counted_once() -> None:
 
 
 async def test_a_crash_of_the_engine_is_told_and_counts_go_on() -> None:
-    async with started(*simulated(), *ARGUMENTS) as service:
+    async with started(*simulated(), *ARGUMENTS, "--max-replays", "0") as service:
         async with service.channel() as channel:
             assert await stream(channel, 6).outcome() is grpc.StatusCode.OK
             running = stream(channel, 200)
@@ -106,6 +106,21 @@ async def test_a_crash_of_the_engine_is_told_and_counts_go_on() -> None:
         # What the dead engine made is counted from the memory that it left.
         assert value(samples, "generation_tokens_total") >= 7
         assert value(samples, "num_requests_running") == 0
+
+
+async def test_a_replayed_request_counts_as_one_that_waited_for_an_engine() -> None:
+    async with started(*simulated(), *ARGUMENTS) as service:
+        async with service.channel() as channel:
+            running = stream(channel, 60)
+            await running.until_running()
+            os.kill(await service.next_pid("engine"), signal.SIGKILL)
+            assert await running.outcome() is grpc.StatusCode.OK
+
+        samples = await scraped_until(service, lambda seen: total(seen, "requests_total") == 1)
+
+        assert value(samples, "request_replays_total") == 1
+        assert value(samples, "queue_wait_seconds_total", reason="engine_lost") > 0
+        assert value(samples, "request_duration_seconds_count", outcome="ok") == 1
 
 
 async def test_the_status_page_of_a_real_service_tells_who_is_served() -> None:

@@ -23,6 +23,7 @@ from support.fronts import (
     make_text,
     rich_error,
     serving,
+    text_of,
 )
 from support.multiplex import cancel, credit, kind, submit, told_error
 
@@ -233,18 +234,38 @@ async def test_stop_ends_requests_and_then_the_call(text: ModelText) -> None:
         await stop
 
 
-async def test_a_dead_engine_is_each_requests_error(served: ServedFront) -> None:
-    call, reader = await open_call(served, submit(1), submit(2))
-    await submitted(served, 2)
+async def test_a_dead_engine_is_each_requests_error_without_replay(text: ModelText) -> None:
+    config = FrontConfig(acceptance_delay_s=0.0, max_replays=0)
+    async with serving(text, config) as served:
+        call, reader = await open_call(served, submit(1), submit(2))
+        await submitted(served, 2)
+        served.port.go_down()
+        for key in (1, 2):
+            await reader.until(key, "ENGINE_DOWN")
+            assert told_error(reader.events[key][-1]).retry_s == 1.0
+        served.port.come_up(epoch=2)
+        await call.write(submit(3))
+        (key,) = await submitted(served, 1)
+        served.port.finish(key)
+        await reader.until(3, "finished")
+
+
+async def test_a_dead_engine_is_a_pause_to_each_request(served: ServedFront) -> None:
+    _, reader = await open_call(served, submit(1), submit(2))
+    keys = await submitted(served, 2)
+    for key in keys:
+        served.port.admit(key)
+        served.port.send(key, served.encode("one "))
     served.port.go_down()
-    for key in (1, 2):
-        await reader.until(key, "ENGINE_DOWN")
-        assert told_error(reader.events[key][-1]).retry_s == 1.0
     served.port.come_up(epoch=2)
-    await call.write(submit(3))
-    (key,) = await submitted(served, 1)
-    served.port.finish(key)
-    await reader.until(3, "finished")
+    for key in await submitted(served, 2):
+        served.port.send(key, served.encode("two"))
+        served.port.finish(key)
+    for key in (1, 2):
+        await reader.until(key, "finished")
+        told = [event.response for event in reader.events[key]]
+        assert [message.sequence for message in told] == list(range(len(told)))
+        assert text_of(told) == "one two"
 
 
 async def test_the_calls_deadline_is_not_the_requests(served: ServedFront) -> None:

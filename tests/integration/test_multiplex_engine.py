@@ -74,7 +74,7 @@ def records_of(responses: list[pb.GenerateResponse], output_index: int) -> list[
 
 
 async def test_a_killed_engine_ends_every_request_and_not_the_call(text: ModelText) -> None:
-    async with service(text, pace=SimulatedPace.REAL_TIME) as served:
+    async with service(text, pace=SimulatedPace.REAL_TIME, max_replays=0) as served:
         call = served.stubs[0].Multiplex()
         for key in range(12):
             generation = request(f"prompt {key}", max_tokens=900)

@@ -134,6 +134,7 @@ async def test_what_a_dropped_stream_leaves_behind(text: ModelText, how: str) ->
             await stream.served.server.stop()
         elif how == "engine lost":
             stream.served.port.go_down()
+            stream.served.server.front.on_given_up()
         for _ in keys:
             await stream.record(*expected)
     assert len(stream.log.records) == len(keys)

@@ -72,7 +72,7 @@ async def watched(collector: Receiver, folder: Path, *arguments: str) -> AsyncGe
         *("--fronts", "1", "--max-num-seqs", "3", "--max-num-waiting", "4"),
         *("--max-backlog-tokens", "64", "--max-reader-stall-s", "0.3", "--drain-grace-s", "0.3"),
         *("--flight-folder", str(folder / "flight"), "--record", str(folder / "record")),
-        *("--otlp-endpoint", collector.endpoint, "--log-level", "debug"),
+        *("--otlp-endpoint", collector.endpoint, "--log-level", "debug", "--max-replays", "0"),
     )
     async with (
         observed(*options, *arguments) as (service, operations),
@@ -253,7 +253,7 @@ def test_the_search_finds_what_is_there() -> None:
 
 
 @pytest.mark.parametrize("form", ["text", "json"])
-async def test_no_secret_is_in_anything_that_is_let_out(tmp_path: Path, form: str) -> None:
+async def test_case_46_no_secret_is_in_anything_that_is_let_out(tmp_path: Path, form: str) -> None:
     with grpc_receiver() as collector:
         async with watched(collector, tmp_path, "--log-format", form) as site:
             await go_through_it(site)

@@ -1,6 +1,5 @@
 """The service as its operator sees it: start, ready, drain, exit codes. Real processes."""
 
-import asyncio
 import os
 import re
 import signal
@@ -13,17 +12,13 @@ from grpc_health.v1 import health_pb2
 
 from support.service import (
     health_of,
-    health_watch,
     launched,
     simulated,
     started,
     stream,
-    until_health,
 )
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
-NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
-LONG = 900  # tokens, about nine seconds of them
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -39,20 +34,6 @@ async def test_an_idle_service_ends_at_the_first_signal(number: signal.Signals) 
         assert not [line for line in service.stderr if "Traceback" in line]
 
 
-async def test_running_streams_finish_and_new_ones_are_refused_in_a_drain() -> None:
-    async with started(*simulated(), "--drain-grace-s", "30") as service:
-        async with service.channel() as channel:
-            running = [stream(channel, 150, first) for first in range(8)]
-            await asyncio.gather(*(one.until_running() for one in running))
-            service.signal(signal.SIGTERM)
-            await until_health(channel, NOT_SERVING)
-            assert await stream(channel, 1).outcome() is grpc.StatusCode.UNAVAILABLE
-            outcomes = await asyncio.gather(*(one.outcome() for one in running))
-            assert outcomes == [grpc.StatusCode.OK] * 8
-            assert all(one.num_tokens == 150 and one.has_finished for one in running)
-        assert await service.ended() == 0
-
-
 async def test_signals_to_the_whole_tree_drain_it_too() -> None:
     async with started(*simulated(), "--fronts", "1") as service, service.channel() as channel:
         children = [await service.next_pid(role) for role in ("engine", "front")]
@@ -64,39 +45,6 @@ async def test_signals_to_the_whole_tree_drain_it_too() -> None:
         service.signal(signal.SIGTERM)
         assert await running.outcome() is grpc.StatusCode.OK
         assert await service.ended() == 0
-
-
-async def test_a_stream_longer_than_the_grace_is_cut() -> None:
-    async with started(*simulated(), "--drain-grace-s", "0.3") as service:
-        async with service.channel() as channel:
-            long = stream(channel, LONG)
-            await long.until_running()
-            service.signal(signal.SIGTERM)
-            assert await long.outcome() is grpc.StatusCode.UNAVAILABLE
-            assert not long.has_finished
-        assert await service.ended() == 0
-
-
-async def test_an_open_health_watch_does_not_hold_up_the_end() -> None:
-    arguments = [*simulated(), "--drain-grace-s", "600"]
-    async with started(*arguments) as service, service.channel() as channel:
-        watch = health_watch(channel)
-        assert (await watch.read()).status == SERVING
-        service.signal(signal.SIGTERM)
-        assert await service.ended() == 0
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-async def test_the_second_signal_cuts_everything(number: signal.Signals) -> None:
-    arguments = [*simulated(), "--drain-grace-s", "600"]
-    async with started(*arguments) as service, service.channel() as channel:
-        long = stream(channel, LONG)
-        await long.until_running()
-        service.signal(signal.SIGTERM)
-        await service.until_logged("draining")
-        service.signal(number)
-        assert await long.outcome() is grpc.StatusCode.UNAVAILABLE
-        assert await service.ended() == 128 + number
 
 
 async def test_a_signal_before_it_is_ready_ends_it() -> None:

@@ -67,6 +67,7 @@ async def act_silence(served: ServedFront, call: Call) -> None:
 async def act_engine_lost(served: ServedFront, call: Call) -> None:
     served.port.admit(await submitted(served))
     served.port.go_down()
+    served.server.front.on_given_up()
 
 
 async def act_stop(served: ServedFront, call: Call) -> None:

@@ -25,7 +25,8 @@ LIMIT_S = 100.0
 
 async def test_an_engine_that_dies_fails_the_check_in_which_it_did() -> None:
     """The checks that follow wait for the next engine, and pass."""
-    async with service_started(*simulated()) as service, Client(service.address) as client:
+    arguments = (*simulated(), "--max-replays", "0")
+    async with service_started(*arguments) as service, Client(service.address) as client:
         engine = await service.next_pid("engine")
         client_checks = [check for check in ALL_CHECKS if check.name in ("greedy", "max-tokens")]
 

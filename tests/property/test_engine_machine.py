@@ -7,6 +7,7 @@ prints its trace: `engine_player.replay(trace)` plays it again.
 
 from __future__ import annotations
 
+import os
 from random import Random
 
 from hypothesis import note, settings
@@ -19,6 +20,7 @@ from hypothesis.stateful import (
     multiple,
     precondition,
     rule,
+    run_state_machine_as_test,
 )
 
 from penstock.scheduler.request import FinishReason
@@ -65,5 +67,10 @@ class EngineMachine(RuleBasedStateMachine):
         assert_repeatable(self.player)
 
 
-TestEngineMachine = EngineMachine.TestCase
-TestEngineMachine.settings = settings(stateful_step_count=40)
+def test_case_47_whatever_happens_the_laws_hold() -> None:
+    """PENSTOCK_MACHINE_RUNS: how many games of a hundred moves, 5,000 for the whole case."""
+    num_runs = os.environ.get("PENSTOCK_MACHINE_RUNS")
+    how = settings(stateful_step_count=40)
+    if num_runs is not None:
+        how = settings(stateful_step_count=100, max_examples=int(num_runs))
+    run_state_machine_as_test(EngineMachine, settings=how)

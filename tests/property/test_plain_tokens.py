@@ -23,7 +23,8 @@ from penstock.server.front.generation import (
     Stopping,
     TextInput,
 )
-from penstock.server.front.live_request import LiveOutput, LiveRequest
+from penstock.server.front.live_output import LiveOutput
+from penstock.server.front.live_request import LiveRequest, OwnOutput
 from penstock.server.front.stream import TokenStream
 from penstock.server.front.submission import CallTimes
 from penstock.server.text.model_text import ModelText
@@ -207,7 +208,7 @@ def test_tokens_with_more_than_text_never_go_the_short_way(
     assert check_both_ways(text, generation, script) == 0
 
 
-def is_plain(output: LiveOutput) -> bool:
+def is_plain(output: OwnOutput) -> bool:
     return output.is_plain
 
 

@@ -30,6 +30,7 @@ class Service:
     engine: MemoryEngine
     fronts: list[FrontServer]
     stubs: list[pb_grpc.GenerationServiceAsyncStub]
+    channels: list[grpc.aio.Channel]
 
 
 @contextlib.asynccontextmanager
@@ -41,6 +42,7 @@ async def service(
     max_num_seqs: int = 8,
     pace: SimulatedPace = SimulatedPace.IMMEDIATE,
     journal: Journal | None = None,
+    max_replays: int = 4,
 ) -> AsyncGenerator[Service]:
     """`journal`: of the first front, whose requests then are traced."""
     scheduler_config = SchedulerConfig(max_num_waiting=max_num_waiting)
@@ -65,12 +67,12 @@ async def service(
     memory.start_thread()
     async with contextlib.AsyncExitStack() as stack:
         stack.callback(memory.close)
-        result = Service(memory, [], [])
+        result = Service(memory, [], [], [])
         for front_id in range(1, num_fronts + 1):
             port = memory.port(front_id)
             server = FrontServer(
                 text,
-                FrontConfig(front_id=front_id),
+                FrontConfig(front_id=front_id, max_replays=max_replays),
                 port=port,
                 journal=journal if front_id == 1 else None,
                 is_tracing=journal is not None,
@@ -82,6 +84,7 @@ async def service(
             channel = grpc.aio.insecure_channel(f"127.0.0.1:{bound}")
             await stack.enter_async_context(channel)
             result.fronts.append(server)
+            result.channels.append(channel)
             result.stubs.append(pb_grpc.GenerationServiceStub(channel))
         yield result
 

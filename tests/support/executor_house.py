@@ -26,27 +26,27 @@ class Witness:
     """Passes every call on and checks each result against its batch."""
 
     def __init__(self, executor: Executor) -> None:
-        self._executor = executor
+        self.inner = executor
         self._expected: list[NDArray[np.int32]] = []
         self.max_rows = 0
         self.num_prefill_rows = 0
 
     @property
     def info(self) -> ExecutorInfo:
-        return self._executor.info
+        return self.inner.info
 
     @property
     def ready_fd(self) -> int | None:
-        return self._executor.ready_fd
+        return self.inner.ready_fd
 
     def launch(self, batch: Batch) -> None:
         self._expected.append(batch.sampled_slots.copy())
         self.max_rows = max(self.max_rows, batch.num_rows)
         self.num_prefill_rows += batch.num_rows - batch.num_decodes
-        self._executor.launch(batch)
+        self.inner.launch(batch)
 
     def collect(self) -> StepResult:
-        result = self._executor.collect()
+        result = self.inner.collect()
         if self.info.is_self_paced:
             self._check_news(result)
             return result
@@ -73,7 +73,7 @@ class Witness:
         assert ((result.tokens >= 0) & (result.tokens < self.info.vocab_size)).all()
 
     def close(self) -> None:
-        self._executor.close()
+        self.inner.close()
 
 
 @dataclass(slots=True)

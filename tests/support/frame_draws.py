@@ -20,6 +20,7 @@ from penstock.scheduler.events import (
     Wait,
 )
 from penstock.scheduler.executor import ExecutorInfo, Feature
+from penstock.scheduler.quotas import MAX_QUOTA, QuotaBreach, QuotaKind
 from penstock.scheduler.request import (
     FailureReason,
     FinishReason,
@@ -95,6 +96,12 @@ WAITS = st.none() | st.builds(
 STAYS = st.none() | st.builds(
     Stay, num_chunks=COUNTS, num_steps=COUNTS, min_batch_size=COUNTS, max_batch_size=COUNTS
 )
+BREACHES = st.none() | st.builds(
+    QuotaBreach,
+    kind=st.sampled_from(QuotaKind),
+    limit=st.integers(1, MAX_QUOTA),
+    retry_after_s=st.none() | FLOATS,
+)
 
 
 @st.composite
@@ -111,6 +118,7 @@ def specs(draw: st.DrawFn, previous: RequestSpec | None = None) -> RequestSpec:
         max_tokens=max_tokens,
         min_tokens=draw(st.integers(0, max_tokens)),
         num_replayed=draw(st.integers(0, min(len(prompt_ids), max_tokens) - 1)),
+        num_replays=draw(st.integers(0, 9)),
         sampling=draw(samplings()),
         stop_ids=tuple(draw(st.lists(INT32, max_size=5))),
         block_hashes=(
@@ -188,6 +196,7 @@ def steps(draw: st.DrawFn, keys: st.SearchStrategy[int] = KEYS) -> StepEvents:
         estimate_s=st.none() | FLOATS,
         deadline_s=st.none() | FLOATS,
         retry_after_s=st.none() | FLOATS,
+        breach=BREACHES,
         wait=WAITS,
         stay=STAYS,
     )

@@ -26,6 +26,7 @@ from penstock.server.front.stream import TokenStream
 from penstock.server.link.ports import EngineHello, EngineListener, EngineUnavailable
 from penstock.server.rpc.options import KeepaliveConfig, ServerOptions
 from penstock.server.rpc.server import FrontServer
+from penstock.server.security.security import Security
 from penstock.server.telemetry.journal import Journal
 from penstock.server.text.model_text import ModelText
 from penstock.v1 import generation_service_pb2 as pb
@@ -62,6 +63,7 @@ class ScriptedPort:
         # Whether it says how what was cancelled ended, as an engine does.
         self.is_answering = False
         self.known_elsewhere: dict[str, RequestState] = {}
+        self.num_unsent_bytes = 0
         self._submitted: asyncio.Queue[tuple[RequestSpec, ...]] = asyncio.Queue()
         self._cancels: asyncio.Queue[tuple[tuple[int, ...], FinishReason]] = asyncio.Queue()
         self._steps = itertools.count(1)
@@ -226,6 +228,17 @@ class ServedFront:
         return ids
 
 
+def open_channel(
+    address: str,
+    credentials: grpc.ChannelCredentials | None = None,
+    options: Sequence[tuple[str, int]] = (),
+) -> grpc.aio.Channel:
+    """A channel, in plain text without `credentials`."""
+    if credentials is None:
+        return grpc.aio.insecure_channel(address, options=list(options))
+    return grpc.aio.secure_channel(address, credentials, options=list(options))
+
+
 @contextlib.asynccontextmanager
 async def serving(
     text: ModelText,
@@ -238,8 +251,10 @@ async def serving(
     channel_options: Sequence[tuple[str, int]] = (),
     journal: Journal | None = None,
     is_tracing: bool = False,
+    security: Security | None = None,
+    credentials: grpc.ChannelCredentials | None = None,
 ) -> AsyncGenerator[ServedFront]:
-    """A front server on a real socket with a scripted engine."""
+    """A front server on a real socket with a scripted engine; `credentials`: of the channel."""
     port = ScriptedPort()
     server = FrontServer(
         text,
@@ -251,6 +266,7 @@ async def serving(
         random=lambda: 0.0,
         journal=journal,
         is_tracing=is_tracing,
+        security=security,
     )
     port.listener = server
     if is_up:
@@ -258,7 +274,7 @@ async def serving(
     bound_port = await server.start("127.0.0.1:0")
     address = f"127.0.0.1:{bound_port}"
     try:
-        async with grpc.aio.insecure_channel(address, options=list(channel_options)) as channel:
+        async with open_channel(address, credentials, channel_options) as channel:
             yield ServedFront(server, port, address, channel)
     finally:
         await server.stop()

@@ -183,6 +183,7 @@ class Stream:
         request.stopping.ignore_eos = True
         stub = pb_grpc.GenerationServiceStub(channel)
         self.num_tokens = 0
+        self.text = ""
         self.has_finished = False
         self._call = stub.Generate(request, timeout=PATIENCE_S)
 
@@ -208,6 +209,7 @@ class Stream:
         if message is grpc.aio.EOF:
             return False
         self.num_tokens += message.tokens.num_tokens
+        self.text += message.tokens.text
         self.has_finished |= message.HasField("finished")
         return True
 

@@ -24,6 +24,10 @@ from penstock.client.channel import (
 from penstock.client.client import (
     Client,
 )
+from penstock.client.credentials import (
+    TlsConfig,
+    Token,
+)
 from penstock.client.errors import (
     Aborted,
     AdapterNotFound,
@@ -145,6 +149,9 @@ from penstock.client.prompt import (
     TextPrompt,
     TokenPrompt,
 )
+from penstock.client.resuming import (
+    ResumePoint,
+)
 from penstock.client.retry import (
     NO_RETRY,
     RetryPolicy,
@@ -247,6 +254,7 @@ __all__ = [
     "RequestPhase",
     "RequestState",
     "ResourceExhausted",
+    "ResumePoint",
     "RetryPolicy",
     "SamplingOptions",
     "SchedulingOptions",
@@ -262,6 +270,8 @@ __all__ = [
     "SyncOperationsClient",
     "TextPrompt",
     "Timings",
+    "TlsConfig",
+    "Token",
     "TokenPrompt",
     "TokenRecord",
     "Tokenization",

@@ -6,7 +6,7 @@ asked for: `client.py` does.
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Protocol, TypeAlias, TypeVar
 
 import grpc
@@ -21,15 +21,20 @@ from penstock.client.call_settings import (
     require_no_metadata,
     traceparent_of,
 )
-from penstock.client.errors import PenstockError, Unavailable
-from penstock.client.events import Accepted, Event
+from penstock.client.decoding import decode_seconds
+from penstock.client.errors import CallCancelled, PenstockError, Unavailable
+from penstock.client.events import Accepted, Event, Finished
 from penstock.client.multiplex import MultiplexConfig
 from penstock.client.own_failures import client_closed
+from penstock.client.passage import Passage
 from penstock.client.pool import is_silence
+from penstock.client.resuming import ResumePoint
 from penstock.client.retry import Attempts
 from penstock.client.status import as_error, error_cause
-from penstock.client.stream_reader import StreamReader
 from penstock.client.trace_context import TraceContext
+
+_LEAVING_DEADLINE_S = 2.0
+"""How long whoever leaves a stream early waits at most for its end to be taken."""
 
 RequestT = TypeVar("RequestT")
 ResponseT = TypeVar("ResponseT")
@@ -45,6 +50,22 @@ class _Stream(Protocol):
     def __aiter__(self) -> AsyncIterator[pb.GenerateResponse]: ...
 
     def cancel(self) -> bool: ...
+
+
+class _Resumed:
+    """A Resume call as the stream that it goes on with."""
+
+    def __init__(
+        self, call: "grpc.aio.UnaryStreamCall[pb.ResumeRequest, pb.ResumeResponse]"
+    ) -> None:
+        self._call = call
+
+    async def __aiter__(self) -> AsyncIterator[pb.GenerateResponse]:
+        async for message in self._call:
+            yield message.response
+
+    def cancel(self) -> bool:
+        return self._call.cancel()
 
 
 class _Cancellable(Protocol):
@@ -89,7 +110,7 @@ class AsyncCalls:
             call.cancel()
         await self.pool.close()
 
-    async def stream(
+    def stream(
         self,
         request: pb.GenerateRequest,
         attempts: Attempts,
@@ -101,14 +122,57 @@ class AsyncCalls:
 
         `is_whole`: nobody sees them before the last, so output does not stand against a retry.
         """
-        async with self.pool.turn(attempts.timeout_s()):
+        recovery = self.settings.recovery(decode_seconds(request.resume_grace_period))
+        passage = Passage(request, attempts, recovery, is_whole=is_whole)
+        return self._travel(passage, metadata)
+
+    def resume(
+        self, point: ResumePoint, attempts: Attempts, metadata: Pairs, *, grace_s: float
+    ) -> AsyncGenerator[Event, None]:
+        """The events of a request from a point on."""
+        passage = Passage(None, attempts, self.settings.recovery(grace_s), point=point)
+        return self._travel(passage, metadata)
+
+    def _travel(self, passage: Passage, metadata: Pairs) -> AsyncGenerator[Event, None]:
+        events = self._read(passage, metadata)
+        return self._cancelling(passage, events, metadata) if passage.can_live_on else events
+
+    async def _cancelling(
+        self, passage: Passage, events: AsyncGenerator[Event, None], metadata: Pairs
+    ) -> AsyncGenerator[Event, None]:
+        """`events` of a request that does not end with its call: whoever leaves cancels it."""
+        is_left = True
+        try:
+            async for event in events:
+                is_left = not isinstance(event, Finished)
+                yield event
+        except PenstockError as error:
+            is_left = isinstance(error, CallCancelled)
+            raise
+        finally:
+            await events.aclose()
+            if is_left and passage.may_live_on:
+                await self._cancel(passage.reader.request_id, metadata)
+
+    async def _cancel(self, request_id: str, metadata: Pairs) -> None:
+        """End a request that nobody reads; what fails here ends with its grace."""
+        with suppress(PenstockError, RuntimeError):
+            await self.unary(
+                lambda channel: pb.GenerationServiceStub(channel).Cancel,
+                pb.CancelRequest(request_id=request_id),
+                self.settings.attempts(_LEAVING_DEADLINE_S),
+                metadata,
+            )
+
+    async def _read(self, passage: Passage, metadata: Pairs) -> AsyncGenerator[Event, None]:
+        async with self.pool.turn(passage.attempts.timeout_s()):
             while True:
-                reader = StreamReader()
+                reader = passage.reader
                 index, channel = self.pool.take()
                 call: _Stream | None = None
                 is_unavailable = False
                 try:
-                    call = self._start(index, channel, request, attempts.timeout_s(), metadata)
+                    call = self._start(index, channel, passage, metadata)
                     self._open_calls.add(call)
                     async for response in call:
                         event = reader.receive(response)
@@ -119,10 +183,9 @@ class AsyncCalls:
                 except (grpc.RpcError, PenstockError) as failed:
                     error = as_error(failed, request_id=reader.request_id)
                     is_unavailable = self._is_unserved(index, error, reader.request_id)
-                    has_output = reader.has_output and not is_whole
-                    delay_s = attempts.delay_after(error, has_output=has_output)
+                    delay_s = passage.delay_after(error)
                     if delay_s is None:
-                        raise error from error_cause(failed)
+                        raise passage.explain(error) from error_cause(failed)
                 except asyncio.CancelledError:
                     self._explain_cancellation()
                     raise
@@ -183,22 +246,20 @@ class AsyncCalls:
         return isinstance(error, Unavailable)
 
     def _start(
-        self,
-        index: int,
-        channel: grpc.aio.Channel,
-        request: pb.GenerateRequest,
-        timeout_s: float | None,
-        metadata: Pairs,
+        self, index: int, channel: grpc.aio.Channel, passage: Passage, metadata: Pairs
     ) -> _Stream:
+        request, timeout_s = passage.next_request(), passage.attempts.timeout_s()
+        stub = pb.GenerationServiceStub(channel)
+        if isinstance(request, pb.ResumeRequest):
+            return _Resumed(stub.Resume(request, timeout=timeout_s, metadata=metadata))
         if self._multiplex is None:
-            stub = pb.GenerationServiceStub(channel)
             return stub.Generate(request, timeout=timeout_s, metadata=metadata)
         multiplexer = self._multiplexers.get(index)
         if multiplexer is None:
             multiplexer = AsyncMultiplexer(
                 channel,
                 config=self._multiplex,
-                metadata=self.settings.metadata,
+                metadata=self.settings.shared_metadata(),
                 clock=self.settings.clock,
             )
             self._multiplexers[index] = multiplexer

@@ -6,11 +6,14 @@ Owns the settings common to the async and the blocking client. Does no I/O.
 import random
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from penstock.client.credentials import Token, authorization
 from penstock.client.options import GenerationRequest
+from penstock.client.resuming import Recovery
 from penstock.client.retry import Attempts, RetryPolicy
+from penstock.client.retry_budget import RetryBudget
 from penstock.client.trace_context import TraceContext, current_trace_context
 
 Metadata: TypeAlias = Sequence[tuple[str, str]]
@@ -29,16 +32,31 @@ MAX_NUM_PAGES = 1000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallSettings:
-    """Retry policy, metadata sent with every call, and the sources of time and chance."""
+    """Retry policy, metadata and token sent with every call, and the sources of time and chance.
+
+    A call whose metadata has an `authorization` of its own is sent with that one.
+    """
 
     retry: RetryPolicy
     metadata: Pairs = ()
+    token: Token | None = field(default=None, repr=False)
     clock: Callable[[], float] = time.monotonic
     random: Callable[[], float] = random.random
+    budget: RetryBudget = field(default_factory=RetryBudget)
 
     def attempts(self, deadline_s: float | None) -> Attempts:
         """Open the account of one logical call. Raises ValueError for a bad `deadline_s`."""
-        return Attempts(self.retry, deadline_s=deadline_s, clock=self.clock, random=self.random)
+        return Attempts(
+            self.retry,
+            deadline_s=deadline_s,
+            clock=self.clock,
+            random=self.random,
+            budget=self.budget,
+        )
+
+    def recovery(self, grace_s: float) -> Recovery:
+        """Open the account of one stream's losses; `grace_s` 0: they are told."""
+        return Recovery(grace_s, clock=self.clock, random=self.random)
 
     def call_metadata(self, metadata: Metadata, trace: TraceContext | None) -> Pairs:
         """Metadata of one call: the client's, the call's, and the trace it belongs to.
@@ -46,10 +64,17 @@ class CallSettings:
         Without an explicit `trace` the current OpenTelemetry context is passed on, unless the
         metadata names a trace already.
         """
-        pairs = (*self.metadata, *metadata)
+        pairs = self.shared_metadata(metadata)
         if trace is None and not any(key == "traceparent" for key, _ in pairs):
             trace = current_trace_context()
         return (*pairs, *trace.metadata()) if trace is not None else pairs
+
+    def shared_metadata(self, metadata: Metadata = ()) -> Pairs:
+        """Metadata of a call that belongs to no one trace. Raises ValueError for a bad token."""
+        pairs = (*self.metadata, *metadata)
+        if self.token is None or any(key == "authorization" for key, _ in pairs):
+            return pairs
+        return (authorization(self.token), *pairs)
 
 
 def traceparent_of(metadata: Pairs) -> str | None:

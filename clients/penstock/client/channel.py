@@ -83,7 +83,8 @@ class ChannelConfig:
     either way. `max_reconnect_backoff_s` bounds the wait between attempts to connect. After
     `idle_timeout_s` without a call the connection is dropped; the next call makes another.
     `service_config`: JSON for gRPC in place of our own, which is round robin for targets with
-    several servers; one with a retryPolicy goes with `retry=NO_RETRY` only.
+    several servers; one with a retryPolicy goes with `retry=NO_RETRY` only. `server_name`: what the
+    server's certificate must be for, where that is not the host of the address.
     """
 
     keepalive_s: float = 30.0
@@ -92,6 +93,7 @@ class ChannelConfig:
     max_reconnect_backoff_s: float = 5.0
     idle_timeout_s: float = 1800.0
     service_config: str | None = None
+    server_name: str | None = None
 
     def __post_init__(self) -> None:
         """Raise ValueError naming the field that is out of range."""
@@ -110,6 +112,7 @@ class ChannelConfig:
         """gRPC channel arguments for a connection to `target`."""
         service_config = self.service_config or default_service_config(target)
         spread = (("grpc.service_config", service_config),) if service_config else ()
+        name = (("grpc.ssl_target_name_override", self.server_name),) if self.server_name else ()
         backoff_ms = max(1, round(self.max_reconnect_backoff_s * 1e3))
         return (
             ("grpc.keepalive_time_ms", round(self.keepalive_s * 1e3)),
@@ -125,4 +128,5 @@ class ChannelConfig:
             # Channels to one target would otherwise share one connection.
             ("grpc.use_local_subchannel_pool", 1),
             *spread,
+            *name,
         )

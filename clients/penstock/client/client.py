@@ -5,6 +5,7 @@ may raise is drawn in `errors.py`; when it is tried again is written in `retry.p
 """
 
 import asyncio
+import dataclasses
 from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Iterable, Sequence
 from contextlib import aclosing
 from types import TracebackType
@@ -33,15 +34,22 @@ from penstock.client.call_settings import (
     require_one_output,
 )
 from penstock.client.channel import DEFAULT_ADDRESS, ChannelConfig, grpc_targets
+from penstock.client.credentials import TlsConfig, Token, channel_credentials, check_token
 from penstock.client.decoding import decode_generation, decode_state
 from penstock.client.encoding import encode_request
 from penstock.client.errors import PenstockError
 from penstock.client.events import Event, Generation, RequestState, Tokens
 from penstock.client.model_calls import ModelCalls
 from penstock.client.multiplex import MultiplexConfig, multiplex_config
-from penstock.client.options import GenerationOptions, GenerationRequest, build_request
+from penstock.client.options import (
+    GenerationOptions,
+    GenerationRequest,
+    build_request,
+    with_grace,
+)
 from penstock.client.pool import PoolConfig, PoolState
 from penstock.client.prompt import ChatMessage, ChatPrompt, PromptLike
+from penstock.client.resuming import ResumePoint
 from penstock.client.retry import Attempts, RetryPolicy
 from penstock.client.service_config import check_service_config
 from penstock.client.trace_context import TraceContext
@@ -61,30 +69,42 @@ class Client(ModelCalls):
         self,
         address: str | Sequence[str] = DEFAULT_ADDRESS,
         *,
+        token: Token | None = None,
+        tls: bool | TlsConfig = False,
         credentials: grpc.ChannelCredentials | None = None,
         metadata: Metadata = (),
         retry: RetryPolicy | None = None,
         channel: ChannelConfig | None = None,
         pool: PoolConfig | None = None,
         multiplex: bool | MultiplexConfig = False,
+        resume_grace_s: float | None = None,
         settings: CallSettings | None = None,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        """Connects at the first call. Without `credentials` the connection is plain text.
+        """Connects at the first call. Without `tls` or `credentials` the connection is plain text.
 
+        `token`: the bearer token of every call, or what is asked for it before each; not over plain
+        text to another machine (ValueError). `tls` True: TLS as the system believes in authorities.
         `address`: HOST:PORT (50051 for a host alone) or another gRPC target, or several of them,
         in a sequence or with commas between; ValueError for what is neither. `metadata` goes with
         every call, e.g. `authorization`. `pool`: how many connections and calls. `multiplex`: send
-        all generations of a connection over one Multiplex call. `settings` replaces `retry` and
+        all generations of a connection over one Multiplex call. `resume_grace_s`: how long streams
+        outlive a lost connection, where the request does not say. `settings` replaces `retry` and
         `metadata` as a whole; with it and `sleep` tests bring their own time.
         """
         settings = settings or CallSettings(retry=retry or RetryPolicy(), metadata=tuple(metadata))
+        credentials = channel_credentials(tls, credentials)
+        targets = grpc_targets(address)
+        if token is not None:
+            check_token(token, targets, is_encrypted=credentials is not None)
+            settings = dataclasses.replace(settings, token=token)
         self._pool_config = pool or PoolConfig()
+        self._resume_grace_s = resume_grace_s
         channel = channel or ChannelConfig()
         if channel.service_config is not None:
             check_service_config(channel.service_config, settings.retry)
         connections = AsyncPool(
-            grpc_targets(address),
+            targets,
             config=self._pool_config,
             channel=channel,
             credentials=credentials,
@@ -133,9 +153,38 @@ class Client(ModelCalls):
         task) cancels the request; `contextlib.aclosing` makes that prompt. A call that is tried
         again begins anew with Accepted; that never happens after output was delivered.
         """
-        request = encode_request(build_request(prompt, options))
+        wanted = with_grace(build_request(prompt, options), self._resume_grace_s)
+        request = encode_request(wanted)
         attempts = self._calls.settings.attempts(deadline_s)
         return self._calls.stream(request, attempts, self._calls.pairs(metadata, trace))
+
+    def resume(
+        self,
+        point: ResumePoint | str,
+        *,
+        resume_grace_s: float | None = None,
+        deadline_s: float | None = None,
+        trace: TraceContext | None = None,
+        metadata: Metadata = (),
+    ) -> AsyncGenerator[Event, None]:
+        """Stream the rest of a request that outlived its stream, from `point` on.
+
+        A request id alone asks for all of it. Whoever still reads the older stream meets
+        StreamSuperseded there. Connections that are lost again are made good for `resume_grace_s`,
+        the client's own unless given; leaving the iterator early then cancels the request, and
+        otherwise leaves it to its grace. Raises RequestNotFound when that is over,
+        SequenceUnavailable for messages that are no longer kept.
+        """
+        if isinstance(point, str):
+            point = ResumePoint(request_id=point)
+        grace_s = self._resume_grace_s if resume_grace_s is None else resume_grace_s
+        settings = self._calls.settings
+        return self._calls.resume(
+            point,
+            settings.attempts(deadline_s),
+            settings.call_metadata(metadata, trace),
+            grace_s=grace_s or 0.0,
+        )
 
     def chat(
         self,

@@ -57,6 +57,8 @@ def encode_request(request: GenerationRequest) -> pb.GenerateRequest:
         image_message = message.images.add()
         _set(image_message, "data", image.data, f"images[{index}].data")
         _set(image_message, "mime_type", image.mime_type, f"images[{index}].mime_type")
+    grace_s = request.resume_grace_s
+    _set_duration(message, "resume_grace_period", grace_s, "resume_grace_period")
     _clear_unused_groups(message)
     return message
 

@@ -25,6 +25,7 @@ from penstock.client.channel import (
     ChannelConfig,
     grpc_target,
 )
+from penstock.client.credentials import TlsConfig, Token, channel_credentials, check_token
 from penstock.client.errors import StreamBroken
 from penstock.client.events import RequestState
 from penstock.client.operations_decoding import decode_live_request, decode_stats, decode_step
@@ -69,6 +70,8 @@ class SyncOperationsClient:
         self,
         address: str = DEFAULT_OPERATIONS_ADDRESS,
         *,
+        token: Token | None = None,
+        tls: bool | TlsConfig = False,
         credentials: grpc.ChannelCredentials | None = None,
         metadata: Metadata = (),
         retry: RetryPolicy | None = None,
@@ -77,12 +80,15 @@ class SyncOperationsClient:
     ) -> None:
         """Connects at the first call. `address`: HOST:PORT (50052 for a host alone).
 
-        ValueError for what is no address. Without `credentials` the connection is plain text.
-        `metadata` goes with every call.
+        ValueError for what is no address. Without `tls` or `credentials` the connection is plain
+        text. `metadata` goes with every call. `token` and `tls` as for `Client`.
         """
-        settings = CallSettings(retry=retry or RetryPolicy(), metadata=tuple(metadata))
+        credentials = channel_credentials(tls, credentials)
+        targets = (grpc_target(address, DEFAULT_OPERATIONS_PORT),)
+        check_token(token, targets, is_encrypted=credentials is not None)
+        settings = CallSettings(retry=retry or RetryPolicy(), metadata=tuple(metadata), token=token)
         pool = SyncPool(
-            (grpc_target(address, DEFAULT_OPERATIONS_PORT),),
+            targets,
             config=PoolConfig(),
             channel=channel or ChannelConfig(),
             credentials=credentials,

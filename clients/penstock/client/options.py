@@ -6,7 +6,7 @@ whose limits `get_model` tells. Durations are seconds.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from typing import Any, TypeAlias, TypedDict
 
@@ -136,6 +136,8 @@ class GenerationRequest:
     """One generation. `model` None: the server's default; `request_id` None: given by the server.
 
     Name a request to cancel it from elsewhere, or to guard against submitting it twice.
+    `resume_grace_s`: how long it outlives a lost connection, None for not at all (or for what the
+    client was made with): then its stream goes on where it was, and nothing is raised.
     """
 
     prompt: Prompt
@@ -149,6 +151,7 @@ class GenerationRequest:
     constraint: Constraint | None = None
     adapter: Adapter | None = None
     images: tuple[Image, ...] = ()
+    resume_grace_s: float | None = None
 
 
 class GenerationOptions(TypedDict, total=False):
@@ -159,6 +162,7 @@ class GenerationOptions(TypedDict, total=False):
     constraint: Constraint | None
     adapter: Adapter | None
     images: Sequence[Image]
+    resume_grace_s: float | None
     temperature: float | None
     top_k: int | None
     top_p: float | None
@@ -210,7 +214,7 @@ _GROUPS: Mapping[str, type[Any]] = {
 _GROUP_OF: Mapping[str, str] = {
     option.name: name for name, group in _GROUPS.items() for option in fields(group)
 }
-_TOP_LEVEL = ("model", "request_id", "constraint", "adapter", "images")
+_TOP_LEVEL = ("model", "request_id", "constraint", "adapter", "images", "resume_grace_s")
 _FREEZE: Mapping[str, Callable[[Any], tuple[Any, ...]]] = {
     "images": tuple,
     "logit_bias": _pairs,
@@ -243,6 +247,13 @@ def build_request(
             raise TypeError(_no_such_option(name))
     built = {name: _GROUPS[name](**values) for name, values in groups.items()}
     return GenerationRequest(prompt=as_prompt(prompt), **top_level, **built)
+
+
+def with_grace(request: GenerationRequest, grace_s: float | None) -> GenerationRequest:
+    """The request, kept for Resume for `grace_s` where it does not say for how long."""
+    if grace_s is None or request.resume_grace_s is not None:
+        return request
+    return replace(request, resume_grace_s=grace_s)
 
 
 def _no_such_option(name: str) -> str:

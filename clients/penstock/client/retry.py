@@ -5,8 +5,9 @@ clock and the random numbers are arguments.
 
 A call is tried again only if all of this holds: no output of it was delivered; the status is
 UNAVAILABLE, or RESOURCE_EXHAUSTED for a reason that passes (see `is_passing`); the server did not
-ask to be left alone; attempts are left; and the wait ends before the call's deadline. A deadline
-that cannot be met is told at once, although its status says when to come back: by then it is over.
+ask to be left alone; attempts are left, and retries in the client's budget (retry_budget.py); and
+the wait ends before the call's deadline. A deadline that cannot be met is told at once, although
+its status says when to come back: by then it is over.
 """
 
 import math
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 import grpc
 
 from penstock.client.errors import PenstockError, QueueFull, QuotaExceeded, ReaderStalled
+from penstock.client.retry_budget import RetryBudget
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,8 +101,12 @@ class Attempts:
         deadline_s: float | None,
         clock: Callable[[], float],
         random: Callable[[], float],
+        budget: RetryBudget | None = None,
     ) -> None:
-        """`deadline_s`: seconds from now for all attempts together; None for no deadline."""
+        """`deadline_s`: seconds from now for all attempts together; None for no deadline.
+
+        `budget`: what pays for retries, None to make them unpaid.
+        """
         if deadline_s is not None and not (math.isfinite(deadline_s) and deadline_s > 0):
             raise ValueError(f"deadline_s: must be finite and positive, not {deadline_s}")
         self._policy = policy
@@ -108,6 +114,9 @@ class Attempts:
         self._random = random
         self._expires_s = math.inf if deadline_s is None else clock() + deadline_s
         self._num_failed = 0
+        self._budget = budget
+        if budget is not None:
+            budget.pay_in()
 
     def timeout_s(self) -> float | None:
         """The gRPC timeout of the next attempt, in seconds."""
@@ -117,7 +126,7 @@ class Attempts:
     def delay_after(self, error: PenstockError, *, has_output: bool = False) -> float | None:
         """Count a failed attempt; seconds to wait before the next, None for no next one."""
         self._num_failed += 1
-        return retry_delay_s(
+        delay_s = retry_delay_s(
             self._policy,
             error,
             attempt=self._num_failed,
@@ -125,6 +134,9 @@ class Attempts:
             remaining_s=self._remaining_s(),
             jitter=self._random(),
         )
+        if delay_s is None or self._budget is None or self._budget.take():
+            return delay_s
+        return None
 
     def _remaining_s(self) -> float:
         return max(0.0, self._expires_s - self._clock())

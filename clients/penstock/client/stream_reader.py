@@ -1,6 +1,7 @@
 """Checks that a stream keeps the contract: order, sequence numbers, exactly one end.
 
-Owns what was seen of one attempt's stream. Does no I/O: the clients feed it what they read.
+Owns what was seen of a stream, over several attempts where those resume it. Does no I/O: the
+clients feed it what they read.
 """
 
 from typing import NoReturn
@@ -9,18 +10,36 @@ import penstock.v1 as pb
 from penstock.client.decoding import decode_event
 from penstock.client.errors import StreamBroken
 from penstock.client.events import Accepted, Event, Finished, PromptEcho, Tokens
+from penstock.client.resuming import ResumePoint
 
 
 class StreamReader:
-    """Turns the messages of one stream into events, or raises StreamBroken."""
+    """Turns the messages of one stream into events, or raises StreamBroken.
 
-    def __init__(self) -> None:
+    `start`: how far an earlier reader had come; None reads from the first message.
+    """
+
+    def __init__(self, start: ResumePoint | None = None) -> None:
         self.has_output = False
         """Whether any output was read: from then on the call must not be tried again."""
-        self._next_sequence: int = 0
-        self.request_id = ""
+        self._next_sequence: int = 0 if start is None else start.next_sequence
+        self._num_tokens: dict[int, int] = {}
+        if start is not None:
+            self._num_tokens.update(enumerate(start.num_received_tokens))
+        self.request_id = "" if start is None else start.request_id
         """The request, once the server told."""
         self._finished: Finished | None = None
+
+    @property
+    def point(self) -> ResumePoint:
+        """Where the stream goes on."""
+        num_outputs = max(self._num_tokens, default=-1) + 1
+        counts = tuple(self._num_tokens.get(index, 0) for index in range(num_outputs))
+        return ResumePoint(
+            request_id=self.request_id,
+            next_sequence=self._next_sequence,
+            num_received_tokens=counts,
+        )
 
     def receive(self, response: pb.GenerateResponse) -> Event | None:
         """Take the next message; the event to deliver now, None for none.
@@ -38,6 +57,8 @@ class StreamReader:
         # Tokens first, because nearly all events are that.
         if isinstance(event, Tokens):
             self.has_output = True
+            index = event.output_index
+            self._num_tokens[index] = self._num_tokens.get(index, 0) + event.num_tokens
         elif isinstance(event, Accepted):
             self.request_id = event.request_id
         elif isinstance(event, PromptEcho):

@@ -6,7 +6,7 @@ asked for: `sync_client.py` does.
 
 import threading
 from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Protocol, TypeAlias, TypeVar
 
 import grpc
@@ -19,17 +19,22 @@ from penstock.client.call_settings import (
     require_no_metadata,
     traceparent_of,
 )
-from penstock.client.errors import PenstockError, Unavailable
-from penstock.client.events import Accepted, Event
+from penstock.client.decoding import decode_seconds
+from penstock.client.errors import CallCancelled, PenstockError, Unavailable
+from penstock.client.events import Accepted, Event, Finished
 from penstock.client.multiplex import MultiplexConfig
 from penstock.client.own_failures import client_closed, request_cancelled
+from penstock.client.passage import Passage
 from penstock.client.pool import is_silence
+from penstock.client.resuming import ResumePoint
 from penstock.client.retry import Attempts
 from penstock.client.status import as_error, error_cause
-from penstock.client.stream_reader import StreamReader
 from penstock.client.sync_multiplex import SyncMultiplexer
 from penstock.client.sync_pool import SyncPool
 from penstock.client.trace_context import TraceContext
+
+_LEAVING_DEADLINE_S = 2.0
+"""How long whoever leaves a stream early waits at most for its end to be taken."""
 
 RequestT = TypeVar("RequestT")
 ResponseT = TypeVar("ResponseT")
@@ -45,6 +50,26 @@ class _Stream(Protocol):
     def __iter__(self) -> Iterator[pb.GenerateResponse]: ...
 
     def cancel(self) -> bool: ...
+
+
+class _ResumeCall(Protocol):
+    def __iter__(self) -> Iterator[pb.ResumeResponse]: ...
+
+    def cancel(self) -> bool: ...
+
+
+class _Resumed:
+    """A Resume call as the stream that it goes on with."""
+
+    def __init__(self, call: _ResumeCall) -> None:
+        self._call = call
+
+    def __iter__(self) -> Iterator[pb.GenerateResponse]:
+        for message in self._call:
+            yield message.response
+
+    def cancel(self) -> bool:
+        return self._call.cancel()
 
 
 class Cancellation:
@@ -121,19 +146,64 @@ class SyncCalls:
 
         `is_whole`: nobody sees them before the last, so output does not stand against a retry.
         """
-        cancellation = cancellation or Cancellation()
+        recovery = self.settings.recovery(decode_seconds(request.resume_grace_period))
+        passage = Passage(request, attempts, recovery, is_whole=is_whole)
+        return self._travel(passage, metadata, cancellation or Cancellation())
 
+    def resume(
+        self, point: ResumePoint, attempts: Attempts, metadata: Pairs, *, grace_s: float
+    ) -> Generator[Event, None, None]:
+        """The events of a request from a point on."""
+        passage = Passage(None, attempts, self.settings.recovery(grace_s), point=point)
+        return self._travel(passage, metadata, Cancellation())
+
+    def _travel(
+        self, passage: Passage, metadata: Pairs, cancellation: Cancellation
+    ) -> Generator[Event, None, None]:
+        events = self._read(passage, metadata, cancellation)
+        return self._cancelling(passage, events, metadata) if passage.can_live_on else events
+
+    def _cancelling(
+        self, passage: Passage, events: Generator[Event, None, None], metadata: Pairs
+    ) -> Generator[Event, None, None]:
+        """`events` of a request that does not end with its call: whoever leaves cancels it."""
+        is_left = True
+        try:
+            for event in events:
+                is_left = not isinstance(event, Finished)
+                yield event
+        except PenstockError as error:
+            is_left = isinstance(error, CallCancelled)
+            raise
+        finally:
+            events.close()
+            if is_left and passage.may_live_on:
+                self._cancel(passage.reader.request_id, metadata)
+
+    def _cancel(self, request_id: str, metadata: Pairs) -> None:
+        """End a request that nobody reads; what fails here ends with its grace."""
+        with suppress(PenstockError, RuntimeError):
+            self.unary(
+                lambda channel: pb.GenerationServiceStub(channel).Cancel,
+                pb.CancelRequest(request_id=request_id),
+                self.settings.attempts(_LEAVING_DEADLINE_S),
+                metadata,
+            )
+
+    def _read(
+        self, passage: Passage, metadata: Pairs, cancellation: Cancellation
+    ) -> Generator[Event, None, None]:
         def asked() -> bool:
             return cancellation.is_cancelled or self.pool.is_closed
 
-        with self.pool.turn(attempts.timeout_s()):
+        with self.pool.turn(passage.attempts.timeout_s()):
             while True:
-                reader = StreamReader()
+                reader = passage.reader
                 index, channel = self.pool.take()
                 call: _Stream | None = None
                 is_unavailable = False
                 try:
-                    call = self._start(index, channel, request, attempts.timeout_s(), metadata)
+                    call = self._start(index, channel, passage, metadata)
                     cancellation.watch(call)
                     for response in call:
                         event = reader.receive(response)
@@ -144,10 +214,9 @@ class SyncCalls:
                 except (grpc.RpcError, PenstockError) as failed:
                     error = as_error(failed, request_id=reader.request_id, is_asked=asked())
                     is_unavailable = self._is_unserved(index, error, reader.request_id)
-                    has_output = reader.has_output and not is_whole
-                    delay_s = attempts.delay_after(error, has_output=has_output)
+                    delay_s = passage.delay_after(error)
                     if delay_s is None:
-                        raise error from error_cause(failed)
+                        raise passage.explain(error) from error_cause(failed)
                 else:
                     yield reader.end()
                     return
@@ -198,15 +267,13 @@ class SyncCalls:
         return isinstance(error, Unavailable)
 
     def _start(
-        self,
-        index: int,
-        channel: grpc.Channel,
-        request: pb.GenerateRequest,
-        timeout_s: float | None,
-        metadata: Pairs,
+        self, index: int, channel: grpc.Channel, passage: Passage, metadata: Pairs
     ) -> _Stream:
+        request, timeout_s = passage.next_request(), passage.attempts.timeout_s()
+        stub = pb.GenerationServiceStub(channel)
+        if isinstance(request, pb.ResumeRequest):
+            return _Resumed(stub.Resume(request, timeout=timeout_s, metadata=metadata))
         if self._multiplex is None:
-            stub = pb.GenerationServiceStub(channel)
             return stub.Generate(request, timeout=timeout_s, metadata=metadata)
         multiplexer = self._multiplexer(index, channel, self._multiplex)
         return multiplexer.open(request, timeout_s, traceparent_of(metadata))
@@ -222,7 +289,7 @@ class SyncCalls:
                 multiplexer = SyncMultiplexer(
                     channel,
                     config=config,
-                    metadata=self.settings.metadata,
+                    metadata=self.settings.shared_metadata(),
                     clock=self.settings.clock,
                 )
                 self._multiplexers[index] = multiplexer

@@ -15,6 +15,9 @@ class FaultKind(enum.StrEnum):
     """The request fails alone, with `Fault.detail`."""
     NOT_FINITE = "not_finite"
     """The request's logits are not finite: it fails alone, as a real model reports it."""
+    STEP_RAISES = "step_raises"
+    """Computing the request raises, in this step and whenever it is tried again: it fails alone,
+    once it is found among those who were to run with it."""
     NO_TOKENS = "no_tokens"
     """The request gets no token in this step (a count of 0). Pipeline depth 1 only."""
     EXTRA_TOKENS = "extra_tokens"
@@ -31,7 +34,13 @@ class FaultKind(enum.StrEnum):
 
 
 REQUEST_FAULTS = frozenset(
-    {FaultKind.REQUEST_FAILS, FaultKind.NOT_FINITE, FaultKind.NO_TOKENS, FaultKind.EXTRA_TOKENS}
+    {
+        FaultKind.REQUEST_FAILS,
+        FaultKind.NOT_FINITE,
+        FaultKind.STEP_RAISES,
+        FaultKind.NO_TOKENS,
+        FaultKind.EXTRA_TOKENS,
+    }
 )
 
 

@@ -101,7 +101,8 @@ class _ErrorReasonEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     """PERMISSION_DENIED. The credentials do not allow this."""
     ERROR_REASON_SEQUENCE_UNAVAILABLE: _ErrorReason.ValueType  # 21
     """OUT_OF_RANGE. Resume asks for messages that are no longer kept, or were never sent. Metadata:
-    first_sequence, next_sequence.
+    first_sequence, next_sequence: from which one on, and before which one, there are messages; both
+    are 0 where the messages were lost and ResumeRequest.num_received_tokens does not fit.
     """
     ERROR_REASON_MODEL_NOT_READY: _ErrorReason.ValueType  # 22
     """FAILED_PRECONDITION. The model is being loaded or unloaded, or could not be loaded. Metadata:
@@ -198,7 +199,8 @@ ERROR_REASON_PERMISSION_DENIED: ErrorReason.ValueType  # 20
 """PERMISSION_DENIED. The credentials do not allow this."""
 ERROR_REASON_SEQUENCE_UNAVAILABLE: ErrorReason.ValueType  # 21
 """OUT_OF_RANGE. Resume asks for messages that are no longer kept, or were never sent. Metadata:
-first_sequence, next_sequence.
+first_sequence, next_sequence: from which one on, and before which one, there are messages; both
+are 0 where the messages were lost and ResumeRequest.num_received_tokens does not fit.
 """
 ERROR_REASON_MODEL_NOT_READY: ErrorReason.ValueType  # 22
 """FAILED_PRECONDITION. The model is being loaded or unloaded, or could not be loaded. Metadata:

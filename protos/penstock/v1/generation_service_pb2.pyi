@@ -6,6 +6,7 @@ Generating text. See state.proto and error.proto for how a request may end."""
 import builtins
 import collections.abc
 import google.protobuf.descriptor
+import google.protobuf.duration_pb2
 import google.protobuf.internal.containers
 import google.protobuf.message
 import penstock.v1.error_pb2
@@ -42,6 +43,7 @@ class GenerateRequest(google.protobuf.message.Message):
     CONSTRAINT_FIELD_NUMBER: builtins.int
     ADAPTER_FIELD_NUMBER: builtins.int
     IMAGES_FIELD_NUMBER: builtins.int
+    RESUME_GRACE_PERIOD_FIELD_NUMBER: builtins.int
     model: builtins.str
     """A name or alias from ListModels. Default: the server's default model."""
     request_id: builtins.str
@@ -93,6 +95,15 @@ class GenerateRequest(google.protobuf.message.Message):
     def images(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[penstock.v1.prompt_pb2.Image]:
         """Images in the order in which the prompt refers to them. At most ModelLimits.max_images."""
 
+    @property
+    def resume_grace_period(self) -> google.protobuf.duration_pb2.Duration:
+        """Keeps the request for Resume: it outlives its call by this long, from each time that nobody
+        reads its stream, and its result is kept as long after its end. Then only Cancel, this period,
+        a deadline or its own end end it; the server cannot tell a call that was cancelled from one
+        whose connection was lost. At most ModelLimits.resume_grace_period. Not with GenerateOnce.
+        Default: the request ends with its call.
+        """
+
     def __init__(
         self,
         *,
@@ -109,9 +120,10 @@ class GenerateRequest(google.protobuf.message.Message):
         constraint: penstock.v1.options_pb2.Constraint | None = ...,
         adapter: penstock.v1.options_pb2.Adapter | None = ...,
         images: collections.abc.Iterable[penstock.v1.prompt_pb2.Image] | None = ...,
+        resume_grace_period: google.protobuf.duration_pb2.Duration | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_model", b"_model", "_request_id", b"_request_id", "adapter", b"adapter", "cache", b"cache", "chat", b"chat", "constraint", b"constraint", "model", b"model", "output", b"output", "prompt", b"prompt", "request_id", b"request_id", "sampling", b"sampling", "scheduling", b"scheduling", "stopping", b"stopping", "text", b"text", "token_ids", b"token_ids"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_model", b"_model", "_request_id", b"_request_id", "adapter", b"adapter", "cache", b"cache", "chat", b"chat", "constraint", b"constraint", "images", b"images", "model", b"model", "output", b"output", "prompt", b"prompt", "request_id", b"request_id", "sampling", b"sampling", "scheduling", b"scheduling", "stopping", b"stopping", "text", b"text", "token_ids", b"token_ids"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_model", b"_model", "_request_id", b"_request_id", "adapter", b"adapter", "cache", b"cache", "chat", b"chat", "constraint", b"constraint", "model", b"model", "output", b"output", "prompt", b"prompt", "request_id", b"request_id", "resume_grace_period", b"resume_grace_period", "sampling", b"sampling", "scheduling", b"scheduling", "stopping", b"stopping", "text", b"text", "token_ids", b"token_ids"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_model", b"_model", "_request_id", b"_request_id", "adapter", b"adapter", "cache", b"cache", "chat", b"chat", "constraint", b"constraint", "images", b"images", "model", b"model", "output", b"output", "prompt", b"prompt", "request_id", b"request_id", "resume_grace_period", b"resume_grace_period", "sampling", b"sampling", "scheduling", b"scheduling", "stopping", b"stopping", "text", b"text", "token_ids", b"token_ids"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_model", b"_model"]) -> typing.Literal["model"] | None: ...
     @typing.overload
@@ -421,19 +433,29 @@ class ResumeRequest(google.protobuf.message.Message):
 
     REQUEST_ID_FIELD_NUMBER: builtins.int
     NEXT_SEQUENCE_FIELD_NUMBER: builtins.int
+    NUM_RECEIVED_TOKENS_FIELD_NUMBER: builtins.int
     request_id: builtins.str
     """The request, see Accepted.request_id."""
     next_sequence: builtins.int
     """The sequence of the first message that is wanted: one more than the last one received. 0 asks
     for all of them.
     """
+    @property
+    def num_received_tokens(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """How many tokens of each output were received, by output_index: the sums of Tokens.num_tokens.
+        Needed where the messages were lost together with the process that had sent them: the tokens
+        after these are then sent in new messages, from next_sequence on. Without it such a request can
+        only be had from the start, by next_sequence 0. Empty, or one for each output.
+        """
+
     def __init__(
         self,
         *,
         request_id: builtins.str = ...,
         next_sequence: builtins.int = ...,
+        num_received_tokens: collections.abc.Iterable[builtins.int] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["next_sequence", b"next_sequence", "request_id", b"request_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["next_sequence", b"next_sequence", "num_received_tokens", b"num_received_tokens", "request_id", b"request_id"]) -> None: ...
 
 Global___ResumeRequest: typing_extensions.TypeAlias = ResumeRequest
 
@@ -446,7 +468,7 @@ class ResumeResponse(google.protobuf.message.Message):
     RESPONSE_FIELD_NUMBER: builtins.int
     @property
     def response(self) -> Global___GenerateResponse:
-        """What Generate would have sent, with the sequence it had there."""
+        """What Generate sent or would have sent, with the sequence it has there."""
 
     def __init__(
         self,

@@ -102,9 +102,10 @@ class GenerationServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Resume(self, request, context):
-        """Takes up the stream of a request whose connection was lost, within
-        ModelLimits.resume_grace_period. At most one stream serves a request: the older one ends with
-        ABORTED.
+        """Takes up the stream of a request that asked for it by GenerateRequest.resume_grace_period, on
+        any server process of the service: after its connection, the process that served it or the
+        client itself was lost. At most one stream serves a request: the older one ends with ABORTED.
+        The end of this call ends the request no more than the end of the call before it did.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -176,9 +176,10 @@ class GenerationServiceStub(typing.Generic[_GenerationServiceGenerateType, _Gene
     """
 
     Resume: _GenerationServiceResumeType
-    """Takes up the stream of a request whose connection was lost, within
-    ModelLimits.resume_grace_period. At most one stream serves a request: the older one ends with
-    ABORTED.
+    """Takes up the stream of a request that asked for it by GenerateRequest.resume_grace_period, on
+    any server process of the service: after its connection, the process that served it or the
+    client itself was lost. At most one stream serves a request: the older one ends with ABORTED.
+    The end of this call ends the request no more than the end of the call before it did.
     """
 
     Cancel: _GenerationServiceCancelType
@@ -252,9 +253,10 @@ class GenerationServiceServicer(metaclass=abc.ABCMeta):
         request: penstock.v1.generation_service_pb2.ResumeRequest,
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[penstock.v1.generation_service_pb2.ResumeResponse], collections.abc.AsyncIterator[penstock.v1.generation_service_pb2.ResumeResponse]]:
-        """Takes up the stream of a request whose connection was lost, within
-        ModelLimits.resume_grace_period. At most one stream serves a request: the older one ends with
-        ABORTED.
+        """Takes up the stream of a request that asked for it by GenerateRequest.resume_grace_period, on
+        any server process of the service: after its connection, the process that served it or the
+        client itself was lost. At most one stream serves a request: the older one ends with ABORTED.
+        The end of this call ends the request no more than the end of the call before it did.
         """
 
     @abc.abstractmethod

@@ -211,7 +211,7 @@ class ModelLimits(google.protobuf.message.Message):
     """Prompt tokens waiting in the queue of this model."""
     @property
     def resume_grace_period(self) -> google.protobuf.duration_pb2.Duration:
-        """How long a request may be taken up again by Resume after its connection was lost. Zero: never."""
+        """Largest GenerateRequest.resume_grace_period. Zero: Resume is not offered."""
 
     @property
     def max_reader_stall(self) -> google.protobuf.duration_pb2.Duration:
@@ -454,7 +454,7 @@ class ModelFeatures(google.protobuf.message.Message):
     multiplex: builtins.bool
     """GenerationService.Multiplex."""
     resume: builtins.bool
-    """GenerationService.Resume."""
+    """GenerationService.Resume and GenerateRequest.resume_grace_period."""
     model_loading: builtins.bool
     """ModelService.LoadModel and UnloadModel."""
     flight_record: builtins.bool

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from penstock.scheduler.cost_model import CostModel
+from penstock.scheduler.quotas import NO_QUOTA, TenantQuota
 from penstock.scheduler.request_options import DEFAULT_RETENTION_PRIORITY
 
 _COUNTS = (
@@ -73,7 +74,7 @@ class SchedulerConfig:
     `max_num_batched_tokens`: the token budget of one step. `watermark`: share of all blocks kept
     free at admission under MAX_UTILIZATION. `max_num_waiting` and `max_num_waiting_tokens`
     (prompt tokens) bound the queue, `max_num_waiting_per_tenant` one tenant's part of it, None for
-    no bound.
+    no bound. `tenant_quota`: what each tenant may use that was given no quota of its own.
 
     `foresees_deadlines`: refuse at once, and drop from the queue, whom the fitted prices of a step
     say to miss their deadline; without it a deadline counts when it passes. `target_itl_s`: the
@@ -115,6 +116,7 @@ class SchedulerConfig:
     max_num_waiting: int = 1024
     max_num_waiting_tokens: int = 4_194_304
     max_num_waiting_per_tenant: int | None = None
+    tenant_quota: TenantQuota = NO_QUOTA
     max_num_running_per_tenant: int | None = None
     foresees_deadlines: bool = True
     target_itl_s: float | None = None
@@ -179,8 +181,13 @@ class SchedulerConfig:
                 raise ValueError(f"{name} must be finite")
         if not self.prompt_token_weight + self.output_token_weight > 0.0:
             raise ValueError("prompt_token_weight and output_token_weight must not both be 0")
-        for tenant, weight in self.tenant_weights.items():
-            if not 1.0 / MAX_WEIGHT <= weight <= MAX_WEIGHT:
-                raise ValueError(
-                    f"tenant_weights[{tenant!r}] must be in {1.0 / MAX_WEIGHT:g} .. {MAX_WEIGHT:g}"
-                )
+        check_weights(self.tenant_weights)
+
+
+def check_weights(weights: Mapping[str, float]) -> None:
+    """Raise ValueError naming the tenant whose weight is off."""
+    for tenant, weight in weights.items():
+        if not 1.0 / MAX_WEIGHT <= weight <= MAX_WEIGHT:
+            raise ValueError(
+                f"tenant_weights[{tenant!r}] must be in {1.0 / MAX_WEIGHT:g} .. {MAX_WEIGHT:g}"
+            )

@@ -1,16 +1,21 @@
 """Who may join the queue.
 
 Owns the refusals at submission, in order: an id that is in use, a size that can never fit, a time
-that has passed, a full queue or a tenant over its part of it, and a deadline that cannot be met.
-Changes nothing.
+that has passed, a tenant over its quota, a full queue or a tenant over its part of it, and a
+deadline that cannot be met.
+One that was let in before and lost with its engine is refused only for the first three. Changes
+nothing.
 """
 
 from collections.abc import Container, Sequence
+from dataclasses import replace
 
 from penstock.scheduler.config import SchedulerConfig
 from penstock.scheduler.executor import ExecutorInfo
 from penstock.scheduler.kv_cache import KVCache
 from penstock.scheduler.outlook import Outlook, Prospect, Verdict
+from penstock.scheduler.quota_accounts import QuotaAccounts
+from penstock.scheduler.quotas import QuotaBreach, QuotaKind
 from penstock.scheduler.request import FailureReason, Request, RequestSpec
 from penstock.scheduler.tenants import Tenants
 from penstock.scheduler.waiting_queue import WaitingQueue
@@ -22,7 +27,7 @@ class Door:
     `keys`, `request_ids`: of those who live.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - each is one thing that it looks at
         self,
         info: ExecutorInfo,
         config: SchedulerConfig,
@@ -30,6 +35,7 @@ class Door:
         cache: KVCache,
         queue: WaitingQueue,
         tenants: Tenants,
+        quotas: QuotaAccounts,
         outlook: Outlook,
         keys: Container[int],
         request_ids: Container[str],
@@ -39,6 +45,7 @@ class Door:
         self._cache = cache
         self._queue = queue
         self._tenants = tenants
+        self._quotas = quotas
         self._outlook = outlook
         self._keys = keys
         self._request_ids = request_ids
@@ -51,9 +58,9 @@ class Door:
             return Prospect(num_ahead=0, verdict=Verdict(reason=reason))
         if min(leader.spec.deadline_s, leader.spec.ttft_deadline_s) <= now:
             return Prospect(num_ahead=0, verdict=self._outlook.dropped(leader, now))
-        reason = self._crowd(requests)
-        if reason is not None:
-            verdict = self._outlook.crowded(leader, reason, now)
+        # A replay was let in once: it is not turned away because all others come back with it.
+        verdict = None if leader.spec.num_replays else self._crowd(requests, now)
+        if verdict is not None:
             return Prospect(num_ahead=0, verdict=verdict)
         return self._outlook.prospect(leader, now)
 
@@ -78,23 +85,34 @@ class Door:
             return FailureReason.EXCEEDS_KV_CACHE
         return None
 
-    def _crowd(self, requests: Sequence[Request]) -> FailureReason | None:
-        """Which bound of the queue has no room for them.
+    def _crowd(self, requests: Sequence[Request], now: float) -> Verdict | None:
+        """Which quota of the tenant is used up, or which bound of the queue has no room for them.
 
         Nobody is told to come back for room that there will never be: what is more than a bound by
         itself is let in while nobody else waits.
         """
-        config, queue = self._config, self._queue
+        config, queue, leader = self._config, self._queue, requests[0]
+        tenant, num_prompt_tokens = leader.spec.tenant, leader.spec.num_prompt_tokens
+        breach = self._quotas.breach_of(tenant, num_prompt_tokens, now)
+        if breach is not None:
+            return Verdict(
+                reason=FailureReason.TENANT_OVER_QUOTA,
+                retry_after_s=breach.retry_after_s,
+                breach=breach,
+            )
         num_tokens = sum(len(request.tokens) for request in requests)
         if len(queue) and (
             len(queue) + len(requests) > config.max_num_waiting
             or queue.num_tokens + num_tokens > config.max_num_waiting_tokens
         ):
-            return FailureReason.QUEUE_FULL
+            return self._outlook.crowded(leader, FailureReason.QUEUE_FULL, now)
         most = config.max_num_waiting_per_tenant
         if most is not None:
-            tenants = {request.spec.tenant for request in requests}
-            num_waiting = max(self._tenants.num_waiting_of(tenant) for tenant in tenants)
+            num_waiting = self._tenants.num_waiting_of(tenant)
             if num_waiting and num_waiting + len(requests) > most:
-                return FailureReason.TENANT_OVER_QUOTA
+                verdict = self._outlook.crowded(leader, FailureReason.TENANT_OVER_QUOTA, now)
+                breach = QuotaBreach(
+                    kind=QuotaKind.NUM_WAITING, limit=most, retry_after_s=verdict.retry_after_s
+                )
+                return replace(verdict, breach=breach)
         return None

@@ -5,16 +5,21 @@ calls it. The clock is injected; it must be the one fronts stamp deadlines with.
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+
+import numpy as np
+from numpy.typing import NDArray
 
 from penstock.scheduler.batch import Batch
 from penstock.scheduler.census import census
-from penstock.scheduler.config import SchedulerConfig
+from penstock.scheduler.config import SchedulerConfig, check_weights
 from penstock.scheduler.engine_listener import EngineListener
 from penstock.scheduler.events import StepEvents
 from penstock.scheduler.executor import Executor
 from penstock.scheduler.integrity import check_integrity
 from penstock.scheduler.live_view import LiveView
+from penstock.scheduler.output_tokens import output_tokens
+from penstock.scheduler.quotas import TenantQuota
 from penstock.scheduler.request import FinishReason, RequestSpec
 from penstock.scheduler.scheduler import Scheduler
 from penstock.scheduler.state import RequestState
@@ -53,6 +58,12 @@ class Engine:
     def has_work(self) -> bool:
         """Whether `step` would do or tell anything; of a self-paced executor: sooner or later."""
         return self.scheduler.has_work
+
+    @property
+    def queue_size(self) -> tuple[int, int]:
+        """How many requests wait, and the tokens that they would prefill."""
+        queue = self.scheduler.life.queue
+        return len(queue), queue.num_tokens
 
     @property
     def ready_fd(self) -> int | None:
@@ -148,6 +159,27 @@ class Engine:
     def next_wakeup_s(self) -> float:
         """When time ends a request, engine clock; NO_TIME when it never does."""
         return self.scheduler.life.next_expiry_s()
+
+    def set_quotas(self, quotas: Mapping[str, TenantQuota], default: TenantQuota) -> None:
+        """Replace the tenants' limits; `default` is of those whom `quotas` does not name.
+
+        Who lives stays; from now on new requests are judged by the new limits.
+        """
+        self.scheduler.life.quotas.set_quotas(quotas, default)
+
+    def set_weights(self, weights: Mapping[str, float], default: float = 1.0) -> None:
+        """Replace the tenants' weights; `default` is of those whom `weights` does not name.
+
+        What has been served keeps the value it had. Raises ValueError.
+        """
+        check_weights(weights)
+        check_weights({"": default})
+        self.scheduler.life.tenants.set_weights(weights, default)
+        self.scheduler.life.queue.sums.set_weights(weights, default)
+
+    def output_tokens(self, key: int) -> NDArray[np.int32] | None:
+        """What a live output has generated so far, int32 [n]; None when it is not live."""
+        return output_tokens(self.scheduler.life, key)
 
     def look(self) -> tuple[LiveView, ...]:
         """Everybody who lives: who runs, most senior first, then who waits, as they would go.

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.scheduler.batch import TokenLogprobs
+from penstock.scheduler.quotas import QuotaBreach
 from penstock.scheduler.request import FailureReason, FinishReason
 
 NO_KEYS: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
@@ -134,7 +135,8 @@ class Failed:
     would have met what its deadline asks for, `deadline_s`, how long after its arrival that
     deadline is, and `retry_after_s`, after how long from now it is worth trying again, infinite
     when an idle machine could not do it either; None where there is no deadline or the machine's
-    pace is not known. `wait` if it waited until then, `stay` if it ran.
+    pace is not known. `breach`: of TENANT_OVER_QUOTA, which limit it was. `wait` if it waited until
+    then, `stay` if it ran.
     """
 
     key: int
@@ -146,6 +148,7 @@ class Failed:
     estimate_s: float | None = None
     deadline_s: float | None = None
     retry_after_s: float | None = None
+    breach: QuotaBreach | None = None
     wait: Wait | None = None
     stay: Stay | None = None
 

@@ -29,6 +29,7 @@ from penstock.scheduler.flight import Flight
 from penstock.scheduler.hit_density_order import eviction_order_of
 from penstock.scheduler.kv_cache import KVCache
 from penstock.scheduler.outlook import Outlook, Verdict
+from penstock.scheduler.quota_accounts import QuotaAccounts
 from penstock.scheduler.refusals import failed
 from penstock.scheduler.request import (
     NO_TIME,
@@ -77,6 +78,7 @@ class Lifecycle:
         )
         self.running = Running(self.arrays)
         self.tenants = Tenants(config)
+        self.quotas = QuotaAccounts({}, config.tenant_quota)
         self.is_fair = config.order is SchedulingOrder.FAIR
         self.queue = WaitingQueue(
             FairOrder(self.tenants, config) if self.is_fair else ArrivalOrder(),
@@ -107,6 +109,7 @@ class Lifecycle:
             cache=self.cache,
             queue=self.queue,
             tenants=self.tenants,
+            quotas=self.quotas,
             outlook=self.outlook,
             keys=self.requests,
             request_ids=self._keys_of,
@@ -134,6 +137,7 @@ class Lifecycle:
                 sequence=sequence,
                 tokens=spec.prompt_ids,
                 block_hashes=list(spec.block_hashes),
+                is_trial=spec.num_replays > 0,
             )
             for sequence, spec in enumerate(specs, self._next_sequence)
         ]
@@ -153,6 +157,7 @@ class Lifecycle:
         )
         for request in requests:
             self._wait(request, now, leader_key=specs[0].key)
+        self.quotas.take_in(specs[0], requests[0].tenant, now)
 
     def _wait(self, request: Request, now: float, leader_key: int) -> None:
         spec = request.spec
@@ -388,4 +393,5 @@ class Lifecycle:
         keys.discard(spec.key)
         if not keys:
             del self._keys_of[spec.request_id]
+            self.quotas.release(spec.tenant)
         self.queue.replace_leader(spec.key)

@@ -37,6 +37,7 @@ from penstock.scheduler.kv_cache import KVCache
 from penstock.scheduler.live_prefixes import LivePrefixes
 from penstock.scheduler.output_lengths import OutputLengths
 from penstock.scheduler.pace import Pace
+from penstock.scheduler.quotas import QuotaBreach
 from penstock.scheduler.request import NO_TIME, FailureReason, Request
 from penstock.scheduler.running import Running
 from penstock.scheduler.slot_arrays import SlotArrays
@@ -55,6 +56,7 @@ class Verdict:
     estimate_s: float | None = None
     deadline_s: float | None = None
     retry_after_s: float | None = None
+    breach: QuotaBreach | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -239,7 +241,8 @@ class Outlook:
         Refused by prices of long ago, nobody would ever run to correct them.
         """
         is_idle = not (len(self._running) or len(self._queue))
-        request.is_trial = is_idle and now - self.pace.last_step_at_s >= _TRIAL_AFTER_S
+        is_due = is_idle and now - self.pace.last_step_at_s >= _TRIAL_AFTER_S
+        request.is_trial = request.is_trial or is_due
         return request.is_trial
 
     def _hopeless_s(self, request: Request, matched: list[int]) -> float:

@@ -28,6 +28,7 @@ def failed(
         estimate_s=verdict.estimate_s,
         deadline_s=verdict.deadline_s,
         retry_after_s=verdict.retry_after_s,
+        breach=verdict.breach,
         wait=wait,
         stay=stay,
     )

@@ -129,6 +129,7 @@ class Results:
             arrays.num_in_flight[columns] -= ones
         if self._life.is_fair:
             self._life.tenants.charge_outputs(rows.tenants)
+        self._life.quotas.charge_outputs(rows.tenants, now)
         self.keys.append(rows.keys)
         self.tokens.append(tokens)
         if logprobs is not None:

@@ -8,6 +8,7 @@ Language Models" (OSDI 2024), with their weights. Does not know who is admitted 
 import heapq
 import itertools
 from collections import OrderedDict
+from collections.abc import Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,6 +39,7 @@ class Tenants:
 
     def __init__(self, config: SchedulerConfig) -> None:
         self._weights = config.tenant_weights
+        self._default_weight = 1.0
         self._prompt_weight = config.prompt_token_weight
         self._output_weight = config.output_token_weight
         self._max_running = config.max_num_running_per_tenant
@@ -122,9 +124,15 @@ class Tenants:
         self._rest(index)
         return was_at_limit and not self.is_at_limit(index)
 
+    def set_weights(self, weights: Mapping[str, float], default: float = 1.0) -> None:
+        """Replace all weights; what has been served keeps its value at the weight it had then."""
+        self._weights, self._default_weight = dict(weights), default
+        for index in self._index_of.values():
+            self._weigh(index)
+
     def prompt_price(self, index: int) -> float:
         """What one token of a prompt adds to a tenant's service."""
-        return self._prompt_weight / self._weights.get(self._name_of[index] or "", 1.0)
+        return self._prompt_weight / float(self.weight[index])
 
     def charge_prompt(self, index: int, num_tokens: int) -> None:
         """`num_tokens` of a prompt are about to be computed for the first time."""
@@ -166,9 +174,15 @@ class Tenants:
         self._index_of[name] = index
         self._name_of[index] = name
         self.service[index] = 0.0
-        self.weight[index] = weight = self._weights.get(name, 1.0)
-        self._output_price[index] = self._output_weight / weight
+        self._weigh(index)
         return index
+
+    def _weight_of(self, index: int) -> float:
+        return self._weights.get(self._name_of[index] or "", self._default_weight)
+
+    def _weigh(self, index: int) -> None:
+        self.weight[index] = weight = self._weight_of(index)
+        self._output_price[index] = self._output_weight / weight
 
     def _rest(self, index: int) -> None:
         if self.num_waiting[index] or self.num_running[index]:

@@ -6,6 +6,7 @@ tenants by weight, and inside a tenant who is due first.
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from penstock.scheduler.config import SchedulerConfig, SchedulingOrder
@@ -74,13 +75,21 @@ class WaitingSums:
     def __init__(self, config: SchedulerConfig, block_size: int) -> None:
         self._is_fair = config.order is SchedulingOrder.FAIR
         self._aging_s = config.aging_s
-        self._weights = config.tenant_weights
+        self._weights, self._default_weight = config.tenant_weights, 1.0
         self._block_size = block_size
         self._classes: dict[int, _Class] = {}
         self._entries: dict[int, tuple[_Sum, int]] = {}
 
     def __len__(self) -> int:
         return len(self._entries)
+
+    def set_weights(self, weights: Mapping[str, float], default: float) -> None:
+        """Replace the tenants' weights; `default` is of those whom `weights` does not name."""
+        self._weights, self._default_weight = dict(weights), default
+        for of_class in self._classes.values():
+            for tenant, line in of_class.lines.items():
+                line.weight = self._weight_of(tenant)
+            of_class.weight = sum(line.weight for line in of_class.lines.values())
 
     def add(self, request: Request, due_s: float) -> None:
         """A request enters the order."""
@@ -94,7 +103,7 @@ class WaitingSums:
         of_class = self._classes.setdefault(spec.priority, _Class())
         line = of_class.lines.get(spec.tenant)
         if line is None:
-            line = of_class.lines[spec.tenant] = _Line(self._weights.get(spec.tenant, 1.0))
+            line = of_class.lines[spec.tenant] = _Line(self._weight_of(spec.tenant))
             of_class.weight += line.weight
         bucket = self._bucket(request, due_s)
         line.last_due = max(line.last_due, bucket)
@@ -139,7 +148,7 @@ class WaitingSums:
         if not self._is_fair:
             total.add(mine.all)
             return self._ahead(total)
-        own, own_all, weight = _Sum(), _Sum(), self._weights.get(spec.tenant, 1.0)
+        own, own_all, weight = _Sum(), _Sum(), self._weight_of(spec.tenant)
         others_weight = mine.weight
         line = mine.lines.get(spec.tenant)
         if line is not None:
@@ -171,6 +180,9 @@ class WaitingSums:
                 for bucket in line.by_due.values():
                     buckets.add(bucket)
         return [] if total == summed == lines == buckets else ["the sums of the queue are off"]
+
+    def _weight_of(self, tenant: str) -> float:
+        return self._weights.get(tenant, self._default_weight)
 
     def _bucket(self, request: Request, due_s: float) -> int:
         # As the fair order does: no deadline is later than that.

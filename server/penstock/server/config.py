@@ -15,7 +15,9 @@ from penstock.executor.config import ExecutorConfig
 from penstock.executor.config_json import from_json_value, to_json_value
 from penstock.scheduler.config import SchedulerConfig
 from penstock.server.front.config import FrontConfig
+from penstock.server.link.suspect import Suspect
 from penstock.server.logs import LOG_FORMATS, LOG_LEVELS
+from penstock.server.security.config import SecurityConfig
 from penstock.server.telemetry.config import ObserverConfig
 
 MAX_NUM_FRONTS = 16
@@ -40,7 +42,9 @@ class ServerConfig:
     `model`: the name that clients use. `model_path`: its folder. `tokenizer_path`: the folder that
     fronts read tokenizer and chat template from, None for the model's. `port` 0: any free one.
     `drain_grace_s`: how long streams may go on after the first SIGTERM or SIGINT; the service is
-    gone two seconds later. `front.front_id` is a placeholder: each front gets its own.
+    gone two seconds later. `engine_hang_s`, `front_hang_s`: an engine or a front that has not come
+    round for so long is killed and followed by another; 0: never. `front.front_id` is a
+    placeholder: each front gets its own.
     `record_path`: the folder in which the engine writes down its steps and requests, None for
     nowhere; `record_max_bytes` bounds each of the two files.
     """
@@ -52,10 +56,13 @@ class ServerConfig:
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     front: FrontConfig = field(default_factory=FrontConfig)
     observer: ObserverConfig = field(default_factory=ObserverConfig)
+    security: SecurityConfig = field(default_factory=SecurityConfig)
     host: str = "127.0.0.1"
     port: int = 50051
     num_fronts: int = field(default_factory=default_num_fronts)
     drain_grace_s: float = 30.0
+    engine_hang_s: float = 30.0
+    front_hang_s: float = 10.0
     log_level: str = "info"
     log_format: str = "text"
     log_foreign_text: bool = False
@@ -73,6 +80,8 @@ class ServerConfig:
             raise ValueError(f"num_fronts must be in 1..{MAX_NUM_FRONTS}, not {self.num_fronts}")
         if not (self.drain_grace_s >= 0 and math.isfinite(self.drain_grace_s)):
             raise ValueError(f"drain_grace_s must be 0 or more, not {self.drain_grace_s}")
+        _check_limit("engine_hang_s", self.engine_hang_s)
+        _check_limit("front_hang_s", self.front_hang_s)
         if self.log_level not in LOG_LEVELS:
             raise ValueError(f"log_level must be one of {', '.join(LOG_LEVELS)}")
         if self.log_format not in LOG_FORMATS:
@@ -87,13 +96,19 @@ class ServerConfig:
             )
 
 
+def _check_limit(name: str, limit_s: float) -> None:
+    if not (limit_s == 0 or (limit_s >= 2 and math.isfinite(limit_s))):
+        raise ValueError(f"{name} must be 0 or at least 2, not {limit_s}")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineLaunch:
     """What an engine process starts from.
 
     `listener_fd`: the listening Unix socket, inherited; it outlives every engine, so fronts that
     connect while none runs wait in its backlog. `epoch` grows with every start. `flight_fd`: the
-    memory of the flight recorder, inherited; -1 where there is none.
+    memory of the flight recorder, inherited; -1 where there is none. `board_fd`: likewise the
+    engine's board. `suspects`: who may have killed an earlier engine.
     """
 
     server: ServerConfig
@@ -101,6 +116,8 @@ class EngineLaunch:
     listener_fd: int
     epoch: int
     flight_fd: int = -1
+    board_fd: int = -1
+    suspects: tuple[Suspect, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,6 +125,8 @@ class FrontLaunch:
     """What a front process starts from. `port` is the real one, reserved by the supervisor.
 
     `observer_path`: the socket that the observer listens on, None when there is no observer.
+    `board_fd`: the engine's board; `beats_fd`: the heartbeats of fronts, of which `beat_row` is
+    this one's; both inherited, -1 where there is none.
     """
 
     server: ServerConfig
@@ -115,6 +134,9 @@ class FrontLaunch:
     front_id: int
     port: int
     observer_path: Path | None = None
+    board_fd: int = -1
+    beats_fd: int = -1
+    beat_row: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

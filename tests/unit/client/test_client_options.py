@@ -37,6 +37,7 @@ EVERYTHING: dict[str, Any] = {
     "constraint": RegexConstraint(pattern="a+"),
     "adapter": Adapter(name="lora", scale=0.5),
     "images": [Image(data=b"i", mime_type="image/png")],
+    "resume_grace_s": 2.5,
     "temperature": 0.5,
     "top_k": 3,
     "top_p": 0.5,
@@ -143,6 +144,7 @@ def test_values_arrive_in_their_fields() -> None:
     assert message.scheduling.priority == -3
     assert message.cache.salt == "salt"
     assert message.cache.retention.duration.ToSeconds() == 60
+    assert message.resume_grace_period.ToMilliseconds() == 2500
     assert message.adapter.scale == 0.5
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -288,6 +289,16 @@ def test_a_poisoned_prompt_fails_by_its_token() -> None:
     result = hand.step((0, 0, 2), (1, 0, 2))
 
     assert [failure.slot for failure in result.failures] == [0]
+
+
+def test_a_replayed_output_poisons_no_prompt() -> None:
+    hand = Hand(build(Fault(kind=FaultKind.REQUEST_FAILS, at_prompt_token=13, max_times=9)))
+    hand.admit(replace(spec_of(1, 5, 13), num_replayed=1), 0)
+    hand.admit(replace(spec_of(2, 13, 5), num_replayed=1), 1)
+
+    result = hand.step((0, 0, 2), (1, 0, 2))
+
+    assert [failure.slot for failure in result.failures] == [1]
 
 
 def test_no_tokens_leaves_the_slot_to_be_asked_again() -> None:

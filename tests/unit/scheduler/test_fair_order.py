@@ -8,6 +8,7 @@ from penstock.scheduler import tenants as tenants_module
 from penstock.scheduler.config import SchedulerConfig
 from penstock.scheduler.engine import Engine
 from penstock.scheduler.events import Admitted, Failed, Preempted, StepEvents
+from penstock.scheduler.quotas import QuotaBreach, QuotaKind
 from penstock.scheduler.request import FailureReason
 from penstock.scheduler.victims import choose_victim
 from support.core import FakeClock, ends, make_engine, make_info, make_spec, run_until_idle
@@ -155,7 +156,10 @@ def test_limits_of_one_tenant() -> None:
     submit_all(engine, "a", range(1, 5))
     submit_all(engine, "b", [5])
     told = run_until_idle(engine)
-    assert ends(told)[4] == Failed(key=4, at_s=0.0, reason=FailureReason.TENANT_OVER_QUOTA)
+    breach = QuotaBreach(kind=QuotaKind.NUM_WAITING, limit=3)
+    assert ends(told)[4] == Failed(
+        key=4, at_s=0.0, reason=FailureReason.TENANT_OVER_QUOTA, breach=breach
+    )
     assert [r.spec.key for r in executor.batches[0].admitted] == [1, 5]
     assert admitted(told) == [1, 5, 2, 3]
 

@@ -12,6 +12,7 @@ from penstock.client import DeadlineUnreachable, PenstockError
 from penstock.client.errors import Failure, error_of
 from penstock.executor.config import ExecutorConfig, ExecutorKind
 from penstock.scheduler.config import SchedulerConfig
+from penstock.server.cli.quota_options import QUOTA_FLAGS
 from penstock.server.cli.serve_options import OPTIONS
 from penstock.server.front.config import FrontConfig
 
@@ -22,6 +23,7 @@ FIELDS = {
     "target-itl-ms": "target_itl_s",
     "foresee-deadlines": "foresees_deadlines",
     "step-prices": "known_prices",
+    **{flag: field for field, flag in QUOTA_FLAGS.items()},
 }
 
 
@@ -35,7 +37,8 @@ def test_every_flag_on_the_page_is_one() -> None:
 @pytest.mark.parametrize("flag", ROWS)
 def test_the_defaults_are_those_of_the_settings(flag: str) -> None:
     name = FIELDS.get(flag, flag.replace("-", "_"))
-    settings = (SchedulerConfig(), FrontConfig(), ExecutorConfig(kind=ExecutorKind.SIMULATED))
+    scheduler, executor = SchedulerConfig(), ExecutorConfig(kind=ExecutorKind.SIMULATED)
+    settings = (scheduler, scheduler.tenant_quota, FrontConfig(), executor)
     default: Any = next(getattr(each, name) for each in settings if hasattr(each, name))
     told = WORDS.get(ROWS[flag], ROWS[flag].strip("`"))
     if isinstance(default, bool):

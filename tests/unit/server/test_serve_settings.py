@@ -248,6 +248,13 @@ def test_weights_are_names_and_numbers(weights: str, message: str) -> None:
         configured("--tenant-metadata-key", "x-tenant", "--tenant-weights", weights)
 
 
+def test_replays_are_switched_off_by_none_of_them() -> None:
+    config = configured("--max-replays", "0", "--max-replay-wait-s", "7.5")
+    assert (config.front.max_replays, config.front.max_replay_wait_s) == (0, 7.5)
+    with pytest.raises(BadSetting, match="max-replays must be at least 0"):
+        configured("--max-replays", "-1")
+
+
 def test_a_name_may_hold_what_separates_it_from_its_weight() -> None:
     config = configured("--tenant-metadata-key", "k", "--tenant-weights", "a=b=2")
     assert config.scheduler.tenant_weights == {"a=b": 2.0}
@@ -262,6 +269,7 @@ def test_prices_come_from_a_file_as_calibration_prints_them(tmp_path: Path) -> N
 
 def test_arguments_win_over_the_environment_and_it_over_defaults() -> None:
     environment = {"PENSTOCK_PORT": "7001", "PENSTOCK_HOST": "0.0.0.0"}
+    environment["PENSTOCK_ALLOW_ANONYMOUS_NETWORK"] = "on"
     config = configured("--port", "7002", **environment)
     assert (config.port, config.host) == (7002, "0.0.0.0")
 

@@ -22,9 +22,15 @@ from penstock.executor.trtllm.config import (
 )
 from penstock.scheduler.config import AdmissionPolicy, SchedulerConfig
 from penstock.server.cli import build_parser
+from penstock.server.cli.life_options import LIFE_OPTIONS
 from penstock.server.cli.observer_options import OBSERVER_OPTIONS
+from penstock.server.cli.quota_options import QUOTA_OPTIONS
+from penstock.server.cli.replay_options import REPLAY_OPTIONS
+from penstock.server.cli.resume_options import RESUME_OPTIONS
+from penstock.server.cli.security_options import SECURITY_OPTIONS
 from penstock.server.cli.serve import BadSetting, build_config, merge_settings
 from penstock.server.cli.serve_options import OPTIONS
+from penstock.server.cli.transport_options import TRANSPORT_OPTIONS
 from penstock.server.config import (
     EngineLaunch,
     FrontLaunch,
@@ -265,8 +271,13 @@ def test_every_other_flag_is_either_the_services_or_refused(model: Path) -> None
         *("max-num-waiting-per-tenant", "max-num-running-per-tenant", "order", "aging-s"),
         *("tenant-metadata-key", "tenant-weights", "record", "record-max-mib"),
         *("session-ttl-s", "session-retention-priority", "share-prefixes-across-tenants"),
-        *("trtllm-config", *(option.flag for option in OBSERVER_OPTIONS)),
+        "trtllm-config",
     }
+    for options in (
+        *(LIFE_OPTIONS, OBSERVER_OPTIONS, QUOTA_OPTIONS, REPLAY_OPTIONS),
+        *(RESUME_OPTIONS, SECURITY_OPTIONS, TRANSPORT_OPTIONS),
+    ):
+        service.update(option.flag for option in options)
     others = {option.flag for option in OPTIONS} - service
 
     assert others == {*REPLACED, *MEANINGLESS, "simulated-config"}

@@ -7,11 +7,13 @@ import ipaddress
 import re
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from penstock.client.channel import grpc_target
+from penstock.client.channel import ChannelConfig, grpc_target
 from penstock.client.client import Client
+from penstock.client.credentials import TlsConfig, token_from
 from penstock.client.events import Event
 from penstock.client.load.plan import LoadPlan
 from penstock.client.load.schedule import PlannedRequest
@@ -25,11 +27,23 @@ _HOST = re.compile(r"\[(?P<ipv6>[^\]]*)\](:\d+)?|(?P<host>[^:]*)(:\d+)?")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SenderConfig:
     """Where to, and over how many connections. `is_multiplex`: all requests of a connection share
-    one stream."""
+    one stream. `tls`, `server_name` and `token_file`: how, and as whom; it travels to processes, so
+    it holds no secret."""
 
     address: str
     is_multiplex: bool = False
     num_channels: int = 1
+    tls: TlsConfig | None = None
+    server_name: str | None = None
+    token_file: Path | None = None
+
+    def connecting(self) -> dict[str, Any]:
+        """Arguments of a client that connects like this."""
+        return {
+            "tls": False if self.tls is None else self.tls,
+            "token": None if self.token_file is None else token_from(self.token_file),
+            "channel": ChannelConfig(server_name=self.server_name),
+        }
 
     def __post_init__(self) -> None:
         """Raise ValueError naming the field that is off."""
@@ -42,7 +56,7 @@ class ClientSender:
     """Sends through the client, without retries: they would hide what is to be found."""
 
     def __init__(self, config: SenderConfig) -> None:
-        options: dict[str, Any] = {"retry": NO_RETRY}
+        options: dict[str, Any] = {"retry": NO_RETRY, **config.connecting()}
         if config.is_multiplex:
             options["multiplex"] = True
         if config.num_channels > 1:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from penstock.executor.config import ExecutorConfig, SimulatedPace
 from penstock.executor.fault import COUNT_FAULTS, Fault, FaultKind
+from penstock.executor.isolation import run_apart
 from penstock.executor.simulated.pace import Pacer, RealTime
 from penstock.executor.simulated.script import FaultScript
 from penstock.executor.simulated.shadow import ShadowMemory
@@ -73,6 +74,7 @@ class SimulatedExecutor:
         self._origins = np.zeros(num_slots, dtype=np.uint64)
         self._stop_positions = np.full(num_slots, NEVER, dtype=np.int64)
         self._failures: dict[int, str] = {}
+        self._raising: set[int] = set()
         # Slots whose answer is more than a hashed token: stop ids, logprobs.
         self._special_slots: set[int] = set()
 
@@ -144,6 +146,7 @@ class SimulatedExecutor:
     def _take_in(self, batch: Batch) -> None:
         for slot in batch.released:
             self._failures.pop(slot, None)
+            self._raising.discard(slot)
             self._special_slots.discard(slot)
             if self._shadow is not None:
                 self._shadow.release(slot)
@@ -175,49 +178,55 @@ class SimulatedExecutor:
 
     def _settle(self, batch: Batch) -> tuple[list[Fault], StepResult]:
         slots = batch.sampled_slots
-        is_usual = not (self._special_slots or self._failures or self._shadow is not None)
+        is_usual = not (
+            self._special_slots or self._failures or self._raising or self._shadow is not None
+        )
         if is_usual and self._script.is_over:
             return [], self._plain_answer(batch)
-        is_sampled = np.isin(batch.slots, slots)
-        positions = (batch.starts + batch.num_tokens)[is_sampled].astype(np.int64)
         faults: list[Fault] = []
-        counts = np.ones(len(slots), dtype=np.int32)
+        counts = np.ones(self._info.max_num_seqs, dtype=np.int32)
         if not self._script.is_over:
-            indices = (positions - batch.arrays.num_prompt[slots]).astype(np.int32)
+            indices = _ends(batch, slots) - batch.arrays.num_prompt[slots]
             faults, of_rows = self._script.fire(self._num_launched, slots, indices)
             for row, row_faults in of_rows.items():
                 for fault in row_faults:
-                    self._hit_row(fault, row, slots, counts)
+                    self._hit(fault, int(slots[row]), counts)
+        return faults, run_apart(batch, lambda part: self._run_part(part, counts), _go_on)
+
+    def _run_part(self, batch: Batch, counts: NDArray[np.int32]) -> StepResult:
+        """Answer some rows; `counts` int32 [slots]: tokens that each gets."""
+        if self._raising and not self._raising.isdisjoint(batch.slots.tolist()):
+            raise _ScriptedError("a scripted fault")
         failures = tuple(
             SlotFailure(slot=slot, detail=self._failures[slot])
             for slot in batch.slots.tolist()
             if slot in self._failures
         )
+        slots = batch.sampled_slots
         if failures:
-            is_well = ~np.isin(slots, [failure.slot for failure in failures])
-            slots, positions, counts = slots[is_well], positions[is_well], counts[is_well]
-        return faults, self._answer(batch, slots, positions, counts, failures)
+            slots = slots[~np.isin(slots, [failure.slot for failure in failures])]
+        positions = _ends(batch, slots).astype(np.int64)
+        return self._answer(batch, slots, positions, counts[slots], failures)
 
     def _plain_answer(self, batch: Batch) -> StepResult:
         """What `_answer` says when everybody wants one hashed token and nothing else."""
-        slots, ends = batch.sampled_slots, batch.starts + batch.num_tokens
-        if len(slots) < len(ends):
-            ends = ends[np.isin(batch.slots, slots)]
+        slots = batch.sampled_slots
+        ends = _ends(batch, slots)
         tokens = tokens_at(self._origins[slots], ends, self._info.vocab_size)
         return StepResult(slots=slots, tokens=tokens)
 
-    def _hit_row(
-        self, fault: Fault, row: int, slots: NDArray[np.int32], counts: NDArray[np.int32]
-    ) -> None:
+    def _hit(self, fault: Fault, slot: int, counts: NDArray[np.int32]) -> None:
         match fault.kind:
             case FaultKind.REQUEST_FAILS:
-                self._failures[int(slots[row])] = fault.detail
+                self._failures[slot] = fault.detail
             case FaultKind.NOT_FINITE:
-                self._failures[int(slots[row])] = _NOT_FINITE
+                self._failures[slot] = _NOT_FINITE
+            case FaultKind.STEP_RAISES:
+                self._raising.add(slot)
             case FaultKind.NO_TOKENS:
-                counts[row] = 0
+                counts[slot] = 0
             case FaultKind.EXTRA_TOKENS:
-                counts[row] += fault.num_extra
+                counts[slot] += fault.num_extra
             case _:
                 pass  # Not a request's fault: `_act_out` has it.
 
@@ -280,6 +289,22 @@ class SimulatedExecutor:
                 (slot, first, simulated_logprobs(tokens, num_top, self._info.vocab_size))
             )
         return tuple(answers)
+
+
+class _ScriptedError(Exception):
+    """What a step raises for the sake of a request in it."""
+
+
+def _go_on(error: Exception) -> None:
+    """Nothing is left behind by a scripted error; any other is a bug, and not to be searched."""
+    if not isinstance(error, _ScriptedError):
+        raise error
+
+
+def _ends(batch: Batch, slots: NDArray[np.int32]) -> NDArray[np.int32]:
+    """The positions after the last of this step, int32 [m], of `slots` [m] in row order."""
+    ends: NDArray[np.int32] = batch.starts + batch.num_tokens
+    return ends if len(slots) == len(ends) else ends[np.isin(batch.slots, slots)]
 
 
 def _is_special(spec: RequestSpec) -> bool:

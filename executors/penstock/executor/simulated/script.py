@@ -37,10 +37,12 @@ class FaultScript:
             self._ordinals[key] = len(self._ordinals) + 1
         self._keys[request.slot] = key
         if self._suspects:
+            # Without what was replayed: a token that a model drew poisons nobody.
+            prompt = request.spec.prompt_ids[: request.spec.num_original_prompt_tokens]
             self._suspects_by_slot[request.slot] = frozenset(
                 token
                 for token in self._suspects
-                if token is not None and bool((request.spec.prompt_ids == token).any())
+                if token is not None and bool((prompt == token).any())
             )
 
     def fire(

@@ -6,7 +6,8 @@ CPU, and waited for in `launch` on CUDA too (its tokens come to the host there).
 
 Failing alone: a request whose logits or keys are not finite is reported with the step that made
 them so, and what it wrote is cleared at once. A request that must not run at all (`SlotRules`) is
-computed with harmless tokens and reported.
+computed with harmless tokens and reported. A step that raises is run again in parts
+(`penstock.executor.isolation`), as long as the device still computes a step that harms nobody.
 """
 
 from collections import deque
@@ -17,7 +18,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from penstock.executor.config import ExecutorConfig
+from penstock.executor.isolation import run_apart
 from penstock.executor.torch.attention_interface import attach_runner
+from penstock.executor.torch.health_probe import NUM_PROBE_BLOCKS, HealthProbe
 from penstock.executor.torch.kv_pages import KVPages, block_bytes
 from penstock.executor.torch.loading import LoadedModel, load_model
 from penstock.executor.torch.paged_attention import PagedAttention, Scoring
@@ -78,11 +81,12 @@ class TorchExecutor:
         )
         self._pages = KVPages(
             self._model.shapes,
-            num_blocks=self._info.num_blocks,
+            num_blocks=self._info.num_blocks + NUM_PROBE_BLOCKS,
             block_size=config.block_size,
             dtype=self._model.dtype,
             device=self._model.device,
         )
+        self._probe = HealthProbe(self._info)
         self._attention = PagedAttention(self._pages)
         self._rules = SlotRules(
             vocab_size=self._model.vocab_size, num_embeddings=self._model.num_embeddings
@@ -110,7 +114,7 @@ class TorchExecutor:
 
     @torch.inference_mode()
     def launch(self, batch: Batch) -> None:
-        """Run one step. Raises ExecutorDied when the device or the model fails as a whole."""
+        """Run one step. Raises ExecutorDied when not even a harmless step can be run any more."""
         if self._is_closed:
             raise ExecutorDied("the executor is closed")
         self._rules.follow(batch)
@@ -119,10 +123,7 @@ class TorchExecutor:
                 StepResult(slots=batch.sampled_slots, tokens=np.zeros(0, dtype=np.int32))
             )
             return
-        try:
-            self._results.append(self._run(batch))
-        except (RuntimeError, MemoryError) as error:
-            raise ExecutorDied(f"step {batch.step}: {type(error).__name__}: {error}") from error
+        self._results.append(run_apart(batch, self._run_part, self._recover))
 
     def collect(self) -> StepResult:
         """The oldest launched step's outcome."""
@@ -148,7 +149,28 @@ class TorchExecutor:
             self._is_token_good = torch.isfinite(key).flatten(1).all(1)
         return self._attention.attend(layer, self._step, query, key, value, scoring)
 
-    def _run(self, batch: Batch) -> StepResult:
+    def _run_part(self, batch: Batch) -> StepResult:
+        try:
+            return self._run(batch, self._rules)
+        except Exception:
+            # What the rows wrote before is half a step's; whoever fails leaves none of it behind.
+            self._clear(batch, np.arange(batch.num_rows))
+            raise
+
+    def _recover(self, error: Exception) -> None:
+        """Raise ExecutorDied when the device is lost: it then fails whatever it is asked."""
+        try:
+            if self._model.device.type == "cuda":
+                torch.cuda.synchronize(self._model.device)
+                torch.cuda.empty_cache()
+            self._run(self._probe.batch, self._probe.rules)
+        except Exception as broken:
+            raise ExecutorDied(
+                f"{type(error).__name__}: {error}; then, of a step that harms nobody, "
+                f"{type(broken).__name__}: {broken}"
+            ) from error
+
+    def _run(self, batch: Batch, rules: SlotRules) -> StepResult:
         step = StepInputs(
             batch,
             self._pages,
@@ -167,8 +189,8 @@ class TorchExecutor:
         finally:
             self._step = None
         slots = batch.sampled_slots.astype(np.int64)
-        sampled = sample(logits[: len(slots)], batch.arrays, slots, self._rules)
-        failures = self._failures(batch, step, slots[~sampled.is_good])
+        sampled = sample(logits[: len(slots)], batch.arrays, slots, rules)
+        failures = self._failures(batch, step, slots[~sampled.is_good], rules)
         result_slots, tokens, logprobs = batch.sampled_slots, sampled.tokens, sampled.logprobs
         if failures:
             good = np.flatnonzero(~np.isin(slots, list(failures)))
@@ -186,7 +208,9 @@ class TorchExecutor:
             failures=tuple(SlotFailure(slot=slot, detail=why) for slot, why in failures.items()),
         )
 
-    def _failures(self, batch: Batch, step: StepInputs, not_finite: Ints) -> dict[int, str]:
+    def _failures(
+        self, batch: Batch, step: StepInputs, not_finite: Ints, rules: SlotRules
+    ) -> dict[int, str]:
         """Slots that fail alone in this step, and why; what they wrote is cleared."""
         failures = {int(slot): "logits are not finite" for slot in not_finite}
         if self._is_token_good is not None and not bool(self._is_token_good.all()):
@@ -195,17 +219,26 @@ class TorchExecutor:
                 last = int(step.last_of_row[row])
                 if is_bad[last + 1 - int(batch.num_tokens[row]) : last + 1].any():
                     failures[int(batch.slots[row])] = "keys are not finite"
-        if self._rules.refusals:
+        if rules.refusals:
             for slot in batch.slots.tolist():
-                if slot in self._rules.refusals:
-                    failures[slot] = self._rules.refusals[slot]
-        for row in _rows_of(batch, np.array(list(failures), dtype=np.int32)):
-            end = int(step.last_of_row[row]) + 1
-            written = slice(end - int(batch.num_tokens[row]), end)
-            self._pages.zero_tokens(
-                step.to_device(step.blocks[written]), step.to_device(step.offsets[written])
-            )
+                if slot in rules.refusals:
+                    failures[slot] = rules.refusals[slot]
+        if failures:
+            self._clear(batch, _rows_of(batch, np.array(list(failures), dtype=np.int32)))
         return failures
+
+    def _clear(self, batch: Batch, rows: Ints) -> None:
+        """Clear what `rows` of the batch wrote."""
+        counts = batch.num_tokens[rows].astype(np.int64)
+        firsts = batch.starts[rows] + counts - np.cumsum(counts)
+        positions = np.arange(int(counts.sum())) + np.repeat(firsts, counts)
+        slots = np.repeat(batch.slots[rows], counts)
+        blocks, offsets = np.divmod(positions, self._pages.block_size)
+        blocks = batch.arrays.block_table[slots, blocks].astype(np.int64)
+        device = self._pages.device
+        self._pages.zero_tokens(
+            torch.from_numpy(blocks).to(device), torch.from_numpy(offsets).to(device)
+        )
 
 
 def _rows_of(batch: Batch, slots: NDArray[np.int32]) -> Ints:

@@ -24,6 +24,7 @@ from penstock.server.cli.bench_options import (
 from penstock.server.cli.bench_progress import BenchProgress
 from penstock.server.cli.command import Subparsers
 from penstock.server.cli.connection import UsageError, default_address, run_reporting
+from penstock.server.cli.connection_options import add_connection_options
 from penstock.server.cli.exit_codes import ExitCode
 from penstock.server.cli.interruption import until_signal
 from penstock.server.cli.own_service import OwnService, ServiceFailed
@@ -71,6 +72,7 @@ def add_parser(subparsers: Subparsers) -> None:
         help="HOST[:PORT] of the service (default: as of the other commands);"
         " with --own-service: the options of `penstock serve`, after --",
     )
+    add_connection_options(parser)
     add_target_options(parser)
     add_load_options(parser)
     report = parser.add_argument_group("report")
@@ -138,7 +140,11 @@ async def _measure(args: argparse.Namespace, address: str) -> int:
 async def _model_at(sender: "SenderConfig", name: str | None) -> "Model":
     from penstock.client import Client
 
-    async with Client(sender.address) as client:
+    try:
+        client = Client(sender.address, **sender.connecting())
+    except (ValueError, OSError) as error:
+        raise UsageError(str(error)) from error
+    async with client:
         return await client.get_model(name)
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from penstock.server.cli.connection import UsageError, milliseconds, positive_number, seconds
+from penstock.server.cli.connection_options import refuse_connection_options, sender_options
 
 if TYPE_CHECKING:
     from penstock.client import Model
@@ -190,9 +191,12 @@ def sender_of(args: argparse.Namespace, address: str) -> "SenderConfig":
     """Where to. Raises UsageError, also for another machine without --allow-remote."""
     from penstock.client.load.sender import SenderConfig, is_local
 
+    if args.own_service:
+        refuse_connection_options(args, "--own-service: the options of serve go behind --")
     try:
+        options: dict[str, Any] = {} if args.own_service else sender_options(args)
         config = SenderConfig(
-            address=address, is_multiplex=args.multiplex, num_channels=args.channels
+            address=address, is_multiplex=args.multiplex, num_channels=args.channels, **options
         )
     except ValueError as error:
         raise UsageError(told_by_flag(str(error))) from error

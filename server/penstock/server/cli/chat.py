@@ -11,7 +11,8 @@ from contextlib import closing, suppress
 from typing import TYPE_CHECKING
 
 from penstock.server.cli.command import Subparsers
-from penstock.server.cli.connection import UsageError, connect, describe_error, run_reporting
+from penstock.server.cli.connection import UsageError, describe_error, run_reporting
+from penstock.server.cli.connection_options import connect
 from penstock.server.cli.exit_codes import EXIT_CODES_HELP, ExitCode
 from penstock.server.cli.generation_options import add_generation_options, options_of
 from penstock.server.cli.report import summary_line, write_text
@@ -56,7 +57,7 @@ def _chat(args: argparse.Namespace) -> int:
     is_terminal = sys.stdin.isatty()
     opening = [ChatMessage("system", args.system)] if args.system else []
     history = list(opening)
-    with connect(args.address) as client:
+    with connect(args) as client:
         if is_terminal:
             print(_COMMANDS, file=sys.stderr, flush=True)
         while (line := _read_line(is_terminal)) is not None:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from penstock.server.cli.exit_codes import ExitCode
 
 if TYPE_CHECKING:
-    from penstock.client import PenstockError, SyncClient
+    from penstock.client import PenstockError
 
 ADDRESS_VARIABLE = "PENSTOCK_ADDRESS"
 PORT_VARIABLE = "PENSTOCK_PORT"
@@ -76,16 +76,6 @@ def add_address_option(parser: argparse.ArgumentParser) -> None:
         help=f"the service (default: ${ADDRESS_VARIABLE}, or this host at ${PORT_VARIABLE} or"
         f" {DEFAULT_PORT})",
     )
-
-
-def connect(address: str) -> "SyncClient":
-    """A client of the service at the address. Raises UsageError for what is no address."""
-    from penstock.client import SyncClient
-
-    try:
-        return SyncClient(address)
-    except ValueError as error:
-        raise UsageError(str(error)) from error
 
 
 def seconds(text: str) -> float:

@@ -9,7 +9,8 @@ from contextlib import closing
 from typing import TYPE_CHECKING
 
 from penstock.server.cli.command import Subparsers
-from penstock.server.cli.connection import UsageError, connect, run_reporting
+from penstock.server.cli.connection import UsageError, run_reporting
+from penstock.server.cli.connection_options import connect
 from penstock.server.cli.exit_codes import EXIT_CODES_HELP, ExitCode
 from penstock.server.cli.generation_options import add_generation_options, options_of
 from penstock.server.cli.report import event_json, summary_line, write_text
@@ -50,7 +51,7 @@ def _generate(args: argparse.Namespace) -> int:
     prompt: str = sys.stdin.read() if args.prompt == STDIN else args.prompt
     if not prompt:
         raise UsageError("prompt: must not be empty")
-    with connect(args.address) as client:
+    with connect(args) as client:
         options = options_of(args)
         options["n"] = args.n
         try:

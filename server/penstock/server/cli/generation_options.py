@@ -7,6 +7,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from penstock.server.cli.connection import add_address_option, seconds
+from penstock.server.cli.connection_options import add_connection_options
 
 if TYPE_CHECKING:
     from penstock.client import Constraint, GenerationOptions
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 def add_generation_options(parser: argparse.ArgumentParser) -> None:
     """Add the flags; every one without a value leaves the choice to the server."""
     add_address_option(parser)
+    add_connection_options(parser)
     parser.add_argument("--model", help="name of the model (default: the server's)")
     parser.add_argument("--max-tokens", type=int, metavar="N", help="most tokens of an output")
     parser.add_argument("--temperature", type=float, metavar="T", help="0 is greedy")

@@ -3,7 +3,8 @@
 import argparse
 
 from penstock.server.cli.command import Subparsers
-from penstock.server.cli.connection import add_address_option, connect, run_reporting, seconds
+from penstock.server.cli.connection import add_address_option, run_reporting, seconds
+from penstock.server.cli.connection_options import add_connection_options, connect
 from penstock.server.cli.exit_codes import EXIT_CODES_HELP, ExitCode
 
 _DEFAULT_DEADLINE_S = 5.0
@@ -19,6 +20,7 @@ def add_parser(subparsers: Subparsers) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add_address_option(parser)
+    add_connection_options(parser)
     parser.add_argument("--service", default="", help="a gRPC service (default: the whole server)")
     parser.add_argument(
         "--deadline",
@@ -38,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
 def _check(args: argparse.Namespace) -> int:
     from penstock.client import HealthStatus
 
-    with connect(args.address) as client:
+    with connect(args) as client:
         status = client.health(args.service, deadline_s=args.deadline)
     print(status.name)
     return ExitCode.OK if status is HealthStatus.SERVING else ExitCode.FAILED

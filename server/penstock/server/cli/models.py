@@ -4,7 +4,8 @@ import argparse
 from typing import TYPE_CHECKING
 
 from penstock.server.cli.command import Subparsers
-from penstock.server.cli.connection import add_address_option, connect, run_reporting
+from penstock.server.cli.connection import add_address_option, run_reporting
+from penstock.server.cli.connection_options import add_connection_options, connect
 from penstock.server.cli.exit_codes import EXIT_CODES_HELP, ExitCode
 from penstock.server.cli.report import value_json
 
@@ -23,6 +24,7 @@ def add_parser(subparsers: Subparsers) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add_address_option(parser)
+    add_connection_options(parser)
     parser.add_argument(
         "--json", action="store_true", help="one line of JSON for each model, with all limits"
     )
@@ -35,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _list_models(args: argparse.Namespace) -> int:
-    with connect(args.address) as client:
+    with connect(args) as client:
         models = client.list_models()
     if args.json:
         for model in models:

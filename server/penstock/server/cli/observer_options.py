@@ -170,8 +170,10 @@ def _metrics_tenants(settings: Mapping[str, Any], metrics_port: int | None) -> t
         return ()
     if metrics_port is None:
         raise ValueError("metrics-tenants means nothing without metrics-port")
-    if settings["tenant_metadata_key"] is None:
-        raise ValueError("metrics-tenants needs tenant-metadata-key: everybody is one tenant")
+    if settings["tenant_metadata_key"] is None and settings["policy_file"] is None:
+        raise ValueError(
+            "metrics-tenants needs tenant-metadata-key or policy-file: everybody is one tenant"
+        )
     return tuple(name.strip() for name in text.split(","))
 
 

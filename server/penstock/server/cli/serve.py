@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from penstock.server.cli.command import Subparsers
 from penstock.server.cli.connection import ADDRESS_VARIABLE, OPERATIONS_VARIABLE
+from penstock.server.cli.connection_options import CONNECTION_VARIABLES
+from penstock.server.cli.life_options import life_settings
 from penstock.server.cli.observer_options import (
     bad_tracing_number,
     observer_config,
@@ -22,7 +24,11 @@ from penstock.server.cli.observer_options import (
     wants_next_rpc_keys,
 )
 from penstock.server.cli.option import ENVIRONMENT_PREFIX, Option
+from penstock.server.cli.replay_options import replay_settings
+from penstock.server.cli.resume_options import resume_settings
+from penstock.server.cli.security_options import check_security, security_config
 from penstock.server.cli.serve_options import OPTIONS, told_by_flag
+from penstock.server.cli.transport_options import transport_config
 from penstock.server.logs import configure_logging
 from penstock.server.logs.rate import ALWAYS
 
@@ -121,7 +127,8 @@ def unknown_variables(environment: Mapping[str, str]) -> list[str]:
     Not those of the other commands, nor what Kubernetes makes up for services called penstock,
     penstock-metrics or penstock-operations.
     """
-    known = {ADDRESS_VARIABLE, OPERATIONS_VARIABLE, *(option.variable for option in OPTIONS)}
+    ours = (option.variable for option in OPTIONS)
+    known = {ADDRESS_VARIABLE, OPERATIONS_VARIABLE, *CONNECTION_VARIABLES, *ours}
     made_up = tuple(
         f"PENSTOCK_{name}{kind}"
         for name in ("", "METRICS_", "OPERATIONS_")
@@ -145,7 +152,7 @@ def build_config(settings: Mapping[str, Any]) -> "ServerConfig":
         model_path = resolve_model(settings["model"])
         tokenizer_path = _tokenizer_path(settings["tokenizer"])
         trtllm = _trtllm_config(settings, model_path, tokenizer_path)
-        return _told(
+        config = _told(
             ServerConfig,
             model=settings["model_name"] or model_path.name,
             model_path=model_path,
@@ -154,11 +161,13 @@ def build_config(settings: Mapping[str, Any]) -> "ServerConfig":
             scheduler=_scheduler_config(settings, trtllm),
             front=_front_config(settings, trtllm),
             observer=_told(observer_config, settings=settings),
+            security=_told(security_config, settings=settings),
             host=settings["host"],
             port=settings["port"],
             log_level=settings["log_level"],
             log_format=settings["log_format"],
             log_foreign_text=settings["log_foreign_text"] == "on",
+            **life_settings(settings),
             **_given(
                 num_fronts=settings["fronts"],
                 drain_grace_s=settings["drain_grace_s"],
@@ -166,8 +175,10 @@ def build_config(settings: Mapping[str, Any]) -> "ServerConfig":
                 record_max_bytes=_record_max_bytes(settings),
             ),
         )
+        check_security(config)
     except (ModelNotFound, ValueError) as error:
         raise BadSetting(str(error)) from error
+    return config
 
 
 def _tokenizer_path(text: str | None) -> "Path | None":
@@ -319,6 +330,9 @@ def _front_config(settings: Mapping[str, Any], trtllm: "TrtllmConfig | None") ->
             max_backlog_tokens=settings["max_backlog_tokens"],
             max_reader_stall_s=settings["max_reader_stall_s"],
             tenant_metadata_key=settings["tenant_metadata_key"],
+            **replay_settings(settings),
+            **resume_settings(settings),
+            transport=_told(transport_config, settings=settings),
         ),
     )
 

@@ -5,8 +5,14 @@ Does not know what they mean together; `serve` puts them into the settings of th
 
 import re
 
+from penstock.server.cli.life_options import LIFE_OPTIONS
 from penstock.server.cli.observer_options import OBSERVER_OPTIONS
 from penstock.server.cli.option import Option
+from penstock.server.cli.quota_options import QUOTA_FLAGS, QUOTA_OPTIONS
+from penstock.server.cli.replay_options import REPLAY_OPTIONS
+from penstock.server.cli.resume_options import RESUME_OPTIONS
+from penstock.server.cli.security_options import SECURITY_OPTIONS
+from penstock.server.cli.transport_options import TRANSPORT_OPTIONS
 
 OPTIONS = (
     Option(
@@ -85,6 +91,7 @@ OPTIONS = (
         metavar="NAME=WEIGHT,...",
         help="shares of tenants, 1e-6 to 1e6; who is not named has 1",
     ),
+    *QUOTA_OPTIONS,
     Option(
         flag="aging-s",
         parse=float,
@@ -204,6 +211,10 @@ OPTIONS = (
         default=None,
         help="seconds that one write may be blocked before its reader is cut (default: 30)",
     ),
+    *TRANSPORT_OPTIONS,
+    *LIFE_OPTIONS,
+    *REPLAY_OPTIONS,
+    *RESUME_OPTIONS,
     Option(
         flag="drain-grace-s",
         parse=float,
@@ -239,6 +250,7 @@ OPTIONS = (
         help="most MiB of each of the two recorded files (default: 256)",
     ),
     *OBSERVER_OPTIONS,
+    *SECURITY_OPTIONS,
     Option(
         flag="session-ttl-s",
         parse=float,
@@ -308,6 +320,7 @@ _RENAMED = {
 _FLAGS = {
     **{option.name: option.flag for option in OPTIONS if "-" in option.flag},
     **_RENAMED,
+    **QUOTA_FLAGS,
 }
 _FIELD = re.compile(
     rf"(?<![\w.'\"/-])({'|'.join(sorted(_FLAGS, key=len, reverse=True))})(?![\w./'\"-])"

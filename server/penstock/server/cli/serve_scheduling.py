@@ -13,6 +13,7 @@ from penstock.scheduler.config import (
     SchedulerConfig,
     SchedulingOrder,
 )
+from penstock.server.cli.quota_options import tenant_quota
 from penstock.server.cli.serve_options import told_by_flag
 from penstock.server.cli.step_prices import read_step_prices
 from penstock.server.front.tenants import tenant_fault
@@ -79,7 +80,7 @@ def scheduler_config(
     }
     chosen: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     try:
-        return SchedulerConfig(**chosen)
+        return SchedulerConfig(**chosen, tenant_quota=tenant_quota(settings))
     except ValueError as error:
         raise ValueError(told_by_flag(str(error))) from None
 
@@ -97,6 +98,8 @@ def _tenant_weights(settings: Mapping[str, Any]) -> dict[str, float] | None:
     text: str | None = settings["tenant_weights"]
     if text is None:
         return None
+    if settings["policy_file"] is not None:
+        raise ValueError("tenant-weights means nothing with policy-file: weights are written there")
     if settings["tenant_metadata_key"] is None:
         raise ValueError("tenant-weights needs tenant-metadata-key: without it all are one tenant")
     weights: dict[str, float] = {}

@@ -23,6 +23,7 @@ from penstock.server.cli.connection import (
     run_reporting,
     seconds,
 )
+from penstock.server.cli.connection_options import add_connection_options, client_options
 from penstock.server.cli.exit_codes import EXIT_CODES_HELP, ExitCode
 from penstock.server.cli.report import plain
 from penstock.server.cli.top_board import MAX_REQUESTS, SORT_KEYS, Board
@@ -50,6 +51,7 @@ def add_parser(subparsers: Subparsers) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add_operations_option(parser)
+    add_connection_options(parser)
     parser.add_argument(
         "--interval",
         type=seconds,
@@ -77,7 +79,7 @@ def _top(args: argparse.Namespace) -> int:
         raise UsageError("stdout is no terminal: --once writes one frame anywhere")
     console = None if args.json else _console()
     board = Board(args.address, sort_key=args.sort)
-    with _connect(args.address) as client:
+    with _connect(args) as client:
         if args.once:
             _look(client, board)
             if console is None:
@@ -89,14 +91,18 @@ def _top(args: argparse.Namespace) -> int:
         return _watch(console, client, board, args.interval)
 
 
-def _connect(address: str) -> "SyncOperationsClient":
+def _connect(args: argparse.Namespace) -> "SyncOperationsClient":
     from penstock.client import NO_RETRY, ChannelConfig, SyncOperationsClient
 
     try:
         # It looks again anyway: a look is not to wait for a service that is away.
-        channel = ChannelConfig(max_reconnect_backoff_s=DEFAULT_INTERVAL_S)
-        return SyncOperationsClient(address, retry=NO_RETRY, channel=channel)
-    except ValueError as error:
+        channel = ChannelConfig(
+            max_reconnect_backoff_s=DEFAULT_INTERVAL_S, server_name=args.server_name
+        )
+        return SyncOperationsClient(
+            args.address, retry=NO_RETRY, channel=channel, **client_options(args)
+        )
+    except (ValueError, OSError) as error:
         raise UsageError(str(error)) from error
 
 

@@ -24,6 +24,12 @@ from penstock.server.cli.connection import (
     run_reporting,
     seconds,
 )
+from penstock.server.cli.connection_options import (
+    add_connection_options,
+    bare_channel,
+    client_options,
+    refuse_connection_options,
+)
 from penstock.server.cli.interruption import until_signal
 from penstock.server.cli.own_service import OwnService, ServiceFailed
 
@@ -70,6 +76,7 @@ def add_parser(subparsers: Subparsers) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add_address_option(parser)
+    add_connection_options(parser)
     parser.add_argument(
         "--serve",
         action="store_true",
@@ -126,6 +133,8 @@ async def _verify(args: argparse.Namespace) -> int:
     unknown = [name for name in args.skip if name not in known]
     if unknown:
         raise UsageError(f"--skip: no check {', '.join(unknown)}; there are {', '.join(known)}")
+    if args.serve:
+        refuse_connection_options(args, "--serve: the options of serve go behind --")
     if args.serve_args and not args.serve:
         raise UsageError(f"{args.serve_args[0]}: options of serve go with --serve, after --")
     if args.json is not None and not args.json.parent.is_dir():
@@ -234,7 +243,7 @@ class _Run:
         )
 
     async def _check(self, address: str, *, is_prefix_reuse_off: bool) -> None:
-        from penstock.client import NO_RETRY, Client
+        from penstock.client import NO_RETRY, ChannelConfig, Client
         from penstock.server.cli.verify_checks import ALL_CHECKS
         from penstock.server.cli.verify_checks.runner import run_checks
         from penstock.server.cli.verify_checks.subject import Subject
@@ -242,14 +251,17 @@ class _Run:
 
         try:
             # A retry would hide what is to be found.
-            client = Client(address, retry=NO_RETRY)
-        except ValueError as error:
+            options = {} if self._args.serve else client_options(self._args)
+            channel = ChannelConfig(server_name=self._args.server_name)
+            client = Client(address, retry=NO_RETRY, channel=channel, **options)
+        except (ValueError, OSError) as error:
             raise CouldNotRun(str(error)) from error
         async with client:
             await _require_somebody(client)
             subject = Subject(
                 client=client,
                 address=address,
+                bare=bare_channel(address, options, self._args.server_name),
                 concurrency=self._args.concurrency,
                 is_prefix_reuse_off=is_prefix_reuse_off,
             )

@@ -2,9 +2,12 @@
 
 import math
 import re
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
+
+from penstock.server.front.transport import TransportConfig
 
 _METADATA_KEY = re.compile(r"[a-z0-9_.-]{1,128}")
+_MAY_BE_NONE = frozenset({"max_replays"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +30,16 @@ class FrontConfig:
     `tenant_metadata_key`: the metadata key that names a call's tenant, empty to tell none apart.
     Whoever can set it can be anybody: it is for services behind a proxy that knows its callers,
     sets the key, and removes it from what clients send.
+
+    `max_replays`: how many engines a request may lose before it ends with ENGINE_DOWN; with 0 it
+    ends with its first. `max_replay_wait_s`: how long it waits for the next one, each time.
+
+    `max_resume_grace_s`: how long at most a request is kept for Resume after its call; 0 does not
+    offer it. What is kept of such requests is bounded in bytes, `max_resume_bytes_per_request` of
+    messages for each and `max_resume_bytes` for all of them with their prompts, and in number,
+    `max_parked_requests` that nobody reads: beyond a bound the oldest go.
+
+    `transport`: how patient it is with connections and with calls that are only begun.
 
     `has_content`: prompts and outputs are a part of what is told of requests that have ended.
     """
@@ -63,13 +76,24 @@ class FrontConfig:
     acceptance_delay_s: float = 0.05
     retry_after_s: float = 1.0
 
+    transport: TransportConfig = field(default_factory=TransportConfig)
+
+    max_replays: int = 4
+    max_replay_wait_s: float = 60.0
+
+    max_resume_grace_s: float = 60.0
+    max_resume_bytes_per_request: int = 1 << 20
+    max_resume_bytes: int = 64 << 20
+    max_parked_requests: int = 1024
+
     def __post_init__(self) -> None:
         for item in fields(self):
             value = getattr(self, item.name)
             if isinstance(value, float) and not (value >= 0 and math.isfinite(value)):
                 raise ValueError(f"{item.name} must be a number of seconds, 0 or more")
-            if isinstance(value, int) and not isinstance(value, bool) and value < 1:
-                raise ValueError(f"{item.name} must be at least 1")
+            least = 0 if item.name in _MAY_BE_NONE else 1
+            if isinstance(value, int) and not isinstance(value, bool) and value < least:
+                raise ValueError(f"{item.name} must be at least {least}")
         if self.front_id >= 2**31:
             raise ValueError("front_id must be below 2**31")
         if self.max_stop_token_ids > 16:

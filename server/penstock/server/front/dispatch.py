@@ -14,7 +14,7 @@ from penstock.scheduler.events import Admitted, Failed, Finished, Preempted, Que
 from penstock.scheduler.request import FinishReason
 from penstock.server.front.cut_log import CutLog
 from penstock.server.front.errors import ErrorReason, Refusal
-from penstock.server.front.live_request import LiveOutput, LiveRequest
+from penstock.server.front.live_request import LiveRequest, OwnOutput
 from penstock.server.front.logprob_rows import LogprobRows
 from penstock.server.front.request_table import RequestTable
 from penstock.server.front.shared_writer import SharedWriter
@@ -94,7 +94,7 @@ class EventDispatcher:
         """Say in the log who else was cut; called now and then."""
         self._cuts.tell_rest(now_s)
 
-    def _find(self, key: int, touched: dict[LiveRequest, None]) -> LiveOutput | None:
+    def _find(self, key: int, touched: dict[LiveRequest, None]) -> "OwnOutput | None":
         output = self._table.output(key)
         if output is None:
             # Released here while the news travelled: a matter of course, worth a count.
@@ -150,6 +150,7 @@ class EventDispatcher:
                 if output.is_plain:
                     # Nearly every token comes this way. Most of what it costs is to fetch what it
                     # touches into the cache: so nothing else of its request is looked at.
+                    output.token_ids.append(token_id)
                     stream = output.stream
                     stream.push_text(output.text.push_one(token_id))
                     stream.wake()
@@ -191,4 +192,9 @@ class EventDispatcher:
             frames,
             extra={"request_id": request.request_id, "trace_id": request.trace_id.hex()},
         )
+        # What is on its way must not trip again, and the engine must not go on for nobody.
+        live_keys = request.live_keys
+        for output in request.outputs:
+            output.is_live = output.is_plain = False
+        self._cancel(live_keys, FinishReason.CANCELLED)
         request.fail(_INTERNAL, now_s)

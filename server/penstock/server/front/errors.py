@@ -49,6 +49,14 @@ class FieldViolation:
     description: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuotaViolation:
+    """Whose limit is used up, and which it is: as google.rpc.QuotaFailure has them."""
+
+    subject: str
+    description: str
+
+
 NO_METADATA: Mapping[str, str] = {}
 
 
@@ -58,7 +66,8 @@ class Refusal:
 
     `message`: for people; empty takes the standard sentence of `reason`. `metadata`: the keys
     that the contract lists for `reason`. `retry_after_s`: when it is worth trying again, None to
-    say what the front says of all, if `reason` is one that passes, infinite for never.
+    say what the front says of all, if `reason` is one that passes, infinite for never. `quota`: of
+    QUOTA_EXCEEDED.
     """
 
     reason: ErrorReason
@@ -66,6 +75,7 @@ class Refusal:
     metadata: Mapping[str, str] = field(default_factory=lambda: NO_METADATA)
     violations: tuple[FieldViolation, ...] = ()
     retry_after_s: float | None = None
+    quota: QuotaViolation | None = None
 
 
 class RequestError(Exception):

@@ -7,8 +7,9 @@ import math
 from typing import TypeGuard
 
 from penstock.scheduler.events import Failed
+from penstock.scheduler.quotas import QuotaBreach, QuotaKind
 from penstock.scheduler.request import FailureReason
-from penstock.server.front.errors import ErrorReason, FieldViolation, Refusal
+from penstock.server.front.errors import ErrorReason, FieldViolation, QuotaViolation, Refusal
 from penstock.server.front.phases import PhaseClock
 
 _REASONS: dict[FailureReason, ErrorReason] = {
@@ -33,10 +34,18 @@ _CLOCK_ERROR_MS = 1e-3
 _OF_TIME = frozenset({ErrorReason.DEADLINE_EXCEEDED, ErrorReason.DEADLINE_UNREACHABLE})
 
 
+_QUOTA_NAMES: dict[QuotaKind, str] = {
+    QuotaKind.NUM_LIVE: "max_num_live",
+    QuotaKind.REQUESTS_PER_MINUTE: "max_requests_per_minute",
+    QuotaKind.TOKENS_PER_MINUTE: "max_tokens_per_minute",
+    QuotaKind.NUM_WAITING: "max_num_waiting_per_tenant",
+}
+
+
 def refusal_for(
-    end: Failed, *, phases: PhaseClock, prompt_path: str, deadline_kind: str
+    end: Failed, *, phases: PhaseClock, prompt_path: str, deadline_kind: str, tenant: str
 ) -> Refusal:
-    """What the client is told when the engine ends a request with `end`."""
+    """What the client is told when the engine ends a request of `tenant` with `end`."""
     reason = _REASONS[end.reason]
     metadata: dict[str, str] = {}
     violations: tuple[FieldViolation, ...] = ()
@@ -65,6 +74,15 @@ def refusal_for(
         metadata=metadata,
         violations=violations,
         retry_after_s=end.retry_after_s,
+        quota=None if end.breach is None else quota_violation(tenant, end.breach),
+    )
+
+
+def quota_violation(tenant: str, breach: QuotaBreach) -> QuotaViolation:
+    """Which limit of whom is used up, by the name it has in the settings."""
+    return QuotaViolation(
+        subject=f"tenant:{tenant}" if tenant else "tenant",
+        description=f"{_QUOTA_NAMES[breach.kind]} is {breach.limit}",
     )
 
 

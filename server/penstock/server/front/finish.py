@@ -3,29 +3,43 @@
 Owns its accounts: usage and timings. Pure.
 """
 
+from typing import Protocol
+
 from penstock.scheduler.request import NO_TIME
 from penstock.server.front.events import Finished, OutputEnd, Timings, Usage
 from penstock.server.front.phases import Phase, PhaseClock
 
 
-def finished_event(
-    ends: tuple[OutputEnd, ...],
-    *,
-    phases: PhaseClock,
-    arrival_s: float,
-    first_token_s: float,
-    now_s: float,
-    num_prompt_tokens: int,
-    num_cached_tokens: int,
-    num_preemptions: int,
-) -> Finished:
-    """All outputs ended as `ends` say; `first_token_s` is NO_TIME where there was no token."""
+class Ended(Protocol):
+    """A request whose outputs have all ended. `first_token_s`: NO_TIME where there was none."""
+
+    ends: tuple[OutputEnd, ...]
+    phases: PhaseClock
+    arrival_s: float
+    first_token_s: float
+    num_cached_tokens: int
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Of its prompt."""
+        ...
+
+    @property
+    def num_preemptions(self) -> int:
+        """Over all outputs."""
+        ...
+
+
+def finished_event(request: Ended, now_s: float) -> Finished:
+    """What is told of `request`, seen at `now_s`."""
+    ends, phases = request.ends, request.phases
+    arrival_s, first_token_s = request.arrival_s, request.first_token_s
     return Finished(
         outputs=ends,
         usage=Usage(
-            num_prompt_tokens=num_prompt_tokens,
+            num_prompt_tokens=request.num_prompt_tokens,
             num_completion_tokens=sum(end.num_completion_tokens for end in ends),
-            num_cached_prompt_tokens=num_cached_tokens,
+            num_cached_prompt_tokens=request.num_cached_tokens,
         ),
         timings=Timings(
             queue_s=phases.spent_s(Phase.QUEUE),
@@ -34,5 +48,5 @@ def finished_event(
             total_s=max(0.0, now_s - arrival_s),
             ttft_s=None if first_token_s == NO_TIME else max(0.0, first_token_s - arrival_s),
         ),
-        num_preemptions=num_preemptions,
+        num_preemptions=request.num_preemptions,
     )

@@ -19,12 +19,17 @@ from penstock.server.front.accounts import Accounts
 from penstock.server.front.config import FrontConfig
 from penstock.server.front.dispatch import EventDispatcher, FrontCounters
 from penstock.server.front.errors import ErrorReason, Refusal, refuse
-from penstock.server.front.generation import ChatInput, Generation
+from penstock.server.front.generation import Generation
+from penstock.server.front.inheriting import tell_engine
 from penstock.server.front.limits import Limits
 from penstock.server.front.live_request import LiveRequest
+from penstock.server.front.output_texts import output_texts
 from penstock.server.front.prompt_tokens import tokenise
+from penstock.server.front.queue_gate import QueueGate
+from penstock.server.front.replay import Replays
 from penstock.server.front.request_account import Outcome, RequestAccount
 from penstock.server.front.request_table import RequestTable
+from penstock.server.front.resumptions import Resumptions
 from penstock.server.front.shared_writer import SharedWriter
 from penstock.server.front.submission import CallTimes, submission_for
 from penstock.server.front.tenants import NOBODY, engine_request_id
@@ -33,18 +38,15 @@ from penstock.server.link.ports import EngineHello, EnginePort, EngineUnavailabl
 from penstock.server.telemetry.front_view import FrontView
 from penstock.server.telemetry.journal import Journal
 from penstock.server.text.model_text import ModelText
-from penstock.server.text.stop_strings import StopStrings
-from penstock.server.text.text_stream import TextStream
 
 log = logging.getLogger(__name__)
-
-_ENGINE_DOWN = Refusal(reason=ErrorReason.ENGINE_DOWN)
 
 
 class Front:
     """The live requests of one front process and their way to the engine.
 
-    `port` may be set after construction, before the first request. `clock` is the engine's.
+    `port` and `gate` may be set after construction, before the first request. `clock` is the
+    engine's.
     `ready_time_s`: when the engine last said hello, seconds since 1970. `shared_writers`: those
     that serve several requests each; whoever runs one keeps it there. `journal`: notes every
     request that ended; with `is_tracing` they have a place in a trace.
@@ -65,6 +67,7 @@ class Front:
         self.clock = clock
         self.port = port
         self.counters = FrontCounters()
+        self.gate = QueueGate()
         self.table = RequestTable(config.front_id, config.max_live_requests)
         self.hello: EngineHello | None = None
         self.limits: Limits | None = None
@@ -84,6 +87,10 @@ class Front:
             cancel=self._cancel_keys,
             hear_late_end=self.accounts.hear_late_end,
         )
+        self.resumptions = Resumptions(
+            config, clock=clock, release=self.release, cut=self._dispatcher.cut
+        )
+        self.replays = Replays(config, self.table, lambda: self.port, clock)
 
     @property
     def model(self) -> str:
@@ -158,6 +165,9 @@ class Front:
             raise refuse(
                 ErrorReason.DEADLINE_EXCEEDED, state="PENDING", phase="queue", deadline="grpc"
             )
+        if generation.resumption is not None:
+            self.resumptions.make_room(len(generation.resumption.keepsake))
+        self.gate.check(self.hello, generation.sampling.num_outputs)
         request_id = generation.request_id or str(uuid.uuid4())
         request = LiveRequest(request_id, generation, times.arrival_s)
         self.table.add(request)
@@ -172,7 +182,9 @@ class Front:
         """
         if request.stream.is_closed:
             return
-        await self._submit(request, self.current_limits(), times)
+        if self.is_draining:
+            raise refuse(ErrorReason.DRAINING)
+        await self._submit(request, times)
 
     def release(self, request: LiveRequest) -> None:
         """The request leaves this front; the engine drops what still runs of it. Idempotent."""
@@ -185,6 +197,10 @@ class Front:
             if request.is_released:
                 continue
             request.is_released = True
+            self.replays.forget(request)
+            self.gate.note_sent(
+                -request.num_queued, -request.num_queued * request.num_prompt_tokens
+            )
             request.opening.stop_waiting()
             request.stream.close()
             self.table.remove(request)
@@ -204,6 +220,9 @@ class Front:
         request = self.table.get(request_id, tenant)
         if request is not None:
             return self.cancel_here(request)
+        ended = self.resumptions.state_of(request_id, tenant)
+        if ended is not None:
+            return ended
         if self.port is None:
             raise refuse(ErrorReason.ENGINE_DOWN)
         try:
@@ -217,7 +236,11 @@ class Front:
     def cancel_here(self, request: LiveRequest) -> RequestState:
         """Cancel a request that lives here; where it stood. It ends well, as CANCELLED."""
         state = request.state
+        if self.replays.cancel(request):
+            return state
         if request.outputs:
+            # The engine may go before it has said that it did.
+            request.is_cancelled = True
             self._cancel_keys(request.live_keys, FinishReason.CANCELLED)
         else:
             request.cancel_unsubmitted(self.model, self.clock())
@@ -230,8 +253,12 @@ class Front:
             writer.wake()
 
     def on_hello(self, hello: EngineHello) -> None:
-        """An engine is there (again). What still lives here belonged to an earlier one."""
+        """An engine is there (again). What still lives here belonged to an earlier one.
+
+        An epoch that is known: it was never gone, only the way to it.
+        """
         self.on_lost()
+        is_same_engine = self.hello is not None and self.hello.epoch == hello.epoch
         self.hello = hello
         self.ready_time_s = time.time()
         self.limits = Limits.of(self.config, hello.executor, self.text.files.vocab_size)
@@ -246,22 +273,37 @@ class Front:
                 num_known,
                 self.limits.vocab_size,
             )
+        self.replays.resubmit(self.limits, is_same_engine=is_same_engine)
 
     def on_events(self, events: StepEvents) -> None:
         """One step's news."""
         self._dispatcher.dispatch(events, self.clock())
 
     def on_lost(self) -> None:
-        """The engine is gone, and with it every request."""
+        """The engine is gone, and every request waits for the next one."""
         self.accounts.settle()
         self._dispatcher.newest_place = None
-        self.fail_all(_ENGINE_DOWN)
+        self.replays.lose(self.table)
+
+    def on_given_up(self) -> None:
+        """No engine will come any more: whoever waits for one ends now."""
+        self.replays.give_up()
 
     def fail_all(self, refusal: Refusal) -> None:
         """End every live request with `refusal`."""
         now_s = self.clock()
         for request in self.table:
             request.fail(refusal, now_s)
+
+    def leave_resumable(self, refusal: Refusal) -> None:
+        """This front is about to go: what may be resumed is left to the engine, and not ended.
+
+        Whoever reads it is told `refusal`.
+        """
+        for request in self.resumptions.dismiss_all(refusal):
+            request.is_released = True
+            request.opening.stop_waiting()
+            self.table.remove(request)
 
     def cut_stalled(self) -> None:
         """Cut every reader that has blocked one write for longer than allowed."""
@@ -280,11 +322,26 @@ class Front:
                 )
         self._dispatcher.tell_cuts(now_s)
 
-    async def _submit(self, request: LiveRequest, limits: Limits, times: CallTimes) -> None:
+    def _known_limits(self) -> Limits:
+        """Of the engine; of the last one, if the next will do. Raises RequestError."""
+        if self.limits is None or not (self.is_engine_up or self.replays.are_on):
+            raise refuse(ErrorReason.ENGINE_DOWN)
+        return self.limits
+
+    async def _submit(self, request: LiveRequest, times: CallTimes) -> None:
         generation = request.generation
-        prompt, prompt_text = await tokenise(generation, self.text, limits)
+        began_with = self._known_limits()
+        prompt, prompt_text = await tokenise(generation, self.text, began_with)
         if request.stream.is_closed:  # cancelled, or the engine was lost, while it was tokenised
             return
+        limits = self._known_limits()
+        if limits.block_size != began_with.block_size:
+            # Another engine has come, and the prompt was hashed for the one before.
+            await self._submit(request, times)
+            return
+        num_outputs = generation.sampling.num_outputs
+        num_tokens = num_outputs * len(prompt.ids)
+        self.gate.check(self.hello if self.is_engine_up else None, num_outputs, num_tokens)
         seed = generation.sampling.seed
         submission = submission_for(
             generation,
@@ -302,13 +359,14 @@ class Front:
             prompt_text = self.text.tokenizer.decode(prompt.ids.tolist())
         request.start(
             submission,
-            self._new_texts(generation),
+            output_texts(generation, self.text),
             model=self.model,
             prompt_text=prompt_text,
             now_s=self.clock(),
             has_content=self.accounts.has_content,
         )
         self._send(request)
+        self.gate.note_sent(num_outputs, num_tokens)
 
     def _send(self, request: LiveRequest) -> None:
         if self.port is None:
@@ -316,25 +374,20 @@ class Front:
         self.table.add_outputs(request)
         try:
             self.port.submit(request.specs)
+            tell_engine(self.port, request)
         except EngineUnavailable:
-            raise refuse(ErrorReason.ENGINE_DOWN) from None
+            if not self.replays.are_on:
+                raise refuse(ErrorReason.ENGINE_DOWN) from None
+            # It went while the request was prepared: the next one gets it.
+            self.replays.suspend(request)
+            return
         self.counters.num_submitted += 1
         # An engine that refuses says so with its next step; only then has a client something to
         # retry, so the first message waits a little for that word.
         request.opening.accept_after(self.config.acceptance_delay_s, asyncio.get_running_loop())
 
-    def _new_texts(self, generation: Generation) -> list[TextStream]:
-        stopping = generation.stopping
-        stops = StopStrings(stopping.stop_strings) if stopping.stop_strings else None
-        return [
-            self.text.new_stream(
-                stops=stops,
-                include_stop_string=stopping.include_stop_string,
-                min_tokens=stopping.min_tokens,
-                is_continuation=not isinstance(generation.prompt, ChatInput),
-            )
-            for _ in range(generation.sampling.num_outputs)
-        ]
+    def _cut(self, request: LiveRequest, why: str) -> None:
+        self._dispatcher.cut(request, why, self.clock())
 
     def _cancel_keys(self, keys: tuple[int, ...], reason: FinishReason) -> None:
         if keys and self.port is not None:

@@ -108,12 +108,25 @@ class Urgency:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Resumption:
+    """That the request outlives its call, by `grace_s` from when nobody reads its stream.
+
+    `keepsake`: the request as its client sent it, serialised, from which any front can make it
+    again. It holds the prompt: no log and no dump may show it.
+    """
+
+    grace_s: float
+    keepsake: bytes = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Generation:
     """What a client asked for. `prompt_path` is the proto path of the prompt, for errors.
 
     `adapter`: a name that the executor knows, empty for none. `tenant`: on whose behalf, and
     `trace_id`: 16 bytes, or none where it is not traced; both come with the call, not from the
-    message. `session_id`: the tenant's name of the dialogue, empty for none.
+    message. `session_id`: the tenant's name of the dialogue, empty for none. `resumption`: None
+    where the request ends with its call.
     """
 
     prompt: PromptInput
@@ -130,3 +143,4 @@ class Generation:
     tenant: str = NOBODY
     session_id: str = ""
     trace_id: bytes = b""
+    resumption: Resumption | None = None

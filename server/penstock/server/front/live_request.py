@@ -6,7 +6,7 @@ on the event loop; times are seconds on the engine's clock.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import TypeAlias
 
 from penstock.scheduler.batch import TokenLogprobs
 from penstock.scheduler.events import Admitted, Failed, Preempted, PrefixFound, Queued
@@ -14,7 +14,7 @@ from penstock.scheduler.events import Finished as EngineFinished
 from penstock.scheduler.request import NO_TIME, FinishReason, RequestSpec
 from penstock.scheduler.state import RequestState
 from penstock.server.front.content import CapturedText
-from penstock.server.front.errors import Refusal
+from penstock.server.front.errors import ErrorReason, Refusal
 from penstock.server.front.events import (
     Accepted,
     OutputEnd,
@@ -25,43 +25,27 @@ from penstock.server.front.events import (
 from penstock.server.front.failures import refusal_for
 from penstock.server.front.finish import finished_event
 from penstock.server.front.generation import Generation
+from penstock.server.front.live_output import LiveOutput
 from penstock.server.front.logprob_rows import LogprobRows
-from penstock.server.front.opening import Opening
+from penstock.server.front.opening import Opening, first_words
 from penstock.server.front.phases import Phase, PhaseClock
-from penstock.server.front.prompt_echo import PromptEcho
 from penstock.server.front.stream import TokenStream
 from penstock.server.front.submission import Submission
 from penstock.server.text.text_stream import TextStream
 
+OwnOutput: TypeAlias = "LiveOutput[LiveRequest]"
+
 _REASON_NAMES = {reason: reason.name for reason in FinishReason}
-
-
-@dataclass(slots=True, eq=False)
-class LiveOutput:
-    """One of the outputs of a request: its text, and how it ended. `stream`: its request's.
-
-    `is_plain`: with its next token `on_token` would push the text and do nothing else. `captured`:
-    its text as it was sent, where that is to be told.
-    """
-
-    request: "LiveRequest"
-    index: int
-    key: int
-    text: TextStream
-    stream: TokenStream
-    end: OutputEnd | None = None
-    is_live: bool = True
-    is_plain: bool = False
-    is_running: bool = False
-    num_preemptions: int = 0
-    captured: CapturedText | None = None
+_OWN_ENDS = frozenset({FinishReason.STOP, FinishReason.LENGTH})
+_ENGINE_DOWN = Refusal(reason=ErrorReason.ENGINE_DOWN)
 
 
 class LiveRequest:
     """A request that has not been released yet.
 
     `ends`: of its outputs, once all have ended. `has_last_word`: the engine has said how its first
-    output ended. `first_token_s`: NO_TIME before it.
+    output ended. `first_token_s`: NO_TIME before it. `is_cancelled`: the engine was told to end it.
+    `num_replays`: engines that it was given to after the first.
     """
 
     __slots__ = (
@@ -73,8 +57,10 @@ class LiveRequest:
         "first_token_s",
         "generation",
         "has_last_word",
+        "is_cancelled",
         "is_released",
         "num_cached_tokens",
+        "num_replays",
         "opening",
         "outputs",
         "phases",
@@ -89,12 +75,14 @@ class LiveRequest:
         self.stream = TokenStream(generation.output.chunks)
         self.opening = Opening(self.stream)
         self.phases = PhaseClock(arrival_s)
-        self.outputs: tuple[LiveOutput, ...] = ()
+        self.outputs: tuple[OwnOutput, ...] = ()
         self.ends: tuple[OutputEnd, ...] = ()
         self.num_cached_tokens = 0
         self.first_token_s = NO_TIME
         self.has_last_word = False
+        self.is_cancelled = False
         self.is_released = False
+        self.num_replays = 0
         self._submission: Submission | None = None
         self._num_ended = 0
         self._wants_records = generation.output.wants_records
@@ -119,20 +107,12 @@ class LiveRequest:
         if has_content:
             for output in self.outputs:
                 output.captured = CapturedText()
-        leader = submission.specs[0]
-        wanted = self.generation.output
-        has_ids = wanted.num_prompt_logprobs >= 0 or (wanted.echo and wanted.return_token_ids)
-        prompt = PromptEcho(
-            leader.prompt_ids.tolist() if has_ids else (),
-            prompt_text,
-            num_logprobs=wanted.num_prompt_logprobs,
-        )
-        accepted = Accepted(
-            request_id=self.request_id,
+        accepted, prompt = first_words(
+            self.request_id,
+            submission,
+            self.generation.output,
             model=model,
-            num_prompt_tokens=leader.num_prompt_tokens,
-            seed=submission.seed,
-            num_dropped_messages=submission.num_dropped_messages,
+            prompt_text=prompt_text,
         )
         self.opening.prepare(accepted, prompt)
 
@@ -150,6 +130,11 @@ class LiveRequest:
     def live_keys(self) -> tuple[int, ...]:
         """Keys of the outputs that have not ended, as far as is known here."""
         return tuple(output.key for output in self.outputs if output.is_live)
+
+    @property
+    def num_queued(self) -> int:
+        """Outputs that wait for a slot, as far as is known here."""
+        return sum([output.is_live and not output.is_running for output in self.outputs])
 
     @property
     def state(self) -> RequestState:
@@ -181,10 +166,15 @@ class LiveRequest:
 
     @property
     def specs(self) -> tuple[RequestSpec, ...]:
-        """What the engine was given; empty before `start`."""
+        """What the engine was given at first; empty before `start`."""
         return self._submission.specs if self._submission else ()
 
-    def on_queued(self, output: LiveOutput, change: Queued) -> None:
+    @property
+    def submission(self) -> Submission | None:
+        """The same with what goes for all of them."""
+        return self._submission
+
+    def on_queued(self, output: OwnOutput, change: Queued) -> None:
         """The engine has taken the request: nothing is left to wait for before saying so."""
         if output.index == 0:
             self.opening.queued(change, is_waiting=self.phases.phase is Phase.QUEUE)
@@ -194,10 +184,11 @@ class LiveRequest:
         """After all of a step's news: see `Opening.tell_place`."""
         self.opening.tell_place(self.state, self.phases.spent_s(Phase.QUEUE))
 
-    def on_admitted(self, output: LiveOutput, change: Admitted) -> None:
+    def on_admitted(self, output: OwnOutput, change: Admitted) -> None:
         """An output got a slot, for the first time or again."""
         self.opening.accept()
-        if output.index == 0 and change.num_preemptions == 0:
+        # A replay finds what the request had told itself: that is not what its caller asked.
+        if output.index == 0 and change.num_preemptions == 0 and self.first_token_s == NO_TIME:
             self.num_cached_tokens = change.num_cached_tokens
         output.is_running = True
         num_cached = change.num_cached_tokens
@@ -205,7 +196,7 @@ class LiveRequest:
         if self.phases.admit(change.at_s, num_cached_tokens=num_cached, wait=wait):
             self._change_state(num_cached)
 
-    def on_preempted(self, output: LiveOutput, change: Preempted) -> None:
+    def on_preempted(self, output: OwnOutput, change: Preempted) -> None:
         """An output gave its slot back and waits again."""
         output.num_preemptions += 1
         output.is_running = False
@@ -214,9 +205,9 @@ class LiveRequest:
         if self.phases.leave(change.at_s, has_more=True, num_tokens=self.num_output_tokens):
             self._change_state(0)
 
-    def on_prefix_found(self, output: LiveOutput, change: PrefixFound) -> None:
+    def on_prefix_found(self, output: OwnOutput, change: PrefixFound) -> None:
         """The executor's own word about its cache, in place of what was foreseen."""
-        if output.index == 0 and output.num_preemptions == 0:
+        if output.index == 0 and output.num_preemptions == 0 and self.first_token_s == NO_TIME:
             self.num_cached_tokens = change.num_cached_tokens
         if output.index == 0:
             self.phases.find_prefix(change.num_cached_tokens)
@@ -230,7 +221,7 @@ class LiveRequest:
 
     def on_token(
         self,
-        output: LiveOutput,
+        output: OwnOutput,
         token_id: int,
         *,
         at_s: float,
@@ -241,6 +232,10 @@ class LiveRequest:
         """One new token. True when the output ended by a stop string: the engine must be told."""
         if not output.is_live:
             return False
+        if output.num_repeating:
+            self._hear_again(output, token_id, at_s=at_s, now_s=now_s)
+            return False
+        output.token_ids.append(token_id)
         # This runs for every token with more than text: what happens once is asked for, not called.
         if self.opening.is_due:
             self.opening.accept()
@@ -265,10 +260,14 @@ class LiveRequest:
         self._end_output(output, FinishReason.STOP, at_s=at_s, now_s=now_s, stop_string=delta.stop)
         return True
 
-    def on_finished(self, output: LiveOutput, end: EngineFinished, now_s: float) -> None:
+    def on_finished(self, output: OwnOutput, end: EngineFinished, now_s: float) -> None:
         """The engine completed an output."""
         self._hear_last_word(output, end)
         if not output.is_live:
+            return
+        if output.num_repeating and end.reason in _OWN_ENDS:
+            # It ended before it came to where it had been: this is another output.
+            self.fail(_ENGINE_DOWN, now_s)
             return
         self.opening.accept()
         delta = output.text.finish()
@@ -288,7 +287,7 @@ class LiveRequest:
             stop_token_id=end.stop_id if is_asked_for and delta.stop is None else None,
         )
 
-    def on_failed(self, output: LiveOutput, end: Failed) -> None:
+    def on_failed(self, output: OwnOutput, end: Failed) -> None:
         """The engine refused or failed an output: the request as a whole fails."""
         self._hear_last_word(output, end)
         if not output.is_live:
@@ -301,6 +300,7 @@ class LiveRequest:
                 phases=self.phases,
                 prompt_path=self.generation.prompt_path,
                 deadline_kind=submission.deadline_kind if submission else "server",
+                tenant=self.tenant,
             ),
             end.at_s,
         )
@@ -310,6 +310,21 @@ class LiveRequest:
         self.phases.stop(now_s)
         self.stream.fail(refusal)
         self.stream.wake()
+
+    def suspend(self, now_s: float) -> None:
+        """The engine is gone: the request waits for another, which goes on where this one was."""
+        self.opening.accept()
+        for output in self.outputs:
+            output.is_plain = output.is_running = False
+        if self.phases.lose(now_s, num_tokens=self.num_output_tokens):
+            self._change_state(0)
+        self.stream.wake()
+
+    def resubmit(self, submission: Submission, now_s: float) -> None:
+        """An engine gets it again; `submission`: as at first, but for the keys."""
+        self._submission = submission
+        self.num_replays += 1
+        self.phases.resubmit(now_s)
 
     def cancel_unsubmitted(self, model: str, now_s: float) -> None:
         """A Cancel came before the engine knew the request: end it as the engine would have."""
@@ -325,6 +340,12 @@ class LiveRequest:
         self._finish(now_s)
         self.stream.wake()
 
+    def _hear_again(self, output: OwnOutput, token_id: int, *, at_s: float, now_s: float) -> None:
+        self.phases.token(at_s)
+        if not output.repeats(token_id):
+            # What follows would not go with what was told before.
+            self.fail(_ENGINE_DOWN, now_s)
+
     def _change_state(self, num_cached_tokens: int) -> None:
         """The request runs or waits again: tell it, and let the next token say so to the clock."""
         for output in self.outputs:
@@ -338,14 +359,14 @@ class LiveRequest:
             )
         )
 
-    def _hear_last_word(self, output: LiveOutput, end: EngineFinished | Failed) -> None:
+    def _hear_last_word(self, output: OwnOutput, end: EngineFinished | Failed) -> None:
         if output.index == 0:
             self.has_last_word = True
             self.phases.explain(wait=end.wait, stay=end.stay)
 
     def _end_output(
         self,
-        output: LiveOutput,
+        output: OwnOutput,
         reason: FinishReason,
         *,
         at_s: float,
@@ -375,16 +396,5 @@ class LiveRequest:
             self._finish(now_s)
 
     def _finish(self, now_s: float) -> None:
-        self.stream.push(
-            finished_event(
-                self.ends,
-                phases=self.phases,
-                arrival_s=self.arrival_s,
-                first_token_s=self.first_token_s,
-                now_s=now_s,
-                num_prompt_tokens=self.num_prompt_tokens,
-                num_cached_tokens=self.num_cached_tokens,
-                num_preemptions=self.num_preemptions,
-            )
-        )
+        self.stream.push(finished_event(self, now_s))
         self.stream.close()

@@ -10,8 +10,31 @@ from dataclasses import replace
 from penstock.scheduler.events import Queued
 from penstock.scheduler.state import RequestState
 from penstock.server.front.events import Accepted, Progress
+from penstock.server.front.generation import Output
 from penstock.server.front.prompt_echo import PromptEcho
 from penstock.server.front.stream import TokenStream
+from penstock.server.front.submission import Submission
+
+
+def first_words(
+    request_id: str, submission: Submission, wanted: Output, *, model: str, prompt_text: str
+) -> tuple[Accepted, PromptEcho]:
+    """What is told of a request that goes to the engine; `prompt_text` is what echo delivers."""
+    leader = submission.specs[0]
+    has_ids = wanted.num_prompt_logprobs >= 0 or (wanted.echo and wanted.return_token_ids)
+    prompt = PromptEcho(
+        leader.prompt_ids.tolist() if has_ids else (),
+        prompt_text,
+        num_logprobs=wanted.num_prompt_logprobs,
+    )
+    accepted = Accepted(
+        request_id=request_id,
+        model=model,
+        num_prompt_tokens=leader.num_prompt_tokens,
+        seed=submission.seed,
+        num_dropped_messages=submission.num_dropped_messages,
+    )
+    return accepted, prompt
 
 
 class Opening:

@@ -83,6 +83,26 @@ class PhaseClock:
         self._enter(Phase.QUEUE, now_s)
         return True
 
+    def lose(self, now_s: float, *, num_tokens: int) -> bool:
+        """The engine is gone, and what ran there. True when the request's state changed.
+
+        `num_tokens`: of output, so far.
+        """
+        self._num_running = 0
+        if self._is_over:
+            return False
+        was_running = self.phase is not Phase.QUEUE
+        if was_running:
+            self.marks[-1].num_tokens_by_then = num_tokens
+        self._enter(Phase.QUEUE, now_s)
+        self.marks[-1].is_engine_lost = True
+        return was_running
+
+    def resubmit(self, now_s: float) -> None:
+        """Another engine gets the request: now it waits in a queue again."""
+        if not self._is_over:
+            self._enter(Phase.QUEUE, now_s)
+
     def token(self, now_s: float) -> None:
         """A token came: what was prefill is decode from now on."""
         if self.phase is Phase.PREFILL and not self._is_over:

@@ -26,6 +26,11 @@ class PromptEcho:
         self._num_logprobs = num_logprobs
         self._next_position = 1
 
+    @property
+    def is_told(self) -> bool:
+        """Whether the engine has nothing more to say of it."""
+        return self._num_logprobs < 0 or self._next_position >= len(self._ids)
+
     def opening(self) -> PromptPiece | None:
         """What can be told before anything is computed."""
         # The first token follows nothing, so the engine has no word about it.

@@ -15,6 +15,7 @@ from penstock.server.front.content import captured_prompt
 from penstock.server.front.errors import Refusal
 from penstock.server.front.live_request import LiveRequest
 from penstock.server.front.segments import PREPARE, bare_segment, segments_of
+from penstock.server.front.tenants import MAX_PRIORITY
 from penstock.server.front.watched_write import WatchedWrite
 from penstock.server.telemetry.record_codec import (
     ContentValues,
@@ -41,9 +42,11 @@ class RequestAccount:
     """What is known of one request besides what its `live` request knows.
 
     `call_timeout_s`: what its call's deadline was on arrival, infinite without one.
+    `max_priority`: how urgent its tenant's requests may be.
     `refusal`: what its caller is told, once that is known. `shared`: the writer that it shares with
     others, if it does, and `shared_stalls` what that had been blocked before. `num_messages`: sent
-    other than by its own stream. `outcome` and `end_s`: set when it is closed.
+    other than by its own stream. `is_handed_on`: the request outlives its call, and the account
+    with it. `outcome` and `end_s`: set when it is closed.
     """
 
     method: str
@@ -52,6 +55,7 @@ class RequestAccount:
     trace: TraceParent
     call_timeout_s: float = math.inf
     tenant: str = ""
+    max_priority: int = MAX_PRIORITY
     model: str = ""
     request_id: str = ""
     options: OptionValues = _NO_OPTIONS
@@ -60,6 +64,7 @@ class RequestAccount:
     shared: WatchedWrite | None = None
     shared_stalls: tuple[float, int] = (0.0, 0)
     num_messages: int = 0
+    is_handed_on: bool = False
     outcome: Outcome | None = None
     end_s: float = math.nan
     stalled_s: float = 0.0
@@ -115,7 +120,7 @@ class RequestAccount:
             self.num_messages + num_writes,
             self.stalled_s,
             self.num_stalls,
-            0,  # replays: with its engine a request ends
+            0 if live is None else live.num_replays,
             content,
         )
 

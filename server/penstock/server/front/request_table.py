@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Callable, Iterator
 
 from penstock.server.front.errors import ErrorReason, refuse
-from penstock.server.front.live_request import LiveOutput, LiveRequest
+from penstock.server.front.live_request import LiveRequest, OwnOutput
 
 _NUM_COUNTER_BITS = 32
 
@@ -21,9 +21,9 @@ class RequestTable:
 
     def __init__(self, front_id: int, max_live_requests: int) -> None:
         self._by_id: dict[tuple[str, str], LiveRequest] = {}
-        self._by_key: dict[int, LiveOutput] = {}
+        self._by_key: dict[int, OwnOutput] = {}
         # Of the dictionary itself: it is asked for every token.
-        self.find_output: Callable[[int], LiveOutput | None] = self._by_key.get
+        self.find_output: Callable[[int], OwnOutput | None] = self._by_key.get
         self._first_key = front_id << _NUM_COUNTER_BITS
         self._counter = 0
         self._max_live_requests = max_live_requests
@@ -41,7 +41,7 @@ class RequestTable:
         """The live request of this id and tenant."""
         return self._by_id.get((tenant, request_id))
 
-    def output(self, key: int) -> LiveOutput | None:
+    def output(self, key: int) -> "OwnOutput | None":
         """The output of this key, of a request that lives."""
         return self.find_output(key)
 
@@ -68,6 +68,14 @@ class RequestTable:
         """Make the outputs of a started request findable by key."""
         for output in request.outputs:
             self._by_key[output.key] = output
+
+    def renew_keys(self, request: LiveRequest) -> None:
+        """Give the outputs that live new keys; whatever comes under the old ones is late."""
+        outputs = [output for output in request.outputs if output.is_live]
+        for output, key in zip(outputs, self.new_keys(len(outputs)), strict=True):
+            del self._by_key[output.key]
+            output.key = key
+            self._by_key[key] = output
 
     def remove(self, request: LiveRequest) -> None:
         """Forget the request and its outputs. Idempotent."""

@@ -26,7 +26,7 @@ class Mark:
 
     `kind`: the value of a `SegmentKind`.
     `num_tokens_by_then`: of output, at the end of a stretch that ended by a preemption; -1 if it
-    did not.
+    did not. `is_engine_lost`: there was no queue to wait in, because there was no engine.
     """
 
     kind: str
@@ -35,6 +35,7 @@ class Mark:
     stay: Stay | None = None
     num_cached_tokens: int = 0
     num_tokens_by_then: int = -1
+    is_engine_lost: bool = False
 
 
 def segments_of(
@@ -60,9 +61,17 @@ def segments_of(
         if until_s > since_s:
             wait_values = None if wait is None else _wait_values(wait)
             stay_values = None if stay is None else _stay_values(stay)
-            num_cached = mark.num_cached_tokens
             segments.append(
-                (mark.kind, since_s, until_s, wait_values, stay_values, num_cached, num_new)
+                (
+                    mark.kind,
+                    since_s,
+                    until_s,
+                    wait_values,
+                    stay_values,
+                    mark.num_cached_tokens,
+                    num_new,
+                    mark.is_engine_lost,
+                )
             )
         elif stay is not None and segments:
             segments[-1] = _with_stay(segments[-1], stay)
@@ -71,14 +80,15 @@ def segments_of(
 
 def bare_segment(kind: str, start_s: float, end_s: float) -> SegmentValues:
     """One of which nothing more is known."""
-    return kind, start_s, end_s, None, None, 0, 0
+    return kind, start_s, end_s, None, None, 0, 0, False
 
 
 def _with_stay(segment: SegmentValues, stay: Stay) -> SegmentValues:
-    kind, start_s, end_s, wait, _, num_cached, num_new = segment
+    kind, start_s, end_s, wait, _, num_cached, num_new, is_engine_lost = segment
     if kind not in (PREFILL, DECODE):
         return segment
-    return kind, start_s, end_s, wait, _stay_values(stay), num_cached, num_new
+    told = _stay_values(stay)
+    return kind, start_s, end_s, wait, told, num_cached, num_new, is_engine_lost
 
 
 def _wait_values(wait: Wait) -> WaitValues:

@@ -35,12 +35,14 @@ class Submission:
 
     `deadline_kind` names whose deadline `deadline_s` is: `total`, `grpc` or `server`. `seed` is 0
     where the executor does not honour seeds: there is none that gives the same tokens again.
-    `num_dropped_messages`: of the dialogue, which a window left out of the prompt.
+    `block_size`: of the hashed blocks, in tokens. `num_dropped_messages`: of the dialogue, which a
+    window left out of the prompt.
     """
 
     specs: tuple[RequestSpec, ...]
     seed: int
     deadline_kind: str
+    block_size: int
     num_dropped_messages: int = 0
 
 
@@ -206,6 +208,7 @@ def submission_for(
         specs=(leader, *others),
         seed=seed if Feature.SEED in limits.features else 0,
         deadline_kind=deadline_kind,
+        block_size=limits.block_size,
         num_dropped_messages=prompt.num_dropped_messages,
     )
 

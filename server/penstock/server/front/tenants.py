@@ -8,6 +8,8 @@ from typing import Final
 NOBODY: Final = ""
 """The one tenant of a service that tells none apart."""
 MAX_TENANT_CHARS: Final = 128
+MAX_PRIORITY: Final = 100
+"""How urgent a request can be, and may be where nobody bounds its tenant."""
 _SEPARATOR = "\x1f"
 
 

@@ -5,19 +5,26 @@ not know sockets or threads: the Unix-socket side and the in-memory side both dr
 """
 
 import logging
+import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
-from penstock.scheduler.events import Failed, StepEvents
+from penstock.scheduler.events import Failed, Finished, Queued, StepEvents
+from penstock.scheduler.executor import Feature
 from penstock.scheduler.live_view import LiveView
 from penstock.scheduler.request import FinishReason, RequestSpec
 from penstock.scheduler.state import RequestState
 from penstock.server.link.frames import Cancel, CancelAnswer, CancelById, decode, encode
+from penstock.server.link.hand_over import HandOvers, Mail
 from penstock.server.link.look_frames import Look, LookAnswer, Order, OrderAnswer
+from penstock.server.link.orphanage import Orphanage
 from penstock.server.link.ports import EngineHello
+from penstock.server.link.quarantine import Quarantine
+from penstock.server.link.resume_frames import Claim, Give, Keep
 from penstock.server.link.spec_frames import Submit
 from penstock.server.link.step_frames import FRONT_SHIFT, split_by_front
 from penstock.server.link.wire import LinkError
@@ -27,6 +34,9 @@ log = logging.getLogger(__name__)
 _MAX_CANCELS = 64
 """Requests that are cancelled between two steps, some 20 us each: a thousand at once would hold up
 every other stream."""
+
+
+_OWN_ENDS = frozenset({FinishReason.STOP, FinishReason.LENGTH})
 
 
 class EngineCore(Protocol):
@@ -62,6 +72,10 @@ class EngineCore(Protocol):
         """When, on the engine's clock, time ends a request."""
         ...
 
+    def output_tokens(self, key: int) -> NDArray[np.int32] | None:
+        """What a live output has generated so far; None when it is not live."""
+        ...
+
     def check_integrity(self) -> None:
         """Raises when the books are wrong."""
         ...
@@ -80,12 +94,31 @@ class Dispatcher:
     """Turns fronts' frames into engine calls and engine events into fronts' frames.
 
     `carry_out`: whoever does what an observer orders; None: nobody, and observers are told so.
+    `quarantine`: what becomes of requests that may have killed an engine before. `show_door` is
+    told whose outputs are being taken in, by the first one's key, and 0 when they are. `clock`: the
+    engine's.
     """
 
     def __init__(
-        self, engine: EngineCore, hello: EngineHello, *, carry_out: CarryOut | None = None
+        self,
+        engine: EngineCore,
+        hello: EngineHello,
+        *,
+        carry_out: CarryOut | None = None,
+        quarantine: Quarantine | None = None,
+        show_door: Callable[[int], None] | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.engine = engine
+        self.newest_queue_s: float | None = None
+        """How long the request that was queued last will probably wait, seconds."""
+        can_repeat = Feature.SEED in hello.executor.features
+        orphanage = Orphanage(clock, can_repeat=can_repeat)
+        self._orphanage = orphanage
+        self._hand_overs = HandOvers(orphanage, self._cancel_named)
+        self._mail: list[tuple[int, bytes]] = []
+        self._quarantine = quarantine or Quarantine((), lambda _: None)
+        self._show_door = show_door
         self.hello_frame = encode(hello)
         self._carry_out = carry_out
         self._live_keys: dict[int, set[int]] = {}
@@ -95,6 +128,11 @@ class Dispatcher:
     def num_live(self) -> int:
         """Requests of all fronts that have not ended."""
         return sum(map(len, self._live_keys.values()))
+
+    @property
+    def has_own_work(self) -> bool:
+        """True when `step` would do or tell something whatever the engine has to do."""
+        return self._quarantine.has_work or bool(self._mail)
 
     def front_came(self, front_id: int) -> bytes:
         """A front said hello; returns the frame that answers it."""
@@ -107,6 +145,11 @@ class Dispatcher:
     def front_gone(self, front_id: int) -> None:
         """A front hung up: nobody waits for its requests any more."""
         keys = self._live_keys.pop(front_id, set())
+        num_kept = self._orphanage.front_gone(front_id, self.engine.output_tokens)
+        if num_kept:
+            log.info("%d requests of front %d wait for another", num_kept, front_id)
+        self._post(self._hand_overs.front_gone(front_id))
+        self._quarantine.front_gone(front_id)
         if keys:
             log.info("front %d is gone, its %d requests are cancelled", front_id, len(keys))
             self._cancel_soon(keys, FinishReason.CANCELLED)
@@ -122,8 +165,14 @@ class Dispatcher:
             case Cancel(keys=keys, reason=reason):
                 self._cancel_soon(self._live_keys[front_id].intersection(keys.tolist()), reason)
             case CancelById(ticket=ticket, request_id=request_id):
-                state = self.engine.cancel_by_id(request_id)
+                state = self._cancel_named(request_id)
                 return encode(CancelAnswer(ticket=ticket, state=state))
+            case Keep() as keep:
+                self._keep(front_id, keep)
+            case Claim() as claim:
+                self._post(self._hand_overs.claim(front_id, claim, self._live_keys))
+            case Give(ticket=ticket, inheritance=inheritance):
+                self._post(self._hand_overs.given(front_id, ticket, inheritance))
             case other:
                 raise LinkError(f"a front does not send {type(other).__name__}")
         return None
@@ -147,10 +196,19 @@ class Dispatcher:
         """One engine step; the frames it gives, one per front with news."""
         if self._to_cancel:
             self._cancel_first(_MAX_CANCELS)
-        events = self.engine.step()
+        quarantine = self._quarantine
+        if quarantine.has_work:
+            self._hand_in(quarantine.next_trial())
+        events = quarantine.heard(self.engine.step())
+        frames, self._mail = self._mail, []
         if events.is_empty:
-            return []
+            return frames
+        for change in events.changes:
+            if isinstance(change, Queued):
+                self.newest_queue_s = change.estimated_queue_s
         for end in events.ends:
+            is_well = isinstance(end, Finished) and end.reason in _OWN_ENDS
+            self._orphanage.ended(end.key, is_well=is_well)
             if isinstance(end, Failed) and end.detail:
                 # The one place that hears of it: clients are told the reason only.
                 log.warning(
@@ -162,7 +220,6 @@ class Dispatcher:
                         "step": events.step,
                     },
                 )
-        frames: list[tuple[int, bytes]] = []
         for front_id, news in split_by_front(events):
             live = self._live_keys.get(front_id)
             if live is None:
@@ -170,6 +227,23 @@ class Dispatcher:
             live.difference_update([end.key for end in news.ends])
             frames.append((front_id, encode(news)))
         return frames
+
+    def sweep(self) -> None:
+        """To be called about once a second: forgets what nobody came for."""
+        self._orphanage.sweep()
+
+    def _keep(self, front_id: int, keep: Keep) -> None:
+        if any(key not in self._live_keys[front_id] for _, key in keep.keys):
+            return  # it ended while this travelled
+        self._orphanage.keep(front_id, keep)
+
+    def _post(self, mail: Mail) -> None:
+        """For fronts, with the next step's news."""
+        self._mail += [(front_id, encode(frame)) for front_id, frame in mail]
+
+    def _cancel_named(self, request_id: str) -> RequestState | None:
+        state = self._quarantine.cancel_by_id(request_id)
+        return self.engine.cancel_by_id(request_id) if state is None else state
 
     def _cancel_soon(self, keys: Iterable[int], reason: FinishReason) -> None:
         """Cancel now as many as may be, and the rest before the next steps."""
@@ -181,7 +255,9 @@ class Dispatcher:
     def _cancel_first(self, max_keys: int) -> None:
         for _ in range(min(max_keys, len(self._to_cancel))):
             # One that has ended since is not live, and nothing happens.
-            self.engine.cancel(*self._to_cancel.popleft())
+            key, reason = self._to_cancel.popleft()
+            if not self._quarantine.cancel(key, reason):
+                self.engine.cancel(key, reason)
 
     def _submit(self, front_id: int, specs: tuple[RequestSpec, ...]) -> None:
         live = self._live_keys[front_id]
@@ -191,9 +267,20 @@ class Dispatcher:
                 raise LinkError(f"key {key} does not belong to front {front_id}")
         if not live.isdisjoint(keys) or len(set(keys)) != len(keys):
             raise LinkError("a key is used twice")
-        if specs:
-            live.update(keys)
+        live.update(keys)
+        if not self._quarantine.takes(front_id, specs):
+            self._hand_in(specs)
+
+    def _hand_in(self, specs: tuple[RequestSpec, ...]) -> None:
+        if not specs:
+            return
+        if self._show_door is None:
             self.engine.submit(specs)
+            return
+        # What this raises ends the engine: then it stays written who was at the door.
+        self._show_door(specs[0].key)
+        self.engine.submit(specs)
+        self._show_door(0)
 
 
 def cancel_frame(keys: tuple[int, ...], reason: FinishReason) -> bytes:

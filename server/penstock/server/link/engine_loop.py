@@ -1,19 +1,21 @@
 """The engine process's loop: fronts in, step, fronts out.
 
-Owns when to step, when to wait and when to look over the books. An engine that is paced by its
-executor steps while it has work; one over a self-paced executor steps when that has news, when a
-front sent something and when time ends a request. Does not know how the engine was built or what
-ends the process.
+Owns when to step, when to wait, when to look over the books and when chores are due. An engine
+that is paced by its executor steps while it has work; one over a self-paced executor steps when
+that has news, when a front sent something and when time ends a request. Does not know how the
+engine was built or what ends the process.
 """
 
 from collections.abc import Callable
 
 from penstock.server.link.dispatch import Dispatcher
+from penstock.server.link.display import Display
 from penstock.server.link.fronts import FrontHub
 
-_MAX_WAIT_S = 60.0
-_MAX_SILENCE_S = 1.0
-"""How often a self-paced executor is asked that has work and says nothing: it may be dead."""
+_MAX_WAIT_S = 0.5
+"""How long it rests at most: whoever watches it wants to see that it comes round, and a self-paced
+executor that has work and says nothing may be dead."""
+_CHORES_EVERY_S = 1.0
 _QUIET_S = 0.05
 """How long nothing must come before the books are looked over: not between two requests."""
 
@@ -21,17 +23,34 @@ _QUIET_S = 0.05
 class EngineLoop:
     """Runs one engine for the fronts of one hub, on the calling thread.
 
-    `clock` is the engine's. `stop()` may be called from a signal handler or another thread.
+    `clock` is the engine's. `display`: where it shows how it goes, None for nowhere. `stop()` may
+    be called from a signal handler or another thread.
     """
 
-    def __init__(self, dispatcher: Dispatcher, hub: FrontHub, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        hub: FrontHub,
+        clock: Callable[[], float],
+        display: Display | None = None,
+    ) -> None:
         self._dispatcher = dispatcher
         self._hub = hub
         self._clock = clock
+        self._display = display
+        self._chores: list[Callable[[], object]] = []
+        self._chores_due_s = clock() + _CHORES_EVERY_S
         self._is_stopping = False
         self._is_self_paced = dispatcher.engine.ready_fd is not None
         if dispatcher.engine.ready_fd is not None:
             hub.watch(dispatcher.engine.ready_fd)
+
+    def add_chore(self, chore: Callable[[], object]) -> None:
+        """Have `chore` done between two steps, about once a second, also when there is no work.
+
+        It must be quick: every stream waits for it. What it raises ends the engine.
+        """
+        self._chores.append(chore)
 
     def stop(self) -> None:
         """Leave `run` before the next step."""
@@ -40,27 +59,43 @@ class EngineLoop:
 
     def run(self) -> None:
         """Serve until `stop`. An exception out of the engine comes through: it is dead."""
-        engine = self._dispatcher.engine
+        dispatcher, display = self._dispatcher, self._display
+        engine = dispatcher.engine
         was_busy = False
         while not self._is_stopping:
+            if display is not None:
+                display.came_round()
             has_news = self._hub.poll(self._wait_s(was_busy=was_busy))
-            if has_news or engine.has_work or self._clock() >= engine.next_wakeup_s():
-                for front_id, frame in self._dispatcher.step():
+            now_s = self._clock()
+            if now_s >= self._chores_due_s:
+                self._do_chores(now_s)
+            is_due = has_news or engine.has_work or dispatcher.has_own_work
+            if is_due or now_s >= engine.next_wakeup_s():
+                for front_id, frame in dispatcher.step():
                     self._hub.send(front_id, frame)
+                if display is not None:
+                    display.stepped()
                 was_busy = True
             elif was_busy:
                 # The books must balance exactly when nothing is in flight; looking is cheap then.
                 engine.check_integrity()
+                if display is not None:
+                    display.rested()
                 was_busy = False
+
+    def _do_chores(self, now_s: float) -> None:
+        self._chores_due_s = now_s + _CHORES_EVERY_S
+        for chore in self._chores:
+            chore()
 
     def _wait_s(self, *, was_busy: bool) -> float:
         engine = self._dispatcher.engine
-        if self._is_stopping:
+        if self._is_stopping or self._dispatcher.has_own_work:
             return 0.0
         if not engine.has_work:
             most_s = _QUIET_S if was_busy else _MAX_WAIT_S
         elif self._is_self_paced:
-            most_s = _MAX_SILENCE_S
+            most_s = _MAX_WAIT_S
         else:
             return 0.0
         return min(most_s, max(0.0, engine.next_wakeup_s() - self._clock()))

@@ -28,6 +28,22 @@ from penstock.server.link.look_frames import (
     write_order_answer,
 )
 from penstock.server.link.ports import EngineHello
+from penstock.server.link.resume_frames import (
+    Ask,
+    Claim,
+    ClaimAnswer,
+    Give,
+    Keep,
+    ResumeFrame,
+    read_ask,
+    read_claim,
+    read_claim_answer,
+    read_give,
+    read_keep,
+    write_answer,
+    write_keep,
+    write_question,
+)
 from penstock.server.link.spec_frames import Submit, read_submit, write_submit
 from penstock.server.link.step_frames import read_step, write_step
 from penstock.server.link.wire import LinkError, Reader, Writer
@@ -50,6 +66,11 @@ class FrameKind(enum.IntEnum):
     LOOK_ANSWER = 10
     ORDER = 11
     ORDER_ANSWER = 12
+    KEEP = 20
+    CLAIM = 21
+    ASK = 22
+    GIVE = 23
+    CLAIM_ANSWER = 24
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,6 +122,7 @@ Frame: TypeAlias = (
     | LookAnswer
     | Order
     | OrderAnswer
+    | ResumeFrame
 )
 
 
@@ -131,19 +153,10 @@ def _write(out: Writer, frame: Frame) -> FrameKind:
             return FrameKind.SUBMIT
         case Look() | LookAnswer() | Order() | OrderAnswer() | ObserverHello():
             return _write_look(out, frame)
-        case Cancel():
-            out.u8(frame.reason)
-            out.u32(len(frame.keys))
-            out.array(frame.keys, np.int64)
-            return FrameKind.CANCEL
-        case CancelById():
-            out.u32(frame.ticket)
-            out.text(frame.request_id)
-            return FrameKind.CANCEL_BY_ID
-        case CancelAnswer():
-            out.u32(frame.ticket)
-            out.u8(frame.state or 0)
-            return FrameKind.CANCEL_ANSWER
+        case Keep() | Claim() | Ask() | Give() | ClaimAnswer():
+            return _write_resume(out, frame)
+        case Cancel() | CancelById() | CancelAnswer():
+            return _write_cancel(out, frame)
         case FrontHello():
             out.u32(frame.front_id)
             return FrameKind.FRONT_HELLO
@@ -172,19 +185,58 @@ def _write_look(
             return FrameKind.OBSERVER_HELLO
 
 
+def _write_cancel(out: Writer, frame: Cancel | CancelById | CancelAnswer) -> FrameKind:
+    match frame:
+        case Cancel():
+            out.u8(frame.reason)
+            out.u32(len(frame.keys))
+            out.array(frame.keys, np.int64)
+            return FrameKind.CANCEL
+        case CancelById():
+            out.u32(frame.ticket)
+            out.text(frame.request_id)
+            return FrameKind.CANCEL_BY_ID
+        case CancelAnswer():
+            out.u32(frame.ticket)
+            out.u8(frame.state or 0)
+            return FrameKind.CANCEL_ANSWER
+
+
+def _write_resume(out: Writer, frame: ResumeFrame) -> FrameKind:
+    match frame:
+        case Keep():
+            write_keep(out, frame)
+            return FrameKind.KEEP
+        case Claim():
+            write_question(out, frame)
+            return FrameKind.CLAIM
+        case Ask():
+            write_question(out, frame)
+            return FrameKind.ASK
+        case Give():
+            write_answer(out, frame)
+            return FrameKind.GIVE
+        case ClaimAnswer():
+            write_answer(out, frame)
+            return FrameKind.CLAIM_ANSWER
+
+
 def _read(kind: FrameKind, data: Reader) -> Frame:
     match kind:
         case FrameKind.STEP:
             return read_step(data)
         case FrameKind.SUBMIT:
             return read_submit(data)
-        case FrameKind.CANCEL:
-            reason = FinishReason(data.u8())
-            return Cancel(reason=reason, keys=data.array(data.u32(), np.int64))
-        case FrameKind.CANCEL_BY_ID:
-            return CancelById(ticket=data.u32(), request_id=data.text())
-        case FrameKind.CANCEL_ANSWER:
-            return CancelAnswer(ticket=data.u32(), state=_read_state(data))
+        case FrameKind.CANCEL | FrameKind.CANCEL_BY_ID | FrameKind.CANCEL_ANSWER:
+            return _read_cancel(kind, data)
+        case (
+            FrameKind.KEEP
+            | FrameKind.CLAIM
+            | FrameKind.ASK
+            | FrameKind.GIVE
+            | FrameKind.CLAIM_ANSWER
+        ):
+            return _read_resume(kind, data)
         case FrameKind.FRONT_HELLO:
             front_id = data.u32()
             if not 1 <= front_id <= MAX_FRONT_ID:
@@ -223,6 +275,39 @@ def _read_look(
             return read_order(data)
         case FrameKind.ORDER_ANSWER:
             return read_order_answer(data)
+
+
+def _read_cancel(
+    kind: Literal[FrameKind.CANCEL, FrameKind.CANCEL_BY_ID, FrameKind.CANCEL_ANSWER],
+    data: Reader,
+) -> Frame:
+    match kind:
+        case FrameKind.CANCEL:
+            reason = FinishReason(data.u8())
+            return Cancel(reason=reason, keys=data.array(data.u32(), np.int64))
+        case FrameKind.CANCEL_BY_ID:
+            return CancelById(ticket=data.u32(), request_id=data.text())
+        case FrameKind.CANCEL_ANSWER:
+            return CancelAnswer(ticket=data.u32(), state=_read_state(data))
+
+
+def _read_resume(
+    kind: Literal[
+        FrameKind.KEEP, FrameKind.CLAIM, FrameKind.ASK, FrameKind.GIVE, FrameKind.CLAIM_ANSWER
+    ],
+    data: Reader,
+) -> Frame:
+    match kind:
+        case FrameKind.KEEP:
+            return read_keep(data)
+        case FrameKind.CLAIM:
+            return read_claim(data)
+        case FrameKind.ASK:
+            return read_ask(data)
+        case FrameKind.GIVE:
+            return read_give(data)
+        case FrameKind.CLAIM_ANSWER:
+            return read_claim_answer(data)
 
 
 def _read_state(data: Reader) -> RequestState | None:

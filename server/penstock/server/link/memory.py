@@ -14,9 +14,11 @@ from collections.abc import Callable
 from penstock.scheduler.events import StepEvents
 from penstock.scheduler.request import FinishReason, RequestSpec
 from penstock.scheduler.state import RequestState
+from penstock.server.link.claims import ClaimDesk, Giver
 from penstock.server.link.dispatch import Dispatcher, EngineCore, cancel_frame
 from penstock.server.link.frames import CancelAnswer, CancelById, decode, encode
 from penstock.server.link.ports import EngineHello, EngineListener, EngineUnavailable
+from penstock.server.link.resume_frames import Ask, ClaimAnswer, Inheritance, Keep
 from penstock.server.link.spec_frames import Submit
 from penstock.server.link.wire import FrameBuffer
 
@@ -36,7 +38,7 @@ class MemoryEngine:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._clock = clock
-        self._dispatcher = Dispatcher(engine, hello)
+        self._dispatcher = Dispatcher(engine, hello, clock=clock)
         self._ports: dict[int, MemoryPort] = {}
         self._inbox: deque[Callable[[], None]] = deque()
         self._news = threading.Condition()
@@ -146,7 +148,8 @@ class MemoryEngine:
 
     def _has_work(self) -> bool:
         engine = self._dispatcher.engine
-        return self._is_alive and (engine.has_work or self._clock() >= engine.next_wakeup_s())
+        has_work = engine.has_work or self._dispatcher.has_own_work
+        return self._is_alive and (has_work or self._clock() >= engine.next_wakeup_s())
 
     def _step(self) -> None:
         for front_id, frame in self._dispatcher.step():
@@ -186,6 +189,7 @@ class MemoryPort:
         self._up = asyncio.Event()
         self._answers: dict[int, asyncio.Future[RequestState | None]] = {}
         self._next_ticket = 0
+        self._claims = ClaimDesk(lambda frame: self._write(encode(frame)))
 
     def attach(self, listener: EngineListener) -> None:
         """Connect, without asyncio if none runs."""
@@ -209,6 +213,11 @@ class MemoryPort:
         """True between the engine's hello and its loss."""
         return self._is_up and self._engine.is_alive
 
+    @property
+    def num_unsent_bytes(self) -> int:
+        """Nothing waits on this side."""
+        return 0
+
     def submit(self, specs: tuple[RequestSpec, ...]) -> None:
         """See `EnginePort.submit`."""
         self._write(encode(Submit(specs=specs)))
@@ -229,6 +238,19 @@ class MemoryPort:
             return await answer
         finally:
             self._answers.pop(ticket, None)
+
+    def keep(self, keep: Keep) -> None:
+        """See `ClaimPort.keep`."""
+        if self.is_up:
+            self._write(encode(keep))
+
+    async def claim(self, name: str) -> Inheritance | None:
+        """See `ClaimPort.claim`."""
+        return await self._claims.claim(name)
+
+    def on_asked(self, giver: Giver) -> None:
+        """See `ClaimPort.on_asked`."""
+        self._claims.on_asked(giver)
 
     async def close(self) -> None:
         """Hang up: what this front still has is cancelled."""
@@ -268,10 +290,13 @@ class MemoryPort:
                     answer = self._answers.get(ticket)
                     if answer is not None and not answer.done():
                         answer.set_result(state)
+                case Ask() | ClaimAnswer() as word:
+                    self._claims.hear(word)
                 case other:
                     raise AssertionError(f"an engine does not send {type(other).__name__}")
 
     def _lost(self) -> None:
+        self._claims.lose()
         for answer in self._answers.values():
             if not answer.done():
                 answer.set_exception(EngineUnavailable("the engine went away"))

@@ -37,6 +37,11 @@ class EnginePort(Protocol):
         """True between an engine's hello and its loss."""
         ...
 
+    @property
+    def num_unsent_bytes(self) -> int:
+        """What waits here until the engine reads it."""
+        ...
+
     def submit(self, specs: tuple[RequestSpec, ...]) -> None:
         """Hand over the outputs of one request, leader first.
 

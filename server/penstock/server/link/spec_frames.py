@@ -18,8 +18,8 @@ from penstock.scheduler.request import RequestSpec, SamplingParams
 from penstock.scheduler.request_options import CacheRetention, Constraint, ConstraintKind
 from penstock.server.link.wire import LinkError, Reader, Writer
 
-# key, leader_key, max_tokens, min_tokens, num_replayed, output_index, priority
-_NUMBERS = struct.Struct("<qqqqqqq")
+# key, leader_key, max_tokens, min_tokens, num_replayed, num_replays, output_index, priority
+_NUMBERS = struct.Struct("<qqqqqqqq")
 # arrival, ttft deadline, deadline, time limit
 _TIMES = struct.Struct("<dddd")
 # temperature, top_p, min_p, repetition, presence, frequency
@@ -78,6 +78,7 @@ def _write_spec(out: Writer, spec: RequestSpec, previous: RequestSpec | None) ->
         spec.max_tokens,
         spec.min_tokens,
         spec.num_replayed,
+        spec.num_replays,
         spec.output_index,
         spec.priority,
     )
@@ -104,7 +105,8 @@ def _write_spec(out: Writer, spec: RequestSpec, previous: RequestSpec | None) ->
 
 def _read_spec(data: Reader, previous: RequestSpec | None) -> RequestSpec:
     numbers = cast("tuple[int, ...]", data.packed(_NUMBERS))
-    key, leader_key, max_tokens, min_tokens, num_replayed, output_index, priority = numbers
+    key, leader_key, max_tokens, min_tokens, *replays, output_index, priority = numbers
+    num_replayed, num_replays = replays
     arrival_s, ttft_deadline_s, deadline_s, time_limit_s = data.packed(_TIMES)
     request_id, hash_salt = data.text(), data.blob()
     stop_ids = _read_ints(data)
@@ -118,6 +120,7 @@ def _read_spec(data: Reader, previous: RequestSpec | None) -> RequestSpec:
         max_tokens=max_tokens,
         min_tokens=min_tokens,
         num_replayed=num_replayed,
+        num_replays=num_replays,
         sampling=sampling,
         stop_ids=stop_ids,
         block_hashes=block_hashes,

@@ -24,6 +24,7 @@ from penstock.scheduler.events import (
     StepEvents,
     Wait,
 )
+from penstock.scheduler.quotas import QuotaBreach, QuotaKind
 from penstock.scheduler.request import FailureReason, FinishReason
 from penstock.server.link.wire import LinkError, Reader, Writer
 
@@ -36,14 +37,16 @@ _CHANGE = struct.Struct("<Bqdqq")
 _END = struct.Struct("<BqdBq")
 # Behind the record of a failure: estimate_s, deadline_s, retry_after_s
 _REFUSAL_TIMES = struct.Struct("<ddd")
+# And of one that breaks a quota: which limit, how much it is, retry_after_s
+_BREACH = struct.Struct("<Bqd")
 # Behind that of whoever waited: seconds by reason, others, num_passed_by
 _WAIT = struct.Struct("<dddddI")
 # And of whoever ran: num_chunks, num_steps, least and greatest batch
 _STAY = struct.Struct("<IIII")
 _ADMITTED, _PREEMPTED, _PREFIX_FOUND, _QUEUED = 1, 2, 3, 4
 _FINISHED, _FAILED = 1, 2
-# In the byte of the kind: which of the two follow.
-_HAS_WAIT, _HAS_STAY = 16, 32
+# In the byte of the kind: which of them follow.
+_HAS_WAIT, _HAS_STAY, _HAS_BREACH = 16, 32, 64
 _KIND = 15
 _UNKNOWN_S = math.nan
 """Stands for None among seconds."""
@@ -206,17 +209,21 @@ def _write_end(out: Writer, end: Finished | Failed) -> None:
             out.packed(_END, _FINISHED | flags, end.key, end.at_s, end.reason, end.stop_id)
             _write_account(out, end.wait, end.stay)
         case Failed():
-            out.packed(_END, _FAILED | flags, end.key, end.at_s, end.reason, 0)
+            flags |= _FAILED if end.breach is None else _FAILED | _HAS_BREACH
+            out.packed(_END, flags, end.key, end.at_s, end.reason, 0)
             _write_account(out, end.wait, end.stay)
             times_s = (end.estimate_s, end.deadline_s, end.retry_after_s)
             out.packed(_REFUSAL_TIMES, *map(_or_unknown, times_s))
+            if end.breach is not None:
+                breach = end.breach
+                out.packed(_BREACH, breach.kind, breach.limit, _or_unknown(breach.retry_after_s))
 
 
 def _read_end(data: Reader) -> Finished | Failed:
     record = data.packed(_END)
     flags, key, reason, stop_id = cast("tuple[int, ...]", (*record[:2], *record[3:]))
     kind = flags & _KIND
-    wait, stay = _read_account(data, flags)
+    wait, stay = _read_account(data, flags & ~_HAS_BREACH)
     if kind == _FINISHED:
         return Finished(
             key=key,
@@ -235,10 +242,18 @@ def _read_end(data: Reader) -> Finished | Failed:
             estimate_s=estimate_s,
             deadline_s=deadline_s,
             retry_after_s=retry_after_s,
+            breach=_read_breach(data) if flags & _HAS_BREACH else None,
             wait=wait,
             stay=stay,
         )
     raise LinkError(f"unknown end {kind}")
+
+
+def _read_breach(data: Reader) -> QuotaBreach:
+    kind, limit, retry_after_s = data.packed(_BREACH)
+    return QuotaBreach(
+        kind=QuotaKind(int(kind)), limit=int(limit), retry_after_s=_if_known(retry_after_s)
+    )
 
 
 def _flags(wait: Wait | None, stay: Stay | None) -> int:

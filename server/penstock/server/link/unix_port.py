@@ -1,7 +1,9 @@
 """The front's side of the Unix-socket link, on asyncio.
 
 Owns one connection to the engine and its rebirth: it connects, and when the engine goes it tells
-the listener once and connects again. Does not know requests beyond their frames.
+the listener once and connects again. Listens to no engine older than one it has heard: that one
+was given up on, and what it has to say is of requests that live elsewhere by now. Does not know
+requests beyond their frames.
 """
 
 import asyncio
@@ -14,9 +16,11 @@ from typing import cast
 from penstock.scheduler.events import StepEvents
 from penstock.scheduler.request import FinishReason, RequestSpec
 from penstock.scheduler.state import RequestState
+from penstock.server.link.claims import ClaimDesk, Giver
 from penstock.server.link.dispatch import cancel_frame
 from penstock.server.link.frames import CancelAnswer, CancelById, FrontHello, decode, encode
 from penstock.server.link.ports import EngineHello, EngineListener, EngineUnavailable
+from penstock.server.link.resume_frames import Ask, ClaimAnswer, Inheritance, Keep
 from penstock.server.link.spec_frames import Submit
 from penstock.server.link.wire import FrameBuffer, LinkError
 
@@ -39,12 +43,19 @@ class UnixEnginePort:
         self._up = asyncio.Event()
         self._answers: dict[int, asyncio.Future[RequestState | None]] = {}
         self._next_ticket = 0
+        self._claims = ClaimDesk(lambda frame: self._write(encode(frame)))
+        self._newest_epoch = 0
         self._is_closing = False
 
     @property
     def is_up(self) -> bool:
         """True between an engine's hello and its loss."""
         return self._up.is_set()
+
+    @property
+    def num_unsent_bytes(self) -> int:
+        """See `EnginePort.num_unsent_bytes`."""
+        return 0 if self._connection is None else self._connection.num_unsent_bytes
 
     async def start(self, listener: EngineListener) -> None:
         """Begin to connect, and keep connected until `close`. Does not wait for the engine."""
@@ -91,6 +102,20 @@ class UnixEnginePort:
         finally:
             self._answers.pop(ticket, None)
 
+    def keep(self, keep: Keep) -> None:
+        """See `ClaimPort.keep`."""
+        # An engine that cannot be told is on its way out, and the next one will be told.
+        with contextlib.suppress(EngineUnavailable):
+            self._write(encode(keep))
+
+    async def claim(self, name: str) -> Inheritance | None:
+        """See `ClaimPort.claim`."""
+        return await self._claims.claim(name)
+
+    def on_asked(self, giver: Giver) -> None:
+        """See `ClaimPort.on_asked`."""
+        self._claims.on_asked(giver)
+
     def _write(self, frame: bytes) -> None:
         connection = self._connection
         if connection is None or not self.is_up:
@@ -127,21 +152,32 @@ class UnixEnginePort:
             case EngineHello() as hello:
                 if connection.was_greeted:
                     raise LinkError("a second hello")
+                if hello.epoch < self._newest_epoch:
+                    raise LinkError(
+                        f"an engine of epoch {hello.epoch} after one of {self._newest_epoch}"
+                    )
+                self._newest_epoch = hello.epoch
                 connection.was_greeted = True
                 self._up.set()
                 listener.on_hello(hello)
+            case _ if not connection.was_greeted:
+                raise LinkError("the first frame is no hello")
             case StepEvents() as events:
                 listener.on_events(events)
             case CancelAnswer(ticket=ticket, state=state):
                 answer = self._answers.get(ticket)
                 if answer is not None and not answer.done():
                     answer.set_result(state)
+            case Ask() | ClaimAnswer() as frame:
+                with contextlib.suppress(EngineUnavailable):
+                    self._claims.hear(frame)
             case other:
                 raise LinkError(f"an engine does not send {type(other).__name__}")
 
     def _on_closed(self, connection: "_Connection") -> None:
         self._connection = None
         self._up.clear()
+        self._claims.lose()
         answers, self._answers = self._answers, {}
         for answer in answers.values():
             if not answer.done():

@@ -17,6 +17,7 @@ from ipaddress import ip_address
 from typing import TYPE_CHECKING, Final
 from urllib.parse import parse_qs
 
+from penstock.server.metrics.access import MetricsAccess
 from penstock.server.metrics.exposition import Exposition
 from penstock.server.operations.desk import DeskError
 
@@ -75,10 +76,19 @@ class MetricsApplication:
 
     Then the page and its status are answered only to who asks for them by a loopback name: a
     foreign web page that has its own name point here (DNS rebinding) is not let read them.
+    `access`: who may read at all; None for everybody who gets here. Probes need no leave.
     """
 
-    def __init__(self, exposition: Exposition, status: Status, *, is_local: bool) -> None:
+    def __init__(
+        self,
+        exposition: Exposition,
+        status: Status,
+        *,
+        is_local: bool,
+        access: MetricsAccess | None = None,
+    ) -> None:
         self._exposition = exposition
+        self._access = access
         self._status = status
         self._is_local = is_local
         self._status_slots = threading.BoundedSemaphore(MAX_STATUS_CALLS)
@@ -115,6 +125,11 @@ class MetricsApplication:
         if is_guarded and not _is_loopback(environ.get("HTTP_HOST", "")):
             says = b"answered here only under the name localhost or a loopback address\n"
             return _Answer(HTTPStatus.MISDIRECTED_REQUEST, says)
+        if self._access is not None and path != HEALTH_PATH:
+            fault = self._access.fault(environ.get("HTTP_AUTHORIZATION"))
+            if fault is not None:
+                says = f"{fault.phrase}\n".encode()
+                return _Answer(fault, says, headers=(("WWW-Authenticate", "Bearer"),))
         if environ["REQUEST_METHOD"] not in ("GET", "HEAD"):
             allow = (("Allow", "GET, HEAD"),)
             return _Answer(HTTPStatus.METHOD_NOT_ALLOWED, b"only to be read\n", headers=allow)

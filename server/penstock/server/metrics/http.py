@@ -15,6 +15,7 @@ from socketserver import ThreadingMixIn
 from typing import Any, Final
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
+from penstock.server.metrics.access import MetricsAccess
 from penstock.server.metrics.application import (
     HEALTH_PATH,
     METRICS_PATH,
@@ -24,6 +25,8 @@ from penstock.server.metrics.application import (
 from penstock.server.metrics.callers import MAX_CALL_S, MAX_SILENT, Callers
 from penstock.server.metrics.exposition import Exposition
 from penstock.server.metrics.service_metrics import ServiceMetrics
+from penstock.server.security.https import HttpsContext
+from penstock.server.security.security import Security
 
 _POLL_S: Final = 0.1
 _RETRY_AFTER_S: Final = 1
@@ -86,7 +89,9 @@ class _BoundedServer(ThreadingMixIn, WSGIServer):
         clock: Callable[[], float],
         *,
         is_reserved: bool,
+        https: HttpsContext | None,
     ) -> None:
+        self._https = https
         self.address_family = family
         self._is_reserved = is_reserved
         self.callers = Callers(clock)
@@ -101,6 +106,11 @@ class _BoundedServer(ThreadingMixIn, WSGIServer):
         self.server_address = self.socket.getsockname()
         self.server_name, self.server_port = str(self.server_address[0]), self.server_address[1]
         self.setup_environ()
+
+    def get_request(self) -> tuple[socket.socket, Any]:
+        """The next caller. Its handshake is made on its own thread: it may take its time."""
+        accepted, address = super().get_request()
+        return (accepted if self._https is None else self._https.wrap(accepted)), address
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Answer on a thread."""
@@ -133,7 +143,8 @@ class MetricsServer:
 
     Bound when it is made, so that a port in use is an OSError there. `status`: see
     `application.Status`; it is called on threads of this server. `is_reserved`: this service holds
-    the port already, by a socket with SO_REUSEPORT that does not listen.
+    the port already, by a socket with SO_REUSEPORT that does not listen. `security`: with TLS, this
+    port has it too; with credentials, one is wanted here unless only this machine can ask.
     """
 
     def __init__(
@@ -145,12 +156,19 @@ class MetricsServer:
         status: Status,
         clock: Callable[[], float] = time.monotonic,
         is_reserved: bool = False,
+        security: Security | None = None,
     ) -> None:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._server = _BoundedServer((host, port), family, clock, is_reserved=is_reserved)
+        tls = None if security is None else security.tls
+        https = None if tls is None else HttpsContext(tls)
+        self._server = _BoundedServer(
+            (host, port), family, clock, is_reserved=is_reserved, https=https
+        )
         # What it is bound to, not what it was told: that may be a name.
         is_local = ip_address(self._server.server_name).is_loopback
-        app = MetricsApplication(Exposition(metrics), status, is_local=is_local)
+        authenticator = None if security is None or is_local else security.authenticator
+        access = None if authenticator is None else MetricsAccess(authenticator)
+        app = MetricsApplication(Exposition(metrics), status, is_local=is_local, access=access)
         self._server.set_app(app)
         self.port: int = self._server.server_port
         self._thread = threading.Thread(

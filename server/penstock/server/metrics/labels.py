@@ -66,8 +66,10 @@ REJECTIONS: Final = frozenset(
     )
 )
 """Reasons to turn a sound request away that lie in the state of the service, not in the request."""
-WAIT_REASONS: Final = (*(reason.name.lower() for reason in WaitReason), OTHER)
-"""`other`: nothing was lacking, the next step had not been planned."""
+ENGINE_LOST: Final = "engine_lost"
+WAIT_REASONS: Final = (*(reason.name.lower() for reason in WaitReason), OTHER, ENGINE_LOST)
+"""`other`: nothing was lacking, the next step had not been planned. `engine_lost`: the engine was
+gone, and no other there yet."""
 OUTCOMES: Final = ("ok", "cancelled", "error")
 DROP_REASONS: Final = frozenset(("full", "no_observer", "no_room", "unreadable", OTHER))
 """What is there from the start; what else a front counts is told as it names it, within bounds."""

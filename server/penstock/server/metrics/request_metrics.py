@@ -81,10 +81,12 @@ class RequestMetrics:
             counter(catalogue.PROMPT_TOKENS).add(record.num_prompt_tokens)
             counter(catalogue.PREFIX_QUERIES).add(record.num_prompt_tokens)
             counter(catalogue.PREFIX_HITS).add(record.num_cached_tokens)
+        waited = counter(catalogue.QUEUE_WAIT)
         for segment in record.segments:
+            if segment.is_engine_lost:
+                waited.add(segment.end_s - segment.start_s, labels.ENGINE_LOST)
             if (wait := segment.wait) is None:
                 continue
-            waited = counter(catalogue.QUEUE_WAIT)
             waited.add(wait.blocks_s, "blocks")
             waited.add(wait.slots_s, "slots")
             waited.add(wait.token_budget_s, "token_budget")

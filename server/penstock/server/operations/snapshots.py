@@ -103,11 +103,12 @@ class SnapshotMaker:
     def snapshot(self) -> Snapshot:
         """How the service is now."""
         living = self._fronts.living
-        self._is_draining = self._is_draining or any(beat.is_draining for beat in living)
+        # One front that drains while others serve is being replaced: the service goes on.
+        is_draining = bool(living) and all(beat.is_draining for beat in living)
         return Snapshot(
             time_s=self._unix_clock(),
             uptime_s=max(0.0, self._clock() - self._started_s),
-            is_draining=self._is_draining,
+            is_draining=self._is_draining or is_draining,
             models=(self._model_snapshot(living),),
             fronts=self._fronts.views(),
         )

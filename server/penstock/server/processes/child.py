@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
-from penstock.server.processes.control import stop_order
+from penstock.server.processes.control import engine_lost_order, stop_order
 from penstock.server.processes.exit_codes import describe_exit
 
 log = logging.getLogger(__name__)
@@ -132,9 +132,16 @@ class Child:
         """Cut the lifeline: the child ends at once, as if this process had died."""
         self._writer.close()
 
-    def stop(self, grace_s: float | None = None) -> None:
-        """Ask it to finish, within `grace_s` if given; nothing when it has ended."""
-        self._writer.write(stop_order(grace_s))
+    def stop(self, grace_s: float | None = None, *, is_hand_over: bool = False) -> None:
+        """Ask it to finish, within `grace_s` if given; nothing when it has ended.
+
+        `is_hand_over`: another has taken its place already.
+        """
+        self._writer.write(stop_order(grace_s, is_hand_over=is_hand_over))
+
+    def tell_engine_lost(self) -> None:
+        """Say that no engine will come any more; nothing when it has ended."""
+        self._writer.write(engine_lost_order())
 
     async def listen(self, on_message: Callable[[dict[str, Any]], None]) -> None:
         """Hand on what it says after it is ready, until it ends. What makes no sense is logged."""

@@ -23,11 +23,24 @@ from penstock.server.processes.exit_codes import EXIT_OK, EXIT_ORPHANED
 _PR_SET_PDEATHSIG = 1
 _MAX_LAUNCH_BYTES = 1 << 20
 _STOP = b"stop"
+_HAND_OVER = b"hand-over"
+_ENGINE_LOST = b"engine-lost"
+HEARD = "heard"
+"""What a child says when it has got the order to finish."""
 
 
-def stop_order(grace_s: float | None) -> bytes:
-    """The line that tells a child to finish; `grace_s` in place of the one of its settings."""
-    return b"stop\n" if grace_s is None else f"stop {grace_s!r}\n".encode()
+def stop_order(grace_s: float | None, *, is_hand_over: bool = False) -> bytes:
+    """The line that tells a child to finish; `grace_s` in place of the one of its settings.
+
+    `is_hand_over`: another has taken its place already.
+    """
+    word = _HAND_OVER if is_hand_over else _STOP
+    return word + (b"\n" if grace_s is None else f" {grace_s!r}\n".encode())
+
+
+def engine_lost_order() -> bytes:
+    """The line that tells a front that no engine will come any more."""
+    return _ENGINE_LOST + b"\n"
 
 
 def die_with_parent() -> None:
@@ -50,11 +63,15 @@ class ChildControl:
         self._early = b""
         self._socket_path: Path | None = None
         self._stop: Callable[[], object] | None = None
+        self._on_engine_lost: Callable[[], object] | None = None
         self._last_act: Callable[[], object] | None = None
         self.ordered_grace_s: float | None = None
         """The grace that came with the order to finish, seconds; None: the one of the settings."""
-        # SIGUSR1 has the supervisor write the flight record; alike told to the whole tree at times.
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+        self.is_hand_over = False
+        """Whether another has taken over from the process that is to finish."""
+        # SIGUSR1 has the supervisor write the flight record, SIGUSR2 has it start others in our
+        # place; alike told to the whole tree at times.
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
             signal.signal(number, signal.SIG_IGN)
 
     def read_launch(self) -> str:
@@ -87,6 +104,10 @@ class ChildControl:
         Without it, while the process still loads, the order ends it at once.
         """
         self._stop = stop
+
+    def on_engine_lost(self, call: Callable[[], object]) -> None:
+        """Have `call` called, on another thread, when no engine will come any more."""
+        self._on_engine_lost = call
 
     def report_ready(self, **facts: Any) -> None:
         """Tell the supervisor that this process serves."""
@@ -123,12 +144,16 @@ class ChildControl:
 
     def _take_order(self, order: bytes) -> None:
         word, _, argument = order.partition(b" ")
-        if word != _STOP:
+        if word == _ENGINE_LOST and self._on_engine_lost is not None:
+            self._on_engine_lost()
+        if word not in (_STOP, _HAND_OVER):
             return
         if argument:
             self.ordered_grace_s = float(argument)
+        self.is_hand_over = word == _HAND_OVER
         if self._stop is None:
             os._exit(EXIT_OK)
+        self.tell(HEARD)
         self._stop()
 
 

@@ -4,6 +4,7 @@ Owns its composition and the way it ends. Run by the supervisor as
 `python -m penstock.server.processes.engine_process <control fd>`.
 """
 
+import functools
 import gc
 import logging
 import os
@@ -23,11 +24,16 @@ from penstock.server.flight.facts import facts_of
 from penstock.server.flight.flight_listener import FlightListener
 from penstock.server.flight.geometry import FlightError
 from penstock.server.flight.writer import FlightWriter
-from penstock.server.link.dispatch import Dispatcher, EngineCore
+from penstock.server.link.board import EngineBoard, create_board
+from penstock.server.link.dispatch import Dispatcher
+from penstock.server.link.display import Display
 from penstock.server.link.engine_loop import EngineLoop
 from penstock.server.link.fronts import FrontHub
 from penstock.server.link.ports import EngineHello
+from penstock.server.link.quarantine import Quarantine
+from penstock.server.link.shown_executor import ShownExecutor
 from penstock.server.processes.control import ChildControl, die_with_parent
+from penstock.server.processes.engine_policy import EnginePolicy
 from penstock.server.processes.exit_codes import (
     EXIT_BOOKS_WRONG,
     EXIT_CANNOT_START,
@@ -39,6 +45,7 @@ from penstock.server.processes.logging_start import start_logging
 from penstock.server.processes.orders import Orders
 from penstock.server.recording.recorder import Recorder
 from penstock.server.recording.recording_engine import RecordingEngine
+from penstock.server.security.policy_file import PolicyFile
 
 # Run as a program, its own name would be __main__.
 log = logging.getLogger("penstock.server.processes.engine_process")
@@ -63,12 +70,23 @@ def main(arguments: list[str]) -> int:
     try:
         executor = create_executor(launch.server.executor)
         warn_of_limits(launch.server.executor, executor.info)
+        board = _board(launch, executor)
         recorder = _recorder(launch.server, executor)
-        engine = _engine(launch, executor, recorder)
-        orders = Orders("engine")
-        dispatcher = Dispatcher(engine, _hello(launch, executor), carry_out=orders.carry_out)
+        engine = _engine(launch, ShownExecutor(executor, board), recorder)
+        dispatcher = Dispatcher(
+            engine,
+            _hello(launch, executor),
+            carry_out=Orders("engine").carry_out,
+            quarantine=Quarantine(launch.suspects, board.show_trial),
+            show_door=board.show_door,
+        )
         hub = FrontHub(listener, dispatcher)
-        loop = EngineLoop(dispatcher, hub, time.monotonic)
+        display = Display(board, dispatcher, lambda: engine.queue_size)
+        loop = EngineLoop(dispatcher, hub, time.monotonic, display)
+        loop.add_chore(dispatcher.sweep)
+        policy = _policy(launch, engine)
+        if policy is not None:
+            loop.add_chore(policy.poll)
     except (Exception, SystemExit) as error:
         # Whatever a model folder, a library or the memory has against starting: one line for the
         # operator, the rest for who debugs. Libraries of launchers are known to call sys.exit.
@@ -139,6 +157,17 @@ def comes_from_executor(error: Exception) -> bool:
     return any(str(frame.f_globals.get("__name__", "")).startswith(_EXECUTORS) for frame in frames)
 
 
+def _board(launch: EngineLaunch, executor: Executor) -> EngineBoard:
+    """The memory that the supervisor gave. Without one (by hand) nobody looks: one of our own."""
+    fd = launch.board_fd
+    if fd < 0:
+        fd = create_board(executor.info.max_num_seqs)
+    try:
+        return EngineBoard(fd, launch.epoch, executor.info.pipeline_depth)
+    finally:
+        os.close(fd)  # it is mapped, and not for programs that the executor starts
+
+
 def _recorder(server: ServerConfig, executor: Executor) -> Recorder | None:
     """Where to write down what is served; None where nothing is asked for, or it cannot be."""
     if server.record_path is None:
@@ -157,13 +186,25 @@ def _recorder(server: ServerConfig, executor: Executor) -> Recorder | None:
     return recorder
 
 
-def _engine(launch: EngineLaunch, executor: Executor, recorder: Recorder | None) -> EngineCore:
+def _engine(
+    launch: EngineLaunch, executor: Executor, recorder: Recorder | None
+) -> Engine | RecordingEngine:
     server = launch.server
     writer = _flight_writer(launch, executor)
     listener = None if writer is None else FlightListener(writer)
     if recorder is not None:
         return RecordingEngine(executor, server.scheduler, time.monotonic, recorder, listener)
     return Engine(executor, server.scheduler, time.monotonic, listener=listener)
+
+
+def _policy(launch: EngineLaunch, engine: Engine | RecordingEngine) -> EnginePolicy | None:
+    """What keeps the tenants' limits up to date; None where there is no policy."""
+    path = launch.server.security.policy_file
+    if path is None:
+        return None
+    is_behind_proxy = bool(launch.server.front.tenant_metadata_key)
+    open_file = functools.partial(PolicyFile, path, is_behind_proxy=is_behind_proxy)
+    return EnginePolicy(engine, open_file, can_wait=launch.epoch > 1)
 
 
 def _flight_writer(launch: EngineLaunch, executor: Executor) -> FlightWriter | None:

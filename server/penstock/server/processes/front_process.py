@@ -8,19 +8,26 @@ import asyncio
 import dataclasses
 import gc
 import logging
+import os
 import sys
 
 import uvloop
 
-from penstock.server.config import FrontLaunch, launch_from_json
+from penstock.server.config import FrontLaunch, ServerConfig, launch_from_json
+from penstock.server.front.queue_gate import QueueGate
+from penstock.server.link.board import BoardView, FrontBeat
 from penstock.server.link.unix_port import UnixEnginePort
 from penstock.server.processes.control import ChildControl
+from penstock.server.processes.descriptors import allow_many_descriptors
 from penstock.server.processes.exit_codes import EXIT_CANNOT_START, EXIT_OK
 from penstock.server.processes.failure import in_one_line
+from penstock.server.processes.front_heart import BEATS_PER_LOOK, FrontHeart
 from penstock.server.processes.front_watch import FrontWatch
+from penstock.server.processes.hang_watch import NUM_LOOKS
 from penstock.server.processes.logging_start import start_logging
 from penstock.server.processes.orphans import end_marked
 from penstock.server.rpc.server import FrontServer
+from penstock.server.security.security import Security
 from penstock.server.telemetry.journal import Journal
 from penstock.server.text.model_text import ModelText
 
@@ -35,6 +42,7 @@ def main(arguments: list[str]) -> int:
     # An engine without supervisor is killed on the spot, and cannot see to what it started.
     control.hold_lifeline(launch.socket_path, last_act=end_marked)
     start_logging("front", launch.server)
+    allow_many_descriptors()
     log.debug("front id %d", launch.front_id)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_serve(control, launch))
@@ -51,7 +59,9 @@ async def _serve(control: ChildControl, launch: FrontLaunch) -> int:
         watch = FrontWatch(launch.observer_path, launch.front_id)
     try:
         text = ModelText.load(config.tokenizer_path or config.model_path, name=config.model)
-        server = _server(launch, text, port, None if watch is None else watch.journal)
+        security = _security(launch.server)
+        server = _server(launch, text, port, security, None if watch is None else watch.journal)
+        server.front.gate = _gate(launch)
         host = f"[{config.host}]" if ":" in config.host else config.host
         await server.start(f"{host}:{launch.port}")
         await port.start(server if watch is None else watch.hearing(server))
@@ -63,20 +73,57 @@ async def _serve(control: ChildControl, launch: FrontLaunch) -> int:
         return EXIT_CANNOT_START
     gc.collect()
     gc.freeze()
+    heart = _heart(launch)
+    heart.start()
+    control.on_engine_lost(lambda: loop.call_soon_threadsafe(server.front.on_given_up))
     ready = asyncio.create_task(_report_ready(control, port), name="report ready")
+    keeping = asyncio.create_task(security.keep_up(), name="keep up with security")
     await stop.wait()
     ready.cancel()
+    keeping.cancel()
     grace_s = control.ordered_grace_s
-    await server.drain(config.drain_grace_s if grace_s is None else grace_s)
+    await server.drain(
+        config.drain_grace_s if grace_s is None else grace_s, is_hand_over=control.is_hand_over
+    )
     if watch is not None:
         await watch.close()
     await port.close()
     text.close()
+    heart.stop()
     return EXIT_OK
 
 
+def _gate(launch: FrontLaunch) -> QueueGate:
+    """Sees the engine's queue, where there is a board that shows it."""
+    if launch.board_fd < 0:
+        return QueueGate()
+    try:
+        return QueueGate(BoardView(launch.board_fd), launch.server.num_fronts)
+    finally:
+        os.close(launch.board_fd)
+
+
+def _heart(launch: FrontLaunch) -> FrontHeart:
+    fd, limit_s = launch.beats_fd, launch.server.front_hang_s
+    if fd < 0 or not limit_s:
+        return FrontHeart(None, 0.0)
+    try:
+        beat = FrontBeat(fd, launch.beat_row, launch.front_id)
+    finally:
+        os.close(fd)
+    return FrontHeart(beat, limit_s / (NUM_LOOKS * BEATS_PER_LOOK))
+
+
+def _security(server: ServerConfig) -> Security:
+    return Security(server.security, is_behind_proxy=bool(server.front.tenant_metadata_key))
+
+
 def _server(
-    launch: FrontLaunch, text: ModelText, port: UnixEnginePort, journal: Journal | None
+    launch: FrontLaunch,
+    text: ModelText,
+    port: UnixEnginePort,
+    security: Security,
+    journal: Journal | None,
 ) -> FrontServer:
     observer = launch.server.observer
     is_tracing = journal is not None and observer.tracing.is_on
@@ -91,6 +138,7 @@ def _server(
         has_operations=observer.operations_port is not None,
         journal=journal,
         is_tracing=is_tracing,
+        security=security,
     )
 
 

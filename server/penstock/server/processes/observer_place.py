@@ -7,35 +7,21 @@ import logging
 import socket
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from penstock.server.config import ObserverLaunch, ServerConfig, launch_to_json
+from penstock.server.config import ObserverLaunch, launch_to_json
 from penstock.server.processes.child import Child
 from penstock.server.processes.environment import observer_environment
 from penstock.server.processes.listen_port import PortUnavailable, reserve_port
 from penstock.server.processes.modules import OBSERVER_MODULE
 from penstock.server.processes.slot import KeepsDying, Slot
+from penstock.server.processes.surroundings import Surroundings
 from penstock.server.telemetry.config import ObserverConfig
 
 log = logging.getLogger(__name__)
 
 _BACKLOG = 64
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Surroundings:
-    """What the supervisor knows when an observer is started.
-
-    `config`: the settings in force. `socket_path`: the engine's link. `flight_fd`: the flight
-    recorder's memory. `started_s`: when the service was, monotonic clock.
-    """
-
-    config: ServerConfig
-    socket_path: Path
-    flight_fd: int
-    started_s: float
 
 
 class ObserverPlace:
@@ -99,7 +85,8 @@ class ObserverPlace:
         if operations is not None:
             lines.append(f"penstock operations on {host}:{operations}")
         if metrics is not None:
-            lines.append(f"penstock metrics on http://{host}:{metrics}/metrics")
+            scheme = "https" if self._surroundings().config.security.has_tls else "http"
+            lines.append(f"penstock metrics on {scheme}://{host}:{metrics}/metrics")
         return lines
 
     async def _spawn(self) -> Child:

@@ -39,6 +39,7 @@ from penstock.server.processes.failure import in_one_line
 from penstock.server.processes.logging_start import start_logging
 from penstock.server.processes.modules import ENGINE_MODULE
 from penstock.server.processes.orders import Orders
+from penstock.server.security.security import Security
 from penstock.server.telemetry.front_view import FrontView
 from penstock.server.telemetry.record_codec import decode_record
 from penstock.server.telemetry.tracing_variables import forget_blank_numbers
@@ -98,8 +99,8 @@ async def _serve(control: ChildControl, launch: ObserverLaunch) -> int:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     control.on_stop(lambda: loop.call_soon_threadsafe(stop.set))
-    observer = _Observer(control, launch)
     try:
+        observer = _Observer(control, launch)
         ports = await observer.start()
     except (Exception, SystemExit) as error:
         # Whatever an exporter, a library or a port has against starting.
@@ -134,6 +135,10 @@ class _Observer:
                 launch.flight_fd, launch.server.observer.flight.folder, launch.server.port
             )
             self._poll = StepPoll(self._flight, consumer, listeners.take_totals)
+        self._security = Security(
+            launch.server.security, is_behind_proxy=bool(launch.server.front.tenant_metadata_key)
+        )
+        self._keeping: asyncio.Task[None] | None = None
         self._doors: list[Callable[[], Awaitable[None]]] = []
 
     async def start(self) -> dict[str, int]:
@@ -152,11 +157,14 @@ class _Observer:
             self._poll.start()
         await self._hub.start(socket.socket(fileno=launch.listener_fd))
         await self._engine.start()
+        self._keeping = asyncio.create_task(self._security.keep_up(), name="keep up with security")
         return await self._open_doors()
 
     async def stop(self, limit_s: float) -> None:
         """Hear everybody out, pass it on, and be done within `limit_s`."""
         end_s = time.monotonic() + limit_s - _MARGIN_S
+        if self._keeping is not None:
+            self._keeping.cancel()
         spare_s = end_s - _LEAST_TRACES_S - time.monotonic()
         await self._hub.close(min(_HEAR_OUT_S, max(0.0, spare_s)))
         if self._poll is not None:
@@ -185,6 +193,7 @@ class _Observer:
                 metrics=metrics,
                 status=LiveStatus(desk, asyncio.get_running_loop()),
                 is_reserved=True,
+                security=self._security,
             )
             page.start()
             self._doors.append(functools.partial(asyncio.to_thread, page.close))
@@ -192,7 +201,13 @@ class _Observer:
         if launch.operations_port is not None:
             from penstock.server.rpc.operations_service import OperationsServer
 
-            server = OperationsServer(desk, host, launch.operations_port, is_port_reserved=True)
+            server = OperationsServer(
+                desk,
+                host,
+                launch.operations_port,
+                is_port_reserved=True,
+                security=self._security,
+            )
             ports["operations_port"] = await server.start()
             self._doors.append(server.stop)
         return ports

@@ -13,6 +13,7 @@ from typing import Any
 
 from penstock.server.logs.rate import ALWAYS
 from penstock.server.processes.child import Child, ChildFailed
+from penstock.server.processes.control import HEARD
 from penstock.server.processes.exit_codes import EXIT_CANNOT_START, EXIT_OK, describe_exit
 from penstock.server.processes.restarts import MAX_DEATHS, WINDOW_S, RestartPolicy
 
@@ -49,29 +50,66 @@ class Slot:
         self._facts: dict[str, Any] = {}
         self._child: Child | None = None
         self._retired = asyncio.Event()
+        self._gone = asyncio.Event()
+        self._is_restart = False
+        self._has_heard = False
+        self._was_killed = False
         self._may_restart = True
         self._was_ready = False
         self._restarts = RestartPolicy()
 
-    def forbid_restart(self) -> None:
-        """Let the process run, but let it be the last one."""
-        self._may_restart = False
+    @property
+    def may_hang(self) -> bool:
+        """Whether the process is to come round: it is ready, and was not told to finish."""
+        return self.is_ready.is_set() and not (self._retired.is_set() or self._is_restart)
 
     @property
     def facts(self) -> dict[str, Any]:
         """What the process said of itself when it was last ready."""
         return self._facts
 
-    def retire(self, grace_s: float | None = None) -> None:
-        """Ask the process to finish (in `grace_s` if given); `keep_alive` returns when it has."""
+    def retire(self, grace_s: float | None = None, *, is_hand_over: bool = False) -> None:
+        """Ask the process to finish (in `grace_s` if given); `keep_alive` returns when it has.
+
+        `is_hand_over`: another slot has what takes its place.
+        """
         self._may_restart = False
         self._retired.set()
         if self._child is not None:
-            self._child.stop(grace_s)
+            self._child.stop(grace_s, is_hand_over=is_hand_over)
+
+    def tell_engine_lost(self) -> None:
+        """Tell the process, a front, that no engine will come any more."""
+        if self._child is not None:
+            self._child.tell_engine_lost()
+
+    def abort(self) -> None:
+        """End the process now, as if it had died: another follows."""
+        if self._child is not None:
+            self._child.kill()
+
+    async def restart(self, limit_s: float) -> None:
+        """Have the process finish, within `limit_s`, and another follow; returns once it is up.
+
+        It is no death. One that is about to be followed by another anyway is left alone.
+        """
+        child = self._child
+        if child is not None and self.is_ready.is_set():
+            self._is_restart = True
+            child.stop()
+            try:
+                async with asyncio.timeout(limit_s):
+                    await self._gone.wait()
+            except TimeoutError:
+                log.warning("%s did not end in %g s: killing it", self.name, limit_s)
+                child.kill()
+                await self._gone.wait()
+        await self.is_ready.wait()
 
     def kill(self) -> None:
         """End the process now, and for good."""
         self._may_restart = False
+        self._was_killed = True
         self._retired.set()
         if self._child is not None:
             self._child.kill()
@@ -85,9 +123,12 @@ class Slot:
         while True:
             code = await self._run_one()
             is_last = not self._may_restart  # its end was awaited: how it ended counts
-            await self._clean_up_after(code)
+            is_restart, self._is_restart = self._is_restart, False
+            await self._clean_up_after(code, was_ordered=is_restart or self._retired.is_set())
             if is_last:
                 return code
+            if is_restart:
+                continue
             delay_s = self._restarts.next_delay_s(time.monotonic())
             if delay_s is None:
                 raise KeepsDying(f"{self.name} died {MAX_DEATHS} times in {WINDOW_S:g} s")
@@ -98,15 +139,21 @@ class Slot:
             if not self._may_restart:
                 return EXIT_OK
 
-    async def _clean_up_after(self, code: int) -> None:
+    async def _clean_up_after(self, code: int, *, was_ordered: bool) -> None:
         if self._clean_up is not None:
-            await self._clean_up(code, self._retired.is_set())
+            await self._clean_up(code, was_ordered)
+
+    def _hear(self, message: dict[str, Any]) -> None:
+        if message["kind"] == HEARD:
+            self._has_heard = True
+        elif self._on_message is not None:
+            self._on_message(message)
+        else:
+            log.error("%s: nobody wants to hear of %.50r", self.name, message["kind"])
 
     async def _end_of(self, child: Child) -> int:
-        if self._on_message is None:
-            return await child.ended()
         # Not until the line ends: what the child forked may hold that open.
-        listening = asyncio.create_task(child.listen(self._on_message))
+        listening = asyncio.create_task(child.listen(self._hear))
         try:
             return await child.ended()
         finally:
@@ -123,13 +170,16 @@ class Slot:
             log.warning("%s: cannot start a process: %s", self.name, error, extra=ALWAYS)
             return EXIT_CANNOT_START
         self._child = child
+        self._gone.clear()
+        self._has_heard = False
         if self._retired.is_set():
             child.kill()
         try:
             facts = await child.started()
         except ChildFailed as failure:
             if not self._was_ready:
-                await self._clean_up_after(await child.ended())
+                code = await child.ended()
+                await self._clean_up_after(code, was_ordered=self._retired.is_set())
                 raise
             if not self._retired.is_set():
                 log.warning("%s", failure, extra=ALWAYS)
@@ -143,5 +193,10 @@ class Slot:
         was_needed = self.is_ready.is_set() or not self._retired.is_set()
         self.is_ready.clear()
         self._child = None
+        self._gone.set()
+        if self._retired.is_set() and code < 0 and not (self._has_heard or self._was_killed):
+            # It died by itself just before: there is nothing that it did wrong in finishing.
+            log.warning("%s was %s before it heard of the end", self.name, describe_exit(code))
+            return EXIT_OK
         # One that was told to finish while it still started had nothing to finish.
         return code if was_needed else EXIT_OK

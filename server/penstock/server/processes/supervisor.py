@@ -1,54 +1,49 @@
 """The supervisor: starts engine, fronts and observer, keeps them alive, ends them in order.
 
-Owns the processes, the port, the link's listening socket, the flight recorder's memory and the
-meaning of signals. Carries no request and imports neither torch nor grpc: little can bring it down.
+Owns the port, the link's listening socket, the shared memories, the meaning of signals and the
+looks at who hangs. Carries no request and imports neither torch nor grpc: little can bring it down.
 """
 
 import asyncio
 import dataclasses
+import itertools
 import logging
 import math
+import os
 import shutil
 import signal
 import socket
 import tempfile
 import time
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from penstock.server.config import EngineLaunch, FrontLaunch, ServerConfig, launch_to_json
+from penstock.server.config import ServerConfig
+from penstock.server.link.board import create_beats, create_board
 from penstock.server.logs import LOG_LEVELS, set_log_level
-from penstock.server.processes.child import Child, ChildFailed
-from penstock.server.processes.environment import engine_environment, front_environment
+from penstock.server.processes.child import ChildFailed
+from penstock.server.processes.crew import Crew
+from penstock.server.processes.drain import drain_in_order
+from penstock.server.processes.engine_place import EnginePlace
 from penstock.server.processes.exit_codes import (
-    EXIT_CANNOT_START,
     EXIT_GAVE_UP,
     EXIT_OK,
     EXIT_SIGNAL_BASE,
 )
 from penstock.server.processes.flight_memory import FlightMemory
+from penstock.server.processes.front_place import NUM_ROWS, FrontPlace
+from penstock.server.processes.hang_watch import NUM_LOOKS
 from penstock.server.processes.listen_port import PortUnavailable, reserve_port
-from penstock.server.processes.modules import ENGINE_MODULE, FRONT_MODULE
-from penstock.server.processes.observer_place import ObserverPlace, Surroundings
+from penstock.server.processes.observer_place import ObserverPlace
 from penstock.server.processes.orphans import LIMIT_S, Orphans
+from penstock.server.processes.rolling import RollingRestart
 from penstock.server.processes.slot import KeepsDying, Slot
+from penstock.server.processes.surroundings import Surroundings
 
 log = logging.getLogger(__name__)
 
-_AFTER_GRACE_S = 1.4
-"""What fronts get beyond the grace to write their last messages."""
-_ENGINE_EXIT_S = 0.4
-"""What an engine has at least, once the fronts have ended; its executor may ask for more."""
-_OBSERVER_EXIT_S = 1.8
-"""What an observer has once all others have ended: it needs no more, and nobody waits longer."""
-_OBSERVER_TURN_S = 0.5
-"""When, after the grace, an observer is told to finish whoever else still has not ended: what it
-holds must leave before all is over, and who hangs has nothing more to tell it."""
-_LAST_EXIT_S = 1.7
-"""When, after the grace, an observer that still has not ended is killed: all is over after two
-seconds."""
 _KILL_S = 5.0 + LIMIT_S
 _LINK_BACKLOG = 64
 
@@ -67,18 +62,23 @@ class Supervisor:
         self._port = 0
         self._socket_path = Path()
         self._link_listener: socket.socket | None = None
-        self._num_engines = 0
-        self._num_fronts = 0
+        self._board_fd = -1
+        self._beats_fd = -1
         self._stop = asyncio.Event()
         self._forced = asyncio.Event()
         self._forced_by = 0
+        self._is_ready = False
         self._orphans = Orphans()
         self._grace_s: float | None = None
         self._flight = FlightMemory(config.observer.flight)
         self._dumps: set[asyncio.Task[None]] = set()
-        self._engine = Slot("engine", self._spawn_engine, self._after_engine)
+        self._roll: asyncio.Task[None] | None = None
+        self._crew = Crew()
+        self._engine = EnginePlace(self._surroundings, orphans=self._orphans, flight=self._flight)
+        front_ids = itertools.count(1)
         self._fronts = [
-            Slot(f"front {number}", self._spawn_front) for number in range(1, config.num_fronts + 1)
+            FrontPlace(number, self._surroundings, orphans=self._orphans, front_ids=front_ids)
+            for number in range(1, config.num_fronts + 1)
         ]
         self._observer: ObserverPlace | None = None
         if config.observer.is_needed:
@@ -95,9 +95,11 @@ class Supervisor:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal, number)
         loop.add_signal_handler(signal.SIGUSR1, self._on_dump_signal)
+        loop.add_signal_handler(signal.SIGUSR2, self._on_roll_signal)
         self._orphans.adopt()
         with ExitStack() as stack:
             self._open_sockets(stack)
+            self._open_memories(stack)
             log.info(
                 "starting: model=%s port=%d link=%s",
                 self._config.model,
@@ -105,113 +107,112 @@ class Supervisor:
                 self._socket_path,
             )
             # The engine first: it takes longest.
-            keepers = {
-                slot: asyncio.create_task(slot.keep_alive(), name=slot.name)
-                for slot in (self._engine, *self._fronts)
-            }
+            for slot in (self._engine.slot, *(place.slot for place in self._fronts)):
+                self._crew.join(slot)
             watchers: dict[Slot, asyncio.Task[int]] = {}
             if self._observer is not None:
                 watching = asyncio.create_task(self._observer.keep_alive(), name="observer")
                 watchers[self._observer.slot] = watching
+            looks = [
+                asyncio.create_task(_look_again_and_again(limit_s, look))
+                for limit_s, look in (
+                    (self._config.engine_hang_s, self._engine.look),
+                    (self._config.front_hang_s, self._look_at_fronts),
+                )
+                if limit_s
+            ]
             try:
-                return await self._serve(keepers, watchers)
+                return await self._serve(watchers)
             finally:
-                everybody = {**keepers, **watchers}
-                for slot in everybody:
-                    slot.kill()
-                await asyncio.wait(everybody.values(), timeout=_KILL_S)
-                for keeper in everybody.values():
-                    keeper.cancel()
-                await asyncio.gather(*everybody.values(), *self._dumps, return_exceptions=True)
-                await self._orphans.end_all("the service")
+                for look in looks:
+                    look.cancel()
+                await self._end_everybody(watchers)
 
-    async def _serve(
-        self, keepers: dict[Slot, asyncio.Task[int]], watchers: dict[Slot, asyncio.Task[int]]
-    ) -> int:
-        everybody = {**keepers, **watchers}
-        await self._until_stop(everybody.values(), _all_ready(everybody))
-        if any(watcher.done() and watcher.exception() is None for watcher in watchers.values()):
+    async def _end_everybody(self, watchers: dict[Slot, asyncio.Task[int]]) -> None:
+        """Whoever still lives, by force."""
+        self._break_off_roll()
+        for slot in (*self._crew.slots, *watchers):
+            slot.kill()
+        keepers = (*self._crew.keepers, *watchers.values())
+        await asyncio.wait(keepers, timeout=_KILL_S)
+        for keeper in keepers:
+            keeper.cancel()
+        await asyncio.gather(*keepers, *self._dumps, return_exceptions=True)
+        await self._orphans.end_all("the service")
+
+    async def _serve(self, watchers: dict[Slot, asyncio.Task[int]]) -> int:
+        crew, observed = self._crew, watchers.values()
+        await self._until_stop(self._all_ready(watchers), *map(_end_of, observed))
+        if any(watcher.done() and watcher.exception() is None for watcher in observed):
             # It was given up on while others still start.
-            await self._until_stop(keepers.values(), _all_ready(keepers))
+            await self._until_stop(crew.all_ready())
         try:
-            _raise_first(everybody.values())
+            crew.raise_first()
+            for watcher in observed:
+                if watcher.done():
+                    watcher.result()
         except (ChildFailed, KeepsDying) as failure:
             raise CannotStart(str(failure)) from failure
         if self._stop.is_set():
             return EXIT_OK
         self._tell_ready()
         # Who only watches may go: the service stays.
-        await self._until_stop(keepers.values())
+        await self._until_stop()
+        self._break_off_roll()
         try:
-            _raise_first(keepers.values())
+            crew.raise_first()
         except KeepsDying as failure:
             log.critical("giving up: %s", failure)
             self._stop.set()  # a signal from here on is the second order to stop
-            await self._drain(keepers, watchers)
+            await self._drain(watchers)
             return EXIT_GAVE_UP
-        return await self._drain(keepers, watchers)
+        return await self._drain(watchers)
 
-    async def _until_stop(
-        self, keepers: Iterable["asyncio.Task[int]"], *events: Coroutine[Any, Any, object]
-    ) -> None:
+    async def _all_ready(self, watchers: dict[Slot, asyncio.Task[int]]) -> None:
+        await self._crew.all_ready()
+        for slot in watchers:
+            await slot.is_ready.wait()
+
+    async def _until_stop(self, *events: Coroutine[Any, Any, object]) -> None:
         """Wait for the order to stop, for a slot that stays empty, or for one of the events."""
-        waits = [asyncio.create_task(event) for event in (self._stop.wait(), *events)]
-        await asyncio.wait({*waits, *keepers}, return_when=asyncio.FIRST_COMPLETED)
+        always = (self._stop.wait(), self._crew.someone_lost())
+        waits = [asyncio.create_task(event) for event in (*always, *events)]
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         for wait in waits:
             wait.cancel()
         await asyncio.gather(*waits, return_exceptions=True)
 
-    async def _drain(
-        self, keepers: dict[Slot, asyncio.Task[int]], watchers: dict[Slot, asyncio.Task[int]]
-    ) -> int:
+    async def _drain(self, watchers: dict[Slot, asyncio.Task[int]]) -> int:
         """Fronts finish what they have, then the engine ends, then the observer; the exit code."""
-        gone = {slot for slot, keeper in keepers.items() if keeper.done()}  # told already
-        order = asyncio.create_task(self._drain_in_order(keepers, watchers))
+        crew = self._crew
+        gone = {slot for slot in crew.slots if crew.keeper_of(slot).done()}  # told already
+        order = asyncio.create_task(
+            drain_in_order(
+                crew,
+                self._engine.slot,
+                watchers,
+                grace_s=self._current_grace_s,
+                engine_exit_s=self._config.executor.max_exit_s,
+            )
+        )
         forced = asyncio.create_task(self._forced.wait())
         await asyncio.wait({order, forced}, return_when=asyncio.FIRST_COMPLETED)
         order.cancel()
         forced.cancel()
         if self._forced.is_set():
             return EXIT_SIGNAL_BASE + self._forced_by
-        bad = [
-            slot.name
-            for slot, keeper in keepers.items()
-            if slot not in gone
-            and (not keeper.done() or keeper.exception() is not None or keeper.result() != EXIT_OK)
-        ]
+        bad = [slot.name for slot in crew.slots if slot not in gone and crew.ended_badly(slot)]
         if bad:
             log.error("did not end in order: %s", ", ".join(bad))
         return EXIT_GAVE_UP if bad else EXIT_OK
 
-    async def _drain_in_order(
-        self, keepers: dict[Slot, asyncio.Task[int]], watchers: dict[Slot, asyncio.Task[int]]
-    ) -> None:
-        self._engine.forbid_restart()
-        if not self._engine.is_ready.is_set():
-            # It carries nothing yet. A load may sit in foreign code for minutes, deaf to orders.
-            self._engine.kill()
-        for front in self._fronts:
-            front.retire(self._grace_s)
-        grace_s = self._config.drain_grace_s if self._grace_s is None else self._grace_s
-        grace_end_s = time.monotonic() + grace_s
-        await asyncio.gather(
-            self._end_engine(keepers, grace_end_s),
-            _end_watchers(watchers, keepers.values(), grace_end_s),
-        )
+    @property
+    def _current_grace_s(self) -> float:
+        return self._config.drain_grace_s if self._grace_s is None else self._grace_s
 
-    async def _end_engine(self, keepers: dict[Slot, asyncio.Task[int]], grace_end_s: float) -> None:
-        """Once the fronts, that have been told, have ended, or are too late."""
-        limit_s = grace_end_s + _AFTER_GRACE_S
-        await asyncio.wait(
-            [keepers[front] for front in self._fronts], timeout=limit_s - time.monotonic()
-        )
-        self._engine.retire()
-        # An executor may need seconds to take itself down: it has what the fronts left, and what it
-        # asks for, since nothing is served meanwhile.
-        left_s = limit_s + _ENGINE_EXIT_S - time.monotonic()
-        await asyncio.wait(
-            [keepers[self._engine]], timeout=max(left_s, self._config.executor.max_exit_s)
-        )
+    def _look_at_fronts(self, limit_s: float) -> None:
+        for front in self._fronts:
+            front.look(limit_s)
 
     def _open_sockets(self, stack: ExitStack) -> None:
         try:
@@ -234,64 +235,31 @@ class Supervisor:
                 self._observer.open(folder, stack)
             except PortUnavailable as error:
                 raise CannotStart(str(error)) from error
+
+    def _open_memories(self, stack: ExitStack) -> None:
         self._flight.create(self._port)
         stack.callback(self._flight.close)
-
-    async def _spawn_engine(self) -> Child:
-        assert self._link_listener is not None
-        self._num_engines += 1
-        fd = self._link_listener.fileno()
-        launch = EngineLaunch(
-            server=self._config,
-            socket_path=self._socket_path,
-            listener_fd=fd,
-            epoch=self._num_engines,
-            flight_fd=self._flight.fd,
-        )
-        return await self._orphans.start(
-            lambda: Child.spawn(
-                "engine",
-                ENGINE_MODULE,
-                launch_to_json(launch),
-                environment={**engine_environment(self._config.executor), **self._orphans.mark},
-                inherited_fds=(fd,) if self._flight.fd < 0 else (fd, self._flight.fd),
-            )
-        )
-
-    async def _spawn_front(self) -> Child:
-        # A new id for every life: keys of the dead one must not mean anything to the next.
-        self._num_fronts += 1
-        launch = FrontLaunch(
-            server=self._config,
-            socket_path=self._socket_path,
-            front_id=self._num_fronts,
-            port=self._port,
-            observer_path=None if self._observer is None else self._observer.socket_path,
-        )
-        return await self._orphans.start(
-            lambda: Child.spawn(
-                "front",
-                FRONT_MODULE,
-                launch_to_json(launch),
-                environment={**front_environment(), **self._orphans.mark_to_know},
-            )
-        )
+        try:
+            self._board_fd = create_board(self._config.executor.max_num_seqs)
+            stack.callback(os.close, self._board_fd)
+            self._beats_fd = create_beats(NUM_ROWS)
+            stack.callback(os.close, self._beats_fd)
+        except OSError as error:
+            raise CannotStart(f"there is no shared memory: {error}") from error
 
     def _surroundings(self) -> Surroundings:
+        assert self._link_listener is not None
         return Surroundings(
             # With the port that was found, where any would do.
             config=dataclasses.replace(self._config, port=self._port),
             socket_path=self._socket_path,
+            listener_fd=self._link_listener.fileno(),
+            observer_path=None if self._observer is None else self._observer.socket_path,
             flight_fd=self._flight.fd,
+            board_fd=self._board_fd,
+            beats_fd=self._beats_fd,
             started_s=self._started_s,
         )
-
-    async def _after_engine(self, code: int, was_ordered: bool) -> None:
-        """What a dead engine leaves: its last steps, for us to keep, and processes, to be ended."""
-        if not was_ordered and code != EXIT_CANNOT_START:
-            # Before the next engine makes the memory its own.
-            await self._flight.dump("engine died" if code else "engine ended")
-        await self._orphans.end_all("the engine")
 
     def _on_signal(self, number: signal.Signals) -> None:
         if self._stop.is_set():
@@ -306,6 +274,25 @@ class Supervisor:
         dump = asyncio.get_running_loop().create_task(self._flight.dump("asked"))
         self._dumps.add(dump)
         dump.add_done_callback(self._dumps.discard)
+
+    def _on_roll_signal(self) -> None:
+        if self._stop.is_set() or not self._is_ready:
+            log.warning("SIGUSR2: the service is not up, nothing is restarted")
+        elif self._roll is not None and not self._roll.done():
+            log.warning("SIGUSR2: a rolling restart is under way already")
+        else:
+            roll = RollingRestart(
+                self._crew,
+                self._engine,
+                self._fronts,
+                grace_s=lambda: self._current_grace_s,
+                can_replay=self._config.front.max_replays > 0,
+            )
+            self._roll = asyncio.get_running_loop().create_task(roll.run(), name="rolling restart")
+
+    def _break_off_roll(self) -> None:
+        if self._roll is not None:
+            self._roll.cancel()
 
     def _on_observer_message(self, message: dict[str, Any]) -> None:
         """What an operator wants of the service as a whole."""
@@ -325,11 +312,11 @@ class Supervisor:
             return  # it is on its way, in the time it was given first
         if timeout_s is not None and timeout_s >= 0 and math.isfinite(timeout_s):
             self._grace_s = float(timeout_s)
-        grace_s = self._config.drain_grace_s if self._grace_s is None else self._grace_s
-        log.info("an operator: draining, at most %g s", grace_s)
+        log.info("an operator: draining, at most %g s", self._current_grace_s)
         self._stop.set()
 
     def _tell_ready(self) -> None:
+        self._is_ready = True
         self._announce(self._ready_line())
         for line in () if self._observer is None else self._observer.port_lines():
             log.info("%s", line)
@@ -346,30 +333,11 @@ class Supervisor:
         )
 
 
-async def _end_watchers(
-    watchers: dict[Slot, asyncio.Task[int]],
-    keepers: Iterable["asyncio.Task[int]"],
-    grace_end_s: float,
-) -> None:
-    """After all that they watch, or when the rest of their time is what they need."""
-    turn_s = grace_end_s + _OBSERVER_TURN_S
-    await asyncio.wait(keepers, timeout=max(0.0, turn_s - time.monotonic()))
-    for slot, watcher in watchers.items():
-        left_s = grace_end_s + _LAST_EXIT_S - time.monotonic()
-        limit_s = max(0.0, min(_OBSERVER_EXIT_S, left_s))
-        slot.retire(limit_s)
-        _, late = await asyncio.wait([watcher], timeout=limit_s)
-        if late:
-            log.warning("the %s did not end in time", slot.name)
+async def _end_of(watcher: "asyncio.Task[int]") -> None:
+    await asyncio.wait([watcher])
 
 
-async def _all_ready(slots: Iterable[Slot]) -> None:
-    for slot in slots:
-        await slot.is_ready.wait()
-
-
-def _raise_first(keepers: Iterable["asyncio.Task[int]"]) -> None:
-    """Raise what ended a slot, if something did."""
-    for keeper in keepers:
-        if keeper.done():
-            keeper.result()
+async def _look_again_and_again(limit_s: float, look: Callable[[float], None]) -> None:
+    while True:
+        await asyncio.sleep(limit_s / NUM_LOOKS)
+        look(limit_s)

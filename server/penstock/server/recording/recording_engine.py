@@ -5,8 +5,11 @@ between two steps (taking results in, frames to the fronts, frames from them) de
 just as much, so a step here lasts from the end of the one before to its own.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
 
 from penstock.scheduler.config import SchedulerConfig
 from penstock.scheduler.engine import Engine
@@ -14,6 +17,7 @@ from penstock.scheduler.engine_listener import EngineListener
 from penstock.scheduler.events import StepEvents
 from penstock.scheduler.executor import Executor
 from penstock.scheduler.live_view import LiveView
+from penstock.scheduler.quotas import TenantQuota
 from penstock.scheduler.request import FinishReason, RequestSpec
 from penstock.scheduler.state import RequestState
 from penstock.scheduler.step_measure import StepMeasure
@@ -45,6 +49,11 @@ class RecordingEngine:
     def has_work(self) -> bool:
         """See `Engine`."""
         return self.engine.has_work
+
+    @property
+    def queue_size(self) -> tuple[int, int]:
+        """See `Engine`."""
+        return self.engine.queue_size
 
     @property
     def ready_fd(self) -> int | None:
@@ -88,6 +97,18 @@ class RecordingEngine:
     def check_integrity(self) -> None:
         """See `Engine`."""
         self.engine.check_integrity()
+
+    def set_quotas(self, quotas: Mapping[str, TenantQuota], default: TenantQuota) -> None:
+        """See `Engine`."""
+        self.engine.set_quotas(quotas, default)
+
+    def set_weights(self, weights: Mapping[str, float], default: float = 1.0) -> None:
+        """See `Engine`."""
+        self.engine.set_weights(weights, default)
+
+    def output_tokens(self, key: int) -> NDArray[np.int32] | None:
+        """See `Engine`."""
+        return self.engine.output_tokens(key)
 
     def look(self) -> tuple[LiveView, ...]:
         """See `Engine`."""

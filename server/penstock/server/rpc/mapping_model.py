@@ -5,7 +5,6 @@ and refused in `mapping_in.refused` and `unimplemented`; a test holds the three 
 depends on the executor is told as its features say, and not before they are known.
 """
 
-from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from penstock.scheduler.executor import Feature
@@ -71,7 +70,7 @@ def _limits_of(front: Front, keepalive: KeepaliveConfig) -> pb.ModelLimits:
         max_message_bytes=MAX_MESSAGE_BYTES,
         max_metadata_bytes=MAX_METADATA_BYTES,
         max_concurrent_streams=MAX_CONCURRENT_STREAMS,
-        resume_grace_period=Duration(),
+        resume_grace_period=duration_of(config.max_resume_grace_s),
         max_reader_stall=duration_of(config.max_reader_stall_s),
         default_deadline=duration_of(config.default_deadline_s),
         max_deadline=duration_of(config.max_deadline_s),
@@ -115,7 +114,7 @@ def _features_of(front: Front, *, has_operations: bool) -> pb.ModelFeatures:
         images=False,
         chunk_limits=True,
         multiplex=True,
-        resume=False,
+        resume=front.config.max_resume_grace_s > 0,
         model_loading=False,
         flight_record=has_operations,
         request_listing=has_operations,

@@ -8,7 +8,7 @@ A message is any number of these events one after another: concatenating seriali
 them, and merging appends to repeated fields.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from penstock.server.front.events import StreamEvent, TokensPiece
@@ -49,6 +49,11 @@ class MultiplexEncoder:
         self._max_plain_chars = max_plain_chars
 
     @property
+    def responses(self) -> ResponseEncoder:
+        """What numbers them."""
+        return self._responses
+
+    @property
     def num_responses(self) -> int:
         """Made so far."""
         return self._responses.sequence
@@ -62,7 +67,11 @@ class MultiplexEncoder:
                 if index:
                     return (self._tokens(index, text, num_tokens),)
                 return (self.encode_text(text, num_tokens),)
-        return [_framed(self._head, data) for data in self._responses.encode(batch)]
+        return self.frame(self._responses.encode(batch))
+
+    def frame(self, messages: Iterable[bytes]) -> Sequence[bytes]:
+        """Serialised GenerateResponse messages as events."""
+        return [_framed(self._head, data) for data in messages]
 
     def encode_text(self, text: str, num_tokens: int = 1) -> bytes:
         """What `encode` gives for a piece of output 0 without records."""

@@ -17,7 +17,7 @@ import grpc.aio
 from penstock.server.front.errors import ErrorReason, Refusal, RequestError, refuse, refuse_field
 from penstock.server.front.front import Front
 from penstock.server.front.shared_writer import SharedWriter
-from penstock.server.rpc.caller import tenant_of
+from penstock.server.rpc.gate import Gate
 from penstock.server.rpc.handlers import Context, HandlerWrapper
 from penstock.server.rpc.multiplex_request import MultiplexedRequest
 from penstock.server.rpc.multiplex_table import MultiplexCaller, MultiplexTable
@@ -25,6 +25,7 @@ from penstock.server.rpc.multiplex_writer import MultiplexWriter
 from penstock.server.rpc.outcomes import OK, call_timeout_s, outcome_of, outcome_of_leaving
 from penstock.server.rpc.parsing import parse
 from penstock.server.rpc.request_accounts import CallAccounts, peer_of
+from penstock.server.security.rights import Right
 from penstock.v1 import generation_service_pb2 as pb
 
 _INTERNAL = Refusal(reason=ErrorReason.INTERNAL)
@@ -33,20 +34,32 @@ _INTERNAL = Refusal(reason=ErrorReason.INTERNAL)
 class MultiplexService:
     """The handler, over one front."""
 
-    def __init__(self, front: Front, wrapper: HandlerWrapper, accounts: CallAccounts) -> None:
+    def __init__(
+        self,
+        front: Front,
+        wrapper: HandlerWrapper,
+        accounts: CallAccounts,
+        gate: Gate | None = None,
+    ) -> None:
         self._front = front
+        self._gate = gate or Gate(tenant_metadata_key=front.config.tenant_metadata_key)
         self._wrapper = wrapper
         self._accounts = accounts
 
     async def handle(self, context: Context) -> None:
         """Serve one call. Raises RequestError when it ends in failure."""
         front = self._front
-        tenant = tenant_of(context, front.config.tenant_metadata_key)
+        tenant = self._gate.admit(context, Right.GENERATE).tenant
         if front.is_draining:
             raise refuse(ErrorReason.DRAINING)
         ready: SharedWriter[MultiplexedRequest] = SharedWriter()
         accounts = self._accounts
-        caller = MultiplexCaller(tenant, peer_of(front, context), accounts.parent_of(context))
+        caller = MultiplexCaller(
+            tenant,
+            peer_of(front, context),
+            accounts.parent_of(context),
+            admit=lambda: self._gate.admit_again(context, Right.GENERATE, tenant),
+        )
         table = MultiplexTable(front, self._wrapper, ready, accounts, caller)
         writer = MultiplexWriter(front, self._wrapper, ready, table, context.write)
         reader = _Reader(context.read, table, ready, writer)

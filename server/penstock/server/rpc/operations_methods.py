@@ -17,12 +17,14 @@ from penstock.server.operations.desk import Desk, DeskError
 from penstock.server.operations.merging import arrival_order
 from penstock.server.operations.snapshot import RequestView
 from penstock.server.rpc.flight_files import perfetto_file, record_steps
-from penstock.server.rpc.handlers import Context, HandlerWrapper
+from penstock.server.rpc.gate import Gate
+from penstock.server.rpc.handlers import Context, HandlerWrapper, StreamHandler, UnaryHandler
 from penstock.server.rpc.mapping_in.generation import check_model
 from penstock.server.rpc.mapping_in.violations import Violations
 from penstock.server.rpc.mapping_operations import live_request_of, state_of, stats_of
 from penstock.server.rpc.pages import BadPageToken, page_of
 from penstock.server.rpc.parsing import parse
+from penstock.server.security.rights import Right
 from penstock.v1 import operations_service_pb2 as pb
 from penstock.v1 import state_pb2, stats_pb2
 
@@ -55,26 +57,43 @@ _LIVE_STATES = (state_pb2.REQUEST_STATE_PENDING, state_pb2.REQUEST_STATE_PROCESS
 
 
 class OperationsMethods:
-    """The handlers. `stopping` is set when the server is about to stop: watchers are let go."""
+    """The handlers. `stopping` is set when the server is about to stop: watchers are let go.
 
-    def __init__(self, desk: Desk, stopping: asyncio.Event) -> None:
+    `gate` None: everybody may call.
+    """
+
+    def __init__(self, desk: Desk, stopping: asyncio.Event, gate: Gate | None = None) -> None:
         self._desk = desk
+        self._gate = gate or Gate()
         self._stopping = stopping
         self._flight_turns = asyncio.Semaphore(MAX_FLIGHT_MAKERS)
         self._num_flight_readers = 0
 
     def handlers(self, wrapper: HandlerWrapper) -> "grpc.GenericRpcHandler":
         """All methods of the service."""
+        gate, look, change = self._gate, Right.OPERATIONS_READ, Right.OPERATIONS_WRITE
+        unary: dict[str, tuple[Right, UnaryHandler]] = {
+            "GetStats": (look, self.get_stats),
+            "ListRequests": (look, self.list_requests),
+            "GetRequest": (look, self.get_request),
+            "Drain": (change, self.drain),
+            "DumpFlightRecord": (change, self.dump_flight_record),
+            "SetLogLevel": (change, self.set_log_level),
+        }
+        streams: dict[str, tuple[Right, StreamHandler]] = {
+            "WatchStats": (look, self.watch_stats),
+            "GetFlightRecord": (look, self.get_flight_record),
+            "Profile": (change, self.profile),
+        }
         methods: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
-            "GetStats": wrapper.unary("GetStats", self.get_stats),
-            "WatchStats": wrapper.server_stream("WatchStats", self.watch_stats),
-            "ListRequests": wrapper.unary("ListRequests", self.list_requests),
-            "GetRequest": wrapper.unary("GetRequest", self.get_request),
-            "Drain": wrapper.unary("Drain", self.drain),
-            "GetFlightRecord": wrapper.server_stream("GetFlightRecord", self.get_flight_record),
-            "DumpFlightRecord": wrapper.unary("DumpFlightRecord", self.dump_flight_record),
-            "SetLogLevel": wrapper.unary("SetLogLevel", self.set_log_level),
-            "Profile": wrapper.server_stream("Profile", self.profile),
+            **{
+                name: wrapper.unary(name, gate.unary(right, handler))
+                for name, (right, handler) in unary.items()
+            },
+            **{
+                name: wrapper.server_stream(name, gate.stream(right, handler))
+                for name, (right, handler) in streams.items()
+            },
         }
         return grpc.method_handlers_generic_handler(SERVICE_NAME, methods)
 

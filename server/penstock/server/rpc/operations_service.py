@@ -12,10 +12,15 @@ from grpc_health.v1 import health_pb2_grpc
 
 from penstock.server.operations.desk import Desk
 from penstock.server.rpc import health, reflection
+from penstock.server.rpc.gate import Gate
+from penstock.server.rpc.guarded_services import GuardedServer
 from penstock.server.rpc.handlers import HandlerWrapper
 from penstock.server.rpc.health import Health
 from penstock.server.rpc.operations_methods import SERVICE_NAME, OperationsMethods
 from penstock.server.rpc.options import KeepaliveConfig, server_options
+from penstock.server.rpc.secure_port import add_port
+from penstock.server.security.rights import Right
+from penstock.server.security.security import Security
 
 MAX_CALLS = 256
 """Calls handled at a time, health and reflection among them; gRPC refuses more with
@@ -28,16 +33,26 @@ class OperationsServer:
     """Serves a desk on `host` and `port` (0: any free one). Lives on one running event loop.
 
     `is_port_reserved`: this service holds the port already, by a socket with SO_REUSEPORT that does
-    not listen.
+    not listen. `security` None: plain text, and everybody may call.
     """
 
-    def __init__(self, desk: Desk, host: str, port: int, *, is_port_reserved: bool = False) -> None:
+    def __init__(
+        self,
+        desk: Desk,
+        host: str,
+        port: int,
+        *,
+        is_port_reserved: bool = False,
+        security: Security | None = None,
+    ) -> None:
         # An address of IPv6 stands in brackets.
         self._address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         self._is_port_reserved = is_port_reserved
         self._health = Health((SERVICE_NAME,))
         self._stopping = asyncio.Event()
-        self._methods = OperationsMethods(desk, self._stopping)
+        self._tls = None if security is None else security.tls
+        self._gate = Gate(security)
+        self._methods = OperationsMethods(desk, self._stopping, self._gate)
         self._wrapper = HandlerWrapper(
             retry_after_s=_RETRY_AFTER_S, on_internal_error=self._count_internal_error
         )
@@ -52,9 +67,10 @@ class OperationsServer:
         server = grpc.aio.server(options=tuple(options.items()), maximum_concurrent_rpcs=MAX_CALLS)
         server.add_generic_rpc_handlers((self._methods.handlers(self._wrapper),))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
-        reflection.add_reflection(server, (SERVICE_NAME, health.SERVICE_NAME))
+        guarded = GuardedServer(server, self._gate, Right.INSPECT)
+        reflection.add_reflection(guarded, (SERVICE_NAME, health.SERVICE_NAME))
         try:
-            port = server.add_insecure_port(self._address)
+            port = add_port(server, self._address, self._tls)
         except RuntimeError as error:
             await server.stop(None)
             raise OSError(f"cannot listen on {self._address}") from error

@@ -8,10 +8,14 @@ core's own defaults, given so that another release changes nothing; they are tri
 from dataclasses import dataclass
 from typing import Final
 
+from penstock.server.front.transport import TransportConfig
+
 ServerOptions = tuple[tuple[str, int], ...]
 
 MAX_MESSAGE_BYTES: Final = 4 << 20
 MAX_METADATA_BYTES: Final = 8 << 10
+MAX_ANY_METADATA_BYTES: Final = 2 * MAX_METADATA_BYTES
+"""What is refused whatever chance says."""
 MAX_CONCURRENT_STREAMS: Final = 1024
 """On one connection; the core may refuse what comes beyond, and clients then see UNAVAILABLE."""
 
@@ -27,8 +31,11 @@ class KeepaliveConfig:
     max_connection_age_grace_s: float = 3600.0
 
 
-def server_options(keepalive: KeepaliveConfig) -> ServerOptions:
-    """Options for `grpc.aio.server`."""
+def server_options(
+    keepalive: KeepaliveConfig, transport: TransportConfig | None = None
+) -> ServerOptions:
+    """Options for `grpc.aio.server`; `transport`: its defaults if None."""
+    transport = transport or TransportConfig()
     ping_timeout_ms = _ms(keepalive.server_ping_timeout_s)
     return (
         # Without it, a burst of resets on one connection cancels the calls of other clients.
@@ -49,7 +56,13 @@ def server_options(keepalive: KeepaliveConfig) -> ServerOptions:
         # The grace exceeds the longest generation: what outlives it is cut.
         ("grpc.max_connection_age_ms", _ms(keepalive.max_connection_age_s)),
         ("grpc.max_connection_age_grace_ms", _ms(keepalive.max_connection_age_grace_s)),
-        ("grpc.server_handshake_timeout_ms", 10_000),
+        # Nobody may take all memory and descriptors with connections. Those that greet and then do
+        # nothing end by their age. They could sooner by grpc.max_connection_idle_ms, which closes
+        # without a warning: a call that is on its way then would be lost.
+        ("grpc.max_allowed_incoming_connections", transport.max_connections),
+        ("grpc.server_handshake_timeout_ms", _ms(transport.handshake_timeout_s)),
+        # Until a client has acknowledged our settings it is not held to most of them.
+        ("grpc.http2.settings_timeout", _ms(transport.handshake_timeout_s)),
         # By default half of 5,000 calls that arrive at once are dropped.
         ("grpc.server.max_pending_requests", 20_000),
         # From that limit to this one chance decides. They are the same, so nothing is left to it.

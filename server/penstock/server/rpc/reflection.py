@@ -6,10 +6,9 @@ the other's, so that tools can describe the service they found.
 """
 
 from collections.abc import Iterable
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import grpc
-import grpc.aio
 from google.protobuf import descriptor_pool
 from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from grpc_reflection.v1alpha import reflection, reflection_pb2
@@ -21,7 +20,15 @@ _V1_PACKAGE = "grpc.reflection.v1"
 _V1_FILE = "grpc/reflection/v1/reflection.proto"
 
 
-def add_reflection(server: grpc.aio.Server, service_names: Iterable[str]) -> None:
+class HandlerHouse(Protocol):
+    """Where handlers are added: a server, or what stands in for one."""
+
+    def add_generic_rpc_handlers(self, handlers: "Iterable[grpc.GenericRpcHandler]", /) -> None:
+        """Serve them too."""
+        ...
+
+
+def add_reflection(server: HandlerHouse, service_names: Iterable[str]) -> None:
     """Serve reflection of `service_names` and of itself."""
     _register_v1_descriptor()
     names = (*service_names, ALPHA_SERVICE_NAME, V1_SERVICE_NAME)

@@ -14,13 +14,13 @@ from typing import Any, cast
 
 import grpc
 import grpc.aio
-from grpc_channelz.v1 import channelz
 from grpc_health.v1 import health_pb2_grpc
 
 from penstock.scheduler.events import StepEvents
 from penstock.server.front.config import FrontConfig
 from penstock.server.front.errors import ErrorReason, Refusal
 from penstock.server.front.front import Front
+from penstock.server.front.spare_memory import SpareMemory, resident_bytes, trim
 from penstock.server.link.ports import EngineHello, EnginePort
 from penstock.server.rpc import (
     generation_service,
@@ -28,11 +28,17 @@ from penstock.server.rpc import (
     model_service,
     reflection,
 )
+from penstock.server.rpc.arrival import TimelyServer
+from penstock.server.rpc.gate import Gate
 from penstock.server.rpc.generation_service import GenerationService
+from penstock.server.rpc.guarded_services import GuardedServer, add_channelz
 from penstock.server.rpc.handlers import HandlerWrapper
 from penstock.server.rpc.health import Health
 from penstock.server.rpc.model_service import ModelService
 from penstock.server.rpc.options import KeepaliveConfig, ServerOptions, server_options
+from penstock.server.rpc.secure_port import add_port
+from penstock.server.security.rights import Right
+from penstock.server.security.security import Security
 from penstock.server.telemetry.journal import Journal
 from penstock.server.text.model_text import ModelText
 
@@ -56,7 +62,8 @@ class FrontServer:
     The port may be given later by `set_port`, before the engine's hello: usually the link's client
     is built first, then this, then the client is started with this as its listener. `journal` and
     `is_tracing`: see `Front`; every record is noted when `drain` or `stop` returns.
-    `has_operations`: the service has an OperationsService, on a port of its own.
+    `has_operations`: the service has an OperationsService, on a port of its own. `security` None:
+    plain text, and everybody may call.
     """
 
     def __init__(  # noqa: PLR0913 (whatever a composition root may want to set)
@@ -72,22 +79,30 @@ class FrontServer:
         random: Callable[[], float] = random.random,
         journal: Journal | None = None,
         is_tracing: bool = False,
+        security: Security | None = None,
     ) -> None:
         self.front = Front(
             text, config, port=port, clock=clock, journal=journal, is_tracing=is_tracing
         )
         self.health = Health(_OWN_SERVICES)
         self._keepalive = keepalive or KeepaliveConfig()
-        self._models = ModelService(self.front, self._keepalive, has_operations=has_operations)
+        self._tls = None if security is None else security.tls
+        self._gate = Gate(security, tenant_metadata_key=config.tenant_metadata_key)
+        self._models = ModelService(
+            self.front, self._keepalive, has_operations=has_operations, gate=self._gate
+        )
+        own_options = server_options(self._keepalive, config.transport)
         # Of two options with one name the core takes the first.
-        self._options = tuple(dict((*server_options(self._keepalive), *extra_options)).items())
+        self._options = tuple(dict((*own_options, *extra_options)).items())
         self._wrapper = HandlerWrapper(
             retry_after_s=config.retry_after_s,
             on_internal_error=self._count_internal_error,
             random=random,
         )
+        self._generation = GenerationService(self.front, self._gate)
         self._server: grpc.aio.Server | None = None
         self._sweeper: asyncio.Task[None] | None = None
+        self._sending_away: asyncio.Task[None] | None = None
 
     def set_port(self, port: EnginePort) -> None:
         """The engine to talk to."""
@@ -110,19 +125,21 @@ class FrontServer:
         until the engine's hello.
         """
         server = grpc.aio.server(options=self._options)
-        server.add_generic_rpc_handlers(
+        timely = TimelyServer(server, max_arrival_s=self.front.config.transport.max_arrival_s)
+        timely.add_generic_rpc_handlers(
             (
-                GenerationService(self.front).handlers(self._wrapper),
+                self._generation.handlers(self._wrapper),
                 self._models.handlers(self._wrapper),
             )
         )
-        health_pb2_grpc.add_HealthServicer_to_server(self.health, server)
-        # Untyped upstream.
-        add_channelz = cast(Any, channelz.add_channelz_servicer)  # pyright: ignore[reportUnknownMemberType]
-        add_channelz(server)
-        reflection.add_reflection(server, (*_OWN_SERVICES, health.SERVICE_NAME, _CHANNELZ_SERVICE))
+        # Annotated with the servers there are, and satisfied with what stands in for one.
+        health_pb2_grpc.add_HealthServicer_to_server(self.health, cast(Any, timely))
+        # Both tell more than a client needs: who else is connected, what there is to be called.
+        guarded = GuardedServer(timely, self._gate, Right.INSPECT)
+        add_channelz(guarded)
+        reflection.add_reflection(guarded, (*_OWN_SERVICES, health.SERVICE_NAME, _CHANNELZ_SERVICE))
         try:
-            bound_port = server.add_insecure_port(address)
+            bound_port = add_port(server, address, self._tls)
         except RuntimeError as error:
             await server.stop(None)
             raise OSError(f"cannot listen on {address}") from error
@@ -134,6 +151,7 @@ class FrontServer:
     def on_hello(self, hello: EngineHello) -> None:
         """See `EngineListener`."""
         self.front.on_hello(hello)
+        self._generation.hear_claims()
         self.health.set_serving(True)
 
     def on_events(self, events: StepEvents) -> None:
@@ -145,21 +163,25 @@ class FrontServer:
         self.health.set_serving(False)
         self.front.on_lost()
 
-    async def drain(self, grace_s: float) -> None:
+    async def drain(self, grace_s: float, *, is_hand_over: bool = False) -> None:
         """Take nothing new, let what lives finish for `grace_s` seconds, then stop.
 
         What is left then ends with UNAVAILABLE. Health and refusals go on being answered
-        meanwhile.
+        meanwhile; but not for long in a hand-over: there is another server on this port, to which
+        callers are sent.
         """
         self.front.begin_drain()
         self.health.shut_down()
+        if is_hand_over:
+            self._sending_away = asyncio.create_task(self._send_away(grace_s))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(grace_s):
                 await self._wrapper.wait_until_idle()
         if self.num_live_requests:
             _log.warning("drain: %d requests did not finish in time", self.num_live_requests)
             await self._fail_all()
-        await self._linger()
+        if not is_hand_over:
+            await self._linger()
         await self.stop()
 
     async def stop(self) -> None:
@@ -171,13 +193,24 @@ class FrontServer:
         if self._sweeper is not None:
             self._sweeper.cancel()
             self._sweeper = None
+        if self._sending_away is not None:
+            self._sending_away.cancel()
+            await asyncio.gather(self._sending_away, return_exceptions=True)
         if self._server is not None:
             server, self._server = self._server, None
             # Not zero: that would cut statuses that are on their way out.
             await server.stop(_FLUSH_S)
         self.front.accounts.settle()
 
+    async def _send_away(self, grace_s: float) -> None:
+        """Close the door: whoever comes back connects anew, and finds the other server."""
+        await self._linger()
+        self.health.close()
+        if self._server is not None:
+            await self._server.stop(grace_s + _LAST_WORDS_S)
+
     async def _fail_all(self) -> None:
+        self.front.leave_resumable(_DRAINING)
         self.front.fail_all(_DRAINING)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_LAST_WORDS_S):
@@ -197,10 +230,15 @@ class FrontServer:
 
     async def _sweep(self) -> None:
         interval_s = min(self.front.config.max_reader_stall_s / 4, _MAX_SWEEP_INTERVAL_S)
+        memory = SpareMemory(resident_bytes, time.monotonic)
         while True:
             await asyncio.sleep(interval_s)
             self.front.cut_stalled()
+            if memory.is_worth_trimming():
+                await asyncio.to_thread(trim)
+                memory.note_trimmed()
             self.front.accounts.sweep(self.front.clock())
+            self.front.resumptions.sweep(self.front.clock())
 
     def _count_internal_error(self) -> None:
         self.front.counters.num_internal_errors += 1

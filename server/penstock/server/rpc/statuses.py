@@ -22,7 +22,7 @@ from google.rpc.error_details_pb2 import (
 )
 from google.rpc.status_pb2 import Status
 
-from penstock.server.front.errors import ErrorReason, Refusal
+from penstock.server.front.errors import ErrorReason, QuotaViolation, Refusal
 
 DOMAIN: Final = "penstock.v1"
 MAX_MESSAGE_BYTES: Final = 1024
@@ -48,7 +48,6 @@ class StatusRule:
     code: grpc.StatusCode
     message: str
     is_retryable: bool = False
-    quota_subject: str = ""
 
 
 _C = grpc.StatusCode
@@ -83,7 +82,6 @@ STATUS_RULES: Final[Mapping[ErrorReason, StatusRule]] = {
         code=_C.RESOURCE_EXHAUSTED,
         message="the tenant has used its share",
         is_retryable=True,
-        quota_subject="tenant",
     ),
     # Not told to come again: it is not load that ended the request, but its own reader.
     ErrorReason.READER_STALLED: StatusRule(
@@ -183,9 +181,13 @@ def status_of(
                 description=violation.description[:MAX_DETAIL_CHARS],
             )
         _add(status, bad_request)
-    if rule.quota_subject:
+    if refusal.reason is ErrorReason.QUOTA_EXCEEDED:
+        broken = refusal.quota or QuotaViolation(subject="tenant", description=rule.message)
         quota = QuotaFailure()
-        quota.violations.add(subject=rule.quota_subject, description=rule.message)
+        quota.violations.add(
+            subject=broken.subject[:MAX_DETAIL_CHARS],
+            description=broken.description[:MAX_DETAIL_CHARS],
+        )
         _add(status, quota)
     if retry_after_s is not None:
         delay = Duration()

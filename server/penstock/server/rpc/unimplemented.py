@@ -9,40 +9,34 @@ from typing import Any, Final
 import grpc
 
 from penstock.server.front.errors import refuse_feature
+from penstock.server.rpc.gate import Gate
 from penstock.server.rpc.handlers import Context, HandlerWrapper
+from penstock.server.security.rights import Right
 
 UNIMPLEMENTED_METHODS: Final[Mapping[str, str]] = {
-    "penstock.v1.GenerationService/Resume": "resume",
     "penstock.v1.ModelService/LoadModel": "model_loading",
     "penstock.v1.ModelService/UnloadModel": "model_loading",
 }
 """Method -> feature, a field of ModelFeatures."""
-_SERVER_STREAMS: Final = frozenset({"Resume"})
 
 
 def unimplemented_handlers(
-    service: str, wrapper: HandlerWrapper
+    service: str, wrapper: HandlerWrapper, gate: Gate
 ) -> "dict[str, grpc.RpcMethodHandler[Any, Any]]":
     """Handlers for the methods of `service` (full name) that are in the table."""
     handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
     for path, feature in UNIMPLEMENTED_METHODS.items():
         owner, _, method = path.partition("/")
         if owner == service:
-            handlers[method] = _handler(method, path, feature, wrapper)
+            handlers[method] = _handler(path, feature, wrapper, gate)
     return handlers
 
 
 def _handler(
-    method: str, path: str, feature: str, wrapper: HandlerWrapper
+    path: str, feature: str, wrapper: HandlerWrapper, gate: Gate
 ) -> "grpc.RpcMethodHandler[Any, Any]":
     async def refuse_unary(data: bytes, context: Context) -> bytes:
         del data, context
         raise refuse_feature(feature)
 
-    async def refuse_stream(data: bytes, context: Context) -> None:
-        del data, context
-        raise refuse_feature(feature)
-
-    if method in _SERVER_STREAMS:
-        return wrapper.server_stream(path, refuse_stream)
-    return wrapper.unary(path, refuse_unary)
+    return wrapper.unary(path, gate.unary(Right.LOAD_MODELS, refuse_unary))

@@ -22,7 +22,7 @@ from penstock.server.telemetry.request_record import (
     TraceParent,
 )
 
-RECORD_VERSION: Final = 2
+RECORD_VERSION: Final = 3
 _HEAD = bytes((RECORD_VERSION,))
 _MARSHAL_VERSION = 2
 """The last that does not look whether a value has been written before: in a record few are."""
@@ -47,7 +47,9 @@ OptionValues: TypeAlias = tuple[
 """As in `RequestOptions`, numbers as the message has them."""
 WaitValues: TypeAlias = tuple[float, float, float, float, float, int]
 StayValues: TypeAlias = tuple[int, int, int, int]
-SegmentValues: TypeAlias = tuple[str, float, float, WaitValues | None, StayValues | None, int, int]
+SegmentValues: TypeAlias = tuple[
+    str, float, float, WaitValues | None, StayValues | None, int, int, bool
+]
 """As in `Segment`; the kind is the value of a `SegmentKind`."""
 ContentValues: TypeAlias = tuple[str, tuple[str, ...]]
 RecordValues: TypeAlias = tuple[
@@ -123,7 +125,16 @@ _OPTIONS: tuple[Types, ...] = (
     _MAYBE_INT,
     _INT,
 )
-_SEGMENT: tuple[Types, ...] = (_STR, _FLOAT, _FLOAT, _MAYBE_TUPLE, _MAYBE_TUPLE, _INT, _INT)
+_SEGMENT: tuple[Types, ...] = (
+    _STR,
+    _FLOAT,
+    _FLOAT,
+    _MAYBE_TUPLE,
+    _MAYBE_TUPLE,
+    _INT,
+    _INT,
+    _BOOL,
+)
 _WAIT: tuple[Types, ...] = (*(_FLOAT,) * 5, _INT)
 _STAY: tuple[Types, ...] = (_INT,) * 4
 _CONTENT: tuple[Types, ...] = (_STR, _TUPLE)
@@ -171,6 +182,7 @@ def _segment_of(values: object) -> Segment:
         _optional(fields[4], _STAY, "stay", _stay_of),
         fields[5],
         fields[6],
+        fields[7],
     )
 
 

@@ -34,6 +34,8 @@ class Segment:
 
     `wait`: of a QUEUE that was explained. `stay`: of the last segment of a stay in the running
     batch, covering its PREFILL too. `num_cached_tokens`: of a PREFILL. `num_tokens`: of a DECODE.
+    `is_engine_lost`: a QUEUE without an engine: the request had lost its own, and waited for
+    another.
     """
 
     kind: SegmentKind
@@ -43,6 +45,7 @@ class Segment:
     stay: Stay | None = None
     num_cached_tokens: int = 0
     num_tokens: int = 0
+    is_engine_lost: bool = False
 
 
 @dataclass(slots=True)

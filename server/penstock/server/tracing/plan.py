@@ -80,13 +80,17 @@ def _child_id(root_id: int, index: int) -> int:
 
 
 def _events(record: RequestRecord) -> Iterator[SpanEvent]:
-    """It was in the batch and is in the queue again: preempted, or its engine died.
+    """It was in the batch and is in the queue again, or had lost its engine.
 
     An engine that preempts tells of the stay that it ends; one that died tells nothing.
     """
     for before, after in pairwise(record.segments):
-        if after.kind is SegmentKind.QUEUE and before.kind in _IN_BATCH:
+        if after.kind is not SegmentKind.QUEUE:
+            continue
+        if after.is_engine_lost:
+            yield SpanEvent(keys.REPLAYED_EVENT, after.start_s)
+        elif before.kind in _IN_BATCH:
+            # The next engine may have been there at once.
             is_replay = before.stay is None and record.num_replays > 0
-            yield SpanEvent(
-                keys.REPLAYED_EVENT if is_replay else keys.PREEMPTED_EVENT, after.start_s
-            )
+            name = keys.REPLAYED_EVENT if is_replay else keys.PREEMPTED_EVENT
+            yield SpanEvent(name, after.start_s)

@@ -4,6 +4,7 @@ Pure. What did not happen has no attribute.
 """
 
 from collections.abc import Sequence
+from typing import Final
 
 from penstock.scheduler.events import Stay, Wait
 from penstock.server.telemetry.request_record import RequestRecord, Segment, SegmentKind
@@ -11,6 +12,8 @@ from penstock.server.tracing import keys
 from penstock.server.tracing.span_plan import AttributeValue
 from penstock.server.tracing.status import status_name
 
+ENGINE_LOST: Final = "engine_lost"
+"""The request's engine was gone, and no other there yet."""
 _WAIT_PARTS = (
     (keys.QUEUE_BLOCKS, "blocks"),
     (keys.QUEUE_SLOTS, "slots"),
@@ -43,6 +46,8 @@ def _of_queue(record: RequestRecord, index: int) -> dict[str, AttributeValue]:
     wait = segments[index].wait
     if wait is not None:
         _add_wait(attributes, wait)
+    elif segments[index].is_engine_lost:
+        attributes[keys.QUEUE_REASON] = ENGINE_LOST
     return attributes
 
 
@@ -60,10 +65,15 @@ def _add_wait(attributes: dict[str, AttributeValue], wait: Wait) -> None:
 
 
 def _outcome(record: RequestRecord, index: int) -> str:
-    """How a wait ended: `admitted`, `deadline`, `cancelled`, `finished` or `failed`."""
+    """How a wait ended: `admitted`, `deadline`, `cancelled`, `finished` or `failed`.
+
+    Between two engines: `resubmitted` when the next one came, `engine_lost` when this one went.
+    """
     after = record.segments[index + 1 : index + 2]
     if after and after[0].kind in (SegmentKind.PREFILL, SegmentKind.DECODE):
         return "admitted"
+    if after and after[0].kind is SegmentKind.QUEUE:
+        return ENGINE_LOST if after[0].is_engine_lost else "resubmitted"
     match status_name(record.code):
         case "DEADLINE_EXCEEDED":
             return "deadline"

@@ -52,9 +52,10 @@ class Gate:
         return np.array([1, 2, 3], dtype=np.int32)
 
 
-def make_front(text: ModelText) -> tuple[Front, ScriptedPort]:
+def make_front(text: ModelText, max_replays: int = 4) -> tuple[Front, ScriptedPort]:
     port = ScriptedPort()
-    front = Front(text, FrontConfig(acceptance_delay_s=60.0), port=port)
+    config = FrontConfig(acceptance_delay_s=60.0, max_replays=max_replays)
+    front = Front(text, config, port=port)
     port.listener = front
     port.come_up()
     return front, port
@@ -88,7 +89,7 @@ async def test_cancel_while_the_prompt_is_tokenised(
 async def test_engine_lost_while_the_prompt_is_tokenised(
     text: ModelText, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    front, port = make_front(text)
+    front, port = make_front(text, max_replays=0)
     gate = Gate(monkeypatch, text)
     opening = asyncio.ensure_future(front.open(GENERATION, now()))
     await gate.entered.wait()
@@ -191,7 +192,7 @@ async def test_deadline_that_has_passed_is_refused_without_the_engine(text: Mode
 async def test_engine_that_goes_at_submission_leaves_nothing_behind(
     text: ModelText, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    front, port = make_front(text)
+    front, port = make_front(text, max_replays=0)
     gate = Gate(monkeypatch, text)
     opening = asyncio.ensure_future(front.open(GENERATION, now()))
     await gate.entered.wait()

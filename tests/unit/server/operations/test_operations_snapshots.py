@@ -234,3 +234,11 @@ def test_a_drain_is_told_at_once_and_for_good(maker: SnapshotMaker) -> None:
 def test_a_drain_is_heard_from_the_fronts(maker: SnapshotMaker) -> None:
     maker.take_beat(beat(1, is_draining=True))
     assert maker.snapshot().is_draining
+
+
+def test_a_front_that_is_replaced_is_no_drain(maker: SnapshotMaker) -> None:
+    maker.take_beat(beat(1, is_draining=True))
+    maker.take_beat(beat(2, is_draining=False))
+    assert not maker.snapshot().is_draining
+    maker.front_gone(1)
+    assert not maker.snapshot().is_draining

@@ -350,6 +350,7 @@ EXAMPLES: dict[str, Edit] = {
     "output.echo": put("output", "echo", True),
     "output.min_chunk_tokens": put("output", "min_chunk_tokens", 4),
     "output.max_chunk_delay": chunk_delay(2, 0),
+    "resume_grace_period": lambda message: message.resume_grace_period.FromSeconds(5),
     "scheduling.priority": put("scheduling", "priority", 5),
     "scheduling.ttft_deadline": duration("ttft_deadline", 5),
     "scheduling.total_deadline": duration("total_deadline", 5),

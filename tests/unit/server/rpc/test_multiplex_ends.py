@@ -267,7 +267,7 @@ async def test_an_idle_call_does_not_hold_a_drain_up(text: ModelText) -> None:
 
 
 async def test_engine_lost_is_each_requests_error_and_the_call_stays(text: ModelText) -> None:
-    async with played_call(text) as call:
+    async with played_call(text, FrontConfig(max_replays=0)) as call:
         call.wire.send(submit(1), submit(2))
         for _ in range(2):
             await call.submitted()

@@ -17,6 +17,7 @@ from google.rpc.error_details_pb2 import (
 from google.rpc.status_pb2 import Status
 
 from penstock.scheduler.events import Failed
+from penstock.scheduler.quotas import QuotaBreach, QuotaKind
 from penstock.scheduler.request import FailureReason
 from penstock.server.front.errors import ErrorReason, FieldViolation, Refusal
 from penstock.server.front.failures import refusal_for
@@ -147,7 +148,32 @@ def test_every_failure_of_the_engine_has_a_status(reason: FailureReason) -> None
 
 
 def refused(end: Failed) -> Refusal:
-    return refusal_for(end, phases=PhaseClock(0.0), prompt_path="text.text", deadline_kind="total")
+    return refusal_for(
+        end,
+        phases=PhaseClock(0.0),
+        prompt_path="text.text",
+        deadline_kind="total",
+        tenant="acme",
+    )
+
+
+def test_a_quota_is_told_by_whose_it_is_and_which() -> None:
+    breach = QuotaBreach(kind=QuotaKind.REQUESTS_PER_MINUTE, limit=60, retry_after_s=0.5)
+    refusal = refused(
+        Failed(
+            key=1,
+            at_s=0.0,
+            reason=FailureReason.TENANT_OVER_QUOTA,
+            retry_after_s=breach.retry_after_s,
+            breach=breach,
+        )
+    )
+    quota = details(status_of(refusal))["QuotaFailure"]
+    assert isinstance(quota, QuotaFailure)
+    (violation,) = quota.violations
+    assert violation.subject == "tenant:acme"
+    assert violation.description == "max_requests_per_minute is 60"
+    assert retry_delay_s(refusal, default_s=9.0, chance=0.0) == 0.5
 
 
 @pytest.mark.parametrize(

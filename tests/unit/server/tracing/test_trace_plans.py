@@ -212,6 +212,28 @@ def test_an_engine_that_died_is_no_preemption() -> None:
     assert plan.attributes[keys.REPLAYS] == 1
 
 
+def test_the_time_without_an_engine_is_a_wait_of_its_own() -> None:
+    segments = (
+        Segment(SegmentKind.DECODE, 100.0, 100.5),
+        Segment(SegmentKind.QUEUE, 100.5, 101.0, is_engine_lost=True),
+        Segment(SegmentKind.QUEUE, 101.0, 101.2, wait=Wait(slots_s=0.2)),
+        Segment(SegmentKind.QUEUE, 101.2, 101.5, is_engine_lost=True),
+        Segment(SegmentKind.QUEUE, 101.5, 101.6),
+        Segment(SegmentKind.PREFILL, 101.6, 102.0),
+    )
+    plan = plan_of(request_record(segments=segments, num_replays=2))
+    waits = [one.attributes for one in plan.children if one.name == "queue"]
+    assert [wait[keys.QUEUE_OUTCOME] for wait in waits] == [
+        "resubmitted",
+        "engine_lost",
+        "resubmitted",
+        "admitted",
+    ]
+    reasons = [wait.get(keys.QUEUE_REASON) for wait in waits]
+    assert reasons == ["engine_lost", "slots", "engine_lost", None]
+    assert [event.name for event in plan.events] == ["penstock.replayed"] * 2
+
+
 def test_a_stay_that_ended_in_its_prefill_tells_of_its_batch_there() -> None:
     stay = Stay(num_chunks=2, num_steps=2, min_batch_size=7, max_batch_size=8)
     segments = (Segment(SegmentKind.PREFILL, 100.0, 102.0, stay=stay),)

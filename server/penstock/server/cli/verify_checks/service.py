@@ -9,11 +9,13 @@ import grpc.aio
 from grpc_reflection.v1alpha import reflection_pb2
 
 from penstock.client import HealthStatus, ModelState, TextPrompt
+from penstock.client.call_settings import Pairs
 from penstock.client.channel import grpc_target
 from penstock.server.cli.verify_checks.check import Check
 from penstock.server.cli.verify_checks.subject import CALL_DEADLINE_S, Subject
 from penstock.server.cli.verify_checks.verdict import (
     CheckFailed,
+    CheckSkipped,
     require,
 )
 
@@ -40,14 +42,25 @@ async def _health(subject: Subject) -> str:
 
 
 async def _reflection(subject: Subject) -> str:
-    async with grpc.aio.insecure_channel(grpc_target(subject.address)) as channel:
+    metadata: Pairs = ()
+    if subject.bare is None:
+        opened = grpc.aio.insecure_channel(grpc_target(subject.address))
+    else:
+        opened, metadata = subject.bare()
+    async with opened as channel:
         for method in _REFLECTION_METHODS:
-            missing = _SERVICES - await _listed_services(channel, method)
+            try:
+                listed = await _listed_services(channel, method, metadata)
+            except grpc.aio.AioRpcError as error:
+                if error.code() is not grpc.StatusCode.PERMISSION_DENIED:
+                    raise
+                raise CheckSkipped("the credentials have no right to inspect") from None
+            missing = _SERVICES - listed
             require(not missing, f"{method}: does not list {', '.join(sorted(missing))}")
     return "v1 and v1alpha list all services"
 
 
-async def _listed_services(channel: grpc.aio.Channel, method: str) -> set[str]:
+async def _listed_services(channel: grpc.aio.Channel, method: str, metadata: Pairs) -> set[str]:
     ask: Any = channel.stream_stream(
         method,
         request_serializer=reflection_pb2.ServerReflectionRequest.SerializeToString,
@@ -57,7 +70,7 @@ async def _listed_services(channel: grpc.aio.Channel, method: str) -> set[str]:
     async def questions() -> AsyncIterator[reflection_pb2.ServerReflectionRequest]:
         yield reflection_pb2.ServerReflectionRequest(list_services="")
 
-    async for answer in ask(questions(), timeout=CALL_DEADLINE_S):
+    async for answer in ask(questions(), timeout=CALL_DEADLINE_S, metadata=metadata):
         return {service.name for service in answer.list_services_response.service}
     raise CheckFailed(f"{method}: no answer")
 

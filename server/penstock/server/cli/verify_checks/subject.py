@@ -9,7 +9,7 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 from penstock.client import (
     Client,
@@ -21,6 +21,11 @@ from penstock.client import (
 from penstock.server.cli.verify_checks.transcript import Transcript
 from penstock.server.cli.verify_checks.verdict import CheckSkipped
 
+if TYPE_CHECKING:
+    import grpc.aio
+
+    from penstock.client.call_settings import Pairs
+
 PROMPT = "Once upon a time, in a valley between two rivers, there lived a miller who"
 CALL_DEADLINE_S = 60.0
 _PROMPT_ROOM_TOKENS = 64
@@ -29,12 +34,17 @@ _MAX_TEXT_PROMPT_TOKENS = 32
 
 @dataclass(slots=True, kw_only=True)
 class Subject:
-    """A service under verification. `is_prefix_reuse_off`: known to be switched off."""
+    """A service under verification. `is_prefix_reuse_off`: known to be switched off.
+
+    `bare`: a channel to it and the metadata for calls that the client does not make; None for
+    plain text and none.
+    """
 
     client: Client
     address: str
     concurrency: int
     is_prefix_reuse_off: bool = False
+    bare: "Callable[[], tuple[grpc.aio.Channel, Pairs]] | None" = None
     found_model: Model | None = None
     figures: dict[str, Any] = field(default_factory=dict[str, Any])
 

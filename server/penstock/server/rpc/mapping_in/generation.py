@@ -29,6 +29,7 @@ from penstock.server.rpc.mapping_in.prompt import (
     read_token_ids,
 )
 from penstock.server.rpc.mapping_in.refused import check_refused
+from penstock.server.rpc.mapping_in.resume import read_resumption
 from penstock.server.rpc.mapping_in.sampling import read_sampling
 from penstock.server.rpc.mapping_in.stopping import read_stopping
 from penstock.server.rpc.mapping_in.violations import Violations
@@ -86,6 +87,7 @@ MAPPED_FIELDS: Final[frozenset[str]] = frozenset(
         "constraint.choice.choices",
         "adapter.name",
         "adapter.scale",
+        "resume_grace_period",
     }
 )
 """Every field that has an effect, as a path without indexes."""
@@ -97,10 +99,12 @@ def read_generation(
     model_names: Collection[str],
     *,
     tenant: str = NOBODY,
+    max_priority: int = _MAX_PRIORITY,
     trace_id: bytes = b"",
 ) -> Generation:
     """The domain value of a request; `tenant` and `trace_id` come with its call.
 
+    What is more urgent than `max_priority` counts as that urgent: its tenant may no more.
     Raises RequestError: MODEL_NOT_FOUND, ADAPTER_NOT_FOUND, INVALID_ARGUMENT (or PROMPT_TOO_LONG)
     with every violation, or FEATURE_UNSUPPORTED.
     """
@@ -117,12 +121,13 @@ def read_generation(
         sampling=sampling,
         stopping=read_stopping(request.stopping, limits, violations),
         output=read_output(request.output, sampling.params, limits, violations),
-        urgency=_read_urgency(request.scheduling, limits, violations),
+        urgency=_read_urgency(request.scheduling, max_priority, limits, violations),
         cache_salt=read_salt(request.cache, violations),
         retention=read_retention(request.cache, limits, violations),
         session_id=read_session(request.cache, limits, violations),
         constraint=read_constraint(request, limits, violations),
         adapter=read_adapter(request, limits, violations),
+        resumption=read_resumption(request, limits, violations),
         tenant=tenant,
         trace_id=trace_id,
     )
@@ -173,12 +178,17 @@ def _read_request_id(request: GenerateRequest, violations: Violations) -> str | 
     return request.request_id
 
 
-def _read_urgency(options: SchedulingOptions, limits: Limits, violations: Violations) -> Urgency:
+def _read_urgency(
+    options: SchedulingOptions, max_priority: int, limits: Limits, violations: Violations
+) -> Urgency:
     has = options.HasField
     max_s = limits.config.max_deadline_s
     return Urgency(
-        priority=violations.integer(
-            "scheduling.priority", options.priority, -_MAX_PRIORITY, _MAX_PRIORITY
+        priority=min(
+            violations.integer(
+                "scheduling.priority", options.priority, -_MAX_PRIORITY, _MAX_PRIORITY
+            ),
+            max_priority,
         ),
         ttft_deadline_s=(
             violations.duration_s("scheduling.ttft_deadline", options.ttft_deadline, max_s)

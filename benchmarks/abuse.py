@@ -1,0 +1,231 @@
+"""What a well-behaved client notices while hostile ones are at work, attack by attack.
+
+A service on the simulated executor with one front; a probe sends one short generation after
+another on a connection of its own, and each attack comes from a process of its own, again and again
+for a few seconds. Told are the probe's worst percentile and its errors, and what the front holds of
+memory once the attack is over.
+
+    python benchmarks/abuse.py [--full] [--json FILE]
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import grpc
+import psutil
+
+from penstock.v1 import generation_service_pb2_grpc as pb_grpc
+from penstock.v1.generation_service_pb2 import GenerateRequest
+from report import Check, arguments, print_checks, print_table, write_json
+from simulated_service import capacity, request, service, simulated
+
+ATTACKS = (
+    *("rapid_reset", "open_and_hang", "settings_flood", "ping_flood", "empty_data"),
+    *("continuation_flood", "window_updates", "garbage", "bad_frames", "compression_bomb"),
+    *("huge_metadata", "huge_messages", "zero_windows", "idle_connections"),
+)
+MAX_PROBE_P99_MS = 200.0
+MAX_GROWTH_MIB = 20.0
+MALFORMED = 100_000
+_TESTS = Path(__file__).resolve().parents[1] / "tests"
+_PATIENCE_S = 60.0
+_CALL_S = 30.0
+_MIN_PROBES = 200
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One attack. Probe times in ms, memory in MiB; `growth`: against before all attacks."""
+
+    attack: str
+    num_attacks: int
+    num_probes: int
+    num_errors: int
+    p50_ms: float
+    p99_ms: float
+    max_ms: float
+    front_cpu_s: float
+    rss_peak: float
+    growth: float
+
+
+@dataclass
+class Probe:
+    """The well-behaved client, in a thread."""
+
+    address: str
+    seconds: list[float] = field(default_factory=list[float])
+    errors: list[str] = field(default_factory=list[str])
+
+    def __post_init__(self) -> None:
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="probe")
+
+    def __enter__(self) -> Probe:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._is_over.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        message = GenerateRequest.FromString(bytes.fromhex(request(2)))
+        with grpc.insecure_channel(self.address) as channel:
+            generate = pb_grpc.GenerationServiceStub(channel).Generate
+            while not self._is_over.is_set():
+                began_s = time.perf_counter()
+                try:
+                    for _ in generate(message, timeout=_CALL_S):
+                        pass
+                except grpc.RpcError as error:
+                    self.errors.append(str(error.code()))
+                self.seconds.append(time.perf_counter() - began_s)
+                # It leaves room: what is measured is the front's answer, not how busy a probe is.
+                self._is_over.wait(0.005)
+
+
+def attacked(name: str, address: str, front: psutil.Process, floor_mib: float, s: float) -> Run:
+    """The attack again and again, for `s` seconds and until the probe has seen enough of it."""
+    cpu_s = _cpu_s(front)
+    num, peak = 0, 0.0
+    with Probe(address) as probe:
+        until_s = time.monotonic() + s
+        while (left_s := until_s - time.monotonic()) > 0 or (
+            len(probe.seconds) < _MIN_PROBES and left_s > -_PATIENCE_S
+        ):
+            _program("support.attacks", name, address)
+            peak = max(peak, _rss_mib(front))
+            num += 1
+    growth = settled_growth_mib(front, floor_mib)
+    ordered = sorted(probe.seconds)
+    run = Run(
+        attack=name,
+        num_attacks=num,
+        num_probes=len(ordered),
+        num_errors=len(probe.errors),
+        p50_ms=ordered[len(ordered) // 2] * 1e3,
+        p99_ms=ordered[min(len(ordered) - 1, len(ordered) * 99 // 100)] * 1e3,
+        max_ms=ordered[-1] * 1e3,
+        front_cpu_s=_cpu_s(front) - cpu_s,
+        rss_peak=peak,
+        growth=growth,
+    )
+    print(f"{name}: p99 {run.p99_ms:.1f} ms, {run.num_errors} errors", file=sys.stderr)
+    return run
+
+
+def settled_growth_mib(front: psutil.Process, floor_mib: float) -> float:
+    """Growth once the front has had the time to give memory back."""
+    growth = _rss_mib(front) - floor_mib
+    for _ in range(20):
+        if growth <= MAX_GROWTH_MIB:
+            break
+        time.sleep(0.5)
+        growth = _rss_mib(front) - floor_mib
+    return growth
+
+
+def malformed(address: str, num_calls: int) -> dict[str, Any]:
+    """Mutated messages of every method; how their calls ended."""
+    found: dict[str, Any] = json.loads(_program("support.wire_fuzz", address, str(num_calls)))
+    return found
+
+
+def _program(module: str, *args: str) -> str:
+    path = os.pathsep.join((str(_TESTS), *sys.path))
+    done = subprocess.run(
+        [sys.executable, "-m", module, *args],
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+        timeout=60 * _PATIENCE_S,
+        env={**os.environ, "PYTHONPATH": path},
+    )
+    return done.stdout
+
+
+def _rss_mib(process: psutil.Process) -> float:
+    return float(process.memory_info().rss) / 2**20
+
+
+def _cpu_s(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return float(times.user + times.system)
+
+
+def checks_of(runs: list[Run], ends: dict[str, Any]) -> list[Check]:
+    """Every attack's probe against its goal, then what is left of all of them."""
+    checks = [
+        Check(
+            name=f"probe p99 during {run.attack}",
+            value=run.p99_ms,
+            goal=MAX_PROBE_P99_MS,
+            unit="ms",
+            sense="at most",
+            is_settled=run.num_probes >= _MIN_PROBES,
+        )
+        for run in runs
+    ]
+    codes: dict[str, int] = ends["codes"]
+    bugs = sum(codes.get(name, 0) for name in ("UNKNOWN", "INTERNAL", "UNAVAILABLE"))
+    checks += [
+        _at_most("probe errors", sum(run.num_errors for run in runs), 0, "calls"),
+        _at_most("growth after all attacks", runs[-1].growth, MAX_GROWTH_MIB, "MiB"),
+        _at_most("malformed messages that found a bug", bugs, 0, "calls"),
+        _at_most("malformed messages with an odd end", len(ends["odd"]), 0, "calls"),
+    ]
+    return checks
+
+
+def _at_most(name: str, value: float, goal: float, unit: str) -> Check:
+    return Check(name=name, value=value, goal=goal, unit=unit, sense="at most")
+
+
+def measure(*, is_full: bool) -> tuple[list[Run], dict[str, Any]]:
+    """All attacks on one service, then malformed messages."""
+    options = ("--simulated-config", simulated(0.002), *capacity(1024, 900))
+    limits = ("--handshake-timeout-s", "2", "--max-reader-stall-s", "2", "--max-arrival-s", "5")
+    with service(*options, *limits, num_fronts=1) as (port, fronts, _):
+        address, front = f"127.0.0.1:{port}", psutil.Process(fronts[0])
+        # What a front takes once, whoever calls.
+        _program("support.attacks", "rapid_reset", address)
+        with Probe(address) as probe:
+            while len(probe.seconds) < 100:
+                time.sleep(0.05)
+        floor_mib = _rss_mib(front)
+        duration_s = 20.0 if is_full else 3.0
+        runs = [attacked(name, address, front, floor_mib, duration_s) for name in ATTACKS]
+        ends = malformed(address, MALFORMED if is_full else MALFORMED // 20)
+    return runs, ends
+
+
+def main() -> None:
+    args = arguments("Hostile clients, and what others notice of them.").parse_args()
+    runs, ends = measure(is_full=args.full)
+    header = ("attack", "times", "probes", "errors", "p50 ms", "p99 ms", "max ms")
+    rows = [
+        (r.attack, r.num_attacks, r.num_probes, r.num_errors, r.p50_ms, r.p99_ms, r.max_ms)
+        for r in runs
+    ]
+    print_table("Probes while one connection attacks", header, rows)
+    memory = [(r.attack, r.front_cpu_s, r.rss_peak, r.growth) for r in runs]
+    print_table("The front", ("attack", "CPU s", "peak MiB", "growth MiB"), memory)
+    print_table("Malformed messages", ("ended", "calls"), sorted(ends["codes"].items()))
+    checks = checks_of(runs, ends)
+    print_checks(checks)
+    results = {"runs": [asdict(run) for run in runs], "malformed": ends}
+    write_json(args.json, results, checks)
+
+
+if __name__ == "__main__":
+    main()

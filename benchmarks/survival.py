@@ -1,0 +1,147 @@
+"""What a service survives, in figures: crashes, hangs, cancels, garbage, overload and abuse.
+
+Sections, all of them by default: engine_kill, no_replay, hang, front_kill, drain, cancel,
+malformed, rejects, abuse. The last two are benchmarks of their own (overload.py, abuse.py) that are
+run here too.
+
+    python benchmarks/survival.py [--quick] [--sections NAME,...] [--json FILE]
+
+`--quick`: fewer rounds and smaller numbers, minutes instead of most of an hour. The README's table
+is made from the JSON by survival_table.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import survival_kills
+import survival_load
+from report import Check, arguments, print_checks, write_json
+from simulated_service import RunFailed
+
+_HERE = Path(__file__).resolve().parent
+_SIBLING_S = 1800.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Size:
+    """How much of everything. `num_kills`: by kind of model; `siblings`: options for the others."""
+
+    num_kills: dict[str, int]
+    num_rounds: int
+    num_cancels: int
+    num_malformed: int
+    siblings: tuple[str, ...]
+
+
+QUICK = Size(
+    num_kills={"simulated": 2, "demo": 1},
+    num_rounds=2,
+    num_cancels=10_000,
+    num_malformed=10_000,
+    siblings=(),
+)
+WHOLE = Size(
+    num_kills={"simulated": 10, "demo": 10},
+    num_rounds=10,
+    num_cancels=100_000,
+    num_malformed=100_000,
+    siblings=("--full",),
+)
+Outcome = tuple[Any, list[Check]]
+
+
+async def sibling(name: str, options: tuple[str, ...]) -> Outcome:
+    """What another benchmark found, by its own JSON."""
+    with tempfile.TemporaryDirectory(prefix="penstock-survival-") as folder:
+        path = Path(folder) / "found.json"
+        command = (sys.executable, str(_HERE / f"{name}.py"), "--json", str(path), *options)
+        # A goal that was missed is told by its check; only a run without a result is a failure.
+        done = await asyncio.to_thread(
+            subprocess.run, command, check=False, timeout=_SIBLING_S, env=dict(os.environ)
+        )
+        if not path.exists():
+            raise RunFailed(f"{name}.py ended with {done.returncode} and found nothing")
+        document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    checks = [
+        Check(
+            name=one["name"],
+            value=one["value"],
+            goal=one["goal"],
+            unit=one["unit"],
+            sense=one["sense"],
+            is_settled=one["is_settled"],
+        )
+        for one in document["checks"]
+    ]
+    return document["results"], checks
+
+
+def sections(size: Size) -> dict[str, Callable[[], Awaitable[Outcome]]]:
+    """Every section by its name, in the order they run."""
+    return {
+        "engine_kill": lambda: survival_kills.engine_kill(size.num_kills),
+        "no_replay": lambda: survival_kills.no_replay(size.num_rounds),
+        "hang": survival_kills.hang,
+        "front_kill": survival_kills.front_kill,
+        "drain": survival_kills.drain,
+        "cancel": lambda: survival_load.cancel(size.num_cancels),
+        "malformed": lambda: survival_load.malformed(size.num_malformed),
+        "rejects": lambda: sibling("overload", size.siblings),
+        "abuse": lambda: sibling("abuse", size.siblings),
+    }
+
+
+def _chosen(wanted: str | None, known: dict[str, Any]) -> list[str]:
+    names = list(known) if wanted is None else wanted.split(",")
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise SystemExit(f"--sections: no section is called {', '.join(unknown)}")
+    return names
+
+
+def main() -> None:
+    """Measure, print, write; exit code 1 when a goal was missed or a section could not be run."""
+    parser = arguments(__doc__ or "")
+    parser.add_argument("--quick", action="store_true", help="fewer rounds, smaller numbers")
+    parser.add_argument("--sections", metavar="NAME,...", help="only these")
+    options = parser.parse_args()
+    known = sections(QUICK if options.quick else WHOLE)
+    results: dict[str, Any] = {}
+    checks: list[Check] = []
+    failed: list[str] = []
+    for name in _chosen(options.sections, known):
+        begun_s = time.monotonic()
+        try:
+            found, told = asyncio.run(_awaited(known[name]()))
+        except RunFailed as error:
+            failed.append(name)
+            print(f"{name} could not be measured: {error}", file=sys.stderr)
+            continue
+        results[name] = {"found": found, "checks": [check.name for check in told]}
+        checks += told
+        print(f"{name}: {time.monotonic() - begun_s:.0f} s", file=sys.stderr)
+        # What was found so far is kept, whatever happens to the rest.
+        write_json(options.json, results, checks)
+    print_checks(checks)
+    if failed:
+        print(f"\nnot measured: {', '.join(failed)}")
+    sys.exit(bool(failed) or any(check.holds is False for check in checks))
+
+
+async def _awaited(section: Awaitable[Outcome]) -> Outcome:
+    return await section
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,221 @@
+"""What careless and hostile callers cost: cancels by the hundred thousand, and malformed requests.
+
+Owns the sections cancel and malformed of the survival benchmark.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import grpc.aio
+import numpy as np
+
+from cancel_steps import STEP_S, cancels_counted
+from live_service import LiveService, Ready, live_service, simulated
+from penstock.client import OperationsClient
+from report import Check, print_table
+from simulated_service import capacity, free_port, service
+from simulated_service import simulated as free_running
+from stream_memory import churn, resident_bytes
+from survival_streams import Crowd, connections, request
+
+GENERATE = "/penstock.v1.GenerationService/Generate"
+_ALLOWED = {"OK", "INVALID_ARGUMENT", "RESOURCE_EXHAUSTED", "NOT_FOUND", "UNIMPLEMENTED"}
+_NUM_CALLERS = 64
+_WARM_REQUESTS = 1000
+_MAX_GROWTH_BYTES = 200.0
+"""Per cancelled stream; what gRPC's core keeps of each is 100 to 130 bytes."""
+
+
+async def _used_blocks(address: str) -> int:
+    """KV blocks in use once nobody is there any more; what is left was leaked."""
+    async with OperationsClient(address) as client:
+        used = -1
+        for _ in range(100):
+            stats = await client.get_stats()
+            used = sum(model.cache.num_used_blocks for model in stats.models)
+            if not used:
+                break
+            await asyncio.sleep(0.1)
+        return used
+
+
+async def cancel(num_cancels: int) -> tuple[list[Any], list[Check]]:
+    """How soon pages are free; then many clients that leave after their first token."""
+    print("cancel", file=sys.stderr)
+    freed = np.array([one for depth in (1, 2) for one in await cancels_counted(1600, depth)])
+    steps, free_ms = freed[:, 0], freed[:, 1] * 1e3
+    operations = free_port()
+    options = ("--simulated-config", free_running(0.001), *capacity(64, 64))
+    with service(*options, "--operations-port", str(operations), num_fronts=1) as found:
+        port, fronts, _ = found
+        await asyncio.to_thread(churn, port, _WARM_REQUESTS, 48, 1)
+        resident = [resident_bytes(fronts)]
+        for _ in range(10):
+            await asyncio.to_thread(churn, port, num_cancels // 10, 48, 1)
+            resident.append(resident_bytes(fronts))
+        leaked = await _used_blocks(f"127.0.0.1:{operations}")
+    p99 = float(np.percentile(steps, 99))
+    # What a process takes at first it takes once: the second half tells what goes on.
+    growth = (resident[-1] - resident[5]) / (num_cancels / 2)
+    results = {
+        "steps_to_free_p99": p99,
+        "steps_to_free_max": float(steps.max()),
+        "free_ms_p99": float(np.percentile(free_ms, 99)),
+        "num_cancels": num_cancels,
+        "num_leaked_blocks": leaked,
+        "growth_bytes_each": growth,
+        "grown_mib": (resident[-1] - resident[0]) / 2**20,
+    }
+    print_table("Cancels", tuple(results), [tuple(results.values())])
+    return [results], [
+        Check(
+            name="cancel to pages free, p99",
+            value=p99,
+            goal=2,
+            unit="steps",
+            sense="at most",
+        ),
+        Check(
+            name="from the client's cancel, in time, p99",
+            value=float(np.percentile(free_ms, 99)),
+            goal=50.0 + STEP_S * 1e3,
+            unit="ms",
+            sense="at most",
+        ),
+        Check(
+            name=f"blocks leaked by {num_cancels:,} cancels",
+            value=leaked,
+            goal=0,
+            unit="blocks",
+            sense="at most",
+        ),
+        Check(
+            name="memory that a cancel leaves behind in the front",
+            value=growth,
+            goal=_MAX_GROWTH_BYTES,
+            unit="B",
+            sense="at most",
+            is_settled=num_cancels >= 100_000,
+        ),
+    ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Malformed:
+    """What became of many malformed requests. `statuses`: how often each."""
+
+    num_sent: int
+    statuses: dict[str, int]
+    num_restarts: int
+    num_leaked_blocks: int
+    num_probes_wrong: int
+
+
+def malformed_bodies(seed: int) -> Iterator[bytes]:
+    """Without end: noise, and valid requests cut, flipped, spliced or filled with nonsense."""
+    chance = random.Random(seed)
+    whole = request(3, 4).SerializeToString()
+    while True:
+        kind = chance.randrange(5)
+        data = bytearray(whole)
+        if kind == 0:
+            yield chance.randbytes(chance.randrange(0, 200))
+        elif kind == 1:
+            yield bytes(data[: chance.randrange(len(data))])
+        elif kind == 2:
+            for _ in range(chance.randrange(1, 8)):
+                data[chance.randrange(len(data))] ^= 1 << chance.randrange(8)
+            yield bytes(data)
+        elif kind == 3:
+            at = chance.randrange(len(data))
+            data[at:at] = chance.randbytes(chance.randrange(1, 12))
+            yield bytes(data)
+        else:
+            yield _nonsense(chance)
+
+
+def _nonsense(chance: random.Random) -> bytes:
+    """Well-formed, and no number in it can be meant."""
+    message = request(3, 4)
+    odd = [float("nan"), float("inf"), -1.0, 1e308]
+    message.sampling.temperature = chance.choice(odd)
+    message.sampling.top_p = chance.choice([*odd, 0.5])
+    message.stopping.max_tokens = chance.choice([0, 2**32 - 1, 4])
+    if chance.random() < 0.5:
+        message.token_ids.ids.extend([chance.choice([2**31 - 1, 600_000])])
+    return message.SerializeToString()
+
+
+async def _send_malformed(service: LiveService, num_requests: int) -> Counter[str]:
+    statuses: Counter[str] = Counter()
+    bodies = malformed_bodies(1)
+
+    async def caller(channel: grpc.aio.Channel, count: int) -> None:
+        generate: Any = channel.unary_stream(GENERATE)
+        for _ in range(count):
+            try:
+                async for _message in generate(next(bodies), timeout=20.0):
+                    pass
+                statuses["OK"] += 1
+            except grpc.aio.AioRpcError as error:
+                statuses[error.code().name] += 1
+
+    async with connections(service.address) as channels:
+        share = num_requests // _NUM_CALLERS
+        await asyncio.gather(
+            *(caller(channels[i % len(channels)], share) for i in range(_NUM_CALLERS))
+        )
+    return statuses
+
+
+async def malformed(num_requests: int) -> tuple[list[Any], list[Check]]:
+    """Malformed requests by the hundred thousand, and whether anybody else notices."""
+    print("malformed", file=sys.stderr)
+    async with live_service(*simulated(0.002), has_operations=True) as service:
+        before = {role: list(found) for role, found in service.up.items()}
+        async with connections(service.address) as channels:
+            probe = Crowd(channels[:1], range(8), 900)
+            statuses = await _send_malformed(service, num_requests)
+            probe.cancel()
+            again = Crowd(channels[:1], range(8), 50)
+            await again.until_ended()
+        leaked = await _used_blocks(service.operations)
+        found = Malformed(
+            num_sent=sum(statuses.values()),
+            statuses=dict(statuses),
+            num_restarts=_num_restarts(before, service.up),
+            num_leaked_blocks=leaked,
+            num_probes_wrong=sum(
+                one.status not in ("", "OK") for one in (*probe.told, *again.told)
+            ),
+        )
+    print_table("Malformed requests", ("status", "number"), sorted(statuses.items()))
+    num_odd = sum(number for status, number in statuses.items() if status not in _ALLOWED)
+    checks = [
+        ("crashes", found.num_restarts, "processes"),
+        ("answered UNKNOWN", statuses["UNKNOWN"], "requests"),
+        ("answered as no such request may be", num_odd, "requests"),
+        ("blocks leaked", leaked, "blocks"),
+        ("streams of others that noticed", found.num_probes_wrong, "streams"),
+    ]
+    return [asdict(found)], [
+        Check(
+            name=f"{found.num_sent:,} malformed requests: {name}",
+            value=value,
+            goal=0,
+            unit=unit,
+            sense="at most",
+        )
+        for name, value, unit in checks
+    ]
+
+
+def _num_restarts(before: dict[str, list[Ready]], after: dict[str, list[Ready]]) -> int:
+    return sum(len(found) - len(before[role]) for role, found in after.items())

@@ -1,0 +1,125 @@
+"""How a client proves who it is, and knows whom it talks to: bearer tokens, TLS, mutual TLS.
+
+Owns the reading of PEM files and the rule that a token does not cross a network in plain text.
+"""
+
+import ipaddress
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+import grpc
+
+Token: TypeAlias = str | Callable[[], str]
+"""A bearer token, or what is asked for one before each call: tokens expire."""
+
+MAX_TOKEN_BYTES = 16384
+"""Of a file with a token: servers take less."""
+_UNIX_SCHEMES = ("unix:", "unix-abstract:")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TlsConfig:
+    """TLS. `ca`: PEM file with the authorities that are believed, None for those of the system.
+
+    `cert` and `key`: PEM files with the client's own chain and key, where TLS is mutual. They are
+    read when a client is made. Raises ValueError naming the field when one is missing.
+    """
+
+    ca: Path | None = None
+    cert: Path | None = None
+    key: Path | None = None
+
+    def __post_init__(self) -> None:
+        if (self.cert is None) != (self.key is None):
+            raise ValueError("cert and key: one means nothing without the other")
+
+    def credentials(self) -> grpc.ChannelCredentials:
+        """For gRPC. Raises OSError for a file that cannot be read."""
+        return grpc.ssl_channel_credentials(_read(self.ca), _read(self.key), _read(self.cert))
+
+
+def token_from(path: Path) -> Callable[[], str]:
+    """Reads a bearer token from a file at each call, so that it may be replaced there.
+
+    That raises OSError for a file that cannot be read, ValueError for one that holds no token.
+    """
+
+    def read() -> str:
+        with path.open("rb") as file:
+            data = file.read(MAX_TOKEN_BYTES + 1)
+        if len(data) > MAX_TOKEN_BYTES:
+            raise ValueError(f"token: {path} is too large for one")
+        try:
+            token = data.decode("ascii").strip()
+        except UnicodeDecodeError:
+            raise ValueError(f"token: {path} holds none") from None
+        _check_form(token)
+        return token
+
+    return read
+
+
+def channel_credentials(
+    tls: bool | TlsConfig, credentials: grpc.ChannelCredentials | None
+) -> grpc.ChannelCredentials | None:
+    """What connections are made with; None for plain text. `tls` True: as the system believes.
+
+    Raises ValueError for both, OSError for a file that cannot be read.
+    """
+    if tls is False:
+        return credentials
+    if credentials is not None:
+        raise ValueError("tls and credentials: only one of them can say how to connect")
+    return (TlsConfig() if tls is True else tls).credentials()
+
+
+def check_token(token: Token | None, targets: Sequence[str], *, is_encrypted: bool) -> None:
+    """Raise ValueError for a token that is none, or that anybody on the way could read."""
+    if token is None:
+        return
+    if isinstance(token, str):
+        _check_form(token)
+    if is_encrypted:
+        return
+    for target in targets:
+        if not _is_local(target):
+            raise ValueError(
+                f"token: would cross the network to {target} in plain text; give tls, or send it"
+                " as metadata if that is meant"
+            )
+
+
+def authorization(token: Token) -> tuple[str, str]:
+    """The metadata that carries a token. Raises ValueError for one that is none."""
+    text = token if isinstance(token, str) else token()
+    _check_form(text)
+    return "authorization", f"Bearer {text}"
+
+
+def _check_form(token: str) -> None:
+    # The token is not quoted: where this is shown is not known here.
+    if not (token and token.isascii() and token.isprintable() and " " not in token):
+        raise ValueError("token: must be printable ASCII without a space, and not empty")
+
+
+def _is_local(target: str) -> bool:
+    if target.startswith(_UNIX_SCHEMES):
+        return True
+    text = target.removeprefix("dns:").removeprefix("ipv4:").removeprefix("ipv6:")
+    hosts = [part.rsplit(":", 1)[0].strip("[]") for part in text.lstrip("/").split(",")]
+    return all(_is_loopback(host) for host in hosts)
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _read(path: Path | None) -> bytes | None:
+    return None if path is None else path.read_bytes()

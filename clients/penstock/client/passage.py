@@ -1,0 +1,70 @@
+"""One logical stream over all its attempts: what was read of it, and what the next attempt asks.
+
+Owns the choice between going on where a stream broke off, beginning it anew and telling the error.
+Does no I/O: the clients make the attempts.
+"""
+
+import penstock.v1 as pb
+from penstock.client.errors import PenstockError
+from penstock.client.resuming import Recovery, ResumePoint
+from penstock.client.retry import Attempts
+from penstock.client.stream_reader import StreamReader
+
+
+class Passage:
+    """The stream of `request`; None: of a request that is resumed at `point`.
+
+    `is_whole`: nobody sees its events before the last, so output does not stand against a retry.
+    """
+
+    def __init__(
+        self,
+        request: pb.GenerateRequest | None,
+        attempts: Attempts,
+        recovery: Recovery,
+        *,
+        is_whole: bool = False,
+        point: ResumePoint | None = None,
+    ) -> None:
+        self.reader = StreamReader(point)
+        self.attempts = attempts
+        self._request = request
+        self._recovery = recovery
+        self._is_whole = is_whole
+
+    @property
+    def can_live_on(self) -> bool:
+        """Whether the request was asked to outlive its call."""
+        return self._recovery.is_possible
+
+    @property
+    def may_live_on(self) -> bool:
+        """Whether the server knows of it and goes on with it when its call ends."""
+        return self.can_live_on and bool(self.reader.request_id)
+
+    def next_request(self) -> pb.GenerateRequest | pb.ResumeRequest:
+        """What the next attempt asks for."""
+        if self._request is None or self._recovery.is_under_way:
+            return self.reader.point.message()
+        return self._request
+
+    def delay_after(self, error: PenstockError) -> float | None:
+        """Seconds to wait before the next attempt; None where the error is to be told."""
+        reader = self.reader
+        delay_s = self._recovery.delay_after(
+            error, request_id=reader.request_id, next_sequence=reader.point.next_sequence
+        )
+        if delay_s is not None:
+            return delay_s
+        has_output = reader.has_output and not self._is_whole
+        if self._request is None:
+            # To resume again costs nothing: nothing is delivered twice.
+            return self.attempts.delay_after(error)
+        delay_s = self.attempts.delay_after(self.explain(error), has_output=has_output)
+        if delay_s is not None:
+            self.reader = StreamReader()
+        return delay_s
+
+    def explain(self, error: PenstockError) -> PenstockError:
+        """What to tell of it."""
+        return self._recovery.explain(error)

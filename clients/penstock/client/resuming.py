@@ -1,0 +1,120 @@
+"""How a stream goes on after its connection was lost: from where, and for how long it is tried.
+
+Owns the point that a stream has come to, as a value that a program may keep, and the account of one
+stream's losses. Does no I/O and does not sleep: the clients do.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import penstock.v1 as pb
+from penstock.client.errors import EngineDown, PenstockError, RequestNotFound, Unavailable
+from penstock.client.errors import StreamBroken as Broken
+from penstock.client.events import Accepted, Event, Tokens
+
+_FIRST_DELAY_S = 0.05
+_MAX_DELAY_S = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResumePoint:
+    """How far a request's stream was read: all that another process needs to go on with it.
+
+    `next_sequence`: of the next message. `num_received_tokens`: tokens of each output so far.
+    """
+
+    request_id: str
+    next_sequence: int = 0
+    num_received_tokens: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Raise ValueError naming the field that is out of range."""
+        if self.next_sequence < 0:
+            raise ValueError(f"next_sequence: must not be negative, not {self.next_sequence}")
+        if any(count < 0 for count in self.num_received_tokens):
+            raise ValueError("num_received_tokens: must not be negative")
+
+    def after(self, event: Event) -> "ResumePoint":
+        """The point behind an event of the stream. `Finished` is the last: nothing is behind it."""
+        counts = list(self.num_received_tokens)
+        request_id = self.request_id
+        if isinstance(event, Accepted):
+            request_id = event.request_id
+        elif isinstance(event, Tokens):
+            counts += [0] * (event.output_index + 1 - len(counts))
+            counts[event.output_index] += event.num_tokens
+        return replace(
+            self,
+            request_id=request_id,
+            next_sequence=event.sequence + 1,
+            num_received_tokens=tuple(counts),
+        )
+
+    def message(self) -> pb.ResumeRequest:
+        """What asks for the rest."""
+        return pb.ResumeRequest(
+            request_id=self.request_id,
+            next_sequence=self.next_sequence,
+            num_received_tokens=self.num_received_tokens,
+        )
+
+
+class Recovery:
+    """The losses of one stream, each of which is made good within `grace_s`, or told.
+
+    `grace_s` 0: none is. `is_under_way`: the next attempt is a Resume.
+    """
+
+    def __init__(
+        self, grace_s: float, *, clock: Callable[[], float], random: Callable[[], float]
+    ) -> None:
+        self.is_under_way = False
+        self._grace_s = grace_s
+        self._clock = clock
+        self._random = random
+        self._first: PenstockError | None = None
+        self._lost_at_s = math.nan
+        self._sequence = -1
+        self._num_failed = 0
+
+    @property
+    def is_possible(self) -> bool:
+        """Whether a lost connection leaves anything to go on with."""
+        return self._grace_s > 0
+
+    def delay_after(
+        self, error: PenstockError, *, request_id: str, next_sequence: int
+    ) -> float | None:
+        """Seconds to wait before the stream is resumed; None where it cannot be.
+
+        `request_id`: "" as long as the server said nothing: then nobody waits for us.
+        """
+        if not self.is_possible or not request_id or not is_loss(error):
+            self.is_under_way = False
+            return None
+        now_s = self._clock()
+        if self._first is None or next_sequence > self._sequence:
+            # It had gone on: this is a new loss, with a grace of its own.
+            self._first, self._lost_at_s, self._num_failed = error, now_s, 0
+        self._sequence = next_sequence
+        self.is_under_way = True
+        backoff_s = min(_MAX_DELAY_S, math.ldexp(_FIRST_DELAY_S, min(self._num_failed, 10)))
+        self._num_failed += 1
+        delay_s = max(backoff_s * (0.5 + 0.5 * self._random()), error.retry_after_s or 0.0)
+        if now_s + delay_s > self._lost_at_s + self._grace_s:
+            self.is_under_way = False
+            return None
+        return delay_s
+
+    def explain(self, error: PenstockError) -> PenstockError:
+        """What to tell of an attempt that failed: that nobody knows the request any more is only
+        the end of a story that began with the loss."""
+        if isinstance(error, RequestNotFound) and self._first is not None:
+            return self._first
+        return error
+
+
+def is_loss(error: PenstockError) -> bool:
+    """Whether the request may live on although its stream broke off."""
+    return isinstance(error, Unavailable | Broken) and not isinstance(error, EngineDown)

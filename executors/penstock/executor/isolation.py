@@ -1,0 +1,160 @@
+"""A step that raises is run again in parts, until those for whose sake it raises stand alone.
+
+Owns the search and how the parts' results become one again. Does not know models, nor what an
+error means for the device: whoever runs the parts says whether it can go on.
+
+A step may be run as often as one likes: a row writes its keys and values to the same places again,
+reads nothing that another row of its step writes, and its token follows from its own past alone.
+So those who were innocent get what they would have got.
+
+The work is bounded: a step of n rows is run twice as a whole, then at most 2n - 2 parts of it, each
+row at most log2(n) + 1 times.
+"""
+
+import traceback
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.scheduler.batch import Batch, SlotFailure, StepResult, TokenLogprobs
+from penstock.scheduler.executor import ExecutorDied
+
+RunPart = Callable[[Batch], StepResult]
+Recover = Callable[[Exception], None]
+
+
+def run_apart(batch: Batch, run: RunPart, recover: Recover) -> StepResult:
+    """Run a step; whoever makes it raise becomes a failure of its own, nobody else.
+
+    `run` takes the batch, or some of its rows with nobody admitted or released. `recover` is told
+    of every error, with whatever it left behind to be put in order; it raises ExecutorDied when the
+    executor as a whole is at fault. That, from either, ends the search at once.
+    """
+    try:
+        return run(batch)
+    except ExecutorDied:
+        raise
+    # Whatever it is: which row it belongs to is what is being found out.
+    except Exception as error:
+        _recover(error, recover)
+    rows = _Rows(batch, run, recover)
+    # Once more as a whole: what was short of memory for a moment, or met a fault that passed.
+    rows.settle(0, batch.num_rows)
+    return _joined(rows.results, tuple(rows.failures))
+
+
+class _Rows:
+    """The search over the rows of one batch; what came of them, in row order."""
+
+    def __init__(self, batch: Batch, run: RunPart, recover: Recover) -> None:
+        self._batch = batch
+        self._run = run
+        self._recover = recover
+        self.results: list[StepResult] = []
+        self.failures: list[SlotFailure] = []
+
+    def settle(self, first: int, last: int) -> None:
+        """Run rows `first .. last - 1`, halved as often as needed."""
+        error = self._try(first, last)
+        if not error:
+            return
+        if last - first <= 1:
+            slots = self._batch.slots[first:last].tolist()
+            self.failures.extend(SlotFailure(slot=slot, detail=error) for slot in slots)
+            return
+        middle = (first + last) // 2
+        self.settle(first, middle)
+        self.settle(middle, last)
+
+    def _try(self, first: int, last: int) -> str:
+        """What the rows raised; empty when they ran."""
+        try:
+            self.results.append(self._run(_part(self._batch, first, last)))
+        except ExecutorDied:
+            raise
+        except Exception as error:
+            _recover(error, self._recover)
+            return _told(error)
+        return ""
+
+
+def _recover(error: Exception, recover: Recover) -> None:
+    # What the step computed so far hangs on its frames; a step short of memory wants it back.
+    traceback.clear_frames(error.__traceback__)
+    recover(error)
+
+
+def _part(batch: Batch, first: int, last: int) -> Batch:
+    """Rows `first .. last - 1` as a batch; those who came and went are told with the whole."""
+    slots = batch.slots[first:last]
+    return replace(
+        batch,
+        slots=slots,
+        num_tokens=batch.num_tokens[first:last],
+        starts=batch.starts[first:last],
+        num_decodes=min(max(batch.num_decodes - first, 0), last - first),
+        sampled_slots=batch.sampled_slots[np.isin(batch.sampled_slots, slots)],
+        admitted=(),
+        released=(),
+    )
+
+
+def _told(error: Exception) -> str:
+    """What went wrong and where; the text of an exception may quote what a client sent."""
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f" at {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
+    return f"the step raised {type(error).__name__}{where}"
+
+
+def _joined(results: list[StepResult], failures: tuple[SlotFailure, ...]) -> StepResult:
+    """Results of parts in row order as the result of their batch."""
+    if not results:
+        none: NDArray[np.int32] = np.zeros(0, dtype=np.int32)
+        return StepResult(slots=none, tokens=none, failures=failures)
+    counts: NDArray[np.int32] | None = None
+    if any(result.counts is not None for result in results):
+        counts = np.concatenate(
+            [
+                np.ones(len(result.slots), dtype=np.int32)
+                if result.counts is None
+                else result.counts
+                for result in results
+            ]
+        )
+    return StepResult(
+        slots=np.concatenate([result.slots for result in results]),
+        tokens=np.concatenate([result.tokens for result in results]),
+        counts=counts,
+        logprobs=_joined_logprobs(results),
+        prompt_logprobs=tuple(found for result in results for found in result.prompt_logprobs),
+        failures=failures + tuple(found for result in results for found in result.failures),
+    )
+
+
+def _joined_logprobs(results: list[StepResult]) -> TokenLogprobs | None:
+    """One row per token; zeros for parts where nobody asked, and beyond what a part was asked."""
+    asked = [result.logprobs for result in results if result.logprobs is not None]
+    if not asked:
+        return None
+    num_top = max(logprobs.top_ids.shape[1] for logprobs in asked)
+    num_tokens = sum(len(result.tokens) for result in results)
+    joined = TokenLogprobs(
+        chosen=np.zeros(num_tokens, dtype=np.float32),
+        ranks=np.zeros(num_tokens, dtype=np.int32),
+        top_ids=np.zeros((num_tokens, num_top), dtype=np.int32),
+        top_logprobs=np.zeros((num_tokens, num_top), dtype=np.float32),
+    )
+    first = 0
+    for result in results:
+        rows = slice(first, first + len(result.tokens))
+        first = rows.stop
+        if result.logprobs is not None:
+            width = result.logprobs.top_ids.shape[1]
+            joined.chosen[rows] = result.logprobs.chosen
+            joined.ranks[rows] = result.logprobs.ranks
+            joined.top_ids[rows, :width] = result.logprobs.top_ids
+            joined.top_logprobs[rows, :width] = result.logprobs.top_logprobs
+    return joined

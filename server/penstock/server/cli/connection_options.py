@@ -1,0 +1,155 @@
+"""How commands connect beyond the address: TLS, whose certificates, which token.
+
+Owns these options, their variables, and what clients are made with.
+"""
+
+import argparse
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from penstock.server.cli.connection import UsageError
+
+if TYPE_CHECKING:
+    import grpc.aio
+
+    from penstock.client import SyncClient
+    from penstock.client.call_settings import Pairs
+
+_FILES: Final[Mapping[str, str]] = {
+    "token-file": "file that holds a bearer token, read before each call",
+    "ca": "PEM file with the authorities that the service's certificate is checked by; means TLS",
+    "cert": "PEM file with a certificate chain to show, where TLS is mutual",
+    "key": "PEM file with its key",
+}
+_SERVER_NAME: Final = "server-name"
+_NAMES: Final = (*_FILES, _SERVER_NAME)
+
+
+def variable_of(flag: str) -> str:
+    """The variable that a flag is also read from."""
+    return f"PENSTOCK_{flag.replace('-', '_').upper()}"
+
+
+CONNECTION_VARIABLES: Final = tuple(variable_of(name) for name in (*_NAMES, "tls"))
+
+
+def add_connection_options(parser: argparse.ArgumentParser) -> None:
+    """Add `--tls`, `--ca`, `--cert`, `--key`, `--server-name` and `--token-file`."""
+    group = parser.add_argument_group("connection")
+    group.add_argument(
+        "--tls",
+        action="store_true",
+        default=os.environ.get(variable_of("tls"), "").lower() in ("1", "on", "true"),
+        help="encrypted, with the authorities that this system believes",
+    )
+    for flag, help_text in _FILES.items():
+        _add(group, flag, Path, "FILE", help_text)
+    name_help = "what the service's certificate is for, where that is not the host of the address"
+    _add(group, _SERVER_NAME, str, "NAME", name_help)
+
+
+def refuse_connection_options(args: argparse.Namespace, reason: str) -> None:
+    """Raise UsageError for an option of these that has no meaning; variables may be there."""
+    for name in (*_NAMES, "tls"):
+        is_given = bool(getattr(args, name.replace("-", "_")))
+        if is_given and not os.environ.get(variable_of(name)):
+            raise UsageError(f"--{name} means nothing with {reason}")
+
+
+def client_options(args: argparse.Namespace) -> dict[str, Any]:
+    """Arguments for any client: `token` and `tls`. The name is for its `ChannelConfig`.
+
+    Raises UsageError for files that do not go together, or cannot be read.
+    """
+    options = sender_options(args)
+    tls, token_file = options["tls"], options["token_file"]
+    token = None if token_file is None else _token_reader(token_file)
+    return {"tls": False if tls is None else tls, "token": token}
+
+
+def sender_options(args: argparse.Namespace) -> dict[str, Any]:
+    """`tls`, `server_name` and `token_file`, as senders of load take them. Raises UsageError."""
+    from penstock.client import TlsConfig
+
+    is_tls = args.tls or any((args.ca, args.cert, args.key))
+    if args.server_name is not None and not is_tls:
+        raise UsageError("--server-name means nothing without --tls or --ca")
+    try:
+        tls = TlsConfig(ca=args.ca, cert=args.cert, key=args.key) if is_tls else None
+    except ValueError as error:
+        raise UsageError(f"--{error}") from error
+    for path in (args.ca, args.cert, args.key):
+        if path is not None and not path.is_file():
+            raise UsageError(f"{path} is no file")
+    if args.token_file is not None:
+        _token_reader(args.token_file)
+    return {"tls": tls, "server_name": args.server_name, "token_file": args.token_file}
+
+
+def connect(args: argparse.Namespace) -> "SyncClient":
+    """A client of the service that the arguments name. Raises UsageError for what is off."""
+    from penstock.client import ChannelConfig, SyncClient
+
+    options, channel = client_options(args), ChannelConfig(server_name=args.server_name)
+    try:
+        return SyncClient(args.address, channel=channel, **options)
+    except (ValueError, OSError) as error:
+        raise UsageError(str(error)) from error
+
+
+def bare_channel(
+    address: str, options: Mapping[str, Any], server_name: str | None
+) -> "Callable[[], tuple[grpc.aio.Channel, Pairs]]":
+    """Opens a channel as a client with `client_options` would, and says what a call brings."""
+    import grpc.aio
+
+    from penstock.client.channel import ChannelConfig, grpc_target
+    from penstock.client.credentials import authorization, channel_credentials
+
+    def opened() -> "tuple[grpc.aio.Channel, Pairs]":
+        target, token = grpc_target(address), options.get("token")
+        told = ChannelConfig(server_name=server_name).options(target)
+        credentials = channel_credentials(options.get("tls", False), None)
+        metadata = () if token is None else (authorization(token),)
+        if credentials is None:
+            return grpc.aio.insecure_channel(target, options=told), metadata
+        return grpc.aio.secure_channel(target, credentials, options=told), metadata
+
+    return opened
+
+
+class _Options(Protocol):
+    """Where options are added: a group of them, whose class argparse keeps to itself."""
+
+    def add_argument(self, *names: str, **how: Any) -> object:
+        """As argparse's."""
+        ...
+
+
+def _add(group: _Options, flag: str, kind: Callable[[str], Any], metavar: str, text: str) -> None:
+    variable = variable_of(flag)
+    told = os.environ.get(variable)
+    group.add_argument(
+        f"--{flag}",
+        type=kind,
+        metavar=metavar,
+        default=None if not told else kind(told),
+        help=f"{text} (default: ${variable})",
+    )
+
+
+def _token_reader(path: Path) -> Callable[[], str]:
+    from penstock.client.credentials import token_from
+
+    reader = token_from(path)
+
+    def read() -> str:
+        try:
+            return reader()
+        except (OSError, ValueError) as error:
+            raise UsageError(f"--token-file: {error}") from None
+
+    read()
+    return read

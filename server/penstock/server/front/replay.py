@@ -1,0 +1,255 @@
+"""Requests whose engine is gone: they wait for the next one, which goes on where that one was.
+
+Owns who waits and for how long, and what ends those whom nothing can help: while there is no
+engine, nobody else looks at their deadlines. Does not know how an engine is reached, nor what it
+is told of a request (`replay_specs.py`). Single event loop.
+"""
+
+import asyncio
+import heapq
+import itertools
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Final
+
+from penstock.scheduler.events import Failed, Finished
+from penstock.scheduler.request import NO_TIME, FailureReason, FinishReason
+from penstock.server.front.config import FrontConfig
+from penstock.server.front.errors import ErrorReason, Refusal
+from penstock.server.front.inheriting import tell_engine
+from penstock.server.front.limits import Limits
+from penstock.server.front.live_request import LiveRequest, OwnOutput
+from penstock.server.front.replay_specs import replay_specs
+from penstock.server.front.request_table import RequestTable
+from penstock.server.link.ports import EnginePort, EngineUnavailable
+
+_log = logging.getLogger(__name__)
+
+_ENGINE_DOWN = Refusal(reason=ErrorReason.ENGINE_DOWN)
+MAX_UNSENT_BYTES: Final = 1024 * 1024
+"""What may wait in the link before more is put there: an engine reads between two steps, and what
+thousands of requests bring along is more than the link takes."""
+_MAX_AT_ONCE: Final = 32
+_PAUSE_S: Final = 0.002
+
+
+class Replays:
+    """The requests of one front that wait for an engine. `port`: to the engine there is."""
+
+    def __init__(
+        self,
+        config: FrontConfig,
+        table: RequestTable,
+        port: Callable[[], EnginePort | None],
+        clock: Callable[[], float],
+    ) -> None:
+        self._config = config
+        self._table = table
+        self._port = port
+        self._clock = clock
+        self._waiting: dict[LiveRequest, int] = {}
+        # When time ends a wait: due, a number that tells waits apart, whose. Who has gone stays
+        # until it is due.
+        self._due: list[tuple[float, int, LiveRequest]] = []
+        self._numbers = itertools.count()
+        self._timer: asyncio.TimerHandle | None = None
+        self._sender: asyncio.TimerHandle | None = None
+        self._limits: Limits | None = None
+        self._has_new_keys = False
+        self._is_given_up = False
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def are_on(self) -> bool:
+        """Whether a request outlives its engine at all."""
+        return self._config.max_replays > 0 and not self._is_given_up
+
+    def lose(self, requests: Iterable[LiveRequest]) -> None:
+        """The engine is gone. `requests`: all that live, oldest first."""
+        self._stop_sending()
+        num_before = len(self._waiting)
+        for request in requests:
+            # What is still being prepared has no engine to lose.
+            if request.outputs or not self.are_on:
+                self.suspend(request)
+        num_lost = len(self._waiting) - num_before
+        if num_lost:
+            _log.info("%d requests wait for the next engine", num_lost)
+
+    def suspend(self, request: LiveRequest) -> None:
+        """Let one wait, or end it if it cannot; without effect on one that has ended or waits."""
+        if request.stream.is_closed or request in self._waiting:
+            return
+        now_s = self._clock()
+        if request.is_cancelled:
+            _end(request, FinishReason.CANCELLED, now_s)
+        elif not self.are_on or request.num_replays >= self._config.max_replays:
+            request.fail(_ENGINE_DOWN, now_s)
+        else:
+            request.suspend(now_s)
+            number = next(self._numbers)
+            self._waiting[request] = number
+            due_s = min(now_s + self._config.max_replay_wait_s, _next_due_s(request))
+            heapq.heappush(self._due, (due_s, number, request))
+            if self._due[0][1] == number:
+                self._set_timer()
+
+    def resubmit(self, limits: Limits, *, is_same_engine: bool) -> None:
+        """An engine is there, with these limits: hand it those who wait, as fast as it takes them.
+
+        `is_same_engine`: it was only the connection that was lost; news of what the engine was
+        told before may still come.
+        """
+        self._limits = limits
+        self._has_new_keys = is_same_engine
+        self._send_some()
+
+    def adopt(self, request: LiveRequest, limits: Limits) -> None:
+        """A request from another front goes on here."""
+        port = self._port()
+        if port is None:
+            self.suspend(request)
+            return
+        try:
+            self._send(request, limits, port)
+        except EngineUnavailable:
+            self.suspend(request)
+
+    def cancel(self, request: LiveRequest) -> bool:
+        """End a request that waits, as CANCELLED. False when it does not."""
+        if self._waiting.pop(request, None) is None:
+            return False
+        _end(request, FinishReason.CANCELLED, self._clock())
+        return True
+
+    def forget(self, request: LiveRequest) -> None:
+        """Nobody wants it any more. Idempotent."""
+        self._waiting.pop(request, None)
+
+    def give_up(self) -> None:
+        """No engine will come any more: whoever waits ends now, and nobody waits from now on."""
+        self._is_given_up = True
+        self._stop_sending()
+        waiting, self._waiting = self._waiting, {}
+        now_s = self._clock()
+        for request in waiting:
+            request.fail(_ENGINE_DOWN, now_s)
+        self._due.clear()
+        self._set_timer()
+
+    def _stop_sending(self) -> None:
+        self._limits = None
+        if self._sender is not None:
+            self._sender.cancel()
+            self._sender = None
+
+    def _send_some(self) -> None:
+        self._sender = None
+        limits, port = self._limits, self._port()
+        if limits is None or port is None:
+            return
+        for _ in range(_MAX_AT_ONCE):
+            if not self._waiting or port.num_unsent_bytes > MAX_UNSENT_BYTES:
+                break
+            request = next(iter(self._waiting))
+            try:
+                self._send(request, limits, port)
+            except EngineUnavailable:
+                return  # it is gone again, and that is told by and by
+            self._waiting.pop(request, None)
+        if self._waiting:
+            pause_s = _PAUSE_S if port.num_unsent_bytes > MAX_UNSENT_BYTES else 0.0
+            self._sender = asyncio.get_running_loop().call_later(pause_s, self._send_some)
+
+    def _send(self, request: LiveRequest, limits: Limits, port: EnginePort) -> None:
+        """Hand over one that waits, if it still wants to go on."""
+        now_s = self._clock()
+        _end_complete(request, now_s)
+        submission = request.submission
+        if request.stream.is_closed or submission is None:
+            return
+        if self._has_new_keys:
+            self._table.renew_keys(request)
+        port.submit(replay_specs(request, limits))
+        tell_engine(port, request)
+        keys = {output.index: output.key for output in request.outputs}
+        first = tuple(replace(spec, key=keys[spec.output_index]) for spec in submission.specs)
+        request.resubmit(replace(submission, specs=first), now_s)
+
+    def _set_timer(self) -> None:
+        """See to it that the first who is due is looked at in time."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        while self._due and self._waiting.get(self._due[0][2]) != self._due[0][1]:
+            heapq.heappop(self._due)
+        if self._due:
+            delay_s = max(0.0, self._due[0][0] - self._clock())
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(delay_s, self._tick)
+
+    def _tick(self) -> None:
+        """End everybody whose time is up."""
+        now_s = self._clock()
+        while self._due and self._due[0][0] <= now_s:
+            _, number, request = heapq.heappop(self._due)
+            if self._waiting.get(request) == number:
+                del self._waiting[request]
+                _time_out(request, now_s)
+        self._set_timer()
+
+
+def _next_due_s(request: LiveRequest) -> float:
+    """When time ends it, engine or not."""
+    leader = request.specs[0]
+    ttft_s = leader.ttft_deadline_s if request.first_token_s == NO_TIME else NO_TIME
+    return min(leader.deadline_s, leader.time_limit_s, ttft_s)
+
+
+def _time_out(request: LiveRequest, now_s: float) -> None:
+    """End one as the engine would have, or because it has waited long enough for one."""
+    leader = request.specs[0]
+    if leader.time_limit_s <= now_s:
+        _end(request, FinishReason.TIME_LIMIT, now_s)
+    elif leader.deadline_s <= now_s:
+        _fail(request, FailureReason.DEADLINE_EXCEEDED, leader.deadline_s, now_s)
+    elif request.first_token_s == NO_TIME and leader.ttft_deadline_s <= now_s:
+        _fail(request, FailureReason.TTFT_DEADLINE_EXCEEDED, leader.ttft_deadline_s, now_s)
+    else:
+        request.fail(_ENGINE_DOWN, now_s)
+
+
+def _fail(request: LiveRequest, reason: FailureReason, deadline_s: float, now_s: float) -> None:
+    output = _live_outputs(request)[0]
+    after_s = deadline_s - request.arrival_s
+    request.on_failed(output, Failed(key=output.key, at_s=now_s, reason=reason, deadline_s=after_s))
+
+
+def _end(request: LiveRequest, reason: FinishReason, now_s: float) -> None:
+    """All of its outputs end here, with what they have."""
+    for output in _live_outputs(request):
+        request.on_finished(output, Finished(key=output.key, at_s=now_s, reason=reason), now_s)
+    request.stream.wake()
+
+
+def _end_complete(request: LiveRequest, now_s: float) -> None:
+    """End the outputs that lack nothing but the word of it, which went down with the engine."""
+    for output in _live_outputs(request):
+        spec = request.specs[output.index]
+        token_ids = output.token_ids
+        reason, stop_id = FinishReason.LENGTH, -1
+        if len(token_ids) > spec.min_tokens and token_ids and token_ids[-1] in spec.stop_ids:
+            reason, stop_id = FinishReason.STOP, token_ids[-1]
+        elif len(token_ids) < spec.max_tokens:
+            continue
+        end = Finished(key=output.key, at_s=now_s, reason=reason, stop_id=stop_id)
+        output.num_repeating = 0
+        request.on_finished(output, end, now_s)
+        request.stream.wake()
+
+
+def _live_outputs(request: LiveRequest) -> list[OwnOutput]:
+    return [output for output in request.outputs if output.is_live]

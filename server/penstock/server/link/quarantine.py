@@ -1,0 +1,140 @@
+"""Requests that may have killed an engine: let back in one at a time, or not at all.
+
+Owns who is held back, who is on trial and what those are told who are refused. A suspect passes for
+harmless when it has got some tokens beyond those it had; who was on trial when the engine died
+again is judged by the supervisor. Knows neither boards nor sockets, and has no clock.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from penstock.scheduler.events import Failed, Finished, StepEvents
+from penstock.scheduler.request import FailureReason, FinishReason, RequestSpec
+from penstock.scheduler.state import RequestState
+from penstock.server.link.suspect import Suspect
+
+_VERDICT = "it was with two engines when they died, the second time tried alone"
+
+
+@dataclass(slots=True, eq=False)
+class _Held:
+    """The outputs of one request, leader first."""
+
+    front_id: int
+    specs: tuple[RequestSpec, ...]
+
+
+class Quarantine:
+    """What becomes of suspects that are handed in again. One thread calls it.
+
+    `show_trial` is told the keys on trial before they can do harm; nobody's when it is over.
+    """
+
+    def __init__(
+        self, suspects: Iterable[Suspect], show_trial: Callable[[Sequence[int]], None]
+    ) -> None:
+        self._suspects = {suspect.key: suspect for suspect in suspects}
+        self._show_trial = show_trial
+        self._held: deque[_Held] = deque()
+        self._on_trial: dict[int, int] = {}
+        self._ended: list[tuple[RequestSpec, FinishReason | None]] = []
+
+    @property
+    def has_work(self) -> bool:
+        """Whether the next turn lets somebody in or has an end to tell."""
+        return bool(self._ended or (self._held and not self._on_trial))
+
+    def takes(self, front_id: int, specs: tuple[RequestSpec, ...]) -> bool:
+        """Whether these outputs of one request are not for the engine now: they stay here."""
+        if not self._suspects:
+            return False
+        suspects = [self._suspects[spec.key] for spec in specs if spec.key in self._suspects]
+        if not suspects:
+            return False
+        if any(suspect.is_poison for suspect in suspects):
+            self._ended.extend((spec, None) for spec in specs)
+        else:
+            self._held.append(_Held(front_id, specs))
+        return True
+
+    def next_trial(self) -> tuple[RequestSpec, ...]:
+        """Who is to be handed to the engine now; nobody while one is on trial."""
+        if self._on_trial or not self._held:
+            return ()
+        specs = self._held.popleft().specs
+        for spec in specs:
+            suspect = self._suspects.get(spec.key)
+            self._on_trial[spec.key] = 1 if suspect is None else suspect.num_trial_tokens
+        self._show_trial(tuple(self._on_trial))
+        return specs
+
+    def heard(self, events: StepEvents) -> StepEvents:
+        """A turn's news, and with them the ends that were decided here."""
+        if self._on_trial:
+            self._follow(events)
+        if not self._ended:
+            return events
+        ends = tuple(_end_of(spec, reason, events.at_s) for spec, reason in self._ended)
+        self._ended.clear()
+        return replace(events, ends=events.ends + ends)
+
+    def cancel(self, key: int, reason: FinishReason) -> bool:
+        """End an output that is held; False when it is not here."""
+        for held in self._held:
+            for spec in held.specs:
+                if spec.key == key:
+                    self._leave(held, spec, reason)
+                    return True
+        return False
+
+    def cancel_by_id(self, request_id: str) -> RequestState | None:
+        """End a request that is held; where it stood, None when it is not here."""
+        for held in self._held:
+            if held.specs[0].request_id == request_id:
+                self._ended.extend((spec, FinishReason.CANCELLED) for spec in held.specs)
+                self._held.remove(held)
+                return RequestState.PENDING
+        return None
+
+    def front_gone(self, front_id: int) -> None:
+        """Nobody waits any more for what that front handed in."""
+        self._held = deque(held for held in self._held if held.front_id != front_id)
+
+    def _leave(self, held: _Held, leaver: RequestSpec, reason: FinishReason) -> None:
+        self._ended.append((leaver, reason))
+        rest = tuple(spec for spec in held.specs if spec is not leaver)
+        if not rest:
+            self._held.remove(held)
+            return
+        if leaver is held.specs[0]:
+            leader, *others = rest
+            others = [replace(spec, leader_key=leader.key) for spec in others]
+            rest = (replace(leader, leader_key=0), *others)
+        held.specs = rest
+
+    def _follow(self, events: StepEvents) -> None:
+        for key, num_left in tuple(self._on_trial.items()):
+            num_left -= int((events.keys == key).sum())
+            if num_left > 0:
+                self._on_trial[key] = num_left
+            else:
+                del self._on_trial[key]
+        for end in events.ends:
+            self._on_trial.pop(end.key, None)
+        if not self._on_trial:
+            self._show_trial(())
+
+
+def _end_of(spec: RequestSpec, reason: FinishReason | None, at_s: float) -> Finished | Failed:
+    """None: it is the poison."""
+    if reason is not None:
+        return Finished(key=spec.key, at_s=at_s, reason=reason)
+    return Failed(
+        key=spec.key,
+        at_s=at_s,
+        reason=FailureReason.EXECUTOR_REQUEST_FAILED,
+        request_id=spec.request_id,
+        trace_id=spec.trace_id,
+        detail=_VERDICT,
+    )

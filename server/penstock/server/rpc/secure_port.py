@@ -1,0 +1,47 @@
+"""How a gRPC server listens: in plain text, or by TLS with certificates that may be replaced.
+
+Owns what gRPC is given for that.
+"""
+
+from typing import Any, cast
+
+import grpc
+import grpc.aio
+
+from penstock.server.security.tls_files import TlsFiles, TlsMaterial
+
+
+def add_port(server: grpc.aio.Server, address: str, tls: TlsFiles | None) -> int:
+    """Listen on `address`; the bound port. Raises RuntimeError, as gRPC does, when it cannot."""
+    if tls is None:
+        return server.add_insecure_port(address)
+    return server.add_secure_port(address, _credentials(tls))
+
+
+def _credentials(tls: TlsFiles) -> grpc.ServerCredentials:
+    """Credentials that are asked at every handshake whether there are newer files.
+
+    No file is looked at there: that would hold up everybody, so `tls` is polled elsewhere.
+    """
+    used = tls.material
+
+    def newer() -> grpc.ServerCertificateConfiguration | None:
+        nonlocal used
+        material = tls.material
+        if material is used:
+            return None
+        used = material
+        return _configuration(material)
+
+    # That None means no change is documented, and missing in the stubs.
+    return grpc.dynamic_ssl_server_credentials(
+        _configuration(used),
+        cast(Any, newer),
+        require_client_authentication=tls.wants_client_certificates,
+    )
+
+
+def _configuration(material: TlsMaterial) -> grpc.ServerCertificateConfiguration:
+    return grpc.ssl_server_certificate_configuration(
+        [(material.private_key, material.cert_chain)], root_certificates=material.client_ca
+    )

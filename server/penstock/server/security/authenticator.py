@@ -1,0 +1,176 @@
+"""Who a caller is, by what it shows: a bearer token, a certificate, or both.
+
+Owns the judgement and its renewal when policy or keys change. Knows neither gRPC nor HTTP. Whatever
+is missing, doubtful or contradictory is nobody: it fails closed.
+"""
+
+import logging
+import re
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Final
+
+from penstock.server.security.policy import JwtPolicy, Policy
+from penstock.server.security.policy_file import PolicyFile
+from penstock.server.security.rights import Caller
+from penstock.server.security.token_table import TokenTable
+from penstock.server.security.watched_file import FilesChanged, Stamp, read_together, stamp_of
+from penstock.server.security.web_tokens import BadToken, WebTokens, check_installed
+
+_log = logging.getLogger(__name__)
+_BEARER: Final = re.compile(r"bearer +([A-Za-z0-9._~+/-]+=*)", re.IGNORECASE | re.ASCII)
+Names = Callable[[], Iterable[str]]
+"""The names of the caller's certificate, as a policy writes them; read only if one matters."""
+
+
+class Unknown(Exception):
+    """The caller proves nothing. The message is for our log, not for the caller."""
+
+
+class NotListed(Exception):
+    """The caller is who it says, and the policy has no place for it."""
+
+
+class Authenticator:
+    """Judges callers by a policy file. `clock`: the time of day, Unix seconds.
+
+    `has_client_certificates`: TLS is mutual, so that callers have certificates. Raises ValueError
+    or OSError when the policy or its key set cannot be used to begin with.
+    """
+
+    def __init__(
+        self,
+        policy_file: Path,
+        *,
+        has_client_certificates: bool,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._clock = clock
+        self._has_client_certificates = has_client_certificates
+        self._file = PolicyFile(policy_file)
+        self._told = ""
+        self._judge = self._prepare()
+
+    @property
+    def policy(self) -> Policy:
+        """What holds now."""
+        return self._judge.policy
+
+    def poll(self) -> None:
+        """Look whether a file has changed. A broken one is told, and changes nothing."""
+        self._file.poll()
+        if self._judge.policy is self._file.policy:
+            self._judge.poll_keys()
+            return
+        # Tried each time: what the policy lacks, such as its key set, may come after it.
+        try:
+            self._judge = self._prepare()
+        except (ValueError, OSError) as error:
+            if str(error) != self._told:
+                self._told = str(error)
+                _log.error("callers are judged by the policy before: %s", error)
+        else:
+            self._told = ""
+
+    def identify(self, authorizations: list[str], names: Names) -> Caller:
+        """The caller with these Authorization headers and certificate names.
+
+        Raises Unknown and NotListed. A token that is shown must be good, whatever else there is;
+        and where a token and a certificate name two tenants, somebody has another's token.
+        """
+        judge = self._judge
+        by_token = self._by_token(judge, authorizations) if authorizations else None
+        by_certificate = judge.tenant_of_names(names) if judge.policy.certificates else None
+        if by_token is None:
+            if by_certificate is None:
+                raise Unknown("no credentials")
+            return judge.caller(by_certificate)
+        if by_certificate is not None and by_certificate != by_token:
+            raise Unknown("a token and a certificate of two tenants")
+        return judge.caller(by_token)
+
+    def _prepare(self) -> "_Judge":
+        policy = self._file.policy
+        if policy.certificates and not self._has_client_certificates:
+            raise ValueError(
+                "the policy names certificates, which mean nothing without tls-client-ca"
+            )
+        return _Judge(policy, self._clock)
+
+    def _by_token(self, judge: "_Judge", authorizations: list[str]) -> str:
+        if len(authorizations) > 1:
+            raise Unknown("more than one authorization")
+        match = _BEARER.fullmatch(authorizations[0])
+        if match is None:
+            raise Unknown("an authorization that is no bearer token")
+        return judge.tenant_of_token(match[1].encode("ascii"))
+
+
+class _Judge:
+    """One policy, prepared for quick looks."""
+
+    def __init__(self, policy: Policy, clock: Callable[[], float]) -> None:
+        self.policy = policy
+        self._clock = clock
+        self._tokens = TokenTable(policy.tokens)
+        self._web_tokens: WebTokens | None = None
+        self._stamp: Stamp = ()
+        if policy.jwt is not None:
+            check_installed()
+            self._web_tokens, self._stamp = self._read_keys(policy.jwt)
+
+    def caller(self, tenant: str) -> Caller:
+        policy = self.policy
+        listed = policy.tenants.get(tenant)
+        if listed is None:
+            if policy.jwt is None or not policy.jwt.takes_unlisted_tenants:
+                raise NotListed("a tenant that the policy does not list")
+            listed = policy.default
+        return listed.caller(tenant)
+
+    def tenant_of_token(self, token: bytes) -> str:
+        found = self._tokens.find(token)
+        if found is not None:
+            if self._clock() >= found.expires_unix_s:
+                raise Unknown("a token that has expired")
+            return found.tenant
+        if self._web_tokens is None or token.count(b".") != 2:
+            raise Unknown("an unknown token")
+        try:
+            return self._web_tokens.tenant_of(token)
+        except BadToken as error:
+            raise Unknown(str(error)) from None
+
+    def tenant_of_names(self, names: Names) -> str | None:
+        """Whose certificate it is; None where the policy knows none of its names."""
+        known = self.policy.certificates
+        found = {known[name] for name in names() if name in known}
+        if len(found) > 1:
+            raise Unknown("a certificate of several tenants")
+        return found.pop() if found else None
+
+    def poll_keys(self) -> None:
+        """Read the key set again if it has changed; a broken one changes nothing."""
+        jwt = self.policy.jwt
+        if jwt is None or stamp_of((jwt.jwks_file,)) == self._stamp:
+            return
+        try:
+            self._web_tokens, self._stamp = self._read_keys(jwt)
+        except FilesChanged:
+            return
+        except (ValueError, OSError) as error:
+            self._stamp = stamp_of((jwt.jwks_file,))
+            _log.error("the keys stay as they were: %s", error)
+            return
+        _log.info("a new key set holds")
+
+    def _read_keys(self, jwt: JwtPolicy) -> tuple[WebTokens, Stamp]:
+        from penstock.server.security.key_set import BadKeySet, read_key_set
+
+        (data,), stamp = read_together((jwt.jwks_file,))
+        try:
+            keys = read_key_set(data, jwt.algorithms)
+        except BadKeySet as error:
+            raise BadKeySet(f"{jwt.jwks_file}: {error}") from None
+        return WebTokens(jwt, keys, self._clock), stamp

@@ -1,0 +1,54 @@
+"""Whether an address is for this machine alone, and what must be said where it is not.
+
+Owns the rule that nobody opens a service to a network by accident.
+"""
+
+import socket
+from ipaddress import ip_address
+
+from penstock.server.security.config import SecurityConfig
+
+FLAG = "allow-anonymous-network"
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach `host`. A name must have loopback addresses alone."""
+    try:
+        return ip_address(host.partition("%")[0]).is_loopback
+    except ValueError:
+        pass
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except OSError:
+        return False
+    addresses = {str(entry[4][0]).partition("%")[0] for entry in found}
+    return bool(addresses) and all(ip_address(address).is_loopback for address in addresses)
+
+
+def check_exposure(
+    config: SecurityConfig,
+    *,
+    host: str,
+    operations_host: str | None,
+    metrics_host: str | None,
+    is_behind_proxy: bool,
+) -> None:
+    """Raise ValueError where strangers could call and nobody said that they may.
+
+    A host that is None is a port that there is not. A tenant that a proxy names proves nothing to
+    us; a certificate does, on the ports for gRPC.
+    """
+    if config.allows_anonymous_network:
+        return
+    if config.policy_file is not None and not is_behind_proxy:
+        return
+    doors = {"metrics-port": metrics_host}
+    if config.tls_client_ca is None:
+        doors = {"port": host, "operations-port": operations_host, **doors}
+    for door, address in doors.items():
+        if address is not None and not is_loopback(address):
+            raise ValueError(
+                f"{door}: {address} can be reached from the network, and who calls there needs no"
+                f" credentials: give a policy-file that has some, or set {FLAG} to on if that is"
+                " meant"
+            )

@@ -1,0 +1,109 @@
+"""Certificate, key and client CA of a running service, and newer ones when there are some.
+
+Owns that only files that go together are ever used. Does not know what a server makes of them.
+"""
+
+import logging
+import ssl
+from dataclasses import dataclass
+from pathlib import Path
+
+from penstock.server.security.config import SecurityConfig
+from penstock.server.security.watched_file import FilesChanged, Stamp, read_together, stamp_of
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class TlsMaterial:
+    """PEM bytes. `client_ca` None: clients are asked for no certificate."""
+
+    cert_chain: bytes
+    private_key: bytes
+    client_ca: bytes | None
+
+
+class TlsFiles:
+    """The files of a config that has TLS. Raises ValueError or OSError if they cannot be used."""
+
+    def __init__(self, config: SecurityConfig) -> None:
+        assert config.tls_cert is not None
+        assert config.tls_key is not None
+        self._cert, self._key, self._client_ca = (
+            config.tls_cert,
+            config.tls_key,
+            config.tls_client_ca,
+        )
+        self.material, self._stamp = self._load()
+
+    @property
+    def wants_client_certificates(self) -> bool:
+        """Whether TLS is mutual."""
+        return self._client_ca is not None
+
+    def poll(self) -> bool:
+        """Look whether files have changed; True when `material` is other now.
+
+        Files that do not go together, as between two writes, are told once and not used.
+        """
+        stamp = stamp_of(self._paths)
+        if stamp == self._stamp:
+            return False
+        try:
+            material, self._stamp = self._load()
+        except FilesChanged:
+            return False
+        except (ValueError, OSError) as error:
+            self._stamp = stamp
+            _log.error("the certificate stays as it was: %s", error)
+            return False
+        is_other = material != self.material
+        self.material = material
+        if is_other:
+            _log.info("new certificates hold for new connections")
+        return is_other
+
+    @property
+    def _paths(self) -> tuple[Path, ...]:
+        files = (self._cert, self._key)
+        return files if self._client_ca is None else (*files, self._client_ca)
+
+    def _load(self) -> tuple[TlsMaterial, Stamp]:
+        contents, stamp = read_together(self._paths)
+        self._check()
+        # What was checked is what was read: OpenSSL opens the files by itself.
+        if stamp_of(self._paths) != stamp:
+            raise FilesChanged(self._paths)
+        client_ca = contents[2] if self._client_ca is not None else None
+        material = TlsMaterial(cert_chain=contents[0], private_key=contents[1], client_ca=client_ca)
+        return material, stamp
+
+    def _check(self) -> None:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        try:
+            # A password would be asked for on the terminal.
+            context.load_cert_chain(self._cert, self._key, password=_no_password)
+        except ssl.SSLError as error:
+            raise ValueError(f"{self._cert} and {self._key}: {_reason(error)}") from None
+        except _NeedsPassword:
+            raise ValueError(f"{self._key} is encrypted: give the key as it is") from None
+        if self._client_ca is None:
+            return
+        try:
+            context.load_verify_locations(self._client_ca)
+        except ssl.SSLError as error:
+            raise ValueError(f"{self._client_ca}: {_reason(error)}") from None
+        if not context.cert_store_stats()["x509_ca"]:
+            raise ValueError(f"{self._client_ca}: holds no certificate of an authority")
+
+
+class _NeedsPassword(Exception):
+    pass
+
+
+def _no_password() -> str:
+    raise _NeedsPassword
+
+
+def _reason(error: ssl.SSLError) -> str:
+    return (error.reason or "cannot be read").lower().replace("_", " ")

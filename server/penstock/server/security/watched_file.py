@@ -1,0 +1,55 @@
+"""Files that may be replaced under a running service.
+
+Owns how a change is noticed: by looking, because a folder that Kubernetes mounts swaps a symlink
+and tells nobody. Does not know what is in them.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+Stamp = tuple[tuple[int, int, int, int] | None, ...]
+"""Of each file what changes when it is written or replaced; None for one that cannot be seen."""
+
+MAX_FILE_BYTES: Final = 4 << 20
+
+
+class FilesChanged(OSError):
+    """They were being written while they were read."""
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        names = " and ".join(str(path) for path in paths)
+        super().__init__(f"{names}: being written while it was read")
+
+
+def stamp_of(paths: Sequence[Path]) -> Stamp:
+    """How the files look now."""
+    return tuple(_stamp(path) for path in paths)
+
+
+def read_together(paths: Sequence[Path]) -> tuple[tuple[bytes, ...], Stamp]:
+    """The files' bytes and the stamp they had before and after they were read.
+
+    Raises FilesChanged when those differ, OSError, and ValueError for a file beyond any reason.
+    """
+    before = stamp_of(paths)
+    contents = tuple(_read(path) for path in paths)
+    if stamp_of(paths) != before:
+        raise FilesChanged(paths)
+    return contents, before
+
+
+def _stamp(path: Path) -> tuple[int, int, int, int] | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def _read(path: Path) -> bytes:
+    with path.open("rb") as file:
+        data = file.read(MAX_FILE_BYTES + 1)
+    if len(data) > MAX_FILE_BYTES:
+        raise ValueError(f"{path} is larger than {MAX_FILE_BYTES >> 20} MiB")
+    return data

@@ -1,0 +1,135 @@
+"""JSON Web Tokens as bearer tokens: whose one is, and until when.
+
+Owns the judgement (RFC 7519, RFC 8725) and the memory of tokens that were found good. PyJWT is
+imported when the first policy asks for it: the extra `jwt` brings it.
+"""
+
+import secrets
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Any, Final
+
+from penstock.server.front.tenants import tenant_fault
+from penstock.server.security.key_set import KeySet
+from penstock.server.security.policy import JwtPolicy
+
+MAX_TOKEN_BYTES: Final = 8192
+MAX_REMEMBERED: Final = 4096
+
+
+class BadToken(Exception):
+    """The token proves nothing. The message is for the log, and quotes nothing of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Good:
+    tenant: str
+    expires_unix_s: float
+
+
+def check_installed() -> None:
+    """Raise ValueError naming the extra unless JSON Web Tokens can be checked here."""
+    try:
+        import cryptography
+        import jwt
+    except ImportError:
+        raise ValueError(
+            "JSON Web Tokens need the extra jwt: pip install 'penstock[jwt]'"
+        ) from None
+    del cryptography, jwt
+
+
+class WebTokens:
+    """Judges tokens by one policy and one key set. `clock`: the time of day, Unix seconds."""
+
+    def __init__(self, policy: JwtPolicy, keys: KeySet, clock: Callable[[], float]) -> None:
+        check_installed()
+        self._policy = policy
+        self._keys = keys
+        self._clock = clock
+        self._secret = secrets.token_bytes(32)
+        # The latest used last. Threads of the metrics port share it.
+        self._good: OrderedDict[bytes, _Good] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def tenant_of(self, token: bytes) -> str:
+        """The tenant that a token names. Raises BadToken."""
+        # Under a key of ours: how long the look-up takes tells nothing of the tokens of others.
+        place = blake2b(token, key=self._secret, digest_size=32).digest()
+        with self._lock:
+            known = self._good.pop(place, None)
+            if known is not None and self._clock() < known.expires_unix_s:
+                self._good[place] = known
+                return known.tenant
+        good = self._judge(token)
+        with self._lock:
+            self._good[place] = good
+            if len(self._good) > MAX_REMEMBERED:
+                self._good.popitem(last=False)
+        return good.tenant
+
+    @property
+    def num_remembered(self) -> int:
+        """Tokens whose signature need not be checked again."""
+        return len(self._good)
+
+    def _judge(self, token: bytes) -> _Good:
+        from jwt import decode_complete, get_unverified_header
+        from jwt.exceptions import PyJWTError
+
+        if len(token) > MAX_TOKEN_BYTES:
+            raise BadToken("a web token that is too long")
+        policy = self._policy
+        try:
+            header = get_unverified_header(token)
+            algorithm, key_id = header.get("alg"), header.get("kid")
+            # No extension is understood here, so none may be critical (RFC 7515, 4.1.11).
+            if algorithm not in policy.algorithms or "crit" in header:
+                raise BadToken("a web token of another kind")
+            key = self._keys.find(algorithm, key_id)
+            if key is None:
+                raise BadToken("a web token of an unknown key")
+            claims: dict[str, Any] = decode_complete(
+                token,
+                key,
+                algorithms=[algorithm],
+                audience=policy.audience,
+                issuer=policy.issuer,
+                options={
+                    "require": ["exp", "iss", "aud"],
+                    "verify_exp": False,
+                    "verify_nbf": False,
+                    "verify_iat": False,
+                },
+            )["payload"]
+        except PyJWTError as error:
+            raise BadToken(f"a web token: {type(error).__name__}") from None
+        except (ValueError, TypeError, RecursionError, OverflowError):
+            raise BadToken("a web token that cannot be read") from None
+        return self._checked(claims)
+
+    def _checked(self, claims: dict[str, Any]) -> _Good:
+        """Times by our own clock, and the tenant."""
+        policy, now_s = self._policy, self._clock()
+        expires_s = _time(claims, "exp") + policy.leeway_s
+        if not now_s < expires_s:
+            raise BadToken("a web token that has expired")
+        if "nbf" in claims and _time(claims, "nbf") > now_s + policy.leeway_s:
+            raise BadToken("a web token that is not valid yet")
+        tenant = claims.get(policy.tenant_claim)
+        if not isinstance(tenant, str) or tenant_fault(tenant) is not None:
+            raise BadToken("a web token that names no tenant")
+        return _Good(tenant, expires_s)
+
+
+def _time(claims: dict[str, Any], name: str) -> float:
+    value = claims[name]
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise BadToken(f"a web token whose {name} is no time")
+    try:
+        return float(value)
+    except OverflowError:
+        raise BadToken(f"a web token whose {name} is no time") from None

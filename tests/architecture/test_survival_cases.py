@@ -1,0 +1,29 @@
+"""Every survival case has tests, and docs/survival-cases.md names them all and no others."""
+
+from __future__ import annotations
+
+from support import case_table
+
+ALL = range(1, case_table.NUM_CASES + 1)
+
+
+def test_every_case_has_a_test() -> None:
+    written = case_table.written_tests()
+
+    assert [number for number in ALL if number not in written] == []
+    assert [number for number in written if number not in ALL] == []
+
+
+def test_the_table_has_every_case_once_and_in_order() -> None:
+    assert list(case_table.told_tests()) == list(ALL)
+
+
+def test_the_table_names_the_tests_there_are() -> None:
+    told, written = case_table.told_tests(), case_table.written_tests()
+    wrong = {
+        number: (sorted(told[number]), sorted(written.get(number, ())))
+        for number in told
+        if told[number] != written.get(number, frozenset())
+    }
+
+    assert wrong == {}, "make cases writes the table's last column anew"

@@ -1,0 +1,91 @@
+"""A client that is frozen, not gone: its streams are found, the idle one as well."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from penstock.server.front.config import FrontConfig
+from penstock.server.rpc.options import KeepaliveConfig
+from penstock.server.text.model_text import ModelText
+from support.fronts import PATIENCE_S, make_text, serving
+
+# One stream that is sent tokens, one that is not, on a connection each.
+CLIENT = """
+import sys, grpc
+from penstock.v1 import generation_service_pb2 as pb, generation_service_pb2_grpc as pb_grpc
+calls = []
+for number in range(2):
+    channel = grpc.insecure_channel(sys.argv[1], options=[("grpc.use_local_subchannel_pool", 1)])
+    message = pb.GenerateRequest(request_id=str(number))
+    message.text.text = "hello"
+    calls.append((channel, pb_grpc.GenerationServiceStub(channel).Generate(message)))
+for channel, call in calls:
+    next(call)
+print("streaming", flush=True)
+for channel, call in calls:
+    for response in call:
+        pass
+"""
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelText]:
+    text = make_text(tmp_path_factory.mktemp("model"))
+    yield text
+    text.close()
+
+
+@asynccontextmanager
+async def client(address: str) -> AsyncGenerator[asyncio.subprocess.Process]:
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", CLIENT, address),
+        stdout=asyncio.subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        await process.communicate()
+
+
+async def test_case_07_a_stopped_client_is_found(text: ModelText) -> None:
+    keepalive = KeepaliveConfig(server_ping_interval_s=1.0, server_ping_timeout_s=1.0)
+    # Only the pings may find it: nothing is unread for long enough to be cut for that.
+    config = FrontConfig(max_reader_stall_s=3600.0, max_backlog_tokens=10**9)
+    async with (
+        serving(text, config, keepalive=keepalive) as served,
+        client(served.address) as process,
+    ):
+        keys = {}
+        for _ in range(2):
+            (spec,) = await served.port.next_submission()
+            keys[spec.request_id] = spec.key
+            served.port.admit(spec.key)
+        assert process.stdout is not None
+        assert await asyncio.wait_for(process.stdout.readline(), PATIENCE_S) == b"streaming\n"
+        os.kill(process.pid, signal.SIGSTOP)
+        active = asyncio.create_task(stream_to(served.port.say, keys["0"], served.encode("a")[0]))
+        lost: set[int] = set()
+        async with asyncio.timeout(PATIENCE_S):
+            while lost != set(keys.values()):
+                cancelled, _ = await served.port.next_cancel()
+                lost.update(cancelled)
+            await served.server.front.table.wait_until_empty()
+        active.cancel()
+        assert served.server.num_active_calls == 0
+
+
+async def stream_to(say: object, key: int, token_id: int) -> None:
+    """A token at each turn of the loop."""
+    assert callable(say)
+    while True:
+        say(tokens=[(key, token_id)])
+        await asyncio.sleep(0.01)

@@ -1,0 +1,99 @@
+"""A reader that stops is cut, by what it leaves unread or by time; nobody else notices."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import grpc
+import pytest
+
+from penstock.v1 import generation_service_pb2 as pb
+from support import attacks
+from support import raw_http2 as h2
+from support.hostile_house import besieged
+from support.service import PATIENCE_S, stream
+
+NUM_TOKENS = 900
+FEW_TOKENS_BYTES = 600
+FAST = ("--simulated-config", '{"pace": "real_time", "cost": {"step_s": 0.002}}')
+
+
+@pytest.mark.parametrize(
+    ("limit", "word"),
+    [
+        (("--max-backlog-tokens", "64"), "tokens unread"),
+        (("--max-reader-stall-s", "0.5"), "blocked for"),
+    ],
+)
+async def test_case_12_a_reader_that_stops_is_cut(limit: tuple[str, str], word: str) -> None:
+    async with besieged(*FAST, *limit) as siege:
+        async with (
+            siege.service.channel() as channel,
+            siege.probed() as probe,
+            h2.raw_connection(siege.address, initial_window=FEW_TOKENS_BYTES) as connection,
+        ):
+            others = [stream(channel, 200, first) for first in range(8)]
+            data = attacks.request(4, max_tokens=NUM_TOKENS)
+            await connection.send(h2.call(1, attacks.GENERATE, data))
+            await siege.service.until_logged("was cut", word)
+            # It holds its connection still; what it held of the engine is free.
+            outcomes = await asyncio.gather(*(other.outcome() for other in others))
+            assert outcomes == [grpc.StatusCode.OK] * 8
+            assert all(other.num_tokens == 200 for other in others)
+            assert not connection.is_closed
+        assert probe.num_errors == 0
+        await siege.until_calm()
+
+
+async def test_case_13_streams_with_a_window_of_zero_are_cut() -> None:
+    options = ("--max-reader-stall-s", "0.5", "--max-num-seqs", "256", "--num-blocks", "20000")
+    async with besieged(*options) as siege:
+        before_mib = siege.rss_mib()
+        async with siege.probed() as probe, attacks.zero_window_calls(siege.address, 200):
+            await siege.until(lambda stats: stats.models[0].totals.num_accepted >= 200)
+            # While their connection stands.
+            await siege.until_nothing_runs()
+            assert siege.rss_mib() - before_mib < 64
+        assert probe.num_errors == 0
+        await siege.until_calm()
+
+
+async def test_case_14_a_slow_reader_that_comes_back_gets_everything() -> None:
+    small = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 1024)]
+    async with besieged(*FAST) as siege:
+        reference, num_messages = await texts_of(siege.service.channel(), None)
+        slow = grpc.aio.insecure_channel(siege.address, options=small)
+
+        async def until_backlog() -> None:
+            await siege.until(lambda stats: stats.fronts[0].num_backlog_tokens > 50)
+
+        text, num_coalesced = await texts_of(slow, until_backlog)
+        assert text == reference
+        assert num_coalesced < num_messages
+        await siege.until_calm()
+
+
+async def texts_of(
+    channel: grpc.aio.Channel, pause: Callable[[], Awaitable[None]] | None
+) -> tuple[str, int]:
+    """What one generation says, and in how many messages; `pause` is waited for after the first."""
+    message = pb.GenerateRequest()
+    message.token_ids.ids.extend([5, 6, 7, 8])
+    message.sampling.temperature = 0.0
+    message.stopping.max_tokens = NUM_TOKENS
+    message.stopping.ignore_eos = True
+    message.output.return_token_ids = True  # makes messages large
+    texts: list[str] = []
+    async with channel, asyncio.timeout(PATIENCE_S):
+        call = channel.unary_stream(
+            attacks.GENERATE,
+            request_serializer=pb.GenerateRequest.SerializeToString,
+            response_deserializer=pb.GenerateResponse.FromString,
+        )(message)
+        async for response in call:
+            if response.WhichOneof("event") == "tokens":
+                texts.append(response.tokens.text)
+            if pause is not None and len(texts) == 1:
+                await pause()
+    return "".join(texts), len(texts)

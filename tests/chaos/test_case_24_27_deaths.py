@@ -1,0 +1,128 @@
+"""Engine, fronts and supervisor die or hang: what it costs whom, and who comes back."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+
+import grpc
+from grpc_health.v1 import health_pb2
+
+from support.service import (
+    Service,
+    health_of,
+    simulated,
+    started,
+    stream,
+    until_gone,
+    until_health,
+)
+
+SERVING = health_pb2.HealthCheckResponse.SERVING
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+LONG = 900  # tokens, about nine seconds of them
+OK = grpc.StatusCode.OK
+UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
+
+
+async def pids_of(service: Service, num_fronts: int) -> tuple[int, list[int]]:
+    engine = await service.next_pid("engine")
+    return engine, [await service.next_pid("front") for _ in range(num_fronts)]
+
+
+async def test_case_24_without_replay_every_stream_ends_when_the_engine_is_killed() -> None:
+    arguments = [*simulated(), "--fronts", "2", "--max-replays", "0"]
+    async with started(*arguments) as service, service.channel() as channel:
+        engine, _ = await pids_of(service, 2)
+        running = [stream(channel, LONG, first) for first in range(64)]
+        await asyncio.gather(*(one.until_running() for one in running))
+        gone = asyncio.create_task(until_health(channel, NOT_SERVING))
+        os.kill(engine, signal.SIGKILL)
+        outcomes = await asyncio.gather(*(one.outcome() for one in running))
+        assert outcomes == [UNAVAILABLE] * 64
+        assert not any(one.has_finished for one in running)
+        await gone
+        assert await service.next_pid("engine") != engine
+        await until_health(channel, SERVING)
+        assert await stream(channel, 7).outcome() is OK
+        service.signal(signal.SIGTERM)
+        assert await service.ended() == 0
+
+
+async def test_case_25_a_stopped_engine_is_found_killed_and_followed() -> None:
+    arguments = [*simulated(), "--engine-hang-s", "2"]
+    async with started(*arguments) as service, service.channel() as channel:
+        engine, _ = await pids_of(service, 1)
+        running = [stream(channel, 150, first) for first in range(8)]
+        await asyncio.gather(*(one.until_running() for one in running))
+        os.kill(engine, signal.SIGSTOP)
+        await service.until_logged("the engine has not come round for 2 s: killing it")
+        await until_gone(engine)
+        assert await service.next_pid("engine") != engine
+        outcomes = await asyncio.gather(*(one.outcome() for one in running))
+        assert outcomes == [OK] * 8
+        assert [one.num_tokens for one in running] == [150] * 8
+
+
+async def test_case_25_an_engine_that_sticks_in_a_step_is_found_too() -> None:
+    fault = {"kind": "hang", "at_step": 40}
+    arguments = [*simulated(faults=[fault]), "--engine-hang-s", "2", "--max-replays", "0"]
+    async with started(*arguments) as service, service.channel() as channel:
+        engine, _ = await pids_of(service, 1)
+        assert await stream(channel, LONG).outcome() is UNAVAILABLE
+        await until_gone(engine)
+        assert await service.next_pid("engine") != engine
+
+
+async def test_a_hung_front_is_killed_and_followed() -> None:
+    arguments = [*simulated(), "--fronts", "2", "--front-hang-s", "2"]
+    async with started(*arguments) as service:
+        _, fronts = await pids_of(service, 2)
+        os.kill(fronts[0], signal.SIGSTOP)
+        await service.until_logged("has not come round for 2 s: killing it")
+        await until_gone(fronts[0])
+        assert await service.next_pid("front") not in fronts
+        channels = [service.channel() for _ in range(8)]
+        outcomes = await asyncio.gather(*(stream(channel, 3).outcome() for channel in channels))
+        assert outcomes == [OK] * 8
+        await asyncio.gather(*(channel.close() for channel in channels))
+
+
+async def test_case_26_an_engine_that_keeps_dying_ends_the_service_and_every_stream() -> None:
+    # Whoever is there, not one request: nobody is to blame.
+    fault = {"kind": "process_exits", "at_step": 30, "exit_code": 9}
+    arguments = [*simulated(faults=[fault]), "--max-replays", "16", "--fronts", "2"]
+    async with started(*arguments) as service:
+        channels = [service.channel() for _ in range(4)]
+        running = [
+            stream(channel, LONG, first) for first, channel in enumerate((*channels, *channels))
+        ]
+        outcomes = await asyncio.gather(*(one.outcome() for one in running))
+        assert set(outcomes) <= {UNAVAILABLE, grpc.StatusCode.INTERNAL}
+        assert UNAVAILABLE in outcomes
+        assert await service.ended() == 1
+        assert [line for line in service.stderr if "engine died 5 times in 60 s" in line]
+        assert not [line for line in service.stderr if "did not end in order" in line]
+        await asyncio.gather(*(channel.close() for channel in channels))
+
+
+async def test_case_27_a_killed_front_ends_its_streams_and_leaves_the_engine_clean() -> None:
+    async with started(*simulated(), "--fronts", "1") as service:
+        engine, fronts = await pids_of(service, 1)
+        async with service.channel() as channel:
+            running = [stream(channel, LONG, first) for first in range(16)]
+            await asyncio.gather(*(one.until_running() for one in running))
+            os.kill(fronts[0], signal.SIGKILL)
+            outcomes = await asyncio.gather(*(one.outcome() for one in running))
+            assert outcomes == [UNAVAILABLE] * 16
+        await service.until_logged("front 1 is gone, its 16 requests are cancelled")
+        assert await service.next_pid("front") not in fronts
+        async with service.channel() as channel:
+            assert await health_of(channel) == SERVING
+            assert await stream(channel, 5).outcome() is OK
+        # The engine went on: it is the first one still, and its books balance.
+        os.kill(engine, 0)
+        assert not [line for line in service.stderr if "the books are wrong" in line]
+        service.signal(signal.SIGTERM)
+        assert await service.ended() == 0

@@ -1,0 +1,102 @@
+"""A front is killed under its streams: those that may be resumed go on, token for token."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from typing import Any
+
+import pytest
+
+from penstock.client import Client, Event, Finished, PenstockError, ResumePoint, TokenPrompt, Tokens
+from support.service import Service, simulated, started
+
+OPTIONS: dict[str, Any] = {
+    "max_tokens": 120,
+    "seed": 11,
+    "ignore_eos": True,
+    "return_token_ids": True,
+}
+NUM_STREAMS = 12
+
+
+def ids_of(events: list[Event]) -> list[int]:
+    """The ids of a stream that came to its end."""
+    assert isinstance(events[-1], Finished)
+    return [record.id for event in events if isinstance(event, Tokens) for record in event.records]
+
+
+async def read(address: str, first: int, *, begun: asyncio.Event | None = None) -> list[Event]:
+    """One stream over a connection of its own; `begun` is set with its tenth event."""
+    events: list[Event] = []
+    async with Client(address, resume_grace_s=30.0) as client:
+        async for event in client.generate(TokenPrompt(ids=(first, 6, 7)), **OPTIONS):
+            events.append(event)
+            if begun is not None and len(events) == 10:
+                begun.set()
+    assert [event.sequence for event in events] == list(range(len(events)))
+    return events
+
+
+async def fronts_of(service: Service, num_fronts: int) -> list[int]:
+    return [await service.next_pid("front") for _ in range(num_fronts)]
+
+
+async def test_case_27_streams_of_killed_fronts_go_on() -> None:
+    async with started(*simulated(), "--fronts", "2") as service:
+        pids = await fronts_of(service, 2)
+        undisturbed = await asyncio.gather(
+            *(read(service.address, 5 + one) for one in range(NUM_STREAMS))
+        )
+        begun = [asyncio.Event() for _ in range(NUM_STREAMS)]
+        streams = [
+            asyncio.create_task(read(service.address, 5 + one, begun=begun[one]))
+            for one in range(NUM_STREAMS)
+        ]
+        await asyncio.gather(*(event.wait() for event in begun))
+        for pid in pids:  # one after the other, so that each stream loses one at least
+            os.kill(pid, signal.SIGKILL)
+            await service.next_pid("front")
+        disturbed = await asyncio.gather(*streams)
+        assert [ids_of(events) for events in disturbed] == [
+            ids_of(events) for events in undisturbed
+        ]
+        service.signal(signal.SIGTERM)
+        assert await service.ended() == 0
+
+
+async def test_case_24_requests_that_nobody_reads_outlive_the_engine() -> None:
+    async with started(*simulated(), "--fronts", "1") as service:
+        engine = await service.next_pid("engine")
+        undisturbed = await read(service.address, 5)
+        point = ResumePoint(request_id="")
+        events: list[Event] = []
+        client = Client(service.address, resume_grace_s=30.0)
+        stream = client.generate(TokenPrompt(ids=(5, 6, 7)), **OPTIONS)
+        async for event in stream:
+            events.append(event)
+            point = point.after(event)
+            if len(events) == 10:
+                break
+        # As if its process had died: the connection goes, and nothing is said.
+        await client._calls.pool.close()  # pyright: ignore[reportPrivateUsage]
+        os.kill(engine, signal.SIGKILL)
+        await service.next_pid("engine")
+        async with Client(service.address, resume_grace_s=30.0) as another:
+            rest = [event async for event in another.resume(point)]
+        assert ids_of([*events, *rest]) == ids_of(undisturbed)
+        with pytest.raises(PenstockError):
+            await anext(stream)
+
+
+async def test_a_service_that_drains_does_not_wait_for_what_nobody_reads() -> None:
+    async with started(*simulated(), "--fronts", "1", "--drain-grace-s", "20") as service:
+        await fronts_of(service, 1)
+        client = Client(service.address, resume_grace_s=30.0)
+        options = {**OPTIONS, "max_tokens": 900}
+        stream = client.generate(TokenPrompt(ids=(5, 6, 7)), **options)
+        await anext(stream)
+        await client._calls.pool.close()  # pyright: ignore[reportPrivateUsage]
+        service.signal(signal.SIGTERM)
+        assert await service.ended() == 0

@@ -1,0 +1,70 @@
+"""Whatever frames one connection sends, another's calls go on, and nothing is left afterwards."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock.server.rpc.options import MAX_CONCURRENT_STREAMS
+from support import attacks
+from support.hostile_house import besieged
+
+MAX_GROWTH_MIB = 20
+"""Of a front that has seen one such attack before: what it keeps for the next is no leak."""
+FLOODS = (
+    attacks.open_and_hang,
+    attacks.settings_flood,
+    attacks.ping_flood,
+    attacks.empty_data,
+    attacks.continuation_flood,
+    attacks.window_updates,
+    attacks.garbage,
+    attacks.bad_frames,
+)
+
+
+async def test_case_42_rapid_resets_hurt_nobody_else() -> None:
+    async with besieged() as siege:
+        await attacks.rapid_reset(siege.address)
+        await siege.until_calm()
+        before_mib = siege.rss_mib()
+        async with siege.probed() as probe:
+            for _ in range(5):
+                seen = await attacks.rapid_reset(siege.address)
+                # Most are turned away by the bound on streams, unseen by any handler.
+                assert seen.num_resets > seen.num_sent / 2
+        assert probe.outcomes
+        assert probe.num_errors == 0
+        await siege.until_calm()
+        await siege.until_within(before_mib + MAX_GROWTH_MIB)
+
+
+async def test_case_42_floods_hurt_nobody_else() -> None:
+    async with besieged() as siege:
+        for attack in FLOODS:
+            await attack(siege.address)
+        await siege.until_calm()
+        before_mib = siege.rss_mib()
+        for attack in FLOODS:
+            async with siege.probed() as probe:
+                await attack(siege.address)
+            assert probe.outcomes, attack.__name__
+            assert probe.num_errors == 0, attack.__name__
+            await siege.until_calm()
+        await siege.until_within(before_mib + MAX_GROWTH_MIB)
+
+
+async def test_case_42_one_connection_holds_so_many_calls_and_no_more() -> None:
+    async with besieged() as siege:
+        seen = await attacks.open_and_hang(siege.address, 5000)
+        assert seen.num_resets == 5000 - MAX_CONCURRENT_STREAMS
+        await siege.until_calm()
+
+
+@pytest.mark.parametrize("path", [attacks.GENERATE, attacks.ONCE, "/grpc.health.v1.Health/Check"])
+async def test_case_42_a_call_whose_message_never_comes_is_ended(path: str) -> None:
+    async with besieged("--max-arrival-s", "0.5") as siege:
+        seen = await attacks.unfinished_calls(siege.address, path)
+        # Told so, and the stream is free again though its client has not ended it.
+        assert (seen.num_headers, seen.num_resets) == (seen.num_sent, seen.num_sent)
+        assert not seen.is_cut
+        await siege.until_calm()

@@ -1,0 +1,55 @@
+"""Connections that say nothing, or not enough: they are closed, and real clients get through."""
+
+from __future__ import annotations
+
+import asyncio
+
+import grpc
+import pytest
+
+from support import attacks
+from support import raw_http2 as h2
+from support.hostile_house import besieged
+from support.service import PATIENCE_S, stream
+
+
+async def test_case_43_idle_connections_and_half_handshakes_are_dropped() -> None:
+    async with besieged("--handshake-timeout-s", "1") as siege:
+        async with siege.probed() as probe:
+            seen = await attacks.idle_connections(siege.address, 1000)
+        assert seen.is_cut
+        assert probe.outcomes
+        assert probe.num_errors == 0
+        await siege.until_calm()
+
+
+async def test_case_43_settings_that_are_never_acknowledged_end_the_connection() -> None:
+    # Until then a client is not held to what they say, such as the bound on its metadata.
+    async with (
+        besieged("--handshake-timeout-s", "0.5") as siege,
+        h2.raw_connection(siege.address, unacknowledged=[h2.SETTINGS]) as connection,
+    ):
+        await connection.until_closed()
+        assert connection.goaway_text == b"settings_timeout"
+
+
+@pytest.mark.parametrize(("max_connections", "is_room"), [(20, False), (2000, True)])
+async def test_case_43_connections_have_a_bound(max_connections: int, is_room: bool) -> None:
+    options = ("--max-connections", str(max_connections), "--handshake-timeout-s", "60")
+    async with besieged(*options) as siege:
+        async with h2.silent_sockets(siege.address, [b""] * 40) as sockets:
+            if not is_room:
+                async with asyncio.timeout(PATIENCE_S):
+                    await asyncio.gather(*(one.until_closed() for one in sockets[20:]))
+            async with siege.service.channel() as channel:
+                outcome = await stream(channel, 3).outcome()
+                assert outcome is (grpc.StatusCode.OK if is_room else grpc.StatusCode.UNAVAILABLE)
+        # Once they are gone there is room again.
+        async with siege.probed() as probe, siege.service.channel() as channel:
+            await channel_ready(channel)
+        assert probe.num_errors == 0
+
+
+async def channel_ready(channel: grpc.aio.Channel) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        await channel.channel_ready()

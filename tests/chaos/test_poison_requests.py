@@ -1,0 +1,84 @@
+"""A request that kills every engine it meets: it alone pays for it, whichever fronts others use."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Sequence
+
+import grpc
+import grpc.aio
+
+from support.service import Stream, simulated, started, stream
+
+OK = grpc.StatusCode.OK
+POISON = 300
+"""A token id that the scripted fault looks for in prompts."""
+
+
+def deadly(kind: str, at_output: int, **settings: object) -> list[str]:
+    """Arguments for an executor that a prompt with POISON in it brings down."""
+    fault = {"kind": kind, "at_prompt_token": POISON, "at_output": at_output, "max_times": 1000}
+    return simulated(faults=[{**fault, **settings}])
+
+
+def poison(channel: grpc.aio.Channel) -> Stream:
+    return Stream(channel, 100, [POISON, 6, 7, 8])
+
+
+async def texts(channel: grpc.aio.Channel, prompts: Sequence[int], num: int) -> list[str]:
+    streams = [stream(channel, num, first) for first in prompts]
+    assert [await one.outcome() for one in streams] == [OK] * len(streams)
+    return [one.text for one in streams]
+
+
+async def test_a_request_that_kills_the_engine_twice_is_refused_and_all_others_live_on() -> None:
+    arguments = [*deadly("process_exits", 5), "--fronts", "2"]
+    async with started(*arguments) as service:
+        channels = [service.channel() for _ in range(4)]
+        expected = await texts(channels[0], range(12), 150)
+        innocent = [stream(channels[first % 4], 150, first) for first in range(12)]
+        await asyncio.gather(*(one.until_running() for one in innocent))
+        guilty = poison(channels[1])
+        assert await guilty.outcome() is grpc.StatusCode.INTERNAL
+        assert not guilty.has_finished
+        outcomes = await asyncio.gather(*(one.outcome() for one in innocent))
+        assert outcomes == [OK] * 12
+        assert [one.text for one in innocent] == expected
+        # Two engines died of it, and the third is still there.
+        assert service.pids["engine"].qsize() == 3
+        service.signal(signal.SIGTERM)
+        assert await service.ended() == 0
+        await asyncio.gather(*(channel.close() for channel in channels))
+
+
+async def test_the_same_for_one_that_hangs_the_engine() -> None:
+    arguments = [*deadly("hang", 3), "--engine-hang-s", "2"]
+    async with started(*arguments) as service, service.channel() as channel:
+        innocent = [stream(channel, 150, first) for first in range(4)]
+        await asyncio.gather(*(one.until_running() for one in innocent))
+        assert await poison(channel).outcome() is grpc.StatusCode.INTERNAL
+        assert [await one.outcome() for one in innocent] == [OK] * 4
+        assert [one.num_tokens for one in innocent] == [150] * 4
+
+
+async def test_new_requests_do_not_wait_for_trials() -> None:
+    arguments = deadly("executor_dies", 0)
+    async with started(*arguments) as service, service.channel() as channel:
+        others = [stream(channel, 300, first) for first in range(4)]
+        await asyncio.gather(*(one.until_running() for one in others))
+        guilty = asyncio.create_task(poison(channel).outcome())
+        await service.until_logged("the executor died")
+        # Asked for while there is none, or while suspects are tried: it runs all the same.
+        late = asyncio.create_task(_until_ok(channel))
+        assert await guilty is grpc.StatusCode.INTERNAL
+        await late
+        assert [await one.outcome() for one in others] == [OK] * 4
+
+
+async def _until_ok(channel: grpc.aio.Channel) -> None:
+    """As a client that tries again: bounded."""
+    for _ in range(10_000):
+        if await stream(channel, 5, 60).outcome() is OK:
+            return
+    raise AssertionError("never served again")

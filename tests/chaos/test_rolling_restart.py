@@ -1,0 +1,101 @@
+"""SIGUSR2: all fronts and the engine are followed by new ones, and no request fails."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+
+import grpc
+
+from penstock.client import Client, PoolConfig, Tokens
+from support.service import PATIENCE_S, Service, simulated, started, stream, until_gone
+
+NUM_CALLERS = 12
+PROMPT = [5, 6, 7]
+
+
+class Load:
+    """Callers that ask again and again until told to stop."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._is_over = False
+        self.num_done = 0
+
+    async def run(self) -> None:
+        while not self._is_over:
+            num_tokens = 0
+            async for event in self._client.generate(
+                PROMPT, max_tokens=20, ignore_eos=True, deadline_s=PATIENCE_S
+            ):
+                num_tokens += event.num_tokens if isinstance(event, Tokens) else 0
+            assert num_tokens == 20
+            self.num_done += 1
+
+    def stop(self) -> None:
+        self._is_over = True
+
+
+async def pids_of(service: Service, num_fronts: int) -> tuple[int, list[int]]:
+    engine = await service.next_pid("engine")
+    return engine, [await service.next_pid("front") for _ in range(num_fronts)]
+
+
+async def test_a_rolling_restart_costs_no_request() -> None:
+    arguments = [*simulated(), "--fronts", "2", "--drain-grace-s", "30"]
+    async with started(*arguments) as service:
+        engine, fronts = await pids_of(service, 2)
+        async with Client([service.address], pool=PoolConfig(num_channels=4)) as client:
+            load = Load(client)
+            callers = [asyncio.create_task(load.run()) for _ in range(NUM_CALLERS)]
+            channel = service.channel()
+            # On a front that will be followed, through the engine's end: to its own end.
+            long = stream(channel, 400)
+            await long.until_running()
+            service.signal(signal.SIGUSR2)
+            await service.until_logged("rolling restart: done")
+            new_engine, new_fronts = await pids_of(service, 2)
+            assert new_engine != engine
+            assert not set(new_fronts) & set(fronts)
+            for pid in (engine, *fronts):
+                await until_gone(pid)
+            assert await long.outcome() is grpc.StatusCode.OK
+            assert long.num_tokens == 400
+            num_before = load.num_done
+            assert not [caller for caller in callers if caller.done()]
+            while load.num_done < num_before + NUM_CALLERS:
+                done, _ = await asyncio.wait(callers, timeout=0.1)
+                assert not done
+            load.stop()
+            await asyncio.gather(*callers)
+            await channel.close()
+        service.signal(signal.SIGTERM)
+        assert await service.ended() == 0
+
+
+async def test_a_drain_breaks_a_rolling_restart_off() -> None:
+    arguments = [*simulated(), "--fronts", "2", "--drain-grace-s", "600"]
+    async with started(*arguments) as service, service.channel() as channel:
+        running = stream(channel, 100)
+        await running.until_running()
+        service.signal(signal.SIGUSR2)
+        await service.until_logged("rolling restart: front 1")
+        service.signal(signal.SIGUSR2)
+        await service.until_logged("a rolling restart is under way already")
+        service.signal(signal.SIGTERM)
+        assert await running.outcome() is grpc.StatusCode.OK
+        assert await service.ended() == 0
+
+
+async def test_without_replay_the_engine_stays() -> None:
+    arguments = [*simulated(), "--fronts", "1", "--max-replays", "0"]
+    async with started(*arguments) as service, service.channel() as channel:
+        engine, fronts = await pids_of(service, 1)
+        running = stream(channel, 100)
+        await running.until_running()
+        service.signal(signal.SIGUSR2)
+        await service.until_logged("the engine stays")
+        await until_gone(fronts[0])
+        os.kill(engine, 0)
+        assert await running.outcome() is grpc.StatusCode.OK

@@ -1,0 +1,31 @@
+"""Every reader of foreign bytes, over mutated seeds: no exception but its own.
+
+The search that follows the code's branches is `run_atheris.py`; this one needs nothing but time.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+
+import pytest
+
+from support.fuzz_corpus import mutated
+from support.fuzz_targets import TARGETS, corpus
+
+NUM_MUTATIONS = int(os.environ.get("PENSTOCK_FUZZ_MUTATIONS", "2000"))
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_case_40_readers_take_any_bytes(name: str) -> None:
+    target, found = TARGETS[name], corpus(name)
+    others = dict(enumerate(found))
+    draw = random.Random(name)
+    for data in found:
+        target(data)
+    for _ in range(NUM_MUTATIONS):
+        data = mutated(draw.choice(found), draw, others)
+        try:
+            target(data)
+        except Exception as error:
+            pytest.fail(f"{type(error).__name__} {error} on {data.hex()}")

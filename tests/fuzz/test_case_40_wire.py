@@ -1,0 +1,26 @@
+"""Mutated messages of every method against a live service: told what is off, and nothing else."""
+
+from __future__ import annotations
+
+import os
+
+import grpc
+
+from support.hostile_house import besieged
+from support.wire_fuzz import WireFuzz
+
+NUM_CALLS = int(os.environ.get("PENSTOCK_FUZZ_CALLS", "2000"))
+FAST = '{"pace": "real_time", "cost": {"step_s": 0.0005}}'
+
+
+async def test_case_40_mutated_messages_are_refused_and_leave_nothing() -> None:
+    fuzz = WireFuzz()
+    async with besieged("--simulated-config", FAST) as siege:
+        async with siege.service.channel() as channel:
+            await fuzz.run(channel, NUM_CALLS)
+        assert fuzz.odd == []
+        # It looked past the parser, and was not only let through.
+        assert fuzz.codes[grpc.StatusCode.OK] > NUM_CALLS / 20
+        assert fuzz.codes[grpc.StatusCode.INVALID_ARGUMENT] > NUM_CALLS / 5
+        await siege.until_calm()
+        assert "INTERNAL" not in "".join(siege.service.stderr)

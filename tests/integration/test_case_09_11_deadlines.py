@@ -1,0 +1,60 @@
+"""Cases 9 and 11: a deadline ends a request on both sides, whether the client brought it or not."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import grpc
+import grpc.aio
+import pytest
+
+from penstock.server.front.config import FrontConfig
+from penstock.server.text.model_text import ModelText
+from support.fronts import PATIENCE_S, make_text, rich_error
+from support.stepped_service import request, stepped
+
+LONG = 400
+MOST_STEPS = 2
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelText]:
+    text = make_text(tmp_path_factory.mktemp("model"))
+    yield text
+    text.close()
+
+
+async def test_case_09_deadline_while_the_engine_sleeps(text: ModelText) -> None:
+    """No step runs while the deadline passes: gRPC ends the call, and the pages wait for a step."""
+    async with stepped(text) as service:
+        call = service.stub.Generate(request(LONG), timeout=0.3)
+        await service.until_live(1)
+        service.step()
+        assert service.num_used_blocks
+        await service.until_released()
+        assert await asyncio.wait_for(call.code(), PATIENCE_S) is grpc.StatusCode.DEADLINE_EXCEEDED
+        service.step(MOST_STEPS)
+        assert service.is_clean()
+
+
+async def test_case_11_the_servers_own_deadline(text: ModelText) -> None:
+    """A call without one gets the server's; when it passes, the engine itself ends the request."""
+    now_s = 1000.0
+    config = FrontConfig(default_deadline_s=2.0, acceptance_delay_s=0.0)
+    async with stepped(text, front=config, clock=lambda: now_s) as service:
+        call = service.stub.Generate(request(LONG))
+        await service.until_live(1)
+        service.step(3)
+        (live,) = service.engine.scheduler.life.requests.values()
+        assert live.spec.deadline_s == pytest.approx(now_s + 2.0)
+        now_s += 1.9
+        assert service.step(3) == 3, "not yet"
+        now_s += 0.2
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await service.end_of(call)
+        error = rich_error(caught.value)
+        assert error.code is grpc.StatusCode.DEADLINE_EXCEEDED
+        assert error.info.metadata["deadline"] == "server"
+        await service.until_released()
+        assert service.is_clean()

@@ -1,0 +1,231 @@
+"""Cases 28, 29, 31 and 34: a request that breaks something breaks nothing for the others.
+
+The whole way, from a client's stream to the executor and back. What each innocent gets is compared
+with the reference generation, token for token.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import grpc
+import grpc.aio
+import numpy as np
+import pytest
+
+from penstock.executor.config import ExecutorConfig, ExecutorKind, SimulatedConfig
+from penstock.executor.create import create_executor
+from penstock.executor.fault import Fault, FaultKind
+from penstock.executor.simulated.tokens import simulated_output
+from penstock.scheduler.config import AdmissionPolicy, SchedulerConfig
+from penstock.scheduler.engine import Engine
+from penstock.scheduler.events import Finished, Preempted
+from penstock.scheduler.request import FinishReason
+from penstock.server.text.model_text import ModelText
+from penstock.server.text.stop_strings import StopMatcher
+from penstock.server.text.text_stream import TextStream
+from penstock.v1 import generation_service_pb2 as pb
+from support.core import FakeClock, make_spec
+from support.fronts import admitted, collect, make_text, rich_error, serving, text_of
+from support.stepped_service import SteppedService, ids_of, request, stepped
+
+POISON = 77
+"""A token id that only the poisoned prompt holds."""
+SECRET = "what a client wrote"
+NUM_REQUESTS = 32
+NUM_TOKENS = 12
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelText]:
+    text = make_text(tmp_path_factory.mktemp("model"))
+    yield text
+    text.close()
+
+
+def prompt_of(index: int) -> list[int]:
+    """Of 3 to 34 tokens, so that the last are still prefilled when the first decode."""
+    return [100 + (7 * index + i) % 150 for i in range(3 + index)]
+
+
+def reference(text: ModelText, prompt: Sequence[int]) -> list[int]:
+    spec = make_spec(1, prompt, max_tokens=NUM_TOKENS, hashed=False)
+    ids: list[int] = simulated_output(spec, text.files.vocab_size).tolist()
+    return ids
+
+
+async def outcome(call: Any) -> tuple[list[int], str, str]:
+    """Token ids, status and reason of one stream."""
+    responses: list[pb.GenerateResponse] = []
+    try:
+        async for response in call:
+            responses.append(response)
+    except grpc.aio.AioRpcError as error:
+        return ids_of(responses), error.code().name, rich_error(error).info.reason
+    return ids_of(responses), "OK", ""
+
+
+async def check_one_falls(service: SteppedService, text: ModelText, place: int) -> None:
+    """The request at `place` of 32 ends INTERNAL; 31 get what they would have got; all is freed."""
+    prompts = [prompt_of(index) for index in range(NUM_REQUESTS)]
+    prompts[place][1] = POISON
+    calls = [service.stub.Generate(request(NUM_TOKENS, prompt)) for prompt in prompts]
+    reading = [asyncio.ensure_future(outcome(call)) for call in calls]
+    await service.until_live(NUM_REQUESTS)
+
+    await service.until(lambda: all(one.done() for one in reading), steps=True)
+
+    outcomes = [one.result() for one in reading]
+    said, status, reason = outcomes.pop(place)
+    assert (status, reason) == ("INTERNAL", "EXECUTOR_REQUEST_FAILED")
+    assert said == reference(text, prompts.pop(place))[: len(said)]
+    assert [status for _, status, _ in outcomes] == ["OK"] * (NUM_REQUESTS - 1)
+    assert [ids for ids, _, _ in outcomes] == [reference(text, prompt) for prompt in prompts]
+    await service.until_released()
+    service.hear()
+    assert service.is_clean()
+
+
+def faulty(text: ModelText, kind: FaultKind, at_output: int, depth: int) -> dict[str, Any]:
+    fault = Fault(kind=kind, at_prompt_token=POISON, at_output=at_output)
+    return {
+        "num_blocks": 256,
+        "max_num_seqs": NUM_REQUESTS,
+        "pipeline_depth": depth,
+        "scheduler": SchedulerConfig(max_num_waiting=64, max_num_batched_tokens=96),
+        "simulated": SimulatedConfig(
+            vocab_size=text.files.vocab_size, is_strict=True, faults=(fault,)
+        ),
+    }
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize(("place", "at_output"), [(0, 0), (17, 5), (31, 11)])
+async def test_case_28_a_request_that_makes_the_step_raise_falls_alone(
+    place: int, at_output: int, depth: int, text: ModelText
+) -> None:
+    async with stepped(text, **faulty(text, FaultKind.STEP_RAISES, at_output, depth)) as service:
+        await check_one_falls(service, text, place)
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize(("place", "at_output"), [(0, 0), (17, 5)])
+async def test_case_31_logits_that_are_not_finite_fell_one_request(
+    place: int, at_output: int, depth: int, text: ModelText
+) -> None:
+    async with stepped(text, **faulty(text, FaultKind.NOT_FINITE, at_output, depth)) as service:
+        await check_one_falls(service, text, place)
+
+
+@pytest.fixture(params=["detokeniser", "plain path", "stop check"])
+def broken_for_x(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Something between a token and its text raises whenever it comes to an x."""
+
+    def breaks(owner: type[Any], name: str, is_hit: Callable[[Any, Any], bool]) -> None:
+        inner = getattr(owner, name)
+
+        def wrapped(self: Any, value: Any, **fields: Any) -> Any:
+            if is_hit(self, value):
+                raise RuntimeError(SECRET)
+            return inner(self, value, **fields)
+
+        monkeypatch.setattr(owner, name, wrapped)
+
+    x = request.getfixturevalue("text").tokenizer.encode("x", add_special_tokens=False)[0]
+    if request.param == "stop check":
+        breaks(StopMatcher, "feed", lambda _matcher, piece: "x" in piece)
+    elif request.param == "plain path":
+        breaks(TextStream, "push_one", lambda _stream, token: token == x)
+    else:
+        breaks(TextStream, "push", lambda _stream, tokens: x in tokens)
+    return str(request.param)
+
+
+async def test_case_29_text_that_cannot_be_made_costs_one_request(
+    broken_for_x: str, text: ModelText, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The engine is told to drop it at once, and what is still on its way does no more harm."""
+    message = pb.GenerateRequest()
+    message.text.text = "hello"
+    if broken_for_x == "stop check":
+        message.stopping.stop_strings.append("never")
+    if broken_for_x == "detokeniser":
+        message.output.return_token_ids = True
+    async with serving(text) as served:
+        calls, keys = [], []
+        for _ in range(3):
+            calls.append(served.stub.Generate(message))
+            keys.append((await served.port.next_submission())[0].key)
+        served.port.say(changes=[admitted(key) for key in keys])
+        for letters in ("aaa", "bxb", "cxc"):
+            ids = [served.encode(letter)[0] for letter in letters]
+            served.port.say(tokens=list(zip(keys, ids, strict=True)))
+        assert (keys[1],) in [gone for gone, _ in served.port.cancelled]
+        for key in (keys[0], keys[2]):
+            served.port.finish(key)
+
+        first, second, third = await asyncio.gather(
+            *(collect(call) for call in calls), return_exceptions=True
+        )
+
+        assert isinstance(first, list)
+        assert isinstance(third, list)
+        assert (text_of(first), text_of(third)) == ("abc", "abc")
+        assert isinstance(second, grpc.aio.AioRpcError)
+        assert second.code() is grpc.StatusCode.INTERNAL
+        assert SECRET not in (second.details() or "")
+        assert served.server.front.counters.num_internal_errors == 1
+    assert SECRET not in caplog.text
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("policy", list(AdmissionPolicy), ids=str)
+def test_case_34_blocks_that_are_not_to_be_had_cost_time_and_no_token(
+    policy: AdmissionPolicy, seed: int
+) -> None:
+    """Now and then every free block is gone for a step: some give way and go on later."""
+    executor = create_executor(
+        ExecutorConfig(
+            kind=ExecutorKind.SIMULATED,
+            block_size=4,
+            num_blocks=200,
+            max_seq_len=64,
+            max_num_seqs=8,
+            simulated=SimulatedConfig(vocab_size=500, is_strict=True),
+        )
+    )
+    engine = Engine(executor, SchedulerConfig(admission_policy=policy), FakeClock())
+    specs = {key: make_spec(key, 3 + key, max_tokens=20) for key in range(1, 41)}
+    for spec in specs.values():
+        engine.submit((spec,))
+    pool = engine.scheduler.life.cache.pool
+    random = np.random.default_rng(seed)
+    said: dict[int, list[int]] = {key: [] for key in specs}
+    ends: dict[int, object] = {}
+    num_failures = num_preemptions = 0
+    for _ in range(10_000):
+        if not engine.has_work:
+            break
+        taken = np.zeros(0, dtype=np.int32)
+        if random.random() < 0.1:
+            taken = pool.allocate(pool.num_available)
+            num_failures += 1
+        events = engine.step()
+        pool.release(taken)
+        engine.check_integrity()
+        for key, token in zip(events.keys.tolist(), events.tokens.tolist(), strict=True):
+            said[key].append(token)
+        num_preemptions += sum(isinstance(change, Preempted) for change in events.changes)
+        ends |= {end.key: end for end in events.ends}
+
+    assert num_failures > 0
+    assert num_preemptions > 0
+    assert set(ends) == set(specs)
+    for key, spec in specs.items():
+        end = ends[key]
+        assert isinstance(end, Finished)
+        assert end.reason is FinishReason.LENGTH
+        np.testing.assert_array_equal(said[key], simulated_output(spec, 500))
+    assert pool.num_used == 0

@@ -1,0 +1,192 @@
+"""What may stand in a request, and what is said of what may not, through a service in process."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+from hypothesis import given
+
+from penstock.server.text.model_text import ModelText
+from penstock.v1 import generation_service_pb2 as pb
+from support.engine_service import Service, service
+from support.fronts import make_text, rich_error
+from support.request_draws import requests
+
+C = grpc.StatusCode
+GENERATE = "/penstock.v1.GenerationService/Generate"
+PATIENCE_S = 30.0
+EXPECTED = {
+    C.OK,
+    C.INVALID_ARGUMENT,
+    C.RESOURCE_EXHAUSTED,
+    C.NOT_FOUND,
+    C.UNIMPLEMENTED,
+    # Requests may bring deadlines of their own.
+    C.DEADLINE_EXCEEDED,
+}
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelText]:
+    text = make_text(tmp_path_factory.mktemp("model"))
+    yield text
+    text.close()
+
+
+def edited(edit: Callable[[pb.GenerateRequest], object]) -> bytes:
+    request = pb.GenerateRequest()
+    request.text.text = "hello"
+    request.stopping.max_tokens = 2
+    edit(request)
+    return request.SerializeToString()
+
+
+def sampling(**values: float) -> bytes:
+    def edit(request: pb.GenerateRequest) -> None:
+        for name, value in values.items():
+            setattr(request.sampling, name, value)
+
+    return edited(edit)
+
+
+ROWS = [
+    ("garbage", b"\xff\xff\xff", C.INVALID_ARGUMENT, None),
+    ("truncated", edited(lambda _: None)[:-1], C.INVALID_ARGUMENT, None),
+    ("no UTF-8", b"\x12\x03\x0a\x01\xff", C.INVALID_ARGUMENT, "text.text"),
+    ("prompt of another wire type", b"\x10\x01", C.INVALID_ARGUMENT, "prompt"),
+    ("empty", b"", C.INVALID_ARGUMENT, "prompt"),
+    *(
+        (f"{name} {value}", sampling(**{name: value}), C.INVALID_ARGUMENT, f"sampling.{name}")
+        for name, values in {
+            "temperature": (math.nan, math.inf, -math.inf, -0.1, 2.1),
+            "top_p": (math.nan, 0.0, -1.0, 1.1),
+            "min_p": (math.nan, -0.1, 1.1),
+            "presence_penalty": (math.nan, -2.1, 2.1),
+            "frequency_penalty": (math.inf, -2.1, 2.1),
+            "repetition_penalty": (math.nan, 0.0),
+        }.items()
+        for value in values
+    ),
+    ("n 17", edited(lambda r: setattr(r.sampling, "n", 17)), C.INVALID_ARGUMENT, "sampling.n"),
+    (
+        "max_tokens 0",
+        edited(lambda r: setattr(r.stopping, "max_tokens", 0)),
+        C.INVALID_ARGUMENT,
+        "stopping.max_tokens",
+    ),
+    (
+        "max_tokens of ten octets",
+        edited(lambda _: None) + b"\x3a\x0b\x08" + b"\xff" * 9 + b"\x01",
+        C.INVALID_ARGUMENT,
+        None,
+    ),
+    (
+        "token id beyond the vocabulary",
+        edited(lambda r: r.token_ids.ids.append(2**32 - 1)),
+        C.INVALID_ARGUMENT,
+        "token_ids.ids[0]",
+    ),
+    (
+        "prompt beyond the context",
+        edited(lambda r: r.token_ids.ids.extend([5] * 1024)),
+        C.INVALID_ARGUMENT,
+        "token_ids.ids",
+    ),
+    (
+        "a prompt of nearly 4 MiB",
+        edited(lambda r: setattr(r.text, "text", "a" * 4_000_000)),
+        C.INVALID_ARGUMENT,
+        "text.text",
+    ),
+    (
+        "17 stop strings",
+        edited(lambda r: r.stopping.stop_strings.extend(["x"] * 17)),
+        C.INVALID_ARGUMENT,
+        "stopping.stop_strings",
+    ),
+    (
+        "a stop string of 65 characters",
+        edited(lambda r: r.stopping.stop_strings.append("x" * 65)),
+        C.INVALID_ARGUMENT,
+        "stopping.stop_strings[0]",
+    ),
+    ("unknown fields", edited(lambda _: None) + b"\xfa\x7f\x01x", C.OK, None),
+    ("NUL and control characters", edited(lambda r: setattr(r.text, "text", "\0\x01")), C.OK, None),
+]
+
+
+async def ended(
+    channel: Any, data: bytes, metadata: tuple[tuple[str, str], ...] = ()
+) -> grpc.aio.AioRpcError | None:
+    """Read one call to its end; how it failed, if it did."""
+    call = channel.unary_stream(GENERATE)(data, timeout=PATIENCE_S, metadata=metadata)
+    try:
+        async for _ in call:
+            pass
+    except grpc.aio.AioRpcError as error:
+        return error
+    return None
+
+
+@pytest.mark.parametrize(
+    ("data", "code", "field"), [row[1:] for row in ROWS], ids=[row[0] for row in ROWS]
+)
+async def test_case_38_what_is_off_is_named(
+    served: Service, data: bytes, code: grpc.StatusCode, field: str | None
+) -> None:
+    error = await ended(served.channels[0], data)
+    if error is None:
+        assert code is C.OK
+        return
+    told = rich_error(error)
+    assert told.code is code
+    assert field is None or any(name.startswith(field) for name in told.fields)
+    for word in ("Error", "Exception", "Traceback", "object at", "/"):
+        assert word not in told.message, "names of classes and places are ours alone"
+
+
+async def test_case_38_odd_metadata_is_accepted(served: Service) -> None:
+    odd = (("traceparent", "zz-" + "0" * 400), ("x-request-id", "~" * 3000), ("tracestate", "="))
+    assert await ended(served.channels[0], edited(lambda _: None), odd) is None
+
+
+@pytest.fixture
+async def served(text: ModelText) -> AsyncIterator[Service]:
+    async with service(text) as served:
+        yield served
+
+
+def test_case_39_any_request_is_served_or_refused(text: ModelText) -> None:
+    with asyncio.Runner() as runner:
+        stack = contextlib.AsyncExitStack()
+        served = runner.run(stack.enter_async_context(service(text)))
+
+        @given(message=requests())
+        def play(message: pb.GenerateRequest) -> None:
+            if message.WhichOneof("prompt") is None:
+                message.token_ids.ids.extend([5, 6, 7])
+            if not 0 < message.stopping.max_tokens <= 50:
+                message.stopping.max_tokens = 3
+            runner.run(judge(message.SerializeToString()))
+
+        async def judge(data: bytes) -> None:
+            error = await ended(served.channels[0], data)
+            assert error is None or error.code() in EXPECTED, error
+            assert error is None or error.code() is not C.UNKNOWN
+            # One end for each, and nothing of it is left.
+            async with asyncio.timeout(PATIENCE_S):
+                await served.fronts[0].front.table.wait_until_empty()
+
+        play()
+        front = served.fronts[0].front
+        assert front.counters.num_internal_errors == 0
+        assert served.engine.is_alive
+        assert served.engine.num_live == 0
+        runner.run(stack.aclose())

@@ -1,0 +1,379 @@
+"""Case 45: certificates and tokens, good and bad, over real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+from google.protobuf import descriptor_pool
+
+from penstock.scheduler.request import FinishReason
+from penstock.server.front.config import FrontConfig
+from penstock.server.rpc.operations_service import OperationsServer
+from penstock.server.security.security import Security
+from penstock.server.text.model_text import ModelText
+from penstock.v1 import generation_service_pb2 as pb
+from support.fronts import (
+    PATIENCE_S,
+    collect,
+    make_text,
+    open_channel,
+    rich_error,
+    serving,
+)
+from support.guarded import (
+    ACME,
+    ALL_TOKENS,
+    EXPIRED,
+    MUTE,
+    OPERATOR,
+    OTHER,
+    VIEWER,
+    Premises,
+    bearing,
+)
+from support.operations_house import FakeDesk
+
+C = grpc.StatusCode
+ALONE = (("grpc.use_local_subchannel_pool", 1),)
+HEALTH = "/grpc.health.v1.Health/Check"
+FRONT_SERVICES = ("GenerationService", "ModelService")
+INSPECTION = (
+    "/grpc.channelz.v1.Channelz/GetServers",
+    "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo",
+    "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
+)
+GARBAGE = b"\x0a\xff\xff\xff\x7fgarbage"
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelText]:
+    text = make_text(tmp_path_factory.mktemp("model"))
+    yield text
+    text.close()
+
+
+@pytest.fixture
+def premises(tmp_path: Path) -> Premises:
+    return Premises(tmp_path)
+
+
+def request(priority: int = 0) -> pb.GenerateRequest:
+    message = pb.GenerateRequest(request_id="r")
+    message.text.text = "hello"
+    message.scheduling.priority = priority
+    return message
+
+
+def methods_of(service: str) -> list[tuple[str, bool]]:
+    """Path of each method, and whether its client sends a stream."""
+    found = descriptor_pool.Default().FindServiceByName(f"penstock.v1.{service}")
+    return [
+        (f"/{found.full_name}/{method.name}", method.client_streaming) for method in found.methods
+    ]
+
+
+async def raw_code(
+    channel: grpc.aio.Channel, path: str, data: bytes = b"", *, token: str | None = None
+) -> grpc.StatusCode:
+    """How any method answers these bytes. On the wire all kinds of calls are the same."""
+    begin: Any = channel.stream_stream(path)
+    metadata = () if token is None else bearing(token)
+    call = begin(iter([data]), metadata=metadata, timeout=PATIENCE_S)
+    async with asyncio.timeout(PATIENCE_S):
+        with contextlib.suppress(grpc.aio.AioRpcError):
+            async for _ in call:
+                call.cancel()
+                return C.OK
+        told = f"{await call.details()} {await call.trailing_metadata()}"
+        assert not [secret for secret in ALL_TOKENS if secret in told]
+        code: grpc.StatusCode = await call.code()
+        return code
+
+
+async def health_code(address: str, credentials: grpc.ChannelCredentials | None) -> Any:
+    async with open_channel(address, credentials, ALONE) as channel:
+        return await raw_code(channel, HEALTH)
+
+
+@pytest.mark.parametrize("shown", ["good", "none", "foreign", "expired", "plain text"])
+async def test_case_45_client_certificates(text: ModelText, premises: Premises, shown: str) -> None:
+    security = Security(premises.config(is_mutual=True))
+    foreign = premises.authority.issue("acme-foreign")
+    credentials = {
+        "good": premises.channel_credentials(premises.clients.issue("acme")),
+        "none": premises.channel_credentials(),
+        "foreign": premises.channel_credentials(foreign),
+        "expired": premises.channel_credentials(premises.clients.issue("late", is_expired=True)),
+        "plain text": None,
+    }[shown]
+    async with serving(text, security=security, credentials=credentials) as served:
+        if shown != "good":
+            assert await raw_code(served.channel, HEALTH) is C.UNAVAILABLE
+            assert served.server.num_live_requests == 0
+            return
+        call = served.stub.Generate(request())
+        (spec,) = await served.port.next_submission()
+        assert spec.tenant == "acme", "by the certificate alone"
+        served.port.finish(spec.key)
+        await collect(call)
+
+
+async def test_case_45_a_certificate_that_the_policy_does_not_know(
+    text: ModelText, premises: Premises
+) -> None:
+    security = Security(premises.config(is_mutual=True))
+    stranger = premises.channel_credentials(premises.clients.issue("stranger"))
+    async with serving(text, security=security, credentials=stranger) as served:
+        path = "/penstock.v1.ModelService/GetModel"
+        assert await raw_code(served.channel, path) is C.UNAUTHENTICATED
+        assert await raw_code(served.channel, path, token=OTHER) is C.OK
+    acme = premises.channel_credentials(premises.clients.issue("acme"))
+    async with serving(text, security=security, credentials=acme) as served:
+        assert await raw_code(served.channel, path, token=OTHER) is C.UNAUTHENTICATED
+
+
+async def test_case_45_bearer_tokens(text: ModelText, premises: Premises) -> None:
+    security = premises.tokens()
+    issuer = premises.issuer
+    async with serving(text, security=security) as served:
+        for path, wanted in (
+            ("/penstock.v1.ModelService/GetModel", C.OK),
+            ("/penstock.v1.GenerationService/Generate", C.INVALID_ARGUMENT),
+        ):
+            for token, code in (
+                (None, C.UNAUTHENTICATED),
+                ("", C.UNAUTHENTICATED),
+                ("wrong", C.UNAUTHENTICATED),
+                (ACME[:-1], C.UNAUTHENTICATED),
+                (EXPIRED, C.UNAUTHENTICATED),
+                (issuer.token(exp=1.0), C.UNAUTHENTICATED),
+                (issuer.token() + "x", C.UNAUTHENTICATED),
+                (issuer.token(sub="unlisted"), C.PERMISSION_DENIED),
+                (MUTE, C.PERMISSION_DENIED),
+                (OPERATOR, C.PERMISSION_DENIED),
+                (ACME, wanted),
+                (issuer.token(), wanted),
+            ):
+                assert await raw_code(served.channel, path, token=token) is code, token
+        assert await raw_code(served.channel, HEALTH) is C.OK, "probes have no credentials"
+
+
+async def test_case_45_a_token_is_for_its_tenant_alone(text: ModelText, premises: Premises) -> None:
+    async with serving(text, security=premises.tokens()) as served:
+        forged = (*bearing(ACME), ("x-tenant", "other"), ("tenant", "other"))
+        call = served.stub.Generate(request(), metadata=forged)
+        (spec,) = await served.port.next_submission()
+        assert spec.tenant == "acme"
+        for stranger, code in ((OTHER, C.NOT_FOUND), (MUTE, C.PERMISSION_DENIED)):
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await served.stub.Cancel(
+                    pb.CancelRequest(request_id="r"), metadata=bearing(stranger)
+                )
+            assert caught.value.code() is code
+        assert served.port.cancelled == []
+        await served.stub.Cancel(pb.CancelRequest(request_id="r"), metadata=bearing(ACME))
+        assert await served.port.next_cancel() == ((spec.key,), FinishReason.CANCELLED)
+        served.port.finish(spec.key, FinishReason.CANCELLED)
+        await collect(call)
+
+
+async def test_case_45_refusals_carry_a_reason_and_no_secret(
+    text: ModelText, premises: Premises
+) -> None:
+    async with serving(text, security=premises.tokens()) as served:
+        for token, reason in (("wrong-Kanarie", "UNAUTHENTICATED"), (MUTE, "PERMISSION_DENIED")):
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await collect(served.stub.Generate(request(), metadata=bearing(token)))
+            error = rich_error(caught.value)
+            assert (error.info.reason, error.info.domain) == (reason, "penstock.v1")
+            assert not error.info.metadata
+            assert error.retry_s is None
+            assert "Kanarie" not in repr(caught.value)
+
+
+@pytest.mark.parametrize("token", [None, "wrong", MUTE])
+async def test_nothing_is_served_to_strangers(
+    text: ModelText, premises: Premises, token: str | None
+) -> None:
+    wanted = C.PERMISSION_DENIED if token == MUTE else C.UNAUTHENTICATED
+    security = premises.tokens()
+    paths = [path for name in FRONT_SERVICES for path, _ in methods_of(name)]
+    async with serving(text, security=security) as served:
+        for path in paths:
+            # What they send is not even parsed.
+            code = await raw_code(served.channel, path, GARBAGE, token=token)
+            assert code is wanted, path
+        for path in INSPECTION:
+            assert await raw_code(served.channel, path, token=token) is wanted, path
+    operations = OperationsServer(FakeDesk(), "127.0.0.1", 0, security=security)
+    address = f"127.0.0.1:{await operations.start()}"
+    try:
+        async with open_channel(address) as channel:
+            for path, _ in methods_of("OperationsService"):
+                code = await raw_code(channel, path, GARBAGE, token=token)
+                assert code is wanted, path
+            for path in INSPECTION[1:]:
+                assert await raw_code(channel, path, token=token) is wanted, path
+            assert await raw_code(channel, HEALTH) is C.OK
+    finally:
+        await operations.stop()
+
+
+async def test_operators_have_rights_of_their_own(premises: Premises) -> None:
+    security = premises.tokens()
+    desk = FakeDesk()
+    operations = OperationsServer(desk, "127.0.0.1", 0, security=security)
+    address = f"127.0.0.1:{await operations.start()}"
+    look, lever = "GetStats", "Drain"
+    try:
+        async with open_channel(address) as channel:
+            for token, code_of_look, code_of_lever in (
+                (ACME, C.PERMISSION_DENIED, C.PERMISSION_DENIED),
+                (VIEWER, C.OK, C.PERMISSION_DENIED),
+                (OPERATOR, C.OK, C.OK),
+            ):
+                for name, code in ((look, code_of_look), (lever, code_of_lever)):
+                    path = f"/penstock.v1.OperationsService/{name}"
+                    assert await raw_code(channel, path, token=token) is code
+        assert [told[0] for told in desk.told] == ["drain"], "by the one who may"
+    finally:
+        await operations.stop()
+
+
+async def test_inspection_is_a_right(text: ModelText, premises: Premises) -> None:
+    async with serving(text, security=premises.tokens()) as served:
+        for path in INSPECTION:
+            assert await raw_code(served.channel, path, token=ACME) is C.PERMISSION_DENIED
+            assert await raw_code(served.channel, path, token=OPERATOR) is C.OK
+
+
+@pytest.mark.parametrize(("asked", "given"), [(100, 5), (5, 5), (4, 4), (-100, -100)])
+async def test_urgency_ends_where_the_tenants_policy_says(
+    text: ModelText, premises: Premises, asked: int, given: int
+) -> None:
+    async with serving(text, security=premises.tokens()) as served:
+        call = served.stub.Generate(request(asked), metadata=bearing(ACME))
+        (spec,) = await served.port.next_submission()
+        assert spec.priority == given
+        served.port.finish(spec.key)
+        await collect(call)
+
+
+async def next_event(call: Any) -> pb.MultiplexResponse:
+    async with asyncio.timeout(PATIENCE_S):
+        response: pb.MultiplexResponse = await call.read()
+        return response
+
+
+async def test_a_shared_call_does_not_outlive_its_token(
+    text: ModelText, premises: Premises
+) -> None:
+    security = premises.tokens()
+    async with serving(text, security=security) as served:
+        call = served.stub.Multiplex(metadata=bearing(ACME))
+        await call.write(
+            pb.MultiplexRequest(submit=pb.MultiplexSubmit(key=1, generation=request(9)))
+        )
+        (spec,) = await served.port.next_submission()
+        assert (spec.tenant, spec.priority) == ("acme", 5)
+        without = premises.policy_file.read_text().replace("[tenants.acme]", "[tenants.heir]")
+        premises.policy_file.write_text(without + "\n# moved\n")
+        security.poll()
+        again = request()
+        again.request_id = "again"
+        await call.write(pb.MultiplexRequest(submit=pb.MultiplexSubmit(key=2, generation=again)))
+        refused = None
+        while refused is None:
+            response = await next_event(call)
+            refused = next((e for e in response.events if e.key == 2), None)
+        assert refused.error.code == C.UNAUTHENTICATED.value[0]
+        call.cancel()
+
+
+async def certificate_of(address: str) -> bytes:
+    """What the server shows now, whoever signed it."""
+    import ssl
+
+    host, _, port = address.rpartition(":")
+    text = await asyncio.to_thread(ssl.get_server_certificate, (host, int(port)))
+    return text.strip().encode()
+
+
+async def test_certificates_are_replaced_without_a_restart(
+    text: ModelText, premises: Premises, caplog: pytest.LogCaptureFixture
+) -> None:
+    security = Security(premises.config(has_policy=False, has_tls=True))
+    first = premises.cert_file.read_bytes()
+    old = premises.channel_credentials()
+    async with serving(text, security=security, credentials=old) as served:
+        assert await certificate_of(served.address) == first.strip()
+        call = served.stub.Generate(request())
+        (spec,) = await served.port.next_submission()
+        # A certificate without its key, as between two writes: the old one stays, told once.
+        second = premises.authority.issue("second")
+        premises.cert_file.write_bytes(second.cert)
+        security.poll()
+        security.poll()
+        assert await certificate_of(served.address) == first.strip()
+        assert len([r for r in caplog.records if r.levelname == "ERROR"]) == 1
+        premises.install(second)
+        security.poll()
+        assert await certificate_of(served.address) == second.cert.strip()
+        served.port.finish(spec.key)
+        assert len(await collect(call)) > 0, "connections that were there go on"
+        premises.key_file.unlink()
+        premises.cert_file.write_bytes(b"nonsense")
+        security.poll()
+        assert await health_code(served.address, old) is C.OK
+
+
+async def test_the_authority_of_clients_is_replaced_too(
+    text: ModelText, premises: Premises
+) -> None:
+    security = Security(premises.config(has_policy=False, is_mutual=True))
+    gone = premises.channel_credentials(premises.clients.issue("acme"))
+    came = premises.channel_credentials(premises.authority.issue("acme"))
+    async with serving(text, security=security, credentials=gone) as served:
+        assert await health_code(served.address, gone) is C.OK
+        assert await health_code(served.address, came) is C.UNAVAILABLE
+        premises.clients.ca_file.write_bytes(premises.authority.ca)
+        security.poll()
+        assert await health_code(served.address, gone) is C.UNAVAILABLE
+        assert await health_code(served.address, came) is C.OK
+
+
+def test_a_proxys_word_and_credentials_exclude_each_other(
+    text: ModelText, premises: Premises
+) -> None:
+    from penstock.server.rpc.server import FrontServer
+
+    with pytest.raises(ValueError, match="tenant_metadata_key"):
+        FrontServer(text, FrontConfig(tenant_metadata_key="x-tenant"), security=premises.tokens())
+    with pytest.raises(ValueError, match="exclude each other"):
+        Security(premises.config(), is_behind_proxy=True)
+
+
+async def test_a_policy_says_what_tenants_of_a_proxy_may(
+    text: ModelText, premises: Premises
+) -> None:
+    premises.policy_file.write_text(
+        'version = 1\n[tenants.acme]\nmax_priority = 3\n[tenants.mute]\nrights = ["models"]\n'
+    )
+    security = Security(premises.config(), is_behind_proxy=True)
+    config = FrontConfig(acceptance_delay_s=0.0, tenant_metadata_key="x-tenant")
+    async with serving(text, config, security=security) as served:
+        call = served.stub.Generate(request(50), metadata=(("x-tenant", "acme"),))
+        (spec,) = await served.port.next_submission()
+        assert (spec.tenant, spec.priority) == ("acme", 3)
+        served.port.finish(spec.key)
+        await collect(call)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await collect(served.stub.Generate(request(), metadata=(("x-tenant", "mute"),)))
+        assert caught.value.code() is C.PERMISSION_DENIED

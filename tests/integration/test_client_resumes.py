@@ -1,0 +1,218 @@
+"""Both clients over connections that are cut: their streams go on by themselves, or by a point."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import pytest
+
+from penstock.client import (
+    Accepted,
+    Client,
+    Event,
+    Finished,
+    PenstockError,
+    RequestNotFound,
+    ResumePoint,
+    RetryPolicy,
+    SequenceUnavailable,
+    SyncClient,
+    TokenPrompt,
+    Tokens,
+    Unavailable,
+)
+from penstock.server.text.model_text import ModelText
+from support.cut_relay import CutRelay, cut_relay
+from support.fronts import make_text
+from support.resumed import another_front
+from support.stepped_service import SteppedService, stepped
+
+PROMPT = TokenPrompt(ids=(5, 6, 7, 8))
+OPTIONS: dict[str, Any] = {
+    "max_tokens": 60,
+    "temperature": 0.0,
+    "ignore_eos": True,
+    "return_token_ids": True,
+}
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelText]:
+    text = make_text(tmp_path_factory.mktemp("model"))
+    yield text
+    text.close()
+
+
+@pytest.fixture
+async def service(text: ModelText) -> AsyncIterator[SteppedService]:
+    """A service that runs by itself, one step each turn of the loop."""
+    async with stepped(text) as service:
+        running = asyncio.create_task(run(service))
+        yield service
+        running.cancel()
+
+
+@pytest.fixture
+async def relay(service: SteppedService) -> AsyncIterator[CutRelay]:
+    async with cut_relay(service.address) as relay:
+        yield relay
+
+
+async def run(service: SteppedService) -> None:
+    while True:
+        service.step()
+        await asyncio.sleep(0)
+
+
+async def events_of(kind: type, address: str, **options: Any) -> list[Event]:
+    """All events of one generation by either client."""
+    if kind is Client:
+        async with Client(address, resume_grace_s=30.0) as client:
+            return [event async for event in client.generate(PROMPT, **OPTIONS, **options)]
+
+    def read() -> list[Event]:
+        with SyncClient(address, resume_grace_s=30.0) as client:
+            return list(client.generate(PROMPT, **OPTIONS, **options))
+
+    return await asyncio.to_thread(read)
+
+
+def told(events: list[Event]) -> tuple[str, list[int], Any]:
+    tokens = [event for event in events if isinstance(event, Tokens)]
+    end = events[-1]
+    assert isinstance(end, Finished)
+    ids = [record.id for piece in tokens for record in piece.records]
+    return "".join(piece.text for piece in tokens), ids, end.outputs
+
+
+@pytest.mark.parametrize("kind", [Client, SyncClient])
+@pytest.mark.parametrize("cut_after", [300, 1000])
+@pytest.mark.parametrize("multiplex", [False, True])
+async def test_a_stream_outlives_its_connections(
+    service: SteppedService, relay: CutRelay, kind: type, cut_after: int, multiplex: bool
+) -> None:
+    whole = await events_of(kind, service.address)
+    relay.cut_after = cut_after
+
+    async def read() -> list[Event]:
+        options: dict[str, Any] = {"multiplex": multiplex, "resume_grace_s": 30.0}
+        if kind is Client:
+            async with Client(relay.address, **options) as client:
+                return [event async for event in client.generate(PROMPT, **OPTIONS)]
+
+        def read_sync() -> list[Event]:
+            with SyncClient(relay.address, **options) as client:
+                return list(client.generate(PROMPT, **OPTIONS))
+
+        return await asyncio.to_thread(read_sync)
+
+    events = await read()
+    assert relay.num_cuts
+    assert told(events) == told(whole)
+    sequences = [event.sequence for event in events]
+    assert sequences == list(range(len(events)))
+
+
+async def test_it_goes_on_where_another_front_answers(
+    service: SteppedService, relay: CutRelay
+) -> None:
+    whole = await events_of(Client, service.address)
+    async with (
+        another_front(service) as other,
+        Client(relay.address, resume_grace_s=30.0) as client,
+    ):
+        events: list[Event] = []
+        async for event in client.generate(PROMPT, **OPTIONS):
+            events.append(event)
+            if len(events) == 8:
+                relay.target = other.address
+                service.memory.hang_up(1)
+                relay.cut()
+        assert told(events) == told(whole)
+        assert sum(isinstance(event, Accepted) for event in events) == 1
+
+
+async def test_another_process_goes_on_from_a_point(service: SteppedService) -> None:
+    whole = await events_of(Client, service.address)
+    point = ResumePoint(request_id="")
+    events: list[Event] = []
+    first = Client(service.address, resume_grace_s=30.0)
+    stream = first.generate(PROMPT, **OPTIONS)
+    async for event in stream:
+        events.append(event)
+        point = point.after(event)
+        if len(events) == 10:
+            break
+    assert point.next_sequence == 10
+    assert point.num_received_tokens == (
+        sum(event.num_tokens for event in events if isinstance(event, Tokens)),
+    )
+    # A process that dies does not cancel: its connection goes, and that is all.
+    for call in tuple(first._calls._open_calls):  # pyright: ignore[reportPrivateUsage]
+        call.cancel()
+    async with Client(service.address) as second:
+        rest = [event async for event in second.resume(point)]
+        assert told([*events, *rest]) == told(whole)
+        again = [event async for event in second.resume(point)]
+        assert told([*events, *again]) == told(whole)
+        everything = [event async for event in second.resume(point.request_id)]
+        assert told(everything) == told(whole)
+        with pytest.raises(SequenceUnavailable):
+            async for _ in second.resume(
+                ResumePoint(request_id=point.request_id, next_sequence=999)
+            ):
+                pass
+        with pytest.raises(RequestNotFound):
+            async for _ in second.resume("unknown"):
+                pass
+    await stream.aclose()
+    await first.close()
+
+
+@pytest.mark.parametrize("kind", [Client, SyncClient])
+async def test_whoever_leaves_cancels(service: SteppedService, kind: type) -> None:
+    options = {**OPTIONS, "max_tokens": 400}
+    if kind is Client:
+        async with Client(service.address, resume_grace_s=30.0) as client:
+            stream = client.generate(PROMPT, **options)
+            async for event in stream:
+                if isinstance(event, Tokens):
+                    break
+            await stream.aclose()
+    else:
+
+        def leave() -> None:
+            with SyncClient(service.address, resume_grace_s=30.0) as client:
+                for event in client.generate(PROMPT, **options):
+                    if isinstance(event, Tokens):
+                        break
+
+        await asyncio.to_thread(leave)
+    await service.until(service.is_clean)
+
+
+async def test_what_nobody_knows_any_more_is_the_loss_it_was(
+    service: SteppedService, relay: CutRelay
+) -> None:
+    async def read() -> None:
+        retry = RetryPolicy(max_attempts=1)
+        async with Client(relay.address, resume_grace_s=30.0, retry=retry) as client:
+            async for event in client.generate(PROMPT, **OPTIONS):
+                if event.sequence == 5:
+                    forget_all(service)
+                    relay.cut()
+
+    with pytest.raises(PenstockError) as caught:
+        await read()
+    assert isinstance(caught.value, Unavailable)
+
+
+def forget_all(service: SteppedService) -> None:
+    """As if a front had come up anew."""
+    for kept in service.front.resumptions:
+        live = kept.live
+        service.front.resumptions.drop(kept)
+        assert live is not None
+        service.front.release(live)

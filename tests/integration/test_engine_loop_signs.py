@@ -1,0 +1,207 @@
+"""The signs of life of an engine's loop, its chores, and what its board tells of a real engine."""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from penstock.executor.config import ExecutorConfig, ExecutorKind
+from penstock.executor.create import create_executor
+from penstock.scheduler.config import SchedulerConfig
+from penstock.scheduler.engine import Engine
+from penstock.scheduler.events import Failed, Finished
+from penstock.scheduler.request import FailureReason, FinishReason
+from penstock.server.link.board import BoardView, EngineBoard, create_board
+from penstock.server.link.dispatch import Dispatcher, cancel_frame
+from penstock.server.link.display import Display
+from penstock.server.link.engine_loop import EngineLoop
+from penstock.server.link.frames import decode, encode
+from penstock.server.link.fronts import FrontHub
+from penstock.server.link.quarantine import Quarantine
+from penstock.server.link.shown_executor import ShownExecutor
+from penstock.server.link.spec_frames import Submit
+from penstock.server.link.suspect import Suspect
+from penstock.server.link.wire import FrameBuffer
+from support.link import PATIENCE_S, FakeEngine, hello, listening, socket_path, spec
+
+
+@pytest.fixture
+def path() -> Iterator[Path]:
+    with socket_path() as path:
+        yield path
+
+
+@pytest.fixture
+def board_fd() -> Iterator[int]:
+    fd = create_board(16)
+    yield fd
+    os.close(fd)
+
+
+def body_of(frame: bytes) -> tuple[int, bytes]:
+    ((kind, body),) = FrameBuffer().feed(frame)
+    return kind, body
+
+
+class BeatingDisplay(Display):
+    """Tells of every time that the loop came round."""
+
+    def __init__(self, board: EngineBoard, dispatcher: Dispatcher) -> None:
+        super().__init__(board, dispatcher, lambda: (0, 0))
+        self.rounds: queue.Queue[None] = queue.Queue()
+
+    def came_round(self) -> None:
+        super().came_round()
+        self.rounds.put(None)
+
+
+def test_an_idle_loop_comes_round_and_does_its_chores(path: Path, board_fd: int) -> None:
+    dispatcher = Dispatcher(FakeEngine(), hello())
+    board, view = EngineBoard(board_fd, 3), BoardView(board_fd)
+    done: queue.Queue[str] = queue.Queue()
+    with listening(path) as listener:
+        hub = FrontHub(listener, dispatcher)
+        display = BeatingDisplay(board, dispatcher)
+        loop = EngineLoop(dispatcher, hub, time.monotonic, display)
+        loop.add_chore(lambda: done.put("one"))
+        loop.add_chore(lambda: done.put("two"))
+        thread = threading.Thread(target=loop.run)
+        thread.start()
+        try:
+            # With nobody there and nothing to do.
+            assert [done.get(timeout=PATIENCE_S) for _ in range(4)] == ["one", "two"] * 2
+            for _ in range(3):
+                display.rounds.get(timeout=PATIENCE_S)
+        finally:
+            loop.stop()
+            thread.join(PATIENCE_S)
+            hub.close()
+    assert not thread.is_alive()
+    assert view.num_beats >= 3
+    assert view.epoch == 3
+    board.close()
+    view.close()
+
+
+class Bench:
+    """A real engine on the simulated executor, driven step by step, with its board."""
+
+    def __init__(self, fd: int, *suspects: Suspect, max_num_seqs: int = 2) -> None:
+        executor = create_executor(
+            ExecutorConfig(
+                kind=ExecutorKind.SIMULATED,
+                num_blocks=64,
+                max_num_seqs=max_num_seqs,
+                pipeline_depth=1,
+            )
+        )
+        self.board, self.view = EngineBoard(fd, 1), BoardView(fd)
+        shown = ShownExecutor(executor, self.board)
+        self.engine = Engine(shown, SchedulerConfig(), time.monotonic)
+        self.dispatcher = Dispatcher(
+            self.engine,
+            hello(),
+            quarantine=Quarantine(suspects, self.board.show_trial),
+            show_door=self.board.show_door,
+        )
+        self.display = Display(self.board, self.dispatcher, lambda: self.engine.queue_size)
+        self.dispatcher.front_came(1)
+        self.ends: dict[int, Finished | Failed] = {}
+        self.tokens: dict[int, int] = {}
+
+    def submit(self, *counters: int, num_replays: int = 0) -> None:
+        for counter in counters:
+            one = replace(spec(1, counter, max_tokens=6), num_replays=num_replays)
+            self.dispatcher.handle(1, *body_of(encode(Submit(specs=(one,)))))
+
+    def step(self) -> None:
+        for _, frame in self.dispatcher.step():
+            events = decode(*body_of(frame))
+            for key in events.keys.tolist():  # type: ignore[union-attr]  # only steps are sent
+                self.tokens[key] = self.tokens.get(key, 0) + 1
+            self.ends.update({end.key: end for end in events.ends})  # type: ignore[union-attr]
+        self.display.stepped()
+
+    def run(self) -> None:
+        for _ in range(200):
+            if not (self.engine.has_work or self.dispatcher.has_own_work):
+                return
+            self.step()
+        raise AssertionError("it does not end")
+
+    def close(self) -> None:
+        self.board.close()
+        self.view.close()
+
+
+def key(counter: int) -> int:
+    return 1 << 32 | counter
+
+
+def test_the_board_tells_who_is_in_the_step_and_how_many_wait(board_fd: int) -> None:
+    bench = Bench(board_fd)
+    bench.submit(1, 2, 3)
+    bench.step()
+    assert bench.view.keys_in_hand() == {key(1), key(2)}
+    queue_state = bench.view.queue
+    assert (queue_state.num_waiting, queue_state.num_waiting_tokens) == (1, 6)
+    bench.run()
+    bench.display.rested()
+    assert bench.view.keys_in_hand() == frozenset()
+    assert bench.view.queue.num_waiting == 0
+    assert set(bench.ends) == {key(1), key(2), key(3)}
+    bench.close()
+
+
+def test_suspects_run_one_after_the_other_and_innocents_at_once(board_fd: int) -> None:
+    suspects = [Suspect(key=key(number), num_trial_tokens=2) for number in (1, 2)]
+    bench = Bench(board_fd, *suspects, max_num_seqs=8)
+    bench.submit(1, 2, 3, num_replays=1)
+    bench.submit(4)
+    bench.step()
+    assert bench.view.keys_on_trial() == {key(1)}
+    assert bench.view.keys_in_hand() == {key(1), key(3), key(4)}
+    while key(2) not in bench.view.keys_in_hand():
+        assert bench.tokens.get(key(2), 0) == 0
+        bench.step()
+    assert bench.tokens[key(1)] >= 2
+    bench.run()
+    assert bench.view.keys_on_trial() == frozenset()
+    assert set(bench.ends) == {key(number) for number in (1, 2, 3, 4)}
+    assert bench.dispatcher.num_live == 0
+    bench.engine.check_integrity()
+    bench.close()
+
+
+def test_the_poison_is_answered_without_touching_the_engine(board_fd: int) -> None:
+    bench = Bench(board_fd, Suspect(key=key(1), is_poison=True))
+    bench.submit(1, num_replays=1)
+    assert not bench.engine.has_work
+    bench.run()
+    end = bench.ends[key(1)]
+    assert isinstance(end, Failed)
+    assert end.reason is FailureReason.EXECUTOR_REQUEST_FAILED
+    assert bench.tokens == {}
+    assert bench.dispatcher.num_live == 0
+    bench.close()
+
+
+def test_who_is_held_back_can_be_cancelled(board_fd: int) -> None:
+    bench = Bench(board_fd, *[Suspect(key=key(number)) for number in (1, 2)])
+    bench.submit(1, 2, num_replays=1)
+    bench.step()
+    cancel = cancel_frame((key(2),), FinishReason.CANCELLED)
+    bench.dispatcher.handle(1, *body_of(cancel))
+    bench.run()
+    end = bench.ends[key(2)]
+    assert isinstance(end, Finished)
+    assert end.reason is FinishReason.CANCELLED
+    assert bench.tokens.keys() == {key(1)}
+    bench.close()

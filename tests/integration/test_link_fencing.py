@@ -1,0 +1,104 @@
+"""A front listens to no engine older than one it has heard, nor to one that says no hello."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncGenerator
+from pathlib import Path
+
+import numpy as np
+
+from penstock.scheduler.events import StepEvents
+from penstock.server.link.frames import encode
+from penstock.server.link.unix_port import UnixEnginePort
+from support.link import PATIENCE_S, Recorder, hello, listening, socket_path
+
+KEY = 1 << 32 | 1
+NEWS = encode(
+    StepEvents(
+        step=1,
+        at_s=0.0,
+        keys=np.array([KEY], dtype=np.int64),
+        tokens=np.array([7], dtype=np.int32),
+    )
+)
+
+
+class Engines:
+    """Engines by hand, one after the other, behind one listening socket."""
+
+    def __init__(self, listener: socket.socket) -> None:
+        self._listener = listener
+        listener.setblocking(False)
+
+    @contextlib.asynccontextmanager
+    async def connected(self) -> AsyncGenerator[socket.socket]:
+        """The front's next connection, its hello read."""
+        loop = asyncio.get_running_loop()
+        connection, _ = await asyncio.wait_for(loop.sock_accept(self._listener), PATIENCE_S)
+        with connection:
+            connection.setblocking(False)
+            assert await asyncio.wait_for(loop.sock_recv(connection, 4096), PATIENCE_S)
+            yield connection
+
+    async def say(self, connection: socket.socket, *frames: bytes) -> None:
+        await asyncio.get_running_loop().sock_sendall(connection, b"".join(frames))
+
+    async def until_hung_up(self, connection: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        async with asyncio.timeout(PATIENCE_S):
+            with contextlib.suppress(ConnectionError):
+                while await loop.sock_recv(connection, 4096):
+                    pass
+
+
+@contextlib.asynccontextmanager
+async def fronted(path: Path) -> AsyncGenerator[tuple[Engines, Recorder]]:
+    with listening(path) as listener:
+        port, recorder = UnixEnginePort(path, 1), Recorder()
+        await port.start(recorder)
+        try:
+            yield Engines(listener), recorder
+        finally:
+            await port.close()
+
+
+async def test_an_engine_that_wakes_up_after_its_successor_is_not_heard() -> None:
+    with socket_path() as path:
+        async with fronted(path) as (engines, recorder):
+            async with engines.connected() as second:
+                await engines.say(second, encode(hello(2)))
+                assert (await asyncio.wait_for(recorder.hellos.get(), PATIENCE_S)).epoch == 2
+            await asyncio.wait_for(recorder.lost.get(), PATIENCE_S)
+            async with engines.connected() as first:
+                await engines.say(first, encode(hello(1)), NEWS)
+                await engines.until_hung_up(first)
+            assert recorder.hellos.empty()
+            assert recorder.events.empty()
+            # Neither a loss: nobody was there.
+            assert recorder.lost.empty()
+            async with engines.connected() as third:
+                await engines.say(third, encode(hello(3)), NEWS)
+                assert (await asyncio.wait_for(recorder.hellos.get(), PATIENCE_S)).epoch == 3
+                news = await asyncio.wait_for(recorder.events.get(), PATIENCE_S)
+                assert news.tokens.tolist() == [7]
+
+
+async def test_the_same_engine_may_be_lost_and_found() -> None:
+    with socket_path() as path:
+        async with fronted(path) as (engines, recorder):
+            for _ in range(2):
+                async with engines.connected() as connection:
+                    await engines.say(connection, encode(hello(4)))
+                    assert (await asyncio.wait_for(recorder.hellos.get(), PATIENCE_S)).epoch == 4
+
+
+async def test_news_without_a_hello_are_no_news() -> None:
+    with socket_path() as path:
+        async with fronted(path) as (engines, recorder):
+            async with engines.connected() as connection:
+                await engines.say(connection, NEWS)
+                await engines.until_hung_up(connection)
+            assert recorder.events.empty()

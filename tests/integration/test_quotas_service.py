@@ -1,0 +1,77 @@
+"""Bounds of a whole service: over all its fronts, and as its policy file says at the time."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import grpc.aio
+
+from penstock.v1 import generation_service_pb2 as pb
+from penstock.v1 import generation_service_pb2_grpc as pb_grpc
+from support import tiny_tokenizers
+from support.fronts import rich_error
+from support.service import PATIENCE_S, simulated, started
+
+NUM_CHANNELS = 8
+LONG = 200
+COST = {"step_s": 0.1, "prefill_token_s": 0.0, "decode_slot_s": 0.0, "context_token_s": 0.0}
+
+
+def request(num_tokens: int) -> pb.GenerateRequest:
+    message = pb.GenerateRequest()
+    message.token_ids.ids.extend((5, 6, 7, 8))
+    message.stopping.max_tokens = num_tokens
+    message.stopping.ignore_eos = True
+    return message
+
+
+Kept = list[Any]
+"""Calls that go on: one that nobody holds is cancelled."""
+
+
+async def begin(channel: grpc.aio.Channel, kept: Kept, tenant: str = "") -> str:
+    """Send one that takes long, and leave it running; "" or why it was refused."""
+    metadata = (("x-tenant", tenant),) if tenant else ()
+    call: Any = pb_grpc.GenerationServiceStub(channel).Generate(request(LONG), metadata=metadata)
+    kept.append(call)
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            while (await call.read()).WhichOneof("event") != "tokens":
+                pass
+    except grpc.aio.AioRpcError as error:
+        return rich_error(error).info.reason
+    return ""
+
+
+async def test_a_quota_is_exact_over_several_fronts(tmp_path: Path) -> None:
+    model = tiny_tokenizers.write_model_folder(tmp_path / "tiny")
+    flags = ("--fronts", "2", "--tenant-max-live", "5", "--max-num-seqs", "32")
+    async with started("--model", str(model), *simulated(cost=COST), *flags) as service:
+        kept: Kept = []
+        channels = [service.channel() for _ in range(NUM_CHANNELS)]
+        told = await asyncio.gather(*(begin(channel, kept) for channel in 3 * channels))
+        assert sorted(told) == [""] * 5 + ["QUOTA_EXCEEDED"] * (3 * NUM_CHANNELS - 5)
+        for channel in channels:
+            await channel.close()
+
+
+async def test_limits_of_the_policy_file_hold_and_change(tmp_path: Path) -> None:
+    model = tiny_tokenizers.write_model_folder(tmp_path / "tiny")
+    policy = tmp_path / "policy.toml"
+    policy.write_text(policy_of(2), encoding="utf-8")
+    flags = ("--tenant-metadata-key", "x-tenant", "--policy-file", str(policy))
+    more = ("--max-num-seqs", "32", "--fronts", "1")
+    async with started("--model", str(model), *simulated(cost=COST), *flags, *more) as service:
+        kept: Kept = []
+        async with service.channel() as channel:
+            assert [await begin(channel, kept, "a") for _ in range(3)] == ["", "", "QUOTA_EXCEEDED"]
+            assert await begin(channel, kept, "b") == ""
+            policy.write_text(policy_of(3), encoding="utf-8")
+            await service.until_logged("engine[", "a new policy holds")
+            assert [await begin(channel, kept, "a") for _ in range(2)] == ["", "QUOTA_EXCEEDED"]
+
+
+def policy_of(max_num_live: int) -> str:
+    return f"version = 1\n\n[tenants.a]\nmax_num_live = {max_num_live}\n"

@@ -1,0 +1,286 @@
+"""Resume on another front than the one that has the request, or had it before it was lost."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+
+from penstock.server.front.config import FrontConfig
+from penstock.server.text.model_text import ModelText
+from penstock.v1 import generation_service_pb2 as pb
+from support.fronts import make_text, rich_error
+from support.resumed import (
+    Clock,
+    another_front,
+    lose,
+    num_tokens_of,
+    outputs_of,
+    read_some,
+    resumable,
+    resumed,
+    unbroken,
+)
+from support.stepped_service import SteppedService, stepped
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelText]:
+    text = make_text(tmp_path_factory.mktemp("model"))
+    yield text
+    text.close()
+
+
+@pytest.fixture
+async def fronts(text: ModelText) -> AsyncIterator[tuple[SteppedService, SteppedService]]:
+    async with stepped(text) as first, another_front(first) as second:
+        yield first, second
+
+
+def several(message: pb.GenerateRequest) -> None:
+    message.sampling.n = 3
+    message.sampling.temperature = 1.0
+    message.sampling.seed = 5
+
+
+def with_logprobs(message: pb.GenerateRequest) -> None:
+    message.output.logprobs = 2
+    message.output.echo = True
+    message.output.prompt_logprobs = 1
+
+
+def plain(message: pb.GenerateRequest) -> None:
+    message.output.return_token_ids = False
+
+
+def with_stops(message: pb.GenerateRequest) -> None:
+    message.stopping.stop_strings.extend(["zzzz", "qqqq"])
+
+
+def in_chunks(message: pb.GenerateRequest) -> None:
+    message.output.min_chunk_tokens = 7
+    message.output.max_chunk_delay.FromSeconds(10)
+
+
+Edit = Callable[[pb.GenerateRequest], None]
+edits = pytest.mark.parametrize(
+    "edit", [several, with_logprobs, plain, with_stops, in_chunks], ids=lambda edit: edit.__name__
+)
+
+
+async def whole_of(service: SteppedService, message: pb.GenerateRequest) -> list[Any]:
+    """The stream of the same request that nobody disturbs."""
+    copy = pb.GenerateRequest()
+    copy.CopyFrom(message)
+    copy.request_id = "whole"
+    return await service.end_of(service.stub.Generate(copy))
+
+
+@edits
+@pytest.mark.parametrize("num_read", [1, 2, 5])
+async def test_it_is_handed_over_and_goes_on(
+    fronts: tuple[SteppedService, SteppedService], edit: Edit, num_read: int
+) -> None:
+    first, second = fronts
+    message = resumable(num_tokens=120)
+    edit(message)
+    whole = await whole_of(first, message)
+    call = first.stub.Generate(message)
+    told = await read_some(first, call, num_read)
+    request = resumed("r", next_sequence=num_read, num_received=[999])
+    rest: list[Any] = await second.end_of(second.stub.Resume(request))
+    responses = [*told, *(r.response for r in rest)]
+    assert unbroken(responses)
+    assert outputs_of(responses) == outputs_of(whole)
+    assert echo_of(responses) == echo_of(whole)
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await first.end_of(call)
+    assert rich_error(caught.value).info.reason == "STREAM_SUPERSEDED"
+    assert first.server.num_live_requests == second.server.num_live_requests == 0
+    assert first.is_clean()
+    again: list[Any] = await first.end_of(first.stub.Resume(resumed("r")))
+    assert [r.response for r in again] == responses, "and back, as it was told"
+
+
+def echo_of(responses: list[Any]) -> bytes:
+    """What was told of the prompt."""
+    prompt = pb.GenerateResponse().prompt
+    for response in responses:
+        prompt.MergeFrom(response.prompt)
+    return prompt.SerializeToString(deterministic=True)
+
+
+async def told_before_the_end(service: SteppedService, call: Any, num_messages: int) -> list[Any]:
+    """Up to so many messages: how many there are depends on how much goes into each."""
+    told: list[Any] = []
+    while len(told) < num_messages:
+        (message,) = await read_some(service, call, 1)
+        if message.HasField("finished"):
+            break
+        told.append(message)
+    return told
+
+
+@edits
+@pytest.mark.parametrize("num_read", [1, 9])
+@pytest.mark.parametrize("num_more", [0, 3, 100])
+async def test_what_a_lost_front_had_goes_on(
+    fronts: tuple[SteppedService, SteppedService], edit: Edit, num_read: int, num_more: int
+) -> None:
+    first, second = fronts
+    message = resumable(num_tokens=30)
+    edit(message)
+    whole = await whole_of(first, message)
+    call = first.stub.Generate(message)
+    told = await told_before_the_end(first, call, num_read)
+    first.step(num_more)
+    first.memory.hang_up(1)
+    first.step(2)
+    assert first.is_clean(), "within two steps"
+    counts = num_tokens_of(told, message.sampling.n or 1)
+    request = resumed("r", next_sequence=len(told), num_received=counts)
+    rest: list[Any] = await second.end_of(second.stub.Resume(request))
+    responses = [*told, *(r.response for r in rest)]
+    assert unbroken(responses)
+    assert outputs_of(responses) == outputs_of(whole)
+    assert echo_of(responses) == echo_of(whole)
+    assert second.server.num_live_requests == 0
+    assert first.is_clean()
+
+
+async def test_a_client_that_lost_all_begins_anew(
+    fronts: tuple[SteppedService, SteppedService],
+) -> None:
+    first, second = fronts
+    message = resumable(num_tokens=30)
+    whole = await whole_of(first, message)
+    await lose(first, first.stub.Generate(message), 9)
+    first.memory.hang_up(1)
+    rest: list[Any] = await second.end_of(second.stub.Resume(resumed("r")))
+    responses = [r.response for r in rest]
+    assert unbroken(responses)
+    assert outputs_of(responses) == outputs_of(whole)
+
+
+@pytest.mark.parametrize(
+    ("next_sequence", "num_received"),
+    [(9, []), (0, [3]), (9, [1, 1]), (9, [1000])],
+    ids=["no counts", "no messages", "too many outputs", "tokens that never were"],
+)
+async def test_counts_that_do_not_fit_are_out_of_range_and_harm_nothing(
+    fronts: tuple[SteppedService, SteppedService], next_sequence: int, num_received: list[int]
+) -> None:
+    first, second = fronts
+    message = resumable(num_tokens=30)
+    whole = await whole_of(first, message)
+    told = await lose(first, first.stub.Generate(message), 9)
+    first.memory.hang_up(1)
+    wrong = resumed("r", next_sequence=next_sequence, num_received=num_received)
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await second.end_of(second.stub.Resume(wrong))
+    assert rich_error(caught.value).info.reason == "SEQUENCE_UNAVAILABLE"
+    right = resumed("r", next_sequence=9, num_received=num_tokens_of(told))
+    rest: list[Any] = await second.end_of(second.stub.Resume(right))
+    assert outputs_of([*told, *(r.response for r in rest)]) == outputs_of(whole)
+
+
+async def test_a_finished_result_is_handed_over(
+    fronts: tuple[SteppedService, SteppedService],
+) -> None:
+    first, second = fronts
+    told = await first.end_of(first.stub.Generate(resumable()))
+    rest: list[Any] = await second.end_of(second.stub.Resume(resumed("r", next_sequence=2)))
+    assert [r.response for r in rest] == told[2:]
+
+
+async def test_two_that_ask_at_once_get_one_request(
+    fronts: tuple[SteppedService, SteppedService],
+) -> None:
+    first, second = fronts
+    told = await lose(first, first.stub.Generate(resumable(num_tokens=30)), 5)
+    calls = [second.stub.Resume(resumed("r", next_sequence=5)) for _ in range(2)]
+    results = await asyncio.gather(*(second.end_of(call) for call in calls), return_exceptions=True)
+    answers: list[list[Any]] = [result for result in results if isinstance(result, list)]
+    (rest,) = answers
+    (error,) = [result for result in results if not isinstance(result, list)]
+    assert unbroken([*told, *(r.response for r in rest)])
+    assert isinstance(error, grpc.aio.AioRpcError)
+    assert rich_error(error).info.reason == "STREAM_SUPERSEDED"
+
+
+async def test_whoever_asks_and_leaves_does_not_lose_it(
+    fronts: tuple[SteppedService, SteppedService],
+) -> None:
+    first, second = fronts
+    told = await lose(first, first.stub.Generate(resumable(num_tokens=30)), 5)
+    call = second.stub.Resume(resumed("r", next_sequence=5))
+    await second.until(lambda: second.server.num_active_calls == 1)
+    call.cancel()
+    await second.until(lambda: not second.server.num_active_calls)
+    rest: list[Any] = await second.end_of(second.stub.Resume(resumed("r", next_sequence=5)))
+    assert unbroken([*told, *(r.response for r in rest)])
+
+
+async def test_a_front_that_goes_while_it_is_asked_leaves_its_requests(
+    fronts: tuple[SteppedService, SteppedService],
+) -> None:
+    first, second = fronts
+    message = resumable(num_tokens=30)
+    whole = await whole_of(first, message)
+    told = await lose(first, first.stub.Generate(message), 5)
+    first.memory.port(1)  # its port hears nothing any more
+    counts = num_tokens_of(told)
+    call = second.stub.Resume(resumed("r", next_sequence=5, num_received=counts))
+    reading = asyncio.ensure_future(second.end_of(call))
+    first.memory.hang_up(1)
+    rest: list[Any] = await reading
+    assert outputs_of([*told, *(r.response for r in rest)]) == outputs_of(whole)
+
+
+async def test_an_orphan_that_nobody_comes_for_is_forgotten(text: ModelText) -> None:
+    clock = Clock()
+    async with stepped(text, clock=clock) as first, another_front(first) as second:
+        call = first.stub.Generate(resumable(num_tokens=30, grace_s=5.0))
+        await lose(first, call, 5)
+        first.memory.hang_up(1)
+        first.hear()
+        clock.now_s += 5.0
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await second.end_of(second.stub.Resume(resumed("r", next_sequence=5, num_received=[3])))
+        assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+
+
+async def test_a_drained_front_leaves_its_streams_to_others(text: ModelText) -> None:
+    async with stepped(text) as first, another_front(first) as second:
+        message = resumable(num_tokens=200)
+        whole = await whole_of(first, message)
+        call = first.stub.Generate(message)
+        told = await read_some(first, call, 9)
+        await first.server.drain(0.0)
+        first.memory.hang_up(1)
+        counts = num_tokens_of(told)
+        request = resumed("r", next_sequence=9, num_received=counts)
+        rest: list[Any] = await second.end_of(second.stub.Resume(request))
+        assert outputs_of([*told, *(r.response for r in rest)]) == outputs_of(whole)
+
+
+async def test_another_tenant_does_not_find_it_elsewhere_either(text: ModelText) -> None:
+    key = "x-tenant"
+    front = FrontConfig(tenant_metadata_key=key)
+    async with (
+        stepped(text, front=front) as first,
+        another_front(first, tenant_metadata_key=key) as second,
+    ):
+        call = first.stub.Generate(resumable(num_tokens=30), metadata=((key, "a"),))
+        told = await lose(first, call, 5)
+        for other in ((), ((key, "b"),)):
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await second.end_of(second.stub.Resume(resumed("r"), metadata=other))
+            assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+        mine = second.stub.Resume(resumed("r", next_sequence=5), metadata=((key, "a"),))
+        rest: list[Any] = await second.end_of(mine)
+        assert unbroken([*told, *(r.response for r in rest)])

@@ -1,0 +1,394 @@
+"""Resume on the front that has the request, on a real socket over an engine that the test steps."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+
+from penstock.server.front.config import FrontConfig
+from penstock.server.front.errors import ErrorReason, Refusal
+from penstock.server.text.model_text import ModelText
+from penstock.v1 import generation_service_pb2 as pb
+from penstock.v1 import state_pb2
+from support.fronts import make_text, rich_error
+from support.resumed import Clock, lose, outputs_of, read_some, resumable, resumed, until_read
+from support.stepped_service import SteppedService, stepped
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelText]:
+    text = make_text(tmp_path_factory.mktemp("model"))
+    yield text
+    text.close()
+
+
+@pytest.fixture
+async def service(text: ModelText) -> AsyncIterator[SteppedService]:
+    async with stepped(text) as service:
+        yield service
+
+
+async def undisturbed(service: SteppedService, **fields: Any) -> list[pb.GenerateResponse]:
+    """The stream of the same request that nobody disturbs."""
+    call = service.stub.Generate(resumable(request_id="whole", **fields))
+    return await service.end_of(call)
+
+
+async def read_one(call: Any) -> Any:
+    """The next message of a call."""
+    return await call.read()
+
+
+async def test_a_lost_stream_goes_on_where_it_was(service: SteppedService) -> None:
+    whole = await undisturbed(service, num_tokens=40)
+    call = service.stub.Generate(resumable(num_tokens=40))
+    first = await lose(service, call, 8)
+    await service.until(lambda: not service.step())
+    assert service.is_clean(), "it went on without a reader, to its end"
+    rest: list[Any] = await service.end_of(service.stub.Resume(resumed("r", next_sequence=8)))
+    responses = [*first, *(r.response for r in rest)]
+    assert [r.sequence for r in responses] == list(range(len(responses)))
+    assert outputs_of(responses) == outputs_of(whole)
+
+
+async def test_the_log_is_told_message_for_message(service: SteppedService) -> None:
+    call = service.stub.Generate(resumable(num_tokens=20))
+    told = await service.end_of(call)
+    for start in range(len(told) + 1):
+        rest: list[Any] = await service.end_of(
+            service.stub.Resume(resumed("r", next_sequence=start))
+        )
+        assert [r.response for r in rest] == told[start:]
+
+
+async def test_a_finished_result_can_be_had_twice(service: SteppedService) -> None:
+    told = await service.end_of(service.stub.Generate(resumable()))
+    assert service.server.num_live_requests == 0
+    again: list[list[Any]] = [
+        await service.end_of(service.stub.Resume(resumed("r"))) for _ in range(2)
+    ]
+    assert [[r.response for r in rs] for rs in again] == [told, told]
+
+
+async def test_resume_goes_on_live(service: SteppedService) -> None:
+    whole = await undisturbed(service, num_tokens=30)
+    call = service.stub.Generate(resumable(num_tokens=30))
+    first = await lose(service, call, 5)
+    resume = service.stub.Resume(resumed("r", next_sequence=5))
+    second = await read_some(service, resume, 6)
+    resume.cancel()
+    await service.until(lambda: not service.server.num_active_calls)
+    rest: list[Any] = await service.end_of(service.stub.Resume(resumed("r", next_sequence=11)))
+    responses = [*first, *(r.response for r in second), *(r.response for r in rest)]
+    assert [r.sequence for r in responses] == list(range(len(responses)))
+    assert outputs_of(responses) == outputs_of(whole)
+
+
+async def test_the_older_stream_ends_superseded(service: SteppedService) -> None:
+    call = service.stub.Generate(resumable(num_tokens=30))
+    await read_some(service, call, 3)
+    resume = service.stub.Resume(resumed("r", next_sequence=3))
+    await read_some(service, resume, 2)
+    newest = service.stub.Resume(resumed("r", next_sequence=0))
+    rest: list[Any] = await service.end_of(newest)
+    for older in (call, resume):
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await service.end_of(older)
+        error = rich_error(caught.value)
+        assert error.code is grpc.StatusCode.ABORTED
+        assert error.info.reason == "STREAM_SUPERSEDED"
+    assert rest[0].response.HasField("accepted")
+    assert rest[-1].response.HasField("finished")
+
+
+@pytest.mark.parametrize(
+    ("request_id", "metadata"), [("unknown", "a"), ("r", "b")], ids=["unknown", "another's"]
+)
+async def test_only_the_tenant_that_has_it_finds_it(
+    text: ModelText, request_id: str, metadata: str
+) -> None:
+    front = FrontConfig(tenant_metadata_key="x-tenant")
+    async with stepped(text, front=front) as service:
+        mine = (("x-tenant", "a"),)
+        await service.end_of(service.stub.Generate(resumable(), metadata=mine))
+        await service.end_of(service.stub.Resume(resumed("r"), metadata=mine))
+        call = service.stub.Resume(resumed(request_id), metadata=(("x-tenant", metadata),))
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await service.end_of(call)
+    error = rich_error(caught.value)
+    assert error.code is grpc.StatusCode.NOT_FOUND
+    assert error.info.reason == "REQUEST_NOT_FOUND"
+
+
+async def test_messages_that_are_not_there_are_out_of_range(service: SteppedService) -> None:
+    told = await service.end_of(service.stub.Generate(resumable()))
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await service.end_of(service.stub.Resume(resumed("r", next_sequence=len(told) + 1)))
+    error = rich_error(caught.value)
+    assert error.code is grpc.StatusCode.OUT_OF_RANGE
+    assert error.info.reason == "SEQUENCE_UNAVAILABLE"
+    assert dict(error.info.metadata) == {
+        "first_sequence": "0",
+        "next_sequence": str(len(told)),
+    }
+
+
+async def test_what_nobody_comes_for_ends_with_its_grace(text: ModelText) -> None:
+    clock = Clock()
+    async with stepped(text, clock=clock) as service:
+        call = service.stub.Generate(resumable(num_tokens=400, grace_s=5.0))
+        await lose(service, call, 4)
+        service.server.front.resumptions.sweep(clock.now_s + 4.9)
+        assert service.server.num_live_requests == 1
+        clock.now_s += 5.0
+        service.server.front.resumptions.sweep(clock.now_s)
+        assert service.server.num_live_requests == 0
+        service.hear()
+        assert service.is_clean()
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await service.end_of(service.stub.Resume(resumed("r", next_sequence=4)))
+        assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+
+
+async def test_a_kept_result_expires(text: ModelText) -> None:
+    clock = Clock()
+    async with stepped(text, clock=clock) as service:
+        await service.end_of(service.stub.Generate(resumable(grace_s=5.0)))
+        resumptions = service.front.resumptions
+        clock.now_s += 4.0
+        await service.end_of(service.stub.Resume(resumed("r")))
+        clock.now_s += 4.0
+        resumptions.sweep(clock.now_s)
+        assert len(resumptions) == 1, "whoever reads it prolongs it"
+        clock.now_s += 1.0
+        resumptions.sweep(clock.now_s)
+        assert (len(resumptions), resumptions.num_bytes) == (0, 0)
+
+
+async def test_cancel_while_nobody_reads(service: SteppedService) -> None:
+    call = service.stub.Generate(resumable(num_tokens=400))
+    await lose(service, call, 4)
+    answer = await service.stub.Cancel(pb.CancelRequest(request_id="r"))
+    assert answer.state == state_pb2.REQUEST_STATE_PROCESSING
+    service.step(2)
+    assert service.is_clean()
+    rest: list[Any] = await service.end_of(service.stub.Resume(resumed("r", next_sequence=4)))
+    (end,) = rest[-1].response.finished.outputs
+    assert end.finish_reason == state_pb2.FINISH_REASON_CANCELLED
+    again = await service.stub.Cancel(pb.CancelRequest(request_id="r"))
+    assert again.state == state_pb2.REQUEST_STATE_COMPLETED
+
+
+async def test_without_the_option_a_call_takes_its_request_along(service: SteppedService) -> None:
+    message = resumable(num_tokens=400)
+    message.ClearField("resume_grace_period")
+    call = service.stub.Generate(message)
+    await lose(service, call, 4)
+    service.hear()
+    assert service.is_clean()
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await service.end_of(service.stub.Resume(resumed("r", next_sequence=4)))
+    assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+
+
+async def test_the_oldest_messages_go_where_a_log_is_full(text: ModelText) -> None:
+    front = FrontConfig(max_resume_bytes_per_request=1000)
+    async with stepped(text, front=front) as service:
+        told = await service.end_of(service.stub.Generate(resumable(num_tokens=100)))
+        log = service.front.resumptions.find("r", "").log  # type: ignore[union-attr]
+        assert 0 < log.num_bytes <= 1000
+        rest: list[Any] = await service.end_of(
+            service.stub.Resume(resumed("r", next_sequence=log.first_sequence))
+        )
+        assert [r.response for r in rest] == told[log.first_sequence :]
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await service.end_of(service.stub.Resume(resumed("r", next_sequence=0)))
+        assert caught.value.code() is grpc.StatusCode.OUT_OF_RANGE
+
+
+async def test_only_so_many_are_kept_unread(text: ModelText) -> None:
+    front = FrontConfig(max_parked_requests=2)
+    async with stepped(text, front=front) as service:
+        for name in "abc":
+            await service.end_of(service.stub.Generate(resumable(request_id=name)))
+        assert {kept.request_id for kept in service.front.resumptions} == {"b", "c"}
+
+
+async def test_all_logs_together_are_bounded(text: ModelText) -> None:
+    front = FrontConfig(max_resume_bytes=900)
+    async with stepped(text, front=front) as service:
+        for name in "abcdef":
+            await service.end_of(service.stub.Generate(resumable(request_id=name)))
+            assert service.front.resumptions.num_bytes <= 900
+        assert service.front.resumptions.find("f", "") is not None
+        assert service.front.resumptions.find("a", "") is None
+        big = resumable(prompt=[300] * 470)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await service.end_of(service.stub.Generate(big))
+        assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+async def test_a_refused_request_leaves_nothing(text: ModelText) -> None:
+    async with stepped(text) as service:
+        call = service.stub.Generate(resumable(num_tokens=100_000))
+        with pytest.raises(grpc.aio.AioRpcError):
+            await service.end_of(call)
+        assert len(service.front.resumptions) == 0
+
+
+@pytest.mark.parametrize("grace_s", [0.0, 61.0])
+async def test_a_grace_out_of_bounds_is_named(service: SteppedService, grace_s: float) -> None:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await service.end_of(service.stub.Generate(resumable(grace_s=grace_s)))
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert "resume_grace_period" in (caught.value.details() or "")
+
+
+async def test_where_it_is_not_offered_it_is_refused(text: ModelText) -> None:
+    async with stepped(text, front=FrontConfig(max_resume_grace_s=0.0)) as service:
+        for call in (
+            service.stub.Generate(resumable()),
+            service.stub.Resume(resumed("r")),
+        ):
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await service.end_of(call)
+            assert rich_error(caught.value).info.metadata["feature"] == "resume"
+
+
+async def test_one_answer_has_nothing_to_resume(service: SteppedService) -> None:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await service.stub.GenerateOnce(pb.GenerateOnceRequest(generation=resumable()))
+    assert "resume_grace_period" in (caught.value.details() or "")
+
+
+async def test_a_multiplexed_request_is_kept_too(service: SteppedService) -> None:
+    whole = await undisturbed(service, num_tokens=30)
+    call = service.stub.Multiplex()
+    submit = pb.MultiplexSubmit(key=7, generation=resumable(num_tokens=30), num_credit_tokens=6)
+    await call.write(pb.MultiplexRequest(submit=submit))
+    first: list[pb.GenerateResponse] = []
+
+    async def read() -> None:
+        while sum(r.tokens.num_tokens for r in first) < 6:
+            first.extend(event.response for event in (await read_one(call)).events)
+
+    await until_read(service, asyncio.ensure_future(read()))
+    call.cancel()
+    await service.until(lambda: not service.server.num_active_calls)
+    start = len(first)
+    rest: list[Any] = await service.end_of(service.stub.Resume(resumed("r", next_sequence=start)))
+    responses = [*first, *(r.response for r in rest)]
+    assert [r.sequence for r in responses] == list(range(len(responses)))
+    assert outputs_of(responses) == outputs_of(whole)
+
+
+async def test_a_multiplexed_request_that_is_taken_over_ends_there(
+    service: SteppedService,
+) -> None:
+    call = service.stub.Multiplex()
+    submit = pb.MultiplexSubmit(key=7, generation=resumable(num_tokens=30))
+    await call.write(pb.MultiplexRequest(submit=submit))
+    await service.until_live(1)
+    rest: list[Any] = await service.end_of(service.stub.Resume(resumed("r")))
+    assert rest[-1].response.HasField("finished")
+    events: list[pb.MultiplexEvent] = []
+
+    async def read() -> None:
+        while not any(event.HasField("error") for event in events):
+            events.extend((await read_one(call)).events)
+
+    await until_read(service, asyncio.ensure_future(read()))
+    assert events[-1].error.code == grpc.StatusCode.ABORTED.value[0]
+    await call.done_writing()
+    await service.until(lambda: not service.server.num_active_calls)
+
+
+async def test_streams_that_a_drain_ends_leave_the_engine_its_requests(text: ModelText) -> None:
+    async with stepped(text) as service:
+        call = service.stub.Generate(resumable(num_tokens=400))
+        await read_some(service, call, 4)
+        await service.server.drain(0.0)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await service.end_of(call)
+        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+        service.hear()
+        assert len(service.engine.scheduler.life.requests) == 1
+        assert service.server.num_live_requests == 0
+
+
+async def test_a_drain_does_not_wait_for_what_nobody_reads(text: ModelText) -> None:
+    async with stepped(text) as service:
+        await lose(service, service.stub.Generate(resumable(num_tokens=400)), 4)
+        async with asyncio.timeout(30.0):
+            await service.server.drain(1000.0)
+
+
+class Stuck:
+    """A reader whose peer has not taken a write since `blocked_since_s`."""
+
+    def __init__(self, blocked_since_s: float) -> None:
+        self.blocked_since_s = blocked_since_s
+        self.told: Refusal | None = None
+
+    def on_news(self) -> None:
+        return
+
+    def dismiss(self, refusal: Refusal) -> None:
+        self.told = refusal
+
+
+async def test_a_reader_that_stalls_ends_its_request(text: ModelText) -> None:
+    clock = Clock()
+    async with stepped(text, clock=clock) as service:
+        call = service.stub.Generate(resumable(num_tokens=400))
+        await read_some(service, call, 3)
+        (kept,) = service.front.resumptions
+        reader = Stuck(clock.now_s)
+        service.front.resumptions.take_over(kept, reader)
+        clock.now_s += 31.0
+        service.front.resumptions.sweep(clock.now_s)
+        assert reader.told is not None
+        assert reader.told.reason is ErrorReason.READER_STALLED
+        service.step(2)
+        assert service.is_clean()
+        service.front.resumptions.left(kept, reader)
+        assert service.server.num_live_requests == 0
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await service.end_of(service.stub.Resume(resumed("r", next_sequence=3)))
+        assert rich_error(caught.value).info.reason == "READER_STALLED"
+
+
+class Records:
+    """A journal that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.values: list[Any] = []
+
+    @property
+    def num_records(self) -> int:
+        return len(self.values)
+
+    def note(self, record: Any) -> None:
+        self.values.append(record)
+
+    def note_unreadable(self, method: str, code: int, reason: str) -> None:
+        raise AssertionError(f"{method} {code} {reason}")
+
+
+async def test_a_request_has_one_record_when_it_is_over(service: SteppedService) -> None:
+    records = Records()
+    service.front.accounts._journal = records  # type: ignore[assignment]  # pyright: ignore
+    whole = service.stub.Generate(resumable(request_id="whole"))
+    await service.end_of(whole)
+    assert [values[2] for values in records.values] == ["whole"]
+    await lose(service, service.stub.Generate(resumable(num_tokens=40)), 5)
+    assert len(records.values) == 1, "it is not over"
+    await service.end_of(service.stub.Resume(resumed("r", next_sequence=5)))
+    await service.until(lambda: not service.server.num_active_calls)
+    assert [values[2] for values in records.values] == ["whole", "r"]
+    assert [values[10] for values in records.values] == [0, 0], "both ended well"

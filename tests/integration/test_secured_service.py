@@ -1,0 +1,198 @@
+"""A whole service with TLS and a policy, as its users and operators meet it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import ssl
+import sys
+import urllib.request
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from penstock.client import (
+    NO_RETRY,
+    Client,
+    OperationsClient,
+    PermissionDenied,
+    RequestNotFound,
+    SyncClient,
+    TlsConfig,
+    TokenPrompt,
+    Unauthenticated,
+    Unavailable,
+)
+from support.authority import replace_file
+from support.guarded import ACME, ALL_TOKENS, EXPIRED, OPERATOR, OTHER, VIEWER, Premises, digest
+from support.service import PATIENCE_S, Service, simulated, started
+
+PROMPT = TokenPrompt(ids=(5, 6, 7, 8))
+NEW, WRONG = "new-Kanarie-token", "wrong-Kanarie-token"
+DOORS = ("--operations-port", "0", "--metrics-port", "0")
+
+
+async def command(service: Service, *arguments: str) -> tuple[int, str]:
+    """A command as a process; its exit code and all it said."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "penstock.server.cli", *arguments),
+        *("--address", service.address),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    async with asyncio.timeout(PATIENCE_S):
+        out, _ = await process.communicate()
+    assert process.returncode is not None
+    return process.returncode, out.decode()
+
+
+async def generated(client: Client) -> int:
+    """How many tokens a short request brings."""
+    result = await client.generate_once(
+        PROMPT, max_tokens=4, ignore_eos=True, deadline_s=PATIENCE_S
+    )
+    return result.finished.usage.num_completion_tokens
+
+
+@pytest.fixture
+def premises(tmp_path: Path) -> Premises:
+    premises = Premises(tmp_path)
+    premises.tokens()
+    return premises
+
+
+@dataclass
+class Secured:
+    """A service with credentials, and all that it and its clients were told."""
+
+    service: Service
+    premises: Premises
+    tls: TlsConfig
+    told: list[str] = field(default_factory=list[str])
+
+    def client(self, token: str | None) -> Client:
+        return Client(self.service.address, token=token, tls=self.tls, retry=NO_RETRY)
+
+    async def fails(self, token: str | None, kind: type[Exception]) -> None:
+        """To be refused like this."""
+        async with self.client(token) as client:
+            with pytest.raises(kind) as caught:
+                await generated(client)
+            self.told.append(repr(caught.value) + str(caught.value))
+
+    async def tenants_are_told_apart(self) -> None:
+        async with (
+            Client(self.service.address, token=lambda: ACME, tls=self.tls) as client,
+            self.client(OTHER) as other,
+        ):
+            assert await generated(client) == 4
+            stream = client.generate(PROMPT, request_id="mine", max_tokens=400, ignore_eos=True)
+            await anext(stream)
+            with pytest.raises(RequestNotFound):
+                await other.cancel("mine")
+            await client.cancel("mine")
+            await stream.aclose()
+
+    async def strangers_are_turned_away(self) -> None:
+        for token in (None, WRONG, EXPIRED, self.premises.issuer.token(exp=1.0)):
+            await self.fails(token, Unauthenticated)
+        await self.fails(VIEWER, PermissionDenied)
+        async with Client(self.service.address, retry=NO_RETRY) as plain:
+            with pytest.raises(Unavailable):
+                await plain.health(deadline_s=5.0)
+
+    async def operators_look(self) -> None:
+        address, tls = await self.service.door("operations"), self.tls
+        async with OperationsClient(address, token=OPERATOR, tls=tls) as operations:
+            self.told.append(repr(await operations.get_stats()))
+            self.told.append((await operations.get_flight_record()).decode("latin-1"))
+        async with OperationsClient(address, token=VIEWER, tls=tls) as viewer:
+            await viewer.get_stats()
+            with pytest.raises(PermissionDenied):
+                await viewer.drain()
+        self.told.append(await scraped(await self.service.door("metrics"), self.premises))
+
+    async def commands_connect(self) -> None:
+        folder = self.premises.folder
+        token_file = folder / "token"
+        token_file.write_text(f"{ACME}\n")
+        ca = ("--ca", str(self.premises.authority.ca_file))
+        for arguments, code, word in (
+            (("health", *ca), 0, "SERVING"),
+            (("models", *ca, "--token-file", str(token_file)), 0, "demo"),
+            (("models", *ca), 1, "UNAUTHENTICATED"),
+            (("models", "--token-file", str(folder / "none")), 2, "--token-file"),
+            (("verify", "--ca", "x", "--serve"), 2, "--ca means nothing with --serve"),
+            (("health", *ca, "--server-name", "else.test", "--deadline", "3"), 3, "UNAVAILABLE"),
+            (("health", *ca, "--server-name", "localhost"), 0, "SERVING"),
+        ):
+            found, out = await command(self.service, *arguments)
+            assert (found, word in out) == (code, True), out
+            self.told.append(out)
+
+    async def tokens_are_changed(self) -> None:
+        text = self.premises.policy_file.read_text().replace(digest(ACME), digest(NEW))
+        replace_file(self.premises.policy_file, text)
+        await self.service.until_logged("front", "a new policy holds")
+        await self.fails(ACME, Unauthenticated)
+        async with self.client(NEW) as client:
+            assert await generated(client) == 4
+
+
+async def test_case_46_tokens_are_in_nothing_that_is_let_out(premises: Premises) -> None:
+    tls = TlsConfig(ca=premises.authority.ca_file)
+    files = ("--tls-cert", str(premises.cert_file), "--tls-key", str(premises.key_file))
+    policy = ("--policy-file", str(premises.policy_file))
+    options = ("--fronts", "1", "--log-level", "debug", *DOORS, *files, *policy)
+    async with started(*simulated(), *options) as service:
+        secured = Secured(service, premises, tls)
+        await secured.tenants_are_told_apart()
+        await secured.strangers_are_turned_away()
+        await secured.operators_look()
+        await secured.commands_connect()
+        await secured.tokens_are_changed()
+        service.signal(signal.SIGTERM)
+        assert await service.ended() == 0
+    everything = "".join((*secured.told, *service.stdout, *service.stderr))
+    assert "turned a caller away: an unknown token" in everything
+    assert not [secret for secret in (*ALL_TOKENS, NEW, WRONG) if secret in everything]
+    assert "Bearer" not in everything
+
+
+async def scraped(url: str, premises: Premises) -> str:
+    """The metrics, by TLS."""
+    assert url.startswith("https://")
+    context = ssl.create_default_context(cafile=str(premises.authority.ca_file))
+
+    def read() -> str:
+        with urllib.request.urlopen(url, context=context, timeout=PATIENCE_S) as answer:
+            text: str = answer.read().decode()
+            return text
+
+    page = await asyncio.to_thread(read)
+    assert "penstock_" in page
+    return page
+
+
+async def test_the_blocking_client_and_mutual_tls(premises: Premises, tmp_path: Path) -> None:
+    mine = premises.clients.issue("acme")
+    options = (
+        *("--tls-cert", str(premises.cert_file), "--tls-key", str(premises.key_file)),
+        *("--tls-client-ca", str(premises.clients.ca_file)),
+    )
+    async with started(*simulated(), "--fronts", "1", *options) as service:
+        tls = TlsConfig(ca=premises.authority.ca_file, cert=mine.cert_file, key=mine.key_file)
+
+        def ask(tls: TlsConfig) -> int:
+            with SyncClient(service.address, tls=tls, retry=NO_RETRY) as client:
+                result = client.generate_once(
+                    PROMPT, max_tokens=4, ignore_eos=True, deadline_s=PATIENCE_S
+                )
+                return result.finished.usage.num_completion_tokens
+
+        assert await asyncio.to_thread(ask, tls) == 4
+        with pytest.raises(Unavailable):
+            await asyncio.to_thread(ask, TlsConfig(ca=premises.authority.ca_file))

@@ -1,0 +1,166 @@
+"""Streams that are cut anywhere, any number of times, on any front: what the client got is whole.
+
+Each example draws a request, and where its connection breaks or its front is lost. In process, with
+real sockets and a real engine that is stepped by the test.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from penstock.server.text.model_text import ModelText
+from penstock.v1 import generation_service_pb2 as pb
+from support.fronts import make_text
+from support.resumed import (
+    another_front,
+    num_tokens_of,
+    outputs_of,
+    read_some,
+    resumable,
+    resumed,
+    unbroken,
+)
+from support.stepped_service import SteppedService, stepped
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelText]:
+    text = make_text(tmp_path_factory.mktemp("model"))
+    yield text
+    text.close()
+
+
+@st.composite
+def requests(draw: st.DrawFn) -> pb.GenerateRequest:
+    """Greedy or seeded, of one output or several, with whatever may be told besides text."""
+    message = resumable(
+        draw(st.integers(1, 40)),
+        prompt=draw(st.lists(st.integers(3, 400), min_size=1, max_size=40)),
+    )
+    sampling, output = message.sampling, message.output
+    if draw(st.booleans()):
+        sampling.temperature, sampling.seed = 1.0, draw(st.integers(0, 2**63))
+        sampling.n = draw(st.integers(1, 3))
+    output.return_token_ids = draw(st.booleans())
+    if draw(st.booleans()):
+        output.logprobs = draw(st.integers(0, 2))
+    if draw(st.booleans()):
+        output.echo = True
+    if draw(st.booleans()):
+        output.min_chunk_tokens = draw(st.integers(2, 8))
+        output.max_chunk_delay.FromSeconds(10)
+    if draw(st.booleans()):
+        message.stopping.stop_strings.extend(
+            draw(st.lists(st.sampled_from("aeiourst "), max_size=2))
+        )
+        message.stopping.min_tokens = min(message.stopping.max_tokens, 5)
+    return message
+
+
+cuts = st.lists(st.tuples(st.integers(0, 12), st.integers(0, 5), st.booleans()), max_size=4)
+"""Messages read before a cut, steps after it, and whether the rest is asked of the other front."""
+
+
+async def rest_of(
+    service: SteppedService, call: Any, num_messages: int
+) -> tuple[list[pb.GenerateResponse], bool]:
+    """Up to so many messages of a call, and whether it came to its end."""
+    responses: list[pb.GenerateResponse] = []
+    for _ in range(num_messages):
+        try:
+            (message,) = await read_some(service, call, 1)
+        except StopAsyncIteration:
+            return responses, True
+        responses.append(message.response if isinstance(message, pb.ResumeResponse) else message)
+    return responses, False
+
+
+async def undisturbed(text: ModelText, message: pb.GenerateRequest) -> list[pb.GenerateResponse]:
+    async with stepped(text) as service:
+        return await service.end_of(service.stub.Generate(message))
+
+
+async def cut(
+    text: ModelText, message: pb.GenerateRequest, cut_at: list[tuple[int, int, bool]]
+) -> list[pb.GenerateResponse]:
+    """What a client gets that comes back after each cut."""
+    async with stepped(text) as first, another_front(first) as second:
+        fronts = [first, second]
+        call: Any = first.stub.Generate(message)
+        got, is_whole = await rest_of(first, call, 1)
+        for num_messages, num_steps, is_other in cut_at:
+            here = fronts[0]
+            more, is_whole = await rest_of(here, call, num_messages)
+            got += more
+            if is_whole:
+                break
+            call.cancel()
+            await here.until(lambda here=here: not here.server.num_active_calls)  # type: ignore[misc]
+            first.step(num_steps)
+            if is_other:
+                fronts.reverse()
+            call = fronts[0].stub.Resume(resumed("r", next_sequence=len(got)))
+        while not is_whole:
+            more, is_whole = await rest_of(fronts[0], call, 100)
+            got += more
+        assert not first.server.num_live_requests
+        assert not second.server.num_live_requests
+        first.step(2)
+        assert first.is_clean()
+        return got
+
+
+async def lost(
+    text: ModelText, message: pb.GenerateRequest, num_messages: int, num_steps: int
+) -> list[pb.GenerateResponse]:
+    """What a client gets whose front is lost."""
+    async with stepped(text) as first, another_front(first) as second:
+        call = first.stub.Generate(message)
+        got, is_whole = await rest_of(first, call, 1 + num_messages)
+        if is_whole:
+            return got
+        first.step(num_steps)
+        first.memory.hang_up(1)
+        first.step(2)
+        assert first.is_clean()
+        counts = num_tokens_of(got, message.sampling.n or 1)
+        if message.output.echo and not any(counts) and len(got) > 1:
+            # Nobody knows how much of the prompt they were: it can only be had from the start.
+            got.clear()
+            counts.clear()
+        request = resumed("r", next_sequence=len(got), num_received=counts)
+        rest: list[Any] = await second.end_of(second.stub.Resume(request))
+        return [*got, *(message.response for message in rest)]
+
+
+slow = settings(
+    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+
+
+@slow
+@given(message=requests(), cut_at=cuts)
+def test_cut_streams_are_whole(
+    text: ModelText, message: pb.GenerateRequest, cut_at: list[tuple[int, int, bool]]
+) -> None:
+    whole = asyncio.run(undisturbed(text, message))
+    got = asyncio.run(cut(text, message, cut_at))
+    assert unbroken(got)
+    assert outputs_of(got) == outputs_of(whole)
+
+
+@slow
+@given(message=requests(), num_messages=st.integers(0, 20), num_steps=st.integers(0, 10))
+def test_streams_of_lost_fronts_are_whole(
+    text: ModelText, message: pb.GenerateRequest, num_messages: int, num_steps: int
+) -> None:
+    whole = asyncio.run(undisturbed(text, message))
+    got = asyncio.run(lost(text, message, num_messages, num_steps))
+    assert unbroken(got)
+    assert outputs_of(got) == outputs_of(whole)

@@ -1,0 +1,162 @@
+"""A certificate authority of a test's own, and what it issues; JSON Web Tokens likewise."""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+import json
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import jwt
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
+from cryptography.x509.oid import NameOID
+from jwt.algorithms import ECAlgorithm, OKPAlgorithm, RSAAlgorithm
+
+DAY = datetime.timedelta(days=1)
+ISSUER, AUDIENCE = "https://issuer.test", "penstock-test"
+
+
+def pem_of(key: ec.EllipticCurvePrivateKey) -> bytes:
+    return key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    )
+
+
+@dataclass(frozen=True)
+class Issued:
+    """A certificate and its key, as bytes and as files."""
+
+    cert: bytes
+    key: bytes
+    cert_file: Path
+    key_file: Path
+
+    @property
+    def pair(self) -> tuple[bytes, bytes]:
+        return self.key, self.cert
+
+
+@dataclass
+class Authority:
+    """Signs certificates; `ca_file` is what others believe."""
+
+    folder: Path
+    name: str = "test authority"
+    _key: ec.EllipticCurvePrivateKey = field(
+        default_factory=lambda: ec.generate_private_key(ec.SECP256R1())
+    )
+
+    def __post_init__(self) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._subject = _name(self.name)
+        own = self._build(self.name, self._key.public_key(), -DAY, DAY).add_extension(
+            x509.BasicConstraints(ca=True, path_length=None), critical=True
+        )
+        self.ca = own.sign(self._key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+        self.ca_file = self.folder / "ca.pem"
+        self.ca_file.write_bytes(self.ca)
+
+    def issue(self, name: str, *, sans: tuple[str, ...] = (), is_expired: bool = False) -> Issued:
+        """For `name` on this machine; `sans`: more names, `uri:` or `dns:`."""
+        key = ec.generate_private_key(ec.SECP256R1())
+        start, end = (-3 * DAY, -DAY) if is_expired else (-DAY, DAY)
+        names: list[x509.GeneralName] = [
+            x509.DNSName("localhost"),
+            x509.IPAddress(ipaddress.ip_address("127.0.0.1")),
+        ]
+        for san in sans:
+            kind, _, text = san.partition(":")
+            names.append(
+                x509.UniformResourceIdentifier(text) if kind == "uri" else x509.DNSName(text)
+            )
+        cert = (
+            self._build(name, key.public_key(), start, end)
+            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+            .add_extension(x509.SubjectAlternativeName(names), critical=False)
+            .sign(self._key, hashes.SHA256())
+            .public_bytes(serialization.Encoding.PEM)
+        )
+        cert_file, key_file = self.folder / f"{name}.pem", self.folder / f"{name}.key"
+        cert_file.write_bytes(cert)
+        key_file.write_bytes(pem_of(key))
+        return Issued(cert, pem_of(key), cert_file, key_file)
+
+    def _build(
+        self, name: str, key: Any, start: datetime.timedelta, end: datetime.timedelta
+    ) -> x509.CertificateBuilder:
+        now = datetime.datetime.now(datetime.UTC)
+        return (
+            x509.CertificateBuilder()
+            .subject_name(_name(name))
+            .issuer_name(self._subject)
+            .public_key(key)
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now + start)
+            .not_valid_after(now + end)
+        )
+
+
+def _name(name: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+
+
+class TokenIssuer:
+    """Issues JSON Web Tokens with one key of each kind, and writes the key set."""
+
+    def __init__(self, folder: Path, *, prefix: str = "key") -> None:
+        self.prefix = prefix
+        self.keys: dict[str, Any] = {
+            "RS256": rsa.generate_private_key(public_exponent=65537, key_size=2048),
+            "ES256": ec.generate_private_key(ec.SECP256R1()),
+            "EdDSA": ed25519.Ed25519PrivateKey.generate(),
+        }
+        self.jwks_file = folder / "keys.json"
+        self.write()
+
+    def jwks(self) -> dict[str, Any]:
+        makers: dict[str, Any] = {
+            "RS256": RSAAlgorithm,
+            "ES256": ECAlgorithm,
+            "EdDSA": OKPAlgorithm,
+        }
+        entries: list[dict[str, Any]] = []
+        for algorithm, key in self.keys.items():
+            entry: dict[str, Any] = json.loads(makers[algorithm].to_jwk(key.public_key()))
+            entry.pop("key_ops", None)
+            entries.append({**entry, "kid": f"{self.prefix}-{algorithm}", "alg": algorithm})
+        return {"keys": entries}
+
+    def write(self) -> None:
+        replace_file(self.jwks_file, json.dumps(self.jwks()).encode())
+
+    def token(
+        self,
+        algorithm: str = "ES256",
+        *,
+        headers: dict[str, Any] | None = None,
+        now_s: float | None = None,
+        **claims: Any,
+    ) -> str:
+        """For tenant `acme`, for five minutes; `claims` say otherwise (None: without)."""
+        now_s = time.time() if now_s is None else now_s
+        told = {"iss": ISSUER, "aud": AUDIENCE, "sub": "acme", "exp": now_s + 300, **claims}
+        return jwt.encode(
+            {name: value for name, value in told.items() if value is not None},
+            self.keys[algorithm],
+            algorithm=algorithm,
+            headers={"kid": f"{self.prefix}-{algorithm}", **(headers or {})},
+        )
+
+
+def replace_file(path: Path, data: bytes | str) -> None:
+    """As careful people replace a file: at once, and it is another one."""
+    new = path.with_name(f"{path.name}.new")
+    new.write_bytes(data.encode() if isinstance(data, str) else data)
+    new.replace(path)

@@ -1,0 +1,97 @@
+"""A policy, an authority and token issuer in a folder, for servers that ask who calls."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import grpc
+
+from penstock.server.security.config import SecurityConfig
+from penstock.server.security.security import Security
+from support.authority import AUDIENCE, ISSUER, Authority, Issued, TokenIssuer, replace_file
+
+ACME, OTHER, OPERATOR, VIEWER, MUTE = (
+    f"{name}-Kanarie-token-0123456789" for name in ("acme", "other", "operator", "viewer", "mute")
+)
+ALL_TOKENS = (ACME, OTHER, OPERATOR, VIEWER, MUTE)
+EXPIRED = "expired-Kanarie-token"
+
+
+def digest(token: str) -> str:
+    return hashlib.sha256(token.encode()).hexdigest()
+
+
+POLICY = f"""
+version = 1
+[tenants.acme]
+max_priority = 5
+tokens = [
+    {{ sha256 = "{digest(ACME)}" }},
+    {{ sha256 = "{digest(EXPIRED)}", expires = 2020-01-01T00:00:00Z }},
+]
+certificates = ["cn:acme"]
+[tenants.other]
+tokens = [{{ sha256 = "{digest(OTHER)}" }}]
+[tenants.operator]
+rights = ["inspect", "operations_read", "operations_write", "metrics"]
+tokens = [{{ sha256 = "{digest(OPERATOR)}" }}]
+[tenants.viewer]
+rights = ["operations_read"]
+tokens = [{{ sha256 = "{digest(VIEWER)}" }}]
+[tenants.mute]
+rights = []
+tokens = [{{ sha256 = "{digest(MUTE)}" }}]
+[jwt]
+jwks_file = "keys.json"
+issuer = "{ISSUER}"
+audience = "{AUDIENCE}"
+"""
+
+
+class Premises:
+    """The files of one service's security."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.authority = Authority(folder / "ca")
+        self.clients = Authority(folder / "clients-ca", "clients' authority")
+        self.issuer = TokenIssuer(folder)
+        self.policy_file = folder / "policy.toml"
+        self.policy_file.write_text(POLICY, encoding="utf-8")
+        server = self.authority.issue("server")
+        self.cert_file, self.key_file = folder / "tls.pem", folder / "tls.key"
+        self.install(server)
+
+    def install(self, issued: Issued) -> None:
+        """The certificate of the server from now on."""
+        replace_file(self.cert_file, issued.cert)
+        replace_file(self.key_file, issued.key)
+
+    def config(
+        self, *, has_policy: bool = True, has_tls: bool = False, is_mutual: bool = False
+    ) -> SecurityConfig:
+        has_tls = has_tls or is_mutual
+        return SecurityConfig(
+            policy_file=self.policy_file if has_policy else None,
+            tls_cert=self.cert_file if has_tls else None,
+            tls_key=self.key_file if has_tls else None,
+            tls_client_ca=self.clients.ca_file if is_mutual else None,
+        )
+
+    def tokens(self) -> Security:
+        """Tokens over plain text: no certificates in the policy."""
+        text = POLICY.replace('certificates = ["cn:acme"]\n', "")
+        self.policy_file.write_text(text, encoding="utf-8")
+        return Security(self.config())
+
+    def channel_credentials(
+        self, shown: Issued | None = None, *, ca: bytes | None = None
+    ) -> grpc.ChannelCredentials:
+        key, cert = (None, None) if shown is None else shown.pair
+        return grpc.ssl_channel_credentials(ca or self.authority.ca, key, cert)
+
+
+def bearing(token: str) -> tuple[tuple[str, str], ...]:
+    """The metadata of a call with a token."""
+    return (("authorization", f"Bearer {token}"),)

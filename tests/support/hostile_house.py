@@ -1,0 +1,127 @@
+"""A real service under attack, with a well-behaved client at work in it all the while.
+
+Owns that client, the looks at what the attack left behind, and how much memory the front has.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass, field
+
+import grpc
+import psutil
+
+from penstock.client import OperationsClient, ServerStats
+from support.service import PATIENCE_S, Service, simulated, started, stream
+
+_LOOK_EVERY_S = 0.1
+_UNSENT = "_finish_handler_with_unary_response"
+"""gRPC's own word on a unary response that its client left unread when it went."""
+
+
+@dataclass
+class Probe:
+    """What the well-behaved client saw: how its calls ended, how long each took."""
+
+    outcomes: list[grpc.StatusCode] = field(default_factory=list[grpc.StatusCode])
+    seconds: list[float] = field(default_factory=list[float])
+
+    @property
+    def num_errors(self) -> int:
+        return sum(code is not grpc.StatusCode.OK for code in self.outcomes)
+
+
+@dataclass
+class Siege:
+    """A service with one front, and its operators' door."""
+
+    service: Service
+    operations: OperationsClient
+    front_pid: int
+
+    @property
+    def address(self) -> str:
+        return self.service.address
+
+    def rss_mib(self) -> float:
+        """Memory of the front."""
+        return float(psutil.Process(self.front_pid).memory_info().rss) / 2**20
+
+    @contextlib.asynccontextmanager
+    async def probed(self) -> AsyncGenerator[Probe]:
+        """One short generation after another on one connection, for the length of the block."""
+        probe, is_over = Probe(), asyncio.Event()
+        clock = asyncio.get_running_loop().time
+
+        async def run(channel: grpc.aio.Channel) -> None:
+            while not is_over.is_set():
+                began_s = clock()
+                probe.outcomes.append(await stream(channel, 3).outcome())
+                probe.seconds.append(clock() - began_s)
+
+        async with self.service.channel() as channel:
+            task = asyncio.create_task(run(channel))
+            try:
+                yield probe
+            finally:
+                is_over.set()
+                await task
+
+    async def until(self, is_so: Callable[[ServerStats], bool]) -> ServerStats:
+        """Watch the operators' figures until they are so."""
+        stats: ServerStats | None = None
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                watch = self.operations.watch_stats(interval_s=_LOOK_EVERY_S)
+                async with contextlib.aclosing(watch):
+                    async for stats in watch:
+                        if is_so(stats):
+                            return stats
+        except TimeoutError:
+            raise AssertionError(f"the service does not get there: {stats}") from None
+        raise AssertionError("the watch ended")
+
+    async def until_calm(self) -> None:
+        """Wait until nothing is left: no call, no request, no block."""
+        await self.until(is_calm)
+
+    async def until_nothing_runs(self) -> None:
+        """Wait until no request lives and no block is held, whatever calls are open."""
+        await self.until(
+            lambda stats: (
+                not any(front.num_live_requests for front in stats.fronts)
+                and not stats.models[0].num_processing
+                and not stats.models[0].cache.num_used_blocks
+            )
+        )
+
+    async def until_within(self, max_mib: float) -> None:
+        """Wait until the front has given back what it holds beyond so much memory."""
+        await self.until(lambda _: self.rss_mib() <= max_mib)
+
+
+def is_calm(stats: ServerStats) -> bool:
+    """Nothing lives, nothing is held."""
+    (model,) = stats.models
+    return (
+        not any(front.num_streams or front.num_live_requests for front in stats.fronts)
+        and not model.num_pending
+        and not model.num_processing
+        and not model.cache.num_used_blocks
+    )
+
+
+@contextlib.asynccontextmanager
+async def besieged(*arguments: str) -> AsyncGenerator[Siege]:
+    """A service on the simulated executor, ready to be attacked; it must end in order after."""
+    options = ("--operations-port", "0", "--fronts", "1", "--drain-grace-s", "1")
+    async with started(*simulated(), *options, *arguments) as service:
+        front_pid = await service.next_pid("front")
+        async with OperationsClient(await service.door("operations")) as operations:
+            yield Siege(service, operations, front_pid)
+        assert service.process.returncode is None, "the service ended"
+        assert "Traceback" not in "".join(service.stderr)
+        errors = [line for line in service.stderr if " ERROR " in line and _UNSENT not in line]
+        assert not errors, errors[0]

@@ -1,0 +1,208 @@
+"""One front and engines that die under it, all in one process and turn by turn.
+
+Owns the deaths: after which turn, and how many steps an engine did before it that nobody heard of.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from penstock.scheduler.config import SchedulerConfig
+from penstock.scheduler.engine import Engine
+from penstock.scheduler.executor import Executor
+from penstock.server.front.config import FrontConfig
+from penstock.server.front.front import Front
+from penstock.server.front.generation import Generation
+from penstock.server.front.live_request import LiveRequest
+from penstock.server.front.submission import CallTimes
+from penstock.server.link.memory import MemoryEngine
+from penstock.server.link.ports import EngineHello
+from penstock.server.rpc.mapping_out import ResponseEncoder, encoder_for
+from penstock.server.text.model_text import ModelText
+from penstock.v1 import generation_service_pb2 as pb
+
+MAX_TURNS = 5000
+_MAX_STEPS_UNTIL_IDLE = 4
+
+
+@dataclass(frozen=True)
+class Death:
+    """`num_turns` after the last one; before it so many steps whose news are lost with it."""
+
+    num_turns: int
+    num_unheard_steps: int = 0
+
+
+@dataclass
+class Told:
+    """All messages of one request's stream. `refused`: the reason it failed for, if it did."""
+
+    messages: list[pb.GenerateResponse] = field(default_factory=list[pb.GenerateResponse])
+    refused: str = ""
+
+    def check_order(self) -> None:
+        """Sequence numbers without a gap; one acceptance, first; one end, last."""
+        assert [message.sequence for message in self.messages] == list(range(len(self.messages)))
+        kinds = [message.WhichOneof("event") for message in self.messages]
+        assert kinds.count("accepted") == 1
+        assert kinds[0] == "accepted"
+        if not self.refused:
+            assert kinds.count("finished") == 1
+            assert kinds[-1] == "finished"
+
+    def content(self) -> object:
+        """What must not depend on deaths: prompt, tokens, ends. Not how it was cut, nor times."""
+        prompt = [
+            (message.prompt.text, tuple(map(str, message.prompt.records)))
+            for message in self.messages
+            if message.HasField("prompt")
+        ]
+        outputs: dict[int, tuple[list[str], list[str], int]] = {}
+        for message in self.messages:
+            if message.HasField("tokens"):
+                index, tokens = message.tokens.output_index, message.tokens
+                texts, records, num_tokens = outputs.get(index, ([], [], 0))
+                texts.append(tokens.text)
+                records += [str(record) for record in tokens.records]
+                outputs[index] = (texts, records, num_tokens + tokens.num_tokens)
+        told = {
+            index: ("".join(texts), records, num_tokens)
+            for index, (texts, records, num_tokens) in outputs.items()
+        }
+        finished = self.messages[-1].finished
+        ends = [str(end) for end in finished.outputs]
+        usage = (finished.usage.num_prompt_tokens, finished.usage.num_completion_tokens)
+        return (
+            "".join(text for text, _ in prompt),
+            [record for _, records in prompt for record in records],
+            told,
+            ends,
+            usage,
+            self.refused,
+        )
+
+
+class MortalService:
+    """A front whose engines are made by `make_executor`, each new after a death."""
+
+    def __init__(
+        self,
+        text: ModelText,
+        make_executor: Callable[[], Executor],
+        scheduler: SchedulerConfig,
+        config: FrontConfig | None = None,
+    ) -> None:
+        self.front = Front(text, config or FrontConfig(max_replays=1000))
+        self._make_executor = make_executor
+        self._scheduler = scheduler
+        self._epoch = 0
+        self._told: dict[LiveRequest, tuple[Told, ResponseEncoder]] = {}
+
+    async def begin_life(self) -> None:
+        """Another engine is there, and has been given whatever waited for it."""
+        self._epoch += 1
+        executor = self._make_executor()
+        self._core = Engine(executor, self._scheduler, time.monotonic)
+        hello = EngineHello(
+            epoch=self._epoch,
+            model="tiny",
+            executor=executor.info,
+            max_num_waiting=self._scheduler.max_num_waiting,
+            max_num_waiting_tokens=self._scheduler.max_num_waiting_tokens,
+        )
+        self._engine = MemoryEngine(self._core, hello)
+        port = self._engine.port(self.front.config.front_id)
+        self.front.port = port
+        port.attach(self.front)
+        await self._settle()
+
+    async def open(self, generation: Generation) -> Told:
+        """A new request; what its stream tells from now on."""
+        request = await self.front.open(generation, CallTimes(arrival_s=time.monotonic()))
+        told = Told()
+        encoder = encoder_for(generation.output.chunks, self.front.config)
+        self._told[request] = (told, encoder)
+        return told
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether every stream has ended."""
+        return not self._told
+
+    async def turn(self) -> None:
+        """One step, and its news are heard and read."""
+        self._engine.pump(1)
+        self._core.check_integrity()
+        await self._settle()
+        self._read()
+
+    async def die(self, num_unheard_steps: int) -> None:
+        """The engine goes, after steps of which it told nobody; then another comes."""
+        for _ in range(num_unheard_steps):
+            if self._core.has_work:
+                self._core.step()
+        self._engine.kill()
+        self._core.close()
+        await self._settle()
+        self._read()
+        await self.begin_life()
+
+    async def close(self) -> None:
+        """The last engine goes too, and leaves nothing behind."""
+        for _ in range(_MAX_STEPS_UNTIL_IDLE):
+            self._engine.pump(1)
+        assert not self._core.has_work
+        self._core.check_integrity()
+        self._engine.kill()
+        self._core.close()
+        await self._settle()
+
+    async def _settle(self) -> None:
+        """What each side has said is heard by the other."""
+        for _ in range(4):
+            self._engine.pump(0)
+            await asyncio.sleep(0)
+
+    def _read(self) -> None:
+        for request, (told, encoder) in list(self._told.items()):
+            batch = request.stream.take_due()
+            for data in encoder.encode(batch):
+                told.messages.append(pb.GenerateResponse.FromString(data))
+            if request.stream.is_drained:
+                refusal = request.stream.refusal
+                told.refused = "" if refusal is None else refusal.reason.value
+                self.front.release(request)
+                del self._told[request]
+
+
+async def play(
+    service: MortalService,
+    generations: Sequence[Generation],
+    deaths: Sequence[Death],
+    *,
+    turns_between: int = 0,
+) -> list[Told]:
+    """Run the requests, one after the other so many turns apart, to the end; what each was told."""
+    await service.begin_life()
+    told: list[Told] = []
+    waiting, dying = list(generations), list(deaths)
+    num_turns = 0
+    for turn in range(MAX_TURNS):
+        while waiting and turn >= len(told) * turns_between:
+            told.append(await service.open(waiting.pop(0)))
+        await service.turn()
+        num_turns += 1
+        if dying and num_turns > dying[0].num_turns:
+            await service.die(dying.pop(0).num_unheard_steps)
+            num_turns = 0
+        if service.is_idle and not waiting:
+            break
+    else:
+        raise AssertionError("the requests do not end")
+    await service.close()
+    for one in told:
+        one.check_order()
+    return told

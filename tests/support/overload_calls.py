@@ -1,0 +1,73 @@
+"""Calls that fill a service of which the test decides when it takes a step."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, TypeAlias
+
+import grpc.aio
+
+from penstock.server.front.queue_gate import QueueGate
+from penstock.v1 import generation_service_pb2 as pb
+from support.fronts import RichError, rich_error
+from support.shown_queue import ShownQueue
+from support.stepped_service import SteppedService, ids_of, request
+
+
+def show_queue(service: SteppedService) -> ShownQueue:
+    """Let the front see the engine's queue, as fronts see the board of an engine process."""
+    shown = ShownQueue(service.engine)
+    service.front.gate = QueueGate(shown)
+    return shown
+
+
+Outcome: TypeAlias = "list[pb.GenerateResponse] | grpc.aio.AioRpcError"
+
+
+class Calls:
+    """Calls that are read from the start, and how each of them ended."""
+
+    def __init__(self) -> None:
+        self.tasks: list[asyncio.Task[Outcome]] = []
+
+    def send(
+        self, service: SteppedService, message: pb.GenerateRequest, tenant: str = ""
+    ) -> asyncio.Task[Outcome]:
+        metadata = (("x-tenant", tenant),) if tenant else ()
+        call: Any = service.stub.Generate(message, metadata=metadata)
+        task = asyncio.ensure_future(read_all(call))
+        self.tasks.append(task)
+        return task
+
+    @property
+    def done(self) -> list[asyncio.Task[Outcome]]:
+        return [task for task in self.tasks if task.done()]
+
+    @property
+    def refused(self) -> list[RichError]:
+        return [rich_error(error) for error in self.errors]
+
+    @property
+    def errors(self) -> list[grpc.aio.AioRpcError]:
+        ends = [task.result() for task in self.done]
+        return [end for end in ends if isinstance(end, grpc.aio.AioRpcError)]
+
+    @property
+    def served(self) -> list[list[int]]:
+        ends = [task.result() for task in self.done]
+        return [ids_of(end) for end in ends if not isinstance(end, grpc.aio.AioRpcError)]
+
+
+async def read_all(call: Any) -> Outcome:
+    try:
+        return [response async for response in call]
+    except grpc.aio.AioRpcError as error:
+        return error
+
+
+async def fill_slots(service: SteppedService, calls: Calls, count: int, num_tokens: int) -> None:
+    for _ in range(count):
+        calls.send(service, request(num_tokens))
+    await service.until_live(count)
+    service.step()
+    assert len(service.engine.scheduler.life.running) == count

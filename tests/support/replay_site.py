@@ -1,0 +1,115 @@
+"""A front whose engines the test plays, kills and replaces, on a clock that it moves."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from penstock.scheduler.request import (
+    RequestSpec,
+)
+from penstock.scheduler.request_options import Constraint, ConstraintKind
+from penstock.server.front.config import FrontConfig
+from penstock.server.front.errors import RequestError
+from penstock.server.front.events import (
+    StreamEvent,
+    TokensPiece,
+)
+from penstock.server.front.front import Front
+from penstock.server.front.generation import (
+    Generation,
+    Sampling,
+    Stopping,
+    TokenInput,
+)
+from penstock.server.front.live_request import LiveRequest
+from penstock.server.front.submission import CallTimes
+from penstock.server.text.model_text import ModelText
+from support.fronts import PATIENCE_S, ScriptedPort, admitted
+
+PROMPT = tuple(range(60, 60 + 40))
+A, B, C, D = 67, 68, 69, 70
+
+
+def generation(num_outputs: int = 1, **options: object) -> Generation:
+    made = Generation(
+        prompt=TokenInput(ids=PROMPT),
+        prompt_path="token_ids",
+        request_id="r",
+        sampling=Sampling(num_outputs=num_outputs, seed=7),
+        stopping=Stopping(max_tokens=20, ignore_eos=True),
+    )
+    return replace(made, **options)  # type: ignore[arg-type]
+
+
+class Site:
+    """A front, the engines that come and go, and a clock that the test moves."""
+
+    def __init__(self, text: ModelText, **settings: object) -> None:
+        self.now_s = 1000.0
+        self.port = ScriptedPort()
+        self.front = Front(
+            text,
+            FrontConfig(**{"acceptance_delay_s": 60.0, **settings}),  # type: ignore[arg-type]
+            port=self.port,
+            clock=lambda: self.now_s,
+        )
+        self.port.listener = self.front
+        self.epoch = 0
+        self.come_up()
+
+    def come_up(self) -> None:
+        self.epoch += 1
+        self.port.come_up(self.epoch)
+
+    async def open(self, made: Generation) -> tuple[LiveRequest, tuple[RequestSpec, ...]]:
+        request = await self.front.open(made, CallTimes(arrival_s=self.now_s))
+        return request, await self.port.next_submission()
+
+    async def replace_engine(self) -> tuple[RequestSpec, ...]:
+        """The engine dies, another comes: what it is given."""
+        self.port.go_down()
+        self.come_up()
+        return await self.port.next_submission()
+
+    def run(self, *keys: int) -> None:
+        self.port.say(changes=[admitted(key) for key in keys])
+
+    def tokens(self, *pairs: tuple[int, int]) -> None:
+        self.port.say(tokens=pairs, at_s=self.now_s)
+
+
+async def end_of(request: LiveRequest) -> list[StreamEvent]:
+    events: list[StreamEvent] = []
+    async with asyncio.timeout(PATIENCE_S):
+        while batch := await request.stream.take():
+            events += batch
+    return events
+
+
+async def refusal_of(request: LiveRequest) -> RequestError:
+    with pytest.raises(RequestError) as caught:
+        await end_of(request)
+    return caught.value
+
+
+def text_in(events: list[StreamEvent]) -> str:
+    return "".join(event.text for event in events if isinstance(event, TokensPiece))
+
+
+CHOICE = Constraint(kind=ConstraintKind.CHOICE, texts=("ab", "cd"))
+
+
+async def constrained(site: Site) -> tuple[LiveRequest, RequestSpec]:
+    """One whose two tokens came before its engine died; what the next one is given."""
+    request, [first] = await site.open(generation(constraint=CHOICE))
+    site.run(first.key)
+    site.tokens((first.key, A))
+    site.tokens((first.key, B))
+    [again] = await site.replace_engine()
+    assert again.prompt_ids.tolist() == list(PROMPT), "from the beginning"
+    assert (again.num_replayed, again.num_replays) == (0, 1)
+    site.run(again.key)
+    return request, again

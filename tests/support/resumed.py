@@ -1,0 +1,140 @@
+"""Requests that may be resumed, and what is read of them.
+
+Owns their making and the reading of a part of a stream while a stepped engine runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Iterable, Sequence
+from typing import Any
+
+import grpc.aio
+
+from penstock.server.front.config import FrontConfig
+from penstock.server.rpc.server import FrontServer
+from penstock.v1 import generation_service_pb2 as pb
+from penstock.v1 import generation_service_pb2_grpc as pb_grpc
+from support.stepped_service import SteppedService, request
+
+
+class Clock:
+    """The time that a test makes."""
+
+    def __init__(self, now_s: float = 100.0) -> None:
+        self.now_s = now_s
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def resumable(
+    num_tokens: int = 8,
+    *,
+    request_id: str = "r",
+    grace_s: float = 60.0,
+    prompt: Iterable[int] = (5, 6, 7, 8),
+) -> pb.GenerateRequest:
+    """Greedy, of exactly so many tokens, told by id, and kept for `grace_s`."""
+    message = request(num_tokens, prompt, request_id=request_id)
+    message.resume_grace_period.FromMicroseconds(round(grace_s * 1e6))
+    return message
+
+
+def resumed(
+    request_id: str, *, next_sequence: int = 0, num_received: Sequence[int] = ()
+) -> pb.ResumeRequest:
+    """Asks for the rest of it."""
+    return pb.ResumeRequest(
+        request_id=request_id, next_sequence=next_sequence, num_received_tokens=num_received
+    )
+
+
+async def until_read(service: SteppedService, reading: asyncio.Future[Any]) -> Any:
+    """Let the engine run until something was read; raises what the reading raised."""
+    await service.until(reading.done, steps=True)
+    return reading.result()
+
+
+async def read_some(service: SteppedService, call: Any, num_messages: int) -> list[Any]:
+    """So many messages of a call, while the engine runs."""
+
+    async def read() -> list[Any]:
+        messages = aiter(call)
+        return [await anext(messages) for _ in range(num_messages)]
+
+    messages: list[Any] = await until_read(service, asyncio.ensure_future(read()))
+    return messages
+
+
+@contextlib.asynccontextmanager
+async def another_front(
+    service: SteppedService, front_id: int = 2, **config: Any
+) -> AsyncGenerator[SteppedService]:
+    """Another front of the same engine; what it serves is stepped together with the first's."""
+    port = service.memory.port(front_id)
+    server = FrontServer(
+        service.front.text,
+        FrontConfig(front_id=front_id, **config),
+        port=port,
+        clock=service.front.clock,
+    )
+    async with contextlib.AsyncExitStack() as stack:
+        bound = await server.start("127.0.0.1:0")
+        stack.push_async_callback(server.stop)
+        await port.start(server)
+        service.hear()
+        await port.wait_up()
+        channel = grpc.aio.insecure_channel(f"127.0.0.1:{bound}")
+        await stack.enter_async_context(channel)
+        stub = pb_grpc.GenerationServiceStub(channel)
+        yield SteppedService(
+            service.engine, service.memory, server, stub, channel, f"127.0.0.1:{bound}"
+        )
+
+
+async def lose(service: SteppedService, call: Any, num_messages: int) -> list[Any]:
+    """Read so many messages of a call and lose it; the front has noticed when this returns."""
+    messages = await read_some(service, call, num_messages)
+    call.cancel()
+    await service.until(lambda: not service.server.num_active_calls)
+    return messages
+
+
+def num_tokens_of(responses: Iterable[pb.GenerateResponse], num_outputs: int = 1) -> list[int]:
+    """How many tokens of each output there are, as a client counts them."""
+    counts = [0] * num_outputs
+    for response in responses:
+        counts[response.tokens.output_index] += response.tokens.num_tokens
+    return counts
+
+
+def outputs_of(responses: Sequence[pb.GenerateResponse]) -> list[tuple[str, list[int], bytes]]:
+    """Text, ids and end of every output of a whole stream."""
+    tokens = [response.tokens for response in responses if response.HasField("tokens")]
+    return [
+        (
+            "".join(piece.text for piece in tokens if piece.output_index == end.output_index),
+            [
+                record.id
+                for piece in tokens
+                if piece.output_index == end.output_index
+                for record in piece.records
+            ],
+            end.SerializeToString(),
+        )
+        for end in responses[-1].finished.outputs
+    ]
+
+
+def unbroken(responses: Sequence[pb.GenerateResponse]) -> bool:
+    """Whether the messages are numbered without a gap, from an acceptance to an end."""
+    numbers = [response.sequence for response in responses]
+    events = [response.WhichOneof("event") for response in responses]
+    return (
+        numbers == list(range(len(numbers)))
+        and events[0] == "accepted"
+        and events.count("accepted") == 1
+        and events[-1] == "finished"
+    )

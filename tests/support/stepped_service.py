@@ -1,0 +1,191 @@
+"""A front on a real socket over a real engine that takes a step when the test says so.
+
+Owns the site and the counting of steps. The executor is the strict simulated one: it refuses what a
+device would compute wrongly. After every step the engine's books are checked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncGenerator, Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from penstock.executor.config import ExecutorConfig, ExecutorKind, SimulatedConfig
+from penstock.executor.create import create_executor
+from penstock.scheduler.config import SchedulerConfig
+from penstock.scheduler.engine import Engine
+from penstock.scheduler.events import StepEvents
+from penstock.scheduler.request import FinishReason
+from penstock.server.front.config import FrontConfig
+from penstock.server.front.front import Front
+from penstock.server.link.memory import MemoryEngine
+from penstock.server.link.ports import EngineHello
+from penstock.server.rpc.options import ServerOptions
+from penstock.server.rpc.server import FrontServer
+from penstock.server.text.model_text import ModelText
+from penstock.v1 import generation_service_pb2 as pb
+from penstock.v1 import generation_service_pb2_grpc as pb_grpc
+from support.fronts import PATIENCE_S
+
+
+class WatchedEngine(Engine):
+    """Remembers whom it was told to cancel, and how many tokens of each are computed."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.cancelled: list[int] = []
+        self.computed: dict[int, int] = {}
+
+    def cancel(self, key: int, reason: FinishReason = FinishReason.CANCELLED) -> bool:
+        self.cancelled.append(key)
+        return super().cancel(key, reason)
+
+    def step(self) -> StepEvents:
+        events = super().step()
+        life = self.scheduler.life
+        for request in life.running:
+            self.computed[request.spec.key] = int(life.arrays.num_computed[request.slot])
+        self.check_integrity()
+        return events
+
+
+@dataclass
+class SteppedService:
+    """`engine` runs only by `step`. `num_steps`: those that had work."""
+
+    engine: WatchedEngine
+    memory: MemoryEngine
+    server: FrontServer
+    stub: pb_grpc.GenerationServiceAsyncStub
+    channel: grpc.aio.Channel
+    address: str
+    num_steps: int = field(default=0)
+
+    @property
+    def front(self) -> Front:
+        return self.server.front
+
+    @property
+    def num_used_blocks(self) -> int:
+        return self.engine.scheduler.life.cache.pool.num_used
+
+    def is_clean(self) -> bool:
+        """Nobody lives in the engine, and nobody has blocks (I1 and I2)."""
+        life = self.engine.scheduler.life
+        return not life.requests and not self.num_used_blocks and not len(life.queue)
+
+    def step(self, count: int = 1) -> int:
+        """Take in what fronts said and do up to so many steps; how many had work."""
+        done = self.memory.pump(count)
+        self.num_steps += done
+        return done
+
+    def hear(self) -> None:
+        """Take in what fronts said, without a step."""
+        self.memory.pump(0)
+
+    async def until(self, is_so: Callable[[], bool], *, steps: bool = False) -> None:
+        """Let the loop run until then; with `steps`, the engine too."""
+        async with asyncio.timeout(PATIENCE_S):
+            while not is_so():
+                if steps:
+                    self.step()
+                await asyncio.sleep(0)
+
+    async def until_live(self, count: int) -> None:
+        """The engine has heard of so many requests."""
+
+        def is_so() -> bool:
+            self.hear()
+            return len(self.engine.scheduler.life.requests) == count
+
+        await self.until(is_so)
+
+    async def until_released(self) -> None:
+        """The front has let every request go, and said so to the engine."""
+        await self.until(lambda: self.server.num_live_requests == 0)
+
+    async def end_of(self, call: Any) -> list[pb.GenerateResponse]:
+        """Read a call to its end while the engine runs; raises what the call raises."""
+        reading = asyncio.ensure_future(_read(call))
+        await self.until(reading.done, steps=True)
+        return reading.result()
+
+
+async def _read(call: Any) -> list[pb.GenerateResponse]:
+    return [response async for response in call]
+
+
+def ids_of(responses: Iterable[pb.GenerateResponse]) -> list[int]:
+    """The token ids of a stream that asked for them."""
+    return [
+        record.id
+        for response in responses
+        if response.WhichOneof("event") == "tokens"
+        for record in response.tokens.records
+    ]
+
+
+def request(
+    num_tokens: int = 8,
+    prompt: Iterable[int] = (5, 6, 7, 8),
+    *,
+    request_id: str | None = None,
+) -> pb.GenerateRequest:
+    """Greedy, of exactly so many tokens, which are told by id."""
+    message = pb.GenerateRequest(request_id=request_id)
+    message.token_ids.ids.extend(prompt)
+    message.sampling.temperature = 0.0
+    message.stopping.max_tokens = num_tokens
+    message.stopping.ignore_eos = True
+    message.output.return_token_ids = True
+    return message
+
+
+@contextlib.asynccontextmanager
+async def stepped(
+    text: ModelText,
+    *,
+    front: FrontConfig | None = None,
+    scheduler: SchedulerConfig | None = None,
+    channel_options: ServerOptions = (),
+    clock: Callable[[], float] = time.monotonic,
+    **executor: Any,
+) -> AsyncGenerator[SteppedService]:
+    """`executor`: more fields of ExecutorConfig; by default 64 blocks of 16 tokens, 8 slots."""
+    config = scheduler or SchedulerConfig(max_num_waiting=64)
+    settings: dict[str, Any] = {
+        "num_blocks": 64,
+        "max_seq_len": 512,
+        "max_num_seqs": 8,
+        "simulated": SimulatedConfig(vocab_size=text.files.vocab_size, is_strict=True),
+    }
+    made = create_executor(ExecutorConfig(kind=ExecutorKind.SIMULATED, **(settings | executor)))
+    engine = WatchedEngine(made, config, clock)
+    hello = EngineHello(
+        epoch=1,
+        model="tiny",
+        executor=made.info,
+        max_num_waiting=config.max_num_waiting,
+        max_num_waiting_tokens=config.max_num_waiting_tokens,
+    )
+    memory = MemoryEngine(engine, hello, clock)
+    port = memory.port(1)
+    server = FrontServer(text, front or FrontConfig(), port=port, clock=clock)
+    async with contextlib.AsyncExitStack() as stack:
+        stack.callback(memory.close)
+        bound = await server.start("127.0.0.1:0")
+        stack.push_async_callback(server.stop)
+        await port.start(server)
+        memory.pump(0)
+        await port.wait_up()
+        channel = grpc.aio.insecure_channel(f"127.0.0.1:{bound}", options=list(channel_options))
+        await stack.enter_async_context(channel)
+        stub = pb_grpc.GenerationServiceStub(channel)
+        yield SteppedService(engine, memory, server, stub, channel, f"127.0.0.1:{bound}")

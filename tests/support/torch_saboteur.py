@@ -1,0 +1,75 @@
+"""Makes steps of the torch executor raise, deep inside, for the sake of certain requests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import Any
+
+from penstock.executor.torch.executor import TorchExecutor
+from penstock.executor.torch.slot_rules import SlotRules
+from penstock.scheduler.batch import Batch, StepResult
+from penstock.scheduler.executor import Executor
+
+
+class TorchSaboteur:
+    """Watches every step that `executor` runs; `raises` says what to raise in its last layer.
+
+    By then the layers before have written their keys and values. The executor's own probe is let
+    through unless `is_lost`. `parts`: (keys, tokens) of every step, in order, the probes left out.
+    """
+
+    def __init__(self, executor: Executor, raises: Callable[[Batch], Exception | None]) -> None:
+        assert isinstance(executor, TorchExecutor)
+        self.is_lost = False
+        self.num_probes = 0
+        self.parts: list[tuple[tuple[int, ...], int]] = []
+        self._raises = raises
+        self._batch: Batch | None = None
+        inner = executor._run
+
+        def run(batch: Batch, rules: SlotRules) -> StepResult:
+            self._batch = batch
+            if batch is executor._probe.batch:
+                self.num_probes += 1
+            else:
+                keys = tuple(batch.arrays.key[batch.slots].tolist())
+                self.parts.append((keys, int(batch.num_tokens.sum())))
+            return inner(batch, rules)
+
+        def before_last_layer(*_: object) -> None:
+            assert self._batch is not None
+            if self._batch is executor._probe.batch:
+                if self.is_lost:
+                    raise RuntimeError("device lost")
+                return
+            error = self._raises(self._batch)
+            if error is not None:
+                raise error
+
+        executor._run = run  # type: ignore[method-assign] # to see what runs
+        module: Any = executor._model.module
+        module.model.layers[-1].register_forward_pre_hook(before_last_layer)
+
+
+def for_keys(bad: Collection[int]) -> Callable[[Batch], Exception | None]:
+    """Raise while one of these requests is in the step."""
+
+    def raises(batch: Batch) -> Exception | None:
+        is_hit = not set(bad).isdisjoint(batch.arrays.key[batch.slots].tolist())
+        return IndexError("index 7 is out of bounds") if is_hit else None
+
+    return raises
+
+
+def for_prompt_token(token: int) -> Callable[[Batch], Exception | None]:
+    """Raise while a request is in the step whose prompt holds `token`, as far as it is computed."""
+
+    def raises(batch: Batch) -> Exception | None:
+        arrays = batch.arrays
+        ends = batch.starts + batch.num_tokens
+        for slot, end in zip(batch.slots.tolist(), ends.tolist(), strict=True):
+            if (arrays.token_ids[slot, : min(end, arrays.num_prompt[slot])] == token).any():
+                return RuntimeError("scripted")
+        return None
+
+    return raises

@@ -1,0 +1,104 @@
+"""When a broken stream is resumed, from where, and when the loss is told."""
+
+import grpc
+import pytest
+
+from penstock.client import (
+    Accepted,
+    Draining,
+    EngineDown,
+    InvalidArgument,
+    PenstockError,
+    RequestNotFound,
+    ResumePoint,
+    StreamBroken,
+    Tokens,
+    Unavailable,
+)
+from penstock.client.errors import Failure
+from penstock.client.resuming import Recovery
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 1.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def failed(kind: type[PenstockError], retry_after_s: float | None = None) -> PenstockError:
+    code = grpc.StatusCode.UNAVAILABLE
+    return kind(Failure(code=code, message="", retry_after_s=retry_after_s))
+
+
+def recovery(grace_s: float = 10.0) -> tuple[Recovery, Clock]:
+    clock = Clock()
+    return Recovery(grace_s, clock=clock, random=lambda: 1.0), clock
+
+
+@pytest.mark.parametrize(
+    ("kind", "is_resumed"),
+    [
+        (Unavailable, True),
+        (Draining, True),
+        (StreamBroken, True),
+        (EngineDown, False),
+        (InvalidArgument, False),
+    ],
+)
+def test_only_a_loss_is_made_good(kind: type[PenstockError], is_resumed: bool) -> None:
+    account, _ = recovery()
+    delay_s = account.delay_after(failed(kind), request_id="r", next_sequence=4)
+    assert (delay_s is not None) is account.is_under_way is is_resumed
+
+
+def test_who_was_never_accepted_has_nothing_to_resume() -> None:
+    account, _ = recovery()
+    assert account.delay_after(failed(Unavailable), request_id="", next_sequence=0) is None
+    account, _ = recovery(grace_s=0.0)
+    assert account.delay_after(failed(Unavailable), request_id="r", next_sequence=4) is None
+
+
+def test_delays_grow_until_the_grace_is_over_and_begin_anew_with_the_next_loss() -> None:
+    account, clock = recovery(grace_s=2.0)
+    delays: list[float] = []
+    error = failed(Unavailable)
+    while (delay_s := account.delay_after(error, request_id="r", next_sequence=4)) is not None:
+        delays.append(delay_s)
+        clock.now_s += delay_s
+    assert delays == sorted(delays)
+    assert sum(delays) <= 2.0 < sum(delays) + 1.0
+    assert not account.is_under_way
+    assert account.delay_after(error, request_id="r", next_sequence=5) == delays[0]
+
+
+def test_the_server_says_how_long_to_wait() -> None:
+    account, _ = recovery()
+    error = failed(Draining, retry_after_s=3.0)
+    assert account.delay_after(error, request_id="r", next_sequence=4) == 3.0
+
+
+def test_a_request_that_is_not_known_any_more_was_lost_before() -> None:
+    account, _ = recovery()
+    loss, unknown = failed(Unavailable), failed(RequestNotFound)
+    assert account.explain(unknown) is unknown
+    account.delay_after(loss, request_id="r", next_sequence=4)
+    assert account.explain(unknown) is loss
+
+
+def test_a_point_counts_messages_and_tokens() -> None:
+    point = ResumePoint(request_id="")
+    accepted = Accepted(
+        sequence=0, request_id="r", model="m", num_prompt_tokens=1, seed=0, estimated_queue_s=None
+    )
+    tokens = Tokens(sequence=1, output_index=2, text="x", records=(), num_tokens=3)
+    point = point.after(accepted).after(tokens)
+    assert point == ResumePoint(request_id="r", next_sequence=2, num_received_tokens=(0, 0, 3))
+    assert list(point.message().num_received_tokens) == [0, 0, 3]
+
+
+@pytest.mark.parametrize("fields", [{"next_sequence": -1}, {"num_received_tokens": (1, -1)}])
+def test_a_point_out_of_range_is_named(fields: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match=next(iter(fields))):
+        ResumePoint(request_id="r", **fields)  # type: ignore[arg-type]

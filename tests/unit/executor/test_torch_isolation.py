@@ -1,0 +1,235 @@
+"""Steps of the torch executor that raise: who is found guilty, and what the others get.
+
+Every step is a mix of decode rows and prefill chunks; greedy output must equal the naive model's
+whatever was run again, in whatever parts.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from penstock.executor.config import ExecutorConfig
+from penstock.executor.torch import executor as executor_module
+from penstock.executor.torch.executor import TorchExecutor
+from penstock.executor.torch.logit_edits import LogitEdits
+from penstock.executor.torch.sampler import Sampled, sample
+from penstock.executor.torch.slot_rules import SlotRules
+from penstock.scheduler.batch import Batch
+from penstock.scheduler.config import SchedulerConfig
+from penstock.scheduler.engine import Engine
+from penstock.scheduler.events import Failed
+from penstock.scheduler.executor import ExecutorDied
+from penstock.scheduler.request import FailureReason, RequestSpec, SamplingParams
+from penstock.scheduler.slot_arrays import SlotArrays
+from support.core import FakeClock, ends, make_spec, outputs
+from support.torch_differential import (
+    AMPLE_BLOCKS,
+    BLOCK_SIZE,
+    NUM_SLOTS,
+    SCARCE_BLOCKS,
+    is_naive,
+    mixed_specs,
+    run_mixed,
+)
+from support.torch_models import VOCAB_SIZE, NaiveModel, save_tiny_model
+from support.torch_saboteur import TorchSaboteur, for_keys
+
+BAD = frozenset({2, 5, 6, 11})
+"""Of the mixed requests: a chunked prompt, two of a block or so that decode side by side, a long
+one."""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_model("llama", tmp_path_factory.mktemp("llama"))
+
+
+@pytest.fixture(scope="module")
+def naive(folder: Path) -> NaiveModel:
+    return NaiveModel(folder)
+
+
+def build(folder: Path, num_blocks: int = AMPLE_BLOCKS) -> TorchExecutor:
+    return TorchExecutor(
+        ExecutorConfig(
+            model_path=folder, max_num_seqs=NUM_SLOTS, num_blocks=num_blocks, num_threads=1
+        )
+    )
+
+
+def wrong(naive: NaiveModel, specs: list[RequestSpec], said: dict[int, list[int]]) -> list[int]:
+    return [one.key for one in specs if not is_naive(naive, one, said[one.key])]
+
+
+@pytest.mark.parametrize("num_blocks", [AMPLE_BLOCKS, SCARCE_BLOCKS], ids=["ample", "scarce"])
+@pytest.mark.parametrize("hashed", [False, True], ids=["plain", "prefix"])
+@pytest.mark.parametrize("at_output", [0, 1, 9])
+def test_whoever_makes_the_step_raise_fails_alone(
+    at_output: int, hashed: bool, num_blocks: int, folder: Path, naive: NaiveModel
+) -> None:
+    executor = build(folder, num_blocks)
+
+    def raises(batch: Batch) -> Exception | None:
+        arrays = batch.arrays
+        num_outputs = arrays.num_tokens[batch.slots] - arrays.num_prompt[batch.slots]
+        slots = batch.slots[num_outputs >= at_output]
+        return for_keys(BAD)(batch) if BAD & set(arrays.key[slots].tolist()) else None
+
+    saboteur = TorchSaboteur(executor, raises)
+    specs = mixed_specs(hashed=hashed)
+
+    told = run_mixed(executor, specs, budget=24)
+
+    found, said = ends(told), outputs(told)
+    failed = {key: end for key, end in found.items() if isinstance(end, Failed)}
+    assert set(failed) == BAD
+    for end in failed.values():
+        assert end.reason is FailureReason.EXECUTOR_REQUEST_FAILED
+        assert "IndexError at torch_saboteur.py:" in end.detail
+        assert "bounds" not in end.detail
+    assert wrong(naive, [one for one in specs if one.key not in BAD], said) == []
+    for key in BAD:
+        # What they got before it is right, too.
+        before = said.get(key, [])
+        assert len(before) == at_output
+        assert naive.is_greedy(specs[key - 1].prompt_ids.tolist(), before)
+    # Parts of steps ran with decodes and chunks in one.
+    assert any(len(keys) > 1 and tokens > len(keys) for keys, tokens in saboteur.parts)
+
+
+def test_a_step_short_of_memory_is_run_in_smaller_parts(folder: Path, naive: NaiveModel) -> None:
+    executor = build(folder)
+    room = 40
+
+    def raises(batch: Batch) -> Exception | None:
+        num_tokens = int(batch.num_tokens.sum())
+        if num_tokens <= room or batch.num_rows == 1:
+            return None
+        return torch.OutOfMemoryError("no room")
+
+    saboteur = TorchSaboteur(executor, raises)
+    specs = mixed_specs(hashed=False)
+
+    told = run_mixed(executor, specs, budget=2048)
+
+    assert wrong(naive, specs, outputs(told)) == []
+    assert any(tokens > room and len(keys) > 1 for keys, tokens in saboteur.parts)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_case_34_allocations_that_fail_at_random_cost_nobody_a_token(
+    seed: int, folder: Path, naive: NaiveModel
+) -> None:
+    executor = build(folder)
+    random = np.random.default_rng(seed)
+    saboteur = TorchSaboteur(
+        executor,
+        lambda _batch: torch.OutOfMemoryError("no room") if random.random() < 0.03 else None,
+    )
+    specs = mixed_specs(hashed=True)
+
+    told = run_mixed(executor, specs, budget=24)
+
+    assert saboteur.num_probes > 0
+    assert wrong(naive, specs, outputs(told)) == []
+
+
+def test_drawn_tokens_are_the_same_in_parts(folder: Path) -> None:
+    drawn = SamplingParams(
+        temperature=1.0, top_k=40, top_p=0.9, seed=5, num_logprobs=2, repetition_penalty=1.2
+    )
+    specs = mixed_specs(hashed=False, sampling=drawn)
+    undisturbed = outputs(run_mixed(build(folder), specs, budget=24))
+    executor = build(folder)
+    TorchSaboteur(executor, for_keys(BAD))
+
+    told = run_mixed(executor, specs, budget=24)
+
+    said = outputs(told)
+    assert set(said) == set(undisturbed) - BAD
+    assert all(tokens == undisturbed[key] for key, tokens in said.items())
+
+
+def test_case_29_a_sampler_that_raises_for_one_row_fails_that_one(
+    folder: Path, naive: NaiveModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own edits raise, as a broken bias would: bad only in the sampler, the forward is fine."""
+
+    def broken(edits: LogitEdits, logits: torch.Tensor, slots: np.ndarray) -> None:
+        keys = edits.arrays.key[slots]
+        if 9 in keys:
+            logits[int(np.flatnonzero(keys == 9)[0]), logits.shape[1] + 7] = 0.0
+        real(edits, logits, slots)
+
+    real = LogitEdits.apply
+    monkeypatch.setattr(LogitEdits, "apply", broken)
+    biased = SamplingParams(temperature=0.0, logit_bias=((50, 0.0),))
+    specs = mixed_specs(hashed=False, sampling=biased)
+
+    told = run_mixed(build(folder), specs, budget=24)
+
+    assert [key for key, end in ends(told).items() if isinstance(end, Failed)] == [9]
+    assert wrong(naive, [one for one in specs if one.key != 9], outputs(told)) == []
+
+
+def test_a_device_that_is_lost_is_not_searched(folder: Path) -> None:
+    executor = build(folder)
+    saboteur = TorchSaboteur(executor, for_keys(BAD))
+    saboteur.is_lost = True
+
+    with pytest.raises(ExecutorDied, match="device lost"):
+        run_mixed(executor, mixed_specs(hashed=False), budget=24)
+
+    assert saboteur.num_probes == 1
+
+
+def test_what_a_guilty_one_wrote_is_cleared(folder: Path) -> None:
+    executor = build(folder, num_blocks=4)
+    TorchSaboteur(executor, for_keys({1}))
+    engine = Engine(executor, SchedulerConfig(max_num_batched_tokens=64), FakeClock())
+    engine.submit((make_spec(1, 30, block_size=BLOCK_SIZE, hashed=False),))
+
+    (end,) = engine.step().ends
+
+    assert isinstance(end, Failed)
+    for pages in executor._pages._layers:
+        assert not pages[:4].any()
+
+
+def test_the_probe_takes_every_way_and_touches_no_block_of_requests(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Sampled] = []
+
+    def watched(
+        logits: torch.Tensor, arrays: SlotArrays, slots: np.ndarray, rules: SlotRules
+    ) -> Sampled:
+        seen.append(sample(logits, arrays, slots, rules))
+        return seen[-1]
+
+    monkeypatch.setattr(executor_module, "sample", watched)
+    executor = build(folder, num_blocks=8)
+
+    with torch.inference_mode():
+        executor._recover(RuntimeError("once"))
+
+    (sampled,) = seen
+    assert sampled.is_good.all()
+    assert ((sampled.tokens >= 0) & (sampled.tokens < VOCAB_SIZE)).all()
+    for pages in executor._pages._layers:
+        assert not pages[:8].any()
+        assert pages[8:].flatten(1).any(1).all()
+
+
+@pytest.mark.parametrize("max_seq_len", [2, 3])
+def test_a_probe_fits_the_shortest_model(max_seq_len: int, folder: Path) -> None:
+    executor = TorchExecutor(
+        ExecutorConfig(model_path=folder, max_num_seqs=1, num_blocks=1, max_seq_len=max_seq_len)
+    )
+
+    with torch.inference_mode():
+        executor._recover(RuntimeError("once"))

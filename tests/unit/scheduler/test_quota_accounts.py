@@ -1,0 +1,156 @@
+"""Quotas in an engine: what is counted, when it is paid, and what a change of limits does."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from penstock.scheduler.config import SchedulerConfig, SchedulingOrder
+from penstock.scheduler.engine import Engine
+from penstock.scheduler.events import Failed
+from penstock.scheduler.quota_accounts import QuotaAccounts
+from penstock.scheduler.quotas import MAX_QUOTA, NO_QUOTA, QuotaBreach, QuotaKind, TenantQuota
+from penstock.scheduler.request import FailureReason, RequestSpec
+from support.core import FakeClock, make_engine, make_info, make_spec, run_until_idle
+
+FIELDS = ("max_num_live", "max_requests_per_minute", "max_tokens_per_minute")
+
+
+def engine_with(
+    quota: TenantQuota, order: SchedulingOrder = SchedulingOrder.FAIR
+) -> tuple[Engine, FakeClock]:
+    clock = FakeClock()
+    config = SchedulerConfig(max_num_batched_tokens=64, tenant_quota=quota, order=order)
+    engine, _ = make_engine(make_info(), config, clock)
+    return engine, clock
+
+
+def refusal(engine: Engine, spec: RequestSpec) -> Failed | None:
+    """How the engine refuses a request; None when it takes it. It is run to its end."""
+    engine.submit((spec,))
+    ends = [end for events in run_until_idle(engine) for end in events.ends]
+    refused = [end for end in ends if isinstance(end, Failed)]
+    return refused[0] if refused else None
+
+
+@pytest.mark.parametrize("name", FIELDS)
+@pytest.mark.parametrize("limit", [0, -1, MAX_QUOTA + 1, 1.5, True, "6"])
+def test_a_limit_that_is_none_is_refused_by_name(name: str, limit: object) -> None:
+    given: dict[str, object] = {name: limit}
+    with pytest.raises(ValueError, match=name):
+        TenantQuota(**given)  # type: ignore[arg-type]  # what is refused is the point
+
+
+@pytest.mark.parametrize("order", list(SchedulingOrder))
+def test_prompts_and_outputs_are_paid_for_in_any_order(order: SchedulingOrder) -> None:
+    engine, clock = engine_with(TenantQuota(max_tokens_per_minute=60), order)
+    assert refusal(engine, make_spec(1, 20, max_tokens=30)) is None
+    # 50 of 60 are used: 10 fit, 11 do not, and a second brings one.
+    refused = refusal(engine, make_spec(2, 11, max_tokens=1))
+    assert refused is not None
+    assert refused.reason is FailureReason.TENANT_OVER_QUOTA
+    assert refused.breach == QuotaBreach(
+        kind=QuotaKind.TOKENS_PER_MINUTE, limit=60, retry_after_s=refused.retry_after_s
+    )
+    assert refused.retry_after_s == pytest.approx(1.0)
+    clock.now_s += 1.0
+    assert refusal(engine, make_spec(3, 11, max_tokens=1)) is None
+
+
+def test_output_may_make_a_debt_and_it_is_paid_first() -> None:
+    engine, clock = engine_with(TenantQuota(max_tokens_per_minute=10))
+    assert refusal(engine, make_spec(1, 5, max_tokens=25)) is None
+    refused = refusal(engine, make_spec(2, 1, max_tokens=1))
+    assert refused is not None
+    assert refused.retry_after_s == pytest.approx(21 * 6.0), "20 of debt, and one to spend"
+    clock.now_s += 21 * 6.0
+    assert refusal(engine, make_spec(3, 1, max_tokens=1)) is None
+
+
+def test_a_prompt_of_more_than_a_minute_waits_for_a_whole_one() -> None:
+    engine, clock = engine_with(TenantQuota(max_tokens_per_minute=10))
+    assert refusal(engine, make_spec(1, 30, max_tokens=1)) is None
+    clock.now_s += 60.0
+    assert refusal(engine, make_spec(2, 30, max_tokens=1)) is not None
+    clock.now_s += 2 * 60.0 + 6.0
+    assert refusal(engine, make_spec(3, 30, max_tokens=1)) is None
+
+
+def test_a_replay_is_let_in_and_costs_nothing_again() -> None:
+    engine, _ = engine_with(TenantQuota(max_num_live=1, max_requests_per_minute=1))
+    engine.submit((make_spec(1, 3, max_tokens=9),))
+    engine.submit((replace(make_spec(2, 3, max_tokens=9), num_replays=1),))
+    assert engine.step().ends == ()
+    assert engine.scheduler.life.quotas.num_live_of("") == 2
+    engine.check_integrity()
+    run_until_idle(engine)
+    accounts = engine.scheduler.life.quotas
+    breach = accounts.breach_of("", 1, 0.0)
+    assert breach is not None
+    assert breach.retry_after_s == pytest.approx(60.0), "one request is on the account, not two"
+
+
+def test_outputs_of_one_request_are_one_request() -> None:
+    engine, _ = engine_with(TenantQuota(max_num_live=1))
+    leader = make_spec(1, 4, request_id="r")
+    follower = make_spec(2, leader.prompt_ids.tolist(), request_id="r", leader_key=1)
+    engine.submit((leader, replace(follower, output_index=1)))
+    assert engine.scheduler.life.quotas.num_live_of("") == 1
+    run_until_idle(engine)
+    assert engine.scheduler.life.quotas.num_live_of("") == 0
+
+
+def test_who_is_refused_for_another_reason_pays_nothing() -> None:
+    engine, _ = engine_with(TenantQuota(max_requests_per_minute=1))
+    too_long = refusal(engine, make_spec(1, 60, max_tokens=60))
+    assert too_long is not None
+    assert too_long.reason is FailureReason.PROMPT_TOO_LONG
+    assert refusal(engine, make_spec(2, 3)) is None
+
+
+def test_of_two_limits_the_longer_wait_is_told() -> None:
+    quota = TenantQuota(max_requests_per_minute=2, max_tokens_per_minute=60)
+    accounts = QuotaAccounts({}, quota)
+    for key in (1, 2):
+        accounts.take_in(make_spec(key, 30), 0, 0.0)
+    breach = accounts.breach_of("", 1, 0.0)
+    assert breach is not None
+    assert (breach.kind, breach.limit) == (QuotaKind.REQUESTS_PER_MINUTE, 2)
+    assert breach.retry_after_s == pytest.approx(30.0)
+
+
+def test_a_smaller_limit_is_no_debt_and_a_lifted_one_frees_at_once() -> None:
+    accounts = QuotaAccounts({}, TenantQuota(max_tokens_per_minute=1000))
+    accounts.take_in(make_spec(1, 500, tenant="a"), 0, 0.0)
+    accounts.release("a")
+    accounts.set_quotas({"a": TenantQuota(max_tokens_per_minute=10)}, NO_QUOTA)
+    assert accounts.breach_of("a", 5, 0.0) is None, "half of a minute is left, of any size"
+    breach = accounts.breach_of("a", 6, 0.0)
+    assert breach is not None
+    assert breach.retry_after_s == pytest.approx(6.0)
+    accounts.set_quotas({}, NO_QUOTA)
+    assert accounts.breach_of("a", 10**6, 0.0) is None
+
+
+def test_accounts_that_say_nothing_are_forgotten() -> None:
+    accounts = QuotaAccounts({}, TenantQuota(max_requests_per_minute=1))
+    for key in range(1, 1001):
+        now = 100.0 * key
+        accounts.take_in(make_spec(key, 1, tenant=f"tenant-{key}"), key % 7, now)
+        accounts.release(f"tenant-{key}")
+    assert len(accounts) <= 3
+
+
+def test_weights_change_for_those_who_wait_already() -> None:
+    engine, _ = engine_with(NO_QUOTA)
+    for key in range(1, 40):
+        engine.submit((make_spec(key, 4, tenant="ab"[key % 2]),))
+    engine.step()
+    engine.set_weights({"a": 4.0}, 2.0)
+    tenants = engine.scheduler.life.tenants
+    index = {found.spec.tenant: found.tenant for found in engine.scheduler.life.queue}
+    assert (tenants.weight[index["a"]], tenants.weight[index["b"]]) == (4.0, 2.0)
+    with pytest.raises(ValueError, match="tenant_weights"):
+        engine.set_weights({"a": 0.0})
+    run_until_idle(engine)

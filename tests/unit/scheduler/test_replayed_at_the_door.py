@@ -1,0 +1,74 @@
+"""A request that was let in once is let in again, whatever the queue and the forecasts say."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from penstock.scheduler.config import SchedulerConfig
+from penstock.scheduler.engine import Engine
+from penstock.scheduler.events import Failed
+from penstock.scheduler.request import FailureReason, RequestSpec
+from support.core import FakeClock, NullExecutor, make_info
+
+
+def spec(key: int, **settings: object) -> RequestSpec:
+    one = RequestSpec(
+        key=key, request_id=str(key), prompt_ids=np.arange(1, 9, dtype=np.int32), max_tokens=4
+    )
+    return replace(one, **settings)  # type: ignore[arg-type]  # the test's own fields
+
+
+def engine(clock: FakeClock, **settings: object) -> Engine:
+    config = replace(SchedulerConfig(), **settings)  # type: ignore[arg-type]  # the same
+    return Engine(NullExecutor(make_info(max_num_seqs=1)), config, clock)
+
+
+def refusals(one: Engine) -> dict[int, FailureReason]:
+    return {end.key: end.reason for end in one.step().ends if isinstance(end, Failed)}
+
+
+@pytest.mark.parametrize(
+    ("bounds", "reason"),
+    [
+        ({"max_num_waiting": 2}, FailureReason.QUEUE_FULL),
+        ({"max_num_waiting_tokens": 16}, FailureReason.QUEUE_FULL),
+        ({"max_num_waiting_per_tenant": 2}, FailureReason.TENANT_OVER_QUOTA),
+    ],
+)
+def test_bounds_of_the_queue_do_not_hold_for_replays(
+    bounds: dict[str, int], reason: FailureReason
+) -> None:
+    one = engine(FakeClock(), **bounds)
+    for key in range(1, 5):
+        one.submit((spec(key),))
+    one.submit((spec(9, num_replays=1),))
+    told = refusals(one)
+    assert set(told.values()) == {reason}
+    assert 9 not in told
+
+
+def test_a_deadline_that_has_passed_does() -> None:
+    clock = FakeClock()
+    clock.now_s = 10.0
+    one = engine(clock)
+    one.submit((spec(1, num_replays=3, deadline_s=9.0),))
+    assert refusals(one) == {1: FailureReason.DEADLINE_EXCEEDED}
+
+
+def test_so_does_an_id_in_use_and_a_size_that_never_fits() -> None:
+    one = engine(FakeClock())
+    one.submit((spec(1),))
+    one.submit((spec(2, num_replays=1, request_id="1"),))
+    one.submit((spec(3, num_replays=1, max_tokens=1000),))
+    assert refusals(one) == {
+        2: FailureReason.REQUEST_ID_IN_USE,
+        3: FailureReason.PROMPT_TOO_LONG,
+    }
+
+
+def test_a_number_of_replays_is_none_below_zero() -> None:
+    with pytest.raises(ValueError, match="num_replays"):
+        spec(1, num_replays=-1)

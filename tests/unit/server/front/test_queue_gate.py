@@ -1,0 +1,140 @@
+"""What a front refuses by what the engine shows of its queue."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from penstock.server.front.errors import ErrorReason, RequestError
+from penstock.server.front.queue_gate import QueueGate
+from penstock.server.link.board import QueueState
+from penstock.server.link.ports import EngineHello
+from support.fronts import INFO
+
+HELLO = EngineHello(
+    epoch=3, model="tiny", executor=INFO, max_num_waiting=10, max_num_waiting_tokens=100
+)
+
+
+class Shown:
+    def __init__(self) -> None:
+        self.num_beats = 7
+        self.queue = QueueState(
+            epoch=3, num_waiting=0, num_waiting_tokens=0, estimated_queue_s=None, at_s=0.0
+        )
+
+    def show(self, num_waiting: int, num_tokens: int = 0, queue_s: float | None = None) -> None:
+        self.num_beats += 1
+        self.queue = replace(
+            self.queue,
+            num_waiting=num_waiting,
+            num_waiting_tokens=num_tokens,
+            estimated_queue_s=queue_s,
+        )
+
+
+def refusal(gate: QueueGate, num_requests: int = 1, num_tokens: int = 0) -> RequestError | None:
+    try:
+        gate.check(HELLO, num_requests, num_tokens)
+    except RequestError as error:
+        return error
+    return None
+
+
+def test_the_bound_on_requests_holds_for_all_outputs_of_one() -> None:
+    shown = Shown()
+    gate = QueueGate(shown)
+    shown.show(8, queue_s=2.5)
+    assert refusal(gate, 2) is None
+    error = refusal(gate, 3)
+    assert error is not None
+    assert error.reason is ErrorReason.QUEUE_FULL
+    assert error.refusal.retry_after_s == 2.5
+    assert gate.num_refused == 1
+
+
+def test_the_bound_on_tokens_lets_small_ones_in() -> None:
+    shown = Shown()
+    gate = QueueGate(shown)
+    shown.show(2, num_tokens=90)
+    assert refusal(gate, 1, 10) is None
+    assert refusal(gate, 1, 11) is not None
+
+
+def test_what_is_more_than_a_bound_by_itself_passes_an_empty_queue() -> None:
+    gate = QueueGate(Shown())
+    assert refusal(gate, 11, 1000) is None
+
+
+def test_what_was_sent_counts_until_the_engine_shows_it() -> None:
+    shown = Shown()
+    gate = QueueGate(shown)
+    for _ in range(10):
+        assert refusal(gate) is None
+        gate.note_sent(1, 5)
+    assert refusal(gate) is not None
+    shown.show(0)
+    assert refusal(gate) is not None, "that turn had begun before"
+    shown.show(9)
+    assert refusal(gate) is None
+    gate.note_sent(1, 5)
+    assert refusal(gate) is not None
+
+
+def test_another_engine_has_heard_nothing_of_it() -> None:
+    shown = Shown()
+    gate = QueueGate(shown)
+    gate.note_sent(10, 50)
+    assert refusal(gate) is not None
+    shown.num_beats = 0
+    assert refusal(gate) is None
+
+
+@pytest.mark.parametrize("epoch", [2, 4])
+def test_a_queue_of_another_engine_is_none(epoch: int) -> None:
+    shown = Shown()
+    gate = QueueGate(shown)
+    shown.show(10)
+    shown.queue = replace(shown.queue, epoch=epoch)
+    assert refusal(gate) is None
+
+
+def test_nothing_shown_nothing_refused() -> None:
+    gate = QueueGate()
+    gate.note_sent(1000, 1000)
+    assert refusal(gate, 1000) is None
+
+
+def test_the_last_places_are_shared_by_the_fronts() -> None:
+    shown = Shown()
+    gate = QueueGate(shown, num_fronts=4)
+    wide = replace(HELLO, max_num_waiting=100)
+    shown.show(60)
+    gate.check(wide, 40)
+    shown.show(91)
+    gate.check(wide, 2)
+    with pytest.raises(RequestError):
+        gate.check(wide, 3)
+    shown.show(97)
+    with pytest.raises(RequestError):
+        gate.check(wide, 1)
+
+
+def test_a_short_queue_is_used_to_its_last_place() -> None:
+    shown = Shown()
+    gate = QueueGate(shown, num_fronts=4)
+    shown.show(9)
+    assert refusal(gate) is None
+
+
+def test_who_was_taken_back_makes_room_before_the_engine_shows_it() -> None:
+    shown = Shown()
+    gate = QueueGate(shown)
+    shown.show(10)
+    assert refusal(gate) is not None
+    gate.note_sent(-2, -20)
+    assert refusal(gate, 2) is None
+    assert refusal(gate, 3) is not None
+    gate.note_sent(-8, -80)
+    assert refusal(gate, 20, num_tokens=500) is None

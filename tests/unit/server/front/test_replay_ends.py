@@ -1,0 +1,205 @@
+"""How requests end that wait for an engine, or whose next engine does not do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from penstock.scheduler.events import Failed
+from penstock.scheduler.request import (
+    FailureReason,
+    FinishReason,
+)
+from penstock.scheduler.state import RequestState
+from penstock.server.front.errors import ErrorReason, RequestError
+from penstock.server.front.events import (
+    Finished,
+)
+from penstock.server.front.generation import (
+    Stopping,
+    Urgency,
+)
+from penstock.server.front.submission import CallTimes
+from penstock.server.text.model_text import ModelText
+from support.fronts import make_text
+from support.replay_site import (
+    A,
+    B,
+    C,
+    D,
+    Site,
+    constrained,
+    end_of,
+    generation,
+    refusal_of,
+    text_in,
+)
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelText]:
+    text = make_text(tmp_path_factory.mktemp("model"))
+    yield text
+    text.close()
+
+
+@pytest.mark.parametrize(
+    ("urgency", "reason", "kind"),
+    [
+        (Urgency(ttft_deadline_s=0.02), ErrorReason.DEADLINE_EXCEEDED, "ttft"),
+        (Urgency(total_deadline_s=0.02), ErrorReason.DEADLINE_EXCEEDED, "total"),
+        (Urgency(), ErrorReason.ENGINE_DOWN, None),
+    ],
+)
+async def test_time_ends_one_that_waits_for_an_engine(
+    text: ModelText, urgency: Urgency, reason: ErrorReason, kind: str | None
+) -> None:
+    site = Site(text, max_replay_wait_s=0.02)
+    request, _ = await site.open(generation(urgency=urgency))
+    site.port.go_down()
+    site.now_s += 0.03  # what the timer, which is real, finds on the clock
+    error = await refusal_of(request)
+    assert error.reason is reason
+    assert error.refusal.metadata.get("deadline") == kind
+
+
+async def test_a_time_limit_ends_one_well_that_waits_for_an_engine(text: ModelText) -> None:
+    site = Site(text)
+    request, [first] = await site.open(generation(urgency=Urgency(time_limit_s=0.02)))
+    site.run(first.key)
+    site.tokens((first.key, A))
+    site.port.go_down()
+    site.now_s += 0.03
+    events = await end_of(request)
+    finished = events[-1]
+    assert isinstance(finished, Finished)
+    assert [end.reason for end in finished.outputs] == [FinishReason.TIME_LIMIT]
+    assert text_in(events) == text.tokenizer.decode([A])
+
+
+async def test_cancel_while_no_engine_is_there(text: ModelText) -> None:
+    site = Site(text)
+    request, _ = await site.open(generation(2))
+    site.port.go_down()
+    assert await site.front.cancel("r") is RequestState.PENDING
+    finished = (await end_of(request))[-1]
+    assert isinstance(finished, Finished)
+    assert [end.reason for end in finished.outputs] == [FinishReason.CANCELLED] * 2
+    site.front.release(request)
+    site.come_up()
+    assert len(site.front.replays) == 0
+
+
+async def test_what_was_cancelled_before_the_death_does_not_come_back(text: ModelText) -> None:
+    site = Site(text)
+    request, [first] = await site.open(generation())
+    site.run(first.key)
+    assert await site.front.cancel("r") is RequestState.PROCESSING
+    site.port.go_down()
+    finished = (await end_of(request))[-1]
+    assert isinstance(finished, Finished)
+    assert finished.outputs[0].reason is FinishReason.CANCELLED
+
+
+async def test_one_that_left_is_not_given_to_the_next_engine(text: ModelText) -> None:
+    site = Site(text)
+    request, _ = await site.open(generation())
+    other, [second] = await site.open(generation(request_id="other"))
+    site.port.go_down()
+    site.front.release(request)
+    site.come_up()
+    [again] = await site.port.next_submission()
+    assert again.key == second.key
+    assert other.num_replays == 1
+    assert len(site.front.replays) == 0
+
+
+async def test_a_request_outlives_so_many_engines_and_no_more(text: ModelText) -> None:
+    site = Site(text, max_replays=2)
+    request, _ = await site.open(generation())
+    for num_replays in (1, 2):
+        [again] = await site.replace_engine()
+        assert again.num_replays == num_replays
+    site.port.go_down()
+    assert (await refusal_of(request)).reason is ErrorReason.ENGINE_DOWN
+
+
+async def test_without_replays_a_request_ends_with_its_engine(text: ModelText) -> None:
+    site = Site(text, max_replays=0)
+    request, _ = await site.open(generation())
+    site.port.go_down()
+    assert (await refusal_of(request)).reason is ErrorReason.ENGINE_DOWN
+
+
+async def test_when_no_engine_will_come_nobody_waits(text: ModelText) -> None:
+    site = Site(text)
+    request, _ = await site.open(generation())
+    site.port.go_down()
+    site.front.on_given_up()
+    assert (await refusal_of(request)).reason is ErrorReason.ENGINE_DOWN
+    with pytest.raises(RequestError) as caught:
+        await site.front.open(generation(request_id="new"), CallTimes(arrival_s=site.now_s))
+    assert caught.value.reason is ErrorReason.ENGINE_DOWN
+
+
+async def test_new_requests_are_refused_while_no_engine_is_there(text: ModelText) -> None:
+    site = Site(text)
+    site.port.go_down()
+    with pytest.raises(RequestError) as caught:
+        await site.front.open(generation(), CallTimes(arrival_s=site.now_s))
+    assert caught.value.reason is ErrorReason.ENGINE_DOWN
+    assert len(site.front.table) == 0
+
+
+async def test_another_token_in_place_of_one_that_was_told_is_not_told(text: ModelText) -> None:
+    site = Site(text)
+    request, again = await constrained(site)
+    site.tokens((again.key, A))
+    site.tokens((again.key, C))
+    assert (await refusal_of(request)).reason is ErrorReason.ENGINE_DOWN
+
+
+async def test_an_end_before_what_was_told_is_not_told(text: ModelText) -> None:
+    site = Site(text)
+    request, again = await constrained(site)
+    site.tokens((again.key, A))
+    site.port.finish(again.key, FinishReason.STOP)
+    assert (await refusal_of(request)).reason is ErrorReason.ENGINE_DOWN
+
+
+async def test_an_engine_that_cannot_hold_it_refuses_clearly(text: ModelText) -> None:
+    site = Site(text)
+    request, [first] = await site.open(generation())
+    await site.replace_engine()
+    site.port.fail(first.key, FailureReason.EXCEEDS_KV_CACHE)
+    error = await refusal_of(request)
+    assert error.reason is ErrorReason.EXCEEDS_KV_CACHE
+    assert error.refusal.violations
+
+
+async def test_the_end_that_went_down_with_the_engine(text: ModelText) -> None:
+    """All tokens came and the word of the end did not: nothing is left to generate."""
+    site = Site(text)
+    stopping = Stopping(max_tokens=2, ignore_eos=True, stop_token_ids=(D,))
+    request, [first] = await site.open(generation(stopping=stopping))
+    other, [second] = await site.open(generation(request_id="other", stopping=stopping))
+    site.run(first.key, second.key)
+    site.tokens((first.key, A), (second.key, D))
+    site.tokens((first.key, B))
+    site.port.go_down()
+    site.come_up()
+    assert len(site.front.replays) == 0
+    for one, reason in ((request, FinishReason.LENGTH), (other, FinishReason.STOP)):
+        finished = (await end_of(one))[-1]
+        assert isinstance(finished, Finished)
+        assert [end.reason for end in finished.outputs] == [reason]
+
+
+async def test_a_failure_in_the_next_engine_is_told_as_any(text: ModelText) -> None:
+    site = Site(text)
+    request, [first] = await site.open(generation())
+    await site.replace_engine()
+    reason = FailureReason.EXECUTOR_REQUEST_FAILED
+    site.port.say(ends=[Failed(key=first.key, at_s=site.now_s, reason=reason)])
+    assert (await refusal_of(request)).reason is ErrorReason.EXECUTOR_REQUEST_FAILED

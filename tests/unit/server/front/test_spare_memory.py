@@ -1,0 +1,61 @@
+"""Memory is given back when much more is held than before, and not all the time."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from penstock.server.front.spare_memory import (
+    GROWTH_BYTES,
+    INTERVAL_S,
+    SpareMemory,
+    resident_bytes,
+    trim,
+)
+
+
+class Machine:
+    """Memory and time that the test sets."""
+
+    def __init__(self) -> None:
+        self.rss: int | None = 100 << 20
+        self.now_s = 50.0
+        self.spare = SpareMemory(lambda: self.rss, lambda: self.now_s)
+
+    def after(self, duration_s: float, growth: int) -> bool:
+        self.now_s += duration_s
+        assert self.rss is not None
+        self.rss += growth
+        return self.spare.is_worth_trimming()
+
+
+def test_growth_is_looked_at_once_in_a_while() -> None:
+    machine = Machine()
+    assert not machine.after(INTERVAL_S, GROWTH_BYTES)
+    assert not machine.after(0.0, 1), "just looked"
+    assert machine.after(INTERVAL_S, 0)
+
+
+def test_what_is_left_after_a_trim_is_needed() -> None:
+    machine = Machine()
+    assert machine.after(INTERVAL_S, 2 * GROWTH_BYTES)
+    machine.spare.note_trimmed()
+    assert not machine.after(INTERVAL_S, GROWTH_BYTES)
+    assert machine.after(INTERVAL_S, 1)
+
+
+def test_nothing_is_done_where_memory_is_not_known() -> None:
+    machine = Machine()
+    machine.rss = None
+    spare = SpareMemory(lambda: machine.rss, lambda: machine.now_s)
+    machine.now_s += INTERVAL_S
+    machine.rss = 1 << 40
+    assert not spare.is_worth_trimming()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="of Linux")
+def test_this_process_has_memory_and_can_be_trimmed() -> None:
+    before = resident_bytes()
+    assert before is None or before > 1 << 20
+    trim()

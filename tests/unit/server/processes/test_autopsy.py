@@ -1,0 +1,124 @@
+"""Who is suspected after an engine's death, who is tried by the next, and who is convicted."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from penstock.server.processes.autopsy import Autopsy, EngineDeath, is_its_own
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def own(*in_hand: int, on_trial: tuple[int, ...] = ()) -> EngineDeath:
+    return EngineDeath(
+        is_its_own=True, keys_in_hand=frozenset(in_hand), keys_on_trial=frozenset(on_trial)
+    )
+
+
+def from_outside(*in_hand: int, on_trial: tuple[int, ...] = ()) -> EngineDeath:
+    return EngineDeath(
+        is_its_own=False, keys_in_hand=frozenset(in_hand), keys_on_trial=frozenset(on_trial)
+    )
+
+
+def judged(*deaths: EngineDeath) -> tuple[set[int], set[int]]:
+    """Who is to be tried, and who is the poison."""
+    autopsy = Autopsy(Clock())
+    for death in deaths:
+        autopsy.note(death)
+    suspects = autopsy.suspects()
+    return (
+        {suspect.key for suspect in suspects if not suspect.is_poison},
+        {suspect.key for suspect in suspects if suspect.is_poison},
+    )
+
+
+@pytest.mark.parametrize(
+    ("code", "was_hung", "verdict"),
+    [
+        (9, False, True),
+        (70, False, True),
+        (-signal.SIGSEGV, False, True),
+        (-signal.SIGABRT, False, True),
+        (-signal.SIGKILL, False, False),
+        (-signal.SIGTERM, False, False),
+        (-signal.SIGKILL, True, True),
+        (0, False, False),
+    ],
+)
+def test_whose_doing_a_death_was(code: int, was_hung: bool, verdict: bool) -> None:
+    assert is_its_own(code, was_hung=was_hung) is verdict
+
+
+def test_everybody_in_hand_of_an_engine_that_broke_down_is_tried() -> None:
+    assert judged(own(1, 2, 3)) == ({1, 2, 3}, set())
+
+
+def test_a_kill_from_outside_counts_from_the_second_on() -> None:
+    assert judged(from_outside(1, 2)) == (set(), set())
+    assert judged(from_outside(1, 2), from_outside(2, 3)) == ({2}, set())
+
+
+def test_whoever_is_on_trial_when_it_breaks_down_again_is_the_poison() -> None:
+    # Others ran beside it: they are tried next.
+    assert judged(own(1, 2), own(2, 7, on_trial=(2,))) == ({1, 7}, {2})
+
+
+def test_all_outputs_of_a_request_on_trial_stand_and_fall_together() -> None:
+    assert judged(own(1, 2, 3), own(2, on_trial=(2, 3))) == ({1}, {2, 3})
+
+
+def test_whoever_was_on_trial_but_not_in_hand_did_nothing() -> None:
+    assert judged(own(1, 2), own(8, on_trial=(2,))) == ({1, 2, 8}, set())
+
+
+def test_the_only_one_in_hand_twice_is_the_poison() -> None:
+    assert judged(own(4), own(4)) == (set(), {4})
+    assert judged(own(4)) == ({4}, set())
+
+
+def test_kills_from_outside_convict_only_whom_they_hit_on_trial_twice() -> None:
+    # An operator who kills an engine again and again loses nobody's request.
+    assert judged(*[from_outside(4)] * 6) == ({4}, set())
+    once = (from_outside(4), from_outside(4), from_outside(4, on_trial=(4,)))
+    assert judged(*once) == ({4}, set())
+    assert judged(*once, from_outside(4, on_trial=(4,))) == (set(), {4})
+
+
+def test_whoever_passed_and_was_there_again_is_tried_for_longer() -> None:
+    autopsy, numbers = Autopsy(Clock()), []
+    for _ in range(4):
+        autopsy.note(own(1, 2))
+        numbers.append({suspect.num_trial_tokens for suspect in autopsy.suspects()})
+    assert numbers == [{2}, {16}, {128}, {128}]
+
+
+def test_deaths_of_long_ago_are_forgotten() -> None:
+    clock = Clock()
+    autopsy = Autopsy(clock)
+    autopsy.note(own(1))
+    clock.now_s += 600.0
+    autopsy.note(own(2))
+    assert [suspect.key for suspect in autopsy.suspects()] == [2]
+
+
+def test_the_account_is_bounded_and_the_newest_stay() -> None:
+    autopsy = Autopsy(Clock())
+    for first in range(1, 10_001, 1000):
+        autopsy.note(own(*range(first, first + 1000)))
+    known = {suspect.key for suspect in autopsy.suspects()}
+    assert len(known) <= 4096 + 1000
+    assert {9001, 10_000} <= known
+    assert 1 not in known
+
+
+def test_an_engine_that_had_nobody_makes_no_suspects() -> None:
+    assert judged(own(), own()) == (set(), set())

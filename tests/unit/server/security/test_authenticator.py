@@ -1,0 +1,326 @@
+"""Who a caller is by what it shows, and that doubt means nobody."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import jwt
+import pytest
+
+from penstock.server.security import web_tokens
+from penstock.server.security.authenticator import Authenticator, NotListed, Unknown
+from penstock.server.security.rights import Right
+from support.authority import AUDIENCE, ISSUER, TokenIssuer, replace_file
+
+NOW_S = 1_800_000_000.0
+ACME, OTHER, OLD = "acme-token-1", "other-token-1", "old-token-1"
+
+
+def digest(token: str) -> str:
+    return hashlib.sha256(token.encode()).hexdigest()
+
+
+POLICY = f"""
+version = 1
+[tenants.acme]
+max_priority = 5
+tokens = [
+    {{ sha256 = "{digest(ACME)}" }},
+    {{ sha256 = "{digest(OLD)}", expires = 2027-01-15T08:00:00Z }},
+]
+certificates = ["cn:acme", "dns:acme.test"]
+[tenants.other]
+tokens = [{{ sha256 = "{digest(OTHER)}" }}]
+certificates = ["uri:spiffe://test/other"]
+"""
+JWT = f"""
+[jwt]
+jwks_file = "keys.json"
+issuer = "{ISSUER}"
+audience = "{AUDIENCE}"
+leeway_s = 10
+"""
+
+
+class House:
+    """An authenticator over files in a folder, and a clock that the test sets."""
+
+    def __init__(self, folder: Path, policy: str = POLICY + JWT) -> None:
+        self.issuer = TokenIssuer(folder)
+        self.policy_file = folder / "policy.toml"
+        self.policy_file.write_text(policy, encoding="utf-8")
+        self.now_s = NOW_S
+        self.authenticator = Authenticator(
+            self.policy_file, has_client_certificates=True, clock=lambda: self.now_s
+        )
+
+    def token(self, algorithm: str = "ES256", **claims: Any) -> str:
+        return self.issuer.token(algorithm, now_s=self.now_s, **claims)
+
+    def tenant(self, *tokens: str, names: tuple[str, ...] = ()) -> str:
+        headers = [f"Bearer {token}" for token in tokens]
+        return self.authenticator.identify(headers, lambda: names).tenant
+
+    def is_unknown(self, *tokens: str, names: tuple[str, ...] = ()) -> bool:
+        try:
+            self.tenant(*tokens, names=names)
+        except Unknown as error:
+            why = str(error)
+        else:
+            return False
+        parts = [part for token in tokens for part in token.split(".") if len(part) > 8]
+        assert not [part for part in parts if part in why]
+        return True
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> House:
+    return House(tmp_path)
+
+
+def test_a_token_is_a_tenant_with_its_rights(house: House) -> None:
+    caller = house.authenticator.identify([f"Bearer {ACME}"], tuple)
+    assert (caller.tenant, caller.max_priority) == ("acme", 5)
+    assert Right.GENERATE in caller.rights
+    assert Right.OPERATIONS_READ not in caller.rights
+    assert house.tenant(OTHER) == "other"
+
+
+@pytest.mark.parametrize("scheme", ["Bearer", "bearer", "BEARER", "Bearer "])
+def test_the_scheme_is_read_as_the_standard_has_it(house: House, scheme: str) -> None:
+    assert house.authenticator.identify([f"{scheme} {ACME}"], tuple).tenant == "acme"
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "",
+        ACME,
+        "Bearer",
+        "Bearer ",
+        f"Basic {ACME}",
+        f"Bearer {ACME} ",
+        f"Bearer {ACME},Bearer {ACME}",
+        f"Bearer {ACME} {OTHER}",
+        f"Bearer {ACME[:-1]}",
+        f"Bearer {ACME}x",
+        f"Bearer {ACME.upper()}",
+        f"Bearer {digest(ACME)}",
+        "Bearer \x00",
+        "Bearer é",
+        "Bearer a.b.c",
+    ],
+)
+def test_anything_else_is_nobody(house: House, header: str) -> None:
+    with pytest.raises(Unknown):
+        house.authenticator.identify([header], tuple)
+
+
+def test_two_tokens_or_none_are_nobody(house: House) -> None:
+    assert house.is_unknown()
+    assert house.is_unknown(ACME, ACME)
+    assert house.is_unknown(ACME, OTHER)
+
+
+def test_a_static_token_expires(house: House) -> None:
+    assert house.now_s == 1_800_000_000.0, "2027-01-15T08:00:00Z"
+    assert house.is_unknown(OLD)
+    house.now_s -= 1
+    assert house.tenant(OLD) == "acme"
+
+
+def test_certificates_by_their_names(house: House) -> None:
+    assert house.tenant(names=("cn:acme", "dns:localhost")) == "acme"
+    assert house.tenant(names=("dns:acme.test",)) == "acme"
+    assert house.tenant(names=("uri:spiffe://test/other",)) == "other"
+    assert house.is_unknown(names=("dns:acme", "cn:acme.test")), "a name of one kind is no other's"
+    assert house.is_unknown(names=("cn:acme", "uri:spiffe://test/other")), "of two tenants"
+    assert house.is_unknown(names=("cn:stranger",))
+
+
+def test_a_token_and_a_certificate_must_agree(house: House) -> None:
+    assert house.tenant(ACME, names=("cn:acme",)) == "acme"
+    assert house.tenant(ACME, names=("cn:proxy",)) == "acme", "of nobody that the policy knows"
+    assert house.is_unknown(ACME, names=("uri:spiffe://test/other",))
+    assert house.is_unknown("wrong", names=("cn:acme",)), "a good certificate saves no bad token"
+
+
+@pytest.mark.parametrize("algorithm", ["RS256", "ES256", "EdDSA"])
+def test_web_tokens_of_each_kind(house: House, algorithm: str) -> None:
+    assert house.tenant(house.token(algorithm)) == "acme"
+    assert house.tenant(house.token(algorithm, sub="other", aud=["x", AUDIENCE])) == "other"
+
+
+@pytest.mark.parametrize(
+    "claims",
+    [
+        {"iss": "https://else.test"},
+        {"iss": None},
+        {"aud": "else"},
+        {"aud": None},
+        {"exp": None},
+        {"exp": NOW_S - 10},
+        {"exp": "soon"},
+        {"exp": True},
+        {"exp": 10**400},
+        {"nbf": NOW_S + 11},
+        {"nbf": "later"},
+        {"sub": None},
+        {"sub": ""},
+        {"sub": "a,b"},
+        {"sub": "x" * 129},
+        {"sub": "acme\x1f"},
+    ],
+)
+def test_claims_that_do_not_hold(house: House, claims: dict[str, Any]) -> None:
+    try:
+        token = house.token(**claims)
+    except TypeError:
+        # The library refuses to sign what is no text; others do not.
+        pytest.skip("cannot be made")
+    assert house.is_unknown(token)
+
+
+def test_the_leeway_is_for_clocks(house: House) -> None:
+    assert house.tenant(house.token(exp=NOW_S - 9)) == "acme"
+    assert house.tenant(house.token(nbf=NOW_S + 9)) == "acme"
+
+
+def test_a_web_token_is_not_remembered_beyond_its_end(house: House) -> None:
+    token = house.token(exp=NOW_S + 60)
+    assert house.tenant(token) == house.tenant(token) == "acme"
+    house.now_s += 69.9
+    assert house.tenant(token) == "acme"
+    house.now_s += 0.2
+    assert house.is_unknown(token)
+
+
+def test_signatures_that_prove_nothing(house: House, tmp_path: Path) -> None:
+    good = house.token()
+    head, body, signature = good.split(".")
+    (tmp_path / "else").mkdir()
+    foreign = TokenIssuer(tmp_path / "else")
+    claims = {"iss": ISSUER, "aud": AUDIENCE, "sub": "acme", "exp": NOW_S + 300}
+    unsigned = jwt.encode(claims, "", algorithm="none")
+    key = json.dumps(house.issuer.jwks()["keys"][0])
+    shared = jwt.encode(claims, key * 2, algorithm="HS256", headers={"kid": "key-RS256"})
+    for token in (
+        f"{head}.{body}.{'A' * len(signature)}",
+        f"{head}.{body}.",
+        f"{head}.{house.token(sub='other').split('.')[1]}.{signature}",
+        foreign.token(now_s=NOW_S),
+        unsigned,
+        shared,
+        house.issuer.token(now_s=NOW_S, headers={"kid": "unknown"}),
+        house.issuer.token(now_s=NOW_S, headers={"kid": "key-RS256"}),
+        house.issuer.token(now_s=NOW_S, headers={"crit": ["exp"]}),
+        "a" * (web_tokens.MAX_TOKEN_BYTES + 1) + ".b.c",
+    ):
+        assert house.is_unknown(token)
+    assert house.tenant(good) == "acme"
+
+
+def test_a_tenant_that_is_not_listed_is_known_and_may_nothing(house: House) -> None:
+    with pytest.raises(NotListed):
+        house.tenant(house.token(sub="stranger"))
+
+
+def test_unlisted_tenants_may_be_let_in(tmp_path: Path) -> None:
+    house = House(tmp_path, POLICY + JWT + "takes_unlisted_tenants = true\n")
+    assert house.tenant(house.token(sub="stranger")) == "stranger"
+
+
+def test_what_is_remembered_is_bounded(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(web_tokens, "MAX_REMEMBERED", 3)
+    tokens = [house.token(jti=str(number)) for number in range(5)]
+    assert {house.tenant(token) for token in tokens} == {"acme"}
+    known = house.authenticator._judge._web_tokens
+    assert known is not None
+    assert known.num_remembered == 3
+    assert {house.tenant(token) for token in tokens} == {"acme"}
+
+
+def test_a_new_policy_holds_at_once_and_a_broken_one_never(
+    house: House, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    replace_file(house.policy_file, (POLICY + JWT).replace(digest(ACME), digest("new-token")))
+    house.authenticator.poll()
+    assert house.is_unknown(ACME)
+    assert house.tenant("new-token") == "acme"
+
+    for broken in ("version = 1\nnonsense = 2", "\xff", "version = 1", ""):
+        replace_file(house.policy_file, broken.encode("latin-1"))
+        caplog.clear()
+        house.authenticator.poll()
+        house.authenticator.poll()
+        assert house.tenant("new-token") == "acme"
+        assert [record.levelname for record in caplog.records] == ["ERROR"], "told once"
+    house.policy_file.unlink()
+    house.authenticator.poll()
+    assert house.tenant("new-token") == "acme"
+
+    replace_file(house.policy_file, POLICY + JWT)
+    house.authenticator.poll()
+    assert house.tenant(ACME) == "acme"
+    assert house.is_unknown("new-token")
+
+
+def test_new_keys_hold_at_once_and_forget_what_old_ones_signed(house: House) -> None:
+    old = house.token()
+    assert house.tenant(old) == "acme"
+    replace_file(house.issuer.jwks_file, b"{")
+    house.authenticator.poll()
+    assert house.tenant(old) == "acme"
+    new = TokenIssuer(house.policy_file.parent, prefix="new")
+    house.authenticator.poll()
+    assert house.is_unknown(old)
+    assert house.tenant(new.token(now_s=NOW_S)) == "acme"
+
+
+def test_a_policy_waits_for_its_key_set(house: House) -> None:
+    moved = (POLICY + JWT).replace("keys.json", "more.json").replace(digest(ACME), digest("n"))
+    replace_file(house.policy_file, moved)
+    house.authenticator.poll()
+    assert house.tenant(ACME) == "acme", "of the policy before"
+    house.issuer.jwks_file.rename(house.issuer.jwks_file.with_name("more.json"))
+    house.authenticator.poll()
+    assert house.tenant("n") == "acme"
+    assert house.tenant(house.token()) == "acme"
+
+
+@pytest.mark.parametrize(
+    ("jwks", "wanted"),
+    [
+        ("{", "is not JSON"),
+        ("[]", "keys must be a list"),
+        ('{"keys": []}', "holds no key for"),
+        ('{"keys": [1]}', r"keys\[0\] must be an object"),
+        ('{"keys": [{"kty": "oct", "k": "aGVsbG8"}]}', "a shared secret"),
+        ('{"keys": [{"kty": "RSA", "n": "AQ", "e": "AQAB", "d": "AQ"}]}', "a private key"),
+        ('{"keys": [{"kty": "EC", "crv": "P-256", "x": "AA", "y": "AA"}]}', "is no key for ES256"),
+    ],
+)
+def test_key_sets_that_are_none(tmp_path: Path, jwks: str, wanted: str) -> None:
+    TokenIssuer(tmp_path).jwks_file.write_text(jwks)
+    (tmp_path / "policy.toml").write_text(POLICY + JWT)
+    with pytest.raises(ValueError, match=wanted) as caught:
+        Authenticator(tmp_path / "policy.toml", has_client_certificates=True)
+    assert "keys.json" in str(caught.value)
+
+
+def test_certificates_need_mutual_tls(tmp_path: Path) -> None:
+    TokenIssuer(tmp_path)
+    (tmp_path / "policy.toml").write_text(POLICY + JWT)
+    with pytest.raises(ValueError, match="tls-client-ca"):
+        Authenticator(tmp_path / "policy.toml", has_client_certificates=False)
+
+
+def test_a_missing_package_is_named(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "jwt", None)
+    with pytest.raises(ValueError, match=r"penstock\[jwt\]"):
+        Authenticator(house.policy_file, has_client_certificates=True)

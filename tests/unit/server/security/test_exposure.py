@@ -1,0 +1,122 @@
+"""Nobody opens a service to a network by accident, and files that are off are told at the start."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.server.cli import build_parser
+from penstock.server.cli.serve import BadSetting, build_config, merge_settings
+from penstock.server.config import FrontLaunch, ServerConfig, launch_from_json, launch_to_json
+from penstock.server.security.exposure import is_loopback
+from support.authority import Authority
+from support.guarded import Premises
+
+
+def configured(*arguments: Any) -> ServerConfig:
+    args = build_parser().parse_args(["serve", *map(str, arguments)])
+    return build_config(merge_settings(vars(args), {}))
+
+
+@pytest.fixture
+def premises(tmp_path: Path) -> Premises:
+    premises = Premises(tmp_path)
+    premises.tokens()
+    return premises
+
+
+@pytest.mark.parametrize(
+    ("host", "is_local"),
+    [
+        ("127.0.0.1", True),
+        ("127.1.2.3", True),
+        ("::1", True),
+        ("localhost", True),
+        ("0.0.0.0", False),
+        ("::", False),
+        ("10.0.0.1", False),
+        ("::ffff:10.0.0.1", False),
+        ("fe80::1%lo", False),
+        ("no-such-host.invalid", False),
+    ],
+)
+def test_what_only_this_machine_reaches(host: str, is_local: bool) -> None:
+    assert is_loopback(host) is is_local
+
+
+@pytest.mark.parametrize(
+    ("arguments", "door"),
+    [
+        (("--host", "0.0.0.0"), "port: 0.0.0.0"),
+        (("--host", "::"), "port: ::"),
+        (("--operations-host", "0.0.0.0"), "operations-port: 0.0.0.0"),
+        (("--operations-host", "0.0.0.0", "--operations-port", "off"), "metrics-port: 0.0.0.0"),
+        (("--host", "0.0.0.0", "--tenant-metadata-key", "x-tenant"), "port: 0.0.0.0"),
+    ],
+)
+def test_strangers_are_let_in_on_purpose_only(arguments: tuple[str, ...], door: str) -> None:
+    with pytest.raises(BadSetting) as caught:
+        configured(*arguments)
+    assert door in str(caught.value)
+    assert "allow-anonymous-network" in str(caught.value)
+    config = configured(*arguments, "--allow-anonymous-network", "on")
+    assert config.security.allows_anonymous_network
+    with pytest.raises(BadSetting):
+        configured(*arguments, "--allow-anonymous-network", "off")
+
+
+def test_credentials_open_the_network_and_plain_text_is_warned_of(
+    premises: Premises, caplog: pytest.LogCaptureFixture
+) -> None:
+    policy = ("--policy-file", premises.policy_file)
+    configured("--host", "0.0.0.0", "--operations-host", "0.0.0.0", *policy)
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    caplog.clear()
+    tls = ("--tls-cert", premises.cert_file, "--tls-key", premises.key_file)
+    config = configured("--host", "0.0.0.0", *policy, *tls)
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+    launch = FrontLaunch(server=config, socket_path=Path("/s"), front_id=1, port=1)
+    assert launch_from_json(FrontLaunch, launch_to_json(launch)) == launch
+
+
+def test_a_certificate_opens_the_ports_that_ask_for_one(premises: Premises) -> None:
+    mutual = (
+        *("--tls-cert", premises.cert_file, "--tls-key", premises.key_file),
+        *("--tls-client-ca", premises.clients.ca_file),
+    )
+    configured("--host", "0.0.0.0", *mutual)
+    with pytest.raises(BadSetting, match="metrics-port"):
+        configured("--operations-host", "0.0.0.0", *mutual)
+
+
+def test_files_that_are_off_are_told_at_the_start(premises: Premises, tmp_path: Path) -> None:
+    other = Authority(tmp_path / "other").issue("other")
+    bad = tmp_path / "bad.toml"
+    bad.write_text("version = 1\n[tenants.a]\nspeed = 3\n")
+    cert, key = ("--tls-cert", premises.cert_file), ("--tls-key", premises.key_file)
+    for arguments, wanted in (
+        (("--policy-file", tmp_path / "none.toml"), "none.toml"),
+        (("--policy-file", bad), "tenants.a.speed is not known"),
+        (cert, "tls-cert means nothing without tls-key"),
+        (key, "tls-key means nothing without tls-cert"),
+        (("--tls-client-ca", premises.clients.ca_file), "tls-client-ca means nothing"),
+        ((*cert, "--tls-key", other.key_file), "key values mismatch"),
+        ((*cert, "--tls-key", tmp_path / "none.key"), "none.key"),
+        ((*cert, "--tls-key", bad), "tls.pem"),
+        ((*cert, *key, "--tls-client-ca", bad), "bad.toml"),
+        ((*cert, *key, "--tls-client-ca", premises.key_file), "tls.key"),
+        (
+            ("--policy-file", premises.policy_file, "--tenant-metadata-key", "x-tenant"),
+            "exclude each other",
+        ),
+        (
+            ("--policy-file", premises.policy_file, "--tenant-weights", "a=2"),
+            "tenant-weights",
+        ),
+    ):
+        with pytest.raises(BadSetting) as caught:
+            configured(*arguments)
+        assert wanted in str(caught.value), arguments

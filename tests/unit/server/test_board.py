@@ -1,0 +1,142 @@
+"""The engine's board and the fronts' beats: what is written is what is read, whoever is dead."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from penstock.server.link.board import (
+    BeatsView,
+    BoardError,
+    BoardView,
+    EngineBoard,
+    FrontBeat,
+    QueueState,
+    create_beats,
+    create_board,
+)
+
+
+@pytest.fixture
+def fd() -> Iterator[int]:
+    made = create_board(4)
+    yield made
+    os.close(made)
+
+
+def keys(*values: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    return np.array(values, dtype=np.int64)
+
+
+def test_a_new_board_tells_of_nobody(fd: int) -> None:
+    view = BoardView(fd)
+    assert (view.epoch, view.num_beats) == (0, 0)
+    assert view.keys_in_hand() == view.keys_on_trial() == frozenset()
+    view.close()
+    view.close()
+
+
+def test_beats_are_counted_and_begin_anew_with_every_engine(fd: int) -> None:
+    view, first = BoardView(fd), EngineBoard(fd, 1)
+    first.beat()
+    first.beat()
+    assert (view.epoch, view.num_beats) == (1, 2)
+    first.close()
+    second = EngineBoard(fd, 2)
+    assert (view.epoch, view.num_beats) == (2, 0)
+    second.close()
+    view.close()
+
+
+def test_the_queue_is_shown_as_it_is(fd: int) -> None:
+    view, board = BoardView(fd), EngineBoard(fd, 7)
+    assert view.queue == QueueState(
+        epoch=7, num_waiting=0, num_waiting_tokens=0, estimated_queue_s=None, at_s=0.0
+    )
+    board.show_queue(3, 2**40, 0.25)
+    board.beat()
+    state = view.queue
+    assert (state.num_waiting, state.num_waiting_tokens) == (3, 2**40)
+    assert state.estimated_queue_s == 0.25
+    assert state.at_s > 0
+    board.show_queue(0, 0, None)
+    assert view.queue.estimated_queue_s is None
+    board.close()
+    view.close()
+
+
+def test_who_is_in_the_last_step_is_known_until_nothing_goes_on(fd: int) -> None:
+    view, board = BoardView(fd), EngineBoard(fd, 1, num_steps=1)
+    board.step_begins(keys(1 << 32 | 1, 1 << 32 | 2))
+    assert view.keys_in_hand() == {1 << 32 | 1, 1 << 32 | 2}
+    board.step_begins(keys(2**63 - 1))
+    assert view.keys_in_hand() == {2**63 - 1}
+    board.close()
+    assert view.keys_in_hand() == {2**63 - 1}  # of a dead one
+    again = EngineBoard(fd, 2)
+    assert view.keys_in_hand() == frozenset()
+    again.step_begins(keys(5))
+    again.no_step()
+    assert view.keys_in_hand() == frozenset()
+    again.close()
+    view.close()
+
+
+def test_with_two_steps_under_way_both_count(fd: int) -> None:
+    view, board = BoardView(fd), EngineBoard(fd, 1, num_steps=2)
+    for step in ((1, 2), (2, 3), (4,)):
+        board.step_begins(keys(*step))
+    assert view.keys_in_hand() == {2, 3, 4}
+    board.close()
+    view.close()
+
+
+def test_more_keys_than_there_is_room_for_are_cut(fd: int) -> None:
+    view, board = BoardView(fd), EngineBoard(fd, 1)
+    board.step_begins(keys(1, 2, 3, 4, 5, 6))
+    assert view.keys_in_hand() == {1, 2, 3, 4}
+    board.close()
+    view.close()
+
+
+def test_who_is_at_the_door_is_in_hand_and_who_is_on_trial_is_told_apart(fd: int) -> None:
+    view, board = BoardView(fd), EngineBoard(fd, 1)
+    board.show_door(9)
+    assert view.keys_in_hand() == {9}
+    board.show_door(0)
+    board.show_trial((4, 5))
+    assert view.keys_in_hand() == frozenset()
+    assert view.keys_on_trial() == {4, 5}
+    board.show_trial(())
+    assert view.keys_on_trial() == frozenset()
+    board.close()
+    view.close()
+
+
+def test_what_is_no_board_is_refused() -> None:
+    fd = create_beats(8)
+    with pytest.raises(BoardError):
+        BoardView(fd)
+    with pytest.raises(BoardError):
+        FrontBeat(fd, 8, 1)
+    os.ftruncate(fd, 3)
+    with pytest.raises(BoardError):
+        BeatsView(fd)
+    os.close(fd)
+
+
+def test_every_front_beats_in_its_own_row() -> None:
+    fd = create_beats(2)
+    view, one, two = BeatsView(fd), FrontBeat(fd, 0, 7), FrontBeat(fd, 1, 8)
+    one.beat()
+    one.beat()
+    two.beat()
+    assert (view.num_beats(0, 7), view.num_beats(1, 8)) == (2, 1)
+    # Whoever had the row before is not taken for who has it now.
+    assert view.num_beats(0, 6) == 0
+    for closing in (view, one, two):
+        closing.close()
+    os.close(fd)

@@ -1,0 +1,66 @@
+"""The settings of the processes' lives: from flag and variable to the service's settings."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.executor.config import ExecutorConfig, ExecutorKind
+from penstock.server.cli.serve import BadSetting, build_config, merge_settings
+from penstock.server.config import EngineLaunch, ServerConfig, launch_from_json, launch_to_json
+from penstock.server.link.suspect import Suspect
+
+
+def config() -> ServerConfig:
+    return ServerConfig(
+        model="m", model_path=Path("/m"), executor=ExecutorConfig(kind=ExecutorKind.SIMULATED)
+    )
+
+
+def test_limits_come_from_flags_and_variables() -> None:
+    arguments = {"executor": "simulated", "engine_hang_s": 120.0}
+    merged = merge_settings(arguments, {"PENSTOCK_FRONT_HANG_S": "0"})
+    built = build_config(merged)
+    assert (built.engine_hang_s, built.front_hang_s) == (120.0, 0.0)
+    plain = build_config(merge_settings({"executor": "simulated"}, {}))
+    assert (plain.engine_hang_s, plain.front_hang_s) == (30.0, 10.0)
+
+
+@pytest.mark.parametrize("field", ["engine_hang_s", "front_hang_s"])
+@pytest.mark.parametrize("limit_s", [-1.0, 0.5, float("nan"), float("inf")])
+def test_limits_that_make_no_sense_are_refused_by_name(field: str, limit_s: float) -> None:
+    values: Any = {field: limit_s}
+    with pytest.raises(ValueError, match=field):
+        replace(config(), **values)
+    with pytest.raises(BadSetting, match=field.replace("_", "-")):
+        build_config(merge_settings({"executor": "simulated", field: limit_s}, {}))
+
+
+def test_an_engine_is_told_whom_it_is_to_be_careful_with() -> None:
+    launch = EngineLaunch(
+        server=config(),
+        socket_path=Path("/s"),
+        listener_fd=5,
+        epoch=2,
+        board_fd=7,
+        suspects=(Suspect(key=1 << 40, num_trial_tokens=16), Suspect(key=3, is_poison=True)),
+    )
+    assert launch_from_json(EngineLaunch, launch_to_json(launch)) == launch
+
+
+def test_the_account_of_many_suspects_fits_into_a_launch() -> None:
+    suspects = tuple(Suspect(key=2**62 + number, num_trial_tokens=128) for number in range(5096))
+    launch = EngineLaunch(
+        server=config(), socket_path=Path("/s"), listener_fd=5, epoch=2, suspects=suspects
+    )
+    assert len(launch_to_json(launch)) < 1 << 20
+
+
+def test_a_suspect_is_checked() -> None:
+    with pytest.raises(ValueError, match="key"):
+        Suspect(key=0)
+    with pytest.raises(ValueError, match="num_trial_tokens"):
+        Suspect(key=1, num_trial_tokens=0)

@@ -1,0 +1,161 @@
+"""Suspects come back one at a time, the poison never, and nobody else waits for them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from penstock.scheduler.events import Failed, Finished, StepEvents
+from penstock.scheduler.request import FailureReason, FinishReason, RequestSpec
+from penstock.scheduler.state import RequestState
+from penstock.server.link.quarantine import Quarantine
+from penstock.server.link.suspect import Suspect
+
+FRONT = 1
+
+
+def key(number: int) -> int:
+    return FRONT << 32 | number
+
+
+def request(number: int, num_outputs: int = 1) -> tuple[RequestSpec, ...]:
+    leader = RequestSpec(
+        key=key(number),
+        request_id=f"r{number}",
+        prompt_ids=np.arange(1, 5, dtype=np.int32),
+        max_tokens=9,
+        num_replays=1,
+    )
+    return (
+        leader,
+        *(
+            replace(leader, key=key(number + index), output_index=index, leader_key=leader.key)
+            for index in range(1, num_outputs)
+        ),
+    )
+
+
+def events(*keys: int, ends: tuple[Finished | Failed, ...] = ()) -> StepEvents:
+    return StepEvents(
+        step=1,
+        at_s=5.0,
+        keys=np.array(keys, dtype=np.int64),
+        tokens=np.zeros(len(keys), dtype=np.int32),
+        ends=ends,
+    )
+
+
+class Wing:
+    """A quarantine, and what it showed."""
+
+    def __init__(self, *suspects: Suspect) -> None:
+        self.shown: list[tuple[int, ...]] = []
+        self.quarantine = Quarantine(suspects, lambda keys: self.shown.append(tuple(keys)))
+
+    def is_due(self) -> bool:
+        """Whether the next turn has something to do for it."""
+        return self.quarantine.has_work
+
+
+def tried(*numbers: int, num_tokens: int = 2) -> tuple[Suspect, ...]:
+    return tuple(Suspect(key=key(number), num_trial_tokens=num_tokens) for number in numbers)
+
+
+def test_who_is_not_suspected_is_no_matter() -> None:
+    wing = Wing(*tried(1))
+    assert not wing.quarantine.takes(FRONT, request(2))
+    assert not wing.is_due()
+    assert wing.quarantine.next_trial() == ()
+
+
+def test_suspects_are_let_in_one_at_a_time() -> None:
+    wing = Wing(*tried(1, 2))
+    first, second = request(1), request(2)
+    assert wing.quarantine.takes(FRONT, first)
+    assert wing.quarantine.takes(FRONT, second)
+    assert wing.is_due()
+    assert wing.quarantine.next_trial() == first
+    assert wing.shown == [(key(1),)]
+    assert not wing.is_due()
+    assert wing.quarantine.next_trial() == ()
+    wing.quarantine.heard(events(key(1), key(7)))
+    assert wing.quarantine.next_trial() == ()
+    wing.quarantine.heard(events(key(1)))
+    assert wing.shown == [(key(1),), ()]
+    assert wing.is_due()
+    assert wing.quarantine.next_trial() == second
+
+
+def test_an_end_ends_a_trial() -> None:
+    wing = Wing(*tried(1, 2))
+    for number in (1, 2):
+        wing.quarantine.takes(FRONT, request(number))
+    wing.quarantine.next_trial()
+    end = Finished(key=key(1), at_s=5.0, reason=FinishReason.STOP)
+    news = events(ends=(end,))
+    assert wing.quarantine.heard(news) is news
+    assert [spec.key for spec in wing.quarantine.next_trial()] == [key(2)]
+
+
+def test_all_outputs_must_pass() -> None:
+    wing = Wing(*tried(1, 2, num_tokens=1))
+    assert wing.quarantine.takes(FRONT, request(1, num_outputs=2))
+    wing.quarantine.next_trial()
+    assert wing.shown == [(key(1), key(2))]
+    wing.quarantine.heard(events(key(1), key(1), key(1)))
+    assert wing.shown == [(key(1), key(2))]
+    wing.quarantine.heard(events(key(2)))
+    assert wing.shown[-1] == ()
+
+
+def test_the_poison_is_refused_and_nothing_else_happens() -> None:
+    wing = Wing(Suspect(key=key(1), is_poison=True))
+    assert wing.quarantine.takes(FRONT, request(1, num_outputs=2))
+    assert wing.is_due()
+    assert wing.quarantine.next_trial() == ()
+    told = wing.quarantine.heard(events(key(9)))
+    ends = [end for end in told.ends if isinstance(end, Failed)]
+    assert [end.key for end in ends] == [key(1), key(2)]
+    assert {end.reason for end in ends} == {FailureReason.EXECUTOR_REQUEST_FAILED}
+    assert {end.at_s for end in ends} == {5.0}
+    assert {end.request_id for end in ends} == {"r1"}
+    assert all(end.detail for end in ends)
+    assert told.keys.tolist() == [key(9)]
+    assert not wing.is_due()
+    assert wing.shown == []
+
+
+def test_who_is_held_can_be_cancelled() -> None:
+    wing = Wing(*tried(1, 2, 3))
+    wing.quarantine.takes(FRONT, request(1))
+    assert not wing.quarantine.cancel(key(2), FinishReason.CANCELLED)
+    assert wing.quarantine.cancel(key(1), FinishReason.CANCELLED)
+    assert wing.is_due()
+    (end,) = wing.quarantine.heard(events()).ends
+    assert end == Finished(key=key(1), at_s=5.0, reason=FinishReason.CANCELLED)
+    assert wing.quarantine.next_trial() == ()
+
+    wing.quarantine.takes(FRONT, request(2))
+    assert wing.quarantine.cancel_by_id("other") is None
+    assert wing.quarantine.cancel_by_id("r2") is RequestState.PENDING
+    assert [end.key for end in wing.quarantine.heard(events()).ends] == [key(2)]
+    assert not wing.is_due()
+
+
+def test_when_a_leader_is_cancelled_the_next_output_leads() -> None:
+    wing = Wing(*tried(1))
+    wing.quarantine.takes(FRONT, request(1, num_outputs=3))
+    assert wing.quarantine.cancel(key(1), FinishReason.CANCELLED)
+    leader, other = wing.quarantine.next_trial()
+    assert (leader.key, leader.leader_key) == (key(2), 0)
+    assert (other.key, other.leader_key) == (key(3), key(2))
+
+
+def test_a_front_that_goes_takes_what_is_held_along() -> None:
+    wing = Wing(*tried(1), Suspect(key=2 << 32 | 1))
+    other = (replace(request(1)[0], key=2 << 32 | 1),)
+    wing.quarantine.takes(FRONT, request(1))
+    wing.quarantine.takes(2, other)
+    wing.quarantine.front_gone(FRONT)
+    assert wing.quarantine.next_trial() == other
