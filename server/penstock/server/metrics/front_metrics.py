@@ -129,7 +129,9 @@ class FrontMetrics:
         beats = self._beats()
         gauge = self._board.gauge
         gauge(catalogue.FRONTS).set(len(beats))
-        gauge(catalogue.DRAINING).set(float(any(beat.is_draining for beat in beats)))
+        # One alone is only being replaced.
+        is_draining = bool(beats) and all(beat.is_draining for beat in beats)
+        gauge(catalogue.DRAINING).set(float(is_draining))
         gauge(catalogue.STREAMS).set(sum(beat.num_streams for beat in beats))
         gauge(catalogue.LIVE).set(sum(beat.num_live for beat in beats))
         gauge(catalogue.BACKLOG).set(sum(beat.num_backlog_tokens for beat in beats))

@@ -22,7 +22,8 @@ _FROM_OUTSIDE = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineDeath:
-    """What is known of one. `is_its_own`: the engine's doing, not a kill from outside.
+    """What is known of one. `is_its_own`: the engine's doing, not a kill from outside; `was_hung`:
+    it stood still, which devices and drivers do without anybody's fault.
 
     `keys_in_hand`: who was in its last steps or at its door; `keys_on_trial`: the outputs of the
     one suspect that was being tried then.
@@ -31,6 +32,7 @@ class EngineDeath:
     is_its_own: bool
     keys_in_hand: frozenset[int]
     keys_on_trial: frozenset[int] = frozenset()
+    was_hung: bool = False
 
 
 def is_its_own(code: int, *, was_hung: bool) -> bool:
@@ -91,12 +93,12 @@ class Autopsy:
 
     def _is_convicted(self, key: int, death: EngineDeath, tried: frozenset[int]) -> bool:
         account = self._accounts[key]
-        if not death.is_its_own:
-            # Killed from outside twice while the same one was tried: that is no chance. (What eats
-            # all memory is killed so.)
+        is_alone = death.keys_in_hand == frozenset({key})
+        if not death.is_its_own or (death.was_hung and not is_alone):
+            # Twice while the same one was tried: that is no chance. (What eats all memory is killed
+            # from outside.)
             return account.num_on_trial > 1
-        is_alone = key in tried or death.keys_in_hand == frozenset({key})
-        return is_alone and account.num_deaths > 1
+        return (is_alone or key in tried) and account.num_deaths > 1
 
     def _forget(self, now_s: float) -> None:
         for key, account in tuple(self._accounts.items()):

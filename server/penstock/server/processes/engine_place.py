@@ -112,6 +112,7 @@ class EnginePlace:
             is_its_own=is_its_own(code, was_hung=self._is_hung),
             keys_in_hand=board.keys_in_hand(),
             keys_on_trial=board.keys_on_trial(),
+            was_hung=self._is_hung,
         )
         self._autopsy.note(death)
         num_tried = sum(not suspect.is_poison for suspect in self._autopsy.suspects())

@@ -5,6 +5,7 @@ Owns the server, its health and its bounds. The handlers are `operations_methods
 
 import asyncio
 import contextlib
+from typing import Any, cast
 
 import grpc
 import grpc.aio
@@ -12,6 +13,7 @@ from grpc_health.v1 import health_pb2_grpc
 
 from penstock.server.operations.desk import Desk
 from penstock.server.rpc import health, reflection
+from penstock.server.rpc.arrival import TimelyServer
 from penstock.server.rpc.gate import Gate
 from penstock.server.rpc.guarded_services import GuardedServer
 from penstock.server.rpc.handlers import HandlerWrapper
@@ -25,6 +27,7 @@ from penstock.server.security.security import Security
 MAX_CALLS = 256
 """Calls handled at a time, health and reflection among them; gRPC refuses more with
 RESOURCE_EXHAUSTED."""
+_MAX_ARRIVAL_S = 30.0
 _RETRY_AFTER_S = 1.0
 _FLUSH_S = 0.5
 
@@ -65,9 +68,10 @@ class OperationsServer:
         options = dict(server_options(KeepaliveConfig()))
         options["grpc.so_reuseport"] = int(self._is_port_reserved)
         server = grpc.aio.server(options=tuple(options.items()), maximum_concurrent_rpcs=MAX_CALLS)
-        server.add_generic_rpc_handlers((self._methods.handlers(self._wrapper),))
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
-        guarded = GuardedServer(server, self._gate, Right.INSPECT)
+        timely = TimelyServer(server, max_arrival_s=_MAX_ARRIVAL_S)
+        timely.add_generic_rpc_handlers((self._methods.handlers(self._wrapper),))
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, cast(Any, timely))
+        guarded = GuardedServer(timely, self._gate, Right.INSPECT)
         reflection.add_reflection(guarded, (SERVICE_NAME, health.SERVICE_NAME))
         try:
             port = add_port(server, self._address, self._tls)

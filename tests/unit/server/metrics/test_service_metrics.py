@@ -169,6 +169,7 @@ def test_a_front_that_dies_keeps_its_counts_and_loses_its_gauges() -> None:
     metrics = service_metrics()
     metrics.take_beat(beat(1, outcome(4), num_streams=9, num_live=9, num_submitted=13))
     metrics.take_beat(beat(2, outcome(6), num_streams=1, num_submitted=7, is_draining=True))
+    assert value(read(metrics), "draining") == 0  # front 1 goes on serving
 
     metrics.front_gone(1)
     metrics.front_gone(1)

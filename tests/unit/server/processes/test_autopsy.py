@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from dataclasses import replace
 
 import pytest
 
@@ -70,6 +71,15 @@ def test_a_kill_from_outside_counts_from_the_second_on() -> None:
 def test_whoever_is_on_trial_when_it_breaks_down_again_is_the_poison() -> None:
     # Others ran beside it: they are tried next.
     assert judged(own(1, 2), own(2, 7, on_trial=(2,))) == ({1, 7}, {2})
+
+
+def test_an_engine_that_hangs_convicts_whom_it_hits_on_trial_twice_or_alone() -> None:
+    in_company = replace(own(2, 7, on_trial=(2,)), was_hung=True)
+    assert judged(own(1, 2), in_company) == ({1, 2, 7}, set())
+    assert judged(own(1, 2), in_company, in_company) == ({1, 7}, {2})
+    alone = replace(own(2), was_hung=True)
+    assert judged(alone) == ({2}, set())
+    assert judged(alone, alone) == (set(), {2})
 
 
 def test_all_outputs_of_a_request_on_trial_stand_and_fall_together() -> None:
