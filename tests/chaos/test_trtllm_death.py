@@ -305,14 +305,13 @@ async def test_a_request_that_fails_alone_harms_nobody() -> None:
 # Drain and shutdown
 
 
-async def test_an_engine_that_dies_while_draining_ends_the_service() -> None:
+async def test_an_engine_that_dies_while_draining_ends_its_streams_and_not_the_order() -> None:
     async with serving() as site, running_streams(site) as (_, streams):
         site.service.signal(signal.SIGTERM)
         await site.service.until_logged("SIGTERM: draining")
         os.kill(site.engine_pid(), signal.SIGKILL)
         await check_lost(*streams)
-        assert await site.service.ended() == 1
-        assert [line for line in site.service.stderr if "did not end in order: engine" in line]
+        assert await site.service.ended() == 0
 
 
 async def test_streams_end_in_full_while_draining() -> None:

@@ -223,7 +223,8 @@ def _read_end(data: Reader) -> Finished | Failed:
     record = data.packed(_END)
     flags, key, reason, stop_id = cast("tuple[int, ...]", (*record[:2], *record[3:]))
     kind = flags & _KIND
-    wait, stay = _read_account(data, flags & ~_HAS_BREACH)
+    # Only a refusal can have one.
+    wait, stay = _read_account(data, flags & ~_HAS_BREACH if kind == _FAILED else flags)
     if kind == _FINISHED:
         return Finished(
             key=key,
