@@ -28,7 +28,8 @@ BASE ?= $(shell git describe --tags --abbrev=0 2>/dev/null || \
 	git log --diff-filter=A --format=%H -- protos/buf.yaml 2>/dev/null | tail -n 1)
 PYTEST_ARGS ?=
 SOAK_ARGS ?=
-GAMES := tests/property/test_engine_games.py
+PURE := tests/architecture tests/contract tests/fuzz tests/gpu tests/property tests/unit
+SERVED := $(filter-out $(PURE) tests/fakes tests/support,$(patsubst %/,%,$(sort $(wildcard tests/*/))))
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -38,7 +39,7 @@ READY := $(VENV)/.ready-$(shell cat pyproject.toml | cksum | tr ' ' '-')
 PROTOS_READY := $(PROTOS_VENV)/.ready-$(shell cat protos/requirements.txt | cksum | tr ' ' '-')
 PIP := -m pip --disable-pip-version-check --quiet
 
-.PHONY: help install demo test test-transformers-4 unit soak cases check format protos clean \
+.PHONY: help install demo test test-pure test-served test-transformers-4 unit soak cases check format protos clean \
 	check-python check-types check-layers check-protos check-docker
 
 help:
@@ -63,17 +64,16 @@ $(PROTOS_READY): protos/requirements.txt
 demo: $(READY)
 	@$(BIN)/python -m penstock.server.cli demo
 
-# The games keep both cores of a small machine busy for minutes, and the rest mostly waits for
-# processes and sockets: side by side they take little more than the longer of the two. A code of 5
+# Side by side: what only computes, and what mostly waits for processes and sockets. A code of 5
 # means that PYTEST_ARGS left one of them without tests.
-test: check
-	@log="$$(mktemp)"; $(BIN)/python -m pytest $(PYTEST_ARGS) $(GAMES) >"$$log" 2>&1 & games=$$!; \
-	trap 'kill "$$games" 2>/dev/null || true; rm -f "$$log"' EXIT; \
-	rest=0; $(BIN)/python -m pytest $(PYTEST_ARGS) --ignore=$(GAMES) || rest=$$?; \
-	played=0; wait "$$games" || played=$$?; cat "$$log"; \
-	[ "$$rest" = 0 ] || [ "$$rest" = 5 ] || exit "$$rest"; \
-	[ "$$played" = 0 ] || [ "$$played" = 5 ] || exit "$$played"; \
-	[ "$$rest$$played" != 55 ] || exit 5
+test: $(READY) $(PROTOS_READY)
+	@$(MAKE) --no-print-directory --jobs 3 --output-sync=line test-served test-pure check
+
+test-pure: $(READY)
+	$(BIN)/python -m pytest $(PURE) $(PYTEST_ARGS) || [ $$? = 5 ]
+
+test-served: $(READY)
+	$(BIN)/python -m pytest $(SERVED) $(PYTEST_ARGS) || [ $$? = 5 ]
 
 unit: $(READY)
 	$(BIN)/python -m pytest tests/unit tests/property $(PYTEST_ARGS)

@@ -101,7 +101,8 @@ async def test_a_collector_that_hangs_holds_up_neither_streams_nor_the_end() -> 
 
 async def test_the_last_steps_of_a_killed_engine_are_written_down(tmp_path: Path) -> None:
     # Without an observer: the recorder is always on.
-    async with started(*simulated(), "--flight-folder", str(tmp_path)) as service:
+    options = ("--flight-folder", str(tmp_path), "--max-replays", "0")
+    async with started(*simulated(), *options) as service:
         engine = await service.next_pid("engine")
         async with service.channel() as channel:
             running = [stream(channel, 900, first) for first in range(3)]
