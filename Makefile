@@ -64,13 +64,15 @@ $(PROTOS_READY): protos/requirements.txt
 demo: $(READY)
 	@$(BIN)/python -m penstock.server.cli demo
 
-# Side by side: what only computes, and what mostly waits for processes and sockets. A code of 5
-# means that PYTEST_ARGS left one of them without tests.
+# Side by side: what only computes, and what mostly waits for processes and sockets; the former tells
+# what it did when it is done. A code of 5 means that PYTEST_ARGS left one of them without tests.
 test: $(READY) $(PROTOS_READY)
-	@$(MAKE) --no-print-directory --jobs 3 --output-sync=line test-served test-pure check
+	@$(MAKE) --no-print-directory --jobs 3 test-served test-pure check
 
 test-pure: $(READY)
-	$(BIN)/python -m pytest $(PURE) $(PYTEST_ARGS) || [ $$? = 5 ]
+	@log="$$(mktemp)"; trap 'rm -f "$$log"' EXIT; code=0; \
+	$(BIN)/python -m pytest $(PURE) $(PYTEST_ARGS) >"$$log" 2>&1 || code=$$?; cat "$$log"; \
+	[ $$code = 0 ] || [ $$code = 5 ]
 
 test-served: $(READY)
 	$(BIN)/python -m pytest $(SERVED) $(PYTEST_ARGS) || [ $$? = 5 ]

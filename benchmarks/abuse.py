@@ -31,7 +31,14 @@ from simulated_service import capacity, request, service, simulated
 ATTACKS = (
     *("rapid_reset", "open_and_hang", "settings_flood", "ping_flood", "empty_data"),
     *("continuation_flood", "window_updates", "garbage", "bad_frames", "compression_bomb"),
-    *("huge_metadata", "huge_messages", "zero_windows", "idle_connections"),
+    *(
+        "huge_metadata",
+        "huge_messages",
+        "half_sent_messages",
+        "unknown_fields",
+        "zero_windows",
+        "idle_connections",
+    ),
 )
 MAX_PROBE_P99_MS = 200.0
 MAX_GROWTH_MIB = 20.0

@@ -27,7 +27,8 @@ MAX_WAITING = 32
 PEAK_PER_S = NUM_SLOTS / (NUM_TOKENS * STEP_S)
 """Requests that the executor can serve in a second when every slot is always taken."""
 MAX_LAG_MS = 2.0
-"""Where the client's own loop was later than that, milliseconds cannot be told: a busy machine."""
+"""Where the client's own loop was later than that, a time that misses its goal says nothing: the
+machine was busy. One that meets it holds all the more."""
 MAX_TTFT_S = 2.0
 """Whoever waits longer for the first token was not served in time."""
 LOADS = (0.5, 0.8, 1.0, 1.5, 2.0, 3.0, 5.0)
@@ -115,15 +116,22 @@ def checks_of(levels: list[Level]) -> list[Check]:
         _check("goodput at 2x, of the peak", by_load[2.0].goodput_per_s / peak, 0.95, "share"),
         _check("goodput at 5x, of the peak", most.goodput_per_s / peak, 0.90, "share"),
         _check("peak, of what the executor can do", peak / PEAK_PER_S, 0.90, "share"),
-        _check("p99 of a refusal at 5x", most.refusal_p99_ms, 5.0, "ms", is_settled=is_quiet),
-        _check("p99 of a health check", health_ms, 50.0, "ms", is_settled=is_quiet),
+        _check_time("p99 of a refusal at 5x", most.refusal_p99_ms, 5.0, is_quiet=is_quiet),
+        _check_time("p99 of a health check", health_ms, 50.0, is_quiet=is_quiet),
         *(_check(name, count, 0.0, "of all") for name, count in counts),
     ]
 
 
-def _check(name: str, value: float, goal: float, unit: str, *, is_settled: bool = True) -> Check:
+def _check(name: str, value: float, goal: float, unit: str) -> Check:
     sense: Literal["at most", "at least"] = "at least" if unit == "share" else "at most"
-    return Check(name=name, value=value, goal=goal, unit=unit, sense=sense, is_settled=is_settled)
+    return Check(name=name, value=value, goal=goal, unit=unit, sense=sense)
+
+
+def _check_time(name: str, value_ms: float, goal_ms: float, *, is_quiet: bool) -> Check:
+    is_settled = is_quiet or value_ms <= goal_ms
+    return Check(
+        name=name, value=value_ms, goal=goal_ms, unit="ms", sense="at most", is_settled=is_settled
+    )
 
 
 def draw(levels: list[Level], path: Path) -> None:

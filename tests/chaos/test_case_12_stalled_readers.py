@@ -16,6 +16,7 @@ from support.service import PATIENCE_S, stream
 
 NUM_TOKENS = 900
 FEW_TOKENS_BYTES = 600
+WATCH = "/grpc.health.v1.Health/Watch"
 FAST = ("--simulated-config", '{"pace": "real_time", "cost": {"step_s": 0.002}}')
 
 
@@ -58,6 +59,18 @@ async def test_case_13_streams_with_a_window_of_zero_are_cut() -> None:
             await siege.until_nothing_runs()
             assert siege.rss_mib() - before_mib < 64
         assert probe.num_errors == 0
+        await siege.until_calm()
+
+
+async def test_case_13_who_leaves_without_reading_makes_no_error() -> None:
+    async with besieged() as siege:
+        once = attacks.once_request(4)
+        async with h2.raw_connection(siege.address, initial_window=0) as connection:
+            for stream in range(1, 40, 4):
+                await connection.send(h2.call(stream, WATCH, b""))
+                await connection.send(h2.call(stream + 2, attacks.ONCE, once))
+            await siege.until(lambda stats: stats.models[0].totals.num_completed >= 10)
+        # An ERROR in the log is an error here.
         await siege.until_calm()
 
 

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from penstock.server.rpc.options import MAX_MESSAGE_BYTES
 from support import attacks
-from support.hostile_house import besieged
+from support.guarded import Premises
+from support.hostile_house import Siege, besieged
 
 MAX_GROWTH_MIB = 32
+NUM_HALF = 200
+"""As they are, these messages have 800 MiB."""
+MAX_HALF_MIB = 160
+HEALTH = "/grpc.health.v1.Health/Check"
 
 
 @pytest.mark.parametrize(
@@ -24,3 +32,35 @@ async def test_case_41_what_is_too_large_is_refused(attack: attacks.Attack) -> N
         assert probe.outcomes
         assert probe.num_errors == 0
         await siege.until_calm()
+
+
+async def most_mib_while(siege: Siege, path: str, *, extra: bytes = b"") -> float:
+    """The growth of the front while messages stand that lack an octet; others must not notice."""
+    before_mib = siege.rss_mib()
+    peak_mib = before_mib
+    async with attacks.half_sent_calls(siege.address, path, NUM_HALF, extra=extra):
+        async with siege.probed() as probe:
+            while len(probe.outcomes) < 10:
+                peak_mib = max(peak_mib, siege.rss_mib())
+                await siege.until(lambda _: True)
+        assert probe.num_errors == 0
+    await siege.until_calm()
+    return peak_mib - before_mib
+
+
+@pytest.mark.parametrize("path", [attacks.GENERATE, attacks.ONCE, HEALTH])
+async def test_case_41_messages_that_are_half_sent_take_little_memory(path: str) -> None:
+    async with besieged() as siege:
+        assert await most_mib_while(siege, path) < MAX_HALF_MIB
+
+
+async def test_case_41_nothing_is_taken_from_strangers(tmp_path: Path) -> None:
+    premises = Premises(tmp_path)
+    premises.tokens()
+    async with besieged("--policy-file", str(premises.policy_file)) as siege:
+        for path in (attacks.GENERATE, "/grpc.channelz.v1.Channelz/GetServers"):
+            async with attacks.half_sent_calls(siege.address, path, NUM_HALF) as connection:
+                # Refused by their headers, each of them.
+                await connection.until_all_answered(NUM_HALF)
+                assert set(connection.statuses) == {attacks.UNAUTHENTICATED}
+                assert connection.granted[0] < 4 * MAX_MESSAGE_BYTES

@@ -18,6 +18,7 @@ FLOODS = (
     attacks.continuation_flood,
     attacks.window_updates,
     attacks.garbage,
+    attacks.unknown_fields,
     attacks.bad_frames,
 )
 
@@ -60,11 +61,27 @@ async def test_case_42_one_connection_holds_so_many_calls_and_no_more() -> None:
         await siege.until_calm()
 
 
-@pytest.mark.parametrize("path", [attacks.GENERATE, attacks.ONCE, "/grpc.health.v1.Health/Check"])
+@pytest.mark.parametrize(
+    "path",
+    [
+        attacks.GENERATE,
+        attacks.ONCE,
+        "/grpc.health.v1.Health/Check",
+        "/penstock.v1.GenerationService/Multiplex",
+        "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo",
+    ],
+)
 async def test_case_42_a_call_whose_message_never_comes_is_ended(path: str) -> None:
     async with besieged("--max-arrival-s", "0.5") as siege:
         seen = await attacks.unfinished_calls(siege.address, path)
         # Told so, and the stream is free again though its client has not ended it.
-        assert (seen.num_headers, seen.num_resets) == (seen.num_sent, seen.num_sent)
+        assert (len(seen.statuses), seen.num_resets) == (seen.num_sent, seen.num_sent)
         assert not seen.is_cut
         await siege.until_calm()
+
+
+async def test_case_42_padding_that_nobody_knows_is_refused() -> None:
+    async with besieged() as siege, siege.probed() as probe:
+        seen = await attacks.unknown_fields(siege.address)
+        assert seen.statuses == (attacks.INVALID_ARGUMENT,) * seen.num_sent
+    assert probe.num_errors == 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -80,12 +80,16 @@ def methods_of(service: str) -> list[tuple[str, bool]]:
 
 
 async def raw_code(
-    channel: grpc.aio.Channel, path: str, data: bytes = b"", *, token: str | None = None
+    channel: grpc.aio.Channel, path: str, data: bytes | None = b"", *, token: str | None = None
 ) -> grpc.StatusCode:
-    """How any method answers these bytes. On the wire all kinds of calls are the same."""
+    """How any method answers these bytes, or (None) before any have come.
+
+    On the wire all kinds of calls are the same.
+    """
     begin: Any = channel.stream_stream(path)
     metadata = () if token is None else bearing(token)
-    call = begin(iter([data]), metadata=metadata, timeout=PATIENCE_S)
+    sent = _nothing_yet() if data is None else iter([data])
+    call = begin(sent, metadata=metadata, timeout=PATIENCE_S)
     async with asyncio.timeout(PATIENCE_S):
         with contextlib.suppress(grpc.aio.AioRpcError):
             async for _ in call:
@@ -95,6 +99,11 @@ async def raw_code(
         assert not [secret for secret in ALL_TOKENS if secret in told]
         code: grpc.StatusCode = await call.code()
         return code
+
+
+async def _nothing_yet() -> AsyncIterator[bytes]:
+    await asyncio.Event().wait()
+    yield b""
 
 
 async def health_code(address: str, credentials: grpc.ChannelCredentials | None) -> Any:
@@ -206,21 +215,20 @@ async def test_nothing_is_served_to_strangers(
     security = premises.tokens()
     paths = [path for name in FRONT_SERVICES for path, _ in methods_of(name)]
     async with serving(text, security=security) as served:
-        for path in paths:
-            # What they send is not even parsed.
-            code = await raw_code(served.channel, path, GARBAGE, token=token)
-            assert code is wanted, path
-        for path in INSPECTION:
-            assert await raw_code(served.channel, path, token=token) is wanted, path
+        for path in (*paths, *INSPECTION):
+            # What they send is not even waited for, nor parsed.
+            for data in (None, GARBAGE):
+                code = await raw_code(served.channel, path, data, token=token)
+                assert code is wanted, path
     operations = OperationsServer(FakeDesk(), "127.0.0.1", 0, security=security)
     address = f"127.0.0.1:{await operations.start()}"
     try:
         async with open_channel(address) as channel:
-            for path, _ in methods_of("OperationsService"):
-                code = await raw_code(channel, path, GARBAGE, token=token)
-                assert code is wanted, path
-            for path in INSPECTION[1:]:
-                assert await raw_code(channel, path, token=token) is wanted, path
+            operators = [path for path, _ in methods_of("OperationsService")]
+            for path in (*operators, *INSPECTION[1:]):
+                for data in (None, GARBAGE):
+                    code = await raw_code(channel, path, data, token=token)
+                    assert code is wanted, path
             assert await raw_code(channel, HEALTH) is C.OK
     finally:
         await operations.stop()

@@ -90,7 +90,7 @@ async def test_resume_goes_on_live(service: SteppedService) -> None:
 
 
 async def test_the_older_stream_ends_superseded(service: SteppedService) -> None:
-    call = service.stub.Generate(resumable(num_tokens=30))
+    call = service.stub.Generate(resumable(num_tokens=400))
     await read_some(service, call, 3)
     resume = service.stub.Resume(resumed("r", next_sequence=3))
     await read_some(service, resume, 2)

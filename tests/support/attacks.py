@@ -17,15 +17,20 @@ import os
 import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import asdict, dataclass
+from typing import Any
 
-from penstock.server.rpc.options import MAX_CONCURRENT_STREAMS
+import grpc
+import grpc.aio
+
+from penstock.server.rpc.options import MAX_CONCURRENT_STREAMS, MAX_MESSAGE_BYTES
 from penstock.v1 import generation_service_pb2 as pb
 from support import raw_http2 as h2
 
 GENERATE = "/penstock.v1.GenerationService/Generate"
 ONCE = "/penstock.v1.GenerationService/GenerateOnce"
-RESOURCE_EXHAUSTED = 8
+INVALID_ARGUMENT, RESOURCE_EXHAUSTED, UNAUTHENTICATED = 3, 8, 16
 _MANY_TOKENS = 900
+_NUM_AT_ONCE = 500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +58,13 @@ def request(num_tokens: int, *, max_tokens: int = 64) -> bytes:
     return message.SerializeToString()
 
 
+def once_request(num_tokens: int) -> bytes:
+    """The same for GenerateOnce."""
+    once = pb.GenerateOnceRequest()
+    once.generation.ParseFromString(request(num_tokens))
+    return once.SerializeToString()
+
+
 def seen(connection: h2.RawConnection, num_sent: int) -> Seen:
     return Seen(
         num_sent=num_sent,
@@ -68,8 +80,14 @@ async def rapid_reset(address: str, num: int = 20_000) -> Seen:
     """Open a call with all it needs and take it back at once, as fast as the socket goes."""
     data = request(4)
     async with h2.raw_connection(address) as connection:
-        streams = range(1, 2 * num, 2)
-        await connection.send(*(h2.call(one, GENERATE, data) + h2.reset(one) for one in streams))
+        num_sent = 0
+        for first in range(1, 2 * num, 2 * _NUM_AT_ONCE):
+            streams = range(first, min(first + 2 * _NUM_AT_ONCE, 2 * num), 2)
+            calls = [h2.call(one, GENERATE, data) + h2.reset(one) for one in streams]
+            # The window of the connection is held to, or that would be the end of it.
+            num_sent += len(streams) * (len(data) + 5)
+            await connection.until_granted(num_sent)
+            await connection.send(*calls)
         await connection.until_heard()
         return seen(connection, num)
 
@@ -189,6 +207,54 @@ async def huge_messages(address: str, num: int = 20) -> Seen:
         return seen(connection, num)
 
 
+async def half_sent_messages(address: str, path: str = GENERATE, num: int = 200) -> Seen:
+    """Messages of the largest size but for the last octet, as far as the server takes them."""
+    async with half_sent_calls(address, path, num) as connection:
+        return seen(connection, num)
+
+
+@contextlib.asynccontextmanager
+async def half_sent_calls(
+    address: str, path: str, num: int, *, extra: bytes = b""
+) -> AsyncGenerator[h2.RawConnection]:
+    """The same, which stand for the length of the block; `extra`: more header fields."""
+    streams = range(1, 2 * num, 2)
+    num_octets = MAX_MESSAGE_BYTES + 5 - 1
+    claim = b"\0" + MAX_MESSAGE_BYTES.to_bytes(4, "big")
+    num_sent = dict.fromkeys(streams, 0)
+    async with h2.raw_connection(address) as connection:
+        await connection.send(*(h2.headers(one, path, extra=extra) for one in streams))
+        num_idle = 0
+        # So often nothing new may be sent: that is all that the server takes.
+        while num_idle < 3 and not connection.is_closed:
+            # Pings so often would be a flood of them, which ends the connection.
+            await connection.until_settled()
+            num_idle += 1
+            for stream, sent in num_sent.items():
+                left = h2.DEFAULT_WINDOW + connection.granted[0] - sum(num_sent.values())
+                window = connection.stream_window + connection.granted[stream] - sent
+                size = min(left, window, num_octets - sent, 1 << 14)
+                if size <= 0:
+                    continue
+                body = claim + b"x" * (size - 5) if not sent else b"x" * size
+                await connection.send(h2.frame(h2.DATA, 0, stream, body[:size]))
+                num_sent[stream] += min(size, len(body))
+                num_idle = 0
+        yield connection
+
+
+async def unknown_fields(address: str, num: int = 10) -> Seen:
+    """Requests padded with fields that nobody knows, to the largest size that is allowed."""
+    data = request(4)
+    data += b"\xf8\x3f\x01" * ((MAX_MESSAGE_BYTES - len(data)) // 3)
+    options = [("grpc.max_send_message_length", -1)]
+    async with grpc.aio.insecure_channel(address, options=options) as channel:
+        begin: Any = channel.unary_stream(GENERATE)
+        calls = [begin(data) for _ in range(num)]
+        codes = await asyncio.gather(*(call.code() for call in calls))
+    return Seen(num_sent=num, statuses=tuple(code.value[0] for code in codes))
+
+
 async def zero_windows(address: str, num: int = 200) -> Seen:
     """Calls that may never be sent anything, half of them streams, half of them not."""
     async with zero_window_calls(address, num) as connection:
@@ -200,15 +266,12 @@ async def zero_windows(address: str, num: int = 200) -> Seen:
 async def zero_window_calls(address: str, num: int) -> AsyncGenerator[h2.RawConnection]:
     """The same, which stand for the length of the block."""
     data = request(4, max_tokens=_MANY_TOKENS)
-    once = pb.GenerateOnceRequest.FromString(b"")
-    once.generation.ParseFromString(request(4))
+    once = once_request(4)
     async with h2.raw_connection(address, initial_window=0) as connection:
         for stream in range(1, 2 * num, 2):
             is_stream = stream % 4 == 1
             await connection.send(
-                h2.call(stream, GENERATE, data)
-                if is_stream
-                else h2.call(stream, ONCE, once.SerializeToString())
+                h2.call(stream, GENERATE, data) if is_stream else h2.call(stream, ONCE, once)
             )
         yield connection
 
@@ -264,6 +327,8 @@ ATTACKS: dict[str, Attack] = {
         compression_bomb,
         huge_metadata,
         huge_messages,
+        half_sent_messages,
+        unknown_fields,
         zero_windows,
         idle_connections,
     )

@@ -19,6 +19,7 @@ DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS = 0, 1, 2, 3, 4
 PUSH_PROMISE, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = 5, 6, 7, 8, 9
 END_STREAM, ACK, END_HEADERS, PADDED = 0x1, 0x1, 0x4, 0x8
 INITIAL_WINDOW_SIZE = 4
+DEFAULT_WINDOW = 65_535
 CANCEL, ENHANCE_YOUR_CALM = 8, 11
 PATIENCE_S = 60.0
 _MAX_WRITE_BYTES = 1 << 16
@@ -95,7 +96,8 @@ def _string(value: bytes) -> bytes:
 
 class RawConnection:
     """A connection. `counts`: frames received, by kind; `goaway`: the code of the last GOAWAY;
-    `statuses`: the codes that calls ended with, in the order of their ends.
+    `statuses`: the codes that calls ended with, in the order of their ends. `stream_window`: what
+    a stream may send to begin with; `granted`: what was added, by stream, of the connection as 0.
 
     It acknowledges settings and pings, those in `unacknowledged` (frame kinds) excepted;
     `initial_window` bytes is what each stream may be sent, and nobody ever adds to it.
@@ -109,6 +111,8 @@ class RawConnection:
     ) -> None:
         self.counts: Counter[int] = Counter()
         self.num_answered_pings = 0
+        self.stream_window = DEFAULT_WINDOW
+        self.granted: Counter[int] = Counter()
         self.statuses: list[int] = []
         self._decoder = hpack.Decoder()
         self.goaway: int | None = None
@@ -155,6 +159,20 @@ class RawConnection:
         await self.send(frame(PING, 0, 0, b"are you?"))
         await self.until(lambda: self.num_answered_pings > num_before)
 
+    async def until_settled(self) -> None:
+        """The same by settings: of pings that come so often the peer would tire."""
+        num_before = self.counts[SETTINGS]
+        await self.send(settings())
+        await self.until(lambda: self.counts[SETTINGS] > num_before)
+
+    async def until_granted(self, num_bytes: int) -> None:
+        """Wait until so many bytes of data may have been sent on the connection, all in all."""
+        await self.until(lambda: num_bytes <= DEFAULT_WINDOW + self.granted[0])
+
+    async def until_all_answered(self, num: int) -> None:
+        """Wait until so many calls have ended with a status."""
+        await self.until(lambda: len(self.statuses) >= num)
+
     async def until_answered(self) -> None:
         """Wait until a call has ended with a status."""
         await self.until(lambda: bool(self.statuses))
@@ -175,6 +193,7 @@ class RawConnection:
             while True:
                 header = await self._reader.readexactly(9)
                 payload = await self._reader.readexactly(int.from_bytes(header[:3], "big"))
+                self._take_window(header[3], int.from_bytes(header[5:], "big"), payload)
                 self._take(header[3], header[4], payload)
                 async with self._news:
                     self._news.notify_all()
@@ -183,6 +202,14 @@ class RawConnection:
         self.is_closed = True
         async with self._news:
             self._news.notify_all()
+
+    def _take_window(self, kind: int, stream: int, payload: bytes) -> None:
+        if kind == WINDOW_UPDATE:
+            self.granted[stream] += int.from_bytes(payload, "big")
+        elif kind == SETTINGS:
+            for start in range(0, len(payload), 6):
+                if int.from_bytes(payload[start : start + 2], "big") == INITIAL_WINDOW_SIZE:
+                    self.stream_window = int.from_bytes(payload[start + 2 : start + 6], "big")
 
     def _take(self, kind: int, flags: int, payload: bytes) -> None:
         self.counts[kind] += 1

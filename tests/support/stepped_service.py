@@ -148,6 +148,35 @@ def request(
     return message
 
 
+def stepped_engine(
+    text: ModelText,
+    *,
+    scheduler: SchedulerConfig | None = None,
+    clock: Callable[[], float] = time.monotonic,
+    epoch: int = 1,
+    num_fronts: int = 0,
+    **executor: Any,
+) -> tuple[WatchedEngine, MemoryEngine]:
+    """An engine, and what fronts reach it by. `executor`: as of `stepped`."""
+    config = scheduler or SchedulerConfig(max_num_waiting=64)
+    settings: dict[str, Any] = {
+        "num_blocks": 64,
+        "max_seq_len": 512,
+        "max_num_seqs": 8,
+        "simulated": SimulatedConfig(vocab_size=text.files.vocab_size, is_strict=True),
+    }
+    made = create_executor(ExecutorConfig(kind=ExecutorKind.SIMULATED, **(settings | executor)))
+    engine = WatchedEngine(made, config, clock)
+    hello = EngineHello(
+        epoch=epoch,
+        model="tiny",
+        executor=made.info,
+        max_num_waiting=config.max_num_waiting,
+        max_num_waiting_tokens=config.max_num_waiting_tokens,
+    )
+    return engine, MemoryEngine(engine, hello, clock, num_fronts=num_fronts)
+
+
 @contextlib.asynccontextmanager
 async def stepped(
     text: ModelText,
@@ -159,23 +188,7 @@ async def stepped(
     **executor: Any,
 ) -> AsyncGenerator[SteppedService]:
     """`executor`: more fields of ExecutorConfig; by default 64 blocks of 16 tokens, 8 slots."""
-    config = scheduler or SchedulerConfig(max_num_waiting=64)
-    settings: dict[str, Any] = {
-        "num_blocks": 64,
-        "max_seq_len": 512,
-        "max_num_seqs": 8,
-        "simulated": SimulatedConfig(vocab_size=text.files.vocab_size, is_strict=True),
-    }
-    made = create_executor(ExecutorConfig(kind=ExecutorKind.SIMULATED, **(settings | executor)))
-    engine = WatchedEngine(made, config, clock)
-    hello = EngineHello(
-        epoch=1,
-        model="tiny",
-        executor=made.info,
-        max_num_waiting=config.max_num_waiting,
-        max_num_waiting_tokens=config.max_num_waiting_tokens,
-    )
-    memory = MemoryEngine(engine, hello, clock)
+    engine, memory = stepped_engine(text, scheduler=scheduler, clock=clock, **executor)
     port = memory.port(1)
     server = FrontServer(text, front or FrontConfig(), port=port, clock=clock)
     async with contextlib.AsyncExitStack() as stack:

@@ -31,6 +31,8 @@ class Passage:
         self._request = request
         self._recovery = recovery
         self._is_whole = is_whole
+        if point is not None:
+            recovery.begin_at(point.next_sequence)
 
     @property
     def can_live_on(self) -> bool:

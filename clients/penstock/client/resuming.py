@@ -78,6 +78,11 @@ class Recovery:
         self._sequence = -1
         self._num_failed = 0
 
+    def begin_at(self, next_sequence: int) -> None:
+        """The stream is a Resume from its first attempt on."""
+        self.is_under_way = True
+        self._sequence = next_sequence
+
     @property
     def is_possible(self) -> bool:
         """Whether a lost connection leaves anything to go on with."""
@@ -90,11 +95,15 @@ class Recovery:
 
         `request_id`: "" as long as the server said nothing: then nobody waits for us.
         """
-        if not self.is_possible or not request_id or not is_loss(error):
+        has_gone_on = next_sequence > self._sequence
+        # Then there is no engine over which it could be fetched; a stream that has gone on is told
+        # so of the request itself.
+        is_out_of_reach = self.is_under_way and not has_gone_on and isinstance(error, EngineDown)
+        if not self.is_possible or not request_id or not (is_loss(error) or is_out_of_reach):
             self.is_under_way = False
             return None
         now_s = self._clock()
-        if self._first is None or next_sequence > self._sequence:
+        if self._first is None or has_gone_on:
             # It had gone on: this is a new loss, with a grace of its own.
             self._first, self._lost_at_s, self._num_failed = error, now_s, 0
         self._sequence = next_sequence

@@ -102,3 +102,24 @@ def test_a_point_counts_messages_and_tokens() -> None:
 def test_a_point_out_of_range_is_named(fields: dict[str, object]) -> None:
     with pytest.raises(ValueError, match=next(iter(fields))):
         ResumePoint(request_id="r", **fields)  # type: ignore[arg-type]
+
+
+def test_without_an_engine_to_ask_over_it_is_tried_again_within_the_grace() -> None:
+    account, clock = recovery(grace_s=2.0)
+    assert account.delay_after(failed(Unavailable), request_id="r", next_sequence=4) is not None
+    down = failed(EngineDown, retry_after_s=0.5)
+    assert account.delay_after(down, request_id="r", next_sequence=4) == 0.5
+    clock.now_s += 2.0
+    assert account.delay_after(down, request_id="r", next_sequence=4) is None
+
+
+def test_a_stream_that_went_on_and_lost_its_engines_is_told_so() -> None:
+    account, _ = recovery()
+    account.delay_after(failed(Unavailable), request_id="r", next_sequence=4)
+    assert account.delay_after(failed(EngineDown), request_id="r", next_sequence=9) is None
+
+
+def test_a_stream_that_begins_with_a_resume_is_tried_again_too() -> None:
+    account, _ = recovery()
+    account.begin_at(4)
+    assert account.delay_after(failed(EngineDown), request_id="r", next_sequence=4) is not None

@@ -4,16 +4,19 @@ import numpy as np
 import pytest
 
 from penstock.server.link.frames import decode, encode
-from penstock.server.link.hand_over import HandOvers
+from penstock.server.link.hand_over import HandOvers, Mail
 from penstock.server.link.orphanage import Orphanage
 from penstock.server.link.resume_frames import (
     Ask,
     Claim,
     ClaimAnswer,
     Give,
+    Gone,
     Inheritance,
     Keep,
     Keepsake,
+    Lack,
+    Settle,
     ToldLog,
 )
 from penstock.server.link.wire import FrameBuffer
@@ -43,6 +46,13 @@ def keep(name: str = "r", *keys: int, grace_s: float = 5.0, message: bytes = SEC
 
 def some_tokens(key: int) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
     return np.arange(key, dtype=np.int32)
+
+
+def ticket_of(mail: Mail) -> int:
+    """Of the question that is asked first."""
+    ask = mail[0][1]
+    assert isinstance(ask, Ask)
+    return ask.ticket
 
 
 @pytest.fixture
@@ -111,13 +121,17 @@ def test_claims_are_answered_by_who_has_it(clock: Clock) -> None:
 
     asked = claims.claim(1, claim, [1, 2, 3])
     assert [(front, type(frame)) for front, frame in asked] == [(2, Ask), (3, Ask)]
-    ticket = asked[0][1].ticket
+    ticket = ticket_of(asked)
     assert claims.given(2, ticket, None) == []
     ((front, answer),) = claims.given(3, ticket, given)
-    assert (front, answer.ticket) == (1, 9)
     assert isinstance(answer, ClaimAnswer)
+    assert (front, answer.ticket) == (1, 9)
     assert answer.inheritance is given
     assert cancelled == ["r"]
+    assert claims.settle(1, Settle(ticket=9, is_taken=True)) == [
+        (2, Gone(name="r")),
+        (3, Gone(name="r")),
+    ]
     assert len(claims) == 0
 
     asked = claims.claim(1, claim, [1, 2])
@@ -132,10 +146,10 @@ def test_claims_are_answered_by_who_has_it(clock: Clock) -> None:
 def test_what_comes_for_a_front_that_is_gone_is_kept(clock: Clock) -> None:
     orphanage = Orphanage(clock, can_repeat=True)
     claims = HandOvers(orphanage, lambda _: None)
-    ((_, ask),) = claims.claim(1, Claim(ticket=9, name="r"), [1, 2])
+    ticket = ticket_of(claims.claim(1, Claim(ticket=9, name="r"), [1, 2]))
     claims.front_gone(1)
     given = Inheritance(keepsake=keep().keepsake)
-    assert claims.given(2, ask.ticket, given) == []
+    assert claims.given(2, ticket, given) == []
     assert orphanage.take("r") is given
 
 
@@ -158,6 +172,9 @@ def test_frames_come_back_and_show_nothing() -> None:
         Give(ticket=1, inheritance=given),
         Give(ticket=1, inheritance=None),
         ClaimAnswer(ticket=2, inheritance=given),
+        ClaimAnswer(ticket=2, inheritance=None, lack=Lack.UNSURE),
+        Settle(ticket=2**32 - 1, is_taken=True),
+        Gone(name="n"),
     ):
         ((kind, body),) = FrameBuffer().feed(encode(frame))
         again = decode(kind, body)

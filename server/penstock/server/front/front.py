@@ -322,7 +322,7 @@ class Front:
                 )
         self._dispatcher.tell_cuts(now_s)
 
-    def _known_limits(self) -> Limits:
+    def known_limits(self) -> Limits:
         """Of the engine; of the last one, if the next will do. Raises RequestError."""
         if self.limits is None or not (self.is_engine_up or self.replays.are_on):
             raise refuse(ErrorReason.ENGINE_DOWN)
@@ -330,11 +330,11 @@ class Front:
 
     async def _submit(self, request: LiveRequest, times: CallTimes) -> None:
         generation = request.generation
-        began_with = self._known_limits()
+        began_with = self.known_limits()
         prompt, prompt_text = await tokenise(generation, self.text, began_with)
         if request.stream.is_closed:  # cancelled, or the engine was lost, while it was tokenised
             return
-        limits = self._known_limits()
+        limits = self.known_limits()
         if limits.block_size != began_with.block_size:
             # Another engine has come, and the prompt was hashed for the one before.
             await self._submit(request, times)

@@ -8,7 +8,7 @@ position, so they are the same. Does not know how an inheritance travels, nor gR
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
@@ -113,6 +113,17 @@ def keepsake_of(request: LiveRequest) -> Keepsake | None:
     )
 
 
+def again_of(request: LiveRequest) -> Keepsake | None:
+    """What makes a request that has ended once more; None where that might end in another way."""
+    keepsake = keepsake_of(request)
+    if keepsake is None or not all(_ended_by_itself(request, o.index) for o in request.outputs):
+        return None
+    first = request.specs[0]
+    # Whichever comes first: a request that has kept its limits in time cannot keep them again.
+    due_s = min(first.deadline_s, first.time_limit_s, first.ttft_deadline_s)
+    return replace(keepsake, deadline_s=due_s)
+
+
 def bequeath(resumable: Resumable) -> Inheritance | None:
     """All there is of a request, for another front; None where it cannot be given away yet.
 
@@ -130,15 +141,17 @@ def bequeath(resumable: Resumable) -> Inheritance | None:
         refusal="" if log.refusal is None else _to_json(log.refusal),
         num_prompt_records=resumable.num_prompt_records,
         ended_outputs=() if live is None else _ended_of(live),
+        began_at=log.began_at,
     )
     if live is None or log.is_ended:
-        keepsake = Keepsake(
+        again = resumable.again if live is None else again_of(live)
+        keepsake = again or Keepsake(
             request_id=resumable.request_id,
             seed=0,
             arrival_s=0.0,
             deadline_s=NO_TIME,
             grace_s=resumable.grace_s,
-            message=resumable.keepsake,
+            message=b"",
         )
         return Inheritance(keepsake=keepsake, log=told)
     kept = keepsake_of(live)
@@ -154,9 +167,25 @@ def _ended_of(live: LiveRequest) -> tuple[int, ...]:
     return tuple(output.index for output in live.outputs if output.end is not None)
 
 
+def from_another_point(inheritance: Inheritance, next_sequence: int) -> Inheritance | None:
+    """The same request without its log, which does not reach to where its client is.
+
+    None where that is not so, or where nothing makes the request again. Of a spare copy, which may
+    be older than what its client has, the tokens say nothing either.
+    """
+    log = inheritance.log
+    if log is None or not inheritance.keepsake.message:
+        return None
+    if next_sequence < log.began_at:
+        return replace(inheritance, log=None)
+    if next_sequence > inheritance.next_sequence and inheritance.is_spare:
+        return replace(inheritance, log=None, tokens=())
+    return None
+
+
 def ended_log(told: ToldLog) -> MessageLog:
     """The log of a request that has ended."""
-    log = MessageLog(told.first_sequence)
+    log = MessageLog(told.first_sequence, told.began_at)
     log.extend(told.messages)
     if told.is_ended:
         log.end(_from_json(told.refusal) if told.refusal else None)

@@ -18,14 +18,16 @@ MESSAGE_OVERHEAD_BYTES: Final = 48
 class MessageLog:
     """Messages `first_sequence` to `next_sequence` - 1 of a stream.
 
+    `began_at`: the first there ever was here; those before it died with the front that told them.
     `num_bytes`: what they take in memory, about. `is_ended`: there will be no more; `refusal`: what
     the stream ended with, None for well.
     """
 
-    __slots__ = ("_messages", "first_sequence", "is_ended", "num_bytes", "refusal")
+    __slots__ = ("_messages", "began_at", "first_sequence", "is_ended", "num_bytes", "refusal")
 
-    def __init__(self, first_sequence: int = 0) -> None:
+    def __init__(self, first_sequence: int = 0, began_at: int | None = None) -> None:
         self._messages: deque[bytes] = deque()
+        self.began_at = first_sequence if began_at is None else began_at
         self.first_sequence = first_sequence
         self.num_bytes = 0
         self.is_ended = False

@@ -15,6 +15,7 @@ from penstock.server.front.errors import ErrorReason, Refusal
 from penstock.server.front.events import PromptPiece, StreamEvent
 from penstock.server.front.live_request import LiveRequest
 from penstock.server.front.message_log import MessageLog
+from penstock.server.link.resume_frames import Keepsake
 
 SUPERSEDED: Final = Refusal(reason=ErrorReason.STREAM_SUPERSEDED)
 _MAX_GATHERED_TOKENS: Final = 64
@@ -53,8 +54,10 @@ class Resumable:
         "_encode",
         "_on_change",
         "_untold",
+        "again",
         "expires_s",
         "grace_s",
+        "is_given_away",
         "keepsake",
         "live",
         "log",
@@ -89,6 +92,9 @@ class Resumable:
         self.on_over: Callable[[], None] | None = None
         """Told once when the request is over: whoever keeps its account closes it."""
         self.num_prompt_records = 0
+        self.is_given_away = False
+        self.again: Keepsake | None = None
+        """What makes it once more, with the same outcome, after it has ended; None: nothing."""
         self._encode = encode
         self._on_change = on_change
         self._untold = untold

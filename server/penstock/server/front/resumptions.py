@@ -12,11 +12,14 @@ from typing import Final
 from penstock.scheduler.state import RequestState
 from penstock.server.front.config import FrontConfig
 from penstock.server.front.errors import ErrorReason, Refusal, refuse
+from penstock.server.front.inheriting import again_of
 from penstock.server.front.live_request import LiveRequest
 from penstock.server.front.resumable import SUPERSEDED, LogReader, Resumable
+from penstock.server.front.spares import Spares
 from penstock.server.front.tenants import engine_request_id
 
 STALLED: Final = Refusal(reason=ErrorReason.READER_STALLED)
+_FORGOTTEN: Final = Refusal(reason=ErrorReason.REQUEST_NOT_FOUND)
 
 
 class Resumptions:
@@ -42,6 +45,8 @@ class Resumptions:
         self._parked: dict[Resumable, None] = {}
         self._sizes: dict[Resumable, int] = {}
         self.num_bytes = 0
+        self.spares = Spares(config, clock)
+        """Of those that were given away."""
 
     def __len__(self) -> int:
         return len(self._all)
@@ -54,6 +59,11 @@ class Resumptions:
     def num_parked(self) -> int:
         """Those that nobody reads."""
         return len(self._parked)
+
+    @property
+    def num_unread(self) -> int:
+        """Those that nobody reads and that still run."""
+        return sum(kept.live is not None for kept in self._parked)
 
     def find(self, request_id: str, tenant: str) -> Resumable | None:
         """The request of this id and tenant, whether it still runs or not."""
@@ -81,13 +91,19 @@ class Resumptions:
         earlier = self.find(resumable.request_id, resumable.tenant)
         if earlier is not None:
             self.drop(earlier)
-        self._all[engine_request_id(resumable.tenant, resumable.request_id)] = resumable
+        name = engine_request_id(resumable.tenant, resumable.request_id)
+        self._all[name] = resumable
+        self.spares.drop(name)
         self._account(resumable)
         if resumable.reader is None:
             self._park(resumable)
 
     def take_over(self, resumable: Resumable, reader: LogReader) -> None:
         """`reader` reads it from now on; an older reader is told so."""
+        if resumable.live is None and not resumable.log.is_ended:
+            # It left between being found and being read: nothing would ever come.
+            reader.dismiss(SUPERSEDED if resumable.is_given_away else _FORGOTTEN)
+            return
         self._parked.pop(resumable, None)
         resumable.take_over(reader)
 
@@ -130,6 +146,7 @@ class Resumptions:
     def give_away(self, resumable: Resumable) -> None:
         """Another front has it from now on."""
         reader, resumable.reader = resumable.reader, None
+        resumable.is_given_away = True
         self.drop(resumable)
         if reader is not None:
             reader.dismiss(SUPERSEDED)
@@ -138,6 +155,7 @@ class Resumptions:
         """To be called about once a second: drops what has expired, cuts readers that stall."""
         for resumable in [kept for kept in self._parked if kept.expires_s <= now_s]:
             self.drop(resumable)
+        self.spares.sweep(now_s)
         oldest_s = now_s - self._config.max_reader_stall_s
         for resumable in self:
             reader = resumable.reader
@@ -184,6 +202,7 @@ class Resumptions:
         """The request itself is over: it leaves the front, and what it has said stays."""
         live, resumable.live = resumable.live, None
         if live is not None:
+            resumable.again = again_of(live)
             self._release(live)
         on_over, resumable.on_over = resumable.on_over, None
         if on_over is not None:

@@ -24,7 +24,7 @@ from penstock.server.link.look_frames import Look, LookAnswer, Order, OrderAnswe
 from penstock.server.link.orphanage import Orphanage
 from penstock.server.link.ports import EngineHello
 from penstock.server.link.quarantine import Quarantine
-from penstock.server.link.resume_frames import Claim, Give, Keep
+from penstock.server.link.resume_frames import Claim, Give, Gone, Keep, Settle
 from penstock.server.link.spec_frames import Submit
 from penstock.server.link.step_frames import FRONT_SHIFT, split_by_front
 from penstock.server.link.wire import LinkError
@@ -96,7 +96,7 @@ class Dispatcher:
     `carry_out`: whoever does what an observer orders; None: nobody, and observers are told so.
     `quarantine`: what becomes of requests that may have killed an engine before. `show_door` is
     told whose outputs are being taken in, by the first one's key, and 0 when they are. `clock`: the
-    engine's.
+    engine's. `num_fronts`: as long as fewer are here, one that is not may have any request.
     """
 
     def __init__(
@@ -108,6 +108,7 @@ class Dispatcher:
         quarantine: Quarantine | None = None,
         show_door: Callable[[int], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
+        num_fronts: int = 0,
     ) -> None:
         self.engine = engine
         self.newest_queue_s: float | None = None
@@ -115,7 +116,9 @@ class Dispatcher:
         can_repeat = Feature.SEED in hello.executor.features
         orphanage = Orphanage(clock, can_repeat=can_repeat)
         self._orphanage = orphanage
-        self._hand_overs = HandOvers(orphanage, self._cancel_named)
+        self._hand_overs = HandOvers(
+            orphanage, self._cancel_named, num_fronts=num_fronts, clock=clock
+        )
         self._mail: list[tuple[int, bytes]] = []
         self._quarantine = quarantine or Quarantine((), lambda _: None)
         self._show_door = show_door
@@ -140,6 +143,7 @@ class Dispatcher:
             # One that has come back may use its keys again.
             self._cancel_first(len(self._to_cancel))
         self._live_keys[front_id] = set()
+        self._post(self._hand_overs.front_came(front_id))
         return self.hello_frame
 
     def front_gone(self, front_id: int) -> None:
@@ -171,8 +175,10 @@ class Dispatcher:
                 self._keep(front_id, keep)
             case Claim() as claim:
                 self._post(self._hand_overs.claim(front_id, claim, self._live_keys))
-            case Give(ticket=ticket, inheritance=inheritance):
-                self._post(self._hand_overs.given(front_id, ticket, inheritance))
+            case Give(ticket=ticket, inheritance=inheritance, lack=lack):
+                self._post(self._hand_overs.given(front_id, ticket, inheritance, lack))
+            case Settle() as settle:
+                self._post(self._hand_overs.settle(front_id, settle))
             case other:
                 raise LinkError(f"a front does not send {type(other).__name__}")
         return None
@@ -229,12 +235,17 @@ class Dispatcher:
         return frames
 
     def sweep(self) -> None:
-        """To be called about once a second: forgets what nobody came for."""
+        """To be called about once a second: nothing is kept for longer, and nobody waits longer."""
         self._orphanage.sweep()
+        self._post(self._hand_overs.sweep())
 
     def _keep(self, front_id: int, keep: Keep) -> None:
         if any(key not in self._live_keys[front_id] for _, key in keep.keys):
             return  # it ended while this travelled
+        if self._hand_overs.is_elsewhere(front_id, keep):
+            # Its front was away, and somebody came for it meanwhile.
+            self._post([(front_id, Gone(name=keep.name))])
+            return
         self._orphanage.keep(front_id, keep)
 
     def _post(self, mail: Mail) -> None:

@@ -33,16 +33,21 @@ from penstock.server.link.resume_frames import (
     Claim,
     ClaimAnswer,
     Give,
+    Gone,
     Keep,
     ResumeFrame,
+    Settle,
     read_ask,
     read_claim,
     read_claim_answer,
     read_give,
+    read_gone,
     read_keep,
+    read_settle,
     write_answer,
     write_keep,
     write_question,
+    write_word,
 )
 from penstock.server.link.spec_frames import Submit, read_submit, write_submit
 from penstock.server.link.step_frames import read_step, write_step
@@ -71,6 +76,8 @@ class FrameKind(enum.IntEnum):
     ASK = 22
     GIVE = 23
     CLAIM_ANSWER = 24
+    SETTLE = 25
+    GONE = 26
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,7 +160,7 @@ def _write(out: Writer, frame: Frame) -> FrameKind:
             return FrameKind.SUBMIT
         case Look() | LookAnswer() | Order() | OrderAnswer() | ObserverHello():
             return _write_look(out, frame)
-        case Keep() | Claim() | Ask() | Give() | ClaimAnswer():
+        case Keep() | Claim() | Ask() | Give() | ClaimAnswer() | Settle() | Gone():
             return _write_resume(out, frame)
         case Cancel() | CancelById() | CancelAnswer():
             return _write_cancel(out, frame)
@@ -219,6 +226,12 @@ def _write_resume(out: Writer, frame: ResumeFrame) -> FrameKind:
         case ClaimAnswer():
             write_answer(out, frame)
             return FrameKind.CLAIM_ANSWER
+        case Settle():
+            write_word(out, frame)
+            return FrameKind.SETTLE
+        case Gone():
+            write_word(out, frame)
+            return FrameKind.GONE
 
 
 def _read(kind: FrameKind, data: Reader) -> Frame:
@@ -235,6 +248,8 @@ def _read(kind: FrameKind, data: Reader) -> Frame:
             | FrameKind.ASK
             | FrameKind.GIVE
             | FrameKind.CLAIM_ANSWER
+            | FrameKind.SETTLE
+            | FrameKind.GONE
         ):
             return _read_resume(kind, data)
         case FrameKind.FRONT_HELLO:
@@ -293,7 +308,13 @@ def _read_cancel(
 
 def _read_resume(
     kind: Literal[
-        FrameKind.KEEP, FrameKind.CLAIM, FrameKind.ASK, FrameKind.GIVE, FrameKind.CLAIM_ANSWER
+        FrameKind.KEEP,
+        FrameKind.CLAIM,
+        FrameKind.ASK,
+        FrameKind.GIVE,
+        FrameKind.CLAIM_ANSWER,
+        FrameKind.SETTLE,
+        FrameKind.GONE,
     ],
     data: Reader,
 ) -> Frame:
@@ -308,6 +329,10 @@ def _read_resume(
             return read_give(data)
         case FrameKind.CLAIM_ANSWER:
             return read_claim_answer(data)
+        case FrameKind.SETTLE:
+            return read_settle(data)
+        case FrameKind.GONE:
+            return read_gone(data)
 
 
 def _read_state(data: Reader) -> RequestState | None:

@@ -14,11 +14,11 @@ from collections.abc import Callable
 from penstock.scheduler.events import StepEvents
 from penstock.scheduler.request import FinishReason, RequestSpec
 from penstock.scheduler.state import RequestState
-from penstock.server.link.claims import ClaimDesk, Giver
+from penstock.server.link.claims import ClaimDesk, Claimed, Keeper
 from penstock.server.link.dispatch import Dispatcher, EngineCore, cancel_frame
 from penstock.server.link.frames import CancelAnswer, CancelById, decode, encode
 from penstock.server.link.ports import EngineHello, EngineListener, EngineUnavailable
-from penstock.server.link.resume_frames import Ask, ClaimAnswer, Inheritance, Keep
+from penstock.server.link.resume_frames import Ask, ClaimAnswer, Gone, Keep, Lack
 from penstock.server.link.spec_frames import Submit
 from penstock.server.link.wire import FrameBuffer
 
@@ -28,7 +28,8 @@ _MAX_WAIT_S = 60.0
 class MemoryEngine:
     """One engine and the fronts connected to it.
 
-    `clock` is the engine's, used to wait for `next_wakeup_s` when a thread drives it.
+    `clock` is the engine's, used to wait for `next_wakeup_s` when a thread drives it. `num_fronts`:
+    see `Dispatcher`.
     """
 
     def __init__(
@@ -36,9 +37,11 @@ class MemoryEngine:
         engine: EngineCore,
         hello: EngineHello,
         clock: Callable[[], float] = time.monotonic,
+        *,
+        num_fronts: int = 0,
     ) -> None:
         self._clock = clock
-        self._dispatcher = Dispatcher(engine, hello, clock=clock)
+        self._dispatcher = Dispatcher(engine, hello, clock=clock, num_fronts=num_fronts)
         self._ports: dict[int, MemoryPort] = {}
         self._inbox: deque[Callable[[], None]] = deque()
         self._news = threading.Condition()
@@ -70,6 +73,10 @@ class MemoryEngine:
             num_steps += 1
             self._drain_inbox()
         return num_steps
+
+    def sweep(self) -> None:
+        """Do what an engine does about once a second. Call it between pumps."""
+        self._dispatcher.sweep()
 
     def start_thread(self) -> None:
         """Drive the engine by a thread until `close`.
@@ -244,13 +251,13 @@ class MemoryPort:
         if self.is_up:
             self._write(encode(keep))
 
-    async def claim(self, name: str) -> Inheritance | None:
+    async def claim(self, name: str) -> Claimed | Lack:
         """See `ClaimPort.claim`."""
         return await self._claims.claim(name)
 
-    def on_asked(self, giver: Giver) -> None:
+    def on_asked(self, keeper: Keeper) -> None:
         """See `ClaimPort.on_asked`."""
-        self._claims.on_asked(giver)
+        self._claims.on_asked(keeper)
 
     async def close(self) -> None:
         """Hang up: what this front still has is cancelled."""
@@ -290,7 +297,7 @@ class MemoryPort:
                     answer = self._answers.get(ticket)
                     if answer is not None and not answer.done():
                         answer.set_result(state)
-                case Ask() | ClaimAnswer() as word:
+                case Ask() | ClaimAnswer() | Gone() as word:
                     self._claims.hear(word)
                 case other:
                     raise AssertionError(f"an engine does not send {type(other).__name__}")

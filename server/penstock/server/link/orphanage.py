@@ -14,10 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.scheduler.request import NO_TIME
-from penstock.server.link.resume_frames import Inheritance, Keep, Keepsake
-
-_OVERHEAD_BYTES = 1024
-"""What a request takes here besides its message and its tokens, about."""
+from penstock.server.link.resume_frames import OVERHEAD_BYTES, Inheritance, Keep, Keepsake
 
 
 @dataclass(slots=True, eq=False)
@@ -32,7 +29,7 @@ class _Ward:
 
     @property
     def num_bytes(self) -> int:
-        return len(self.keepsake.message) + _OVERHEAD_BYTES
+        return len(self.keepsake.message) + OVERHEAD_BYTES
 
 
 @dataclass(slots=True, eq=False)
@@ -75,6 +72,15 @@ class Orphanage:
     def __len__(self) -> int:
         """Those who have no front."""
         return len(self._orphans)
+
+    def has(self, name: str) -> bool:
+        """Whether a request of this name has no front."""
+        return name in self._orphans
+
+    def owner_of(self, name: str) -> int | None:
+        """The front of a request that outlives it, None where there is none."""
+        ward = self._wards.get(name) or self._ended.get(name)
+        return None if ward is None else ward.front_id
 
     def keep(self, front_id: int, keep: Keep) -> None:
         """A request of this front outlives it; told again when it was resubmitted."""
@@ -128,7 +134,7 @@ class Orphanage:
         """Keep a request that has no front."""
         self._drop_orphan(name)
         expires_s = self._clock() + inheritance.keepsake.grace_s
-        orphan = _Orphan(inheritance, expires_s, _size_of(inheritance))
+        orphan = _Orphan(inheritance, expires_s, inheritance.num_bytes)
         self._orphans[name] = orphan
         self.num_bytes += orphan.num_bytes
         while self.num_bytes > self._max_bytes or len(self._orphans) > self._max_num:
@@ -159,14 +165,6 @@ class Orphanage:
         ward = self._ended.pop(name, None)
         if ward is not None:
             self._num_ended_bytes -= ward.num_bytes
-
-
-def _size_of(inheritance: Inheritance) -> int:
-    size = _OVERHEAD_BYTES + len(inheritance.keepsake.message)
-    size += sum(ids.nbytes for _, ids in inheritance.tokens)
-    if inheritance.log is not None:
-        size += sum(map(len, inheritance.log.messages))
-    return size
 
 
 def _expired(kept: "dict[str, _Ward] | dict[str, _Orphan]", now_s: float) -> Iterable[str]:

@@ -16,11 +16,11 @@ from typing import cast
 from penstock.scheduler.events import StepEvents
 from penstock.scheduler.request import FinishReason, RequestSpec
 from penstock.scheduler.state import RequestState
-from penstock.server.link.claims import ClaimDesk, Giver
+from penstock.server.link.claims import ClaimDesk, Claimed, Keeper
 from penstock.server.link.dispatch import cancel_frame
 from penstock.server.link.frames import CancelAnswer, CancelById, FrontHello, decode, encode
 from penstock.server.link.ports import EngineHello, EngineListener, EngineUnavailable
-from penstock.server.link.resume_frames import Ask, ClaimAnswer, Inheritance, Keep
+from penstock.server.link.resume_frames import Ask, ClaimAnswer, Gone, Keep, Lack
 from penstock.server.link.spec_frames import Submit
 from penstock.server.link.wire import FrameBuffer, LinkError
 
@@ -108,13 +108,13 @@ class UnixEnginePort:
         with contextlib.suppress(EngineUnavailable):
             self._write(encode(keep))
 
-    async def claim(self, name: str) -> Inheritance | None:
+    async def claim(self, name: str) -> Claimed | Lack:
         """See `ClaimPort.claim`."""
         return await self._claims.claim(name)
 
-    def on_asked(self, giver: Giver) -> None:
+    def on_asked(self, keeper: Keeper) -> None:
         """See `ClaimPort.on_asked`."""
-        self._claims.on_asked(giver)
+        self._claims.on_asked(keeper)
 
     def _write(self, frame: bytes) -> None:
         connection = self._connection
@@ -168,9 +168,8 @@ class UnixEnginePort:
                 answer = self._answers.get(ticket)
                 if answer is not None and not answer.done():
                     answer.set_result(state)
-            case Ask() | ClaimAnswer() as frame:
-                with contextlib.suppress(EngineUnavailable):
-                    self._claims.hear(frame)
+            case Ask() | ClaimAnswer() | Gone() as frame:
+                self._claims.hear(frame)
             case other:
                 raise LinkError(f"an engine does not send {type(other).__name__}")
 

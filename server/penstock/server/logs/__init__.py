@@ -1,8 +1,8 @@
 """Log lines of a process: one per event, on stderr, text or JSON, few of each kind, no content.
 
 Owns how logging is set up and its levels. What a line looks like is in `lines`, what it tells of an
-exception in `failures`, how many pass in `rate`. Never the place for prompt or completion text, and
-no caller puts it here.
+exception in `failures`, which one is left out in `no_fault`, how many pass in `rate`. Never the
+place for prompt or completion text, and no caller puts it here.
 """
 
 import contextlib
@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import TextIO
 
 from penstock.server.logs.lines import JsonFormatter, LineFormatter, TextFormatter
+from penstock.server.logs.no_fault import NoFault
 from penstock.server.logs.rate import RateLimit
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
@@ -46,6 +47,7 @@ def configure_logging(
     kind: type[LineFormatter] = JsonFormatter if form == JSON else TextFormatter
     handler = _StderrHandler(sys.stderr)
     handler.setFormatter(kind(process, has_foreign_text=has_foreign_text))
+    handler.addFilter(NoFault())
     handler.addFilter(RateLimit())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     sys.excepthook = _on_uncaught

@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Callable
 from http import HTTPStatus
-from ipaddress import ip_address
 from socketserver import ThreadingMixIn
 from typing import Any, Final
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
@@ -25,6 +24,7 @@ from penstock.server.metrics.application import (
 from penstock.server.metrics.callers import MAX_CALL_S, MAX_SILENT, Callers
 from penstock.server.metrics.exposition import Exposition
 from penstock.server.metrics.service_metrics import ServiceMetrics
+from penstock.server.security.exposure import is_loopback
 from penstock.server.security.https import HttpsContext
 from penstock.server.security.security import Security
 
@@ -165,7 +165,7 @@ class MetricsServer:
             (host, port), family, clock, is_reserved=is_reserved, https=https
         )
         # What it is bound to, not what it was told: that may be a name.
-        is_local = ip_address(self._server.server_name).is_loopback
+        is_local = is_loopback(self._server.server_name)
         authenticator = None if security is None or is_local else security.authenticator
         access = None if authenticator is None else MetricsAccess(authenticator)
         app = MetricsApplication(Exposition(metrics), status, is_local=is_local, access=access)

@@ -79,6 +79,7 @@ def main(arguments: list[str]) -> int:
             carry_out=Orders("engine").carry_out,
             quarantine=Quarantine(launch.suspects, board.show_trial),
             show_door=board.show_door,
+            num_fronts=launch.server.num_fronts,
         )
         hub = FrontHub(listener, dispatcher)
         display = Display(board, dispatcher, lambda: engine.queue_size)
@@ -202,9 +203,15 @@ def _policy(launch: EngineLaunch, engine: Engine | RecordingEngine) -> EnginePol
     path = launch.server.security.policy_file
     if path is None:
         return None
-    is_behind_proxy = bool(launch.server.front.tenant_metadata_key)
-    open_file = functools.partial(PolicyFile, path, is_behind_proxy=is_behind_proxy)
-    return EnginePolicy(engine, open_file, can_wait=launch.epoch > 1)
+    is_first = launch.epoch == 1
+    open_file = functools.partial(
+        PolicyFile,
+        path,
+        is_behind_proxy=bool(launch.server.front.tenant_metadata_key),
+        has_client_certificates=launch.server.security.tls_client_ca is not None,
+        needs_keys=is_first,
+    )
+    return EnginePolicy(engine, open_file, can_wait=not is_first)
 
 
 def _flight_writer(launch: EngineLaunch, executor: Executor) -> FlightWriter | None:

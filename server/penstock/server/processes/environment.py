@@ -5,10 +5,16 @@ set already stays, but for variables that an option of ours stands in for.
 """
 
 import os
+from typing import Final
 
 from penstock.executor.config import ExecutorConfig, ExecutorKind
 from penstock.executor.torch.thread_environment import THREAD_ENVIRONMENT
 from penstock.server.telemetry.config import TracingConfig
+
+_QUIET_CORE: Final = {"GRPC_VERBOSITY": "NONE"}
+"""gRPC's core writes to stderr by itself, a line for each handshake that fails and, even at ERROR,
+for each name that a stranger makes up: no form and no rate is asked of it. What becomes of a call
+we log."""
 
 
 def engine_environment(executor: ExecutorConfig) -> dict[str, str]:
@@ -30,14 +36,16 @@ def engine_environment(executor: ExecutorConfig) -> dict[str, str]:
 
 def front_environment() -> dict[str, str]:
     """For a front: one core each, so its tokenizer starts no threads of its own."""
-    return _unless_set({"TOKENIZERS_PARALLELISM": "false"})
+    return _unless_set({"TOKENIZERS_PARALLELISM": "false", **_QUIET_CORE})
 
 
 def observer_environment(tracing: TracingConfig) -> dict[str, str]:
     """For the observer: where traces go, if a setting says so, whatever the variables say."""
+    wanted = _unless_set(_QUIET_CORE)
     if tracing.otlp_endpoint is None:
-        return {}
+        return wanted
     return {
+        **wanted,
         "OTEL_EXPORTER_OTLP_ENDPOINT": tracing.otlp_endpoint,
         # Blank is unset: it would be preferred, and over HTTP nothing is appended to its path.
         "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "",

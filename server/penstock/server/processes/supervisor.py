@@ -35,6 +35,11 @@ from penstock.server.processes.exit_codes import (
 from penstock.server.processes.flight_memory import FlightMemory
 from penstock.server.processes.front_place import NUM_ROWS, FrontPlace
 from penstock.server.processes.hang_watch import NUM_LOOKS
+from penstock.server.processes.leftovers import (
+    FOLDER_PREFIX,
+    SOCKET_NAME,
+    remove_leftovers,
+)
 from penstock.server.processes.listen_port import PortUnavailable, reserve_port
 from penstock.server.processes.observer_place import ObserverPlace
 from penstock.server.processes.orphans import LIMIT_S, Orphans
@@ -220,9 +225,10 @@ class Supervisor:
         except PortUnavailable as error:
             raise CannotStart(str(error)) from error
         self._port = reserved.getsockname()[1]
-        folder = Path(tempfile.mkdtemp(prefix="penstock-"))  # mode 0700
+        remove_leftovers(Path(tempfile.gettempdir()))
+        folder = Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX))  # mode 0700
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
-        self._socket_path = folder / "engine.sock"
+        self._socket_path = folder / SOCKET_NAME
         listener = stack.enter_context(socket.socket(socket.AF_UNIX))
         try:
             listener.bind(str(self._socket_path))

@@ -13,7 +13,7 @@ import logging
 import random
 import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any, Protocol, TypeVar
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 import grpc
 import grpc.aio
@@ -31,6 +31,9 @@ StreamHandler = Callable[[bytes, Context], Awaitable[None]]
 UnaryRequestHandler = Callable[[bytes, Context, RequestAccount], Awaitable[bytes]]
 StreamRequestHandler = Callable[[bytes, Context, RequestAccount], Awaitable[None]]
 R = TypeVar("R")
+P = ParamSpec("P")
+Arrived = bytes | Refusal
+"""The message of a call, or why none is taken from its caller."""
 
 _log = logging.getLogger(__name__)
 _INTERNAL = Refusal(reason=ErrorReason.INTERNAL)
@@ -84,8 +87,8 @@ class HandlerWrapper:
     def unary(self, method: str, handler: UnaryHandler) -> "grpc.RpcMethodHandler[Any, Any]":
         """A unary method."""
 
-        async def handle(data: bytes, context: Context) -> bytes:
-            return await self._run(method, handler(data, context), context)
+        async def handle(data: Arrived, context: Context) -> bytes:
+            return await self._run(method, _called(handler, data, context), context)
 
         return grpc.unary_unary_rpc_method_handler(handle)
 
@@ -94,8 +97,8 @@ class HandlerWrapper:
     ) -> "grpc.RpcMethodHandler[Any, Any]":
         """A server-streaming method; `handler` writes to the context."""
 
-        async def handle(data: bytes, context: Context) -> None:
-            await self._run(method, handler(data, context), context)
+        async def handle(data: Arrived, context: Context) -> None:
+            await self._run(method, _called(handler, data, context), context)
 
         return grpc.unary_stream_rpc_method_handler(handle)
 
@@ -104,9 +107,9 @@ class HandlerWrapper:
     ) -> "grpc.RpcMethodHandler[Any, Any]":
         """A unary method that serves one request."""
 
-        async def handle(data: bytes, context: Context) -> bytes:
+        async def handle(data: Arrived, context: Context) -> bytes:
             account = keeper.open(method, context)
-            call = handler(data, context, account)
+            call = _called(handler, data, context, account)
             return await self._run_request(method, call, context, account, keeper)
 
         return grpc.unary_unary_rpc_method_handler(handle)
@@ -116,9 +119,9 @@ class HandlerWrapper:
     ) -> "grpc.RpcMethodHandler[Any, Any]":
         """A server-streaming method that serves one request."""
 
-        async def handle(data: bytes, context: Context) -> None:
+        async def handle(data: Arrived, context: Context) -> None:
             account = keeper.open(method, context)
-            call = handler(data, context, account)
+            call = _called(handler, data, context, account)
             await self._run_request(method, call, context, account, keeper)
 
         return grpc.unary_stream_rpc_method_handler(handle)
@@ -239,3 +242,18 @@ class HandlerWrapper:
         except (TimeoutError, grpc.aio.BaseError) as error:
             # The peer does not read, or is gone: its deadline may pass while this is said.
             raise asyncio.CancelledError from error
+
+
+def _called(
+    handler: Callable[Concatenate[bytes, P], Awaitable[R]],
+    data: Arrived,
+    *args: P.args,
+    **kwargs: P.kwargs,
+) -> Awaitable[R]:
+    if isinstance(data, Refusal):
+        return _refused(data)
+    return handler(data, *args, **kwargs)
+
+
+async def _refused(refusal: Refusal) -> Any:
+    raise RequestError(refusal)

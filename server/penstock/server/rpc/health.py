@@ -20,9 +20,13 @@ _Context = grpc.aio.ServicerContext[health_pb2.HealthCheckRequest, health_pb2.He
 
 
 class Health(health_pb2_grpc.HealthServicer):
-    """All services serve, or none does. `set_serving` is seen by every watcher."""
+    """All services serve, or none does. `set_serving` is seen by every watcher.
 
-    def __init__(self, services: Iterable[str]) -> None:
+    `max_stall_s`: how long a watcher may leave a status unread; then its watch ends.
+    """
+
+    def __init__(self, services: Iterable[str], *, max_stall_s: float) -> None:
+        self._max_stall_s = max_stall_s
         self._services = frozenset(services) | {""}
         self._is_serving = False
         self._is_final = False
@@ -75,7 +79,7 @@ class Health(health_pb2_grpc.HealthServicer):
         while True:
             status = self._status(request.service)
             if status is not told:
-                await context.write(status)
+                await self._write(status, context)
                 told = status
                 continue
             if self._is_closed:
@@ -83,6 +87,14 @@ class Health(health_pb2_grpc.HealthServicer):
             if self._changed is None:
                 self._changed = asyncio.get_running_loop().create_future()
             await asyncio.shield(self._changed)
+
+    async def _write(self, status: health_pb2.HealthCheckResponse, context: _Context) -> None:
+        try:
+            async with asyncio.timeout(self._max_stall_s):
+                await context.write(status)
+        except TimeoutError:
+            # Nobody takes a status of the call from a stream that takes no message.
+            raise asyncio.CancelledError from None
 
     def _tell(self) -> None:
         changed, self._changed = self._changed, None

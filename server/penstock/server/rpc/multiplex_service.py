@@ -62,7 +62,8 @@ class MultiplexService:
         )
         table = MultiplexTable(front, self._wrapper, ready, accounts, caller)
         writer = MultiplexWriter(front, self._wrapper, ready, table, context.write)
-        reader = _Reader(context.read, table, ready, writer)
+        max_arrival_s = front.config.transport.max_arrival_s
+        reader = _Reader(context.read, table, ready, writer, max_arrival_s)
         front.shared_writers.add(ready)
         timeout_s = call_timeout_s(context)
         outcome = OK
@@ -95,8 +96,10 @@ class _Reader:
         table: MultiplexTable,
         ready: SharedWriter[MultiplexedRequest],
         writer: MultiplexWriter,
+        max_arrival_s: float,
     ) -> None:
         self._read = read
+        self._max_arrival_s = max_arrival_s
         self._table = table
         self._ready = ready
         self._writer = writer
@@ -112,9 +115,21 @@ class _Reader:
             self._task.cancel()
 
     async def _run(self) -> None:
-        while (data := await self._read()) is not grpc.aio.EOF:
+        data = await self._first()
+        while data is not grpc.aio.EOF:
             apply_command(parse(pb.MultiplexRequest, data), self._table)
             await self._table.wait_for_room()
+            data = await self._read()
+
+    async def _first(self) -> Any:
+        """Nobody opens a stream for nothing; later ones may take their time."""
+        try:
+            async with asyncio.timeout(self._max_arrival_s):
+                return await self._read()
+        except TimeoutError:
+            late = f"no command arrived within {self._max_arrival_s:g} s"
+            refusal = Refusal(reason=ErrorReason.DEADLINE_EXCEEDED, message=late)
+            raise RequestError(refusal) from None
 
     def _on_done(self, task: asyncio.Task[None]) -> None:
         if task.cancelled():

@@ -25,9 +25,10 @@ from penstock.server.security.rights import Right
 from penstock.server.security.security import Security
 
 MAX_CALLS = 256
-"""Calls handled at a time, health and reflection among them; gRPC refuses more with
-RESOURCE_EXHAUSTED."""
+"""Calls handled at a time of those who may make them, and as many of health, which everybody may
+ask: more are refused with RESOURCE_EXHAUSTED. gRPC's own bound would count strangers in."""
 _MAX_ARRIVAL_S = 30.0
+_MAX_STALL_S = 30.0
 _RETRY_AFTER_S = 1.0
 _FLUSH_S = 0.5
 
@@ -51,7 +52,7 @@ class OperationsServer:
         # An address of IPv6 stands in brackets.
         self._address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         self._is_port_reserved = is_port_reserved
-        self._health = Health((SERVICE_NAME,))
+        self._health = Health((SERVICE_NAME,), max_stall_s=_MAX_STALL_S)
         self._stopping = asyncio.Event()
         self._tls = None if security is None else security.tls
         self._gate = Gate(security)
@@ -67,8 +68,14 @@ class OperationsServer:
         # One process serves operators: a port that somebody else has must not be shared.
         options = dict(server_options(KeepaliveConfig()))
         options["grpc.so_reuseport"] = int(self._is_port_reserved)
-        server = grpc.aio.server(options=tuple(options.items()), maximum_concurrent_rpcs=MAX_CALLS)
-        timely = TimelyServer(server, max_arrival_s=_MAX_ARRIVAL_S)
+        server = grpc.aio.server(options=tuple(options.items()))
+        timely = TimelyServer(
+            server,
+            self._gate,
+            max_arrival_s=_MAX_ARRIVAL_S,
+            max_stall_s=_MAX_STALL_S,
+            max_calls=MAX_CALLS,
+        )
         timely.add_generic_rpc_handlers((self._methods.handlers(self._wrapper),))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, cast(Any, timely))
         guarded = GuardedServer(timely, self._gate, Right.INSPECT)

@@ -16,6 +16,7 @@ MAX_MESSAGE_BYTES: Final = 4 << 20
 MAX_METADATA_BYTES: Final = 8 << 10
 MAX_ANY_METADATA_BYTES: Final = 2 * MAX_METADATA_BYTES
 """What is refused whatever chance says."""
+_UNREAD_BYTES: Final = 64 << 10
 MAX_CONCURRENT_STREAMS: Final = 1024
 """On one connection; the core may refuse what comes beyond, and clients then see UNAVAILABLE."""
 
@@ -41,6 +42,10 @@ def server_options(
         # Without it, a burst of resets on one connection cancels the calls of other clients.
         ("grpc.max_concurrent_streams", MAX_CONCURRENT_STREAMS),
         ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),  # the core's default
+        # A stream that nobody reads may fill its window, and what is read is bounded elsewhere
+        # (`reading_slots.py`). The core's own guess at the window is as large as it finds.
+        ("grpc.http2.bdp_probe", 0),
+        ("grpc.http2.lookahead_bytes", _UNREAD_BYTES),
         # Between soft and hard limit the core rejects at random, so both are set. Its defaults.
         ("grpc.max_metadata_size", MAX_METADATA_BYTES),
         ("grpc.absolute_max_metadata_size", 2 * MAX_METADATA_BYTES),

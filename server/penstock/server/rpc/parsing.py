@@ -11,12 +11,23 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 
-from penstock.server.front.errors import ErrorReason, RequestError, refuse, refuse_field
+from penstock.server.front.errors import (
+    ErrorReason,
+    Refusal,
+    RequestError,
+    refuse,
+    refuse_field,
+)
 
 M = TypeVar("M", bound=Message)
 _MAX_DEPTH = 16
 _MAX_FIELDS_EXPLAINED = 10_000
 """Some milliseconds of looking for what is wrong; hostile bytes hold millions of fields."""
+MAX_UNKNOWN_BYTES = 16 << 10
+MAX_UNKNOWN_FIELDS = 1_000
+"""What clients of later releases may add; Python takes a second for the fields that fit a message.
+The bytes are what bounds the work: no field can be counted without listing them all."""
+_MAX_MESSAGES_SEARCHED = 10_000
 
 
 def parse(message_type: type[M], data: bytes) -> M:
@@ -31,15 +42,35 @@ def parse(message_type: type[M], data: bytes) -> M:
 def num_unknown_fields(message: Message) -> int:
     """Fields that this build does not know, at any depth: ignored, but worth a count.
 
-    Walks the whole message: for one that has passed its bounds.
+    For a message that has passed its bounds. Raises RequestError MALFORMED_REQUEST where they are
+    more than clients of later releases have a use for.
     """
-    count = len(UnknownFieldSet(message))
-    for descriptor, value in message.ListFields():
-        if descriptor.message_type is None:
-            continue
-        children = value if is_repeated(descriptor) else (value,)
-        count += sum(num_unknown_fields(child) for child in children)
-    return count
+    known = type(message)()
+    known.CopyFrom(message)
+    known.DiscardUnknownFields()
+    num_bytes = message.ByteSize() - known.ByteSize()
+    if not num_bytes:
+        return 0
+    if num_bytes > MAX_UNKNOWN_BYTES:
+        raise _too_much_unknown(f"{num_bytes} bytes", f"{MAX_UNKNOWN_BYTES} bytes")
+    num_fields = 0
+    left = [message]
+    for _ in range(_MAX_MESSAGES_SEARCHED):
+        if not left:
+            break
+        searched = left.pop()
+        num_fields += len(UnknownFieldSet(searched))
+        for descriptor, value in searched.ListFields():
+            if descriptor.message_type is not None:
+                left.extend(value if is_repeated(descriptor) else (value,))
+    if num_fields > MAX_UNKNOWN_FIELDS:
+        raise _too_much_unknown(f"{num_fields}", f"{MAX_UNKNOWN_FIELDS}")
+    return num_fields
+
+
+def _too_much_unknown(found: str, allowed: str) -> RequestError:
+    message = f"the request has {found} of unknown fields, at most {allowed} are ignored"
+    return RequestError(Refusal(reason=ErrorReason.MALFORMED_REQUEST, message=message))
 
 
 def is_repeated(field: FieldDescriptor) -> bool:

@@ -18,6 +18,7 @@ from penstock.server.front.message_log import MessageLog
 from penstock.server.front.request_account import Outcome, RequestAccount
 from penstock.server.front.resumable import Resumable, Untold
 from penstock.server.link.claims import ClaimPort
+from penstock.server.link.resume_frames import Keepsake
 from penstock.server.rpc.gate import Gate
 from penstock.server.rpc.handlers import CallFailed, Context
 from penstock.server.rpc.log_delivery import LogDelivery, deliver, refuse_sequence
@@ -45,7 +46,7 @@ class ResumeService:
     def hear_claims(self) -> None:
         """An engine is there: answer what other fronts ask over it."""
         if isinstance(self._front.port, ClaimPort):
-            self._front.port.on_asked(self._adoptions.give)
+            self._front.port.on_asked(self._adoptions)
 
     async def serve(
         self,
@@ -82,29 +83,30 @@ class ResumeService:
         violations.raise_if_any()
         try:
             resumable = await self._find(message, caller)
-            if resumable is None:
-                raise refuse(ErrorReason.REQUEST_NOT_FOUND)
-            resumable.fill()
-            if not resumable.log.has(message.next_sequence):
-                raise refuse_sequence(resumable.log)
             await self._deliver(resumable, message.next_sequence, context)
         except RequestError as error:
             raise CallFailed(error.refusal, message.request_id) from None
 
-    async def _find(self, message: pb.ResumeRequest, caller: Caller) -> Resumable | None:
-        """The request, fetched here where it is elsewhere; None where there is none."""
-        here = self._front.resumptions.find(message.request_id, caller.tenant)
-        if here is not None:
-            return here
-        return await self._adoptions.fetch(
-            Wanted(
-                request_id=message.request_id,
-                tenant=caller.tenant,
-                max_priority=caller.max_priority,
-                next_sequence=message.next_sequence,
-                num_received=tuple(message.num_received_tokens),
-            )
+    async def _find(self, message: pb.ResumeRequest, caller: Caller) -> Resumable:
+        """The request, here and from the message that is asked for. Raises RequestError."""
+        wanted = Wanted(
+            request_id=message.request_id,
+            tenant=caller.tenant,
+            max_priority=caller.max_priority,
+            next_sequence=message.next_sequence,
+            num_received=tuple(message.num_received_tokens),
         )
+        found = self._front.resumptions.find(wanted.request_id, wanted.tenant)
+        if found is None:
+            found = await self._adoptions.fetch(wanted)
+        if found is None:
+            raise refuse(ErrorReason.REQUEST_NOT_FOUND)
+        found.fill()
+        if wanted.next_sequence < found.log.began_at:
+            found = await self._adoptions.begin_again(found, wanted) or found
+        if not found.log.has(wanted.next_sequence):
+            raise refuse_sequence(found.log)
+        return found
 
     async def _deliver(self, resumable: Resumable, sequence: int, context: Context) -> None:
         front = self._front
@@ -148,18 +150,20 @@ class FrontReviver:
         encoder.sequence = log.next_sequence
         return resumable_of(self._front, live, encoder, log=log, untold=told.untold)
 
-    def ended(self, log: MessageLog, request_id: str, tenant: str, grace_s: float) -> Resumable:
+    def ended(self, log: MessageLog, kept: Keepsake, tenant: str) -> Resumable:
         """See `Reviver`."""
-        return Resumable(
+        resumable = Resumable(
             None,
             log,
-            request_id=request_id,
+            request_id=kept.request_id,
             tenant=tenant,
-            grace_s=grace_s,
-            keepsake=b"",
+            grace_s=kept.grace_s,
+            keepsake=kept.message,
             encode=_nothing,
             on_change=self._front.resumptions.on_change,
         )
+        resumable.again = kept if kept.message else None
+        return resumable
 
 
 def _nothing(batch: Iterable[StreamEvent]) -> Iterable[bytes]:

@@ -84,7 +84,7 @@ class FrontServer:
         self.front = Front(
             text, config, port=port, clock=clock, journal=journal, is_tracing=is_tracing
         )
-        self.health = Health(_OWN_SERVICES)
+        self.health = Health(_OWN_SERVICES, max_stall_s=config.max_reader_stall_s)
         self._keepalive = keepalive or KeepaliveConfig()
         self._tls = None if security is None else security.tls
         self._gate = Gate(security, tenant_metadata_key=config.tenant_metadata_key)
@@ -125,7 +125,13 @@ class FrontServer:
         until the engine's hello.
         """
         server = grpc.aio.server(options=self._options)
-        timely = TimelyServer(server, max_arrival_s=self.front.config.transport.max_arrival_s)
+        config = self.front.config
+        timely = TimelyServer(
+            server,
+            self._gate,
+            max_arrival_s=config.transport.max_arrival_s,
+            max_stall_s=config.max_reader_stall_s,
+        )
         timely.add_generic_rpc_handlers(
             (
                 self._generation.handlers(self._wrapper),
@@ -178,7 +184,12 @@ class FrontServer:
             async with asyncio.timeout(grace_s):
                 await self._wrapper.wait_until_idle()
         if self.num_live_requests:
-            _log.warning("drain: %d requests did not finish in time", self.num_live_requests)
+            num_unread = self.front.resumptions.num_unread
+            if num_unread:
+                _log.info("drain: %d requests that nobody reads are left to others", num_unread)
+            if self.num_live_requests > num_unread:
+                num_late = self.num_live_requests - num_unread
+                _log.warning("drain: %d requests did not finish in time", num_late)
             await self._fail_all()
         if not is_hand_over:
             await self._linger()

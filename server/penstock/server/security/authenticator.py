@@ -1,24 +1,22 @@
 """Who a caller is, by what it shows: a bearer token, a certificate, or both.
 
-Owns the judgement and its renewal when policy or keys change. Knows neither gRPC nor HTTP. Whatever
+Owns the judgement, by the policy and the keys that hold. Knows neither gRPC nor HTTP. Whatever
 is missing, doubtful or contradictory is nobody: it fails closed.
 """
 
-import logging
 import re
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final
 
-from penstock.server.security.policy import JwtPolicy, Policy
+from penstock.server.security.key_set import KeySet
+from penstock.server.security.policy import Policy
 from penstock.server.security.policy_file import PolicyFile
 from penstock.server.security.rights import Caller
 from penstock.server.security.token_table import TokenTable
-from penstock.server.security.watched_file import FilesChanged, Stamp, read_together, stamp_of
-from penstock.server.security.web_tokens import BadToken, WebTokens, check_installed
+from penstock.server.security.web_tokens import BadToken, WebTokens
 
-_log = logging.getLogger(__name__)
 _BEARER: Final = re.compile(r"bearer +([A-Za-z0-9._~+/-]+=*)", re.IGNORECASE | re.ASCII)
 Names = Callable[[], Iterable[str]]
 """The names of the caller's certificate, as a policy writes them; read only if one matters."""
@@ -47,9 +45,7 @@ class Authenticator:
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._clock = clock
-        self._has_client_certificates = has_client_certificates
-        self._file = PolicyFile(policy_file)
-        self._told = ""
+        self._file = PolicyFile(policy_file, has_client_certificates=has_client_certificates)
         self._judge = self._prepare()
 
     @property
@@ -59,19 +55,8 @@ class Authenticator:
 
     def poll(self) -> None:
         """Look whether a file has changed. A broken one is told, and changes nothing."""
-        self._file.poll()
-        if self._judge.policy is self._file.policy:
-            self._judge.poll_keys()
-            return
-        # Tried each time: what the policy lacks, such as its key set, may come after it.
-        try:
+        if self._file.poll():
             self._judge = self._prepare()
-        except (ValueError, OSError) as error:
-            if str(error) != self._told:
-                self._told = str(error)
-                _log.error("callers are judged by the policy before: %s", error)
-        else:
-            self._told = ""
 
     def identify(self, authorizations: list[str], names: Names) -> Caller:
         """The caller with these Authorization headers and certificate names.
@@ -91,12 +76,7 @@ class Authenticator:
         return judge.caller(by_token)
 
     def _prepare(self) -> "_Judge":
-        policy = self._file.policy
-        if policy.certificates and not self._has_client_certificates:
-            raise ValueError(
-                "the policy names certificates, which mean nothing without tls-client-ca"
-            )
-        return _Judge(policy, self._clock)
+        return _Judge(self._file.policy, self._file.keys, self._clock)
 
     def _by_token(self, judge: "_Judge", authorizations: list[str]) -> str:
         if len(authorizations) > 1:
@@ -110,15 +90,13 @@ class Authenticator:
 class _Judge:
     """One policy, prepared for quick looks."""
 
-    def __init__(self, policy: Policy, clock: Callable[[], float]) -> None:
+    def __init__(self, policy: Policy, keys: KeySet | None, clock: Callable[[], float]) -> None:
         self.policy = policy
         self._clock = clock
         self._tokens = TokenTable(policy.tokens)
         self._web_tokens: WebTokens | None = None
-        self._stamp: Stamp = ()
-        if policy.jwt is not None:
-            check_installed()
-            self._web_tokens, self._stamp = self._read_keys(policy.jwt)
+        if policy.jwt is not None and keys is not None:
+            self._web_tokens = WebTokens(policy.jwt, keys, clock)
 
     def caller(self, tenant: str) -> Caller:
         policy = self.policy
@@ -149,28 +127,3 @@ class _Judge:
         if len(found) > 1:
             raise Unknown("a certificate of several tenants")
         return found.pop() if found else None
-
-    def poll_keys(self) -> None:
-        """Read the key set again if it has changed; a broken one changes nothing."""
-        jwt = self.policy.jwt
-        if jwt is None or stamp_of((jwt.jwks_file,)) == self._stamp:
-            return
-        try:
-            self._web_tokens, self._stamp = self._read_keys(jwt)
-        except FilesChanged:
-            return
-        except (ValueError, OSError) as error:
-            self._stamp = stamp_of((jwt.jwks_file,))
-            _log.error("the keys stay as they were: %s", error)
-            return
-        _log.info("a new key set holds")
-
-    def _read_keys(self, jwt: JwtPolicy) -> tuple[WebTokens, Stamp]:
-        from penstock.server.security.key_set import BadKeySet, read_key_set
-
-        (data,), stamp = read_together((jwt.jwks_file,))
-        try:
-            keys = read_key_set(data, jwt.algorithms)
-        except BadKeySet as error:
-            raise BadKeySet(f"{jwt.jwks_file}: {error}") from None
-        return WebTokens(jwt, keys, self._clock), stamp

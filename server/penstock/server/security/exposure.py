@@ -4,7 +4,7 @@ Owns the rule that nobody opens a service to a network by accident.
 """
 
 import socket
-from ipaddress import ip_address
+from ipaddress import IPv6Address, ip_address
 
 from penstock.server.security.config import SecurityConfig
 
@@ -14,15 +14,24 @@ FLAG = "allow-anonymous-network"
 def is_loopback(host: str) -> bool:
     """Whether only this machine can reach `host`. A name must have loopback addresses alone."""
     try:
-        return ip_address(host.partition("%")[0]).is_loopback
+        return _is_loopback_address(host)
     except ValueError:
         pass
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except OSError:
         return False
-    addresses = {str(entry[4][0]).partition("%")[0] for entry in found}
-    return bool(addresses) and all(ip_address(address).is_loopback for address in addresses)
+    addresses = {str(entry[4][0]) for entry in found}
+    return bool(addresses) and all(_is_loopback_address(address) for address in addresses)
+
+
+def _is_loopback_address(text: str) -> bool:
+    """Raises ValueError for what is no address."""
+    address = ip_address(text.partition("%")[0])
+    if isinstance(address, IPv6Address) and address.ipv4_mapped is not None:
+        # An IPv4 address as an IPv6 socket writes it (::ffff:127.0.0.1).
+        return address.ipv4_mapped.is_loopback
+    return address.is_loopback
 
 
 def check_exposure(

@@ -1,7 +1,7 @@
 """The public keys that JSON Web Tokens are checked by: a JWKS file (RFC 7517), read strictly.
 
-Owns which keys are taken. Needs the extra `jwt`; nothing else of the service does, beside
-`web_tokens`.
+Owns which keys are taken. PyJWT is imported when the first key set is read: the extra `jwt` brings
+it, and nothing else of the service needs it, beside `web_tokens`.
 """
 
 from collections.abc import Mapping
@@ -36,6 +36,18 @@ class KeySet:
             return self._keys.get((algorithm, key_id))
         found = [key for (of, _), key in self._keys.items() if of == algorithm]
         return found[0] if len(found) == 1 else None
+
+
+def check_installed() -> None:
+    """Raise ValueError naming the extra unless JSON Web Tokens can be checked here."""
+    try:
+        import cryptography
+        import jwt
+    except ImportError:
+        raise ValueError(
+            "JSON Web Tokens need the extra jwt: pip install 'penstock[jwt]'"
+        ) from None
+    del cryptography, jwt
 
 
 def read_key_set(data: bytes, algorithms: tuple[str, ...]) -> KeySet:

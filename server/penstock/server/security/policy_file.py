@@ -1,13 +1,15 @@
-"""The policy file of a running service: the policy in it, and a newer one when there is one.
+"""The policy file of a running service and the key set that it names, and newer ones of both.
 
-Owns that a broken file never replaces a good policy. Knows no clock: whoever needs the policy asks
-`poll` about once a second.
+Owns the one judgement of whether they can be used, which is the same in every process, and that
+what is broken never replaces what is good. Knows no clock: whoever needs the policy asks `poll`
+about once a second.
 """
 
 import logging
 from pathlib import Path
 
-from penstock.server.security.policy import Policy
+from penstock.server.security.key_set import BadKeySet, KeySet, check_installed, read_key_set
+from penstock.server.security.policy import JwtPolicy, Policy
 from penstock.server.security.policy_text import BadPolicy, parse_policy
 from penstock.server.security.watched_file import FilesChanged, Stamp, read_together, stamp_of
 
@@ -15,53 +17,140 @@ _log = logging.getLogger(__name__)
 
 
 class PolicyFile:
-    """One file, watched. Raises ValueError or OSError when it holds no policy to begin with.
+    """One policy, watched. Raises ValueError or OSError when there is none to begin with.
 
     `is_behind_proxy`: a proxy tells the tenants, so that nobody proves anything here; then the
-    policy must hold no credentials, and otherwise it must.
+    policy must hold no credentials, and otherwise it must. `has_client_certificates`: TLS is
+    mutual, so that names of certificates mean something. Without `needs_keys` it begins with a
+    policy whose key set cannot be read as well: for whom judges nobody, its limits are better than
+    none.
     """
 
-    def __init__(self, path: Path, *, is_behind_proxy: bool = False) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        is_behind_proxy: bool = False,
+        has_client_certificates: bool = False,
+        needs_keys: bool = True,
+    ) -> None:
         self._path = path
         self._is_behind_proxy = is_behind_proxy
-        self.policy, self._stamp = _load(path, is_behind_proxy=is_behind_proxy)
+        self._has_client_certificates = has_client_certificates
+        self._told = ""
+        self._newer: Policy | None = None
+        self._keys_stamp: Stamp = ()
+        self.keys: KeySet | None = None
+        self.policy, self._stamp = self._read()
+        try:
+            self.keys, self._keys_stamp = _read_keys(self.policy.jwt)
+        except (ValueError, OSError) as error:
+            if needs_keys:
+                raise
+            _log.error("the policy holds without its keys: %s", error)
 
     def poll(self) -> bool:
-        """Look whether the file has changed; True when `policy` is another now.
+        """Look whether a file has changed; True when `policy` or `keys` are others now.
 
-        A file that is gone or broken is told once, and the policy stays as it was.
+        What is gone or broken is told once, and all stays as it was. A newer policy that lacks its
+        key set only is tried at every look: the one may come after the other. Meanwhile the keys
+        of the policy that holds are watched on.
         """
+        self._look()
+        if self._newer is not None and self._replace(self._newer):
+            return True
+        return self._poll_keys()
+
+    def _look(self) -> None:
+        """Read the policy if its file has changed."""
         stamp = stamp_of((self._path,))
         if stamp == self._stamp:
-            return False
+            return
         try:
-            policy, self._stamp = _load(self._path, is_behind_proxy=self._is_behind_proxy)
+            newer, self._stamp = self._read()
+        except FilesChanged:
+            return
+        except (ValueError, OSError) as error:
+            self._stamp = stamp
+            self._newer, self._told = None, ""
+            self._tell(error)
+            return
+        # The one that holds may be back, after one that was refused.
+        self._newer, self._told = None if newer == self.policy else newer, ""
+
+    def _replace(self, newer: Policy) -> bool:
+        try:
+            keys, keys_stamp = _read_keys(newer.jwt)
         except FilesChanged:
             return False
         except (ValueError, OSError) as error:
-            self._stamp = stamp
-            _log.error("the policy stays as it was: %s", error)
+            self._tell(error)
             return False
-        if policy == self.policy:
-            return False
-        self.policy = policy
-        _log.info("a new policy holds, of %d tenants", len(policy.tenants))
+        self.policy, self.keys, self._keys_stamp = newer, keys, keys_stamp
+        self._newer, self._told = None, ""
+        _log.info("a new policy holds, of %d tenants", len(newer.tenants))
         return True
 
+    def _poll_keys(self) -> bool:
+        jwt = self.policy.jwt
+        if jwt is None:
+            return False
+        stamp = stamp_of((jwt.jwks_file,))
+        if stamp == self._keys_stamp:
+            return False
+        try:
+            self.keys, self._keys_stamp = _read_keys(jwt)
+        except FilesChanged:
+            return False
+        except (ValueError, OSError) as error:
+            self._keys_stamp = stamp
+            _log.error("the keys stay as they were: %s", error)
+            return False
+        _log.info("a new key set holds")
+        return True
 
-def _load(path: Path, *, is_behind_proxy: bool) -> tuple[Policy, Stamp]:
+    def _tell(self, error: Exception) -> None:
+        if str(error) != self._told:
+            self._told = str(error)
+            _log.error("the policy stays as it was: %s", error)
+
+    def _read(self) -> tuple[Policy, Stamp]:
+        path = self._path
+        try:
+            (data,), stamp = read_together((path,))
+            policy = parse_policy(data.decode("utf-8"), path.parent)
+        except UnicodeDecodeError:
+            raise BadPolicy(f"{path}: is not UTF-8") from None
+        except BadPolicy as error:
+            raise BadPolicy(f"{path}: {error}") from None
+        fault = self._fault(policy)
+        if fault is not None:
+            raise BadPolicy(f"{path}: {fault}")
+        return policy, stamp
+
+    def _fault(self, policy: Policy) -> str | None:
+        """Why the policy is not one for this service."""
+        if self._is_behind_proxy:
+            if not policy.has_credentials:
+                return None
+            return (
+                "holds credentials, and tenant-metadata-key lets a proxy say who calls; they"
+                " exclude each other"
+            )
+        if not policy.has_credentials:
+            return "holds no credentials, so nobody could call"
+        if policy.certificates and not self._has_client_certificates:
+            return "names certificates, which mean nothing without tls-client-ca"
+        return None
+
+
+def _read_keys(jwt: JwtPolicy | None) -> tuple[KeySet | None, Stamp]:
+    if jwt is None:
+        return None, ()
+    check_installed()
+    (data,), stamp = read_together((jwt.jwks_file,))
     try:
-        (data,), stamp = read_together((path,))
-        policy = parse_policy(data.decode("utf-8"), path.parent)
-    except UnicodeDecodeError:
-        raise BadPolicy(f"{path}: is not UTF-8") from None
-    except BadPolicy as error:
-        raise BadPolicy(f"{path}: {error}") from None
-    if is_behind_proxy and policy.has_credentials:
-        raise BadPolicy(
-            f"{path}: holds credentials, and tenant-metadata-key lets a proxy say who calls; they"
-            " exclude each other"
-        )
-    if not is_behind_proxy and not policy.has_credentials:
-        raise BadPolicy(f"{path}: holds no credentials, so nobody could call")
-    return policy, stamp
+        keys = read_key_set(data, jwt.algorithms)
+    except BadKeySet as error:
+        raise BadKeySet(f"{jwt.jwks_file}: {error}") from None
+    return keys, stamp

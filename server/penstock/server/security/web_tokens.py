@@ -1,9 +1,10 @@
 """JSON Web Tokens as bearer tokens: whose one is, and until when.
 
 Owns the judgement (RFC 7519, RFC 8725) and the memory of tokens that were found good. PyJWT is
-imported when the first policy asks for it: the extra `jwt` brings it.
+imported when the first token is judged; it is there, because the keys were read by it.
 """
 
+import math
 import secrets
 import threading
 from collections import OrderedDict
@@ -30,23 +31,10 @@ class _Good:
     expires_unix_s: float
 
 
-def check_installed() -> None:
-    """Raise ValueError naming the extra unless JSON Web Tokens can be checked here."""
-    try:
-        import cryptography
-        import jwt
-    except ImportError:
-        raise ValueError(
-            "JSON Web Tokens need the extra jwt: pip install 'penstock[jwt]'"
-        ) from None
-    del cryptography, jwt
-
-
 class WebTokens:
     """Judges tokens by one policy and one key set. `clock`: the time of day, Unix seconds."""
 
     def __init__(self, policy: JwtPolicy, keys: KeySet, clock: Callable[[], float]) -> None:
-        check_installed()
         self._policy = policy
         self._keys = keys
         self._clock = clock
@@ -130,6 +118,10 @@ def _time(claims: dict[str, Any], name: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise BadToken(f"a web token whose {name} is no time")
     try:
-        return float(value)
+        time_s = float(value)
     except OverflowError:
-        raise BadToken(f"a web token whose {name} is no time") from None
+        time_s = math.inf
+    # JSON has neither, but its readers take them: no bound holds for NaN, and Infinity never ends.
+    if not math.isfinite(time_s):
+        raise BadToken(f"a web token whose {name} is no time")
+    return time_s

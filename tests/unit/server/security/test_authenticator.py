@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import math
 from pathlib import Path
 from typing import Any
 
@@ -167,6 +168,10 @@ def test_web_tokens_of_each_kind(house: House, algorithm: str) -> None:
         {"exp": "soon"},
         {"exp": True},
         {"exp": 10**400},
+        {"exp": math.inf},
+        {"exp": math.nan},
+        {"nbf": math.nan},
+        {"nbf": -math.inf},
         {"nbf": NOW_S + 11},
         {"nbf": "later"},
         {"sub": None},

@@ -39,6 +39,8 @@ def premises(tmp_path: Path) -> Premises:
         ("::", False),
         ("10.0.0.1", False),
         ("::ffff:10.0.0.1", False),
+        ("::ffff:127.0.0.1", True),
+        ("::ffff:0.0.0.0", False),
         ("fe80::1%lo", False),
         ("no-such-host.invalid", False),
     ],

@@ -1,0 +1,40 @@
+"""What right a method asks for, known by its path alone: before anything of a message is there.
+
+Owns that table. The handlers judge for themselves too, once they have the message.
+"""
+
+from collections.abc import Mapping
+from typing import Final
+
+from penstock.server.security.rights import Right
+
+_BY_SERVICE: Final[Mapping[str, Right | None]] = {
+    "penstock.v1.GenerationService": Right.GENERATE,
+    "penstock.v1.ModelService": Right.MODELS,
+    "penstock.v1.OperationsService": Right.OPERATIONS_READ,
+    "grpc.channelz.v1.Channelz": Right.INSPECT,
+    "grpc.reflection.v1.ServerReflection": Right.INSPECT,
+    "grpc.reflection.v1alpha.ServerReflection": Right.INSPECT,
+    # Load balancers ask, and show nothing.
+    "grpc.health.v1.Health": None,
+}
+_BY_METHOD: Final[Mapping[str, Right]] = {
+    "/penstock.v1.GenerationService/Cancel": Right.CANCEL,
+    "/penstock.v1.ModelService/LoadModel": Right.LOAD_MODELS,
+    "/penstock.v1.ModelService/UnloadModel": Right.LOAD_MODELS,
+    "/penstock.v1.OperationsService/Drain": Right.OPERATIONS_WRITE,
+    "/penstock.v1.OperationsService/DumpFlightRecord": Right.OPERATIONS_WRITE,
+    "/penstock.v1.OperationsService/SetLogLevel": Right.OPERATIONS_WRITE,
+    "/penstock.v1.OperationsService/Profile": Right.OPERATIONS_WRITE,
+}
+
+
+def right_of(path: str) -> Right | None:
+    """The right that the method at `path` ("/package.Service/Method") asks for; None for none.
+
+    Raises KeyError for a service that is not in the table: whom it is for must be said.
+    """
+    by_method = _BY_METHOD.get(path)
+    if by_method is not None:
+        return by_method
+    return _BY_SERVICE[path[1:].rpartition("/")[0]]

@@ -1,0 +1,163 @@
+"""How many messages may be on their way in at a time, and whose.
+
+Owns the bound on the memory of messages that are begun. Once somebody reads, the core takes in a
+message of any size that is allowed, however slowly it comes; until then it takes in next to nothing
+(`options.py`). So reading is what is rationed: so much for all, a share of it for each caller, and
+callers take turns. Who sends slowly cannot keep others waiting: a slot that is wanted is given back
+after a while. Knows neither gRPC nor messages.
+"""
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+
+class Deadline(Protocol):
+    """The part of `asyncio.Timeout` that is needed."""
+
+    def expired(self) -> bool:
+        """Whether the time was up already."""
+        ...
+
+    def reschedule(self, when: float | None) -> None:
+        """Let the time be up at `when`; not once it was."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class Slot:
+    """One message that is read. `since_s`: when that began."""
+
+    caller: str
+    deadline: Deadline
+    since_s: float
+
+
+Waiter = tuple[Slot, "asyncio.Future[None]"]
+
+
+class ReadingSlots:
+    """At most `max_num` slots, `max_per_caller` for one caller; lives on one event loop.
+
+    `hurried_s`: how long a slot may be held while somebody waits for it. `clock`: in the time of
+    the deadlines; None for the running loop's.
+    """
+
+    def __init__(
+        self,
+        *,
+        max_num: int,
+        max_per_caller: int,
+        hurried_s: float,
+        clock: Callable[[], float] | None = None,
+    ) -> None:
+        self._max_num = max_num
+        self._max_per_caller = max_per_caller
+        self._hurried_s = hurried_s
+        self._clock = clock or _loop_time
+        self._held: dict[Slot, None] = {}
+        self._num_held_by: dict[str, int] = {}
+        # Callers in the order of their turns.
+        self._waiting: dict[str, deque[Waiter]] = {}
+        self._hurry: asyncio.TimerHandle | None = None
+
+    @property
+    def num_held(self) -> int:
+        """Messages that are being read."""
+        return len(self._held)
+
+    async def take(self, caller: str, deadline: Deadline) -> Slot:
+        """A slot, once there is one. `deadline` is moved up when its time is wanted by others."""
+        slot = Slot(caller, deadline, 0.0)
+        if self._can_hold(caller):
+            self._grant(slot)
+            return slot
+        granted = asyncio.get_running_loop().create_future()
+        waiter = (slot, granted)
+        self._waiting.setdefault(caller, deque()).append(waiter)
+        self._watch()
+        try:
+            await granted
+        except asyncio.CancelledError:
+            if granted.done() and not granted.cancelled():
+                self.give_back(slot)
+            else:
+                self._leave(waiter)
+            raise
+        return slot
+
+    def give_back(self, slot: Slot) -> None:
+        """The message is there, or will not come."""
+        del self._held[slot]
+        num_left = self._num_held_by[slot.caller] - 1
+        if num_left:
+            self._num_held_by[slot.caller] = num_left
+        else:
+            del self._num_held_by[slot.caller]
+        if self._waiting:
+            self._take_turns()
+
+    def hurry(self) -> None:
+        """Time is up for those that have held for long what others wait for."""
+        now_s = self._clock()
+        is_full = len(self._held) >= self._max_num
+        for slot in self._held:
+            if slot.since_s > now_s - self._hurried_s:
+                break
+            is_wanted = is_full or slot.caller in self._waiting
+            if is_wanted and not slot.deadline.expired():
+                slot.deadline.reschedule(now_s)
+
+    def _can_hold(self, caller: str) -> bool:
+        return (
+            len(self._held) < self._max_num
+            and self._num_held_by.get(caller, 0) < self._max_per_caller
+        )
+
+    def _grant(self, slot: Slot) -> None:
+        slot.since_s = self._clock()
+        self._held[slot] = None
+        self._num_held_by[slot.caller] = self._num_held_by.get(slot.caller, 0) + 1
+
+    def _take_turns(self) -> None:
+        for caller in tuple(self._waiting):
+            if len(self._held) >= self._max_num:
+                return
+            if not self._can_hold(caller):
+                continue
+            queue = self._waiting.pop(caller)
+            while queue:
+                slot, granted = queue.popleft()
+                if not granted.done():
+                    self._grant(slot)
+                    granted.set_result(None)
+                    break
+            if queue:
+                self._waiting[caller] = queue  # behind all others
+
+    def _leave(self, waiter: Waiter) -> None:
+        queue = self._waiting.get(waiter[0].caller)
+        if queue is None:
+            return
+        with contextlib.suppress(ValueError):
+            queue.remove(waiter)
+        if not queue:
+            del self._waiting[waiter[0].caller]
+
+    def _watch(self) -> None:
+        if self._hurry is None:
+            loop = asyncio.get_running_loop()
+            self._hurry = loop.call_later(self._hurried_s / 4, self._look)
+
+    def _look(self) -> None:
+        self._hurry = None
+        if self._waiting:
+            self.hurry()
+            self._watch()
+
+
+def _loop_time() -> float:
+    return asyncio.get_running_loop().time()

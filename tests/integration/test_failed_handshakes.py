@@ -1,0 +1,88 @@
+"""Whoever knocks at a port with TLS and knows nothing of it leaves no line in the log."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import signal
+import ssl
+from pathlib import Path
+
+import pytest
+
+from penstock.client import NO_RETRY, Client, TlsConfig, TokenPrompt
+from support.authority import Issued
+from support.guarded import Premises
+from support.service import PATIENCE_S, Service, simulated, started
+
+GARBAGE = (
+    b"GET / HTTP/1.0\r\n\r\n",
+    b"\x16\x03\x01\xff\xff" + bytes(64),
+    b"PRI * HTTP/2.0\r\n\r\n",
+)
+
+
+def stranger(ca_file: Path, shown: Issued | None) -> ssl.SSLContext:
+    """TLS with a certificate that nobody knows, or none."""
+    context = ssl.create_default_context(cafile=str(ca_file))
+    context.check_hostname = False
+    context.set_alpn_protocols(["h2"])
+    if shown is not None:
+        context.load_cert_chain(shown.cert_file, shown.key_file)
+    return context
+
+
+async def knock(port: int, data: bytes, context: ssl.SSLContext | None = None) -> None:
+    """Connect, say something and wait to be hung up on."""
+    with contextlib.suppress(OSError):
+        name = None if context is None else "made-up.test"
+        async with asyncio.timeout(PATIENCE_S):
+            reader, writer = await asyncio.open_connection(
+                "127.0.0.1", port, ssl=context, server_hostname=name
+            )
+            writer.write(data)
+            await reader.read()
+        writer.close()
+
+
+async def knock_in_all_ways(service: Service, premises: Premises) -> None:
+    operations = await service.door("operations")
+    forged = premises.authority.issue("forged")
+    contexts = [stranger(premises.authority.ca_file, shown) for shown in (None, forged)]
+    for address in (service.address, operations):
+        port = int(address.rpartition(":")[2])
+        for data in GARBAGE:
+            await knock(port, data)
+        for context in contexts:
+            await knock(port, b"", context)
+
+
+async def test_failed_handshakes_write_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("GRPC_VERBOSITY", raising=False)
+    premises = Premises(tmp_path)
+    mine = premises.clients.issue("acme")
+    options = (
+        *("--tls-cert", str(premises.cert_file), "--tls-key", str(premises.key_file)),
+        *("--tls-client-ca", str(premises.clients.ca_file)),
+        *("--policy-file", str(premises.policy_file)),
+        *("--fronts", "1", "--operations-port", "0", "--log-format", "json"),
+    )
+    tls = TlsConfig(ca=premises.authority.ca_file, cert=mine.cert_file, key=mine.key_file)
+    async with started(*simulated(), *options) as service:
+        await knock_in_all_ways(service, premises)
+        async with Client(service.address, tls=tls, retry=NO_RETRY) as client:
+            result = await client.generate_once(
+                TokenPrompt(ids=(5, 6, 7, 8)),
+                max_tokens=4,
+                ignore_eos=True,
+                deadline_s=PATIENCE_S,
+            )
+        assert result.finished.usage.num_completion_tokens == 4
+        service.signal(signal.SIGTERM)
+        assert await service.ended() == 0
+    assert service.stderr
+    said = [json.loads(line) for line in service.stderr]
+    assert not [line for line in said if line["level"] in ("warning", "error")]

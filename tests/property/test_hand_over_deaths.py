@@ -1,0 +1,69 @@
+"""Engines that die while requests change fronts: none is lost, and none goes on twice."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from penstock.server.text.model_text import ModelText
+from penstock.v1 import generation_service_pb2 as pb
+from support.fronts import make_text
+from support.mortal_fronts import Attempt, mortal_fronts
+from support.resumed import lose, outputs_of, resumable, unbroken
+from support.stepped_service import stepped
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelText]:
+    text = make_text(tmp_path_factory.mktemp("model"))
+    yield text
+    text.close()
+
+
+@pytest.fixture(scope="module")
+def whole(text: ModelText) -> list[pb.GenerateResponse]:
+    async def run() -> list[pb.GenerateResponse]:
+        async with stepped(text) as service:
+            return await service.end_of(service.stub.Generate(resumable(40)))
+
+    return asyncio.run(run())
+
+
+attempts = st.builds(
+    Attempt,
+    st.integers(0, 1),
+    st.none() | st.integers(0, 14),
+    st.booleans(),
+    st.integers(0, 6),
+)
+
+
+async def disturbed(text: ModelText, what: list[Attempt]) -> list[pb.GenerateResponse]:
+    async with mortal_fronts(text) as site:
+        first = site.fronts[0]
+        got = await lose(first, first.stub.Generate(resumable(40)), 5)
+        for one in what:
+            await site.attempt(got, one)
+            if got[-1].HasField("finished"):
+                break
+        await site.finish(got)
+        return got
+
+
+@settings(
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(what=st.lists(attempts, max_size=5))
+@example(what=[Attempt(1, turns, is_late=False, num_messages=3) for turns in (1, 2, 3)])
+@example(what=[Attempt(1, turns, is_late=True, num_messages=3) for turns in (2, 3, 4)])
+@example(what=[Attempt(n % 2, n, is_late=n > 3, num_messages=1) for n in range(8)])
+def test_a_request_survives_deaths_on_its_way(
+    text: ModelText, whole: list[pb.GenerateResponse], what: list[Attempt]
+) -> None:
+    got = asyncio.run(disturbed(text, what))
+    assert unbroken(got)
+    assert outputs_of(got) == outputs_of(whole)

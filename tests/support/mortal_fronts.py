@@ -1,0 +1,126 @@
+"""Two fronts that live through the deaths of their engines, and a client that comes back.
+
+Owns the deaths: after how many turns of the engine and of the loop, and whether a front reaches the
+next engine later than the other. In process, with real sockets between client and fronts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from typing import Any
+
+import grpc.aio
+
+from penstock.server.front.config import FrontConfig
+from penstock.server.text.model_text import ModelText
+from penstock.v1 import generation_service_pb2 as pb
+from support.fronts import rich_error
+from support.resumed import another_front, num_tokens_of, resumed, until_read
+from support.stepped_service import SteppedService, stepped, stepped_engine
+
+_MAX_ATTEMPTS = 60
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One Resume: on which front, how many turns until the engine dies (None: it lives), whether
+    the other front is late to find the next engine, and how many messages are read."""
+
+    front: int
+    num_turns: int | None
+    is_late: bool
+    num_messages: int
+
+
+class MortalFronts:
+    """`fronts` share whatever engine there is."""
+
+    def __init__(self, text: ModelText, fronts: list[SteppedService]) -> None:
+        self.fronts = fronts
+        self._text = text
+        self._epoch = 1
+
+    async def turns(self, count: int) -> None:
+        """The engine takes a step and the loop comes round, so many times."""
+        for _ in range(count):
+            self.fronts[0].step()
+            await asyncio.sleep(0)
+
+    async def replace_engine(self, *, late: int | None = None) -> None:
+        """It dies, and another comes; the front `late` finds it last."""
+        old = self.fronts[0]
+        old.memory.kill()
+        old.engine.close()
+        await asyncio.sleep(0)
+        self._epoch += 1
+        engine, memory = stepped_engine(self._text, epoch=self._epoch, num_fronts=2)
+        order = sorted(self.fronts, key=lambda one: one.front.config.front_id == late)
+        for service in self.fronts:
+            service.engine, service.memory = engine, memory
+        for service in order:
+            port = memory.port(service.front.config.front_id)
+            service.server.front.port = port
+            await port.start(service.server)
+            await self.turns(5)
+
+    async def attempt(self, got: list[pb.GenerateResponse], what: Attempt) -> str:
+        """Resume after what there is; "" or the reason why it ended. Adds to `got`."""
+        service = self.fronts[what.front]
+        counts = num_tokens_of(got)
+        call: Any = service.stub.Resume(
+            resumed("r", next_sequence=len(got), num_received=counts if any(counts) else [])
+        )
+        await service.until(lambda: service.server.num_active_calls == 1)
+        if what.num_turns is not None:
+            await self.turns(what.num_turns)
+            other = self.fronts[1 - what.front].front.config.front_id
+            await self.replace_engine(late=other if what.is_late else None)
+        reading = asyncio.ensure_future(_read(call, got, what.num_messages))
+        reason: str = await until_read(service, reading)
+        call.cancel()
+        await service.until(lambda: not service.server.num_active_calls)
+        return reason
+
+    async def finish(self, got: list[pb.GenerateResponse]) -> None:
+        """Come back until the stream has come to its end."""
+        for number in range(_MAX_ATTEMPTS):
+            if got and got[-1].HasField("finished"):
+                return
+            await self.attempt(got, Attempt(number % 2, None, is_late=False, num_messages=1000))
+        raise AssertionError("the request does not end")
+
+
+async def _read(call: Any, got: list[pb.GenerateResponse], num_messages: int) -> str:
+    try:
+        for _ in range(num_messages):
+            message = await call.read()
+            if message is grpc.aio.EOF:
+                break
+            got.append(message.response)
+    except grpc.aio.AioRpcError as error:
+        reason = rich_error(error).info.reason
+        # Never that nobody has it, nor that it is not to be had from there.
+        if reason not in ("ENGINE_DOWN", "STREAM_SUPERSEDED"):
+            raise
+        return str(reason)
+    return ""
+
+
+@contextlib.asynccontextmanager
+async def mortal_fronts(text: ModelText) -> AsyncGenerator[MortalFronts]:
+    """Two of them over a first engine; at the end nothing may be left of any request."""
+    config = FrontConfig(max_replays=1000)
+    async with (
+        stepped(text, front=config) as first,
+        another_front(first, max_replays=1000) as second,
+    ):
+        site = MortalFronts(text, [first, second])
+        yield site
+        for service in site.fronts:
+            assert not service.server.num_live_requests
+        await site.turns(5)
+        assert first.is_clean()
+        first.memory.close()

@@ -1,0 +1,133 @@
+"""The bounds on calls of services that come with gRPC, on a connection that is played."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from typing import Any, cast
+
+import grpc
+import grpc.aio
+import pytest
+from grpc_health.v1 import health_pb2_grpc
+
+from penstock.server.rpc import reflection
+from penstock.server.rpc.arrival import TimelyServer
+from penstock.server.rpc.gate import Gate
+from penstock.server.rpc.health import Health
+
+WATCH, CHECK = "/grpc.health.v1.Health/Watch", "/grpc.health.v1.Health/Check"
+REFLECTION = "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo"
+LIST_SERVICES = b"\x3a\x00"
+PATIENCE_S = 30.0
+
+
+class Wire:
+    """A context: its messages come, then nothing more. Whoever writes to it waits for ever."""
+
+    def __init__(self, *messages: bytes) -> None:
+        self._messages = list(messages)
+        self.is_writing = asyncio.Event()
+        self.codes: list[grpc.StatusCode] = []
+
+    async def read(self) -> bytes:
+        if not self._messages:
+            await asyncio.Event().wait()
+        return self._messages.pop(0)
+
+    async def write(self, message: object) -> None:
+        del message
+        self.is_writing.set()
+        await asyncio.Event().wait()
+
+    async def abort(self, code: grpc.StatusCode, *details: object) -> None:
+        del details
+        self.codes.append(code)
+        raise grpc.aio.AbortError
+
+    def peer(self) -> str:
+        return f"played:{id(self)}"
+
+
+class _House:
+    def __init__(self) -> None:
+        self.handlers: list[Any] = []
+
+    def add_generic_rpc_handlers(
+        self, generic_rpc_handlers: Iterable[grpc.GenericRpcHandler]
+    ) -> None:
+        self.handlers.extend(generic_rpc_handlers)
+
+
+class _Details:
+    invocation_metadata = ()
+
+    def __init__(self, method: str) -> None:
+        self.method = method
+
+
+class Played:
+    """The services behind `TimelyServer`, all with the same bounds."""
+
+    def __init__(
+        self, *, max_arrival_s: float = 3600.0, max_stall_s: float = 3600.0, max_calls: float = 9
+    ) -> None:
+        self._house = _House()
+        bounds = {
+            "max_arrival_s": max_arrival_s,
+            "max_stall_s": max_stall_s,
+            "max_calls": max_calls,
+        }
+        timely = TimelyServer(cast(Any, self._house), Gate(), **bounds)
+        health = Health((), max_stall_s=max_stall_s)
+        health_pb2_grpc.add_HealthServicer_to_server(health, cast(Any, timely))
+        reflection.add_reflection(timely, ())
+
+    async def call(self, path: str, wire: Wire) -> None:
+        """One call, until it is over."""
+        for handler in self._house.handlers:
+            found = handler.service(_Details(path))
+            if found is not None:
+                async with asyncio.timeout(PATIENCE_S):
+                    await (found.stream_stream or found.stream_unary)(None, wire)
+                return
+        raise AssertionError(path)
+
+
+@pytest.mark.parametrize(("path", "data"), [(WATCH, b""), (REFLECTION, LIST_SERVICES)])
+async def test_a_reader_that_stalls_is_let_go(path: str, data: bytes) -> None:
+    wire = Wire(data)
+    with pytest.raises(asyncio.CancelledError):
+        await Played(max_stall_s=0.01).call(path, wire)
+    assert wire.is_writing.is_set()
+
+
+@pytest.mark.parametrize("path", [WATCH, CHECK, REFLECTION])
+async def test_a_first_message_that_does_not_come_ends_the_call(path: str) -> None:
+    wire = Wire()
+    with pytest.raises(grpc.aio.AbortError):
+        await Played(max_arrival_s=0.01).call(path, wire)
+    assert wire.codes == [grpc.StatusCode.DEADLINE_EXCEEDED]
+
+
+async def test_a_question_about_health_is_short() -> None:
+    wire = Wire(b"\x0a\x80\x40" + b"x" * 8192)
+    with pytest.raises(grpc.aio.AbortError):
+        await Played().call(CHECK, wire)
+    assert wire.codes == [grpc.StatusCode.INVALID_ARGUMENT]
+
+
+async def test_calls_that_anybody_may_make_take_no_place_of_others() -> None:
+    played = Played(max_calls=1)
+    first = Wire(b"")
+    watch = asyncio.create_task(played.call(WATCH, first))
+    await first.is_writing.wait()
+    second, question = Wire(b""), Wire(LIST_SERVICES)
+    with pytest.raises(grpc.aio.AbortError):
+        await played.call(WATCH, second)
+    assert second.codes == [grpc.StatusCode.RESOURCE_EXHAUSTED]
+    other = asyncio.create_task(played.call(REFLECTION, question))
+    await question.is_writing.wait()
+    for task in (watch, other):
+        task.cancel()
+    await asyncio.wait([watch, other])

@@ -1,0 +1,137 @@
+"""Who may read a message, when there are more that want to than there are slots."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from penstock.server.rpc.reading_slots import ReadingSlots, Slot
+
+MAX_NUM, MAX_PER_CALLER, HURRIED_S = 4, 2, 10.0
+
+
+class FakeDeadline:
+    """When the time is up, as far as it was said."""
+
+    def __init__(self) -> None:
+        self.at_s: float | None = None
+
+    def expired(self) -> bool:
+        return False
+
+    def reschedule(self, when: float | None) -> None:
+        self.at_s = when
+
+
+class House:
+    """Slots, and a clock that is moved by hand."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+        self.slots = ReadingSlots(
+            max_num=MAX_NUM,
+            max_per_caller=MAX_PER_CALLER,
+            hurried_s=HURRIED_S,
+            clock=lambda: self.now_s,
+        )
+
+    async def held(self, *callers: str) -> list[Slot]:
+        return [await self.slots.take(caller, FakeDeadline()) for caller in callers]
+
+    async def waiting(self, caller: str) -> asyncio.Task[Slot]:
+        """One that gets no slot yet."""
+        task = asyncio.create_task(self.slots.take(caller, FakeDeadline()))
+        await asyncio.sleep(0)
+        assert not task.done()
+        return task
+
+
+def hurried(slots: list[Slot]) -> list[bool]:
+    return [isinstance(s.deadline, FakeDeadline) and s.deadline.at_s is not None for s in slots]
+
+
+async def test_one_caller_gets_its_share_and_leaves_the_rest() -> None:
+    house = House()
+    slots = await house.held("a", "a")
+    waiting = await house.waiting("a")
+    await house.held("b", "b")
+    assert house.slots.num_held == MAX_NUM
+    house.slots.give_back(slots[0])
+    assert (await waiting).caller == "a"
+
+
+async def test_callers_take_turns() -> None:
+    house = House()
+    slots = await house.held("a", "a", "b", "b")
+    first, second = await house.waiting("a"), await house.waiting("a")
+    other = await house.waiting("c")
+    house.slots.give_back(slots[0])
+    await first
+    house.slots.give_back(slots[1])
+    # However many more of the first are waiting, and have for longer.
+    await other
+    assert not second.done()
+    house.slots.give_back(slots[2])
+    await second
+
+
+async def test_only_what_is_wanted_is_hurried() -> None:
+    house = House()
+    slots = await house.held("a", "a", "b")
+    waiting = await house.waiting("a")
+    house.now_s += HURRIED_S
+    house.slots.hurry()
+    assert hurried(slots) == [True, True, False]
+    slots += await house.held("b")
+    house.slots.hurry()
+    # There is none left: now all are, but for those that have only begun.
+    assert hurried(slots) == [True, True, True, False]
+    house.slots.give_back(slots[0])
+    await waiting
+
+
+async def test_nobody_is_hurried_for_nobody() -> None:
+    house = House()
+    slots = await house.held("a", "a")
+    house.now_s += 100 * HURRIED_S
+    house.slots.hurry()
+    assert hurried(slots) == [False, False]
+
+
+async def test_who_leaves_the_queue_takes_nothing_along() -> None:
+    house = House()
+    slots = await house.held("a", "a", "b", "b")
+    gone, stays = await house.waiting("a"), await house.waiting("a")
+    gone.cancel()
+    house.slots.give_back(slots[0])
+    await stays
+    assert house.slots.num_held == MAX_NUM
+    late = await house.waiting("c")
+    house.slots.give_back(slots[1])
+    # It was given the slot, and left before it knew.
+    late.cancel()
+    await asyncio.wait([gone, late])
+    assert house.slots.num_held == MAX_NUM - 1
+    await house.held("c")
+
+
+async def test_a_slow_sender_is_ended_once_another_waits() -> None:
+    slots = ReadingSlots(max_num=1, max_per_caller=1, hurried_s=0.01)
+    begun = asyncio.Event()
+
+    async def slow() -> None:
+        async with asyncio.timeout(3600) as deadline:
+            slot = await slots.take("slow", deadline)
+            begun.set()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                slots.give_back(slot)
+
+    task = asyncio.create_task(slow())
+    await begun.wait()
+    async with asyncio.timeout(30) as deadline:
+        await slots.take("quick", deadline)
+    with pytest.raises(TimeoutError):
+        await task

@@ -1,0 +1,69 @@
+"""What a request has that nobody knows is counted, and no more than a bounded amount of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from google.protobuf.unknown_fields import UnknownFieldSet
+
+from penstock.server.front.errors import ErrorReason, RequestError
+from penstock.server.rpc import parsing
+from penstock.server.rpc.options import MAX_MESSAGE_BYTES
+from penstock.server.rpc.parsing import MAX_UNKNOWN_BYTES, MAX_UNKNOWN_FIELDS, num_unknown_fields
+from penstock.v1.generation_service_pb2 import GenerateRequest
+
+FIELD = b"\xf8\x3f\x01"
+
+
+@pytest.fixture
+def num_listed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many fields were made into objects of Python, message by message."""
+    listed: list[int] = []
+
+    def counted(message: Any) -> Any:
+        found = UnknownFieldSet(message)
+        listed.append(len(found))
+        return found
+
+    monkeypatch.setattr(parsing, "UnknownFieldSet", counted)
+    return listed
+
+
+def padded(num_fields: int, field: bytes = FIELD, num_messages: int = 1) -> GenerateRequest:
+    message = GenerateRequest()
+    for _ in range(num_messages):
+        message.chat.messages.add(role="user", content="hi")
+    return GenerateRequest.FromString(message.SerializeToString() + field * num_fields)
+
+
+def test_a_few_are_counted_at_any_depth() -> None:
+    message = padded(3)
+    message.chat.messages[0].MergeFromString(FIELD * 4)
+    assert num_unknown_fields(message) == 7
+    assert num_unknown_fields(padded(MAX_UNKNOWN_FIELDS)) == MAX_UNKNOWN_FIELDS
+    large = b"\xfa\x3f" + b"\xe0\x5d" + b"x" * 12_000
+    assert num_unknown_fields(padded(1, large)) == 1
+
+
+def test_nothing_is_walked_where_all_is_known(num_listed: list[int]) -> None:
+    assert num_unknown_fields(padded(0, num_messages=10_000)) == 0
+    assert num_listed == []
+
+
+@pytest.mark.parametrize(
+    "num_fields", [MAX_UNKNOWN_FIELDS + 1, MAX_UNKNOWN_BYTES // len(FIELD) + 1, 1_390_000]
+)
+def test_too_many_are_refused_and_not_even_listed(num_listed: list[int], num_fields: int) -> None:
+    message = padded(num_fields)
+    assert message.ByteSize() < MAX_MESSAGE_BYTES
+    with pytest.raises(RequestError) as caught:
+        num_unknown_fields(message)
+    assert caught.value.refusal.reason is ErrorReason.MALFORMED_REQUEST
+    assert "unknown fields" in caught.value.refusal.message
+    assert sum(num_listed) <= MAX_UNKNOWN_BYTES // 2
+
+
+def test_the_search_is_bounded_too(num_listed: list[int]) -> None:
+    num_unknown_fields(padded(1, num_messages=100_000))
+    assert len(num_listed) <= 10_000

@@ -1,0 +1,146 @@
+"""One judgement of a policy and its key set, in whichever process they are read."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from penstock.scheduler.quotas import TenantQuota
+from penstock.server.processes.engine_policy import EnginePolicy
+from penstock.server.security.authenticator import Authenticator, Unknown
+from penstock.server.security.policy_file import PolicyFile
+from support.authority import AUDIENCE, ISSUER, TokenIssuer, replace_file
+from support.core import make_engine
+
+
+def policy_of(max_num_live: int, jwks_file: str = "keys.json", more: str = "") -> str:
+    return f"""
+version = 1
+[tenants.acme]
+max_num_live = {max_num_live}
+{more}
+[jwt]
+jwks_file = "{jwks_file}"
+issuer = "{ISSUER}"
+audience = "{AUDIENCE}"
+"""
+
+
+CERTIFICATES = 'certificates = ["cn:acme"]'
+
+
+class House:
+    """A policy file, its keys, and both who read them: an engine and a judge of callers."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.issuer = TokenIssuer(folder)
+        self.file = folder / "policy.toml"
+        self.file.write_text(policy_of(7), encoding="utf-8")
+        self._engine, _ = make_engine()
+        self._policy = EnginePolicy(self._engine, lambda: PolicyFile(self.file))
+        self._judge = Authenticator(self.file, has_client_certificates=False)
+
+    def poll(self) -> None:
+        self._policy.poll()
+        self._judge.poll()
+
+    @property
+    def limits(self) -> tuple[int | None, int | None]:
+        """What holds for acme in the engine, and in the policy that callers are judged by."""
+        quotas = self._engine.scheduler.life.quotas
+        judged = self._judge.policy.of("acme").quota
+        return quotas.quota_of("acme").max_num_live, judged.max_num_live
+
+    def knows(self, token: str) -> bool:
+        try:
+            return self._judge.identify([f"Bearer {token}"], tuple).tenant == "acme"
+        except Unknown:
+            return False
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> House:
+    return House(tmp_path)
+
+
+def messages(caplog: pytest.LogCaptureFixture, level: int) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.levelno == level]
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (policy_of(1, "none.json"), "none.json"),
+        (policy_of(1, "broken.json"), "broken.json: is not JSON"),
+        (policy_of(1, more=CERTIFICATES), "tls-client-ca"),
+        (policy_of(0), "tenants.acme.max_num_live"),
+    ],
+)
+def test_what_fronts_refuse_changes_nothing_in_the_engine(
+    house: House, caplog: pytest.LogCaptureFixture, text: str, why: str
+) -> None:
+    caplog.set_level(logging.INFO)
+    (house.folder / "broken.json").write_text("{", encoding="utf-8")
+    replace_file(house.file, text)
+    for _ in range(3):
+        house.poll()
+        assert house.limits == (7, 7)
+    errors = messages(caplog, logging.ERROR)
+    assert len(errors) == 2, "one of each reader"
+    assert all(why in error for error in errors)
+    assert not messages(caplog, logging.INFO), "nothing new holds"
+    replace_file(house.file, policy_of(3))
+    house.poll()
+    assert house.limits == (3, 3)
+    assert messages(caplog, logging.INFO) == ["a new policy holds, of 1 tenants"] * 2
+
+
+def test_a_refused_policy_holds_once_its_key_set_is_there(house: House) -> None:
+    replace_file(house.file, policy_of(1, "late.json"))
+    house.poll()
+    assert house.limits == (7, 7)
+    house.issuer.jwks_file.rename(house.folder / "late.json")
+    house.poll()
+    assert house.limits == (1, 1)
+
+
+def test_a_refused_policy_that_is_taken_back_is_forgotten(house: House) -> None:
+    replace_file(house.file, policy_of(1, "late.json"))
+    house.poll()
+    replace_file(house.file, policy_of(7))
+    house.poll()
+    (house.folder / "late.json").write_bytes(house.issuer.jwks_file.read_bytes())
+    house.poll()
+    assert house.limits == (7, 7)
+
+
+def test_keys_are_rotated_while_a_newer_policy_is_refused(house: House) -> None:
+    old = house.issuer.token()
+    assert house.knows(old)
+    replace_file(house.file, policy_of(1, "none.json"))
+    house.poll()
+    new = TokenIssuer(house.folder, prefix="new")
+    house.poll()
+    assert house.limits == (7, 7)
+    assert not house.knows(old), "its key was rotated out"
+    assert house.knows(new.token())
+
+
+def test_an_engine_that_replaces_another_limits_tenants_without_the_keys(
+    house: House, caplog: pytest.LogCaptureFixture
+) -> None:
+    keys = house.issuer.jwks_file.read_bytes()
+    house.issuer.jwks_file.unlink()
+    with pytest.raises(OSError, match=r"keys\.json"):
+        PolicyFile(house.file)
+    file = PolicyFile(house.file, needs_keys=False)
+    assert file.policy.of("acme").quota == TenantQuota(max_num_live=7)
+    assert any("keys.json" in error for error in messages(caplog, logging.ERROR))
+    replace_file(house.issuer.jwks_file, keys)
+    assert file.poll()
+    assert file.keys is not None
+    replace_file(house.file, policy_of(1, "none.json"))
+    assert not file.poll(), "a newer one needs its keys"
