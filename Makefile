@@ -29,7 +29,8 @@ BASE ?= $(shell git describe --tags --abbrev=0 2>/dev/null || \
 PYTEST_ARGS ?=
 SOAK_ARGS ?=
 PURE := tests/architecture tests/contract tests/fuzz tests/gpu tests/property tests/unit
-SERVED := $(filter-out $(PURE) tests/fakes tests/support,$(patsubst %/,%,$(sort $(wildcard tests/*/))))
+CHAOS := tests/chaos
+SERVED := $(filter-out $(PURE) $(CHAOS) tests/fakes tests/support,$(patsubst %/,%,$(sort $(wildcard tests/*/))))
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -39,7 +40,7 @@ READY := $(VENV)/.ready-$(shell cat pyproject.toml | cksum | tr ' ' '-')
 PROTOS_READY := $(PROTOS_VENV)/.ready-$(shell cat protos/requirements.txt | cksum | tr ' ' '-')
 PIP := -m pip --disable-pip-version-check --quiet
 
-.PHONY: help install demo test test-pure test-served test-transformers-4 unit soak cases check format protos clean \
+.PHONY: help install demo test test-pure test-served test-chaos test-transformers-4 unit soak cases check format protos clean \
 	check-python check-types check-layers check-protos check-docker
 
 help:
@@ -64,18 +65,20 @@ $(PROTOS_READY): protos/requirements.txt
 demo: $(READY)
 	@$(BIN)/python -m penstock.server.cli demo
 
-# Side by side: what only computes, and what mostly waits for processes and sockets; the former tells
-# what it did when it is done. A code of 5 means that PYTEST_ARGS left one of them without tests.
+# Side by side: what mostly waits for processes and sockets, processes that are killed, and what only
+# computes; the latter two tell what they did when they are done.
 test: $(READY) $(PROTOS_READY)
-	@$(MAKE) --no-print-directory --jobs 3 test-served test-pure check
+	@$(MAKE) --no-print-directory --jobs 3 test-served test-pure test-chaos check
 
-test-pure: $(READY)
-	@log="$$(mktemp)"; trap 'rm -f "$$log"' EXIT; code=0; \
-	$(BIN)/python -m pytest $(PURE) $(PYTEST_ARGS) >"$$log" 2>&1 || code=$$?; cat "$$log"; \
-	[ $$code = 0 ] || [ $$code = 5 ]
-
+# A code of 5 means that PYTEST_ARGS left it without tests.
 test-served: $(READY)
 	$(BIN)/python -m pytest $(SERVED) $(PYTEST_ARGS) || [ $$? = 5 ]
+
+test-pure test-chaos: $(READY)
+	@log="$$(mktemp)"; trap 'rm -f "$$log"' EXIT; code=0; \
+	$(BIN)/python -m pytest $(if $(filter test-pure,$@),$(PURE),$(CHAOS)) $(PYTEST_ARGS) \
+		>"$$log" 2>&1 || code=$$?; cat "$$log"; \
+	[ $$code = 0 ] || [ $$code = 5 ]
 
 unit: $(READY)
 	$(BIN)/python -m pytest tests/unit tests/property $(PYTEST_ARGS)

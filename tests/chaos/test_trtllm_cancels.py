@@ -61,7 +61,7 @@ class Storm:
             max_tokens=choose.randint(1, 14),
             priority=choose.randint(-3, 3),
             hashed=choose.random() < 0.7,
-            deadline_s=now_s + choose.uniform(0.1, 1.0) if choose.random() < 0.1 else NO_TIME,
+            deadline_s=now_s + choose.uniform(0.0, 1.0) if choose.random() < 0.1 else NO_TIME,
             ttft_deadline_s=now_s + choose.uniform(0.1, 0.5) if choose.random() < 0.1 else NO_TIME,
             stop_ids=(5, 6, 7) if choose.random() < 0.5 else (),
             sampling=SamplingParams(temperature=0.0 if choose.random() < 0.8 else 1.0),

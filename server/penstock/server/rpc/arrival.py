@@ -300,10 +300,7 @@ async def _serve(behaviour: Any, context: Any, way: _Way) -> Any:
 
 async def _message(context: Any, way: _Way, caller: str) -> Any:
     """The message of a call; where there is none, the call ends here."""
-    data = await _first(context, way, caller)
-    if data is grpc.aio.EOF:
-        await _abort(context, _NO_MESSAGE)
-    return await _parsed(data, context, way)
+    return await _parsed(await _first(context, way, caller), context, way)
 
 
 async def _first(context: Any, way: _Way, caller: str) -> Any:
@@ -325,13 +322,17 @@ async def _first(context: Any, way: _Way, caller: str) -> Any:
         await _abort(context, Refusal(reason=ErrorReason.DEADLINE_EXCEEDED, message=late))
 
 
-async def _parsed(data: bytes, context: Any, way: _Way) -> Any:
-    if len(data) > way.max_message_bytes:
-        await _abort(context, _TOO_LARGE)
+async def _parsed(data: Any, context: Any, way: _Way) -> Any:
+    if data is grpc.aio.EOF:
+        await _abort(context, _NO_MESSAGE)
+    refusal = _TOO_LARGE if len(data) > way.max_message_bytes else _MALFORMED
     try:
-        return way.parse(data)
+        if refusal is not _TOO_LARGE:
+            return way.parse(data)
     except DecodeError:
-        await _abort(context, _MALFORMED)
+        pass
+    del data  # see handlers.py
+    return await _abort(context, refusal)
 
 
 async def _abort(context: Any, refusal: Refusal) -> NoReturn:

@@ -73,6 +73,7 @@ class GenerationService:
         """Stream the outputs of one request."""
         times = self._begin(context, account)
         message = parse(pb.GenerateRequest, data)
+        del data
         self._accounts.describe(account, message, is_stream=True)
         request = await self._open(message, times, account)
         if request.generation.resumption is not None:
@@ -89,6 +90,7 @@ class GenerationService:
         """Answer one request as a whole."""
         times = self._begin(context, account)
         message = parse(pb.GenerateOnceRequest, data).generation
+        del data
         self._accounts.describe(account, message, is_stream=False)
         try:
             check_no_chunks(message)

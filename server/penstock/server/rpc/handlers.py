@@ -4,6 +4,9 @@ Owns the border between our exceptions and gRPC's, and the count of calls being 
 take and return bytes, so that malformed ones are ours to judge. CancelledError always goes through:
 a peer that left is no error, and swallowing it leaks the call.
 
+Nothing here holds on to the bytes of a call: grpc.aio keeps the exception that ended it, and with
+that these frames, until the garbage collector comes by, which does not count bytes.
+
 A method that serves one request gets that request's account, which is closed here with the status
 that its call ended with: here alone it is known of every end.
 """
@@ -88,7 +91,9 @@ class HandlerWrapper:
         """A unary method."""
 
         async def handle(data: Arrived, context: Context) -> bytes:
-            return await self._run(method, _called(handler, data, context), context)
+            call = _called(handler, data, context)
+            del data
+            return await self._run(method, call, context)
 
         return grpc.unary_unary_rpc_method_handler(handle)
 
@@ -98,7 +103,9 @@ class HandlerWrapper:
         """A server-streaming method; `handler` writes to the context."""
 
         async def handle(data: Arrived, context: Context) -> None:
-            await self._run(method, _called(handler, data, context), context)
+            call = _called(handler, data, context)
+            del data
+            await self._run(method, call, context)
 
         return grpc.unary_stream_rpc_method_handler(handle)
 
@@ -110,6 +117,7 @@ class HandlerWrapper:
         async def handle(data: Arrived, context: Context) -> bytes:
             account = keeper.open(method, context)
             call = _called(handler, data, context, account)
+            del data
             return await self._run_request(method, call, context, account, keeper)
 
         return grpc.unary_unary_rpc_method_handler(handle)
@@ -122,6 +130,7 @@ class HandlerWrapper:
         async def handle(data: Arrived, context: Context) -> None:
             account = keeper.open(method, context)
             call = _called(handler, data, context, account)
+            del data
             await self._run_request(method, call, context, account, keeper)
 
         return grpc.unary_stream_rpc_method_handler(handle)

@@ -1,0 +1,41 @@
+"""What was sent in vain is gone with its call, not when the garbage collector comes by."""
+
+from __future__ import annotations
+
+import gc
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from support.fronts import PATIENCE_S, make_text, serving
+
+_MIB = 1 << 20
+_NUM_CALLS = 8
+
+
+@pytest.mark.parametrize("method", ["Generate", "GenerateOnce", "Cancel"])
+async def test_bytes_of_a_refused_call_are_held_by_nobody(tmp_path: Path, method: str) -> None:
+    garbage = b"\xff" * _MIB
+    async with serving(make_text(tmp_path)) as served:
+        channel: Any = served.channel
+        begin = channel.unary_stream if method == "Generate" else channel.unary_unary
+
+        async def refuse() -> None:
+            call = begin(f"/penstock.v1.GenerationService/{method}")(garbage, timeout=PATIENCE_S)
+            assert await call.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+        await refuse()
+        gc.collect()
+        gc.disable()
+        tracemalloc.start()
+        try:
+            for _ in range(_NUM_CALLS):
+                await refuse()
+            held_bytes, _ = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+            gc.enable()
+    assert held_bytes < _NUM_CALLS * _MIB / 2
