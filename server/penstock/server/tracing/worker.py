@@ -15,6 +15,7 @@ from penstock.server.tracing.tally import Tally
 
 MAX_QUEUED_RECORDS = 4096
 _COMPLAINT_PAUSE_S = 60.0
+_LAST_TRACE_S = 0.2
 
 _logger = logging.getLogger(__name__)
 
@@ -72,6 +73,8 @@ class TraceWorker:
             num_left = len(self._queue)
             self._queue.clear()
         self._tally.add("traces_dropped_closing", num_left)
+        # The one in hand is counted too.
+        self._thread.join(_LAST_TRACE_S)
 
     def _run(self) -> None:
         while True:
