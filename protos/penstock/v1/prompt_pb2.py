@@ -24,14 +24,14 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18penstock/v1/prompt.proto\x12\x0bpenstock.v1\"R\n\nTextPrompt\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x1f\n\x12\x61\x64\x64_special_tokens\x18\x02 \x01(\x08H\x00\x88\x01\x01\x42\x15\n\x13_add_special_tokens\"\x1a\n\x0bTokenPrompt\x12\x0b\n\x03ids\x18\x01 \x03(\r\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"\xa4\x01\n\nChatPrompt\x12*\n\x08messages\x18\x01 \x03(\x0b\x32\x18.penstock.v1.ChatMessage\x12\"\n\x15\x61\x64\x64_generation_prompt\x18\x02 \x01(\x08H\x00\x88\x01\x01\x12\x1a\n\rwindow_tokens\x18\x03 \x01(\rH\x01\x88\x01\x01\x42\x18\n\x16_add_generation_promptB\x10\n\x0e_window_tokens\"(\n\x05Image\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\x12\x11\n\tmime_type\x18\x02 \x01(\tB\'\n\x0bpenstock.v1P\x01Z\x16penstock/v1;penstockv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18penstock/v1/prompt.proto\x12\x0bpenstock.v1\"R\n\nTextPrompt\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x1f\n\x12\x61\x64\x64_special_tokens\x18\x02 \x01(\x08H\x00\x88\x01\x01\x42\x15\n\x13_add_special_tokens\"\x1a\n\x0bTokenPrompt\x12\x0b\n\x03ids\x18\x01 \x03(\r\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"\xa4\x01\n\nChatPrompt\x12*\n\x08messages\x18\x01 \x03(\x0b\x32\x18.penstock.v1.ChatMessage\x12\"\n\x15\x61\x64\x64_generation_prompt\x18\x02 \x01(\x08H\x00\x88\x01\x01\x12\x1a\n\rwindow_tokens\x18\x03 \x01(\rH\x01\x88\x01\x01\x42\x18\n\x16_add_generation_promptB\x10\n\x0e_window_tokens\"(\n\x05Image\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\x12\x11\n\tmime_type\x18\x02 \x01(\tB4\n\x0bpenstock.v1B\x0bPromptProtoP\x01Z\x16penstock/v1;penstockv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'penstock.v1.prompt_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
-  _globals['DESCRIPTOR']._serialized_options = b'\n\013penstock.v1P\001Z\026penstock/v1;penstockv1'
+  _globals['DESCRIPTOR']._serialized_options = b'\n\013penstock.v1B\013PromptProtoP\001Z\026penstock/v1;penstockv1'
   _globals['_TEXTPROMPT']._serialized_start=41
   _globals['_TEXTPROMPT']._serialized_end=123
   _globals['_TOKENPROMPT']._serialized_start=125

@@ -1,0 +1,143 @@
+// The scenarios about how a request lives and ends: cancels, deadlines, and what it survives.
+#include <thread>
+
+#include "talk.h"
+
+namespace conformance {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr auto kEndedWithin = 5s;
+
+// Whether a new request may have the id, which nobody alive has then.
+bool is_free(const Talk& talk, penstock::Client& client, const std::string& request_id) {
+  auto request = greedy(1);
+  request.set_request_id(request_id);
+  try {
+    client.generate_once(request, talk.call());
+    return true;
+  } catch (const penstock::Error& error) {
+    if (error.reason() != "REQUEST_ID_IN_USE") throw;
+    return false;
+  }
+}
+
+void cancel_after_first_token(const Talk& talk) {
+  auto request = greedy(kLongTokens);
+  request.set_request_id(new_id());
+  auto client = talk.client();
+  Heard heard(client.generate(request, talk.call()));
+  heard.until_tokens();
+  heard.stream().cancel();
+  try {
+    heard.until_end();
+    throw NotHeld("the cancelled call ended well");
+  } catch (const penstock::Error& error) {
+    require(error.code() == grpc::StatusCode::CANCELLED, error.what());
+  }
+  const auto late = Clock::now() + kEndedWithin;
+  while (!is_free(talk, client, request.request_id())) {
+    require(Clock::now() < late, "it still lives 5 s after its call ended");
+    std::this_thread::sleep_for(20ms);
+  }
+}
+
+void cancel_by_id(const Talk& talk) {
+  auto request = greedy(kLongTokens);
+  request.set_request_id(new_id());
+  auto client = talk.client();
+  auto other = talk.client();
+  Heard heard(client.generate(request, talk.call()));
+  heard.until_tokens();
+  const auto state = other.cancel(request.request_id(), talk.call());
+  require(state == v1::REQUEST_STATE_PROCESSING, "Cancel found it in " + RequestState_Name(state));
+  heard.until_end();
+  require(heard.reason() == v1::FINISH_REASON_CANCELLED,
+          "the reason is " + FinishReason_Name(heard.reason()));
+}
+
+void deadline(const Talk& talk) {
+  auto client = talk.client();
+  const auto begin = Clock::now();
+  Heard heard(client.generate(greedy(kLongTokens), {.timeout = 300ms, .stop = talk.stop}));
+  try {
+    heard.until_end();
+  } catch (const penstock::Error& error) {
+    require(error.code() == grpc::StatusCode::DEADLINE_EXCEEDED, error.what());
+    require(Clock::now() - begin < kEndedWithin, "it took more than 5 s to end");
+    return;
+  }
+  throw NotHeld("it ended well");
+}
+
+void resume(const Talk& talk) {
+  constexpr std::uint32_t kNumTokens = 200;
+  auto request = greedy(kNumTokens);
+  request.mutable_resume_grace_period()->set_seconds(30);
+  penstock::ResumePoint point;
+  std::string text;
+  std::uint32_t num_before = 0;
+  {
+    auto client = talk.client();
+    Heard lost(client.generate(request, talk.call()));
+    lost.until_tokens(20);
+    require(!lost.has_finished(), "it had ended before it was cut");
+    point = lost.stream().detach();
+    text = lost.text();
+    num_before = lost.num_tokens();
+  }
+  auto client = talk.client();
+  Heard rest(client.resume(point, 30s, talk.call()), point.next_sequence);
+  rest.until_end();
+  text += rest.text();
+  const auto num_tokens = num_before + rest.num_tokens();
+  require(num_tokens == kNumTokens, std::to_string(num_tokens) + " tokens, not 200");
+  const auto once = text_of_once(talk, client, greedy(kNumTokens));
+  require(text == once, "\"" + text + "\" is not \"" + once + "\"");
+}
+
+void engine_killed(const Talk& talk) {
+  constexpr std::uint32_t kNumTokens = 400;
+  penstock::Client client(talk.address, {.retry = {.max_attempts = 8}});
+  Heard heard(client.generate(greedy(kNumTokens), talk.call()));
+  heard.until_tokens();
+  talk.ready();
+  heard.until_end();
+  require(heard.num_tokens() == kNumTokens, std::to_string(heard.num_tokens()) + " tokens");
+  const auto once = text_of_once(talk, client, greedy(kNumTokens));
+  require(heard.text() == once, "the text is not that of GenerateOnce");
+}
+
+void drain(const Talk& talk) {
+  constexpr std::uint32_t kNumTokens = 100;
+  auto client = talk.client();
+  Heard heard(client.generate(greedy(kNumTokens), talk.call()));
+  heard.until_tokens();
+  talk.until_go();
+  try {
+    client.generate_once(greedy(4), talk.call());
+    throw NotHeld("a new request was served");
+  } catch (const penstock::Error& error) {
+    require(error.code() == grpc::StatusCode::UNAVAILABLE, error.what());
+    require(error.reason().empty() || error.reason() == "DRAINING",
+            "the reason is " + error.reason());
+  }
+  heard.until_end();
+  require(heard.num_tokens() == kNumTokens,
+          std::to_string(heard.num_tokens()) + " tokens, not 100");
+}
+
+}  // namespace
+
+Checks lives() {
+  return {{"cancel_after_first_token", cancel_after_first_token},
+          {"cancel_by_id", cancel_by_id},
+          {"deadline", deadline},
+          {"multiplex", multiplex},
+          {"resume", resume},
+          {"engine_killed", engine_killed},
+          {"drain", drain}};
+}
+
+}  // namespace conformance

@@ -1,0 +1,106 @@
+// The conformance program: names of scenarios on stdin, one line of JSON for each on stdout.
+#include <condition_variable>
+#include <cstdio>
+#include <iostream>
+#include <mutex>
+#include <thread>
+
+#include "line_reader.h"
+#include "talk.h"
+
+namespace conformance {
+namespace {
+
+constexpr auto kScenarioTimeout = 20s;
+
+std::string quoted(const std::string& text) {
+  std::string json = "\"";
+  for (const char letter : text) {
+    if (letter == '"' || letter == '\\') {
+      json += std::string("\\") + letter;
+    } else if (static_cast<unsigned char>(letter) < 0x20) {
+      char escape[8] = {};
+      std::snprintf(escape, sizeof escape, "\\u%04x", static_cast<unsigned>(letter));
+      json += escape;
+    } else {
+      json += letter;
+    }
+  }
+  return json + "\"";
+}
+
+// `fields`: names and values in turn.
+void say(std::initializer_list<std::string> fields) {
+  std::string line = "{";
+  bool is_name = true;
+  for (const auto& field : fields) {
+    if (is_name && line.size() > 1) line += ", ";
+    line += quoted(field) + (is_name ? ": " : "");
+    is_name = !is_name;
+  }
+  std::cout << line << "}" << std::endl;
+}
+
+// Stops a scenario that takes too long; calls that are open end then, as CANCELLED.
+class Guard {
+ public:
+  explicit Guard(std::stop_source& stop)
+      : thread_([this, &stop](const std::stop_token& done) {
+          std::unique_lock lock(mutex_);
+          wake_.wait_for(lock, done, kScenarioTimeout, [] { return false; });
+          if (!done.stop_requested()) stop.request_stop();
+        }) {}
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable_any wake_;
+  std::jthread thread_;
+};
+
+void run(const std::string& name, Check check, const std::string& address, LineReader& lines) {
+  std::stop_source stop;
+  Talk talk{.address = address, .stop = stop.get_token()};
+  talk.ready = [&name] { say({"scenario", name, "event", "ready"}); };
+  talk.until_go = [&] {
+    talk.ready();
+    require(lines.next(kScenarioTimeout) == "go", "expected go");
+  };
+  try {
+    const Guard guard(stop);
+    check(talk);
+    say({"scenario", name, "outcome", "passed"});
+  } catch (const std::exception& error) {
+    const std::string late = stop.stop_requested() ? "not done within 20 s: " : "";
+    say({"scenario", name, "outcome", "failed", "why", late + error.what()});
+  }
+}
+
+int serve(std::string address) {
+  Checks checks = answers();
+  checks.merge(refusals());
+  checks.merge(lives());
+  LineReader lines;
+  while (const auto line = lines.next()) {
+    const auto space = line->find(' ');
+    if (line->substr(0, space) == "address" && space != std::string::npos) {
+      address = line->substr(space + 1);
+    } else if (const auto found = checks.find(*line); found != checks.end()) {
+      run(*line, found->second, address, lines);
+    } else if (!line->empty()) {
+      say({"scenario", *line, "outcome", "failed", "why", "no such scenario"});
+    }
+  }
+  return 0;
+}
+
+}  // namespace
+}  // namespace conformance
+
+int main(int num_arguments, char** arguments) {
+  const bool is_told = num_arguments == 3 && std::string(arguments[1]) == "--address";
+  if (!is_told) {
+    std::cerr << "usage: conformance --address HOST:PORT\n";
+    return 2;
+  }
+  return conformance::serve(arguments[2]);
+}

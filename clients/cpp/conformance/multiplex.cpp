@@ -1,0 +1,70 @@
+// The scenario about many requests on one Multiplex stream.
+#include "talk.h"
+
+namespace conformance {
+namespace {
+
+constexpr int kNumTexts = 6;
+constexpr std::uint32_t kNumTokens = 40;
+
+v1::GenerateRequest numbered(int number) {
+  return greedy(std::string(kPrompt) + ", number " + std::to_string(number), kNumTokens);
+}
+
+// Six texts, and a seventh that fails alone.
+void hear_texts(const Talk& talk, penstock::Client& multiplexed) {
+  std::vector<Heard> all;
+  for (int number = 0; number < kNumTexts; ++number) {
+    all.emplace_back(multiplexed.generate(numbered(number), talk.call()));
+    // Four have a place and the queue holds four, but it is looked at once in a step only.
+    all.back().until_tokens(number < 4 ? 1 : 0);
+  }
+  auto bad = greedy(4);
+  bad.mutable_sampling()->set_temperature(-1.0F);
+  Heard seventh(multiplexed.generate(bad, talk.call()));
+  try {
+    seventh.until_end();
+    throw NotHeld("temperature -1 was answered");
+  } catch (const penstock::Error& error) {
+    require(error.code() == grpc::StatusCode::INVALID_ARGUMENT, error.what());
+  }
+  auto plain = talk.client();
+  for (auto& heard : all) heard.until_end();
+  for (int number = 0; number < kNumTexts; ++number) {
+    const auto once = text_of_once(talk, plain, numbered(number));
+    const auto& text = all[static_cast<std::size_t>(number)].text();
+    require(once == text, "\"" + text + "\" is not \"" + once + "\"");
+  }
+}
+
+// An eighth that is cancelled by its key, while a ninth waits for credit.
+void cancel_and_credit(const Talk& talk, penstock::Client& multiplexed) {
+  Heard eighth(multiplexed.generate(greedy(kLongTokens), talk.call()));
+  auto by_hand = talk.call();
+  by_hand.num_credit_tokens = 5;
+  Heard ninth(multiplexed.generate(greedy(20), by_hand));
+  eighth.until_tokens();
+  eighth.stream().stop();
+  eighth.until_end();
+  require(eighth.reason() == v1::FINISH_REASON_CANCELLED, "the eighth did not end as CANCELLED");
+  ninth.until_tokens(5);
+  // A request of which the end says that the one without credit had its chance.
+  Heard clock(multiplexed.generate(greedy(60), talk.call()));
+  clock.until_end();
+  require(ninth.num_tokens() == 5 && !ninth.stream().wait_for(0ns),
+          "more than 5 tokens came for a credit of 5");
+  ninth.stream().give_credit(100);
+  ninth.until_end();
+  require(ninth.num_tokens() == 20, std::to_string(ninth.num_tokens()) + " tokens, not 20");
+}
+
+}  // namespace
+
+void multiplex(const Talk& talk) {
+  penstock::Client multiplexed(
+      talk.address, {.retry = penstock::kNoRetry, .multiplex = penstock::MultiplexOptions{}});
+  hear_texts(talk, multiplexed);
+  cancel_and_credit(talk, multiplexed);
+}
+
+}  // namespace conformance

@@ -1,0 +1,105 @@
+// The scenarios about refusals: what cannot be served, and that the status says so in full.
+#include <algorithm>
+
+#include "talk.h"
+
+namespace conformance {
+namespace {
+
+constexpr int kNumPlaces = 4;
+constexpr int kNumWaiting = 4;
+// The wait that the server suggests follows from what the others have asked for.
+constexpr std::uint32_t kBlockingTokens = 300;
+
+void invalid_field(const Talk& talk) {
+  auto request = greedy(4);
+  request.mutable_sampling()->set_temperature(-1.0F);
+  auto client = talk.client();
+  const auto failure =
+      refused(talk, client, request, grpc::StatusCode::INVALID_ARGUMENT, "INVALID_ARGUMENT");
+  const bool is_named = std::ranges::any_of(failure.field_violations, [](const auto& violation) {
+    return violation.field == "sampling.temperature";
+  });
+  require(is_named, "BadRequest does not name sampling.temperature");
+}
+
+void unknown_model(const Talk& talk) {
+  auto request = greedy(4);
+  request.set_model("no-such-model");
+  auto client = talk.client();
+  const auto failure =
+      refused(talk, client, request, grpc::StatusCode::NOT_FOUND, "MODEL_NOT_FOUND");
+  const auto model = failure.metadata.find("model");
+  require(model != failure.metadata.end() && model->second == "no-such-model",
+          "ErrorInfo does not tell the model");
+}
+
+void unimplemented_feature(const Talk& talk) {
+  auto request = penstock::text_request(kPrompt, 4);
+  request.mutable_constraint()->mutable_json_schema()->set_schema(R"({"type": "object"})");
+  auto client = talk.client();
+  const auto failure =
+      refused(talk, client, request, grpc::StatusCode::UNIMPLEMENTED, "FEATURE_UNSUPPORTED");
+  const auto feature = failure.metadata.find("feature");
+  require(feature != failure.metadata.end() && feature->second == "json_schema",
+          "ErrorInfo does not tell the feature");
+}
+
+void duplicate_request_id(const Talk& talk) {
+  auto request = greedy(100);
+  request.set_request_id(new_id());
+  auto client = talk.client();
+  Heard first(client.generate(request, talk.call()));
+  first.until_tokens();
+  refused(talk, client, request, grpc::StatusCode::ALREADY_EXISTS, "REQUEST_ID_IN_USE");
+  first.until_end();
+  require(first.num_tokens() == 100,
+          "the first had " + std::to_string(first.num_tokens()) + " tokens, not 100");
+}
+
+// Eight long requests: four that have tokens, then four that wait.
+std::vector<Heard> full_queue(const Talk& talk, penstock::Client& client,
+                              std::uint32_t num_tokens) {
+  std::vector<Heard> blockers;
+  for (int number = 0; number < kNumPlaces + kNumWaiting; ++number) {
+    blockers.emplace_back(client.generate(greedy(num_tokens), talk.call()));
+    blockers.back().until_accepted();
+    if (number < kNumPlaces) blockers.back().until_tokens();
+  }
+  return blockers;
+}
+
+void queue_full(const Talk& talk) {
+  auto client = talk.client();
+  const auto blockers = full_queue(talk, client, kLongTokens);
+  const auto failure =
+      refused(talk, client, greedy(4), grpc::StatusCode::RESOURCE_EXHAUSTED, "QUEUE_FULL");
+  require(failure.retry_after > 0ns, "RetryInfo tells no wait");
+}
+
+void retry_after_refusal(const Talk& talk) {
+  auto client = talk.client();
+  auto blockers = full_queue(talk, client, kBlockingTokens);
+  penstock::Client patient(talk.address, {.retry = {.max_attempts = 10}});
+  Heard late(patient.generate(greedy(8), talk.call()));
+  while (late.stream().num_lost_attempts() == 0) {
+    require(!late.stream().wait_for(20ms), "the ninth was not refused");
+    require(!talk.stop.stop_requested(), "the ninth was neither refused nor accepted");
+  }
+  blockers.clear();
+  late.until_end();
+  require(late.num_tokens() == 8, std::to_string(late.num_tokens()) + " tokens, not 8");
+}
+
+}  // namespace
+
+Checks refusals() {
+  return {{"invalid_field", invalid_field},
+          {"unknown_model", unknown_model},
+          {"unimplemented_feature", unimplemented_feature},
+          {"duplicate_request_id", duplicate_request_id},
+          {"queue_full", queue_full},
+          {"retry_after_refusal", retry_after_refusal}};
+}
+
+}  // namespace conformance

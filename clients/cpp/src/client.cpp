@@ -1,0 +1,53 @@
+#include "penstock/client.h"
+
+#include <utility>
+
+#include "core.h"
+#include "journey.h"
+
+namespace penstock {
+namespace {
+
+// Sends the request; what fails at once is told by the first read.
+Stream begun(std::unique_ptr<Stream::Journey> journey) {
+  journey->advance(Clock::now());
+  return Stream(std::move(journey));
+}
+
+}  // namespace
+
+Client::Client(const std::string& address, ClientOptions options)
+    : core_(std::make_shared<Core>(address, std::move(options))) {}
+Client::Client(Client&&) noexcept = default;
+Client& Client::operator=(Client&&) noexcept = default;
+Client::~Client() = default;
+
+Stream Client::generate(v1::GenerateRequest request, CallOptions options) {
+  return begun(std::make_unique<Stream::Journey>(core_, std::move(request), std::move(options)));
+}
+
+v1::GenerateOnceResponse Client::generate_once(const v1::GenerateRequest& request,
+                                               const CallOptions& options) {
+  v1::GenerateOnceRequest once;
+  *once.mutable_generation() = request;
+  v1::GenerateOnceResponse response;
+  core_->unary(options, [&](grpc::ClientContext& context) {
+    return core_->stub().GenerateOnce(&context, once, &response);
+  });
+  return response;
+}
+
+Stream Client::resume(const ResumePoint& point, std::chrono::nanoseconds grace,
+                      CallOptions options) {
+  return begun(std::make_unique<Stream::Journey>(core_, point, grace, std::move(options)));
+}
+
+v1::RequestState Client::cancel(const std::string& request_id, const CallOptions& options) {
+  return core_->cancel(request_id, options);
+}
+
+std::shared_ptr<grpc::Channel> Client::channel() const {
+  return core_->channel();
+}
+
+}  // namespace penstock

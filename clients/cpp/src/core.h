@@ -1,0 +1,53 @@
+// What a client's calls share: the channel, the stub, the options, the retry budget, Multiplex.
+#pragma once
+
+#include <grpcpp/channel.h>
+#include <grpcpp/client_context.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "multiplex.h"
+#include "penstock/client.h"
+#include "source.h"
+
+namespace penstock {
+
+// Drawn evenly from [0, 1).
+double draw_jitter();
+
+class Client::Core {
+ public:
+  Core(const std::string& address, ClientOptions options);
+
+  [[nodiscard]] const std::shared_ptr<grpc::Channel>& channel() const { return channel_; }
+  [[nodiscard]] v1::GenerationService::Stub& stub() { return *stub_; }
+  [[nodiscard]] Attempts attempts(const CallOptions& options);
+  // Throws std::invalid_argument for options that cannot be had together.
+  void check(const CallOptions& options) const;
+
+  // One attempt at a stream.
+  std::unique_ptr<Source> generate(const v1::GenerateRequest& request, const CallOptions& options,
+                                   Clock::time_point deadline);
+  std::unique_ptr<Source> resume(const ResumePoint& point, const CallOptions& options,
+                                 Clock::time_point deadline);
+  v1::RequestState cancel(const std::string& request_id, const CallOptions& options);
+  // A call with one answer, tried again as the policy says. Throws Error.
+  void unary(const CallOptions& options,
+             const std::function<grpc::Status(grpc::ClientContext&)>& call);
+
+ private:
+  std::unique_ptr<grpc::ClientContext> context(const CallOptions& options,
+                                               Clock::time_point deadline) const;
+  Failure attempt(const CallOptions& options, Clock::time_point deadline,
+                  const std::function<grpc::Status(grpc::ClientContext&)>& call);
+
+  ClientOptions options_;
+  RetryBudget budget_;
+  std::shared_ptr<grpc::Channel> channel_;
+  std::shared_ptr<v1::GenerationService::Stub> stub_;
+  std::optional<Multiplexer> multiplexer_{};
+};
+
+}  // namespace penstock

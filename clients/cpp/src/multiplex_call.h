@@ -1,0 +1,85 @@
+// One Multiplex call on gRPC's callback API: its reading, its writing, its requests by key.
+#pragma once
+
+#include <grpcpp/support/client_callback.h>
+
+#include <unordered_map>
+#include <unordered_set>
+
+#include "multiplex.h"
+
+namespace penstock {
+
+// One request on a call: what came and was not taken yet, and the credit it is due.
+struct Lane {
+  std::uint64_t key = 0;
+  Clock::time_point deadline = Clock::time_point::max();
+  // 0: credit is given by hand.
+  std::uint32_t top_up_tokens = 0;
+  Inbox inbox{};
+  // Both of the call's mutex.
+  std::string request_id{};
+  std::uint32_t num_taken_tokens = 0;
+};
+
+class MultiplexCall final
+    : private grpc::ClientBidiReactor<v1::MultiplexRequest, v1::MultiplexResponse> {
+ public:
+  MultiplexCall(v1::GenerationService::Stub& stub, std::unique_ptr<grpc::ClientContext> context,
+                const MultiplexOptions& options, Clock::time_point now);
+  MultiplexCall(const MultiplexCall&) = delete;
+  MultiplexCall& operator=(const MultiplexCall&) = delete;
+  // Ends the call.
+  ~MultiplexCall() override;
+
+  [[nodiscard]] bool can_submit(Clock::time_point now);
+  [[nodiscard]] bool has_ended();
+  std::shared_ptr<Lane> submit(Submission submission, Clock::time_point now);
+  // Credit for what was taken, once it is worth a message.
+  void taken(Lane& lane, std::uint32_t num_tokens);
+  void give_credit(const Lane& lane, std::uint32_t num_tokens);
+  // Has the server end it; its last message comes.
+  void stop(const Lane& lane);
+  // Ends a lane with what `why` says, and its request if it is still open.
+  void drop(Lane& lane, Failure (*why)(std::string request_id));
+  // The call ends with its last request.
+  void retire();
+
+ private:
+  using Commands = std::deque<v1::MultiplexRequest>;
+
+  // Both with the mutex held; write() without, where enqueue() said so.
+  [[nodiscard]] bool enqueue(v1::MultiplexRequest command);
+  [[nodiscard]] bool should_close();
+  void write();
+  void hand_out(const v1::MultiplexEvent& event);
+  [[nodiscard]] Failure explained(const grpc::Status& status) const;
+
+  void OnReadDone(bool is_there) override;
+  void OnWriteDone(bool is_sent) override;
+  void OnWritesDoneDone(bool) override { this->RemoveHold(); }
+  void OnDone(const grpc::Status& status) override;
+
+  const MultiplexOptions options_;
+  const Clock::time_point expires_at_;
+  std::unique_ptr<grpc::ClientContext> context_;
+  v1::MultiplexResponse response_{};
+
+  std::mutex mutex_;
+  std::condition_variable change_;
+  Commands commands_{};
+  std::unordered_map<std::uint64_t, std::shared_ptr<Lane>> lanes_{};
+  // Cancelled here; the server has not said yet that they ended.
+  std::unordered_set<std::uint64_t> left_{};
+  std::optional<Failure> broken_{};
+  std::uint64_t next_key_ = 1;
+  bool is_writing_ = false;
+  bool is_closing_ = false;
+  bool is_retired_ = false;
+  bool is_write_broken_ = false;
+  bool takes_no_more_ = false;
+  bool has_ended_ = false;
+  bool is_done_ = false;
+};
+
+}  // namespace penstock

@@ -1,0 +1,56 @@
+#include "stream_reader.h"
+
+#include <cstddef>
+
+#include "penstock/error.h"
+
+namespace penstock {
+namespace {
+
+// More than any server allows; what a broken one says does not become memory.
+constexpr std::size_t kMaxOutputs = 65536;
+
+}  // namespace
+
+bool StreamReader::receive(const v1::GenerateResponse& response) {
+  if (response.sequence() != point_.next_sequence) {
+    fail("expected message " + std::to_string(point_.next_sequence) + ", got " +
+         std::to_string(response.sequence()));
+  }
+  if (finished_.has_value()) fail("a message came after `finished`");
+  if ((point_.next_sequence == 0) != response.has_accepted()) {
+    fail("`accepted` must come first, and once");
+  }
+  ++point_.next_sequence;
+  if (response.has_tokens()) {
+    has_output_ = true;
+    const std::size_t index = response.tokens().output_index();
+    if (index >= kMaxOutputs) fail("there is no output " + std::to_string(index));
+    auto& counts = point_.num_received_tokens;
+    if (counts.size() <= index) counts.resize(index + 1);
+    counts[index] += response.tokens().num_tokens();
+  } else if (response.has_accepted()) {
+    point_.request_id = response.accepted().request_id();
+  } else if (response.has_prompt()) {
+    has_output_ = true;
+  } else if (response.has_finished()) {
+    finished_ = response;
+    return false;
+  }
+  // An event that this client does not know is counted and skipped.
+  return response.event_case() != v1::GenerateResponse::EVENT_NOT_SET;
+}
+
+v1::GenerateResponse StreamReader::end() {
+  if (!finished_.has_value()) {
+    fail("the stream ended without `finished` after " + std::to_string(point_.next_sequence) +
+         " messages");
+  }
+  return *finished_;
+}
+
+void StreamReader::fail(const std::string& message) const {
+  throw StreamBroken(message, point_.request_id);
+}
+
+}  // namespace penstock

@@ -1,0 +1,130 @@
+// The conformance program of the Go client: reads names of scenarios from stdin, one per line, and
+// answers each with one line of JSON. What each scenario asks is in the files beside this one.
+package main
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"strings"
+	"time"
+)
+
+const scenarioTimeout = 20 * time.Second
+
+// line is one line of the answer.
+type line struct {
+	Scenario string `json:"scenario"`
+	Event    string `json:"event,omitempty"`
+	Outcome  string `json:"outcome,omitempty"`
+	Why      string `json:"why,omitempty"`
+}
+
+func say(l line) {
+	text, err := json.Marshal(l)
+	if err != nil {
+		panic(err) // strings always marshal
+	}
+	fmt.Println(string(text))
+}
+
+// talk is what a scenario gets.
+type talk struct {
+	address string
+	name    string
+	lines   <-chan string
+}
+
+func (t *talk) ready() { say(line{Scenario: t.name, Event: "ready"}) }
+
+// untilGo tells the driver that the program is ready and waits for its go.
+func (t *talk) untilGo(ctx context.Context) error {
+	t.ready()
+	select {
+	case word := <-t.lines:
+		if word != "go" {
+			return fmt.Errorf("expected go, not %q", word)
+		}
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+type scenario func(ctx context.Context, t *talk) error
+
+func scenarios() map[string]scenario {
+	return map[string]scenario{
+		"stream_in_order":          streamInOrder,
+		"once_equals_stream":       onceEqualsStream,
+		"token_prompt":             tokenPrompt,
+		"chat":                     chat,
+		"utf8_across_chunks":       utf8AcrossChunks,
+		"large_prompt":             largePrompt,
+		"invalid_field":            invalidField,
+		"unknown_model":            unknownModel,
+		"unimplemented_feature":    unimplementedFeature,
+		"duplicate_request_id":     duplicateRequestID,
+		"cancel_after_first_token": cancelAfterFirstToken,
+		"cancel_by_id":             cancelByID,
+		"deadline":                 deadline,
+		"queue_full":               queueFull,
+		"metadata":                 traceMetadata,
+		"multiplex":                multiplex,
+		"resume":                   resume,
+		"retry_after_refusal":      retryAfterRefusal,
+		"engine_killed":            engineKilled,
+		"drain":                    drain,
+	}
+}
+
+func outcome(t *talk) line {
+	run, ok := scenarios()[t.name]
+	if !ok {
+		return line{Scenario: t.name, Outcome: "failed", Why: "no such scenario"}
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), scenarioTimeout)
+	defer cancel()
+	result := make(chan error, 1)
+	go func() { result <- run(ctx, t) }()
+	var err error
+	select {
+	case err = <-result:
+	case <-ctx.Done():
+		err = ctx.Err()
+	}
+	if errors.Is(err, context.DeadlineExceeded) && ctx.Err() != nil {
+		err = fmt.Errorf("not done within %v: %w", scenarioTimeout, err)
+	}
+	if err != nil {
+		return line{Scenario: t.name, Outcome: "failed", Why: err.Error()}
+	}
+	return line{Scenario: t.name, Outcome: "passed"}
+}
+
+func main() {
+	address := flag.String("address", "", "HOST:PORT of the service")
+	flag.Parse()
+	if *address == "" || flag.NArg() > 0 {
+		flag.Usage()
+		os.Exit(2)
+	}
+	lines := make(chan string)
+	go func() {
+		defer close(lines)
+		for scanner := bufio.NewScanner(os.Stdin); scanner.Scan(); {
+			lines <- strings.TrimSpace(scanner.Text())
+		}
+	}()
+	for word := range lines {
+		if moved := strings.TrimPrefix(word, "address "); moved != word {
+			*address = strings.TrimSpace(moved)
+		} else if word != "" {
+			say(outcome(&talk{address: *address, name: word, lines: lines}))
+		}
+	}
+}

@@ -1,0 +1,202 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"google.golang.org/grpc/codes"
+
+	"penstock"
+	pb "penstock/v1"
+)
+
+func invalidField(ctx context.Context, t *talk) error {
+	client, err := dial(t)
+	if err != nil {
+		return err
+	}
+	defer client.Close()
+	return refusedTemperature(hear(client.Generate(ctx, tooCold())))
+}
+
+// tooCold is a request that is refused for its temperature.
+func tooCold() *pb.GenerateRequest {
+	request, temperature := greedy(4), float32(-1)
+	request.Sampling.Temperature = &temperature
+	return request
+}
+
+func refusedTemperature(h *heard) error {
+	failed, err := h.failure(codes.InvalidArgument, "INVALID_ARGUMENT")
+	if err != nil {
+		return err
+	}
+	for _, violation := range failed.FieldViolations {
+		if violation.Field == "sampling.temperature" && violation.Description != "" {
+			return nil
+		}
+	}
+	return fmt.Errorf("the violations are %v", failed.FieldViolations)
+}
+
+func unknownModel(ctx context.Context, t *talk) error {
+	client, err := dial(t)
+	if err != nil {
+		return err
+	}
+	defer client.Close()
+	request, model := greedy(4), "no-such-model"
+	request.Model = &model
+	_, err = hear(client.Generate(ctx, request)).failure(codes.NotFound, "MODEL_NOT_FOUND")
+	return err
+}
+
+func unimplementedFeature(ctx context.Context, t *talk) error {
+	client, err := dial(t)
+	if err != nil {
+		return err
+	}
+	defer client.Close()
+	request := greedy(4)
+	request.Stopping.IgnoreEos = false
+	request.Constraint = &pb.Constraint{Kind: &pb.Constraint_JsonSchema{
+		JsonSchema: &pb.JsonSchemaConstraint{Schema: `{"type": "object"}`},
+	}}
+	h := hear(client.Generate(ctx, request))
+	failed, err := h.failure(codes.Unimplemented, "FEATURE_UNSUPPORTED")
+	if err != nil {
+		return err
+	}
+	return same(failed.Metadata["feature"], "json_schema", "the feature named")
+}
+
+func duplicateRequestID(ctx context.Context, t *talk) error {
+	client, err := dial(t)
+	if err != nil {
+		return err
+	}
+	defer client.Close()
+	id := newID()
+	first := hear(client.Generate(ctx, named(greedy(100), id)))
+	if err := first.untilTokens(1); err != nil {
+		return err
+	}
+	second := hear(client.Generate(ctx, named(greedy(4), id)))
+	if _, err := second.failure(codes.AlreadyExists, "REQUEST_ID_IN_USE"); err != nil {
+		return err
+	}
+	return first.untilWhole(100)
+}
+
+// fill takes all places of the service, four to run and four to wait, with requests of num tokens.
+func fill(ctx context.Context, client *penstock.Client, num uint32) ([]*heard, error) {
+	var all []*heard
+	for i := 0; i < 8; i++ {
+		h := hear(client.Generate(ctx, named(greedy(num), newID())))
+		all = append(all, h)
+		if err := h.untilAccepted(); err != nil {
+			return nil, fmt.Errorf("request %d of 8: %w", i+1, err)
+		}
+		// One after the other, so that it is the first four that run.
+		if i < 4 {
+			if err := h.untilTokens(1); err != nil {
+				return nil, fmt.Errorf("request %d of 8: %w", i+1, err)
+			}
+		}
+	}
+	return all, nil
+}
+
+func cancelAll(ctx context.Context, all []*heard) error {
+	// From the end, so that none of them begins to run instead of one that was cancelled.
+	for i := len(all) - 1; i >= 0; i-- {
+		if err := all[i].stream.Cancel(ctx); err != nil {
+			return err
+		}
+	}
+	for _, h := range all {
+		if err := h.untilEnd(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func queueFull(ctx context.Context, t *talk) error {
+	client, err := dial(t)
+	if err != nil {
+		return err
+	}
+	defer client.Close()
+	blockers, err := fill(ctx, client, longTokens)
+	if err != nil {
+		return err
+	}
+	ninth := hear(client.Generate(ctx, greedy(4)))
+	failed, err := ninth.failure(codes.ResourceExhausted, "QUEUE_FULL")
+	if err != nil {
+		return err
+	}
+	if failed.RetryAfter <= 0 {
+		return errors.New("there is no RetryInfo")
+	}
+	return cancelAll(ctx, blockers)
+}
+
+func retryAfterRefusal(ctx context.Context, t *talk) error {
+	client, err := dial(t)
+	if err != nil {
+		return err
+	}
+	defer client.Close()
+	// The wait that the server suggests follows from what they ask for.
+	blockers, err := fill(ctx, client, 300)
+	if err != nil {
+		return err
+	}
+	policy := penstock.DefaultRetry()
+	policy.MaxAttempts = 10
+	patient, err := penstock.Dial(t.address, penstock.WithRetry(policy))
+	if err != nil {
+		return err
+	}
+	defer patient.Close()
+	refused := hear(client.Generate(ctx, greedy(12)))
+	if _, err := refused.failure(codes.ResourceExhausted, "QUEUE_FULL"); err != nil {
+		return err
+	}
+	stream := patient.Generate(ctx, greedy(12))
+	// The first attempt has met the full queue once there is an answer to it, of whatever kind.
+	_, _ = stream.Header()
+	served := make(chan error, 1)
+	go func() { served <- hear(stream).untilWhole(12) }()
+	if err := cancelAll(ctx, blockers); err != nil {
+		return err
+	}
+	return <-served
+}
+
+func deadline(ctx context.Context, t *talk) error {
+	client, err := dial(t)
+	if err != nil {
+		return err
+	}
+	defer client.Close()
+	ctx, cancel := context.WithTimeout(ctx, 300*time.Millisecond)
+	defer cancel()
+	began := time.Now()
+	h := hear(client.Generate(ctx, greedy(longTokens)))
+	failed, err := h.failure(codes.DeadlineExceeded, "")
+	if err != nil {
+		return err
+	}
+	if !errors.Is(failed, context.DeadlineExceeded) {
+		return fmt.Errorf("%v is not context.DeadlineExceeded", failed)
+	}
+	if took := time.Since(began); took > 5*time.Second {
+		return fmt.Errorf("it took %v", took)
+	}
+	return nil
+}

@@ -1,0 +1,249 @@
+package penstock
+
+import (
+	"context"
+	"errors"
+	"io"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc/codes"
+
+	pb "penstock/v1"
+)
+
+// multiplexCall is one Multiplex call: a goroutine that reads, one that writes, and the requests
+// that are open on it.
+type multiplexCall struct {
+	commands chan *pb.MultiplexRequest
+	done     chan struct{} // closed once the call is over
+	unused   chan struct{} // closed once nothing more will be sent
+
+	mu         sync.Mutex
+	lanes      map[uint64]*lane
+	left       map[uint64]struct{} // cancelled here, and not ended yet by the server
+	lastKey    uint64
+	numSending int
+	expires    time.Time
+	isRetired  bool // takes no new requests, and ends with its last
+	isUnused   bool
+	err        *Error // why it is over
+}
+
+func (m *Multiplex) newCall() *multiplexCall {
+	call := &multiplexCall{
+		commands: make(chan *pb.MultiplexRequest),
+		done:     make(chan struct{}),
+		unused:   make(chan struct{}),
+		lanes:    make(map[uint64]*lane),
+		left:     make(map[uint64]struct{}),
+		expires:  time.Now().Add(m.config.MaxCallAge),
+	}
+	go call.run(m.ctx, m.client)
+	return call
+}
+
+// run opens the call, reads it to its end, and fails what is open then.
+func (c *multiplexCall) run(ctx context.Context, client *Client) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	stream, err := client.generation.Multiplex(ctx)
+	if err != nil {
+		c.end(ctx, client, err)
+		return
+	}
+	written := make(chan struct{})
+	go func() {
+		defer close(written)
+		c.write(stream)
+	}()
+	for {
+		var response *pb.MultiplexResponse
+		if response, err = stream.Recv(); err != nil {
+			break
+		}
+		if err = c.receive(response); err != nil {
+			break
+		}
+	}
+	c.end(ctx, client, err)
+	cancel()
+	<-written
+}
+
+func (c *multiplexCall) write(stream pb.GenerationService_MultiplexClient) {
+	for {
+		select {
+		case command := <-c.commands:
+			// When it fails the call is over, and the reader has the reason.
+			if stream.Send(command) != nil {
+				return
+			}
+		case <-c.unused:
+			_ = stream.CloseSend()
+			return
+		case <-c.done:
+			return
+		}
+	}
+}
+
+// join opens a lane. Without one the call takes no new requests, and the error is why it is over, if
+// it is. A nil call takes none.
+func (c *multiplexCall) join(topUp uint32) (*lane, error) {
+	if c == nil {
+		return nil, nil
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.err != nil {
+		return nil, c.err
+	}
+	isOld := c.lastKey > 0 && !time.Now().Before(c.expires)
+	if c.isRetired || isOld {
+		return nil, nil
+	}
+	c.lastKey++
+	l := &lane{
+		call: c, key: c.lastKey, topUp: topUp,
+		news: make(chan struct{}, 1), over: make(chan struct{}),
+	}
+	c.lanes[l.key] = l
+	return l, nil
+}
+
+// retire: nothing new may join.
+func (c *multiplexCall) retire() {
+	if c == nil {
+		return
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.isRetired = true
+	c.endIfUnused()
+}
+
+// send hands a command to the writer; an error when the call or ctx is over before.
+func (c *multiplexCall) send(ctx context.Context, command *pb.MultiplexRequest) error {
+	c.mu.Lock()
+	if c.isUnused {
+		c.mu.Unlock()
+		return nil // whom it is about has ended
+	}
+	c.numSending++
+	c.mu.Unlock()
+	defer func() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.numSending--
+		c.endIfUnused()
+	}()
+	select {
+	case c.commands <- command:
+		return nil
+	case <-c.done:
+		return c.err
+	case <-ctx.Done():
+		return contextEnded(ctx.Err())
+	}
+}
+
+// forget drops a lane whose request was never sent.
+func (c *multiplexCall) forget(l *lane) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.lanes, l.key)
+	c.endIfUnused()
+}
+
+// leave drops a lane that nobody wants any more, and cancels its request if it is still open.
+func (c *multiplexCall) leave(l *lane) {
+	if c.abandon(l) {
+		// Its failure is the call's end, which ends the request as well.
+		_ = c.send(context.Background(), l.cancelCommand())
+	}
+}
+
+// abandon drops a lane without ending its request; whether it was still open.
+func (c *multiplexCall) abandon(l *lane) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	_, isOpen := c.lanes[l.key]
+	if isOpen {
+		delete(c.lanes, l.key)
+		c.left[l.key] = struct{}{}
+	}
+	return isOpen
+}
+
+// receive hands out the events of one message.
+func (c *multiplexCall) receive(response *pb.MultiplexResponse) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, event := range response.GetEvents() {
+		key := event.GetKey()
+		failed, message := event.GetError(), event.GetResponse()
+		isFinal := failed != nil || message.GetFinished() != nil
+		l := c.lanes[key]
+		if l == nil {
+			if _, isLeft := c.left[key]; !isLeft {
+				return streamBroken("an event of request %d, which is not open", key)
+			}
+			if isFinal {
+				delete(c.left, key)
+			}
+			continue
+		}
+		if isFinal {
+			delete(c.lanes, key)
+		}
+		if failed != nil {
+			err := errorFromStatus(failed)
+			if err.HasReason(pb.ErrorReason_ERROR_REASON_DRAINING) {
+				c.isRetired = true
+			}
+			l.fail(err)
+		} else if message != nil {
+			l.put(message)
+		}
+	}
+	c.endIfUnused()
+	return nil
+}
+
+// endIfUnused closes the sending side of a retired call after its last request. Needs mu.
+func (c *multiplexCall) endIfUnused() {
+	if c.isRetired && !c.isUnused && len(c.lanes) == 0 && c.numSending == 0 {
+		c.isUnused = true
+		close(c.unused)
+	}
+}
+
+// end fails what is open.
+func (c *multiplexCall) end(ctx context.Context, client *Client, err error) {
+	var failed *Error
+	switch {
+	case client.hasClosed():
+		failed = clientClosed()
+	case ctx.Err() != nil:
+		failed = &Error{Code: codes.Canceled, Message: "the Multiplex was closed"}
+	case errors.Is(err, io.EOF):
+		failed = &Error{Code: codes.Unavailable, Message: "the server ended the Multiplex call"}
+	default:
+		failed = asError(err).unlessAsked()
+	}
+	if failed.Code == codes.Unimplemented && failed.Reason == "" {
+		failed = &Error{
+			Code:    codes.Unimplemented,
+			Message: "the server does not offer Multiplex: use Client.Generate",
+		}
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.err = failed
+	close(c.done)
+	for _, l := range c.lanes {
+		l.fail(failed)
+	}
+	c.lanes = make(map[uint64]*lane)
+}

@@ -1,0 +1,286 @@
+package penstock
+
+import (
+	"context"
+	"errors"
+	"io"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
+
+	pb "penstock/v1"
+)
+
+// Stream is the answer to one request, read message by message:
+//
+//	stream := client.Generate(ctx, request)
+//	defer stream.Close()
+//	for stream.Next() {
+//		fmt.Print(stream.Response().GetTokens().GetText())
+//	}
+//	if err := stream.Err(); err != nil { ... }
+//
+// A stream that ends without an error is complete: gaps, events in the wrong order and an end
+// without finished are errors. One goroutine reads; the methods that say so may be called by others.
+type Stream struct {
+	ctx    context.Context
+	cancel context.CancelFunc
+	client *Client
+	// open starts the request; nil for a stream that was resumed.
+	open func(ctx context.Context) (source, error)
+
+	attempts attempts
+	recovery recovery
+	current  *pb.GenerateResponse
+	err      error
+
+	mu         sync.Mutex
+	source     source
+	sourceErr  error
+	reader     streamReader
+	hasEnded   bool
+	isDetached bool
+	requestID  string
+}
+
+// source is one attempt at a stream.
+type source interface {
+	// recv answers io.EOF once the attempt has ended well.
+	recv() (*pb.GenerateResponse, error)
+	header() (metadata.MD, error)
+	stop()
+}
+
+// Generate streams the answer to a request. It reports failures by Stream.Err, and tries again as
+// the client's RetryPolicy says.
+//
+// A request with a resume_grace_period survives lost connections: the stream goes on by itself.
+func (c *Client) Generate(ctx context.Context, request *pb.GenerateRequest) *Stream {
+	return newStream(ctx, c, request, func(ctx context.Context) (source, error) {
+		return c.callGenerate(ctx, request)
+	})
+}
+
+func newStream(
+	ctx context.Context, c *Client, request *pb.GenerateRequest,
+	open func(context.Context) (source, error),
+) *Stream {
+	s := &Stream{client: c, open: open, attempts: newAttempts(c)}
+	s.recovery.grace = request.GetResumeGracePeriod().AsDuration()
+	s.requestID = request.GetRequestId()
+	s.start(ctx)
+	return s
+}
+
+func (s *Stream) start(ctx context.Context) {
+	s.ctx, s.cancel = context.WithCancel(ctx)
+	s.connect()
+}
+
+// connect makes the next attempt; its failure is told by the next receive.
+func (s *Stream) connect() {
+	var opened source
+	var err error
+	if s.open == nil || s.recovery.isUnderWay {
+		opened, err = s.client.callResume(s.ctx, s.reader.point)
+	} else {
+		opened, err = s.open(s.ctx)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.source, s.sourceErr = opened, err
+}
+
+// Next reads the next message; false at the end of the stream, good or bad: see Err.
+func (s *Stream) Next() bool {
+	for !s.isOver() {
+		response, err := s.receive()
+		if err == nil {
+			s.current = response
+			return true
+		}
+		failed := s.asOwnError(err)
+		delay, ok := s.delayAfter(failed)
+		if !ok {
+			s.finish(s.recovery.explain(failed))
+			break
+		}
+		s.stopSource()
+		if err := sleep(s.ctx, delay); err != nil {
+			s.finish(contextEnded(err).ofRequest(s.reader.point.RequestID))
+			break
+		}
+		s.connect()
+	}
+	s.current = nil
+	return false
+}
+
+// Response is the message that Next read.
+func (s *Stream) Response() *pb.GenerateResponse { return s.current }
+
+// Err is why the stream ended, an *Error; nil while it goes on and when it is complete.
+func (s *Stream) Err() error { return s.err }
+
+// Header waits for the initial metadata of the attempt under way. A request of a Multiplex has none
+// of its own: nil.
+func (s *Stream) Header() (metadata.MD, error) {
+	s.mu.Lock()
+	source, err := s.source, s.sourceErr
+	s.mu.Unlock()
+	if err != nil {
+		return nil, err
+	}
+	return source.header()
+}
+
+// Point is how far the stream was read, for Client.Resume, here or elsewhere.
+func (s *Stream) Point() ResumePoint {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	point := s.reader.point
+	point.NumReceivedTokens = append([]uint32(nil), point.NumReceivedTokens...)
+	point.GracePeriod = s.recovery.grace
+	return point
+}
+
+// Cancel asks the server to end the request; the stream then ends well, with
+// FINISH_REASON_CANCELLED. Other goroutines may call it once the server told the request's id, or if
+// the request brought one.
+func (s *Stream) Cancel(ctx context.Context) error {
+	s.mu.Lock()
+	source, requestID := s.source, s.requestID
+	s.mu.Unlock()
+	if lane, ok := source.(*laneSource); ok {
+		return lane.cancel(ctx)
+	}
+	if requestID == "" {
+		return &Error{Code: codes.FailedPrecondition, Message: "the request's id is not known yet"}
+	}
+	_, err := s.client.Cancel(ctx, requestID)
+	return err
+}
+
+// Close leaves the stream, which ends the request on the server if it has not ended. It may be
+// called by any goroutine, and again; it returns nil, to be an io.Closer.
+func (s *Stream) Close() error {
+	s.end(true)
+	return nil
+}
+
+// Detach leaves the stream without ending the request: it lives on for its resume_grace_period, and
+// Client.Resume goes on from Point. Over a Multiplex that period begins with the end of its call.
+func (s *Stream) Detach() {
+	s.mu.Lock()
+	s.isDetached = true
+	if lane, ok := s.source.(*laneSource); ok {
+		lane.call.abandon(lane.lane)
+	}
+	s.mu.Unlock()
+	_ = s.Close()
+}
+
+// receive reads from the attempt under way; io.EOF when there is nothing after finished.
+func (s *Stream) receive() (*pb.GenerateResponse, error) {
+	s.mu.Lock()
+	source, err := s.source, s.sourceErr
+	s.mu.Unlock()
+	if err != nil {
+		return nil, err
+	}
+	for {
+		response, err := source.recv()
+		s.mu.Lock()
+		if errors.Is(err, io.EOF) {
+			response, err = s.reader.end()
+			s.hasEnded = s.hasEnded || err == nil
+		} else if err == nil {
+			response, err = s.reader.receive(response)
+			if id := s.reader.point.RequestID; id != "" {
+				s.requestID = id
+			}
+		}
+		s.mu.Unlock()
+		if response != nil || err != nil {
+			if err == nil && response.GetFinished() != nil {
+				s.cancel()
+			}
+			return response, err
+		}
+	}
+}
+
+// delayAfter is how long to wait before the next attempt; false where the error is to be told.
+func (s *Stream) delayAfter(err *Error) (delay time.Duration, ok bool) {
+	if s.ctx.Err() != nil || s.client.hasClosed() {
+		return 0, false
+	}
+	if delay, ok = s.recovery.delayAfter(err, s.reader.point); ok {
+		return delay, true
+	}
+	if s.open == nil {
+		// To resume again costs nothing: nothing is delivered twice.
+		return s.attempts.delayAfter(s.ctx, err)
+	}
+	if s.reader.hasOutput {
+		return 0, false
+	}
+	if delay, ok = s.attempts.delayAfter(s.ctx, s.recovery.explain(err)); ok {
+		s.mu.Lock()
+		s.reader = streamReader{}
+		s.mu.Unlock()
+	}
+	return delay, ok
+}
+
+// finish ends the stream with an error.
+func (s *Stream) finish(err *Error) {
+	s.err = err
+	s.end(err.Code == codes.Canceled)
+}
+
+// end lets go of the stream; isLeft is whether nobody wants what is left of it.
+func (s *Stream) end(isLeft bool) {
+	s.mu.Lock()
+	mayLiveOn := !s.hasEnded && !s.isDetached && s.recovery.grace > 0 && s.requestID != ""
+	s.hasEnded = true
+	requestID := s.requestID
+	s.mu.Unlock()
+	s.cancel()
+	if isLeft && mayLiveOn {
+		s.client.leave(s.ctx, requestID)
+	}
+}
+
+func (s *Stream) isOver() bool {
+	if s.err != nil {
+		return true
+	}
+	s.mu.Lock()
+	hasEnded := s.hasEnded
+	s.mu.Unlock()
+	if hasEnded && !s.reader.isComplete {
+		s.err = contextEnded(context.Canceled).ofRequest(s.reader.point.RequestID)
+	}
+	return hasEnded
+}
+
+// asOwnError: that the client was closed is told as such, whatever gRPC makes of it.
+func (s *Stream) asOwnError(err error) *Error {
+	failed := asError(err)
+	isCut := failed.Code == codes.Canceled || failed.Code == codes.Unavailable
+	if isCut && failed.Reason == "" && s.client.hasClosed() {
+		failed = clientClosed()
+	}
+	return failed.ofRequest(s.reader.point.RequestID)
+}
+
+func (s *Stream) stopSource() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.source != nil {
+		s.source.stop()
+	}
+}

@@ -1,0 +1,120 @@
+/** The scenarios about how a request lives and ends: cancels, deadlines, and what it survives. */
+
+import { PenstockError, RequestState } from "../src/index.js";
+import { refused } from "./refusals.js";
+import {
+  CALL_MS,
+  greedy,
+  Heard,
+  LONG_TOKENS,
+  newId,
+  NotHeld,
+  PROMPT,
+  require,
+  type Talk,
+} from "./talk.js";
+import type { Client } from "../src/index.js";
+import { milliseconds, text } from "../src/index.js";
+
+const CALL = { deadlineMs: CALL_MS };
+const ENDED_WITHIN_MS = 5000;
+
+export async function cancelAfterFirstToken(talk: Talk): Promise<void> {
+  const client = talk.client();
+  const requestId = newId();
+  const leaving = new AbortController();
+  const call = { ...CALL, signal: leaving.signal };
+  const heard = new Heard(client.generate({ ...greedy(LONG_TOKENS), requestId }, call));
+  await heard.untilTokens();
+  leaving.abort();
+  await refused(heard.untilEnd(), "CANCELLED", "");
+  await untilEnded(client, requestId);
+}
+
+async function untilEnded(client: Client, requestId: string): Promise<void> {
+  const lastMs = performance.now() + ENDED_WITHIN_MS;
+  while (performance.now() < lastMs) {
+    try {
+      const state = await client.cancel(requestId);
+      if (state === RequestState.COMPLETED || state === RequestState.ERROR) return;
+    } catch (error) {
+      if (error instanceof PenstockError && error.reason === "REQUEST_NOT_FOUND") return;
+      throw error;
+    }
+  }
+  throw new NotHeld(`it still lives ${ENDED_WITHIN_MS} ms after its call ended`);
+}
+
+export async function cancelById(talk: Talk): Promise<void> {
+  const requestId = newId();
+  const heard = new Heard(talk.client().generate({ ...greedy(LONG_TOKENS), requestId }, CALL));
+  await heard.untilTokens();
+  const state = await talk.client().cancel(requestId);
+  require(state === RequestState.PROCESSING, `Cancel found it in ${RequestState[state]}`);
+  await heard.untilEnd();
+  require(heard.finishReason === "CANCELLED", `the reason is ${heard.finishReason}`);
+}
+
+export async function deadline(talk: Talk): Promise<void> {
+  const beganMs = performance.now();
+  const heard = new Heard(talk.client().generate(greedy(LONG_TOKENS), { deadlineMs: 300 }));
+  try {
+    await heard.untilEnd();
+  } catch (error) {
+    if (!(error instanceof PenstockError)) throw error;
+    require(error.codeName === "DEADLINE_EXCEEDED", `it failed with ${error.message}`);
+    const tookMs = performance.now() - beganMs;
+    require(tookMs < ENDED_WITHIN_MS, `it took ${tookMs} ms`);
+    return;
+  }
+  throw new NotHeld("it ended well");
+}
+
+export async function resume(talk: Talk): Promise<void> {
+  const numTokens = 200;
+  const lost = talk.client();
+  const once = await lost.generateOnce(greedy(numTokens), CALL);
+  const before = new Heard(
+    lost.generate({ ...greedy(numTokens), resumeGracePeriod: milliseconds(30_000) }),
+  );
+  await before.untilTokens(20);
+  const { point } = before.stream;
+  lost.close();
+  require(!before.finished, "it had ended before it was cut");
+  const rest = new Heard(talk.client().resume(point, CALL));
+  await rest.untilEnd();
+  const total = before.numTokens + rest.numTokens;
+  require(total === numTokens, `${total} tokens, not ${numTokens}`);
+  const whole = before.text + rest.text;
+  require(whole === once.outputs[0]?.text, `${JSON.stringify(whole)} is another text`);
+}
+
+export async function engineKilled(talk: Talk): Promise<void> {
+  const client = talk.client({ retry: { maxAttempts: 8 } });
+  const request = greedy(400, text(PROMPT));
+  const heard = new Heard(client.generate(request, CALL));
+  await heard.untilTokens();
+  talk.ready();
+  await heard.untilEnd();
+  const once = await client.generateOnce(request, CALL);
+  require(heard.numTokens === 400, `${heard.numTokens} tokens, not 400`);
+  require(heard.text === once.outputs[0]?.text, "the text is another than GenerateOnce's");
+}
+
+export async function drain(talk: Talk): Promise<void> {
+  const client = talk.client();
+  const numTokens = 300;
+  const heard = new Heard(client.generate(greedy(numTokens), CALL));
+  await heard.untilTokens();
+  await talk.untilGo();
+  try {
+    await client.generateOnce(greedy(4), CALL);
+    throw new NotHeld("a new request was served");
+  } catch (error) {
+    if (!(error instanceof PenstockError)) throw error;
+    const isRight = error.codeName === "UNAVAILABLE" && ["", "DRAINING"].includes(error.reason);
+    require(isRight, `refused with ${error.message}`);
+  }
+  await heard.untilEnd();
+  require(heard.numTokens === numTokens, `${heard.numTokens} tokens, not ${numTokens}`);
+}

@@ -1,0 +1,92 @@
+/**
+ * The conformance program: scenario names on stdin, a line of JSON for each on stdout. Owns these
+ * lines and the bound on each scenario.
+ */
+
+import { createInterface } from "node:readline";
+import { parseArgs } from "node:util";
+import * as answers from "./answers.js";
+import * as lives from "./lives.js";
+import { multiplex } from "./multiplexing.js";
+import * as refusals from "./refusals.js";
+import { NotHeld, Talk } from "./talk.js";
+
+const SCENARIO_MS = 20_000;
+
+const CHECKS: Readonly<Record<string, (talk: Talk) => Promise<void>>> = {
+  stream_in_order: answers.streamInOrder,
+  once_equals_stream: answers.onceEqualsStream,
+  token_prompt: answers.tokenPrompt,
+  chat: answers.chat,
+  utf8_across_chunks: answers.utf8AcrossChunks,
+  large_prompt: answers.largePrompt,
+  invalid_field: refusals.invalidField,
+  unknown_model: refusals.unknownModel,
+  unimplemented_feature: refusals.unimplementedFeature,
+  duplicate_request_id: refusals.duplicateRequestId,
+  cancel_after_first_token: lives.cancelAfterFirstToken,
+  cancel_by_id: lives.cancelById,
+  deadline: lives.deadline,
+  queue_full: refusals.queueFull,
+  metadata: answers.metadata,
+  multiplex,
+  resume: lives.resume,
+  retry_after_refusal: refusals.retryAfterRefusal,
+  engine_killed: lives.engineKilled,
+  drain: lives.drain,
+};
+
+async function main(): Promise<void> {
+  const { values } = parseArgs({ options: { address: { type: "string" } } });
+  let address = values.address;
+  if (address === undefined) throw new TypeError("--address HOST:PORT is required");
+  const lines = createInterface({ input: process.stdin })[Symbol.asyncIterator]();
+  for (;;) {
+    const { value: line, done } = await lines.next();
+    if (done) return;
+    const [word = "", rest = ""] = line.trim().split(" ", 2);
+    if (word === "address") address = rest;
+    else if (word !== "") say({ scenario: word, ...(await outcome(word, address, lines)) });
+  }
+}
+
+async function outcome(name: string, address: string, lines: AsyncIterator<string>) {
+  const check = Object.hasOwn(CHECKS, name) ? CHECKS[name] : undefined;
+  if (!check) return { outcome: "failed", why: "no such scenario" };
+  const ready = (): void => say({ scenario: name, event: "ready" });
+  const untilGo = async (): Promise<void> => {
+    ready();
+    const { value: line } = await lines.next();
+    if (line?.trim() !== "go") throw new NotHeld(`expected go, not ${line}`);
+  };
+  const talk = new Talk(address, ready, untilGo);
+  try {
+    await bounded(check(talk));
+    return { outcome: "passed" };
+  } catch (error) {
+    if (!(error instanceof NotHeld)) console.error(error);
+    const why = error instanceof NotHeld ? error.message : String(error);
+    return { outcome: "failed", why };
+  } finally {
+    talk.end();
+  }
+}
+
+async function bounded(check: Promise<void>): Promise<void> {
+  let timer: NodeJS.Timeout | undefined;
+  const expiry = new Promise<never>((_, reject) => {
+    const why = new NotHeld(`not done within ${SCENARIO_MS / 1000} s`);
+    timer = setTimeout(() => reject(why), SCENARIO_MS);
+  });
+  try {
+    await Promise.race([check, expiry]);
+  } finally {
+    clearTimeout(timer);
+  }
+}
+
+function say(line: Readonly<Record<string, string>>): void {
+  process.stdout.write(`${JSON.stringify(line)}\n`);
+}
+
+await main();

@@ -1,0 +1,50 @@
+/** The scenario about many requests on one Multiplex call: keys, cancel and credit. */
+
+import { text } from "../src/index.js";
+import { refused } from "./refusals.js";
+import { CALL_MS, greedy, Heard, LONG_TOKENS, PROMPT, require, type Talk } from "./talk.js";
+
+const NUM_TEXTS = 6;
+const CALL = { deadlineMs: CALL_MS };
+
+export async function multiplex(talk: Talk): Promise<void> {
+  const client = talk.client();
+  const session = client.multiplex();
+  const requests = Array.from({ length: NUM_TEXTS }, (_, index) =>
+    greedy(40, text(`${PROMPT}, number ${index}`)),
+  );
+  const all = requests.map((request) => new Heard(session.generate(request, CALL)));
+  for (const heard of all) await heard.untilAccepted();
+
+  const bad = new Heard(session.generate({ ...greedy(4), sampling: { temperature: -1 } }, CALL));
+  await refused(bad.untilEnd(), "INVALID_ARGUMENT", "INVALID_ARGUMENT");
+
+  await Promise.all(all.map((heard) => heard.untilEnd()));
+  for (const [index, request] of requests.entries()) {
+    const once = await client.generateOnce(request, CALL);
+    require(all[index]?.text === once.outputs[0]?.text, `text ${index} is not GenerateOnce's`);
+  }
+
+  const long = new Heard(session.generate(greedy(LONG_TOKENS), CALL));
+  await long.untilTokens();
+  long.stream.stop();
+  await long.untilEnd();
+  require(long.finishReason === "CANCELLED", `the cancelled one ended by ${long.finishReason}`);
+
+  const credit = { ...CALL, windowTokens: 5, isCreditManual: true };
+  const thrifty = new Heard(session.generate(greedy(20), credit));
+  await thrifty.untilTokens(5);
+  let isHeldBack = true;
+  const more = thrifty.untilTokens(6).then(() => {
+    isHeldBack = false;
+  });
+  // The end of a longer request says that the one without credit had its chance.
+  await new Heard(session.generate(greedy(60), CALL)).untilEnd();
+  const numEarly = thrifty.numTokens;
+  require(isHeldBack && numEarly === 5, "more than 5 tokens came for a credit of 5");
+  thrifty.stream.grant(100);
+  await more;
+  await thrifty.untilEnd();
+  require(thrifty.numTokens === 20, `${thrifty.numTokens} tokens with credit, not 20`);
+  session.close();
+}

@@ -1,0 +1,127 @@
+/** The scenarios about refusals: what cannot be served, and that the error says so in full. */
+
+import { PenstockError, type Client, type Timing } from "../src/index.js";
+import { SYSTEM_TIMING } from "../src/timing.js";
+import { CALL_MS, greedy, Heard, LONG_TOKENS, newId, NotHeld, require, type Talk } from "./talk.js";
+
+const NUM_PLACES = 4;
+const NUM_WAITING = 4;
+const MAX_WAIT_MS = 50;
+const CALL = { deadlineMs: CALL_MS };
+
+/** The failure of a call, which has to have this status and reason. */
+export async function refused(
+  call: Promise<unknown>,
+  codeName: string,
+  reason: string,
+): Promise<PenstockError> {
+  try {
+    await call;
+  } catch (error) {
+    if (!(error instanceof PenstockError)) throw error;
+    const isThis = error.codeName === codeName && error.reason === reason;
+    require(isThis, `not ${codeName} (${reason}) but ${error.message}`);
+    return error;
+  }
+  throw new NotHeld(`it was answered, not refused with ${codeName}`);
+}
+
+export async function invalidField(talk: Talk): Promise<void> {
+  const request = { ...greedy(4), sampling: { temperature: -1 } };
+  const call = talk.client().generateOnce(request, CALL);
+  const error = await refused(call, "INVALID_ARGUMENT", "INVALID_ARGUMENT");
+  const fields = error.fieldViolations.map((violation) => violation.field);
+  require(fields.includes("sampling.temperature"), `the fields are ${fields}`);
+}
+
+export async function unknownModel(talk: Talk): Promise<void> {
+  const call = talk.client().generateOnce({ ...greedy(4), model: "no-such-model" }, CALL);
+  const { info } = await refused(call, "NOT_FOUND", "MODEL_NOT_FOUND");
+  require(info["model"] === "no-such-model", `ErrorInfo tells the model ${info["model"]}`);
+}
+
+export async function unimplementedFeature(talk: Talk): Promise<void> {
+  const { prompt } = greedy(4);
+  const kind = { case: "jsonSchema", value: { schema: '{"type": "object"}' } } as const;
+  const call = talk.client().generateOnce({ prompt, constraint: { kind } }, CALL);
+  const { info } = await refused(call, "UNIMPLEMENTED", "FEATURE_UNSUPPORTED");
+  require(info["feature"] === "json_schema", `ErrorInfo tells the feature ${info["feature"]}`);
+}
+
+export async function duplicateRequestId(talk: Talk): Promise<void> {
+  const client = talk.client();
+  const requestId = newId();
+  const first = new Heard(client.generate({ ...greedy(100), requestId }, CALL));
+  await first.untilTokens();
+  const second = client.generateOnce({ ...greedy(4), requestId }, CALL);
+  await refused(second, "ALREADY_EXISTS", "REQUEST_ID_IN_USE");
+  await first.untilEnd();
+  require(first.numTokens === 100, `the first had ${first.numTokens} tokens, not 100`);
+}
+
+export async function queueFull(talk: Talk): Promise<void> {
+  const client = talk.client();
+  const blockers = await fillQueue(client);
+  const ninth = client.generateOnce(greedy(4), CALL);
+  try {
+    const error = await refused(ninth, "RESOURCE_EXHAUSTED", "QUEUE_FULL");
+    require((error.retryAfterMs ?? 0) > 0, `RetryInfo tells ${error.retryAfterMs} ms`);
+  } finally {
+    await leaveAll(blockers);
+  }
+  // A front learns a step later that there is room again.
+  const patient = talk.client({ retry: { maxAttempts: 20 }, timing: hurried(Promise.resolve()) });
+  await patient.generateOnce(greedy(1));
+}
+
+export async function retryAfterRefusal(talk: Talk): Promise<void> {
+  let tellLeft = (): void => undefined;
+  const haveLeft = new Promise<void>((resolve) => {
+    tellLeft = resolve;
+  });
+  let tellRefused = (): void => undefined;
+  const isRefused = new Promise<void>((resolve) => {
+    tellRefused = resolve;
+  });
+  const timing = hurried(haveLeft, tellRefused);
+  const patient = talk.client({ retry: { maxAttempts: 20 }, timing });
+  const blockers = await fillQueue(talk.client());
+  const late = patient.generateOnce(greedy(8));
+  try {
+    await Promise.race([isRefused, late]);
+  } finally {
+    await leaveAll(blockers);
+    tellLeft();
+  }
+  const numTokens = (await late).finished?.usage?.numCompletionTokens;
+  require(numTokens === 8, `${numTokens} tokens, not 8`);
+}
+
+/**
+ * Waits of a client that is told when there is room, instead of as long as the server foresees: that
+ * depends on what it served before, and may be longer than a scenario. `onWait`: at each.
+ */
+function hurried(haveLeft: Promise<void>, onWait = (): void => undefined): Timing {
+  const sleep = async (delayMs: number, signal: AbortSignal): Promise<void> => {
+    onWait();
+    await haveLeft;
+    await SYSTEM_TIMING.sleep(Math.min(delayMs, MAX_WAIT_MS), signal);
+  };
+  return { ...SYSTEM_TIMING, sleep };
+}
+
+/** Eight long requests: four that have tokens, then four that wait. */
+async function fillQueue(client: Client): Promise<Heard[]> {
+  const blockers: Heard[] = [];
+  for (let number = 0; number < NUM_PLACES + NUM_WAITING; number++) {
+    const blocker = new Heard(client.generate(greedy(LONG_TOKENS), CALL));
+    blockers.push(blocker);
+    await blocker.untilAccepted();
+    if (number < NUM_PLACES) await blocker.untilTokens();
+  }
+  return blockers;
+}
+
+async function leaveAll(blockers: readonly Heard[]): Promise<void> {
+  for (const blocker of blockers) await blocker.stream.return();
+}

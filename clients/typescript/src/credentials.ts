@@ -1,0 +1,62 @@
+/**
+ * How a client proves who it is and knows whom it talks to: bearer tokens, TLS, mutual TLS. Owns the
+ * rule that a token does not cross a network in plain text.
+ */
+
+import { isIPv4 } from "node:net";
+import { credentials, type ChannelCredentials } from "@grpc/grpc-js";
+
+/** A bearer token, or what is asked for one before each call: tokens expire. */
+export type Token = string | (() => string | Promise<string>);
+
+/** PEM texts. Without `ca` the authorities of Node are believed; `cert` and `key`: mutual TLS. */
+export interface TlsOptions {
+  readonly ca?: Buffer;
+  readonly cert?: Buffer;
+  readonly key?: Buffer;
+}
+
+/** What connections are made with. Throws TypeError for a certificate without its key. */
+export function channelCredentials(tls: boolean | TlsOptions): ChannelCredentials {
+  if (tls === false) return credentials.createInsecure();
+  const { ca = null, cert = null, key = null } = tls === true ? {} : tls;
+  if ((cert === null) !== (key === null)) {
+    throw new TypeError("tls: cert and key mean nothing without each other");
+  }
+  return credentials.createSsl(ca, key, cert);
+}
+
+/** Throws TypeError for a token that anybody on the way to `target` could read. */
+export function checkToken(token: Token | undefined, target: string, isEncrypted: boolean): void {
+  if (token === undefined) return;
+  if (typeof token === "string") checkForm(token);
+  if (!isEncrypted && !isLocal(target)) {
+    throw new TypeError(
+      `token: would cross the network to ${target} in plain text; give tls, or send it as ` +
+        "metadata if that is meant",
+    );
+  }
+}
+
+/** Value of the `authorization` metadata. Throws TypeError for a token that is none. */
+export async function authorization(token: Token): Promise<string> {
+  const text = typeof token === "string" ? token : await token();
+  checkForm(text);
+  return `Bearer ${text}`;
+}
+
+function checkForm(token: string): void {
+  // The token is not quoted: where this is shown is not known here.
+  if (!/^[\x21-\x7e]+$/.test(token)) {
+    throw new TypeError("token: must be printable ASCII without a space, and not empty");
+  }
+}
+
+function isLocal(target: string): boolean {
+  if (target.startsWith("unix:")) return true;
+  const addresses = target.replace(/^(dns|ipv4|ipv6):\/*/, "").split(",");
+  return addresses.every((address) => {
+    const host = address.replace(/:\d*$/, "").replace(/^\[|\]$/g, "");
+    return host === "localhost" || host === "::1" || (isIPv4(host) && host.startsWith("127."));
+  });
+}

@@ -1,0 +1,180 @@
+/**
+ * Many requests on one Multiplex call: keys, credit, and which event belongs to whom. Owns the state
+ * of one call. Does no I/O and has no clock.
+ */
+
+import { create } from "@bufbuild/protobuf";
+import type { PenstockError } from "./errors.js";
+import { callCancelled, streamBroken } from "./errors.js";
+import {
+  MultiplexRequestSchema,
+  type GenerateResponse,
+  type MultiplexEvent,
+  type MultiplexRequest,
+  type MultiplexResponse,
+} from "./generated/penstock/v1/generation_service_pb.js";
+import { errorFromStatus } from "./status.js";
+
+/** How much of a request's output the server may send, and who says so. */
+export interface Credit {
+  /** Output tokens the server may send beyond what was taken from the stream. */
+  readonly windowTokens: number;
+  /** Nothing is added as output is taken: `grant` alone does. */
+  readonly isManual: boolean;
+}
+
+/** One request on a call: what came and was not taken yet, its credit, its end. */
+export class Lane implements AsyncIterable<GenerateResponse> {
+  readonly key: bigint;
+  readonly #credit: Credit;
+  readonly #send: (command: MultiplexRequest) => void;
+  readonly #responses: GenerateResponse[] = [];
+  #wake: (() => void) | undefined;
+  #failure: PenstockError | undefined;
+  #numTakenTokens = 0;
+  requestId = "";
+  isEnded = false;
+
+  constructor(key: bigint, credit: Credit, send: (command: MultiplexRequest) => void) {
+    this.key = key;
+    this.#credit = credit;
+    this.#send = send;
+  }
+
+  /** Allow the server more output. */
+  grant(numTokens: number): void {
+    if (!this.isEnded) this.#send(creditCommand(this.key, numTokens));
+  }
+
+  /** Ask the server to end the request; it ends with `finished`. */
+  stop(): void {
+    if (!this.isEnded) this.#send(cancelCommand(this.key));
+  }
+
+  put(response: GenerateResponse): void {
+    if (response.event.case === "accepted") this.requestId = response.event.value.requestId;
+    this.isEnded = response.event.case === "finished";
+    this.#responses.push(response);
+    this.#wake?.();
+  }
+
+  /** End with an error, after what came before it unless it is urgent. */
+  fail(error: PenstockError, isUrgent = false): void {
+    this.#failure ??= error;
+    this.isEnded = true;
+    if (isUrgent) this.#responses.length = 0;
+    this.#wake?.();
+  }
+
+  async *[Symbol.asyncIterator](): AsyncGenerator<GenerateResponse, void> {
+    for (;;) {
+      const response = this.#responses.shift();
+      if (response) {
+        this.#topUp(response);
+        yield response;
+      } else if (this.#failure) {
+        throw this.#failure;
+      } else if (this.isEnded) {
+        return;
+      } else {
+        await new Promise<void>((resolve) => {
+          this.#wake = resolve;
+        });
+      }
+    }
+  }
+
+  /** Give credit for what was taken, once it is worth a message. */
+  #topUp(response: GenerateResponse): void {
+    const { windowTokens, isManual } = this.#credit;
+    if (isManual || response.event.case !== "tokens") return;
+    this.#numTakenTokens += response.event.value.numTokens;
+    if (this.#numTakenTokens >= Math.max(1, windowTokens >> 1)) {
+      this.grant(this.#numTakenTokens);
+      this.#numTakenTokens = 0;
+    }
+  }
+}
+
+/** All requests of one Multiplex call. */
+export class Lanes {
+  readonly #lanes = new Map<bigint, Lane>();
+  readonly #left = new Set<bigint>();
+  #nextKey = 1n;
+  /** The server said that it takes no more requests. */
+  isDraining = false;
+  hasEnded = false;
+
+  get numOpen(): number {
+    return this.#lanes.size;
+  }
+
+  open(credit: Credit, send: (command: MultiplexRequest) => void): Lane {
+    const lane = new Lane(this.#nextKey, credit, send);
+    this.#nextKey += 1n;
+    this.#lanes.set(lane.key, lane);
+    return lane;
+  }
+
+  /** Hand out the events of one message. Throws for a key that nobody submitted. */
+  receive(response: MultiplexResponse): void {
+    for (const event of response.events) {
+      const lane = this.#lanes.get(event.key);
+      if (!lane) this.#receiveLate(event);
+      else if (event.outcome.case === "response") {
+        lane.put(event.outcome.value);
+        if (lane.isEnded) this.#lanes.delete(event.key);
+      } else if (event.outcome.case === "error") {
+        this.#lanes.delete(event.key);
+        const error = errorFromStatus(event.outcome.value, lane.requestId);
+        this.isDraining ||= error.reason === "DRAINING";
+        lane.fail(error);
+      }
+    }
+  }
+
+  /** Nobody wants this lane any more; whether the server is to be told. */
+  leave(lane: Lane, error: PenstockError): boolean {
+    if (!this.#lanes.delete(lane.key)) return false;
+    this.#left.add(lane.key);
+    lane.fail(error, true);
+    return true;
+  }
+
+  /** Its request was never sent. */
+  forget(lane: Lane): void {
+    this.#lanes.delete(lane.key);
+  }
+
+  /** The call is over: what is open fails, each with the id of its request. */
+  end(error: PenstockError): void {
+    this.hasEnded = true;
+    const lanes = [...this.#lanes.values()];
+    this.#lanes.clear();
+    for (const lane of lanes) lane.fail(error.with({ requestId: lane.requestId }));
+  }
+
+  /** An event of a request that was left: it may end yet, and is then forgotten. */
+  #receiveLate({ key, outcome }: MultiplexEvent): void {
+    if (!this.#left.has(key)) throw streamBroken(`an event of request ${key}, which is not open`);
+    const isFinished = outcome.case === "response" && outcome.value.event.case === "finished";
+    if (isFinished || outcome.case === "error") this.#left.delete(key);
+  }
+}
+
+export function cancelCommand(key: bigint): MultiplexRequest {
+  return create(MultiplexRequestSchema, { command: { case: "cancel", value: { key } } });
+}
+
+export function requestCancelled(requestId: string): PenstockError {
+  return callCancelled("the client cancelled the request", requestId);
+}
+
+function creditCommand(key: bigint, numCreditTokens: number): MultiplexRequest {
+  if (!(Number.isInteger(numCreditTokens) && numCreditTokens >= 1)) {
+    throw new RangeError(`numTokens: must be an integer from 1 on, not ${numCreditTokens}`);
+  }
+  return create(MultiplexRequestSchema, {
+    command: { case: "credit", value: { key, numCreditTokens } },
+  });
+}

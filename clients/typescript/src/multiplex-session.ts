@@ -1,0 +1,129 @@
+/** Many requests over shared calls, each as a stream of its own, for programs that hold the credit. */
+
+import { create } from "@bufbuild/protobuf";
+import type { CallOptions } from "./client.js";
+import { encode } from "./encoding.js";
+import {
+  GenerateRequestSchema,
+  type GenerateRequest,
+} from "./generated/penstock/v1/generation_service_pb.js";
+import { GenerationStream, type StreamPlan, type StreamSource } from "./generation-stream.js";
+import type { Lane } from "./multiplex-lanes.js";
+import { Multiplexer, type MultiplexOptions } from "./multiplexer.js";
+import type { GenerateInit } from "./prompts.js";
+import type { Timing } from "./timing.js";
+import type { Transport } from "./transport.js";
+
+const DEFAULT_WINDOW_TOKENS = 256;
+const MAX_WINDOW_TOKENS = 1 << 20;
+
+export interface MultiplexCallOptions extends Omit<CallOptions, "metadata"> {
+  /** In place of the session's. With manual credit it is what the request starts with; 0: none. */
+  readonly windowTokens?: number;
+  /** Only `grant` lets more output through, instead of each message that is taken. */
+  readonly isCreditManual?: boolean;
+}
+
+/** Makes the parts of a stream that are those of any stream of the client. */
+export type PlanStream = (
+  begin: NonNullable<StreamSource["begin"]>,
+  request: GenerateRequest,
+  options: CallOptions,
+) => [StreamSource, StreamPlan];
+
+/** A stream on a Multiplex call. */
+export class MultiplexStream extends GenerationStream {
+  readonly #lane: () => Lane | undefined;
+
+  constructor(source: StreamSource, plan: StreamPlan, lane: () => Lane | undefined) {
+    super(source, plan);
+    this.#lane = lane;
+  }
+
+  /** Lets the server send this many tokens more. Throws before the stream is read. */
+  grant(numTokens: number): void {
+    this.#begun().grant(numTokens);
+  }
+
+  /**
+   * Cancel the request by its key, and read on: the stream ends well, with what was generated and
+   * FINISH_REASON_CANCELLED. Throws before the stream is read.
+   */
+  stop(): void {
+    this.#begun().stop();
+  }
+
+  #begun(): Lane {
+    const lane = this.#lane();
+    if (!lane) throw new Error("the stream has not begun: read from it first");
+    return lane;
+  }
+}
+
+/**
+ * Requests share one call: one message carries what a step of the server has for all of them. Keys
+ * are given here. A lost call is a failure of each request on it, which is retried or resumed as one
+ * of a call of its own; the next request opens a new one.
+ */
+export class MultiplexSession {
+  readonly #multiplexer: Multiplexer;
+  readonly #planStream: PlanStream;
+  readonly #windowTokens: number;
+
+  constructor(
+    transport: Transport,
+    timing: Timing,
+    planStream: PlanStream,
+    options: MultiplexOptions,
+  ) {
+    this.#multiplexer = new Multiplexer(transport, timing, options);
+    this.#planStream = planStream;
+    this.#windowTokens = checkWindow(options.windowTokens ?? DEFAULT_WINDOW_TOKENS, 1);
+  }
+
+  /**
+   * The events of one request. `deadlineMs` travels as its total_deadline, and of `trace` only
+   * `traceparent` does; leaving early cancels it by its key.
+   */
+  generate(request: GenerateInit, options: MultiplexCallOptions = {}): MultiplexStream {
+    const message = create(GenerateRequestSchema, request);
+    encode(GenerateRequestSchema, message);
+    const isManual = options.isCreditManual ?? false;
+    const windowTokens = checkWindow(options.windowTokens ?? this.#windowTokens, isManual ? 0 : 1);
+    // What the server holds back until a message is full must fit the window.
+    const minTokens = isManual ? 0 : 2 * (message.output?.minChunkTokens ?? 0);
+    const credit = { windowTokens: Math.max(windowTokens, minTokens), isManual };
+    let lane: Lane | undefined;
+    const begin = async (timeoutMs: number | undefined) => {
+      const attempt = await this.#multiplexer.open({
+        request: message,
+        credit,
+        context: options,
+        timeoutMs,
+      });
+      lane = attempt.lane;
+      return attempt;
+    };
+    const [source, plan] = this.#planStream(begin, message, options);
+    return new MultiplexStream(source, plan, () => lane);
+  }
+
+  /** Requests that were begun go on; the calls end with the last of them. */
+  close(): void {
+    this.#multiplexer.close();
+  }
+
+  [Symbol.dispose](): void {
+    this.close();
+  }
+}
+
+function checkWindow(windowTokens: number, least: number): number {
+  const isInRange = windowTokens >= least && windowTokens <= MAX_WINDOW_TOKENS;
+  if (!Number.isInteger(windowTokens) || !isInRange) {
+    throw new RangeError(
+      `windowTokens: must be an integer from ${least} to ${MAX_WINDOW_TOKENS}, not ${windowTokens}`,
+    );
+  }
+  return windowTokens;
+}

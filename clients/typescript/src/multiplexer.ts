@@ -1,0 +1,257 @@
+/**
+ * Requests over the Multiplex calls of one client: the current call, and older ones that run out.
+ * Owns the calls, their writing and the requests' timers. Which event belongs to which request, and
+ * when credit is due, is decided in multiplex-lanes.ts.
+ */
+
+import { clone, create } from "@bufbuild/protobuf";
+import { durationFromMs, durationMs } from "@bufbuild/protobuf/wkt";
+import { status as Codes, type ClientDuplexStream, type Metadata } from "@grpc/grpc-js";
+import { encode } from "./encoding.js";
+import {
+  deadlinePassed,
+  multiplexEnded,
+  requestTooLarge,
+  unlessAsked,
+  type PenstockError,
+} from "./errors.js";
+import {
+  GenerateRequestSchema,
+  GenerationService,
+  MultiplexRequestSchema,
+  type GenerateRequest,
+  type GenerateResponse,
+  type MultiplexRequest,
+  type MultiplexResponse,
+} from "./generated/penstock/v1/generation_service_pb.js";
+import { SchedulingOptionsSchema } from "./generated/penstock/v1/options_pb.js";
+import {
+  cancelCommand,
+  Lanes,
+  requestCancelled,
+  type Credit,
+  type Lane,
+} from "./multiplex-lanes.js";
+import { errorFrom } from "./status.js";
+import type { Timing } from "./timing.js";
+import type { Attempt, CallContext, Transport } from "./transport.js";
+
+const MAX_TIMER_MS = 0x7fff_ffff;
+
+/** How requests share calls. */
+export interface MultiplexOptions {
+  /** Output tokens a request may be ahead of its reader. Default 256. */
+  readonly windowTokens?: number;
+  /**
+   * After this long new requests go to a new call, and the old one ends with its last request, so
+   * that no call outlives its connection (1800 s at the server, give or take). Default 1,200,000.
+   */
+  readonly maxCallAgeMs?: number;
+  /** A larger request fails by itself; sent, it would end the call for all. Default 4 MiB. */
+  readonly maxRequestBytes?: number;
+}
+
+/** One request to start. */
+export interface Submission {
+  readonly request: GenerateRequest;
+  readonly credit: Credit;
+  readonly context: CallContext;
+  readonly timeoutMs: number | undefined;
+}
+
+export class Multiplexer {
+  readonly #transport: Transport;
+  readonly #timing: Timing;
+  readonly #maxCallAgeMs: number;
+  readonly #maxRequestBytes: number;
+  #calls: MultiplexCall[] = [];
+
+  constructor(transport: Transport, timing: Timing, options: MultiplexOptions) {
+    this.#transport = transport;
+    this.#timing = timing;
+    this.#maxCallAgeMs = options.maxCallAgeMs ?? 1_200_000;
+    this.#maxRequestBytes = options.maxRequestBytes ?? 4 << 20;
+  }
+
+  /** Start a request, on a new call if there is none that takes it. */
+  async open(submission: Submission): Promise<MultiplexAttempt> {
+    if (submission.timeoutMs !== undefined && submission.timeoutMs <= 0) throw deadlinePassed();
+    let call = this.#usable();
+    if (!call) {
+      const metadata = await this.#transport.sharedMetadata();
+      // Another request may have begun one meanwhile.
+      call = this.#usable() ?? this.#begin(metadata);
+    }
+    const traceparent = this.#transport.traceOf(submission.context)?.traceparent;
+    return call.submit(submission, traceparent, this.#maxRequestBytes);
+  }
+
+  /** The calls end with the last request of each. */
+  close(): void {
+    for (const call of this.#calls) call.retire();
+  }
+
+  #usable(): MultiplexCall | undefined {
+    this.#calls = this.#calls.filter((call) => !call.lanes.hasEnded);
+    const nowMs = this.#timing.nowMs();
+    for (const call of this.#calls) {
+      if (call.canSubmit(nowMs)) return call;
+      call.retire();
+    }
+    return undefined;
+  }
+
+  #begin(metadata: Metadata): MultiplexCall {
+    const duplex = this.#transport.duplex(GenerationService.method.multiplex, metadata);
+    const call = new MultiplexCall(duplex, this.#timing.nowMs() + this.#maxCallAgeMs);
+    this.#calls.push(call);
+    return call;
+  }
+}
+
+/** One Multiplex call. */
+class MultiplexCall {
+  readonly lanes = new Lanes();
+  readonly #call: ClientDuplexStream<Buffer, MultiplexResponse>;
+  readonly #expiresMs: number;
+  #isRetired = false;
+  #isHalfClosed = false;
+  headers: Metadata | undefined;
+
+  constructor(call: ClientDuplexStream<Buffer, MultiplexResponse>, expiresMs: number) {
+    this.#call = call;
+    this.#expiresMs = expiresMs;
+    call.on("metadata", (metadata) => {
+      this.headers = metadata;
+    });
+    call.on("data", (response: MultiplexResponse) => this.#receive(response));
+    call.on("error", (error) => this.lanes.end(multiplexError(errorFrom(error))));
+    call.on("end", () => this.lanes.end(multiplexEnded()));
+  }
+
+  canSubmit(nowMs: number): boolean {
+    return !(
+      this.#isRetired ||
+      this.lanes.hasEnded ||
+      this.lanes.isDraining ||
+      nowMs >= this.#expiresMs
+    );
+  }
+
+  /** Throws PenstockError for a request that is too large, with no effect on others. */
+  submit(
+    submission: Submission,
+    traceparent: string | undefined,
+    maxBytes: number,
+  ): MultiplexAttempt {
+    const { credit, timeoutMs } = submission;
+    const lane = this.lanes.open(credit, (command) => this.send(command));
+    const command = create(MultiplexRequestSchema, {
+      command: {
+        case: "submit",
+        value: {
+          key: lane.key,
+          generation: limitDeadline(submission.request, timeoutMs),
+          numCreditTokens: credit.windowTokens,
+          ...(traceparent === undefined ? {} : { traceparent }),
+        },
+      },
+    });
+    try {
+      this.#write(command, maxBytes);
+    } catch (error) {
+      this.lanes.forget(lane);
+      throw error;
+    }
+    return new MultiplexAttempt(this, lane, timeoutMs);
+  }
+
+  send(command: MultiplexRequest): void {
+    if (!this.lanes.hasEnded) this.#write(command, Infinity);
+  }
+
+  /** Nobody reads this request any more. */
+  leave(lane: Lane, error: PenstockError): void {
+    if (this.lanes.leave(lane, error)) this.send(cancelCommand(lane.key));
+    this.#endWhenUnused();
+  }
+
+  /** End with the last request. */
+  retire(): void {
+    this.#isRetired = true;
+    this.#endWhenUnused();
+  }
+
+  #write(command: MultiplexRequest, maxBytes: number): void {
+    const bytes = encode(MultiplexRequestSchema, command);
+    if (bytes.length > maxBytes) throw requestTooLarge(bytes.length, maxBytes);
+    this.#call.write(bytes);
+  }
+
+  #receive(response: MultiplexResponse): void {
+    try {
+      this.lanes.receive(response);
+    } catch (broken) {
+      this.lanes.end(errorFrom(broken));
+      this.#call.cancel();
+    }
+    this.#endWhenUnused();
+  }
+
+  #endWhenUnused(): void {
+    if (!this.#isRetired || this.lanes.numOpen > 0 || this.lanes.hasEnded) return;
+    if (this.#isHalfClosed) return;
+    this.#isHalfClosed = true;
+    this.#call.end();
+  }
+}
+
+/** One request on a call, as a call of its own would be. */
+export class MultiplexAttempt implements Attempt<GenerateResponse> {
+  readonly #call: MultiplexCall;
+  readonly #timer: NodeJS.Timeout | undefined;
+  readonly lane: Lane;
+
+  constructor(call: MultiplexCall, lane: Lane, timeoutMs: number | undefined) {
+    this.#call = call;
+    this.lane = lane;
+    // Node fires timers at once that are set further ahead than it can count; there the server's
+    // total_deadline has to do.
+    if (timeoutMs !== undefined && timeoutMs <= MAX_TIMER_MS) {
+      const expire = (): void => call.leave(lane, deadlinePassed(lane.requestId));
+      this.#timer = setTimeout(expire, timeoutMs);
+    }
+  }
+
+  get responses(): AsyncIterable<GenerateResponse> {
+    return this.lane;
+  }
+
+  get headers(): Metadata | undefined {
+    return this.#call.headers;
+  }
+
+  cancel(): void {
+    clearTimeout(this.#timer);
+    this.#call.leave(this.lane, requestCancelled(this.lane.requestId));
+  }
+}
+
+/** The request with `timeoutMs` as its total_deadline, unless that is earlier already. */
+function limitDeadline(request: GenerateRequest, timeoutMs: number | undefined): GenerateRequest {
+  if (timeoutMs === undefined) return request;
+  const own = request.scheduling?.totalDeadline;
+  if (own && durationMs(own) <= timeoutMs) return request;
+  const limited = clone(GenerateRequestSchema, request);
+  limited.scheduling ??= create(SchedulingOptionsSchema);
+  limited.scheduling.totalDeadline = durationFromMs(Math.max(1, Math.floor(timeoutMs)));
+  return limited;
+}
+
+/** What the failure of a whole Multiplex call means for its requests. */
+function multiplexError(error: PenstockError): PenstockError {
+  if (error.code === Codes.UNIMPLEMENTED && error.reason === "") {
+    return error.with({ message: "the server does not offer Multiplex" });
+  }
+  return unlessAsked(error);
+}

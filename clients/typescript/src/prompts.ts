@@ -1,0 +1,38 @@
+/** Short forms for what requests are made of. */
+
+import { durationFromMs, type Duration } from "@bufbuild/protobuf/wkt";
+import type { MessageInitShape } from "@bufbuild/protobuf";
+import type { GenerateRequestSchema } from "./generated/penstock/v1/generation_service_pb.js";
+
+/** A generation as a plain object: field names and defaults are those of the contract. */
+export type GenerateInit = MessageInitShape<typeof GenerateRequestSchema>;
+
+/** One turn of a dialogue. */
+export interface ChatTurn {
+  readonly role: string;
+  readonly content: string;
+}
+
+/** Plain text as a prompt. */
+export function text(value: string) {
+  return { case: "text", value: { text: value } } as const satisfies GenerateInit["prompt"];
+}
+
+/** Token ids as a prompt. */
+export function tokenIds(ids: Iterable<number>) {
+  return { case: "tokenIds", value: { ids: [...ids] } } as const satisfies GenerateInit["prompt"];
+}
+
+/** A dialogue as a prompt. `windowTokens`: its oldest turns are left out beyond that. */
+export function chat(turns: Iterable<ChatTurn>, options: { readonly windowTokens?: number } = {}) {
+  return {
+    case: "chat",
+    value: { messages: [...turns].map(({ role, content }) => ({ role, content })), ...options },
+  } as const satisfies GenerateInit["prompt"];
+}
+
+/** A duration of the contract. Throws RangeError unless it is finite. */
+export function milliseconds(value: number): Duration {
+  if (!Number.isFinite(value)) throw new RangeError(`a duration must be finite, not ${value}`);
+  return durationFromMs(Math.round(value));
+}

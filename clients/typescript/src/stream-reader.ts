@@ -1,0 +1,84 @@
+/** Holds a stream to the contract: sequence, order, and `finished` at the end. Does no I/O. */
+
+import { streamBroken } from "./errors.js";
+import type { GenerateResponse } from "./generated/penstock/v1/generation_service_pb.js";
+import type { ResumePoint } from "./resume.js";
+
+export class StreamReader {
+  readonly #numReceivedTokens: number[];
+  #nextSequence: bigint;
+  #finished: GenerateResponse | undefined;
+  requestId: string;
+  /** Whether anything of the output was delivered. */
+  hasOutput = false;
+
+  constructor(point?: ResumePoint) {
+    this.requestId = point?.requestId ?? "";
+    this.#nextSequence = point?.nextSequence ?? 0n;
+    this.#numReceivedTokens = [...(point?.numReceivedTokens ?? [])];
+  }
+
+  /** Whether `finished` was received. */
+  get isFinished(): boolean {
+    return this.#finished !== undefined;
+  }
+
+  /** Where the stream goes on. */
+  get point(): ResumePoint {
+    return {
+      requestId: this.requestId,
+      nextSequence: this.#nextSequence,
+      numReceivedTokens: [...this.#numReceivedTokens],
+    };
+  }
+
+  /**
+   * Take the next message; whether to deliver it now. Events that this client does not know are
+   * skipped, and `finished` is held back for `end`: it counts only once the status is OK.
+   */
+  receive(response: GenerateResponse): boolean {
+    const { event, sequence } = response;
+    if (sequence !== this.#nextSequence) {
+      this.#break(`expected message ${this.#nextSequence}, got ${sequence}`);
+    }
+    if (this.#finished) this.#break("a message came after `finished`");
+    if ((sequence === 0n) !== (event.case === "accepted")) {
+      this.#break("`accepted` must come first, and once");
+    }
+    this.#nextSequence += 1n;
+    switch (event.case) {
+      case "accepted":
+        this.requestId = event.value.requestId;
+        return true;
+      case "tokens":
+        this.hasOutput = true;
+        this.#count(event.value.outputIndex, event.value.numTokens);
+        return true;
+      case "prompt":
+        this.hasOutput = true;
+        return true;
+      case "finished":
+        this.#finished = response;
+        return false;
+      default:
+        return event.case !== undefined;
+    }
+  }
+
+  /** The stream ended with status OK: its last message. */
+  end(): GenerateResponse {
+    return (
+      this.#finished ??
+      this.#break(`the stream ended without \`finished\` after ${this.#nextSequence} messages`)
+    );
+  }
+
+  #count(outputIndex: number, numTokens: number): void {
+    while (this.#numReceivedTokens.length <= outputIndex) this.#numReceivedTokens.push(0);
+    this.#numReceivedTokens[outputIndex] = (this.#numReceivedTokens[outputIndex] ?? 0) + numTokens;
+  }
+
+  #break(message: string): never {
+    throw streamBroken(message, this.requestId);
+  }
+}
