@@ -1,0 +1,156 @@
+"""The scenarios about answers: streams, prompts, text and metadata.
+
+Knows nothing of refusals and of the ends that are not the request's own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Mapping
+
+import grpc
+import grpc.aio
+
+import penstock.v1 as pb
+from conformance.python_talk import (
+    CALL_S,
+    PROMPT,
+    Check,
+    Heard,
+    Talk,
+    greedy,
+    new_id,
+    require,
+)
+from penstock.client import ChatMessage, FinishReason, TraceContext
+
+NUM_LARGE_TOKENS = 100_000
+_TEXT = "naïve 日本語 🚀"
+
+
+async def stream_in_order(talk: Talk) -> None:
+    """One accepted, tokens, one finished."""
+    async with talk.client() as client:
+        heard = Heard(client.generate(PROMPT, deadline_s=CALL_S, **greedy(12)))
+        finished = await heard.until_end()
+    accepted = await heard.until_accepted()
+    require(bool(accepted.request_id and accepted.model), f"accepted without names: {accepted}")
+    require(heard.num_tokens == 12, f"{heard.num_tokens} tokens, not 12")
+    num_told = finished.usage.num_completion_tokens
+    require(num_told == 12, f"usage tells {num_told} tokens, not 12")
+    reason = heard.finish_reason
+    require(reason is FinishReason.LENGTH, f"the reason is {reason}, not LENGTH")
+
+
+async def once_equals_stream(talk: Talk) -> None:
+    """Both ways of asking have one answer."""
+    async with talk.client() as client:
+        heard = Heard(client.generate(PROMPT, deadline_s=CALL_S, **greedy(32)))
+        await heard.until_end()
+        once = await client.generate_once(PROMPT, deadline_s=CALL_S, **greedy(32))
+    require(once.text == heard.text, f"{once.text!r} is not {heard.text!r}")
+    require(bool(once.text), "there is no text")
+
+
+async def token_prompt(talk: Talk) -> None:
+    """Ids in, ids out, the same twice."""
+    ids = list(range(5, 25))
+    answers: list[list[int]] = []
+    async with talk.client() as client:
+        for _ in range(2):
+            events = client.generate(ids, deadline_s=CALL_S, **greedy(12, return_token_ids=True))
+            heard = Heard(events)
+            finished = await heard.until_end()
+            num_told = finished.usage.num_prompt_tokens
+            require(num_told == len(ids), f"usage tells {num_told} prompt tokens, not {len(ids)}")
+            answers.append(heard.token_ids)
+    first, second = answers
+    require(len(first) == 12, f"{len(first)} token ids, not 12")
+    require(first == second, f"{first} the first time, {second} the second")
+
+
+async def chat(talk: Talk) -> None:
+    """A dialogue of two messages."""
+    messages = (
+        ChatMessage(role="system", content="You answer in one sentence."),
+        ChatMessage(role="user", content="Where is the Globe?"),
+    )
+    async with talk.client() as client:
+        heard = Heard(client.chat(messages, deadline_s=CALL_S, **greedy(24)))
+        await heard.until_end()
+    require(bool(heard.text), "there is no text")
+    require(heard.num_tokens == 24, f"{heard.num_tokens} tokens, not 24")
+
+
+async def utf8_across_chunks(talk: Talk) -> None:
+    """Characters of several tokens come whole."""
+    async with talk.client() as client:
+        events = client.generate(_TEXT, deadline_s=CALL_S, **greedy(200, min_chunk_tokens=1))
+        heard = Heard(events)
+        once, _ = await asyncio.gather(
+            client.generate_once(_TEXT, deadline_s=CALL_S, **greedy(200, echo=True)),
+            heard.until_end(),
+        )
+    echoed = once.prompt.text if once.prompt is not None else None
+    require(echoed == _TEXT, f"the prompt came back as {echoed!r}")
+    require(heard.text == once.text, f"{heard.text!r} is not {once.text!r}")
+    require(not heard.text.isascii(), "the text has no character beyond ASCII")
+    for chunk in heard.chunks:
+        chunk.text.encode()  # a lone surrogate has no UTF-8
+
+
+async def large_prompt(talk: Talk) -> None:
+    """100,000 tokens of prompt."""
+    ids = [5 + number % 1000 for number in range(NUM_LARGE_TOKENS)]
+    async with talk.client() as client:
+        heard = Heard(client.generate(ids, deadline_s=CALL_S, **greedy(4)))
+        finished = await heard.until_end()
+    num_told = finished.usage.num_prompt_tokens
+    require(num_told == NUM_LARGE_TOKENS, f"usage tells {num_told} prompt tokens")
+    require(heard.num_tokens == 4, f"{heard.num_tokens} tokens, not 4")
+
+
+async def metadata(talk: Talk) -> None:
+    """The trace goes in and its id comes out; so does the request id."""
+    trace_id, request_id = secrets.token_hex(16), new_id()
+    trace = TraceContext(traceparent=f"00-{trace_id}-{secrets.token_hex(8)}-01")
+    async with talk.client() as client:
+        events = client.generate(
+            PROMPT, deadline_s=CALL_S, trace=trace, **greedy(4, request_id=request_id)
+        )
+        heard = Heard(events)
+        await heard.until_end()
+    accepted = await heard.until_accepted()
+    require(accepted.request_id == request_id, f"accepted as {accepted.request_id}")
+    told = await _initial_metadata(talk.address, trace)
+    require(told.get("x-trace-id") == trace_id, f"x-trace-id is {told.get('x-trace-id')}")
+
+
+async def _initial_metadata(address: str, trace: TraceContext) -> Mapping[str, str]:
+    """What the server says before the first message, which the client does not pass on."""
+    async with grpc.aio.insecure_channel(address) as channel:
+        request = pb.GenerateRequest(
+            text=pb.TextPrompt(text=PROMPT), stopping=pb.StoppingOptions(max_tokens=2)
+        )
+        call = pb.GenerationServiceStub(channel).Generate(
+            request, timeout=CALL_S, metadata=trace.metadata()
+        )
+        told = {key: str(value) for key, value in await call.initial_metadata()}
+        while await call.read() is not grpc.aio.EOF:
+            pass
+    return told
+
+
+CHECKS: dict[str, Check] = {
+    check.__name__: check
+    for check in (
+        stream_in_order,
+        once_equals_stream,
+        token_prompt,
+        chat,
+        utf8_across_chunks,
+        large_prompt,
+        metadata,
+    )
+}

@@ -1,0 +1,150 @@
+"""The scenarios about how a request lives and ends: cancels, deadlines, one stream for many, and
+what it survives.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from conformance.python_multiplex import multiplex
+from conformance.python_talk import (
+    CALL_S,
+    LONG_TOKENS,
+    PROMPT,
+    Check,
+    Heard,
+    NotHeld,
+    Talk,
+    greedy,
+    new_id,
+    require,
+)
+from penstock.client import (
+    Client,
+    DeadlineExceeded,
+    FinishReason,
+    RequestIdInUse,
+    RequestState,
+    RetryPolicy,
+    Unavailable,
+)
+
+ENDED_WITHIN_S = 5.0
+
+
+async def cancel_after_first_token(talk: Talk) -> None:
+    """Leaving the iterator ends the request: its id is free again."""
+    request_id = new_id()
+    async with talk.client() as client:
+        options = greedy(LONG_TOKENS, request_id=request_id)
+        heard = Heard(client.generate(PROMPT, deadline_s=CALL_S, **options))
+        await heard.until_tokens()
+        await heard.leave()
+        await _until_id_is_free(client, request_id)
+
+
+async def _until_id_is_free(client: Client, request_id: str) -> None:
+    try:
+        async with asyncio.timeout(ENDED_WITHIN_S):
+            while True:
+                try:
+                    await client.generate_once(PROMPT, **greedy(1, request_id=request_id))
+                except RequestIdInUse:
+                    continue
+                return
+    except TimeoutError:
+        raise NotHeld(f"it still lives {ENDED_WITHIN_S:.0f} s after its call ended") from None
+
+
+async def cancel_by_id(talk: Talk) -> None:
+    """Somebody else cancels; the stream ends well."""
+    request_id = new_id()
+    async with talk.client() as client, talk.client() as other:
+        options = greedy(LONG_TOKENS, request_id=request_id)
+        heard = Heard(client.generate(PROMPT, deadline_s=CALL_S, **options))
+        await heard.until_tokens()
+        state = await other.cancel(request_id)
+        require(state is RequestState.PROCESSING, f"Cancel found it in {state.name}")
+        await heard.until_end()
+    reason = heard.finish_reason
+    require(reason is FinishReason.CANCELLED, f"the reason is {reason}, not CANCELLED")
+
+
+async def deadline(talk: Talk) -> None:
+    """The deadline of the call."""
+    async with talk.client() as client:
+        heard = Heard(client.generate(PROMPT, deadline_s=0.3, **greedy(LONG_TOKENS)))
+        try:
+            async with asyncio.timeout(ENDED_WITHIN_S):
+                await heard.until_end()
+        except DeadlineExceeded:
+            return
+        except TimeoutError:
+            raise NotHeld(f"no end within {ENDED_WITHIN_S:.0f} s") from None
+    raise NotHeld("it ended well")
+
+
+async def resume(talk: Talk) -> None:
+    """A request outlives its connection."""
+    num_tokens, num_before = 200, 20
+    async with talk.client() as client:
+        lost = Heard(client.generate(PROMPT, **greedy(num_tokens, resume_grace_s=30.0)))
+        await lost.until_tokens(num_before)
+    # The client is closed, and its connection with it; nothing was cancelled.
+    require(lost.finished is None, "it had ended before it was cut")
+    async with talk.client() as client:
+        rest = Heard(
+            client.resume(lost.point, deadline_s=CALL_S),
+            next_sequence=lost.point.next_sequence,
+        )
+        once, _ = await asyncio.gather(
+            client.generate_once(PROMPT, deadline_s=CALL_S, **greedy(num_tokens)),
+            rest.until_end(),
+        )
+    text = lost.text + rest.text
+    require(text == once.text, f"{text!r} is not {once.text!r}")
+    total = lost.num_tokens + rest.num_tokens
+    require(total == num_tokens, f"{total} tokens, not {num_tokens}")
+
+
+async def engine_killed(talk: Talk) -> None:
+    """A pause, and nothing else."""
+    async with Client(talk.address, retry=RetryPolicy(max_attempts=8)) as client:
+        heard = Heard(client.generate(PROMPT, deadline_s=CALL_S, **greedy(200)))
+        await heard.until_tokens()
+        talk.ready()
+        await heard.until_end()
+        once = await client.generate_once(PROMPT, deadline_s=CALL_S, **greedy(200))
+    require(heard.num_tokens == 200, f"{heard.num_tokens} tokens, not 200")
+    require(heard.text == once.text, f"{heard.text!r} is not {once.text!r}")
+
+
+async def drain(talk: Talk) -> None:
+    """Who runs, ends; who comes, is sent away."""
+    async with talk.client() as client:
+        heard = Heard(client.generate(PROMPT, deadline_s=CALL_S, **greedy(300)))
+        await heard.until_tokens()
+        await talk.until_go()
+        try:
+            await client.generate_once(PROMPT, deadline_s=CALL_S, **greedy(4))
+        except Unavailable as error:
+            if error.reason:
+                require(error.reason == "DRAINING", f"the reason is {error.reason}")
+        else:
+            raise NotHeld("a new request was served")
+        await heard.until_end()
+    require(heard.num_tokens == 300, f"{heard.num_tokens} tokens, not 300")
+
+
+CHECKS: dict[str, Check] = {
+    check.__name__: check
+    for check in (
+        cancel_after_first_token,
+        cancel_by_id,
+        deadline,
+        multiplex,
+        resume,
+        engine_killed,
+        drain,
+    )
+}

@@ -1,0 +1,90 @@
+"""The conformance program of the Python client; README.md beside this file is its contract.
+
+Owns its lines on stdin and stdout. What each scenario asks is in the modules beside it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from conformance.python_talk import Check
+
+TESTS = Path(__file__).resolve().parents[1]
+SCENARIO_S = 20.0
+
+
+def say(line: Mapping[str, str]) -> None:
+    """Write one line of JSON."""
+    print(json.dumps(line), flush=True)
+
+
+async def next_line() -> str:
+    """The next line of stdin; "" at its end."""
+    return await asyncio.to_thread(sys.stdin.readline)
+
+
+async def outcome(name: str, check: Check | None, address: str) -> dict[str, str]:
+    """Run one scenario; its result line."""
+    from conformance.python_talk import NotHeld, Talk
+    from penstock.client import PenstockError
+
+    async def until_go() -> None:
+        say({"scenario": name, "event": "ready"})
+        line = await next_line()
+        if line.strip() != "go":
+            raise NotHeld(f"expected go, not {line!r}")
+
+    def ready() -> None:
+        say({"scenario": name, "event": "ready"})
+
+    def failed(why: str) -> dict[str, str]:
+        return {"scenario": name, "outcome": "failed", "why": why}
+
+    if check is None:
+        return failed("no such scenario")
+    try:
+        async with asyncio.timeout(SCENARIO_S):
+            await check(Talk(address=address, ready=ready, until_go=until_go))
+    except (NotHeld, PenstockError) as error:
+        return failed(str(error))
+    except TimeoutError:
+        return failed(f"not done within {SCENARIO_S:.0f} s")
+    except Exception as error:  # a fault of this program fails its scenario alone
+        return failed(f"{type(error).__name__}: {error}")
+    return {"scenario": name, "outcome": "passed"}
+
+
+async def serve_stdin(address: str) -> None:
+    """Answer line by line until stdin ends."""
+    from conformance import python_answers, python_lives, python_refusals
+
+    checks: dict[str, Check] = {
+        **python_answers.CHECKS,
+        **python_refusals.CHECKS,
+        **python_lives.CHECKS,
+    }
+    while line := await next_line():
+        word, _, rest = line.strip().partition(" ")
+        if word == "address":
+            address = rest
+        elif word:
+            say(await outcome(word, checks.get(word), address))
+
+
+def main() -> None:
+    """Parse the command line and go."""
+    sys.path.insert(0, str(TESTS))
+    parser = argparse.ArgumentParser(description="The conformance program of the Python client.")
+    parser.add_argument("--address", required=True, metavar="HOST:PORT")
+    asyncio.run(serve_stdin(parser.parse_args().address))
+
+
+if __name__ == "__main__":
+    main()

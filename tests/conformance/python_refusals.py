@@ -1,0 +1,160 @@
+"""The scenarios about refusals: what cannot be served, and that the status says so in full.
+
+Each looks at the exception of the client, which decodes the google.rpc details.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Coroutine
+from typing import Any, TypeVar
+
+from conformance.python_talk import (
+    CALL_S,
+    LONG_TOKENS,
+    PROMPT,
+    Check,
+    Heard,
+    NotHeld,
+    Talk,
+    greedy,
+    new_id,
+    require,
+)
+from penstock.client import (
+    Client,
+    FeatureUnsupported,
+    InvalidArgument,
+    JsonSchemaConstraint,
+    ModelNotFound,
+    PenstockError,
+    QueueFull,
+    RequestIdInUse,
+    RetryPolicy,
+)
+
+NUM_PLACES = 4
+NUM_WAITING = 4
+BLOCKING_TOKENS = 300
+"""The wait that the server suggests follows from what the others have asked for."""
+ErrorT = TypeVar("ErrorT", bound=PenstockError)
+
+
+async def refused(kind: type[ErrorT], call: Coroutine[Any, Any, object]) -> ErrorT:
+    """The failure of a call, which has to be of this kind."""
+    try:
+        await call
+    except kind as error:
+        return error
+    except PenstockError as error:
+        raise NotHeld(f"{type(error).__name__} ({error}), not {kind.__name__}") from None
+    raise NotHeld(f"it was answered, not refused with {kind.__name__}")
+
+
+async def invalid_field(talk: Talk) -> None:
+    """The field by its path."""
+    async with talk.client() as client:
+        error = await refused(
+            InvalidArgument, client.generate_once(PROMPT, deadline_s=CALL_S, temperature=-1.0)
+        )
+    fields = [violation.field for violation in error.field_violations]
+    require("sampling.temperature" in fields, f"the fields are {fields}")
+    require(error.reason == "INVALID_ARGUMENT", f"the reason is {error.reason!r}")
+
+
+async def unknown_model(talk: Talk) -> None:
+    """The reason for programs."""
+    async with talk.client() as client:
+        error = await refused(
+            ModelNotFound, client.generate_once(PROMPT, deadline_s=CALL_S, model="no-such-model")
+        )
+    model = error.metadata.get("model")
+    require(model == "no-such-model", f"ErrorInfo tells the model {model!r}")
+
+
+async def unimplemented_feature(talk: Talk) -> None:
+    """The feature by its name in ModelFeatures."""
+    schema = JsonSchemaConstraint(schema='{"type": "object"}')
+    async with talk.client() as client:
+        error = await refused(
+            FeatureUnsupported, client.generate_once(PROMPT, deadline_s=CALL_S, constraint=schema)
+        )
+    feature = error.metadata.get("feature")
+    require(feature == "json_schema", f"ErrorInfo tells the feature {feature!r}")
+
+
+async def duplicate_request_id(talk: Talk) -> None:
+    """The second is refused, the first unharmed."""
+    request_id = new_id()
+    async with talk.client() as client:
+        first = Heard(
+            client.generate(PROMPT, deadline_s=CALL_S, **greedy(100, request_id=request_id))
+        )
+        await first.until_tokens()
+        await refused(
+            RequestIdInUse,
+            client.generate_once(PROMPT, deadline_s=CALL_S, **greedy(4, request_id=request_id)),
+        )
+        await first.until_end()
+    require(first.num_tokens == 100, f"the first had {first.num_tokens} tokens, not 100")
+
+
+@contextlib.asynccontextmanager
+async def full_queue(client: Client, num_tokens: int) -> AsyncGenerator[list[Heard]]:
+    """Eight long requests: four that have tokens, then four that wait."""
+    blockers: list[Heard] = []
+    try:
+        for number in range(NUM_PLACES + NUM_WAITING):
+            events = client.generate(PROMPT, deadline_s=CALL_S, **greedy(num_tokens))
+            blockers.append(Heard(events))
+            await blockers[-1].until_accepted()
+            if number < NUM_PLACES:
+                await blockers[-1].until_tokens()
+        yield blockers
+    finally:
+        for blocker in blockers:
+            await blocker.leave()
+
+
+async def queue_full(talk: Talk) -> None:
+    """The ninth is told when to come back."""
+    async with talk.client() as client, full_queue(client, LONG_TOKENS):
+        error = await refused(
+            QueueFull, client.generate_once(PROMPT, deadline_s=CALL_S, **greedy(4))
+        )
+    wait_s = error.retry_after_s
+    require(wait_s is not None and wait_s > 0, f"RetryInfo tells {wait_s} s")
+
+
+async def retry_after_refusal(talk: Talk) -> None:
+    """The client tries again by itself, and is served."""
+    is_refused = asyncio.Event()
+
+    async def sleep(seconds: float) -> None:
+        is_refused.set()
+        await asyncio.sleep(seconds)
+
+    policy = RetryPolicy(max_attempts=10)
+    async with talk.client() as client, Client(talk.address, retry=policy, sleep=sleep) as patient:
+        async with full_queue(client, BLOCKING_TOKENS):
+            late = asyncio.create_task(
+                patient.generate_once(PROMPT, deadline_s=CALL_S, **greedy(8))
+            )
+            await is_refused.wait()
+        answer = await late
+    num_tokens = answer.finished.usage.num_completion_tokens
+    require(num_tokens == 8, f"{num_tokens} tokens, not 8")
+
+
+CHECKS: dict[str, Check] = {
+    check.__name__: check
+    for check in (
+        invalid_field,
+        unknown_model,
+        unimplemented_feature,
+        duplicate_request_id,
+        queue_full,
+        retry_after_refusal,
+    )
+}

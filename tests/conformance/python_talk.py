@@ -1,0 +1,140 @@
+"""What the Python scenarios share: the service's address, the way to say that something did not
+hold, and a stream that is read piece by piece while its order is checked.
+
+Knows nothing of any one scenario.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from dataclasses import dataclass
+from typing import TypeAlias, Unpack
+
+from penstock.client import (
+    NO_RETRY,
+    Accepted,
+    Client,
+    Event,
+    Finished,
+    FinishReason,
+    GenerationOptions,
+    ResumePoint,
+    Tokens,
+)
+
+PROMPT = "The old lighthouse keeper climbed the stairs"
+CALL_S = 18.0
+"""The deadline of calls that are not about deadlines; a scenario has 20 s."""
+LONG_TOKENS = 10_000
+
+
+class NotHeld(Exception):
+    """What a scenario asks did not hold."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Talk:
+    """What a scenario gets. `ready` tells the driver; `until_go` tells it and waits for its go."""
+
+    address: str
+    ready: Callable[[], None]
+    until_go: Callable[[], Awaitable[None]]
+
+    def client(self) -> Client:
+        """A client with a connection of its own, which tells every failure at once."""
+        return Client(self.address, retry=NO_RETRY)
+
+
+Check: TypeAlias = Callable[[Talk], Awaitable[None]]
+
+
+def require(holds: bool, why: str) -> None:
+    """Raise NotHeld with `why` unless it holds."""
+    if not holds:
+        raise NotHeld(why)
+
+
+def new_id() -> str:
+    """A request id that nobody else has."""
+    return f"conformance-{uuid.uuid4()}"
+
+
+def greedy(num_tokens: int, **more: Unpack[GenerationOptions]) -> GenerationOptions:
+    """Exactly `num_tokens` tokens, a function of the prompt; and other options."""
+    return {**more, "temperature": 0.0, "ignore_eos": True, "max_tokens": num_tokens}
+
+
+class Heard:
+    """The events of one stream as they are read, each checked against the one before.
+
+    The client refuses gaps by itself; this looks again, because that is what is tested.
+    """
+
+    def __init__(self, events: AsyncGenerator[Event, None], *, next_sequence: int = 0) -> None:
+        self._events = events
+        self._next_sequence = next_sequence
+        self.point = ResumePoint(request_id="")
+        self.accepted: Accepted | None = None
+        self.finished: Finished | None = None
+        self.chunks: list[Tokens] = []
+
+    @property
+    def text(self) -> str:
+        """The text so far."""
+        return "".join(chunk.text for chunk in self.chunks)
+
+    @property
+    def num_tokens(self) -> int:
+        """The tokens so far."""
+        return sum(chunk.num_tokens for chunk in self.chunks)
+
+    @property
+    def token_ids(self) -> list[int]:
+        """Their ids, where they were asked for."""
+        return [record.id for chunk in self.chunks for record in chunk.records]
+
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        """Why it ended; None while it did not."""
+        return self.finished.outputs[0].finish_reason if self.finished is not None else None
+
+    async def until_accepted(self) -> Accepted:
+        """Read the first event."""
+        while self.accepted is None:
+            await self._read()
+        return self.accepted
+
+    async def until_tokens(self, num_tokens: int = 1) -> None:
+        """Read until so many tokens came."""
+        while self.num_tokens < num_tokens:
+            await self._read()
+
+    async def until_end(self) -> Finished:
+        """Read to the end, past the last event."""
+        while self.finished is None:
+            await self._read()
+        late = await anext(self._events, None)
+        require(late is None, f"an event after finished: {late}")
+        return self.finished
+
+    async def leave(self) -> None:
+        """Cancel the call."""
+        await self._events.aclose()
+
+    async def _read(self) -> None:
+        event = await anext(self._events, None)
+        if event is None:
+            raise NotHeld("the stream ended without finished")
+        sequence = event.sequence
+        require(sequence == self._next_sequence, f"sequence {sequence}, not {self._next_sequence}")
+        self._next_sequence += 1
+        self.point = self.point.after(event)
+        is_first = sequence == 0
+        require(isinstance(event, Accepted) == is_first, f"message {sequence} is {event}")
+        if isinstance(event, Accepted):
+            self.accepted = event
+        elif isinstance(event, Tokens):
+            self.chunks.append(event)
+        elif isinstance(event, Finished):
+            self.finished = event

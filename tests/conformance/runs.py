@@ -1,0 +1,332 @@
+"""One run of a conformance program: the service it talks to, its lines, and what came of each.
+
+Owns the service, the program's process and what is done to either in the middle of a scenario.
+Knows nothing of languages. Everything is waited for, with a bound.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Literal, Self, cast
+
+import grpc
+import grpc.aio
+from grpc_health.v1 import health_pb2
+
+from conformance.scenarios import BY_NAME, Act, Scenario
+from penstock.client import DeadlineExceeded, OperationsClient
+from support.otlp_receiver import grpc_receiver
+from support.service import Service, health_watch, simulated, started
+
+Outcome = Literal["passed", "failed", "skipped"]
+_OUTCOMES = ("passed", "failed", "skipped")
+
+ANSWER_S = 30.0
+"""For one scenario; programs bound each to 20 s themselves."""
+_EXIT_S = 10.0
+_IDLE_S = 5.0
+_MAX_LINE_BYTES = 1 << 20
+_MAX_LINES = 20
+_NUM_TOLD_LINES = 12
+_MAX_WHY_CHARS = 600
+
+SERVICE = (
+    *simulated(),
+    *("--max-num-seqs", "4", "--max-num-waiting", "4", "--fronts", "2"),
+    *("--max-seq-len", "262144", "--num-blocks", "20480", "--max-num-batched-tokens", "8192"),
+    *("--operations-port", "0", "--foresee-deadlines", "off"),
+)
+"""`penstock serve` as every scenario finds it: steps of 10 ms, four places, four waiting.
+
+It has a collector of traces besides, because without one nothing is traced."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """What came of one scenario; `why` is "" when it passed."""
+
+    scenario: str
+    outcome: Outcome
+    why: str = ""
+
+
+class House:
+    """The service under test: started when first needed, and anew after it was drained."""
+
+    def __init__(self) -> None:
+        self._stack = contextlib.AsyncExitStack()
+        self._service: Service | None = None
+        self._engine_pid = 0
+
+    async def address(self) -> str:
+        """Where it is, once it is ready."""
+        return (await self._running()).address
+
+    async def close(self) -> None:
+        """Put the service down; the next address is of another."""
+        self._service = None
+        await self._stack.aclose()
+
+    async def kill_engine(self) -> None:
+        """Kill the engine process as `kill -9` does."""
+        service = await self._running()
+        while not service.pids["engine"].empty():
+            self._engine_pid = service.pids["engine"].get_nowait()
+        os.kill(self._engine_pid, signal.SIGKILL)
+
+    async def drain(self) -> None:
+        """SIGTERM, and wait until the service says that it takes no more."""
+        service = await self._running()
+        async with service.channel() as channel:
+            watch = health_watch(channel)
+            with contextlib.suppress(grpc.aio.AioRpcError):  # it has gone already
+                is_told = False
+                async for answer in watch:
+                    if answer.status == health_pb2.HealthCheckResponse.NOT_SERVING:
+                        return
+                    if not is_told:
+                        service.signal(signal.SIGTERM)
+                        is_told = True
+
+    async def num_left(self) -> int:
+        """Requests that are still there some seconds after nobody should want them."""
+        service = await self._running()
+        num_left = 0
+        async with OperationsClient(await service.door("operations")) as operations:
+            ticks = operations.watch_stats(interval_s=0.1, deadline_s=_IDLE_S)
+            with contextlib.suppress(DeadlineExceeded):
+                async with contextlib.aclosing(ticks):
+                    # The snapshots lag behind by a second; they are the clock of a closer look.
+                    async for _ in ticks:
+                        num_left = len(await operations.list_requests())
+                        if not num_left:
+                            break
+        return num_left
+
+    async def _running(self) -> Service:
+        if self._service is None:
+            collector = self._stack.enter_context(grpc_receiver())
+            self._service = await self._stack.enter_async_context(
+                started(*SERVICE, "--otlp-endpoint", collector.endpoint)
+            )
+            self._engine_pid = 0
+        return self._service
+
+
+class Program:
+    """A program's process: lines to it, and JSON lines from it."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+        self._said: deque[str] = deque(maxlen=_NUM_TOLD_LINES)
+        self._listener = asyncio.create_task(self._listen())
+
+    @classmethod
+    async def start(cls, command: Sequence[str], address: str) -> Program:
+        """Start `command` in a process group of its own, so that it ends whole."""
+        process = await asyncio.create_subprocess_exec(
+            *command,
+            "--address",
+            address,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            limit=_MAX_LINE_BYTES,
+            start_new_session=True,
+        )
+        return cls(process)
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it can be asked."""
+        return self._process.returncode is None
+
+    async def tell(self, line: str) -> None:
+        """Write one line to it."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # its end is told by read
+            self._process.stdin.write(f"{line}\n".encode())
+            await self._process.stdin.drain()
+
+    async def read(self) -> dict[str, Any]:
+        """Its next line. ValueError for what is no JSON object, EOFError when it has ended."""
+        assert self._process.stdout is not None
+        raw = await self._process.stdout.readline()
+        if not raw:
+            code = await self._process.wait()
+            await self._listener
+            raise EOFError(f"the program ended with code {code}{self.last_words}")
+        line: object = json.loads(raw)
+        if not isinstance(line, dict):
+            raise ValueError(f"no JSON object: {raw[:100]!r}")
+        return cast("dict[str, Any]", line)
+
+    @property
+    def last_words(self) -> str:
+        """The end of its stderr, for people."""
+        return "; stderr: " + " | ".join(self._said) if self._said else ""
+
+    async def exit_code(self) -> int | None:
+        """Close its stdin; what it exits with, None if it does not."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        try:
+            async with asyncio.timeout(_EXIT_S):
+                return await self._process.wait()
+        except TimeoutError:
+            return None
+
+    async def end(self) -> None:
+        """Kill what is left of it."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        await self._process.wait()
+        await self._listener
+
+    async def _listen(self) -> None:
+        assert self._process.stderr is not None
+        while raw := await self._process.stderr.read(4096):
+            self._said.extend(raw.decode(errors="replace").splitlines())
+
+
+class Run:
+    """`async with Run(command) as run`: asks one program one scenario after the other."""
+
+    def __init__(
+        self, command: Sequence[str], *, house: House | None = None, answer_s: float = ANSWER_S
+    ) -> None:
+        self._command = command
+        self._house = house or House()
+        self._answer_s = answer_s
+        self._program: Program | None = None
+        self._told_address = ""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self._end_program()
+        await self._house.close()
+
+    async def ask(self, name: str) -> Result:
+        """Have one scenario run; a result, whatever the program does."""
+        scenario = BY_NAME[name]
+        try:
+            program = await self._ready_program()
+        except (FileNotFoundError, PermissionError) as error:
+            return Result(scenario=name, outcome="failed", why=f"does not start: {error}")
+        try:
+            async with asyncio.timeout(self._answer_s):
+                result = await self._converse(program, scenario)
+        except TimeoutError:
+            why = f"no answer within {self._answer_s:g} s{program.last_words}"
+            result = Result(scenario=name, outcome="failed", why=why)
+            await self._end_program()
+        except (EOFError, ValueError) as error:
+            result = Result(scenario=name, outcome="failed", why=_short(str(error)))
+            await self._end_program()
+        return await self._cleaned(scenario, result)
+
+    async def goodbye(self) -> str:
+        """Close the program's stdin; what is wrong with how it went, "" if nothing."""
+        if self._program is None or not self._program.is_running:
+            return ""
+        code = await self._program.exit_code()
+        if code == 0:
+            return ""
+        how = f"exited with {code}" if code is not None else f"did not exit within {_EXIT_S:.0f} s"
+        return f"at the end of its stdin the program {how}{self._program.last_words}"
+
+    async def _ready_program(self) -> Program:
+        address = await self._house.address()
+        if self._program is None or not self._program.is_running:
+            await self._end_program()
+            self._program = await Program.start(self._command, address)
+        elif address != self._told_address:
+            await self._program.tell(f"address {address}")
+        self._told_address = address
+        return self._program
+
+    async def _converse(self, program: Program, scenario: Scenario) -> Result:
+        await program.tell(scenario.name)
+        has_acted = scenario.act is Act.NOTHING
+        for _ in range(_MAX_LINES):
+            line = await program.read()
+            if line.get("scenario") != scenario.name:
+                raise ValueError(f"a line of another scenario: {line}")
+            if line.get("event") == "ready":
+                await self._act(program, scenario.act)
+                has_acted = True
+            elif line.get("outcome") in _OUTCOMES:
+                why = _short(str(line.get("why", "")))
+                if line["outcome"] == "passed" and not has_acted:
+                    raise ValueError(f"it passed without having said ready: {scenario.act.value}")
+                return Result(scenario=scenario.name, outcome=line["outcome"], why=why)
+            else:
+                raise ValueError(f"neither an event nor an outcome: {line}")
+        raise ValueError(f"{_MAX_LINES} lines without an outcome")
+
+    async def _act(self, program: Program, act: Act) -> None:
+        if act is Act.KILL_ENGINE:
+            await self._house.kill_engine()
+        elif act is Act.DRAIN:
+            await self._house.drain()
+            await program.tell("go")
+
+    async def _cleaned(self, scenario: Scenario, result: Result) -> Result:
+        """The next scenario finds the service empty; what one leaves there is its failure."""
+        if scenario.act is Act.DRAIN or result.outcome == "failed":
+            await self._house.close()
+            return result
+        num_left = await self._house.num_left()
+        if not num_left:
+            return result
+        await self._house.close()
+        why = f"{num_left} of its requests still live on the server {_IDLE_S:.0f} s after its end"
+        return Result(scenario=scenario.name, outcome="failed", why=why)
+
+    async def _end_program(self) -> None:
+        if self._program is not None:
+            await self._program.end()
+            self._program = None
+
+
+async def results_of(
+    command: Sequence[str],
+    names: Sequence[str],
+    on_result: Callable[[Result], None] = lambda _: None,
+) -> list[Result]:
+    """Run the scenarios `names` on the program `command`, which gets `--address` behind it.
+
+    One result for each, in order, and one named "exit" when the program does not end well.
+    """
+    results: list[Result] = []
+
+    def add(result: Result) -> None:
+        results.append(result)
+        on_result(result)
+
+    async with Run(command) as run:
+        for name in names:
+            add(await run.ask(name))
+        why = await run.goodbye()
+        if why:
+            add(Result(scenario="exit", outcome="failed", why=_short(why)))
+    return results
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _MAX_WHY_CHARS else f"{text[:_MAX_WHY_CHARS]}..."

@@ -1,0 +1,54 @@
+"""The twenty scenarios by name, and what the driver does in the middle of two of them.
+
+Owns the list and its order. What each asks of a program is written in README.md beside this file.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+
+class Act(enum.Enum):
+    """What the driver does once the program says that it is ready."""
+
+    NOTHING = "nothing"
+    KILL_ENGINE = "kill the engine"
+    DRAIN = "drain the service, then say go"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """One scenario: its name on the wire, and what must hold in a line."""
+
+    name: str
+    holds: str
+    act: Act = Act.NOTHING
+
+
+SCENARIOS = (
+    Scenario(name="stream_in_order", holds="one accepted, tokens, one finished; no gap"),
+    Scenario(name="once_equals_stream", holds="GenerateOnce has the text of the stream"),
+    Scenario(name="token_prompt", holds="token ids in, the same ids out, twice"),
+    Scenario(name="chat", holds="a dialogue streams text"),
+    Scenario(name="utf8_across_chunks", holds="whole characters in every chunk; the prompt echoed"),
+    Scenario(name="large_prompt", holds="a prompt of 100,000 tokens"),
+    Scenario(name="invalid_field", holds="INVALID_ARGUMENT names the field in BadRequest"),
+    Scenario(name="unknown_model", holds="NOT_FOUND with ErrorInfo MODEL_NOT_FOUND"),
+    Scenario(name="unimplemented_feature", holds="UNIMPLEMENTED names the feature"),
+    Scenario(name="duplicate_request_id", holds="ALREADY_EXISTS; the first goes on"),
+    Scenario(name="cancel_after_first_token", holds="leaving the call ends the request"),
+    Scenario(name="cancel_by_id", holds="Cancel ends a stream well, CANCELLED"),
+    Scenario(name="deadline", holds="DEADLINE_EXCEEDED after 300 ms"),
+    Scenario(name="queue_full", holds="RESOURCE_EXHAUSTED with RetryInfo and QUEUE_FULL"),
+    Scenario(name="metadata", holds="traceparent sent, the trace id answered; the request id kept"),
+    Scenario(name="multiplex", holds="nine requests on one stream: errors, cancel, credit by key"),
+    Scenario(name="resume", holds="cut after 20 tokens, whole on a new connection"),
+    Scenario(name="retry_after_refusal", holds="refused for a full queue, served in the end"),
+    Scenario(
+        name="engine_killed", holds="the engine killed: no error, no gap", act=Act.KILL_ENGINE
+    ),
+    Scenario(name="drain", holds="new requests UNAVAILABLE, the running one whole", act=Act.DRAIN),
+)
+
+BY_NAME = {scenario.name: scenario for scenario in SCENARIOS}

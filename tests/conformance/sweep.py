@@ -1,0 +1,130 @@
+"""All scenarios in all languages that run on this machine, and the page that tells of it.
+
+Owns what is written in docs/conformance.md. Nothing in it depends on the day.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from conformance.programs import Language, NotBuilt
+from conformance.runs import Result, results_of
+from conformance.scenarios import SCENARIOS
+
+NAMES = tuple(scenario.name for scenario in SCENARIOS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    """One language: its results by scenario, or why there are none."""
+
+    language: Language
+    versions: str = ""
+    results: tuple[Result, ...] = ()
+    not_run: str = ""
+
+    @property
+    def num_passed(self) -> int:
+        """Scenarios that passed."""
+        return sum(result.outcome == "passed" for result in self.results)
+
+    @property
+    def is_well(self) -> bool:
+        """Whether nothing failed."""
+        return not self.not_built and all(result.outcome != "failed" for result in self.results)
+
+    @property
+    def not_built(self) -> bool:
+        """Whether it should have run and could not."""
+        return not self.results and not self.language.why_not()
+
+
+def run_language(language: Language, on_result: Callable[[Result], None] = lambda _: None) -> Told:
+    """Build a language's program and run all scenarios on it."""
+    if why := language.why_not():
+        return Told(language=language, not_run=why)
+    try:
+        command = language.command()
+    except NotBuilt as error:
+        return Told(language=language, not_run=f"not built: {error}")
+    results = asyncio.run(results_of(command, NAMES, on_result))
+    versions = language.told_versions()
+    return Told(language=language, versions=versions, results=tuple(results))
+
+
+def page_of(all_told: Sequence[Told]) -> str:
+    """The page, as Markdown."""
+    return "\n".join([*_head(), *_languages(all_told), *_scenarios(all_told), *_failures(all_told)])
+
+
+def _head() -> list[str]:
+    return [
+        "# Conformance",
+        "",
+        "<!-- Written by tests/conformance/table.py: `make conformance`. -->",
+        "",
+        "One program for each language, built on that language's client, runs the same"
+        f" {len(NAMES)} scenarios against a live service.",
+        "The service is the real one: supervisor, two fronts and an engine, whose executor is the"
+        " simulated one at 10 ms a step.",
+        "[tests/conformance/README.md](../tests/conformance/README.md) says what each scenario"
+        " asks, and how a program in another language joins in.",
+        "",
+    ]
+
+
+def _languages(all_told: Sequence[Told]) -> list[str]:
+    rows = [
+        f"| {told.language.name} | {told.versions or '-'} | {_summary(told)} |" for told in all_told
+    ]
+    return [
+        "## Languages",
+        "",
+        "| language | run with | passed |",
+        "|---|---|---|",
+        *rows,
+        "",
+    ]
+
+
+def _summary(told: Told) -> str:
+    if told.not_run:
+        return f"not run: {_in_cell(told.not_run)}"
+    return f"{told.num_passed} of {len(NAMES)}"
+
+
+def _scenarios(all_told: Sequence[Told]) -> list[str]:
+    run = [told for told in all_told if told.results]
+    header = "".join(f" {told.language.name} |" for told in run)
+    lines = [
+        "## Scenarios",
+        "",
+        f"| scenario | what must hold |{header}",
+        "|---|---|" + "---|" * len(run),
+    ]
+    for scenario in SCENARIOS:
+        cells = "".join(f" {_outcome(told, scenario.name)} |" for told in run)
+        lines.append(f"| `{scenario.name}` | {scenario.holds} |{cells}")
+    return [*lines, ""]
+
+
+def _outcome(told: Told, name: str) -> str:
+    outcomes = [result.outcome for result in told.results if result.scenario == name]
+    return outcomes[0] if outcomes else "not run"
+
+
+def _failures(all_told: Sequence[Told]) -> list[str]:
+    lines = [
+        f"- {told.language.name}, `{result.scenario}`: {result.outcome}: {_in_cell(result.why)}"
+        for told in all_told
+        for result in told.results
+        if result.outcome != "passed"
+    ]
+    return ["## Not passed", "", *lines, ""] if lines else []
+
+
+def _in_cell(text: str) -> str:
+    """Text that cannot break a table."""
+    return " ".join(text.replace("|", "/").split())

@@ -1,0 +1,84 @@
+"""Run every language that this machine has, and write docs/conformance.md.
+
+`python tests/conformance/table.py`, with `--json FILE` for the results as data. Languages whose
+toolchain is missing are told as not run. Exit code 1 when a scenario failed or a program did not
+build.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from conformance.runs import Result
+    from conformance.sweep import Told
+
+TESTS = Path(__file__).resolve().parents[1]
+PAGE = TESTS.parent / "docs" / "conformance.md"
+
+
+def parsed(known: list[str]) -> argparse.Namespace:
+    """What the command line asks for."""
+    parser = argparse.ArgumentParser(description="Run all conformance programs.")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results as data")
+    parser.add_argument("--no-page", action="store_true", help=f"do not write docs/{PAGE.name}")
+    parser.add_argument(
+        "--language",
+        action="append",
+        choices=known,
+        metavar="NAME",
+        help="this one alone, may be given again; writes no page",
+    )
+    return parser.parse_args()
+
+
+def as_data(told: Told) -> dict[str, Any]:
+    """One language for programs."""
+    return {
+        "language": told.language.name,
+        "versions": told.versions,
+        "num_passed": told.num_passed,
+        "not_run": told.not_run,
+        "is_well": told.is_well,
+        "results": [
+            {"scenario": result.scenario, "outcome": result.outcome, "why": result.why}
+            for result in told.results
+        ],
+    }
+
+
+def tell(result: Result) -> None:
+    """What did not pass, as it happens."""
+    if result.outcome != "passed":
+        print(f"  {result.scenario}: {result.outcome}: {result.why}", flush=True)
+
+
+def main() -> int:
+    """Run, write, say whether all is well."""
+    sys.path.insert(0, str(TESTS))
+    from conformance.programs import LANGUAGES
+    from conformance.sweep import NAMES, page_of, run_language
+
+    options = parsed([language.name for language in LANGUAGES])
+    all_told: list[Told] = []
+    for language in LANGUAGES:
+        if options.language and language.name not in options.language:
+            continue
+        told = run_language(language, tell)
+        summary = f"not run: {told.not_run}" if told.not_run else f"{told.num_passed}/{len(NAMES)}"
+        print(f"{language.name}: {summary}", flush=True)
+        all_told.append(told)
+    if not options.no_page and not options.language:
+        PAGE.write_text(page_of(all_told), encoding="utf-8")
+    if options.json is not None:
+        data = {"num_scenarios": len(NAMES), "languages": [as_data(told) for told in all_told]}
+        options.json.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
+    return int(not all(told.is_well for told in all_told))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,40 @@
+"""Every language's program passes every scenario; languages that this machine lacks are skipped."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from conformance.programs import BUILD_S, PYTHON, RUNNABLE, Language
+from conformance.runs import ANSWER_S, results_of
+from conformance.scenarios import SCENARIOS
+from conformance.sweep import NAMES
+
+SPECIFICATION = Path(__file__).with_name("README.md")
+# Compilers take minutes, and few machines have all of them.
+LANGUAGES = [
+    pytest.param(language, id=language.name, marks=[] if language is PYTHON else [pytest.mark.slow])
+    for language in RUNNABLE
+]
+
+
+def test_the_specification_has_every_scenario_in_order() -> None:
+    told = re.findall(r"^\*\*`(\w+)`\*\*:", SPECIFICATION.read_text(encoding="utf-8"), re.MULTILINE)
+
+    assert told == list(NAMES)
+    assert len(SCENARIOS) == 20
+
+
+@pytest.mark.timeout(BUILD_S + len(NAMES) * ANSWER_S)
+@pytest.mark.parametrize("language", LANGUAGES)
+async def test_every_scenario_passes(language: Language) -> None:
+    if why := language.why_not():
+        pytest.skip(f"{language.name} {why}")
+
+    results = await results_of(language.command(), NAMES)
+
+    assert [(each.scenario, each.outcome, each.why) for each in results] == [
+        (name, "passed", "") for name in NAMES
+    ]

@@ -1,0 +1,187 @@
+"""A run tells what any program does, however badly it behaves, and goes on with the next one."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+import pytest
+
+from conformance.runs import House, Result, Run
+from conformance.scenarios import SCENARIOS
+
+# Real processes, a service that is none.
+PRELUDE = """
+import json, sys
+def say(**line):
+    print(json.dumps(line), flush=True)
+def passed(name):
+    say(scenario=name, outcome="passed")
+"""
+
+
+class NoHouse(House):
+    """Stands in for the service; remembers what was done to it."""
+
+    def __init__(self, num_left: Sequence[int] = ()) -> None:
+        super().__init__()
+        self.acts: list[str] = []
+        self._num_starts = 0
+        self._is_up = False
+        self._left = list(num_left)
+
+    async def address(self) -> str:
+        self._num_starts += not self._is_up
+        self._is_up = True
+        return f"127.0.0.1:{self._num_starts}"
+
+    async def close(self) -> None:
+        self._is_up = False
+
+    async def kill_engine(self) -> None:
+        self.acts.append("kill")
+
+    async def drain(self) -> None:
+        self.acts.append("drain")
+
+    async def num_left(self) -> int:
+        return self._left.pop(0) if self._left else 0
+
+
+def program(body: str) -> list[str]:
+    """A program that handles each line of stdin by `body`."""
+    indented = "\n".join(f"    {line}" for line in body.strip().splitlines())
+    return [
+        sys.executable,
+        "-c",
+        f"{PRELUDE}\nfor line in sys.stdin:\n    line = line.strip()\n{indented}",
+    ]
+
+
+async def results(body: str, *names: str, house: House | None = None) -> list[Result]:
+    async with Run(program(body), house=house or NoHouse(), answer_s=10.0) as run:
+        return [await run.ask(name) for name in names]
+
+
+async def test_an_outcome_is_passed_on() -> None:
+    body = """
+if line == "chat":
+    say(scenario=line, outcome="skipped", why="no chat")
+elif line == "resume":
+    say(scenario=line, outcome="failed", why="a gap")
+else:
+    passed(line)
+"""
+    assert await results(body, "deadline", "chat", "resume") == [
+        Result(scenario="deadline", outcome="passed"),
+        Result(scenario="chat", outcome="skipped", why="no chat"),
+        Result(scenario="resume", outcome="failed", why="a gap"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("bad", "why"),
+    [
+        ("print('hello', flush=True)", "Expecting value"),
+        ("print('[]', flush=True)", "no JSON object"),
+        ("passed('deadline')", "another scenario"),
+        ("say(scenario=line, outcome='perhaps')", "neither an event nor an outcome"),
+        ("sys.exit('sick')", "ended with code 1; stderr: sick"),
+        ("for _ in range(50): say(scenario=line, event='ready')", "without an outcome"),
+        ("print('x' * (2 << 20), flush=True)", "limit"),
+    ],
+)
+async def test_what_breaks_the_rules_fails_its_scenario_alone(bad: str, why: str) -> None:
+    body = f"if line == 'chat':\n    {bad}\nelse:\n    passed(line)"
+
+    first, second = await results(body, "chat", "resume")
+
+    assert first.outcome == "failed"
+    assert why in first.why
+    assert second == Result(scenario="resume", outcome="passed")
+
+
+async def test_a_program_that_does_not_answer_is_killed() -> None:
+    async with Run(program("pass"), house=NoHouse(), answer_s=0.1) as run:
+        result = await run.ask("chat")
+
+    assert result == Result(scenario="chat", outcome="failed", why="no answer within 0.1 s")
+
+
+async def test_a_program_that_is_not_there_is_told() -> None:
+    async with Run(["/nowhere/conformance"], house=NoHouse()) as run:
+        result = await run.ask("chat")
+
+    assert result.outcome == "failed"
+    assert "does not start" in result.why
+
+
+async def test_the_driver_acts_when_the_program_is_ready() -> None:
+    body = """
+if line == "drain":
+    say(scenario=line, event="ready")
+    word = sys.stdin.readline().strip()
+    say(scenario=line, outcome="failed", why=word)
+elif line == "engine_killed":
+    say(scenario=line, event="ready")
+    passed(line)
+"""
+    house = NoHouse()
+
+    killed, drained = await results(body, "engine_killed", "drain", house=house)
+
+    assert killed.outcome == "passed"
+    assert drained.why == "go"
+    assert house.acts == ["kill", "drain"]
+
+
+async def test_what_is_left_on_the_server_fails_and_the_next_finds_another_service() -> None:
+    body = """
+if line.startswith("address "):
+    address = line
+elif line == "resume":
+    say(scenario=line, outcome="failed", why=address)
+else:
+    passed(line)
+"""
+    house = NoHouse(num_left=[3])
+
+    chat, resume = await results(body, "chat", "resume", house=house)
+
+    assert chat.outcome == "failed"
+    assert chat.why.startswith("3 of its requests still live")
+    assert resume.why == "address 127.0.0.1:2"
+
+
+@pytest.mark.parametrize(("code", "why"), [(0, ""), (3, "exited with 3")])
+async def test_the_end_of_stdin_is_to_end_the_program(code: int, why: str) -> None:
+    command = program("passed(line)")
+    command[-1] += f"\nsys.exit({code})"
+    async with Run(command, house=NoHouse()) as run:
+        await run.ask("chat")
+        told = await run.goodbye()
+
+    assert (why in told) if why else told == ""
+
+
+@pytest.mark.parametrize("name", ["engine_killed", "drain"])
+async def test_nothing_passes_where_nothing_was_done(name: str) -> None:
+    (result,) = await results("passed(line)", name)
+
+    assert result.outcome == "failed"
+    assert "without having said ready" in result.why
+
+
+async def test_only_a_drain_is_followed_by_another_service_when_all_is_well() -> None:
+    body = """
+if line in ("engine_killed", "drain"):
+    say(scenario=line, event="ready")
+if line != "go" and not line.startswith("address "):
+    passed(line)
+"""
+    house = NoHouse()
+
+    all_told = await results(body, *(scenario.name for scenario in SCENARIOS), house=house)
+
+    assert {result.outcome for result in all_told} == {"passed"}
+    assert await house.address() == "127.0.0.1:2"
