@@ -5,6 +5,9 @@
 #   make check     format, lint, types, layers, contract, generated code, Dockerfiles
 #   make soak      five minutes of load while processes are stopped and killed (SOAK_ARGS=--full)
 #   make cases     write the tests into the table of docs/survival-cases.md
+#   make conformance   every language's client against the twenty scenarios; writes docs/conformance.md
+#   make docs      build the site of docs/ into build/site
+#   make pages     write docs/contract.md and the pictures of docs/concepts anew
 #   make fuzz      search for bytes that break something, a quarter of an hour and more
 #   make protos    write the generated code anew
 #   make test-transformers-4    the executors' tests on transformers 4.57, as TensorRT-LLM images have
@@ -40,7 +43,7 @@ READY := $(VENV)/.ready-$(shell cat pyproject.toml | cksum | tr ' ' '-')
 PROTOS_READY := $(PROTOS_VENV)/.ready-$(shell cat protos/requirements.txt | cksum | tr ' ' '-')
 PIP := -m pip --disable-pip-version-check --quiet
 
-.PHONY: help install demo test test-pure test-served test-chaos test-transformers-4 unit soak cases check format protos clean \
+.PHONY: help install demo test test-pure test-served test-chaos test-transformers-4 unit soak cases conformance docs pages check format protos clean \
 	check-python check-types check-layers check-protos check-docker
 
 help:
@@ -94,6 +97,16 @@ soak: $(READY)
 
 cases: $(READY)
 	$(BIN)/python tests/support/case_table.py
+
+conformance: $(READY)
+	$(BIN)/python tests/conformance/table.py
+
+docs: $(READY)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build
+
+pages: $(READY)
+	$(BIN)/python docs/tools/contract_page.py
+	$(BIN)/python docs/tools/concept_pictures.py
 
 check: check-python check-types check-layers check-protos check-docker
 

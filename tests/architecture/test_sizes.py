@@ -6,7 +6,10 @@ import ast
 import pathlib
 
 REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
-ROOTS = ("protos", "scheduler", "executors", "server", "clients", "tests", "benchmarks", "deploy")
+ROOTS = (
+    *("protos", "scheduler", "executors", "server", "clients"),
+    *("tests", "benchmarks", "deploy", "docs"),
+)
 MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 60
 DRAWERS = {"utils", "util", "helpers", "helper", "common", "base", "misc"}
@@ -18,7 +21,7 @@ def written_files() -> list[pathlib.Path]:
         path
         for root in ROOTS
         for path in sorted((REPOSITORY / root).rglob("*.py"))
-        if not path.stem.endswith(("_pb2", "_pb2_grpc"))
+        if not path.stem.endswith(("_pb2", "_pb2_grpc")) and "node_modules" not in path.parts
     ]
 
 

@@ -1,0 +1,199 @@
+"""Lists, describes and calls methods of any gRPC server that answers reflection, in JSON.
+
+What grpcurl does, with Python's own packages; no generated code. Owns nothing of Penstock: all that
+it knows it has asked the server.
+
+    python reflect.py 127.0.0.1:50051 list
+    python reflect.py 127.0.0.1:50051 describe penstock.v1.TextPrompt
+    python reflect.py 127.0.0.1:50051 call penstock.v1.ModelService/ListModels '{}'
+
+Several JSON objects in a row are several messages, for methods that take a stream. Statuses other
+than OK are told with their details, and the exit code is 1.
+"""
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import grpc
+from google.protobuf import descriptor_pb2, json_format, message_factory
+from google.protobuf.descriptor import MethodDescriptor
+from google.protobuf.descriptor_pool import DescriptorPool
+from google.protobuf.message import Message
+from google.rpc import error_details_pb2
+from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
+    ProtoReflectionDescriptorDatabase,
+)
+from grpc_status import rpc_status
+
+
+class Server:
+    """What a server says of itself."""
+
+    def __init__(self, channel: grpc.Channel) -> None:
+        self._channel = channel
+        self._database = ProtoReflectionDescriptorDatabase(channel)
+        self._pool = DescriptorPool(cast(Any, self._database))
+
+    def method_names(self) -> Iterator[str]:
+        """Every method, as `service/method`."""
+        for service in self._database.get_services():
+            for method in self._pool.FindServiceByName(service).methods:
+                yield f"{service}/{method.name}"
+
+    def described(self, symbol: str) -> str:
+        """A service, message or enumeration as its descriptor. KeyError without one."""
+        file = self._pool.FindFileContainingSymbol(symbol)
+        found: Any
+        for kind in ("services_by_name", "message_types_by_name", "enum_types_by_name"):
+            found = getattr(file, kind).get(symbol.removeprefix(f"{file.package}."))
+            if found is not None:
+                proto = _PROTOS[kind]()
+                found.CopyToProto(proto)
+                return f"// {file.name}\n{proto}"
+        raise KeyError(symbol)
+
+    def call(self, name: str, text: str) -> Iterator[str]:
+        """The answers as JSON. Raises grpc.RpcError, KeyError and json_format.ParseError."""
+        service, _, method_name = name.strip("/").rpartition("/")
+        method: MethodDescriptor = self._pool.FindServiceByName(service).methods_by_name[
+            method_name
+        ]
+        request_class = message_factory.GetMessageClass(method.input_type)
+        requests = [
+            json_format.ParseDict(value, request_class(), descriptor_pool=self._pool)
+            for value in _json_values(text)
+        ]
+        answer_class = message_factory.GetMessageClass(method.output_type)
+        # A stream of one message is what a single message is on the wire.
+        multi = self._channel.stream_stream(
+            f"/{service}/{method_name}",
+            request_serializer=_serialized,
+            response_deserializer=answer_class.FromString,
+        )
+        for answer in multi(iter(requests or [request_class()])):
+            yield json_format.MessageToJson(answer, descriptor_pool=self._pool)
+
+
+# Known to the pool of this process because it is imported.
+_GOOGLE_RPC = error_details_pb2.DESCRIPTOR
+_PROTOS: dict[str, Any] = {
+    "services_by_name": descriptor_pb2.ServiceDescriptorProto,
+    "message_types_by_name": descriptor_pb2.DescriptorProto,
+    "enum_types_by_name": descriptor_pb2.EnumDescriptorProto,
+}
+
+
+def _details(error: grpc.RpcError) -> Iterator[str]:
+    """What comes with a status, as JSON: the messages of google.rpc, which are installed here."""
+    status = cast(Any, rpc_status).from_call(error)
+    for detail in () if status is None else status.details:
+        try:
+            yield json_format.MessageToJson(detail, indent=None)
+        except (TypeError, KeyError):
+            yield json.dumps({"@type": detail.type_url})
+
+
+def _serialized(message: Message) -> bytes:
+    return message.SerializeToString()
+
+
+def _json_values(text: str) -> Iterator[Any]:
+    """JSON values, one behind the other."""
+    decoder = json.JSONDecoder()
+    rest = text.strip()
+    while rest:
+        value, end = decoder.raw_decode(rest)
+        yield value
+        rest = rest[end:].lstrip()
+
+
+class _WithMetadata(grpc.ClientCallDetails):
+    """A call's details with more metadata; those that gRPC hands out cannot be changed."""
+
+    def __init__(self, details: grpc.ClientCallDetails, metadata: list[tuple[str, str]]) -> None:
+        self.method = details.method
+        self.timeout = details.timeout
+        self.metadata = (*(details.metadata or ()), *metadata)
+        self.credentials = details.credentials
+        self.wait_for_ready = details.wait_for_ready
+        self.compression = details.compression
+
+
+class _Headers(grpc.StreamStreamClientInterceptor):
+    """Puts metadata onto every call, reflection's own too: it may need a right as well."""
+
+    def __init__(self, headers: list[str]) -> None:
+        parts = (header.partition(":") for header in headers)
+        self._metadata = [(name.strip().lower(), value.strip()) for name, _, value in parts]
+
+    def intercept_stream_stream(
+        self,
+        continuation: Callable[[grpc.ClientCallDetails, Any], Any],
+        client_call_details: grpc.ClientCallDetails,
+        request_iterator: Iterator[Any],
+    ) -> Any:
+        return continuation(_WithMetadata(client_call_details, self._metadata), request_iterator)
+
+
+def _channel(args: argparse.Namespace) -> grpc.Channel:
+    if args.ca is None:
+        channel = grpc.insecure_channel(args.address)
+    else:
+        authorities = Path(args.ca).read_bytes()
+        channel = grpc.secure_channel(args.address, grpc.ssl_channel_credentials(authorities))
+    return grpc.intercept_channel(channel, _Headers(args.header))
+
+
+def _parsed(argv: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Call a gRPC server by reflection.")
+    parser.add_argument("address", help="HOST:PORT")
+    parser.add_argument("action", choices=("list", "describe", "call"))
+    parser.add_argument("name", nargs="?", help="a symbol, or SERVICE/METHOD")
+    parser.add_argument("data", nargs="?", default="", help="JSON; - reads it from stdin")
+    parser.add_argument("--ca", help="PEM file with authorities; means TLS")
+    parser.add_argument(
+        "--header", action="append", default=[], metavar="NAME: VALUE", help="goes with every call"
+    )
+    args = parser.parse_args(argv)
+    if args.action != "list" and args.name is None:
+        parser.error(f"{args.action} what?")
+    return args
+
+
+def main(argv: list[str]) -> int:
+    """Run; the exit code."""
+    args = _parsed(argv)
+    with _channel(args) as channel:
+        server = Server(channel)
+        try:
+            if args.action == "list":
+                answers = server.method_names()
+            elif args.action == "describe":
+                answers = iter((server.described(args.name),))
+            else:
+                answers = server.call(
+                    args.name, sys.stdin.read() if args.data == "-" else args.data
+                )
+            for answer in answers:
+                print(answer, flush=True)
+        except grpc.RpcError as error:
+            call = cast(Any, error)
+            print(f"{call.code().name}: {call.details()}", *_details(error), sep="\n",
+                  file=sys.stderr)  # fmt: skip
+            return 1
+        except (KeyError, ValueError, json_format.ParseError) as error:
+            print(f"{args.name}: {error}", file=sys.stderr)
+            return 1
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # `| head` has enough
+            return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

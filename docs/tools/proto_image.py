@@ -1,0 +1,79 @@
+"""The contract as buf compiles it, comments included.
+
+Owns asking buf for the descriptors and finding the comment of an element. Knows nothing of pages.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from google.protobuf.descriptor_pb2 import FileDescriptorProto, FileDescriptorSet
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+PACKAGE = "penstock.v1"
+
+# Numbers of fields of descriptor.proto: a comment's place is a path of them and of indices.
+SYNTAX = 12
+MESSAGE, ENUM, SERVICE = 4, 5, 6
+FIELD_OF_MESSAGE, VALUE_OF_ENUM, METHOD_OF_SERVICE = 2, 2, 2
+
+PathInFile = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommentedFile:
+    """One file of the contract and its comments, by their place in it."""
+
+    descriptor: FileDescriptorProto
+    comments: Mapping[PathInFile, str]
+
+    @property
+    def name(self) -> str:
+        """Its name without folder, e.g. "prompt.proto"."""
+        return Path(self.descriptor.name).name
+
+    def comment(self, *path: int) -> str:
+        """The comment before the element at `path`, a space less in each line; empty: none."""
+        return self.comments.get(path, "")
+
+
+def find_buf() -> str | None:
+    """The program buf: beside this Python, or on the PATH. None: there is none."""
+    beside = Path(sys.executable).parent
+    return shutil.which("buf", path=f"{beside}{os.pathsep}{os.environ.get('PATH', '')}")
+
+
+def read_contract(buf: str, protos: Path = REPOSITORY / "protos") -> list[CommentedFile]:
+    """All files of the package below `protos`; CalledProcessError if they do not compile."""
+    # A buf image reads as a FileDescriptorSet: it has the same fields and more.
+    done = subprocess.run([buf, "build", str(protos), "-o", "-"], check=True, capture_output=True)
+    files = FileDescriptorSet.FromString(done.stdout).file
+    return [
+        CommentedFile(descriptor=file, comments=_comments(file))
+        for file in files
+        if file.package == PACKAGE
+    ]
+
+
+def _comments(file: FileDescriptorProto) -> dict[PathInFile, str]:
+    comments = {
+        tuple(location.path): _without_margin(location.leading_comments)
+        for location in file.source_code_info.location
+        if location.leading_comments
+    }
+    for location in file.source_code_info.location:
+        # What stands before `syntax`, with an empty line between, is about the whole file.
+        if tuple(location.path) == (SYNTAX,):
+            about = [*location.leading_detached_comments, location.leading_comments]
+            comments[(SYNTAX,)] = _without_margin("\n".join(text for text in about if text))
+    return comments
+
+
+def _without_margin(text: str) -> str:
+    return "\n".join(line.removeprefix(" ").rstrip() for line in text.splitlines()).strip("\n")

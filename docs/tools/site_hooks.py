@@ -1,0 +1,189 @@
+"""What mkdocs does beyond its own: pages link to the whole repository, and so does the site.
+
+Pages of docs/ and the READMEs of the folders link to each other and to files by relative paths, as
+they lie in the repository. Here every file outside docs/ that a page links to comes into the site,
+below `repository/`, Markdown as a page and anything else as it is, and links follow. Nothing is
+fetched: diagrams that GitHub draws in the reader's browser are replaced by pictures.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, TypeAlias, cast
+
+from markdown_source import blocks, links, prose_lines, replace_links
+
+if TYPE_CHECKING:
+    from mkdocs.config.defaults import MkDocsConfig
+    from mkdocs.structure.files import Files
+    from mkdocs.structure.pages import Page
+
+# The navigation as mkdocs.yml has it.
+Nav: TypeAlias = "str | list[Nav] | dict[str, Nav]"
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+BELOW = "repository"
+_ITEM = re.compile(r"[-*] \S")
+# The picture that stands for the one diagram of each of these files.
+PICTURES = {
+    "README.md": "docs/pictures/life.svg",
+    "scheduler/README.md": "docs/pictures/states.svg",
+}
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """List the decisions in the navigation: the folder has them, one file each."""
+    for part in _parts(_nav(config)):
+        if "Decisions" in part:
+            pages = sorted((REPOSITORY / "docs" / "decisions").glob("[0-9]*.md"))
+            part["Decisions"] = [
+                "decisions/index.md",
+                *(page.relative_to(REPOSITORY / "docs").as_posix() for page in pages),
+            ]
+    return config
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add what the pages link to outside of docs/, and what those link to in turn."""
+    # Not at the top: the tests of links run without mkdocs.
+    from mkdocs.structure.files import File
+
+    waiting = [f"docs/{file.src_uri}" for file in files.documentation_pages()]
+    # Places of the navigation that no page links to.
+    waiting += [_in_repository(place) for place in _places(_nav(config)) if _is_below(place)]
+    seen: set[str] = set()
+    while waiting:
+        path = waiting.pop()
+        if path in seen or not (REPOSITORY / path).is_file():
+            # What is missing stays missing: mkdocs tells which page wants it.
+            continue
+        seen.add(path)
+        if not path.startswith("docs/"):
+            files.append(
+                File.generated(config, site_place(path), abs_src_path=str(REPOSITORY / path))
+            )
+        if path.endswith(".md"):
+            text = (REPOSITORY / path).read_text(encoding="utf-8")
+            targets = (linked_file(path, link.target) for link in links(text))
+            waiting += [target for target in targets if target is not None]
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Let links lead to where the site has what they name."""
+    del config, files
+    place = page.file.src_uri
+    path = _in_repository(place) if _is_below(place) else f"docs/{place}"
+    return for_site(path, as_github_reads_it(with_pictures(path, markdown)))
+
+
+def for_site(path: str, markdown: str) -> str:
+    """The text of the file `path` of the repository with its links as the site needs them."""
+    here = posixpath.dirname(site_place(path))
+
+    def target_of(target: str) -> str | None:
+        if _is_elsewhere(target):
+            return target
+        file = linked_file(path, target)
+        if file is None:
+            # A folder without a README: there is nothing that the site could show.
+            return None
+        relative = posixpath.relpath(site_place(file), here or ".")
+        _, hash_mark, anchor = target.partition("#")
+        return f"{relative}{hash_mark}{anchor}"
+
+    return replace_links(markdown, target_of)
+
+
+def with_pictures(path: str, markdown: str) -> str:
+    """The text with a picture in place of its diagram; ValueError if there is none to put there."""
+    for block in blocks(markdown):
+        if block.language == "mermaid":
+            if path not in PICTURES:
+                raise ValueError(f"{path}, line {block.line}: a diagram without a picture")
+            picture = posixpath.relpath(PICTURES[path], posixpath.dirname(path) or ".")
+            fenced = f"```{block.info}\n{block.text}```"
+            markdown = markdown.replace(fenced, f"![]({picture})")
+    return markdown
+
+
+def as_github_reads_it(markdown: str) -> str:
+    """The text with what GitHub takes and the site's Markdown does not written out.
+
+    A list may follow a paragraph without an empty line. More than a language may stand behind a
+    fence: "sh test" marks a block that our tests run.
+    """
+    lines = markdown.splitlines()
+    prose = prose_lines(markdown)
+    apart: list[str] = []
+    for number, line in enumerate(lines):
+        before = prose[number - 1] if number else ""
+        if _ITEM.match(prose[number]) and before and not _in_list(before):
+            apart.append("")
+        apart.append(line)
+    text = "\n".join(apart)
+    for block in blocks(text):
+        if block.info != block.language:
+            fenced = f"```{block.info}\n{block.text}"
+            text = text.replace(fenced, f"```{block.language}\n{block.text}")
+    return text
+
+
+def linked_file(path: str, target: str) -> str | None:
+    """The file that a link in the file `path` means, from the root; of a folder its README.
+
+    None: the folder has none, or the link leads out of the repository or to the page itself.
+    """
+    name = target.partition("#")[0]
+    if _is_elsewhere(target) or not name:
+        return None
+    file = posixpath.normpath(posixpath.join(posixpath.dirname(path), name))
+    if file.startswith(".."):
+        return None
+    if (REPOSITORY / file).is_dir():
+        file = posixpath.normpath(posixpath.join(file, "README.md"))
+        return file if (REPOSITORY / file).is_file() else None
+    return file
+
+
+def site_place(path: str) -> str:
+    """Where the site has a file of the repository, as mkdocs names sources."""
+    parts = PurePosixPath(path).parts
+    return posixpath.join(*parts[1:]) if parts[0] == "docs" else posixpath.join(BELOW, *parts)
+
+
+def _in_list(line: str) -> bool:
+    return line.startswith(" ") or _ITEM.match(line) is not None
+
+
+def _in_repository(place: str) -> str:
+    return place.removeprefix(f"{BELOW}/")
+
+
+def _is_below(place: str) -> bool:
+    return place.startswith(f"{BELOW}/")
+
+
+def _is_elsewhere(target: str) -> bool:
+    return "://" in target or target.startswith(("#", "mailto:"))
+
+
+def _nav(config: MkDocsConfig) -> Nav:
+    return cast("Nav", config["nav"] or [])
+
+
+def _parts(nav: Nav) -> list[dict[str, Nav]]:
+    if isinstance(nav, dict):
+        return [nav, *(part for value in nav.values() for part in _parts(value))]
+    if isinstance(nav, list):
+        return [part for value in nav for part in _parts(value)]
+    return []
+
+
+def _places(nav: Nav) -> list[str]:
+    if isinstance(nav, str):
+        return [nav]
+    parts = nav.values() if isinstance(nav, dict) else nav
+    return [place for part in parts for place in _places(part)]

@@ -1,0 +1,87 @@
+"""The site builds without a complaint, from this machine alone, and asks nobody for anything."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from urllib.parse import urldefrag
+
+import pytest
+
+from support.pages import REPOSITORY
+
+pytest.importorskip("mkdocs", reason="needs the extra docs: pip install 'penstock[docs]'")
+pytest.importorskip("material", reason="needs the extra docs: pip install 'penstock[docs]'")
+pytestmark = pytest.mark.docs
+
+# What a browser fetches by itself; where a reader may click is another matter.
+FETCHED = re.compile(
+    r"<(?:script|img|iframe|source)[^>]*\ssrc=[\"']?([^\"'\s>]+)"
+    r"|<link[^>]*\shref=[\"']?([^\"'\s>]+)"
+)
+LINK = re.compile(r"<a [^>]*href=[\"']?([^\"'\s>]+)")
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("site")
+    # A proxy that nobody answers at: whatever wants the network fails.
+    closed = {f"{scheme}_proxy": "http://127.0.0.1:9" for scheme in ("http", "https")}
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)],
+        cwd=REPOSITORY,
+        env={**os.environ, **closed, "NO_MKDOCS_2_WARNING": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=110,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder
+
+
+def pages_of(site: Path) -> list[Path]:
+    return sorted(site.rglob("*.html"))
+
+
+def test_every_page_of_docs_is_there(site: Path) -> None:
+    docs = REPOSITORY / "docs"
+    expected = {
+        page.relative_to(docs).with_suffix(".html").as_posix() for page in docs.rglob("*.md")
+    }
+
+    assert expected <= {page.relative_to(site).as_posix() for page in pages_of(site)}
+    assert (site / "repository" / "clients" / "index.html").is_file()
+
+
+def test_nothing_is_fetched_from_elsewhere(site: Path) -> None:
+    fetched = {
+        address
+        for page in pages_of(site)
+        for found in FETCHED.findall(page.read_text(encoding="utf-8"))
+        for address in found
+        if address
+    }
+
+    assert fetched
+    assert {address for address in fetched if "//" in address} == set()
+
+
+def test_links_of_the_pages_lead_to_files(site: Path) -> None:
+    missing = {
+        f"{page.relative_to(site)}: {address}"
+        for page in pages_of(site)
+        if page.name != "404.html"
+        for address in LINK.findall(page.read_text(encoding="utf-8"))
+        if not re.match(r"[a-z]+:|//|#", address)
+        and not (page.parent / urldefrag(address).url).exists()
+    }
+
+    assert missing == set()
+
+
+def test_no_block_of_code_is_left_as_text(site: Path) -> None:
+    assert [page for page in pages_of(site) if "```" in page.read_text(encoding="utf-8")] == []

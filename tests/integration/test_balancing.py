@@ -1,0 +1,154 @@
+"""Three real servers, clients that balance over them, and servers that come, leave and die.
+
+What docs/balancing.md promises. Every server ends its connections after a second here, so that all
+of it happens while connections age as well.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack
+
+import pytest
+
+from penstock.client import Accepted, ChannelConfig, Client, Tokens, Unavailable
+from support.cut_relay import cut_relay
+from support.name_server import name_server
+from support.service import Service, simulated, started
+from support.steady_load import PATIENCE_S, PROMPT, steady_load
+
+AGE_S = "1"
+
+
+class QuickNames(ChannelConfig):
+    """Asks for the addresses behind a name again as soon as a connection ends.
+
+    gRPC waits 30 seconds between two questions by default; that is the only difference.
+    """
+
+    def options(self, target: str = "") -> tuple[tuple[str, int | str], ...]:
+        return (
+            *ChannelConfig.options(self, target),
+            ("grpc.dns_min_time_between_resolutions_ms", 50),
+        )
+
+
+def server(name: str, *place: str) -> contextlib.AbstractAsyncContextManager[Service]:
+    """Says its name as that of the model."""
+    ages = ("--max-connection-age-s", AGE_S)
+    return started(*simulated(), "--fronts", "1", "--model-name", name, *ages, *place)
+
+
+@pytest.fixture
+async def stack() -> AsyncGenerator[AsyncExitStack]:
+    async with AsyncExitStack() as stack:
+        yield stack
+
+
+async def three(stack: AsyncExitStack) -> list[Service]:
+    return list(await asyncio.gather(*(stack.enter_async_context(server(name)) for name in "abc")))
+
+
+async def test_a_list_of_servers_one_drained_and_one_killed(stack: AsyncExitStack) -> None:
+    a, b, c = await three(stack)
+    client = await stack.enter_async_context(Client([a.address, b.address, c.address]))
+    async with steady_load(client) as load:
+        seen = await load.more("a", "b", "c", count=30)
+        # The fewest open calls, so the servers are about as busy.
+        assert max(seen.values()) < 4 * min(seen.values())
+
+        a.signal(signal.SIGTERM)
+        assert await a.ended() == 0
+        await load.without("a")
+        await load.more("b", "c")
+        assert load.failures == []
+
+        on_b, on_c = await opened_on(client, "b"), await opened_on(client, "c")
+        b.process.kill()
+        # What the dead one had said something of is lost, and only that.
+        with pytest.raises(Unavailable):
+            async for _ in on_b:
+                pass
+        await load.without("b")
+        async for event in on_c:
+            if isinstance(event, Tokens):
+                break
+        await on_c.aclose()
+        await load.more("c")
+    assert load.failures == []
+
+
+async def opened_on(client: Client, name: str) -> AsyncGenerator[object]:
+    """A long generation on this server, its first token read."""
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            events = client.generate(PROMPT, max_tokens=900, ignore_eos=True)
+            accepted = await anext(events)
+            assert isinstance(accepted, Accepted)
+            if accepted.model == name:
+                async for event in events:
+                    if isinstance(event, Tokens):
+                        return events
+            await events.aclose()
+
+
+async def test_grpcs_own_round_robin_over_fixed_addresses(stack: AsyncExitStack) -> None:
+    servers = await three(stack)
+    target = "ipv4:" + ",".join(service.address for service in servers)
+    client = await stack.enter_async_context(Client(target))
+    async with steady_load(client) as load:
+        seen = await load.more("a", "b", "c", count=30)
+        # In turn, but for the moments in which one of the connections is being renewed.
+        assert max(seen.values()) < 3 * min(seen.values())
+        servers[0].signal(signal.SIGTERM)
+        assert await servers[0].ended() == 0
+        await load.without("a")
+        servers[1].process.kill()
+        await load.without("b")
+        await load.more("c")
+    assert load.failures == []
+
+
+async def test_a_name_whose_addresses_change(stack: AsyncExitStack) -> None:
+    """As a headless Service does it: one port, an address for each pod that is ready."""
+    a = await stack.enter_async_context(server("a", "--host", "127.0.0.1"))
+    port = a.address.rpartition(":")[2]
+    await stack.enter_async_context(server("b", "--host", "127.0.0.2", "--port", port))
+    names = await stack.enter_async_context(name_server("127.0.0.1", "127.0.0.2"))
+    client = await stack.enter_async_context(
+        Client(f"dns://{names.address}/penstock-pods.test:{port}", channel=QuickNames())
+    )
+    async with steady_load(client) as load:
+        await load.more("a", "b")
+
+        await stack.enter_async_context(server("c", "--host", "127.0.0.3", "--port", port))
+        num_questions = names.num_questions
+        names.addresses = ["127.0.0.1", "127.0.0.2", "127.0.0.3"]
+        # Nobody told the client. A connection grew too old, so it asked again.
+        await load.more("a", "b", "c")
+        assert names.num_questions > num_questions
+
+        # Kubernetes takes the address away when the pod is to go, and then sends the signal.
+        names.addresses = ["127.0.0.2", "127.0.0.3"]
+        a.signal(signal.SIGTERM)
+        assert await a.ended() == 0
+        await load.more("b", "c")
+    assert load.failures == []
+
+
+async def test_one_connection_stays_until_it_is_too_old(stack: AsyncExitStack) -> None:
+    """As an ordinary Service does it: connections are dealt, and calls follow their connection."""
+    a = await stack.enter_async_context(server("a"))
+    newcomer = await stack.enter_async_context(server("b"))
+    relay = await stack.enter_async_context(cut_relay(a.address))
+    client = await stack.enter_async_context(Client(relay.address))
+    async with steady_load(client) as load:
+        await load.more("a")
+        assert load.answered["b"] == 0
+        relay.target = newcomer.address
+        await load.more("b")
+        await load.without("a")
+    assert load.failures == []

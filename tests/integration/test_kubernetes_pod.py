@@ -1,0 +1,82 @@
+"""The service runs as the manifests start it: by variables, on a root that is read-only.
+
+In a mount namespace of its own, where only what a pod mounts can be written to. Needs the right to
+make one, and skips without.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from penstock.client import Client, Unauthenticated
+from support.kubernetes import build, container_of, settings_of, the
+from support.service import simulated, started
+
+READ_ONLY = """
+mount --make-rprivate /
+mount --bind "$0" "$0"
+mount -o remount,ro,bind /
+if touch /penstock-probe 2>/dev/null; then exit 9; fi
+exec "$@"
+"""
+"""Makes everything but the folder $0 read-only, and goes on as the command behind it."""
+TOKEN = "0f" * 32
+
+
+def sandbox(folder: Path) -> tuple[str, ...]:
+    """What a command goes behind, so that only `folder` can be written to."""
+    through = ("unshare", "--mount", "sh", "-eu", "-c", READ_ONLY, str(folder))
+    tried = subprocess.run((*through, "true"), capture_output=True, timeout=20, check=False)
+    if tried.returncode:
+        pytest.skip(f"no mount namespace: {tried.stderr.decode().strip()[-100:]}")
+    return through
+
+
+async def test_a_pod_as_the_manifests_make_it(tmp_path: Path) -> None:
+    manifests = build("base")
+    settings = dict(settings_of(manifests))
+    folders = {
+        item["mountPath"]: tmp_path / item["name"]
+        for item in container_of(manifests)["volumeMounts"]
+    }
+    for folder in folders.values():
+        folder.mkdir()
+    text = the(manifests, "ConfigMap", "penstock-policy")["data"]["policy.toml"]
+    digest = hashlib.sha256(TOKEN.encode()).hexdigest()
+    filled = re.sub(r'"0{64}"', f'"{digest}"', text, count=1)
+    (folders["/etc/penstock/policy"] / "policy.toml").write_text(filled, encoding="utf-8")
+    for name, value in settings.items():
+        folder, _, file = value.rpartition("/")
+        if value in folders:
+            settings[name] = str(folders[value])
+        elif folder in folders:
+            settings[name] = str(folders[folder] / file)
+    # Tests choose ports, and stay on this machine.
+    for name in ("HOST", "OPERATIONS_HOST"):
+        assert settings.pop(f"PENSTOCK_{name}") == "0.0.0.0"
+    environment = {**settings, "TMPDIR": str(folders["/tmp"]), "HOME": "/nonexistent"}
+
+    doors = ("--operations-port", "0", "--metrics-port", "0")
+    async with started(
+        *simulated(), *doors, environment=environment, through=sandbox(tmp_path)
+    ) as service:
+        async with Client(service.address) as stranger:
+            with pytest.raises(Unauthenticated):
+                await stranger.generate_once("To be", max_tokens=4)
+        async with Client(service.address, token=TOKEN) as client:
+            result = await client.generate_once("To be", max_tokens=4)
+            assert result.finished.usage.num_completion_tokens == 4
+
+        service.signal(signal.SIGUSR1)
+        await service.until_logged("flight record (")
+        assert list(folders[settings_of(manifests)["PENSTOCK_FLIGHT_FOLDER"]].iterdir())
+        service.signal(signal.SIGTERM)
+        assert await service.ended() == 0
+    # JSON, as said.
+    assert all(line.startswith("{") for line in service.stderr)

@@ -1,0 +1,123 @@
+"""The manifests of deploy/kubernetes as a cluster would get them.
+
+Owns the calls of kustomize, which kubectl has inside and which needs no cluster. Skips where there
+is no kubectl that knows components.
+"""
+
+from __future__ import annotations
+
+import functools
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from support.dashboards import DEPLOY
+
+FOLDER = DEPLOY / "kubernetes"
+OVERLAYS = tuple(sorted(path.name for path in (FOLDER / "overlays").iterdir()))
+COMPONENTS = tuple(sorted(path.name for path in (FOLDER / "components").iterdir()))
+Manifest = dict[str, Any]
+
+
+@functools.cache
+def _kubectl() -> str | None:
+    found = shutil.which("kubectl")
+    if found is None:
+        return None
+    asked = subprocess.run(
+        [found, "kustomize", str(FOLDER / "base")],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    # One that is too old does not know the word; a fault of ours has to fail, not to skip.
+    return None if "unknown field" in asked.stderr and '"labels"' in asked.stderr else found
+
+
+@functools.cache
+def _built(folder: Path) -> str:
+    kubectl = _kubectl()
+    if kubectl is None:
+        pytest.skip("no kubectl with kustomize 4.1 or later")
+    done = subprocess.run(
+        [kubectl, "kustomize", str(folder)],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def build(*parts: str) -> list[Manifest]:
+    """What `kubectl kustomize` makes of a folder below deploy/kubernetes."""
+    return list(yaml.safe_load_all(_built(FOLDER.joinpath(*parts))))
+
+
+def build_with(*components: str) -> list[Manifest]:
+    """The base with these components."""
+    # Inside the folder, because kustomize takes nothing but paths relative to the file.
+    with tempfile.TemporaryDirectory(prefix="penstock-kustomize-") as folder:
+        home = Path(folder)
+        shutil.copytree(FOLDER, home / "kubernetes")
+        overlay = home / "kubernetes" / "overlays" / "tried"
+        overlay.mkdir()
+        (overlay / "kustomization.yaml").write_text(
+            yaml.safe_dump(
+                {
+                    "resources": ["../../base"],
+                    "components": [f"../../components/{name}" for name in components],
+                }
+            )
+        )
+        return list(yaml.safe_load_all(_built(overlay)))
+
+
+def every_build() -> dict[str, list[Manifest]]:
+    """The base, each overlay, and the base with each component, by their names."""
+    builds = {"base": build("base")}
+    builds |= {f"overlays/{name}": build("overlays", name) for name in OVERLAYS}
+    # The autoscaler does without the monitor only as a manifest, which is all that is asked here.
+    builds |= {f"components/{name}": build_with(name) for name in COMPONENTS}
+    return builds
+
+
+def of_kind(manifests: list[Manifest], kind: str) -> list[Manifest]:
+    """Those of one kind."""
+    return [manifest for manifest in manifests if manifest["kind"] == kind]
+
+
+def the(manifests: list[Manifest], kind: str, name: str = "penstock") -> Manifest:
+    """The one of this kind; `name` is its beginning, for names with a hash at the end."""
+    (found,) = [
+        manifest
+        for manifest in of_kind(manifests, kind)
+        if manifest["metadata"]["name"] == name
+        or manifest["metadata"]["name"].rpartition("-")[0] == name
+    ]
+    return found
+
+
+def pod_of(manifests: list[Manifest]) -> Manifest:
+    """The Deployment's pod template."""
+    template: Manifest = the(manifests, "Deployment")["spec"]["template"]
+    return template
+
+
+def container_of(manifests: list[Manifest]) -> Manifest:
+    """The one container of the pod."""
+    (container,) = pod_of(manifests)["spec"]["containers"]
+    found: Manifest = container
+    return found
+
+
+def settings_of(manifests: list[Manifest]) -> dict[str, str]:
+    """The variables that the service is started with."""
+    (source,) = container_of(manifests)["envFrom"]
+    name = source["configMapRef"]["name"]
+    (config,) = [
+        item for item in of_kind(manifests, "ConfigMap") if item["metadata"]["name"] == name
+    ]
+    data: dict[str, str] = config["data"]
+    return data

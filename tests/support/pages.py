@@ -1,0 +1,30 @@
+"""The Markdown pages of the repository, for tests that read them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+# What builds leave behind, and what tools install, is not ours.
+_FOREIGN = {"build", "dist", "node_modules", "target", "__pycache__"}
+
+
+def markdown_pages() -> list[Path]:
+    """Every page that a person reads, in order."""
+    return sorted(_pages(REPOSITORY))
+
+
+def page_id(path: Path) -> str:
+    """A page as tests name it."""
+    return path.relative_to(REPOSITORY).as_posix()
+
+
+def _pages(folder: Path) -> Iterator[Path]:
+    for path in folder.iterdir():
+        if path.is_symlink() or path.name.startswith(".") or path.name in _FOREIGN:
+            continue
+        if path.is_dir():
+            yield from _pages(path)
+        elif path.suffix == ".md":
+            yield path

@@ -1,0 +1,291 @@
+"""What the manifests of deploy/kubernetes say fits the service that they start, and each other."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import tomllib
+from typing import Any
+
+import pytest
+import yaml
+
+from penstock.server.cli import build_parser
+from penstock.server.cli.serve import build_config, merge_settings, unknown_variables
+from penstock.server.cli.serve_options import OPTIONS
+from penstock.server.cli.serve_trtllm import read_section
+from penstock.server.config import ServerConfig
+from penstock.server.rpc.generation_service import SERVICE_NAME
+from penstock.server.security.exposure import check_exposure
+from penstock.server.security.policy_text import parse_policy
+from support.kubernetes import (
+    FOLDER,
+    OVERLAYS,
+    build,
+    build_with,
+    container_of,
+    every_build,
+    of_kind,
+    pod_of,
+    settings_of,
+    the,
+)
+
+FRONTS_AFTER_GRACE_S = 2.0
+OBSERVER_AFTER_GRACE_S = 1.7
+Builds = dict[str, list[dict[str, Any]]]
+
+
+@pytest.fixture(scope="module")
+def builds() -> Builds:
+    return every_build()
+
+
+def config_of(manifests: list[dict[str, Any]]) -> ServerConfig:
+    """What `penstock serve` makes of a pod's variables, but for files that only a pod has."""
+    settings = dict(settings_of(manifests))
+    settings.pop("PENSTOCK_TRTLLM_CONFIG", None)
+    if settings.pop("PENSTOCK_EXECUTOR", "") == "trtllm":
+        settings.pop("PENSTOCK_MODEL")
+    merged = merge_settings({}, settings)
+    for name in ("policy_file", "tls_cert", "tls_key"):
+        # They are looked at when a configuration is made.
+        merged[name] = None
+    merged["allow_anonymous_network"] = "on"
+    return build_config(merged)
+
+
+def probe_of(manifests: list[dict[str, Any]], name: str) -> dict[str, Any]:
+    probe: dict[str, Any] = container_of(manifests)[f"{name}Probe"]
+    return probe
+
+
+def test_every_setting_is_one_of_ours_and_is_taken(builds: Builds) -> None:
+    variables = {option.variable for option in OPTIONS}
+    for name, manifests in builds.items():
+        settings = settings_of(manifests)
+        assert settings.keys() <= variables, name
+        assert unknown_variables(settings) == []
+        assert config_of(manifests).host == "0.0.0.0", name
+
+
+def test_ports_agree_everywhere(builds: Builds) -> None:
+    for name, manifests in builds.items():
+        config = config_of(manifests)
+        ports = {port["name"]: port["containerPort"] for port in container_of(manifests)["ports"]}
+        assert ports == {
+            "grpc": config.port,
+            "operations": config.observer.operations_port,
+            "metrics": config.observer.metrics_port,
+        }, name
+        for service in of_kind(manifests, "Service"):
+            (port,) = service["spec"]["ports"]
+            assert (port["port"], port["targetPort"]) == (config.port, "grpc")
+        (policy,) = of_kind(manifests, "NetworkPolicy")
+        asked = {port["port"] for rule in policy["spec"]["ingress"] for port in rule["ports"]}
+        assert {"grpc", "metrics"} <= asked <= set(ports)
+        for monitor in of_kind(manifests, "PodMonitor"):
+            (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+            assert endpoint["port"] == "metrics"
+        for pool in of_kind(manifests, "InferencePool"):
+            assert pool["spec"]["targetPorts"] == [{"number": config.port}]
+
+
+def test_probes_ask_what_the_service_answers(builds: Builds) -> None:
+    for name, manifests in builds.items():
+        is_tls = "PENSTOCK_TLS_CERT" in settings_of(manifests)
+        for probe in (probe_of(manifests, "startup"), probe_of(manifests, "readiness")):
+            assert probe["timeoutSeconds"] < probe["periodSeconds"], name
+            assert ("exec" in probe) == is_tls, "Kubernetes' own speak no TLS"
+            if not is_tls:
+                port = config_of(manifests).port
+                assert probe["grpc"] == {"port": port, "service": SERVICE_NAME}
+                continue
+            program, *arguments = probe["exec"]["command"]
+            assert program == "penstock"
+            asked = build_parser().parse_args(arguments)
+            assert asked.address == f"127.0.0.1:{config_of(manifests).port}"
+            assert asked.service == SERVICE_NAME
+            assert asked.deadline < probe["timeoutSeconds"]
+            assert asked.server_name in {
+                item["metadata"]["name"] for item in of_kind(manifests, "Service")
+            }
+        startup = probe_of(manifests, "startup")
+        assert startup["periodSeconds"] * startup["failureThreshold"] >= 1800
+        # An engine that starts again must cost the pod nothing but its readiness.
+        liveness = probe_of(manifests, "liveness")
+        assert liveness["tcpSocket"] == {"port": "grpc"}
+        assert not {"grpc", "exec"} & liveness.keys()
+
+
+def test_a_pod_lives_as_long_as_its_drain(builds: Builds) -> None:
+    for name, manifests in builds.items():
+        pause_s = container_of(manifests)["lifecycle"]["preStop"]["sleep"]["seconds"]
+        grace_s = pod_of(manifests)["spec"]["terminationGracePeriodSeconds"]
+        drain_s = config_of(manifests).drain_grace_s
+        after_s = FRONTS_AFTER_GRACE_S + OBSERVER_AFTER_GRACE_S
+        assert grace_s >= pause_s + drain_s + after_s + 5, name
+        # Balancers have heard of it by then: two periods of the slowest that is asked.
+        assert pause_s >= 2 * probe_of(build("base"), "readiness")["periodSeconds"]
+
+
+def test_selectors_find_the_pods(builds: Builds) -> None:
+    for name, manifests in builds.items():
+        labels = pod_of(manifests)["metadata"]["labels"]
+        selectors = [item["spec"]["selector"] for item in of_kind(manifests, "Service")]
+        selectors += [
+            item["spec"]["selector"]["matchLabels"]
+            for kind in ("Deployment", "PodDisruptionBudget", "PodMonitor", "InferencePool")
+            for item in of_kind(manifests, kind)
+        ]
+        selectors.append(the(manifests, "NetworkPolicy")["spec"]["podSelector"]["matchLabels"])
+        for spread in pod_of(manifests)["spec"]["topologySpreadConstraints"]:
+            selectors.append(spread["labelSelector"]["matchLabels"])
+        for selector in selectors:
+            assert selector.items() <= labels.items(), name
+        for monitor in of_kind(manifests, "PodMonitor"):
+            # The alert rules ask for job="penstock".
+            assert labels[monitor["spec"]["jobLabel"]] == "penstock"
+
+
+def test_pods_are_as_restricted_as_can_be(builds: Builds) -> None:
+    dockerfile = (FOLDER.parents[1] / "Dockerfile").read_text(encoding="utf-8")
+    (user,) = re.findall(r"^USER (\d+)$", dockerfile, re.M)
+    for name, manifests in builds.items():
+        pod, container = pod_of(manifests)["spec"], container_of(manifests)
+        assert pod["automountServiceAccountToken"] is False, name
+        assert pod["enableServiceLinks"] is False
+        assert pod["securityContext"]["runAsNonRoot"] is True
+        assert str(pod["securityContext"]["runAsUser"]) == user
+        assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert container["securityContext"] == {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        }
+        assert not {"hostNetwork", "hostPID", "hostIPC"} & pod.keys()
+        assert container["resources"]["limits"]["memory"]
+        assert "cpu" not in container["resources"]["limits"], "a throttled front is a slow one"
+
+
+def test_what_is_named_is_mounted_and_what_is_written_to_can_be(builds: Builds) -> None:
+    for name, manifests in builds.items():
+        mounts = {item["mountPath"]: item for item in container_of(manifests)["volumeMounts"]}
+        volumes = {volume["name"]: volume for volume in pod_of(manifests)["spec"]["volumes"]}
+        assert {item["name"] for item in mounts.values()} == set(volumes), name
+        for path in ("/tmp", settings_of(manifests)["PENSTOCK_FLIGHT_FOLDER"]):
+            assert "emptyDir" in volumes[mounts[path]["name"]]
+        for value in settings_of(manifests).values():
+            if value.startswith("/etc/"):
+                folder = value.rpartition("/")[0]
+                assert mounts[folder]["readOnly"] is True
+                assert "subPath" not in mounts[folder], "a new file would never be seen"
+        for volume in volumes.values():
+            if "emptyDir" in volume:
+                assert volume["emptyDir"]["sizeLimit"]
+        configs = {item["metadata"]["name"] for item in of_kind(manifests, "ConfigMap")}
+        named = {item["configMap"]["name"] for item in volumes.values() if "configMap" in item}
+        assert named <= configs
+
+
+def test_a_new_setting_replaces_pods_and_a_new_policy_does_not(builds: Builds) -> None:
+    names = {item["metadata"]["name"] for item in of_kind(builds["base"], "ConfigMap")}
+    assert "penstock-policy" in names
+    assert "penstock-settings" not in names
+
+
+def test_services_of_these_names_leave_no_setting_behind(builds: Builds) -> None:
+    """In pods of others, which keep Kubernetes' variables of Services."""
+    made: dict[str, str] = {}
+    for service in of_kind(builds["base"], "Service"):
+        prefix = service["metadata"]["name"].upper().replace("-", "_")
+        made |= {
+            f"{prefix}_PORT": "tcp://10.0.0.1:50051",
+            f"{prefix}_SERVICE_HOST": "10.0.0.1",
+            f"{prefix}_SERVICE_PORT": "50051",
+            f"{prefix}_SERVICE_PORT_GRPC": "50051",
+        }
+    assert merge_settings({}, made) == merge_settings({}, {})
+
+
+def test_the_policy_lets_nobody_in_until_it_is_filled() -> None:
+    text = the(build("base"), "ConfigMap", "penstock-policy")["data"]["policy.toml"]
+    policy = parse_policy(text, FOLDER)
+    assert policy.has_credentials
+    assert all(int.from_bytes(token.digest) < 10 for token in policy.tokens)
+
+
+def test_behind_a_gateway_nobody_needs_a_credential_and_only_it_gets_in() -> None:
+    manifests = build_with("gateway")
+    text = the(manifests, "ConfigMap", "penstock-policy")["data"]["policy.toml"]
+    assert not parse_policy(text, FOLDER).has_credentials
+    settings = settings_of(manifests)
+    assert settings["PENSTOCK_ALLOW_ANONYMOUS_NETWORK"] == "on"
+    assert settings["PENSTOCK_TENANT_METADATA_KEY"]
+    rules = the(manifests, "NetworkPolicy")["spec"]["ingress"]
+    asked = [peer for rule in rules for peer in rule["from"]]
+    assert "penstock-client" not in str(asked)
+
+
+def test_only_the_trial_and_the_gateway_let_strangers_call(builds: Builds) -> None:
+    open_ones = {
+        name
+        for name, manifests in builds.items()
+        if settings_of(manifests).get("PENSTOCK_ALLOW_ANONYMOUS_NETWORK") == "on"
+    }
+    assert open_ones == {"overlays/trial", "components/gateway"}
+    assert "PENSTOCK_POLICY_FILE" not in settings_of(builds["overlays/trial"])
+    # And the service itself would refuse the trial's settings without that word.
+    config = config_of(builds["overlays/trial"])
+    with pytest.raises(ValueError, match="allow-anonymous-network"):
+        check_exposure(
+            type(config.security)(), host=config.host, operations_host=None, metrics_host=None,
+            is_behind_proxy=False,
+        )  # fmt: skip
+
+
+def test_the_engines_settings_fit_the_gpus() -> None:
+    manifests = build_with("gpu")
+    text = the(manifests, "ConfigMap", "penstock-engine")["data"]["trtllm.toml"]
+    config = read_section(json.dumps(tomllib.loads(text)))
+    num_gpus = config.tensor_parallel_size * config.pipeline_parallel_size
+    limits = container_of(manifests)["resources"]["limits"]
+    assert int(limits["nvidia.com/gpu"]) == num_gpus
+    (shm,) = [item for item in pod_of(manifests)["spec"]["volumes"] if item["name"] == "shm"]
+    assert shm["emptyDir"]["medium"] == "Memory"
+    own = (FOLDER.parent / "trtllm" / "compose.yaml").read_text(encoding="utf-8")
+    assert f"image: {container_of(manifests)['image']}\n" in own
+
+
+def test_the_autoscaler_owns_the_number_of_pods() -> None:
+    manifests = build("overlays", "production")
+    assert "replicas" not in the(manifests, "Deployment")["spec"]
+    spec = the(manifests, "HorizontalPodAutoscaler")["spec"]
+    assert spec["scaleTargetRef"]["name"] == the(manifests, "Deployment")["metadata"]["name"]
+    budget = the(manifests, "PodDisruptionBudget")["spec"]["maxUnavailable"]
+    assert budget < spec["minReplicas"] <= spec["maxReplicas"]
+    drain_s = pod_of(manifests)["spec"]["terminationGracePeriodSeconds"]
+    (down,) = spec["behavior"]["scaleDown"]["policies"]
+    assert down["periodSeconds"] >= drain_s, "one drains after the other"
+
+
+def test_clients_have_spread_before_pods_are_taken_away() -> None:
+    age_s = config_of(build("base")).front.transport.max_connection_age_s
+    down_s = the(build_with("autoscaling"), "HorizontalPodAutoscaler")["spec"]["behavior"]
+    assert math.isfinite(age_s)
+    assert age_s <= down_s["scaleDown"]["stabilizationWindowSeconds"]
+
+
+def test_overlays_are_in_namespaces_that_allow_nothing_special() -> None:
+    for name in OVERLAYS:
+        (namespace,) = of_kind(build("overlays", name), "Namespace")
+        assert namespace["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] == "restricted"
+
+
+def test_files_are_plain_yaml_without_hosts_of_registries() -> None:
+    for path in FOLDER.rglob("*.yaml"):
+        text = path.read_text(encoding="utf-8")
+        assert list(yaml.safe_load_all(text)), path
+        for image in re.findall(r"^\s+image: (\S+)", text, re.M):
+            assert "/" not in image, path

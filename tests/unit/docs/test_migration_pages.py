@@ -1,0 +1,232 @@
+"""The migration notes name fields that exist, here and there, and leave none of theirs out."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, is_dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any, get_args, get_type_hints
+
+import pytest
+from google.protobuf.descriptor import Descriptor
+
+import penstock.v1 as pb
+from penstock.executor.trtllm.config import TrtllmConfig
+from penstock.server.cli import build_parser
+from penstock.server.rpc.mapping_in.generation import MAPPED_FIELDS
+from support.page_commands import spans
+from support.pages import REPOSITORY
+
+FOLDER = REPOSITORY / "docs" / "migration"
+PAGES = sorted(FOLDER.glob("*.md"))
+CODE = re.compile(r"`([^`]+)`")
+# Names of gRPC that are no part of any contract.
+STANDARD = {"grpc.health.v1", "google.rpc", "google.rpc.RetryInfo", "penstock.v1"}
+POOL = pb.GenerateRequest.DESCRIPTOR.file.pool
+FILES = [
+    POOL.FindFileByName(f"penstock/v1/{path.name}")
+    for path in sorted((REPOSITORY / "protos/penstock/v1").glob("*.proto"))
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """A row of a table: names there, names here; `is_without`: a dash says that there are none."""
+
+    there: tuple[str, ...]
+    here: tuple[str, ...]
+    is_without: bool
+
+
+def rows(page: Path) -> Iterator[Row]:
+    for line in page.read_text(encoding="utf-8").splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if line.startswith("| ") and len(cells) == 3 and CODE.search(cells[0]):
+            yield Row(
+                there=tuple(CODE.findall(cells[0])),
+                here=tuple(CODE.findall(cells[1])),
+                is_without=cells[1] == "-",
+            )
+
+
+# --- ours
+
+
+def is_path(name: str, message: Descriptor = pb.GenerateRequest.DESCRIPTOR) -> bool:
+    """Whether `name` is a field of GenerateRequest, by its path."""
+    head, _, rest = name.partition(".")
+    field = message.fields_by_name.get(head)
+    if field is None:
+        return False
+    if not rest:
+        return True
+    return field.message_type is not None and is_path(rest, field.message_type)
+
+
+def is_element(name: str) -> bool:
+    """Whether `name` is a message, service or enum value of ours, or a part of one of them."""
+    head, _, rest = name.partition(".")
+    for file in FILES:
+        if head in file.message_types_by_name:
+            return not rest or is_path(rest, file.message_types_by_name[head])
+        if head in file.services_by_name:
+            methods = {method.name for method in file.services_by_name[head].methods}
+            return not rest or rest in methods
+        if any(name in enum.values_by_name for enum in file.enum_types_by_name.values()):
+            return True
+    return False
+
+
+def is_setting(name: str, settings: Any = TrtllmConfig) -> bool:
+    """Whether `name` is a setting of the TensorRT-LLM executor, by its path."""
+    head, _, rest = name.partition(".")
+    hints = get_type_hints(settings)
+    if head not in {field.name for field in fields(settings)}:
+        return False
+    kinds = [kind for kind in (hints[head], *get_args(hints[head])) if is_dataclass(kind)]
+    return not rest or (len(kinds) == 1 and is_setting(rest, kinds[0]))
+
+
+def is_option(name: str) -> bool:
+    choices = next(a.choices for a in build_parser()._actions if isinstance(a.choices, dict))
+    return name in choices["serve"]._option_string_actions
+
+
+def is_ours(name: str) -> bool:
+    known = (is_path, is_element, is_setting, is_option)
+    return name in STANDARD or any(test(name) for test in known)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_what_stands_here_exists(page: Path) -> None:
+    here = {name for row in rows(page) for name in row.here}
+    if page.name == "index.md":
+        # Its tables have what is here in the first column.
+        here = {
+            name
+            for line in page.read_text(encoding="utf-8").splitlines()
+            if line.startswith("| `")
+            for name in CODE.findall(line.split("|")[1])
+        }
+
+    assert here
+    assert {name for name in here if not is_ours(name)} == set()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_what_the_text_says_of_ours_exists(page: Path) -> None:
+    groups = {name.partition(".")[0] for name in MAPPED_FIELDS}
+    heads = groups | {
+        name for file in FILES for name in (*file.message_types_by_name, *file.services_by_name)
+    }
+    foreign = {name for row in rows(page) for name in row.there}
+    named = {
+        span
+        for span in spans(page.read_text(encoding="utf-8"))
+        if span.partition(".")[0] in heads and span not in foreign
+    }
+
+    assert {name for name in named if not is_ours(name)} == set()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_rows_without_a_counterpart_say_so(page: Path) -> None:
+    assert [row.there for row in rows(page) if not row.here and not row.is_without] == []
+
+
+def test_a_name_that_does_not_exist_is_found() -> None:
+    wrong = ("sampling.topk", "Usage.num_tokens", "GenerationService.Generat", "--prot", "kv.x")
+
+    assert [name for name in wrong if is_ours(name)] == []
+
+
+# --- theirs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Definitions:
+    """Where the other server's messages are, and which of them a request is made of."""
+
+    package: str
+    module: str
+    roots: tuple[str, ...]
+
+
+DEFINITIONS = {
+    "trtllm-serve.md": Definitions(
+        package="smg_grpc_proto",
+        module="smg_grpc_proto.generated.trtllm_service_pb2",
+        roots=("GenerateRequest", "GenerateResponse"),
+    ),
+    "vllm.md": Definitions(
+        package="smg_grpc_proto",
+        module="smg_grpc_proto.generated.vllm_engine_pb2",
+        roots=("GenerateRequest", "GenerateResponse", "SchedulerLoad"),
+    ),
+}
+# Media as tensors: said in one row, by the field that carries them.
+UNNAMED = {
+    "MultimodalInputs", "MediaRefs", "MediaRef", "MediaIdentity", "TensorData", "PlaceholderRange",
+    "InputTokenLogProb", "TopLogprob",
+}  # fmt: skip
+
+
+def elements(module: ModuleType) -> Iterator[str]:
+    file = module.DESCRIPTOR
+    for service in file.services_by_name.values():
+        yield from (f"{service.name}.{method.name}" for method in service.methods)
+    for message in file.message_types_by_name.values():
+        yield message.name
+        yield from (f"{message.name}.{field.name}" for field in message.fields)
+
+
+def reached(module: ModuleType, roots: tuple[str, ...]) -> set[str]:
+    """Every field of the messages that the roots are made of."""
+    waiting = [module.DESCRIPTOR.message_types_by_name[root] for root in roots]
+    names: set[str] = set()
+    seen: set[str] = set()
+    while waiting:
+        message = waiting.pop()
+        if message.name in seen or message.name in UNNAMED or message.GetOptions().map_entry:
+            continue
+        seen.add(message.name)
+        for field in message.fields:
+            names.add(f"{message.name}.{field.name}")
+            if field.message_type is not None and field.message_type.file is message.file:
+                waiting.append(field.message_type)
+    return names
+
+
+@pytest.mark.parametrize("name", DEFINITIONS)
+def test_their_fields_exist_and_none_is_left_out(name: str) -> None:
+    definitions = DEFINITIONS[name]
+    pytest.importorskip(definitions.package, reason="needs the extra gateway")
+    module = importlib.import_module(definitions.module)
+    named = {there for row in rows(FOLDER / name) for there in row.there}
+
+    assert {there for there in named if there not in set(elements(module))} == set()
+    services = {
+        f"{service.name}.{method.name}"
+        for service in module.DESCRIPTOR.services_by_name.values()
+        for method in service.methods
+    }
+    assert (reached(module, definitions.roots) | services) - named == set()
+
+
+def test_the_fields_of_triton_exist() -> None:
+    service = pytest.importorskip("tritonclient.grpc.service_pb2", reason="needs tritonclient")
+    messages = set(elements(service))
+    (calls,) = service.DESCRIPTOR.services_by_name.values()
+    known = messages | {method.name for method in calls.methods}
+    named = {
+        there
+        for row in rows(FOLDER / "triton.md")
+        for there in row.there
+        if re.match(r"[A-Z]\w+", there)
+    }
+
+    assert named
+    assert {there for there in named if there not in known} == set()
