@@ -166,6 +166,10 @@ GO = Language(
             package="golang-google-grpc-dev",
             path="/usr/share/gocode/src/google.golang.org/grpc",
         ),
+        Library(
+            package="golang-github-golang-protobuf-1-5-dev",
+            path="/usr/share/gocode/src/google.golang.org/protobuf",
+        ),
     ),
     output="build/conformance",
     versions=(
@@ -178,7 +182,14 @@ JAVA = Language(
     folder="java",
     runtime=("make", "java"),
     tools=("javac", "protoc", "grpc_java_plugin"),
-    libraries=(Library(package="libgrpc-java", path="/usr/share/java/grpc-core.jar"),),
+    libraries=(
+        Library(package="libgrpc-java", path="/usr/share/java/grpc-core.jar"),
+        Library(package="libnetty-java", path="/usr/share/java/netty-handler.jar"),
+        Library(
+            package="libgoogle-common-protos-java",
+            path="/usr/share/java/proto-google-common-protos.jar",
+        ),
+    ),
     output="build/conformance",
     versions=(
         Version(name="Java", command=("javac", "-version")),

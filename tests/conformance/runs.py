@@ -22,7 +22,7 @@ import grpc.aio
 from grpc_health.v1 import health_pb2
 
 from conformance.scenarios import BY_NAME, Act, Scenario
-from penstock.client import DeadlineExceeded, OperationsClient
+from penstock.client import Client, DeadlineExceeded, OperationsClient
 from support.otlp_receiver import grpc_receiver
 from support.service import Service, health_watch, simulated, started
 
@@ -109,7 +109,15 @@ class House:
                         num_left = len(await operations.list_requests())
                         if not num_left:
                             break
+        if not num_left:
+            await self._until_let_in(service.address)
         return num_left
+
+    @staticmethod
+    async def _until_let_in(address: str) -> None:
+        """A queue that was full counts as full until its engine has shown that it is not."""
+        async with Client(address) as client:
+            await client.generate_once([1], max_tokens=1, deadline_s=_IDLE_S)
 
     async def _running(self) -> Service:
         if self._service is None:

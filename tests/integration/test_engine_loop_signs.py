@@ -111,7 +111,12 @@ class Bench:
             quarantine=Quarantine(suspects, self.board.show_trial),
             show_door=self.board.show_door,
         )
-        self.display = Display(self.board, self.dispatcher, lambda: self.engine.queue_size)
+        self.display = Display(
+            self.board,
+            self.dispatcher,
+            lambda: self.engine.queue_size,
+            lambda: self.engine.occupancy,
+        )
         self.dispatcher.front_came(1)
         self.ends: dict[int, Finished | Failed] = {}
         self.tokens: dict[int, int] = {}
@@ -157,6 +162,20 @@ def test_the_board_tells_who_is_in_the_step_and_how_many_wait(board_fd: int) -> 
     assert bench.view.keys_in_hand() == frozenset()
     assert bench.view.queue.num_waiting == 0
     assert set(bench.ends) == {key(1), key(2), key(3)}
+    bench.close()
+
+
+def test_the_board_tells_how_busy_the_engine_is(board_fd: int) -> None:
+    bench = Bench(board_fd)
+    bench.submit(1, 2, 3)
+    bench.step()
+    load = bench.view.load
+    assert (load.num_running, load.num_waiting) == (2, 1)
+    assert load.num_used_blocks == bench.engine.occupancy[1] > 0
+    bench.run()
+    load = bench.view.load
+    assert (load.num_running, load.num_waiting, load.num_used_blocks) == (0, 0, 0)
+    assert load.num_output_tokens == sum(bench.tokens.values()) == 18
     bench.close()
 
 

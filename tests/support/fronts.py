@@ -24,6 +24,7 @@ from penstock.scheduler.state import RequestState
 from penstock.server.front.config import FrontConfig
 from penstock.server.front.stream import TokenStream
 from penstock.server.link.ports import EngineHello, EngineListener, EngineUnavailable
+from penstock.server.rpc.foreign import FacadeMaker
 from penstock.server.rpc.options import KeepaliveConfig, ServerOptions
 from penstock.server.rpc.server import FrontServer
 from penstock.server.security.security import Security
@@ -253,6 +254,7 @@ async def serving(
     is_tracing: bool = False,
     security: Security | None = None,
     credentials: grpc.ChannelCredentials | None = None,
+    facade: FacadeMaker | None = None,
 ) -> AsyncGenerator[ServedFront]:
     """A front server on a real socket with a scripted engine; `credentials`: of the channel."""
     port = ScriptedPort()
@@ -267,6 +269,7 @@ async def serving(
         journal=journal,
         is_tracing=is_tracing,
         security=security,
+        facade=facade,
     )
     port.listener = server
     if is_up:

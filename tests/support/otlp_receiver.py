@@ -103,6 +103,18 @@ class Receiver:
             ), f"{sum(1 for _ in self._spans())} of {num} spans came"
             return list(self._spans())
 
+    def wait_for_names(self, trace_id: str, names: frozenset[str]) -> list[Span]:
+        """The spans of one trace, once there is one of each name."""
+
+        def of_trace() -> list[Span]:
+            return [span for span in self._spans() if span.trace_id.hex() == trace_id]
+
+        with self._changed:
+            assert self._changed.wait_for(
+                lambda: names <= {span.name for span in of_trace()}, WAIT_LIMIT_S
+            ), f"of {sorted(names)} came {sorted({span.name for span in of_trace()})}"
+            return of_trace()
+
     def wait_for_calls(self, num: int) -> None:
         """Until `num` calls have come in."""
         with self._changed:

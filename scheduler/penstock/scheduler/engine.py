@@ -66,6 +66,12 @@ class Engine:
         return len(queue), queue.num_tokens
 
     @property
+    def occupancy(self) -> tuple[int, int]:
+        """How many requests run, and the blocks that requests use; not those kept for reuse."""
+        life = self.scheduler.life
+        return len(life.running), life.cache.pool.num_used
+
+    @property
     def ready_fd(self) -> int | None:
         """Of a self-paced executor: readable when a step has news to take; None for the others.
 

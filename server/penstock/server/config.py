@@ -7,6 +7,7 @@ environment and no arguments: the command line does, once.
 import json
 import math
 import os
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
@@ -14,6 +15,7 @@ from typing import TypeVar
 from penstock.executor.config import ExecutorConfig
 from penstock.executor.config_json import from_json_value, to_json_value
 from penstock.scheduler.config import SchedulerConfig
+from penstock.server.facade.installed import FACADES, NO_FACADE
 from penstock.server.front.config import FrontConfig
 from penstock.server.link.suspect import Suspect
 from penstock.server.logs import LOG_FORMATS, LOG_LEVELS
@@ -46,7 +48,8 @@ class ServerConfig:
     round for so long is killed and followed by another; 0: never. `front.front_id` is a
     placeholder: each front gets its own.
     `record_path`: the folder in which the engine writes down its steps and requests, None for
-    nowhere; `record_max_bytes` bounds each of the two files.
+    nowhere; `record_max_bytes` bounds each of the two files. `facade`: which contract of others is
+    served on the same port, one of FACADES.
     """
 
     model: str
@@ -68,6 +71,7 @@ class ServerConfig:
     log_foreign_text: bool = False
     record_path: Path | None = None
     record_max_bytes: int = 256 * 1024 * 1024
+    facade: str = NO_FACADE
 
     def __post_init__(self) -> None:
         if not self.model:
@@ -82,10 +86,9 @@ class ServerConfig:
             raise ValueError(f"drain_grace_s must be 0 or more, not {self.drain_grace_s}")
         _check_limit("engine_hang_s", self.engine_hang_s)
         _check_limit("front_hang_s", self.front_hang_s)
-        if self.log_level not in LOG_LEVELS:
-            raise ValueError(f"log_level must be one of {', '.join(LOG_LEVELS)}")
-        if self.log_format not in LOG_FORMATS:
-            raise ValueError(f"log_format must be one of {', '.join(LOG_FORMATS)}")
+        _check_choice("log_level", self.log_level, LOG_LEVELS)
+        _check_choice("log_format", self.log_format, LOG_FORMATS)
+        _check_choice("facade", self.facade, FACADES)
         if self.record_max_bytes < 1:
             raise ValueError(f"record_max_bytes must be at least 1, not {self.record_max_bytes}")
         num_tokens, num_seqs = self.scheduler.max_num_batched_tokens, self.executor.max_num_seqs
@@ -94,6 +97,11 @@ class ServerConfig:
                 f"max_num_batched_tokens must be at least max_num_seqs ({num_seqs}),"
                 f" not {num_tokens}"
             )
+
+
+def _check_choice(name: str, value: str, choices: Collection[str]) -> None:
+    if value not in choices:
+        raise ValueError(f"{name} must be one of {', '.join(choices)}")
 
 
 def _check_limit(name: str, limit_s: float) -> None:

@@ -14,6 +14,7 @@ from penstock.server.link.board import (
     BoardView,
     EngineBoard,
     FrontBeat,
+    LoadState,
     QueueState,
     create_beats,
     create_board,
@@ -65,6 +66,25 @@ def test_the_queue_is_shown_as_it_is(fd: int) -> None:
     board.show_queue(0, 0, None)
     assert view.queue.estimated_queue_s is None
     board.close()
+    view.close()
+
+
+def test_the_load_is_shown_as_it_is_and_begins_anew_with_every_engine(fd: int) -> None:
+    view, board = BoardView(fd), EngineBoard(fd, 7)
+    board.show_queue(2, 99, None)
+    board.show_load(5, 40, 2**40)
+    assert view.load == LoadState(
+        epoch=7,
+        num_running=5,
+        num_waiting=2,
+        num_waiting_tokens=99,
+        num_used_blocks=40,
+        num_output_tokens=2**40,
+    )
+    board.close()
+    again = EngineBoard(fd, 8)
+    assert (view.load.num_running, view.load.num_output_tokens) == (0, 0)
+    again.close()
     view.close()
 
 

@@ -22,6 +22,7 @@ from penstock.executor.trtllm.config import (
 )
 from penstock.scheduler.config import AdmissionPolicy, SchedulerConfig
 from penstock.server.cli import build_parser
+from penstock.server.cli.facade_options import FACADE_OPTIONS
 from penstock.server.cli.life_options import LIFE_OPTIONS
 from penstock.server.cli.observer_options import OBSERVER_OPTIONS
 from penstock.server.cli.quota_options import QUOTA_OPTIONS
@@ -275,7 +276,7 @@ def test_every_other_flag_is_either_the_services_or_refused(model: Path) -> None
     }
     for options in (
         *(LIFE_OPTIONS, OBSERVER_OPTIONS, QUOTA_OPTIONS, REPLAY_OPTIONS),
-        *(RESUME_OPTIONS, SECURITY_OPTIONS, TRANSPORT_OPTIONS),
+        *(RESUME_OPTIONS, SECURITY_OPTIONS, TRANSPORT_OPTIONS, FACADE_OPTIONS),
     ):
         service.update(option.flag for option in options)
     others = {option.flag for option in OPTIONS} - service

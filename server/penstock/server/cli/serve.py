@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from penstock.server.cli.command import Subparsers
 from penstock.server.cli.connection import ADDRESS_VARIABLE, OPERATIONS_VARIABLE
 from penstock.server.cli.connection_options import CONNECTION_VARIABLES
+from penstock.server.cli.facade_options import check_facade
 from penstock.server.cli.life_options import life_settings
 from penstock.server.cli.observer_options import (
     bad_tracing_number,
@@ -167,6 +168,7 @@ def build_config(settings: Mapping[str, Any]) -> "ServerConfig":
             log_level=settings["log_level"],
             log_format=settings["log_format"],
             log_foreign_text=settings["log_foreign_text"] == "on",
+            facade=settings["facade"],
             **life_settings(settings),
             **_given(
                 num_fronts=settings["fronts"],
@@ -176,6 +178,7 @@ def build_config(settings: Mapping[str, Any]) -> "ServerConfig":
             ),
         )
         check_security(config)
+        check_facade(config)
     except (ModelNotFound, ValueError) as error:
         raise BadSetting(str(error)) from error
     return config

@@ -5,6 +5,7 @@ Does not know what they mean together; `serve` puts them into the settings of th
 
 import re
 
+from penstock.server.cli.facade_options import FACADE_OPTIONS
 from penstock.server.cli.life_options import LIFE_OPTIONS
 from penstock.server.cli.observer_options import OBSERVER_OPTIONS
 from penstock.server.cli.option import Option
@@ -212,6 +213,7 @@ OPTIONS = (
         help="seconds that one write may be blocked before its reader is cut (default: 30)",
     ),
     *TRANSPORT_OPTIONS,
+    *FACADE_OPTIONS,
     *LIFE_OPTIONS,
     *REPLAY_OPTIONS,
     *RESUME_OPTIONS,

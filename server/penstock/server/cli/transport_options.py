@@ -27,6 +27,13 @@ TRANSPORT_OPTIONS = (
         default=None,
         help="seconds that the message of a call may take to arrive (default: 30)",
     ),
+    Option(
+        flag="max-connection-age-s",
+        parse=float,
+        default=None,
+        help="seconds after which a connection takes no more calls, so that clients spread anew"
+        " (default: 1800)",
+    ),
 )
 
 

@@ -1,9 +1,10 @@
 """What an engine and its fronts show without being asked: small shared memories, read by anyone.
 
-Owns two layouts of whole 8-byte words. The engine's board: a heartbeat, the state of its queue and
-who is in the step under way, so that a dead engine can still be asked who was with it. The fronts'
-beats: one heartbeat per row. Whoever holds the descriptor has the memory; it outlives its writers.
-Does not know who judges what it reads there. Takes no numpy along: the supervisor reads it.
+Owns two layouts of whole 8-byte words. The engine's board: a heartbeat, the state of its queue, how
+busy it is and who is in the step under way, so that a dead engine can still be asked who was with
+it. The fronts' beats: one heartbeat per row. Whoever holds the descriptor has the memory; it
+outlives its writers. Does not know who judges what it reads there. Takes no numpy along: the
+supervisor reads it.
 """
 
 import math
@@ -30,6 +31,7 @@ _NUM_WAITING, _NUM_WAITING_TOKENS, _QUEUE_S, _NUM_ON_TRIAL, _KEY_AT_DOOR = range
 _BANK_SIZES = 10
 _NUM_BANKS = 2
 """Steps that may be under way at once, each with its own keys."""
+_NUM_RUNNING, _NUM_USED_BLOCKS, _NUM_OUTPUT_TOKENS = range(12, 15)
 _TRIAL_KEYS, _MAX_ON_TRIAL = 16, 64
 _KEYS = _TRIAL_KEYS + _MAX_ON_TRIAL
 
@@ -55,6 +57,22 @@ class QueueState:
     num_waiting_tokens: int
     estimated_queue_s: float | None
     at_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadState:
+    """How busy an engine was after its last turn.
+
+    `num_used_blocks`: of the KV cache, without those that are only kept for reuse.
+    `num_output_tokens`: made since the engine started.
+    """
+
+    epoch: int
+    num_running: int
+    num_waiting: int
+    num_waiting_tokens: int
+    num_used_blocks: int
+    num_output_tokens: int
 
 
 def create_board(max_num_keys: int) -> int:
@@ -106,6 +124,13 @@ class EngineBoard:
         words[_NUM_WAITING] = num_waiting
         words[_NUM_WAITING_TOKENS] = num_waiting_tokens
         self._floats[_QUEUE_S] = math.nan if estimated_queue_s is None else estimated_queue_s
+
+    def show_load(self, num_running: int, num_used_blocks: int, num_output_tokens: int) -> None:
+        """How busy the engine is, for whoever chooses between several."""
+        words = self._words
+        words[_NUM_RUNNING] = num_running
+        words[_NUM_USED_BLOCKS] = num_used_blocks
+        words[_NUM_OUTPUT_TOKENS] = num_output_tokens
 
     def step_begins(self, keys: "NDArray[np.int64]") -> None:
         """The executor is about to get a step with these keys, int64 [n]."""
@@ -176,6 +201,19 @@ class BoardView:
             num_waiting_tokens=words[_NUM_WAITING_TOKENS],
             estimated_queue_s=None if math.isnan(queue_s) else queue_s,
             at_s=words[_BEAT_NS] / 1e9,
+        )
+
+    @property
+    def load(self) -> LoadState:
+        """The load as its engine showed it last."""
+        words = self._words
+        return LoadState(
+            epoch=words[_EPOCH],
+            num_running=words[_NUM_RUNNING],
+            num_waiting=words[_NUM_WAITING],
+            num_waiting_tokens=words[_NUM_WAITING_TOKENS],
+            num_used_blocks=words[_NUM_USED_BLOCKS],
+            num_output_tokens=words[_NUM_OUTPUT_TOKENS],
         )
 
     def keys_on_trial(self) -> frozenset[int]:

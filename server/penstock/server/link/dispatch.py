@@ -113,6 +113,8 @@ class Dispatcher:
         self.engine = engine
         self.newest_queue_s: float | None = None
         """How long the request that was queued last will probably wait, seconds."""
+        self.num_output_tokens = 0
+        """Of all requests, so far."""
         can_repeat = Feature.SEED in hello.executor.features
         orphanage = Orphanage(clock, can_repeat=can_repeat)
         self._orphanage = orphanage
@@ -209,6 +211,7 @@ class Dispatcher:
         frames, self._mail = self._mail, []
         if events.is_empty:
             return frames
+        self.num_output_tokens += len(events.keys)
         for change in events.changes:
             if isinstance(change, Queued):
                 self.newest_queue_s = change.estimated_queue_s

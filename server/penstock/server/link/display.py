@@ -1,4 +1,4 @@
-"""What an engine shows on its board as it goes: its heartbeat, its queue, that nothing is going on.
+"""What an engine shows on its board as it goes: its heartbeat, queue and load, and when it rests.
 
 Owns when each is written. Who is in a step is written by `ShownExecutor`.
 """
@@ -12,7 +12,8 @@ from penstock.server.link.dispatch import Dispatcher
 class Display:
     """Tells `board` of the engine of `dispatcher`. The engine's loop calls it, on its thread.
 
-    `queue_size`: how many requests wait, and the tokens they would prefill.
+    `queue_size`: how many requests wait, and the tokens they would prefill. `occupancy`: how many
+    run, and the blocks they use; None where that is not shown.
     """
 
     def __init__(
@@ -20,10 +21,12 @@ class Display:
         board: EngineBoard,
         dispatcher: Dispatcher,
         queue_size: Callable[[], tuple[int, int]],
+        occupancy: Callable[[], tuple[int, int]] | None = None,
     ) -> None:
         self._board = board
         self._dispatcher = dispatcher
         self._queue_size = queue_size
+        self._occupancy = occupancy
 
     def came_round(self) -> None:
         """The loop lives."""
@@ -34,6 +37,9 @@ class Display:
         num_waiting, num_tokens = self._queue_size()
         queue_s = self._dispatcher.newest_queue_s if num_waiting else None
         self._board.show_queue(num_waiting, num_tokens, queue_s)
+        if self._occupancy is not None:
+            num_running, num_blocks = self._occupancy()
+            self._board.show_load(num_running, num_blocks, self._dispatcher.num_output_tokens)
 
     def rested(self) -> None:
         """All work is done, and the books balance."""

@@ -141,7 +141,7 @@ def _ends(end: OutcomeCount) -> "Counter[Series]":
     """What one way to end counts for."""
     reason = labels.known(end.reason, labels.REASONS)
     names = (
-        labels.known(end.method, labels.METHODS),
+        labels.known(end.method, labels.METHODS | labels.FOREIGN_METHODS),
         labels.code_name(end.code),
         reason,
         labels.known(end.finish_reason, labels.FINISH_REASONS),

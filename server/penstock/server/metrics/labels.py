@@ -30,6 +30,8 @@ METHODS: Final = frozenset(
         "ModelService/UnloadModel",
     )
 )
+FOREIGN_METHODS: Final = frozenset(("vllm.grpc.engine.VllmEngine/Generate",))
+"""Those of facades that bring requests."""
 CODES: Final = (
     "OK",
     "CANCELLED",

@@ -82,7 +82,7 @@ def main(arguments: list[str]) -> int:
             num_fronts=launch.server.num_fronts,
         )
         hub = FrontHub(listener, dispatcher)
-        display = Display(board, dispatcher, lambda: engine.queue_size)
+        display = Display(board, dispatcher, lambda: engine.queue_size, lambda: engine.occupancy)
         loop = EngineLoop(dispatcher, hub, time.monotonic, display)
         loop.add_chore(dispatcher.sweep)
         policy = _policy(launch, engine)

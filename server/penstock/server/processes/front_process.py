@@ -14,6 +14,7 @@ import sys
 import uvloop
 
 from penstock.server.config import FrontLaunch, ServerConfig, launch_from_json
+from penstock.server.facade.installed import NO_FACADE
 from penstock.server.front.queue_gate import QueueGate
 from penstock.server.link.board import BoardView, FrontBeat
 from penstock.server.link.unix_port import UnixEnginePort
@@ -26,6 +27,8 @@ from penstock.server.processes.front_watch import FrontWatch
 from penstock.server.processes.hang_watch import NUM_LOOKS
 from penstock.server.processes.logging_start import start_logging
 from penstock.server.processes.orphans import end_marked
+from penstock.server.rpc.foreign import FacadeMaker
+from penstock.server.rpc.options import keepalive_of
 from penstock.server.rpc.server import FrontServer
 from penstock.server.security.security import Security
 from penstock.server.telemetry.journal import Journal
@@ -60,8 +63,10 @@ async def _serve(control: ChildControl, launch: FrontLaunch) -> int:
     try:
         text = ModelText.load(config.tokenizer_path or config.model_path, name=config.model)
         security = _security(launch.server)
-        server = _server(launch, text, port, security, None if watch is None else watch.journal)
-        server.front.gate = _gate(launch)
+        board = _board(launch)
+        journal = None if watch is None else watch.journal
+        server = _server(launch, text, port, security, journal, _facade(config, board))
+        server.front.gate = QueueGate(board, config.num_fronts)
         host = f"[{config.host}]" if ":" in config.host else config.host
         await server.start(f"{host}:{launch.port}")
         await port.start(server if watch is None else watch.hearing(server))
@@ -93,14 +98,23 @@ async def _serve(control: ChildControl, launch: FrontLaunch) -> int:
     return EXIT_OK
 
 
-def _gate(launch: FrontLaunch) -> QueueGate:
-    """Sees the engine's queue, where there is a board that shows it."""
+def _board(launch: FrontLaunch) -> BoardView | None:
+    """What the engine shows of its queue and its load; None where there is no board."""
     if launch.board_fd < 0:
-        return QueueGate()
+        return None
     try:
-        return QueueGate(BoardView(launch.board_fd), launch.server.num_fronts)
+        return BoardView(launch.board_fd)
     finally:
         os.close(launch.board_fd)
+
+
+def _facade(config: ServerConfig, board: BoardView | None) -> FacadeMaker | None:
+    """Another contract beside ours, if one is asked for: only then is its code loaded."""
+    if config.facade == NO_FACADE:
+        return None
+    from penstock.server.facade.service import VllmEngineService
+
+    return lambda front, gate: VllmEngineService(front, gate, board)
 
 
 def _heart(launch: FrontLaunch) -> FrontHeart:
@@ -124,21 +138,24 @@ def _server(
     port: UnixEnginePort,
     security: Security,
     journal: Journal | None,
+    facade: FacadeMaker | None,
 ) -> FrontServer:
-    observer = launch.server.observer
+    observer, front = launch.server.observer, launch.server.front
     is_tracing = journal is not None and observer.tracing.is_on
     return FrontServer(
         text,
         dataclasses.replace(
-            launch.server.front,
+            front,
             front_id=launch.front_id,
             has_content=is_tracing and observer.tracing.has_content,
         ),
         port=port,
+        keepalive=keepalive_of(front),
         has_operations=observer.operations_port is not None,
         journal=journal,
         is_tracing=is_tracing,
         security=security,
+        facade=facade,
     )
 
 

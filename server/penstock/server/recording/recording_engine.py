@@ -56,6 +56,11 @@ class RecordingEngine:
         return self.engine.queue_size
 
     @property
+    def occupancy(self) -> tuple[int, int]:
+        """See `Engine`."""
+        return self.engine.occupancy
+
+    @property
     def ready_fd(self) -> int | None:
         """See `Engine`."""
         return self.engine.ready_fd

@@ -17,8 +17,10 @@ _BY_SERVICE: Final[Mapping[str, Right | None]] = {
     "grpc.reflection.v1alpha.ServerReflection": Right.INSPECT,
     # Load balancers ask, and show nothing.
     "grpc.health.v1.Health": None,
+    # What gateways of another contract call, where a facade is there.
+    "vllm.grpc.engine.VllmEngine": Right.GENERATE,
 }
-_BY_METHOD: Final[Mapping[str, Right]] = {
+_BY_METHOD: Final[Mapping[str, Right | None]] = {
     "/penstock.v1.GenerationService/Cancel": Right.CANCEL,
     "/penstock.v1.ModelService/LoadModel": Right.LOAD_MODELS,
     "/penstock.v1.ModelService/UnloadModel": Right.LOAD_MODELS,
@@ -26,6 +28,18 @@ _BY_METHOD: Final[Mapping[str, Right]] = {
     "/penstock.v1.OperationsService/DumpFlightRecord": Right.OPERATIONS_WRITE,
     "/penstock.v1.OperationsService/SetLogLevel": Right.OPERATIONS_WRITE,
     "/penstock.v1.OperationsService/Profile": Right.OPERATIONS_WRITE,
+    "/vllm.grpc.engine.VllmEngine/Abort": Right.CANCEL,
+    "/vllm.grpc.engine.VllmEngine/FlushCache": Right.OPERATIONS_WRITE,
+    "/vllm.grpc.engine.VllmEngine/GetLoads": Right.OPERATIONS_READ,
+    "/vllm.grpc.engine.VllmEngine/GetModelInfo": Right.MODELS,
+    "/vllm.grpc.engine.VllmEngine/GetServerInfo": Right.MODELS,
+    "/vllm.grpc.engine.VllmEngine/GetTokenizer": Right.MODELS,
+    # A probe, as that of grpc.health.v1.
+    "/vllm.grpc.engine.VllmEngine/HealthCheck": None,
+    "/vllm.grpc.engine.VllmEngine/StartProfile": Right.OPERATIONS_WRITE,
+    "/vllm.grpc.engine.VllmEngine/StopProfile": Right.OPERATIONS_WRITE,
+    # Blocks are told with the tokens in them, of all tenants.
+    "/vllm.grpc.engine.VllmEngine/SubscribeKvEvents": Right.OPERATIONS_READ,
 }
 
 
@@ -34,7 +48,6 @@ def right_of(path: str) -> Right | None:
 
     Raises KeyError for a service that is not in the table: whom it is for must be said.
     """
-    by_method = _BY_METHOD.get(path)
-    if by_method is not None:
-        return by_method
+    if path in _BY_METHOD:
+        return _BY_METHOD[path]
     return _BY_SERVICE[path[1:].rpartition("/")[0]]

@@ -5,9 +5,10 @@ name up in the core and try the option's effect where that takes little time. So
 core's own defaults, given so that another release changes nothing; they are tried with others.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
+from penstock.server.front.config import FrontConfig
 from penstock.server.front.transport import TransportConfig
 
 ServerOptions = tuple[tuple[str, int], ...]
@@ -30,6 +31,16 @@ class KeepaliveConfig:
     server_ping_timeout_s: float = 10.0
     max_connection_age_s: float = 1800.0
     max_connection_age_grace_s: float = 3600.0
+
+
+def keepalive_of(front: FrontConfig) -> KeepaliveConfig:
+    """What the settings say. The grace is never below the longest deadline: it must not cut."""
+    usual = KeepaliveConfig()
+    return replace(
+        usual,
+        max_connection_age_s=front.transport.max_connection_age_s,
+        max_connection_age_grace_s=max(usual.max_connection_age_grace_s, front.max_deadline_s),
+    )
 
 
 def server_options(

@@ -61,7 +61,9 @@ def num_unknown_fields(message: Message) -> int:
         searched = left.pop()
         num_fields += len(UnknownFieldSet(searched))
         for descriptor, value in searched.ListFields():
-            if descriptor.message_type is not None:
+            kind = descriptor.message_type
+            # What is taken of maps has plain values; their entries keep nothing that is not known.
+            if kind is not None and not kind.GetOptions().map_entry:
                 left.extend(value if is_repeated(descriptor) else (value,))
     if num_fields > MAX_UNKNOWN_FIELDS:
         raise _too_much_unknown(f"{num_fields}", f"{MAX_UNKNOWN_FIELDS}")

@@ -29,6 +29,7 @@ from penstock.server.rpc import (
     reflection,
 )
 from penstock.server.rpc.arrival import TimelyServer
+from penstock.server.rpc.foreign import FacadeMaker
 from penstock.server.rpc.gate import Gate
 from penstock.server.rpc.generation_service import GenerationService
 from penstock.server.rpc.guarded_services import GuardedServer, add_channelz
@@ -63,7 +64,8 @@ class FrontServer:
     is built first, then this, then the client is started with this as its listener. `journal` and
     `is_tracing`: see `Front`; every record is noted when `drain` or `stop` returns.
     `has_operations`: the service has an OperationsService, on a port of its own. `security` None:
-    plain text, and everybody may call.
+    plain text, and everybody may call. `facade` makes a service of another contract over the same
+    front, None for none.
     """
 
     def __init__(  # noqa: PLR0913 (whatever a composition root may want to set)
@@ -80,14 +82,18 @@ class FrontServer:
         journal: Journal | None = None,
         is_tracing: bool = False,
         security: Security | None = None,
+        facade: FacadeMaker | None = None,
     ) -> None:
         self.front = Front(
             text, config, port=port, clock=clock, journal=journal, is_tracing=is_tracing
         )
-        self.health = Health(_OWN_SERVICES, max_stall_s=config.max_reader_stall_s)
         self._keepalive = keepalive or KeepaliveConfig()
         self._tls = None if security is None else security.tls
         self._gate = Gate(security, tenant_metadata_key=config.tenant_metadata_key)
+        self._facade = None if facade is None else facade(self.front, self._gate)
+        foreign = () if self._facade is None else (self._facade.name,)
+        self._services = (*_OWN_SERVICES, *foreign)
+        self.health = Health(self._services, max_stall_s=config.max_reader_stall_s)
         self._models = ModelService(
             self.front, self._keepalive, has_operations=has_operations, gate=self._gate
         )
@@ -138,12 +144,16 @@ class FrontServer:
                 self._models.handlers(self._wrapper),
             )
         )
+        if self._facade is not None:
+            timely.add_generic_rpc_handlers((self._facade.handlers(self._wrapper),))
         # Annotated with the servers there are, and satisfied with what stands in for one.
         health_pb2_grpc.add_HealthServicer_to_server(self.health, cast(Any, timely))
         # Both tell more than a client needs: who else is connected, what there is to be called.
         guarded = GuardedServer(timely, self._gate, Right.INSPECT)
         add_channelz(guarded)
-        reflection.add_reflection(guarded, (*_OWN_SERVICES, health.SERVICE_NAME, _CHANNELZ_SERVICE))
+        reflection.add_reflection(
+            guarded, (*self._services, health.SERVICE_NAME, _CHANNELZ_SERVICE)
+        )
         try:
             bound_port = add_port(server, address, self._tls)
         except RuntimeError as error:

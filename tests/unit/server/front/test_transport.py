@@ -6,6 +6,7 @@ import pytest
 
 from penstock.server.cli.serve import BadSetting, build_config, merge_settings
 from penstock.server.front.transport import TransportConfig
+from penstock.server.rpc.options import KeepaliveConfig, keepalive_of
 
 
 @pytest.mark.parametrize(
@@ -16,6 +17,7 @@ from penstock.server.front.transport import TransportConfig
         ("handshake_timeout_s", float("nan")),
         ("max_arrival_s", float("inf")),
         ("max_arrival_s", -1.0),
+        ("max_connection_age_s", 0.0),
     ],
 )
 def test_bad_bounds_are_named(name: str, value: float) -> None:
@@ -26,8 +28,20 @@ def test_bad_bounds_are_named(name: str, value: float) -> None:
 
 
 def test_bounds_reach_the_front() -> None:
-    given = {"max_connections": 7, "handshake_timeout_s": 2.5, "max_arrival_s": 3.5}
+    given = {
+        "max_connections": 7,
+        "handshake_timeout_s": 2.5,
+        "max_arrival_s": 3.5,
+        "max_connection_age_s": 60.0,
+    }
     config = build_config(merge_settings(given, {}))
     assert config.front.transport == TransportConfig(
-        max_connections=7, handshake_timeout_s=2.5, max_arrival_s=3.5
+        max_connections=7, handshake_timeout_s=2.5, max_arrival_s=3.5, max_connection_age_s=60.0
     )
+
+
+def test_connections_age_as_set_and_the_grace_holds_the_longest_call() -> None:
+    config = build_config(merge_settings({"max_connection_age_s": 60.0}, {}))
+    assert keepalive_of(config.front) == KeepaliveConfig(max_connection_age_s=60.0)
+    config = build_config(merge_settings({"max_deadline_s": 7200.0}, {}))
+    assert keepalive_of(config.front) == KeepaliveConfig(max_connection_age_grace_s=7200.0)

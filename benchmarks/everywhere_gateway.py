@@ -1,0 +1,319 @@
+"""What the smg gateway in front of two workers costs, survives and saves.
+
+`ttft`: 32 streams through the gateway and straight to the workers, in turns, on the same processes.
+`drain`: 32 callers that never rest while one worker drains and a third joins. `prefix`: dialogues
+that grow, more than the cache of one worker holds, under two policies of the gateway.
+
+The simulated executor has real caches and queues; its steps take what its prices say.
+
+    python benchmarks/everywhere_gateway.py [--full] [--json FILE]
+
+Needs the gateway: `pip install smg`, and the extra `gateway`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import signal
+import statistics
+import sys
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from event_stream import Answered, Caller, StreamFailed
+from gateway_process import GatewayProcess, gateway_process
+from live_service import LiveService, live_service, simulated
+from penstock.client import ChatMessage, Client, Tokens
+from report import Check, arguments, print_checks, print_table, write_json
+
+MODEL = "demo"
+NUM_STREAMS = 32
+NUM_TOKENS = 32
+STEP_S = 0.02
+MAX_ADDED_TTFT_MS = 10.0
+NUM_DIALOGUES, NUM_TURNS = 24, 6
+NUM_TURN_WORDS = 40
+POLICIES = ("round_robin", "cache_aware")
+_RETRIES = ("--retry-max-retries", "2")
+"""As docs/gateway.md has it."""
+_PREFILL_PRICE_S = 200e-6
+"""Of one prompt token: what a cached one saves."""
+_NUM_BLOCKS = 640
+"""Ten thousand tokens: of the dialogues' eighteen thousand, one worker holds half."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Size:
+    """How much of each is measured."""
+
+    num_rounds: int
+    window_s: float
+
+
+QUICK = Size(num_rounds=1, window_s=5.0)
+WHOLE = Size(num_rounds=5, window_s=15.0)
+
+
+def worker(*options: str) -> contextlib.AbstractAsyncContextManager[LiveService]:
+    """A service that a gateway may route to."""
+    return live_service(*options, "--facade", "smg", "--max-num-seqs", "64")
+
+
+@contextlib.asynccontextmanager
+async def two_workers(*options: str) -> AsyncGenerator[tuple[LiveService, LiveService]]:
+    """A pair."""
+    async with worker(*options) as first, worker(*options) as second:
+        yield first, second
+
+
+def prompt(number: int) -> list[dict[str, str]]:
+    """Of its own for every call: nothing of it is cached."""
+    words = random.Random(number).choices(("gate", "flow", "turbine", "river", "stone"), k=24)
+    return [{"role": "user", "content": f"{number} " + " ".join(words)}]
+
+
+async def through_gateway(port: int, window_s: float) -> list[float]:
+    """Times to the first token, seconds, of streams that follow each other."""
+    found: list[float] = []
+
+    async def call(number: int, caller: Caller) -> None:
+        found.append((await caller.chat(prompt(number), NUM_TOKENS, MODEL)).ttft_s)
+
+    callers = [Caller(port) for _ in range(NUM_STREAMS)]
+    await _in_turns(lambda number, index: call(number, callers[index]), window_s)
+    for one in callers:
+        one.close()
+    return found
+
+
+async def straight(addresses: list[str], window_s: float) -> list[float]:
+    """The same over gRPC, shared out by the client."""
+    found: list[float] = []
+    async with Client(addresses) as client:
+
+        async def call(number: int, index: int) -> None:
+            del index
+            messages = [ChatMessage(role="user", content=prompt(number)[0]["content"])]
+            began_s = time.perf_counter()
+            first_s = 0.0
+            async for event in client.chat(messages, max_tokens=NUM_TOKENS, ignore_eos=True):
+                if not first_s and isinstance(event, Tokens):
+                    first_s = time.perf_counter() - began_s
+            found.append(first_s)
+
+        await _in_turns(call, window_s)
+    return found
+
+
+async def _in_turns(call: Callable[[int, int], Awaitable[None]], window_s: float) -> None:
+    """As many callers as there are streams, each with its next call after its last one."""
+    end_s = time.monotonic() + window_s
+
+    async def caller(index: int) -> None:
+        number = index
+        while time.monotonic() < end_s:
+            await call(number, index)
+            number += NUM_STREAMS
+
+    await asyncio.gather(*(caller(index) for index in range(NUM_STREAMS)))
+
+
+async def ttft(size: Size) -> tuple[Any, list[Check]]:
+    """What the way through the gateway adds to the first token."""
+    rounds: list[dict[str, float]] = []
+    async with two_workers(*simulated(STEP_S)) as (first, second):
+        addresses = [first.address, second.address]
+        async with gateway_process(*addresses, policy="round_robin") as gateway:
+            await through_gateway(gateway.port, 1.0)  # connections, caches, code
+            await straight(addresses, 1.0)
+            for _ in range(size.num_rounds):
+                by_way = {
+                    "gateway": await through_gateway(gateway.port, size.window_s),
+                    "straight": await straight(addresses, size.window_s),
+                }
+                rounds.append(
+                    {f"{way}_p50_ms": 1e3 * statistics.median(ms) for way, ms in by_way.items()}
+                    | {f"{way}_num": float(len(ms)) for way, ms in by_way.items()}
+                )
+    print_table(
+        f"Time to the first token, {NUM_STREAMS} streams", list(rounds[0]),
+        [list(one.values()) for one in rounds],
+    )  # fmt: skip
+    added = [one["gateway_p50_ms"] - one["straight_p50_ms"] for one in rounds]
+    return rounds, [
+        Check(
+            name="TTFT p50 added by the gateway at 32 streams",
+            value=statistics.median(added),
+            goal=MAX_ADDED_TTFT_MS,
+            unit="ms",
+            sense="at most",
+        )
+    ]
+
+
+async def drain(size: Size) -> tuple[Any, list[Check]]:
+    """Callers that never rest while workers come and go."""
+    failures: list[str] = []
+    num_done = 0
+    is_over = asyncio.Event()
+
+    async def caller(index: int, port: int) -> None:
+        nonlocal num_done
+        own, number = Caller(port), index
+        while not is_over.is_set():
+            try:
+                await own.chat(prompt(number), NUM_TOKENS, MODEL)
+            except StreamFailed as error:
+                failures.append(str(error))
+            num_done += 1
+            number += NUM_STREAMS
+        own.close()
+
+    options = simulated(STEP_S)
+    async with (
+        two_workers(*options) as (first, second),
+        worker(*options) as third,
+        gateway_process(
+            first.address, second.address, policy="round_robin", options=_RETRIES
+        ) as gateway,
+    ):
+        callers = [asyncio.create_task(caller(index, gateway.port)) for index in range(NUM_STREAMS)]
+        await asyncio.sleep(size.window_s / 3)
+        await gateway.add_worker(third.address)
+        first.process.send_signal(signal.SIGTERM)
+        exit_code = await first.ended()
+        await asyncio.sleep(size.window_s / 3)
+        is_over.set()
+        await asyncio.gather(*callers)
+    results = {"num_requests": num_done, "failures": failures, "exit_code": exit_code}
+    print_table(
+        "One worker drains, a third joins", ("requests", "failed", "exit code"),
+        [(num_done, len(failures), exit_code)],
+    )  # fmt: skip
+    return results, [
+        Check(
+            name="failed while one worker drains and a third joins",
+            value=float(len(failures)),
+            goal=0.0,
+            unit="requests",
+            sense="at most",
+            is_settled=num_done >= NUM_STREAMS,
+        )
+    ]
+
+
+async def dialogue(number: int, gateway: GatewayProcess) -> list[Answered]:
+    """Turn after turn, each with everything before it."""
+    draw = random.Random(number)
+    messages: list[dict[str, str]] = []
+    answers: list[Answered] = []
+    caller = Caller(gateway.port)
+    for _ in range(NUM_TURNS):
+        words = draw.choices(
+            ("gate", "flow", "turbine", "river", "stone", "wheel"), k=NUM_TURN_WORDS
+        )
+        messages.append({"role": "user", "content": " ".join(words)})
+        answers.append(await caller.chat(messages, 8, MODEL))
+        messages.append({"role": "assistant", "content": answers[-1].text})
+        # People read before they answer; meanwhile the others' turns come.
+        await asyncio.sleep(draw.uniform(0.1, 0.4))
+    caller.close()
+    return answers
+
+
+async def prefix(size: Size) -> tuple[Any, list[Check]]:
+    """The share of prompt tokens that were in a cache, and what that does to the first token."""
+    del size
+    prices = {
+        "step_s": 0.005,
+        "prefill_token_s": _PREFILL_PRICE_S,
+        "decode_slot_s": 0.0,
+        "context_token_s": 0.0,
+    }
+    found: dict[str, dict[str, float]] = {}
+    for policy in POLICIES:
+        options = (*simulated(cost=prices), "--num-blocks", str(_NUM_BLOCKS))
+        async with (
+            two_workers(*options) as (first, second),
+            gateway_process(first.address, second.address, policy=policy) as gateway,
+        ):
+            answered = await asyncio.gather(
+                *(dialogue(number, gateway) for number in range(NUM_DIALOGUES))
+            )
+        later = [answer for one in answered for answer in one[1:]]
+        num_tokens = sum(answer.num_prompt_tokens for answer in later)
+        found[policy] = {
+            "cached_share": sum(answer.num_cached_tokens for answer in later) / num_tokens,
+            "ttft_p50_ms": 1e3 * statistics.median(answer.ttft_s for answer in later),
+            "ttft_mean_ms": 1e3 * statistics.fmean(answer.ttft_s for answer in later),
+        }
+    print_table(
+        f"{NUM_DIALOGUES} dialogues of {NUM_TURNS} turns on two workers, turns after the first",
+        ("policy", "cached share", "TTFT p50 ms", "TTFT mean ms"),
+        [(policy, *values.values()) for policy, values in found.items()],
+    )
+    blind, aware = (found[policy] for policy in POLICIES)
+    return found, [
+        Check(
+            name="cached share under cache_aware over that under round_robin",
+            value=aware["cached_share"] / blind["cached_share"] if blind["cached_share"] else 0.0,
+            goal=1.2,
+            unit="ratio",
+            sense="at least",
+        ),
+        Check(
+            name="mean TTFT under cache_aware over that under round_robin",
+            value=aware["ttft_mean_ms"] / blind["ttft_mean_ms"],
+            goal=1.0,
+            unit="ratio",
+            sense="at most",
+        ),
+    ]
+
+
+SECTIONS: dict[str, Callable[[Size], Awaitable[tuple[Any, list[Check]]]]] = {
+    "ttft": ttft,
+    "drain": drain,
+    "prefix": prefix,
+}
+
+
+def measured(size: Size, names: Sequence[str] = ()) -> tuple[dict[str, Any], list[Check]]:
+    """All sections, or those of `names`; printed. Raises RunFailed, also without a gateway."""
+    results: dict[str, Any] = {"size": asdict(size)}
+    checks: list[Check] = []
+    for name in names or SECTIONS:
+        section = SECTIONS[name]
+        print(name, file=sys.stderr)
+        results[name], told = asyncio.run(_awaited(section(size)))
+        checks += told
+    return results, checks
+
+
+async def _awaited(section: Awaitable[tuple[Any, list[Check]]]) -> tuple[Any, list[Check]]:
+    return await section
+
+
+def run(*, is_full: bool = False) -> list[Check]:
+    """Measure, print, judge. Raises RunFailed, also where there is no gateway."""
+    return measured(WHOLE if is_full else QUICK)[1]
+
+
+def main() -> None:
+    """Run and tell."""
+    parser = arguments((__doc__ or "").partition("\n")[0])
+    parser.add_argument(
+        "--sections", nargs="+", choices=tuple(SECTIONS), default=(), metavar="NAME"
+    )
+    given = parser.parse_args()
+    results, checks = measured(WHOLE if given.full else QUICK, given.sections)
+    print_checks(checks)
+    write_json(given.json, results, checks)
+
+
+if __name__ == "__main__":
+    main()

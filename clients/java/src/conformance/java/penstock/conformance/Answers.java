@@ -1,0 +1,155 @@
+package penstock.conformance;
+
+import static penstock.conformance.NotHeld.require;
+import static penstock.conformance.Talk.CALL;
+import static penstock.conformance.Talk.PROMPT;
+import static penstock.conformance.Talk.greedy;
+import static penstock.conformance.Talk.joined;
+import static penstock.conformance.Talk.textOf;
+
+import java.nio.charset.StandardCharsets;
+import java.util.List;
+import java.util.concurrent.Future;
+import java.util.stream.IntStream;
+import penstock.client.PenstockClient;
+import penstock.client.TraceContext;
+import penstock.v1.Accepted;
+import penstock.v1.ChatMessage;
+import penstock.v1.FinishReason;
+import penstock.v1.Finished;
+import penstock.v1.GenerateOnceResponse;
+import penstock.v1.GenerateRequest;
+import penstock.v1.TokenPrompt;
+import penstock.v1.Tokens;
+
+/** The scenarios about answers: streams, prompts, text and metadata. */
+final class Answers {
+  private static final int NUM_LARGE_TOKENS = 100_000;
+  private static final String TEXT = "naïve 日本語 🚀";
+
+  private Answers() {}
+
+  static void streamInOrder(Talk talk) {
+    try (PenstockClient client = talk.client();
+         Heard heard = new Heard(client.generate(greedy(12).build(), CALL))) {
+      Finished finished = heard.untilEnd();
+      Accepted accepted = heard.untilAccepted();
+      boolean isNamed = !accepted.getRequestId().isEmpty() && !accepted.getModel().isEmpty();
+      require(isNamed, "accepted without names: " + accepted);
+      require(heard.numTokens() == 12, heard.numTokens() + " tokens, not 12");
+      int numTold = finished.getUsage().getNumCompletionTokens();
+      require(numTold == 12, "usage tells " + numTold + " tokens, not 12");
+      FinishReason reason = heard.finishReason();
+      require(reason == FinishReason.FINISH_REASON_LENGTH, "the reason is " + reason);
+    }
+  }
+
+  static void onceEqualsStream(Talk talk) {
+    try (PenstockClient client = talk.client();
+         Heard heard = new Heard(client.generate(greedy(32).build(), CALL))) {
+      heard.untilEnd();
+      String once = textOf(client.generateOnce(greedy(32).build(), CALL));
+      requireSame(heard.text(), once);
+      require(!once.isEmpty(), "there is no text");
+    }
+  }
+
+  static void tokenPrompt(Talk talk) {
+    List<Integer> ids = IntStream.range(5, 25).boxed().toList();
+    GenerateRequest.Builder request = greedy(12).setTokenIds(tokens(ids));
+    request.getOutputBuilder().setReturnTokenIds(true);
+    try (PenstockClient client = talk.client();
+         Heard first = new Heard(client.generate(request.build(), CALL));
+         Heard second = new Heard(client.generate(request.build(), CALL))) {
+      for (Heard heard : List.of(first, second)) {
+        int numTold = heard.untilEnd().getUsage().getNumPromptTokens();
+        require(numTold == ids.size(), "usage tells " + numTold + " prompt tokens, not 20");
+        require(heard.tokenIds().size() == 12, heard.tokenIds().size() + " token ids, not 12");
+      }
+      boolean isSame = first.tokenIds().equals(second.tokenIds());
+      require(isSame, first.tokenIds() + " the first time, then " + second.tokenIds());
+    }
+  }
+
+  static void chat(Talk talk) {
+    GenerateRequest.Builder request = greedy(24);
+    request.getChatBuilder()
+        .addMessages(message("system", "You answer in one sentence."))
+        .addMessages(message("user", "Where is the Globe?"));
+    try (PenstockClient client = talk.client();
+         Heard heard = new Heard(client.generate(request.build(), CALL))) {
+      heard.untilEnd();
+      require(!heard.text().isEmpty(), "there is no text");
+      require(heard.numTokens() == 24, heard.numTokens() + " tokens, not 24");
+    }
+  }
+
+  static void utf8AcrossChunks(Talk talk) throws Exception {
+    GenerateRequest.Builder request = greedy(200);
+    request.getTextBuilder().setText(TEXT);
+    GenerateRequest.Builder echoing = request.clone();
+    echoing.getOutputBuilder().setEcho(true);
+    request.getOutputBuilder().setMinChunkTokens(1);
+    try (PenstockClient client = talk.client();
+         Heard heard = new Heard(client.generate(request.build(), CALL))) {
+      Future<GenerateOnceResponse> beside =
+          talk.beside(() -> client.generateOnce(echoing.build(), CALL));
+      heard.untilEnd();
+      GenerateOnceResponse once = joined(beside);
+      String echoed = once.getPrompt().getText();
+      require(echoed.equals(TEXT), "the prompt came back as " + echoed);
+      requireSame(heard.text(), textOf(once));
+      boolean isAscii = heard.text().chars().allMatch(character -> character < 128);
+      require(!isAscii, "the text has no character beyond ASCII");
+      for (Tokens chunk : heard.chunks()) {
+        // False for a lone surrogate.
+        boolean isWhole = StandardCharsets.UTF_8.newEncoder().canEncode(chunk.getText());
+        require(isWhole && chunk.getTextBytes().isValidUtf8(), "half a character in " + chunk);
+      }
+    }
+  }
+
+  static void largePrompt(Talk talk) {
+    List<Integer> ids =
+        IntStream.range(0, NUM_LARGE_TOKENS).map(number -> 5 + number % 1000).boxed().toList();
+    try (PenstockClient client = talk.client();
+         Heard heard =
+             new Heard(client.generate(greedy(4).setTokenIds(tokens(ids)).build(), CALL))) {
+      int numTold = heard.untilEnd().getUsage().getNumPromptTokens();
+      require(numTold == NUM_LARGE_TOKENS, "usage tells " + numTold + " prompt tokens");
+      require(heard.numTokens() == 4, heard.numTokens() + " tokens, not 4");
+    }
+  }
+
+  static void metadata(Talk talk) {
+    TraceContext trace = TraceContext.begin();
+    String traceId = trace.traceparent().split("-")[1];
+    GenerateRequest request = greedy(4).setRequestId(Talk.newId()).build();
+    try (PenstockClient client = talk.client();
+         Heard heard = new Heard(client.generate(request, CALL.withTrace(trace)))) {
+      String told = heard.stream().headers().get(TraceContext.TRACE_ID);
+      require(traceId.equals(told), "x-trace-id is " + told + ", not " + traceId);
+      heard.untilEnd();
+      String accepted = heard.untilAccepted().getRequestId();
+      require(accepted.equals(request.getRequestId()), "accepted as " + accepted);
+    }
+  }
+
+  static void requireSame(String text, String expected) {
+    require(text.equals(expected), "'" + text + "' is not '" + expected + "'");
+  }
+
+  static GenerateRequest numbered(int number, int numTokens) {
+    GenerateRequest.Builder request = greedy(numTokens);
+    request.getTextBuilder().setText(PROMPT + ", number " + number);
+    return request.build();
+  }
+
+  private static TokenPrompt tokens(List<Integer> ids) {
+    return TokenPrompt.newBuilder().addAllIds(ids).build();
+  }
+
+  private static ChatMessage message(String role, String content) {
+    return ChatMessage.newBuilder().setRole(role).setContent(content).build();
+  }
+}

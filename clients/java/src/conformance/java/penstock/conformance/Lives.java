@@ -1,0 +1,140 @@
+package penstock.conformance;
+
+import static penstock.conformance.Answers.requireSame;
+import static penstock.conformance.NotHeld.require;
+import static penstock.conformance.Talk.CALL;
+import static penstock.conformance.Talk.LONG_TOKENS;
+import static penstock.conformance.Talk.greedy;
+import static penstock.conformance.Talk.joined;
+import static penstock.conformance.Talk.textOf;
+
+import io.grpc.Status;
+import java.time.Duration;
+import java.util.concurrent.Future;
+import penstock.client.CallSettings;
+import penstock.client.PenstockClient;
+import penstock.client.PenstockException;
+import penstock.client.ResumePoint;
+import penstock.client.RetryPolicy;
+import penstock.v1.ErrorReason;
+import penstock.v1.FinishReason;
+import penstock.v1.GenerateRequest;
+import penstock.v1.RequestState;
+
+/** The scenarios about how a request lives and ends, and what it survives. */
+final class Lives {
+  private static final long ENDED_WITHIN_NS = Duration.ofSeconds(5).toNanos();
+
+  private Lives() {}
+
+  static void cancelAfterFirstToken(Talk talk) {
+    String id = Talk.newId();
+    try (PenstockClient client = talk.client()) {
+      Heard heard = new Heard(client.generate(greedy(LONG_TOKENS).setRequestId(id).build(), CALL));
+      heard.untilTokens(1).close();
+      try {
+        heard.untilEnd();
+        throw new NotHeld("a stream that was left ended well");
+      } catch (PenstockException failure) {
+        require(failure.code() == Status.Code.CANCELLED, failure + ", not CANCELLED");
+      }
+      untilFree(client, greedy(1).setRequestId(id).build());
+    }
+  }
+
+  private static void untilFree(PenstockClient client, GenerateRequest request) {
+    long beganNs = System.nanoTime();
+    while (System.nanoTime() - beganNs < ENDED_WITHIN_NS) {
+      try {
+        client.generateOnce(request, CALL);
+        return;
+      } catch (PenstockException failure) {
+        if (!failure.hasReason(ErrorReason.ERROR_REASON_REQUEST_ID_IN_USE)) {
+          throw failure;
+        }
+      }
+    }
+    throw new NotHeld("it still lives 5 s after its call ended");
+  }
+
+  static void cancelById(Talk talk) {
+    String id = Talk.newId();
+    try (PenstockClient client = talk.client(); PenstockClient other = talk.client();
+         Heard heard =
+             new Heard(client.generate(greedy(LONG_TOKENS).setRequestId(id).build(), CALL))) {
+      heard.untilTokens(1);
+      RequestState state = other.cancel(id, CALL);
+      boolean isRunning = state == RequestState.REQUEST_STATE_PROCESSING;
+      require(isRunning, "Cancel found it in " + state);
+      heard.untilEnd();
+      FinishReason reason = heard.finishReason();
+      require(reason == FinishReason.FINISH_REASON_CANCELLED, "the reason is " + reason);
+    }
+  }
+
+  static void deadline(Talk talk) {
+    CallSettings soon = CallSettings.NONE.withDeadline(Duration.ofMillis(300));
+    long beganNs = System.nanoTime();
+    try (PenstockClient client = talk.client();
+         Heard heard = new Heard(client.generate(greedy(LONG_TOKENS).build(), soon))) {
+      heard.untilEnd();
+      throw new NotHeld("it ended well");
+    } catch (PenstockException failure) {
+      boolean isLate = failure.code() == Status.Code.DEADLINE_EXCEEDED;
+      require(isLate, failure + ", not DEADLINE_EXCEEDED");
+      boolean isInTime = System.nanoTime() - beganNs < ENDED_WITHIN_NS;
+      require(isInTime, "no end within 5 s");
+    }
+  }
+
+  static void resume(Talk talk) throws Exception {
+    GenerateRequest.Builder request = greedy(200);
+    request.getResumeGracePeriodBuilder().setSeconds(30);
+    PenstockClient lost = talk.client();
+    Heard before = new Heard(lost.generate(request.build(), CALL)).untilTokens(20);
+    // The connection is cut and nothing is cancelled: the stream is not closed.
+    lost.close();
+    require(!before.hasEnded(), "it had ended before it was cut");
+    ResumePoint point = before.stream().point();
+    try (PenstockClient client = talk.client();
+         Heard after = new Heard(client.resume(point, CALL))) {
+      Future<String> once =
+          talk.beside(() -> textOf(client.generateOnce(greedy(200).build(), CALL)));
+      after.untilEnd();
+      requireSame(before.text() + after.text(), joined(once));
+      int total = before.numTokens() + after.numTokens();
+      require(total == 200, total + " tokens, not 200");
+    }
+  }
+
+  static void engineKilled(Talk talk) {
+    RetryPolicy patience = RetryPolicy.STANDARD.withMaxAttempts(8);
+    try (PenstockClient client = talk.client(patience);
+         Heard heard = new Heard(client.generate(greedy(200).build(), CALL))) {
+      heard.untilTokens(1);
+      talk.driver().ready();
+      heard.untilEnd();
+      require(heard.numTokens() == 200, heard.numTokens() + " tokens, not 200");
+      requireSame(heard.text(), textOf(client.generateOnce(greedy(200).build(), CALL)));
+    }
+  }
+
+  static void drain(Talk talk) throws Exception {
+    try (PenstockClient client = talk.client();
+         Heard heard = new Heard(client.generate(greedy(300).build(), CALL))) {
+      heard.untilTokens(1);
+      talk.driver().untilGo();
+      try {
+        client.generateOnce(greedy(4).build(), CALL);
+        throw new NotHeld("a new request was served");
+      } catch (PenstockException failure) {
+        require(failure.code() == Status.Code.UNAVAILABLE, failure + ", not UNAVAILABLE");
+        boolean isTold =
+            failure.reason().isEmpty() || failure.hasReason(ErrorReason.ERROR_REASON_DRAINING);
+        require(isTold, "the reason is " + failure.reason());
+      }
+      heard.untilEnd();
+      require(heard.numTokens() == 300, heard.numTokens() + " tokens, not 300");
+    }
+  }
+}

@@ -1,0 +1,16 @@
+package penstock.conformance;
+
+/** What a scenario asks did not hold. */
+final class NotHeld extends RuntimeException {
+  private static final long serialVersionUID = 1L;
+
+  NotHeld(String why) {
+    super(why);
+  }
+
+  static void require(boolean holds, String why) {
+    if (!holds) {
+      throw new NotHeld(why);
+    }
+  }
+}

@@ -1,0 +1,196 @@
+package penstock.conformance;
+
+import static penstock.conformance.NotHeld.require;
+import static penstock.conformance.Talk.CALL;
+import static penstock.conformance.Talk.LONG_TOKENS;
+import static penstock.conformance.Talk.greedy;
+import static penstock.conformance.Talk.joined;
+
+import io.grpc.CallOptions;
+import io.grpc.Channel;
+import io.grpc.ClientCall;
+import io.grpc.ClientInterceptor;
+import io.grpc.ForwardingClientCall.SimpleForwardingClientCall;
+import io.grpc.ForwardingClientCallListener.SimpleForwardingClientCallListener;
+import io.grpc.Metadata;
+import io.grpc.MethodDescriptor;
+import io.grpc.Status;
+import java.util.ArrayList;
+import java.util.List;
+import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.Future;
+import penstock.client.FieldViolation;
+import penstock.client.PenstockClient;
+import penstock.client.PenstockException;
+import penstock.client.RetryPolicy;
+import penstock.v1.ErrorReason;
+import penstock.v1.GenerateOnceResponse;
+import penstock.v1.GenerateRequest;
+
+/** The scenarios about refusals: what cannot be served, and that the status says so in full. */
+final class Refusals {
+  private static final int NUM_PLACES = 4;
+  private static final int NUM_WAITING = 4;
+  private static final int BLOCKING_TOKENS = 300;
+  private static final int MAX_TRIES = 100;
+
+  private Refusals() {}
+
+  /** The failure of a request, which has to have this code and reason. */
+  static PenstockException refused(
+      PenstockClient client, GenerateRequest.Builder request, Status.Code code, String reason) {
+    try {
+      client.generateOnce(request.build(), CALL);
+    } catch (PenstockException failure) {
+      boolean isExpected = failure.code() == code && failure.reason().equals(reason);
+      require(isExpected, failure + ", not " + code + " (" + reason + ")");
+      return failure;
+    }
+    throw new NotHeld("it was answered, not refused with " + code);
+  }
+
+  static void invalidField(Talk talk) {
+    GenerateRequest.Builder request = greedy(4);
+    request.getSamplingBuilder().setTemperature(-1);
+    try (PenstockClient client = talk.client()) {
+      PenstockException failure =
+          refused(client, request, Status.Code.INVALID_ARGUMENT, "INVALID_ARGUMENT");
+      List<String> fields = failure.fieldViolations().stream().map(FieldViolation::field).toList();
+      require(fields.contains("sampling.temperature"), "the fields are " + fields);
+    }
+  }
+
+  static void unknownModel(Talk talk) {
+    GenerateRequest.Builder request = greedy(4).setModel("no-such-model");
+    try (PenstockClient client = talk.client()) {
+      PenstockException failure =
+          refused(client, request, Status.Code.NOT_FOUND, "MODEL_NOT_FOUND");
+      String model = failure.metadata().get("model");
+      require("no-such-model".equals(model), "ErrorInfo tells the model " + model);
+    }
+  }
+
+  static void unimplementedFeature(Talk talk) {
+    GenerateRequest.Builder request = greedy(4);
+    request.getConstraintBuilder().getJsonSchemaBuilder().setSchema("{\"type\": \"object\"}");
+    try (PenstockClient client = talk.client()) {
+      PenstockException failure =
+          refused(client, request, Status.Code.UNIMPLEMENTED, "FEATURE_UNSUPPORTED");
+      String feature = failure.metadata().get("feature");
+      require("json_schema".equals(feature), "ErrorInfo tells the feature " + feature);
+    }
+  }
+
+  static void duplicateRequestId(Talk talk) {
+    String id = Talk.newId();
+    try (PenstockClient client = talk.client();
+         Heard first = new Heard(client.generate(greedy(100).setRequestId(id).build(), CALL))) {
+      first.untilTokens(1);
+      refused(client, greedy(4).setRequestId(id), Status.Code.ALREADY_EXISTS, "REQUEST_ID_IN_USE");
+      first.untilEnd();
+      require(first.numTokens() == 100, "the first had " + first.numTokens() + " tokens, not 100");
+    }
+  }
+
+  static void queueFull(Talk talk) {
+    try (PenstockClient client = talk.client();
+         Blockers blockers = new Blockers(client, LONG_TOKENS)) {
+      PenstockException failure =
+          refused(client, greedy(4), Status.Code.RESOURCE_EXHAUSTED, "QUEUE_FULL");
+      boolean isTold = !failure.retryAfter().isZero();
+      require(isTold, "RetryInfo tells no delay behind " + blockers.num() + " others");
+    }
+  }
+
+  static void retryAfterRefusal(Talk talk) throws Exception {
+    FirstEnd firstEnd = new FirstEnd();
+    RetryPolicy patience = RetryPolicy.STANDARD.withMaxAttempts(10);
+    try (PenstockClient client = talk.client();
+         PenstockClient patient =
+             PenstockClient.builder(talk.address()).retry(patience).intercept(firstEnd).build()) {
+      Future<GenerateOnceResponse> late;
+      try (Blockers blockers = new Blockers(client, BLOCKING_TOKENS)) {
+        late = talk.beside(() -> patient.generateOnce(greedy(8).build(), CALL));
+        Status first = firstEnd.status.get();
+        boolean isRefused = first.getCode() == Status.Code.RESOURCE_EXHAUSTED;
+        require(isRefused, "behind " + blockers.num() + " others the first attempt: " + first);
+      }
+      int numTokens = joined(late).getFinished().getUsage().getNumCompletionTokens();
+      require(numTokens == 8, numTokens + " tokens, not 8");
+    }
+  }
+
+  /** Hears how the first call of a client ends. */
+  private static final class FirstEnd implements ClientInterceptor {
+    private final CompletableFuture<Status> status = new CompletableFuture<>();
+
+    @Override
+    public <R, M> ClientCall<R, M> interceptCall(
+        MethodDescriptor<R, M> method, CallOptions options, Channel next) {
+      return new SimpleForwardingClientCall<>(next.newCall(method, options)) {
+        @Override
+        public void start(Listener<M> listener, Metadata headers) {
+          super.start(new Ear<>(listener), headers);
+        }
+      };
+    }
+
+    private final class Ear<M> extends SimpleForwardingClientCallListener<M> {
+      Ear(ClientCall.Listener<M> listener) {
+        super(listener);
+      }
+
+      @Override
+      public void onClose(Status ended, Metadata trailers) {
+        status.complete(ended);
+        super.onClose(ended, trailers);
+      }
+    }
+  }
+
+  /** Requests that take all places, until closed. */
+  private static final class Blockers implements AutoCloseable {
+    private final List<Heard> all = new ArrayList<>();
+
+    Blockers(PenstockClient client, int numTokens) {
+      try {
+        for (int each = 0; each < NUM_PLACES + NUM_WAITING; each++) {
+          // One after the other: the queue has four places, and is looked at once in a step.
+          Heard heard = admitted(client, greedy(numTokens).build());
+          all.add(heard);
+          if (each < NUM_PLACES) {
+            heard.untilTokens(1);
+          }
+        }
+      } catch (RuntimeException failure) {
+        close();
+        throw failure;
+      }
+    }
+
+    /** There is a place; but what a server process knows of the queue may be a step old. */
+    private static Heard admitted(PenstockClient client, GenerateRequest request) {
+      for (int tries = 1; true; tries++) {
+        Heard heard = new Heard(client.generate(request, CALL));
+        try {
+          heard.untilAccepted();
+          return heard;
+        } catch (PenstockException failure) {
+          boolean isFull = failure.hasReason(ErrorReason.ERROR_REASON_QUEUE_FULL);
+          if (!isFull || tries == MAX_TRIES) {
+            throw failure;
+          }
+        }
+      }
+    }
+
+    int num() {
+      return all.size();
+    }
+
+    @Override
+    public void close() {
+      all.forEach(Heard::close);
+    }
+  }
+}

@@ -1,0 +1,280 @@
+package penstock.client;
+
+import com.google.common.util.concurrent.ListenableFuture;
+import io.grpc.Channel;
+import io.grpc.ClientCall;
+import io.grpc.ClientInterceptors;
+import io.grpc.Context;
+import io.grpc.MethodDescriptor;
+import io.grpc.StatusRuntimeException;
+import io.grpc.stub.ClientCalls;
+import io.grpc.stub.MetadataUtils;
+import java.time.Duration;
+import java.util.ArrayList;
+import java.util.List;
+import java.util.Optional;
+import java.util.Set;
+import java.util.concurrent.ConcurrentHashMap;
+import java.util.concurrent.ExecutionException;
+import java.util.concurrent.TimeUnit;
+import java.util.concurrent.TimeoutException;
+import penstock.v1.CancelRequest;
+import penstock.v1.CancelResponse;
+import penstock.v1.DetokenizeRequest;
+import penstock.v1.GenerateOnceRequest;
+import penstock.v1.GenerateOnceResponse;
+import penstock.v1.GenerateRequest;
+import penstock.v1.GenerationServiceGrpc;
+import penstock.v1.GetModelRequest;
+import penstock.v1.ListModelsRequest;
+import penstock.v1.ListModelsResponse;
+import penstock.v1.Model;
+import penstock.v1.ModelServiceGrpc;
+import penstock.v1.RequestState;
+import penstock.v1.ResumeRequest;
+import penstock.v1.ResumeResponse;
+import penstock.v1.TokenizeRequest;
+import penstock.v1.TokenizeResponse;
+
+/**
+ * Makes calls to one address, of Penstock: a gRPC service that streams what language models
+ * generate. Threads may share one. Close it when it is no longer needed.
+ *
+ * <p>Calls block. Interrupting the thread ends them; so does the end of {@link Context#current()}.
+ * Requests and answers are the messages of package {@code penstock.v1}. Every failure of a call is
+ * a
+ * {@link PenstockException}.
+ */
+public final class PenstockClient implements AutoCloseable {
+  private static final Duration LEAVING_DEADLINE = Duration.ofSeconds(2);
+
+  private final ConnectionPool connections;
+  private final RetryPolicy retry;
+  private final RetryBudget budget = new RetryBudget();
+  // Cancel calls for requests that would outlive their streams.
+  private final Set<ListenableFuture<CancelResponse>> leaving = ConcurrentHashMap.newKeySet();
+  private volatile boolean isClosing;
+  private volatile boolean isClosed;
+
+  PenstockClient(ConnectionPool connections, RetryPolicy retry) {
+    this.connections = connections;
+    this.retry = retry;
+  }
+
+  /** A client with the usual settings, without TLS: see {@link #builder}. */
+  public static PenstockClient connect(String address) {
+    return builder(address).build();
+  }
+
+  /**
+   * A client for an address: HOST, HOST:PORT (50051 for a host alone), [IPV6]:PORT, or a gRPC
+   * target such as {@code dns:///HOST:PORT}, which deals calls to all servers behind the name.
+   */
+  public static ClientBuilder builder(String address) {
+    return new ClientBuilder(address);
+  }
+
+  /** As {@link #generate(GenerateRequest, CallSettings)}, without settings. */
+  public GenerationStream generate(GenerateRequest request) {
+    return generate(request, CallSettings.NONE);
+  }
+
+  /**
+   * Streams the answer to a request. Failures are told by reading the stream. A request with a
+   * resume_grace_period survives lost connections: the stream goes on by itself.
+   */
+  public GenerationStream generate(GenerateRequest request, CallSettings settings) {
+    CallTerms terms = CallTerms.begin(settings);
+    return new GenerationStream(this, terms, request, () -> openGenerate(request, terms));
+  }
+
+  /** As {@link #generateOnce(GenerateRequest, CallSettings)}, without settings. */
+  public GenerateOnceResponse generateOnce(GenerateRequest request) {
+    return generateOnce(request, CallSettings.NONE);
+  }
+
+  /** Answers a request as a whole. Give it a deadline: nothing comes before the end. */
+  public GenerateOnceResponse generateOnce(GenerateRequest request, CallSettings settings) {
+    GenerateOnceRequest whole = GenerateOnceRequest.newBuilder().setGeneration(request).build();
+    return call(GenerationServiceGrpc.getGenerateOnceMethod(), whole, settings);
+  }
+
+  /** As {@link #resume(ResumePoint, CallSettings)}, without settings. */
+  public GenerationStream resume(ResumePoint point) {
+    return resume(point, CallSettings.NONE);
+  }
+
+  /**
+   * Goes on with the stream of a request that asked for it by resume_grace_period, after its
+   * connection, the server process or the client itself was lost. Takes the stream over from
+   * whoever reads it.
+   */
+  public GenerationStream resume(ResumePoint point, CallSettings settings) {
+    return new GenerationStream(this, CallTerms.begin(settings), point);
+  }
+
+  /** Many requests over one call; its calls carry the metadata and the trace of the settings. */
+  public Multiplex multiplex(MultiplexSettings multiplex, CallSettings settings) {
+    return new Multiplex(this, multiplex, settings);
+  }
+
+  /** As {@link #cancel(String, CallSettings)}, without settings. */
+  public RequestState cancel(String requestId) {
+    return cancel(requestId, CallSettings.NONE);
+  }
+
+  /** Ends a request by its id, wherever it was submitted; answers where the request stood. */
+  public RequestState cancel(String requestId, CallSettings settings) {
+    CancelRequest request = CancelRequest.newBuilder().setRequestId(requestId).build();
+    return call(GenerationServiceGrpc.getCancelMethod(), request, settings).getState();
+  }
+
+  /** The models that the caller may use, by name. */
+  public List<Model> listModels(CallSettings settings) {
+    List<Model> models = new ArrayList<>();
+    String token = "";
+    do {
+      ListModelsRequest request = ListModelsRequest.newBuilder().setPageToken(token).build();
+      ListModelsResponse page = call(ModelServiceGrpc.getListModelsMethod(), request, settings);
+      models.addAll(page.getModelsList());
+      token = page.getNextPageToken();
+    } while (!token.isEmpty());
+    return List.copyOf(models);
+  }
+
+  /** What a model can do and what it allows; an empty name is the server's default model. */
+  public Model getModel(String name, CallSettings settings) {
+    GetModelRequest.Builder request = GetModelRequest.newBuilder();
+    if (!name.isEmpty()) {
+      request.setName(name);
+    }
+    return call(ModelServiceGrpc.getGetModelMethod(), request.build(), settings).getModel();
+  }
+
+  /** Turns text or a dialogue into token ids. */
+  public TokenizeResponse tokenize(TokenizeRequest request, CallSettings settings) {
+    return call(ModelServiceGrpc.getTokenizeMethod(), request, settings);
+  }
+
+  /** Turns token ids into text. */
+  public String detokenize(DetokenizeRequest request, CallSettings settings) {
+    return call(ModelServiceGrpc.getDetokenizeMethod(), request, settings).getText();
+  }
+
+  /** For stubs of one's own, which carry the token; failures are gRPC's StatusRuntimeException. */
+  public Channel channel() {
+    return connections;
+  }
+
+  /**
+   * Hangs up. Open streams end with CANCELLED; requests with a resume_grace_period live on and can
+   * be resumed by another client. Waits, for 2 s at most, until requests that were left before are
+   * cancelled.
+   */
+  @Override
+  public void close() {
+    isClosing = true;
+    long end = System.nanoTime() + LEAVING_DEADLINE.toNanos();
+    try {
+      for (ListenableFuture<CancelResponse> each : leaving) {
+        each.get(end - System.nanoTime(), TimeUnit.NANOSECONDS);
+      }
+    } catch (InterruptedException interruption) {
+      Thread.currentThread().interrupt();
+    } catch (ExecutionException | TimeoutException unheard) {
+      // What was not cancelled ends with its grace period.
+    } finally {
+      isClosed = true;
+      connections.close();
+    }
+  }
+
+  boolean isClosed() {
+    return isClosed;
+  }
+
+  Attempts newAttempts() {
+    return new Attempts(retry, budget);
+  }
+
+  /** Before another attempt: gRPC would wait a second, and longer, until it tries to connect. */
+  void reconnect() {
+    connections.reconnect();
+  }
+
+  /** One attempt at Resume. */
+  Source openResume(ResumePoint point, CallTerms terms) {
+    ResumeRequest request = ResumeRequest.newBuilder()
+                                .setRequestId(point.requestId())
+                                .setNextSequence(point.nextSequence())
+                                .addAllNumReceivedTokens(point.numReceivedTokens())
+                                .build();
+    return CallSource.open(connections, GenerationServiceGrpc.getResumeMethod(), terms, request,
+        ResumeResponse::getResponse);
+  }
+
+  private Source openGenerate(GenerateRequest request, CallTerms terms) {
+    return CallSource.open(
+        connections, GenerationServiceGrpc.getGenerateMethod(), terms, request, each -> each);
+  }
+
+  /** Ends a request that would outlive its stream; nobody but close waits for it. */
+  void leave(String requestId, CallTerms terms) {
+    if (isClosing) {
+      return;
+    }
+    CallSettings settings = CallSettings.NONE.withDeadline(LEAVING_DEADLINE);
+    settings = settings.withMetadata(terms.settings().metadata());
+    CallTerms own = new CallTerms(CallTerms.begin(settings).deadline(), settings);
+    CancelRequest request = CancelRequest.newBuilder().setRequestId(requestId).build();
+    // Whatever ended the stream must not end this.
+    Context.ROOT.run(() -> {
+      ListenableFuture<CancelResponse> answer = ClientCalls.futureUnaryCall(
+          newCall(GenerationServiceGrpc.getCancelMethod(), own), request);
+      leaving.add(answer);
+      answer.addListener(() -> leaving.remove(answer), Runnable::run);
+    });
+  }
+
+  /** A call with one answer, with as many attempts as the policy allows. */
+  private <R, M> M call(MethodDescriptor<R, M> method, R request, CallSettings settings) {
+    CallTerms terms = CallTerms.begin(settings);
+    Attempts attempts = newAttempts();
+    while (true) {
+      PenstockException failure;
+      try {
+        return ClientCalls.blockingUnaryCall(withHeaders(terms), method, terms.options(), request);
+      } catch (StatusRuntimeException failed) {
+        failure = explain(failed);
+      }
+      Optional<Duration> delay = isClosed ? Optional.empty() : attempts.delayAfter(failure, terms);
+      if (delay.isEmpty()) {
+        throw failure;
+      }
+      try {
+        TimeUnit.NANOSECONDS.sleep(CallTerms.saturatedNanos(delay.get()));
+      } catch (InterruptedException interruption) {
+        throw PenstockException.interrupted(interruption);
+      }
+      reconnect();
+    }
+  }
+
+  private PenstockException explain(StatusRuntimeException failed) {
+    PenstockException failure = StatusReader.ofCall(failed.getStatus(), failed.getTrailers());
+    if (isClosed && failure.reason().isEmpty()) {
+      return PenstockException.clientClosed();
+    }
+    boolean isAsked = Thread.currentThread().isInterrupted() || Context.current().isCancelled();
+    return isAsked ? failure : failure.unlessAsked();
+  }
+
+  private <R, M> ClientCall<R, M> newCall(MethodDescriptor<R, M> method, CallTerms terms) {
+    return withHeaders(terms).newCall(method, terms.options());
+  }
+
+  private Channel withHeaders(CallTerms terms) {
+    return ClientInterceptors.intercept(
+        connections, MetadataUtils.newAttachHeadersInterceptor(terms.headers()));
+  }
+}

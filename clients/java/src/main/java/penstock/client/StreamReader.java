@@ -1,0 +1,102 @@
+package penstock.client;
+
+import java.time.Duration;
+import java.util.ArrayList;
+import java.util.List;
+import penstock.v1.GenerateResponse;
+import penstock.v1.Tokens;
+
+/**
+ * Checks that a stream keeps the contract: order, sequence numbers, one end. Knows how far it was
+ * read, and not where it comes from. Threads may share one.
+ */
+final class StreamReader {
+  // The server has checked how many outputs there are; a wild index must not cost memory here.
+  private static final int MAX_OUTPUTS = 1 << 16;
+
+  private final Duration gracePeriod;
+  private final List<Integer> numReceivedTokens;
+  private String requestId;
+  private long nextSequence;
+  private boolean hasOutput;
+  private GenerateResponse finished;
+  private boolean isComplete;
+
+  StreamReader(Duration gracePeriod) {
+    this(new ResumePoint("", 0, List.of(), gracePeriod));
+  }
+
+  StreamReader(ResumePoint point) {
+    gracePeriod = point.gracePeriod();
+    requestId = point.requestId();
+    nextSequence = point.nextSequence();
+    numReceivedTokens = new ArrayList<>(point.numReceivedTokens());
+  }
+
+  /**
+   * Takes the next message. Holds {@code finished} back for {@link #end}, and then answers null: it
+   * counts only once the status is OK.
+   */
+  synchronized GenerateResponse receive(GenerateResponse response) {
+    long sequence = response.getSequence();
+    if (sequence != nextSequence) {
+      throw PenstockException.streamBroken(
+          "expected message " + nextSequence + ", got " + sequence);
+    }
+    if (finished != null) {
+      throw PenstockException.streamBroken("a message came after finished");
+    }
+    if ((sequence == 0) != response.hasAccepted()) {
+      throw PenstockException.streamBroken("accepted must come first, and once");
+    }
+    nextSequence++;
+    switch (response.getEventCase()) {
+      case ACCEPTED -> requestId = response.getAccepted().getRequestId();
+      case PROMPT -> hasOutput = true;
+      case TOKENS -> count(response.getTokens());
+      case FINISHED -> {
+        finished = response;
+        return null;
+      }
+      default -> {
+        // Events that are not known are the caller's to skip.
+      }
+    }
+    return response;
+  }
+
+  /** The last message, once the stream ended with status OK. */
+  synchronized GenerateResponse end() {
+    if (finished == null) {
+      throw PenstockException.streamBroken(
+          "the stream ended after " + nextSequence + " messages without finished");
+    }
+    isComplete = true;
+    return finished;
+  }
+
+  /** Whether the end was told. */
+  synchronized boolean isComplete() {
+    return isComplete;
+  }
+
+  synchronized boolean hasOutput() {
+    return hasOutput;
+  }
+
+  synchronized ResumePoint point() {
+    return new ResumePoint(requestId, nextSequence, numReceivedTokens, gracePeriod);
+  }
+
+  private void count(Tokens tokens) {
+    hasOutput = true;
+    int index = tokens.getOutputIndex();
+    if (index < 0 || index >= MAX_OUTPUTS) {
+      return;
+    }
+    while (numReceivedTokens.size() <= index) {
+      numReceivedTokens.add(0);
+    }
+    numReceivedTokens.set(index, numReceivedTokens.get(index) + tokens.getNumTokens());
+  }
+}

@@ -1,0 +1,96 @@
+package penstock.client;
+
+import io.grpc.BindableService;
+import io.grpc.ManagedChannel;
+import io.grpc.Metadata;
+import io.grpc.Server;
+import io.grpc.Status;
+import io.grpc.StatusRuntimeException;
+import io.grpc.inprocess.InProcessChannelBuilder;
+import io.grpc.inprocess.InProcessServerBuilder;
+import io.grpc.protobuf.StatusProto;
+import io.grpc.stub.StreamObserver;
+import java.io.IOException;
+import java.time.Duration;
+import java.util.List;
+import java.util.UUID;
+import penstock.client.wire.ErrorInfo;
+import penstock.v1.Accepted;
+import penstock.v1.Finished;
+import penstock.v1.GenerateRequest;
+import penstock.v1.GenerateResponse;
+import penstock.v1.Tokens;
+
+/** A service of the test's own within the process, a client of it, and what services send. */
+final class FakeServer implements AutoCloseable {
+  static final String ID = "request-1";
+
+  private final Server server;
+  private final PenstockClient client;
+
+  FakeServer(BindableService service, RetryPolicy retry) throws IOException {
+    String name = UUID.randomUUID().toString();
+    server = InProcessServerBuilder.forName(name).addService(service).build().start();
+    ManagedChannel channel = InProcessChannelBuilder.forName(name).build();
+    client = new PenstockClient(new ConnectionPool(List.of(channel), null), retry);
+  }
+
+  PenstockClient client() {
+    return client;
+  }
+
+  @Override
+  public void close() {
+    client.close();
+    server.shutdownNow();
+  }
+
+  static GenerateRequest request(Duration grace) {
+    GenerateRequest.Builder request = GenerateRequest.newBuilder();
+    request.getTextBuilder().setText("To be, or not");
+    if (!grace.isZero()) {
+      request.getResumeGracePeriodBuilder().setSeconds(grace.getSeconds());
+    }
+    return request.build();
+  }
+
+  static GenerateResponse accepted() {
+    return GenerateResponse.newBuilder()
+        .setAccepted(Accepted.newBuilder().setRequestId(ID))
+        .build();
+  }
+
+  /** One token. */
+  static GenerateResponse token(long sequence) {
+    Tokens tokens = Tokens.newBuilder().setText("t" + sequence + " ").setNumTokens(1).build();
+    return GenerateResponse.newBuilder().setSequence(sequence).setTokens(tokens).build();
+  }
+
+  static GenerateResponse finished(long sequence) {
+    return GenerateResponse.newBuilder()
+        .setSequence(sequence)
+        .setFinished(Finished.getDefaultInstance())
+        .build();
+  }
+
+  /** Everything of a stream with so many tokens. */
+  static void answer(StreamObserver<GenerateResponse> observer, int numTokens) {
+    observer.onNext(accepted());
+    for (int each = 1; each <= numTokens; each++) {
+      observer.onNext(token(each));
+    }
+    observer.onNext(finished(numTokens + 1));
+    observer.onCompleted();
+  }
+
+  /** A refusal with a reason of the contract. */
+  static StatusRuntimeException refusal(Status.Code code, String reason) {
+    ErrorInfo info = ErrorInfo.newBuilder().setDomain("penstock.v1").setReason(reason).build();
+    com.google.rpc.Status status = com.google.rpc.Status.newBuilder()
+                                       .setCode(code.value())
+                                       .setMessage("refused")
+                                       .addDetails(Details.packed("google.rpc.ErrorInfo", info))
+                                       .build();
+    return StatusProto.toStatusRuntimeException(status, new Metadata());
+  }
+}

@@ -1,0 +1,59 @@
+package penstock.client;
+
+import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertFalse;
+import static org.junit.jupiter.api.Assertions.assertNull;
+import static org.junit.jupiter.api.Assertions.assertThrows;
+import static org.junit.jupiter.api.Assertions.assertTrue;
+
+import java.time.Duration;
+import java.util.List;
+import org.junit.jupiter.api.Test;
+import org.junit.jupiter.api.function.Executable;
+import penstock.v1.GenerateResponse;
+import penstock.v1.Tokens;
+
+class StreamReaderTest {
+  private final StreamReader reader = new StreamReader(Duration.ofSeconds(3));
+
+  private static void assertBroken(Executable step) {
+    PenstockException failure = assertThrows(PenstockException.class, step);
+    assertEquals(PenstockException.STREAM_BROKEN, failure.reason());
+  }
+
+  @Test
+  void tellsFinishedOnlyAtTheEnd() {
+    reader.receive(FakeServer.accepted());
+    assertFalse(reader.hasOutput());
+    reader.receive(FakeServer.token(1));
+    assertTrue(reader.hasOutput());
+    assertNull(reader.receive(FakeServer.finished(2)));
+    assertFalse(reader.isComplete());
+    assertEquals(2, reader.end().getSequence());
+    assertTrue(reader.isComplete());
+  }
+
+  @Test
+  void countsTokensByOutput() {
+    reader.receive(FakeServer.accepted());
+    Tokens second = Tokens.newBuilder().setOutputIndex(1).setNumTokens(3).build();
+    reader.receive(GenerateResponse.newBuilder().setSequence(1).setTokens(second).build());
+    reader.receive(FakeServer.token(2));
+    Tokens wild = Tokens.newBuilder().setOutputIndex(-1).setNumTokens(3).build();
+    reader.receive(GenerateResponse.newBuilder().setSequence(3).setTokens(wild).build());
+    ResumePoint expected = new ResumePoint(FakeServer.ID, 4, List.of(1, 3), Duration.ofSeconds(3));
+    assertEquals(expected, reader.point());
+  }
+
+  @Test
+  void refusesWhatBreaksTheOrder() {
+    assertBroken(() -> reader.receive(FakeServer.token(0)));
+    assertBroken(() -> reader.receive(FakeServer.token(1)));
+    reader.receive(FakeServer.accepted());
+    assertBroken(() -> reader.receive(FakeServer.accepted()));
+    assertBroken(() -> reader.receive(FakeServer.token(2)));
+    assertBroken(reader::end);
+    reader.receive(FakeServer.finished(1));
+    assertBroken(() -> reader.receive(FakeServer.token(2)));
+  }
+}

@@ -1,0 +1,46 @@
+"""The setting of `penstock serve` that puts another contract beside ours, for a gateway.
+
+Owns it, and what must be there for it. Does not load what a facade is made of.
+"""
+
+import logging
+from typing import TYPE_CHECKING
+
+from penstock.server.cli.option import Option
+from penstock.server.facade.installed import FACADES, NO_FACADE, check_installed
+from penstock.server.logs.rate import ALWAYS
+
+if TYPE_CHECKING:
+    from penstock.server.config import ServerConfig
+
+FACADE_OPTIONS = (
+    Option(
+        flag="facade",
+        parse=str,
+        default=NO_FACADE,
+        choices=FACADES,
+        help="contract of a gateway to serve on the same port as well: smg for the gateway of that"
+        " name, which puts an OpenAI-compatible HTTP in front of many workers (extra gateway)",
+    ),
+)
+_log = logging.getLogger(__name__)
+
+
+def check_facade(config: "ServerConfig") -> None:
+    """Raise ValueError where a facade cannot be served; warn where no gateway would get in."""
+    check_installed(config.facade)
+    if config.facade == NO_FACADE:
+        return
+    security = config.security
+    what = [
+        *(["TLS"] if security.has_tls else []),
+        *(["credentials"] if security.policy_file is not None else []),
+    ]
+    if what:
+        _log.warning(
+            "the port asks for %s and the %s gateway has none: it needs a proxy of its own that"
+            " adds them",
+            " and ".join(what),
+            config.facade,
+            extra=ALWAYS,
+        )

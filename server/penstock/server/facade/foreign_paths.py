@@ -1,0 +1,54 @@
+"""Refusals in the words of the contract that was spoken.
+
+Owns the table from our field paths to a gateway's. Whoever sent `sampling_params.stop` has never
+heard of `stopping.stop_strings`.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Final
+
+from penstock.server.front.errors import FieldViolation, Refusal
+
+PATHS: Final[Mapping[str, str]] = {
+    "prompt": "input",
+    "text.text": "text",
+    "token_ids.ids": "tokenized.input_ids",
+    "sampling": "sampling_params",
+    "stopping.max_tokens": "sampling_params.max_tokens",
+    "stopping.min_tokens": "sampling_params.min_tokens",
+    "stopping.stop_strings": "sampling_params.stop",
+    "stopping.stop_token_ids": "sampling_params.stop_token_ids",
+    "stopping.ignore_eos": "sampling_params.ignore_eos",
+    "stopping.include_stop_string": "sampling_params.include_stop_str_in_output",
+    "output.logprobs": "sampling_params.logprobs",
+    "output.prompt_logprobs": "sampling_params.prompt_logprobs",
+    "constraint.json_schema.schema": "sampling_params.json_schema",
+    "constraint.regex.pattern": "sampling_params.regex",
+    "constraint.grammar.ebnf": "sampling_params.grammar",
+    "constraint": "sampling_params",
+}
+"""Ours and theirs. What begins with one, at a border between names, is told by the other."""
+
+
+def in_foreign_words(refusal: Refusal) -> Refusal:
+    """The same refusal, its fields named as the caller knows them."""
+    violations = tuple(
+        FieldViolation(path=foreign_path(violation.path), description=violation.description)
+        for violation in refusal.violations
+    )
+    metadata = refusal.metadata
+    if "field" in metadata:
+        metadata = {**metadata, "field": foreign_path(metadata["field"])}
+    return dataclasses.replace(refusal, violations=violations, metadata=metadata)
+
+
+def foreign_path(path: str) -> str:
+    """The caller's name of one of our fields; one that is in no table stays as it is."""
+    ours = path
+    while ours not in PATHS:
+        cut = max(ours.rfind("."), ours.rfind("["))
+        if cut < 0:
+            return path
+        ours = ours[:cut]
+    return PATHS[ours] + path[len(ours) :]

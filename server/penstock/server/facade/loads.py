@@ -1,0 +1,104 @@
+"""How busy this worker is, for a gateway that chooses between several.
+
+Owns the arithmetic from what the engine shows on its board: speed is a difference of two looks.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from penstock.scheduler.executor import ExecutorInfo
+from penstock.server.front.events import Usage
+from penstock.server.link.board import LoadState
+
+_WINDOW_S: Final = 10.0
+_MIN_SPAN_S: Final = 1.0
+"""Speed is told of at most that long, and two looks closer together than this are one."""
+_MAX_REQUESTS: Final = 256
+"""The share of cached tokens is of so many requests, the last ones."""
+
+
+class LoadShow(Protocol):
+    """See `penstock.server.link.board.BoardView`."""
+
+    @property
+    def load(self) -> LoadState:
+        """The engine's load after its last turn."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """Requests, tokens and shares now; `output_tokens_per_s` over the last seconds."""
+
+    num_running: int
+    num_waiting: int
+    num_waiting_tokens: int
+    num_used_tokens: int
+    num_total_tokens: int
+    max_num_running: int
+    output_tokens_per_s: float
+    cache_hit_share: float
+
+    @property
+    def usage(self) -> float:
+        """Share of the KV cache that requests use."""
+        return self.num_used_tokens / self.num_total_tokens if self.num_total_tokens else 0.0
+
+
+class LoadReport:
+    """`show` None: an engine that shows nothing, of which only what this front knows is told."""
+
+    def __init__(self, show: LoadShow | None, clock: Callable[[], float]) -> None:
+        self._show = show
+        self._clock = clock
+        self._looks: deque[tuple[float, int, int]] = deque()
+        self._usages: deque[Usage] = deque(maxlen=_MAX_REQUESTS)
+
+    def note(self, usage: Usage) -> None:
+        """A request has ended well."""
+        self._usages.append(usage)
+
+    def load(self, info: ExecutorInfo) -> Load:
+        """The load now, of the engine that `info` is of."""
+        state = LoadState(
+            epoch=0,
+            num_running=0,
+            num_waiting=0,
+            num_waiting_tokens=0,
+            num_used_blocks=0,
+            num_output_tokens=0,
+        )
+        if self._show is not None:
+            state = self._show.load
+        return Load(
+            num_running=state.num_running,
+            num_waiting=state.num_waiting,
+            num_waiting_tokens=state.num_waiting_tokens,
+            num_used_tokens=state.num_used_blocks * info.block_size,
+            num_total_tokens=info.num_blocks * info.block_size,
+            max_num_running=info.max_num_seqs,
+            output_tokens_per_s=self._speed(state),
+            cache_hit_share=self._hit_share(),
+        )
+
+    def _speed(self, state: LoadState) -> float:
+        now_s = self._clock()
+        looks = self._looks
+        if looks and looks[-1][1] != state.epoch:
+            looks.clear()  # another engine counts from 0
+        while len(looks) > 1 and looks[1][0] <= now_s - _WINDOW_S:
+            looks.popleft()
+        speed = 0.0
+        if looks and now_s - looks[0][0] >= _MIN_SPAN_S:
+            began_s, _, num_before = looks[0]
+            speed = (state.num_output_tokens - num_before) / (now_s - began_s)
+        if not looks or now_s - looks[-1][0] >= _MIN_SPAN_S:
+            looks.append((now_s, state.epoch, state.num_output_tokens))
+        return speed
+
+    def _hit_share(self) -> float:
+        num_tokens = sum(usage.num_prompt_tokens for usage in self._usages)
+        num_cached = sum(usage.num_cached_prompt_tokens for usage in self._usages)
+        return num_cached / num_tokens if num_tokens else 0.0

@@ -1,0 +1,187 @@
+"""A gateway's GenerateRequest as one of our own, field by field.
+
+Owns what each foreign field means here. Judges no value: that is done once, for the request that
+comes out. What has no counterpart is refused by name, except what cannot change a token: the
+lists of all three kinds are below, and a test holds them against the descriptor.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from smg_grpc_proto.generated import vllm_engine_pb2 as vllm
+
+from penstock.server.front.errors import refuse_feature, refuse_field
+from penstock.v1 import generation_service_pb2 as pb
+from penstock.v1 import options_pb2
+
+UNFELT_FIELDS: Final[frozenset[str]] = frozenset(
+    {
+        # The ids are what counts; this is for people who look.
+        "tokenized.original_text",
+        # The gateway makes the text, from our ids.
+        "sampling_params.skip_special_tokens",
+        "sampling_params.spaces_between_special_tokens",
+        # It always does here.
+        "sampling_params.grammar_from_first_token",
+    }
+)
+"""Fields that are taken and change nothing."""
+
+REFUSED_FIELDS: Final[Mapping[str, str]] = {
+    "kv_transfer_params": "kv_transfer",
+    "kv_transfer_params_json": "kv_transfer",
+    "mm_inputs": "images",
+    "extra_mm_inputs": "images",
+    "media_refs": "images",
+    "sampling_params.truncate_prompt_tokens": "prompt_truncation",
+    "sampling_params.structural_tag": "structural_tag",
+}
+"""Fields that are refused wherever they are set, with the feature that they would take."""
+
+MAPPED_FIELDS: Final[frozenset[str]] = frozenset(
+    {
+        "request_id",
+        "stream",
+        "data_parallel_rank",
+        "text",
+        "tokenized.input_ids",
+        "sampling_params.temperature",
+        "sampling_params.top_p",
+        "sampling_params.top_k",
+        "sampling_params.min_p",
+        "sampling_params.frequency_penalty",
+        "sampling_params.presence_penalty",
+        "sampling_params.repetition_penalty",
+        "sampling_params.max_tokens",
+        "sampling_params.min_tokens",
+        "sampling_params.stop",
+        "sampling_params.stop_token_ids",
+        "sampling_params.ignore_eos",
+        "sampling_params.n",
+        "sampling_params.logprobs",
+        "sampling_params.prompt_logprobs",
+        "sampling_params.seed",
+        "sampling_params.include_stop_str_in_output",
+        "sampling_params.logit_bias",
+        "sampling_params.json_schema",
+        "sampling_params.regex",
+        "sampling_params.grammar",
+        "sampling_params.json_object",
+        "sampling_params.choice.choices",
+    }
+)
+"""Fields that have an effect."""
+
+_ANY_OBJECT: Final = '{"type":"object"}'
+_UINT64: Final = (1 << 64) - 1
+
+
+def own_request(message: vllm.GenerateRequest) -> pb.GenerateRequest:
+    """The request in our contract. Raises RequestError: FEATURE_UNSUPPORTED, INVALID_ARGUMENT."""
+    _refuse_unknown_ways(message)
+    own = pb.GenerateRequest()
+    if message.request_id:
+        own.request_id = message.request_id
+    match message.WhichOneof("input"):
+        case "tokenized":
+            own.token_ids.ids.extend(message.tokenized.input_ids)
+        case "text":
+            own.text.text = message.text
+        case _:
+            raise refuse_field("input", "one of tokenized and text is required")
+    params = message.sampling_params
+    _map_sampling(params, own)
+    _map_stopping(params, own)
+    _map_output(params, own)
+    kind = params.WhichOneof("constraint")
+    if kind is not None:
+        constraint = options_pb2.Constraint()
+        _CONSTRAINTS[kind](params, constraint)
+        if constraint.WhichOneof("kind") is not None:
+            own.constraint.CopyFrom(constraint)
+    return own
+
+
+def _refuse_unknown_ways(message: vllm.GenerateRequest) -> None:
+    present = {field.name for field, _ in message.ListFields()}
+    present |= {
+        f"sampling_params.{field.name}" for field, _ in message.sampling_params.ListFields()
+    }
+    for path, feature in REFUSED_FIELDS.items():
+        if path in present:
+            raise refuse_feature(feature, path)
+    if message.data_parallel_rank != 0:
+        raise refuse_field("data_parallel_rank", "must be 0 or unset: there is one rank")
+
+
+def _map_sampling(params: vllm.SamplingParams, own: pb.GenerateRequest) -> None:
+    """A plain field that is 0 was not set: none of them may be 0, or it is the default."""
+    sampling = own.sampling
+    if params.HasField("temperature"):
+        sampling.temperature = params.temperature
+    for name in ("top_p", "top_k", "min_p", "repetition_penalty", "n"):
+        if value := getattr(params, name):
+            setattr(sampling, name, value)
+    for name in ("presence_penalty", "frequency_penalty"):
+        if value := getattr(params, name):
+            setattr(sampling, name, value)
+    if params.HasField("seed"):
+        # Any integer names a sequence of random numbers, those below 0 as well.
+        sampling.seed = params.seed & _UINT64
+    for token_id, bias in sorted(params.logit_bias.items()):
+        if token_id < 0:
+            raise refuse_field("sampling_params.logit_bias", "token ids are 0 or more")
+        sampling.logit_bias.add(token_id=token_id, bias=bias)
+
+
+def _map_stopping(params: vllm.SamplingParams, own: pb.GenerateRequest) -> None:
+    stopping = own.stopping
+    if params.HasField("max_tokens"):
+        stopping.max_tokens = params.max_tokens
+    if params.min_tokens:
+        stopping.min_tokens = params.min_tokens
+    stopping.stop_strings.extend(params.stop)
+    stopping.stop_token_ids.extend(params.stop_token_ids)
+    stopping.ignore_eos = params.ignore_eos
+    stopping.include_stop_string = params.include_stop_str_in_output
+
+
+def _map_output(params: vllm.SamplingParams, own: pb.GenerateRequest) -> None:
+    own.output.return_token_ids = True
+    for name in ("logprobs", "prompt_logprobs"):
+        if not params.HasField(name):
+            continue
+        value: int = getattr(params, name)
+        if value < 0:
+            raise refuse_field(f"sampling_params.{name}", "must be 0 or more")
+        setattr(own.output, name, value)
+
+
+def _map_schema(params: vllm.SamplingParams, constraint: options_pb2.Constraint) -> None:
+    constraint.json_schema.CopyFrom(options_pb2.JsonSchemaConstraint(schema=params.json_schema))
+
+
+def _map_regex(params: vllm.SamplingParams, constraint: options_pb2.Constraint) -> None:
+    constraint.regex.CopyFrom(options_pb2.RegexConstraint(pattern=params.regex))
+
+
+def _map_grammar(params: vllm.SamplingParams, constraint: options_pb2.Constraint) -> None:
+    constraint.grammar.CopyFrom(options_pb2.GrammarConstraint(ebnf=params.grammar))
+
+
+def _map_choice(params: vllm.SamplingParams, constraint: options_pb2.Constraint) -> None:
+    constraint.choice.CopyFrom(options_pb2.ChoiceConstraint(choices=params.choice.choices))
+
+
+def _map_any_object(params: vllm.SamplingParams, constraint: options_pb2.Constraint) -> None:
+    if params.json_object:
+        constraint.json_schema.CopyFrom(options_pb2.JsonSchemaConstraint(schema=_ANY_OBJECT))
+
+
+_CONSTRAINTS: Final[Mapping[str, Callable[[vllm.SamplingParams, options_pb2.Constraint], None]]] = {
+    "json_schema": _map_schema,
+    "regex": _map_regex,
+    "grammar": _map_grammar,
+    "choice": _map_choice,
+    "json_object": _map_any_object,
+}

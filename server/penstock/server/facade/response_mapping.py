@@ -1,0 +1,174 @@
+"""Our stream as a gateway's messages: token ids and counts, and one last word for each output.
+
+Owns the shape of what goes out. Text is not sent: the gateway has the tokenizer and makes it. In a
+stream the chunks carry what is new, and the last word of an output carries no tokens again; without
+one the last word carries them all.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final
+
+from smg_grpc_proto.generated import vllm_engine_pb2 as vllm
+
+from penstock.scheduler.request import FinishReason
+from penstock.server.front import events
+
+_MAX_CHUNK_TOKENS: Final = 256
+"""With twenty alternatives for each, some tens of KiB."""
+
+REASONS: Final[dict[FinishReason, str]] = {
+    FinishReason.STOP: "stop",
+    FinishReason.LENGTH: "length",
+    # There is no word for it, and it is a bound that was met.
+    FinishReason.TIME_LIMIT: "length",
+    FinishReason.CANCELLED: "abort",
+}
+
+
+class _Told:
+    """What was said of a request before its first token."""
+
+    def __init__(self) -> None:
+        self.num_prompt_tokens = 0
+        self.num_cached_tokens = 0
+        self.prompt_records: list[events.TokenRecord] = []
+        self._has_run = False
+
+    def hear(self, event: events.StreamEvent) -> None:
+        """An event that brings no tokens."""
+        match event:
+            case events.Accepted():
+                self.num_prompt_tokens = event.num_prompt_tokens
+            case events.PromptPiece():
+                self.prompt_records.extend(event.records)
+            case events.Progress() if event.state.name == "PROCESSING" and not self._has_run:
+                # What a request finds again after a preemption are its own blocks.
+                self._has_run = True
+                self.num_cached_tokens = event.num_cached_prompt_tokens
+            case _:
+                pass
+
+    def prompt_logprobs(self) -> vllm.InputLogProbs | None:
+        """Of the whole prompt; None where nobody asked."""
+        return _input_logprobs(self.prompt_records) if self.prompt_records else None
+
+
+class ChunkEncoder:
+    """The messages of a stream that is read as it comes. `usage`: once it has ended well."""
+
+    def __init__(self) -> None:
+        self.usage: events.Usage | None = None
+        self._told = _Told()
+        self._begun: set[int] = set()
+
+    def encode(self, batch: Iterable[events.StreamEvent]) -> Iterator[bytes]:
+        """See `penstock.server.rpc.delivery.Encoder`."""
+        records: dict[int, list[events.TokenRecord]] = {}
+        for event in batch:
+            match event:
+                case events.TokensPiece():
+                    records.setdefault(event.output_index, []).extend(event.records)
+                case events.Finished():
+                    self.usage = event.usage
+                    yield from self._chunks(records)
+                    records = {}
+                    for end in event.outputs:
+                        yield _complete(end, event.usage, (), None)
+                case _:
+                    self._told.hear(event)
+        yield from self._chunks(records)
+
+    def _chunks(self, records: dict[int, list[events.TokenRecord]]) -> Iterator[bytes]:
+        for index, all_of_it in records.items():
+            for start in range(0, len(all_of_it), _MAX_CHUNK_TOKENS):
+                yield self._chunk(index, all_of_it[start : start + _MAX_CHUNK_TOKENS])
+
+    def _chunk(self, index: int, records: Sequence[events.TokenRecord]) -> bytes:
+        is_first = index not in self._begun
+        self._begun.add(index)
+        chunk = vllm.GenerateStreamChunk(
+            token_ids=[record.token_id for record in records],
+            prompt_tokens=self._told.num_prompt_tokens,
+            # Of this chunk: the gateway adds them up.
+            completion_tokens=len(records),
+            cached_tokens=self._told.num_cached_tokens,
+            output_logprobs=_output_logprobs(records),
+            input_logprobs=self._told.prompt_logprobs() if is_first else None,
+            index=index,
+        )
+        return vllm.GenerateResponse(chunk=chunk).SerializeToString()
+
+
+class WholeEncoder:
+    """The messages of an answer that is wanted as a whole: one for each output, at the end.
+
+    `usage`: once it has ended well.
+    """
+
+    def __init__(self) -> None:
+        self.usage: events.Usage | None = None
+        self._told = _Told()
+        self._records: dict[int, list[events.TokenRecord]] = {}
+
+    def encode(self, batch: Iterable[events.StreamEvent]) -> Iterator[bytes]:
+        """See `penstock.server.rpc.delivery.Encoder`."""
+        for event in batch:
+            match event:
+                case events.TokensPiece():
+                    self._records.setdefault(event.output_index, []).extend(event.records)
+                case events.Finished():
+                    self.usage = event.usage
+                    for end in event.outputs:
+                        records = self._records.pop(end.output_index, [])
+                        logprobs = self._told.prompt_logprobs()
+                        yield _complete(end, event.usage, records, logprobs)
+                case _:
+                    self._told.hear(event)
+
+
+def _complete(
+    end: events.OutputEnd,
+    usage: events.Usage,
+    records: Sequence[events.TokenRecord],
+    prompt_logprobs: vllm.InputLogProbs | None,
+) -> bytes:
+    complete = vllm.GenerateComplete(
+        output_ids=[record.token_id for record in records],
+        finish_reason=REASONS[end.reason],
+        prompt_tokens=usage.num_prompt_tokens,
+        completion_tokens=end.num_completion_tokens,
+        cached_tokens=usage.num_cached_prompt_tokens,
+        output_logprobs=_output_logprobs(records),
+        input_logprobs=prompt_logprobs,
+        index=end.output_index,
+    )
+    if end.stop_string is not None:
+        complete.matched_stop_str = end.stop_string
+    elif end.stop_token_id is not None:
+        complete.matched_token_id = end.stop_token_id
+    return vllm.GenerateResponse(complete=complete).SerializeToString()
+
+
+def _output_logprobs(records: Sequence[events.TokenRecord]) -> vllm.OutputLogProbs | None:
+    if not records or records[0].logprob is None:
+        return None
+    return vllm.OutputLogProbs(
+        token_logprobs=[record.logprob or 0.0 for record in records],
+        token_ids=[record.token_id for record in records],
+        top_logprobs=[_top(record) for record in records],
+    )
+
+
+def _input_logprobs(records: Sequence[events.TokenRecord]) -> vllm.InputLogProbs:
+    return vllm.InputLogProbs(
+        token_logprobs=[vllm.InputTokenLogProb(value=record.logprob) for record in records],
+        token_ids=[record.token_id for record in records],
+        top_logprobs=[_top(record) for record in records],
+    )
+
+
+def _top(record: events.TokenRecord) -> vllm.TopLogProbs:
+    return vllm.TopLogProbs(
+        values=[top.logprob for top in record.top],
+        token_ids=[top.token_id for top in record.top],
+    )

@@ -1,0 +1,210 @@
+"""VllmEngine, the contract that the smg gateway speaks to its workers, over one front.
+
+Owns its handlers. A request becomes one of ours and goes the way of all requests: the same limits,
+queue, quotas, deadlines and traces. Nothing of the foreign contract is known further in.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import grpc
+from smg_grpc_proto.generated import common_pb2
+from smg_grpc_proto.generated import vllm_engine_pb2 as vllm
+
+from penstock.server.facade.foreign_paths import in_foreign_words
+from penstock.server.facade.loads import LoadReport, LoadShow
+from penstock.server.facade.request_mapping import own_request
+from penstock.server.facade.response_mapping import ChunkEncoder, WholeEncoder
+from penstock.server.facade.tokenizer_bundle import CHUNK_BYTES, TokenizerBundle, make_bundle
+from penstock.server.facade.worker_info import (
+    SERVER_TYPE,
+    load_of,
+    model_info_of,
+    server_info_of,
+)
+from penstock.server.front.errors import ErrorReason, RequestError, refuse, refuse_feature
+from penstock.server.front.front import Front
+from penstock.server.front.request_account import RequestAccount
+from penstock.server.link.ports import EngineHello
+from penstock.server.rpc.call_opening import begin_call, open_request
+from penstock.server.rpc.delivery import deliver
+from penstock.server.rpc.gate import Gate
+from penstock.server.rpc.handlers import CallFailed, Context, HandlerWrapper
+from penstock.server.rpc.mapping_in.generation import check_request_id
+from penstock.server.rpc.mapping_in.violations import Violations
+from penstock.server.rpc.parsing import num_unknown_fields, parse
+from penstock.server.rpc.request_accounts import CallAccounts
+from penstock.server.security.rights import Right
+
+SERVICE_NAME: Final = "vllm.grpc.engine.VllmEngine"
+MISSING_METHODS: Final = {
+    "Embed": ("embeddings", Right.GENERATE),
+    "FlushCache": ("cache_flush", Right.OPERATIONS_WRITE),
+    "StartProfile": ("profiles_by_gateway", Right.OPERATIONS_WRITE),
+    "StopProfile": ("profiles_by_gateway", Right.OPERATIONS_WRITE),
+}
+"""Methods that are refused, with the feature that they would take."""
+_MAX_ABORTS: Final = 1024
+
+
+class VllmEngineService:
+    """The handlers. `show`: where the engine shows its load, None for nowhere.
+
+    `wall_clock`: seconds since 1970.
+    """
+
+    name = SERVICE_NAME
+
+    def __init__(
+        self,
+        front: Front,
+        gate: Gate,
+        show: LoadShow | None = None,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._front = front
+        self._gate = gate
+        self._accounts = CallAccounts(front, SERVICE_NAME)
+        self._loads = LoadReport(show, front.clock)
+        self._wall_clock = wall_clock
+        self._started_s = front.clock()
+        self._bundle: asyncio.Task[TokenizerBundle] | None = None
+
+    def handlers(self, wrapper: HandlerWrapper) -> "grpc.GenericRpcHandler":
+        """All methods of the service."""
+        guard, guard_stream = self._gate.unary, self._gate.stream
+        methods: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
+            "Generate": wrapper.stream_request("Generate", self.generate, self._accounts),
+            "Abort": wrapper.unary("Abort", self.abort),
+            "HealthCheck": wrapper.unary("HealthCheck", self.health_check),
+            "GetModelInfo": wrapper.unary("GetModelInfo", guard(Right.MODELS, self.model_info)),
+            "GetServerInfo": wrapper.unary("GetServerInfo", guard(Right.MODELS, self.server_info)),
+            "GetLoads": wrapper.unary("GetLoads", guard(Right.OPERATIONS_READ, self.loads)),
+            "GetTokenizer": wrapper.server_stream(
+                "GetTokenizer", guard_stream(Right.MODELS, self.tokenizer)
+            ),
+            "SubscribeKvEvents": wrapper.server_stream(
+                "SubscribeKvEvents", guard_stream(Right.OPERATIONS_READ, _refuse_kv_events)
+            ),
+        }
+        for method, (feature, right) in MISSING_METHODS.items():
+            methods[method] = wrapper.unary(method, guard(right, _refusing(feature)))
+        return grpc.method_handlers_generic_handler(SERVICE_NAME, methods)
+
+    async def generate(self, data: bytes, context: Context, account: RequestAccount) -> None:
+        """One request, as a stream of chunks or as one answer for each output."""
+        times = begin_call(self._gate, context, account)
+        message = parse(vllm.GenerateRequest, data)
+        del data
+        request = None
+        try:
+            own = own_request(message)
+            self._accounts.describe(account, own, is_stream=message.stream)
+            self._front.counters.num_unknown_fields += num_unknown_fields(message)
+            encoder = ChunkEncoder() if message.stream else WholeEncoder()
+            del message
+            request = await open_request(self._front, own, times, account)
+            del own
+            await deliver(self._front, request, encoder, context, account)
+            if encoder.usage is not None:
+                self._loads.note(encoder.usage)
+        except CallFailed as error:
+            raise CallFailed(in_foreign_words(error.refusal), error.request_id) from None
+        except RequestError as error:
+            request_id = "" if request is None else request.request_id
+            raise CallFailed(in_foreign_words(error.refusal), request_id) from None
+        finally:
+            if request is not None:
+                self._front.release(request)
+
+    async def abort(self, data: bytes, context: Context) -> bytes:
+        """Cancel live requests of the caller's tenant; those that are over are over."""
+        tenant = self._gate.admit(context, Right.CANCEL).tenant
+        message = parse(vllm.AbortRequest, data)
+        violations = Violations()
+        if violations.count("request_ids", len(message.request_ids), _MAX_ABORTS):
+            for index, request_id in enumerate(message.request_ids):
+                check_request_id(f"request_ids[{index}]", request_id, violations)
+        violations.raise_if_any()
+        for request_id in dict.fromkeys(message.request_ids):
+            try:
+                await self._front.cancel(request_id, tenant)
+            except RequestError as error:
+                if error.reason is not ErrorReason.REQUEST_NOT_FOUND:
+                    raise
+        return vllm.AbortResponse().SerializeToString()
+
+    async def health_check(self, data: bytes, context: Context) -> bytes:
+        """Whether requests are taken. Where not, a status says so: gateways route to any answer."""
+        del context
+        parse(vllm.HealthCheckRequest, data)
+        self._hello()
+        return vllm.HealthCheckResponse(healthy=True, message="serving").SerializeToString()
+
+    async def model_info(self, data: bytes, context: Context) -> bytes:
+        """What the model is, for whoever is about to route to it."""
+        del context
+        parse(vllm.GetModelInfoRequest, data)
+        self._hello()
+        info = model_info_of(self._front.text.files, self._front.current_limits())
+        return info.SerializeToString()
+
+    async def server_info(self, data: bytes, context: Context) -> bytes:
+        """What the worker is."""
+        del context
+        parse(vllm.GetServerInfoRequest, data)
+        uptime_s = self._front.clock() - self._started_s
+        return server_info_of(self._hello().executor, uptime_s).SerializeToString()
+
+    async def loads(self, data: bytes, context: Context) -> bytes:
+        """How busy the engine is, with the requests of all callers."""
+        del context
+        message = parse(vllm.GetLoadsRequest, data)
+        response = vllm.GetLoadsResponse(
+            timestamp=datetime.fromtimestamp(self._wall_clock(), UTC).isoformat(),
+            version=SERVER_TYPE,
+            dp_rank_count=1,
+        )
+        info = self._hello().executor
+        if message.dp_rank == 0:
+            response.loads.append(load_of(self._loads.load(info)))
+        return response.SerializeToString()
+
+    async def tokenizer(self, data: bytes, context: Context) -> None:
+        """The tokenizer's files as an archive, in parts."""
+        parse(common_pb2.GetTokenizerRequest, data)
+        if self._bundle is None or (self._bundle.done() and self._bundle.exception() is not None):
+            folder = self._front.text.files.path
+            self._bundle = asyncio.create_task(asyncio.to_thread(make_bundle, folder))
+        # Shared: one caller that leaves does not take the archive from the others.
+        bundle = await asyncio.shield(self._bundle)
+        for start in range(0, len(bundle.data), CHUNK_BYTES):
+            chunk = common_pb2.GetTokenizerChunk(data=bundle.data[start : start + CHUNK_BYTES])
+            if start + CHUNK_BYTES >= len(bundle.data):
+                chunk.sha256 = bundle.sha256
+            await context.write(chunk.SerializeToString())
+
+    def _hello(self) -> EngineHello:
+        """Of the engine that serves. Raises RequestError while requests are refused."""
+        self._front.current_limits()
+        hello = self._front.hello
+        if hello is None:
+            raise refuse(ErrorReason.ENGINE_DOWN)
+        return hello
+
+
+async def _refuse_kv_events(data: bytes, context: Context) -> None:
+    """At once: a gateway that hears nothing for two seconds gives the worker up."""
+    del data, context
+    raise refuse_feature("kv_events")
+
+
+def _refusing(feature: str) -> Callable[[bytes, Context], Any]:
+    async def refuse_call(data: bytes, context: Context) -> bytes:
+        del data, context
+        raise refuse_feature(feature)
+
+    return refuse_call

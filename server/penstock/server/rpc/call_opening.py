@@ -1,0 +1,60 @@
+"""The way of one request into a front, whatever contract its call came by.
+
+Owns who may bring one, when it is due, and that a refusal names the request it belongs to. The
+message that it takes is ours; who speaks another contract translates first.
+"""
+
+from penstock.scheduler.request import NO_TIME
+from penstock.server.front.errors import RequestError
+from penstock.server.front.front import Front
+from penstock.server.front.live_request import LiveRequest
+from penstock.server.front.request_account import RequestAccount
+from penstock.server.front.submission import CallTimes
+from penstock.server.rpc.gate import Gate
+from penstock.server.rpc.handlers import CallFailed, Context
+from penstock.server.rpc.mapping_in.generation import read_generation, valid_request_id
+from penstock.server.rpc.outcomes import call_timeout_s
+from penstock.server.rpc.parsing import num_unknown_fields
+from penstock.server.security.rights import Right
+from penstock.server.telemetry.trace_context import trace_metadata
+from penstock.v1 import generation_service_pb2 as pb
+
+
+def begin_call(gate: Gate, context: Context, account: RequestAccount) -> CallTimes:
+    """Whose request it is, and when its call arrived and must end. Raises RequestError."""
+    account.call_timeout_s = call_timeout_s(context)
+    caller = gate.admit(context, Right.GENERATE)
+    account.tenant, account.max_priority = caller.tenant, caller.max_priority
+    arrival_s = account.arrival_s
+    deadline_s = min(arrival_s + account.call_timeout_s, NO_TIME)
+    return CallTimes(arrival_s=arrival_s, call_deadline_s=deadline_s)
+
+
+async def open_request(
+    front: Front, message: pb.GenerateRequest, times: CallTimes, account: RequestAccount
+) -> LiveRequest:
+    """Judge the message and take its request in; the caller releases it. Raises CallFailed."""
+    try:
+        generation = read_generation(
+            message,
+            front.current_limits(),
+            front.model_names,
+            tenant=account.tenant,
+            max_priority=account.max_priority,
+            trace_id=account.trace.trace_id,
+        )
+        front.counters.num_unknown_fields += num_unknown_fields(message)
+        return await front.open(generation, times, account)
+    except RequestError as error:
+        account.request_id = valid_request_id(message)
+        raise CallFailed(error.refusal, account.request_id) from None
+
+
+async def tell_trace(context: Context, account: RequestAccount) -> None:
+    """Say where the request can be looked up, before its first message and never sooner.
+
+    Whoever has headers cannot try again: a refusal must come before them, so it brings its trace in
+    its trailers.
+    """
+    if metadata := trace_metadata(account.trace):
+        await context.send_initial_metadata(metadata)

@@ -1,0 +1,16 @@
+"""What tests with the gateway need: its contract, and for some the gateway and a client for it."""
+
+from __future__ import annotations
+
+import pytest
+
+from support.gateway import CONTRACT, missing_packages
+
+collect_ignore_glob = ["test_facade_*.py"] if CONTRACT in missing_packages() else []
+
+
+@pytest.fixture(autouse=True, scope="module")
+def needs_gateway(request: pytest.FixtureRequest) -> None:
+    missing = missing_packages()
+    if missing and request.path.name.startswith("test_smg_"):
+        pytest.skip(f"not installed: {', '.join(missing)}")

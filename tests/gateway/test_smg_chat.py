@@ -1,0 +1,244 @@
+"""An OpenAI client through the real gateway: what crosses, and what comes back."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from penstock.client import ChatMessage, Client, OperationsClient, TextPrompt
+from support.gateway import Gateway, gateway, openai, openai_client
+from support.observation import model_of, observed, until_stats
+from support.otlp_receiver import Receiver, grpc_receiver
+from support.service import Service, simulated
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+MESSAGES = [{"role": "user", "content": "What is a penstock?"}]
+TRACE_ID, SPAN_ID = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
+
+
+@dataclass
+class House:
+    """Two workers, the gateway in front of them, and who collects the traces of all."""
+
+    workers: list[Service]
+    operations: list[OperationsClient]
+    gateway: Gateway
+    openai: Any
+    receiver: Receiver
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def house() -> AsyncIterator[House]:
+    async with contextlib.AsyncExitStack() as stack:
+        receiver = stack.enter_context(grpc_receiver())
+        workers, operations = [], []
+        for _ in range(2):
+            service, client = await stack.enter_async_context(
+                observed(*simulated(), "--facade", "smg", "--otlp-endpoint", receiver.endpoint)
+            )
+            workers.append(service)
+            operations.append(client)
+        collector = receiver.endpoint.removeprefix("http://")
+        made = await stack.enter_async_context(
+            gateway(
+                *(worker.address for worker in workers),
+                arguments=("--enable-trace", "--otlp-traces-endpoint", collector),
+            )
+        )
+        client = await stack.enter_async_context(openai_client(made))
+        yield House(workers, operations, made, client, receiver)
+
+
+async def read(stream: Any) -> tuple[dict[int, str], dict[int, str], Any]:
+    """Texts and finish reasons by choice, and the usage."""
+    texts: dict[int, str] = {}
+    reasons: dict[int, str] = {}
+    usage = None
+    async for chunk in stream:
+        usage = chunk.usage or usage
+        for choice in chunk.choices:
+            delta = choice.delta.content if hasattr(choice, "delta") else choice.text
+            texts[choice.index] = texts.get(choice.index, "") + (delta or "")
+            if choice.finish_reason:
+                reasons[choice.index] = choice.finish_reason
+    return texts, reasons, usage
+
+
+async def test_chat_streams_what_the_worker_says_itself(house: House) -> None:
+    async with Client(house.workers[0].address) as direct:
+        messages = [ChatMessage(role="user", content="What is a penstock?")]
+        wanted = await direct.generate_once(messages, max_tokens=24, temperature=0.0)
+    stream = await house.openai.chat.completions.create(
+        model="demo",
+        messages=MESSAGES,
+        max_tokens=24,
+        temperature=0.0,
+        stream=True,
+        stream_options={"include_usage": True},
+    )
+
+    texts, reasons, usage = await read(stream)
+
+    assert texts == {0: wanted.text}
+    assert reasons == {0: "length"}
+    assert usage.completion_tokens == 24
+    assert usage.prompt_tokens == wanted.finished.usage.num_prompt_tokens
+
+
+async def test_completions_and_seeds_are_the_workers(house: House) -> None:
+    """Seeds cross. The gateway puts no begin-of-sequence token before a plain text."""
+    prompt = TextPrompt(text="The gate opens", add_special_tokens=False)
+    async with Client(house.workers[0].address) as direct:
+        wanted = await direct.generate_once(prompt, max_tokens=16, seed=7)
+    answer = await house.openai.completions.create(
+        model="demo", prompt="The gate opens", max_tokens=16, seed=7
+    )
+
+    assert answer.choices[0].text == wanted.text
+    assert answer.usage.prompt_tokens == wanted.finished.usage.num_prompt_tokens
+    assert answer.usage.completion_tokens == 16
+
+
+async def test_several_choices_with_logprobs(house: House) -> None:
+    stream = await house.openai.chat.completions.create(
+        model="demo", messages=MESSAGES, max_tokens=6, n=3, stream=True,
+        stream_options={"include_usage": True},
+    )  # fmt: skip
+    texts, reasons, usage = await read(stream)
+    assert set(texts) == {0, 1, 2}
+    assert len(set(texts.values())) == 3
+    assert reasons == dict.fromkeys(texts, "length")
+    assert usage.completion_tokens == 18
+
+    whole = await house.openai.chat.completions.create(
+        model="demo", messages=MESSAGES, max_tokens=6, logprobs=True, top_logprobs=2
+    )
+    told = whole.choices[0].logprobs.content
+    assert len(told) == 6
+    assert all(len(one.top_logprobs) == 2 for one in told)
+    assert "".join(one.token for one in told) == whole.choices[0].message.content
+
+
+async def test_a_stop_string_ends_the_work(house: House) -> None:
+    """The gateway would cut the text by itself, and let the worker run to the end."""
+    long = await house.openai.chat.completions.create(
+        model="demo", messages=MESSAGES, max_tokens=40, temperature=0.0
+    )
+    text = long.choices[0].message.content
+    stop = text[len(text) // 4 : len(text) // 4 + 6]
+    stream = await house.openai.chat.completions.create(
+        model="demo", messages=MESSAGES, max_tokens=40, temperature=0.0, stop=stop, stream=True,
+        stream_options={"include_usage": True},
+    )  # fmt: skip
+
+    texts, reasons, usage = await read(stream)
+
+    assert texts == {0: text[: text.index(stop)]}
+    assert reasons == {0: "stop"}
+    assert usage.completion_tokens < 40
+
+
+@pytest.mark.parametrize("is_stream", [True, False])
+async def test_a_client_that_leaves_takes_its_work_along(house: House, is_stream: bool) -> None:
+    call = house.openai.chat.completions.create(
+        model="demo", messages=MESSAGES, max_tokens=900, stream=is_stream
+    )
+    if is_stream:
+        stream = await call
+        await anext(aiter(stream))
+        await stream.close()
+    else:
+        task = asyncio.create_task(call)
+        await until_one_runs(house.operations)
+        task.cancel()
+
+    # 900 steps take nine seconds; whatever ends before they can is an abort.
+    async with asyncio.timeout(6):
+        for one in house.operations:
+            await until_stats(one, is_idle)
+
+
+async def until_one_runs(operations: list[OperationsClient]) -> None:
+    """Wait until one of the workers, whichever the gateway chose, has something to do."""
+    watches = [asyncio.create_task(until_stats(one, is_running)) for one in operations]
+    await asyncio.wait(watches, return_when=asyncio.FIRST_COMPLETED)
+    for watch in watches:
+        watch.cancel()
+    await asyncio.gather(*watches, return_exceptions=True)
+
+
+def is_running(stats: Any) -> bool:
+    return bool(model_of(stats).num_processing)
+
+
+def is_idle(stats: Any) -> bool:
+    return not model_of(stats).num_processing and not model_of(stats).num_pending
+
+
+async def test_a_form_is_refused_where_the_executor_has_none(house: House) -> None:
+    """Not ignored: the client is told, once, by a status that says so."""
+    with pytest.raises(openai().APIStatusError) as caught:
+        await house.openai.chat.completions.create(
+            model="demo", messages=MESSAGES, max_tokens=8, response_format={"type": "json_object"}
+        )
+
+    assert caught.value.status_code == 501
+    assert "json_schema" in str(caught.value)
+
+
+async def test_what_is_off_is_told_by_its_foreign_name(house: House) -> None:
+    with pytest.raises(openai().BadRequestError) as caught:
+        await house.openai.chat.completions.create(
+            model="demo", messages=MESSAGES, max_tokens=8, stop="s" * 65
+        )
+
+    assert "sampling_params.stop[0]" in str(caught.value)
+
+
+async def test_the_trace_goes_from_the_caller_through_the_gateway_into_the_engine(
+    house: House,
+) -> None:
+    answer = await house.openai.chat.completions.create(
+        model="demo", messages=MESSAGES, max_tokens=4,
+        extra_headers={"traceparent": f"00-{TRACE_ID}-{SPAN_ID}-01"},
+    )  # fmt: skip
+    assert answer.usage.completion_tokens == 4
+
+    spans = await asyncio.to_thread(house.receiver.wait_for_names, TRACE_ID, WANTED_SPANS)
+
+    by_name = {span.name: span for span in spans}
+    root = by_name["vllm.grpc.engine.VllmEngine/Generate"]
+    gateways = {span.span_id: span.name for span in spans if span.name in GATEWAY_SPANS}
+    assert gateways[root.parent_span_id] == "grpc_execute"
+    assert by_name["http_request"].parent_span_id.hex() == SPAN_ID
+    assert {by_name[name].parent_span_id for name in ("queue", "prefill", "decode")} == {
+        root.span_id
+    }
+
+
+GATEWAY_SPANS = ("http_request", "grpc_execute")
+WANTED_SPANS = frozenset(
+    (*GATEWAY_SPANS, "vllm.grpc.engine.VllmEngine/Generate", "queue", "prefill", "decode")
+)
+
+
+async def test_the_gateway_knows_its_workers_and_their_load(house: House) -> None:
+    listed = (await house.gateway.get("/workers"))["workers"]
+    assert {one["url"] for one in listed} == {f"grpc://{w.address}" for w in house.workers}
+    for one in listed:
+        assert one["is_healthy"]
+        assert one["runtime_type"] == "vllm"
+        assert one["model_id"] == "demo"
+        assert one["labels"]["max_num_seqs"] == "64"
+        assert one["labels"]["page_size"] == "16"
+
+    loads = (await house.gateway.get("/loads"))["loads"]
+    assert loads  # the others are asked in turn
+    assert all(one["max_running_requests"] == 64 for one in loads)
+    assert all(one["max_total_num_tokens"] > 0 for one in loads)

@@ -1,0 +1,140 @@
+"""Workers of the real gateway come and go: who is served does not notice, as far as can be."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from typing import Any
+
+from support.gateway import PATIENCE_S, gateway, openai, openai_client
+from support.observation import num_completed, observed, until_stats
+from support.service import simulated, started
+
+NUM_CALLERS = 4
+RETRIES = ("--retry-max-retries", "2")
+"""As docs/gateway.md has it."""
+WORKER = (*simulated(), "--facade", "smg", "--fronts", "1")
+
+
+async def ask(client: Any, num: int, max_tokens: int = 10) -> int:
+    """One request of its own; how many tokens came of it."""
+    answer: Any = await client.completions.create(
+        model="demo", prompt=f"request {num}", max_tokens=max_tokens
+    )
+    count: int = answer.usage.completion_tokens
+    return count
+
+
+async def test_a_worker_that_is_killed_costs_its_own_streams_and_no_more() -> None:
+    async with contextlib.AsyncExitStack() as stack:
+        first, second = await asyncio.gather(
+            *(stack.enter_async_context(started(*WORKER)) for _ in range(2))
+        )
+        made = await stack.enter_async_context(
+            gateway(first.address, second.address, arguments=RETRIES)
+        )
+        client = await stack.enter_async_context(openai_client(made))
+        streams = [
+            await client.completions.create(
+                model="demo", prompt=f"long {num}", max_tokens=300, stream=True
+            )
+            for num in range(2)
+        ]  # round robin: one on each
+        for one in streams:
+            await anext(aiter(one))
+
+        first.signal(signal.SIGKILL)
+        await first.ended()
+
+        ended = await asyncio.gather(*(read_out(one) for one in streams), return_exceptions=True)
+        assert sum(isinstance(one, openai().APIError) for one in ended) == 1, ended
+        assert sum(one == "length" for one in ended) == 1, ended
+        assert [await ask(client, num) for num in range(8)] == [10] * 8
+
+
+async def test_an_engine_that_dies_costs_a_pause() -> None:
+    """The worker lives on, and its front goes on with the next engine where this one was."""
+    async with (
+        started(*WORKER) as worker,
+        gateway(worker.address) as made,
+        openai_client(made) as client,
+    ):
+        whole = await client.completions.create(
+            model="demo", prompt="once", max_tokens=200, temperature=0.0
+        )
+        stream = await client.completions.create(
+            model="demo", prompt="once", max_tokens=200, temperature=0.0, stream=True
+        )
+        texts: list[str] = []
+        async for chunk in stream:
+            texts += [choice.text for choice in chunk.choices]
+            if len(texts) == 20:
+                os.kill(await worker.next_pid("engine"), signal.SIGKILL)
+
+        assert "".join(texts) == whole.choices[0].text
+        assert await worker.next_pid("engine")
+
+
+async def read_out(stream: Any) -> str | None:
+    reason = None
+    async for chunk in stream:
+        for choice in chunk.choices:
+            reason = choice.finish_reason or reason
+    return reason
+
+
+async def test_no_request_fails_while_one_worker_drains_and_a_third_joins() -> None:
+    async with contextlib.AsyncExitStack() as stack:
+        first, second, (third, operations) = await asyncio.gather(
+            stack.enter_async_context(started(*WORKER)),
+            stack.enter_async_context(started(*WORKER)),
+            stack.enter_async_context(observed(*WORKER)),
+        )
+        made = await stack.enter_async_context(
+            gateway(first.address, second.address, arguments=RETRIES)
+        )
+        client = await stack.enter_async_context(openai_client(made))
+        load = Load(client)
+        callers = [asyncio.create_task(load.run()) for _ in range(NUM_CALLERS)]
+        await load.until(2 * NUM_CALLERS)
+
+        await made.add_worker(third.address)
+        await load.until(load.num_done + 2 * NUM_CALLERS)
+        first.signal(signal.SIGTERM)
+        assert await first.ended() == 0
+        await load.until(load.num_done + 4 * NUM_CALLERS)
+        load.is_over = True
+        await asyncio.gather(*callers)
+
+        assert load.failures == []
+        assert load.num_done >= 8 * NUM_CALLERS
+        await until_stats(operations, lambda stats: num_completed(stats) > 0)
+
+
+class Load:
+    """Callers that ask again as soon as they have their answer."""
+
+    def __init__(self, client: Any) -> None:
+        self.num_done = 0
+        self.failures: list[Exception] = []
+        self.is_over = False
+        self._client = client
+        self._news = asyncio.Condition()
+
+    async def run(self) -> None:
+        """One of them."""
+        while not self.is_over:
+            try:
+                assert await ask(self._client, self.num_done) == 10
+            except openai().APIError as error:
+                self.failures.append(error)
+            async with self._news:
+                self.num_done += 1
+                self._news.notify_all()
+
+    async def until(self, num: int) -> None:
+        """Wait for so many answers."""
+        async with asyncio.timeout(PATIENCE_S), self._news:
+            await self._news.wait_for(lambda: self.num_done >= num)

@@ -1,0 +1,34 @@
+"""The gateway's page names what is refused, and the versions that the extra allows."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from pathlib import Path
+
+import penstock.v1 as pb
+from penstock.server.facade.service import MISSING_METHODS, SERVICE_NAME
+from penstock.server.metrics import labels
+
+ROOT = Path(pb.__file__).parents[3]
+PAGE = (ROOT / "docs" / "gateway.md").read_text(encoding="utf-8")
+
+
+def test_the_page_names_what_is_not_there() -> None:
+    assert [
+        method for method in (*MISSING_METHODS, "SubscribeKvEvents") if method not in PAGE
+    ] == []
+    for name in ("structural_tag", "truncate_prompt_tokens"):
+        assert name in PAGE
+
+
+def test_the_page_names_the_metric() -> None:
+    assert f'method="{SERVICE_NAME}/Generate"' in PAGE
+    assert f"{SERVICE_NAME}/Generate" in labels.FOREIGN_METHODS
+
+
+def test_the_page_tells_the_version_that_was_tried() -> None:
+    major, minor, patch = (int(part) for part in version("smg-grpc-proto").split("."))
+
+    assert "smg-grpc-proto 0.4.28" in PAGE
+    assert (major, minor) == (0, 4)
+    assert patch >= 28

@@ -1,0 +1,105 @@
+"""Whatever a gateway sends: a request of ours, or a refusal that names a field of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+from smg_grpc_proto.generated import vllm_engine_pb2 as vllm
+
+from penstock.server.facade.foreign_paths import in_foreign_words
+from penstock.server.facade.request_mapping import own_request
+from penstock.server.front.config import FrontConfig
+from penstock.server.front.errors import ErrorReason, Refusal, RequestError
+from penstock.server.front.limits import Limits
+from penstock.server.rpc.mapping_in.generation import read_generation
+from penstock.server.rpc.parsing import num_unknown_fields, parse
+from support.fronts import INFO
+
+LIMITS = Limits.of(FrontConfig(), INFO)
+REASONS = {
+    ErrorReason.INVALID_ARGUMENT,
+    ErrorReason.PROMPT_TOO_LONG,
+    ErrorReason.MALFORMED_REQUEST,
+    ErrorReason.FEATURE_UNSUPPORTED,
+}
+FOREIGN_ROOTS = {field.name for field in vllm.GenerateRequest.DESCRIPTOR.fields} | {"input"}
+
+numbers = st.floats(width=32)
+params = st.fixed_dictionaries(
+    {},
+    optional={
+        "temperature": numbers,
+        "top_p": numbers,
+        "top_k": st.integers(0, 2**32 - 1),
+        "min_p": numbers,
+        "frequency_penalty": numbers,
+        "presence_penalty": numbers,
+        "repetition_penalty": numbers,
+        "max_tokens": st.integers(0, 2**32 - 1),
+        "min_tokens": st.integers(0, 2**32 - 1),
+        "stop": st.lists(st.text(max_size=70), max_size=18),
+        "stop_token_ids": st.lists(st.integers(0, 2**32 - 1), max_size=18),
+        "ignore_eos": st.booleans(),
+        "n": st.integers(0, 40),
+        "logprobs": st.integers(-2, 30),
+        "prompt_logprobs": st.integers(-2, 30),
+        "seed": st.integers(-(2**31), 2**31 - 1),
+        "logit_bias": st.dictionaries(st.integers(-5, 2**31 - 1), numbers, max_size=4),
+        "json_schema": st.text(max_size=20),
+    },
+)
+
+
+def refusal_of(take: Callable[[], object]) -> Refusal | None:
+    """What is said of it; None where it is taken."""
+    try:
+        take()
+    except RequestError as error:
+        return in_foreign_words(error.refusal)
+    return None
+
+
+def judge(message: vllm.GenerateRequest) -> None:
+    def take() -> None:
+        own = own_request(message)
+        num_unknown_fields(message)
+        generation = read_generation(own, LIMITS, ("tiny",))
+        assert generation.output.return_token_ids
+
+    refusal = refusal_of(take)
+    if refusal is not None:
+        assert refusal.reason in REASONS
+        for violation in refusal.violations:
+            assert violation.path.partition(".")[0].partition("[")[0] in FOREIGN_ROOTS
+
+
+@given(ids=st.lists(st.integers(0, 2**32 - 1), max_size=6), given_params=params, id_=st.text())
+def test_every_request_is_ours_or_refused(
+    ids: list[int], given_params: dict[str, Any], id_: str
+) -> None:
+    message = vllm.GenerateRequest(request_id=id_)
+    message.tokenized.input_ids.extend(ids)
+    message.sampling_params.CopyFrom(vllm.SamplingParams(**given_params))
+
+    judge(message)
+
+
+@given(data=st.binary(max_size=200))
+def test_bytes_are_a_request_or_malformed(data: bytes) -> None:
+    refusal = refusal_of(lambda: parse(vllm.GenerateRequest, data))
+
+    if refusal is None:
+        judge(vllm.GenerateRequest.FromString(data))
+    else:
+        assert refusal.reason is ErrorReason.MALFORMED_REQUEST
+
+
+def test_fields_of_a_later_release_are_counted_beside_a_map() -> None:
+    message = vllm.GenerateRequest(text="hello")
+    message.sampling_params.logit_bias[3] = 1.0
+    later = message.SerializeToString() + b"\xf8\x3f\x01"  # field 1023, an integer
+
+    assert num_unknown_fields(vllm.GenerateRequest.FromString(later)) == 1

@@ -1,0 +1,219 @@
+"""A gateway's request as one of ours: every field of the real contract, and every default."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from smg_grpc_proto.generated import vllm_engine_pb2 as vllm
+
+from penstock.server.facade.foreign_paths import PATHS, foreign_path, in_foreign_words
+from penstock.server.facade.request_mapping import (
+    MAPPED_FIELDS,
+    REFUSED_FIELDS,
+    UNFELT_FIELDS,
+    own_request,
+)
+from penstock.server.front.config import FrontConfig
+from penstock.server.front.errors import ErrorReason, RequestError
+from penstock.server.front.limits import Limits
+from penstock.server.rpc.mapping_in.generation import read_generation
+from penstock.v1 import generation_service_pb2 as pb
+from support.fronts import INFO
+
+LIMITS = Limits.of(FrontConfig(), INFO)
+
+
+def asked(**params: Any) -> vllm.GenerateRequest:
+    """A request of two tokens with these sampling parameters."""
+    message = vllm.GenerateRequest(request_id="r-1", stream=True)
+    message.tokenized.input_ids.extend([5, 6])
+    message.sampling_params.CopyFrom(vllm.SamplingParams(**params))
+    return message
+
+
+def refused(message: vllm.GenerateRequest) -> RequestError:
+    with pytest.raises(RequestError) as caught:
+        own_request(message)
+    return caught.value
+
+
+def field_paths(descriptor: Any, prefix: str = "") -> Iterator[str]:
+    """Leaves, but for what is refused as a whole."""
+    for field in descriptor.fields:
+        path = f"{prefix}{field.name}"
+        is_map = field.message_type is not None and field.message_type.GetOptions().map_entry
+        if field.message_type is None or is_map or path in REFUSED_FIELDS:
+            yield path
+        else:
+            yield from field_paths(field.message_type, f"{path}.")
+
+
+def test_no_field_of_the_contract_is_forgotten() -> None:
+    """A newer release that adds one fails here before anybody's option is ignored."""
+    known = MAPPED_FIELDS | UNFELT_FIELDS | REFUSED_FIELDS.keys()
+
+    assert set(field_paths(vllm.GenerateRequest.DESCRIPTOR)) == known
+
+
+def test_what_is_not_said_is_not_said_to_us() -> None:
+    """Plain fields read as 0 where a gateway left them out: that is no temperature, no top_p."""
+    own = own_request(asked())
+
+    wanted = pb.GenerateRequest(request_id="r-1")
+    wanted.token_ids.ids.extend([5, 6])
+    wanted.output.return_token_ids = True
+    wanted.sampling.SetInParent()
+    wanted.stopping.SetInParent()
+    own.sampling.SetInParent()
+    own.stopping.SetInParent()
+    assert own == wanted
+    generation = read_generation(own, LIMITS, ("tiny",))
+    assert generation.sampling.params.temperature == 1.0
+    assert generation.sampling.params.top_p == 1.0
+    assert generation.sampling.params.repetition_penalty == 1.0
+    assert generation.sampling.num_outputs == 1
+
+
+def test_every_option_has_its_place() -> None:
+    own = own_request(
+        asked(
+            temperature=0.0, top_p=0.5, top_k=7, min_p=0.25, frequency_penalty=0.5,
+            presence_penalty=-0.5, repetition_penalty=1.5, max_tokens=9, min_tokens=2,
+            stop=["a", "b"], stop_token_ids=[3], ignore_eos=True, n=2, logprobs=3,
+            prompt_logprobs=0, seed=11, include_stop_str_in_output=True,
+            logit_bias={8: 1.5, 4: -2.0}, skip_special_tokens=True,
+        )
+    )  # fmt: skip
+
+    sampling, stopping = own.sampling, own.stopping
+    assert sampling.HasField("temperature")
+    assert sampling.temperature == 0.0
+    assert (sampling.top_p, sampling.top_k, sampling.min_p) == (0.5, 7, 0.25)
+    assert (sampling.frequency_penalty, sampling.presence_penalty) == (0.5, -0.5)
+    assert (sampling.repetition_penalty, sampling.n, sampling.seed) == (1.5, 2, 11)
+    assert [(one.token_id, one.bias) for one in sampling.logit_bias] == [(4, -2.0), (8, 1.5)]
+    assert (stopping.max_tokens, stopping.min_tokens) == (9, 2)
+    assert list(stopping.stop_strings) == ["a", "b"]
+    assert list(stopping.stop_token_ids) == [3]
+    assert stopping.ignore_eos
+    assert stopping.include_stop_string
+    assert own.output.logprobs == 3
+    assert own.output.HasField("prompt_logprobs")
+    assert own.output.return_token_ids
+
+
+def test_text_goes_where_text_belongs() -> None:
+    assert own_request(vllm.GenerateRequest(text="hello")).text.text == "hello"
+
+
+@pytest.mark.parametrize("seed", [-1, -(2**31)])
+def test_a_seed_below_zero_is_a_seed(seed: int) -> None:
+    own = own_request(asked(seed=seed))
+
+    assert own.sampling.seed == seed % 2**64
+
+
+@pytest.mark.parametrize(
+    ("params", "kind", "text"),
+    [
+        ({"json_schema": "{}"}, "json_schema", "{}"),
+        ({"json_object": True}, "json_schema", '{"type":"object"}'),
+        ({"regex": "a+"}, "regex", "a+"),
+        ({"grammar": 'root ::= "a"'}, "grammar", 'root ::= "a"'),
+    ],
+)
+def test_forms(params: dict[str, Any], kind: str, text: str) -> None:
+    own = own_request(asked(**params))
+
+    assert own.constraint.WhichOneof("kind") == kind
+    generation = read_generation(own, LIMITS, ("tiny",))
+    assert generation.constraint is not None
+    assert generation.constraint.texts == (text,)
+
+
+def test_choices() -> None:
+    own = own_request(asked(choice=vllm.ChoiceConstraint(choices=["yes", "no"])))
+
+    assert list(own.constraint.choice.choices) == ["yes", "no"]
+
+
+def test_no_object_is_asked_for_by_false() -> None:
+    assert not own_request(asked(json_object=False)).HasField("constraint")
+
+
+@pytest.mark.parametrize("name", ["json_schema", "regex", "grammar"])
+def test_an_empty_form_is_a_fault_and_no_lack_of_one(name: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        read_generation(own_request(asked(**{name: ""})), LIMITS, ("tiny",))
+
+    (violation,) = in_foreign_words(caught.value.refusal).violations
+    assert violation.path == f"sampling_params.{name}"
+
+
+@pytest.mark.parametrize("path", sorted(REFUSED_FIELDS))
+def test_what_cannot_be_had_is_refused_by_name(path: str) -> None:
+    message = asked()
+    if path == "kv_transfer_params_json":
+        message.kv_transfer_params_json = "{}"
+    elif path == "sampling_params.truncate_prompt_tokens":
+        message.sampling_params.truncate_prompt_tokens = 5
+    elif path == "sampling_params.structural_tag":
+        message.sampling_params.structural_tag = "{}"
+    elif path == "extra_mm_inputs":
+        message.extra_mm_inputs.add()
+    else:
+        getattr(message, path).SetInParent()
+
+    refusal = refused(message).refusal
+
+    assert refusal.reason is ErrorReason.FEATURE_UNSUPPORTED
+    assert refusal.metadata == {"feature": REFUSED_FIELDS[path], "field": path}
+
+
+def test_other_ways_that_lead_nowhere() -> None:
+    nothing = vllm.GenerateRequest(request_id="r")
+    other_rank = asked()
+    other_rank.data_parallel_rank = 1
+    for message, path in (
+        (nothing, "input"),
+        (other_rank, "data_parallel_rank"),
+        (asked(logprobs=-1), "sampling_params.logprobs"),
+        (asked(prompt_logprobs=-1), "sampling_params.prompt_logprobs"),
+        (asked(logit_bias={-3: 1.0}), "sampling_params.logit_bias"),
+    ):
+        (violation,) = refused(message).refusal.violations
+        assert violation.path == path
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        ("sampling.top_p", "sampling_params.top_p"),
+        ("sampling.logit_bias[2].token_id", "sampling_params.logit_bias[2].token_id"),
+        ("stopping.stop_strings[3]", "sampling_params.stop[3]"),
+        ("token_ids.ids[7]", "tokenized.input_ids[7]"),
+        ("token_ids.ids", "tokenized.input_ids"),
+        ("constraint.choice.choices[1]", "sampling_params.choice.choices[1]"),
+        ("constraint.json_schema", "sampling_params.json_schema"),
+        ("constraint.json_schema.schema", "sampling_params.json_schema"),
+        ("request_id", "request_id"),
+        ("metadata[x-tenant]", "metadata[x-tenant]"),
+        ("promptly", "promptly"),
+    ],
+)
+def test_fields_are_told_by_the_names_they_were_sent_by(ours: str, theirs: str) -> None:
+    assert foreign_path(ours) == theirs
+
+
+def test_the_names_are_fields_of_both_contracts() -> None:
+    foreign = set(field_paths(vllm.GenerateRequest.DESCRIPTOR)) | {"input", "sampling_params"}
+    for ours, theirs in PATHS.items():
+        assert theirs in foreign, theirs
+        descriptor: Any = pb.GenerateRequest.DESCRIPTOR
+        for name in ours.split("."):
+            assert descriptor is not None, ours
+            if name in descriptor.oneofs_by_name:
+                break
+            descriptor = descriptor.fields_by_name[name].message_type

@@ -1,0 +1,73 @@
+"""`--facade`: what it takes, and who is told what it needs."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.server.cli.facade_options import check_facade
+from penstock.server.cli.serve import BadSetting, build_config, merge_settings
+from penstock.server.config import FrontLaunch, launch_from_json, launch_to_json
+from support.guarded import Premises
+
+
+def settings(environment: dict[str, str] | None = None, **arguments: Any) -> dict[str, Any]:
+    return merge_settings({"executor": "simulated", **arguments}, environment or {})
+
+
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
+
+
+def test_by_itself_there_is_none() -> None:
+    assert build_config(settings()).facade == "none"
+
+
+@pytest.mark.usefixtures("installed")
+def test_flag_and_variable() -> None:
+    assert build_config(settings(facade="smg")).facade == "smg"
+    config = build_config(settings({"PENSTOCK_FACADE": "smg"}))
+    assert config.facade == "smg"
+    launch = FrontLaunch(server=config, socket_path=Path("/tmp/x"), front_id=1, port=1)
+    assert launch_from_json(FrontLaunch, launch_to_json(launch)) == launch
+
+
+def test_an_unknown_one_is_refused_by_name() -> None:
+    with pytest.raises(BadSetting, match="PENSTOCK_FACADE must be one of none, smg"):
+        settings({"PENSTOCK_FACADE": "vllm"})
+    with pytest.raises(BadSetting, match="facade must be one of none, smg"):
+        build_config(settings(facade="vllm"))
+
+
+def test_without_its_package_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+
+    with pytest.raises(BadSetting, match=r"pip install 'penstock\[gateway\]'"):
+        build_config(settings(facade="smg"))
+    build_config(settings())  # needs nothing
+
+
+@pytest.mark.usefixtures("installed")
+def test_what_the_gateway_cannot_show_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    premises = Premises(tmp_path)
+    files: dict[str, Any] = {
+        "policy_file": str(premises.policy_file),
+        "tls_cert": str(premises.cert_file),
+        "tls_key": str(premises.key_file),
+        "tls_client_ca": str(premises.clients.ca_file),
+    }
+    with caplog.at_level(logging.WARNING):
+        config = build_config(settings(facade="smg", **files))
+    assert "the port asks for TLS and credentials and the smg gateway has none" in caplog.text
+
+    caplog.clear()
+    check_facade(build_config(settings(facade="smg")))
+    assert caplog.text == ""
+    assert config.facade == "smg"
