@@ -25,8 +25,15 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux'
 @pytest.fixture
 def sleeper(tmp_path: Path) -> Iterator["subprocess.Popen[bytes]"]:
     program = tmp_path / "a) (b c"
-    program.symlink_to("/bin/sleep")
-    with subprocess.Popen([program, "600"], env={"MARK": "one two", "NEXT": "x"}) as process:
+    program.symlink_to("/bin/cat")
+    environment, pipe = {"MARK": "one two", "NEXT": "x"}, subprocess.PIPE
+    with subprocess.Popen([program], env=environment, stdin=pipe, stdout=pipe) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        # Until it speaks it may be half way into its program, without name and environment.
+        process.stdin.write(b"there\n")
+        process.stdin.flush()
+        assert process.stdout.readline() == b"there\n"
         yield process
         process.kill()
 

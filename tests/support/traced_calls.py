@@ -18,7 +18,7 @@ import grpc
 import grpc.aio
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
-from penstock.client import OperationsClient, RequestState
+from penstock.client import LiveRequest, OperationsClient, RequestState, WaitReason
 from penstock.server.tracing import keys
 from penstock.v1 import generation_service_pb2 as pb
 from support.otlp_receiver import attributes_of
@@ -178,16 +178,22 @@ def _check_trace(spans: Sequence[Span], call: TracedCall, wanted: Expected) -> N
 async def until_listed(
     operations: OperationsClient, calls: Sequence[TracedCall], state: RequestState
 ) -> None:
-    """Return once all of them are in that state, as operators see it."""
+    """Return once all of them are in that state, as operators see it; PENDING: and told why."""
     wanted = {call.request_id for call in calls}
     async with asyncio.timeout(PATIENCE_S):
         async for _ in operations.watch_stats(interval_s=0.1):
             listed = await operations.list_requests()
-            if wanted <= {one.request_id for one in listed if one.state is state}:
+            if wanted <= {one.request_id for one in listed if _is_settled(one, state)}:
                 return
             ended = [f"{call.style}: {await call.outcome()}" for call in calls if call.call.done()]
             assert not ended, f"ended before they were {state.name}: {', '.join(ended)}"
     raise AssertionError("they did not come to that")
+
+
+def _is_settled(one: LiveRequest, state: RequestState) -> bool:
+    # A step must have passed it over before it has a reason to wait.
+    is_told_why = state is not RequestState.PENDING or one.wait_reason is not WaitReason.UNSPECIFIED
+    return one.state is state and is_told_why
 
 
 @contextlib.asynccontextmanager

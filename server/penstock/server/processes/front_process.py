@@ -16,6 +16,7 @@ import uvloop
 from penstock.server.config import FrontLaunch, ServerConfig, launch_from_json
 from penstock.server.facade.installed import NO_FACADE
 from penstock.server.front.queue_gate import QueueGate
+from penstock.server.front.spare_memory import keep_large_apart
 from penstock.server.link.board import BoardView, FrontBeat
 from penstock.server.link.unix_port import UnixEnginePort
 from penstock.server.processes.control import ChildControl
@@ -46,6 +47,7 @@ def main(arguments: list[str]) -> int:
     control.hold_lifeline(launch.socket_path, last_act=end_marked)
     start_logging("front", launch.server)
     allow_many_descriptors()
+    keep_large_apart()
     log.debug("front id %d", launch.front_id)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_serve(control, launch))

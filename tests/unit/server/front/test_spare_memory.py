@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import subprocess
 import sys
 
 import pytest
@@ -59,3 +61,38 @@ def test_this_process_has_memory_and_can_be_trimmed() -> None:
     before = resident_bytes()
     assert before is None or before > 1 << 20
     trim()
+
+
+_WHERE_LARGE_BLOCKS_LIE = """
+import ctypes, sys
+from penstock.server.front.spare_memory import LARGE_BYTES, keep_large_apart
+
+libc = ctypes.CDLL(None)
+libc.malloc.restype = ctypes.c_void_p
+libc.malloc.argtypes = [ctypes.c_size_t]
+libc.free.argtypes = [ctypes.c_void_p]
+
+class Information(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_size_t) for name in (
+        "arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks",
+        "fordblks", "keepcost")]
+
+libc.mallinfo2.restype = Information
+if sys.argv[1] == "apart":
+    keep_large_apart()
+# The first that is freed teaches glibc its size.
+libc.free(libc.malloc(16 * LARGE_BYTES))
+before = libc.mallinfo2().hblks
+libc.malloc(4 * LARGE_BYTES)
+print(libc.mallinfo2().hblks - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc is Linux's")
+@pytest.mark.parametrize(("how", "num_apart"), [("apart", 1), ("as glibc does it", 0)])
+def test_large_blocks_come_from_the_system_one_by_one(how: str, num_apart: int) -> None:
+    if not hasattr(ctypes.CDLL(None), "mallinfo2"):
+        pytest.skip("not on glibc, or on one older than 2.33")
+    command = [sys.executable, "-c", _WHERE_LARGE_BLOCKS_LIE, how]
+    told = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)
+    assert int(told.stdout) == num_apart
