@@ -6,6 +6,7 @@
 #   make soak      five minutes of load while processes are stopped and killed (SOAK_ARGS=--full)
 #   make cases     write the tests into the table of docs/survival-cases.md
 #   make conformance   every language's client against the twenty scenarios; writes docs/conformance.md
+#   make ray       the tests of deploy/ray on a Ray cluster of two nodes, four minutes
 #   make docs      build the site of docs/ into build/site
 #   make pages     write docs/contract.md and the pictures of docs/concepts anew
 #   make fuzz      search for bytes that break something, a quarter of an hour and more
@@ -43,7 +44,7 @@ READY := $(VENV)/.ready-$(shell cat pyproject.toml | cksum | tr ' ' '-')
 PROTOS_READY := $(PROTOS_VENV)/.ready-$(shell cat protos/requirements.txt | cksum | tr ' ' '-')
 PIP := -m pip --disable-pip-version-check --quiet
 
-.PHONY: help install demo test test-pure test-served test-chaos test-transformers-4 unit soak cases conformance docs pages check format protos clean \
+.PHONY: help install demo test test-pure test-served test-chaos test-transformers-4 unit soak cases conformance ray docs pages check format protos clean \
 	check-python check-types check-layers check-protos check-docker
 
 help:
@@ -100,6 +101,11 @@ cases: $(READY)
 
 conformance: $(READY)
 	$(BIN)/python tests/conformance/table.py
+
+ray: $(READY)
+	test -x .venv-ray/bin/python || "$(PYTHON)" -m venv .venv-ray
+	.venv-ray/bin/python $(PIP) install ".[ray]"
+	PENSTOCK_RAY_PYTHON=$(CURDIR)/.venv-ray/bin/python $(BIN)/python -m pytest tests/ray_serve
 
 docs: $(READY)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build

@@ -1,0 +1,45 @@
+"""One Ray node with Penstock on it, for `everywhere_ray`.
+
+    everywhere_ray_site.py HTTP_PORT GRPC_PORT OPTION ...     options of `penstock serve`
+
+A program, because Ray may be in another environment than the benchmarks. Says when it is ready,
+and ends with its stdin.
+"""
+
+# Ray comes with an extra.
+# pyright: reportMissingImports=false
+
+from __future__ import annotations
+
+import sys
+
+import ray
+from ray import serve
+
+from penstock_ray.app import build
+
+
+def main() -> None:
+    """Start, wait, end."""
+    http_port, grpc_port, *options = sys.argv[1:]
+    ray.init(
+        num_cpus=2, object_store_memory=100 << 20, include_dashboard=False, log_to_driver=False
+    )
+    try:
+        serve.start(
+            http_options={"host": "127.0.0.1", "port": int(http_port)},
+            grpc_options={
+                "port": int(grpc_port),
+                "grpc_servicer_functions": ["penstock_ray.methods.add_penstock_to_server"],
+            },
+        )
+        serve.run(build({"serve_options": options}), name="penstock", route_prefix="/")
+        print("ready", flush=True)
+        sys.stdin.read()
+    finally:
+        serve.shutdown()
+        ray.shutdown()
+
+
+if __name__ == "__main__":
+    main()

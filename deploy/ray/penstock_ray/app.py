@@ -1,0 +1,191 @@
+"""The deployment: every replica owns one Penstock service and relays to it what Serve hands it.
+
+Owns what Serve calls: one method per RPC, health, load, the end. The only module, beside
+`ending_carrier`, that knows Ray.
+"""
+
+# Ray comes with an extra, and has types for a part of itself.
+# pyright: reportMissingImports=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+import asyncio
+import contextlib
+import logging
+import os
+from collections.abc import AsyncGenerator, AsyncIterator
+from typing import Any
+
+import grpc
+import ray
+from ray import serve
+
+from penstock_ray.ending_carrier import EndingCarrier, RawMessage, Way, way_of_endings
+from penstock_ray.load import LoadGauge
+from penstock_ray.methods import METHODS, Method
+from penstock_ray.relay import Answer, Ending, Pairs, Relay, passed_on
+from penstock_ray.service import OwnService
+from penstock_ray.settings import Settings, settings_of
+
+log = logging.getLogger("ray.serve")
+_CANCEL = METHODS["Cancel"]
+_BROADCAST_TIMEOUT_S = 5.0
+
+REPLICA_TRAILER = "penstock-replica"
+"""Which replica took a call: the name that Serve's logs and metrics have for it."""
+
+DEPLOYMENT: dict[str, Any] = {
+    "name": "Penstock",
+    # The queue is the engine's: it knows who is urgent, and refuses with details.
+    "max_ongoing_requests": 1000,
+    "health_check_period_s": 5.0,
+    # For streams to end, and then for the service.
+    "graceful_shutdown_timeout_s": 120.0,
+}
+"""What holds where a config file says nothing else."""
+
+
+class PenstockReplica:
+    """One service behind Serve's ingress. It gets a method for each RPC, of that name, below."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._service = OwnService(settings.serve_options, start_timeout_s=settings.start_timeout_s)
+        log.info("penstock serve is process %d, on %s", self._service.pid, self._service.address)
+        self.relay = Relay(self._service.address)
+        self._gauge = LoadGauge(self._service.operations)
+
+    def check_health(self) -> None:
+        """Asked by Serve; an exception makes it replace the replica."""
+        self._service.check()
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """Asked by Serve; what `QueueTimePolicy` goes by."""
+        return (await self._gauge.read()).figures()
+
+    async def Cancel(self, data: bytes, grpc_context: Any) -> RawMessage:
+        """End a request on whichever replica has it: the call came to any of them."""
+        metadata = passed_on(grpc_context.invocation_metadata())
+        answer = await self.relay.unary(_CANCEL, data, metadata)
+        if answer.ending.code is grpc.StatusCode.NOT_FOUND:
+            answer = await self._cancel_elsewhere(data, metadata) or answer
+        return _handed_over(answer, grpc_context)
+
+    async def cancel_here(self, data: bytes, metadata: Pairs) -> Answer:
+        """What another replica asks."""
+        return await self.relay.unary(_CANCEL, data, metadata)
+
+    def about(self) -> dict[str, str | int]:
+        """Where this replica is, for whoever runs the cluster: `handle.broadcast("about")`."""
+        return {
+            "replica": serve.get_replica_context().replica_id.unique_id,
+            "node": ray.get_runtime_context().get_node_id(),
+            "pid": os.getpid(),
+            "service_pid": self._service.pid,
+            "address": self._service.address,
+            "operations": self._service.operations,
+        }
+
+    async def __del__(self) -> None:
+        """Called by Serve once the replica has no calls left, or too little time for them."""
+        if not hasattr(self, "_gauge"):
+            return  # it never started
+        await asyncio.to_thread(self._service.drain, self._settings.stop_timeout_s)
+        await self._gauge.close()
+        await self.relay.close()
+
+    async def _cancel_elsewhere(self, data: bytes, metadata: Pairs) -> Answer | None:
+        context = serve.get_replica_context()
+        handle = serve.get_deployment_handle(context.deployment, context.app_name)
+        asked = handle.broadcast("cancel_here", data, metadata)
+        # One that dies meanwhile has nothing to cancel any more; the others still may.
+        told: list[Answer | BaseException] = await asked.results_async(
+            timeout_s=_BROADCAST_TIMEOUT_S, return_exceptions=True
+        )
+        answers = (each for each in told if isinstance(each, Answer))
+        return next((a for a in answers if a.ending.code is not grpc.StatusCode.NOT_FOUND), None)
+
+
+def _unary(method: Method) -> Any:
+    async def relayed(self: PenstockReplica, data: bytes, grpc_context: Any) -> RawMessage:
+        metadata = passed_on(grpc_context.invocation_metadata())
+        return _handed_over(await self.relay.unary(method, data, metadata), grpc_context)
+
+    return relayed
+
+
+def _stream(method: Method) -> Any:
+    async def relayed(
+        self: PenstockReplica, data: bytes, grpc_context: Any
+    ) -> AsyncGenerator[RawMessage | EndingCarrier]:
+        metadata = passed_on(grpc_context.invocation_metadata())
+        items = self.relay.stream(method, data, metadata)
+        async with contextlib.aclosing(_items_handed_over(items, grpc_context)) as handed_over:
+            async for item in handed_over:
+                yield item
+
+    return relayed
+
+
+def _dialogue(method: Method) -> Any:
+    async def relayed(
+        self: PenstockReplica, requests: AsyncIterator[bytes], grpc_context: Any
+    ) -> AsyncGenerator[RawMessage | EndingCarrier]:
+        metadata = passed_on(grpc_context.invocation_metadata())
+        items = self.relay.dialogue(method, requests, metadata)
+        async with contextlib.aclosing(_items_handed_over(items, grpc_context)) as handed_over:
+            async for item in handed_over:
+                yield item
+
+    return relayed
+
+
+def _handed_over(answer: Answer, grpc_context: Any) -> RawMessage:
+    _tell(answer.ending, grpc_context)
+    return RawMessage(answer.data)
+
+
+async def _items_handed_over(
+    items: AsyncGenerator[bytes | Ending], grpc_context: Any
+) -> AsyncGenerator[RawMessage | EndingCarrier]:
+    async with contextlib.aclosing(items):
+        async for item in items:
+            if isinstance(item, bytes):
+                yield RawMessage(item)
+                continue
+            _tell(item, grpc_context)
+            way = way_of_endings()
+            if way is Way.CARRIER:
+                yield EndingCarrier(item.code, item.message)
+            elif way is Way.EXCEPTION and item.code is not grpc.StatusCode.OK:
+                raise RuntimeError(item.message)  # Serve takes the status from the context
+
+
+def _tell(ending: Ending, grpc_context: Any) -> None:
+    replica = serve.get_replica_context().replica_id.unique_id
+    grpc_context.set_trailing_metadata([*ending.trailers, (REPLICA_TRAILER, replica)])
+    if ending.code is not grpc.StatusCode.OK:
+        grpc_context.set_code(ending.code)
+        grpc_context.set_details(ending.message)
+
+
+def _give_methods() -> None:
+    makers = {(False, False): _unary, (False, True): _stream, (True, True): _dialogue}
+    for method in METHODS.values():
+        if not hasattr(PenstockReplica, method.name):
+            relayed = makers[method.is_request_stream, method.is_response_stream](method)
+            relayed.__name__ = method.name
+            relayed.__qualname__ = f"{PenstockReplica.__qualname__}.{method.name}"
+            setattr(PenstockReplica, method.name, relayed)
+
+
+_give_methods()
+
+
+def build(args: dict[str, Any], **options: Any) -> Any:
+    """The application, for `import_path: penstock_ray.app:build`.
+
+    `args`: see `Settings`. `options`: Serve's own for the deployment, for those who call this; a
+    config file has them under `deployments`. Raises ValueError naming an argument that is off.
+    """
+    deployment = serve.deployment(PenstockReplica).options(**{**DEPLOYMENT, **options})
+    return deployment.bind(settings_of(args))

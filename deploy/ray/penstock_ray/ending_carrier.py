@@ -1,0 +1,70 @@
+"""How the end of a call gets from a replica to the caller with its trailers.
+
+Owns what a method may hand to Serve in place of protobuf messages, and which way an end takes.
+Serve calls `SerializeToString` on whatever a method yields.
+
+Where the replica itself is the ingress (`RAY_SERVE_ENABLE_HA_PROXY`), the status that a method sets
+on its context goes out when the method returns. Where Serve's proxy stands between, the context
+travels with each message, and with nothing else: Serve's public ways to fail a stream either drop
+the trailers, where the google.rpc details are (an exception), or cost the caller a message too many
+(a yield). The proxy does take an object of its own `ResponseStatus` for the end in place of a
+message, context included, which is not promised. Where a release has no such class, failed streams
+keep their status and their message alone; a test on a real cluster tells when that happens.
+"""
+
+import enum
+import importlib
+from typing import Any
+
+
+class Way(enum.Enum):
+    """Which way the end of a stream takes; what was set on the context goes with the first two."""
+
+    RETURN = enum.auto()
+    CARRIER = enum.auto()
+    EXCEPTION = enum.auto()
+
+
+class RawMessage:
+    """A message that is bytes already."""
+
+    __slots__ = ("_data",)
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+
+    def SerializeToString(self) -> bytes:  # noqa: N802 - the name that Serve calls
+        """The message."""
+        return self._data
+
+
+class EndingCarrier:
+    """The end of a stream as an item of it, for `Way.CARRIER`."""
+
+    __slots__ = ("_code", "_message")
+
+    def __init__(self, code: Any, message: str) -> None:
+        self._code = code
+        self._message = message
+
+    def SerializeToString(self) -> Any:  # noqa: N802 - the name that Serve calls
+        """What the proxy takes for the end."""
+        return _private("proxy_request_response", "ResponseStatus")(
+            code=self._code, message=self._message
+        )
+
+
+def way_of_endings() -> Way:
+    """The way that this process's Ray has."""
+    if _private("constants", "RAY_SERVE_ENABLE_DIRECT_INGRESS"):
+        return Way.RETURN
+    is_there = _private("proxy_request_response", "ResponseStatus") is not None
+    return Way.CARRIER if is_there else Way.EXCEPTION
+
+
+def _private(module: str, name: str) -> Any:
+    """One of Serve's own, None where this release has no such thing."""
+    try:
+        return getattr(importlib.import_module(f"ray.serve._private.{module}"), name, None)
+    except ImportError:
+        return None

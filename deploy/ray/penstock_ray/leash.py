@@ -1,0 +1,24 @@
+"""Runs a program that is killed when whoever started it dies: `python leash.py PROGRAM ...`.
+
+Ray ends a replica with SIGKILL, which nobody can pass on. The kernel does it then, and the
+supervisor's own children hang on the supervisor in the same way.
+"""
+
+import ctypes
+import os
+import signal
+import sys
+
+_PR_SET_PDEATHSIG = 1
+
+
+def main() -> None:
+    """Become the program. Linux only, like all of this."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
+    if os.getppid() == 1:
+        sys.exit("leash: whoever started it is gone")
+    os.execv(sys.argv[1], sys.argv[1:])
+
+
+if __name__ == "__main__":
+    main()

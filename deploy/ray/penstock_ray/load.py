@@ -1,0 +1,69 @@
+"""What a replica's own service says of its load.
+
+Owns the question and the figures that scaling goes by. Does not know what is made of them.
+"""
+
+from dataclasses import asdict, dataclass
+
+import grpc
+import grpc.aio
+
+from penstock.v1 import operations_service_pb2 as pb
+from penstock.v1 import operations_service_pb2_grpc as pb_grpc
+from penstock.v1 import stats_pb2
+
+_TIMEOUT_S = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """`queue_time_s`: what a request that arrived now would probably wait. `busy_share`: how full
+    the running batch is, from 0 to 1. `num_pending`: requests in the queue."""
+
+    queue_time_s: float
+    busy_share: float
+    num_pending: int
+
+    def figures(self) -> dict[str, float]:
+        """By the names under which Serve is told them."""
+        return asdict(self)
+
+
+class LoadGauge:
+    """Asks the operations service at `address`. To be made where its event loop runs."""
+
+    def __init__(self, address: str) -> None:
+        self._channel = grpc.aio.insecure_channel(address)
+        self._stub = pb_grpc.OperationsServiceStub(self._channel)
+
+    async def close(self) -> None:
+        """Drop the connection."""
+        await self._channel.close()
+
+    async def read(self) -> Load:
+        """The load now. Raises grpc.aio.AioRpcError when the service does not answer."""
+        answer = await self._stub.GetStats(pb.GetStatsRequest(), timeout=_TIMEOUT_S)
+        return load_of(answer.stats)
+
+
+def load_of(stats: stats_pb2.Stats) -> Load:
+    """The load of the fullest model.
+
+    Where the engine has no forecast (nothing ended yet), the median wait of the last minute stands
+    for it, and that is zero when nobody waited.
+    """
+    loads = [_model_load(model) for model in stats.models]
+    return Load(
+        queue_time_s=max((load.queue_time_s for load in loads), default=0.0),
+        busy_share=max((load.busy_share for load in loads), default=0.0),
+        num_pending=sum(load.num_pending for load in loads),
+    )
+
+
+def _model_load(model: stats_pb2.ModelStats) -> Load:
+    wait = model.estimated_queue_time if model.HasField("estimated_queue_time") else model.queue.p50
+    return Load(
+        queue_time_s=wait.ToTimedelta().total_seconds(),
+        busy_share=min(1.0, model.num_processing / max(1, model.max_num_seqs)),
+        num_pending=model.num_pending,
+    )

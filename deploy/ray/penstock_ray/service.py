@@ -1,0 +1,130 @@
+"""The `penstock serve` that a replica owns: its start, its addresses, its end.
+
+Knows nothing of Ray or gRPC. The service is a process of its own, so that everything about it is as
+it is without Serve: supervisor, fronts, an engine that may die and be followed by the next.
+"""
+
+import logging
+import os
+import queue
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO
+
+log = logging.getLogger(__name__)
+
+_READY = re.compile(r"penstock ready on (\S+) ")
+_OPERATIONS = re.compile(r"penstock operations on (\S+)")
+_ENDED = ""
+_LEASH = Path(__file__).with_name("leash.py")
+# Where it listens is the replica's affair: nobody else is to know of it.
+RESERVED = ("--host", "--port", "--operations-host", "--operations-port")
+
+
+class ServiceFailed(Exception):
+    """The service did not start, or is gone; the message is for operators."""
+
+
+def command_line(options: Sequence[str]) -> tuple[str, ...]:
+    """What is run for these options of `penstock serve`. Raises ValueError naming one we set."""
+    for option in options:
+        flag = option.partition("=")[0]
+        if flag in RESERVED:
+            raise ValueError(f"serve_options: {flag} is set by the replica")
+    # The relay has one connection, and one connection has one front.
+    fronts = () if any(o.partition("=")[0] == "--fronts" for o in options) else ("--fronts", "1")
+    doors = ("--host", "127.0.0.1", "--port", "0", "--operations-port", "0")
+    serve = (sys.executable, "-m", "penstock.server.cli", "serve")
+    return (sys.executable, str(_LEASH), *serve, *doors, *fronts, *options)
+
+
+class OwnService:
+    """A running service; `address` and `operations` are HOST:PORT on the loopback interface.
+
+    Starts it and waits until it is ready. Raises ServiceFailed when it ends instead, or is not
+    ready within `start_timeout_s`.
+    """
+
+    def __init__(
+        self,
+        options: Sequence[str],
+        *,
+        start_timeout_s: float,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._process = subprocess.Popen(
+            command_line(options),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **(environment or {})},
+            start_new_session=True,  # a Ctrl-C at a node's terminal is Serve's to handle
+        )
+        assert self._process.stdout is not None
+        # Its log is on stderr, which is the replica's. Stdout has the addresses, and is read to its
+        # end, or a full pipe would stop it.
+        self._reader = threading.Thread(
+            target=self._read, args=(self._process.stdout,), daemon=True, name="penstock-stdout"
+        )
+        self._reader.start()
+        try:
+            deadline_s = time.monotonic() + start_timeout_s
+            self.address = self._told(_READY, deadline_s)
+            self.operations = self._told(_OPERATIONS, deadline_s)
+        except BaseException:
+            self.kill()
+            raise
+
+    @property
+    def pid(self) -> int:
+        """Of its supervisor."""
+        return self._process.pid
+
+    def check(self) -> None:
+        """Raise ServiceFailed when its process is gone. An engine that restarts is no such case:
+        the service itself takes care of that, and requests go on."""
+        code = self._process.poll()
+        if code is not None:
+            raise ServiceFailed(f"penstock serve ended with {code}")
+
+    def drain(self, timeout_s: float) -> None:
+        """Ask it to end, and wait; what still runs has the service's own grace. Then kill it."""
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGTERM)
+            try:
+                self._process.wait(timeout_s)
+            except subprocess.TimeoutExpired:
+                log.warning("penstock serve did not end within %g s", timeout_s)
+        self.kill()
+
+    def kill(self) -> None:
+        """End it now; engine and fronts go with it."""
+        if self._process.poll() is None:
+            self._process.kill()
+        self._process.wait()
+        self._reader.join()
+
+    def _read(self, stdout: IO[str]) -> None:
+        with stdout:
+            for line in stdout:
+                log.info("%s", line.rstrip())
+                self._lines.put(line)
+        self._lines.put(_ENDED)
+
+    def _told(self, pattern: re.Pattern[str], deadline_s: float) -> str:
+        while True:
+            try:
+                line = self._lines.get(timeout=max(0.0, deadline_s - time.monotonic()))
+            except queue.Empty:
+                raise ServiceFailed("penstock serve was not ready in time") from None
+            if line == _ENDED:
+                raise ServiceFailed(f"penstock serve ended with {self._process.wait()}")
+            if found := pattern.match(line):
+                return found[1]

@@ -1,0 +1,199 @@
+"""A replica's own service and the relay to it, without Ray."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncGenerator, AsyncIterator
+from pathlib import Path
+
+import grpc
+import pytest
+
+from penstock.v1 import generation_service_pb2 as pb
+from penstock.v1 import model_service_pb2, stats_pb2
+from penstock_ray.load import Load, LoadGauge, load_of
+from penstock_ray.methods import METHODS
+from penstock_ray.relay import Ending, Relay, passed_on
+from penstock_ray.service import OwnService, ServiceFailed
+from support.multiplex import submit
+from support.ray_calls import read_until_tokens, request, stub
+from support.service import PATIENCE_S, simulated, until_gone
+
+OPTIONS = (*simulated(), "--metrics-port", "off", "--drain-grace-s", "1")
+PACKAGE_ROOT = Path(__file__).parents[2] / "deploy" / "ray"
+OWNER = """
+import sys
+from penstock_ray.service import OwnService
+print(OwnService(sys.argv[1:], start_timeout_s=60).pid, flush=True)
+sys.stdin.read()
+"""
+
+
+@contextlib.asynccontextmanager
+async def own_service() -> AsyncGenerator[OwnService]:
+    service = await asyncio.to_thread(OwnService, OPTIONS, start_timeout_s=PATIENCE_S)
+    try:
+        yield service
+    finally:
+        service.kill()
+
+
+async def test_calls_pass_as_bytes_with_their_ends() -> None:
+    async with own_service() as service, contextlib.AsyncExitStack() as stack:
+        relay = Relay(service.address)
+        stack.push_async_callback(relay.close)
+
+        listed = await relay.unary(METHODS["ListModels"], b"", ())
+        assert listed.ending.code is grpc.StatusCode.OK
+        models = model_service_pb2.ListModelsResponse.FromString(listed.data).models
+        assert [model.name for model in models] == ["demo"]
+
+        data = request(6).SerializeToString()
+        *messages, ending = [item async for item in relay.stream(METHODS["Generate"], data, ())]
+        assert isinstance(ending, Ending)
+        assert ending.code is grpc.StatusCode.OK
+        read = [pb.GenerateResponse.FromString(m) for m in messages if isinstance(m, bytes)]
+        assert [message.sequence for message in read] == list(range(len(messages)))
+        assert read[-1].HasField("finished")
+
+        (refused,) = [item async for item in relay.stream(METHODS["Generate"], b"\xff", ())]
+        assert isinstance(refused, Ending)
+        assert refused.code is grpc.StatusCode.INVALID_ARGUMENT
+        details = dict(refused.trailers)["grpc-status-details-bin"]
+        assert isinstance(details, bytes)
+        assert b"MALFORMED_REQUEST" in details
+
+        once = await relay.unary(METHODS["GenerateOnce"], b"\xff", ())
+        assert (once.data, once.ending.code) == (b"", grpc.StatusCode.INVALID_ARGUMENT)
+
+        gauge = LoadGauge(service.operations)
+        stack.push_async_callback(gauge.close)
+        assert (await gauge.read()).num_pending == 0
+
+
+async def test_whoever_stops_reading_cancels() -> None:
+    async with own_service() as service:
+        relay = Relay(service.address)
+        data = request(1000, "left").SerializeToString()
+        async with contextlib.aclosing(relay.stream(METHODS["Generate"], data, ())) as items:
+            async for item in items:
+                assert isinstance(item, bytes)
+                if pb.GenerateResponse.FromString(item).HasField("tokens"):
+                    break
+
+        # Its id is free again: it is no longer in flight.
+        async with grpc.aio.insecure_channel(service.address) as channel:
+            again = stub(channel).Generate(request(4, "left"))
+            await read_until_tokens(again)
+        await relay.close()
+
+
+async def test_a_dialogue_ends_when_both_sides_have_said_all() -> None:
+    async def said() -> AsyncIterator[bytes]:
+        for key in (1, 2):
+            yield submit(key, edit=_short).SerializeToString()
+
+    async with own_service() as service:
+        relay = Relay(service.address)
+        *messages, ending = [i async for i in relay.dialogue(METHODS["Multiplex"], said(), ())]
+        await relay.close()
+
+    read = [pb.MultiplexResponse.FromString(m) for m in messages if isinstance(m, bytes)]
+    finished = [
+        event.key for each in read for event in each.events if event.response.HasField("finished")
+    ]
+    assert sorted(finished) == [1, 2]
+    assert isinstance(ending, Ending)
+    assert ending.code is grpc.StatusCode.OK
+
+
+async def test_a_dialogue_whose_caller_breaks_off_is_cancelled() -> None:
+    async def said() -> AsyncIterator[bytes]:
+        yield submit(1, edit=_long).SerializeToString()
+        raise ConnectionError("the caller is gone")
+
+    async with own_service() as service:
+        relay = Relay(service.address)
+        *_, ending = [i async for i in relay.dialogue(METHODS["Multiplex"], said(), ())]
+        await relay.close()
+
+    assert isinstance(ending, Ending)
+    assert ending.code is grpc.StatusCode.CANCELLED
+
+
+async def test_a_service_ends_when_it_is_told_to_and_is_missed_when_it_is_gone() -> None:
+    async with own_service() as service:
+        service.check()
+        await asyncio.to_thread(service.drain, PATIENCE_S)
+        with pytest.raises(ServiceFailed, match="ended with 0"):
+            service.check()
+
+
+def test_a_service_that_cannot_start_says_so(capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ServiceFailed, match="ended with 2"):
+        OwnService(("--executor", "none"), start_timeout_s=PATIENCE_S)
+    assert "--executor" in capfd.readouterr().err
+
+
+def test_a_service_that_is_not_ready_in_time_is_not_left_behind() -> None:
+    with pytest.raises(ServiceFailed, match="in time"):
+        OwnService(OPTIONS, start_timeout_s=0.0)
+
+
+async def test_a_service_dies_with_its_owner() -> None:
+    paths = [str(PACKAGE_ROOT), *filter(None, sys.path)]
+    owner = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", OWNER, *OPTIONS),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+    )
+    assert owner.stdout is not None
+    pid = int(await owner.stdout.readline())
+
+    owner.send_signal(signal.SIGKILL)
+
+    await owner.wait()
+    await until_gone(pid)
+
+
+def test_what_is_said_to_serve_is_not_passed_on() -> None:
+    told = (
+        ("application", "penstock"),
+        ("request_id", "1"),
+        ("session_id", "2"),
+        ("multiplexed_model_id", "3"),
+        ("user-agent", "grpc-c"),
+        ("grpc-accept-encoding", "gzip"),
+        ("traceparent", "00-1-2-01"),
+        ("authorization", "Bearer x"),
+        ("x-some-bin", b"\x00"),
+    )
+    assert passed_on(told) == told[-3:]
+
+
+def test_the_load_is_that_of_the_fullest_model() -> None:
+    stats = stats_pb2.Stats()
+    assert load_of(stats) == Load(queue_time_s=0.0, busy_share=0.0, num_pending=0)
+    idle = stats.models.add(max_num_seqs=8, num_processing=2)
+    idle.queue.p50.FromMilliseconds(250)
+    busy = stats.models.add(max_num_seqs=4, num_processing=4, num_pending=3)
+    busy.estimated_queue_time.FromMilliseconds(1500)
+    busy.queue.p50.FromMilliseconds(9000)
+
+    assert load_of(stats) == Load(queue_time_s=1.5, busy_share=1.0, num_pending=3)
+    assert load_of(stats).figures() == {"queue_time_s": 1.5, "busy_share": 1.0, "num_pending": 3}
+
+
+def _short(generation: pb.GenerateRequest) -> None:
+    generation.stopping.max_tokens = 4
+
+
+def _long(generation: pb.GenerateRequest) -> None:
+    generation.stopping.max_tokens = 1000
+    generation.stopping.ignore_eos = True

@@ -1,0 +1,162 @@
+"""Calls through Serve's ingress to a replica's own service: what passes, and what comes back."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+from grpc_health.v1 import health_pb2
+
+import penstock.client as pc
+from penstock.v1 import generation_service_pb2 as pb
+from penstock.v1 import state_pb2, stats_pb2
+from support.otlp_receiver import grpc_receiver
+from support.ray_calls import read_to_end, read_until_tokens, request, stub, until_counted
+from support.ray_cluster import RayCluster, slow_steps
+from support.service import health_of, stream
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
+
+SPREAD = {"num_replicas": 2, "max_replicas_per_node": 1}
+ROOMY = (*slow_steps(), "--max-num-seqs", "32", "--max-seq-len", "4096")
+TIGHT = (*slow_steps(), "--max-num-seqs", "1", "--max-num-waiting", "1")
+TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
+SPAN_ID = "b7ad6b7169203331"
+
+
+def num_completed(totals: stats_pb2.ModelTotals) -> int:
+    return totals.num_completed
+
+
+def num_cancelled(totals: stats_pb2.ModelTotals) -> int:
+    return totals.num_cancelled
+
+
+async def test_every_node_takes_calls_and_every_replica_has_its_engine(cluster: RayCluster) -> None:
+    replicas = cluster.deploy(*ROOMY, **SPREAD)
+    before = await until_counted(replicas, num_completed, 0)
+
+    assert len({replica.node for replica in replicas}) == 2
+    assert len({replica.address for replica in replicas}) == 2
+    for node in (0, 1):
+        async with cluster.channel(node) as channel:
+            streams = [stream(channel, 12) for _ in range(8)]
+            codes = await asyncio.gather(*(each.outcome() for each in streams))
+            assert codes == [grpc.StatusCode.OK] * 8
+            assert all(each.has_finished and each.num_tokens == 12 for each in streams)
+            assert await health_of(channel) == health_pb2.HealthCheckResponse.SERVING
+    after = await until_counted(replicas, num_completed, 16, before)
+    assert sum(after.values()) == 16
+    assert min(after.values()) > 0
+
+
+@pytest.mark.parametrize("multiplex", [False, True])
+async def test_what_the_client_does_passes(cluster: RayCluster, multiplex: bool) -> None:
+    cluster.deploy(*ROOMY, **SPREAD)
+
+    async with pc.Client(cluster.addresses[1], multiplex=multiplex) as client:
+        whole = await client.generate_once("hello", max_tokens=8, ignore_eos=True)
+        assert whole.finished.usage.num_completion_tokens == 8
+        events = [event async for event in client.generate("hello", max_tokens=8, ignore_eos=True)]
+        assert isinstance(events[0], pc.Accepted)
+        assert isinstance(events[-1], pc.Finished)
+        assert [model.name for model in await client.list_models()] == ["demo"]
+        with pytest.raises(pc.InvalidArgument) as refused:
+            await client.generate_once("hello", temperature=-1.0)
+    assert [each.field for each in refused.value.field_violations] == ["sampling.temperature"]
+
+
+async def test_bytes_that_are_no_message_are_refused_by_the_service(cluster: RayCluster) -> None:
+    cluster.deploy(*ROOMY, **SPREAD)
+
+    async with cluster.channel() as channel:
+        generate: Any = channel.unary_stream("/penstock.v1.GenerationService/Generate")
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await generate(b"\xff\xff\xff").read()
+
+    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert refused.value.details() == "the bytes are not the expected message"
+
+
+async def test_a_client_that_leaves_stops_the_work(cluster: RayCluster) -> None:
+    replicas = cluster.deploy(*ROOMY, **SPREAD)
+    before = await until_counted(replicas, num_cancelled, 0)
+
+    async with cluster.channel() as channel:
+        call = stub(channel).Generate(request(4000))
+        await read_until_tokens(call)
+        call.cancel()
+        await until_counted(replicas, num_cancelled, 1, before)
+
+
+async def test_a_request_is_cancelled_by_id_wherever_it_is(cluster: RayCluster) -> None:
+    cluster.deploy(*ROOMY, **SPREAD)
+
+    # By luck alone a Cancel would come to the right one of two replicas every other time.
+    for number in range(6):
+        async with cluster.channel(0) as channel, cluster.channel(1) as other:
+            call = stub(channel).Generate(request(400, f"mine-{number}"))
+            await read_until_tokens(call)
+            await stub(other).Cancel(pb.CancelRequest(request_id=f"mine-{number}"))
+            last = [message async for message in call][-1]
+        reasons = [output.finish_reason for output in last.finished.outputs]
+        assert reasons == [state_pb2.FINISH_REASON_CANCELLED]
+
+
+async def test_a_full_queue_refuses_with_what_the_service_says(cluster: RayCluster) -> None:
+    cluster.deploy(*TIGHT, **SPREAD)
+
+    async with cluster.channel() as channel:
+        calls = [stub(channel).Generate(request(100)) for _ in range(12)]
+        ends = await asyncio.gather(*(read_to_end(call) for call in calls))
+
+    refused = [end for end in ends if end is not None]
+    assert 0 < len(refused) < 12
+    for end in refused:
+        assert end.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        told: dict[str, Any] = dict(end.trailing_metadata() or ())
+        assert b"QUEUE_FULL" in told["grpc-status-details-bin"]
+        assert int(told["grpc-retry-pushback-ms"]) > 0
+
+
+async def test_a_deadline_in_the_request_is_kept_by_the_engine(cluster: RayCluster) -> None:
+    cluster.deploy(*ROOMY, **SPREAD)
+
+    async with pc.Client(cluster.addresses[0]) as client:
+        with pytest.raises(pc.DeadlineExceeded) as missed:
+            async for _ in client.generate(
+                "hello", max_tokens=400, ignore_eos=True, total_deadline_s=0.3
+            ):
+                pass
+
+    assert missed.value.failure.metadata["deadline"] == "total"
+
+
+async def test_a_deadline_of_the_call_ends_the_work(cluster: RayCluster) -> None:
+    replicas = cluster.deploy(*ROOMY, **SPREAD)
+    before = await until_counted(replicas, num_cancelled, 0)
+
+    async with cluster.channel() as channel:
+        end = await read_to_end(stub(channel).Generate(request(4000), timeout=1.0))
+        assert end is not None
+        assert end.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        await until_counted(replicas, num_cancelled, 1, before)
+
+
+async def test_a_trace_goes_on_in_the_service(cluster: RayCluster) -> None:
+    with grpc_receiver() as receiver:
+        cluster.deploy(*ROOMY, "--otlp-endpoint", receiver.endpoint, num_replicas=1)
+        async with cluster.channel() as channel:
+            call = stub(channel).Generate(
+                request(4), metadata=(("traceparent", f"00-{TRACE_ID}-{SPAN_ID}-01"),)
+            )
+            assert await read_to_end(call) is None
+            trailers = dict(await call.trailing_metadata())
+        spans = await asyncio.to_thread(receiver.wait_for_spans, 3)
+
+    assert {span.trace_id.hex() for span in spans} == {TRACE_ID}
+    assert SPAN_ID in {span.parent_span_id.hex() for span in spans}
+    assert trailers["request_id"]

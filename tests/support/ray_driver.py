@@ -1,0 +1,116 @@
+"""Two Ray nodes on this machine with Penstock deployed on them, led by lines on stdin.
+
+    ray_driver.py HTTP_PORT GRPC_PORT
+
+A program, so that Ray stays out of the process of the tests, and may be in another environment.
+Each line in is a JSON object with a `do`; each line out that begins with `> ` is its answer.
+Everything ends with stdin. Ray's own processes have their settings from the environment.
+"""
+
+# Ray comes with an extra.
+# pyright: reportMissingImports=false
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import ray
+from ray.cluster_utils import Cluster
+
+DEPLOYMENT = "Penstock"
+PATIENCE_S = 55.0
+_LOOK_AGAIN_S = 0.1
+_NODE = {"num_cpus": 3, "object_store_memory": 100 << 20, "node_ip_address": "127.0.0.1"}
+
+
+class Driver:
+    """The cluster, and what can be asked of it."""
+
+    def __init__(self, http_port: int, grpc_port: int) -> None:
+        self._application = ""
+        head = {**_NODE, "include_dashboard": False}
+        self._cluster = Cluster(initialize_head=True, head_node_args=head)
+        self._cluster.add_node(**_NODE)
+        ray.init(address=self._cluster.address, namespace="serve", log_to_driver=False)
+        # The nodes have the environment; from here on it is this program's own. A handle that is
+        # used outside of an event loop needs a loop of its own.
+        os.environ.pop("RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP", None)
+        self._serve: Any = importlib.import_module("ray.serve")
+        self._build: Callable[..., Any] = importlib.import_module("penstock_ray.app").build
+        self._serve.start(
+            proxy_location="EveryNode",
+            http_options={"host": "127.0.0.1", "port": http_port},
+            grpc_options={
+                "port": grpc_port,
+                "grpc_servicer_functions": ["penstock_ray.methods.add_penstock_to_server"],
+            },
+        )
+
+    def answer(self, line: str) -> dict[str, Any]:
+        """What came of one order."""
+        order = json.loads(line)
+        orders = {"deploy": self.deploy, "until": self.until}
+        try:
+            return {"ok": orders[order["do"]](order)}
+        except Exception as error:  # the tests are told of it, whatever it was
+            return {"error": f"{type(error).__name__}: {error}"}
+
+    def deploy(self, order: dict[str, Any]) -> None:
+        """Deploy, or roll to, what `args` and Serve's own `options` say, as this `application`."""
+        if self._application not in ("", order["application"]):
+            self._serve.delete(self._application)
+        self._application = order["application"]
+        application = self._build(order["args"], **order["options"])
+        self._serve.run(application, name=self._application, route_prefix="/")
+
+    def until(self, order: dict[str, Any]) -> list[dict[str, Any]]:
+        """The replicas, once there are `num_replicas` that run and no others, none of `without`."""
+        without = set(order["without"])
+        deadline_s = time.monotonic() + PATIENCE_S
+        states = replicas = None
+        while time.monotonic() < deadline_s:
+            application = self._serve.status().applications[self._application]
+            states = application.deployments[DEPLOYMENT].replica_states
+            if states == {"RUNNING": order["num_replicas"]}:
+                replicas = self._about()
+                is_all = len(replicas) == order["num_replicas"]
+                if is_all and not without & {each["replica"] for each in replicas}:
+                    return replicas
+            # Serve tells nobody when a replica is there; it has to be asked.
+            threading.Event().wait(_LOOK_AGAIN_S)
+        raise TimeoutError(f"replicas: {states}, of which told: {replicas}")
+
+    def end(self) -> None:
+        """Everything that was started."""
+        self._serve.shutdown()
+        ray.shutdown()
+        self._cluster.shutdown()
+
+    def _about(self) -> list[dict[str, Any]]:
+        """What every replica that lives tells of itself."""
+        handle = self._serve.get_deployment_handle(DEPLOYMENT, self._application)
+        asked = handle.broadcast("about")
+        told: list[Any] = asked.results(timeout_s=PATIENCE_S, return_exceptions=True)
+        return [each for each in told if isinstance(each, dict)]
+
+
+def main() -> None:
+    """Start, obey, end."""
+    driver = Driver(int(sys.argv[1]), int(sys.argv[2]))
+    try:
+        print('> {"ok": "ready"}', flush=True)
+        for line in sys.stdin:
+            print(">", json.dumps(driver.answer(line)), flush=True)
+    finally:
+        driver.end()
+
+
+if __name__ == "__main__":
+    main()

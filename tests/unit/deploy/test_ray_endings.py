@@ -1,0 +1,46 @@
+"""Which way the end of a stream takes, by what this Ray has."""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType, SimpleNamespace
+
+import pytest
+
+from penstock_ray.ending_carrier import EndingCarrier, RawMessage, Way, way_of_endings
+
+
+@pytest.fixture
+def ray_parts(monkeypatch: pytest.MonkeyPatch) -> dict[str, ModuleType]:
+    """Serve's own modules that are looked at, and nothing else of Ray."""
+    names = (
+        *("ray", "ray.serve", "ray.serve._private"),
+        *("ray.serve._private.constants", "ray.serve._private.proxy_request_response"),
+    )
+    parts = {name: ModuleType(name) for name in names}
+    for name, module in parts.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    return {name.rpartition(".")[2]: module for name, module in parts.items()}
+
+
+def test_without_the_class_it_is_an_exception(ray_parts: dict[str, ModuleType]) -> None:
+    assert way_of_endings() is Way.EXCEPTION
+
+
+def test_with_the_class_it_travels_in_place_of_a_message(ray_parts: dict[str, ModuleType]) -> None:
+    vars(ray_parts["proxy_request_response"])["ResponseStatus"] = SimpleNamespace
+
+    assert way_of_endings() is Way.CARRIER
+    end = EndingCarrier("a code", "why").SerializeToString()
+    assert (end.code, end.message) == ("a code", "why")
+
+
+def test_where_the_replica_is_the_ingress_it_just_ends(ray_parts: dict[str, ModuleType]) -> None:
+    vars(ray_parts["proxy_request_response"])["ResponseStatus"] = SimpleNamespace
+    vars(ray_parts["constants"])["RAY_SERVE_ENABLE_DIRECT_INGRESS"] = True
+
+    assert way_of_endings() is Way.RETURN
+
+
+def test_a_message_is_what_it_was() -> None:
+    assert RawMessage(b"\x00\xff").SerializeToString() == b"\x00\xff"

@@ -1,0 +1,110 @@
+"""What a deployment on Ray is told, and the files that tell it."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from penstock.server.cli.serve_options import OPTIONS
+from penstock.v1 import generation_service_pb2, model_service_pb2
+from penstock_ray.methods import METHODS, add_penstock_to_server
+from penstock_ray.scaling import QueueTimePolicy
+from penstock_ray.service import command_line
+from penstock_ray.settings import Settings, settings_of
+
+ROOT = Path(__file__).parents[3]
+FOLDER = ROOT / "deploy" / "ray"
+
+
+def config() -> dict[str, Any]:
+    read: dict[str, Any] = yaml.safe_load((FOLDER / "serve.yaml").read_text(encoding="utf-8"))
+    return read
+
+
+def test_the_config_file_says_what_is_understood() -> None:
+    (application,) = config()["applications"]
+    settings = settings_of(application["args"])
+    (deployment,) = application["deployments"]
+
+    known = {f"--{option.flag}" for option in OPTIONS}
+    assert {option for option in settings.serve_options if option.startswith("--")} <= known
+    assert settings.stop_timeout_s < deployment["graceful_shutdown_timeout_s"]
+    policy = deployment["autoscaling_config"]["policy"]
+    assert policy["policy_function"] == f"{QueueTimePolicy.__module__}:{QueueTimePolicy.__name__}"
+    QueueTimePolicy(**policy["policy_kwargs"])
+    functions = config()["grpc_options"]["grpc_servicer_functions"]
+    name = add_penstock_to_server.__name__
+    assert functions == [f"{add_penstock_to_server.__module__}.{name}"]
+
+
+def test_the_grace_of_the_service_fits_into_the_replicas() -> None:
+    (application,) = config()["applications"]
+    settings = settings_of(application["args"])
+    grace_s = float(settings.serve_options[settings.serve_options.index("--drain-grace-s") + 1])
+
+    assert grace_s + 2.0 < settings.stop_timeout_s
+
+
+def test_the_package_goes_with_this_version() -> None:
+    project = tomllib.loads((FOLDER / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    own = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+
+    assert project["version"] == own["version"]
+    assert project["dependencies"] == [f"penstock[ray]=={own['version']}"]
+    assert any(need.startswith("ray[serve]") for need in own["optional-dependencies"]["ray"])
+
+
+def test_every_method_of_the_contract_passes() -> None:
+    services = (
+        generation_service_pb2.DESCRIPTOR.services_by_name["GenerationService"],
+        model_service_pb2.DESCRIPTOR.services_by_name["ModelService"],
+    )
+    wanted = {
+        f"/{service.full_name}/{method.name}": (method.client_streaming, method.server_streaming)
+        for service in services
+        for method in service.methods
+    }
+    wanted["/grpc.health.v1.Health/Check"] = (False, False)
+
+    assert {
+        method.path: (method.is_request_stream, method.is_response_stream)
+        for method in METHODS.values()
+    } == wanted
+
+
+def test_ports_and_addresses_are_the_replicas_own() -> None:
+    line = command_line(("--model", "demo"))
+
+    assert line[-2:] == ("--model", "demo")
+    assert line[line.index("--host") + 1] == "127.0.0.1"
+    assert line[line.index("--port") + 1] == "0"
+    for option in ("--port", "--host=0.0.0.0", "--operations-port"):
+        with pytest.raises(ValueError, match=option.partition("=")[0]):
+            Settings(serve_options=(option, "1"))
+
+
+def test_one_front_unless_it_is_said() -> None:
+    assert command_line(()).count("--fronts") == 1
+    assert command_line(("--fronts", "2")).count("--fronts") == 1
+    assert command_line(("--fronts=2",)).count("--fronts") == 0
+
+
+@pytest.mark.parametrize(
+    ("args", "name"),
+    [
+        ({"serve_option": []}, "serve_option"),
+        ({"serve_options": "--model demo"}, "serve_options"),
+        ({"serve_options": ["--drain-grace-s", 60]}, "serve_options: 60"),
+        ({"start_timeout_s": 0}, "start_timeout_s"),
+        ({"stop_timeout_s": "1"}, "stop_timeout_s"),
+        ({"stop_timeout_s": True}, "stop_timeout_s"),
+        ({"start_timeout_s": float("nan")}, "start_timeout_s"),
+    ],
+)
+def test_what_is_off_is_named(args: dict[str, Any], name: str) -> None:
+    with pytest.raises(ValueError, match=name):
+        settings_of(args)
