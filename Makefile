@@ -32,9 +32,11 @@ BASE ?= $(shell git describe --tags --abbrev=0 2>/dev/null || \
 	git log --diff-filter=A --format=%H -- protos/buf.yaml 2>/dev/null | tail -n 1)
 PYTEST_ARGS ?=
 SOAK_ARGS ?=
+# The folders of each group of tests; all others are of test-served.
 PURE := tests/architecture tests/contract tests/fuzz tests/gpu tests/property tests/unit
 CHAOS := tests/chaos
-SERVED := $(filter-out $(PURE) $(CHAOS) tests/fakes tests/support,$(patsubst %/,%,$(sort $(wildcard tests/*/))))
+CLIENTS := tests/conformance
+SERVED := $(filter-out $(PURE) $(CHAOS) $(CLIENTS) tests/fakes tests/support,$(patsubst %/,%,$(sort $(wildcard tests/*/))))
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -44,7 +46,7 @@ READY := $(VENV)/.ready-$(shell cat pyproject.toml | cksum | tr ' ' '-')
 PROTOS_READY := $(PROTOS_VENV)/.ready-$(shell cat protos/requirements.txt | cksum | tr ' ' '-')
 PIP := -m pip --disable-pip-version-check --quiet
 
-.PHONY: help install demo test test-pure test-served test-chaos test-transformers-4 unit soak cases conformance ray docs pages check format protos clean \
+.PHONY: help install demo test test-pure test-served test-chaos test-clients test-transformers-4 unit soak cases conformance ray docs pages check format protos clean \
 	check-python check-types check-layers check-protos check-docker
 
 help:
@@ -69,18 +71,21 @@ $(PROTOS_READY): protos/requirements.txt
 demo: $(READY)
 	@$(BIN)/python -m penstock.server.cli demo
 
-# Side by side: what mostly waits for processes and sockets, processes that are killed, and what only
-# computes; the latter two tell what they did when they are done.
+# Side by side: what mostly waits for processes and sockets, processes that are killed, clients in other
+# languages, and what only computes; all but the first tell what they did when they are done.
 test: $(READY) $(PROTOS_READY)
-	@$(MAKE) --no-print-directory --jobs 3 test-served test-pure test-chaos check
+	@$(MAKE) --no-print-directory --jobs 4 test-served test-clients test-pure test-chaos check
 
 # A code of 5 means that PYTEST_ARGS left it without tests.
 test-served: $(READY)
 	$(BIN)/python -m pytest $(SERVED) $(PYTEST_ARGS) || [ $$? = 5 ]
 
-test-pure test-chaos: $(READY)
+test-pure: FOLDERS = $(PURE)
+test-chaos: FOLDERS = $(CHAOS)
+test-clients: FOLDERS = $(CLIENTS)
+test-pure test-chaos test-clients: $(READY)
 	@log="$$(mktemp)"; trap 'rm -f "$$log"' EXIT; code=0; \
-	$(BIN)/python -m pytest $(if $(filter test-pure,$@),$(PURE),$(CHAOS)) $(PYTEST_ARGS) \
+	$(BIN)/python -m pytest $(FOLDERS) $(PYTEST_ARGS) \
 		>"$$log" 2>&1 || code=$$?; cat "$$log"; \
 	[ $$code = 0 ] || [ $$code = 5 ]
 
