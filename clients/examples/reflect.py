@@ -12,12 +12,15 @@ than OK are told with their details, and the exit code is 1.
 """
 
 import argparse
+import base64
+import binascii
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 import grpc
 from google.protobuf import descriptor_pb2, json_format, message_factory
@@ -55,14 +58,11 @@ class Server:
                 proto = _PROTOS[kind]()
                 found.CopyToProto(proto)
                 return f"// {file.name}\n{proto}"
-        raise KeyError(symbol)
+        raise KeyError("not a service, a message or an enumeration")
 
     def call(self, name: str, text: str) -> Iterator[str]:
         """The answers as JSON. Raises grpc.RpcError, KeyError and json_format.ParseError."""
-        service, _, method_name = name.strip("/").rpartition("/")
-        method: MethodDescriptor = self._pool.FindServiceByName(service).methods_by_name[
-            method_name
-        ]
+        method = self._method(name)
         request_class = message_factory.GetMessageClass(method.input_type)
         requests = [
             json_format.ParseDict(value, request_class(), descriptor_pool=self._pool)
@@ -71,12 +71,22 @@ class Server:
         answer_class = message_factory.GetMessageClass(method.output_type)
         # A stream of one message is what a single message is on the wire.
         multi = self._channel.stream_stream(
-            f"/{service}/{method_name}",
+            f"/{method.containing_service.full_name}/{method.name}",
             request_serializer=_serialized,
             response_deserializer=answer_class.FromString,
         )
         for answer in multi(iter(requests or [request_class()])):
             yield json_format.MessageToJson(answer, descriptor_pool=self._pool)
+
+    def _method(self, name: str) -> MethodDescriptor:
+        """The method `service/method`. Raises grpc.RpcError, and KeyError with what there is."""
+        service_name, slash, method_name = name.removeprefix("/").partition("/")
+        if not (service_name and slash and method_name):
+            raise KeyError("not SERVICE/METHOD")
+        methods = self._pool.FindServiceByName(service_name).methods_by_name
+        if method_name not in methods:
+            raise KeyError(f"no such method; {service_name} has {', '.join(sorted(methods))}")
+        return methods[method_name]
 
 
 # Known to the pool of this process because it is imported.
@@ -112,10 +122,13 @@ def _json_values(text: str) -> Iterator[Any]:
         rest = rest[end:].lstrip()
 
 
+Header: TypeAlias = tuple[str, str | bytes]
+
+
 class _WithMetadata(grpc.ClientCallDetails):
     """A call's details with more metadata; those that gRPC hands out cannot be changed."""
 
-    def __init__(self, details: grpc.ClientCallDetails, metadata: list[tuple[str, str]]) -> None:
+    def __init__(self, details: grpc.ClientCallDetails, metadata: list[Header]) -> None:
         self.method = details.method
         self.timeout = details.timeout
         self.metadata = (*(details.metadata or ()), *metadata)
@@ -127,9 +140,8 @@ class _WithMetadata(grpc.ClientCallDetails):
 class _Headers(grpc.StreamStreamClientInterceptor):
     """Puts metadata onto every call, reflection's own too: it may need a right as well."""
 
-    def __init__(self, headers: list[str]) -> None:
-        parts = (header.partition(":") for header in headers)
-        self._metadata = [(name.strip().lower(), value.strip()) for name, _, value in parts]
+    def __init__(self, headers: list[Header]) -> None:
+        self._metadata = headers
 
     def intercept_stream_stream(
         self,
@@ -144,9 +156,37 @@ def _channel(args: argparse.Namespace) -> grpc.Channel:
     if args.ca is None:
         channel = grpc.insecure_channel(args.address)
     else:
-        authorities = Path(args.ca).read_bytes()
-        channel = grpc.secure_channel(args.address, grpc.ssl_channel_credentials(authorities))
+        channel = grpc.secure_channel(args.address, grpc.ssl_channel_credentials(args.ca))
     return grpc.intercept_channel(channel, _Headers(args.header))
+
+
+def _header(text: str) -> Header:
+    """`NAME: VALUE` as metadata. Names that end in -bin are of bytes, written in base64."""
+    name, colon, value = text.partition(":")
+    name, value = name.strip().lower(), value.strip()
+    if not colon:
+        raise argparse.ArgumentTypeError(f"not NAME: VALUE: {text!r}")
+    if not re.fullmatch(r"[0-9a-z_.-]+", name):
+        raise argparse.ArgumentTypeError(f"a name has letters, digits and _ . - only: {name!r}")
+    if not name.endswith("-bin"):
+        if not (value.isascii() and value.isprintable()):
+            raise argparse.ArgumentTypeError(f"{name}: a value is printable ASCII")
+        return name, value
+    try:
+        return name, base64.b64decode(value, validate=True)
+    except binascii.Error as error:
+        raise argparse.ArgumentTypeError(f"{name}: not base64: {error}") from error
+
+
+def _authorities(path: str) -> bytes:
+    """What a PEM file holds."""
+    try:
+        content = Path(path).read_bytes()
+    except OSError as error:
+        raise argparse.ArgumentTypeError(f"{path}: {error.strerror}") from error
+    if b"-----BEGIN CERTIFICATE-----" not in content:
+        raise argparse.ArgumentTypeError(f"{path}: no certificate in PEM")
+    return content
 
 
 def _parsed(argv: list[str]) -> argparse.Namespace:
@@ -154,14 +194,21 @@ def _parsed(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("address", help="HOST:PORT")
     parser.add_argument("action", choices=("list", "describe", "call"))
     parser.add_argument("name", nargs="?", help="a symbol, or SERVICE/METHOD")
-    parser.add_argument("data", nargs="?", default="", help="JSON; - reads it from stdin")
-    parser.add_argument("--ca", help="PEM file with authorities; means TLS")
+    parser.add_argument("data", nargs="?", help="JSON; - reads it from stdin")
     parser.add_argument(
-        "--header", action="append", default=[], metavar="NAME: VALUE", help="goes with every call"
+        "--ca", type=_authorities, metavar="FILE", help="PEM file with authorities; means TLS"
     )
+    parser.add_argument(
+        "--header", type=_header, action="append", default=[], metavar="NAME: VALUE",
+        help="goes with every call",
+    )  # fmt: skip
     args = parser.parse_args(argv)
     if args.action != "list" and args.name is None:
         parser.error(f"{args.action} what?")
+    if args.action == "list" and args.name is not None:
+        parser.error("list takes nothing behind it")
+    if args.action != "call" and args.data is not None:
+        parser.error(f"{args.action} takes no data")
     return args
 
 
@@ -176,9 +223,8 @@ def main(argv: list[str]) -> int:
             elif args.action == "describe":
                 answers = iter((server.described(args.name),))
             else:
-                answers = server.call(
-                    args.name, sys.stdin.read() if args.data == "-" else args.data
-                )
+                data = sys.stdin.read() if args.data == "-" else args.data
+                answers = server.call(args.name, data or "")
             for answer in answers:
                 print(answer, flush=True)
         except grpc.RpcError as error:
@@ -187,7 +233,9 @@ def main(argv: list[str]) -> int:
                   file=sys.stderr)  # fmt: skip
             return 1
         except (KeyError, ValueError, json_format.ParseError) as error:
-            print(f"{args.name}: {error}", file=sys.stderr)
+            # A KeyError would show its message in quotes.
+            told = error.args[0] if isinstance(error, KeyError) else error
+            print(f"{args.name}: {told}", file=sys.stderr)
             return 1
         except BrokenPipeError:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # `| head` has enough

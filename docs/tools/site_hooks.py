@@ -39,7 +39,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
         if "Decisions" in part:
             pages = sorted((REPOSITORY / "docs" / "decisions").glob("[0-9]*.md"))
             part["Decisions"] = [
-                "decisions/index.md",
+                {"Overview": "decisions/index.md"},
                 *(page.relative_to(REPOSITORY / "docs").as_posix() for page in pages),
             ]
     return config

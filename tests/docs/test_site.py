@@ -6,10 +6,14 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
+from html import unescape
 from pathlib import Path
+from typing import Any
 from urllib.parse import urldefrag
 
 import pytest
+import yaml
 
 from support.pages import REPOSITORY
 
@@ -22,6 +26,7 @@ FETCHED = re.compile(
     r"<(?:script|img|iframe|source)[^>]*\ssrc=[\"']?([^\"'\s>]+)"
     r"|<link[^>]*\shref=[\"']?([^\"'\s>]+)"
 )
+ENTRY = re.compile(r'<a href="([^"]+)" class="md-nav__link[^"]*">(.*?)</a>', re.S)
 LINK = re.compile(r"<a [^>]*href=[\"']?([^\"'\s>]+)")
 
 
@@ -55,6 +60,30 @@ def test_every_page_of_docs_is_there(site: Path) -> None:
 
     assert expected <= {page.relative_to(site).as_posix() for page in pages_of(site)}
     assert (site / "repository" / "clients" / "index.html").is_file()
+
+
+def entries_of(nav: Any, label: str = "") -> Iterator[tuple[str, str]]:
+    """Label and address of each entry."""
+    if isinstance(nav, str):
+        place = re.sub(r"(README|index)\.md$", "index.html", nav)
+        yield label, re.sub(r"\.md$", ".html", place)
+    for part in nav if isinstance(nav, list) else ():
+        yield from entries_of(part)
+    for name in nav if isinstance(nav, dict) else ():
+        yield from entries_of(nav[name], name)
+
+
+def test_every_entry_of_the_navigation_is_shown_by_its_name(site: Path) -> None:
+    # Without what the tags of mkdocs.yml would construct.
+    settings = yaml.load((REPOSITORY / "mkdocs.yml").read_text("utf-8"), Loader=yaml.BaseLoader)
+    expected = set(entries_of(settings["nav"]))
+    shown = {
+        (" ".join(unescape(re.sub(r"<[^>]*>", " ", name)).split()), address)
+        for address, name in ENTRY.findall((site / "index.html").read_text("utf-8"))
+    }
+
+    assert ("Python", "repository/clients/index.html") in expected
+    assert expected - shown == set()
 
 
 def test_nothing_is_fetched_from_elsewhere(site: Path) -> None:

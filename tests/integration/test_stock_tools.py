@@ -9,7 +9,9 @@ import re
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
+import grpc
 import pytest
 import pytest_asyncio
 
@@ -74,11 +76,83 @@ def test_every_block_is_run_or_says_that_it_is_not() -> None:
     before, heading, after = TEXT.partition("\n## Not run here\n")
     assert heading
     assert len(PAIRS) == before.count("```sh test\n") >= 15
-    # The one that sets the addresses.
-    assert re.findall(r"^```sh\n(.*)$", before, re.M) == [
-        "export ADDRESS=127.0.0.1:50051 OPERATIONS=127.0.0.1:50052 METRICS=127.0.0.1:50053"
+    # The one that makes the commands known and sets the addresses: the fixture does both here.
+    assert re.findall(r"^```sh\n(.*?)^```$", before, re.M | re.S) == [
+        ". .venv/bin/activate\n"
+        "export ADDRESS=127.0.0.1:50051 OPERATIONS=127.0.0.1:50052 METRICS=127.0.0.1:50053\n"
     ]
     assert "```sh test" not in after
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("list --ca /nonexistent.pem", "--ca: /nonexistent.pem: No such file or directory"),
+        ("list --ca docs", "--ca: docs: Is a directory"),
+        ("list --ca README.md", "--ca: README.md: no certificate in PEM"),
+        ("list --header nocolon", "--header: not NAME: VALUE: 'nocolon'"),
+        ("list --header 'a b: c'", "--header: a name has letters, digits and _ . - only: 'a b'"),
+        ("list --header 'a: \u00e4'", "--header: a: a value is printable ASCII"),
+        ("list --header 'a-bin: !'", "--header: a-bin: not base64"),
+        ("list penstock.v1.ModelService", "list takes nothing behind it"),
+        ("describe", "describe what?"),
+        ("describe penstock.v1.TextPrompt '{}'", "describe takes no data"),
+    ],
+)
+async def test_arguments_that_make_no_sense_are_told(words: str, told: str) -> None:
+    command = f"python clients/examples/reflect.py 127.0.0.1:1 {words}"
+    code, output, errors = await run(command, with_programs())
+    assert (code, output) == (2, "")
+    assert "Traceback" not in errors
+    assert f"reflect.py: error: {'argument ' if told[0] == '-' else ''}{told}" in errors
+
+
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("call penstock.v1.ModelService/Nope", "no such method; penstock.v1.ModelService has "),
+        ("call penstock.v1.Nope/GetModel", "Couldn't find service penstock.v1.Nope"),
+        ("call ListModels", "not SERVICE/METHOD"),
+        ("call penstock.v1.ModelService/", "not SERVICE/METHOD"),
+        ("describe penstock.v1.Nope", "Couldn't find symbol penstock.v1.Nope"),
+        ("describe penstock.v1.TextPrompt.text", "not a service, a message or an enumeration"),
+    ],
+)
+async def test_a_name_that_the_server_lacks_is_told(
+    words: str, told: str, environment: dict[str, str]
+) -> None:
+    command = f'python clients/examples/reflect.py "$ADDRESS" {words}'
+    code, output, errors = await run(command, environment)
+    assert (code, output) == (1, "")
+    assert errors.startswith(f"{words.split()[1]}: {told}")
+
+
+async def _metadata_of(words: str) -> list[tuple[str, str | bytes]]:
+    """What `reflect.py list` sends to a server along with its call."""
+    seen: list[tuple[str, str | bytes]] = []
+
+    class Watch(grpc.aio.ServerInterceptor):
+        async def intercept_service(self, continuation: Any, handler_call_details: Any) -> Any:
+            seen.extend(handler_call_details.invocation_metadata)
+            return await continuation(handler_call_details)
+
+    server = grpc.aio.server(interceptors=[Watch()])
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        await run(
+            f"python clients/examples/reflect.py 127.0.0.1:{port} list {words}", with_programs()
+        )
+    finally:
+        await server.stop(None)
+    return seen
+
+
+async def test_headers_go_with_the_call() -> None:
+    seen = await _metadata_of("--header 'X-Team: a: b' --header 'x-key-bin: AP8='")
+    assert ("x-team", "a: b") in seen
+    assert ("x-key-bin", b"\x00\xff") in seen
 
 
 async def test_tools_with_tls_and_a_token(tmp_path: Path) -> None:

@@ -33,6 +33,35 @@ def broken_links(page: Path) -> list[str]:
     return broken
 
 
+# What the first page leaves to another, which it names.
+ASIDE = {
+    "survival-cases.md": "survival.md",
+    "tensorrt-llm-mapping.md": "tensorrt-llm.md",
+    "threat-model.md": "security.md",
+}
+
+
+def linked_from(page: Path) -> set[Path]:
+    """The files that a page links to; of a folder its README."""
+    targets = (link.target.partition("#")[0] for link in links(page.read_text(encoding="utf-8")))
+    files = [(page.parent / target).resolve() for target in targets if target]
+    return {file / "README.md" if file.is_dir() else file for file in files}
+
+
+def test_every_page_can_be_found_from_the_first() -> None:
+    docs = REPOSITORY / "docs"
+    first = docs / "index.md"
+    found = linked_from(first)
+    for name, other in ASIDE.items():
+        if (docs / other).resolve() in found and docs / name in linked_from(docs / other):
+            found.add(docs / name)
+    clients = (REPOSITORY / "clients").glob("*/README.md")
+    wanted = {*docs.glob("*.md"), *clients, REPOSITORY / "deploy" / "kubernetes" / "README.md"}
+
+    assert len(wanted) > 30
+    assert {page_id(page) for page in wanted - found - {first}} == set()
+
+
 @pytest.mark.parametrize("page", markdown_pages(), ids=page_id)
 def test_the_links_of_a_page_lead_somewhere(page: Path) -> None:
     assert broken_links(page) == []

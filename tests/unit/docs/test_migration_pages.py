@@ -148,27 +148,25 @@ def test_a_name_that_does_not_exist_is_found() -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Definitions:
-    """Where the other server's messages are, and which of them a request is made of."""
+    """Where the other server's service and messages are."""
 
     package: str
     module: str
-    roots: tuple[str, ...]
 
 
 DEFINITIONS = {
     "trtllm-serve.md": Definitions(
         package="smg_grpc_proto",
         module="smg_grpc_proto.generated.trtllm_service_pb2",
-        roots=("GenerateRequest", "GenerateResponse"),
     ),
     "vllm.md": Definitions(
         package="smg_grpc_proto",
         module="smg_grpc_proto.generated.vllm_engine_pb2",
-        roots=("GenerateRequest", "GenerateResponse", "SchedulerLoad"),
     ),
 }
-# Media as tensors: said in one row, by the field that carries them.
+# Said in one row, by what carries them: media as tensors, and what happens in the cache.
 UNNAMED = {
+    "KvEventBatch",
     "MultimodalInputs", "MediaRefs", "MediaRef", "MediaIdentity", "TensorData", "PlaceholderRange",
     "InputTokenLogProb", "TopLogprob",
 }  # fmt: skip
@@ -178,15 +176,18 @@ def elements(module: ModuleType) -> Iterator[str]:
     file = module.DESCRIPTOR
     for service in file.services_by_name.values():
         yield from (f"{service.name}.{method.name}" for method in service.methods)
-    for message in file.message_types_by_name.values():
-        yield message.name
-        yield from (f"{message.name}.{field.name}" for field in message.fields)
+    for source in (file, *file.dependencies):
+        for message in source.message_types_by_name.values():
+            yield message.name
+            yield from (f"{message.name}.{field.name}" for field in message.fields)
 
 
-def reached(module: ModuleType, roots: tuple[str, ...]) -> set[str]:
-    """Every field of the messages that the roots are made of."""
-    waiting = [module.DESCRIPTOR.message_types_by_name[root] for root in roots]
-    names: set[str] = set()
+def reached(module: ModuleType) -> set[str]:
+    """Every method, and every field of the messages that go in and out of it."""
+    services = module.DESCRIPTOR.services_by_name.values()
+    methods = [method for service in services for method in service.methods]
+    waiting = [message for method in methods for message in (method.input_type, method.output_type)]
+    names = {f"{method.containing_service.name}.{method.name}" for method in methods}
     seen: set[str] = set()
     while waiting:
         message = waiting.pop()
@@ -195,7 +196,7 @@ def reached(module: ModuleType, roots: tuple[str, ...]) -> set[str]:
         seen.add(message.name)
         for field in message.fields:
             names.add(f"{message.name}.{field.name}")
-            if field.message_type is not None and field.message_type.file is message.file:
+            if field.message_type is not None:
                 waiting.append(field.message_type)
     return names
 
@@ -208,12 +209,7 @@ def test_their_fields_exist_and_none_is_left_out(name: str) -> None:
     named = {there for row in rows(FOLDER / name) for there in row.there}
 
     assert {there for there in named if there not in set(elements(module))} == set()
-    services = {
-        f"{service.name}.{method.name}"
-        for service in module.DESCRIPTOR.services_by_name.values()
-        for method in service.methods
-    }
-    assert (reached(module, definitions.roots) | services) - named == set()
+    assert reached(module) - named == set()
 
 
 def test_the_fields_of_triton_exist() -> None:
