@@ -124,6 +124,11 @@ async def test_refusals_come_as_statuses_with_their_details(served: ServedFront)
         ({"top_p": 2.0}, CODE.INVALID_ARGUMENT, "sampling_params.top_p"),
         ({"stop": [""]}, CODE.INVALID_ARGUMENT, "sampling_params.stop[0]"),
         ({"max_tokens": 100_000}, CODE.INVALID_ARGUMENT, "sampling_params.max_tokens"),
+        (
+            {"logit_bias": {9999: 1.0}},
+            CODE.INVALID_ARGUMENT,
+            "sampling_params.logit_bias[9999].key",
+        ),
     ):
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await generate(served, **params).read()
@@ -204,7 +209,10 @@ async def test_what_a_worker_tells_of_itself(served: ServedFront) -> None:
     (load,) = answer.loads
     assert (load.max_running_requests, load.max_total_num_tokens) == (8, 64 * 16)
     assert answer.timestamp.startswith("2027-01-15T08:00:00")
-    assert not (await ask(served, "GetLoads", vllm.GetLoadsRequest(dp_rank=1))).loads
+    assert (await ask(served, "GetLoads", vllm.GetLoadsRequest(dp_rank=0))).loads
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await ask(served, "GetLoads", vllm.GetLoadsRequest(dp_rank=1))
+    assert rich_error(caught.value).fields == ["dp_rank"]
 
 
 async def test_the_tokenizer_is_handed_over(served: ServedFront) -> None:

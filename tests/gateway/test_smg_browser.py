@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import json
 import threading
 import urllib.parse
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -23,6 +24,24 @@ pytestmark = pytest.mark.browser
 PAGES = Path(__file__).parents[2] / "clients" / "browser"
 NUM_TOKENS = 12
 GREETING = "Good day & <b>welcome</b>"
+
+
+def event(delta: dict[str, str], num_tokens: int, finish_reason: str | None = None) -> bytes:
+    choice = {"index": 0, "delta": delta, "finish_reason": finish_reason}
+    chunk = {"choices": [choice], "usage": {"completion_tokens": num_tokens}}
+    return b"data: " + json.dumps(chunk).encode()
+
+
+TOLD = b"".join(event({"content": "x"}, num) + b"\n\n" for num in range(1, 4))
+ENDED = event({"content": "y"}, 4, "length")
+STREAMS = {
+    "cut": (TOLD, 3),
+    "cut-within-an-event": (TOLD + b'data: {"choices": [{"del', 3),
+    "done-without-a-reason": (TOLD + b"data: [DONE]\n\n", 3),
+    "no-last-blank-line": (TOLD + ENDED, 4),
+    "whole": (TOLD + ENDED + b"\n\ndata: [DONE]\n\n", 4),
+}
+"""What a gateway might answer, and how many tokens of it there are, by the model that is asked."""
 IS_OVER = "['done', 'stopped', 'failed'].includes(document.body.dataset.state)"
 
 
@@ -33,6 +52,15 @@ def static_server() -> Generator[str]:
     class Quiet(SimpleHTTPRequestHandler):
         def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base's name
             """Say nothing."""
+
+        def do_POST(self) -> None:
+            """Stand in for a gateway whose answers end as none of the real ones can be made to."""
+            asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
+            body, _ = STREAMS[asked["model"]]
+            self.send_response(200)
+            self.send_header("content-type", "text/event-stream")
+            self.end_headers()
+            self.wfile.write(body)
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=str(PAGES)))
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
@@ -45,22 +73,33 @@ def static_server() -> Generator[str]:
         server.server_close()
 
 
-async def test_a_page_streams_tokens_and_stops_them(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def origin() -> Iterator[str]:
+    with static_server() as origin:
+        yield origin
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     if not EXECUTABLE.exists():
         pytest.skip("Chromium is not installed")
-    with static_server() as origin, live_browser(tmp_path / "home") as browser:
-        async with (
-            observed(*simulated(), "--facade", "smg", "--fronts", "1") as (worker, operations),
-            gateway(worker.address, arguments=("--cors-allowed-origins", origin)) as made,
-        ):
-            visit = functools.partial(visited, browser, origin, made.url)
+    with live_browser(tmp_path_factory.mktemp("browser")) as browser:
+        yield browser
 
-            done = await asyncio.to_thread(visit, str(NUM_TOKENS), IS_OVER)
-            refused = await asyncio.to_thread(visit, str(NUM_TOKENS), IS_OVER, "other")
-            stopped = await asyncio.to_thread(stop_under_way, visit)
-            # 900 steps take nine seconds.
-            async with asyncio.timeout(6):
-                await until_stats(operations, lambda stats: not model_of(stats).num_processing)
+
+async def test_a_page_streams_tokens_and_stops_them(browser: Browser, origin: str) -> None:
+    async with (
+        observed(*simulated(), "--facade", "smg", "--fronts", "1") as (worker, operations),
+        gateway(worker.address, arguments=("--cors-allowed-origins", origin)) as made,
+    ):
+        visit = functools.partial(visited, browser, origin, made.url)
+
+        done = await asyncio.to_thread(visit, str(NUM_TOKENS), IS_OVER)
+        refused = await asyncio.to_thread(visit, str(NUM_TOKENS), IS_OVER, "other")
+        stopped = await asyncio.to_thread(stop_under_way, visit)
+        # 900 steps take nine seconds.
+        async with asyncio.timeout(6):
+            await until_stats(operations, lambda stats: not model_of(stats).num_processing)
 
     output = done.by_id("output")
     assert done.attributes("body")[0]["data-state"] == "done", done.text
@@ -72,6 +111,18 @@ async def test_a_page_streams_tokens_and_stops_them(tmp_path: Path) -> None:
     assert "404" in refused.text
     assert stopped.attributes("body")[0]["data-state"] == "stopped"
     assert 0 < int(stopped.by_id("output")["data-tokens"] or 0) < 900
+
+
+@pytest.mark.parametrize("model", STREAMS)
+def test_an_answer_is_whole_or_the_page_says_so(browser: Browser, origin: str, model: str) -> None:
+    left = visited(browser, origin, origin, str(NUM_TOKENS), IS_OVER, model)
+
+    _, num_tokens = STREAMS[model]
+    is_whole = num_tokens == 4
+    assert left.by_id("output")["data-tokens"] == str(num_tokens)
+    assert left.attributes("body")[0]["data-state"] == ("done" if is_whole else "failed")
+    assert ("4 tokens (length)" if is_whole else "the stream broke off") in left.text
+    assert ("xxxy" if is_whole else "xxx") in left.text.split()
 
 
 def visited(

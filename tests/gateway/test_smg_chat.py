@@ -40,7 +40,15 @@ async def house() -> AsyncIterator[House]:
         workers, operations = [], []
         for _ in range(2):
             service, client = await stack.enter_async_context(
-                observed(*simulated(), "--facade", "smg", "--otlp-endpoint", receiver.endpoint)
+                observed(
+                    *simulated(),
+                    "--facade",
+                    "smg",
+                    "--fronts",
+                    "1",
+                    "--otlp-endpoint",
+                    receiver.endpoint,
+                )
             )
             workers.append(service)
             operations.append(client)

@@ -102,9 +102,18 @@ async def gateway(
     *addresses: str, arguments: Sequence[str] = (), policy: str = "round_robin"
 ) -> AsyncGenerator[Gateway]:
     """The gateway in front of the workers at `addresses`, ready to serve."""
-    made = await _launched(addresses, (*arguments, "--policy", policy))
-    try:
+    async with launched_gateway(*addresses, arguments=(*arguments, "--policy", policy)) as made:
         await made.until_workers(len(addresses))
+        yield made
+
+
+@contextlib.asynccontextmanager
+async def launched_gateway(
+    *addresses: str, arguments: Sequence[str] = ()
+) -> AsyncGenerator[Gateway]:
+    """The same, up: its workers may be on their way."""
+    made = await _launched(addresses, arguments)
+    try:
         yield made
     finally:
         if made.process.returncode is None:

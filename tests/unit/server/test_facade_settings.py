@@ -68,6 +68,18 @@ def test_what_the_gateway_cannot_show_is_told(
     assert "the port asks for TLS and credentials and the smg gateway has none" in caplog.text
 
     caplog.clear()
-    check_facade(build_config(settings(facade="smg")))
+    check_facade(build_config(settings(facade="smg", fronts=1)))
     assert caplog.text == ""
     assert config.facade == "smg"
+
+
+@pytest.mark.usefixtures("installed")
+def test_fronts_that_the_gateway_would_never_reach_are_told(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        build_config(settings(fronts=2))
+        assert caplog.text == ""
+        build_config(settings(facade="smg", fronts=2))
+
+    assert "one of its 2 fronts gets all requests: --fronts 1" in caplog.text

@@ -36,6 +36,14 @@ def check_facade(config: "ServerConfig") -> None:
         *(["TLS"] if security.has_tls else []),
         *(["credentials"] if security.policy_file is not None else []),
     ]
+    if config.num_fronts > 1:
+        _log.warning(
+            "the %s gateway keeps one connection to this worker, so one of its %d fronts gets all"
+            " requests: --fronts 1 says so, and more workers bring more",
+            config.facade,
+            config.num_fronts,
+            extra=ALWAYS,
+        )
     if what:
         _log.warning(
             "the port asks for %s and the %s gateway has none: it needs a proxy of its own that"

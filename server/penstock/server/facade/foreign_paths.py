@@ -5,7 +5,8 @@ heard of `stopping.stop_strings`.
 """
 
 import dataclasses
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from penstock.server.front.errors import FieldViolation, Refusal
@@ -29,22 +30,33 @@ PATHS: Final[Mapping[str, str]] = {
     "constraint": "sampling_params",
 }
 """Ours and theirs. What begins with one, at a border between names, is told by the other."""
+_BIAS: Final = re.compile(r"sampling\.logit_bias\[(\d+)\]\.(token_id|bias)")
+_ENTRY: Final = {"token_id": "key", "bias": "value"}
+"""A list here, a map there. Its entries have keys and no places."""
 
 
-def in_foreign_words(refusal: Refusal) -> Refusal:
-    """The same refusal, its fields named as the caller knows them."""
+def in_foreign_words(refusal: Refusal, bias_ids: Sequence[int] = ()) -> Refusal:
+    """The same refusal, its fields named as the caller knows them.
+
+    `bias_ids`: the token ids of our `logit_bias`, in its order.
+    """
     violations = tuple(
-        FieldViolation(path=foreign_path(violation.path), description=violation.description)
+        FieldViolation(
+            path=foreign_path(violation.path, bias_ids), description=violation.description
+        )
         for violation in refusal.violations
     )
     metadata = refusal.metadata
     if "field" in metadata:
-        metadata = {**metadata, "field": foreign_path(metadata["field"])}
+        metadata = {**metadata, "field": foreign_path(metadata["field"], bias_ids)}
     return dataclasses.replace(refusal, violations=violations, metadata=metadata)
 
 
-def foreign_path(path: str) -> str:
+def foreign_path(path: str, bias_ids: Sequence[int] = ()) -> str:
     """The caller's name of one of our fields; one that is in no table stays as it is."""
+    entry = _BIAS.fullmatch(path)
+    if entry is not None and int(entry[1]) < len(bias_ids):
+        return f"sampling_params.logit_bias[{bias_ids[int(entry[1])]}].{_ENTRY[entry[2]]}"
     ours = path
     while ours not in PATHS:
         cut = max(ours.rfind("."), ours.rfind("["))

@@ -130,7 +130,8 @@ def _map_sampling(params: vllm.SamplingParams, own: pb.GenerateRequest) -> None:
         sampling.seed = params.seed & _UINT64
     for token_id, bias in sorted(params.logit_bias.items()):
         if token_id < 0:
-            raise refuse_field("sampling_params.logit_bias", "token ids are 0 or more")
+            path = f"sampling_params.logit_bias[{token_id}].key"
+            raise refuse_field(path, "token ids are 0 or more")
         sampling.logit_bias.add(token_id=token_id, bias=bias)
 
 

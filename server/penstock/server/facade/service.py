@@ -6,7 +6,7 @@ queue, quotas, deadlines and traces. Nothing of the foreign contract is known fu
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -25,7 +25,13 @@ from penstock.server.facade.worker_info import (
     model_info_of,
     server_info_of,
 )
-from penstock.server.front.errors import ErrorReason, RequestError, refuse, refuse_feature
+from penstock.server.front.errors import (
+    ErrorReason,
+    RequestError,
+    refuse,
+    refuse_feature,
+    refuse_field,
+)
 from penstock.server.front.front import Front
 from penstock.server.front.request_account import RequestAccount
 from penstock.server.link.ports import EngineHello
@@ -100,8 +106,10 @@ class VllmEngineService:
         message = parse(vllm.GenerateRequest, data)
         del data
         request = None
+        bias_ids: Sequence[int] = ()
         try:
             own = own_request(message)
+            bias_ids = [entry.token_id for entry in own.sampling.logit_bias]
             self._accounts.describe(account, own, is_stream=message.stream)
             self._front.counters.num_unknown_fields += num_unknown_fields(message)
             encoder = ChunkEncoder() if message.stream else WholeEncoder()
@@ -112,10 +120,10 @@ class VllmEngineService:
             if encoder.usage is not None:
                 self._loads.note(encoder.usage)
         except CallFailed as error:
-            raise CallFailed(in_foreign_words(error.refusal), error.request_id) from None
+            raise CallFailed(in_foreign_words(error.refusal, bias_ids), error.request_id) from None
         except RequestError as error:
             request_id = "" if request is None else request.request_id
-            raise CallFailed(in_foreign_words(error.refusal), request_id) from None
+            raise CallFailed(in_foreign_words(error.refusal, bias_ids), request_id) from None
         finally:
             if request is not None:
                 self._front.release(request)
@@ -163,14 +171,15 @@ class VllmEngineService:
         """How busy the engine is, with the requests of all callers."""
         del context
         message = parse(vllm.GetLoadsRequest, data)
+        if message.dp_rank != 0:
+            raise refuse_field("dp_rank", "must be 0 or unset: there is one rank")
         response = vllm.GetLoadsResponse(
             timestamp=datetime.fromtimestamp(self._wall_clock(), UTC).isoformat(),
             version=SERVER_TYPE,
             dp_rank_count=1,
         )
         info = self._hello().executor
-        if message.dp_rank == 0:
-            response.loads.append(load_of(self._loads.load(info)))
+        response.loads.append(load_of(self._loads.load(info)))
         return response.SerializeToString()
 
     async def tokenizer(self, data: bytes, context: Context) -> None:

@@ -32,3 +32,11 @@ def test_the_page_tells_the_version_that_was_tried() -> None:
     assert "smg-grpc-proto 0.4.28" in PAGE
     assert (major, minor) == (0, 4)
     assert patch >= 28
+
+
+def test_commands_wait_no_half_minute_for_a_worker_and_reach_its_only_front() -> None:
+    """By default the gateway looks for a worker that is loading every 30 s."""
+    browser = (ROOT / "clients" / "browser" / "README.md").read_text(encoding="utf-8")
+    for page in (PAGE, browser):
+        assert "penstock serve --facade smg --fronts 1\n" in page
+        assert "--worker-startup-check-interval 1" in page

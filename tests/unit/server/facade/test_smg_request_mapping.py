@@ -181,7 +181,7 @@ def test_other_ways_that_lead_nowhere() -> None:
         (other_rank, "data_parallel_rank"),
         (asked(logprobs=-1), "sampling_params.logprobs"),
         (asked(prompt_logprobs=-1), "sampling_params.prompt_logprobs"),
-        (asked(logit_bias={-3: 1.0}), "sampling_params.logit_bias"),
+        (asked(logit_bias={-3: 1.0}), "sampling_params.logit_bias[-3].key"),
     ):
         (violation,) = refused(message).refusal.violations
         assert violation.path == path
@@ -191,7 +191,7 @@ def test_other_ways_that_lead_nowhere() -> None:
     ("ours", "theirs"),
     [
         ("sampling.top_p", "sampling_params.top_p"),
-        ("sampling.logit_bias[2].token_id", "sampling_params.logit_bias[2].token_id"),
+        ("sampling.logit_bias", "sampling_params.logit_bias"),
         ("stopping.stop_strings[3]", "sampling_params.stop[3]"),
         ("token_ids.ids[7]", "tokenized.input_ids[7]"),
         ("token_ids.ids", "tokenized.input_ids"),
@@ -205,6 +205,20 @@ def test_other_ways_that_lead_nowhere() -> None:
 )
 def test_fields_are_told_by_the_names_they_were_sent_by(ours: str, theirs: str) -> None:
     assert foreign_path(ours) == theirs
+
+
+def test_an_entry_of_a_map_is_told_by_its_key() -> None:
+    """Where it stands among ours is no business of who sent it."""
+    own = own_request(asked(logit_bias={9_999: 1.0, 7: 200.0, 5: 1.0}))
+    with pytest.raises(RequestError) as caught:
+        read_generation(own, LIMITS, ("tiny",))
+
+    bias_ids = [entry.token_id for entry in own.sampling.logit_bias]
+    violations = in_foreign_words(caught.value.refusal, bias_ids).violations
+    assert [violation.path for violation in violations] == [
+        "sampling_params.logit_bias[7].value",
+        "sampling_params.logit_bias[9999].key",
+    ]
 
 
 def test_the_names_are_fields_of_both_contracts() -> None:

@@ -1,0 +1,333 @@
+"""What crosses the real gateway and what does not, row by row of docs/gateway.md.
+
+The worker has forms; what it was sent is read off between the two.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import urllib.error
+import urllib.request
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from support.fake_trtllm import child_environment
+from support.gateway import PATIENCE_S, Gateway, launched_gateway, openai_client
+from support.service import started
+from support.telling_relay import TellingRelay, telling_relay
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+DEFAULT_MAX_TOKENS = 7
+MAX_SEATED, MAX_WAITING = 2, 1
+MAX_LOOKS = 30
+WORKER = (
+    *("--executor", "trtllm", "--facade", "smg", "--fronts", "1"),
+    *("--trtllm-config", json.dumps({
+        "guided_decoding_backend": "xgrammar", "max_batch_size": MAX_SEATED,
+    })),
+    *("--max-num-waiting", str(MAX_WAITING), "--default-max-tokens", str(DEFAULT_MAX_TOKENS)),
+)  # fmt: skip
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+PROMPTS: dict[str, dict[str, Any]] = {
+    CHAT: {"messages": [{"role": "user", "content": "Where?"}]},
+    TEXT: {"prompt": "Where?"},
+}
+CITY = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Oslo"]}, "number": {"type": "integer"}},
+    "required": ["city", "number"],
+}
+PIXEL = (
+    "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNkYPhfDwAChwGA60e6"
+    "kgAAAABJRU5ErkJggg=="
+)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Of HTTP."""
+
+    status: int
+    headers: dict[str, str]
+    body: Any
+
+    @property
+    def text(self) -> str:
+        """Of its one choice."""
+        choice = self.body["choices"][0]
+        text: str = choice["message"]["content"] if "message" in choice else choice["text"]
+        return text
+
+    @property
+    def error(self) -> dict[str, Any]:
+        """What is wrong."""
+        error: dict[str, Any] = self.body["error"]
+        return error
+
+
+@dataclass
+class House:
+    """The gateway, what stands between it and its worker, and what it said before it had one."""
+
+    gateway: Gateway
+    relay: TellingRelay
+    first_answer: Answer
+
+    async def post(
+        self, path: str, headers: dict[str, str] | None = None, **options: Any
+    ) -> Answer:
+        """A request with the prompt that goes there."""
+        body = {"model": "demo", **PROMPTS.get(path, {}), **options}
+        return await asyncio.to_thread(posted, f"{self.gateway.url}{path}", body, headers or {})
+
+    async def sent(self, path: str, headers: dict[str, str] | None = None, **options: Any) -> Any:
+        """The same; the worker's GenerateRequest."""
+        num_before = len(self.relay.to("Generate"))
+        await self.post(path, headers, **options)
+        (call,) = self.relay.to("Generate")[num_before:]
+        return generation(call.requests[0])
+
+    async def params(self, path: str, **options: Any) -> dict[str, Any]:
+        """The same; the sampling parameters by name, those that are set."""
+        message = (await self.sent(path, **options)).sampling_params
+        return {field.name: value for field, value in message.ListFields()}
+
+
+def posted(url: str, body: dict[str, Any], headers: dict[str, str]) -> Answer:
+    request = urllib.request.Request(
+        url, data=json.dumps(body).encode(), headers={"content-type": "application/json", **headers}
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=PATIENCE_S) as response:
+            return Answer(response.status, lowered(response.headers), json.loads(response.read()))
+    except urllib.error.HTTPError as error:
+        with error:
+            return Answer(error.code, lowered(error.headers), json.loads(error.read()))
+
+
+def lowered(headers: Any) -> dict[str, str]:
+    return {name.lower(): value for name, value in headers.items()}
+
+
+def generation(data: bytes) -> Any:
+    # Loaded here, for the whole module is skipped where it is not installed.
+    from smg_grpc_proto.generated import vllm_engine_pb2 as vllm
+
+    return vllm.GenerateRequest.FromString(data)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def house() -> AsyncIterator[House]:
+    async with contextlib.AsyncExitStack() as stack:
+        worker = await stack.enter_async_context(
+            started(*WORKER, environment=child_environment(step_s=0.01))
+        )
+        relay = await stack.enter_async_context(telling_relay(worker.address))
+        relay.is_shut = True
+        made = await stack.enter_async_context(launched_gateway(relay.address))
+        first = await first_answer(made)
+        relay.is_shut = False
+        await made.until_workers(1)
+        yield House(made, relay, first)
+
+
+async def first_answer(made: Gateway) -> Answer:
+    """What it says without a worker. It tells when it looks for one, not when it listens."""
+    body = {"model": "demo", **PROMPTS[CHAT]}
+    for num in range(1, MAX_LOOKS):
+        await made.until_logged("Step retrying", num)
+        with contextlib.suppress(urllib.error.URLError):
+            return await asyncio.to_thread(posted, f"{made.url}{CHAT}", body, {})
+    raise AssertionError("it does not listen")
+
+
+async def test_until_its_worker_is_there_the_gateway_knows_no_model(house: House) -> None:
+    assert (house.first_answer.status, house.first_answer.error["code"]) == (404, "model_not_found")
+    assert house.relay.calls[0].answers == []
+    assert (await house.post(CHAT)).status == 200
+
+
+@pytest.mark.parametrize("path", [CHAT, TEXT])
+async def test_sampling_crosses(house: House, path: str) -> None:
+    asked: dict[str, Any] = {
+        "temperature": 0.5, "top_p": 0.5, "top_k": 7, "min_p": 0.25, "frequency_penalty": 0.5,
+        "presence_penalty": -0.5, "repetition_penalty": 1.5, "seed": 11, "stop_token_ids": [3],
+        "stop": ["a"], "ignore_eos": True, "max_tokens": 8, "n": 2,
+    }  # fmt: skip
+
+    params = await house.params(path, **asked)
+
+    assert {name: params.get(name) for name in asked} == asked
+
+
+@pytest.mark.parametrize("path", [CHAT, TEXT])
+async def test_where_nobody_says_how_long_the_service_does(house: House, path: str) -> None:
+    answer = await house.post(path, ignore_eos=True)
+
+    assert answer.body["usage"]["completion_tokens"] == DEFAULT_MAX_TOKENS
+    assert "max_tokens" not in await house.params(path)
+
+
+@pytest.mark.parametrize("path", [CHAT, TEXT])
+async def test_seeds_beyond_32_bits_are_clamped(house: House, path: str) -> None:
+    low, high = -(2**31), 2**31 - 1
+    for seed, told in ((-1, -1), (low, low), (high, high), (2**31, high), (-(2**40), low)):
+        assert (await house.params(path, seed=seed))["seed"] == told
+
+
+async def test_an_openai_client_gets_what_its_json_schema_says(house: House) -> None:
+    form = {
+        "type": "json_schema",
+        "json_schema": {"name": "place", "strict": True, "schema": CITY},
+    }
+    async with openai_client(house.gateway) as client:
+        ask: Any = client.chat.completions.create
+        asked: dict[str, Any] = {"model": "demo", **PROMPTS[CHAT], "max_tokens": 64}
+        whole = await ask(**asked, response_format=form)
+        stream = await ask(**asked, response_format=form, stream=True)
+        chunks = [chunk async for chunk in stream]
+        free = await ask(**asked, temperature=0.0)
+
+    streamed = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+    for text in (whole.choices[0].message.content, streamed):
+        assert json.loads(text) == {"city": "Oslo", "number": 0}
+    assert whole.choices[0].finish_reason == "stop"
+    with pytest.raises(json.JSONDecodeError):
+        json.loads(free.choices[0].message.content)
+
+
+FORMS: dict[str, tuple[dict[str, Any], str]] = {
+    "regex": ({"regex": "(yes|yes)"}, "yes"),
+    "ebnf": ({"ebnf": 'root ::= "abc"'}, "abc"),
+}
+
+
+@pytest.mark.parametrize(
+    ("path", "form", "text"),
+    [
+        *((path, *FORMS[name]) for path in (CHAT, TEXT) for name in FORMS),
+        (CHAT, {"response_format": {"type": "json_object"}}, "{}"),
+        (TEXT, {"json_schema": json.dumps({"enum": ["Oslo"]})}, '"Oslo"'),
+    ],
+)
+async def test_other_forms(house: House, path: str, form: dict[str, Any], text: str) -> None:
+    assert (await house.post(path, max_tokens=32, **form)).text == text
+
+
+@pytest.mark.parametrize(
+    ("path", "option"),
+    [
+        *((path, option) for path in (CHAT, TEXT) for option in (
+            {"logit_bias": {"5": 100}},
+            {"logit_bias": {"99999999": 100}},  # which the worker would refuse
+            {"prompt_logprobs": 2},
+            {"truncate_prompt_tokens": 2},
+            {"lora_path": "x"},
+        )),
+        (CHAT, {"min_tokens": 3}),
+        (TEXT, {"response_format": {"type": "json_object"}}),
+    ],
+)  # fmt: skip
+async def test_what_the_gateway_drops(house: House, path: str, option: dict[str, Any]) -> None:
+    """Without a word: neither the worker nor the client hears of it."""
+    plain = await house.params(path, max_tokens=4)
+
+    assert (await house.post(path, max_tokens=4, **option)).status == 200
+    assert await house.params(path, max_tokens=4, **option) == plain
+
+
+async def test_min_tokens_of_a_plain_text_cross(house: House) -> None:
+    assert (await house.params(TEXT, max_tokens=8, min_tokens=3))["min_tokens"] == 3
+
+
+async def test_logprobs_of_completions_are_made_and_not_handed_on(house: House) -> None:
+    answer = await house.post(TEXT, max_tokens=2, logprobs=2)
+
+    call = house.relay.to("Generate")[-1]
+    assert generation(call.requests[0]).sampling_params.logprobs == 2
+    assert not answer.body["choices"][0].get("logprobs")
+    chat = await house.post(CHAT, max_tokens=2, logprobs=True, top_logprobs=2)
+    assert len(chat.body["choices"][0]["logprobs"]["content"]) == 2
+
+
+@pytest.mark.parametrize("path", [CHAT, TEXT])
+async def test_all_logprobs_cannot_be_asked_for(house: House, path: str) -> None:
+    options: dict[str, Any] = {"logprobs": -1}
+    if path == CHAT:
+        options = {"logprobs": True, "top_logprobs": -1}
+
+    assert (await house.post(path, max_tokens=2, **options)).status == 400
+
+
+async def test_who_asks_and_how_urgent_it_is_does_not_cross(house: House) -> None:
+    headers = {"x-tenant": "acme", "authorization": "Bearer secret", "x-session-id": "s"}
+    options: dict[str, Any] = {
+        "priority": 9,
+        "user": "acme",
+        "session_params": {"id": "s"},
+        "max_tokens": 2,
+    }
+
+    message = await house.sent(CHAT, headers, **options)
+
+    call = house.relay.to("Generate")[-1]
+    assert call.left_s is None
+    assert call.metadata == {}
+    assert {field.name for field, _ in message.ListFields()} == {
+        "request_id",
+        "tokenized",
+        "sampling_params",
+    }
+
+
+async def test_images_are_refused_before_they_get_here(house: House) -> None:
+    num_before = len(house.relay.to("Generate"))
+    content = [
+        {"type": "text", "text": "What is it?"},
+        {"type": "image_url", "image_url": {"url": PIXEL}},
+    ]
+
+    answer = await house.post(CHAT, messages=[{"role": "user", "content": content}])
+
+    assert (answer.status, answer.error["code"]) == (400, "multimodal_not_supported")
+    assert len(house.relay.to("Generate")) == num_before
+
+
+async def test_methods_that_are_not_there_are_told_to_the_client(house: House) -> None:
+    embedding = await house.post("/v1/embeddings", input="x")
+    assert embedding.status == 501
+    assert "not supported here: embeddings" in embedding.error["message"]
+
+    for path in ("/flush_cache", "/start_profile", "/stop_profile"):
+        answer = await house.post(path)
+        assert len(answer.body["failed"]) == 1
+        assert "not supported" in answer.body["failed"][0]["error"]
+
+
+async def test_a_full_queue_is_429_without_a_hint(house: House) -> None:
+    """The worker's refusal has one. By default the gateway asks five times."""
+    async with openai_client(house.gateway) as client:
+        streams = []
+        for _ in range(MAX_SEATED):
+            options = {"max_tokens": 1000, "stream": True, "extra_body": {"ignore_eos": True}}
+            stream = await client.completions.create(model="demo", prompt="Where?", **options)
+            await anext(aiter(stream))
+            streams.append(stream)
+        num_before = len(house.relay.to("Generate"))
+        waiting = [asyncio.create_task(house.post(TEXT)) for _ in range(MAX_WAITING + 1)]
+        done, rest = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        (refused,) = done
+        for stream in streams:
+            await stream.close()
+        served = [await task for task in rest]
+
+    assert refused.result().status == 429
+    assert "retry-after" not in refused.result().headers
+    assert [one.status for one in served] == [200] * MAX_WAITING
+    assert len(house.relay.to("Generate")) - num_before == MAX_WAITING + 5
