@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
 )
 
@@ -24,7 +25,13 @@ func (c *Client) interceptUnary(
 	if err == nil {
 		return nil
 	}
-	return c.explain(ctx, err, trailer)
+	e := c.explain(ctx, err, trailer)
+	if e.Code == codes.Internal {
+		if misfit := unfit(request); misfit != nil {
+			return misfit
+		}
+	}
+	return e
 }
 
 // interceptStream is interceptUnary for streams.
@@ -55,6 +62,18 @@ type explainedStream struct {
 	grpc.ClientStream
 	client    *Client
 	hasAnswer bool
+}
+
+// SendMsg fails with io.EOF where the call has ended, of which RecvMsg has the reason.
+func (s *explainedStream) SendMsg(message interface{}) error {
+	err := s.ClientStream.SendMsg(message)
+	if err == nil || errors.Is(err, io.EOF) {
+		return err
+	}
+	if misfit := unfit(message); misfit != nil {
+		return misfit
+	}
+	return errorFromCall(err, nil)
 }
 
 func (s *explainedStream) RecvMsg(message interface{}) error {

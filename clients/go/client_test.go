@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"net"
+	"reflect"
+	"strings"
 	"testing"
 	"time"
 
@@ -216,6 +218,44 @@ func TestBrokenStreamsAreErrors(t *testing.T) {
 			}
 		})
 	}
+}
+
+// notUnicode is a request that no message can carry.
+func notUnicode() *pb.GenerateRequest {
+	return &pb.GenerateRequest{
+		Prompt:   &pb.GenerateRequest_Text{Text: &pb.TextPrompt{Text: "private\xff"}},
+		Stopping: &pb.StoppingOptions{StopStrings: []string{"a", "\xc3"}},
+	}
+}
+
+func requireNotUnicode(t *testing.T, err error) {
+	t.Helper()
+	var failed *Error
+	if !errors.As(err, &failed) || failed.Code != codes.InvalidArgument {
+		t.Fatalf("the error is %v", err)
+	}
+	wanted := []FieldViolation{
+		{Field: "stopping.stop_strings[1]", Description: "is not valid UTF-8"},
+		{Field: "text.text", Description: "is not valid UTF-8"},
+	}
+	if !reflect.DeepEqual(failed.FieldViolations, wanted) {
+		t.Errorf("violations: %v", failed.FieldViolations)
+	}
+	if strings.Contains(failed.Error(), "private") {
+		t.Errorf("it quotes the prompt: %v", failed)
+	}
+}
+
+func TestWhatIsNotUTF8IsTheCallersMistake(t *testing.T) {
+	ctx, client := serve(t, &fakeService{
+		generate: func(_ *pb.GenerateRequest, s pb.GenerationService_GenerateServer) error {
+			return sendAll(s.Send, accepted("a"), finished(1))
+		},
+	})
+	_, err := textOf(client.Generate(ctx, notUnicode()))
+	requireNotUnicode(t, err)
+	_, err = client.GenerateOnce(ctx, notUnicode())
+	requireNotUnicode(t, err)
 }
 
 func TestPlainTokenStaysOnThisMachine(t *testing.T) {

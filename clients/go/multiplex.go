@@ -129,7 +129,12 @@ func (m *Multiplex) submit(
 	if traceparent := traceparentOf(ctx); traceparent != "" {
 		submit.Traceparent = &traceparent
 	}
-	if size := proto.Size(submit) + commandBytes; size > m.config.MaxRequestBytes {
+	// What cannot be encoded would end the call, and every request on it.
+	encoded, err := proto.Marshal(submit)
+	if err != nil {
+		return nil, unfitError(submit, err)
+	}
+	if size := len(encoded) + commandBytes; size > m.config.MaxRequestBytes {
 		return nil, &Error{Code: codes.ResourceExhausted, Message: fmt.Sprintf(
 			"the request has %d bytes, and may have %d", size, m.config.MaxRequestBytes)}
 	}

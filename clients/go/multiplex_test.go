@@ -234,3 +234,48 @@ func TestTooLargeRequestFailsAlone(t *testing.T) {
 		t.Errorf("it ended with %v", err)
 	}
 }
+
+func TestWhatIsNotUTF8FailsAlone(t *testing.T) {
+	ctx, client := serve(t, &fakeService{
+		multiplex: func(s pb.GenerationService_MultiplexServer) error {
+			for key := uint64(1); ; key++ {
+				command, err := s.Recv()
+				if err != nil {
+					return err
+				}
+				if got := command.GetSubmit().GetKey(); got != key {
+					return fmt.Errorf("request %d was submitted, not %d", got, key)
+				}
+				if err := answer(s, key, accepted("a")); err != nil {
+					return err
+				}
+				if key == 1 {
+					continue
+				}
+				// The second one to arrive ends both.
+				for _, each := range []uint64{1, 2} {
+					if err := answer(s, each, finished(1)); err != nil {
+						return err
+					}
+				}
+			}
+		},
+	}, WithRetry(NoRetry()))
+	shared := share(ctx, t, client, DefaultMultiplex())
+	neighbour := shared.Generate(ctx, &pb.GenerateRequest{})
+	if !neighbour.Next() {
+		t.Fatal(neighbour.Err())
+	}
+	_, err := textOf(shared.Generate(ctx, notUnicode()))
+	requireNotUnicode(t, err)
+	trace := ContextWithTrace(ctx, TraceContext{Traceparent: "\xff"})
+	_, err = textOf(shared.Generate(trace, &pb.GenerateRequest{}))
+	if status.Code(err) != codes.InvalidArgument {
+		t.Errorf("a trace that is not UTF-8: %v", err)
+	}
+	for _, stream := range []*Stream{shared.Generate(ctx, &pb.GenerateRequest{}), neighbour} {
+		if _, err := textOf(stream); err != nil {
+			t.Errorf("the neighbour ended with %v", err)
+		}
+	}
+}

@@ -110,7 +110,7 @@ void engine_killed(const Talk& talk) {
 }
 
 void drain(const Talk& talk) {
-  constexpr std::uint32_t kNumTokens = 100;
+  constexpr std::uint32_t kNumTokens = 300;
   auto client = talk.client();
   Heard heard(client.generate(greedy(kNumTokens), talk.call()));
   heard.until_tokens();
@@ -125,7 +125,7 @@ void drain(const Talk& talk) {
   }
   heard.until_end();
   require(heard.num_tokens() == kNumTokens,
-          std::to_string(heard.num_tokens()) + " tokens, not 100");
+          std::to_string(heard.num_tokens()) + " tokens, not 300");
 }
 
 }  // namespace

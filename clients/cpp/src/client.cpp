@@ -4,6 +4,7 @@
 
 #include "core.h"
 #include "journey.h"
+#include "unicode.h"
 
 namespace penstock {
 namespace {
@@ -28,6 +29,7 @@ Stream Client::generate(v1::GenerateRequest request, CallOptions options) {
 
 v1::GenerateOnceResponse Client::generate_once(const v1::GenerateRequest& request,
                                                const CallOptions& options) {
+  require_utf8(request);
   v1::GenerateOnceRequest once;
   *once.mutable_generation() = request;
   v1::GenerateOnceResponse response;

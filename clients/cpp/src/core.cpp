@@ -12,6 +12,7 @@
 #include "credentials.h"
 #include "server_stream.h"
 #include "status.h"
+#include "unicode.h"
 
 namespace penstock {
 namespace {
@@ -123,6 +124,8 @@ std::unique_ptr<grpc::ClientContext> Client::Core::context(const CallOptions& op
 std::unique_ptr<Source> Client::Core::generate(const v1::GenerateRequest& request,
                                                const CallOptions& options,
                                                Clock::time_point deadline) {
+  // On a shared call it would end every other request as well.
+  require_utf8(request);
   if (multiplexer_.has_value()) {
     Submission submission{.generation = request,
                           .deadline = deadline,

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "status.h"
+#include "unicode.h"
 
 namespace penstock {
 namespace {
@@ -66,6 +67,11 @@ bool MultiplexCall::has_ended() {
 
 std::shared_ptr<Lane> MultiplexCall::submit(Submission submission, Clock::time_point now) {
   if (submission.deadline <= now) throw Error(deadline_passed({}));
+  // It is a field here, and would end the call; the request itself was looked at before.
+  if (!is_utf8(submission.traceparent)) {
+    throw Error(
+        {.code = grpc::StatusCode::INVALID_ARGUMENT, .message = "traceparent: is not valid UTF-8"});
+  }
   v1::MultiplexRequest command;
   auto* submit = command.mutable_submit();
   *submit->mutable_generation() = std::move(submission.generation);

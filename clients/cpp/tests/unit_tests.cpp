@@ -10,9 +10,11 @@
 
 #include "credentials.h"
 #include "penstock/client.h"
+#include "penstock/requests.h"
 #include "retry.h"
 #include "status.h"
 #include "stream_reader.h"
+#include "unicode.h"
 
 namespace {
 
@@ -231,6 +233,35 @@ void options_are_checked() {
       [] { (void)Client("localhost").generate({}, {.num_credit_tokens = 1}); }));
 }
 
+void what_is_no_utf8_is_found() {
+  for (const std::string good : {"", "a", "\xc2\x80", "\xe0\xa0\x80", "\xed\x9f\xbf",
+                                 "\xee\x80\x80", "\xf0\x90\x80\x80", "\xf4\x8f\xbf\xbf"}) {
+    CHECK(is_utf8(good) && is_utf8("a" + good + "b"));
+  }
+  for (const std::string bad :
+       {"\x80", "\xc1\xbf", "\xc3", "\xe0\x9f\xbf", "\xe2\x82", "\xed\xa0\x80", "\xf0\x8f\xbf\xbf",
+        "\xf4\x90\x80\x80", "\xf5\x80\x80\x80", "\xff", "\xe2(\xa1"}) {
+    CHECK(!is_utf8(bad) && !is_utf8("a" + bad + "b"));
+  }
+}
+
+void fields_that_are_no_utf8_are_named() {
+  auto request = chat_request({{"user", "good"}, {"user", "private\xff"}}, 4);
+  request.mutable_stopping()->add_stop_strings("\xc3");
+  try {
+    require_utf8(request);
+    CHECK(false);
+  } catch (const Error& error) {
+    CHECK(error.code() == grpc::StatusCode::INVALID_ARGUMENT);
+    const auto& violations = error.failure().field_violations;
+    CHECK(violations.size() == 2);
+    CHECK(violations.at(0).field == "chat.messages[1].content");
+    CHECK(violations.at(1).field == "stopping.stop_strings[0]");
+    CHECK(std::string(error.what()).find("private") == std::string::npos);
+  }
+  CHECK(!throws<Error>([] { require_utf8(text_request("\xe2\x82\xac", 4)); }));
+}
+
 }  // namespace
 
 int main() {
@@ -246,6 +277,8 @@ int main() {
   addresses_are_read();
   tokens_stay_off_the_network();
   options_are_checked();
+  what_is_no_utf8_is_found();
+  fields_that_are_no_utf8_are_named();
   std::cout << (num_failed == 0 ? "all hold" : "some do not hold") << std::endl;
   return num_failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
 }

@@ -13,10 +13,19 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceContext:
-    """`traceparent` and `tracestate` headers as of W3C Trace Context; "" for none."""
+    """`traceparent` and `tracestate` headers as of W3C Trace Context; "" for none.
+
+    Raises ValueError for what cannot be a header; what it says is the server's to judge.
+    """
 
     traceparent: str
     tracestate: str = ""
+
+    def __post_init__(self) -> None:
+        """Raise ValueError naming the header that cannot be sent."""
+        for name, value in (("traceparent", self.traceparent), ("tracestate", self.tracestate)):
+            if not (value.isascii() and value.isprintable()):
+                raise ValueError(f"{name}: must be printable ASCII, on one line")
 
     def metadata(self) -> tuple[tuple[str, str], ...]:
         """The headers that are set, as gRPC metadata."""

@@ -28,17 +28,17 @@ export async function cancelAfterFirstToken(talk: Talk): Promise<void> {
   await heard.untilTokens();
   leaving.abort();
   await refused(heard.untilEnd(), "CANCELLED", "");
-  await untilEnded(client, requestId);
+  await untilIdIsFree(client, requestId);
 }
 
-async function untilEnded(client: Client, requestId: string): Promise<void> {
+async function untilIdIsFree(client: Client, requestId: string): Promise<void> {
   const lastMs = performance.now() + ENDED_WITHIN_MS;
   while (performance.now() < lastMs) {
     try {
-      const state = await client.cancel(requestId);
-      if (state === RequestState.COMPLETED || state === RequestState.ERROR) return;
+      await client.generateOnce({ ...greedy(1), requestId }, CALL);
+      return;
     } catch (error) {
-      if (error instanceof PenstockError && error.reason === "REQUEST_NOT_FOUND") return;
+      if (error instanceof PenstockError && error.reason === "REQUEST_ID_IN_USE") continue;
       throw error;
     }
   }

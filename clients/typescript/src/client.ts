@@ -35,6 +35,7 @@ import {
 import type { Model } from "./generated/penstock/v1/model_pb.js";
 import type { RequestState } from "./generated/penstock/v1/state_pb.js";
 import { GenerationStream, type StreamPlan } from "./generation-stream.js";
+import type { Headers } from "./headers.js";
 import { MultiplexSession } from "./multiplex-session.js";
 import type { MultiplexOptions } from "./multiplexer.js";
 import type { GenerateInit } from "./prompts.js";
@@ -43,7 +44,7 @@ import { Attempts, RetryBudget, retryPolicy, type RetryPolicy } from "./retry.js
 import { errorFrom } from "./status.js";
 import { SYSTEM_TIMING, type Timing } from "./timing.js";
 import type { TraceContext } from "./trace-context.js";
-import { Transport, type Attempt, type ConnectionOptions, type Headers } from "./transport.js";
+import { Transport, type Attempt, type ConnectionOptions } from "./transport.js";
 
 const CONTROL_DEADLINE_MS = 10_000;
 const LEAVING_DEADLINE_MS = 2000;
@@ -108,16 +109,11 @@ export class Client {
     );
   }
 
-  /** The text of a request with one output, as it comes. */
-  async *generateText(
-    request: GenerateInit,
-    options: CallOptions = {},
-  ): AsyncGenerator<string, void> {
-    for await (const { event } of this.generate(request, options)) {
-      if (event.case !== "tokens" || event.value.text === "") continue;
-      if (event.value.outputIndex > 0) throw new RangeError("n: a stream of text has one output");
-      yield event.value.text;
-    }
+  /** The text of a request, as it comes. Throws RangeError for one with several outputs. */
+  generateText(request: GenerateInit, options: CallOptions = {}): AsyncGenerator<string, void> {
+    const n = request.sampling?.n ?? 1;
+    if (n > 1) throw new RangeError(`sampling.n: a stream of text has one output, not ${n}`);
+    return textOf(this.generate(request, options));
   }
 
   /** A whole generation. Nothing comes before the end, so give a deadline. */
@@ -206,6 +202,7 @@ export class Client {
     plan: StreamPlan,
     options: CallOptions,
   ): GenerationStream {
+    this.#transport.check(options);
     return new GenerationStream({ ...this.#source(options), ...(begin ? { begin } : {}) }, plan);
   }
 
@@ -296,6 +293,12 @@ function resumed(attempt: Attempt<ResumeResponse>): Attempt<GenerateResponse> {
     },
     cancel: () => attempt.cancel(),
   };
+}
+
+async function* textOf(stream: GenerationStream): AsyncGenerator<string, void> {
+  for await (const { event } of stream) {
+    if (event.case === "tokens" && event.value.text !== "") yield event.value.text;
+  }
 }
 
 async function* responsesOf(

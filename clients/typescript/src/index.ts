@@ -6,6 +6,7 @@ export { type ChannelSettings } from "./channel.js";
 export { type TlsOptions, type Token } from "./credentials.js";
 export { PenstockError, type FieldViolation, type Reason } from "./errors.js";
 export { GenerationStream } from "./generation-stream.js";
+export { type Headers } from "./headers.js";
 export {
   MultiplexSession,
   MultiplexStream,
@@ -17,7 +18,7 @@ export { type ResumePoint } from "./resume.js";
 export { DEFAULT_RETRY, NO_RETRY, type RetryPolicy } from "./retry.js";
 export { type Timing } from "./timing.js";
 export { type TraceContext } from "./trace-context.js";
-export { type ConnectionOptions, type Headers } from "./transport.js";
+export { type ConnectionOptions } from "./transport.js";
 
 // The contract: message types, enums and schemas.
 export * from "./generated/penstock/v1/error_pb.js";

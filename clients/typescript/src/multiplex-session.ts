@@ -12,6 +12,7 @@ import type { Lane } from "./multiplex-lanes.js";
 import { Multiplexer, type MultiplexOptions } from "./multiplexer.js";
 import type { GenerateInit } from "./prompts.js";
 import type { Timing } from "./timing.js";
+import { checkedTrace } from "./trace-context.js";
 import type { Transport } from "./transport.js";
 
 const DEFAULT_WINDOW_TOKENS = 256;
@@ -88,6 +89,7 @@ export class MultiplexSession {
   generate(request: GenerateInit, options: MultiplexCallOptions = {}): MultiplexStream {
     const message = create(GenerateRequestSchema, request);
     encode(GenerateRequestSchema, message);
+    checkedTrace(options.trace);
     const isManual = options.isCreditManual ?? false;
     const windowTokens = checkWindow(options.windowTokens ?? this.#windowTokens, isManual ? 0 : 1);
     // What the server holds back until a message is full must fit the window.

@@ -27,10 +27,8 @@ import {
   type Token,
 } from "./credentials.js";
 import { callCancelled } from "./errors.js";
-import { addTrace, type TraceContext } from "./trace-context.js";
-
-/** Metadata of a call, texts by key. */
-export type Headers = Readonly<Record<string, string>>;
+import { setHeaders, type Headers } from "./headers.js";
+import { addTrace, checkedTrace, type TraceContext } from "./trace-context.js";
 
 /** Whom to call, and what every call says of itself. */
 export interface ConnectionOptions {
@@ -72,6 +70,7 @@ export class Transport {
     const target = grpcTarget(address);
     const tls = options.tls ?? false;
     checkToken(options.token, target, tls !== false);
+    setHeaders(new Metadata(), options.metadata ?? {});
     const settings = channelOptions(target, options.channel ?? {});
     this.#client = new GrpcClient(target, channelCredentials(tls), settings);
     this.#options = options;
@@ -89,6 +88,12 @@ export class Transport {
     if (this.isClosed) throw callCancelled("the client was closed");
   }
 
+  /** Throws TypeError naming what of a call cannot be sent, before there is an attempt at it. */
+  check(context: CallContext): void {
+    setHeaders(new Metadata(), context.metadata ?? {});
+    checkedTrace(context.trace);
+  }
+
   /** Metadata of a call: the client's, the call's, the token, and the trace it belongs to. */
   async metadata(context: CallContext): Promise<Metadata> {
     const metadata = await this.sharedMetadata(context.metadata);
@@ -97,18 +102,16 @@ export class Transport {
     return metadata;
   }
 
-  /** The trace of a call: its own, or the one this client is in. */
+  /** The trace of a call: its own, or the one this client is in. Throws TypeError. */
   traceOf(context: CallContext): TraceContext | undefined {
-    return context.trace ?? this.#options.trace?.();
+    return checkedTrace(context.trace ?? this.#options.trace?.());
   }
 
   /** Metadata of a call that belongs to no one trace. */
   async sharedMetadata(own: Headers = {}): Promise<Metadata> {
     const { token, metadata: shared = {} } = this.#options;
     const metadata = new Metadata();
-    for (const [key, value] of Object.entries({ ...shared, ...own })) {
-      metadata.set(key, value);
-    }
+    setHeaders(metadata, { ...shared, ...own });
     if (token !== undefined && metadata.get("authorization").length === 0) {
       metadata.set("authorization", await authorization(token));
     }

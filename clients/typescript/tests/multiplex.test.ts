@@ -137,3 +137,29 @@ test("a request's deadline travels as its total deadline", async () => {
   for await (const _ of client.multiplex().generate(REQUEST, { deadlineMs: 3_600_900 }));
   assert.equal(totalDeadline?.seconds, 3600n);
 });
+
+test("what cannot be sent fails alone, before anything is sent", async () => {
+  let numSubmitted = 0;
+  const { client } = await connected((call) => {
+    call.on("data", ({ command }) => {
+      if (command.case !== "submit") return;
+      numSubmitted += 1;
+      send(call, command.value.key, acceptedAs("r"));
+      // The second one to arrive ends both.
+      if (numSubmitted === 2) for (const key of [1n, 2n]) send(call, key, finishedAt(1));
+    });
+  });
+  const session = client.multiplex();
+  const neighbour = session.generate(REQUEST);
+  await neighbour.next();
+  assert.throws(() => session.generate({ prompt: text("x\ud83d") }), {
+    name: "TypeError",
+    message: /^text\.text: /,
+  });
+  assert.throws(() => session.generate(REQUEST, { trace: { traceparent: "x\n" } }), {
+    name: "TypeError",
+    message: /^trace\.traceparent: /,
+  });
+  for (const stream of [session.generate(REQUEST), neighbour]) for await (const _ of stream);
+  assert.equal(numSubmitted, 2);
+});

@@ -263,3 +263,54 @@ test("trace context and token travel as metadata; a call's own trace counts", as
     ["Bearer secret", "of-the-metadata", undefined],
   ]);
 });
+
+test("headers that cannot be sent are refused before anything is sent, and not told", async () => {
+  const service = await serve({});
+  const client = clientOf(service);
+  const trace = { traceparent: "secret\n" };
+  const message = /^trace\.traceparent: cannot be a header(?!.*secret)/;
+  assert.throws(() => client.generate(REQUEST, { trace }), { name: "TypeError", message });
+  assert.throws(() => client.generateText(REQUEST, { trace }), { name: "TypeError", message });
+  await assert.rejects(client.generateOnce(REQUEST, { trace }), { name: "TypeError", message });
+  assert.throws(
+    () => client.generate(REQUEST, { trace: { traceparent: "x", tracestate: "é" } }),
+    /^TypeError: trace\.tracestate: /,
+  );
+  for (const metadata of [{ "a b": "x" }, { good: "x", note: "secret\r" }]) {
+    const told = /^TypeError: metadata\.(a b|note): (?!.*secret)/;
+    assert.throws(() => client.generate(REQUEST, { metadata }), told);
+    assert.throws(() => clientOf(service, { metadata }), told);
+  }
+});
+
+test("so is the trace that the client is asked for", async () => {
+  const service = await serve({});
+  const client = clientOf(service, { trace: () => ({ traceparent: "x\n" }) });
+  const message = /^trace\.traceparent: /;
+  for (const stream of [client.generate(REQUEST), client.multiplex().generate(REQUEST)]) {
+    await assert.rejects(stream.next(), { name: "TypeError", message });
+  }
+});
+
+test("a stream of text has one output, which is told before anything is sent", async () => {
+  let numCalls = 0;
+  const service = await serve({
+    generate: (call) => {
+      numCalls += 1;
+      answer(call, 1);
+      call.write(finishedAt(2));
+      call.end();
+    },
+  });
+  const client = clientOf(service);
+  assert.throws(
+    () => client.generateText({ ...REQUEST, sampling: { n: 2 } }),
+    /^RangeError: sampling\.n: /,
+  );
+  assert.equal(numCalls, 0);
+  let received = "";
+  for await (const piece of client.generateText({ ...REQUEST, sampling: { n: 1 } })) {
+    received += piece;
+  }
+  assert.equal(received, "1 ");
+});

@@ -78,6 +78,7 @@ public final class Multiplex implements AutoCloseable {
     if (!settings.metadata().keys().isEmpty()) {
       throw new IllegalArgumentException("metadata: belongs to the call, not to one request");
     }
+    Unicode.require(request);
     CallTerms terms = CallTerms.begin(settings);
     return new GenerationStream(
         client, terms, request, () -> submit(request, terms, credit, topUp));

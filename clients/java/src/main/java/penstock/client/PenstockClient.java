@@ -1,6 +1,7 @@
 package penstock.client;
 
 import com.google.common.util.concurrent.ListenableFuture;
+import com.google.protobuf.Message;
 import io.grpc.Channel;
 import io.grpc.ClientCall;
 import io.grpc.ClientInterceptors;
@@ -42,8 +43,8 @@ import penstock.v1.TokenizeResponse;
  *
  * <p>Calls block. Interrupting the thread ends them; so does the end of {@link Context#current()}.
  * Requests and answers are the messages of package {@code penstock.v1}. Every failure of a call is
- * a
- * {@link PenstockException}.
+ * a {@link PenstockException}; a request with half a surrogate pair is an {@link
+ * IllegalArgumentException} that names the field, and is not sent.
  */
 public final class PenstockClient implements AutoCloseable {
   private static final Duration LEAVING_DEADLINE = Duration.ofSeconds(2);
@@ -84,6 +85,7 @@ public final class PenstockClient implements AutoCloseable {
    * resume_grace_period survives lost connections: the stream goes on by itself.
    */
   public GenerationStream generate(GenerateRequest request, CallSettings settings) {
+    Unicode.require(request);
     CallTerms terms = CallTerms.begin(settings);
     return new GenerationStream(this, terms, request, () -> openGenerate(request, terms));
   }
@@ -95,6 +97,7 @@ public final class PenstockClient implements AutoCloseable {
 
   /** Answers a request as a whole. Give it a deadline: nothing comes before the end. */
   public GenerateOnceResponse generateOnce(GenerateRequest request, CallSettings settings) {
+    Unicode.require(request); // here it has the paths that the server tells
     GenerateOnceRequest whole = GenerateOnceRequest.newBuilder().setGeneration(request).build();
     return call(GenerationServiceGrpc.getGenerateOnceMethod(), whole, settings);
   }
@@ -209,6 +212,7 @@ public final class PenstockClient implements AutoCloseable {
                                 .setNextSequence(point.nextSequence())
                                 .addAllNumReceivedTokens(point.numReceivedTokens())
                                 .build();
+    Unicode.require(request);
     return CallSource.open(connections, GenerationServiceGrpc.getResumeMethod(), terms, request,
         ResumeResponse::getResponse);
   }
@@ -237,7 +241,9 @@ public final class PenstockClient implements AutoCloseable {
   }
 
   /** A call with one answer, with as many attempts as the policy allows. */
-  private <R, M> M call(MethodDescriptor<R, M> method, R request, CallSettings settings) {
+  private <R extends Message, M> M call(
+      MethodDescriptor<R, M> method, R request, CallSettings settings) {
+    Unicode.require(request);
     CallTerms terms = CallTerms.begin(settings);
     Attempts attempts = newAttempts();
     while (true) {

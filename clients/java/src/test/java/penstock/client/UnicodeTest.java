@@ -1,0 +1,108 @@
+package penstock.client;
+
+import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertFalse;
+import static org.junit.jupiter.api.Assertions.assertThrows;
+
+import io.grpc.stub.StreamObserver;
+import java.time.Duration;
+import java.util.List;
+import java.util.concurrent.atomic.AtomicInteger;
+import org.junit.jupiter.api.Test;
+import org.junit.jupiter.api.Timeout;
+import org.junit.jupiter.api.function.Executable;
+import penstock.v1.GenerateRequest;
+import penstock.v1.GenerateResponse;
+import penstock.v1.GenerationServiceGrpc;
+import penstock.v1.MultiplexRequest;
+import penstock.v1.MultiplexResponse;
+import penstock.v1.TokenizeRequest;
+
+@Timeout(20)
+class UnicodeTest {
+  private static final String HALF = "private \ud83d";
+
+  /** Counts what reaches it. */
+  private static final class Counting extends GenerationServiceGrpc.GenerationServiceImplBase {
+    private final AtomicInteger numRequests = new AtomicInteger();
+
+    @Override
+    public void generate(GenerateRequest request, StreamObserver<GenerateResponse> observer) {
+      numRequests.incrementAndGet();
+      FakeServer.answer(observer, 1);
+    }
+
+    @Override
+    public StreamObserver<MultiplexRequest> multiplex(StreamObserver<MultiplexResponse> answers) {
+      numRequests.incrementAndGet();
+      return super.multiplex(answers);
+    }
+  }
+
+  private static GenerateRequest request(String prompt) {
+    GenerateRequest.Builder request = GenerateRequest.newBuilder();
+    request.getTextBuilder().setText(prompt);
+    return request.build();
+  }
+
+  private static String refusalOf(Executable call) {
+    return assertThrows(IllegalArgumentException.class, call).getMessage();
+  }
+
+  @Test
+  void halfPairsAreNamedWhereverTheyAre() {
+    GenerateRequest.Builder dialogue = GenerateRequest.newBuilder();
+    dialogue.getChatBuilder().addMessagesBuilder().setRole("user").setContent("\ud83d\ude80");
+    Unicode.require(dialogue.build());
+    for (String half :
+        List.of("\ud83d", "\ude80", "\ude80\ud83d", "\ud83d\ud83d\ude80", "\ud83da")) {
+      GenerateRequest.Builder bad = dialogue.build().toBuilder();
+      bad.getChatBuilder().addMessagesBuilder().setRole("user").setContent(half);
+      assertEquals("chat.messages[1].content: has half a surrogate pair",
+          refusalOf(() -> Unicode.require(bad.build())));
+    }
+    dialogue.getStoppingBuilder().addStopStrings("a").addStopStrings(HALF);
+    assertEquals("stopping.stop_strings[1]: has half a surrogate pair",
+        refusalOf(() -> Unicode.require(dialogue.build())));
+  }
+
+  @Test
+  void noCallSendsThem() throws Exception {
+    Counting service = new Counting();
+    GenerateRequest bad = request(HALF);
+    try (FakeServer server = new FakeServer(service, RetryPolicy.NONE);
+         Multiplex multiplex =
+             server.client().multiplex(MultiplexSettings.STANDARD, CallSettings.NONE)) {
+      PenstockClient client = server.client();
+      TokenizeRequest.Builder words = TokenizeRequest.newBuilder();
+      words.getTextBuilder().setText(HALF);
+      List<Executable> calls = List.of(()
+                                           -> client.generate(bad),
+          ()
+              -> client.generateOnce(bad),
+          ()
+              -> multiplex.generate(bad),
+          ()
+              -> multiplex.generateWithCredit(bad, 1, CallSettings.NONE),
+          () -> client.tokenize(words.build(), CallSettings.NONE));
+      for (Executable call : calls) {
+        assertEquals("text.text: has half a surrogate pair", refusalOf(call));
+      }
+      assertEquals("request_id: has half a surrogate pair", refusalOf(() -> client.cancel(HALF)));
+      assertEquals(0, service.numRequests.get());
+      try (GenerationStream stream = client.generate(request("\ud83d\ude80"))) {
+        stream.forEachRemaining(each -> {});
+        assertFalse(stream.hasNext());
+      }
+    }
+  }
+
+  @Test
+  void aPointOfAnotherProcessIsLookedAtToo() throws Exception {
+    try (FakeServer server = new FakeServer(new Counting(), RetryPolicy.NONE)) {
+      ResumePoint point = new ResumePoint(HALF, 1, List.of(), Duration.ofSeconds(1));
+      assertEquals(
+          "request_id: has half a surrogate pair", refusalOf(() -> server.client().resume(point)));
+    }
+  }
+}

@@ -1,0 +1,55 @@
+"""Half of a surrogate pair has no UTF-8: it is refused by its field, and no neighbour notices."""
+
+from typing import Any
+
+import pytest
+
+import penstock.v1 as pb
+from penstock.client import Adapter, ChatMessage, MultiplexConfig, RegexConstraint, TraceContext
+from penstock.client.encoding import encode_request
+from penstock.client.multiplex import Lanes
+from penstock.client.options import build_request
+
+HALF = "private \ud83d"
+DIALOGUE = [ChatMessage(role="user", content="Hi"), ChatMessage(role="user", content=HALF)]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "options", "field"),
+    [
+        (HALF, {}, "text.text"),
+        (DIALOGUE, {}, "chat.messages[1].content"),
+        ("Hi", {"stop": ["a", HALF]}, "stopping.stop_strings[1]"),
+        ("Hi", {"model": HALF}, "model"),
+        ("Hi", {"request_id": HALF}, "request_id"),
+        ("Hi", {"adapter": Adapter(name=HALF)}, "adapter.name"),
+        ("Hi", {"constraint": RegexConstraint(pattern=HALF)}, "constraint.regex.pattern"),
+    ],
+)
+def test_a_request_with_half_a_pair_is_refused_by_its_field(
+    prompt: Any, options: dict[str, Any], field: str
+) -> None:
+    with pytest.raises(ValueError, match="is not valid UTF-8") as caught:
+        encode_request(build_request(prompt, options))  # type: ignore[arg-type]  # as callers do
+    told = str(caught.value)
+    assert told.startswith(f"{field}: ")
+    assert "private" not in told
+
+
+@pytest.mark.parametrize("value", [HALF, "x\n", "é"])
+def test_a_trace_that_cannot_be_a_header_is_refused(value: str) -> None:
+    with pytest.raises(ValueError, match=r"^traceparent: must be printable ASCII"):
+        TraceContext(traceparent=value)
+    with pytest.raises(ValueError, match=r"^tracestate: must be printable ASCII"):
+        TraceContext(traceparent="", tracestate=value)
+
+
+def test_what_a_submit_cannot_carry_fails_alone() -> None:
+    calls = Lanes(MultiplexConfig(), opened_at_s=0.0)
+    request = pb.GenerateRequest(text=pb.TextPrompt(text="Hi"))
+    lane, _ = calls.submit(request, timeout_s=None, traceparent=None, wake=lambda: None)
+    with pytest.raises(ValueError, match="surrogates not allowed"):
+        calls.submit(request, timeout_s=None, traceparent=HALF, wake=lambda: None)
+    assert calls.num_open == 1
+    assert calls.can_submit(0.0)
+    assert lane.take() is None
