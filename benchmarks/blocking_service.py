@@ -40,6 +40,7 @@ from penstock.server.link.wire import FrameBuffer
 from penstock.server.text.model_text import ModelText
 from penstock.v1 import generation_service_pb2 as pb
 from penstock.v1 import output_pb2
+from usage import tell_usage
 
 _FRONT_ID = 1
 _END = -1
@@ -162,6 +163,7 @@ def run_front(path: str, port: int, num_threads: int) -> None:
 
 
 if __name__ == "__main__":
+    tell_usage(__doc__, num_arguments=2)
     if sys.argv[1] == "engine":
         run_engine(sys.argv[2])
     else:

@@ -27,6 +27,7 @@ from penstock.v1 import (
     options_pb2,
     prompt_pb2,
 )
+from usage import tell_usage
 
 NEW, POOLED, MULTIPLEXED = "new", "pooled", "multiplexed"
 MODES = (NEW, POOLED, MULTIPLEXED)
@@ -180,5 +181,6 @@ def main(role: str, *rest: str) -> None:
 
 
 if __name__ == "__main__":
+    tell_usage(__doc__, num_arguments=4)
     with contextlib.suppress(KeyboardInterrupt):
         main(*sys.argv[1:])

@@ -34,7 +34,9 @@ from penstock.server.link.frames import FrontHello, encode
 from penstock.server.link.fronts import FrontHub
 from penstock.server.link.ports import EngineHello
 from penstock.server.link.spec_frames import Submit
+from usage import tell_usage
 
+_SIDE = "delivery_engine.py SOCKET FRONT_ID STREAMS TOKENS     the front that only reads"
 _WARM_STEPS = 20
 _LIMIT_S = 60.0
 _P = ParamSpec("_P")
@@ -213,4 +215,5 @@ def _front(path: str, front_id: int, num_streams: int, num_tokens: int) -> None:
 
 
 if __name__ == "__main__":
+    tell_usage(_SIDE, num_arguments=4)
     _front(sys.argv[1], *map(int, sys.argv[2:5]))

@@ -29,6 +29,8 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
+from usage import tell_usage
+
 _HEADER = struct.Struct("<II")
 _VOCABULARY_SIZE = 32_000
 _PIECES = [f" w{token % 1000}" for token in range(_VOCABULARY_SIZE)]
@@ -240,5 +242,6 @@ def main(role: str, path: str, *rest: str) -> None:
 
 
 if __name__ == "__main__":
+    tell_usage(__doc__, num_arguments=3)
     with contextlib.suppress(KeyboardInterrupt):
         main(*sys.argv[1:])

@@ -25,12 +25,17 @@ from penstock.executor.torch.thread_environment import THREAD_ENVIRONMENT
 os.environ.update({**THREAD_ENVIRONMENT, **os.environ})
 
 import numpy as np
-import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from dense_llama import DenseLlama
+from usage import needing
+
+with needing("torch"):
+    import torch
+    from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+
+    from dense_llama import DenseLlama
+    from penstock.executor.torch.executor import TorchExecutor
+
 from penstock.executor.config import ExecutorConfig
-from penstock.executor.torch.executor import TorchExecutor
 from penstock.scheduler.config import SchedulerConfig
 from penstock.scheduler.engine import Engine
 from penstock.scheduler.request import RequestSpec, SamplingParams

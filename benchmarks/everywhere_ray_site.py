@@ -13,14 +13,17 @@ from __future__ import annotations
 
 import sys
 
-import ray
-from ray import serve
-
-from penstock_ray.app import build
+from usage import needing, tell_usage
 
 
 def main() -> None:
     """Start, wait, end."""
+    with needing("ray"):
+        import ray
+        from ray import serve
+
+        from penstock_ray.app import build
+
     http_port, grpc_port, *options = sys.argv[1:]
     ray.init(
         num_cpus=2, object_store_memory=100 << 20, include_dashboard=False, log_to_driver=False
@@ -42,4 +45,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    tell_usage(__doc__, num_arguments=2)
     main()

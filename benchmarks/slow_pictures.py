@@ -31,12 +31,15 @@ import picture_timeline
 from penstock.client import PenstockError, SyncOperationsClient
 from penstock.server.cli.top_board import Board
 from picture_browser import Page
-from picture_top import top_svg
 from picture_trace import SeenSpan, waterfall
 from slow_cases import Case, cases
 from slow_load import Answer, Ask, drive
 from slow_page import Told, write_told
 from slow_site import Site, site
+from usage import needing
+
+with needing("top"):
+    from picture_top import top_svg
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 PICTURES = DOCS / "pictures"

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from report import cell
+from usage import tell_usage
 
 BEGIN = "<!-- survival: begin (benchmarks/survival_table.py) -->"
 END = "<!-- survival: end -->"
@@ -50,7 +51,8 @@ def placed(text: str, table: str) -> str:
 
 def main() -> None:
     """See the module's docstring."""
-    if len(sys.argv) not in (2, 3):
+    tell_usage(__doc__, num_arguments=1)
+    if len(sys.argv) > 3:
         raise SystemExit(__doc__)
     table = table_of(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))
     if len(sys.argv) == 2:

@@ -35,6 +35,7 @@ import grpc.aio
 from loop_ticks import start_ticking
 from penstock.v1 import generation_service_pb2 as pb
 from penstock.v1 import output_pb2
+from usage import tell_usage
 
 NUM_TOKENS = 16
 STEP_S = 0.005
@@ -242,5 +243,6 @@ def main(role: str, endpoint: str = "") -> None:
 
 
 if __name__ == "__main__":
+    tell_usage(__doc__, num_arguments=1)
     with contextlib.suppress(KeyboardInterrupt):
         main(*sys.argv[1:])

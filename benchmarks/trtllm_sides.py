@@ -32,6 +32,7 @@ from penstock.server.link.fronts import FrontHub
 from penstock.server.link.ports import EngineHello
 from penstock.server.link.unix_port import UnixEnginePort
 from trtllm_load import Load, Records, Request, Seen, answer_loads, closed_loop, say
+from usage import tell_usage
 
 MAX_BATCH_SIZE = 256
 MAX_NUM_TOKENS = 8192
@@ -212,5 +213,6 @@ def main(role: str, *places: str) -> None:
 
 
 if __name__ == "__main__":
+    tell_usage(__doc__, num_arguments=2)
     with contextlib.suppress(KeyboardInterrupt):
         main(*sys.argv[1:])

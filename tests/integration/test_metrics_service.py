@@ -82,6 +82,41 @@ async def test_every_end_is_counted_once() -> None:
             await channel.close()
 
 
+async def test_requests_that_leave_an_idle_engine_are_gone_from_its_gauges() -> None:
+    cost = {"step_s": 0.05, "prefill_token_s": 0.0, "decode_slot_s": 0.0, "context_token_s": 0.0}
+    arguments = (*simulated(cost=cost), *ARGUMENTS, "--max-num-seqs", "1")
+    async with started(*arguments) as service, service.channel() as channel:
+        running = stream(channel, 900)
+        await running.until_running()
+        waiting = stream(channel, 900)
+        await waiting.until_accepted()
+        samples = await scraped_until(
+            service,
+            lambda seen: (
+                value(seen, "num_requests_running") == 1
+                and value(seen, "num_requests_waiting") == 1
+                and value(seen, "queue_head_waits", reason="slots") == 1
+            ),
+        )
+        assert value(samples, "kv_cache_usage_ratio") > 0
+
+        # Nobody who stays makes the engine take another step.
+        waiting._call.cancel()
+        running._call.cancel()
+
+        samples = await scraped_until(
+            service,
+            lambda seen: (
+                value(seen, "num_requests_running") == 0
+                and value(seen, "num_requests_waiting") == 0
+                and value(seen, "kv_cache_usage_ratio") == 0
+            ),
+        )
+        assert value(samples, "num_tokens_waiting") == 0
+        assert value(samples, "queue_head_waits", reason="slots") == 0
+        assert total(samples, "kv_cache_blocks") == value(samples, "kv_cache_total_blocks")
+
+
 async def test_a_crash_of_the_engine_is_told_and_counts_go_on() -> None:
     async with started(*simulated(), *ARGUMENTS, "--max-replays", "0") as service:
         async with service.channel() as channel:

@@ -152,8 +152,9 @@ class ObserverLaunch:
     """What an observer process starts from.
 
     `socket_path`: the engine's link. `listener_fd`: the listening Unix socket that fronts connect
-    to, inherited; `flight_fd` as in `EngineLaunch`. The ports are the real ones, reserved by the
-    supervisor; None for none. `started_s`: when the service was, on the monotonic clock.
+    to, inherited; `flight_fd` and `board_fd` as in `EngineLaunch`. The ports are the real ones,
+    reserved by the supervisor; None for none. `started_s`: when the service was, on the monotonic
+    clock.
     """
 
     server: ServerConfig
@@ -163,6 +164,7 @@ class ObserverLaunch:
     metrics_port: int | None
     operations_port: int | None
     started_s: float
+    board_fd: int = -1
 
 
 def launch_to_json(launch: EngineLaunch | FrontLaunch | ObserverLaunch) -> str:

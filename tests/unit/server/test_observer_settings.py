@@ -169,6 +169,7 @@ def test_an_observer_is_launched_with_all_it_needs() -> None:
         metrics_port=None,
         operations_port=7,
         started_s=1.5,
+        board_fd=6,
     )
     assert launch_from_json(ObserverLaunch, launch_to_json(launch)) == launch
 

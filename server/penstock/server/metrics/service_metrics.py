@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
+from penstock.server.link.board import LoadState
 from penstock.server.metrics import catalogue, labels
 from penstock.server.metrics.board import Board
 from penstock.server.metrics.front_metrics import FrontMetrics
@@ -26,6 +27,10 @@ TraceCounts = Callable[[], Mapping[str, int]]
 """What became of traces and spans since the start: numbers by names such as `traces_kept` or
 `spans_dropped_export`, what follows `_dropped_` being the reason. Asked on any thread."""
 
+Load = Callable[[], LoadState | None]
+"""How busy the engine is at this moment, as it says itself; None: it says nothing. Asked on any
+thread."""
+
 
 def _no_drops() -> Mapping[str, int]:
     return {}
@@ -35,12 +40,16 @@ def _no_processes() -> Mapping[str, int]:
     return {}
 
 
+def _no_load() -> None:
+    return None
+
+
 class ServiceMetrics(Collector):
     """A `Consumer` that Prometheus can collect.
 
     `model`: the one name that series bear; names that clients send are not told. `tenants`: those
-    that get series of their own. `trace_drops`, `trace_counts` and `processes` are asked when
-    metrics are collected.
+    that get series of their own. `trace_drops`, `trace_counts`, `processes` and `load` are asked
+    when metrics are collected; without `load`, how busy the engine is is told as of its last step.
     """
 
     def __init__(
@@ -52,6 +61,7 @@ class ServiceMetrics(Collector):
         trace_drops: Drops = _no_drops,
         trace_counts: TraceCounts = _no_drops,
         processes: Processes = _no_processes,
+        load: Load = _no_load,
     ) -> None:
         self._lock = threading.Lock()
         self._board = Board({"model": model})
@@ -59,6 +69,7 @@ class ServiceMetrics(Collector):
         self._steps = StepMetrics(self._board)
         self._fronts = FrontMetrics(self._board)
         self._usage = ProcessUsage(self._board, processes)
+        self._load = load
         self._trace_drops = trace_drops
         self._trace_counts = trace_counts
         self._told_drops: dict[str, int] = {}
@@ -109,7 +120,7 @@ class ServiceMetrics(Collector):
     def collect(self) -> Iterator[Metric]:
         """All metrics as of now. On any thread."""
         with self._lock:
-            self._steps.tell_gauges()
+            self._steps.tell_gauges(self._load())
             self._usage.tell()
             for reason, num in self._trace_drops().items():
                 before = self._told_drops.get(reason, 0)

@@ -1,6 +1,8 @@
 """What the engine's steps add to the metrics: arrays of rows, never one row at a time.
 
-Owns the reading of `flight.layout.STEP` rows and of the flight recorder's totals.
+Owns the reading of `flight.layout.STEP` rows and of the flight recorder's totals, and the gauges of
+the batch, the queue and the cache. An engine whose requests have all left takes no step that would
+tell it: how busy it is comes from its board where there is one.
 """
 
 from collections.abc import Mapping
@@ -11,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.scheduler.events import WaitReason
+from penstock.server.link.board import LoadState
 from penstock.server.metrics import catalogue
 from penstock.server.metrics.board import Board
 from penstock.server.metrics.catalogue import MetricSpec
@@ -27,6 +30,14 @@ _IN_ROWS: Final[Mapping[str, str]] = {
     "num_preempted": "num_preempted",
 }
 _STATES: Final = ("used", "cached", "free")
+_NO_LOAD: Final = LoadState(
+    epoch=0,
+    num_running=0,
+    num_waiting=0,
+    num_waiting_tokens=0,
+    num_used_blocks=0,
+    num_output_tokens=0,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,28 +105,40 @@ class StepMetrics:
             self._board.counter(spec).add(max(0, totals[name] - told))
             self._from_totals[name] = max(told, totals[name])
 
-    def tell_gauges(self) -> None:
-        """Set the gauges of the batch, the queue and the cache: zero while there is no engine."""
+    def tell_gauges(self, load: LoadState | None = None) -> None:
+        """Set the gauges of the batch, the queue and the cache: zero while there is no engine.
+
+        `load`: the engine's own word of now; None: as its last step left it.
+        """
         row = self._last[0] if self._last is not None and self._is_up else None
+        if load is None and row is not None:
+            load = _load_after(row, self._epoch)
+        if load is None or not self._is_up or load.epoch < self._epoch:
+            load = _NO_LOAD
+        if load.epoch != self._epoch:
+            row = None  # it is of an engine before
         gauge = self._board.gauge
-        gauge(catalogue.RUNNING).set(0 if row is None else int(row["num_running"]))
-        gauge(catalogue.WAITING).set(0 if row is None else int(row["num_waiting"]))
-        gauge(catalogue.WAITING_TOKENS).set(0 if row is None else int(row["num_waiting_tokens"]))
-        waits_for = 0 if row is None else int(row["waits_for"])
+        gauge(catalogue.RUNNING).set(load.num_running)
+        gauge(catalogue.WAITING).set(load.num_waiting)
+        gauge(catalogue.WAITING_TOKENS).set(load.num_waiting_tokens)
+        waits_for = 0 if row is None or not load.num_waiting else int(row["waits_for"])
         for reason in WaitReason:
             gauge(catalogue.HEAD_WAITS).set(float(reason == waits_for), reason.name.lower())
-        if row is None:
-            return self._tell_blocks(0, 0, None)
-        used, cached = int(row["num_used_blocks"]), int(row["num_cached_blocks"])
-        return self._tell_blocks(used, cached, int(row["num_free_blocks"]))
+        self._tell_blocks(load.num_used_blocks, row)
 
-    def _tell_blocks(self, used: int, cached: int, free: int | None) -> None:
-        """`free` None: all but the others, of as many blocks as were ever told."""
-        gauge = self._board.gauge
-        if free is not None:
-            gauge(catalogue.KV_TOTAL).set(used + cached + free)
+    def _tell_blocks(self, used: int, row: Any) -> None:
+        """`used`: of as many blocks as were ever told. `row`: the last step's, None without one.
+
+        What was in use then and is not now counts as kept for reuse, until the next step tells.
+        """
+        gauge, held = self._board.gauge, used
+        if row is not None:
+            held = int(row["num_used_blocks"]) + int(row["num_cached_blocks"])
+            gauge(catalogue.KV_TOTAL).set(held + int(row["num_free_blocks"]))
         total = int(gauge(catalogue.KV_TOTAL).value())
-        for state, num in zip(_STATES, (used, cached, total - used - cached), strict=True):
+        used = min(used, total)
+        held = min(max(held, used), total)
+        for state, num in zip(_STATES, (used, held - used, total - held), strict=True):
             gauge(catalogue.KV_BLOCKS).set(num, state)
         gauge(catalogue.KV_USAGE).set(used / total if total else 0)
 
@@ -151,6 +174,18 @@ class StepMetrics:
         histogram(catalogue.STEP_ERROR).observe(np.abs(predicted - measured))
         counter(catalogue.STEP_PREDICTED).add(max(0.0, float(predicted.sum())))
         counter(catalogue.STEP_MEASURED).add(float(measured.sum()))
+
+
+def _load_after(row: Any, epoch: int) -> LoadState:
+    """How busy the engine of `epoch` was after a step, but for its tokens."""
+    return LoadState(
+        epoch=epoch,
+        num_running=int(row["num_running"]),
+        num_waiting=int(row["num_waiting"]),
+        num_waiting_tokens=int(row["num_waiting_tokens"]),
+        num_used_blocks=int(row["num_used_blocks"]),
+        num_output_tokens=0,
+    )
 
 
 def _sum(rows: NDArray[Any], column: str) -> int:

@@ -100,13 +100,15 @@ class ObserverPlace:
             metrics_port=self._ports["metrics_port"],
             operations_port=self._ports["operations_port"],
             started_s=now.started_s,
+            board_fd=now.board_fd,
         )
+        fds = (launch.listener_fd, launch.flight_fd, launch.board_fd)
         return await self._start(
             lambda: Child.spawn(
                 "observer",
                 OBSERVER_MODULE,
                 launch_to_json(launch),
                 environment=observer_environment(now.config.observer.tracing),
-                inherited_fds=[fd for fd in (launch.listener_fd, launch.flight_fd) if fd >= 0],
+                inherited_fds=[fd for fd in fds if fd >= 0],
             )
         )

@@ -23,6 +23,7 @@ import uvloop
 
 from penstock.scheduler.live_view import LiveView
 from penstock.server.config import ObserverLaunch, launch_from_json
+from penstock.server.link.board import BoardView, LoadState
 from penstock.server.link.ports import EngineHello
 from penstock.server.observer.consumer import Consumer
 from penstock.server.observer.desk import ServiceDesk
@@ -287,6 +288,11 @@ def _metrics(launch: ObserverLaunch, listeners: _Listeners, hub: FrontsHub) -> "
     def processes() -> dict[str, int]:
         return processes_of_service(hub.pids)
 
+    board = _board(launch)
+
+    def load() -> LoadState | None:
+        return None if board is None else board.load
+
     return ServiceMetrics(
         model=launch.server.model,
         tenants=launch.server.observer.metrics_tenants,
@@ -294,7 +300,18 @@ def _metrics(launch: ObserverLaunch, listeners: _Listeners, hub: FrontsHub) -> "
         trace_drops=lost_traces,
         trace_counts=traces,
         processes=processes,
+        load=load,
     )
+
+
+def _board(launch: ObserverLaunch) -> BoardView | None:
+    """What the engine shows of its load; None where there is no board."""
+    if launch.board_fd < 0:
+        return None
+    try:
+        return BoardView(launch.board_fd)
+    finally:
+        os.close(launch.board_fd)
 
 
 def _version() -> str:

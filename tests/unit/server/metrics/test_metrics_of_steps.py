@@ -2,14 +2,36 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from penstock.scheduler.events import WaitReason
+from penstock.server.link.board import LoadState
 from penstock.server.metrics.service_metrics import ServiceMetrics
 from penstock.server.metrics.step_metrics import EngineShape
 from support.metric_tellings import beat, read, steps, value
 
+FULL = {
+    "num_running": 4, "num_waiting": 2, "num_waiting_tokens": 99, "num_used_blocks": 10,
+    "num_cached_blocks": 5, "num_free_blocks": 25, "waits_for": int(WaitReason.SLOTS),
+}  # fmt: skip
+
 
 def service_metrics() -> ServiceMetrics:
     return ServiceMetrics(model="demo")
+
+
+def load(epoch: int = 1, **settings: Any) -> LoadState:
+    nothing = dict.fromkeys(("num_running", "num_waiting", "num_waiting_tokens"), 0)
+    nothing |= dict.fromkeys(("num_used_blocks", "num_output_tokens"), 0)
+    return LoadState(epoch=epoch, **{**nothing, **settings})
+
+
+def full(said: LoadState | None) -> ServiceMetrics:
+    """Of an engine whose last step was full and that now says this of itself."""
+    metrics = ServiceMetrics(model="demo", load=lambda: said)
+    metrics.take_beat(beat())
+    metrics.take_steps(1, steps(FULL), 0)
+    return metrics
 
 
 def test_steps_are_taken_by_the_array() -> None:
@@ -91,3 +113,73 @@ def test_a_dead_engine_runs_nothing() -> None:
     assert value(samples, "engine_up") == 1
     assert value(samples, "engine_restarts_total") == 2
     assert value(samples, "num_requests_running") == 0
+
+
+def test_requests_that_left_after_the_last_step_are_not_there() -> None:
+    samples = read(full(load()))
+
+    assert value(samples, "num_requests_running") == 0
+    assert value(samples, "num_requests_waiting") == 0
+    assert value(samples, "num_tokens_waiting") == 0
+    assert value(samples, "kv_cache_usage_ratio") == 0
+    for state, num in {"used": 0, "cached": 15, "free": 25}.items():
+        assert value(samples, "kv_cache_blocks", state=state) == num
+    for reason in WaitReason:
+        assert value(samples, "queue_head_waits", reason=reason.name.lower()) == 0
+
+
+def test_the_engines_word_is_told_where_it_is_younger_than_the_last_step() -> None:
+    said = load(num_running=3, num_waiting=1, num_waiting_tokens=7, num_used_blocks=20)
+
+    samples = read(full(said))
+
+    assert value(samples, "num_requests_running") == 3
+    assert value(samples, "num_requests_waiting") == 1
+    assert value(samples, "num_tokens_waiting") == 7
+    assert value(samples, "queue_head_waits", reason="slots") == 1
+    for state, num in {"used": 20, "cached": 0, "free": 20}.items():
+        assert value(samples, "kv_cache_blocks", state=state) == num
+    assert value(samples, "kv_cache_usage_ratio") == 0.5
+
+
+def test_an_engine_that_says_nothing_is_as_its_last_step_left_it() -> None:
+    samples = read(full(None))
+
+    assert value(samples, "num_requests_running") == 4
+    assert value(samples, "queue_head_waits", reason="slots") == 1
+    for state, num in {"used": 10, "cached": 5, "free": 25}.items():
+        assert value(samples, "kv_cache_blocks", state=state) == num
+
+
+def test_a_word_is_told_of_the_engine_that_said_it() -> None:
+    busy = {"num_running": 3, "num_waiting": 1, "num_used_blocks": 20}
+
+    of_the_next = read(full(load(epoch=2, num_running=1, num_waiting=1, num_used_blocks=2)))
+    metrics = full(load(epoch=1, **busy))
+    metrics.take_beat(beat(epoch=2))
+    of_the_last = read(metrics)
+    metrics = full(load(epoch=1, **busy))
+    metrics.take_beat(beat(is_engine_up=False))
+    of_a_dead_one = read(metrics)
+
+    # Nothing is known yet of what the new one keeps or lacks, nor how large it is.
+    assert value(of_the_next, "num_requests_running") == 1
+    assert value(of_the_next, "kv_cache_blocks", state="free") == 0
+    assert value(of_the_next, "kv_cache_blocks", state="cached") == 0
+    assert value(of_the_next, "queue_head_waits", reason="slots") == 0
+    for samples in (of_the_last, of_a_dead_one):
+        assert value(samples, "num_requests_running") == 0
+        assert value(samples, "num_requests_waiting") == 0
+        assert value(samples, "kv_cache_usage_ratio") == 0
+
+
+def test_an_engine_that_has_taken_no_step_says_what_it_holds() -> None:
+    metrics = ServiceMetrics(model="demo", load=lambda: load(num_waiting=2, num_used_blocks=10))
+    metrics.take_engine(EngineShape(epoch=1, block_size_tokens=16, num_blocks=40, max_num_seqs=8))
+    metrics.take_beat(beat())
+
+    samples = read(metrics)
+
+    assert value(samples, "num_requests_waiting") == 2
+    assert value(samples, "kv_cache_blocks", state="free") == 30
+    assert value(samples, "kv_cache_usage_ratio") == 0.25
