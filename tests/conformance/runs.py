@@ -1,7 +1,7 @@
 """One run of a conformance program: the service it talks to, its lines, and what came of each.
 
-Owns the service, the program's process and what is done to either in the middle of a scenario.
-Knows nothing of languages. Everything is waited for, with a bound.
+Owns the program's process and the conversation with it. The service is `House`'s. Knows nothing of
+languages. Everything is waited for, with a bound.
 """
 
 from __future__ import annotations
@@ -17,14 +17,8 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Literal, Self, cast
 
-import grpc
-import grpc.aio
-from grpc_health.v1 import health_pb2
-
+from conformance.house import House
 from conformance.scenarios import BY_NAME, Act, Scenario
-from penstock.client import Client, DeadlineExceeded, OperationsClient
-from support.otlp_receiver import grpc_receiver
-from support.service import Service, health_watch, simulated, started
 
 Outcome = Literal["passed", "failed", "skipped"]
 _OUTCOMES = ("passed", "failed", "skipped")
@@ -32,21 +26,10 @@ _OUTCOMES = ("passed", "failed", "skipped")
 ANSWER_S = 30.0
 """For one scenario; programs bound each to 20 s themselves."""
 _EXIT_S = 10.0
-_IDLE_S = 5.0
 _MAX_LINE_BYTES = 1 << 20
 _MAX_LINES = 20
 _NUM_TOLD_LINES = 12
 _MAX_WHY_CHARS = 600
-
-SERVICE = (
-    *simulated(),
-    *("--max-num-seqs", "4", "--max-num-waiting", "4", "--fronts", "2"),
-    *("--max-seq-len", "262144", "--num-blocks", "20480", "--max-num-batched-tokens", "8192"),
-    *("--operations-port", "0", "--foresee-deadlines", "off"),
-)
-"""`penstock serve` as every scenario finds it: steps of 10 ms, four places, four waiting.
-
-It has a collector of traces besides, because without one nothing is traced."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,77 +39,6 @@ class Result:
     scenario: str
     outcome: Outcome
     why: str = ""
-
-
-class House:
-    """The service under test: started when first needed, and anew after it was drained."""
-
-    def __init__(self) -> None:
-        self._stack = contextlib.AsyncExitStack()
-        self._service: Service | None = None
-        self._engine_pid = 0
-
-    async def address(self) -> str:
-        """Where it is, once it is ready."""
-        return (await self._running()).address
-
-    async def close(self) -> None:
-        """Put the service down; the next address is of another."""
-        self._service = None
-        await self._stack.aclose()
-
-    async def kill_engine(self) -> None:
-        """Kill the engine process as `kill -9` does."""
-        service = await self._running()
-        while not service.pids["engine"].empty():
-            self._engine_pid = service.pids["engine"].get_nowait()
-        os.kill(self._engine_pid, signal.SIGKILL)
-
-    async def drain(self) -> None:
-        """SIGTERM, and wait until the service says that it takes no more."""
-        service = await self._running()
-        async with service.channel() as channel:
-            watch = health_watch(channel)
-            with contextlib.suppress(grpc.aio.AioRpcError):  # it has gone already
-                is_told = False
-                async for answer in watch:
-                    if answer.status == health_pb2.HealthCheckResponse.NOT_SERVING:
-                        return
-                    if not is_told:
-                        service.signal(signal.SIGTERM)
-                        is_told = True
-
-    async def num_left(self) -> int:
-        """Requests that are still there some seconds after nobody should want them."""
-        service = await self._running()
-        num_left = 0
-        async with OperationsClient(await service.door("operations")) as operations:
-            ticks = operations.watch_stats(interval_s=0.1, deadline_s=_IDLE_S)
-            with contextlib.suppress(DeadlineExceeded):
-                async with contextlib.aclosing(ticks):
-                    # The snapshots lag behind by a second; they are the clock of a closer look.
-                    async for _ in ticks:
-                        num_left = len(await operations.list_requests())
-                        if not num_left:
-                            break
-        if not num_left:
-            await self._until_let_in(service.address)
-        return num_left
-
-    @staticmethod
-    async def _until_let_in(address: str) -> None:
-        """A queue that was full counts as full until its engine has shown that it is not."""
-        async with Client(address) as client:
-            await client.generate_once([1], max_tokens=1, deadline_s=_IDLE_S)
-
-    async def _running(self) -> Service:
-        if self._service is None:
-            collector = self._stack.enter_context(grpc_receiver())
-            self._service = await self._stack.enter_async_context(
-                started(*SERVICE, "--otlp-endpoint", collector.endpoint)
-            )
-            self._engine_pid = 0
-        return self._service
 
 
 class Program:
@@ -234,6 +146,7 @@ class Run:
         scenario = BY_NAME[name]
         try:
             program = await self._ready_program()
+            await self._house.begin(scenario.name)
         except (FileNotFoundError, PermissionError) as error:
             return Result(scenario=name, outcome="failed", why=f"does not start: {error}")
         try:
@@ -295,16 +208,20 @@ class Run:
             await program.tell("go")
 
     async def _cleaned(self, scenario: Scenario, result: Result) -> Result:
-        """The next scenario finds the service empty; what one leaves there is its failure."""
-        if scenario.act is Act.DRAIN or result.outcome == "failed":
+        """What passed has left its traces; the next scenario finds the service empty.
+
+        What one leaves there is its failure.
+        """
+        why = await self._house.lacks() if result.outcome == "passed" else ""
+        if scenario.act is Act.DRAIN or why or result.outcome == "failed":
             await self._house.close()
+        else:
+            why = await self._house.why_not_idle()
+            if why:
+                await self._house.close()
+        if not why:
             return result
-        num_left = await self._house.num_left()
-        if not num_left:
-            return result
-        await self._house.close()
-        why = f"{num_left} of its requests still live on the server {_IDLE_S:.0f} s after its end"
-        return Result(scenario=scenario.name, outcome="failed", why=why)
+        return Result(scenario=scenario.name, outcome="failed", why=_short(why))
 
     async def _end_program(self) -> None:
         if self._program is not None:

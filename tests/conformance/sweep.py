@@ -6,6 +6,7 @@ Owns what is written in docs/conformance.md. Nothing in it depends on the day.
 from __future__ import annotations
 
 import asyncio
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -42,14 +43,28 @@ class Told:
 
 
 def run_language(language: Language, on_result: Callable[[Result], None] = lambda _: None) -> Told:
-    """Build a language's program and run all scenarios on it."""
+    """Build a language's program and run all scenarios on it.
+
+    A fault of the driver is a result named "driver": one language cannot lose the page.
+    """
     if why := language.why_not():
         return Told(language=language, not_run=why)
     try:
         command = language.command()
     except NotBuilt as error:
         return Told(language=language, not_run=f"not built: {error}")
-    results = asyncio.run(results_of(command, NAMES, on_result))
+    results: list[Result] = []
+
+    def add(result: Result) -> None:
+        results.append(result)
+        on_result(result)
+
+    try:
+        asyncio.run(results_of(command, NAMES, add))
+    except Exception as error:  # whatever it is, the other languages have their turn
+        traceback.print_exc()
+        why = f"{type(error).__name__}: {error}"
+        add(Result(scenario="driver", outcome="failed", why=why))
     versions = language.told_versions()
     return Told(language=language, versions=versions, results=tuple(results))
 

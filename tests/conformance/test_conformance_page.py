@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
-from conformance.programs import LANGUAGES, PYTHON, REPOSITORY, Language, Library, NotBuilt
+from conformance import sweep
+from conformance.programs import (
+    LANGUAGES,
+    PYTHON,
+    REPOSITORY,
+    RUNNABLE,
+    Language,
+    Library,
+    NotBuilt,
+)
 from conformance.runs import Result
 from conformance.scenarios import SCENARIOS
 from conformance.sweep import NAMES, Told, page_of, run_language
@@ -70,6 +80,29 @@ def test_a_build_that_fails_is_told(tmp_path: Path, recipe: str, why: str) -> No
     assert not told.is_well
 
 
+def test_a_fault_of_the_driver_does_not_lose_what_came_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = Result(scenario=NAMES[0], outcome="passed")
+
+    async def faulty(_: Sequence[str], __: Sequence[str], tell: Callable[[Result], None]) -> None:
+        tell(first)
+        raise KeyError("lost")
+
+    monkeypatch.setattr(sweep, "results_of", faulty)
+    told = run_language(makefile(tmp_path, "@echo run"))
+
+    assert told.results == (
+        first,
+        Result(scenario="driver", outcome="failed", why="KeyError: 'lost'"),
+    )
+    assert not told.is_well
+    page = page_of([told])
+    assert f"| Ours | - | 1 of {len(NAMES)} |" in page
+    assert f"| `{NAMES[1]}` | {SCENARIOS[1].holds} | not run |" in page
+    assert "- Ours, `driver`: failed: KeyError: 'lost'" in page
+
+
 def test_the_page_tells_every_outcome() -> None:
     results = [Result(scenario=name, outcome="passed") for name in NAMES]
     results[0] = Result(scenario=NAMES[0], outcome="failed", why="a | gap")
@@ -96,3 +129,17 @@ def test_the_page_in_the_documentation_is_of_these_scenarios_and_languages() -> 
     for language in LANGUAGES:
         assert f"| {language.name} | " in page
     assert f"| {len(NAMES)} of {len(NAMES)} |" in page
+
+
+@pytest.mark.parametrize("language", RUNNABLE, ids=[language.name for language in RUNNABLE])
+def test_the_page_in_the_documentation_was_written_since_the_language_came(
+    language: Language,
+) -> None:
+    (row,) = [
+        line
+        for line in PAGE.read_text(encoding="utf-8").splitlines()
+        if line.startswith(f"| {language.name} | ")
+    ]
+    is_here = not language.folder or (language.path / "Makefile").is_file()
+
+    assert is_here is ("/Makefile" not in row), row

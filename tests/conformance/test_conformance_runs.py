@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import pytest
 
-from conformance.runs import House, Result, Run
+from conformance.house import House
+from conformance.runs import Result, Run
 from conformance.scenarios import SCENARIOS
 
 # Real processes, a service that is none.
@@ -23,12 +24,13 @@ def passed(name):
 class NoHouse(House):
     """Stands in for the service; remembers what was done to it."""
 
-    def __init__(self, num_left: Sequence[int] = ()) -> None:
+    def __init__(self, busy: Sequence[str] = (), lacking: Mapping[str, str] | None = None) -> None:
         super().__init__()
         self.acts: list[str] = []
         self._num_starts = 0
         self._is_up = False
-        self._left = list(num_left)
+        self._busy = list(busy)
+        self._lacking = lacking or {}
 
     async def address(self) -> str:
         self._num_starts += not self._is_up
@@ -44,8 +46,14 @@ class NoHouse(House):
     async def drain(self) -> None:
         self.acts.append("drain")
 
-    async def num_left(self) -> int:
-        return self._left.pop(0) if self._left else 0
+    async def begin(self, scenario: str) -> None:
+        self.acts.append(scenario)
+
+    async def lacks(self) -> str:
+        return self._lacking.get(self.acts[-1], "")
+
+    async def why_not_idle(self) -> str:
+        return self._busy.pop(0) if self._busy else ""
 
 
 def program(body: str) -> list[str]:
@@ -132,7 +140,7 @@ elif line == "engine_killed":
 
     assert killed.outcome == "passed"
     assert drained.why == "go"
-    assert house.acts == ["kill", "drain"]
+    assert house.acts == ["engine_killed", "kill", "drain", "drain"]
 
 
 async def test_what_is_left_on_the_server_fails_and_the_next_finds_another_service() -> None:
@@ -144,12 +152,29 @@ elif line == "resume":
 else:
     passed(line)
 """
-    house = NoHouse(num_left=[3])
+    house = NoHouse(busy=["3 requests live"])
 
     chat, resume = await results(body, "chat", "resume", house=house)
 
     assert chat.outcome == "failed"
-    assert chat.why.startswith("3 of its requests still live")
+    assert chat.why == "3 requests live"
+    assert resume.why == "address 127.0.0.1:2"
+
+
+async def test_what_passed_without_a_trace_has_failed_and_the_next_finds_another_service() -> None:
+    house = NoHouse(lacking={"chat": "no request"})
+
+    body = """
+if line.startswith("address "):
+    address = line
+elif line == "resume":
+    say(scenario=line, outcome="failed", why=address)
+else:
+    passed(line)
+"""
+    chat, resume = await results(body, "chat", "resume", house=house)
+
+    assert chat == Result(scenario="chat", outcome="failed", why="no request")
     assert resume.why == "address 127.0.0.1:2"
 
 

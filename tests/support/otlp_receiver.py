@@ -9,7 +9,7 @@ import contextlib
 import enum
 import socket
 import threading
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -114,6 +114,11 @@ class Receiver:
                 lambda: names <= {span.name for span in of_trace()}, WAIT_LIMIT_S
             ), f"of {sorted(names)} came {sorted({span.name for span in of_trace()})}"
             return of_trace()
+
+    def is_settled(self, holds: Callable[[], bool], limit_s: float) -> bool:
+        """Whether `holds`, looked at again whenever something comes, for so long at most."""
+        with self._changed:
+            return self._changed.wait_for(holds, limit_s)
 
     def wait_for_calls(self, num: int) -> None:
         """Until `num` calls have come in."""

@@ -1,0 +1,187 @@
+"""The service that the scenarios run against, and what it has to say of them.
+
+Owns the service, its collector of traces, and what is done to it in the middle of a scenario. Knows
+nothing of programs. Everything is waited for, with a bound.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import uuid
+from collections.abc import AsyncGenerator
+
+import grpc
+import grpc.aio
+from grpc_health.v1 import health_pb2
+
+from conformance.evidence import DRIVER_PREFIX, EVIDENCE, Evidence, roots_of
+from penstock.client import (
+    NO_RETRY,
+    Client,
+    DeadlineExceeded,
+    OperationsClient,
+    PenstockError,
+    QueueFull,
+    ServerStats,
+)
+from support.otlp_receiver import Receiver, grpc_receiver
+from support.service import Service, health_watch, simulated, started
+
+IDLE_S = 5.0
+EVIDENCE_S = 5.0
+_TICK_S = 0.1
+_LAG_TICKS = 15
+"""The counters of the engine lag behind by a second."""
+
+SERVICE = (
+    *simulated(),
+    *("--max-num-seqs", "4", "--max-num-waiting", "4", "--fronts", "2"),
+    *("--max-seq-len", "262144", "--num-blocks", "20480", "--max-num-batched-tokens", "8192"),
+    *("--operations-port", "0", "--foresee-deadlines", "off"),
+)
+"""`penstock serve` as every scenario finds it: steps of 10 ms, four places, four waiting.
+
+It has a collector of traces besides: without one nothing is traced, and nothing could be proved."""
+_ENVIRONMENT = {"OTEL_BSP_SCHEDULE_DELAY": "100"}
+
+
+class House:
+    """The service under test: started when first needed, and anew after it was drained."""
+
+    def __init__(self, *, evidence_s: float = EVIDENCE_S) -> None:
+        self._stack = contextlib.AsyncExitStack()
+        self._service: Service | None = None
+        self._collector = Receiver()
+        self._engine_pid = 0
+        self._evidence_s = evidence_s
+        self._evidence = Evidence(trails=())
+        self._num_earlier_spans = 0
+        self._num_made_before = 0
+
+    async def address(self) -> str:
+        """Where it is, once it is ready."""
+        return (await self._running()).address
+
+    async def close(self) -> None:
+        """Put the service down; the next address is of another."""
+        self._service = None
+        await self._stack.aclose()
+
+    async def kill_engine(self) -> None:
+        """Kill the engine process as `kill -9` does."""
+        service = await self._running()
+        while not service.pids["engine"].empty():
+            self._engine_pid = service.pids["engine"].get_nowait()
+        os.kill(self._engine_pid, signal.SIGKILL)
+
+    async def drain(self) -> None:
+        """SIGTERM, and wait until the service says that it takes no more."""
+        service = await self._running()
+        async with service.channel() as channel:
+            watch = health_watch(channel)
+            with contextlib.suppress(grpc.aio.AioRpcError):  # it has gone already
+                is_told = False
+                async for answer in watch:
+                    if answer.status == health_pb2.HealthCheckResponse.NOT_SERVING:
+                        return
+                    if not is_told:
+                        service.signal(signal.SIGTERM)
+                        is_told = True
+
+    async def begin(self, scenario: str) -> None:
+        """A scenario starts: what comes from now on is its own."""
+        await self._running()
+        self._evidence = EVIDENCE[scenario]
+        self._num_earlier_spans = len(self._collector.spans())
+        if self._evidence.num_made_tokens:
+            self._num_made_before = await self._num_made(_LAG_TICKS)
+
+    async def lacks(self) -> str:
+        """What the scenario should have left at the service and did not; "" if nothing."""
+        await asyncio.to_thread(
+            self._collector.is_settled, lambda: not self._lacks_spans(), self._evidence_s
+        )
+        if lacking := self._lacks_spans():
+            return f"it passed, but at the service there was {lacking}"
+        wanted = self._evidence.num_made_tokens
+        if wanted:
+            made = await self._num_made(_LAG_TICKS, self._num_made_before + wanted)
+            if (num := made - self._num_made_before) < wanted:
+                return f"it passed, but the engine made {num} tokens, not {wanted} and more"
+        return ""
+
+    async def why_not_idle(self) -> str:
+        """What of a scenario is there some seconds after nobody should want it; "" if nothing."""
+        service = await self._running()
+        why = "its counters did not come"
+        async with (
+            OperationsClient(await service.door("operations")) as operations,
+            Client(service.address, retry=NO_RETRY) as client,
+        ):
+            try:
+                # The snapshots lag behind by a second; they are the clock of a closer look.
+                async with contextlib.aclosing(_ticks(operations)) as ticks:
+                    async for _ in ticks:
+                        why = await _why_busy(operations, client)
+                        if not why:
+                            return ""
+            except PenstockError as error:
+                return f"the service does not serve after its end: {error}"
+        return f"{why} {IDLE_S:.0f} s after its end"
+
+    def _lacks_spans(self) -> str:
+        spans = self._collector.spans()[self._num_earlier_spans :]
+        return self._evidence.lacks(roots_of(spans))
+
+    async def _num_made(self, num_ticks: int, enough: int | None = None) -> int:
+        """Tokens that the engine has made, `num_ticks` from now or when there are `enough`."""
+        service = await self._running()
+        num_made = num_seen = 0
+        async with (
+            OperationsClient(await service.door("operations")) as operations,
+            contextlib.aclosing(_ticks(operations)) as ticks,
+        ):
+            async for stats in ticks:
+                num_made = sum(model.totals.num_completion_tokens for model in stats.models)
+                num_seen += 1
+                if num_seen == num_ticks or (enough is not None and num_made >= enough):
+                    break
+        return num_made
+
+    async def _running(self) -> Service:
+        if self._service is None:
+            self._collector = self._stack.enter_context(grpc_receiver())
+            self._service = await self._stack.enter_async_context(
+                started(
+                    *SERVICE,
+                    *("--otlp-endpoint", self._collector.endpoint),
+                    environment=_ENVIRONMENT,
+                )
+            )
+            self._engine_pid = 0
+        return self._service
+
+
+async def _ticks(operations: OperationsClient) -> AsyncGenerator[ServerStats]:
+    """Snapshots of the service, for as long as it is given to become idle."""
+    stats = operations.watch_stats(interval_s=_TICK_S, deadline_s=IDLE_S)
+    with contextlib.suppress(DeadlineExceeded):
+        async with contextlib.aclosing(stats):
+            async for each in stats:
+                yield each
+
+
+async def _why_busy(operations: OperationsClient, client: Client) -> str:
+    """What keeps the next scenario waiting; "" if nothing. Raises PenstockError but QueueFull."""
+    if num_left := len(await operations.list_requests()):
+        return f"{num_left} of its requests still live on the server"
+    request_id = f"{DRIVER_PREFIX}{uuid.uuid4()}"
+    try:
+        await client.generate_once([1], max_tokens=1, deadline_s=IDLE_S, request_id=request_id)
+    except QueueFull:
+        # It was full, and counts as full until its engine has shown that it is not.
+        return "its queue still counts as full"
+    return ""
