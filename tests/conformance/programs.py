@@ -85,7 +85,7 @@ class Language:
         try:
             built = subprocess.run(
                 ["make", "--silent", "--no-print-directory", "-C", str(self.path), "program"],
-                env={**os.environ, "PYTHON": sys.executable},
+                env=_environment(),
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 text=True,
@@ -107,6 +107,12 @@ class Language:
             return f"Python {platform.python_version()}, grpcio {grpc}"
         told = [(each.name, _told_version(each.command, self.path)) for each in self.versions]
         return ", ".join(f"{name} {version}" for name, version in told if version)
+
+
+def _environment() -> dict[str, str]:
+    """Without what a make that runs us tells its own children: warnings about them would mix with the answer."""
+    told = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
+    return {**told, "PYTHON": sys.executable}
 
 
 def _told_version(command: tuple[str, ...], folder: Path) -> str:

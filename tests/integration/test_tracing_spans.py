@@ -28,7 +28,7 @@ from support.request_records import (
     trace_parent,
 )
 
-CLOSE_LIMIT_S = 20.0
+CLOSE_LIMIT_S = 60.0
 ON = TracingConfig(is_on=True)
 
 
