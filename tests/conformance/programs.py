@@ -110,7 +110,7 @@ class Language:
 
 
 def _environment() -> dict[str, str]:
-    """Without what a make that runs us tells its own children: warnings about them would mix with the answer."""
+    """Ours, without what a make tells its children: warnings would mix with answers."""
     told = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
     return {**told, "PYTHON": sys.executable}
 
