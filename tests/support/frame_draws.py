@@ -8,6 +8,7 @@ from hypothesis.extra import numpy as hnp
 
 from penstock.scheduler.batch import TokenLogprobs
 from penstock.scheduler.block_hash import DIGEST_BYTES
+from penstock.scheduler.cache_book import CachedBlock
 from penstock.scheduler.events import (
     Admitted,
     Failed,
@@ -29,6 +30,7 @@ from penstock.scheduler.request import (
 )
 from penstock.scheduler.request_options import CacheRetention, Constraint, ConstraintKind
 from penstock.scheduler.state import RequestState
+from penstock.server.link.cache_frames import CacheNews, Follow, SnapshotPart, Unfollow
 from penstock.server.link.frames import (
     Cancel,
     CancelAnswer,
@@ -219,6 +221,7 @@ HELLOS = st.builds(
     model=TEXTS,
     max_num_waiting=NUMBERS,
     max_num_waiting_tokens=NUMBERS,
+    tells_cache=st.booleans(),
     executor=st.builds(
         ExecutorInfo,
         name=TEXTS,
@@ -242,6 +245,29 @@ HELLOS = st.builds(
         )
     )
 )
+TICKETS = st.integers(0, 2**32 - 1)
+DIGESTS = st.binary(min_size=DIGEST_BYTES, max_size=DIGEST_BYTES)
+
+
+@st.composite
+def cache_news(draw: st.DrawFn) -> CacheNews:
+    num_token_bytes = 4 * draw(st.integers(1, 3))
+    stored = st.builds(
+        CachedBlock,
+        digest=DIGESTS,
+        parent=st.just(b"") | DIGESTS,
+        tokens=st.binary(min_size=num_token_bytes, max_size=num_token_bytes),
+    )
+    return CacheNews(
+        ticket=draw(TICKETS),
+        changes=tuple(draw(st.lists(DIGESTS | stored, max_size=6))),
+        part=draw(
+            st.none()
+            | st.builds(SnapshotPart, index=TICKETS, num_parts=TICKETS, num_blocks=TICKETS)
+        ),
+    )
+
+
 FRAMES: st.SearchStrategy[Frame] = st.one_of(
     st.builds(FrontHello, front_id=st.integers(1, 2**31 - 1)),
     HELLOS,
@@ -256,4 +282,7 @@ FRAMES: st.SearchStrategy[Frame] = st.one_of(
         CancelAnswer, ticket=st.integers(0, 2**32 - 1), state=st.sampled_from([None, *RequestState])
     ),
     steps(),
+    st.builds(Follow, ticket=TICKETS, salt=st.binary(max_size=20)),
+    st.builds(Unfollow, ticket=TICKETS),
+    cache_news(),
 )

@@ -23,6 +23,7 @@ from penstock.scheduler.request import FailureReason, FinishReason, RequestSpec
 from penstock.scheduler.state import RequestState
 from penstock.server.front.config import FrontConfig
 from penstock.server.front.stream import TokenStream
+from penstock.server.link.cache_desk import CacheListener
 from penstock.server.link.ports import EngineHello, EngineListener, EngineUnavailable
 from penstock.server.rpc.foreign import FacadeMaker
 from penstock.server.rpc.options import KeepaliveConfig, ServerOptions
@@ -65,6 +66,9 @@ class ScriptedPort:
         self.is_answering = False
         self.known_elsewhere: dict[str, RequestState] = {}
         self.num_unsent_bytes = 0
+        # Whether it says that it keeps a book of what is cached; who follows it, by salt.
+        self.tells_cache = False
+        self.cache_listeners: dict[bytes, CacheListener] = {}
         self._submitted: asyncio.Queue[tuple[RequestSpec, ...]] = asyncio.Queue()
         self._cancels: asyncio.Queue[tuple[tuple[int, ...], FinishReason]] = asyncio.Queue()
         self._steps = itertools.count(1)
@@ -86,6 +90,10 @@ class ScriptedPort:
             raise EngineUnavailable("down")
         return self.known_elsewhere.get(request_id)
 
+    def follow_cache(self, salt: bytes, listener: CacheListener) -> Callable[[], None]:
+        self.cache_listeners[salt] = listener
+        return lambda: self.cache_listeners.pop(salt, None) and None
+
     async def next_submission(self) -> tuple[RequestSpec, ...]:
         return await asyncio.wait_for(self._submitted.get(), PATIENCE_S)
 
@@ -102,6 +110,7 @@ class ScriptedPort:
                 executor=self.info,
                 max_num_waiting=8,
                 max_num_waiting_tokens=4096,
+                tells_cache=self.tells_cache,
             )
         )
 

@@ -33,9 +33,10 @@ def missing_packages() -> list[str]:
 class Gateway:
     """`async with gateway(...) as made`: up, with its workers and its tokenizer, inside."""
 
-    def __init__(self, process: asyncio.subprocess.Process, port: int) -> None:
+    def __init__(self, process: asyncio.subprocess.Process, port: int, metrics_port: int) -> None:
         self.process = process
         self.port = port
+        self._metrics_url = f"http://127.0.0.1:{metrics_port}"
         self.lines: list[str] = []
         self._news = asyncio.Condition()
         self._is_over = False
@@ -78,6 +79,20 @@ class Gateway:
     async def get(self, path: str) -> Any:
         """Likewise."""
         return await asyncio.to_thread(_answer, urllib.request.Request(f"{self.url}{path}"))
+
+    async def until_metric(self, name: str, least: float, **labels: str) -> None:
+        """Ask for its metrics until one of them, with these labels, is at least so large."""
+        wanted = [f'{key}="{value}"' for key, value in labels.items()]
+        async with asyncio.timeout(PATIENCE_S):
+            while True:
+                text = await asyncio.to_thread(_text_of, f"{self._metrics_url}/metrics")
+                values = [
+                    float(line.rpartition(" ")[2])
+                    for line in text.splitlines()
+                    if line.startswith(f"{name}{{") and all(label in line for label in wanted)
+                ]
+                if values and max(values) >= least:
+                    return
 
     async def ended(self) -> None:
         """Wait for the end."""
@@ -152,7 +167,7 @@ async def _launched(addresses: Sequence[str], arguments: Sequence[str]) -> Gatew
             limit=1 << 20,
             env={key: value for key, value in os.environ.items() if key[:5] != "OTEL_"},
         )
-        made = Gateway(process, port)
+        made = Gateway(process, port, metrics_port)
         try:
             await made.until_logged("Workers initialized")
         except AssertionError:
@@ -169,6 +184,11 @@ def _free_ports(num: int) -> list[int]:
         for one in held:
             one.bind(("127.0.0.1", 0))
         return [one.getsockname()[1] for one in held]
+
+
+def _text_of(url: str) -> str:
+    with urllib.request.urlopen(url, timeout=PATIENCE_S) as response:
+        return str(response.read(), "utf-8")
 
 
 def _answer(request: urllib.request.Request) -> Any:

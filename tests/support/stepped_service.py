@@ -26,6 +26,7 @@ from penstock.server.front.config import FrontConfig
 from penstock.server.front.front import Front
 from penstock.server.link.memory import MemoryEngine
 from penstock.server.link.ports import EngineHello
+from penstock.server.rpc.foreign import FacadeMaker
 from penstock.server.rpc.options import ServerOptions
 from penstock.server.rpc.server import FrontServer
 from penstock.server.text.model_text import ModelText
@@ -155,6 +156,7 @@ def stepped_engine(
     clock: Callable[[], float] = time.monotonic,
     epoch: int = 1,
     num_fronts: int = 0,
+    tells_cache: bool = False,
     **executor: Any,
 ) -> tuple[WatchedEngine, MemoryEngine]:
     """An engine, and what fronts reach it by. `executor`: as of `stepped`."""
@@ -173,8 +175,11 @@ def stepped_engine(
         executor=made.info,
         max_num_waiting=config.max_num_waiting,
         max_num_waiting_tokens=config.max_num_waiting_tokens,
+        tells_cache=tells_cache,
     )
-    return engine, MemoryEngine(engine, hello, clock, num_fronts=num_fronts)
+    book = engine.keep_cache_book() if tells_cache else None
+    memory = MemoryEngine(engine, hello, clock, num_fronts=num_fronts, cache_book=book)
+    return engine, memory
 
 
 @contextlib.asynccontextmanager
@@ -185,12 +190,15 @@ async def stepped(
     scheduler: SchedulerConfig | None = None,
     channel_options: ServerOptions = (),
     clock: Callable[[], float] = time.monotonic,
+    facade: FacadeMaker | None = None,
     **executor: Any,
 ) -> AsyncGenerator[SteppedService]:
     """`executor`: more fields of ExecutorConfig; by default 64 blocks of 16 tokens, 8 slots."""
-    engine, memory = stepped_engine(text, scheduler=scheduler, clock=clock, **executor)
+    engine, memory = stepped_engine(
+        text, scheduler=scheduler, clock=clock, tells_cache=facade is not None, **executor
+    )
     port = memory.port(1)
-    server = FrontServer(text, front or FrontConfig(), port=port, clock=clock)
+    server = FrontServer(text, front or FrontConfig(), port=port, clock=clock, facade=facade)
     async with contextlib.AsyncExitStack() as stack:
         stack.callback(memory.close)
         bound = await server.start("127.0.0.1:0")

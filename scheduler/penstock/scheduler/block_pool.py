@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.scheduler.block_claims import BlockClaims
+from penstock.scheduler.cache_book import CacheBook
 from penstock.scheduler.cached_blocks import DEFAULT_LEVEL, CachedBlocks
 from penstock.scheduler.eviction_order import EvictionOrder
 from penstock.scheduler.request_options import CacheRetention
@@ -39,6 +40,8 @@ class BlockPool:
         if num_blocks < 1:
             raise ValueError("num_blocks must be at least 1")
         self.num_blocks = num_blocks
+        # Told of every name that is lost; None where nobody asks what is cached.
+        self.book: CacheBook | None = None
         self.ref_counts: NDArray[np.int32] = np.zeros(num_blocks, dtype=np.int32)
         # Reversed, so that a fresh pool hands out 0, 1, 2, ...
         self._stack: NDArray[np.int32] = np.arange(num_blocks, dtype=np.int32)[::-1].copy()
@@ -219,6 +222,8 @@ class BlockPool:
     def _unname(self, blocks: NDArray[np.int32]) -> None:
         block_of, hash_of = self._block_of, self._hash_of
         numbers = blocks.tolist()
+        if self.book is not None:
+            self.book.note_lost([hash_of[block] for block in numbers])
         for block in numbers:
             del block_of[hash_of.pop(block)]
         self._is_hashed[blocks] = False
@@ -253,4 +258,9 @@ class BlockPool:
         if special and not self._has_standing:
             found.append("a block is claimed or held and nobody looks")
         found += self._cached.faults() + self._claims.faults() + self.sessions.faults()
-        return found
+        return found + self._book_faults()
+
+    def _book_faults(self) -> list[str]:
+        if self.book is None or self.book.digests == self._block_of.keys():
+            return []
+        return ["the book of what is cached and the hash index disagree"]

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.scheduler.batch import Batch
+from penstock.scheduler.cache_book import CacheBook
 from penstock.scheduler.census import census
 from penstock.scheduler.config import SchedulerConfig, check_weights
 from penstock.scheduler.engine_listener import EngineListener
@@ -186,6 +187,15 @@ class Engine:
     def output_tokens(self, key: int) -> NDArray[np.int32] | None:
         """What a live output has generated so far, int32 [n]; None when it is not live."""
         return output_tokens(self.scheduler.life, key)
+
+    def keep_cache_book(self) -> CacheBook:
+        """From now on write down what is cached. To be called before anything is submitted.
+
+        Raises ValueError for a self-paced executor: its cache is its own.
+        """
+        if self._is_self_paced:
+            raise ValueError("a self-paced executor keeps its own cache")
+        return self.scheduler.life.cache.keep_book()
 
     def look(self) -> tuple[LiveView, ...]:
         """Everybody who lives: who runs, most senior first, then who waits, as they would go.

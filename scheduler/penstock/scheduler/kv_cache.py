@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from penstock.scheduler.block_hash import chain_root, hash_blocks
 from penstock.scheduler.block_pool import BlockPool
+from penstock.scheduler.cache_book import CacheBook
 from penstock.scheduler.eviction_order import EvictionOrder
 from penstock.scheduler.request import Request
 from penstock.scheduler.sessions import Sessions, session_key
@@ -37,6 +38,11 @@ class KVCache:
         self.reserved: NDArray[np.int32] = np.zeros(arrays.num_slots, dtype=np.int32)
         self.num_reserved = 0
         self._arrays = arrays
+
+    def keep_book(self) -> CacheBook:
+        """From now on write down what the named blocks hold: before the first has its name."""
+        book = self.pool.book = CacheBook(self.block_size)
+        return book
 
     def blocks_for(self, num_tokens: int) -> int:
         """Blocks that hold `num_tokens` tokens."""
@@ -110,7 +116,13 @@ class KVCache:
         first = request.num_registered_blocks
         if first < num_full:
             table = arrays.block_table[slot]
-            self.pool.register_chain(table, digests, range(first, num_full))
+            places = range(first, num_full)
+            self.pool.register_chain(table, digests, places)
+            if self.pool.book is not None:
+                tokens = arrays.token_ids[
+                    slot, first * self.block_size : num_full * self.block_size
+                ]
+                self.pool.book.note_named(request.spec.hash_salt, digests, places, tokens.tobytes())
             request.num_registered_blocks = num_full
 
     def forget(self, slot: int) -> None:

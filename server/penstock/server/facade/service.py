@@ -15,6 +15,7 @@ from smg_grpc_proto.generated import common_pb2
 from smg_grpc_proto.generated import vllm_engine_pb2 as vllm
 
 from penstock.server.facade.foreign_paths import in_foreign_words
+from penstock.server.facade.kv_events import KvEvents
 from penstock.server.facade.loads import LoadReport, LoadShow
 from penstock.server.facade.request_mapping import own_request
 from penstock.server.facade.response_mapping import ChunkEncoder, WholeEncoder
@@ -76,6 +77,7 @@ class VllmEngineService:
         self._accounts = CallAccounts(front, SERVICE_NAME)
         self._loads = LoadReport(show, front.clock)
         self._wall_clock = wall_clock
+        self._kv_events = KvEvents(front, gate, wall_clock)
         self._started_s = front.clock()
         self._bundle: asyncio.Task[TokenizerBundle] | None = None
 
@@ -93,7 +95,7 @@ class VllmEngineService:
                 "GetTokenizer", guard_stream(Right.MODELS, self.tokenizer)
             ),
             "SubscribeKvEvents": wrapper.server_stream(
-                "SubscribeKvEvents", guard_stream(Right.OPERATIONS_READ, _refuse_kv_events)
+                "SubscribeKvEvents", self._kv_events.subscribe
             ),
         }
         for method, (feature, right) in MISSING_METHODS.items():
@@ -203,12 +205,6 @@ class VllmEngineService:
         if hello is None:
             raise refuse(ErrorReason.ENGINE_DOWN)
         return hello
-
-
-async def _refuse_kv_events(data: bytes, context: Context) -> None:
-    """At once: a gateway that hears nothing for two seconds gives the worker up."""
-    del data, context
-    raise refuse_feature("kv_events")
 
 
 def _refusing(feature: str) -> Callable[[bytes, Context], Any]:

@@ -131,27 +131,29 @@ def hash_prompt(
     if not is_shared and generation.sampling.num_outputs == 1:
         return TokenisedPrompt(ids=ids)
     tenant = "" if shares_across_tenants else generation.tenant
-    salt = _shared_salt(generation, tenant) if is_shared else b"r" + random_salt()
+    salt = b"r" + random_salt()
+    if is_shared:
+        salt = shared_salt(tenant, generation.adapter, generation.cache_salt)
     return TokenisedPrompt(
         ids=ids, block_hashes=hash_blocks(ids, block_size, chain_root(salt)), hash_salt=salt
     )
 
 
-def _shared_salt(generation: Generation, tenant: str) -> bytes:
+def shared_salt(tenant: str, adapter: str = "", cache_salt: str = "") -> bytes:
     """What all requests have in common that may share blocks: tenant, adapter and salt.
 
     The first byte keeps a salt that a client chose apart from one that was drawn, and those with
     a tenant from those without; a length in front of a name keeps it from running into the next.
     """
     parts: list[bytes] = []
-    for kind, name in ((b"t", tenant), (b"a", generation.adapter)):
+    for kind, name in ((b"t", tenant), (b"a", adapter)):
         if name:
             data = name.encode()
             parts += [kind, len(data).to_bytes(4, "little"), data]
     # After an adapter no letter is needed: the salt is what is left.
-    if not generation.adapter:
+    if not adapter:
         parts.append(b"c")
-    return b"".join((*parts, generation.cache_salt.encode()))
+    return b"".join((*parts, cache_salt.encode()))
 
 
 def submission_for(

@@ -13,11 +13,14 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.scheduler.cache_book import CacheBook
 from penstock.scheduler.events import Failed, Finished, Queued, StepEvents
 from penstock.scheduler.executor import Feature
 from penstock.scheduler.live_view import LiveView
 from penstock.scheduler.request import FinishReason, RequestSpec
 from penstock.scheduler.state import RequestState
+from penstock.server.link.cache_feeds import CacheFeeds
+from penstock.server.link.cache_frames import Follow, Unfollow
 from penstock.server.link.frames import Cancel, CancelAnswer, CancelById, decode, encode
 from penstock.server.link.hand_over import HandOvers, Mail
 from penstock.server.link.look_frames import Look, LookAnswer, Order, OrderAnswer
@@ -97,6 +100,7 @@ class Dispatcher:
     `quarantine`: what becomes of requests that may have killed an engine before. `show_door` is
     told whose outputs are being taken in, by the first one's key, and 0 when they are. `clock`: the
     engine's. `num_fronts`: as long as fewer are here, one that is not may have any request.
+    `cache_book`: what is cached in the engine, None where fronts may not follow that.
     """
 
     def __init__(
@@ -109,6 +113,7 @@ class Dispatcher:
         show_door: Callable[[int], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
         num_fronts: int = 0,
+        cache_book: CacheBook | None = None,
     ) -> None:
         self.engine = engine
         self.newest_queue_s: float | None = None
@@ -121,6 +126,7 @@ class Dispatcher:
         self._hand_overs = HandOvers(
             orphanage, self._cancel_named, num_fronts=num_fronts, clock=clock
         )
+        self._cache_feeds = CacheFeeds(cache_book)
         self._mail: list[tuple[int, bytes]] = []
         self._quarantine = quarantine or Quarantine((), lambda _: None)
         self._show_door = show_door
@@ -137,7 +143,7 @@ class Dispatcher:
     @property
     def has_own_work(self) -> bool:
         """True when `step` would do or tell something whatever the engine has to do."""
-        return self._quarantine.has_work or bool(self._mail)
+        return self._quarantine.has_work or bool(self._mail) or self._cache_feeds.has_work
 
     def front_came(self, front_id: int) -> bytes:
         """A front said hello; returns the frame that answers it."""
@@ -155,6 +161,7 @@ class Dispatcher:
         if num_kept:
             log.info("%d requests of front %d wait for another", num_kept, front_id)
         self._post(self._hand_overs.front_gone(front_id))
+        self._cache_feeds.front_gone(front_id)
         self._quarantine.front_gone(front_id)
         if keys:
             log.info("front %d is gone, its %d requests are cancelled", front_id, len(keys))
@@ -181,6 +188,10 @@ class Dispatcher:
                 self._post(self._hand_overs.given(front_id, ticket, inheritance, lack))
             case Settle() as settle:
                 self._post(self._hand_overs.settle(front_id, settle))
+            case Follow() as wish:
+                self._cache_feeds.follow(front_id, wish)
+            case Unfollow(ticket=ticket):
+                self._cache_feeds.unfollow(front_id, ticket)
             case other:
                 raise LinkError(f"a front does not send {type(other).__name__}")
         return None
@@ -209,6 +220,7 @@ class Dispatcher:
             self._hand_in(quarantine.next_trial())
         events = quarantine.heard(self.engine.step())
         frames, self._mail = self._mail, []
+        frames += [(front_id, encode(news)) for front_id, news in self._cache_feeds.take()]
         if events.is_empty:
             return frames
         self.num_output_tokens += len(events.keys)

@@ -1,7 +1,6 @@
 """The frames of the link: which kinds there are and how each is written and read.
 
-Owns the greeting, cancellation and dispatch by kind; requests and steps, the two large ones, and
-what lets operators look in have their own modules. Does not know sockets.
+Owns cancellation and dispatch by kind; the others have modules of their own. Does not know sockets.
 """
 
 import enum
@@ -12,9 +11,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.scheduler.events import StepEvents
-from penstock.scheduler.executor import ExecutorInfo, Feature
 from penstock.scheduler.request import FinishReason
 from penstock.scheduler.state import RequestState
+from penstock.server.link.cache_frames import (
+    CacheFrame,
+    CacheNews,
+    Follow,
+    Unfollow,
+    read_cache_news,
+    read_follow,
+    write_cache_news,
+    write_follow,
+)
+from penstock.server.link.hello_frames import read_engine_hello, write_engine_hello
 from penstock.server.link.look_frames import (
     Look,
     LookAnswer,
@@ -78,6 +87,9 @@ class FrameKind(enum.IntEnum):
     CLAIM_ANSWER = 24
     SETTLE = 25
     GONE = 26
+    FOLLOW = 30
+    UNFOLLOW = 31
+    CACHE_NEWS = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,6 +142,7 @@ Frame: TypeAlias = (
     | Order
     | OrderAnswer
     | ResumeFrame
+    | CacheFrame
 )
 
 
@@ -164,11 +177,13 @@ def _write(out: Writer, frame: Frame) -> FrameKind:
             return _write_resume(out, frame)
         case Cancel() | CancelById() | CancelAnswer():
             return _write_cancel(out, frame)
+        case Follow() | Unfollow() | CacheNews():
+            return _write_cache(out, frame)
         case FrontHello():
             out.u32(frame.front_id)
             return FrameKind.FRONT_HELLO
         case EngineHello():
-            _write_engine_hello(out, frame)
+            write_engine_hello(out, frame)
             return FrameKind.ENGINE_HELLO
 
 
@@ -234,6 +249,19 @@ def _write_resume(out: Writer, frame: ResumeFrame) -> FrameKind:
             return FrameKind.GONE
 
 
+def _write_cache(out: Writer, frame: CacheFrame) -> FrameKind:
+    match frame:
+        case Follow():
+            write_follow(out, frame)
+            return FrameKind.FOLLOW
+        case Unfollow():
+            out.u32(frame.ticket)
+            return FrameKind.UNFOLLOW
+        case CacheNews():
+            write_cache_news(out, frame)
+            return FrameKind.CACHE_NEWS
+
+
 def _read(kind: FrameKind, data: Reader) -> Frame:
     match kind:
         case FrameKind.STEP:
@@ -252,13 +280,15 @@ def _read(kind: FrameKind, data: Reader) -> Frame:
             | FrameKind.GONE
         ):
             return _read_resume(kind, data)
+        case FrameKind.FOLLOW | FrameKind.UNFOLLOW | FrameKind.CACHE_NEWS:
+            return _read_cache(kind, data)
         case FrameKind.FRONT_HELLO:
             front_id = data.u32()
             if not 1 <= front_id <= MAX_FRONT_ID:
                 raise LinkError(f"front id {front_id} is out of range")
             return FrontHello(front_id=front_id)
         case FrameKind.ENGINE_HELLO:
-            return _read_engine_hello(data)
+            return read_engine_hello(data)
         case (
             FrameKind.OBSERVER_HELLO
             | FrameKind.LOOK
@@ -335,52 +365,18 @@ def _read_resume(
             return read_gone(data)
 
 
+def _read_cache(
+    kind: Literal[FrameKind.FOLLOW, FrameKind.UNFOLLOW, FrameKind.CACHE_NEWS], data: Reader
+) -> Frame:
+    match kind:
+        case FrameKind.FOLLOW:
+            return read_follow(data)
+        case FrameKind.UNFOLLOW:
+            return Unfollow(ticket=data.u32())
+        case FrameKind.CACHE_NEWS:
+            return read_cache_news(data)
+
+
 def _read_state(data: Reader) -> RequestState | None:
     value = data.u8()
     return RequestState(value) if value else None
-
-
-def _write_engine_hello(out: Writer, hello: EngineHello) -> None:
-    info = hello.executor
-    out.u64(hello.epoch)
-    out.text(hello.model)
-    out.u64(hello.max_num_waiting)
-    out.u64(hello.max_num_waiting_tokens)
-    out.text(info.name)
-    for value in (info.vocab_size, info.block_size, info.num_blocks, info.max_seq_len):
-        out.u64(value)
-    out.u64(info.max_num_seqs)
-    out.u64(info.pipeline_depth)
-    out.u8(len(info.features))
-    for feature in sorted(info.features, key=lambda feature: feature.value):
-        out.text(feature.value)
-    out.u64(info.max_prompt_tokens or 0)
-    out.u8(info.is_self_paced)
-    out.u32(len(info.adapters))
-    for adapter in info.adapters:
-        out.text(adapter)
-
-
-def _read_engine_hello(data: Reader) -> EngineHello:
-    epoch, model = data.u64(), data.text()
-    max_num_waiting, max_num_waiting_tokens = data.u64(), data.u64()
-    info = ExecutorInfo(
-        name=data.text(),
-        vocab_size=data.u64(),
-        block_size=data.u64(),
-        num_blocks=data.u64(),
-        max_seq_len=data.u64(),
-        max_num_seqs=data.u64(),
-        pipeline_depth=data.u64(),
-        features=frozenset(Feature(data.text()) for _ in range(data.u8())),
-        max_prompt_tokens=data.u64() or None,
-        is_self_paced=data.u8() != 0,
-        adapters=tuple(data.text() for _ in range(data.u32())),
-    )
-    return EngineHello(
-        epoch=epoch,
-        model=model,
-        executor=info,
-        max_num_waiting=max_num_waiting,
-        max_num_waiting_tokens=max_num_waiting_tokens,
-    )

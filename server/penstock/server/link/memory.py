@@ -11,9 +11,12 @@ import time
 from collections import deque
 from collections.abc import Callable
 
+from penstock.scheduler.cache_book import CacheBook
 from penstock.scheduler.events import StepEvents
 from penstock.scheduler.request import FinishReason, RequestSpec
 from penstock.scheduler.state import RequestState
+from penstock.server.link.cache_desk import CacheDesk, CacheListener
+from penstock.server.link.cache_frames import CacheNews
 from penstock.server.link.claims import ClaimDesk, Claimed, Keeper
 from penstock.server.link.dispatch import Dispatcher, EngineCore, cancel_frame
 from penstock.server.link.frames import CancelAnswer, CancelById, decode, encode
@@ -28,8 +31,8 @@ _MAX_WAIT_S = 60.0
 class MemoryEngine:
     """One engine and the fronts connected to it.
 
-    `clock` is the engine's, used to wait for `next_wakeup_s` when a thread drives it. `num_fronts`:
-    see `Dispatcher`.
+    `clock` is the engine's, used to wait for `next_wakeup_s` when a thread drives it. `num_fronts`
+    and `cache_book`: see `Dispatcher`.
     """
 
     def __init__(
@@ -39,9 +42,12 @@ class MemoryEngine:
         clock: Callable[[], float] = time.monotonic,
         *,
         num_fronts: int = 0,
+        cache_book: CacheBook | None = None,
     ) -> None:
         self._clock = clock
-        self._dispatcher = Dispatcher(engine, hello, clock=clock, num_fronts=num_fronts)
+        self._dispatcher = Dispatcher(
+            engine, hello, clock=clock, num_fronts=num_fronts, cache_book=cache_book
+        )
         self._ports: dict[int, MemoryPort] = {}
         self._inbox: deque[Callable[[], None]] = deque()
         self._news = threading.Condition()
@@ -197,6 +203,7 @@ class MemoryPort:
         self._answers: dict[int, asyncio.Future[RequestState | None]] = {}
         self._next_ticket = 0
         self._claims = ClaimDesk(lambda frame: self._write(encode(frame)))
+        self._cache = CacheDesk(lambda frame: self._write(encode(frame)))
 
     def attach(self, listener: EngineListener) -> None:
         """Connect, without asyncio if none runs."""
@@ -259,6 +266,10 @@ class MemoryPort:
         """See `ClaimPort.on_asked`."""
         self._claims.on_asked(keeper)
 
+    def follow_cache(self, salt: bytes, listener: CacheListener) -> Callable[[], None]:
+        """See `CachePort.follow_cache`."""
+        return self._cache.follow(salt, listener)
+
     async def close(self) -> None:
         """Hang up: what this front still has is cancelled."""
         self._engine.hang_up(self.front_id)
@@ -291,6 +302,7 @@ class MemoryPort:
                     self._is_up = True
                     self._up.set()
                     self._listener.on_hello(hello)
+                    self._cache.greet(hello)
                 case StepEvents() as events:
                     self._listener.on_events(events)
                 case CancelAnswer(ticket=ticket, state=state):
@@ -299,11 +311,14 @@ class MemoryPort:
                         answer.set_result(state)
                 case Ask() | ClaimAnswer() | Gone() as word:
                     self._claims.hear(word)
+                case CacheNews() as news:
+                    self._cache.hear(news)
                 case other:
                     raise AssertionError(f"an engine does not send {type(other).__name__}")
 
     def _lost(self) -> None:
         self._claims.lose()
+        self._cache.lose()
         for answer in self._answers.values():
             if not answer.done():
                 answer.set_exception(EngineUnavailable("the engine went away"))

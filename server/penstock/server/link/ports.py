@@ -19,7 +19,7 @@ class EngineHello:
     """What an engine says first on every connection.
 
     `epoch` grows with every engine start. `max_num_waiting` and `max_num_waiting_tokens` bound its
-    queue.
+    queue. `tells_cache`: fronts may follow what is cached.
     """
 
     epoch: int
@@ -27,6 +27,7 @@ class EngineHello:
     executor: ExecutorInfo
     max_num_waiting: int
     max_num_waiting_tokens: int
+    tells_cache: bool = False
 
 
 class EnginePort(Protocol):

@@ -16,6 +16,8 @@ from typing import cast
 from penstock.scheduler.events import StepEvents
 from penstock.scheduler.request import FinishReason, RequestSpec
 from penstock.scheduler.state import RequestState
+from penstock.server.link.cache_desk import CacheDesk, CacheListener
+from penstock.server.link.cache_frames import CacheNews
 from penstock.server.link.claims import ClaimDesk, Claimed, Keeper
 from penstock.server.link.dispatch import cancel_frame
 from penstock.server.link.frames import CancelAnswer, CancelById, FrontHello, decode, encode
@@ -44,6 +46,7 @@ class UnixEnginePort:
         self._answers: dict[int, asyncio.Future[RequestState | None]] = {}
         self._next_ticket = 0
         self._claims = ClaimDesk(lambda frame: self._write(encode(frame)))
+        self._cache = CacheDesk(lambda frame: self._write(encode(frame)))
         self._newest_epoch = 0
         self._is_closing = False
 
@@ -116,6 +119,10 @@ class UnixEnginePort:
         """See `ClaimPort.on_asked`."""
         self._claims.on_asked(keeper)
 
+    def follow_cache(self, salt: bytes, listener: CacheListener) -> Callable[[], None]:
+        """See `CachePort.follow_cache`."""
+        return self._cache.follow(salt, listener)
+
     def _write(self, frame: bytes) -> None:
         connection = self._connection
         if connection is None or not self.is_up:
@@ -160,6 +167,7 @@ class UnixEnginePort:
                 connection.was_greeted = True
                 self._up.set()
                 listener.on_hello(hello)
+                self._cache.greet(hello)
             case _ if not connection.was_greeted:
                 raise LinkError("the first frame is no hello")
             case StepEvents() as events:
@@ -170,6 +178,8 @@ class UnixEnginePort:
                     answer.set_result(state)
             case Ask() | ClaimAnswer() | Gone() as frame:
                 self._claims.hear(frame)
+            case CacheNews() as news:
+                self._cache.hear(news)
             case other:
                 raise LinkError(f"an engine does not send {type(other).__name__}")
 
@@ -177,6 +187,7 @@ class UnixEnginePort:
         self._connection = None
         self._up.clear()
         self._claims.lose()
+        self._cache.lose()
         answers, self._answers = self._answers, {}
         for answer in answers.values():
             if not answer.done():

@@ -13,7 +13,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-VERSION = 5
+VERSION = 6
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 """Largest body of one frame, in bytes."""
 

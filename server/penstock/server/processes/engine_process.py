@@ -16,10 +16,12 @@ from typing import NoReturn
 
 from penstock.executor.config import ExecutorConfig
 from penstock.executor.create import create_executor
+from penstock.scheduler.cache_book import CacheBook
 from penstock.scheduler.engine import Engine
 from penstock.scheduler.executor import Executor, ExecutorInfo
 from penstock.scheduler.integrity import IntegrityError
 from penstock.server.config import EngineLaunch, ServerConfig, launch_from_json
+from penstock.server.facade.installed import NO_FACADE
 from penstock.server.flight.facts import facts_of
 from penstock.server.flight.flight_listener import FlightListener
 from penstock.server.flight.geometry import FlightError
@@ -73,13 +75,15 @@ def main(arguments: list[str]) -> int:
         board = _board(launch, executor)
         recorder = _recorder(launch.server, executor)
         engine = _engine(launch, ShownExecutor(executor, board), recorder)
+        book = _cache_book(launch, engine)
         dispatcher = Dispatcher(
             engine,
-            _hello(launch, executor),
+            _hello(launch, executor, tells_cache=book is not None),
             carry_out=Orders("engine").carry_out,
             quarantine=Quarantine(launch.suspects, board.show_trial),
             show_door=board.show_door,
             num_fronts=launch.server.num_fronts,
+            cache_book=book,
         )
         hub = FrontHub(listener, dispatcher)
         display = Display(board, dispatcher, lambda: engine.queue_size, lambda: engine.occupancy)
@@ -198,6 +202,13 @@ def _engine(
     return Engine(executor, server.scheduler, time.monotonic, listener=listener)
 
 
+def _cache_book(launch: EngineLaunch, engine: Engine | RecordingEngine) -> CacheBook | None:
+    """What is cached, for gateways to follow; None where none is served, or it cannot be known."""
+    if launch.server.facade == NO_FACADE or engine.ready_fd is not None:
+        return None
+    return engine.keep_cache_book()
+
+
 def _policy(launch: EngineLaunch, engine: Engine | RecordingEngine) -> EnginePolicy | None:
     """What keeps the tenants' limits up to date; None where there is no policy."""
     path = launch.server.security.policy_file
@@ -227,7 +238,7 @@ def _flight_writer(launch: EngineLaunch, executor: Executor) -> FlightWriter | N
         return None
 
 
-def _hello(launch: EngineLaunch, executor: Executor) -> EngineHello:
+def _hello(launch: EngineLaunch, executor: Executor, *, tells_cache: bool) -> EngineHello:
     scheduler = launch.server.scheduler
     return EngineHello(
         epoch=launch.epoch,
@@ -235,6 +246,7 @@ def _hello(launch: EngineLaunch, executor: Executor) -> EngineHello:
         executor=executor.info,
         max_num_waiting=scheduler.max_num_waiting,
         max_num_waiting_tokens=scheduler.max_num_waiting_tokens,
+        tells_cache=tells_cache,
     )
 
 

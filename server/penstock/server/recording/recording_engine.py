@@ -11,6 +11,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.scheduler.cache_book import CacheBook
 from penstock.scheduler.config import SchedulerConfig
 from penstock.scheduler.engine import Engine
 from penstock.scheduler.engine_listener import EngineListener
@@ -118,6 +119,10 @@ class RecordingEngine:
     def look(self) -> tuple[LiveView, ...]:
         """See `Engine`."""
         return self.engine.look()
+
+    def keep_cache_book(self) -> CacheBook:
+        """See `Engine`."""
+        return self.engine.keep_cache_book()
 
     def _on_measure(self, measure: StepMeasure) -> None:
         self._measure = measure

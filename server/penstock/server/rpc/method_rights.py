@@ -38,8 +38,6 @@ _BY_METHOD: Final[Mapping[str, Right | None]] = {
     "/vllm.grpc.engine.VllmEngine/HealthCheck": None,
     "/vllm.grpc.engine.VllmEngine/StartProfile": Right.OPERATIONS_WRITE,
     "/vllm.grpc.engine.VllmEngine/StopProfile": Right.OPERATIONS_WRITE,
-    # Blocks are told with the tokens in them, of all tenants.
-    "/vllm.grpc.engine.VllmEngine/SubscribeKvEvents": Right.OPERATIONS_READ,
 }
 
 

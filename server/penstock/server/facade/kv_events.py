@@ -1,0 +1,135 @@
+"""A gateway follows what is cached: one stream for each that does.
+
+Owns who may follow, whose blocks they are told of, and what becomes of a subscriber that does not
+read. A stream tells of the blocks that its caller's own requests may share: tokens of a prompt are
+nobody else's business.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Final
+
+from smg_grpc_proto.generated import common_pb2 as common
+
+from penstock.server.facade.kv_batches import KvBatches
+from penstock.server.front.dispatch import STALLED
+from penstock.server.front.errors import ErrorReason, RequestError, refuse, refuse_feature
+from penstock.server.front.front import Front
+from penstock.server.front.shared_writer import SharedWriter
+from penstock.server.front.submission import shared_salt
+from penstock.server.link.cache_desk import CachePort
+from penstock.server.link.cache_frames import CacheNews
+from penstock.server.rpc.gate import Gate
+from penstock.server.rpc.handlers import Context
+from penstock.server.rpc.parsing import parse
+from penstock.server.security.rights import Right
+
+MAX_STREAMS: Final = 16
+"""A gateway has one for each worker; each costs the engine a copy of the news."""
+_MIN_BACKLOG: Final = 65_536
+_log = logging.getLogger(__name__)
+
+
+class KvEvents:
+    """The streams of one front. `wall_clock`: seconds since 1970."""
+
+    def __init__(self, front: Front, gate: Gate, wall_clock: Callable[[], float]) -> None:
+        self._front = front
+        self._gate = gate
+        self._wall_clock = wall_clock
+        self._num_streams = 0
+
+    async def subscribe(self, data: bytes, context: Context) -> None:
+        """Tell what is cached, and then every change, until one of the two goes.
+
+        Raises RequestError: FEATURE_UNSUPPORTED where nothing is known of the cache,
+        SEQUENCE_UNAVAILABLE for the number of an earlier stream, of which nothing is kept,
+        READER_STALLED, DRAINING.
+        """
+        right, tenant = self._admit(context)
+        front, port = self._front, self._front.port
+        message = parse(common.SubscribeKvEventsRequest, data)
+        front.current_limits()
+        hello = front.hello
+        if hello is None:
+            raise refuse(ErrorReason.ENGINE_DOWN)
+        is_known = hello.tells_cache and front.config.is_prefix_caching
+        if not is_known or not isinstance(port, CachePort):
+            raise refuse_feature("kv_events")
+        if message.start_sequence_number:
+            raise refuse(ErrorReason.SEQUENCE_UNAVAILABLE, first_sequence="0", next_sequence="0")
+        if self._num_streams >= MAX_STREAMS:
+            raise refuse(ErrorReason.QUEUE_FULL, "as many follow the cache as may")
+        shares = front.config.shares_prefixes_across_tenants
+        stream = _Stream(
+            front, KvBatches(self._wall_clock), max_backlog=2 * hello.executor.num_blocks
+        )
+        front.shared_writers.add(stream.ready)
+        self._num_streams += 1
+        stop = port.follow_cache(shared_salt("" if shares else tenant), stream.hear)
+        try:
+            # At once: a gateway that hears nothing for two seconds gives the worker up.
+            await context.send_initial_metadata(())
+            await stream.run(context, lambda: self._gate.admit_again(context, right, tenant))
+        finally:
+            stop()
+            self._num_streams -= 1
+            front.shared_writers.discard(stream.ready)
+
+    def _admit(self, context: Context) -> tuple[Right, str]:
+        """What the caller needs, and its tenant. Raises RequestError."""
+        caller = self._gate.admit(context, Right.GENERATE)
+        if not self._front.config.shares_prefixes_across_tenants:
+            return Right.GENERATE, caller.tenant
+        # Blocks that all share hold the tokens of all: for those who look after the service.
+        return Right.OPERATIONS_READ, self._gate.admit(context, Right.OPERATIONS_READ).tenant
+
+
+class _Stream:
+    """What one subscriber is told. `max_backlog`: changes that it may leave unread."""
+
+    def __init__(self, front: Front, batches: KvBatches, max_backlog: int) -> None:
+        self.ready: SharedWriter[CacheNews | None] = SharedWriter()
+        self._front = front
+        self._batches = batches
+        self._max_backlog = max(max_backlog, _MIN_BACKLOG)
+        self._backlog = 0
+
+    def hear(self, news: CacheNews | None) -> None:
+        """See `CacheListener`."""
+        if self.ready.is_cut:
+            return
+        self._backlog += _size_of(news)
+        self.ready.mark(news)
+        if self._backlog > self._max_backlog:
+            _log.warning("a gateway left %d changes of the cache unread: cut", self._backlog)
+            self._front.counters.num_cut_readers += 1
+            self.ready.cut(STALLED)
+
+    async def run(self, context: Context, admit_again: Callable[[], object]) -> None:
+        """Write what comes, until somebody goes. Raises RequestError."""
+        ready, clock = self.ready, self._front.clock
+        try:
+            while not self._front.is_draining:
+                some = await ready.take()
+                # A credential may have been taken back since.
+                admit_again()
+                for news in some:
+                    self._backlog -= _size_of(news)
+                    batch = (
+                        self._batches.cleared() if news is None else self._batches.batch_of(news)
+                    )
+                    ready.begin_write(clock())
+                    await context.write(batch.SerializeToString())
+                    ready.end_write(clock())
+        except asyncio.CancelledError:
+            # Either the peer left, or it did not read and we cut it off in mid-write.
+            if ready.was_cut_off() and ready.refusal is not None:
+                raise RequestError(ready.refusal) from None
+            raise
+        raise refuse(ErrorReason.DRAINING)
+
+
+def _size_of(news: CacheNews | None) -> int:
+    return 1 if news is None else 1 + len(news.changes)

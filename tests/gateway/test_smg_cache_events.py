@@ -1,0 +1,83 @@
+"""The real gateway follows what its workers have cached, and routes by it.
+
+Nothing that it sent itself tells it where these prompts are: they came by the workers' own port.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from typing import Any
+
+from penstock.client import Client, TextPrompt
+from support.gateway import Gateway, gateway
+from support.service import Service, simulated, started
+
+WORKER = (*simulated(), "--facade", "smg", "--fronts", "1")
+APPLIED = "KV event relay snapshot applied"
+NUM_PROMPTS = 6
+
+
+def prompt(number: int, topic: str = "river") -> str:
+    return f"story {number} of a {topic}, its dam and the water in the pipe. " * 6
+
+
+async def fill(worker: Service, text: str) -> int:
+    """Have a prompt cached there, by a call past the gateway; how many blocks it fills."""
+    async with Client(worker.address) as client:
+        wanted = TextPrompt(text=text, add_special_tokens=False)
+        answer = await client.generate_once(wanted, max_tokens=4, temperature=0.0)
+    usage = answer.finished.usage
+    # The last token is never computed.
+    return (usage.num_prompt_tokens + usage.num_completion_tokens - 1) // 16
+
+
+async def num_cached(made: Gateway, text: str) -> int:
+    """Ask by the gateway; how much of the prompt was cached where it went."""
+    body = {"model": "demo", "prompt": text, "max_tokens": 4, "temperature": 0.0}
+    answer: Any = await made.post("/v1/completions", body)
+    details: dict[str, int] = answer["usage"]["prompt_tokens_details"]
+    return details["cached_tokens"]
+
+
+async def test_the_gateway_goes_by_what_is_cached() -> None:
+    async with contextlib.AsyncExitStack() as stack:
+        workers = [await stack.enter_async_context(started(*WORKER)) for _ in range(2)]
+        river = [await fill(workers[num % 2], prompt(num)) for num in range(NUM_PROMPTS)]
+        made = await stack.enter_async_context(
+            gateway(*(worker.address for worker in workers), policy="cache_aware")
+        )
+
+        # What there was before it came.
+        await made.until_logged(APPLIED, 2)
+        assert all([await num_cached(made, prompt(num)) for num in range(NUM_PROMPTS)])
+
+        # What has come since.
+        lake = [await fill(workers[1], prompt(num, "lake")) for num in range(NUM_PROMPTS)]
+        num_blocks = sum(river[1::2]) + sum(lake)
+        second = f"grpc://{workers[1].address}"
+        await made.until_metric("smg_kv_index_blocks", num_blocks, worker=second)
+        assert all([await num_cached(made, prompt(num, "lake")) for num in range(NUM_PROMPTS)])
+        assert made.num_lines("does not implement SubscribeKvEvents") == 0
+
+
+async def test_the_gateway_hears_of_every_loss() -> None:
+    async with started(*WORKER) as worker, gateway(worker.address, policy="cache_aware") as made:
+        address = f"grpc://{worker.address}"
+        await made.until_logged(APPLIED)
+        num_blocks = await fill(worker, prompt(1))
+        await made.until_metric("smg_kv_index_blocks", num_blocks, worker=address)
+
+        # A front's loss is that of the stream: the gateway comes back, and starts over.
+        os.kill(await worker.next_pid("front"), signal.SIGKILL)
+        await made.until_logged("KV event replay cursor expired")
+        await made.until_logged(APPLIED, 2)
+        await made.until_metric("smg_kv_index_blocks", num_blocks, worker=address)
+
+        # An engine's loss is that of the cache.
+        os.kill(await worker.next_pid("engine"), signal.SIGKILL)
+        await made.until_logged(APPLIED, 3)
+        assert '"blocks":0' in [line for line in made.lines if APPLIED in line][-1]
+        assert await num_cached(made, prompt(1)) == 0
+        assert await num_cached(made, prompt(1)) > 0

@@ -1,0 +1,232 @@
+"""Fronts follow what is cached: in parts, in order, through overruns and losses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from penstock.scheduler.block_hash import chain_root, hash_blocks
+from penstock.scheduler.cache_book import CacheBook, CachedBlock
+from penstock.server.link.cache_desk import CacheDesk
+from penstock.server.link.cache_feeds import BLOCKS_PER_PART, MAX_FEEDS_PER_FRONT, CacheFeeds
+from penstock.server.link.cache_frames import CacheNews, Follow, SnapshotPart, Unfollow
+from penstock.server.link.dispatch import Dispatcher
+from penstock.server.link.frames import FrameKind, decode, encode
+from penstock.server.link.ports import EngineHello, EngineUnavailable
+from penstock.server.link.wire import FrameBuffer, LinkError, Writer
+from support.link import hello, simulated_engine
+
+BLOCK = 4
+SALT = b"salt"
+WISH = Follow(ticket=7, salt=SALT)
+
+
+def named(book: CacheBook, num_blocks: int, start: int = 0) -> tuple[bytes, ...]:
+    """A chain of `num_blocks` is cached, from the block `start` on; all its digests."""
+    tokens = np.arange(num_blocks * BLOCK, dtype=np.int32)
+    digests = hash_blocks(tokens, BLOCK, chain_root(SALT))
+    data = tokens[start * BLOCK :].tobytes()
+    book.note_named(SALT, digests, range(start, num_blocks), data)
+    return digests
+
+
+def stored(news: Iterable[CacheNews]) -> list[bytes]:
+    return [
+        change.digest for one in news for change in one.changes if isinstance(change, CachedBlock)
+    ]
+
+
+def test_a_snapshot_comes_in_parts_and_changes_after_it() -> None:
+    book = CacheBook(BLOCK)
+    num_blocks = 5 * BLOCKS_PER_PART + 1
+    digests = named(book, num_blocks)
+    feeds = CacheFeeds(book)
+    feeds.follow(1, WISH)
+    book.note_lost(digests[-1:])
+
+    turns: list[list[CacheNews]] = []
+    while feeds.has_work:
+        turns.append([news for front_id, news in feeds.take() if front_id == 1])
+
+    assert [len(turn) for turn in turns] == [4, 3]  # four parts a turn
+    *parts, last = [news for turn in turns for news in turn]
+    assert [news.part for news in parts] == [
+        SnapshotPart(index=index, num_parts=6, num_blocks=num_blocks) for index in range(6)
+    ]
+    assert stored(parts) == list(digests)
+    assert (last.part, last.changes, last.ticket) == (None, digests[-1:], 7)
+    assert feeds.take() == []
+
+
+def test_an_empty_cache_is_told_too() -> None:
+    feeds = CacheFeeds(CacheBook(BLOCK))
+    feeds.follow(1, WISH)
+
+    assert [news.part for _, news in feeds.take()] == [
+        SnapshotPart(index=0, num_parts=1, num_blocks=0)
+    ]
+    assert not feeds.has_work
+
+
+def test_many_changes_make_several_frames() -> None:
+    book = CacheBook(BLOCK)
+    feeds = CacheFeeds(book)
+    feeds.follow(1, WISH)
+    feeds.take()
+
+    digests = named(book, 2 * BLOCKS_PER_PART + 3)
+
+    news = [one for _, one in feeds.take()]
+    assert [len(one.changes) for one in news] == [BLOCKS_PER_PART, BLOCKS_PER_PART, 3]
+    assert stored(news) == list(digests)
+
+
+def test_one_that_is_overrun_begins_anew() -> None:
+    book = CacheBook(BLOCK, max_num_changes=2)
+    feeds = CacheFeeds(book)
+    feeds.follow(1, WISH)
+    feeds.take()
+
+    digests = named(book, 3)
+
+    (news,) = [one for _, one in feeds.take()]
+    assert news.part == SnapshotPart(index=0, num_parts=1, num_blocks=3)
+    assert stored([news]) == list(digests)
+    book.note_lost(digests[2:])
+    assert [one.changes for _, one in feeds.take()] == [digests[2:]]
+
+
+def test_a_front_that_stops_or_goes_hears_no_more() -> None:
+    book = CacheBook(BLOCK)
+    feeds = CacheFeeds(book)
+    for front_id in (1, 2, 3):
+        feeds.follow(front_id, WISH)
+    feeds.take()
+
+    feeds.unfollow(1, 7)
+    feeds.unfollow(1, 7)
+    feeds.front_gone(2)
+    named(book, 1)
+
+    assert [front_id for front_id, _ in feeds.take()] == [3]
+
+
+def test_what_a_front_may_not_do() -> None:
+    with pytest.raises(LinkError, match="no book"):
+        CacheFeeds(None).follow(1, WISH)
+    feeds = CacheFeeds(CacheBook(BLOCK))
+    feeds.follow(1, WISH)
+    with pytest.raises(LinkError, match="twice"):
+        feeds.follow(1, WISH)
+    for ticket in range(100, 99 + MAX_FEEDS_PER_FRONT):
+        feeds.follow(1, Follow(ticket=ticket, salt=SALT))
+    with pytest.raises(LinkError, match="at most"):
+        feeds.follow(1, Follow(ticket=1, salt=SALT))
+
+
+def test_the_dispatcher_tells_only_who_asked_and_goes_on_until_it_is_told() -> None:
+    book = CacheBook(BLOCK)
+    digests = named(book, 5 * BLOCKS_PER_PART)
+    dispatcher = Dispatcher(simulated_engine(), hello(), cache_book=book)
+    for front_id in (1, 2):
+        dispatcher.front_came(front_id)
+    ((kind, body),) = FrameBuffer().feed(encode(WISH))
+
+    assert dispatcher.handle(1, kind, body) is None
+    frames: list[tuple[int, bytes]] = []
+    while dispatcher.has_own_work:
+        frames += dispatcher.step()
+
+    assert {front_id for front_id, _ in frames} == {1}
+    told = [decode(*one) for _, frame in frames for one in FrameBuffer().feed(frame)]
+    assert stored(one for one in told if isinstance(one, CacheNews)) == list(digests)
+    ((kind, body),) = FrameBuffer().feed(encode(Unfollow(ticket=7)))
+    dispatcher.handle(1, kind, body)
+    book.note_lost(digests)
+    assert dispatcher.step() == []
+
+
+@pytest.mark.parametrize(
+    ("kinds", "digests", "width", "tokens"),
+    [
+        (b"\3", bytes(16), 0, b""),
+        (b"\0", bytes(15), 0, b""),
+        (b"\2", bytes(16), 4, bytes(4)),
+        (b"\1", bytes(16), 4, bytes(5)),
+        (b"", b"", 4, bytes(4)),
+    ],
+)
+def test_columns_that_do_not_fit_are_refused(
+    kinds: bytes, digests: bytes, width: int, tokens: bytes
+) -> None:
+    out = Writer()
+    out.u32(1)
+    out.u8(0)
+    out.blob(kinds)
+    out.blob(digests)
+    out.u32(width)
+    out.blob(tokens)
+    ((kind, body),) = FrameBuffer().feed(out.frame(FrameKind.CACHE_NEWS))
+
+    with pytest.raises(LinkError):
+        decode(kind, body)
+
+
+class Line:
+    """What a desk has sent; `is_cut`: the engine cannot be told."""
+
+    def __init__(self) -> None:
+        self.sent: list[Follow | Unfollow] = []
+        self.is_cut = False
+
+    def write(self, frame: Follow | Unfollow) -> None:
+        if self.is_cut:
+            raise EngineUnavailable("cut")
+        self.sent.append(frame)
+
+
+def engine(*, tells_cache: bool) -> EngineHello:
+    return replace(hello(), tells_cache=tells_cache)
+
+
+def test_a_desk_asks_every_engine_again_and_tells_of_losses() -> None:
+    line, heard = Line(), list[CacheNews | None]()
+    desk = CacheDesk(line.write)
+    stop = desk.follow(SALT, heard.append)
+    assert line.sent == []  # nobody is there yet
+
+    desk.greet(engine(tells_cache=True))
+    assert line.sent == [Follow(ticket=0, salt=SALT)]
+    news = CacheNews(ticket=0, changes=())
+    desk.hear(news)
+    desk.hear(CacheNews(ticket=9, changes=()))
+    desk.lose()
+    desk.lose()
+    assert heard == [news, None]
+
+    desk.greet(engine(tells_cache=False))
+    assert len(line.sent) == 1
+    desk.lose()
+    assert heard == [news, None]
+
+    desk.greet(engine(tells_cache=True))
+    line.is_cut = True
+    stop()
+    line.is_cut = False
+    stop()
+    desk.hear(news)
+    assert (line.sent, heard) == ([Follow(ticket=0, salt=SALT)] * 2, [news, None])
+
+
+def test_a_desk_says_who_stops() -> None:
+    line = Line()
+    desk = CacheDesk(line.write)
+    desk.greet(engine(tells_cache=True))
+
+    stop = desk.follow(SALT, lambda _: None)
+    stop()
+
+    assert line.sent == [Follow(ticket=0, salt=SALT), Unfollow(ticket=0)]
