@@ -49,7 +49,6 @@ async def test_every_node_takes_calls_and_every_replica_has_its_engine(cluster: 
             assert all(each.has_finished and each.num_tokens == 12 for each in streams)
             assert await health_of(channel) == health_pb2.HealthCheckResponse.SERVING
     after = await until_counted(replicas, num_completed, 16, before)
-    assert sum(after.values()) == 16
     assert min(after.values()) > 0
 
 
