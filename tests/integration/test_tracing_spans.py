@@ -28,7 +28,8 @@ from support.request_records import (
     trace_parent,
 )
 
-CLOSE_LIMIT_S = 60.0
+CLOSE_LIMIT_S = 20.0
+EXPORT_LIMIT_S = 60.0
 ON = TracingConfig(is_on=True)
 
 
@@ -237,6 +238,7 @@ def test_thousands_of_requests_are_thousands_of_traces(receiver: Receiver) -> No
     num = 3000
     for first in range(1, num, 500):
         consumer.take_records([request_record(number) for number in range(first, first + 500)])
+    assert receiver.is_settled(lambda: len(receiver.spans()) >= 6 * num, EXPORT_LIMIT_S)
     tracing.close(CLOSE_LIMIT_S)
     counts = tracing.counters()
     roots = [root.trace_id for root in roots_of(receiver.spans())]

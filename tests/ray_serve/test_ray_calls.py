@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from typing import Any
 
 import grpc
@@ -23,6 +24,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
 SPREAD = {"num_replicas": 2, "max_replicas_per_node": 1}
 ROOMY = (*slow_steps(), "--max-num-seqs", "32", "--max-seq-len", "4096")
 TIGHT = (*slow_steps(), "--max-num-seqs", "1", "--max-num-waiting", "1")
+REPLICA = "penstock-replica"
 TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
 SPAN_ID = "b7ad6b7169203331"
 
@@ -41,13 +43,17 @@ async def test_every_node_takes_calls_and_every_replica_has_its_engine(cluster: 
 
     assert len({replica.node for replica in replicas}) == 2
     assert len({replica.address for replica in replicas}) == 2
+    took: Counter[str | bytes] = Counter()
     for node in (0, 1):
         async with cluster.channel(node) as channel:
             streams = [stream(channel, 12) for _ in range(8)]
             codes = await asyncio.gather(*(each.outcome() for each in streams))
             assert codes == [grpc.StatusCode.OK] * 8
             assert all(each.has_finished and each.num_tokens == 12 for each in streams)
+            took.update([(await each.trailers())[REPLICA] for each in streams])
             assert await health_of(channel) == health_pb2.HealthCheckResponse.SERVING
+    assert took.total() == 16
+    assert set(took) == {replica.replica for replica in replicas}
     after = await until_counted(replicas, num_completed, 16, before)
     assert min(after.values()) > 0
 

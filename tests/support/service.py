@@ -204,6 +204,10 @@ class Stream:
         code: grpc.StatusCode = await self._call.code()
         return code
 
+    async def trailers(self) -> dict[str, str | bytes]:
+        """The metadata that came with the status."""
+        return dict(await self._call.trailing_metadata())
+
     async def _read(self) -> bool:
         message: Any = await self._call.read()
         if message is grpc.aio.EOF:

@@ -10,6 +10,7 @@ from typing import Final
 from penstock.scheduler.events import WaitReason
 from penstock.scheduler.request import FinishReason
 from penstock.server.front.errors import ErrorReason
+from penstock.server.telemetry.status_names import STATUS_NAMES
 
 OTHER: Final = "other"
 NONE: Final = "none"
@@ -32,26 +33,6 @@ METHODS: Final = frozenset(
 )
 FOREIGN_METHODS: Final = frozenset(("vllm.grpc.engine.VllmEngine/Generate",))
 """Those of facades that bring requests."""
-CODES: Final = (
-    "OK",
-    "CANCELLED",
-    "UNKNOWN",
-    "INVALID_ARGUMENT",
-    "DEADLINE_EXCEEDED",
-    "NOT_FOUND",
-    "ALREADY_EXISTS",
-    "PERMISSION_DENIED",
-    "RESOURCE_EXHAUSTED",
-    "FAILED_PRECONDITION",
-    "ABORTED",
-    "OUT_OF_RANGE",
-    "UNIMPLEMENTED",
-    "INTERNAL",
-    "UNAVAILABLE",
-    "DATA_LOSS",
-    "UNAUTHENTICATED",
-)
-"""By the number that gRPC gives them."""
 REASONS: Final = frozenset(reason.value for reason in ErrorReason)
 FINISH_REASONS: Final = frozenset(reason.name for reason in FinishReason)
 REJECTIONS: Final = frozenset(
@@ -91,12 +72,12 @@ def known(word: str, words: Collection[str]) -> str:
 
 def code_name(code: int) -> str:
     """The name of a gRPC status code."""
-    return CODES[code] if 0 <= code < len(CODES) else OTHER
+    return STATUS_NAMES[code] if 0 <= code < len(STATUS_NAMES) else OTHER
 
 
 def outcome(code: int, finish_reason: str) -> str:
     """One of OUTCOMES: a request that its client gave up is no error of ours."""
     cancelled = FinishReason.CANCELLED.name
-    if CODES.index(cancelled) == code or (code == 0 and finish_reason == cancelled):
+    if STATUS_NAMES.index(cancelled) == code or (code == 0 and finish_reason == cancelled):
         return "cancelled"
     return "ok" if code == 0 else "error"

@@ -4,26 +4,9 @@ Knows no grpc and no OpenTelemetry. Source of the rule: semantic conventions 1.4
 the server: a client's mistake, a refusal or a cancellation is no error of ours.
 """
 
+from penstock.server.telemetry.status_names import STATUS_NAMES
+
 _UNKNOWN = 2
-_NAMES = (
-    "OK",
-    "CANCELLED",
-    "UNKNOWN",
-    "INVALID_ARGUMENT",
-    "DEADLINE_EXCEEDED",
-    "NOT_FOUND",
-    "ALREADY_EXISTS",
-    "PERMISSION_DENIED",
-    "RESOURCE_EXHAUSTED",
-    "FAILED_PRECONDITION",
-    "ABORTED",
-    "OUT_OF_RANGE",
-    "UNIMPLEMENTED",
-    "INTERNAL",
-    "UNAVAILABLE",
-    "DATA_LOSS",
-    "UNAUTHENTICATED",
-)
 _ERRORS = frozenset(
     {"UNKNOWN", "DEADLINE_EXCEEDED", "UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS"}
 )
@@ -31,7 +14,7 @@ _ERRORS = frozenset(
 
 def status_name(code: int) -> str:
     """The name of a status code; `UNKNOWN` for a number that is none, as gRPC itself reads it."""
-    return _NAMES[code] if 0 <= code < len(_NAMES) else _NAMES[_UNKNOWN]
+    return STATUS_NAMES[code if 0 <= code < len(STATUS_NAMES) else _UNKNOWN]
 
 
 def is_server_error(code: int) -> bool:
