@@ -6,8 +6,8 @@ run here too.
 
     python benchmarks/survival.py [--quick] [--sections NAME,...] [--json FILE]
 
-`--quick`: fewer rounds and smaller numbers, minutes instead of most of an hour. The README's table
-is made from the JSON by survival_table.py.
+`--quick`: fewer rounds and smaller numbers, minutes instead of most of an hour. The table in
+docs/figures.md is made from the JSON by survival_table.py.
 """
 
 from __future__ import annotations

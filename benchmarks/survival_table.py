@@ -1,8 +1,8 @@
-"""The README's table of reliability, made from what survival.py found.
+"""The table of failures in docs/figures.md, made from the results of survival.py.
 
-    python benchmarks/survival_table.py FILE.json [README.md]
+    python benchmarks/survival_table.py FILE.json [docs/figures.md]
 
-Prints the table; with a README, puts it there between the two marks instead.
+Prints the table; with a page, writes it there between the two marks instead.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ def main() -> None:
     if len(sys.argv) == 2:
         print(table)
         return
-    readme = Path(sys.argv[2])
-    readme.write_text(placed(readme.read_text(encoding="utf-8"), table), encoding="utf-8")
+    page = Path(sys.argv[2])
+    page.write_text(placed(page.read_text(encoding="utf-8"), table), encoding="utf-8")
 
 
 if __name__ == "__main__":

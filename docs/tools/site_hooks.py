@@ -28,7 +28,6 @@ BELOW = "repository"
 _ITEM = re.compile(r"[-*] \S")
 # The picture that stands for the one diagram of each of these files.
 PICTURES = {
-    "README.md": "docs/pictures/life.svg",
     "scheduler/README.md": "docs/pictures/states.svg",
 }
 
