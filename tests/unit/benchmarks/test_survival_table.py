@@ -1,4 +1,4 @@
-"""The table of failures in docs/figures.md: every check once, misses marked, nothing else changed."""
+"""The table of failures in docs/figures.md: each check once, misses marked, the rest unchanged."""
 
 from __future__ import annotations
 
