@@ -13,6 +13,7 @@ from support.game_records import Game
 def check_accounts(game: Game) -> None:
     """Blocks, slots, queue and wake-up of `game` after a turn."""
     game.engine.check_integrity()
+    game.engine.check_next_piece()
     _check_blocks(game)
     _check_members(game)
     _check_wakeup(game)

@@ -79,8 +79,8 @@ class EngineCore(Protocol):
         """What a live output has generated so far; None when it is not live."""
         ...
 
-    def check_integrity(self) -> None:
-        """Raises when the books are wrong."""
+    def check_next_piece(self) -> bool:
+        """Check a part of the accounts; True when it was the last. Raises when they are wrong."""
         ...
 
     def look(self) -> tuple[LiveView, ...]:
