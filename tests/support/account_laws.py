@@ -78,5 +78,5 @@ def _check_sessions(game: Game) -> None:
     """Sessions hold no more together than their share of the pool."""
     pool = game.engine.scheduler.life.cache.pool
     most = max(1, int(game.config.max_session_share * pool.num_blocks))
-    game.num_held_blocks = max(game.num_held_blocks, pool.sessions.num_held_blocks)
-    assert pool.sessions.num_held_blocks <= most
+    game.num_held_blocks = max(game.num_held_blocks, len(pool.sessions._holders))
+    assert len(pool.sessions._holders) <= most

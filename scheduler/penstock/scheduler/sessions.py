@@ -65,16 +65,6 @@ class Sessions:
     def __contains__(self, block: int) -> bool:
         return block in self._holders
 
-    @property
-    def num_held_blocks(self) -> int:
-        """Blocks that some session holds, used or cached."""
-        return len(self._holders)
-
-    def blocks_of(self, key: SessionKey) -> tuple[int, ...]:
-        """What a session holds, in order of the dialogue; nothing when there is none."""
-        session = self._sessions.get(key)
-        return () if session is None else tuple(session.blocks)
-
     def hold(self, key: SessionKey, turn: int, blocks: Sequence[int], now: float) -> list[int]:
         """The blocks of a turn that ended take the place of the turn before.
 

@@ -1,7 +1,7 @@
 """What an engine does with the frames of its fronts, whatever carries them.
 
 Owns which front has which live requests, so that a front that goes takes its requests along. Does
-not know sockets or threads: the Unix-socket side and the in-memory side both drive it.
+not know sockets or threads.
 """
 
 import logging

@@ -59,9 +59,9 @@ _MAX_SWEEP_INTERVAL_S = 1.0
 class FrontServer:
     """A front with its gRPC server; an `EngineListener`. Lives on one running event loop.
 
-    The port may be given later by `set_port`, before the engine's hello: usually the link's client
-    is built first, then this, then the client is started with this as its listener. `journal` and
-    `is_tracing`: see `Front`; every record is noted when `drain` or `stop` returns.
+    Usually the link's client is built first (`port`), then this, then the client is started with
+    this as its listener. `journal` and `is_tracing`: see `Front`; every record is noted when
+    `drain` or `stop` returns.
     `has_operations`: the service has an OperationsService, on a port of its own. `security` None:
     plain text, and everybody may call. `facade` makes a service of another contract over the same
     front, None for none.
@@ -106,10 +106,6 @@ class FrontServer:
         self._server: grpc.aio.Server | None = None
         self._sweeper: asyncio.Task[None] | None = None
         self._sending_away: asyncio.Task[None] | None = None
-
-    def set_port(self, port: EnginePort) -> None:
-        """The engine to talk to."""
-        self.front.port = port
 
     @property
     def num_live_requests(self) -> int:
