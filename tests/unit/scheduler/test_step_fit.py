@@ -86,8 +86,7 @@ def test_learns_through_noise() -> None:
     learn(fit, TRUTH, mixed_steps(3000), noise=0.1)
 
     assert worst_error(fit, TRUTH, mixed_steps(200, seed=9)) < 0.07
-    # The median of |N(0, 0.1)| is 0.067, its 90th percentile 0.164.
-    assert fit.error_median == pytest.approx(0.067, rel=0.4)
+    # The 90th percentile of |N(0, 0.1)|.
     assert fit.error_p90 == pytest.approx(0.164, rel=0.4)
 
 
@@ -266,11 +265,11 @@ def test_prompts_alone_never_leave_it_without_a_solution(
 ) -> None:
     random = np.random.default_rng(3)
     fit = StepFit()
-    for _ in range(20_000):
+    sizes = 40 * random.choice([1, 1, 2, 2, 3, 5, 8, 13], 20_000)
+    factors = random.choice(noise, 20_000)
+    for num_tokens, factor in zip(sizes.tolist(), factors.tolist(), strict=True):
         # Prefill tokens and context are one number, and nobody decodes: one price for two.
-        num_tokens = 40 * int(random.choice([1, 1, 2, 2, 3, 5, 8, 13]))
-        measured_s = (step_s + num_tokens * token_s) * float(random.choice(noise))
-        feed(fit, (num_tokens, 0, num_tokens), measured_s)
+        feed(fit, (num_tokens, 0, num_tokens), (step_s + num_tokens * token_s) * factor)
         assert min(astuple(fit.model)) >= 0.0
     predicted_s = predict(fit, (120, 0, 120))
     assert predicted_s == pytest.approx((step_s + 120 * token_s) * np.median(noise), rel=0.5)
