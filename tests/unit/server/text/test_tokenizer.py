@@ -175,19 +175,19 @@ def test_a_model_without_template_refuses_dialogues(tmp_path: Path) -> None:
 
 async def test_long_texts_leave_the_loop_and_short_ones_do_not(tokenizer: Tokenizer) -> None:
     seen: list[str] = []
-    encode = tokenizer.encode
+    guard = control_tokens.ControlTokens.guard
 
-    def spy(text: str, *, add_special_tokens: bool = True) -> Any:
+    def spy(controls: control_tokens.ControlTokens, text: str) -> str:
         seen.append(threading.current_thread().name)
-        return encode(text, add_special_tokens=add_special_tokens)
+        return guard(controls, text)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tokenizer, "encode", spy)
+        patch.setattr(control_tokens.ControlTokens, "guard", spy)
         short = await tokenizer.encode_async("a" * MAX_INLINE_CHARS)
         long = await tokenizer.encode_async("a" * (MAX_INLINE_CHARS + 1), add_special_tokens=False)
     assert seen[0] == threading.current_thread().name
     assert seen[1].startswith("penstock-tokenizer")
-    assert short.tolist() == encode("a" * MAX_INLINE_CHARS).tolist()
+    assert short.tolist() == tokenizer.encode("a" * MAX_INLINE_CHARS).tolist()
     assert len(long) > 0
 
 
