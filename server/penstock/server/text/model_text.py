@@ -9,22 +9,41 @@ from penstock.server.text.detokenizer import Detokenizer
 from penstock.server.text.model_files import ModelFiles
 from penstock.server.text.stop_strings import StopMatcher, StopStrings
 from penstock.server.text.text_stream import TextStream
-from penstock.server.text.tokenizer import Tokenizer
+from penstock.server.text.tokenizer import MAX_BYTES_PER_TENANT, Tokenizer
 
 
 class ModelText:
     """The text side of one model in one process."""
 
-    def __init__(self, files: ModelFiles, *, num_threads: int = 2) -> None:
-        """Raises ModelFilesError if the chat template is not valid."""
+    def __init__(
+        self,
+        files: ModelFiles,
+        *,
+        num_threads: int = 2,
+        max_bytes_per_tenant: int = MAX_BYTES_PER_TENANT,
+    ) -> None:
+        """See `Tokenizer`. Raises ModelFilesError if the chat template is not valid."""
         self.files = files
-        self.tokenizer = Tokenizer(files, num_threads=num_threads)
+        self.tokenizer = Tokenizer(
+            files, num_threads=num_threads, max_bytes_per_tenant=max_bytes_per_tenant
+        )
         self.detokenizer = Detokenizer(files.tokenizer, vocab_size=files.vocab_size)
 
     @classmethod
-    def load(cls, path: Path, *, name: str | None = None, num_threads: int = 2) -> "ModelText":
+    def load(
+        cls,
+        path: Path,
+        *,
+        name: str | None = None,
+        num_threads: int = 2,
+        max_bytes_per_tenant: int = MAX_BYTES_PER_TENANT,
+    ) -> "ModelText":
         """From a Hugging Face folder. Raises ModelFilesError."""
-        return cls(ModelFiles.load(path, name=name), num_threads=num_threads)
+        return cls(
+            ModelFiles.load(path, name=name),
+            num_threads=num_threads,
+            max_bytes_per_tenant=max_bytes_per_tenant,
+        )
 
     def new_stream(
         self,

@@ -30,7 +30,6 @@ MAX_INLINE_CHARS = 256
 """Texts up to this length are encoded on the loop: a trip to a thread and back takes 57 µs (median,
 2 cores), in which 200 to 300 characters of English are encoded (0.19 to 0.28 µs each)."""
 
-MAX_INLINE_TOKENS = 1024
 MAX_RENDERED_BYTES = 1 << 20
 MAX_BYTES_PER_TENANT = 8 << 20
 _ASSISTANT = "assistant"
@@ -91,16 +90,6 @@ class Tokenizer:
             [list(token_ids)], skip_special_tokens=skip_special_tokens
         )
         return text
-
-    async def decode_async(
-        self, token_ids: Sequence[int], *, skip_special_tokens: bool = True, tenant: str = ""
-    ) -> str:
-        """`decode`, in a thread if there are many. Raises TooMuchText."""
-        task = functools.partial(self.decode, token_ids, skip_special_tokens=skip_special_tokens)
-        if len(token_ids) <= MAX_INLINE_TOKENS:
-            return task()
-        num_bytes = len(token_ids)
-        return await self.pool.run(in_one_step(task, num_bytes), tenant=tenant, num_bytes=num_bytes)
 
     def min_num_tokens(self, num_bytes: int) -> int:
         """Fewest tokens that a text of `num_bytes` in UTF-8 can become; 0 if nothing is known."""
