@@ -295,13 +295,14 @@ class Adoptions:
             seed=keepsake.seed,
             eos_ids=front.text.files.eos_ids,
         )
-        texts = output_texts(generation, front.text)
+        stop_ids = submission.specs[0].stop_ids
+        texts = output_texts(generation, front.text, stop_ids)
         heard: dict[int, tuple[list[int], str]] = {}
         for index, ids in first_tokens(inheritance, told).items():
             deltas = [texts[index].push((token_id,)) for token_id in ids]
             if any(delta.stop is not None for delta in deltas):
                 # It ended here by a stop string: it comes to its end once more, by itself.
-                texts[index] = output_texts(generation, front.text)[index]
+                texts[index] = output_texts(generation, front.text, stop_ids)[index]
             elif ids:
                 heard[index] = ids, "".join(delta.text for delta in deltas)
         request.start(

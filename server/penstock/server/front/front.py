@@ -361,7 +361,7 @@ class Front:
         )
         request.start(
             submission,
-            output_texts(generation, self.text),
+            output_texts(generation, self.text, submission.specs[0].stop_ids),
             model=self.model,
             prompt_text=prompt_text,
             now_s=self.clock(),

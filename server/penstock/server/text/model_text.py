@@ -51,19 +51,19 @@ class ModelText:
         stops: StopStrings | None = None,
         include_stop_string: bool = False,
         min_tokens: int = 0,
+        stop_ids: frozenset[int] = frozenset(),
         is_continuation: bool = True,
     ) -> TextStream:
         """The stream of one output.
 
         `is_continuation`: the output goes on the prompt's text, so a leading space belongs to it;
-        an answer in a dialogue begins afresh. Stop strings completed before `min_tokens` tokens do
-        not count.
+        an answer in a dialogue begins afresh. `min_tokens`, `stop_ids`: see `TextStream`.
         """
         matcher = None
         if stops is not None:
             matcher = StopMatcher(stops, include_stop_string=include_stop_string)
         decoder = self.detokenizer.new_stream(is_continuation=is_continuation)
-        return TextStream(decoder, matcher, min_tokens=min_tokens)
+        return TextStream(decoder, matcher, min_tokens=min_tokens, stop_ids=stop_ids)
 
     def close(self) -> None:
         """End the tokenizer's threads."""
