@@ -159,7 +159,8 @@ class TokenizerPool:
                 took_s = max(self._clock() - started_s, 1e-6)
                 self._bytes_per_s += _NEWEST_SHARE * (step.num_bytes / took_s - self._bytes_per_s)
             _hand_on(work, step.done)
-            self._start_some()
+            # Not before the work that goes on has its next step in the queue.
+            loop.call_soon(self._start_some)
 
         def on_thread(_: "Future[Any]") -> None:
             try:
