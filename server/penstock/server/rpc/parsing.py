@@ -28,6 +28,8 @@ MAX_UNKNOWN_FIELDS = 1_000
 """What clients of later releases may add; Python takes a second for the fields that fit a message.
 The bytes are what bounds the work: no field can be counted without listing them all."""
 _MAX_MESSAGES_SEARCHED = 10_000
+_LONG_TEXT = 1024
+_MAX_PARTS_CLEARED = 64
 
 
 def parse(message_type: type[M], data: bytes) -> M:
@@ -42,11 +44,11 @@ def parse(message_type: type[M], data: bytes) -> M:
 def num_unknown_fields(message: Message) -> int:
     """Fields that this build does not know, at any depth: ignored, but worth a count.
 
-    For a message that has passed its bounds, and has been read: its lists of numbers and what is
-    not known of it are gone afterwards. Raises RequestError MALFORMED_REQUEST where there are more
-    than clients of later releases have a use for.
+    For a message that has passed its bounds, and has been read: its lists of numbers, its long
+    texts and what is not known of it are gone afterwards. Raises RequestError MALFORMED_REQUEST
+    where there are more than clients of later releases have a use for.
     """
-    _drop_numbers(message)
+    _drop_long_values(message)
     encoded = message.SerializeToString()
     message.DiscardUnknownFields()
     num_bytes = len(encoded) - message.ByteSize()
@@ -71,14 +73,21 @@ def num_unknown_fields(message: Message) -> int:
     return num_fields
 
 
-def _drop_numbers(message: Message) -> None:
-    """Empty the lists of numbers of a message and of its parts: each costs time by its length."""
+def _drop_long_values(message: Message) -> None:
+    """Clear the lists of numbers and the long texts of a message: they take time to write out."""
     for descriptor, value in message.ListFields():
-        is_message = descriptor.message_type is not None
-        if not is_repeated(descriptor):
-            if is_message:
-                _drop_numbers(value)
-        elif not is_message and descriptor.cpp_type != FieldDescriptor.CPPTYPE_STRING:
+        if descriptor.message_type is not None:
+            parts = value if is_repeated(descriptor) else (value,)
+            if (
+                len(parts) <= _MAX_PARTS_CLEARED
+                and not descriptor.message_type.GetOptions().map_entry
+            ):
+                for part in parts:
+                    _drop_long_values(part)
+        elif is_repeated(descriptor):
+            if descriptor.cpp_type != FieldDescriptor.CPPTYPE_STRING:
+                message.ClearField(descriptor.name)
+        elif descriptor.cpp_type == FieldDescriptor.CPPTYPE_STRING and len(value) > _LONG_TEXT:
             message.ClearField(descriptor.name)
 
 
