@@ -25,6 +25,7 @@ from penstock.server.text.errors import (
     WindowTooSmall,
 )
 from penstock.server.text.model_text import ModelText
+from penstock.server.text.token_bound import num_utf8_bytes
 from penstock.server.text.tokenizer_pool import in_one_step
 
 _MAX_TOKENS_HASHED_ON_LOOP = 4096
@@ -220,9 +221,9 @@ class Prompts:
     def _least(self, prompt: TextInput | ChatInput, path: str, limits: Limits) -> int:
         """The fewest tokens it can have. Raises RequestError where that is too many."""
         if isinstance(prompt, TextInput):
-            num_bytes = len(prompt.text.encode())
+            num_bytes = num_utf8_bytes(prompt.text)
         else:
-            num_bytes = sum(len(message.content.encode()) for message in prompt.messages)
+            num_bytes = sum(num_utf8_bytes(message.content) for message in prompt.messages)
         least = self._text.tokenizer.min_num_tokens(num_bytes)
         if least > limits.max_context_prompt_tokens:
             raise refuse_prompt(path, least, limits, qualifier="at least ")

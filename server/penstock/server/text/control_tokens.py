@@ -27,7 +27,7 @@ from penstock.server.text.tokenizer_pool import Steps
 from penstock.server.text.tokenizer_settings import TokenizerSettings
 
 MARK = "\ufdd0"
-GUARD_SPEED = 16
+_GUARD_SPEED = 16
 """How much faster text is searched than encoded, at least."""
 _SEARCHED_CHARS = 64 << 10
 _IDS_AT_ONCE = 16 << 10
@@ -61,6 +61,10 @@ class ControlTokens:
         for token_id, content in (special | written).items():
             self._is_control[token_id] = content != unknown
 
+    def first_step_bytes(self, num_chars: int) -> int:
+        """What a text costs up to the end of its first slice: it is searched as a whole."""
+        return num_chars // _GUARD_SPEED + self._cuts.slice_chars(num_chars)
+
     def guard(self, text: str, *, is_models_own: bool = False) -> str:
         """`text` with every control token in it broken by a mark; most texts come back as they are.
 
@@ -78,7 +82,7 @@ class ControlTokens:
         add_special_tokens: bool,
         max_tokens: int | None = None,
     ) -> Steps[NDArray[np.int32]]:
-        """Token ids of a text that went through `guard`, int32 [n], slice by slice.
+        """Token ids of a text that went through `guard`, int32 [n], a slice in each step.
 
         `is_guarded`: some part of the text came back changed. Control tokens that the text spells
         unbroken are the template's and are let through. Raises ControlTokenError if there are more:
@@ -89,8 +93,9 @@ class ControlTokens:
         before, after = self._added_ids if add_special_tokens else ([], [])
         parts: list[NDArray[np.int32]] = [np.array(before, dtype=np.int32)]
         num_tokens = len(before) + len(after)
-        for part in self._cuts.slices(text):
-            yield len(part)
+        for index, part in enumerate(self._cuts.slices(text)):
+            if index:
+                yield len(part)
             # Not `encode`, which keeps all other threads from running until it is done.
             (encoding,) = tokenizer.encode_batch_fast([part], add_special_tokens=False)
             num_tokens += len(encoding)

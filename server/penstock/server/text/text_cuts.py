@@ -52,6 +52,10 @@ class TextCuts:
     def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
         self._find = _cut_pattern(tokenizer)
 
+    def slice_chars(self, num_chars: int) -> int:
+        """About how long the slices of a text are."""
+        return num_chars if self._find is None else min(num_chars, SLICE_CHARS)
+
     def slices(self, text: str) -> Iterator[str]:
         """`text` in parts of about SLICE_CHARS, longer where it has no place for a cut."""
         start, length = 0, len(text)

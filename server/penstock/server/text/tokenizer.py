@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from penstock.server.text.chat_template import ChatMessage, ChatTemplate
 from penstock.server.text.chat_window import TemplateCost, fit_window, measure_template
-from penstock.server.text.control_tokens import GUARD_SPEED, MARK, ControlTokens
+from penstock.server.text.control_tokens import MARK, ControlTokens
 from penstock.server.text.errors import ChatTemplateMissing, ControlTokenError, TooManyTokens
 from penstock.server.text.model_files import ModelFiles
 from penstock.server.text.token_bound import TokenBound
@@ -182,7 +182,7 @@ class Tokenizer:
     def _encode(
         self, text: str, *, add_special_tokens: bool, max_tokens: int | None = None
     ) -> Steps[NDArray[np.int32]]:
-        yield len(text) // GUARD_SPEED
+        yield self._controls.first_step_bytes(len(text))
         guarded = self._controls.guard(text)
         ids = yield from self._controls.encode(
             guarded,
@@ -204,7 +204,8 @@ class Tokenizer:
     ) -> Steps[EncodedChat]:
         if self._template is None:
             raise ChatTemplateMissing("the model has no chat template; send text or token ids")
-        yield sum(len(message.content) for message in messages) // GUARD_SPEED
+        num_chars = sum(len(message.content) for message in messages)
+        yield self._controls.first_step_bytes(num_chars)
         guarded, is_guarded = self._guarded(messages)
         text = self._template.render(
             guarded, add_generation_prompt=add_generation_prompt, max_bytes=max_bytes

@@ -5,9 +5,9 @@ one text those of other tenants get their turn. Whoever has had the fewest bytes
 (start-time fair queueing: P. Goyal, H. Vin, H. Cheng, "Start-time Fair Queueing", 1996). What a
 tenant may have in hand is bounded. Does not know what the work is.
 
-A step that is large because its text cannot be cut (text_cuts.py) never takes the last thread, so
-that small ones do not wait for it. The threads run at a lower priority of the operating system
-than the event loop, which has streams to serve. All of the bookkeeping is the event loop's.
+Large works never take the last thread, so that small ones do not wait for a step of theirs. The
+threads run at a lower priority of the operating system than the event loop, which has streams to
+serve. All of the bookkeeping is the event loop's.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ T = TypeVar("T")
 Steps: TypeAlias = Generator[int, None, T]
 """Work in steps: yields, before each of them, the bytes that it handles; returns the result."""
 
-_LARGE_STEP_BYTES: Final = 64 << 10
+_LARGE_BYTES: Final = 32 << 10
 _STEP_BYTES: Final = 1024
 """What any step costs besides the bytes it handles."""
 _NICE: Final = 5
@@ -43,6 +43,7 @@ class _Step(Generic[T]):
 
     start: float
     num_bytes: int
+    is_large: bool
     task: Callable[[], T]
     done: "asyncio.Future[T]"
 
@@ -99,7 +100,9 @@ class TokenizerPool:
         try:
             is_done, result = _advance(steps)
             while not is_done:
-                is_done, result = await self._step(steps, tenant, result)
+                is_done, result = await self._step(
+                    steps, tenant, result, is_large=num_bytes > _LARGE_BYTES
+                )
             return result
         finally:
             left = self._bytes_of[tenant] - num_bytes
@@ -115,12 +118,14 @@ class TokenizerPool:
             step.done.cancel()
         self._small, self._large = [], []
 
-    async def _step(self, steps: Steps[Any], tenant: str, num_bytes: int) -> tuple[bool, Any]:
+    async def _step(
+        self, steps: Steps[Any], tenant: str, num_bytes: int, *, is_large: bool
+    ) -> tuple[bool, Any]:
         start = max(self._now, self._finish.get(tenant, 0.0))
         self._finish[tenant] = start + num_bytes + _STEP_BYTES
         done: asyncio.Future[tuple[bool, Any]] = asyncio.get_running_loop().create_future()
-        step = _Step(start, num_bytes, lambda: _advance(steps), done)
-        queue = self._large if num_bytes > _LARGE_STEP_BYTES else self._small
+        step = _Step(start, num_bytes, is_large, lambda: _advance(steps), done)
+        queue = self._large if is_large else self._small
         heapq.heappush(queue, (start, next(self._numbers), step))
         self._start_some()
         return await done
@@ -136,7 +141,7 @@ class TokenizerPool:
             self._forget_some()
             work = self._threads.submit(step.task)
             self._num_running += 1
-            self._num_large_running += step.num_bytes > _LARGE_STEP_BYTES
+            self._num_large_running += step.is_large
             self._watch(step, work)
 
     def _next(self) -> _Step[Any] | None:
@@ -151,7 +156,7 @@ class TokenizerPool:
 
         def left() -> None:
             self._num_running -= 1
-            self._num_large_running -= step.num_bytes > _LARGE_STEP_BYTES
+            self._num_large_running -= step.is_large
 
         def ended() -> None:
             left()

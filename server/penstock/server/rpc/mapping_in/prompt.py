@@ -7,6 +7,7 @@ from penstock.server.front.limits import Limits
 from penstock.server.front.submission import refuse_prompt
 from penstock.server.rpc.mapping_in.violations import Violations
 from penstock.server.text.chat_template import ChatMessage
+from penstock.server.text.token_bound import num_utf8_bytes
 from penstock.v1.prompt_pb2 import ChatPrompt, TextPrompt
 
 _MAX_ROLE_CHARS = 64
@@ -18,11 +19,12 @@ WINDOW_PATH = "chat.window_tokens"
 
 def read_text(prompt: TextPrompt, limits: Limits, violations: Violations) -> TextInput:
     """A plain text prompt; its bytes are counted before anybody tokenises it."""
-    if not prompt.text:
+    text = prompt.text
+    if not text:
         violations.add(TEXT_PATH, "must not be empty")
-    _check_bytes(TEXT_PATH, len(prompt.text.encode()), limits, violations)
+    _check_bytes(TEXT_PATH, num_utf8_bytes(text), limits, violations)
     return TextInput(
-        text=prompt.text,
+        text=text,
         add_special_tokens=(
             prompt.add_special_tokens if prompt.HasField("add_special_tokens") else True
         ),
@@ -63,7 +65,7 @@ def read_chat(prompt: ChatPrompt, limits: Limits, violations: Violations) -> Cha
         for index, message in enumerate(prompt.messages):
             violations.text_length(f"{CHAT_PATH}[{index}].role", message.role, 1, _MAX_ROLE_CHARS)
             messages.append(ChatMessage(role=message.role, content=message.content))
-    num_bytes = sum(len(message.content.encode()) for message in messages)
+    num_bytes = sum(num_utf8_bytes(message.content) for message in messages)
     _check_bytes(CHAT_PATH, num_bytes, limits, violations)
     return ChatInput(
         messages=tuple(messages),
