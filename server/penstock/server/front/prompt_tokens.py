@@ -7,7 +7,7 @@ sees it, and a text counts against its tenant's quotas before it is tokenised.
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -144,7 +144,7 @@ class Prompts:
         return prompt, text
 
     async def detokenise(
-        self, ids: NDArray[np.int32], *, tenant: str, skip_special_tokens: bool
+        self, ids: NDArray[np.integer[Any]], *, tenant: str, skip_special_tokens: bool
     ) -> str:
         """The text of token ids that a tenant asks for by itself. Raises RequestError."""
         self.quotas.charge(tenant, len(ids))
@@ -169,7 +169,7 @@ class Prompts:
 
     async def _decode(
         self,
-        ids: NDArray[np.int32],
+        ids: NDArray[np.integer[Any]],
         tenant: str,
         *,
         skip_special_tokens: bool = True,

@@ -24,6 +24,7 @@ from penstock.server.rpc.mapping_in.prompt import (
     read_chat,
     read_text,
 )
+from penstock.server.rpc.mapping_in.token_ids import token_array
 from penstock.server.rpc.mapping_in.violations import Violations
 from penstock.server.rpc.mapping_model import model_of
 from penstock.server.rpc.options import KeepaliveConfig
@@ -126,13 +127,13 @@ class ModelService:
         check_model(request.model if request.HasField("model") else None, self._front.model_names)
         limits = self._limits()
         violations = Violations()
+        ids = np.array([], dtype=np.int64)
         if violations.count("token_ids", len(request.token_ids), limits.max_total_tokens):
-            check_token_ids(request.token_ids, "token_ids", limits, violations)
+            ids = token_array(request.token_ids)
+            check_token_ids(ids, "token_ids", limits, violations)
         violations.raise_if_any()
         skip = request.skip_special_tokens if request.HasField("skip_special_tokens") else True
-        text = await self._front.prompts.detokenise(
-            np.array(request.token_ids[:], dtype=np.int32), tenant=tenant, skip_special_tokens=skip
-        )
+        text = await self._front.prompts.detokenise(ids, tenant=tenant, skip_special_tokens=skip)
         return pb.DetokenizeResponse(text=text).SerializeToString()
 
     def _model(self) -> model_pb2.Model:
