@@ -11,7 +11,7 @@ template's own control tokens work. Whoever means control tokens sends token ids
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -273,4 +273,4 @@ def _result(steps: Steps[_T]) -> _T:
         try:
             next(steps)
         except StopIteration as end:
-            return end.value
+            return cast("_T", end.value)

@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Final, Generic, TypeAlias, TypeVar
+from typing import Any, Final, Generic, TypeAlias, TypeVar, cast
 
 from penstock.server.text.errors import TooMuchText
 
@@ -103,7 +103,7 @@ class TokenizerPool:
                 is_done, result = await self._step(
                     steps, tenant, result, is_large=num_bytes > _LARGE_BYTES
                 )
-            return result
+            return cast("T", result)
         finally:
             left = self._bytes_of[tenant] - num_bytes
             if left:

@@ -108,7 +108,7 @@ async def test_a_tenant_may_have_so_much_and_is_told_when_to_come_back(
     await asyncio.sleep(0)
     assert (pool.bytes_of("a"), pool.bytes_of("b")) == (12_000, LARGE), "one is always taken"
     step.go_on.set()
-    assert await asyncio.gather(waiting, replay, other) == [1, 3, 4]
+    assert [await task for task in (waiting, replay, other)] == [1, 3, 4]
     await blocker
     assert pool.bytes_of("a") == pool.bytes_of("b") == 0
 
