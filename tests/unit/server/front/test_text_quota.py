@@ -113,7 +113,8 @@ async def test_tokens_of_refused_prompts_and_of_mere_questions_count(text: Model
         await prompts.detokenise(first.ids, tenant="t", skip_special_tokens=True)
     # What was let in before and comes once more is not refused.
     again = TextInput(text="x")
-    assert await prompts.encode(again, "text.text", LIMITS, tenant="t", is_replay=True)
+    told = await prompts.encode(again, "text.text", LIMITS, tenant="t", is_replay=True)
+    assert len(told.ids) > 0
 
 
 async def test_detokenising_counts(text: ModelText) -> None:
