@@ -4,7 +4,8 @@ A service with one front on the simulated executor, real time. First 1 MiB of te
 prompt that is served, one that is refused as too long, a chat, and for `Tokenize`: told is the
 longest that the front's event loop was held up. Then one tenant sends 64 prompts of 1 MB at once,
 wave after wave, all of which are refused: told is the time to first token of another tenant's
-short prompts, beside what it is without the flood, and whether a front was killed.
+short prompts, beside what it is without the flood, and whether a front was killed. Where the
+machine held up an idle loop, neither can be told.
 
     python benchmarks/tokenising.py [--full] [--json FILE]
 """
@@ -37,6 +38,7 @@ from report import Check, arguments, print_checks, print_table, write_json
 
 GOAL_STOP_MS = 15.0
 GOAL_RATIO = 2.0
+MAX_OWN_MS = 3.0
 NUM_ATTACKERS = 64
 WAVE_S = 2.0
 _HERE = Path(__file__).resolve().parent
@@ -97,7 +99,7 @@ async def stops(ticks: Path, folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def calls_of(channel: grpc.aio.Channel) -> dict[str, Callable[[], Awaitable[str]]]:
-    """The ways in which 1 MiB of text comes in."""
+    """The ways in which 1 MiB of text comes in, and a second in which nothing does."""
     models = model_grpc.ModelServiceStub(channel)
 
     async def served() -> str:
@@ -124,7 +126,12 @@ def calls_of(channel: grpc.aio.Channel) -> dict[str, Callable[[], Awaitable[str]
         request = model_pb.DetokenizeRequest(token_ids=[60] * (1 << 18))
         return f"{len((await models.Detokenize(request, timeout=_CALL_S)).text)} characters"
 
+    async def nothing() -> str:
+        await asyncio.sleep(1.0)
+        return ""
+
     return {
+        "nothing": nothing,
         "a prompt, served": served,
         "a prompt, echoed": echoed,
         "a chat": chat,
@@ -241,6 +248,8 @@ async def attack(address: str, duration_s: float) -> dict[str, int]:
 def checks_of(found: dict[str, dict[str, Any]], flooded: dict[str, Any]) -> list[Check]:
     """Every figure against its goal."""
     ratio = flooded["flooded"]["p99_ms"] / flooded["quiet"]["p99_ms"]
+    # On a machine that holds an idle loop up nothing can be said of a busy one.
+    is_quiet = found["nothing"]["stop_ms"] < MAX_OWN_MS
     return [
         *(
             Check(
@@ -249,8 +258,10 @@ def checks_of(found: dict[str, dict[str, Any]], flooded: dict[str, Any]) -> list
                 goal=GOAL_STOP_MS,
                 unit="ms",
                 sense="at most",
+                is_settled=is_quiet,
             )
             for name, row in found.items()
+            if name != "nothing"
         ),
         Check(
             name="TTFT p99 of another tenant beside 64 refused prompts of 1 MB, to quiet",
@@ -258,6 +269,7 @@ def checks_of(found: dict[str, dict[str, Any]], flooded: dict[str, Any]) -> list
             goal=GOAL_RATIO,
             unit="x",
             sense="at most",
+            is_settled=is_quiet,
         ),
         Check(
             name="fronts killed",
