@@ -10,7 +10,7 @@ import grpc
 import grpc.aio
 import pytest
 
-from penstock.server.front import adoption, prompt_tokens
+from penstock.server.front import adoption
 from penstock.server.link import hand_over
 from penstock.server.link.claims import ClaimPort
 from penstock.server.link.resume_frames import Inheritance, Lack
@@ -99,15 +99,16 @@ async def test_a_request_in_hand_is_neither_missed_nor_doubled(
     whole = await whole_of(text, resumable(200))
     begun, may_go_on = asyncio.Event(), asyncio.Event()
 
-    async def slowly(*args: Any) -> Any:
+    async def slowly(*args: Any, **options: Any) -> Any:
         begun.set()
         await may_go_on.wait()
-        return await prompt_tokens.tokenise(*args)
+        return await tokenise(*args, **options)
 
     async with mortal_fronts(text) as site:
         first, second = site.fronts
         told = await lose(first, first.stub.Generate(resumable(200)), 5)
-        monkeypatch.setattr(adoption, "tokenise", slowly)
+        tokenise = second.front.prompts.tokenise
+        monkeypatch.setattr(second.front.prompts, "tokenise", slowly)
         taken = second.stub.Resume(resumed("r", next_sequence=5))
         await second.until(lambda: second.server.num_active_calls == 1)
         await second.until(begun.is_set, steps=True)

@@ -167,7 +167,7 @@ class StoppingOptions(google.protobuf.message.Message):
     """
     include_stop_string: builtins.bool
     """Deliver the stop string that ended the output as part of its text. Otherwise the text ends
-    just before it.
+    just before it. The text of a stop token is never delivered.
     """
     @property
     def stop_strings(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
@@ -178,8 +178,9 @@ class StoppingOptions(google.protobuf.message.Message):
 
     @property
     def stop_token_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
-        """The output ends after the first of these tokens. At most ModelLimits.max_stop_token_ids, each
-        below ModelLimits.vocab_size.
+        """The output ends with the first of these tokens. It is counted and in Tokens.records; its text
+        is not delivered, nor is that of the model's own end-of-sequence token. At most
+        ModelLimits.max_stop_token_ids, each below ModelLimits.vocab_size.
         """
 
     def __init__(

@@ -330,6 +330,7 @@ def _front_config(settings: Mapping[str, Any], trtllm: "TrtllmConfig | None") ->
             max_output_tokens=settings["max_output_tokens"],
             default_deadline_s=settings["default_deadline_s"],
             max_deadline_s=settings["max_deadline_s"],
+            max_text_bytes_per_tenant=settings["max_text_bytes_per_tenant"],
             max_backlog_tokens=settings["max_backlog_tokens"],
             max_reader_stall_s=settings["max_reader_stall_s"],
             tenant_metadata_key=settings["tenant_metadata_key"],

@@ -201,6 +201,13 @@ OPTIONS = (
         help="longest deadline that is honoured (default: 3600)",
     ),
     Option(
+        flag="max-text-bytes-per-tenant",
+        parse=int,
+        default=None,
+        help="text that one tenant may have waiting to be tokenised at one front, in bytes"
+        " (default: 8388608)",
+    ),
+    Option(
         flag="max-backlog-tokens",
         parse=int,
         default=None,

@@ -84,7 +84,7 @@ def own_request(message: vllm.GenerateRequest) -> pb.GenerateRequest:
         own.request_id = message.request_id
     match message.WhichOneof("input"):
         case "tokenized":
-            own.token_ids.ids.extend(message.tokenized.input_ids)
+            own.token_ids.ids.MergeFrom(message.tokenized.input_ids)
         case "text":
             own.text.text = message.text
         case _:

@@ -28,7 +28,6 @@ from penstock.server.front.inheriting import (
 from penstock.server.front.live_request import LiveRequest
 from penstock.server.front.message_log import MessageLog
 from penstock.server.front.output_texts import output_texts
-from penstock.server.front.prompt_tokens import tokenise
 from penstock.server.front.resumable import Resumable
 from penstock.server.front.submission import CallTimes, submission_for
 from penstock.server.front.tenants import engine_request_id
@@ -285,7 +284,7 @@ class Adoptions:
         front, generation = self._front, request.generation
         keepsake = inheritance.keepsake
         limits = front.known_limits()
-        prompt, prompt_text = await tokenise(generation, front.text, limits)
+        prompt, prompt_text = await front.prompts.tokenise(generation, limits, is_replay=True)
         submission = submission_for(
             generation,
             prompt,
@@ -296,17 +295,14 @@ class Adoptions:
             seed=keepsake.seed,
             eos_ids=front.text.files.eos_ids,
         )
-        if not generation.output.echo:
-            prompt_text = ""
-        elif not prompt_text:
-            prompt_text = front.text.tokenizer.decode(prompt.ids.tolist())
-        texts = output_texts(generation, front.text)
+        stop_ids = submission.specs[0].stop_ids
+        texts = output_texts(generation, front.text, stop_ids)
         heard: dict[int, tuple[list[int], str]] = {}
         for index, ids in first_tokens(inheritance, told).items():
             deltas = [texts[index].push((token_id,)) for token_id in ids]
             if any(delta.stop is not None for delta in deltas):
                 # It ended here by a stop string: it comes to its end once more, by itself.
-                texts[index] = output_texts(generation, front.text)[index]
+                texts[index] = output_texts(generation, front.text, stop_ids)[index]
             elif ids:
                 heard[index] = ids, "".join(delta.text for delta in deltas)
         request.start(

@@ -27,6 +27,9 @@ class FrontConfig:
     requests of different tenants share them: then the time to a first token tells one tenant what
     another has sent.
 
+    `max_text_bytes_per_tenant`: text that one tenant may have waiting to be tokenised or being so;
+    a single one that is longer is taken when it has no other.
+
     `tenant_metadata_key`: the metadata key that names a call's tenant, empty to tell none apart.
     Whoever can set it can be anybody: it is for services behind a proxy that knows its callers,
     sets the key, and removes it from what clients send.
@@ -54,6 +57,7 @@ class FrontConfig:
     default_max_tokens: int = 256
     max_output_tokens: int | None = None
     max_prompt_bytes: int = 1 << 20
+    max_text_bytes_per_tenant: int = 8 << 20
     max_chat_messages: int = 512
     max_stop_strings: int = 16
     max_stop_string_chars: int = 64

@@ -81,9 +81,14 @@ def refusal_for(
 def quota_violation(tenant: str, breach: QuotaBreach) -> QuotaViolation:
     """Which limit of whom is used up, by the name it has in the settings."""
     return QuotaViolation(
-        subject=f"tenant:{tenant}" if tenant else "tenant",
+        subject=quota_subject(tenant),
         description=f"{_QUOTA_NAMES[breach.kind]} is {breach.limit}",
     )
+
+
+def quota_subject(tenant: str) -> str:
+    """A tenant, as google.rpc.QuotaFailure names it."""
+    return f"tenant:{tenant}" if tenant else "tenant"
 
 
 def _whole_ms(duration_s: float) -> int:

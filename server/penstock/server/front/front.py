@@ -24,7 +24,7 @@ from penstock.server.front.inheriting import tell_engine
 from penstock.server.front.limits import Limits
 from penstock.server.front.live_request import LiveRequest
 from penstock.server.front.output_texts import output_texts
-from penstock.server.front.prompt_tokens import tokenise
+from penstock.server.front.prompt_tokens import Prompts
 from penstock.server.front.queue_gate import QueueGate
 from penstock.server.front.replay import Replays
 from penstock.server.front.request_account import Outcome, RequestAccount
@@ -33,6 +33,7 @@ from penstock.server.front.resumptions import Resumptions
 from penstock.server.front.shared_writer import SharedWriter
 from penstock.server.front.submission import CallTimes, submission_for
 from penstock.server.front.tenants import NOBODY, engine_request_id
+from penstock.server.front.text_quota import TextQuotas
 from penstock.server.front.views import view_of
 from penstock.server.link.ports import EngineHello, EnginePort, EngineUnavailable
 from penstock.server.telemetry.front_view import FrontView
@@ -45,8 +46,8 @@ log = logging.getLogger(__name__)
 class Front:
     """The live requests of one front process and their way to the engine.
 
-    `port` and `gate` may be set after construction, before the first request. `clock` is the
-    engine's.
+    `port`, `gate` and `prompts.quotas` may be set after construction, before the first request.
+    `clock` is the engine's.
     `ready_time_s`: when the engine last said hello, seconds since 1970. `shared_writers`: those
     that serve several requests each; whoever runs one keeps it there. `journal`: notes every
     request that ended; with `is_tracing` they have a place in a trace.
@@ -63,6 +64,7 @@ class Front:
         is_tracing: bool = False,
     ) -> None:
         self.text = text
+        self.prompts = Prompts(text, TextQuotas(clock=clock))
         self.config = config
         self.clock = clock
         self.port = port
@@ -328,16 +330,20 @@ class Front:
             raise refuse(ErrorReason.ENGINE_DOWN)
         return self.limits
 
-    async def _submit(self, request: LiveRequest, times: CallTimes) -> None:
+    async def _submit(
+        self, request: LiveRequest, times: CallTimes, *, is_again: bool = False
+    ) -> None:
         generation = request.generation
         began_with = self.known_limits()
-        prompt, prompt_text = await tokenise(generation, self.text, began_with)
+        prompt, prompt_text = await self.prompts.tokenise(
+            generation, began_with, is_replay=is_again
+        )
         if request.stream.is_closed:  # cancelled, or the engine was lost, while it was tokenised
             return
         limits = self.known_limits()
         if limits.block_size != began_with.block_size:
             # Another engine has come, and the prompt was hashed for the one before.
-            await self._submit(request, times)
+            await self._submit(request, times, is_again=True)
             return
         num_outputs = generation.sampling.num_outputs
         num_tokens = num_outputs * len(prompt.ids)
@@ -353,13 +359,9 @@ class Front:
             seed=secrets.randbits(64) if seed is None else seed,
             eos_ids=self.text.files.eos_ids,
         )
-        if not generation.output.echo:
-            prompt_text = ""
-        elif not prompt_text:
-            prompt_text = self.text.tokenizer.decode(prompt.ids.tolist())
         request.start(
             submission,
-            output_texts(generation, self.text),
+            output_texts(generation, self.text, submission.specs[0].stop_ids),
             model=self.model,
             prompt_text=prompt_text,
             now_s=self.clock(),

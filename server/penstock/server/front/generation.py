@@ -7,6 +7,9 @@ depends on the number of prompt tokens is checked when that is known (`submissio
 from dataclasses import dataclass, field
 from typing import Final
 
+import numpy as np
+from numpy.typing import NDArray
+
 from penstock.scheduler.request import SamplingParams
 from penstock.scheduler.request_options import CacheRetention, Constraint
 from penstock.server.front.tenants import NOBODY
@@ -21,11 +24,17 @@ class TextInput:
     add_special_tokens: bool = True
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TokenInput:
     """Token ids, each within the vocabulary."""
 
-    ids: tuple[int, ...]
+    ids: NDArray[np.int32] | tuple[int, ...]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, TokenInput) and np.array_equal(self.ids, other.ids)
+
+    def __hash__(self) -> int:
+        return hash(len(self.ids))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,10 @@
 """The texts that the outputs of one request will become.
 
-Owns what of a request decides how its tokens are read: stop strings, and what the output goes on.
+Owns what of a request decides how its tokens are read: stop strings, stop tokens, and what the
+output goes on.
 """
+
+from collections.abc import Iterable
 
 from penstock.server.front.generation import ChatInput, Generation
 from penstock.server.text.model_text import ModelText
@@ -9,15 +12,19 @@ from penstock.server.text.stop_strings import StopStrings
 from penstock.server.text.text_stream import TextStream
 
 
-def output_texts(generation: Generation, text: ModelText) -> list[TextStream]:
-    """An empty one for each output."""
+def output_texts(
+    generation: Generation, text: ModelText, stop_ids: Iterable[int]
+) -> list[TextStream]:
+    """An empty one for each output. `stop_ids`: all that end one, the model's own among them."""
     stopping = generation.stopping
+    ending = frozenset(stop_ids)
     stops = StopStrings(stopping.stop_strings) if stopping.stop_strings else None
     return [
         text.new_stream(
             stops=stops,
             include_stop_string=stopping.include_stop_string,
             min_tokens=stopping.min_tokens,
+            stop_ids=ending,
             is_continuation=not isinstance(generation.prompt, ChatInput),
         )
         for _ in range(generation.sampling.num_outputs)

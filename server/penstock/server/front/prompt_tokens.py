@@ -1,14 +1,13 @@
 """A prompt in any of its forms becomes token ids, off the loop where that takes long.
 
 Owns the order of the checks: what can be refused by counting bytes is refused before a tokenizer
-sees it.
+sees it, and a text counts against its tenant's quotas before it is tokenised.
 """
 
-import asyncio
 import secrets
-from collections.abc import Awaitable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,11 +16,21 @@ from penstock.server.front.errors import refuse_feature, refuse_field
 from penstock.server.front.generation import ChatInput, Generation, TextInput, TokenInput
 from penstock.server.front.limits import Limits
 from penstock.server.front.submission import TokenisedPrompt, hash_prompt, refuse_prompt
-from penstock.server.text.errors import ChatTemplateMissing, TextError, WindowTooSmall
+from penstock.server.front.text_quota import TextQuotas, refuse_waiting_text
+from penstock.server.text.errors import (
+    ChatTemplateMissing,
+    TextError,
+    TooManyTokens,
+    TooMuchText,
+    WindowTooSmall,
+)
 from penstock.server.text.model_text import ModelText
+from penstock.server.text.token_bound import num_utf8_bytes
+from penstock.server.text.tokenizer_pool import in_one_step
 
 _MAX_TOKENS_HASHED_ON_LOOP = 4096
 """About a third of a millisecond."""
+_MAX_TOKENS_DECODED_ON_LOOP = 1024
 _SALT_BYTES = 16
 _WINDOW_PATH = "chat.window_tokens"
 T = TypeVar("T")
@@ -39,93 +48,192 @@ class EncodedPrompt:
     num_dropped_messages: int = 0
 
 
-async def encode_prompt(
-    prompt: TextInput | TokenInput | ChatInput, path: str, text: ModelText, limits: Limits
-) -> EncodedPrompt:
-    """The prompt as token ids.
+class Prompts:
+    """Turns the prompts of one front into ids, and ids into text. `quotas`: whom what counts for.
 
-    Raises RequestError when the text is too long to ever fit, cannot be used, or becomes tokens
-    that the model does not have (a tokenizer may know more of them than the model embeds).
+    `is_replay`: what was let in before and comes once more counts for nobody, and is not refused
+    because much waits.
     """
-    tokenizer = text.tokenizer
-    match prompt:
-        case TokenInput():
+
+    def __init__(self, text: ModelText, quotas: TextQuotas) -> None:
+        self._text = text
+        self.quotas = quotas
+
+    async def encode(
+        self,
+        prompt: TextInput | TokenInput | ChatInput,
+        path: str,
+        limits: Limits,
+        *,
+        tenant: str,
+        max_tokens: int | None = None,
+        is_replay: bool = False,
+    ) -> EncodedPrompt:
+        """The prompt as token ids.
+
+        Raises RequestError when the text is too long to ever fit, cannot be used, has more than
+        `max_tokens`, counts for more than the tenant may use, or becomes tokens that the model
+        does not have (a tokenizer may know more of them than the model embeds).
+        """
+        if isinstance(prompt, TokenInput):
             return EncodedPrompt(ids=np.array(prompt.ids, dtype=np.int32))
-        case TextInput():
-            _check_length(len(prompt.text.encode()), path, text, limits)
-            ids = await _guarded(
-                tokenizer.encode_async(prompt.text, add_special_tokens=prompt.add_special_tokens),
-                path,
-            )
-            return EncodedPrompt(ids=_embedded(ids, path, limits), text=prompt.text)
-        case ChatInput():
-            if prompt.window_tokens is None:
-                num_bytes = sum(len(message.content.encode()) for message in prompt.messages)
-                _check_length(num_bytes, path, text, limits)
-            chat = await _guarded(
-                tokenizer.encode_chat_async(
-                    prompt.messages,
-                    add_generation_prompt=prompt.add_generation_prompt,
-                    max_bytes=limits.config.max_prompt_bytes,
-                    window_tokens=prompt.window_tokens,
-                ),
-                path,
-            )
-            return EncodedPrompt(
-                ids=_embedded(chat.ids, path, limits),
-                text=chat.text,
-                num_dropped_messages=chat.num_dropped_messages,
-            )
+        is_window = isinstance(prompt, ChatInput) and prompt.window_tokens is not None
+        least = 0 if is_window else self._least(prompt, path, limits)
+        if not is_replay:
+            self.quotas.charge(tenant, least)
+        num_tokens = least
+        try:
+            encoded = await self._encoded(prompt, limits, tenant, max_tokens, is_replay=is_replay)
+            num_tokens = len(encoded.ids)
+        except TooMuchText as error:
+            self.quotas.take_back(tenant, least)
+            raise refuse_waiting_text(tenant, error) from None
+        except TooManyTokens as error:
+            num_tokens = error.num_tokens
+            raise refuse_prompt(path, num_tokens, limits, qualifier="at least ") from None
+        except ChatTemplateMissing:
+            raise refuse_feature("chat_prompt", path) from None
+        except WindowTooSmall as error:
+            raise refuse_field(_WINDOW_PATH, str(error)) from error
+        except TextError as error:
+            raise refuse_field(path, str(error)) from error
+        finally:
+            if not is_replay:
+                self.quotas.settle(tenant, num_tokens - least)
+        _check_embedded(encoded.ids, path, limits)
+        return encoded
 
+    async def tokenise(
+        self, generation: Generation, limits: Limits, *, is_replay: bool = False
+    ) -> tuple[TokenisedPrompt, str]:
+        """The prompt as ids with block hashes, and the text it came from, where it is echoed.
 
-async def tokenise(
-    generation: Generation, text: ModelText, limits: Limits
-) -> tuple[TokenisedPrompt, str]:
-    """The prompt as ids with block hashes, and the text it came from; raises RequestError."""
-    encoded = await encode_prompt(generation.prompt, generation.prompt_path, text, limits)
-    ids, prompt_text = encoded.ids, encoded.text
-    if len(ids) > limits.max_prompt_tokens:
-        # Refused with the exact count by the check that follows; not worth hashing.
-        return TokenisedPrompt(ids=ids), prompt_text
-
-    def hashed() -> TokenisedPrompt:
-        prompt = hash_prompt(
-            ids,
-            generation,
-            limits.block_size,
-            is_prefix_caching=limits.config.is_prefix_caching,
-            random_salt=lambda: secrets.token_bytes(_SALT_BYTES),
-            shares_across_tenants=limits.config.shares_prefixes_across_tenants,
+        Raises RequestError.
+        """
+        encoded = await self.encode(
+            generation.prompt,
+            generation.prompt_path,
+            limits,
+            tenant=generation.tenant,
+            max_tokens=limits.max_context_prompt_tokens,
+            is_replay=is_replay,
         )
-        return replace(prompt, num_dropped_messages=encoded.num_dropped_messages)
+        ids = encoded.ids
+        if len(ids) > limits.max_prompt_tokens:
+            # Refused with the exact count by the check that follows; not worth hashing.
+            return TokenisedPrompt(ids=ids), ""
 
-    if len(ids) <= _MAX_TOKENS_HASHED_ON_LOOP:
-        return hashed(), prompt_text
-    return await asyncio.to_thread(hashed), prompt_text
+        def hashed() -> TokenisedPrompt:
+            prompt = hash_prompt(
+                ids,
+                generation,
+                limits.block_size,
+                is_prefix_caching=limits.config.is_prefix_caching,
+                random_salt=lambda: secrets.token_bytes(_SALT_BYTES),
+                shares_across_tenants=limits.config.shares_prefixes_across_tenants,
+            )
+            return replace(prompt, num_dropped_messages=encoded.num_dropped_messages)
+
+        if len(ids) <= _MAX_TOKENS_HASHED_ON_LOOP:
+            prompt = hashed()
+        else:
+            prompt = await self.on_thread(hashed, num_bytes=len(ids), tenant=generation.tenant)
+        text = ""
+        if generation.output.echo:
+            text = encoded.text or await self._decode(ids, generation.tenant)
+        return prompt, text
+
+    async def detokenise(
+        self, ids: NDArray[np.integer[Any]], *, tenant: str, skip_special_tokens: bool
+    ) -> str:
+        """The text of token ids that a tenant asks for by itself. Raises RequestError."""
+        self.quotas.charge(tenant, len(ids))
+        try:
+            return await self._decode(
+                ids, tenant, skip_special_tokens=skip_special_tokens, is_bounded=True
+            )
+        except TooMuchText as error:
+            self.quotas.take_back(tenant, len(ids))
+            raise refuse_waiting_text(tenant, error) from None
+
+    async def on_thread(
+        self, task: Callable[[], T], *, num_bytes: int, tenant: str, is_bounded: bool = False
+    ) -> T:
+        """Do what takes long for a tenant, in turn with the texts of others.
+
+        `is_bounded`: raises TooMuchText where it has too much waiting.
+        """
+        return await self._text.tokenizer.pool.run(
+            in_one_step(task, num_bytes), tenant=tenant, num_bytes=num_bytes, is_bounded=is_bounded
+        )
+
+    async def _decode(
+        self,
+        ids: NDArray[np.integer[Any]],
+        tenant: str,
+        *,
+        skip_special_tokens: bool = True,
+        is_bounded: bool = False,
+    ) -> str:
+        def decoded() -> str:
+            return self._text.tokenizer.decode(
+                ids.tolist(), skip_special_tokens=skip_special_tokens
+            )
+
+        if len(ids) <= _MAX_TOKENS_DECODED_ON_LOOP:
+            return decoded()
+        return await self.on_thread(
+            decoded, num_bytes=len(ids), tenant=tenant, is_bounded=is_bounded
+        )
+
+    async def _encoded(
+        self,
+        prompt: TextInput | ChatInput,
+        limits: Limits,
+        tenant: str,
+        max_tokens: int | None,
+        *,
+        is_replay: bool,
+    ) -> EncodedPrompt:
+        tokenizer = self._text.tokenizer
+        if isinstance(prompt, TextInput):
+            ids = await tokenizer.encode_async(
+                prompt.text,
+                add_special_tokens=prompt.add_special_tokens,
+                max_tokens=max_tokens,
+                tenant=tenant,
+                is_bounded=not is_replay,
+            )
+            return EncodedPrompt(ids=ids, text=prompt.text)
+        chat = await tokenizer.encode_chat_async(
+            prompt.messages,
+            add_generation_prompt=prompt.add_generation_prompt,
+            max_bytes=limits.config.max_prompt_bytes,
+            window_tokens=prompt.window_tokens,
+            max_tokens=max_tokens,
+            tenant=tenant,
+            is_bounded=not is_replay,
+        )
+        return EncodedPrompt(
+            ids=chat.ids, text=chat.text, num_dropped_messages=chat.num_dropped_messages
+        )
+
+    def _least(self, prompt: TextInput | ChatInput, path: str, limits: Limits) -> int:
+        """The fewest tokens it can have. Raises RequestError where that is too many."""
+        if isinstance(prompt, TextInput):
+            num_bytes = num_utf8_bytes(prompt.text)
+        else:
+            num_bytes = sum(num_utf8_bytes(message.content) for message in prompt.messages)
+        least = self._text.tokenizer.min_num_tokens(num_bytes)
+        if least > limits.max_context_prompt_tokens:
+            raise refuse_prompt(path, least, limits, qualifier="at least ")
+        return least
 
 
-def _check_length(num_bytes: int, path: str, text: ModelText, limits: Limits) -> None:
-    least = text.tokenizer.min_num_tokens(num_bytes)
-    if least > limits.max_context_prompt_tokens:
-        raise refuse_prompt(path, least, limits, qualifier="at least ")
-
-
-def _embedded(ids: NDArray[np.int32], path: str, limits: Limits) -> NDArray[np.int32]:
-    """`ids`; raises RequestError where the tokenizer knows a token that the model has not."""
+def _check_embedded(ids: NDArray[np.int32], path: str, limits: Limits) -> None:
+    """Raise RequestError where the tokenizer knows a token that the model has not."""
     highest = int(ids.max(initial=-1))
     if highest >= limits.vocab_size:
         raise refuse_field(
             path, f"becomes token {highest}, the model has tokens below {limits.vocab_size}"
         )
-    return ids
-
-
-async def _guarded(encoding: Awaitable[T], path: str) -> T:
-    try:
-        return await encoding
-    except ChatTemplateMissing:
-        raise refuse_feature("chat_prompt", path) from None
-    except WindowTooSmall as error:
-        raise refuse_field(_WINDOW_PATH, str(error)) from error
-    except TextError as error:
-        raise refuse_field(path, str(error)) from error

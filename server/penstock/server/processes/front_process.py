@@ -10,13 +10,16 @@ import gc
 import logging
 import os
 import sys
+from collections.abc import Callable
 
 import uvloop
 
+from penstock.scheduler.quotas import TenantQuota
 from penstock.server.config import FrontLaunch, ServerConfig, launch_from_json
 from penstock.server.facade.installed import NO_FACADE
 from penstock.server.front.queue_gate import QueueGate
 from penstock.server.front.spare_memory import keep_large_apart
+from penstock.server.front.text_quota import TextQuotas
 from penstock.server.link.board import BoardView, FrontBeat
 from penstock.server.link.unix_port import UnixEnginePort
 from penstock.server.processes.control import ChildControl
@@ -63,12 +66,17 @@ async def _serve(control: ChildControl, launch: FrontLaunch) -> int:
     if launch.observer_path is not None:
         watch = FrontWatch(launch.observer_path, launch.front_id)
     try:
-        text = ModelText.load(config.tokenizer_path or config.model_path, name=config.model)
+        text = ModelText.load(
+            config.tokenizer_path or config.model_path,
+            name=config.model,
+            max_bytes_per_tenant=config.front.max_text_bytes_per_tenant,
+        )
         security = _security(launch.server)
         board = _board(launch)
         journal = None if watch is None else watch.journal
         server = _server(launch, text, port, security, journal, _facade(config, board))
         server.front.gate = QueueGate(board, config.num_fronts)
+        server.front.prompts.quotas = TextQuotas(_quotas(config, security))
         host = f"[{config.host}]" if ":" in config.host else config.host
         await server.start(f"{host}:{launch.port}")
         await port.start(server if watch is None else watch.hearing(server))
@@ -132,6 +140,13 @@ def _heart(launch: FrontLaunch) -> FrontHeart:
 
 def _security(server: ServerConfig) -> Security:
     return Security(server.security, is_behind_proxy=bool(server.front.tenant_metadata_key))
+
+
+def _quotas(config: ServerConfig, security: Security) -> Callable[[str], TenantQuota]:
+    """The limits of each tenant: of the policy, where there is one."""
+    if config.security.policy_file is not None:
+        return security.quota_of
+    return lambda _: config.scheduler.tenant_quota
 
 
 def _server(

@@ -49,6 +49,7 @@ _MAX_READINGS_PER_CALLER: Final = 16
 _HURRIED_S: Final = 2.0
 """At most that many messages are on their way in at a time, of a few MiB each; of one caller too.
 What arrives whole does so within a turn of the event loop or two, so few ever wait."""
+_LARGE_BYTES: Final = 64 << 10
 _MAX_OPEN_READINGS: Final = 16
 _MAX_OPEN_READINGS_PER_CALLER: Final = 4
 _MAX_OPEN_MESSAGE_BYTES: Final = 4096
@@ -76,6 +77,21 @@ class _CallCount:
         self._num -= 1
 
 
+class _Turns:
+    """Large messages, of which one goes on in each turn of the event loop.
+
+    Many that came together would be handled in one, and all small ones wait for them.
+    """
+
+    def __init__(self) -> None:
+        self._lock = asyncio.Lock()
+
+    async def next(self) -> None:
+        """Wait for a turn."""
+        async with self._lock:
+            await asyncio.sleep(0)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Way:
     """How the messages of one method come in. `right`: see `right_of`."""
@@ -85,6 +101,7 @@ class _Way:
     gate: Gate
     slots: ReadingSlots
     calls: _CallCount
+    turns: _Turns
     max_arrival_s: float
     max_stall_s: float
     max_message_bytes: int
@@ -110,6 +127,7 @@ class TimelyServer:
         max_calls: float = math.inf,
     ) -> None:
         self._calls, self._open_calls = _CallCount(max_calls), _CallCount(max_calls)
+        self._turns = _Turns()
         self._server = server
         self._gate = gate
         self._max_arrival_s = max_arrival_s
@@ -145,6 +163,7 @@ class TimelyServer:
             gate=self._gate,
             slots=self._open_slots if is_open else self._slots,
             calls=self._open_calls if is_open else self._calls,
+            turns=self._turns,
             max_arrival_s=self._max_arrival_s,
             max_stall_s=self._max_stall_s,
             max_message_bytes=_MAX_OPEN_MESSAGE_BYTES if is_open else MAX_MESSAGE_BYTES,
@@ -304,12 +323,20 @@ async def _serve(behaviour: Any, context: Any, way: _Way) -> Any:
     name = context.peer() if caller.tenant == NOBODY else caller.tenant
     await way.calls.enter(context)
     try:
-        message = await _parsed(await _first(context, way, name), context, way)
+        message = await _message(context, way, name)
         call = behaviour(Admitted(message, caller) if way.is_ours else message, context)
         del message  # see handlers.py
         return await call
     finally:
         way.calls.leave()
+
+
+async def _message(context: Any, way: _Way, caller: str) -> Any:
+    """The message of a call; where there is none, the call ends here."""
+    data = await _first(context, way, caller)
+    if data is not grpc.aio.EOF and len(data) >= _LARGE_BYTES:
+        await way.turns.next()
+    return await _parsed(data, context, way)
 
 
 async def _first(context: Any, way: _Way, caller: str) -> Any:

@@ -28,6 +28,8 @@ MAX_UNKNOWN_FIELDS = 1_000
 """What clients of later releases may add; Python takes a second for the fields that fit a message.
 The bytes are what bounds the work: no field can be counted without listing them all."""
 _MAX_MESSAGES_SEARCHED = 10_000
+_LONG_TEXT = 1024
+_MAX_PARTS_CLEARED = 64
 
 
 def parse(message_type: type[M], data: bytes) -> M:
@@ -42,19 +44,20 @@ def parse(message_type: type[M], data: bytes) -> M:
 def num_unknown_fields(message: Message) -> int:
     """Fields that this build does not know, at any depth: ignored, but worth a count.
 
-    For a message that has passed its bounds. Raises RequestError MALFORMED_REQUEST where they are
-    more than clients of later releases have a use for.
+    For a message that has passed its bounds, and has been read: its lists of numbers, its long
+    texts and what is not known of it are gone afterwards. Raises RequestError MALFORMED_REQUEST
+    where there are more than clients of later releases have a use for.
     """
-    known = type(message)()
-    known.CopyFrom(message)
-    known.DiscardUnknownFields()
-    num_bytes = message.ByteSize() - known.ByteSize()
+    _drop_long_values(message)
+    encoded = message.SerializeToString()
+    message.DiscardUnknownFields()
+    num_bytes = len(encoded) - message.ByteSize()
     if not num_bytes:
         return 0
     if num_bytes > MAX_UNKNOWN_BYTES:
         raise _too_much_unknown(f"{num_bytes} bytes", f"{MAX_UNKNOWN_BYTES} bytes")
     num_fields = 0
-    left = [message]
+    left = [type(message).FromString(encoded)]
     for _ in range(_MAX_MESSAGES_SEARCHED):
         if not left:
             break
@@ -68,6 +71,24 @@ def num_unknown_fields(message: Message) -> int:
     if num_fields > MAX_UNKNOWN_FIELDS:
         raise _too_much_unknown(f"{num_fields}", f"{MAX_UNKNOWN_FIELDS}")
     return num_fields
+
+
+def _drop_long_values(message: Message) -> None:
+    """Clear the lists of numbers and the long texts of a message: they take time to write out."""
+    for descriptor, value in message.ListFields():
+        if descriptor.message_type is not None:
+            parts = value if is_repeated(descriptor) else (value,)
+            if (
+                len(parts) <= _MAX_PARTS_CLEARED
+                and not descriptor.message_type.GetOptions().map_entry
+            ):
+                for part in parts:
+                    _drop_long_values(part)
+        elif is_repeated(descriptor):
+            if descriptor.cpp_type != FieldDescriptor.CPPTYPE_STRING:
+                message.ClearField(descriptor.name)
+        elif descriptor.cpp_type == FieldDescriptor.CPPTYPE_STRING and len(value) > _LONG_TEXT:
+            message.ClearField(descriptor.name)
 
 
 def _too_much_unknown(found: str, allowed: str) -> RequestError:

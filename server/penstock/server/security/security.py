@@ -8,6 +8,7 @@ import dataclasses
 import logging
 from collections.abc import Callable
 
+from penstock.scheduler.quotas import NO_QUOTA, TenantQuota
 from penstock.server.security.authenticator import Authenticator
 from penstock.server.security.config import SecurityConfig
 from penstock.server.security.policy_file import PolicyFile
@@ -43,6 +44,14 @@ class Security:
         if self._told_by_proxy is None:
             return dataclasses.replace(ANYBODY, tenant=tenant)
         return self._told_by_proxy.policy.of(tenant).caller(tenant)
+
+    def quota_of(self, tenant: str) -> TenantQuota:
+        """What the policy allows a tenant; no limit where there is none."""
+        if self.authenticator is not None:
+            return self.authenticator.policy.of(tenant).quota
+        if self._told_by_proxy is not None:
+            return self._told_by_proxy.policy.of(tenant).quota
+        return NO_QUOTA
 
     def poll(self) -> None:
         """Look at all files once. They are read when they have changed, which takes a while."""

@@ -105,8 +105,8 @@ def fit_window(
         if num_encoded <= window_tokens:
             return encoded, start
     raise WindowTooSmall(
-        "is too small for what leads the dialogue and its last turn, which have"
-        f" {num_encoded} tokens"
+        "is too small for what leads the dialogue and its last turn, which have at"
+        f" least {num_encoded} tokens"
     )
 
 

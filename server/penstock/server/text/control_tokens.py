@@ -11,7 +11,7 @@ such a text must not hold the mark already; every other text may hold anything.
 
 import itertools
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 from typing import cast
 
@@ -21,10 +21,16 @@ from numpy.typing import NDArray
 from tokenizers import pre_tokenizers
 
 from penstock.server.text.byte_level import to_byte_level
-from penstock.server.text.errors import ControlTokenError
+from penstock.server.text.errors import ControlTokenError, TooManyTokens
+from penstock.server.text.text_cuts import TextCuts
+from penstock.server.text.tokenizer_pool import Steps
 from penstock.server.text.tokenizer_settings import TokenizerSettings
 
 MARK = "\ufdd0"
+_GUARD_SPEED = 16
+"""How much faster text is searched than encoded, at least."""
+_SEARCHED_CHARS = 64 << 10
+_IDS_AT_ONCE = 16 << 10
 
 
 class ControlTokens:
@@ -38,6 +44,7 @@ class ControlTokens:
         self, tokenizer: tokenizers.Tokenizer, *, vocab_size: int, template: str | None = None
     ) -> None:
         self._tokenizer = tokenizer
+        self._cuts = TextCuts(tokenizer)
         added = tokenizer.get_added_tokens_decoder()
         special = {token_id: token.content for token_id, token in added.items() if token.special}
         written = {
@@ -54,6 +61,10 @@ class ControlTokens:
         for token_id, content in (special | written).items():
             self._is_control[token_id] = content != unknown
 
+    def first_step_bytes(self, num_chars: int) -> int:
+        """What a text costs up to the end of its first slice: it is searched as a whole."""
+        return num_chars // _GUARD_SPEED + self._cuts.slice_chars(num_chars)
+
     def guard(self, text: str, *, is_models_own: bool = False) -> str:
         """`text` with every control token in it broken by a mark; most texts come back as they are.
 
@@ -63,22 +74,49 @@ class ControlTokens:
         """
         return (self._special if is_models_own else self._all).broken(text)
 
-    def encode(self, text: str, *, is_guarded: bool, add_special_tokens: bool) -> NDArray[np.int32]:
-        """Token ids of a text that went through `guard`, int32 [n].
+    def encode(
+        self,
+        text: str,
+        *,
+        is_guarded: bool,
+        add_special_tokens: bool,
+        max_tokens: int | None = None,
+    ) -> Steps[NDArray[np.int32]]:
+        """Token ids of a text that went through `guard`, int32 [n], a slice in each step.
 
         `is_guarded`: some part of the text came back changed. Control tokens that the text spells
         unbroken are the template's and are let through. Raises ControlTokenError if there are more:
-        normalisation or an odd vocabulary made one of ordinary characters.
+        normalisation or an odd vocabulary made one of ordinary characters. Raises TooManyTokens as
+        soon as there are more than `max_tokens`.
         """
         tokenizer = self._twin if is_guarded else self._tokenizer
-        encoding = tokenizer.encode(text, add_special_tokens=add_special_tokens)
-        ids = np.array(encoding.ids, dtype=np.int32)
+        before, after = self._added_ids if add_special_tokens else ([], [])
+        parts: list[NDArray[np.int32]] = [np.array(before, dtype=np.int32)]
+        num_tokens = len(before) + len(after)
+        for index, part in enumerate(self._cuts.slices(text)):
+            if index:
+                yield len(part)
+            # Not `encode`, which keeps all other threads from running until it is done.
+            (encoding,) = tokenizer.encode_batch_fast([part], add_special_tokens=False)
+            num_tokens += len(encoding)
+            if max_tokens is not None and num_tokens > max_tokens:
+                raise TooManyTokens(num_tokens)
+            parts.append(_int32(encoding.ids))
+        ids = np.concatenate([*parts, np.array(after, dtype=np.int32)])
         num_control = int(np.count_nonzero(self._is_control.take(ids, mode="clip")))
-        if add_special_tokens:
-            num_control -= self._tokenizer.num_special_tokens_to_add(False)
+        num_control -= len(before) + len(after)
         if num_control > 0 and num_control > self._all.count(text):
             raise ControlTokenError("the text turns into a control token of the model")
         return ids
+
+    @cached_property
+    def _added_ids(self) -> tuple[list[int], list[int]]:
+        """What the tokenizer puts before and after every text, whatever it is."""
+        encoding = self._tokenizer.encode("a")
+        ids, is_added = encoding.ids, encoding.special_tokens_mask
+        start = is_added.index(0) if 0 in is_added else len(ids)
+        num_own = len(ids) - sum(is_added)
+        return ids[:start], ids[start + num_own :]
 
     @cached_property
     def _twin(self) -> tokenizers.Tokenizer:
@@ -120,24 +158,39 @@ class _Spellings:
         spellings = {content for content in contents if content}
         pattern = trie_pattern(spellings) or "(?!)"
         self._find = re.compile(pattern)
-        # Consumes one character at each start, so that overlapping spellings are broken too.
-        self._starts = re.compile(f"(?={pattern}).", re.DOTALL)
+        self._longest = max(map(len, spellings), default=1)
         single = trie_pattern({spelling for spelling in spellings if len(spelling) == 1})
         self._unbreakable = re.compile(single or "(?!)")
 
     def broken(self, text: str) -> str:
         """`text` with a mark after the first character of every spelling."""
-        if self._find.search(text) is None:
+        # Every start, so that overlapping spellings are broken too.
+        starts = [found.start() for found in self._matches(text, overlapping=True)]
+        if not starts:
             return text
-        if self._unbreakable.search(text) is not None:
+        if any(self._unbreakable.match(text, start) for start in starts):
             raise ControlTokenError("the text holds a control token of a single character")
         if MARK in text:
             raise ControlTokenError("the text holds U+FDD0 beside the spelling of a control token")
-        return self._starts.sub(rf"\g<0>{MARK}", text)
+        borders = [0, *(start + 1 for start in starts), len(text)]
+        return MARK.join(text[a:b] for a, b in itertools.pairwise(borders))
 
     def count(self, text: str) -> int:
         """Spellings from left to right, the longest first, as tokenizers look for them."""
-        return sum(1 for _ in self._find.finditer(text))
+        return sum(1 for _ in self._matches(text))
+
+    def _matches(self, text: str, *, overlapping: bool = False) -> Iterator[re.Match[str]]:
+        """From left to right. In slices: other threads cannot run until a search returns."""
+        position = 0
+        while position < len(text):
+            next_slice = position + _SEARCHED_CHARS
+            found = self._find.search(text, position, next_slice + self._longest - 1)
+            # What begins behind the slice may be cut short, and is found in the next one.
+            if found is None or found.start() >= next_slice:
+                position = next_slice
+                continue
+            yield found
+            position = found.start() + 1 if overlapping else found.end()
 
 
 def trie_pattern(words: Iterable[str]) -> str:
@@ -165,6 +218,14 @@ def _node_pattern(node: Mapping[str, object]) -> str:
     if len(branches) == 1 and not is_word:
         return branches[0]
     return f"(?:{'|'.join(branches)}){'?' if is_word else ''}"
+
+
+def _int32(ids: list[int]) -> NDArray[np.int32]:
+    """`ids` as an array, a part at a time: see `_matches`."""
+    made = np.empty(len(ids), dtype=np.int32)
+    for start in range(0, len(ids), _IDS_AT_ONCE):
+        made[start : start + _IDS_AT_ONCE] = ids[start : start + _IDS_AT_ONCE]
+    return made
 
 
 def _added_ids(tokenizer: tokenizers.Tokenizer) -> dict[int, str]:

@@ -23,3 +23,20 @@ class WindowTooSmall(TextError):
 
 class ControlTokenError(TextError):
     """The text would become a control token in spite of all precautions."""
+
+
+class TooManyTokens(TextError):
+    """The text has more tokens than were asked for. `num_tokens`: at least so many."""
+
+    def __init__(self, num_tokens: int) -> None:
+        super().__init__(f"has at least {num_tokens} tokens")
+        self.num_tokens = num_tokens
+
+
+class TooMuchText(TextError):
+    """The tenant has as much text waiting to be tokenised as it may, `max_bytes`."""
+
+    def __init__(self, *, max_bytes: int, retry_after_s: float) -> None:
+        super().__init__(f"{max_bytes} bytes of text wait already")
+        self.max_bytes = max_bytes
+        self.retry_after_s = retry_after_s

@@ -9,22 +9,41 @@ from penstock.server.text.detokenizer import Detokenizer
 from penstock.server.text.model_files import ModelFiles
 from penstock.server.text.stop_strings import StopMatcher, StopStrings
 from penstock.server.text.text_stream import TextStream
-from penstock.server.text.tokenizer import Tokenizer
+from penstock.server.text.tokenizer import MAX_BYTES_PER_TENANT, Tokenizer
 
 
 class ModelText:
     """The text side of one model in one process."""
 
-    def __init__(self, files: ModelFiles, *, num_threads: int = 2) -> None:
-        """Raises ModelFilesError if the chat template is not valid."""
+    def __init__(
+        self,
+        files: ModelFiles,
+        *,
+        num_threads: int = 2,
+        max_bytes_per_tenant: int = MAX_BYTES_PER_TENANT,
+    ) -> None:
+        """See `Tokenizer`. Raises ModelFilesError if the chat template is not valid."""
         self.files = files
-        self.tokenizer = Tokenizer(files, num_threads=num_threads)
+        self.tokenizer = Tokenizer(
+            files, num_threads=num_threads, max_bytes_per_tenant=max_bytes_per_tenant
+        )
         self.detokenizer = Detokenizer(files.tokenizer, vocab_size=files.vocab_size)
 
     @classmethod
-    def load(cls, path: Path, *, name: str | None = None, num_threads: int = 2) -> "ModelText":
+    def load(
+        cls,
+        path: Path,
+        *,
+        name: str | None = None,
+        num_threads: int = 2,
+        max_bytes_per_tenant: int = MAX_BYTES_PER_TENANT,
+    ) -> "ModelText":
         """From a Hugging Face folder. Raises ModelFilesError."""
-        return cls(ModelFiles.load(path, name=name), num_threads=num_threads)
+        return cls(
+            ModelFiles.load(path, name=name),
+            num_threads=num_threads,
+            max_bytes_per_tenant=max_bytes_per_tenant,
+        )
 
     def new_stream(
         self,
@@ -32,19 +51,19 @@ class ModelText:
         stops: StopStrings | None = None,
         include_stop_string: bool = False,
         min_tokens: int = 0,
+        stop_ids: frozenset[int] = frozenset(),
         is_continuation: bool = True,
     ) -> TextStream:
         """The stream of one output.
 
         `is_continuation`: the output goes on the prompt's text, so a leading space belongs to it;
-        an answer in a dialogue begins afresh. Stop strings completed before `min_tokens` tokens do
-        not count.
+        an answer in a dialogue begins afresh. `min_tokens`, `stop_ids`: see `TextStream`.
         """
         matcher = None
         if stops is not None:
             matcher = StopMatcher(stops, include_stop_string=include_stop_string)
         decoder = self.detokenizer.new_stream(is_continuation=is_continuation)
-        return TextStream(decoder, matcher, min_tokens=min_tokens)
+        return TextStream(decoder, matcher, min_tokens=min_tokens, stop_ids=stop_ids)
 
     def close(self) -> None:
         """End the tokenizer's threads."""

@@ -1,7 +1,8 @@
 """The text of one output: detokenising and stop strings together.
 
 Owns what a front does with the tokens of a step: which text may go out, which tokens still belong
-to the output, whether a stop string ended it. Does not know requests or messages.
+to the output, whether a stop string ended it, and that the stop token which ends it has no text.
+Does not know requests or messages.
 """
 
 from collections.abc import Sequence
@@ -32,15 +33,33 @@ _NOTHING = TextDelta(text="", num_tokens=0)
 class TextStream:
     """One output. `num_tokens`: tokens of it so far. `is_finished`: nothing more will come."""
 
-    __slots__ = ("_decoder", "_matcher", "_min_tokens", "is_finished", "matched_stop", "num_tokens")
+    __slots__ = (
+        "_decoder",
+        "_matcher",
+        "_min_tokens",
+        "_stop_ids",
+        "is_finished",
+        "matched_stop",
+        "num_tokens",
+    )
 
     def __init__(
-        self, decoder: DetokenizerStream, matcher: StopMatcher | None, *, min_tokens: int = 0
+        self,
+        decoder: DetokenizerStream,
+        matcher: StopMatcher | None,
+        *,
+        min_tokens: int = 0,
+        stop_ids: frozenset[int] = frozenset(),
     ) -> None:
-        """Stop strings completed before the output has `min_tokens` tokens do not count."""
+        """`stop_ids`: tokens that end the output, which count and have no text.
+
+        Stop strings completed before the output has `min_tokens` tokens do not end it, nor do stop
+        tokens that are among them.
+        """
         self._decoder = decoder
         self._matcher = matcher
         self._min_tokens = min_tokens
+        self._stop_ids = stop_ids
         self.num_tokens = 0
         self.is_finished = False
         self.matched_stop: str | None = None
@@ -57,15 +76,20 @@ class TextStream:
         """The next tokens, as plain integers. After the end they are ignored: `num_tokens` is 0."""
         if self.is_finished:
             return _NOTHING
+        with_text = token_ids
+        if not self._stop_ids.isdisjoint(token_ids):
+            with_text = token_ids[: self._num_before_stop(token_ids)]
         if self._matcher is not None:
-            return self._push_matching(self._matcher, token_ids)
+            return self._push_matching(self._matcher, token_ids, with_text)
         num_tokens = len(token_ids)
         self.num_tokens += num_tokens
-        return TextDelta(self._decoder.push(token_ids), num_tokens)
+        return TextDelta(self._decoder.push(with_text), num_tokens)
 
     def push_one(self, token_id: int) -> str:
         """The next token while `is_plain`, else call `push`: the text that may go out now."""
         self.num_tokens += 1
+        if token_id in self._stop_ids and self.num_tokens > self._min_tokens:
+            return ""
         return self._decoder.push_one(token_id)
 
     def finish(self) -> TextDelta:
@@ -81,9 +105,18 @@ class TextStream:
             self.matched_stop = stop
         return TextDelta(text=text, num_tokens=0, stop=stop)
 
-    def _push_matching(self, matcher: StopMatcher, token_ids: Sequence[int]) -> TextDelta:
+    def _num_before_stop(self, token_ids: Sequence[int]) -> int:
+        """How many of the next tokens come before the stop token that ends the output."""
+        for index in range(max(0, self._min_tokens - self.num_tokens), len(token_ids)):
+            if token_ids[index] in self._stop_ids:
+                return index
+        return len(token_ids)
+
+    def _push_matching(
+        self, matcher: StopMatcher, token_ids: Sequence[int], with_text: Sequence[int]
+    ) -> TextDelta:
         texts: list[str] = []
-        for index, piece in enumerate(self._decoder.pieces(token_ids), start=1):
+        for index, piece in enumerate(self._decoder.pieces(with_text), start=1):
             self.num_tokens += 1
             if not piece:
                 continue
@@ -93,6 +126,7 @@ class TextStream:
                 self.is_finished = True
                 self.matched_stop = stop
                 return TextDelta(text="".join(texts), num_tokens=index, stop=stop)
+        self.num_tokens += len(token_ids) - len(with_text)
         return TextDelta(text="".join(texts), num_tokens=len(token_ids))
 
     def _is_armed(self) -> bool:

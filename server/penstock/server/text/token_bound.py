@@ -51,6 +51,11 @@ class TokenBound:
         return -(-num_bytes // self.max_bytes_per_token)
 
 
+def num_utf8_bytes(text: str) -> int:
+    """The length of `text` in UTF-8; of plain ASCII at no cost."""
+    return len(text) if text.isascii() else len(text.encode())
+
+
 def _keeps_text(tokenizer: tokenizers.Tokenizer, steps: list[Step]) -> bool:
     """True if no added token swallows white space and no pre-tokeniser drops anything."""
     added = tokenizer.get_added_tokens_decoder().values()

@@ -8,12 +8,10 @@ or its role, never becomes a control token; the characters are encoded as ordina
 template's own control tokens work. Whoever means control tokens sends token ids.
 """
 
-import asyncio
 import functools
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,9 +19,10 @@ from numpy.typing import NDArray
 from penstock.server.text.chat_template import ChatMessage, ChatTemplate
 from penstock.server.text.chat_window import TemplateCost, fit_window, measure_template
 from penstock.server.text.control_tokens import MARK, ControlTokens
-from penstock.server.text.errors import ChatTemplateMissing, ControlTokenError
+from penstock.server.text.errors import ChatTemplateMissing, ControlTokenError, TooManyTokens
 from penstock.server.text.model_files import ModelFiles
 from penstock.server.text.token_bound import TokenBound
+from penstock.server.text.tokenizer_pool import Steps, TokenizerPool, in_one_step
 
 _T = TypeVar("_T")
 
@@ -32,6 +31,7 @@ MAX_INLINE_CHARS = 256
 2 cores), in which 200 to 300 characters of English are encoded (0.19 to 0.28 µs each)."""
 
 MAX_RENDERED_BYTES = 1 << 20
+MAX_BYTES_PER_TENANT = 8 << 20
 _ASSISTANT = "assistant"
 
 
@@ -53,8 +53,14 @@ class EncodedChat:
 class Tokenizer:
     """Per model and process. The `_async` methods belong to an event loop, the others to anyone."""
 
-    def __init__(self, files: ModelFiles, *, num_threads: int = 2) -> None:
-        """`num_threads`: how many texts are encoded at a time; the library releases the GIL.
+    def __init__(
+        self,
+        files: ModelFiles,
+        *,
+        num_threads: int = 2,
+        max_bytes_per_tenant: int = MAX_BYTES_PER_TENANT,
+    ) -> None:
+        """`num_threads`: how many texts are worked on at a time. The last: see `TokenizerPool`.
 
         Raises ModelFilesError if the chat template is not valid.
         """
@@ -70,7 +76,7 @@ class Tokenizer:
         )
         self._template_costs: dict[bool, TemplateCost] = {}
         self._bound = TokenBound(files.tokenizer)
-        self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="penstock-tokenizer")
+        self.pool = TokenizerPool(num_threads, max_bytes_per_tenant=max_bytes_per_tenant)
 
     @property
     def has_chat_template(self) -> bool:
@@ -79,7 +85,11 @@ class Tokenizer:
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of all of them at once; ids that mean nothing give none."""
-        return self._library.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
+        # Not `decode`, which keeps all other threads from running until it is done.
+        (text,) = self._library.decode_batch(
+            [list(token_ids)], skip_special_tokens=skip_special_tokens
+        )
+        return text
 
     def min_num_tokens(self, num_bytes: int) -> int:
         """Fewest tokens that a text of `num_bytes` in UTF-8 can become; 0 if nothing is known."""
@@ -87,20 +97,24 @@ class Tokenizer:
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> NDArray[np.int32]:
         """Token ids of a client's text, int32 [n]. Raises ControlTokenError."""
-        guarded = self._controls.guard(text)
-        ids = self._controls.encode(
-            guarded, is_guarded=guarded != text, add_special_tokens=add_special_tokens
-        )
-        if add_special_tokens and len(self._prepended):
-            return np.concatenate([self._prepended, ids])
-        return ids
+        return _result(self._encode(text, add_special_tokens=add_special_tokens))
 
     async def encode_async(
-        self, text: str, *, add_special_tokens: bool = True
+        self,
+        text: str,
+        *,
+        add_special_tokens: bool = True,
+        max_tokens: int | None = None,
+        tenant: str = "",
+        is_bounded: bool = True,
     ) -> NDArray[np.int32]:
-        """`encode`, in a thread if the text is long."""
-        task = functools.partial(self.encode, text, add_special_tokens=add_special_tokens)
-        return await self._run(task, len(text))
+        """`encode`, in threads if the text is long, in turn with other tenants' texts.
+
+        Raises TooManyTokens as soon as there are more than `max_tokens`. `is_bounded`: raises
+        TooMuchText where the tenant has too much waiting.
+        """
+        steps = self._encode(text, add_special_tokens=add_special_tokens, max_tokens=max_tokens)
+        return await self._run(steps, len(text), tenant, is_bounded=is_bounded)
 
     def encode_chat(
         self,
@@ -108,20 +122,21 @@ class Tokenizer:
         *,
         add_generation_prompt: bool = True,
         max_bytes: int = MAX_RENDERED_BYTES,
+        max_tokens: int | None = None,
     ) -> EncodedChat:
         """Render with the chat template and encode; the template adds the special tokens.
 
         Raises ChatTemplateMissing, ChatTemplateError (also when the text is longer than
-        `max_bytes`) and ControlTokenError.
+        `max_bytes`), ControlTokenError, and TooManyTokens.
         """
-        if self._template is None:
-            raise ChatTemplateMissing("the model has no chat template; send text or token ids")
-        guarded, is_guarded = self._guarded(messages)
-        text = self._template.render(
-            guarded, add_generation_prompt=add_generation_prompt, max_bytes=max_bytes
+        return _result(
+            self._encode_chat(
+                messages,
+                add_generation_prompt=add_generation_prompt,
+                max_bytes=max_bytes,
+                max_tokens=max_tokens,
+            )
         )
-        ids = self._controls.encode(text, is_guarded=is_guarded, add_special_tokens=False)
-        return EncodedChat(ids=ids, text=text.replace(MARK, "") if is_guarded else text)
 
     async def encode_chat_async(
         self,
@@ -130,31 +145,75 @@ class Tokenizer:
         add_generation_prompt: bool = True,
         max_bytes: int = MAX_RENDERED_BYTES,
         window_tokens: int | None = None,
+        max_tokens: int | None = None,
+        tenant: str = "",
+        is_bounded: bool = True,
     ) -> EncodedChat:
-        """`encode_chat`, in a thread if the dialogue is long.
+        """`encode_chat`, in threads if the dialogue is long; the rest as for `encode_async`.
 
         With `window_tokens` at most so many: the oldest turns are left out (chat_window.py), or
         WindowTooSmall is raised.
         """
-        encode = functools.partial(
-            self.encode_chat, add_generation_prompt=add_generation_prompt, max_bytes=max_bytes
-        )
-        task: Callable[[], EncodedChat] = (
-            functools.partial(encode, messages)
-            if window_tokens is None
-            else functools.partial(
-                self._encode_window,
+        num_chars = sum(len(message.content) for message in messages)
+        if window_tokens is None:
+            steps = self._encode_chat(
                 messages,
-                window_tokens,
-                encode,
-                is_open=add_generation_prompt,
+                add_generation_prompt=add_generation_prompt,
+                max_bytes=max_bytes,
+                max_tokens=max_tokens,
             )
-        )
-        return await self._run(task, sum(len(message.content) for message in messages))
+        else:
+            encode = functools.partial(
+                self.encode_chat,
+                add_generation_prompt=add_generation_prompt,
+                max_bytes=max_bytes,
+                max_tokens=window_tokens,
+            )
+            task = functools.partial(
+                self._encode_window, messages, window_tokens, encode, is_open=add_generation_prompt
+            )
+            steps = in_one_step(task, num_chars)
+        return await self._run(steps, num_chars, tenant, is_bounded=is_bounded)
 
     def close(self) -> None:
         """End the threads. Texts that still wait for one are dropped."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        self.pool.close()
+
+    def _encode(
+        self, text: str, *, add_special_tokens: bool, max_tokens: int | None = None
+    ) -> Steps[NDArray[np.int32]]:
+        yield self._controls.first_step_bytes(len(text))
+        guarded = self._controls.guard(text)
+        ids = yield from self._controls.encode(
+            guarded,
+            is_guarded=guarded != text,
+            add_special_tokens=add_special_tokens,
+            max_tokens=max_tokens,
+        )
+        if add_special_tokens and len(self._prepended):
+            return np.concatenate([self._prepended, ids])
+        return ids
+
+    def _encode_chat(
+        self,
+        messages: Sequence[ChatMessage],
+        *,
+        add_generation_prompt: bool,
+        max_bytes: int,
+        max_tokens: int | None,
+    ) -> Steps[EncodedChat]:
+        if self._template is None:
+            raise ChatTemplateMissing("the model has no chat template; send text or token ids")
+        num_chars = sum(len(message.content) for message in messages)
+        yield self._controls.first_step_bytes(num_chars)
+        guarded, is_guarded = self._guarded(messages)
+        text = self._template.render(
+            guarded, add_generation_prompt=add_generation_prompt, max_bytes=max_bytes
+        )
+        ids = yield from self._controls.encode(
+            text, is_guarded=is_guarded, add_special_tokens=False, max_tokens=max_tokens
+        )
+        return EncodedChat(ids=ids, text=text.replace(MARK, "") if is_guarded else text)
 
     def _encode_window(
         self,
@@ -167,22 +226,29 @@ class Tokenizer:
         def num_tokens(text: str) -> int:
             return len(self.encode(text, add_special_tokens=False))
 
+        def encode_up_to(turns: Sequence[ChatMessage]) -> EncodedChat:
+            try:
+                return encode(turns)
+            except TooManyTokens as error:
+                # Its length is all that is asked of what does not fit.
+                return EncodedChat(ids=np.broadcast_to(np.int32(0), error.num_tokens), text="")
+
         # Two threads may measure at once, and find the same.
         if is_open not in self._template_costs:
-            self._template_costs[is_open] = measure_template(encode, num_tokens)
+            self._template_costs[is_open] = measure_template(encode_up_to, num_tokens)
         encoded, num_dropped = fit_window(
             messages,
             window_tokens,
-            encode=encode,
+            encode=encode_up_to,
             num_tokens=num_tokens,
             cost=self._template_costs[is_open],
         )
         return replace(encoded, num_dropped_messages=num_dropped)
 
-    async def _run(self, task: Callable[[], _T], num_chars: int) -> _T:
+    async def _run(self, steps: Steps[_T], num_chars: int, tenant: str, *, is_bounded: bool) -> _T:
         if num_chars <= MAX_INLINE_CHARS:
-            return task()
-        return await asyncio.get_running_loop().run_in_executor(self._threads, task)
+            return _result(steps)
+        return await self.pool.run(steps, tenant=tenant, num_bytes=num_chars, is_bounded=is_bounded)
 
     def _guarded(self, messages: Sequence[ChatMessage]) -> tuple[list[ChatMessage], bool]:
         """The messages with broken control tokens, and whether there was any."""
@@ -199,3 +265,12 @@ class Tokenizer:
         if is_guarded and any(MARK in message.role + message.content for message in messages):
             raise ControlTokenError("the dialogue holds U+FDD0 beside a control token's spelling")
         return guarded, is_guarded
+
+
+def _result(steps: Steps[_T]) -> _T:
+    """All steps at once."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            return cast("_T", end.value)

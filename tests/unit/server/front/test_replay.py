@@ -202,7 +202,7 @@ async def test_a_prompt_in_preparation_waits_for_the_next_engine(
     site = Site(text)
     entered, go_on = asyncio.Event(), asyncio.Event()
 
-    async def slowly(_: str, *, add_special_tokens: bool) -> object:
+    async def slowly(_: str, **_options: object) -> object:
         entered.set()
         await go_on.wait()
         return np.array(PROMPT, dtype=np.int32)

@@ -11,7 +11,7 @@ from penstock.server.front.errors import ErrorReason, RequestError
 from penstock.server.rpc import parsing
 from penstock.server.rpc.options import MAX_MESSAGE_BYTES
 from penstock.server.rpc.parsing import MAX_UNKNOWN_BYTES, MAX_UNKNOWN_FIELDS, num_unknown_fields
-from penstock.v1.generation_service_pb2 import GenerateRequest
+from penstock.v1.generation_service_pb2 import GenerateRequest, MultiplexSubmit
 
 FIELD = b"\xf8\x3f\x01"
 
@@ -44,6 +44,16 @@ def test_a_few_are_counted_at_any_depth() -> None:
     assert num_unknown_fields(padded(MAX_UNKNOWN_FIELDS)) == MAX_UNKNOWN_FIELDS
     large = b"\xfa\x3f" + b"\xe0\x5d" + b"x" * 12_000
     assert num_unknown_fields(padded(1, large)) == 1
+
+
+def test_token_ids_are_not_written_out_to_count_what_is_unknown() -> None:
+    submit = MultiplexSubmit()
+    submit.generation.token_ids.ids.extend(range(1000))
+    submit.generation.sampling.logit_bias.add(token_id=1, bias=2.0)
+    submit.generation.MergeFromString(FIELD * 2)
+    assert num_unknown_fields(submit) == 2
+    assert not submit.generation.token_ids.ids
+    assert num_unknown_fields(submit) == 0
 
 
 def test_nothing_is_walked_where_all_is_known(num_listed: list[int]) -> None:

@@ -84,7 +84,7 @@ def test_the_lead_and_the_last_turn_stay_and_a_question_comes_first() -> None:
 def test_a_window_that_is_too_small_is_refused_with_what_is_needed() -> None:
     dialogue = turns(5, 5, 5, lead=5)
     assert kept(dialogue, BASE + 15 + 10)[1] == 2
-    with pytest.raises(WindowTooSmall, match=f"have {BASE + 15 + 10} tokens"):
+    with pytest.raises(WindowTooSmall, match=f"at least {BASE + 15 + 10} tokens"):
         kept(dialogue, BASE + 15 + 9)
 
 

@@ -170,3 +170,17 @@ def test_stop_strings_must_not_be_empty() -> None:
     for strings in ([], ["a", ""]):
         with pytest.raises(ValueError, match="empty"):
             StopStrings(strings)
+
+
+def test_a_stop_token_counts_and_has_no_text(model: ModelText) -> None:
+    a, b, c = letters("abc")
+    stop = frozenset((c,))
+    one_by_one = model.new_stream(stop_ids=stop)
+    assert [one_by_one.push_one(token_id) for token_id in (a, b, c)] == ["a", "b", ""]
+    assert one_by_one.num_tokens == 3
+    for stops in (None, StopStrings(["zz"])):
+        stream = model.new_stream(stop_ids=stop, stops=stops)
+        assert stream.push((a, b, c)) == TextDelta(text="ab", num_tokens=3)
+        assert stream.num_tokens == 3
+        late = model.new_stream(stop_ids=stop, stops=stops, min_tokens=2)
+        assert late.push((c, c, b, c)) == TextDelta(text="ccb", num_tokens=4)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import re
 import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ from tokenizers import Tokenizer as Library
 from penstock.server.text import control_tokens
 from penstock.server.text.chat_template import ChatMessage
 from penstock.server.text.control_tokens import MARK, trie_pattern
-from penstock.server.text.errors import ChatTemplateMissing, ControlTokenError
+from penstock.server.text.errors import ChatTemplateMissing, ControlTokenError, TooManyTokens
 from penstock.server.text.model_files import ModelFiles
 from penstock.server.text.tokenizer import MAX_INLINE_CHARS, Tokenizer
 from support.tiny_tokenizers import (
@@ -175,20 +177,71 @@ def test_a_model_without_template_refuses_dialogues(tmp_path: Path) -> None:
 
 async def test_long_texts_leave_the_loop_and_short_ones_do_not(tokenizer: Tokenizer) -> None:
     seen: list[str] = []
-    encode = tokenizer.encode
+    guard = control_tokens.ControlTokens.guard
 
-    def spy(text: str, *, add_special_tokens: bool = True) -> Any:
+    def spy(controls: control_tokens.ControlTokens, text: str) -> str:
         seen.append(threading.current_thread().name)
-        return encode(text, add_special_tokens=add_special_tokens)
+        return guard(controls, text)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tokenizer, "encode", spy)
+        patch.setattr(control_tokens.ControlTokens, "guard", spy)
         short = await tokenizer.encode_async("a" * MAX_INLINE_CHARS)
         long = await tokenizer.encode_async("a" * (MAX_INLINE_CHARS + 1), add_special_tokens=False)
     assert seen[0] == threading.current_thread().name
     assert seen[1].startswith("penstock-tokenizer")
-    assert short.tolist() == encode("a" * MAX_INLINE_CHARS).tolist()
+    assert short.tolist() == tokenizer.encode("a" * MAX_INLINE_CHARS).tolist()
     assert len(long) > 0
+
+
+def turns_of_others(task: Callable[[], object]) -> int:
+    """How often another thread has its turn while `task` runs."""
+    started, ended = threading.Event(), threading.Event()
+    num_turns = 0
+
+    def count() -> None:
+        nonlocal num_turns
+        started.set()
+        while not ended.is_set():
+            num_turns += 1
+            time.sleep(0)
+
+    other = threading.Thread(target=count)
+    other.start()
+    started.wait()
+    num_before = num_turns
+    task()
+    num_during = num_turns - num_before
+    ended.set()
+    other.join()
+    return num_during
+
+
+def test_other_threads_run_while_the_library_works(tokenizer: Tokenizer) -> None:
+    uncut = "x1" * 200_000
+    ids = tokenizer.encode(uncut)
+    # Where the library lets nobody else run, a few find a gap before and after it.
+    assert turns_of_others(lambda: tokenizer.encode(uncut)) > 200
+    assert turns_of_others(lambda: tokenizer.decode(ids.tolist())) > 200
+
+
+async def test_the_loop_goes_on_while_a_long_text_is_encoded(tokenizer: Tokenizer) -> None:
+    encoding = asyncio.ensure_future(tokenizer.encode_async("the gentle rain " * 30_000))
+    num_turns = 0
+    while not encoding.done():
+        num_turns += 1
+        await asyncio.sleep(0)
+    assert num_turns > 50
+    assert (await encoding).tolist() == byte_level().encode("the gentle rain " * 30_000).ids
+
+
+@pytest.mark.parametrize("text", ["the gentle rain " * 30_000, "<|im_end|> x" * 9_000])
+async def test_too_many_tokens_are_told_early(tokenizer: Tokenizer, text: str) -> None:
+    whole = await tokenizer.encode_async(text)
+    for max_tokens in (len(whole), len(whole) + 1):
+        assert len(await tokenizer.encode_async(text, max_tokens=max_tokens)) == len(whole)
+    with pytest.raises(TooManyTokens) as caught:
+        await tokenizer.encode_async(text, max_tokens=100)
+    assert 100 < caught.value.num_tokens <= len(whole)
 
 
 async def test_many_texts_at_once(tokenizer: Tokenizer) -> None:

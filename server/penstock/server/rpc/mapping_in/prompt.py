@@ -1,15 +1,22 @@
 """The prompt of a request, in each of its forms."""
 
 from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
 
 from penstock.server.front.generation import ChatInput, TextInput
 from penstock.server.front.limits import Limits
 from penstock.server.front.submission import refuse_prompt
+from penstock.server.rpc.mapping_in.token_ids import token_array
 from penstock.server.rpc.mapping_in.violations import Violations
 from penstock.server.text.chat_template import ChatMessage
+from penstock.server.text.token_bound import num_utf8_bytes
 from penstock.v1.prompt_pb2 import ChatPrompt, TextPrompt
 
 _MAX_ROLE_CHARS = 64
+_NO_IDS: Final = np.array([], dtype=np.int32)
 TEXT_PATH = "text.text"
 TOKENS_PATH = "token_ids.ids"
 CHAT_PATH = "chat.messages"
@@ -18,11 +25,12 @@ WINDOW_PATH = "chat.window_tokens"
 
 def read_text(prompt: TextPrompt, limits: Limits, violations: Violations) -> TextInput:
     """A plain text prompt; its bytes are counted before anybody tokenises it."""
-    if not prompt.text:
+    text = prompt.text
+    if not text:
         violations.add(TEXT_PATH, "must not be empty")
-    _check_bytes(TEXT_PATH, len(prompt.text.encode()), limits, violations)
+    _check_bytes(TEXT_PATH, num_utf8_bytes(text), limits, violations)
     return TextInput(
-        text=prompt.text,
+        text=text,
         add_special_tokens=(
             prompt.add_special_tokens if prompt.HasField("add_special_tokens") else True
         ),
@@ -31,27 +39,27 @@ def read_text(prompt: TextPrompt, limits: Limits, violations: Violations) -> Tex
 
 def read_token_ids(
     ids: Sequence[int], path: str, limits: Limits, violations: Violations
-) -> tuple[int, ...]:
+) -> NDArray[np.int32]:
     """Token ids, 1 to the context's length of them, each within the vocabulary."""
     if not ids:
         violations.add(path, "must not be empty")
-        return ()
+        return _NO_IDS
     if len(ids) > limits.max_context_tokens:
         violations.prompt_too_long(refuse_prompt(path, len(ids), limits).refusal)
-        return ()
-    check_token_ids(ids, path, limits, violations)
-    return tuple(ids)
+        return _NO_IDS
+    found = token_array(ids)
+    check_token_ids(found, path, limits, violations)
+    return found.astype(np.int32)
 
 
-def check_token_ids(ids: Sequence[int], path: str, limits: Limits, violations: Violations) -> None:
+def check_token_ids(
+    ids: NDArray[np.int64], path: str, limits: Limits, violations: Violations
+) -> None:
     """Note every id that is not in the vocabulary."""
-    if not ids or max(ids) < limits.vocab_size:
-        return
-    for index, token_id in enumerate(ids):
-        if token_id >= limits.vocab_size:
-            violations.add(f"{path}[{index}]", f"must be below {limits.vocab_size}")
-            if violations.is_full:
-                return
+    for index in np.flatnonzero(ids >= limits.vocab_size).tolist():
+        violations.add(f"{path}[{index}]", f"must be below {limits.vocab_size}")
+        if violations.is_full:
+            return
 
 
 def read_chat(prompt: ChatPrompt, limits: Limits, violations: Violations) -> ChatInput:
@@ -63,7 +71,7 @@ def read_chat(prompt: ChatPrompt, limits: Limits, violations: Violations) -> Cha
         for index, message in enumerate(prompt.messages):
             violations.text_length(f"{CHAT_PATH}[{index}].role", message.role, 1, _MAX_ROLE_CHARS)
             messages.append(ChatMessage(role=message.role, content=message.content))
-    num_bytes = sum(len(message.content.encode()) for message in messages)
+    num_bytes = sum(num_utf8_bytes(message.content) for message in messages)
     _check_bytes(CHAT_PATH, num_bytes, limits, violations)
     return ChatInput(
         messages=tuple(messages),

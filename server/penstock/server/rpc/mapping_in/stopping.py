@@ -4,6 +4,7 @@ from penstock.scheduler.executor import Feature
 from penstock.server.front.generation import Stopping
 from penstock.server.front.limits import Limits
 from penstock.server.rpc.mapping_in.prompt import check_token_ids
+from penstock.server.rpc.mapping_in.token_ids import token_array
 from penstock.server.rpc.mapping_in.violations import Violations
 from penstock.v1.options_pb2 import StoppingOptions
 
@@ -61,5 +62,5 @@ def _stop_token_ids(
         _STOP_IDS, len(options.stop_token_ids), limits.config.max_stop_token_ids
     ):
         return ()
-    check_token_ids(options.stop_token_ids, _STOP_IDS, limits, violations)
+    check_token_ids(token_array(options.stop_token_ids), _STOP_IDS, limits, violations)
     return tuple(dict.fromkeys(options.stop_token_ids))

@@ -1,0 +1,219 @@
+"""The threads that work on long texts, shared out fairly among tenants.
+
+Owns who is next. Work comes as steps, each a few milliseconds of one thread; between two steps of
+one text those of other tenants get their turn. Whoever has had the fewest bytes goes first
+(start-time fair queueing: P. Goyal, H. Vin, H. Cheng, "Start-time Fair Queueing", 1996). What a
+tenant may have in hand is bounded. Does not know what the work is.
+
+Large works never take the last thread, so that small ones do not wait for a step of theirs. The
+threads run at a lower priority of the operating system than the event loop, which has streams to
+serve. All of the bookkeeping is the event loop's.
+"""
+
+import asyncio
+import contextlib
+import heapq
+import itertools
+import os
+import threading
+import time
+from collections.abc import Callable, Generator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Final, Generic, TypeAlias, TypeVar, cast
+
+from penstock.server.text.errors import TooMuchText
+
+T = TypeVar("T")
+Steps: TypeAlias = Generator[int, None, T]
+"""Work in steps: yields, before each of them, the bytes that it handles; returns the result."""
+
+_LARGE_BYTES: Final = 32 << 10
+_STEP_BYTES: Final = 1024
+"""What any step costs besides the bytes it handles."""
+_NICE: Final = 5
+_FIRST_BYTES_PER_S: Final = 1e6
+_NEWEST_SHARE: Final = 0.1
+_MAX_REMEMBERED: Final = 1024
+
+
+@dataclass(slots=True, eq=False)
+class _Step(Generic[T]):
+    """One step and the future of its result; `start`: its place in the order."""
+
+    start: float
+    num_bytes: int
+    is_large: bool
+    task: Callable[[], T]
+    done: "asyncio.Future[T]"
+
+
+class TokenizerPool:
+    """Threads and the queue in front of them. Its methods belong to one event loop at a time.
+
+    `max_bytes_per_tenant`: what one tenant may have waiting and in work; more is taken only from a
+    tenant that has nothing there.
+    """
+
+    def __init__(
+        self,
+        num_threads: int,
+        *,
+        max_bytes_per_tenant: int,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._num_threads = num_threads
+        self._max_bytes_per_tenant = max_bytes_per_tenant
+        self._clock = clock
+        self._threads = ThreadPoolExecutor(
+            num_threads, thread_name_prefix="penstock-tokenizer", initializer=_give_way
+        )
+        self._numbers = itertools.count()
+        self._small: list[tuple[float, int, _Step[Any]]] = []
+        self._large: list[tuple[float, int, _Step[Any]]] = []
+        self._num_running = 0
+        self._num_large_running = 0
+        self._now = 0.0
+        # Where each tenant's last step ended in the order.
+        self._finish: dict[str, float] = {}
+        self._bytes_of: dict[str, int] = {}
+        self._bytes_per_s = _FIRST_BYTES_PER_S
+
+    def bytes_of(self, tenant: str) -> int:
+        """What a tenant has waiting and in work."""
+        return self._bytes_of.get(tenant, 0)
+
+    async def run(
+        self, steps: Steps[T], *, tenant: str = "", num_bytes: int, is_bounded: bool = True
+    ) -> T:
+        """Take all steps of a work on `num_bytes` in turn with others', and return its result.
+
+        Raises TooMuchText where the tenant has too much here already, unless not `is_bounded`,
+        and what the work raises. Cancelled, it goes no further than the step that is under way.
+        """
+        held = self._bytes_of.get(tenant, 0)
+        if is_bounded and held and held + num_bytes > self._max_bytes_per_tenant:
+            raise TooMuchText(
+                max_bytes=self._max_bytes_per_tenant, retry_after_s=held / self._bytes_per_s
+            )
+        self._bytes_of[tenant] = held + num_bytes
+        try:
+            is_done, result = _advance(steps)
+            while not is_done:
+                is_done, result = await self._step(
+                    steps, tenant, result, is_large=num_bytes > _LARGE_BYTES
+                )
+            return cast("T", result)
+        finally:
+            left = self._bytes_of[tenant] - num_bytes
+            if left:
+                self._bytes_of[tenant] = left
+            else:
+                del self._bytes_of[tenant]
+
+    def close(self) -> None:
+        """End the threads. Work that still waits for one is dropped."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        for _, _, step in (*self._small, *self._large):
+            step.done.cancel()
+        self._small, self._large = [], []
+
+    async def _step(
+        self, steps: Steps[Any], tenant: str, num_bytes: int, *, is_large: bool
+    ) -> tuple[bool, Any]:
+        start = max(self._now, self._finish.get(tenant, 0.0))
+        self._finish[tenant] = start + num_bytes + _STEP_BYTES
+        done: asyncio.Future[tuple[bool, Any]] = asyncio.get_running_loop().create_future()
+        step = _Step(start, num_bytes, is_large, lambda: _advance(steps), done)
+        queue = self._large if is_large else self._small
+        heapq.heappush(queue, (start, next(self._numbers), step))
+        self._start_some()
+        return await done
+
+    def _start_some(self) -> None:
+        while self._num_running < self._num_threads:
+            step = self._next()
+            if step is None:
+                return
+            if step.done.done():  # cancelled while it waited
+                continue
+            self._now = step.start
+            self._forget_some()
+            work = self._threads.submit(step.task)
+            self._num_running += 1
+            self._num_large_running += step.is_large
+            self._watch(step, work)
+
+    def _next(self) -> _Step[Any] | None:
+        may_be_large = self._num_large_running < max(1, self._num_threads - 1)
+        queues = [queue for queue in (self._small, self._large if may_be_large else []) if queue]
+        if not queues:
+            return None
+        return heapq.heappop(min(queues, key=lambda queue: queue[0][:2]))[2]
+
+    def _watch(self, step: _Step[Any], work: "Future[Any]") -> None:
+        loop, started_s = asyncio.get_running_loop(), self._clock()
+
+        def left() -> None:
+            self._num_running -= 1
+            self._num_large_running -= step.is_large
+
+        def ended() -> None:
+            left()
+            if step.num_bytes > _STEP_BYTES:
+                took_s = max(self._clock() - started_s, 1e-6)
+                self._bytes_per_s += _NEWEST_SHARE * (step.num_bytes / took_s - self._bytes_per_s)
+            _hand_on(work, step.done)
+            # Not before the work that goes on has its next step in the queue.
+            loop.call_soon(self._start_some)
+
+        def on_thread(_: "Future[Any]") -> None:
+            try:
+                loop.call_soon_threadsafe(ended)
+            except RuntimeError:  # the loop has gone, and whoever waited with it
+                left()
+
+        work.add_done_callback(on_thread)
+
+    def _forget_some(self) -> None:
+        """Tenants that others have caught up with begin where they are."""
+        if len(self._finish) > _MAX_REMEMBERED:
+            now = self._now
+            self._finish = {name: end for name, end in self._finish.items() if end > now}
+
+
+def in_one_step(task: Callable[[], T], num_bytes: int) -> Steps[T]:
+    """Work that is not cut."""
+    yield num_bytes
+    return task()
+
+
+def _hand_on(work: "Future[Any]", done: "asyncio.Future[Any]") -> None:
+    if done.done():
+        return
+    if work.cancelled():
+        done.cancel()
+    elif (error := work.exception()) is not None:
+        done.set_exception(error)
+    else:
+        done.set_result(work.result())
+
+
+def _advance(steps: Steps[Any]) -> tuple[bool, Any]:
+    """Go to the next step: whether that was the end, and what it yields or returns.
+
+    A future cannot raise StopIteration.
+    """
+    try:
+        return False, next(steps)
+    except StopIteration as end:
+        return True, end.value
+
+
+def _give_way() -> None:
+    """The thread that calls runs when the others of this machine leave it time."""
+    with contextlib.suppress(OSError, AttributeError):
+        thread_id = threading.get_native_id()
+        os.setpriority(
+            os.PRIO_PROCESS, thread_id, os.getpriority(os.PRIO_PROCESS, thread_id) + _NICE
+        )

@@ -1,0 +1,146 @@
+"""Text counts against its tenant's limits before it is tokenised, whatever becomes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from penstock.scheduler.quotas import TenantQuota
+from penstock.server.front.config import FrontConfig
+from penstock.server.front.errors import ErrorReason, QuotaViolation, RequestError
+from penstock.server.front.front import Front
+from penstock.server.front.generation import ChatInput, Generation, TextInput
+from penstock.server.front.limits import Limits
+from penstock.server.front.submission import CallTimes
+from penstock.server.front.text_quota import TextQuotas
+from penstock.server.text.chat_template import ChatMessage
+from penstock.server.text.errors import TooMuchText
+from penstock.server.text.model_text import ModelText
+from support.fronts import INFO, ScriptedPort, make_text
+
+WORDS = "the gentle rain "
+LIMITS = Limits.of(FrontConfig(), INFO)
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelText]:
+    text = make_text(tmp_path_factory.mktemp("model"))
+    yield text
+    text.close()
+
+
+class Clock:
+    now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def quotas(clock: Clock, **limits: int) -> TextQuotas:
+    return TextQuotas(lambda tenant: TenantQuota(**limits) if tenant else TenantQuota(), clock)
+
+
+def charged(accounts: TextQuotas, num_tokens: int = 1) -> float | None:
+    """How long the tenant must wait for it; None where it was taken."""
+    try:
+        accounts.charge("t", num_tokens)
+    except RequestError as error:
+        return error.refusal.retry_after_s
+    return None
+
+
+def test_a_limit_of_requests_fills_at_its_rate() -> None:
+    clock = Clock()
+    accounts = quotas(clock, max_requests_per_minute=2)
+    assert [charged(accounts) for _ in range(3)] == [None, None, pytest.approx(30.0)]
+    clock.now_s += 30.0
+    assert [charged(accounts), charged(accounts)] == [None, pytest.approx(30.0)]
+    accounts.take_back("t", 0)
+    assert charged(accounts) is None
+    accounts.charge("", 10**9)  # whom nothing limits
+
+
+def test_tokens_are_settled_once_they_are_known_and_may_overdraw() -> None:
+    clock = Clock()
+    accounts = quotas(clock, max_tokens_per_minute=600)
+    assert charged(accounts, 10) is None
+    accounts.settle("t", 1190)
+    assert charged(accounts, 1) == pytest.approx(60.1)
+    clock.now_s += 61.0
+    assert charged(accounts, 1) is None
+
+
+def front_of(text: ModelText, **limits: int) -> Front:
+    port = ScriptedPort()
+    front = Front(text, FrontConfig(acceptance_delay_s=60.0), port=port)
+    front.prompts.quotas = quotas(Clock(), **limits)
+    port.listener = front
+    port.come_up()
+    return front
+
+
+async def refusal_of(front: Front, prompt: TextInput | ChatInput) -> RequestError:
+    made = Generation(prompt=prompt, prompt_path="text.text", tenant="t")
+    with pytest.raises(RequestError) as caught:
+        await front.open(made, CallTimes(arrival_s=front.clock()))
+    return caught.value
+
+
+async def test_prompts_that_are_refused_count(text: ModelText) -> None:
+    front = front_of(text, max_requests_per_minute=2)
+    too_long = TextInput(text=WORDS * 2000)
+    chat = ChatInput(messages=(ChatMessage(role="user", content=WORDS * 2000),))
+    assert (await refusal_of(front, too_long)).reason is ErrorReason.PROMPT_TOO_LONG
+    assert (await refusal_of(front, chat)).reason is ErrorReason.PROMPT_TOO_LONG
+    refused = await refusal_of(front, TextInput(text="x"))
+    assert refused.reason is ErrorReason.QUOTA_EXCEEDED
+    assert refused.refusal.quota == QuotaViolation(
+        subject="tenant:t", description="max_requests_per_minute is 2"
+    )
+    assert len(front.table) == 0
+
+
+async def test_tokens_of_refused_prompts_and_of_mere_questions_count(text: ModelText) -> None:
+    prompts = front_of(text, max_tokens_per_minute=1000).prompts
+    first = await prompts.encode(TextInput(text=WORDS * 400), "text.text", LIMITS, tenant="t")
+    assert len(first.ids) > 1000
+    with pytest.raises(RequestError) as caught:
+        await prompts.encode(TextInput(text="x"), "text.text", LIMITS, tenant="t")
+    assert caught.value.reason is ErrorReason.QUOTA_EXCEEDED
+    with pytest.raises(RequestError):
+        await prompts.detokenise(first.ids, tenant="t", skip_special_tokens=True)
+    # What was let in before and comes once more is not refused.
+    again = TextInput(text="x")
+    told = await prompts.encode(again, "text.text", LIMITS, tenant="t", is_replay=True)
+    assert len(told.ids) > 0
+
+
+async def test_detokenising_counts(text: ModelText) -> None:
+    prompts = front_of(text, max_tokens_per_minute=1000).prompts
+    ids = np.full(900, 60, dtype=np.int32)
+    assert await prompts.detokenise(ids, tenant="t", skip_special_tokens=True)
+    with pytest.raises(RequestError) as caught:
+        await prompts.detokenise(ids, tenant="t", skip_special_tokens=True)
+    assert caught.value.reason is ErrorReason.QUOTA_EXCEEDED
+
+
+async def test_too_much_waiting_text_is_refused_and_costs_nothing(
+    text: ModelText, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    front = front_of(text, max_requests_per_minute=1)
+
+    async def full(*_: object, **__: object) -> object:
+        raise TooMuchText(max_bytes=8, retry_after_s=2.5)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(text.tokenizer.pool, "run", full)
+        refused = await refusal_of(front, TextInput(text=WORDS * 100))
+    assert refused.reason is ErrorReason.QUOTA_EXCEEDED
+    assert refused.refusal.retry_after_s == 2.5
+    assert refused.refusal.quota == QuotaViolation(
+        subject="tenant:t", description="max_text_bytes_per_tenant is 8"
+    )
+    too_long = await refusal_of(front, TextInput(text=WORDS * 2000))
+    assert too_long.reason is ErrorReason.PROMPT_TOO_LONG

@@ -1,0 +1,166 @@
+"""Tenants take turns on the tokenizer's threads, and have only so much text there."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from penstock.server.text.errors import TooMuchText
+from penstock.server.text.tokenizer_pool import Steps, TokenizerPool, in_one_step
+
+LARGE = 1 << 20
+PATIENCE_S = 30.0
+
+
+@pytest.fixture
+def pool() -> Iterator[TokenizerPool]:
+    pool = TokenizerPool(1, max_bytes_per_tenant=10_000)
+    yield pool
+    pool.close()
+
+
+class Blocked:
+    """A step that holds a thread until it is let go."""
+
+    def __init__(self) -> None:
+        self.entered = asyncio.Event()
+        self.go_on = threading.Event()
+        self._loop = asyncio.get_running_loop()
+
+    def __call__(self) -> None:
+        self._loop.call_soon_threadsafe(self.entered.set)
+        assert self.go_on.wait(PATIENCE_S)
+
+
+def noted(order: list[str], name: str, num_steps: int, num_bytes: int = 5000) -> Steps[str]:
+    for _ in range(num_steps):
+        yield num_bytes
+        order.append(name)
+    return name
+
+
+async def blocked(pool: TokenizerPool, num_bytes: int = 1) -> tuple[Blocked, asyncio.Task[None]]:
+    step = Blocked()
+    task = asyncio.create_task(
+        pool.run(in_one_step(step, num_bytes), tenant="blocker", num_bytes=num_bytes)
+    )
+    await step.entered.wait()
+    return step, task
+
+
+async def test_another_tenants_steps_come_between_those_of_a_long_text(
+    pool: TokenizerPool,
+) -> None:
+    step, blocker = await blocked(pool)
+    order: list[str] = []
+    hog = [
+        asyncio.create_task(pool.run(noted(order, "hog", 4), tenant="hog", num_bytes=4000))
+        for _ in range(2)
+    ]
+    await asyncio.sleep(0)
+    meek = asyncio.create_task(pool.run(noted(order, "meek", 1), tenant="meek", num_bytes=5000))
+    await asyncio.sleep(0)
+    step.go_on.set()
+    assert await meek == "meek"
+    assert order.index("meek") <= 1, "not behind what the other has waiting"
+    assert await asyncio.gather(*hog) == ["hog", "hog"]
+    await blocker
+
+
+async def test_two_tenants_get_as_many_bytes(pool: TokenizerPool) -> None:
+    step, blocker = await blocked(pool)
+    order: list[str] = []
+    runs = [
+        asyncio.create_task(
+            pool.run(noted(order, name, num, size), tenant=name, num_bytes=num * size)
+        )
+        for name, num, size in (("small", 12, 4000), ("big", 3, 19_072))
+    ]
+    await asyncio.sleep(0)
+    step.go_on.set()
+    await asyncio.gather(*runs, blocker)
+    # 12 * (4000 + 1024) are 3 * (19072 + 1024).
+    assert "".join(name[0] for name in order).count("ssssss") == 0
+
+
+async def test_a_tenant_may_have_so_much_and_is_told_when_to_come_back(
+    pool: TokenizerPool,
+) -> None:
+    step, blocker = await blocked(pool)
+    waiting = asyncio.create_task(
+        pool.run(in_one_step(lambda: 1, 6000), tenant="a", num_bytes=6000)
+    )
+    await asyncio.sleep(0)
+    with pytest.raises(TooMuchText) as caught:
+        await pool.run(in_one_step(lambda: 2, 6000), tenant="a", num_bytes=6000)
+    assert caught.value.max_bytes == 10_000
+    assert caught.value.retry_after_s > 0
+    replay = asyncio.create_task(
+        pool.run(in_one_step(lambda: 3, 6000), tenant="a", num_bytes=6000, is_bounded=False)
+    )
+    other = asyncio.create_task(
+        pool.run(in_one_step(lambda: 4, LARGE), tenant="b", num_bytes=LARGE)
+    )
+    await asyncio.sleep(0)
+    assert (pool.bytes_of("a"), pool.bytes_of("b")) == (12_000, LARGE), "one is always taken"
+    step.go_on.set()
+    assert [await task for task in (waiting, replay, other)] == [1, 3, 4]
+    await blocker
+    assert pool.bytes_of("a") == pool.bytes_of("b") == 0
+
+
+async def test_who_leaves_gives_up_its_place(pool: TokenizerPool) -> None:
+    step, blocker = await blocked(pool)
+    order: list[str] = []
+    gone = asyncio.create_task(pool.run(noted(order, "gone", 3), tenant="a", num_bytes=9000))
+    await asyncio.sleep(0)
+    gone.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await gone
+    assert pool.bytes_of("a") == 0
+    last = pool.run(noted(order, "last", 1), tenant="a", num_bytes=9000)
+    step.go_on.set()
+    assert await last == "last"
+    assert order == ["last"]
+    await blocker
+
+
+async def test_a_large_step_leaves_a_thread_to_small_ones() -> None:
+    pool = TokenizerPool(2, max_bytes_per_tenant=LARGE)
+    try:
+        step, blocker = await blocked(pool, LARGE)
+        second = asyncio.create_task(
+            pool.run(in_one_step(lambda: "second", LARGE), tenant="b", num_bytes=LARGE)
+        )
+        await asyncio.sleep(0)
+        assert await pool.run(in_one_step(lambda: "small", 10), tenant="c", num_bytes=10) == "small"
+        assert not second.done()
+        step.go_on.set()
+        assert await second == "second"
+        await blocker
+    finally:
+        pool.close()
+
+
+async def test_what_a_step_raises_is_raised(pool: TokenizerPool) -> None:
+    def fail() -> Any:
+        raise KeyError("x")
+
+    with pytest.raises(KeyError):
+        await pool.run(in_one_step(fail, 5), num_bytes=5)
+    assert await pool.run(in_one_step(lambda: 7, 5), num_bytes=5) == 7
+
+
+async def test_nothing_waits_for_threads_that_have_ended(pool: TokenizerPool) -> None:
+    step, blocker = await blocked(pool)
+    waiting = asyncio.create_task(pool.run(in_one_step(lambda: 1, 5), num_bytes=5))
+    await asyncio.sleep(0)
+    pool.close()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    step.go_on.set()
+    await blocker
