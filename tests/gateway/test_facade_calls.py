@@ -236,7 +236,7 @@ async def test_what_is_not_there_says_so_at_once(served: ServedFront) -> None:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await call(b"").read()
     assert caught.value.code() is CODE.UNIMPLEMENTED
-    for method, (feature, _) in MISSING_METHODS.items():
+    for method, feature in MISSING_METHODS.items():
         unary: Any = served.channel.unary_unary(f"/{SERVICE_NAME}/{method}")
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await unary(b"", timeout=PATIENCE_S)

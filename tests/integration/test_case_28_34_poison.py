@@ -18,7 +18,6 @@ import pytest
 from penstock.executor.config import ExecutorConfig, ExecutorKind, SimulatedConfig
 from penstock.executor.create import create_executor
 from penstock.executor.fault import Fault, FaultKind
-from penstock.executor.simulated.tokens import simulated_output
 from penstock.scheduler.config import AdmissionPolicy, SchedulerConfig
 from penstock.scheduler.engine import Engine
 from penstock.scheduler.events import Finished, Preempted
@@ -29,6 +28,7 @@ from penstock.server.text.text_stream import TextStream
 from penstock.v1 import generation_service_pb2 as pb
 from support.core import FakeClock, make_spec
 from support.fronts import admitted, collect, make_text, rich_error, serving, text_of
+from support.simulated_output import simulated_output
 from support.stepped_service import SteppedService, ids_of, request, stepped
 
 POISON = 77

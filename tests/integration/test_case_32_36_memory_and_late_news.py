@@ -10,7 +10,6 @@ import pytest
 
 from penstock.executor.config import ExecutorConfig, ExecutorKind, SimulatedConfig
 from penstock.executor.create import create_executor
-from penstock.executor.simulated.tokens import simulated_output
 from penstock.scheduler.config import AdmissionPolicy, SchedulerConfig
 from penstock.scheduler.engine import Engine
 from penstock.scheduler.events import Finished, Preempted, StepEvents
@@ -18,6 +17,7 @@ from penstock.scheduler.request import FinishReason
 from penstock.server.text.model_text import ModelText
 from support.core import FakeClock, make_engine, make_info, make_spec
 from support.fronts import ServedFront, collect, make_text, serving, text_of
+from support.simulated_output import simulated_output
 from support.stepped_service import request, stepped
 
 VOCAB = 500

@@ -19,9 +19,11 @@ from penstock.server.link.engine_loop import EngineLoop
 from penstock.server.link.fronts import FrontHub
 from support.link import PATIENCE_S, FakeEngine, hello, listening, socket_path
 
+NUM_PIECES = 5
+
 
 class AuditedEngine(FakeEngine):
-    """Tells of every look over its books, and what it had done by then."""
+    """Reports every check of its accounts that was finished, and the steps done by then."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -29,6 +31,7 @@ class AuditedEngine(FakeEngine):
         self.num_steps_wanted = 0
         self.done = threading.Event()
         self.num_steps_at_checks: queue.Queue[int] = queue.Queue()
+        self.num_pieces = 0
         self.is_wrong = False
 
     def step(self) -> StepEvents:
@@ -37,11 +40,15 @@ class AuditedEngine(FakeEngine):
             self.done.set()
         return super().step()
 
-    def check_integrity(self) -> None:
+    def check_next_piece(self) -> bool:
         assert not self.has_work, "what is in flight need not balance"
+        self.num_pieces += 1
+        if self.num_pieces % NUM_PIECES:
+            return False
         self.num_steps_at_checks.put(self.num_steps)
         if self.is_wrong:
             raise IntegrityError("a block is missing")
+        return True
 
 
 @pytest.fixture
@@ -111,6 +118,31 @@ def test_wrong_books_end_the_loop(path: Path) -> None:
         engine.num_steps_at_checks.get(timeout=PATIENCE_S)
 
     assert with_loop(path, engine, test) == ["a block is missing"]
+
+
+class EndlesslyCheckedEngine(AuditedEngine):
+    """There is always another piece to check."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pieces: queue.Queue[int] = queue.Queue()
+
+    def check_next_piece(self) -> bool:
+        self.pieces.put(self.num_steps)
+        return False
+
+
+def test_work_that_arrives_is_done_before_the_next_piece(path: Path) -> None:
+    engine = EndlesslyCheckedEngine()
+
+    def test(hub: FrontHub) -> None:
+        for _ in range(3):
+            work_off(engine, hub, 2)
+            for _ in range(4):
+                while engine.pieces.get(timeout=PATIENCE_S) < engine.num_steps:
+                    pass
+
+    assert with_loop(path, engine, test) == []
 
 
 class SelfPacedEngine(FakeEngine):

@@ -14,7 +14,6 @@ from penstock.scheduler.request import FinishReason
 from penstock.scheduler.state import RequestState
 from penstock.server.link.dispatch import Dispatcher
 from penstock.server.link.fronts import FrontHub
-from penstock.server.link.memory import MemoryEngine
 from penstock.server.link.ports import EngineUnavailable
 from support.link import (
     INFO,
@@ -29,6 +28,7 @@ from support.link import (
     socket_path,
     spec,
 )
+from support.memory_link import MemoryEngine
 
 
 @pytest.fixture

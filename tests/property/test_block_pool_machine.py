@@ -16,6 +16,7 @@ from penstock.scheduler.eviction_order import RecencyOrder
 from penstock.scheduler.hit_density_order import MAX_RUN, HitDensityOrder
 from penstock.scheduler.request_options import CacheRetention
 from penstock.scheduler.sessions import SessionKey, Sessions
+from support.core import blocks_of
 from support.naive_eviction import NaiveHitDensity, NaiveLru, NaiveOrder
 
 DEFAULT, SESSION_LEVEL, TTL_S = 35, 60, 10.0
@@ -319,7 +320,7 @@ class BlockPoolMachine(RuleBasedStateMachine):
 
     @invariant()
     def adds_up(self) -> None:
-        assert self.pool.faults() == []
+        assert not any(self.pool.faults())
         references = np.zeros(self.pool.num_blocks, dtype=int)
         for table in self.holders:
             for block in table:
@@ -334,10 +335,10 @@ class BlockPoolMachine(RuleBasedStateMachine):
         assert {block: level for block, level in cached.items() if level is not None} == {
             block: self.model.level(block, self.now) for block in self.cached()
         }
-        assert self.pool.sessions.num_held_blocks == len(self.model.held())
+        assert len(self.pool.sessions._holders) == len(self.model.held())
         assert len(self.pool.sessions) == len(self.model.sessions)
         for key, _, _, blocks in self.model.sessions:
-            assert self.pool.sessions.blocks_of(key) == tuple(blocks)
+            assert blocks_of(self.pool.sessions, key) == tuple(blocks)
 
 
 TestBlockPool = BlockPoolMachine.TestCase

@@ -10,7 +10,7 @@ from penstock.scheduler.engine import Engine
 from penstock.scheduler.events import Admitted, Preempted
 from penstock.scheduler.request import NO_TIME
 from penstock.scheduler.yielders import MAX_YIELDERS, MAX_YIELDS
-from support.core import FakeClock, make_engine, make_info, make_spec, run_until_idle
+from support.core import FakeClock, make_engine, make_info, make_spec, run_until_idle, service_of
 
 MAX_PROMPT = 12
 MAX_OUTPUT = 8
@@ -51,7 +51,7 @@ def test_counters_of_backlogged_tenants_stay_together(
     bound = (MAX_PROMPT + 2 * NUM_SLOTS * MAX_OUTPUT) / min(1.0, weight)
     while tenants.num_waiting_of("a") and tenants.num_waiting_of("b"):
         engine.step()
-        assert abs(tenants.service_of("a") - tenants.service_of("b")) <= bound
+        assert abs(service_of(tenants, "a") - service_of(tenants, "b")) <= bound
     run_until_idle(engine)
 
 
@@ -87,7 +87,7 @@ def test_who_comes_and_goes_keeps_a_burst_and_no_more(
         for _ in range(pause):
             engine.step()
             if tenants.num_waiting_of("a") and tenants.num_waiting_of("b"):
-                assert abs(tenants.service_of("a") - tenants.service_of("b")) <= bound
+                assert abs(service_of(tenants, "a") - service_of(tenants, "b")) <= bound
     run_until_idle(engine)
 
 

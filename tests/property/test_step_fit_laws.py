@@ -47,7 +47,7 @@ def test_prices_stay_finite_and_not_negative(
             fit.context_token_s,
         )
         assert math.isfinite(fit.error_p90)
-        assert 0.0 <= fit.error_median <= fit.error_p90
+        assert fit.error_p90 >= 0.0
     assert fit.num_steps == len(observed)
 
 
@@ -86,7 +86,7 @@ def test_a_machine_that_is_a_line_is_learnt_and_trusted(
         fit.observe(truth.step_time_s(**step), **step)
 
     assert fit.is_trusted
-    assert fit.error_median < 0.1
+    assert fit.error_p90 < 0.1
 
 
 @given(measured_s=st.floats(0.011, 1e6))

@@ -13,6 +13,7 @@ from support.game_records import Game
 def check_accounts(game: Game) -> None:
     """Blocks, slots, queue and wake-up of `game` after a turn."""
     game.engine.check_integrity()
+    game.engine.check_next_piece()
     _check_blocks(game)
     _check_members(game)
     _check_wakeup(game)
@@ -77,5 +78,5 @@ def _check_sessions(game: Game) -> None:
     """Sessions hold no more together than their share of the pool."""
     pool = game.engine.scheduler.life.cache.pool
     most = max(1, int(game.config.max_session_share * pool.num_blocks))
-    game.num_held_blocks = max(game.num_held_blocks, pool.sessions.num_held_blocks)
-    assert pool.sessions.num_held_blocks <= most
+    game.num_held_blocks = max(game.num_held_blocks, len(pool.sessions._holders))
+    assert len(pool.sessions._holders) <= most

@@ -11,10 +11,31 @@ from penstock.scheduler.config import SchedulerConfig
 from penstock.scheduler.engine import Engine
 from penstock.scheduler.events import Failed, Finished, StepEvents
 from penstock.scheduler.executor import ExecutorInfo
+from penstock.scheduler.quota_accounts import QuotaAccounts
 from penstock.scheduler.request import NO_TIME, RequestSpec, SamplingParams
+from penstock.scheduler.sessions import SessionKey, Sessions
+from penstock.scheduler.tenants import Tenants
 
 BLOCK_SIZE = 4
 SALT = b"test"
+
+
+def blocks_of(sessions: Sessions, key: SessionKey) -> tuple[int, ...]:
+    """What a session holds, in order of the dialogue; nothing when there is none."""
+    session = sessions._sessions.get(key)
+    return () if session is None else tuple(session.blocks)
+
+
+def num_live_of(accounts: QuotaAccounts, tenant: str) -> int:
+    """How many requests of a tenant were let in and have not ended."""
+    row = accounts._row_of.get(tenant)
+    return 0 if row is None else accounts._num_live[row]
+
+
+def service_of(tenants: Tenants, name: str) -> float:
+    """Weighted service of a tenant since the last rebase, 0 for one that is not known."""
+    index = tenants._index_of.get(name)
+    return 0.0 if index is None else float(tenants.service[index])
 
 
 class FakeClock:

@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from penstock.executor.config import ExecutorConfig, ExecutorKind, SimulatedConfig
 from penstock.executor.fault import Fault, FaultKind
 from penstock.executor.simulated.pace import VirtualClock
-from penstock.executor.simulated.tokens import simulated_output
 from penstock.scheduler.block_hash import chain_root, hash_blocks
 from penstock.scheduler.config import (
     AdmissionPolicy,
@@ -41,6 +40,7 @@ from support.foresight_laws import check_never, check_refused_alone
 from support.game_records import BudgetedExecutor, Game, Told
 from support.order_laws import check_order
 from support.order_witness import OrderWitness
+from support.simulated_output import simulated_output
 from support.wait_laws import check_waits
 
 VOCAB = 50

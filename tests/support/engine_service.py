@@ -14,13 +14,13 @@ from penstock.executor.create import create_executor
 from penstock.scheduler.config import SchedulerConfig
 from penstock.scheduler.engine import Engine
 from penstock.server.front.config import FrontConfig
-from penstock.server.link.memory import MemoryEngine
 from penstock.server.link.ports import EngineHello
 from penstock.server.rpc.server import FrontServer
 from penstock.server.telemetry.journal import Journal
 from penstock.server.text.model_text import ModelText
 from penstock.v1 import generation_service_pb2 as pb
 from penstock.v1 import generation_service_pb2_grpc as pb_grpc
+from support.memory_link import MemoryEngine
 
 
 @dataclass

@@ -94,8 +94,8 @@ class FakeEngine:
     def next_wakeup_s(self) -> float:
         return NO_TIME
 
-    def check_integrity(self) -> None:
-        return
+    def check_next_piece(self) -> bool:
+        return True
 
     def look(self) -> tuple[LiveView, ...]:
         return ()

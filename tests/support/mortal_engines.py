@@ -18,11 +18,11 @@ from penstock.server.front.front import Front
 from penstock.server.front.generation import Generation
 from penstock.server.front.live_request import LiveRequest
 from penstock.server.front.submission import CallTimes
-from penstock.server.link.memory import MemoryEngine
 from penstock.server.link.ports import EngineHello
 from penstock.server.rpc.mapping_out import ResponseEncoder, encoder_for
 from penstock.server.text.model_text import ModelText
 from penstock.v1 import generation_service_pb2 as pb
+from support.memory_link import MemoryEngine
 
 MAX_TURNS = 5000
 _MAX_STEPS_UNTIL_IDLE = 4

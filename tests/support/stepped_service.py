@@ -24,7 +24,6 @@ from penstock.scheduler.events import StepEvents
 from penstock.scheduler.request import FinishReason
 from penstock.server.front.config import FrontConfig
 from penstock.server.front.front import Front
-from penstock.server.link.memory import MemoryEngine
 from penstock.server.link.ports import EngineHello
 from penstock.server.rpc.foreign import FacadeMaker
 from penstock.server.rpc.options import ServerOptions
@@ -33,6 +32,7 @@ from penstock.server.text.model_text import ModelText
 from penstock.v1 import generation_service_pb2 as pb
 from penstock.v1 import generation_service_pb2_grpc as pb_grpc
 from support.fronts import PATIENCE_S
+from support.memory_link import MemoryEngine
 
 
 class WatchedEngine(Engine):

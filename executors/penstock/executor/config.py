@@ -6,12 +6,9 @@ every process, long before an executor is built.
 
 import enum
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from penstock.executor.config_json import from_json_value, to_json_value
 from penstock.executor.fault import Fault
 from penstock.executor.trtllm.config import TrtllmConfig
 from penstock.scheduler.cost_model import CostModel
@@ -122,16 +119,6 @@ class ExecutorConfig:
         if self.kind is ExecutorKind.TRTLLM:
             return self.trtllm.watch.shutdown_timeout_s + _EXIT_SLACK_S
         return 0.0
-
-    def to_dict(self) -> dict[str, Any]:
-        """The settings as JSON values."""
-        values: dict[str, Any] = to_json_value(self)
-        return values
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> "ExecutorConfig":
-        """Rebuild from `to_dict`'s values. Raises ValueError naming the field."""
-        return from_json_value(cls, data)
 
 
 def _at_least(name: str, value: int | None, lowest: int) -> None:

@@ -12,6 +12,7 @@ import heapq
 from collections.abc import Iterable
 
 from penstock.scheduler.cached_blocks import DEFAULT_LEVEL
+from penstock.scheduler.check_pieces import Faults, pieces
 
 
 class BlockClaims:
@@ -75,14 +76,18 @@ class BlockClaims:
                 lapsed.append(block)
         return lapsed
 
-    def faults(self) -> list[str]:
-        """What is wrong with the account; empty when it adds up."""
-        found: list[str] = []
-        if self._num_low != sum(level < DEFAULT_LEVEL for level, _ in self._claims.values()):
-            found.append("low claims are miscounted")
-        known = {(block, expires_s) for expires_s, block in self._ends}
-        if not {(block, until_s) for block, (_, until_s) in self._claims.items()} <= known:
-            found.append("a claim never ends")
-        if any(level == DEFAULT_LEVEL for level, _ in self._claims.values()):
-            found.append("a claim asks for nothing")
-        return found
+    def faults(self) -> Faults:
+        """What is wrong with the account, piece by piece."""
+        num_low, ends = 0, set[tuple[float, int]]()
+        for known in pieces(self._ends):
+            ends.update(known)
+            yield ""
+        for piece in pieces(self._claims.items()):
+            num_low += sum(level < DEFAULT_LEVEL for _, (level, _) in piece)
+            if any((until_s, block) not in ends for block, (_, until_s) in piece):
+                yield "a claim never ends"
+            if any(level == DEFAULT_LEVEL for _, (level, _) in piece):
+                yield "a claim asks for nothing"
+            yield ""
+        if num_low != self._num_low:
+            yield "low claims are miscounted"

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from penstock.scheduler.block_claims import BlockClaims
 from penstock.scheduler.cache_book import CacheBook
 from penstock.scheduler.cached_blocks import DEFAULT_LEVEL, CachedBlocks
+from penstock.scheduler.check_pieces import PIECE, Faults
 from penstock.scheduler.eviction_order import EvictionOrder
 from penstock.scheduler.request_options import CacheRetention
 from penstock.scheduler.sessions import SessionKey, Sessions
@@ -46,6 +47,8 @@ class BlockPool:
         # Reversed, so that a fresh pool hands out 0, 1, 2, ...
         self._stack: NDArray[np.int32] = np.arange(num_blocks, dtype=np.int32)[::-1].copy()
         self._num_free = num_blocks
+        # Of each block the place of the stack where `faults_at` saw it last; no news of it since.
+        self._place_of: NDArray[np.int32] = np.zeros(num_blocks, dtype=np.int32)
         # Blocks that `allocate` can hand out: free ones, then cached ones by eviction. Asked for
         # many times a step, so it is kept and not counted.
         self.num_available = num_blocks
@@ -232,35 +235,75 @@ class BlockPool:
                 self._claims.drop(block)
                 self.sessions.lose(block)
 
-    def faults(self) -> list[str]:
-        """What is wrong with the account itself; empty when it adds up."""
-        free = self._stack[: self._num_free].tolist()
-        cached = self._cached.blocks()
-        used = np.flatnonzero(self.ref_counts > 0).tolist()
-        found: list[str] = []
-        if sorted(free + cached + used) != list(range(self.num_blocks)):
-            found.append("free, cached and used blocks are not a partition of the pool")
-        if self.num_available != len(free) + len(cached):
-            found.append("the number of available blocks is not that of free and cached ones")
-        if (self.ref_counts < 0).any():
-            found.append("a block has a negative reference count")
-        if any(block not in self._hash_of for block in cached):
-            found.append("a cached block has no hash")
-        if any(self._is_hashed[block] for block in free):
-            found.append("a free block has a hash")
-        if {b: d for d, b in self._block_of.items()} != self._hash_of:
-            found.append("hash index and block names disagree")
-        if any(self._cached.level(block) != self._level(block) for block in cached):
-            found.append("a cached block has not the level it should have")
-        special = [b for b in range(self.num_blocks) if b in self._claims or b in self.sessions]
-        if any(not self._is_hashed[block] for block in special):
-            found.append("a block without a hash is claimed or held")
-        if special and not self._has_standing:
-            found.append("a block is claimed or held and nobody looks")
-        found += self._cached.faults() + self._claims.faults() + self.sessions.faults()
-        return found + self._book_faults()
+    def faults(self) -> Faults:
+        """What is wrong with the account, piece by piece; any part may change after its piece."""
+        yield from self.total_faults()
+        for start in range(0, self.num_blocks, PIECE):
+            yield from self.faults_at(range(start, min(start + PIECE, self.num_blocks)))
 
-    def _book_faults(self) -> list[str]:
-        if self.book is None or self.book.digests == self._block_of.keys():
-            return []
-        return ["the book of what is cached and the hash index disagree"]
+    def total_faults(self) -> Faults:
+        """Of the sums, and of what is in some order."""
+        is_used = self.ref_counts > 0
+        num_named = int(np.count_nonzero(self._is_hashed))
+        num_used = int(np.count_nonzero(is_used))
+        num_cached = num_named - int(np.count_nonzero(self._is_hashed & is_used))
+        if num_cached != len(self._cached) or num_used + num_cached + self._num_free != (
+            self.num_blocks
+        ):
+            yield "free, cached and used blocks are not a partition of the pool"
+        if self.num_available != self._num_free + len(self._cached):
+            yield "the number of available blocks is not that of free and cached ones"
+        if not num_named == len(self._block_of) == len(self._hash_of):
+            yield "hash index and block names disagree"
+        if self.book is not None and self.book.num_blocks != num_named:
+            yield "the book of what is cached and the hash index disagree"
+        if not self._has_standing and (self._claims or self.sessions or self._cached.num_special):
+            yield "a block is claimed or held and nobody looks"
+        yield ""
+        for part in (self._cached, self._claims, self.sessions):
+            yield from part.faults()
+
+    def faults_at(self, places: range) -> Faults:
+        """Of the blocks with these numbers and the places of the free stack with these numbers.
+
+        It takes nothing for granted of the others, which may have changed since they were checked.
+        """
+        cached, claims, sessions = self._cached, self._claims, self.sessions
+        names = list(map(self._hash_of.get, places))
+        is_named = self._is_hashed[places.start : places.stop].tolist()
+        counts = self.ref_counts[places.start : places.stop]
+        if counts.min(initial=0) < 0:
+            yield "a block has a negative reference count"
+        if is_named != [name is not None for name in names]:
+            yield "a block is marked as named and has no name, or the other way round"
+        known = [None if name is None else self._block_of.get(name) for name in names]
+        if known != [block if name else None for block, name in zip(places, names, strict=True)]:
+            yield "hash index and block names disagree"
+        is_cached = [block in cached for block in places]
+        is_unused = (counts == 0).tolist()
+        if is_cached != [a and b for a, b in zip(is_named, is_unused, strict=True)]:
+            yield "free, cached and used blocks are not a partition of the pool"
+        if self.book is not None and any(name and name not in self.book for name in names):
+            yield "the book of what is cached and the hash index disagree"
+        if self._has_standing:
+            for block, is_there, name in zip(places, is_cached, names, strict=True):
+                if is_there and cached.level(block) != self._level(block):
+                    yield "a cached block has not the level it should have"
+                if name is None and (block in claims or block in sessions):
+                    yield "a block without a hash is claimed or held"
+        yield self._stack_fault(places)
+
+    def _stack_fault(self, places: range) -> str:
+        """Each place of the stack has a free block, and none has that of another place."""
+        numbers = np.arange(places.start, min(places.stop, self._num_free), dtype=np.int32)
+        blocks = self._stack[numbers]
+        if self.ref_counts[blocks].any() or self._is_hashed[blocks].any():
+            return "free, cached and used blocks are not a partition of the pool"
+        # Where a block was seen last may be another place that still has it, or an old one.
+        before = self._place_of[blocks]
+        self._place_of[blocks] = numbers
+        is_elsewhere = (before != numbers) & (before < self._num_free)
+        is_twice = is_elsewhere & (self._stack[before] == blocks)
+        if is_twice.any() or (self._place_of[blocks] != numbers).any():
+            return "a free block stands twice"
+        return ""

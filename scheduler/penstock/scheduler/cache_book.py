@@ -85,9 +85,12 @@ class CacheBook:
         self._chain_of: dict[bytes, _Chain] = {}
 
     @property
-    def digests(self) -> frozenset[bytes]:
-        """Of all blocks there are."""
-        return frozenset(self._chain_of)
+    def num_blocks(self) -> int:
+        """All blocks there are."""
+        return len(self._chain_of)
+
+    def __contains__(self, digest: bytes) -> bool:
+        return digest in self._chain_of
 
     def note_named(
         self, salt: bytes, digests: Sequence[bytes], places: range, tokens: bytes

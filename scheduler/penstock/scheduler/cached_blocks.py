@@ -10,6 +10,7 @@ there among those that were used at the same time, not behind them.
 
 from collections.abc import Sequence
 
+from penstock.scheduler.check_pieces import Faults, pieces
 from penstock.scheduler.eviction_order import EvictionOrder, RecencyOrder
 from penstock.scheduler.request_options import DEFAULT_RETENTION_PRIORITY
 
@@ -39,6 +40,11 @@ class CachedBlocks:
     def blocks(self) -> list[int]:
         """All of them, in no order."""
         return [*self.order.blocks(), *self._level_of]
+
+    @property
+    def num_special(self) -> int:
+        """Blocks at another level than the default."""
+        return len(self._level_of)
 
     def level(self, block: int) -> int:
         """The level of a cached block."""
@@ -92,19 +98,22 @@ class CachedBlocks:
             popped += gone
         return popped
 
-    def faults(self) -> list[str]:
-        """What is wrong with the account; empty when it adds up."""
-        found = self.order.faults()
+    def faults(self) -> Faults:
+        """What is wrong with the account, piece by piece."""
+        yield from self.order.faults()
+        num_special = 0
         for level, of_level in self._others.items():
-            found += [f"level {level}: {fault}" for fault in of_level.faults()]
+            for fault in of_level.faults():
+                yield f"level {level}: {fault}" if fault else ""
             if level == DEFAULT_LEVEL or not of_level:
-                found.append(f"level {level} should not be there")
-        named = {
-            block: level for level, of_level in self._others.items() for block in of_level.blocks()
-        }
-        if named != self._level_of or any(block in self.order for block in named):
-            found.append("cached blocks and their levels disagree")
-        return found
+                yield f"level {level} should not be there"
+            for blocks in pieces(of_level.blocks()):
+                num_special += len(blocks)
+                if any(self._level_of.get(b) != level or b in self.order for b in blocks):
+                    yield "cached blocks and their levels disagree"
+                yield ""
+        if num_special != len(self._level_of):
+            yield "cached blocks and their levels disagree"
 
     def _of(self, level: int) -> RecencyOrder:
         return self._others.setdefault(level, RecencyOrder())

@@ -17,7 +17,7 @@ from penstock.scheduler.config import SchedulerConfig, check_weights
 from penstock.scheduler.engine_listener import EngineListener
 from penstock.scheduler.events import StepEvents
 from penstock.scheduler.executor import Executor
-from penstock.scheduler.integrity import check_integrity
+from penstock.scheduler.integrity import IntegrityCheck, check_integrity
 from penstock.scheduler.live_view import LiveView
 from penstock.scheduler.output_tokens import output_tokens
 from penstock.scheduler.quotas import TenantQuota
@@ -51,6 +51,7 @@ class Engine:
         self._num_steps = 0
         self._on_measure = on_measure
         self._watch = None if listener is None else StepWatch(self.scheduler, listener)
+        self._check = IntegrityCheck(self.scheduler)
         # When the launched steps were begun, oldest first, and when the last one was collected.
         self._begun_s: deque[float] = deque()
         self._collected_s = 0.0
@@ -83,12 +84,14 @@ class Engine:
 
     def submit(self, specs: tuple[RequestSpec, ...]) -> None:
         """Queue the outputs of one request, leader first; refusals are told by the next step."""
+        self._check.restart()
         if self._watch is not None:
             self._watch.submit(specs)
         self.scheduler.submit(specs, self._clock())
 
     def cancel(self, key: int, reason: FinishReason = FinishReason.CANCELLED) -> bool:
         """End a live request now, in any state; False when there is none."""
+        self._check.restart()
         return self.scheduler.cancel(key, reason, self._clock())
 
     def cancel_by_id(self, request_id: str) -> RequestState | None:
@@ -109,6 +112,7 @@ class Engine:
         Returns at once when nobody can run. Whatever the executor raises comes through: it is
         dead, and so is this engine.
         """
+        self._check.restart()
         if self._is_self_paced:
             # What has arrived makes room for those who wait.
             self._collect()
@@ -207,6 +211,14 @@ class Engine:
     def check_integrity(self) -> None:
         """Raise IntegrityError when an invariant does not hold."""
         check_integrity(self.scheduler)
+
+    def check_next_piece(self) -> bool:
+        """A part of `check_integrity`, under a millisecond; True when everything has been checked.
+
+        What was checked of an idle engine must be checked again once it is not; of the blocks it
+        goes on where it stopped.
+        """
+        return self._check.advance()
 
     def close(self) -> None:
         """Give the executor back."""

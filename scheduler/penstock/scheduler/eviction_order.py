@@ -11,6 +11,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.scheduler.check_pieces import Faults, is_sorted, pieces
+
 
 class EvictionOrder(Protocol):
     """The cached blocks of one level.
@@ -68,8 +70,8 @@ class EvictionOrder(Protocol):
         """The content of blocks that are not here is gone."""
         ...
 
-    def faults(self) -> list[str]:
-        """What is wrong with the account; empty when it adds up."""
+    def faults(self) -> Faults:
+        """What is wrong with the account, piece by piece."""
         ...
 
 
@@ -162,14 +164,12 @@ class RecencyOrder:
     def note_lost(self, blocks: Sequence[int]) -> None:
         """See `EvictionOrder`; nothing is learnt here."""
 
-    def faults(self) -> list[str]:
+    def faults(self) -> Faults:
         """See `EvictionOrder`."""
-        found: list[str] = []
-        if self.added.keys() & self.moved.keys():
-            found.append("a cached block stands twice")
-        ages = list(self.added.values())
-        if ages != sorted(ages):
-            found.append("cached blocks are out of order")
-        if any(turn > self.num_turns for turn in ages):
-            found.append("a cached block is younger than the pool")
-        return found
+        for piece in pieces(self.moved):
+            yield "a cached block stands twice" if self.added.keys() & piece else ""
+        for is_in_order in is_sorted(self.added.values()):
+            yield "" if is_in_order else "cached blocks are out of order"
+        # The last is the youngest, as they are in order.
+        newest = next(reversed(self.added.values()), 0)
+        yield "a cached block is younger than the pool" if newest > self.num_turns else ""

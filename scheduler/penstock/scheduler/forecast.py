@@ -181,8 +181,8 @@ class _Queue:
     error: StepError
 
 
-def expected_queue_s(machine: Machine, want: Want, load: Load, ahead: Ahead) -> float:
-    """Seconds until the request is likely to be admitted.
+def _expected_queue(machine: Machine, want: Want, load: Load, ahead: Ahead) -> _Queue:
+    """How long until the request is likely to be admitted.
 
     T = prefill tokens running and ahead, D = decodes, W = tokens they are expected to generate
     still. Departures come every W / D**2 steps, if outputs are memoryless (each of D ends within a
@@ -197,10 +197,6 @@ def expected_queue_s(machine: Machine, want: Want, load: Load, ahead: Ahead) -> 
     Those who still prefill count among D where departures are concerned: they come to decode. Zero
     when nobody runs and nobody is ahead.
     """
-    return _expected_queue(machine, want, load, ahead).seconds
-
-
-def _expected_queue(machine: Machine, want: Want, load: Load, ahead: Ahead) -> _Queue:
     num_tokens = load.num_prefill_tokens + ahead.num_prefill_tokens
     prefill_steps = num_tokens / _budget_tokens(machine, load)
     place_steps = _steps_until_place(want, load, ahead)

@@ -11,12 +11,13 @@ nothing known means least recently used. A choice holds for up to MAX_RUN blocks
 """
 
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.scheduler.check_pieces import Faults, is_sorted, pieces
 from penstock.scheduler.config import EvictionPolicy, SchedulerConfig
 from penstock.scheduler.eviction_order import EvictionOrder, RecencyOrder
 from penstock.scheduler.executor import ExecutorInfo
@@ -202,26 +203,35 @@ class HitDensityOrder:
                 return None
         return chosen
 
-    def faults(self) -> list[str]:
+    def faults(self) -> Faults:
         """See `EvictionOrder`."""
-        found = self._moved.faults() if not self._moved.added else ["a moved block was added"]
-        found += self._history.faults()
+        yield from self._moved.faults()
+        yield "a moved block was added" if self._moved.added else ""
+        yield from self._history.faults()
         num_there = 0
         for kind, segments in enumerate(self._segments):
-            if list(segments) != sorted(segments):
-                found.append("segments are out of order")
-            for turn, segment in segments.items():
-                num_there += len(segment.blocks)
-                if not segment.blocks or segment.kind != kind or segment.turn != turn:
-                    found.append("a segment is empty or filed under another name")
-                for block in segment.blocks:
-                    if self._segment_of[block] is not segment:
-                        found.append("cached blocks and their segments disagree")
-                    if self._history.uses[block] != kind:
-                        found.append("a cached block stands in another class")
+            for is_in_order in is_sorted(segments):
+                yield "" if is_in_order else "segments are out of order"
+            for piece in pieces(self._blocks_of(kind)):
+                num_there += len(piece)
+                yield from self._block_faults(piece, kind)
+            for piece in pieces(segments.items()):
+                if any(not one.blocks or one.kind != kind or one.turn != at for at, one in piece):
+                    yield "a segment is empty or filed under another name"
         if num_there != self._num_in_segments:
-            found.append("the number of cached blocks is wrong")
-        return found
+            yield "the number of cached blocks is wrong"
+
+    def _blocks_of(self, kind: int) -> Iterator[tuple[int, _Segment]]:
+        for segment in self._segments[kind].values():
+            for block in segment.blocks:
+                yield block, segment
+
+    def _block_faults(self, piece: list[tuple[int, _Segment]], kind: int) -> Faults:
+        segment_of, uses = self._segment_of, self._history.uses
+        is_filed = all(segment_of[block] is segment for block, segment in piece)
+        yield "" if is_filed else "cached blocks and their segments disagree"
+        is_of_kind = all(uses[block] == kind for block, _ in piece)
+        yield "" if is_of_kind else "a cached block stands in another class"
 
 
 def eviction_order_of(config: SchedulerConfig, info: ExecutorInfo) -> EvictionOrder:

@@ -1,13 +1,15 @@
 """The invariants of the core, checked from outside.
 
-Owns the list of what must hold between any two calls: run after every step in tests and when idle
-in production. Reads everything, changes nothing.
+Owns the list of what must hold between any two calls, and how far a check has come: a large pool is
+checked in pieces, for a request that arrives waits for the one that is under way. Tests check all
+after every step; in production an idle engine is checked. Changes nothing.
 """
 
 from collections import Counter
 
 import numpy as np
 
+from penstock.scheduler.check_pieces import PIECE, Faults
 from penstock.scheduler.lifecycle import Lifecycle
 from penstock.scheduler.scheduler import Scheduler
 from penstock.scheduler.state import RequestState
@@ -19,16 +21,59 @@ class IntegrityError(AssertionError):
 
 def check_integrity(scheduler: Scheduler) -> None:
     """Raise IntegrityError naming every invariant that does not hold."""
-    life = scheduler.life
-    faults = [
-        *life.cache.pool.faults(),
-        *_block_faults(life),
-        *_state_faults(life),
-        *_progress_faults(life, scheduler.num_launched),
-        *_tenant_faults(life),
-    ]
-    if faults:
-        raise IntegrityError("; ".join(faults))
+    found = [fault for fault in IntegrityCheck(scheduler).faults() if fault]
+    if found:
+        raise IntegrityError("; ".join(found))
+
+
+class IntegrityCheck:
+    """Checks a scheduler again and again, one piece at a time.
+
+    Blocks are checked one by one, so they need not rest until all are: a check that had to be given
+    up goes on with the block where the one before stopped. The rest begins again.
+    """
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self._next_place = 0
+        self._rest: Faults | None = None
+
+    def restart(self) -> None:
+        """The scheduler is about to change."""
+        self._rest = None
+
+    def advance(self) -> bool:
+        """Check the next piece; True when it was the last one.
+
+        Raises IntegrityError as `check_integrity` does.
+        """
+        if self._rest is None:
+            self._rest = self.faults()
+        fault = next(self._rest, None)
+        if fault is None:
+            self._rest = None
+        elif fault:
+            check_integrity(self._scheduler)
+            raise IntegrityError(fault)
+        return fault is None
+
+    def faults(self) -> Faults:
+        """All that is wrong, piece by piece."""
+        life, pool = self._scheduler.life, self._scheduler.life.cache.pool
+        yield from _block_faults(life)
+        yield from _state_faults(life)
+        yield from _progress_faults(life, self._scheduler.num_launched)
+        yield from _tenant_faults(life)
+        yield ""
+        # In turns: a short pause shall bring on the blocks too.
+        totals = pool.total_faults()
+        for _ in range(0, pool.num_blocks, PIECE):
+            start = self._next_place
+            stop = min(start + PIECE, pool.num_blocks)
+            self._next_place = stop % pool.num_blocks
+            yield from pool.faults_at(range(start, stop))
+            yield next(totals, "")
+        yield from totals
 
 
 def _block_faults(life: Lifecycle) -> list[str]:

@@ -69,11 +69,6 @@ class QuotaAccounts:
         """The limits of a tenant."""
         return self._quotas.get(tenant, self._default)
 
-    def num_live_of(self, tenant: str) -> int:
-        """How many requests of a tenant were let in and have not ended."""
-        row = self._row_of.get(tenant)
-        return 0 if row is None else self._num_live[row]
-
     def breach_of(self, tenant: str, num_tokens: int, now: float) -> QuotaBreach | None:
         """Why a request with a prompt of `num_tokens` does not fit; None when it does.
 

@@ -37,11 +37,6 @@ class TenantQuota:
             if not 1 <= limit <= MAX_QUOTA:
                 raise ValueError(f"{item.name} must be from 1 to {MAX_QUOTA}, not {limit}")
 
-    @property
-    def is_unlimited(self) -> bool:
-        """True when nothing is limited."""
-        return self == NO_QUOTA
-
 
 NO_QUOTA = TenantQuota()
 """Nothing is limited."""

@@ -23,6 +23,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
+from penstock.scheduler.check_pieces import Faults, is_sorted, pieces
 from penstock.scheduler.config import SchedulerConfig
 from penstock.scheduler.executor import ExecutorInfo
 from penstock.scheduler.request import RequestSpec
@@ -63,16 +64,6 @@ class Sessions:
 
     def __contains__(self, block: int) -> bool:
         return block in self._holders
-
-    @property
-    def num_held_blocks(self) -> int:
-        """Blocks that some session holds, used or cached."""
-        return len(self._holders)
-
-    def blocks_of(self, key: SessionKey) -> tuple[int, ...]:
-        """What a session holds, in order of the dialogue; nothing when there is none."""
-        session = self._sessions.get(key)
-        return () if session is None else tuple(session.blocks)
 
     def hold(self, key: SessionKey, turn: int, blocks: Sequence[int], now: float) -> list[int]:
         """The blocks of a turn that ended take the place of the turn before.
@@ -122,25 +113,29 @@ class Sessions:
             if not session.blocks:
                 del self._sessions[session.key]
 
-    def faults(self) -> list[str]:
-        """What is wrong with the account; empty when it adds up."""
-        found: list[str] = []
-        holders: dict[int, set[_Session]] = {}
-        for key, session in self._sessions.items():
-            if session.key != key:
-                found.append("a session is filed under another name")
-            if not 0 < len(session.blocks) <= self._max_num_each:
-                found.append("a session holds nothing or too much")
-            for block in session.blocks:
-                holders.setdefault(block, set()).add(session)
-        if holders != self._holders:
-            found.append("sessions and held blocks disagree")
+    def faults(self) -> Faults:
+        """What is wrong with the account, piece by piece."""
+        for named in pieces(self._sessions.items()):
+            if any(session.key != key for key, session in named):
+                yield "a session is filed under another name"
+            if any(not 0 < len(session.blocks) <= self._max_num_each for _, session in named):
+                yield "a session holds nothing or too much"
+            yield ""
+        num_held = 0
+        for held in pieces((b, one) for one in self._sessions.values() for b in one.blocks):
+            num_held += len(held)
+            if any(session not in self._holders.get(block, ()) for block, session in held):
+                yield "sessions and held blocks disagree"
+            yield ""
+        for holders in pieces(self._holders.values()):
+            num_held -= sum(map(len, holders))
+            yield "" if all(holders) else "sessions and held blocks disagree"
+        if num_held:
+            yield "sessions and held blocks disagree"
         if len(self._holders) > self._max_num_blocks:
-            found.append("sessions hold more than they may together")
-        until_s = [session.until_s for session in self._sessions.values()]
-        if until_s != sorted(until_s):
-            found.append("sessions are out of order")
-        return found
+            yield "sessions hold more than they may together"
+        for is_in_order in is_sorted(session.until_s for session in self._sessions.values()):
+            yield "" if is_in_order else "sessions are out of order"
 
     def _lapse(self) -> list[int]:
         """Let go of the session used longest ago; the blocks that nobody holds now."""

@@ -165,17 +165,12 @@ class StepFit:
         return self._model
 
     @property
-    def error_median(self) -> float:
-        """Median of |measured - predicted| / predicted over the last 64 steps of a kind.
+    def error_p90(self) -> float:
+        """90th percentile of |measured - predicted| / predicted over the last 64 steps of a kind.
 
         Each step was predicted before it was learnt from. Steps with prefill and without are two
-        kinds; told is the worse one of those that were seen.
+        kinds; the value is the worse one of those that were seen.
         """
-        return max((kind.median for kind in self._seen_kinds()), default=self._kinds[0].median)
-
-    @property
-    def error_p90(self) -> float:
-        """The same, 90th percentile."""
         return max((kind.p90 for kind in self._seen_kinds()), default=self._kinds[0].p90)
 
     @property

@@ -73,11 +73,6 @@ class Tenants:
         """Tenants with somebody waiting or running."""
         return len(self._index_of) - len(self._idle)
 
-    def service_of(self, name: str) -> float:
-        """Weighted service of a tenant since the last rebase, 0 for one that is not known."""
-        index = self._index_of.get(name)
-        return 0.0 if index is None else float(self.service[index])
-
     def num_waiting_of(self, name: str) -> int:
         """How many requests of a tenant wait."""
         index = self._index_of.get(name)

@@ -17,6 +17,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.scheduler.check_pieces import Faults, pieces
+
 MAX_USES = 8
 _EARLY = 8
 _STRIDE = 32
@@ -139,15 +141,18 @@ class UseHistory:
             self.uses[block] = 1
         self._returned.difference_update(blocks)
 
-    def faults(self) -> list[str]:
-        """What is wrong with the account; empty when it adds up."""
-        found: list[str] = []
-        if not self._returned <= self._digest_of.keys():
-            found.append("a block without a mark came back")
-        if set(self._digest_of.values()) & self._remembered.keys():
-            found.append("a mark is there and remembered as evicted")
+    def faults(self) -> Faults:
+        """What is wrong with the account, piece by piece."""
+        for blocks in pieces(self._returned):
+            yield (
+                "" if self._digest_of.keys() >= set(blocks) else "a block without a mark came back"
+            )
+        for digests in pieces(self._digest_of.values()):
+            if self._remembered.keys() & digests:
+                yield "a mark is there and remembered as evicted"
+            yield ""
         if len(self._remembered) > self._max_num_remembered:
-            found.append("more is remembered than may be")
-        if not all(1 <= uses <= MAX_USES for uses in self.uses):
-            found.append("a block was used less than once or more often than is counted")
-        return found
+            yield "more is remembered than may be"
+        uses = np.frombuffer(self.uses, dtype=np.uint8)
+        if uses.min() < 1 or uses.max() > MAX_USES:
+            yield "a block was used less than once or more often than is counted"

@@ -13,6 +13,7 @@ import pytest
 
 from penstock.executor import create as create_module
 from penstock.executor.config import ExecutorConfig, ExecutorKind, SimulatedConfig, SimulatedPace
+from penstock.executor.config_json import from_json_value, to_json_value
 from penstock.executor.create import create_executor
 from penstock.executor.fault import Fault, FaultKind
 from penstock.executor.models import ModelNotFound, resolve_model
@@ -65,13 +66,13 @@ FULL = ExecutorConfig(
 
 
 def test_json_round_trip_keeps_every_field() -> None:
-    text = json.dumps(FULL.to_dict())
+    text = json.dumps(to_json_value(FULL))
 
-    assert ExecutorConfig.from_dict(json.loads(text)) == FULL
+    assert from_json_value(ExecutorConfig, json.loads(text)) == FULL
 
 
 def test_fields_left_out_take_their_defaults() -> None:
-    config = ExecutorConfig.from_dict({"kind": "simulated"})
+    config = from_json_value(ExecutorConfig, {"kind": "simulated"})
 
     assert config == ExecutorConfig(kind=ExecutorKind.SIMULATED)
 
@@ -109,7 +110,7 @@ def test_fields_left_out_take_their_defaults() -> None:
 )
 def test_bad_json_names_the_field(data: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        ExecutorConfig.from_dict(data)
+        from_json_value(ExecutorConfig, data)
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,10 @@ from penstock.executor.config import ExecutorConfig, ExecutorKind, SimulatedConf
 from penstock.executor.fault import Fault, FaultKind
 from penstock.executor.simulated.executor import SimulatedExecutor
 from penstock.executor.simulated.shadow import DeviceCheckError
-from penstock.executor.simulated.tokens import simulated_output
 from penstock.scheduler.batch import Batch, StepResult
 from penstock.scheduler.request import Request, RequestSpec, SamplingParams
 from penstock.scheduler.slot_arrays import SlotArrays
+from support.simulated_output import simulated_output
 
 VOCAB = 500
 BLOCK = 4

@@ -11,11 +11,10 @@ from numpy.typing import NDArray
 from penstock.executor.config import SimulatedConfig
 from penstock.executor.simulated.tokens import (
     simulated_logprobs,
-    simulated_output,
-    simulated_token,
     tokens_at,
 )
 from penstock.scheduler.request import RequestSpec, SamplingParams
+from support.simulated_output import simulated_output, simulated_token
 
 VOCAB = 1000
 GREEDY = SamplingParams(temperature=0.0)

@@ -1,5 +1,6 @@
 """Tenants by service, deadlines, age, and who may pass whom."""
 
+import functools
 from collections.abc import Sequence
 
 import pytest
@@ -11,7 +12,15 @@ from penstock.scheduler.events import Admitted, Failed, Preempted, StepEvents
 from penstock.scheduler.quotas import QuotaBreach, QuotaKind
 from penstock.scheduler.request import FailureReason
 from penstock.scheduler.victims import choose_victim
-from support.core import FakeClock, ends, make_engine, make_info, make_spec, run_until_idle
+from support.core import (
+    FakeClock,
+    ends,
+    make_engine,
+    make_info,
+    make_spec,
+    run_until_idle,
+    service_of,
+)
 
 
 def admitted(told: Sequence[StepEvents]) -> list[int]:
@@ -47,7 +56,7 @@ def test_a_tenant_of_double_weight_goes_twice_as_often() -> None:
 
 def test_output_weighs_more_than_prompt_and_a_cached_prefix_nothing() -> None:
     engine, _ = one_slot()
-    service = engine.scheduler.life.tenants.service_of
+    service = functools.partial(service_of, engine.scheduler.life.tenants)
     submit_all(engine, "a", [1], prompt=list(range(9)), max_tokens=3)
     run_until_idle(engine)
     assert service("a") == 9 + 2 * 3

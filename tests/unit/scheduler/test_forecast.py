@@ -14,8 +14,8 @@ from penstock.scheduler.forecast import (
     Load,
     Machine,
     Want,
+    _expected_queue,
     can_meet,
-    expected_queue_s,
     forecast,
     forecast_alone,
     hopeless_at_s,
@@ -115,9 +115,9 @@ def test_expected_queue_waits_for_the_prefill_ahead() -> None:
     ahead = Ahead(num_requests=3, num_prefill_tokens=300, num_blocks=20)
 
     # Three budgets and half a step, beside four decodes, and the tokens.
-    assert expected_queue_s(MACHINE, Want(num_prefill_tokens=50), load, ahead) == pytest.approx(
-        3.5 * (1.0 + 0.4 + 0.5) + 3.0
-    )
+    assert _expected_queue(
+        MACHINE, Want(num_prefill_tokens=50), load, ahead
+    ).seconds == pytest.approx(3.5 * (1.0 + 0.4 + 0.5) + 3.0)
 
 
 def test_expected_queue_knows_a_paced_budget() -> None:
@@ -132,9 +132,9 @@ def test_expected_queue_knows_a_paced_budget() -> None:
     )
     ahead = Ahead(num_requests=1, num_prefill_tokens=100)
 
-    assert expected_queue_s(MACHINE, Want(num_prefill_tokens=50), load, ahead) == pytest.approx(
-        5.5 * 1.1 + 1.0
-    )
+    assert _expected_queue(
+        MACHINE, Want(num_prefill_tokens=50), load, ahead
+    ).seconds == pytest.approx(5.5 * 1.1 + 1.0)
 
 
 def test_expected_queue_waits_for_slots() -> None:
@@ -148,9 +148,9 @@ def test_expected_queue_waits_for_slots() -> None:
     )
     ahead = Ahead(num_requests=2, num_prefill_tokens=20)
 
-    assert expected_queue_s(MACHINE, Want(num_prefill_tokens=50), load, ahead) == pytest.approx(
-        15.5 * 2.0 + 0.2
-    )
+    assert _expected_queue(
+        MACHINE, Want(num_prefill_tokens=50), load, ahead
+    ).seconds == pytest.approx(15.5 * 2.0 + 0.2)
 
 
 def test_expected_queue_waits_for_blocks() -> None:
@@ -165,7 +165,7 @@ def test_expected_queue_waits_for_blocks() -> None:
     )
     want = Want(num_prefill_tokens=50, num_blocks=10)
 
-    queue_s = expected_queue_s(MACHINE, want, load, Ahead(num_requests=1, num_blocks=50))
+    queue_s = _expected_queue(MACHINE, want, load, Ahead(num_requests=1, num_blocks=50)).seconds
 
     assert queue_s == pytest.approx(20.5 * 2.0)
 
@@ -245,7 +245,7 @@ def test_expected_queue_waits_for_those_ahead_to_leave_in_their_turn() -> None:
     )
     ahead = Ahead(num_requests=12, num_output_tokens=240.0)
 
-    queue_s = expected_queue_s(MACHINE, Want(num_prefill_tokens=50), load, ahead)
+    queue_s = _expected_queue(MACHINE, Want(num_prefill_tokens=50), load, ahead).seconds
 
     assert queue_s == pytest.approx((50 + 6 + 0.5) * 2.0)
 

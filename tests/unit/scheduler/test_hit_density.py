@@ -73,7 +73,7 @@ def hits_of_dialogues(order: EvictionOrder | None) -> float:
         ask(f"once {turn}", 10)
         if turn % 8 == 0:
             ask(f"dialogue {turn // 8 % 2}", 16)
-    assert pool.faults() == []
+    assert not any(pool.faults())
     return num_found / num_asked
 
 
@@ -92,7 +92,7 @@ def test_no_more_is_remembered_than_the_pool_has_blocks() -> None:
         pool.register_chain(table, [index.to_bytes(2, "big")], range(1))
         pool.release(table)
     assert order.num_remembered == 4
-    assert pool.faults() == []
+    assert not any(pool.faults())
 
 
 @pytest.mark.parametrize("level_first", [True, False])

@@ -12,7 +12,7 @@ from penstock.scheduler.events import Failed
 from penstock.scheduler.quota_accounts import QuotaAccounts
 from penstock.scheduler.quotas import MAX_QUOTA, NO_QUOTA, QuotaBreach, QuotaKind, TenantQuota
 from penstock.scheduler.request import FailureReason, RequestSpec
-from support.core import FakeClock, make_engine, make_info, make_spec, run_until_idle
+from support.core import FakeClock, make_engine, make_info, make_spec, num_live_of, run_until_idle
 
 FIELDS = ("max_num_live", "max_requests_per_minute", "max_tokens_per_minute")
 
@@ -82,7 +82,7 @@ def test_a_replay_is_let_in_and_costs_nothing_again() -> None:
     engine.submit((make_spec(1, 3, max_tokens=9),))
     engine.submit((replace(make_spec(2, 3, max_tokens=9), num_replays=1),))
     assert engine.step().ends == ()
-    assert engine.scheduler.life.quotas.num_live_of("") == 2
+    assert num_live_of(engine.scheduler.life.quotas, "") == 2
     engine.check_integrity()
     run_until_idle(engine)
     accounts = engine.scheduler.life.quotas
@@ -96,9 +96,9 @@ def test_outputs_of_one_request_are_one_request() -> None:
     leader = make_spec(1, 4, request_id="r")
     follower = make_spec(2, leader.prompt_ids.tolist(), request_id="r", leader_key=1)
     engine.submit((leader, replace(follower, output_index=1)))
-    assert engine.scheduler.life.quotas.num_live_of("") == 1
+    assert num_live_of(engine.scheduler.life.quotas, "") == 1
     run_until_idle(engine)
-    assert engine.scheduler.life.quotas.num_live_of("") == 0
+    assert num_live_of(engine.scheduler.life.quotas, "") == 0
 
 
 def test_who_is_refused_for_another_reason_pays_nothing() -> None:

@@ -65,18 +65,6 @@ def tokens_at(
     return tokens
 
 
-def simulated_token(
-    prompt_ids: NDArray[np.int32], position: int, vocab_size: int, *, seed: int = 0
-) -> int:
-    """The token at absolute `position` (at least the prompt's length) after the original prompt.
-
-    `seed` is that of the request's sampling parameters, 0 for a greedy one. Holds for requests
-    without stop ids; `simulated_output` knows those too.
-    """
-    origins = np.array([origin_of(prompt_ids, seed)], dtype=np.uint64)
-    return int(tokens_at(origins, np.array([position], dtype=np.int64), vocab_size)[0])
-
-
 def stop_position(spec: RequestSpec, config: SimulatedConfig) -> int:
     """The position from which the request gets its first stop id, NEVER for none."""
     if config.max_output_tokens is None or not spec.stop_ids:
@@ -85,25 +73,6 @@ def stop_position(spec: RequestSpec, config: SimulatedConfig) -> int:
     span = config.max_output_tokens - config.min_output_tokens + 1
     num_outputs = config.min_output_tokens + int(mix64(origin)[0] % np.uint64(span))
     return spec.num_original_prompt_tokens + max(num_outputs - 1, spec.min_tokens)
-
-
-def simulated_output(
-    spec: RequestSpec, vocab_size: int, config: SimulatedConfig | None = None
-) -> NDArray[np.int32]:
-    """The whole output of a request, int32 [n], n at most `max_tokens`: the reference generation.
-
-    Includes the stop id that ends it. Tokens replayed from an earlier life are part of it.
-    """
-    first = spec.num_original_prompt_tokens
-    positions = np.arange(first, spec.max_total_tokens, dtype=np.int64)
-    origins = np.full(len(positions), request_origin(spec), dtype=np.uint64)
-    barred = np.repeat(np.array(spec.stop_ids, dtype=np.int32)[:, None], len(positions), axis=1)
-    tokens = tokens_at(origins, positions, vocab_size, barred)
-    num_before_stop = stop_position(spec, config or SimulatedConfig()) - first
-    if num_before_stop < len(tokens):
-        tokens = tokens[: num_before_stop + 1]
-        tokens[-1] = spec.stop_ids[0]
-    return tokens
 
 
 def simulated_logprobs(tokens: NDArray[np.int32], num_top: int, vocab_size: int) -> TokenLogprobs:

@@ -20,10 +20,10 @@ from penstock.server.front.shared_writer import SharedWriter
 from penstock.server.front.submission import shared_salt
 from penstock.server.link.cache_desk import CachePort
 from penstock.server.link.cache_frames import CacheNews
-from penstock.server.rpc.gate import Gate
+from penstock.server.rpc.gate import Gate, require
 from penstock.server.rpc.handlers import Context
 from penstock.server.rpc.parsing import parse
-from penstock.server.security.rights import Right
+from penstock.server.security.rights import Caller, Right
 
 MAX_STREAMS: Final = 16
 """A gateway has one for each worker; each costs the engine a copy of the news."""
@@ -40,15 +40,18 @@ class KvEvents:
         self._wall_clock = wall_clock
         self._num_streams = 0
 
-    async def subscribe(self, data: bytes, context: Context) -> None:
+    async def subscribe(self, data: bytes, context: Context, caller: Caller) -> None:
         """Tell what is cached, and then every change, until one of the two goes.
 
         Raises RequestError: FEATURE_UNSUPPORTED where nothing is known of the cache,
         SEQUENCE_UNAVAILABLE for the number of an earlier stream, of which nothing is kept,
         READER_STALLED, DRAINING.
         """
-        right, tenant = self._admit(context)
-        front, port = self._front, self._front.port
+        front, port, tenant = self._front, self._front.port, caller.tenant
+        shares = front.config.shares_prefixes_across_tenants
+        # Blocks that all share hold the tokens of all: for those who look after the service.
+        right = Right.OPERATIONS_READ if shares else Right.GENERATE
+        require(right, caller, context)
         message = parse(common.SubscribeKvEventsRequest, data)
         front.current_limits()
         hello = front.hello
@@ -61,7 +64,6 @@ class KvEvents:
             raise refuse(ErrorReason.SEQUENCE_UNAVAILABLE, first_sequence="0", next_sequence="0")
         if self._num_streams >= MAX_STREAMS:
             raise refuse(ErrorReason.QUEUE_FULL, "as many follow the cache as may")
-        shares = front.config.shares_prefixes_across_tenants
         stream = _Stream(
             front, KvBatches(self._wall_clock), max_backlog=2 * hello.executor.num_blocks
         )
@@ -76,14 +78,6 @@ class KvEvents:
             stop()
             self._num_streams -= 1
             front.shared_writers.discard(stream.ready)
-
-    def _admit(self, context: Context) -> tuple[Right, str]:
-        """What the caller needs, and its tenant. Raises RequestError."""
-        caller = self._gate.admit(context, Right.GENERATE)
-        if not self._front.config.shares_prefixes_across_tenants:
-            return Right.GENERATE, caller.tenant
-        # Blocks that all share hold the tokens of all: for those who look after the service.
-        return Right.OPERATIONS_READ, self._gate.admit(context, Right.OPERATIONS_READ).tenant
 
 
 class _Stream:

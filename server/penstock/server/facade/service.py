@@ -44,14 +44,14 @@ from penstock.server.rpc.mapping_in.generation import check_request_id
 from penstock.server.rpc.mapping_in.violations import Violations
 from penstock.server.rpc.parsing import num_unknown_fields, parse
 from penstock.server.rpc.request_accounts import CallAccounts
-from penstock.server.security.rights import Right
+from penstock.server.security.rights import Caller
 
 SERVICE_NAME: Final = "vllm.grpc.engine.VllmEngine"
 MISSING_METHODS: Final = {
-    "Embed": ("embeddings", Right.GENERATE),
-    "FlushCache": ("cache_flush", Right.OPERATIONS_WRITE),
-    "StartProfile": ("profiles_by_gateway", Right.OPERATIONS_WRITE),
-    "StopProfile": ("profiles_by_gateway", Right.OPERATIONS_WRITE),
+    "Embed": "embeddings",
+    "FlushCache": "cache_flush",
+    "StartProfile": "profiles_by_gateway",
+    "StopProfile": "profiles_by_gateway",
 }
 """Methods that are refused, with the feature that they would take."""
 _MAX_ABORTS: Final = 1024
@@ -73,7 +73,6 @@ class VllmEngineService:
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self._front = front
-        self._gate = gate
         self._accounts = CallAccounts(front, SERVICE_NAME)
         self._loads = LoadReport(show, front.clock)
         self._wall_clock = wall_clock
@@ -83,28 +82,25 @@ class VllmEngineService:
 
     def handlers(self, wrapper: HandlerWrapper) -> "grpc.GenericRpcHandler":
         """All methods of the service."""
-        guard, guard_stream = self._gate.unary, self._gate.stream
         methods: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
             "Generate": wrapper.stream_request("Generate", self.generate, self._accounts),
-            "Abort": wrapper.unary("Abort", self.abort),
+            "Abort": wrapper.unary_with_caller("Abort", self.abort),
             "HealthCheck": wrapper.unary("HealthCheck", self.health_check),
-            "GetModelInfo": wrapper.unary("GetModelInfo", guard(Right.MODELS, self.model_info)),
-            "GetServerInfo": wrapper.unary("GetServerInfo", guard(Right.MODELS, self.server_info)),
-            "GetLoads": wrapper.unary("GetLoads", guard(Right.OPERATIONS_READ, self.loads)),
-            "GetTokenizer": wrapper.server_stream(
-                "GetTokenizer", guard_stream(Right.MODELS, self.tokenizer)
-            ),
-            "SubscribeKvEvents": wrapper.server_stream(
+            "GetModelInfo": wrapper.unary("GetModelInfo", self.model_info),
+            "GetServerInfo": wrapper.unary("GetServerInfo", self.server_info),
+            "GetLoads": wrapper.unary("GetLoads", self.loads),
+            "GetTokenizer": wrapper.server_stream("GetTokenizer", self.tokenizer),
+            "SubscribeKvEvents": wrapper.stream_with_caller(
                 "SubscribeKvEvents", self._kv_events.subscribe
             ),
         }
-        for method, (feature, right) in MISSING_METHODS.items():
-            methods[method] = wrapper.unary(method, guard(right, _refusing(feature)))
+        for method, feature in MISSING_METHODS.items():
+            methods[method] = wrapper.unary(method, _refusing(feature))
         return grpc.method_handlers_generic_handler(SERVICE_NAME, methods)
 
     async def generate(self, data: bytes, context: Context, account: RequestAccount) -> None:
         """One request, as a stream of chunks or as one answer for each output."""
-        times = begin_call(self._gate, context, account)
+        times = begin_call(context, account)
         message = parse(vllm.GenerateRequest, data)
         del data
         request = None
@@ -130,9 +126,9 @@ class VllmEngineService:
             if request is not None:
                 self._front.release(request)
 
-    async def abort(self, data: bytes, context: Context) -> bytes:
+    async def abort(self, data: bytes, context: Context, caller: Caller) -> bytes:
         """Cancel live requests of the caller's tenant; those that are over are over."""
-        tenant = self._gate.admit(context, Right.CANCEL).tenant
+        del context
         message = parse(vllm.AbortRequest, data)
         violations = Violations()
         if violations.count("request_ids", len(message.request_ids), _MAX_ABORTS):
@@ -141,7 +137,7 @@ class VllmEngineService:
         violations.raise_if_any()
         for request_id in dict.fromkeys(message.request_ids):
             try:
-                await self._front.cancel(request_id, tenant)
+                await self._front.cancel(request_id, caller.tenant)
             except RequestError as error:
                 if error.reason is not ErrorReason.REQUEST_NOT_FOUND:
                     raise

@@ -386,9 +386,6 @@ class Front:
         # retry, so the first message waits a little for that word.
         request.opening.accept_after(self.config.acceptance_delay_s, asyncio.get_running_loop())
 
-    def _cut(self, request: LiveRequest, why: str) -> None:
-        self._dispatcher.cut(request, why, self.clock())
-
     def _cancel_keys(self, keys: tuple[int, ...], reason: FinishReason) -> None:
         if keys and self.port is not None:
             self.port.cancel(keys, reason)

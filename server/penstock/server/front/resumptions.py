@@ -56,11 +56,6 @@ class Resumptions:
         return iter(tuple(self._all.values()))
 
     @property
-    def num_parked(self) -> int:
-        """Those that nobody reads."""
-        return len(self._parked)
-
-    @property
     def num_unread(self) -> int:
         """Those that nobody reads and that still run."""
         return sum(kept.live is not None for kept in self._parked)

@@ -1,7 +1,7 @@
 """What an engine does with the frames of its fronts, whatever carries them.
 
 Owns which front has which live requests, so that a front that goes takes its requests along. Does
-not know sockets or threads: the Unix-socket side and the in-memory side both drive it.
+not know sockets or threads.
 """
 
 import logging
@@ -79,8 +79,8 @@ class EngineCore(Protocol):
         """What a live output has generated so far; None when it is not live."""
         ...
 
-    def check_integrity(self) -> None:
-        """Raises when the books are wrong."""
+    def check_next_piece(self) -> bool:
+        """Check a part of the accounts; True when it was the last. Raises when they are wrong."""
         ...
 
     def look(self) -> tuple[LiveView, ...]:

@@ -1,8 +1,9 @@
 """The engine process's loop: fronts in, step, fronts out.
 
-Owns when to step, when to wait, when to look over the books and when chores are due. An engine
-that is paced by its executor steps while it has work; one over a self-paced executor steps when
-that has news, when a front sent something and when time ends a request. Does not know how the
+Owns when to step, when to wait, when to check the engine's accounts and when chores are due. An
+engine that is paced by its executor steps while it has work; one over a self-paced executor steps
+when that has news, when a front sent something and when time ends a request. An engine that is idle
+is checked, a piece at a time: what arrives waits for one piece at most. Does not know how the
 engine was built or what ends the process.
 """
 
@@ -17,7 +18,7 @@ _MAX_WAIT_S = 0.5
 executor that has work and says nothing may be dead."""
 _CHORES_EVERY_S = 1.0
 _QUIET_S = 0.05
-"""How long nothing must come before the books are looked over: not between two requests."""
+"""How long nothing must come before the engine is checked: not between two requests."""
 
 
 class EngineLoop:
@@ -61,11 +62,12 @@ class EngineLoop:
         """Serve until `stop`. An exception out of the engine comes through: it is dead."""
         dispatcher, display = self._dispatcher, self._display
         engine = dispatcher.engine
-        was_busy = False
+        # Since the last step: nothing was checked yet; some pieces were, and others were not.
+        was_busy = is_checking = False
         while not self._is_stopping:
             if display is not None:
                 display.came_round()
-            has_news = self._hub.poll(self._wait_s(was_busy=was_busy))
+            has_news = self._hub.poll(0.0 if is_checking else self._wait_s(was_busy=was_busy))
             now_s = self._clock()
             if now_s >= self._chores_due_s:
                 self._do_chores(now_s)
@@ -75,13 +77,12 @@ class EngineLoop:
                     self._hub.send(front_id, frame)
                 if display is not None:
                     display.stepped()
-                was_busy = True
-            elif was_busy:
-                # The books must balance exactly when nothing is in flight; looking is cheap then.
-                engine.check_integrity()
-                if display is not None:
+                was_busy, is_checking = True, False
+            elif was_busy or is_checking:
+                # The accounts must balance exactly when nothing is in flight.
+                was_busy, is_checking = False, not engine.check_next_piece()
+                if display is not None and not is_checking:
                     display.rested()
-                was_busy = False
 
     def _do_chores(self, now_s: float) -> None:
         self._chores_due_s = now_s + _CHORES_EVERY_S

@@ -100,9 +100,9 @@ class RecordingEngine:
         """See `Engine`."""
         return self.engine.next_wakeup_s()
 
-    def check_integrity(self) -> None:
+    def check_next_piece(self) -> bool:
         """See `Engine`."""
-        self.engine.check_integrity()
+        return self.engine.check_next_piece()
 
     def set_quotas(self, quotas: Mapping[str, TenantQuota], default: TenantQuota) -> None:
         """See `Engine`."""

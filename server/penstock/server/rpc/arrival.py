@@ -11,8 +11,9 @@ So each is served as a stream here, of which one message is read.
 
 A message takes memory while it arrives. Nothing is read of a caller whose headers show that the
 call is not its to make: its handler gets the refusal in place of the message. What is read of the
-others is rationed (`reading_slots.py`). The services that come with gRPC take bytes or deserialise
-them, ours take bytes: by that they are told apart.
+others is rationed (`reading_slots.py`). A caller is judged here and nowhere else but in Multiplex,
+whose requests are judged one by one: our handlers get the judgement with the message. The services
+that come with gRPC deserialise messages, ours take bytes: by that they are told apart.
 """
 
 import asyncio
@@ -29,12 +30,13 @@ from google.protobuf.message import DecodeError
 from penstock.server.front.errors import ErrorReason, Refusal, RequestError
 from penstock.server.front.tenants import NOBODY
 from penstock.server.rpc.gate import Gate
+from penstock.server.rpc.handlers import Admitted
 from penstock.server.rpc.method_rights import right_of
 from penstock.server.rpc.options import MAX_ANY_METADATA_BYTES, MAX_MESSAGE_BYTES
 from penstock.server.rpc.reading_slots import ReadingSlots
 from penstock.server.rpc.reflection import HandlerHouse
 from penstock.server.rpc.statuses import abort_of
-from penstock.server.security.rights import Right
+from penstock.server.security.rights import Caller, Right
 
 R = TypeVar("R")
 _MALFORMED = Refusal(reason=ErrorReason.MALFORMED_REQUEST)
@@ -52,6 +54,8 @@ _MAX_OPEN_READINGS_PER_CALLER: Final = 4
 _MAX_OPEN_MESSAGE_BYTES: Final = 4096
 _HURRIED_OPEN_S: Final = 0.25
 """The same of methods that are open to strangers: a name of a service is all they take."""
+_STRANGER: Final = Caller(tenant=NOBODY, rights=frozenset(), max_priority=0)
+"""Who calls a method that asks for no right, and is not asked who it is."""
 
 
 class _CallCount:
@@ -260,6 +264,10 @@ def _parsed_stream(behaviour: Any, way: _Way, write_as: Callable[[Any], bytes]) 
 
     async def handle(requests: object, context: Any) -> None:
         del requests
+        try:
+            _caller(context, way)
+        except RequestError as error:
+            await _abort(context, error.refusal)
         await way.calls.enter(context)
         try:
             await _until_left(serve(context))
@@ -279,28 +287,29 @@ async def _until_left(serving: Awaitable[R]) -> R:
         raise asyncio.CancelledError from error
 
 
+def _caller(context: Any, way: _Way) -> Caller:
+    """Who makes the call, as the handler will be told. Raises RequestError."""
+    return _STRANGER if way.right is None else way.gate.admit(context, way.right)
+
+
 async def _serve(behaviour: Any, context: Any, way: _Way) -> Any:
     """A call with one message. Handlers of ours refuse for themselves, which is counted."""
-    caller = ""
-    if way.right is not None:
-        try:
-            caller = way.gate.admit(context, way.right).tenant
-        except RequestError as error:
-            if way.is_ours:
-                return await behaviour(error.refusal, context)
-            await _abort(context, error.refusal)
+    try:
+        caller = _caller(context, way)
+    except RequestError as error:
+        if way.is_ours:
+            return await behaviour(error.refusal, context)
+        await _abort(context, error.refusal)
     # Strangers are as many as their connections.
-    caller = context.peer() if caller == NOBODY else caller
+    name = context.peer() if caller.tenant == NOBODY else caller.tenant
     await way.calls.enter(context)
     try:
-        return await behaviour(await _message(context, way, caller), context)
+        message = await _parsed(await _first(context, way, name), context, way)
+        call = behaviour(Admitted(message, caller) if way.is_ours else message, context)
+        del message  # see handlers.py
+        return await call
     finally:
         way.calls.leave()
-
-
-async def _message(context: Any, way: _Way, caller: str) -> Any:
-    """The message of a call; where there is none, the call ends here."""
-    return await _parsed(await _first(context, way, caller), context, way)
 
 
 async def _first(context: Any, way: _Way, caller: str) -> Any:

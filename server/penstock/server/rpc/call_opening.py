@@ -1,6 +1,6 @@
 """The way of one request into a front, whatever contract its call came by.
 
-Owns who may bring one, when it is due, and that a refusal names the request it belongs to. The
+Owns when it is due, and that a refusal names the request it belongs to. The
 message that it takes is ours; who speaks another contract translates first.
 """
 
@@ -10,21 +10,17 @@ from penstock.server.front.front import Front
 from penstock.server.front.live_request import LiveRequest
 from penstock.server.front.request_account import RequestAccount
 from penstock.server.front.submission import CallTimes
-from penstock.server.rpc.gate import Gate
 from penstock.server.rpc.handlers import CallFailed, Context
 from penstock.server.rpc.mapping_in.generation import read_generation, valid_request_id
 from penstock.server.rpc.outcomes import call_timeout_s
 from penstock.server.rpc.parsing import num_unknown_fields
-from penstock.server.security.rights import Right
 from penstock.server.telemetry.trace_context import trace_metadata
 from penstock.v1 import generation_service_pb2 as pb
 
 
-def begin_call(gate: Gate, context: Context, account: RequestAccount) -> CallTimes:
-    """Whose request it is, and when its call arrived and must end. Raises RequestError."""
+def begin_call(context: Context, account: RequestAccount) -> CallTimes:
+    """When the call of a request arrived and must end."""
     account.call_timeout_s = call_timeout_s(context)
-    caller = gate.admit(context, Right.GENERATE)
-    account.tenant, account.max_priority = caller.tenant, caller.max_priority
     arrival_s = account.arrival_s
     deadline_s = min(arrival_s + account.call_timeout_s, NO_TIME)
     return CallTimes(arrival_s=arrival_s, call_deadline_s=deadline_s)

@@ -1,8 +1,9 @@
-"""Who calls, and whether the call is theirs to make: asked before a body is parsed.
+"""Who calls, and whether the call is theirs to make: judged once, before a body is read.
 
 Owns what a gRPC call shows of its caller: its Authorization metadata and its certificate. Who that
 makes it, the authenticator knows; without one everybody may call, as the tenant that a proxy names
-or as nobody.
+or as nobody. The judgement goes to the handler with the message (`arrival.py`), which must not ask
+again: another policy may be in force by then.
 """
 
 import dataclasses
@@ -12,11 +13,7 @@ from typing import Final
 
 from penstock.server.front.errors import ErrorReason, refuse
 from penstock.server.rpc.caller import tenant_of
-from penstock.server.rpc.handlers import (
-    Context,
-    StreamHandler,
-    UnaryHandler,
-)
+from penstock.server.rpc.handlers import Context
 from penstock.server.security.authenticator import NotListed, Unknown
 from penstock.server.security.rights import ANYBODY, Caller, Right
 from penstock.server.security.security import Security
@@ -48,11 +45,6 @@ class Gate:
             )
         self._tenant_metadata_key = tenant_metadata_key
 
-    @property
-    def wants_credentials(self) -> bool:
-        """Whether callers must prove who they are."""
-        return self._authenticator is not None
-
     def admit(self, context: Context, right: Right) -> Caller:
         """The caller, if it may do this.
 
@@ -67,9 +59,7 @@ class Gate:
         except NotListed as error:
             _log.info("turned a caller away: %s (%s)", error, context.peer())
             raise refuse(ErrorReason.PERMISSION_DENIED) from None
-        if right not in caller.rights:
-            _log.info("tenant %s may not %s (%s)", caller.tenant, right.value, context.peer())
-            raise refuse(ErrorReason.PERMISSION_DENIED)
+        require(right, caller, context)
         return caller
 
     def admit_again(self, context: Context, right: Right, tenant: str) -> Caller:
@@ -92,23 +82,12 @@ class Gate:
             return dataclasses.replace(ANYBODY, tenant=tenant)
         return self._security.vouched_for(tenant)
 
-    def unary(self, right: Right, handler: UnaryHandler) -> UnaryHandler:
-        """The handler, for callers that have the right."""
 
-        async def guarded(data: bytes, context: Context) -> bytes:
-            self.admit(context, right)
-            return await handler(data, context)
-
-        return guarded
-
-    def stream(self, right: Right, handler: StreamHandler) -> StreamHandler:
-        """The same of a server-streaming handler."""
-
-        async def guarded(data: bytes, context: Context) -> None:
-            self.admit(context, right)
-            await handler(data, context)
-
-        return guarded
+def require(right: Right, caller: Caller, context: Context) -> None:
+    """Refuse a caller that lacks a right. Raises RequestError: PERMISSION_DENIED."""
+    if right not in caller.rights:
+        _log.info("tenant %s may not %s (%s)", caller.tenant, right.value, context.peer())
+        raise refuse(ErrorReason.PERMISSION_DENIED)
 
 
 def authorizations_of(context: Context) -> list[str]:

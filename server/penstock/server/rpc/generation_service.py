@@ -28,7 +28,7 @@ from penstock.server.rpc.multiplex_service import MultiplexService
 from penstock.server.rpc.parsing import parse
 from penstock.server.rpc.request_accounts import CallAccounts
 from penstock.server.rpc.resume_service import ResumeService
-from penstock.server.security.rights import Right
+from penstock.server.security.rights import Caller
 from penstock.v1 import generation_service_pb2 as pb
 from penstock.v1 import state_pb2
 
@@ -36,14 +36,14 @@ SERVICE_NAME = "penstock.v1.GenerationService"
 
 
 class GenerationService:
-    """The handlers, over one front. `gate` None: everybody may call."""
+    """The handlers, over one front. `gate`: of the requests of Multiplex; None: everybody may."""
 
     def __init__(self, front: Front, gate: Gate | None = None) -> None:
         self._front = front
         key = front.config.tenant_metadata_key
         self._gate = gate or Gate(tenant_metadata_key=key)
         self._accounts = CallAccounts(front, SERVICE_NAME)
-        self._resume = ResumeService(front, self._gate)
+        self._resume = ResumeService(front)
 
     def handlers(self, wrapper: HandlerWrapper) -> "grpc.GenericRpcHandler":
         """All methods of the service."""
@@ -52,8 +52,8 @@ class GenerationService:
         methods: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
             "Generate": wrapper.stream_request("Generate", self.generate, accounts),
             "GenerateOnce": wrapper.unary_request("GenerateOnce", self.generate_once, accounts),
-            "Cancel": wrapper.unary("Cancel", self.cancel),
-            "Resume": wrapper.server_stream("Resume", self._resume.resume),
+            "Cancel": wrapper.unary_with_caller("Cancel", self.cancel),
+            "Resume": wrapper.stream_with_caller("Resume", self._resume.resume),
             "Multiplex": wrapper.bidirectional("Multiplex", multiplex.handle),
         }
         return grpc.method_handlers_generic_handler(SERVICE_NAME, methods)
@@ -64,7 +64,7 @@ class GenerationService:
 
     async def generate(self, data: bytes, context: Context, account: RequestAccount) -> None:
         """Stream the outputs of one request."""
-        times = begin_call(self._gate, context, account)
+        times = begin_call(context, account)
         message = parse(pb.GenerateRequest, data)
         del data
         self._accounts.describe(account, message, is_stream=True)
@@ -82,7 +82,7 @@ class GenerationService:
 
     async def generate_once(self, data: bytes, context: Context, account: RequestAccount) -> bytes:
         """Answer one request as a whole."""
-        times = begin_call(self._gate, context, account)
+        times = begin_call(context, account)
         message = parse(pb.GenerateOnceRequest, data).generation
         del data
         self._accounts.describe(account, message, is_stream=False)
@@ -105,15 +105,15 @@ class GenerationService:
         account.num_messages = 1
         return once_response(collected).SerializeToString()
 
-    async def cancel(self, data: bytes, context: Context) -> bytes:
+    async def cancel(self, data: bytes, context: Context, caller: Caller) -> bytes:
         """Cancel a live request of the caller's tenant by its id."""
-        tenant = self._gate.admit(context, Right.CANCEL).tenant
+        del context
         message = parse(pb.CancelRequest, data)
         violations = Violations()
         check_request_id("request_id", message.request_id, violations)
         violations.raise_if_any()
         try:
-            state = await self._front.cancel(message.request_id, tenant)
+            state = await self._front.cancel(message.request_id, caller.tenant)
         except RequestError as error:
             raise CallFailed(error.refusal, message.request_id) from None
         response = pb.CancelResponse(state=state_pb2.RequestState.ValueType(state.value))

@@ -16,7 +16,8 @@ import logging
 import random
 import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar, cast
 
 import grpc
 import grpc.aio
@@ -26,17 +27,29 @@ from penstock.server.front.errors import ErrorReason, Refusal, RequestError
 from penstock.server.front.request_account import Outcome, RequestAccount
 from penstock.server.rpc.outcomes import OK, outcome_of_failure
 from penstock.server.rpc.statuses import abort_of, retry_delay_s, status_of
+from penstock.server.security.rights import Caller
 from penstock.server.telemetry.trace_context import trace_metadata
 
 Context = grpc.aio.ServicerContext[bytes, bytes]
 UnaryHandler = Callable[[bytes, Context], Awaitable[bytes]]
 StreamHandler = Callable[[bytes, Context], Awaitable[None]]
+CallerUnaryHandler = Callable[[bytes, Context, Caller], Awaitable[bytes]]
+CallerStreamHandler = Callable[[bytes, Context, Caller], Awaitable[None]]
 UnaryRequestHandler = Callable[[bytes, Context, RequestAccount], Awaitable[bytes]]
 StreamRequestHandler = Callable[[bytes, Context, RequestAccount], Awaitable[None]]
 R = TypeVar("R")
-P = ParamSpec("P")
-Arrived = bytes | Refusal
-"""The message of a call, or why none is taken from its caller."""
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """The message of a call, and its caller as the gate judged it before the message was read."""
+
+    data: bytes
+    caller: Caller
+
+
+Arrived = Admitted | Refusal
+"""What a call brings, or why nothing is taken from its caller."""
 
 _log = logging.getLogger(__name__)
 _INTERNAL = Refusal(reason=ErrorReason.INTERNAL)
@@ -89,51 +102,63 @@ class HandlerWrapper:
 
     def unary(self, method: str, handler: UnaryHandler) -> "grpc.RpcMethodHandler[Any, Any]":
         """A unary method."""
+        return self.unary_with_caller(method, lambda data, context, _: handler(data, context))
 
-        async def handle(data: Arrived, context: Context) -> bytes:
-            call = _called(handler, data, context)
-            del data
+    def unary_with_caller(
+        self, method: str, handler: CallerUnaryHandler
+    ) -> "grpc.RpcMethodHandler[Any, Any]":
+        """A unary method that depends on who calls."""
+
+        async def handle(arrived: Arrived, context: Context) -> bytes:
+            call = _called(handler, arrived, context)
+            del arrived
             return await self._run(method, call, context)
 
-        return grpc.unary_unary_rpc_method_handler(handle)
+        return grpc.unary_unary_rpc_method_handler(cast(Any, handle))
 
     def server_stream(
         self, method: str, handler: StreamHandler
     ) -> "grpc.RpcMethodHandler[Any, Any]":
         """A server-streaming method; `handler` writes to the context."""
+        return self.stream_with_caller(method, lambda data, context, _: handler(data, context))
 
-        async def handle(data: Arrived, context: Context) -> None:
-            call = _called(handler, data, context)
-            del data
+    def stream_with_caller(
+        self, method: str, handler: CallerStreamHandler
+    ) -> "grpc.RpcMethodHandler[Any, Any]":
+        """A server-streaming method that depends on who calls."""
+
+        async def handle(arrived: Arrived, context: Context) -> None:
+            call = _called(handler, arrived, context)
+            del arrived
             await self._run(method, call, context)
 
-        return grpc.unary_stream_rpc_method_handler(handle)
+        return grpc.unary_stream_rpc_method_handler(cast(Any, handle))
 
     def unary_request(
         self, method: str, handler: UnaryRequestHandler, keeper: AccountKeeper
     ) -> "grpc.RpcMethodHandler[Any, Any]":
         """A unary method that serves one request."""
 
-        async def handle(data: Arrived, context: Context) -> bytes:
+        async def handle(arrived: Arrived, context: Context) -> bytes:
             account = keeper.open(method, context)
-            call = _called(handler, data, context, account)
-            del data
+            call = _called_for(account, handler, arrived, context)
+            del arrived
             return await self._run_request(method, call, context, account, keeper)
 
-        return grpc.unary_unary_rpc_method_handler(handle)
+        return grpc.unary_unary_rpc_method_handler(cast(Any, handle))
 
     def stream_request(
         self, method: str, handler: StreamRequestHandler, keeper: AccountKeeper
     ) -> "grpc.RpcMethodHandler[Any, Any]":
         """A server-streaming method that serves one request."""
 
-        async def handle(data: Arrived, context: Context) -> None:
+        async def handle(arrived: Arrived, context: Context) -> None:
             account = keeper.open(method, context)
-            call = _called(handler, data, context, account)
-            del data
+            call = _called_for(account, handler, arrived, context)
+            del arrived
             await self._run_request(method, call, context, account, keeper)
 
-        return grpc.unary_stream_rpc_method_handler(handle)
+        return grpc.unary_stream_rpc_method_handler(cast(Any, handle))
 
     def bidirectional(
         self, method: str, handler: Callable[[Context], Awaitable[None]]
@@ -254,14 +279,25 @@ class HandlerWrapper:
 
 
 def _called(
-    handler: Callable[Concatenate[bytes, P], Awaitable[R]],
-    data: Arrived,
-    *args: P.args,
-    **kwargs: P.kwargs,
+    handler: Callable[[bytes, Context, Caller], Awaitable[R]], arrived: Arrived, context: Context
 ) -> Awaitable[R]:
-    if isinstance(data, Refusal):
-        return _refused(data)
-    return handler(data, *args, **kwargs)
+    if isinstance(arrived, Refusal):
+        return _refused(arrived)
+    return handler(arrived.data, context, arrived.caller)
+
+
+def _called_for(
+    account: RequestAccount,
+    handler: Callable[[bytes, Context, RequestAccount], Awaitable[R]],
+    arrived: Arrived,
+    context: Context,
+) -> Awaitable[R]:
+    """The request of `account` is the caller's."""
+    if isinstance(arrived, Refusal):
+        return _refused(arrived)
+    caller = arrived.caller
+    account.tenant, account.max_priority = caller.tenant, caller.max_priority
+    return handler(arrived.data, context, account)
 
 
 async def _refused(refusal: Refusal) -> Any:

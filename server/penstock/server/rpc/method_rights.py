@@ -1,6 +1,6 @@
 """What right a method asks for, known by its path alone: before anything of a message is there.
 
-Owns that table. The handlers judge for themselves too, once they have the message.
+Owns that table: it alone decides, for handlers do not ask again.
 """
 
 from collections.abc import Mapping

@@ -12,7 +12,6 @@ from penstock.server.front.front import Front
 from penstock.server.front.generation import ChatInput, TextInput
 from penstock.server.front.limits import Limits
 from penstock.server.front.prompt_tokens import encode_prompt
-from penstock.server.rpc.gate import Gate
 from penstock.server.rpc.handlers import Context, HandlerWrapper, UnaryHandler
 from penstock.server.rpc.mapping_in.generation import check_model
 from penstock.server.rpc.mapping_in.prompt import (
@@ -27,7 +26,6 @@ from penstock.server.rpc.mapping_model import model_of
 from penstock.server.rpc.options import KeepaliveConfig
 from penstock.server.rpc.parsing import parse
 from penstock.server.rpc.unimplemented import unimplemented_handlers
-from penstock.server.security.rights import Right
 from penstock.v1 import model_pb2
 from penstock.v1 import model_service_pb2 as pb
 
@@ -36,21 +34,12 @@ _MAX_PAGE_SIZE = 1000
 
 
 class ModelService:
-    """The handlers, over one front. `has_operations`: so has the server, on another port.
-
-    `gate` None: everybody may call.
-    """
+    """The handlers, over one front. `has_operations`: so has the server, on another port."""
 
     def __init__(
-        self,
-        front: Front,
-        keepalive: KeepaliveConfig,
-        *,
-        has_operations: bool = False,
-        gate: Gate | None = None,
+        self, front: Front, keepalive: KeepaliveConfig, *, has_operations: bool = False
     ) -> None:
         self._front = front
-        self._gate = gate or Gate()
         self._keepalive = keepalive
         self._has_operations = has_operations
 
@@ -63,11 +52,8 @@ class ModelService:
             "Detokenize": self.detokenize,
         }
         methods: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
-            **{
-                name: wrapper.unary(name, self._gate.unary(Right.MODELS, handler))
-                for name, handler in handlers.items()
-            },
-            **unimplemented_handlers(SERVICE_NAME, wrapper, self._gate),
+            **{name: wrapper.unary(name, handler) for name, handler in handlers.items()},
+            **unimplemented_handlers(SERVICE_NAME, wrapper),
         }
         return grpc.method_handlers_generic_handler(SERVICE_NAME, methods)
 

@@ -17,14 +17,12 @@ from penstock.server.operations.desk import Desk, DeskError
 from penstock.server.operations.merging import arrival_order
 from penstock.server.operations.snapshot import RequestView
 from penstock.server.rpc.flight_files import perfetto_file, record_steps
-from penstock.server.rpc.gate import Gate
 from penstock.server.rpc.handlers import Context, HandlerWrapper, StreamHandler, UnaryHandler
 from penstock.server.rpc.mapping_in.generation import check_model
 from penstock.server.rpc.mapping_in.violations import Violations
 from penstock.server.rpc.mapping_operations import live_request_of, state_of, stats_of
 from penstock.server.rpc.pages import BadPageToken, page_of
 from penstock.server.rpc.parsing import parse
-from penstock.server.security.rights import Right
 from penstock.v1 import operations_service_pb2 as pb
 from penstock.v1 import state_pb2, stats_pb2
 
@@ -57,43 +55,32 @@ _LIVE_STATES = (state_pb2.REQUEST_STATE_PENDING, state_pb2.REQUEST_STATE_PROCESS
 
 
 class OperationsMethods:
-    """The handlers. `stopping` is set when the server is about to stop: watchers are let go.
+    """The handlers. `stopping` is set when the server is about to stop: watchers are let go."""
 
-    `gate` None: everybody may call.
-    """
-
-    def __init__(self, desk: Desk, stopping: asyncio.Event, gate: Gate | None = None) -> None:
+    def __init__(self, desk: Desk, stopping: asyncio.Event) -> None:
         self._desk = desk
-        self._gate = gate or Gate()
         self._stopping = stopping
         self._flight_turns = asyncio.Semaphore(MAX_FLIGHT_MAKERS)
         self._num_flight_readers = 0
 
     def handlers(self, wrapper: HandlerWrapper) -> "grpc.GenericRpcHandler":
         """All methods of the service."""
-        gate, look, change = self._gate, Right.OPERATIONS_READ, Right.OPERATIONS_WRITE
-        unary: dict[str, tuple[Right, UnaryHandler]] = {
-            "GetStats": (look, self.get_stats),
-            "ListRequests": (look, self.list_requests),
-            "GetRequest": (look, self.get_request),
-            "Drain": (change, self.drain),
-            "DumpFlightRecord": (change, self.dump_flight_record),
-            "SetLogLevel": (change, self.set_log_level),
+        unary: dict[str, UnaryHandler] = {
+            "GetStats": self.get_stats,
+            "ListRequests": self.list_requests,
+            "GetRequest": self.get_request,
+            "Drain": self.drain,
+            "DumpFlightRecord": self.dump_flight_record,
+            "SetLogLevel": self.set_log_level,
         }
-        streams: dict[str, tuple[Right, StreamHandler]] = {
-            "WatchStats": (look, self.watch_stats),
-            "GetFlightRecord": (look, self.get_flight_record),
-            "Profile": (change, self.profile),
+        streams: dict[str, StreamHandler] = {
+            "WatchStats": self.watch_stats,
+            "GetFlightRecord": self.get_flight_record,
+            "Profile": self.profile,
         }
         methods: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
-            **{
-                name: wrapper.unary(name, gate.unary(right, handler))
-                for name, (right, handler) in unary.items()
-            },
-            **{
-                name: wrapper.server_stream(name, gate.stream(right, handler))
-                for name, (right, handler) in streams.items()
-            },
+            **{name: wrapper.unary(name, handler) for name, handler in unary.items()},
+            **{name: wrapper.server_stream(name, handler) for name, handler in streams.items()},
         }
         return grpc.method_handlers_generic_handler(SERVICE_NAME, methods)
 

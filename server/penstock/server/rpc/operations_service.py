@@ -15,13 +15,11 @@ from penstock.server.operations.desk import Desk
 from penstock.server.rpc import health, reflection
 from penstock.server.rpc.arrival import TimelyServer
 from penstock.server.rpc.gate import Gate
-from penstock.server.rpc.guarded_services import GuardedServer
 from penstock.server.rpc.handlers import HandlerWrapper
 from penstock.server.rpc.health import Health
 from penstock.server.rpc.operations_methods import SERVICE_NAME, OperationsMethods
 from penstock.server.rpc.options import KeepaliveConfig, server_options
 from penstock.server.rpc.secure_port import add_port
-from penstock.server.security.rights import Right
 from penstock.server.security.security import Security
 
 MAX_CALLS = 256
@@ -56,7 +54,7 @@ class OperationsServer:
         self._stopping = asyncio.Event()
         self._tls = None if security is None else security.tls
         self._gate = Gate(security)
-        self._methods = OperationsMethods(desk, self._stopping, self._gate)
+        self._methods = OperationsMethods(desk, self._stopping)
         self._wrapper = HandlerWrapper(
             retry_after_s=_RETRY_AFTER_S, on_internal_error=self._count_internal_error
         )
@@ -78,8 +76,7 @@ class OperationsServer:
         )
         timely.add_generic_rpc_handlers((self._methods.handlers(self._wrapper),))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, cast(Any, timely))
-        guarded = GuardedServer(timely, self._gate, Right.INSPECT)
-        reflection.add_reflection(guarded, (SERVICE_NAME, health.SERVICE_NAME))
+        reflection.add_reflection(timely, (SERVICE_NAME, health.SERVICE_NAME))
         try:
             port = add_port(server, self._address, self._tls)
         except RuntimeError as error:

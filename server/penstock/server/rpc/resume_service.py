@@ -19,7 +19,6 @@ from penstock.server.front.request_account import Outcome, RequestAccount
 from penstock.server.front.resumable import Resumable, Untold
 from penstock.server.link.claims import ClaimPort
 from penstock.server.link.resume_frames import Keepsake
-from penstock.server.rpc.gate import Gate
 from penstock.server.rpc.handlers import CallFailed, Context
 from penstock.server.rpc.log_delivery import LogDelivery, deliver, refuse_sequence
 from penstock.server.rpc.mapping_in.generation import check_request_id, read_generation
@@ -28,7 +27,7 @@ from penstock.server.rpc.mapping_out import ResponseEncoder, encoder_for
 from penstock.server.rpc.multiplex_encoding import varint
 from penstock.server.rpc.outcomes import CANCELLED, OK, outcome_of
 from penstock.server.rpc.parsing import parse
-from penstock.server.security.rights import Caller, Right
+from penstock.server.security.rights import Caller
 from penstock.v1 import generation_service_pb2 as pb
 
 FEATURE = "resume"
@@ -36,11 +35,10 @@ _RESPONSE = b"\x0a"  # ResumeResponse.response
 
 
 class ResumeService:
-    """The handler, over one front. `gate` knows whose call it is."""
+    """The handler, over one front."""
 
-    def __init__(self, front: Front, gate: Gate) -> None:
+    def __init__(self, front: Front) -> None:
         self._front = front
-        self._gate = gate
         self._adoptions = Adoptions(front, FrontReviver(front))
 
     def hear_claims(self) -> None:
@@ -69,10 +67,9 @@ class ResumeService:
             account.num_messages = delivery.num_writes
             hand_on(front, resumable, account)
 
-    async def resume(self, data: bytes, context: Context) -> None:
+    async def resume(self, data: bytes, context: Context, caller: Caller) -> None:
         """Deliver the rest of a request's stream, from the message that is asked for."""
         front = self._front
-        caller = self._gate.admit(context, Right.GENERATE)
         if not front.config.max_resume_grace_s:
             raise refuse_feature(FEATURE)
         message = parse(pb.ResumeRequest, data)

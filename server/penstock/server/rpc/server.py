@@ -14,6 +14,7 @@ from typing import Any, cast
 
 import grpc
 import grpc.aio
+from grpc_channelz.v1 import channelz, channelz_pb2_grpc
 from grpc_health.v1 import health_pb2_grpc
 
 from penstock.scheduler.events import StepEvents
@@ -32,13 +33,11 @@ from penstock.server.rpc.arrival import TimelyServer
 from penstock.server.rpc.foreign import FacadeMaker
 from penstock.server.rpc.gate import Gate
 from penstock.server.rpc.generation_service import GenerationService
-from penstock.server.rpc.guarded_services import GuardedServer, add_channelz
 from penstock.server.rpc.handlers import HandlerWrapper
 from penstock.server.rpc.health import Health
 from penstock.server.rpc.model_service import ModelService
 from penstock.server.rpc.options import KeepaliveConfig, ServerOptions, server_options
 from penstock.server.rpc.secure_port import add_port
-from penstock.server.security.rights import Right
 from penstock.server.security.security import Security
 from penstock.server.telemetry.journal import Journal
 from penstock.server.text.model_text import ModelText
@@ -60,9 +59,9 @@ _MAX_SWEEP_INTERVAL_S = 1.0
 class FrontServer:
     """A front with its gRPC server; an `EngineListener`. Lives on one running event loop.
 
-    The port may be given later by `set_port`, before the engine's hello: usually the link's client
-    is built first, then this, then the client is started with this as its listener. `journal` and
-    `is_tracing`: see `Front`; every record is noted when `drain` or `stop` returns.
+    Usually the link's client is built first (`port`), then this, then the client is started with
+    this as its listener. `journal` and `is_tracing`: see `Front`; every record is noted when
+    `drain` or `stop` returns.
     `has_operations`: the service has an OperationsService, on a port of its own. `security` None:
     plain text, and everybody may call. `facade` makes a service of another contract over the same
     front, None for none.
@@ -94,9 +93,7 @@ class FrontServer:
         foreign = () if self._facade is None else (self._facade.name,)
         self._services = (*_OWN_SERVICES, *foreign)
         self.health = Health(self._services, max_stall_s=config.max_reader_stall_s)
-        self._models = ModelService(
-            self.front, self._keepalive, has_operations=has_operations, gate=self._gate
-        )
+        self._models = ModelService(self.front, self._keepalive, has_operations=has_operations)
         own_options = server_options(self._keepalive, config.transport)
         # Of two options with one name the core takes the first.
         self._options = tuple(dict((*own_options, *extra_options)).items())
@@ -109,10 +106,6 @@ class FrontServer:
         self._server: grpc.aio.Server | None = None
         self._sweeper: asyncio.Task[None] | None = None
         self._sending_away: asyncio.Task[None] | None = None
-
-    def set_port(self, port: EnginePort) -> None:
-        """The engine to talk to."""
-        self.front.port = port
 
     @property
     def num_live_requests(self) -> int:
@@ -148,12 +141,10 @@ class FrontServer:
             timely.add_generic_rpc_handlers((self._facade.handlers(self._wrapper),))
         # Annotated with the servers there are, and satisfied with what stands in for one.
         health_pb2_grpc.add_HealthServicer_to_server(self.health, cast(Any, timely))
-        # Both tell more than a client needs: who else is connected, what there is to be called.
-        guarded = GuardedServer(timely, self._gate, Right.INSPECT)
-        add_channelz(guarded)
-        reflection.add_reflection(
-            guarded, (*self._services, health.SERVICE_NAME, _CHANNELZ_SERVICE)
-        )
+        # Untyped upstream.
+        add_channelz = cast(Any, channelz_pb2_grpc.add_ChannelzServicer_to_server)  # pyright: ignore[reportUnknownMemberType]
+        add_channelz(channelz.aio.ChannelzServicer(), timely)
+        reflection.add_reflection(timely, (*self._services, health.SERVICE_NAME, _CHANNELZ_SERVICE))
         try:
             bound_port = add_port(server, address, self._tls)
         except RuntimeError as error:

@@ -9,9 +9,7 @@ from typing import Any, Final
 import grpc
 
 from penstock.server.front.errors import refuse_feature
-from penstock.server.rpc.gate import Gate
 from penstock.server.rpc.handlers import Context, HandlerWrapper
-from penstock.server.security.rights import Right
 
 UNIMPLEMENTED_METHODS: Final[Mapping[str, str]] = {
     "penstock.v1.ModelService/LoadModel": "model_loading",
@@ -21,22 +19,20 @@ UNIMPLEMENTED_METHODS: Final[Mapping[str, str]] = {
 
 
 def unimplemented_handlers(
-    service: str, wrapper: HandlerWrapper, gate: Gate
+    service: str, wrapper: HandlerWrapper
 ) -> "dict[str, grpc.RpcMethodHandler[Any, Any]]":
     """Handlers for the methods of `service` (full name) that are in the table."""
     handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
     for path, feature in UNIMPLEMENTED_METHODS.items():
         owner, _, method = path.partition("/")
         if owner == service:
-            handlers[method] = _handler(path, feature, wrapper, gate)
+            handlers[method] = _handler(path, feature, wrapper)
     return handlers
 
 
-def _handler(
-    path: str, feature: str, wrapper: HandlerWrapper, gate: Gate
-) -> "grpc.RpcMethodHandler[Any, Any]":
+def _handler(path: str, feature: str, wrapper: HandlerWrapper) -> "grpc.RpcMethodHandler[Any, Any]":
     async def refuse_unary(data: bytes, context: Context) -> bytes:
         del data, context
         raise refuse_feature(feature)
 
-    return wrapper.unary(path, gate.unary(Right.LOAD_MODELS, refuse_unary))
+    return wrapper.unary(path, refuse_unary)

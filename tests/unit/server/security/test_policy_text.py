@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.scheduler.quotas import TenantQuota
+from penstock.scheduler.quotas import NO_QUOTA, TenantQuota
 from penstock.server.security.policy import Policy
 from penstock.server.security.policy_text import BadPolicy, parse_policy
 from penstock.server.security.rights import CLIENT_RIGHTS, Right
@@ -81,7 +81,7 @@ def test_what_is_not_said_is_modest() -> None:
     assert a.rights == CLIENT_RIGHTS
     assert not a.rights & {Right.OPERATIONS_READ, Right.INSPECT, Right.METRICS}
     assert (a.max_priority, a.weight) == (0, 1.0)
-    assert a.quota.is_unlimited
+    assert a.quota == NO_QUOTA
     assert policy.tokens[0].expires_unix_s == math.inf
     assert policy.jwt is None
     assert not parsed("version = 1").has_credentials

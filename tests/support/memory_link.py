@@ -1,4 +1,4 @@
-"""The link without sockets: engine and fronts in one process, for tests and for tools.
+"""The link without sockets: engine and fronts in one process.
 
 Owns the queue between them. Frames are encoded and decoded exactly as on the socket, so whatever
 passes here passes there. The engine runs either by `pump`, step by step on the caller's thread, or

@@ -1,0 +1,116 @@
+"""How long the check of an idle engine holds up a request that arrives, by the size of the KV pool.
+
+The scheduler over an executor that takes no time, its pool filled with cached prefixes of 100,000
+tokens. The engine's loop checks one piece at a time: a request waits for the longest piece at most.
+"At once" is the same check without a pause, as the engine did it before.
+
+    python benchmarks/integrity_check.py [--full] [--json FILE]
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+
+import numpy as np
+
+from penstock.executor.config import ExecutorConfig, ExecutorKind
+from penstock.executor.simulated.executor import SimulatedExecutor
+from penstock.scheduler.block_hash import chain_root, hash_blocks
+from penstock.scheduler.config import EvictionPolicy, SchedulerConfig
+from penstock.scheduler.engine import Engine
+from penstock.scheduler.request import RequestSpec
+from report import Check, arguments, print_checks, print_table, write_json
+
+BLOCK_SIZE = 16
+NUM_PROMPT = 100_000
+SALT = b"benchmark"
+GOAL_MS = 1.0
+
+
+def idle_engine(num_blocks: int, eviction: EvictionPolicy) -> Engine:
+    """An engine without requests whose pool is full of cached blocks."""
+    executor = SimulatedExecutor(
+        ExecutorConfig(
+            kind=ExecutorKind.SIMULATED,
+            block_size=BLOCK_SIZE,
+            num_blocks=num_blocks,
+            max_seq_len=131_072,
+        )
+    )
+    config = SchedulerConfig(max_num_batched_tokens=131_072, eviction=eviction)
+    engine = Engine(executor, config, time.monotonic)
+    random = np.random.default_rng(0)
+    for key in range(1, num_blocks * BLOCK_SIZE // NUM_PROMPT + 2):
+        prompt = random.integers(3, 30_000, NUM_PROMPT).astype(np.int32)
+        digests = hash_blocks(prompt, BLOCK_SIZE, chain_root(SALT))
+        spec = RequestSpec(
+            key=key,
+            request_id=str(key),
+            prompt_ids=prompt,
+            max_tokens=1,
+            hash_salt=SALT,
+            block_hashes=digests,
+        )
+        engine.submit((spec,))
+        while engine.has_work:
+            engine.step()
+    return engine
+
+
+def piece_times_ms(engine: Engine) -> list[float]:
+    """What each piece of one check takes."""
+    took_ms: list[float] = []
+    is_done = False
+    while not is_done:
+        begun_s = time.perf_counter()
+        is_done = engine.check_next_piece()
+        took_ms.append((time.perf_counter() - begun_s) * 1e3)
+    return took_ms
+
+
+def measure(
+    num_blocks: int, eviction: EvictionPolicy, rounds: int
+) -> tuple[float, int, float, float]:
+    """Milliseconds at once, the number of pieces, and milliseconds of the median and longest piece.
+
+    Each piece counts with its median over the rounds: what other programs take is not its own.
+    """
+    engine = idle_engine(num_blocks, eviction)
+    begun_s = time.perf_counter()
+    engine.check_integrity()
+    at_once_ms = (time.perf_counter() - begun_s) * 1e3
+    runs = [piece_times_ms(engine) for _ in range(rounds)]
+    pieces_ms = [statistics.median(same) for same in zip(*runs, strict=True)]
+    return at_once_ms, len(pieces_ms), statistics.median(pieces_ms), max(pieces_ms)
+
+
+def main() -> None:
+    """Measure and report."""
+    options = arguments((__doc__ or "").splitlines()[0]).parse_args()
+    rounds = 15 if options.full else 5
+    sizes = (4096, 65_536, 262_144, 1_048_576) if options.full else (4096, 65_536, 262_144)
+    rows = [
+        (size, eviction.name.lower(), *measure(size, eviction, rounds))
+        for size in sizes
+        for eviction in EvictionPolicy
+    ]
+    columns = ("blocks", "eviction", "at once ms", "pieces", "median piece ms", "longest piece ms")
+    print_table("The check of an idle engine", columns, rows)
+    checks = [
+        Check(
+            name=f"longest stop, {row[0]} blocks, {row[1]}",
+            value=row[-1],
+            goal=GOAL_MS,
+            unit="ms",
+            sense="at most",
+        )
+        for row in rows
+    ]
+    print_checks(checks)
+    results = [dict(zip(columns, row, strict=True)) for row in rows]
+    write_json(options.json, results, checks)
+
+
+if __name__ == "__main__":
+    main()

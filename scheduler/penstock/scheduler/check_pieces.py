@@ -1,0 +1,31 @@
+"""How an integrity check is cut into pieces, so that work which arrives waits for one of them only.
+
+Owns the size of a piece and the form of the result. A check is an iterator that yields after each
+piece: the fault it found, or an empty string. What it walks through must not change in between.
+"""
+
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import TypeAlias, TypeVar
+
+PIECE = 512
+"""Blocks or entries that one piece looks at, well under a millisecond."""
+
+Faults: TypeAlias = Iterator[str]
+_T = TypeVar("_T")
+
+
+def pieces(items: Iterable[_T]) -> Iterator[list[_T]]:
+    """`items` in lists of up to PIECE."""
+    rest = iter(items)
+    while piece := list(islice(rest, PIECE)):
+        yield piece
+
+
+def is_sorted(numbers: Iterable[float]) -> Iterator[bool]:
+    """Of each piece of `numbers`: whether it ascends, from the last number of the piece before."""
+    last: list[float] = []
+    for piece in pieces(numbers):
+        joined = last + piece
+        yield joined == sorted(joined)
+        last = piece[-1:]

@@ -1,0 +1,144 @@
+"""A call's credentials are judged once, and what was judged holds for the whole of it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+
+from penstock.server.rpc.operations_service import OperationsServer
+from penstock.server.security.rights import Caller, Right
+from penstock.server.security.security import Security
+from penstock.server.text.model_text import ModelText
+from penstock.v1 import generation_service_pb2 as pb
+from support.fronts import PATIENCE_S, make_text, open_channel, serving
+from support.guarded import ACME, OPERATOR, Premises, bearing
+from support.operations_house import FakeDesk
+
+FRONT_METHODS = (
+    "penstock.v1.GenerationService/Generate",
+    "penstock.v1.GenerationService/GenerateOnce",
+    "penstock.v1.GenerationService/Cancel",
+    "penstock.v1.GenerationService/Resume",
+    "penstock.v1.ModelService/ListModels",
+    "penstock.v1.ModelService/Tokenize",
+    "penstock.v1.ModelService/LoadModel",
+    "grpc.channelz.v1.Channelz/GetServers",
+    "grpc.reflection.v1.ServerReflection/ServerReflectionInfo",
+)
+OPERATIONS_METHODS = (
+    "penstock.v1.OperationsService/GetStats",
+    "penstock.v1.OperationsService/WatchStats",
+    "penstock.v1.OperationsService/SetLogLevel",
+    "grpc.reflection.v1.ServerReflection/ServerReflectionInfo",
+)
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelText]:
+    text = make_text(tmp_path_factory.mktemp("model"))
+    yield text
+    text.close()
+
+
+@pytest.fixture
+def premises(tmp_path: Path) -> Premises:
+    return Premises(tmp_path)
+
+
+def for_all(premises: Premises) -> Security:
+    """The operator may do everything."""
+    premises.tokens()
+    rights = ", ".join(f'"{right.value}"' for right in Right)
+    policy = premises.policy_file.read_text()
+    own = '["inspect", "operations_read", "operations_write", "metrics"]'
+    assert own in policy
+    premises.policy_file.write_text(policy.replace(own, f"[{rights}]"))
+    return Security(premises.config())
+
+
+def after_each_judgement(
+    security: Security, monkeypatch: pytest.MonkeyPatch, do: Callable[[], object]
+) -> None:
+    """Have `do` done as soon as a caller is known."""
+    authenticator = security.authenticator
+    assert authenticator is not None
+    original = authenticator.identify
+
+    def identify(*shown: Any) -> Caller:
+        caller = original(*shown)
+        do()
+        return caller
+
+    monkeypatch.setattr(authenticator, "identify", identify)
+
+
+async def call_once(channel: grpc.aio.Channel, path: str) -> None:
+    """One call with an empty message, to its end or its first answer."""
+    begin: Any = channel.stream_stream(f"/{path}")
+    call = begin(iter([b""]), metadata=bearing(OPERATOR), timeout=PATIENCE_S)
+    async with asyncio.timeout(PATIENCE_S):
+        with contextlib.suppress(grpc.aio.AioRpcError):
+            async for _ in call:
+                break
+        call.cancel()
+
+
+async def test_each_call_of_a_front_is_judged_once(
+    text: ModelText, premises: Premises, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    security, judged = for_all(premises), list[str]()
+    path = ""
+    after_each_judgement(security, monkeypatch, lambda: judged.append(path))
+    async with serving(text, security=security) as served, open_channel(served.address) as channel:
+        for path in FRONT_METHODS:
+            await call_once(channel, path)
+    assert judged == list(FRONT_METHODS)
+
+
+async def test_each_call_of_operators_is_judged_once(
+    premises: Premises, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    security, judged = for_all(premises), list[str]()
+    path = ""
+    after_each_judgement(security, monkeypatch, lambda: judged.append(path))
+    server = OperationsServer(FakeDesk(), "127.0.0.1", 0, security=security)
+    port = await server.start()
+    try:
+        async with open_channel(f"127.0.0.1:{port}") as channel:
+            for path in OPERATIONS_METHODS:
+                await call_once(channel, path)
+    finally:
+        await server.stop()
+    assert judged == list(OPERATIONS_METHODS)
+
+
+async def test_a_policy_that_is_replaced_meanwhile_does_not_refuse_who_was_admitted(
+    text: ModelText, premises: Premises, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    security = premises.tokens()
+    acme = "[tenants.acme]"
+    without = premises.policy_file.read_text().replace(acme, f"{acme}\nrights = []")
+
+    def replace_policy() -> None:
+        premises.policy_file.write_text(without + "\n# moved\n")
+        security.poll()
+
+    after_each_judgement(security, monkeypatch, replace_policy)
+    async with serving(text, security=security) as served:
+        request = pb.GenerateRequest(request_id="r")
+        request.text.text = "hello"
+        call = served.stub.Generate(request, metadata=bearing(ACME))
+        (spec,) = await served.port.next_submission()
+        assert spec.tenant == "acme"
+        call.cancel()
+        late = served.stub.Generate(request, metadata=bearing(ACME))
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await anext(aiter(late))
+        assert refused.value.code() is grpc.StatusCode.PERMISSION_DENIED
