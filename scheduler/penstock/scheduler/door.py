@@ -93,7 +93,7 @@ class Door:
         """
         config, queue, leader = self._config, self._queue, requests[0]
         tenant, num_prompt_tokens = leader.spec.tenant, leader.spec.num_prompt_tokens
-        breach = self._quotas.breach_of(tenant, num_prompt_tokens, now)
+        breach = self._quotas.breach_of(tenant, num_prompt_tokens, len(requests), now)
         if breach is not None:
             return Verdict(
                 reason=FailureReason.TENANT_OVER_QUOTA,
