@@ -166,5 +166,6 @@ def _tenant_faults(life: Lifecycle) -> list[str]:
     live = Counter(request.spec.tenant for request in life.requests.values())
     faults.extend(life.quotas.faults(live))
     faults.extend(life.queue.sums.faults())
+    faults.extend(life.queue.places.faults(tuple(life.queue)))
     faults.extend(life.outlook.prefixes.faults(life.requests))
     return faults

@@ -31,6 +31,7 @@ from penstock.scheduler.flight import Flight
 from penstock.scheduler.hit_density_order import eviction_order_of
 from penstock.scheduler.kv_cache import KVCache
 from penstock.scheduler.outlook import Outlook, Verdict
+from penstock.scheduler.queue_places import QueuePlaces
 from penstock.scheduler.quota_accounts import QuotaAccounts
 from penstock.scheduler.refusals import failed
 from penstock.scheduler.request import (
@@ -87,6 +88,7 @@ class Lifecycle:
             FairOrder(self.tenants, config) if self.is_fair else ArrivalOrder(),
             self.tenants,
             WaitingSums(config, info.block_size),
+            QueuePlaces(config, self.tenants),
         )
         self.outlook = Outlook(
             info,
@@ -148,6 +150,9 @@ class Lifecycle:
         if prospect.verdict is not None:
             self.ends.extend(failed(spec, now, prospect.verdict) for spec in specs)
             return
+        for request in prospect.displaced:
+            verdict = self.outlook.crowded(request, FailureReason.QUEUE_FULL, now)
+            self.drop(request, verdict, now)
         self._next_sequence += len(specs)
         self._keys_of[specs[0].request_id] = {spec.key for spec in specs}
         self.changes.append(
@@ -160,6 +165,8 @@ class Lifecycle:
         )
         for request in requests:
             self._wait(request, now, leader_key=specs[0].key)
+        if not specs[0].num_replays:
+            self.queue.places.note_submitted(requests)
         self.quotas.take_in(specs[0], len(specs), requests[0].tenant, now)
 
     def _wait(self, request: Request, now: float, leader_key: int) -> None:

@@ -10,6 +10,7 @@ import gc
 import logging
 import os
 import sys
+from functools import partial
 
 import uvloop
 
@@ -68,7 +69,12 @@ async def _serve(control: ChildControl, launch: FrontLaunch) -> int:
         board = _board(launch)
         journal = None if watch is None else watch.journal
         server = _server(launch, text, port, security, journal, _facade(config, board))
-        server.front.gate = QueueGate(board, config.num_fronts)
+        server.front.gate = QueueGate(
+            board,
+            config.num_fronts,
+            waiting=server.front.table,
+            weight_of=partial(_weight_of, security, config),
+        )
         host = f"[{config.host}]" if ":" in config.host else config.host
         await server.start(f"{host}:{launch.port}")
         await port.start(server if watch is None else watch.hearing(server))
@@ -128,6 +134,11 @@ def _heart(launch: FrontLaunch) -> FrontHeart:
     finally:
         os.close(fd)
     return FrontHeart(beat, limit_s / (NUM_LOOKS * BEATS_PER_LOOK))
+
+
+def _weight_of(security: Security, config: ServerConfig, tenant: str) -> float:
+    weight = security.weight_of(tenant)
+    return config.scheduler.tenant_weights.get(tenant, 1.0) if weight is None else weight
 
 
 def _security(server: ServerConfig) -> Security:

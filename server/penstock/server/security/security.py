@@ -44,6 +44,12 @@ class Security:
             return dataclasses.replace(ANYBODY, tenant=tenant)
         return self._told_by_proxy.policy.of(tenant).caller(tenant)
 
+    def weight_of(self, tenant: str) -> float | None:
+        """A tenant's weight by the policy file; None without one."""
+        if self._told_by_proxy is not None:
+            return self._told_by_proxy.policy.of(tenant).weight
+        return None if self.authenticator is None else self.authenticator.policy.of(tenant).weight
+
     def poll(self) -> None:
         """Look at all files once. They are read when they have changed, which takes a while."""
         polls: list[Callable[[], object]] = []
