@@ -2,6 +2,8 @@
 #
 #   make demo      install, start the service, stream three generations, stop
 #   make test      install, check, run the tests
+#   make quick     the tests of the scheduler, the front, the contract's mapping, text and the link: seconds
+#   make unit      all tests that only compute
 #   make check     format, lint, types, layers, contract, generated code, Dockerfiles
 #   make soak      five minutes of load while processes are stopped and killed (SOAK_ARGS=--full)
 #   make cases     write the tests into the table of docs/survival-cases.md
@@ -36,6 +38,10 @@ SOAK_ARGS ?=
 PURE := tests/architecture tests/contract tests/fuzz tests/gpu tests/property tests/unit
 CHAOS := tests/chaos
 CLIENTS := tests/conformance
+QUICK := $(addprefix tests/unit/,scheduler server/front server/rpc server/text $(addprefix server/test_,\
+	cache_frames.py frames.py link*.py look_frames.py memory_link.py orphan*.py wire*.py))
+# Workers that share what only computes; "0" runs it in one process, for a debugger.
+WORKERS ?= auto
 SERVED := $(filter-out $(PURE) $(CHAOS) $(CLIENTS) tests/fakes tests/support,$(patsubst %/,%,$(sort $(wildcard tests/*/))))
 
 VENV := .venv
@@ -46,7 +52,7 @@ READY := $(VENV)/.ready-$(shell cat pyproject.toml | cksum | tr ' ' '-')
 PROTOS_READY := $(PROTOS_VENV)/.ready-$(shell cat protos/requirements.txt | cksum | tr ' ' '-')
 PIP := -m pip --disable-pip-version-check --quiet
 
-.PHONY: help install demo test test-pure test-served test-chaos test-clients test-transformers-4 unit soak cases conformance ray docs pages check format protos clean \
+.PHONY: help install demo test test-pure test-served test-chaos test-clients test-transformers-4 quick unit soak cases conformance ray docs pages check format protos clean \
 	check-python check-types check-layers check-protos check-docker
 
 help:
@@ -80,7 +86,7 @@ test: $(READY) $(PROTOS_READY)
 test-served: $(READY)
 	$(BIN)/python -m pytest $(SERVED) $(PYTEST_ARGS) || [ $$? = 5 ]
 
-test-pure: FOLDERS = $(PURE)
+test-pure: FOLDERS = $(PURE) --numprocesses $(WORKERS)
 test-chaos: FOLDERS = $(CHAOS)
 test-clients: FOLDERS = $(CLIENTS)
 test-pure test-chaos test-clients: $(READY)
@@ -89,8 +95,11 @@ test-pure test-chaos test-clients: $(READY)
 		>"$$log" 2>&1 || code=$$?; cat "$$log"; \
 	[ $$code = 0 ] || [ $$code = 5 ]
 
+quick: $(READY)
+	$(BIN)/python -m pytest --quiet --numprocesses $(WORKERS) $(wildcard $(QUICK)) $(PYTEST_ARGS)
+
 unit: $(READY)
-	$(BIN)/python -m pytest tests/unit tests/property $(PYTEST_ARGS)
+	$(BIN)/python -m pytest --numprocesses $(WORKERS) tests/unit tests/property $(PYTEST_ARGS)
 
 test-transformers-4: $(READY)
 	test -x .venv-transformers-4/bin/python || "$(PYTHON)" -m venv .venv-transformers-4

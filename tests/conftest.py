@@ -10,6 +10,10 @@ import pytest
 
 from support.fake_trtllm import fake_trtllm_on_path
 
+# Several groups and workers share the cores: threads of torch that wait for one another would make
+# each test many times as long. Services that tests start inherit it.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 # Property tests search harder when asked to, and never fail for being slow on a busy machine.
 hypothesis.settings.register_profile("default", deadline=None, max_examples=100)
 hypothesis.settings.register_profile("thorough", deadline=None, max_examples=2000)

@@ -209,8 +209,9 @@ async def test_nobody_there_has_its_own_exit_code(
         (("generate", "Hi", "--max-tokens", "many"), "--max-tokens"),
         (("generate", ""), "prompt"),
         (("grow",), "grow"),
-        (("serve", "--bogus"), "penstock serve: error: unrecognized arguments: --bogus"),
-        ((), "COMMAND"),
+        (("serve", "--bogus"), "penstock serve: error: unrecognized arguments: --bogus (see"),
+        (("serve", "--max-num-seq=4", "--order", "lifo"), "argument --order: invalid choice"),
+        (("generate", "Hi", "--temprature=4"), "--temprature=4; did you mean --temperature? (see"),
     ],
 )
 async def test_bad_usage_names_the_argument(
@@ -219,8 +220,24 @@ async def test_bad_usage_names_the_argument(
     result = await penstock(server, *args)
 
     assert result.code == 2
-    assert named in result.err.splitlines()[-1]
+    assert named in result.err
+    assert result.err.count("\n") == 1, "the usage does not hide what is wrong"
     assert server.seen == []
+
+
+async def test_no_command_prints_the_help(server: ScriptedServer) -> None:
+    result = await penstock(server)
+
+    assert (result.code, result.out) == (2, "")
+    assert result.err.startswith("usage: penstock")
+    assert "generate" in result.err
+
+
+async def test_the_version_is_an_option_too(server: ScriptedServer) -> None:
+    result = await penstock(server, "--version")
+
+    assert (result.code, result.err) == (0, "")
+    assert result.out.startswith("penstock ")
 
 
 async def test_bytes_that_are_no_text_are_bad_usage(server: ScriptedServer) -> None:

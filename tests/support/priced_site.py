@@ -53,6 +53,7 @@ class PricedSite:
         self.ends: dict[int, Finished | Failed] = {}
         self.queued: dict[int, list[Queued]] = {}
         self.admitted: dict[int, Admitted] = {}
+        self._is_checked = False
         if is_settled:
             # Until some steps of each kind were as foretold, some error is allowed for.
             for key in range(1_000_000, 1_000_000 + NUM_SETTLING):
@@ -60,6 +61,9 @@ class PricedSite:
                 self.run()
             self.submit(1_000_000 + NUM_SETTLING, 1, max_tokens=400)
             self.run()
+        # Not every one of the same six hundred steps for every test.
+        self._is_checked = True
+        self.engine.check_integrity()
 
     @property
     def outlook(self) -> Outlook:
@@ -87,7 +91,8 @@ class PricedSite:
 
     def step(self) -> StepEvents:
         events = self.engine.step()
-        self.engine.check_integrity()
+        if self._is_checked:
+            self.engine.check_integrity()
         for end in events.ends:
             self.ends[end.key] = end
         for change in events.changes:

@@ -265,11 +265,11 @@ def test_prompts_alone_never_leave_it_without_a_solution(
 ) -> None:
     random = np.random.default_rng(3)
     fit = StepFit()
-    for _ in range(20_000):
+    sizes = 40 * random.choice([1, 1, 2, 2, 3, 5, 8, 13], 20_000)
+    factors = random.choice(noise, 20_000)
+    for num_tokens, factor in zip(sizes.tolist(), factors.tolist(), strict=True):
         # Prefill tokens and context are one number, and nobody decodes: one price for two.
-        num_tokens = 40 * int(random.choice([1, 1, 2, 2, 3, 5, 8, 13]))
-        measured_s = (step_s + num_tokens * token_s) * float(random.choice(noise))
-        feed(fit, (num_tokens, 0, num_tokens), measured_s)
+        feed(fit, (num_tokens, 0, num_tokens), (step_s + num_tokens * token_s) * factor)
         assert min(astuple(fit.model)) >= 0.0
     predicted_s = predict(fit, (120, 0, 120))
     assert predicted_s == pytest.approx((step_s + 120 * token_s) * np.median(noise), rel=0.5)

@@ -6,6 +6,7 @@ run, so that `penstock --help` answers at once. Exit codes are in `exit_codes.py
 """
 
 import argparse
+import sys
 from collections.abc import Callable, Sequence
 
 from penstock.server.cli import (
@@ -24,7 +25,9 @@ from penstock.server.cli import (
     verify,
     version,
 )
-from penstock.server.cli.exit_codes import EXIT_CODES_HELP
+from penstock.server.cli.command import Parser
+from penstock.server.cli.exit_codes import EXIT_CODES_HELP, ExitCode
+from penstock.server.cli.installation import version_of
 
 _COMMANDS = (
     *(serve, build, generate, chat, models, health, top, verify, bench, simulate, plan),
@@ -35,9 +38,13 @@ _COMMANDS = (
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the exit code. `argv` None: the process's arguments."""
     try:
-        args, unknown = build_parser().parse_known_args(argv)
+        parser = build_parser()
+        if not (sys.argv[1:] if argv is None else argv):
+            parser.print_help(sys.stderr)
+            return ExitCode.USAGE
+        args, unknown = parser.parse_known_args(argv)
         if unknown:
-            # Said by the command's own parser: argparse would show the usage of the whole.
+            # Reported by the command's own parser, which knows its options.
             args.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     except SystemExit as stop:
         # argparse leaves this way after --help (0) and after bad usage (2).
@@ -48,11 +55,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def build_parser() -> argparse.ArgumentParser:
     """The parser of all commands."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="penstock",
         description="A gRPC streaming service for LLM inference.",
         epilog=EXIT_CODES_HELP,
         formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--version", action="version", version=f"penstock {version_of('penstock') or 'unknown'}"
     )
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for command in _COMMANDS:

@@ -159,16 +159,18 @@ class Dispatcher:
         return self.hello_frame
 
     def front_gone(self, front_id: int) -> None:
-        """A front hung up: nobody waits for its requests any more."""
+        """A front has disconnected: what cannot be resumed elsewhere is of no use any more."""
         keys = self._live_keys.pop(front_id, set())
         num_kept = self._orphanage.front_gone(front_id, self.engine.output_tokens)
-        if num_kept:
-            log.info("%d requests of front %d wait for another", num_kept, front_id)
         self._post(self._hand_overs.front_gone(front_id))
         self._cache_feeds.front_gone(front_id)
         self._quarantine.front_gone(front_id)
-        if keys:
+        if num_kept:
+            others = f", {len(keys)} running outputs are stopped" if keys else ""
+            log.info("front %d is gone, %d requests can be resumed%s", front_id, num_kept, others)
+        elif keys:
             log.info("front %d is gone, its %d requests are cancelled", front_id, len(keys))
+        if keys:
             self._cancel_soon(keys, FinishReason.CANCELLED)
 
     def handle(self, front_id: int, kind: int, body: bytes) -> bytes | None:

@@ -172,11 +172,10 @@ class FrontHub:
             data = connection.socket.recv(_RECEIVE_BYTES)
         except BlockingIOError:
             return
-        except OSError as error:
-            self._drop(connection, str(error))
-            return
+        except OSError:
+            data = b""
         if not data:
-            self._drop(connection, "it hung up")
+            self._drop(connection)
             return
         try:
             for kind, body in connection.frames.feed(data):
@@ -233,8 +232,8 @@ class FrontHub:
                 sent = connection.socket.send(frame)
             except BlockingIOError:
                 sent = 0
-            except OSError as error:
-                self._drop(connection, str(error))
+            except OSError:
+                self._drop(connection)
                 return
         if sent == len(frame):
             return
@@ -249,8 +248,8 @@ class FrontHub:
             sent = connection.socket.send(connection.output)
         except BlockingIOError:
             return
-        except OSError as error:
-            self._drop(connection, str(error))
+        except OSError:
+            self._drop(connection)
             return
         connection.took(sent)
         if not connection.output:
@@ -270,18 +269,25 @@ class FrontHub:
         for connection in [c for c in self._blocked if c.blocked_since_s <= limit_s]:
             self._drop(connection, f"what it has to read is {self._max_blocked_s:g} s old")
 
-    def _drop(self, connection: _Connection, reason: str) -> None:
+    def _drop(self, connection: _Connection, fault: str = "") -> None:
+        """End a connection, whose peer has closed it where `fault` is empty.
+
+        That is no news: a front is drained before it closes, a process that dies is reported by the
+        supervisor, its requests by the dispatcher, and whoever connects and leaves is a probe.
+        """
         if connection not in self._connections:
             return
         self._connections.discard(connection)
         self._blocked.discard(connection)
         self._selector.unregister(connection.socket)
         connection.socket.close()
+        name = "the observer" if connection.is_observer else "a connection without hello"
         if connection.front_id:
-            log.info("front %d dropped: %s", connection.front_id, reason)
+            name = f"front {connection.front_id}"
+        if fault:
+            log.warning("%s is disconnected: %s", name, fault)
+        else:
+            log.debug("%s has disconnected", name)
+        if connection.front_id:
             del self._by_front[connection.front_id]
             self.dispatcher.front_gone(connection.front_id)
-        elif connection.is_observer:
-            log.info("the observer dropped: %s", reason)
-        else:
-            log.info("a connection without hello dropped: %s", reason)

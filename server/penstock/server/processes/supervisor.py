@@ -325,7 +325,6 @@ class Supervisor:
         self._is_ready = True
         self._announce(self._ready_line())
         for line in () if self._observer is None else self._observer.port_lines():
-            log.info("%s", line)
             self._announce(line)
 
     def _ready_line(self) -> str:

@@ -254,6 +254,7 @@ def test_unknown_model(name: str) -> None:
     with pytest.raises(RequestError) as caught:
         read(edited(lambda m: setattr(m, "model", name)))
     assert caught.value.reason is ErrorReason.MODEL_NOT_FOUND
+    assert "not found; available: " in caught.value.refusal.message
 
 
 @pytest.mark.parametrize(

@@ -134,10 +134,16 @@ def read_generation(
     return generation
 
 
+_MAX_NAMED_CHARS = 128
+"""Of a name that a message quotes."""
+
+
 def check_model(name: str | None, model_names: Collection[str]) -> None:
     """Raise RequestError unless `name` is one of ours, or unset."""
     if name is not None and name not in model_names:
-        raise refuse(ErrorReason.MODEL_NOT_FOUND, model=name)
+        known = ", ".join(sorted(model_names))
+        message = f"model {name[:_MAX_NAMED_CHARS]!r} not found; available: {known}"
+        raise refuse(ErrorReason.MODEL_NOT_FOUND, message, model=name)
 
 
 def valid_request_id(request: GenerateRequest) -> str:

@@ -1,0 +1,78 @@
+"""What `penstock serve` logs of probes, of a front that is killed, and of an orderly stop."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import socket
+
+from penstock.v1 import generation_service_pb2_grpc as pb_grpc
+from support.resumed import resumable
+from support.service import Service, simulated, started
+
+MESSAGE = re.compile(r"^\S+Z (?P<level>[A-Z]+) \S+ \S+: (?P<text>.*)$")
+
+
+def lines_of(service: Service) -> list[tuple[str, str]]:
+    """Level and text of every line of the log."""
+    found = [MESSAGE.match(line) for line in service.stderr]
+    assert all(found), service.stderr
+    return [(each["level"], each["text"]) for each in found if each is not None]
+
+
+def probe(address: str) -> None:
+    """What a load balancer does to learn whether something listens."""
+    host, _, port = address.rpartition(":")
+    socket.create_connection((host, int(port)), timeout=30.0).close()
+
+
+def probe_link(path: str) -> None:
+    """What the next service does to learn whether a folder is one of the dead."""
+    with socket.socket(socket.AF_UNIX) as caller:
+        caller.connect(path)
+
+
+async def test_probes_and_an_orderly_stop_leave_no_trace_in_the_log() -> None:
+    arguments = ("--fronts", "2", "--operations-port", "0", "--metrics-port", "0")
+    async with started(*simulated(), *arguments) as service:
+        link = (await service.until_logged("starting:")).split("link=")[1].strip()
+        metrics = (await service.door("metrics")).removeprefix("http://").removesuffix("/metrics")
+        operations = await service.door("operations")
+        num_lines = len(service.stderr)
+        for _ in range(3):
+            for address in (service.address, operations, metrics):
+                await asyncio.to_thread(probe, address)
+            probe_link(link)
+            probe_link(link.replace("engine.sock", "observer.sock"))
+        service.signal(signal.SIGTERM)
+        assert await service.ended() == 0
+    after = lines_of(service)[num_lines:]
+    assert [level for level, _ in after] == ["INFO"], after
+    assert after[0][1].startswith("SIGTERM: draining")
+    told = [text for _, text in lines_of(service)]
+    announced = [line.strip() for line in service.stdout]
+    assert len(announced) == 3
+    assert len({*told, *announced}) == len(told) + len(announced), "something is there twice"
+    assert not [text for text in told for line in announced if line in text]
+
+
+async def test_a_front_that_is_killed_is_reported_once_and_without_contradiction() -> None:
+    async with started(*simulated(), "--fronts", "1") as service:
+        front = await service.next_pid("front")
+        async with service.channel() as channel:
+            call = pb_grpc.GenerationServiceStub(channel).Generate(resumable(num_tokens=900))
+            await call.read()
+            os.kill(front, signal.SIGKILL)
+            assert await service.next_pid("front") != front
+            gone = await service.until_logged("is gone")
+        service.signal(signal.SIGTERM)
+        assert await service.ended() == 0
+    assert "1 requests can be resumed, 1 running outputs are stopped" in gone
+    assert "cancelled" not in gone
+    # Ready, dead, gone from the engine, and the next one ready.
+    of_it = [text for _, text in lines_of(service) if "front " in text]
+    assert ["ready" in text for text in of_it].count(True) == 2, of_it
+    assert sum("front 1 died (killed by signal 9)" in text for text in of_it) == 1, of_it
+    assert len(of_it) == 4, of_it
