@@ -191,7 +191,7 @@ SABOTAGES = [
     Sabotage("prefixes are counted", "live prefixes", LivePrefixes, "remove", without),
     Sabotage("tenants are counted", "miscounted", Tenants, "stop", always(False)),
     Sabotage("tenants run no more than they may", "", Tenants, "is_at_limit", always(False)),
-    Sabotage("the queue is bounded", "_check_bounds", Door, "_crowd", without),
+    Sabotage("the queue is bounded", "_check_bounds", Door, "_displaced", always(())),
     # What clients are told.
     Sabotage("one end each", "take", Lifecycle, "_end_in_error", twice_ended),
     Sabotage("no token after the end", "", Lifecycle, "_drop_from_flights", forgetting_flights),

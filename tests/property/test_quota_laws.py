@@ -24,9 +24,9 @@ limits = st.integers(1, 200)
 
 def let_in(accounts: QuotaAccounts, key: int, prompt: int, now: float, tenant: str = "a") -> bool:
     """One request of `prompt` tokens, if it fits; it ends at once."""
-    if accounts.breach_of(tenant, prompt, now) is not None:
+    if accounts.breach_of(tenant, prompt, 1, now) is not None:
         return False
-    accounts.take_in(make_spec(key, prompt, tenant=tenant, hashed=False), INDEX, now)
+    accounts.take_in(make_spec(key, prompt, tenant=tenant, hashed=False), 1, INDEX, now)
     accounts.release(tenant)
     return True
 
@@ -76,7 +76,7 @@ def test_the_accounts_are_two_buckets(
     accounts = QuotaAccounts({}, quota)
     most = {"requests": float(requests or 0), "tokens": float(tokens or 0)}
     level, now = dict(most), 0.0
-    accounts.take_in(make_spec(9999, 1, tenant="a", hashed=False), INDEX, now)
+    accounts.take_in(make_spec(9999, 1, tenant="a", hashed=False), 1, INDEX, now)
     level["requests"] -= 1.0
     level["tokens"] -= 1.0
     for key, (gap_s, what, count) in enumerate(steps, start=1):
@@ -118,13 +118,13 @@ def test_who_comes_back_when_told_is_let_in(
     now = start_s
     for key, (gap_s, prompt, num_outputs) in enumerate(arrivals, start=1):
         now += gap_s
-        breach = accounts.breach_of("a", prompt, now)
+        breach = accounts.breach_of("a", prompt, 1, now)
         if breach is not None:
             assert breach.retry_after_s is not None
             # Not a moment too late either: shortly before, it is still refused.
             early_s = now + 0.99 * breach.retry_after_s
             if 0.01 * breach.retry_after_s > MARGIN:
-                assert accounts.breach_of("a", prompt, early_s) is not None
+                assert accounts.breach_of("a", prompt, 1, early_s) is not None
             now += breach.retry_after_s
         assert let_in(accounts, key, prompt, now)
         accounts.charge_outputs(np.full(num_outputs, INDEX, dtype=np.int32), now)

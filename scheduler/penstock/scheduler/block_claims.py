@@ -1,27 +1,63 @@
-"""What requests asked for the blocks they left behind: a level, for a while.
+"""Which priority requests asked for the blocks they left in the prefix cache, and for how long.
 
-Owns the claims and when they lapse. Does not know which blocks are cached.
+Owns the claims, their budget and when they expire. Does not know which blocks are cached.
 
 A block that several requests left has the highest level that one of them asked for, for as long as
-that one asked; of equal levels the longer stay counts. A claim below the default holds only while
-nobody else has left the block: a request that gives its own prompt up early must not drag down the
-head that it shares with others.
+that one asked; of equal levels the longer duration counts. A claim below the default holds only
+while no other request has left the block: a request that gives its own prompt up early must not
+lower the head that it shares with others.
+
+Claims above the default have a budget, of all tenants and of each: such blocks are evicted after
+everything else in the cache, so without one a tenant could take the cache from all others. Over its
+own budget a tenant loses its oldest claims; over that of all, the tenant with most claims does. The
+blocks stay cached at the default level.
 """
 
 import heapq
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from penstock.scheduler.cached_blocks import DEFAULT_LEVEL
 from penstock.scheduler.check_pieces import Faults, pieces
+from penstock.scheduler.config import SchedulerConfig
+from penstock.scheduler.request_options import CacheRetention
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetentionBudget:
+    """Blocks that may have a claim above the default, and seconds that a claim may last."""
+
+    max_num_blocks: int
+    max_num_of_tenant: int
+    max_duration_s: float
+
+    def limit(self, retention: CacheRetention) -> CacheRetention:
+        """The same retention for no longer than the budget allows."""
+        if retention.priority <= DEFAULT_LEVEL or retention.duration_s <= self.max_duration_s:
+            return retention
+        return CacheRetention(priority=retention.priority, duration_s=self.max_duration_s)
+
+
+def retention_budget(config: SchedulerConfig, num_blocks: int) -> RetentionBudget:
+    """The budget that `config` allows over a pool of `num_blocks`."""
+    return RetentionBudget(
+        max_num_blocks=int(config.max_retention_share * num_blocks),
+        max_num_of_tenant=int(config.max_tenant_retention_share * num_blocks),
+        max_duration_s=config.max_retention_s,
+    )
 
 
 class BlockClaims:
-    """Blocks that are to stand elsewhere than at the default level."""
+    """Blocks that are to be kept at another level than the default."""
 
-    def __init__(self) -> None:
+    def __init__(self, budget: RetentionBudget) -> None:
+        self._budget = budget
         self._claims: dict[int, tuple[int, float]] = {}
         self._ends: list[tuple[float, int]] = []
         self._num_low = 0
+        # Of the claims above the default: by tenant its blocks, the oldest claim first.
+        self._high_of: dict[str, dict[int, None]] = {}
+        self._tenant_of: dict[int, str] = {}
 
     def __len__(self) -> int:
         return len(self._claims)
@@ -39,28 +75,66 @@ class BlockClaims:
         claim = self._claims.get(block)
         return DEFAULT_LEVEL if claim is None else claim[0]
 
-    def make(self, block: int, level: int, expires_s: float) -> None:
-        """Claim a level other than the default, if it beats what is claimed already."""
-        claim = (level, expires_s)
-        if claim <= self._claims.get(block, (-1, 0.0)):
+    def make(
+        self, blocks: Iterable[int], retention: CacheRetention, tenant: str, now: float
+    ) -> list[int]:
+        """Claim a level other than the default for each block, most valuable last.
+
+        A claim that does not exceed the one the block has changes nothing. Returns the blocks that
+        lost their claim to the budget.
+        """
+        claim = (retention.priority, now + self._budget.limit(retention).duration_s)
+        for block in blocks:
+            if claim > self._claims.get(block, (-1, 0.0)):
+                self.drop(block)
+                self._put(block, claim, tenant)
+        return self._keep_budget(tenant)
+
+    def drop(self, block: int) -> None:
+        """Remove the claim of a block, if it has one."""
+        claim = self._claims.pop(block, None)
+        if claim is None:
             return
-        self.drop(block)
+        self._num_low -= claim[0] < DEFAULT_LEVEL
+        tenant = self._tenant_of.pop(block, None)
+        if tenant is not None:
+            blocks = self._high_of[tenant]
+            del blocks[block]
+            if not blocks:
+                del self._high_of[tenant]
+
+    def _put(self, block: int, claim: tuple[int, float], tenant: str) -> None:
         self._claims[block] = claim
+        level, expires_s = claim
         self._num_low += level < DEFAULT_LEVEL
+        if level > DEFAULT_LEVEL:
+            self._tenant_of[block] = tenant
+            self._high_of.setdefault(tenant, {})[block] = None
         if len(self._ends) > 2 * len(self._claims) + 64:
             self._ends = [(until_s, there) for there, (_, until_s) in self._claims.items()]
             heapq.heapify(self._ends)
         else:
             heapq.heappush(self._ends, (expires_s, block))
 
-    def drop(self, block: int) -> None:
-        """Nothing is claimed any more, if something was."""
-        claim = self._claims.pop(block, None)
-        if claim is not None:
-            self._num_low -= claim[0] < DEFAULT_LEVEL
+    def _keep_budget(self, tenant: str) -> list[int]:
+        """Drop what is over the budget, the claims of `tenant` being new."""
+        lost: list[int] = []
+        budget, high_of = self._budget, self._high_of
+        while len(high_of.get(tenant, ())) > budget.max_num_of_tenant:
+            lost.append(self._drop_oldest(tenant))
+        while len(self._tenant_of) > budget.max_num_blocks:
+            # `tenant` counts as the larger one of equals: an equal share is not taken from others.
+            largest = max(high_of, key=lambda name: (len(high_of[name]), name == tenant))
+            lost.append(self._drop_oldest(largest))
+        return lost
+
+    def _drop_oldest(self, tenant: str) -> int:
+        block = next(iter(self._high_of[tenant]))
+        self.drop(block)
+        return block
 
     def drop_low(self, blocks: Iterable[int]) -> None:
-        """Somebody left these blocks who asked for nothing less than the default."""
+        """A request that asked for no less than the default left these blocks."""
         for block in blocks:
             if self.level(block) < DEFAULT_LEVEL:
                 self.drop(block)
@@ -91,3 +165,18 @@ class BlockClaims:
             yield ""
         if num_low != self._num_low:
             yield "low claims are miscounted"
+        yield ""
+        yield from self._budget_faults()
+
+    def _budget_faults(self) -> Faults:
+        by_tenant = {block: name for name, high in self._high_of.items() for block in high}
+        if by_tenant != self._tenant_of or not all(self._high_of.values()):
+            yield "claims and their tenants disagree"
+        if by_tenant.keys() != {
+            b for b, (level, _) in self._claims.items() if level > DEFAULT_LEVEL
+        }:
+            yield "a claim above the default has no tenant, or the other way round"
+        sizes = [len(high) for high in self._high_of.values()]
+        budget = self._budget
+        if max(sizes, default=0) > budget.max_num_of_tenant or sum(sizes) > budget.max_num_blocks:
+            yield "claims exceed their budget"

@@ -10,13 +10,14 @@ level is what its requests asked for (block_claims.py) or that of sessions while
 head of a prefix, which more requests share, is evicted last (the order vLLM established).
 """
 
+import math
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.scheduler.block_claims import BlockClaims
+from penstock.scheduler.block_claims import BlockClaims, RetentionBudget
 from penstock.scheduler.cache_book import CacheBook
 from penstock.scheduler.cached_blocks import DEFAULT_LEVEL, CachedBlocks
 from penstock.scheduler.check_pieces import PIECE, Faults
@@ -29,7 +30,8 @@ class BlockPool:
     """Reference counts, the free stack, and the index from content hash to block.
 
     Every block is in exactly one of: the free stack, the cached order, used. Without `sessions`
-    there are none; without `order` the block used longest ago goes first.
+    there are none; without `order` the block used longest ago goes first; without `budget`
+    retention has no bound.
     """
 
     def __init__(
@@ -37,6 +39,7 @@ class BlockPool:
         num_blocks: int,
         sessions: Sessions | None = None,
         order: EvictionOrder | None = None,
+        budget: RetentionBudget | None = None,
     ) -> None:
         if num_blocks < 1:
             raise ValueError("num_blocks must be at least 1")
@@ -54,7 +57,11 @@ class BlockPool:
         self.num_available = num_blocks
         self._cached = CachedBlocks(order)
         self._order = self._cached.order
-        self._claims = BlockClaims()
+        if budget is None:
+            budget = RetentionBudget(
+                max_num_blocks=num_blocks, max_num_of_tenant=num_blocks, max_duration_s=math.inf
+            )
+        self._claims = BlockClaims(budget)
         # Not `or`: sessions without blocks count as false.
         if sessions is None:
             sessions = Sessions(level=100, ttl_s=0.0, max_num_blocks=0, max_num_each=0)
@@ -124,15 +131,20 @@ class BlockPool:
         self.ref_counts[np.array(blocks, dtype=np.int32)] += 1
 
     def release(
-        self, blocks: NDArray[np.int32], retention: CacheRetention | None = None, now: float = 0.0
+        self,
+        blocks: NDArray[np.int32],
+        retention: CacheRetention | None = None,
+        now: float = 0.0,
+        tenant: str = "",
     ) -> None:
         """Give back one reference to each block of one table, int32 [n], no duplicates.
 
-        `retention`: what the request wants for those whose content is known, from `now` on.
+        `retention`: what the request of `tenant` wants for those whose content is known, from `now`
+        on.
         """
         counts = self.ref_counts[blocks] - 1
         self.ref_counts[blocks] = counts
-        self._claim(blocks, retention, now)
+        self._claim(blocks, retention, now, tenant)
         unused = blocks[counts == 0][::-1]
         self.num_available += len(unused)
         is_hashed = self._is_hashed[unused]
@@ -181,7 +193,11 @@ class BlockPool:
         return self._cached.level(block) if block in self._cached else None
 
     def _claim(
-        self, blocks: NDArray[np.int32], retention: CacheRetention | None, now: float
+        self,
+        blocks: NDArray[np.int32],
+        retention: CacheRetention | None,
+        now: float,
+        tenant: str,
     ) -> None:
         """What a request that leaves `blocks` wants for them."""
         claims = self._claims
@@ -196,8 +212,8 @@ class BlockPool:
         if level < DEFAULT_LEVEL:
             named = named[~self._is_settled[named]]
         self._has_standing = True
-        for block in named.tolist():
-            claims.make(block, level, now + retention.duration_s)
+        # The head of a prefix last: more requests share it, so its claim is lost last.
+        self._move(claims.make(named[::-1].tolist(), retention, tenant, now))
 
     def _level(self, block: int) -> int:
         level = self._claims.level(block)

@@ -107,6 +107,10 @@ class SchedulerConfig:
     the last one on, at `session_retention_priority`. `max_session_share`: of all blocks, what they
     may keep together; `max_session_tokens`: what each may keep, the head of its dialogue.
 
+    Requests may ask for a cache retention above the default (see block_claims.py):
+    `max_retention_share` and `max_tenant_retention_share` bound the blocks that have it, of all
+    tenants together and of each, as shares of all blocks; `max_retention_s` bounds its duration.
+
     `eviction`: which cached block makes room.
     """
 
@@ -137,6 +141,9 @@ class SchedulerConfig:
     session_retention_priority: int = 60
     max_session_share: float = 0.5
     max_session_tokens: int = 32_768
+    max_retention_share: float = 0.5
+    max_tenant_retention_share: float = 0.25
+    max_retention_s: float = 3600.0
     eviction: EvictionPolicy = EvictionPolicy.HIT_DENSITY
 
     def __post_init__(self) -> None:
@@ -154,6 +161,7 @@ class SchedulerConfig:
             raise ValueError("target_itl_s must be finite and above 0")
         self._check_order()
         self._check_sessions()
+        self._check_retention()
         if self.order is SchedulingOrder.FCFS and self.max_num_running_per_tenant is not None:
             raise ValueError("max_num_running_per_tenant needs the order FAIR")
         self._check_weights()
@@ -174,6 +182,13 @@ class SchedulerConfig:
         if not DEFAULT_RETENTION_PRIORITY < self.session_retention_priority <= 100:
             least = DEFAULT_RETENTION_PRIORITY + 1
             raise ValueError(f"session_retention_priority must be in {least} .. 100")
+
+    def _check_retention(self) -> None:
+        for name in ("max_retention_share", "max_tenant_retention_share"):
+            if not 0.0 <= getattr(self, name) <= 1.0:
+                raise ValueError(f"{name} must be in [0, 1]")
+        if not (math.isfinite(self.max_retention_s) and self.max_retention_s > 0.0):
+            raise ValueError("max_retention_s must be finite and above 0")
 
     def _check_weights(self) -> None:
         for name in ("prompt_token_weight", "output_token_weight"):

@@ -1,8 +1,8 @@
 """Who may join the queue.
 
 Owns the refusals at submission, in order: an id that is in use, a size that can never fit, a time
-that has passed, a tenant over its quota, a full queue or a tenant over its part of it, and a
-deadline that cannot be met.
+that has passed, a tenant over a quota or over its part of the queue, a full queue, and a deadline
+that cannot be met. At a full queue others may have to give way (queue_places.py).
 One that was let in before and lost with its engine is refused only for the first three. Changes
 nothing.
 """
@@ -10,7 +10,7 @@ nothing.
 from collections.abc import Container, Sequence
 from dataclasses import replace
 
-from penstock.scheduler.config import SchedulerConfig
+from penstock.scheduler.config import SchedulerConfig, SchedulingOrder
 from penstock.scheduler.executor import ExecutorInfo
 from penstock.scheduler.kv_cache import KVCache
 from penstock.scheduler.outlook import Outlook, Prospect, Verdict
@@ -59,10 +59,14 @@ class Door:
         if min(leader.spec.deadline_s, leader.spec.ttft_deadline_s) <= now:
             return Prospect(num_ahead=0, verdict=self._outlook.dropped(leader, now))
         # A replay was let in once: it is not turned away because all others come back with it.
-        verdict = None if leader.spec.num_replays else self._crowd(requests, now)
-        if verdict is not None:
-            return Prospect(num_ahead=0, verdict=verdict)
-        return self._outlook.prospect(leader, now)
+        if leader.spec.num_replays:
+            return self._outlook.prospect(leader, now)
+        verdict = self._over_quota(requests, now)
+        displaced = None if verdict is not None else self._displaced(requests)
+        if displaced is None:
+            full = verdict or self._outlook.crowded(leader, FailureReason.QUEUE_FULL, now)
+            return Prospect(num_ahead=0, verdict=full)
+        return replace(self._outlook.prospect(leader, now), displaced=displaced)
 
     def _flaw(self, specs: Sequence[RequestSpec]) -> FailureReason | None:
         """What is wrong with the request itself."""
@@ -85,34 +89,43 @@ class Door:
             return FailureReason.EXCEEDS_KV_CACHE
         return None
 
-    def _crowd(self, requests: Sequence[Request], now: float) -> Verdict | None:
-        """Which quota of the tenant is used up, or which bound of the queue has no room for them.
-
-        Nobody is told to come back for room that there will never be: what is more than a bound by
-        itself is let in while nobody else waits.
-        """
-        config, queue, leader = self._config, self._queue, requests[0]
+    def _over_quota(self, requests: Sequence[Request], now: float) -> Verdict | None:
+        """Which quota of the tenant is exceeded, its part of the queue included."""
+        leader = requests[0]
         tenant, num_prompt_tokens = leader.spec.tenant, leader.spec.num_prompt_tokens
-        breach = self._quotas.breach_of(tenant, num_prompt_tokens, now)
+        breach = self._quotas.breach_of(tenant, num_prompt_tokens, len(requests), now)
         if breach is not None:
             return Verdict(
                 reason=FailureReason.TENANT_OVER_QUOTA,
                 retry_after_s=breach.retry_after_s,
                 breach=breach,
             )
+        most = self._config.max_num_waiting_per_tenant
+        num_waiting = self._tenants.num_waiting_of(tenant)
+        if most is None or not num_waiting or num_waiting + len(requests) <= most:
+            return None
+        verdict = self._outlook.crowded(leader, FailureReason.TENANT_OVER_QUOTA, now)
+        breach = QuotaBreach(
+            kind=QuotaKind.NUM_WAITING, limit=most, retry_after_s=verdict.retry_after_s
+        )
+        return replace(verdict, breach=breach)
+
+    def _displaced(self, requests: Sequence[Request]) -> tuple[Request, ...] | None:
+        """Waiting requests that give way to an arriving one; None when there is no room for it.
+
+        What exceeds a bound by itself is admitted while nothing else waits: there would never be
+        room for it.
+        """
+        config, queue = self._config, self._queue
+        num_over = len(queue) + len(requests) - config.max_num_waiting
         num_tokens = sum(len(request.tokens) for request in requests)
-        if len(queue) and (
-            len(queue) + len(requests) > config.max_num_waiting
-            or queue.num_tokens + num_tokens > config.max_num_waiting_tokens
-        ):
-            return self._outlook.crowded(leader, FailureReason.QUEUE_FULL, now)
-        most = config.max_num_waiting_per_tenant
-        if most is not None:
-            num_waiting = self._tenants.num_waiting_of(tenant)
-            if num_waiting and num_waiting + len(requests) > most:
-                verdict = self._outlook.crowded(leader, FailureReason.TENANT_OVER_QUOTA, now)
-                breach = QuotaBreach(
-                    kind=QuotaKind.NUM_WAITING, limit=most, retry_after_s=verdict.retry_after_s
-                )
-                return replace(verdict, breach=breach)
-        return None
+        num_tokens_over = queue.num_tokens + num_tokens - config.max_num_waiting_tokens
+        if not len(queue) or (num_over <= 0 and num_tokens_over <= 0):
+            return ()
+        if config.order is not SchedulingOrder.FAIR:
+            return None
+        units = queue.places.displaced_by(requests, num_over, num_tokens_over)
+        if units is None:
+            return None
+        # The leader of each last: no follower takes its place in between.
+        return tuple(request for unit in units for request in reversed(unit))

@@ -53,6 +53,11 @@ class Grants:
         return {grant.request.slot for grant in self._grants}
 
     @property
+    def greatest_priority(self) -> int | None:
+        """Of the prompts that got tokens; None when there is none."""
+        return max((grant.request.spec.priority for grant in self._grants), default=None)
+
+    @property
     def ends_any(self) -> bool:
         """Whether a prompt ends in this step."""
         return any(grant.count == grant.remaining for grant in self._grants)

@@ -163,8 +163,9 @@ def _tenant_faults(life: Lifecycle) -> list[str]:
         faults.append("the order miscounts who stands in it")
     if len(life.queue.sums) != len(life.queue.order):
         faults.append("the sums of the queue miss somebody")
-    live = {request.spec.request_id: request.spec.tenant for request in life.requests.values()}
-    faults.extend(life.quotas.faults(Counter(live.values())))
+    live = Counter(request.spec.tenant for request in life.requests.values())
+    faults.extend(life.quotas.faults(live))
     faults.extend(life.queue.sums.faults())
+    faults.extend(life.queue.places.faults(tuple(life.queue)))
     faults.extend(life.outlook.prefixes.faults(life.requests))
     return faults

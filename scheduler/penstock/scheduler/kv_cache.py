@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.scheduler.block_claims import RetentionBudget
 from penstock.scheduler.block_hash import chain_root, hash_blocks
 from penstock.scheduler.block_pool import BlockPool
 from penstock.scheduler.cache_book import CacheBook
@@ -31,8 +32,9 @@ class KVCache:
         num_blocks: int,
         sessions: Sessions | None = None,
         order: EvictionOrder | None = None,
+        budget: RetentionBudget | None = None,
     ) -> None:
-        self.pool = BlockPool(num_blocks, sessions, order)
+        self.pool = BlockPool(num_blocks, sessions, order, budget)
         self.block_size = arrays.block_size
         self.capacity: NDArray[np.int32] = np.zeros(arrays.num_slots, dtype=np.int32)
         self.reserved: NDArray[np.int32] = np.zeros(arrays.num_slots, dtype=np.int32)
@@ -146,7 +148,8 @@ class KVCache:
     def free(self, request: Request, now: float) -> None:
         """Give the blocks and promises of a running request back, as long to stay as it asked."""
         slot = request.slot
-        self.pool.release(self._table(slot), request.spec.retention, now)
+        spec = request.spec
+        self.pool.release(self._table(slot), spec.retention, now, spec.tenant)
         self._arrays.num_blocks[slot] = 0
         self.capacity[slot] = 0
         self.num_reserved -= int(self.reserved[slot])

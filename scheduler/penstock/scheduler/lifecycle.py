@@ -11,8 +11,10 @@ from collections import deque
 import numpy as np
 
 from penstock.scheduler.arrival_order import ArrivalOrder
+from penstock.scheduler.block_claims import retention_budget
 from penstock.scheduler.config import SchedulerConfig, SchedulingOrder
 from penstock.scheduler.door import Door
+from penstock.scheduler.engine_retention import EngineRetention
 from penstock.scheduler.events import (
     Admitted,
     Failed,
@@ -29,6 +31,7 @@ from penstock.scheduler.flight import Flight
 from penstock.scheduler.hit_density_order import eviction_order_of
 from penstock.scheduler.kv_cache import KVCache
 from penstock.scheduler.outlook import Outlook, Verdict
+from penstock.scheduler.queue_places import QueuePlaces
 from penstock.scheduler.quota_accounts import QuotaAccounts
 from penstock.scheduler.refusals import failed
 from penstock.scheduler.request import (
@@ -39,7 +42,7 @@ from penstock.scheduler.request import (
     RequestSpec,
 )
 from penstock.scheduler.running import Running
-from penstock.scheduler.sessions import retained_as_session, sessions_of
+from penstock.scheduler.sessions import sessions_of
 from penstock.scheduler.slot_arrays import SlotArrays
 from penstock.scheduler.state import RequestEvent, RequestState
 from penstock.scheduler.tenants import Tenants
@@ -75,6 +78,7 @@ class Lifecycle:
             info.num_blocks,
             sessions_of(config, info),
             eviction_order_of(config, info),
+            retention_budget(config, info.num_blocks),
         )
         self.running = Running(self.arrays)
         self.tenants = Tenants(config)
@@ -84,6 +88,7 @@ class Lifecycle:
             FairOrder(self.tenants, config) if self.is_fair else ArrivalOrder(),
             self.tenants,
             WaitingSums(config, info.block_size),
+            QueuePlaces(config, self.tenants),
         )
         self.outlook = Outlook(
             info,
@@ -102,7 +107,7 @@ class Lifecycle:
         self.is_behind = False
         self._keys_of: dict[str, set[int]] = {}
         self._config = config
-        self._keeps_own_cache = info.is_self_paced
+        self._engine_retention = EngineRetention(config, info) if info.is_self_paced else None
         self._door = Door(
             info,
             config,
@@ -129,8 +134,8 @@ class Lifecycle:
 
         A refusal becomes one `Failed` end per spec.
         """
-        if self._keeps_own_cache:
-            specs = tuple(retained_as_session(spec, self._config) for spec in specs)
+        if self._engine_retention is not None:
+            specs = self._engine_retention.limit(specs, now)
         requests = [
             Request(
                 spec=spec,
@@ -145,6 +150,9 @@ class Lifecycle:
         if prospect.verdict is not None:
             self.ends.extend(failed(spec, now, prospect.verdict) for spec in specs)
             return
+        for request in prospect.displaced:
+            verdict = self.outlook.crowded(request, FailureReason.QUEUE_FULL, now)
+            self.drop(request, verdict, now)
         self._next_sequence += len(specs)
         self._keys_of[specs[0].request_id] = {spec.key for spec in specs}
         self.changes.append(
@@ -157,7 +165,9 @@ class Lifecycle:
         )
         for request in requests:
             self._wait(request, now, leader_key=specs[0].key)
-        self.quotas.take_in(specs[0], requests[0].tenant, now)
+        if not specs[0].num_replays:
+            self.queue.places.note_submitted(requests)
+        self.quotas.take_in(specs[0], len(specs), requests[0].tenant, now)
 
     def _wait(self, request: Request, now: float, leader_key: int) -> None:
         spec = request.spec
@@ -393,5 +403,5 @@ class Lifecycle:
         keys.discard(spec.key)
         if not keys:
             del self._keys_of[spec.request_id]
-            self.quotas.release(spec.tenant)
+        self.quotas.release(spec.tenant)
         self.queue.replace_leader(spec.key)

@@ -61,11 +61,13 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prospect:
-    """What awaits somebody new: see `events.Queued`; `verdict`: why to refuse, None to take."""
+    """What awaits an arriving request: see `events.Queued`; `verdict`: why to reject it, None to
+    admit it. `displaced`: waiting requests that then give way to it."""
 
     num_ahead: int
     queue_s: float | None = None
     verdict: Verdict | None = None
+    displaced: tuple[Request, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,6 +28,9 @@ from penstock.scheduler.running import DecodeRoster
 from penstock.scheduler.shares import Shares
 from penstock.scheduler.victims import choose_victim
 
+MAX_PAUSED_STEPS = 3
+"""Steps in a row of which the decodes of tenants over their share are left out."""
+
 
 class Planner:
     """Plans one step at a time over a `Lifecycle`."""
@@ -50,6 +53,7 @@ class Planner:
         self._stride = config.aging_stride
         self._num_light_steps = 0
         self._has_left_out = False
+        self._num_paused_steps = 0
         self._num_old_blocks = 0
         self._step = 0
 
@@ -69,7 +73,9 @@ class Planner:
             max_share=self._max_prefill_share,
             is_whole=self._takes_whole_prompts,
         )
-        if self._serve_light(grants, now):
+        serves_all = self._serve_light(grants, now)
+        light_priority = grants.greatest_priority if self._serves_light else None
+        if serves_all:
             self._continue_prefills(grants, now)
             if self._has_preempted:
                 waits_for = WaitReason.BLOCKS if len(self._life.queue.order) else None
@@ -79,12 +85,15 @@ class Planner:
         else:
             waits_for = WaitReason.FAIRNESS if len(self._life.queue.order) else None
         self._life.waits.tell(waits_for, now)
+        self._pause_decodes(light_priority)
         chunks = list(grants.chunks())
         # Gathered anew if a prefill preempted somebody who decodes.
         roster = self._life.running.decodes(self._life.cache.capacity)
         if not chunks and not len(roster.rows) and not self._life.released:
             return None
-        return self._commit(roster, chunks)
+        flight = self._commit(roster, chunks)
+        self._life.running.resume_decoding()
+        return flight
 
     def _prefill_tokens(self, num_decodes: int) -> int:
         """Tokens of prefill that the step may hold beside so many decodes."""
@@ -150,6 +159,25 @@ class Planner:
         is_over = self._has_left_out or grants.budget_tokens <= 0
         self._num_light_steps = self._num_light_steps + 1 if is_over else 0
         return not self._has_left_out
+
+    def _pause_decodes(self, light_priority: int | None) -> None:
+        """Leave the decodes of tenants over their share out of a step for a light tenant's prompt.
+
+        Next to a full batch of decodes such a prompt takes up to twice as long. `light_priority`:
+        the class of the light prompts of this step; None when it has none. Decodes of a higher
+        class go on, and none is left out of more than `MAX_PAUSED_STEPS` in a row.
+        """
+        num_paused, self._num_paused_steps = self._num_paused_steps, 0
+        life = self._life
+        if light_priority is None or num_paused == MAX_PAUSED_STEPS or life.tenants.num_live < 2:
+            return
+        roster = life.running.decodes(life.cache.capacity)
+        slots = roster.rows.index
+        is_light = self._shares().are_light(life.arrays.tenant[slots])
+        paused = slots[~is_light & (life.arrays.level[slots] <= light_priority)]
+        if len(paused):
+            life.running.pause_decoding(paused)
+            self._num_paused_steps = num_paused + 1
 
     def _continue_prefills(self, grants: Grants, now: float) -> None:
         running = self._life.running

@@ -69,23 +69,30 @@ class QuotaAccounts:
         """The limits of a tenant."""
         return self._quotas.get(tenant, self._default)
 
-    def breach_of(self, tenant: str, num_tokens: int, now: float) -> QuotaBreach | None:
-        """Why a request with a prompt of `num_tokens` does not fit; None when it does.
+    def breach_of(
+        self, tenant: str, num_tokens: int, num_outputs: int, now: float
+    ) -> QuotaBreach | None:
+        """Why a request of so many outputs, with a prompt of `num_tokens`, exceeds a quota.
+
+        None when it fits.
 
         Of several limits the one that is told keeps the tenant waiting longest.
         """
         quota = self.quota_of(tenant)
         if quota == NO_QUOTA:
             return None
+        most = quota.max_num_live
         row = self._row_of.get(tenant)
+        num_live = 0 if row is None else self._num_live[row]
+        over_live = most is not None and num_live + num_outputs > most
         if row is None:
-            return None
+            return QuotaBreach(kind=QuotaKind.NUM_LIVE, limit=most) if over_live else None
         worst: QuotaBreach | None = None
         for kind, limit, count, full_s in (
             (
                 QuotaKind.REQUESTS_PER_MINUTE,
                 quota.max_requests_per_minute,
-                1,
+                num_outputs,
                 self._requests_full_s[row],
             ),
             (
@@ -102,22 +109,23 @@ class QuotaAccounts:
                 worst = QuotaBreach(kind=kind, limit=limit, retry_after_s=wait_s)
         if worst is not None:
             return worst
-        most = quota.max_num_live
-        if most is not None and self._num_live[row] >= most:
+        if over_live:
             return QuotaBreach(kind=QuotaKind.NUM_LIVE, limit=most)
         return None
 
-    def take_in(self, spec: RequestSpec, index: int, now: float) -> None:
-        """A request was let in, `spec` leads it; `index`: its tenant's in the table of tenants.
+    def take_in(self, spec: RequestSpec, num_outputs: int, index: int, now: float) -> None:
+        """Count an admitted request, `spec` being its leader.
 
-        A replay was paid for in an earlier life and costs nothing but its place.
+        `index`: its tenant's in the table of tenants. Its prompt is computed once and counts once;
+        every output counts as live and as a request of the minute. A replay was counted when it was
+        first admitted: only its outputs count, as live.
         """
         tenant = spec.tenant
         row = self._row_of.get(tenant)
         if row is None:
             row = self._add(tenant, now)
         self._resting.pop(tenant, None)
-        self._num_live[row] += 1
+        self._num_live[row] += num_outputs
         if index >= len(self._row_at):
             grown = np.zeros(2 * index, dtype=np.intp)
             grown[: len(self._row_at)] = self._row_at
@@ -128,13 +136,13 @@ class QuotaAccounts:
         most = self.quota_of(tenant).max_requests_per_minute
         if most is not None:
             full_s = max(self._requests_full_s[row], now)
-            self._requests_full_s[row] = full_s + _MINUTE_S / most
+            self._requests_full_s[row] = full_s + num_outputs * _MINUTE_S / most
         if self._token_s[row]:
             full_s = max(float(self._tokens_full_s[row]), now)
             self._tokens_full_s[row] = full_s + spec.num_prompt_tokens * float(self._token_s[row])
 
     def release(self, tenant: str) -> None:
-        """A request that was let in has ended, the last of its outputs with it."""
+        """One output of an admitted request has ended."""
         row = self._row_of[tenant]
         self._num_live[row] -= 1
         if not self._num_live[row]:
@@ -151,7 +159,7 @@ class QuotaAccounts:
         full_s += made * self._token_s[:count]
 
     def faults(self, num_live: Mapping[str, int]) -> list[str]:
-        """What does not hold of the accounts, given how many requests of each tenant live."""
+        """What does not hold of the accounts, given how many outputs of each tenant are live."""
         found = [
             f"the quota account of tenant {name!r} is miscounted"
             for name, row in self._row_of.items()

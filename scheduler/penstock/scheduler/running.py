@@ -46,6 +46,7 @@ class Running:
         self._free = list(range(arrays.num_slots))
         self._is_decoding: NDArray[np.bool_] = np.zeros(arrays.num_slots, dtype=np.bool_)
         self._prefilling: dict[int, Request] = {}
+        self._paused: set[int] = set()
         self._roster: DecodeRoster | None = None
         self._num_stop_columns = 0
         self.high_water = 0
@@ -81,6 +82,7 @@ class Running:
         self._request_of[slot] = None
         self._prefilling.pop(slot, None)
         self._is_decoding[slot] = False
+        self._paused.discard(slot)
         self._roster = None
         heapq.heappush(self._free, slot)
         while self.high_water and self._request_of[self.high_water - 1] is None:
@@ -111,6 +113,22 @@ class Running:
             self.stays.stop_decoding(slot)
         self._is_decoding[slots] = False
         self._roster = None
+
+    def pause_decoding(self, slots: NDArray[np.intp]) -> None:
+        """Leave these decodes out until `resume_decoding`."""
+        for slot in slots.tolist():
+            self.stays.pause_decoding(slot)
+            self._paused.add(slot)
+        self._is_decoding[slots] = False
+        self._roster = None
+
+    def resume_decoding(self) -> None:
+        """The paused decodes that still run take part in the next step."""
+        for slot in self._paused:
+            self.stays.start_decoding(slot)
+            self._is_decoding[slot] = True
+            self._roster = None
+        self._paused.clear()
 
     def prefilling(self) -> list[Request]:
         """Requests whose tokens are not all computed, most senior first."""

@@ -20,14 +20,13 @@ There are never more sessions than held blocks, hence the account is bounded by 
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TypeAlias
 
 from penstock.scheduler.check_pieces import Faults, is_sorted, pieces
 from penstock.scheduler.config import SchedulerConfig
 from penstock.scheduler.executor import ExecutorInfo
 from penstock.scheduler.request import RequestSpec
-from penstock.scheduler.request_options import CacheRetention
 
 SessionKey: TypeAlias = tuple[str, str, bytes]
 """Tenant, session id, hash salt: none of them reaches another's blocks."""
@@ -167,17 +166,3 @@ def session_key(spec: RequestSpec) -> SessionKey | None:
     if not spec.session_id or not spec.hash_salt:
         return None
     return spec.tenant, spec.session_id, spec.hash_salt
-
-
-def retained_as_session(spec: RequestSpec, config: SchedulerConfig) -> RequestSpec:
-    """The same request for an executor that keeps its own cache.
-
-    It knows no sessions, so the request asks for a retention as long and as high, unless it asked
-    for a higher one itself. Neither of the bounds holds there.
-    """
-    if not spec.session_id:
-        return spec
-    level, retention = config.session_retention_priority, spec.retention
-    if retention is None or retention.priority < level:
-        retention = CacheRetention(priority=level, duration_s=config.session_ttl_s)
-    return replace(spec, retention=retention, session_id="")

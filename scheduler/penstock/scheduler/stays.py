@@ -107,6 +107,10 @@ class Stays:
         account.is_again = True
         self._stop_decoding(account)
 
+    def pause_decoding(self, slot: int) -> None:
+        """It has no token in the next step, and decodes again later."""
+        self._stop_decoding(self._accounts[slot])
+
     def stop_decoding(self, slot: int) -> None:
         """It has had its last step."""
         account = self._accounts[slot]

@@ -78,6 +78,14 @@ class Tenants:
         index = self._index_of.get(name)
         return 0 if index is None else self.num_waiting[index]
 
+    def index_of(self, name: str) -> int | None:
+        """The index of a tenant; None for one that is not known."""
+        return self._index_of.get(name)
+
+    def weight_of(self, name: str) -> float:
+        """The weight of a tenant, known or not."""
+        return self._weights.get(name, self._default_weight)
+
     def is_at_limit(self, index: int) -> bool:
         """Whether a tenant may not run one more."""
         return self._max_running is not None and self.num_running[index] >= self._max_running
@@ -172,11 +180,8 @@ class Tenants:
         self._weigh(index)
         return index
 
-    def _weight_of(self, index: int) -> float:
-        return self._weights.get(self._name_of[index] or "", self._default_weight)
-
     def _weigh(self, index: int) -> None:
-        self.weight[index] = weight = self._weight_of(index)
+        self.weight[index] = weight = self.weight_of(self._name_of[index] or "")
         self._output_price[index] = self._output_weight / weight
 
     def _rest(self, index: int) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from typing import Protocol
 
 from penstock.scheduler.forecast import Ahead
+from penstock.scheduler.queue_places import QueuePlaces
 from penstock.scheduler.request import NO_TIME, Request
 from penstock.scheduler.tenants import Tenants
 from penstock.scheduler.waiting_sums import WaitingSums
@@ -82,11 +83,15 @@ def expiry_s(request: Request) -> float:
 class WaitingQueue:
     """PENDING requests; `num_tokens` counts the tokens they would prefill.
 
-    `version` changes whenever somebody comes or goes. `sums`: of those who stand in the order.
+    `version` changes whenever a request comes or goes. `sums`: of those in the order. `places`:
+    which requests give way when the queue is full.
     """
 
-    def __init__(self, order: Order, tenants: Tenants, sums: WaitingSums) -> None:
+    def __init__(
+        self, order: Order, tenants: Tenants, sums: WaitingSums, places: QueuePlaces
+    ) -> None:
         self.order = order
+        self.places = places
         self.sums = sums
         self._tenants = tenants
         self._tickets = itertools.count()
@@ -137,6 +142,7 @@ class WaitingQueue:
     def remove(self, request: Request) -> None:
         """Take a request out, wherever it stands."""
         del self._members[request.spec.key]
+        self.places.leave(request)
         self.num_tokens -= len(request.tokens)
         self.version += 1
         self._tenants.leave(request.tenant)
@@ -184,6 +190,7 @@ class WaitingQueue:
         self._members[request.spec.key] = request
         self.num_tokens += len(request.tokens)
         request.tenant = self._tenants.join(request.spec.tenant)
+        self.places.join(request)
         self.recheck(request, request.recheck_s)
 
     def _enter(self, request: Request) -> None:

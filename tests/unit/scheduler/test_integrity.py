@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from penstock.scheduler import check_pieces
+from penstock.scheduler.block_claims import RetentionBudget
 from penstock.scheduler.block_pool import BlockPool
 from penstock.scheduler.config import EvictionPolicy, SchedulerConfig
 from penstock.scheduler.engine import Engine
@@ -103,7 +104,8 @@ def move_level(pool: BlockPool) -> None:
 
 
 def claim_nameless_block(pool: BlockPool) -> None:
-    pool._claims.make(int(pool._stack[0]), 80, 50.0)
+    blocks = [int(pool._stack[0])]
+    pool._claims.make(blocks, CacheRetention(priority=80, duration_s=50.0), "a", 0.0)
 
 
 def miscount_low_claims(pool: BlockPool) -> None:
@@ -112,6 +114,16 @@ def miscount_low_claims(pool: BlockPool) -> None:
 
 def keep_claims_for_ever(pool: BlockPool) -> None:
     pool._claims._ends.clear()
+
+
+def claim_beyond_budget(pool: BlockPool) -> None:
+    pool._claims._budget = RetentionBudget(
+        max_num_blocks=0, max_num_of_tenant=0, max_duration_s=1.0
+    )
+
+
+def lose_owner_of_claim(pool: BlockPool) -> None:
+    pool._claims._tenant_of.popitem()
 
 
 def lose_session_block(pool: BlockPool) -> None:
@@ -138,6 +150,8 @@ ANY_ORDER = [
     claim_nameless_block,
     miscount_low_claims,
     keep_claims_for_ever,
+    claim_beyond_budget,
+    lose_owner_of_claim,
     lose_session_block,
     hold_without_looking,
 ]

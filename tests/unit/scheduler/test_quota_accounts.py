@@ -86,19 +86,32 @@ def test_a_replay_is_let_in_and_costs_nothing_again() -> None:
     engine.check_integrity()
     run_until_idle(engine)
     accounts = engine.scheduler.life.quotas
-    breach = accounts.breach_of("", 1, 0.0)
+    breach = accounts.breach_of("", 1, 1, 0.0)
     assert breach is not None
     assert breach.retry_after_s == pytest.approx(60.0), "one request is on the account, not two"
 
 
-def test_outputs_of_one_request_are_one_request() -> None:
-    engine, _ = engine_with(TenantQuota(max_num_live=1))
-    leader = make_spec(1, 4, request_id="r")
-    follower = make_spec(2, leader.prompt_ids.tolist(), request_id="r", leader_key=1)
-    engine.submit((leader, replace(follower, output_index=1)))
-    assert num_live_of(engine.scheduler.life.quotas, "") == 1
+def test_each_output_of_a_request_counts() -> None:
+    engine, clock = engine_with(TenantQuota(max_num_live=2, max_requests_per_minute=2))
+    outputs = [make_spec(1, 4, request_id="r")]
+    for key in (2, 3):
+        other = make_spec(key, outputs[0].prompt_ids.tolist(), request_id="r", leader_key=1)
+        outputs.append(replace(other, output_index=key - 1))
+
+    engine.submit(tuple(outputs))
+    ends = [end for events in run_until_idle(engine) for end in events.ends]
+    assert all(isinstance(end, Failed) for end in ends), "three outputs, of two that are allowed"
+    breach = ends[0].breach if isinstance(ends[0], Failed) else None
+    assert breach == QuotaBreach(kind=QuotaKind.NUM_LIVE, limit=2)
+
+    engine.submit(tuple(outputs[:2]))
+    assert num_live_of(engine.scheduler.life.quotas, "") == 2
     run_until_idle(engine)
     assert num_live_of(engine.scheduler.life.quotas, "") == 0
+    refused = refusal(engine, make_spec(4, 4))
+    assert refused is not None, "two outputs were the requests of this minute"
+    clock.now_s += 30.0
+    assert refusal(engine, make_spec(5, 4)) is None
 
 
 def test_who_is_refused_for_another_reason_pays_nothing() -> None:
@@ -113,8 +126,8 @@ def test_of_two_limits_the_longer_wait_is_told() -> None:
     quota = TenantQuota(max_requests_per_minute=2, max_tokens_per_minute=60)
     accounts = QuotaAccounts({}, quota)
     for key in (1, 2):
-        accounts.take_in(make_spec(key, 30), 0, 0.0)
-    breach = accounts.breach_of("", 1, 0.0)
+        accounts.take_in(make_spec(key, 30), 1, 0, 0.0)
+    breach = accounts.breach_of("", 1, 1, 0.0)
     assert breach is not None
     assert (breach.kind, breach.limit) == (QuotaKind.REQUESTS_PER_MINUTE, 2)
     assert breach.retry_after_s == pytest.approx(30.0)
@@ -122,22 +135,22 @@ def test_of_two_limits_the_longer_wait_is_told() -> None:
 
 def test_a_smaller_limit_is_no_debt_and_a_lifted_one_frees_at_once() -> None:
     accounts = QuotaAccounts({}, TenantQuota(max_tokens_per_minute=1000))
-    accounts.take_in(make_spec(1, 500, tenant="a"), 0, 0.0)
+    accounts.take_in(make_spec(1, 500, tenant="a"), 1, 0, 0.0)
     accounts.release("a")
     accounts.set_quotas({"a": TenantQuota(max_tokens_per_minute=10)}, NO_QUOTA)
-    assert accounts.breach_of("a", 5, 0.0) is None, "half of a minute is left, of any size"
-    breach = accounts.breach_of("a", 6, 0.0)
+    assert accounts.breach_of("a", 5, 1, 0.0) is None, "half of a minute is left, of any size"
+    breach = accounts.breach_of("a", 6, 1, 0.0)
     assert breach is not None
     assert breach.retry_after_s == pytest.approx(6.0)
     accounts.set_quotas({}, NO_QUOTA)
-    assert accounts.breach_of("a", 10**6, 0.0) is None
+    assert accounts.breach_of("a", 10**6, 1, 0.0) is None
 
 
 def test_accounts_that_say_nothing_are_forgotten() -> None:
     accounts = QuotaAccounts({}, TenantQuota(max_requests_per_minute=1))
     for key in range(1, 1001):
         now = 100.0 * key
-        accounts.take_in(make_spec(key, 1, tenant=f"tenant-{key}"), key % 7, now)
+        accounts.take_in(make_spec(key, 1, tenant=f"tenant-{key}"), 1, key % 7, now)
         accounts.release(f"tenant-{key}")
     assert len(accounts) <= 3
 

@@ -7,10 +7,11 @@ import pytest
 from penstock.scheduler.block_hash import chain_root, hash_blocks
 from penstock.scheduler.config import SchedulerConfig
 from penstock.scheduler.engine import Engine
+from penstock.scheduler.engine_retention import as_retention
 from penstock.scheduler.events import Admitted, Preempted, StepEvents
 from penstock.scheduler.request import FinishReason, RequestSpec
 from penstock.scheduler.request_options import CacheRetention
-from penstock.scheduler.sessions import retained_as_session, session_key
+from penstock.scheduler.sessions import session_key
 from support.core import (
     BLOCK_SIZE,
     SALT,
@@ -205,16 +206,16 @@ def test_retention_works_without_a_session() -> None:
 
 def test_an_executor_with_its_own_cache_is_asked_for_a_retention() -> None:
     config = SchedulerConfig(session_ttl_s=9.0, session_retention_priority=70)
-    asked = retained_as_session(turn(1), config)
+    asked = as_retention(turn(1), config)
     assert asked.retention == CacheRetention(priority=70, duration_s=9.0)
     assert asked.session_id == "", "and there is no second account of it here"
     higher = CacheRetention(priority=71, duration_s=1.0)
-    assert retained_as_session(replace(turn(1), retention=higher), config).retention == higher
+    assert as_retention(replace(turn(1), retention=higher), config).retention == higher
     lower = CacheRetention(priority=5)
-    asked = retained_as_session(replace(turn(1), retention=lower), config)
+    asked = as_retention(replace(turn(1), retention=lower), config)
     assert asked.retention == CacheRetention(priority=70, duration_s=9.0)
     plain = make_spec(2)
-    assert retained_as_session(plain, config) is plain
+    assert as_retention(plain, config) is plain
 
 
 def test_a_self_paced_engine_is_given_the_retention() -> None:

@@ -2,6 +2,7 @@
 
 from penstock.scheduler.arrival_order import ArrivalOrder
 from penstock.scheduler.config import SchedulerConfig
+from penstock.scheduler.queue_places import QueuePlaces
 from penstock.scheduler.request import NO_TIME, Request, RequestSpec
 from penstock.scheduler.tenants import Tenants
 from penstock.scheduler.waiting_queue import WaitingQueue
@@ -15,7 +16,9 @@ def waiting(spec: RequestSpec, sequence: int) -> Request:
 
 def make_queue() -> WaitingQueue:
     config = SchedulerConfig()
-    return WaitingQueue(ArrivalOrder(), Tenants(config), WaitingSums(config, block_size=16))
+    tenants = Tenants(config)
+    sums, places = WaitingSums(config, block_size=16), QueuePlaces(config, tenants)
+    return WaitingQueue(ArrivalOrder(), tenants, sums, places)
 
 
 def drain(queue: WaitingQueue) -> list[int]:

@@ -79,12 +79,17 @@ def test_what_sessions_may_keep_reaches_the_engine_and_who_shares_the_fronts() -
         *("--session-ttl-s", "20", "--session-retention-priority", "77"),
         *("--max-session-share", "0.125", "--max-session-tokens", "640"),
         *("--share-prefixes-across-tenants", "on", "--eviction", "lru"),
+        *("--max-retention-share", "0.75", "--max-tenant-retention-share", "0.5"),
+        *("--max-retention-s", "90"),
     )
     assert config.scheduler == SchedulerConfig(
         session_ttl_s=20.0,
         session_retention_priority=77,
         max_session_share=0.125,
         max_session_tokens=640,
+        max_retention_share=0.75,
+        max_tenant_retention_share=0.5,
+        max_retention_s=90.0,
         eviction=EvictionPolicy.LRU,
     )
     assert config.front == FrontConfig(shares_prefixes_across_tenants=True)

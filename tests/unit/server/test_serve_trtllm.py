@@ -272,6 +272,7 @@ def test_every_other_flag_is_either_the_services_or_refused(model: Path) -> None
         *("max-num-waiting-per-tenant", "max-num-running-per-tenant", "order", "aging-s"),
         *("tenant-metadata-key", "tenant-weights", "record", "record-max-mib"),
         *("session-ttl-s", "session-retention-priority", "share-prefixes-across-tenants"),
+        *("max-retention-share", "max-tenant-retention-share", "max-retention-s"),
         "trtllm-config",
     }
     for options in (

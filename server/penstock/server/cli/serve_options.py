@@ -286,6 +286,25 @@ OPTIONS = (
         help="tokens of one dialogue that its session may keep (default: 32768)",
     ),
     Option(
+        flag="max-retention-share",
+        parse=float,
+        default=None,
+        help="share of the KV cache that requests may keep above the default retention priority"
+        " (default: 0.5)",
+    ),
+    Option(
+        flag="max-tenant-retention-share",
+        parse=float,
+        default=None,
+        help="the same of one tenant (default: 0.25)",
+    ),
+    Option(
+        flag="max-retention-s",
+        parse=float,
+        default=None,
+        help="longest time that such a retention lasts, seconds (default: 3600)",
+    ),
+    Option(
         flag="share-prefixes-across-tenants",
         parse=str,
         default=None,

@@ -30,6 +30,9 @@ _CACHE_ONLY = (
     "session-retention-priority",
     "max-session-share",
     "max-session-tokens",
+    "max-retention-share",
+    "max-tenant-retention-share",
+    "max-retention-s",
     "share-prefixes-across-tenants",
 )
 
@@ -71,6 +74,9 @@ def scheduler_config(
         "session_retention_priority": settings["session_retention_priority"],
         "max_session_share": settings["max_session_share"],
         "max_session_tokens": settings["max_session_tokens"],
+        "max_retention_share": settings["max_retention_share"],
+        "max_tenant_retention_share": settings["max_tenant_retention_share"],
+        "max_retention_s": settings["max_retention_s"],
         "eviction": None if eviction is None else EvictionPolicy(eviction),
         "target_itl_s": _target_itl_s(settings["target_itl_ms"]),
         "foresees_deadlines": None if foresee is None else foresee == "on",

@@ -30,7 +30,7 @@ from penstock.server.front.message_log import MessageLog
 from penstock.server.front.output_texts import output_texts
 from penstock.server.front.resumable import Resumable
 from penstock.server.front.submission import CallTimes, submission_for
-from penstock.server.front.tenants import engine_request_id
+from penstock.server.front.tenants import PriorityCeilings, engine_request_id
 from penstock.server.link.claims import Claimed, ClaimPort
 from penstock.server.link.ports import EngineUnavailable
 from penstock.server.link.resume_frames import Inheritance, Keepsake, Lack
@@ -44,13 +44,13 @@ _LOOK_AGAIN_S: Final = 0.5
 class Wanted:
     """Which request its client wants, from which message on, and what it has had of it.
 
-    `num_received`: tokens of each output, empty where it does not say. `max_priority`: what its
-    tenant may have now.
+    `num_received`: tokens of each output, empty where it does not say. `ceilings`: its tenant's
+    now.
     """
 
     request_id: str
     tenant: str
-    max_priority: int
+    ceilings: PriorityCeilings
     next_sequence: int
     num_received: tuple[int, ...] = ()
 
@@ -59,7 +59,7 @@ class Reviver(Protocol):
     """What the edge knows of requests as bytes."""
 
     def generation(
-        self, message: bytes, request_id: str, tenant: str, max_priority: int
+        self, message: bytes, request_id: str, tenant: str, ceilings: PriorityCeilings
     ) -> Generation:
         """The request as it was sent. Raises RequestError where it cannot be served here."""
         ...
@@ -231,7 +231,7 @@ class Adoptions:
         """What goes on of it, and what its client has had. Raises RequestError."""
         keepsake = inheritance.keepsake
         generation = self._reviver.generation(
-            keepsake.message, keepsake.request_id, wanted.tenant, wanted.max_priority
+            keepsake.message, keepsake.request_id, wanted.tenant, wanted.ceilings
         )
         output = generation.output
 

@@ -92,7 +92,9 @@ class Front:
         self.resumptions = Resumptions(
             config, clock=clock, release=self.release, cut=self._dispatcher.cut
         )
-        self.replays = Replays(config, self.table, lambda: self.port, clock)
+        self.replays = Replays(
+            config, self.table, lambda: self.port, clock, note_sent=self._note_sent
+        )
 
     @property
     def model(self) -> str:
@@ -169,7 +171,12 @@ class Front:
             )
         if generation.resumption is not None:
             self.resumptions.make_room(len(generation.resumption.keepsake))
-        self.gate.check(self.hello, generation.sampling.num_outputs)
+        self.gate.check(
+            self.hello,
+            generation.sampling.num_outputs,
+            tenant=generation.tenant,
+            priority=generation.urgency.priority,
+        )
         request_id = generation.request_id or str(uuid.uuid4())
         request = LiveRequest(request_id, generation, times.arrival_s)
         self.table.add(request)
@@ -200,9 +207,9 @@ class Front:
                 continue
             request.is_released = True
             self.replays.forget(request)
-            self.gate.note_sent(
-                -request.num_queued, -request.num_queued * request.num_prompt_tokens
-            )
+            if request.is_at_engine:
+                num_queued = request.num_queued
+                self.gate.note_sent(-num_queued, -num_queued * request.num_prompt_tokens)
             request.opening.stop_waiting()
             request.stream.close()
             self.table.remove(request)
@@ -347,7 +354,13 @@ class Front:
             return
         num_outputs = generation.sampling.num_outputs
         num_tokens = num_outputs * len(prompt.ids)
-        self.gate.check(self.hello if self.is_engine_up else None, num_outputs, num_tokens)
+        self.gate.check(
+            self.hello if self.is_engine_up else None,
+            num_outputs,
+            num_tokens,
+            tenant=generation.tenant,
+            priority=generation.urgency.priority,
+        )
         seed = generation.sampling.seed
         submission = submission_for(
             generation,
@@ -368,7 +381,6 @@ class Front:
             has_content=self.accounts.has_content,
         )
         self._send(request)
-        self.gate.note_sent(num_outputs, num_tokens)
 
     def _send(self, request: LiveRequest) -> None:
         if self.port is None:
@@ -383,10 +395,17 @@ class Front:
             # It went while the request was prepared: the next one gets it.
             self.replays.suspend(request)
             return
+        self._note_sent(request)
         self.counters.num_submitted += 1
         # An engine that refuses says so with its next step; only then has a client something to
         # retry, so the first message waits a little for that word.
         request.opening.accept_after(self.config.acceptance_delay_s, asyncio.get_running_loop())
+
+    def _note_sent(self, request: LiveRequest) -> None:
+        """The engine was given the request: its outputs wait there."""
+        request.is_at_engine = True
+        num_queued = request.num_queued
+        self.gate.note_sent(num_queued, num_queued * request.num_prompt_tokens)
 
     def _cancel_keys(self, keys: tuple[int, ...], reason: FinishReason) -> None:
         if keys and self.port is not None:

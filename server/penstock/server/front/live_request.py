@@ -57,6 +57,7 @@ class LiveRequest:
         "first_token_s",
         "generation",
         "has_last_word",
+        "is_at_engine",
         "is_cancelled",
         "is_released",
         "num_cached_tokens",
@@ -80,6 +81,7 @@ class LiveRequest:
         self.num_cached_tokens = 0
         self.first_token_s = NO_TIME
         self.has_last_word = False
+        self.is_at_engine = False
         self.is_cancelled = False
         self.is_released = False
         self.num_replays = 0
@@ -314,6 +316,7 @@ class LiveRequest:
     def suspend(self, now_s: float) -> None:
         """The engine is gone: the request waits for another, which goes on where this one was."""
         self.opening.accept()
+        self.is_at_engine = False
         for output in self.outputs:
             output.is_plain = output.is_running = False
         if self.phases.lose(now_s, num_tokens=self.num_output_tokens):

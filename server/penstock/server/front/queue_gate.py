@@ -1,16 +1,22 @@
-"""Refuses at once what the engine's queue has no room for, without asking the engine.
+"""Rejects at once what the engine's queue has no room for, without asking the engine.
 
-Owns the front's guess at the queue: what the engine showed of it last, and what this front has sent
-or taken back since. The engine's door stays the judge: it sees all fronts, and refuses what this
-lets pass. So a guess that is a little off costs a refusal a step later, or one a step too early,
-never the bound.
+Owns the front's estimate of the queue: what the engine showed of it last, and what this front has
+sent or taken back since. The engine decides: it knows the queue of all fronts, and rejects what
+passes here. So an estimate that is a little off costs a rejection a step later, or one a step too
+early, never the bound.
+
+At a full queue a request passes if it could displace another in the engine (the rules of
+`penstock.scheduler.queue_places`), judged by the requests of this front: its tenant has fewer of
+them waiting than another, or some of a lower class.
 """
 
 from collections import deque
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
 from penstock.server.front.errors import ErrorReason, Refusal, RequestError
+from penstock.server.front.live_request import LiveRequest
 from penstock.server.link.board import QueueState
 from penstock.server.link.ports import EngineHello
 
@@ -41,27 +47,56 @@ class _Sent:
     num_tokens: int
 
 
+@dataclass(slots=True)
+class _Part:
+    """Requests of one tenant that wait, and the lowest of their priorities."""
+
+    num_requests: int
+    lowest: int
+
+
 class QueueGate:
-    """The queue as this front believes it to be.
+    """The queue as estimated by this front.
 
     `show` None, for engines that show nothing: then everything passes. `num_fronts` share one
-    engine: where few places are left, each takes its part of them, so that they do not all send
-    somebody for the same one, whom the door would keep waiting for a step and then refuse.
+    engine: where few places are left, each takes its part of them, so that they do not all send a
+    request for the same one, which the engine would reject a step later. `waiting`: the live
+    requests of this front. `weight_of`: a tenant's weight.
     """
 
-    def __init__(self, show: EngineShow | None = None, num_fronts: int = 1) -> None:
+    def __init__(
+        self,
+        show: EngineShow | None = None,
+        num_fronts: int = 1,
+        *,
+        waiting: Iterable[LiveRequest] = (),
+        weight_of: Callable[[str], float] = lambda _: 1.0,
+    ) -> None:
         self._show = show
         self._num_fronts = num_fronts
+        self._waiting = waiting
+        self._weight_of = weight_of
+        # By tenant, as of that turn of the engine.
+        self._parts: dict[str, _Part] = {}
+        self._parts_turn = -1
         self._unseen: deque[_Sent] = deque()
         self._num_requests = 0
         self._num_tokens = 0
         self.num_refused = 0
 
-    def check(self, hello: EngineHello | None, num_requests: int, num_tokens: int = 0) -> None:
-        """Raise RequestError (QUEUE_FULL) when so many more do not fit.
+    def check(
+        self,
+        hello: EngineHello | None,
+        num_requests: int,
+        num_tokens: int = 0,
+        *,
+        tenant: str = "",
+        priority: int = 0,
+    ) -> None:
+        """Raise RequestError (QUEUE_FULL) when so many more of a tenant and class do not fit.
 
-        `num_tokens`: of their prompts, 0 while that is not known. As at the engine's door, what is
-        more than a bound by itself passes while nobody waits.
+        `num_tokens`: of their prompts, 0 while that is not known. As in the engine, what is more
+        than a bound by itself passes while nothing waits.
         """
         if self._show is None or hello is None:
             return
@@ -79,10 +114,33 @@ class QueueGate:
             and num_waiting_tokens + num_tokens <= hello.max_num_waiting_tokens
         ):
             return
+        if self._may_displace(tenant, priority, num_requests):
+            return
         self.num_refused += 1
         # Not before the queue is through: whoever is refused here would find it full again.
         queue_s = queue.estimated_queue_s
         raise RequestError(Refusal(reason=ErrorReason.QUEUE_FULL, retry_after_s=queue_s or None))
+
+    def _may_displace(self, tenant: str, priority: int, num_requests: int) -> bool:
+        """Whether the engine may have a request that gives way to so many of this tenant."""
+        turn = 0 if self._show is None else self._show.num_beats
+        if turn != self._parts_turn:
+            # Once a turn at most: a flood is rejected for less than its requests cost otherwise.
+            self._parts_turn, self._parts = turn, _parts_of(self._waiting)
+        own = self._parts.get(tenant)
+        if own is not None and own.lowest < priority:
+            return True
+        num_own = num_requests + (0 if own is None else own.num_requests)
+        part = num_own / self._weight_of(tenant)
+        may = any(
+            (other.num_requests - 1) / self._weight_of(name) >= part
+            for name, other in self._parts.items()
+            if name != tenant
+        )
+        if may:
+            # Those that follow before the engine's next turn come on top of it.
+            self._parts[tenant] = _Part(num_own, min(priority, own.lowest if own else priority))
+        return may
 
     def _share_of(self, room: int, max_num_waiting: int) -> int:
         # In a queue that is short itself, nobody could have the last places then.
@@ -109,3 +167,19 @@ class QueueGate:
             seen = unseen.popleft()
             self._num_requests -= seen.num_requests
             self._num_tokens -= seen.num_tokens
+
+
+def _parts_of(requests: Iterable[LiveRequest]) -> dict[str, _Part]:
+    parts: dict[str, _Part] = {}
+    for request in requests:
+        num_queued = request.num_queued
+        if not num_queued:
+            continue
+        priority = request.generation.urgency.priority
+        part = parts.get(request.tenant)
+        if part is None:
+            parts[request.tenant] = _Part(num_queued, priority)
+        else:
+            part.num_requests += num_queued
+            part.lowest = min(part.lowest, priority)
+    return parts

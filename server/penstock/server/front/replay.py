@@ -35,7 +35,10 @@ _PAUSE_S: Final = 0.002
 
 
 class Replays:
-    """The requests of one front that wait for an engine. `port`: to the engine there is."""
+    """The requests of one front that wait for an engine. `port`: to the engine there is.
+
+    `note_sent` is called with each request that an engine was given.
+    """
 
     def __init__(
         self,
@@ -43,11 +46,14 @@ class Replays:
         table: RequestTable,
         port: Callable[[], EnginePort | None],
         clock: Callable[[], float],
+        *,
+        note_sent: Callable[[LiveRequest], None],
     ) -> None:
         self._config = config
         self._table = table
         self._port = port
         self._clock = clock
+        self._note_sent = note_sent
         self._waiting: dict[LiveRequest, int] = {}
         # When time ends a wait: due, a number that tells waits apart, whose. Who has gone stays
         # until it is due.
@@ -178,6 +184,7 @@ class Replays:
         keys = {output.index: output.key for output in request.outputs}
         first = tuple(replace(spec, key=keys[spec.output_index]) for spec in submission.specs)
         request.resubmit(replace(submission, specs=first), now_s)
+        self._note_sent(request)
 
     def _set_timer(self) -> None:
         """See to it that the first who is due is looked at in time."""

@@ -15,7 +15,7 @@ from penstock.server.front.content import captured_prompt
 from penstock.server.front.errors import Refusal
 from penstock.server.front.live_request import LiveRequest
 from penstock.server.front.segments import PREPARE, bare_segment, segments_of
-from penstock.server.front.tenants import MAX_PRIORITY
+from penstock.server.front.tenants import NO_CEILINGS, PriorityCeilings
 from penstock.server.front.watched_write import WatchedWrite
 from penstock.server.telemetry.record_codec import (
     ContentValues,
@@ -42,7 +42,7 @@ class RequestAccount:
     """What is known of one request besides what its `live` request knows.
 
     `call_timeout_s`: what its call's deadline was on arrival, infinite without one.
-    `max_priority`: how urgent its tenant's requests may be.
+    `ceilings`: the highest priorities of its tenant's requests.
     `refusal`: what its caller is told, once that is known. `shared`: the writer that it shares with
     others, if it does, and `shared_stalls` what that had been blocked before. `num_messages`: sent
     other than by its own stream. `is_handed_on`: the request outlives its call, and the account
@@ -55,7 +55,7 @@ class RequestAccount:
     trace: TraceParent
     call_timeout_s: float = math.inf
     tenant: str = ""
-    max_priority: int = MAX_PRIORITY
+    ceilings: PriorityCeilings = NO_CEILINGS
     model: str = ""
     request_id: str = ""
     options: OptionValues = _NO_OPTIONS

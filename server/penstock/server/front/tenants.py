@@ -3,14 +3,29 @@
 Owns the names. Does not know where a name comes from; whoever brings one vouches for it.
 """
 
+from dataclasses import dataclass
 from typing import Final
 
 NOBODY: Final = ""
 """The one tenant of a service that tells none apart."""
 MAX_TENANT_CHARS: Final = 128
 MAX_PRIORITY: Final = 100
-"""How urgent a request can be, and may be where nobody bounds its tenant."""
+"""The highest scheduling priority and the highest retention priority that there are."""
 _SEPARATOR = "\x1f"
+
+
+@dataclass(frozen=True, slots=True)
+class PriorityCeilings:
+    """The highest priorities that a tenant's requests get; a request for more gets these.
+
+    `scheduling`: of the request in the queue. `retention`: of its blocks in the prefix cache.
+    """
+
+    scheduling: int = MAX_PRIORITY
+    retention: int = MAX_PRIORITY
+
+
+NO_CEILINGS: Final = PriorityCeilings()
 
 
 def tenant_fault(name: str) -> str | None:

@@ -142,8 +142,12 @@ class Dispatcher:
 
     @property
     def has_own_work(self) -> bool:
-        """True when `step` would do or tell something whatever the engine has to do."""
-        return self._quarantine.has_work or bool(self._mail) or self._cache_feeds.has_work
+        """True when `step` has something to do or to send, whatever the engine has to do."""
+        return (
+            bool(self._to_cancel or self._mail)
+            or self._quarantine.has_work
+            or self._cache_feeds.has_work
+        )
 
     def front_came(self, front_id: int) -> bytes:
         """A front said hello; returns the frame that answers it."""

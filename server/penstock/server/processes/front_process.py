@@ -10,7 +10,7 @@ import gc
 import logging
 import os
 import sys
-from collections.abc import Callable
+from functools import partial
 
 import uvloop
 
@@ -75,8 +75,13 @@ async def _serve(control: ChildControl, launch: FrontLaunch) -> int:
         board = _board(launch)
         journal = None if watch is None else watch.journal
         server = _server(launch, text, port, security, journal, _facade(config, board))
-        server.front.gate = QueueGate(board, config.num_fronts)
-        server.front.prompts.quotas = TextQuotas(_quotas(config, security))
+        server.front.gate = QueueGate(
+            board,
+            config.num_fronts,
+            waiting=server.front.table,
+            weight_of=partial(_weight_of, security, config),
+        )
+        server.front.prompts.quotas = TextQuotas(partial(_quota_of, security, config))
         host = f"[{config.host}]" if ":" in config.host else config.host
         await server.start(f"{host}:{launch.port}")
         await port.start(server if watch is None else watch.hearing(server))
@@ -138,15 +143,18 @@ def _heart(launch: FrontLaunch) -> FrontHeart:
     return FrontHeart(beat, limit_s / (NUM_LOOKS * BEATS_PER_LOOK))
 
 
+def _weight_of(security: Security, config: ServerConfig, tenant: str) -> float:
+    policy = security.policy_of(tenant)
+    return config.scheduler.tenant_weights.get(tenant, 1.0) if policy is None else policy.weight
+
+
+def _quota_of(security: Security, config: ServerConfig, tenant: str) -> TenantQuota:
+    policy = security.policy_of(tenant)
+    return config.scheduler.tenant_quota if policy is None else policy.quota
+
+
 def _security(server: ServerConfig) -> Security:
     return Security(server.security, is_behind_proxy=bool(server.front.tenant_metadata_key))
-
-
-def _quotas(config: ServerConfig, security: Security) -> Callable[[str], TenantQuota]:
-    """The limits of each tenant: of the policy, where there is one."""
-    if config.security.policy_file is not None:
-        return security.quota_of
-    return lambda _: config.scheduler.tenant_quota
 
 
 def _server(

@@ -28,7 +28,7 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 
 from penstock.server.front.errors import ErrorReason, Refusal, RequestError
-from penstock.server.front.tenants import NOBODY
+from penstock.server.front.tenants import NOBODY, PriorityCeilings
 from penstock.server.rpc.gate import Gate
 from penstock.server.rpc.handlers import Admitted
 from penstock.server.rpc.method_rights import right_of
@@ -55,7 +55,7 @@ _MAX_OPEN_READINGS_PER_CALLER: Final = 4
 _MAX_OPEN_MESSAGE_BYTES: Final = 4096
 _HURRIED_OPEN_S: Final = 0.25
 """The same of methods that are open to strangers: a name of a service is all they take."""
-_STRANGER: Final = Caller(tenant=NOBODY, rights=frozenset(), max_priority=0)
+_STRANGER: Final = Caller(tenant=NOBODY, rights=frozenset(), ceilings=PriorityCeilings(0, 0))
 """Who calls a method that asks for no right, and is not asked who it is."""
 
 

@@ -36,7 +36,7 @@ async def open_request(
             front.current_limits(),
             front.model_names,
             tenant=account.tenant,
-            max_priority=account.max_priority,
+            ceilings=account.ceilings,
             trace_id=account.trace.trace_id,
         )
         front.counters.num_unknown_fields += num_unknown_fields(message)

@@ -296,7 +296,7 @@ def _called_for(
     if isinstance(arrived, Refusal):
         return _refused(arrived)
     caller = arrived.caller
-    account.tenant, account.max_priority = caller.tenant, caller.max_priority
+    account.tenant, account.ceilings = caller.tenant, caller.ceilings
     return handler(arrived.data, context, account)
 
 

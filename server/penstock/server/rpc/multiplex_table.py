@@ -198,7 +198,7 @@ class MultiplexTable:
             front.current_limits(),
             front.model_names,
             tenant=account.tenant,
-            max_priority=caller.max_priority,
+            ceilings=caller.ceilings,
             trace_id=account.trace.trace_id,
         )
         front.counters.num_unknown_fields += num_unknown_fields(message)

@@ -17,6 +17,7 @@ from penstock.server.front.live_request import LiveRequest
 from penstock.server.front.message_log import MessageLog
 from penstock.server.front.request_account import Outcome, RequestAccount
 from penstock.server.front.resumable import Resumable, Untold
+from penstock.server.front.tenants import PriorityCeilings
 from penstock.server.link.claims import ClaimPort
 from penstock.server.link.resume_frames import Keepsake
 from penstock.server.rpc.handlers import CallFailed, Context
@@ -89,7 +90,7 @@ class ResumeService:
         wanted = Wanted(
             request_id=message.request_id,
             tenant=caller.tenant,
-            max_priority=caller.max_priority,
+            ceilings=caller.ceilings,
             next_sequence=message.next_sequence,
             num_received=tuple(message.num_received_tokens),
         )
@@ -127,7 +128,7 @@ class FrontReviver:
         self._front = front
 
     def generation(
-        self, message: bytes, request_id: str, tenant: str, max_priority: int
+        self, message: bytes, request_id: str, tenant: str, ceilings: PriorityCeilings
     ) -> Generation:
         """See `Reviver`."""
         request = parse(pb.GenerateRequest, message)
@@ -138,7 +139,7 @@ class FrontReviver:
             front.current_limits(),
             front.model_names,
             tenant=tenant,
-            max_priority=max_priority,
+            ceilings=ceilings,
         )
 
     def resumable(self, live: LiveRequest, log: MessageLog, told: AlreadyTold) -> Resumable:

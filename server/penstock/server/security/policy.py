@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from penstock.scheduler.quotas import TenantQuota
-from penstock.server.front.tenants import MAX_PRIORITY
+from penstock.server.front.tenants import MAX_PRIORITY, PriorityCeilings
 from penstock.server.security.rights import CLIENT_RIGHTS, Caller, Right
 
 MIN_WEIGHT: Final = 1e-6
@@ -25,11 +25,13 @@ MAX_LEEWAY_S: Final = 300.0
 class TenantPolicy:
     """What one tenant may do and use. Raises ValueError naming the field.
 
-    `max_priority`: what is more urgent counts as this. `weight`: its share under fair order.
+    `max_priority`, `max_retention_priority`: a higher priority in the queue, or for blocks in the
+    prefix cache, is lowered to this. `weight`: its share under fair order.
     """
 
     rights: frozenset[Right] = CLIENT_RIGHTS
     max_priority: int = 0
+    max_retention_priority: int = MAX_PRIORITY
     weight: float = 1.0
     quota: TenantQuota = field(default_factory=TenantQuota)
 
@@ -39,12 +41,18 @@ class TenantPolicy:
                 f"max_priority must be from -{MAX_PRIORITY} to {MAX_PRIORITY},"
                 f" not {self.max_priority}"
             )
+        if not 0 <= self.max_retention_priority <= MAX_PRIORITY:
+            raise ValueError(
+                f"max_retention_priority must be from 0 to {MAX_PRIORITY},"
+                f" not {self.max_retention_priority}"
+            )
         if not MIN_WEIGHT <= self.weight <= MAX_WEIGHT:
             raise ValueError(f"weight must be from {MIN_WEIGHT:g} to {MAX_WEIGHT:g}")
 
     def caller(self, tenant: str) -> Caller:
         """A caller who is this tenant."""
-        return Caller(tenant=tenant, rights=self.rights, max_priority=self.max_priority)
+        ceilings = PriorityCeilings(self.max_priority, self.max_retention_priority)
+        return Caller(tenant=tenant, rights=self.rights, ceilings=ceilings)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,7 +22,7 @@ MAX_POLICY_BYTES: Final = 4 << 20
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 _CERTIFICATE: Final = re.compile(r"(?:cn|dns|uri|email):\S(?:.*\S)?")
 _QUOTA_KEYS: Final = ("max_num_live", "max_requests_per_minute", "max_tokens_per_minute")
-_LIMIT_KEYS: Final = ("rights", "max_priority", "weight", *_QUOTA_KEYS)
+_LIMIT_KEYS: Final = ("rights", "max_priority", "max_retention_priority", "weight", *_QUOTA_KEYS)
 _CREDENTIAL_KEYS: Final = ("tokens", "certificates")
 _JWT_KEYS: Final = (
     *("jwks_file", "issuer", "audience", "tenant_claim", "algorithms", "leeway_s"),
@@ -90,6 +90,9 @@ def _limits(table: _Table, where: str, default: TenantPolicy) -> TenantPolicy:
         return TenantPolicy(
             rights=rights,
             max_priority=_optional(table, "max_priority", int, where, default.max_priority),
+            max_retention_priority=_optional(
+                table, "max_retention_priority", int, where, default.max_retention_priority
+            ),
             weight=_number(table, "weight", where, default.weight),
             quota=TenantQuota(**quota),
         )

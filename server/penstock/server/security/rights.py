@@ -7,7 +7,7 @@ import enum
 from dataclasses import dataclass
 from typing import Final
 
-from penstock.server.front.tenants import MAX_PRIORITY, NOBODY
+from penstock.server.front.tenants import NO_CEILINGS, NOBODY, PriorityCeilings
 
 
 class Right(enum.StrEnum):
@@ -37,12 +37,12 @@ CLIENT_RIGHTS: Final = frozenset({Right.GENERATE, Right.CANCEL, Right.MODELS})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Caller:
-    """Who calls: a tenant, what it may do, and how urgent its requests may be."""
+    """The tenant that calls, its rights, and the highest priorities its requests get."""
 
     tenant: str
     rights: frozenset[Right]
-    max_priority: int
+    ceilings: PriorityCeilings = NO_CEILINGS
 
 
-ANYBODY: Final = Caller(tenant=NOBODY, rights=ALL_RIGHTS, max_priority=MAX_PRIORITY)
+ANYBODY: Final = Caller(tenant=NOBODY, rights=ALL_RIGHTS)
 """Every caller of a service that asks for no credentials."""

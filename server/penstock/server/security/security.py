@@ -8,9 +8,9 @@ import dataclasses
 import logging
 from collections.abc import Callable
 
-from penstock.scheduler.quotas import NO_QUOTA, TenantQuota
 from penstock.server.security.authenticator import Authenticator
 from penstock.server.security.config import SecurityConfig
+from penstock.server.security.policy import TenantPolicy
 from penstock.server.security.policy_file import PolicyFile
 from penstock.server.security.rights import ANYBODY, Caller
 from penstock.server.security.tls_files import TlsFiles
@@ -45,13 +45,10 @@ class Security:
             return dataclasses.replace(ANYBODY, tenant=tenant)
         return self._told_by_proxy.policy.of(tenant).caller(tenant)
 
-    def quota_of(self, tenant: str) -> TenantQuota:
-        """What the policy allows a tenant; no limit where there is none."""
-        if self.authenticator is not None:
-            return self.authenticator.policy.of(tenant).quota
-        if self._told_by_proxy is not None:
-            return self._told_by_proxy.policy.of(tenant).quota
-        return NO_QUOTA
+    def policy_of(self, tenant: str) -> TenantPolicy | None:
+        """What the policy file has for a tenant; None without one."""
+        file = self._told_by_proxy if self.authenticator is None else self.authenticator
+        return None if file is None else file.policy.of(tenant)
 
     def poll(self) -> None:
         """Look at all files once. They are read when they have changed, which takes a while."""

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from penstock.server.front.errors import ErrorReason, RequestError
+from penstock.server.front.generation import Urgency
+from penstock.server.front.live_request import LiveRequest
 from penstock.server.front.queue_gate import QueueGate
 from penstock.server.link.board import QueueState
 from penstock.server.link.ports import EngineHello
 from support.fronts import INFO
+from support.replay_site import generation
 
 HELLO = EngineHello(
     epoch=3, model="tiny", executor=INFO, max_num_waiting=10, max_num_waiting_tokens=100
@@ -138,3 +144,65 @@ def test_who_was_taken_back_makes_room_before_the_engine_shows_it() -> None:
     assert refusal(gate, 3) is not None
     gate.note_sent(-8, -80)
     assert refusal(gate, 20, num_tokens=500) is None
+
+
+class Waiting:
+    """Requests of a front that wait, by tenant and class."""
+
+    def __init__(self) -> None:
+        self.requests: list[LiveRequest] = []
+
+    def __iter__(self) -> Iterator[LiveRequest]:
+        return iter(self.requests)
+
+    def add(self, tenant: str, count: int, priority: int = 0) -> None:
+        for number in range(count):
+            urgency = Urgency(priority=priority)
+            made = replace(generation(), tenant=tenant, urgency=urgency)
+            request = LiveRequest(f"{tenant}-{number}", made, arrival_s=0.0)
+            output: Any = SimpleNamespace(is_live=True, is_running=False)
+            request.outputs = (output,)
+            self.requests.append(request)
+
+
+def passes(gate: QueueGate, tenant: str, priority: int = 0) -> bool:
+    try:
+        gate.check(HELLO, 1, tenant=tenant, priority=priority)
+    except RequestError:
+        return False
+    return True
+
+
+def test_a_full_queue_is_open_to_a_tenant_with_a_smaller_part() -> None:
+    shown, waiting = Shown(), Waiting()
+    waiting.add("flood", 7)
+    waiting.add("quiet", 3)
+    gate = QueueGate(shown, waiting=waiting)
+    shown.show(10)
+
+    assert not passes(gate, "flood")
+    # What passed in this turn of the engine counts: after three more the parts are equal.
+    assert [passes(gate, "quiet") for _ in range(4)] == [True, True, True, False]
+    assert passes(gate, "new")
+
+
+def test_parts_go_by_weight() -> None:
+    shown, waiting = Shown(), Waiting()
+    waiting.add("light", 4)
+    waiting.add("heavy", 6)
+    gate = QueueGate(shown, waiting=waiting, weight_of=lambda name: 3.0 if name == "heavy" else 1.0)
+    shown.show(10)
+
+    assert passes(gate, "heavy")
+    assert not passes(gate, "light")
+
+
+def test_a_full_queue_is_open_to_a_higher_class_of_the_same_tenant() -> None:
+    shown, waiting = Shown(), Waiting()
+    waiting.add("", 5, priority=1)
+    waiting.add("", 5, priority=3)
+    gate = QueueGate(shown, waiting=waiting)
+    shown.show(10)
+
+    assert not passes(gate, "", priority=1)
+    assert passes(gate, "", priority=2)

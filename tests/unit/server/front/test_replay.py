@@ -16,6 +16,7 @@ from penstock.scheduler.request import (
     SamplingParams,
 )
 from penstock.scheduler.state import RequestState
+from penstock.server.front.errors import RequestError
 from penstock.server.front.events import (
     Accepted,
     Finished,
@@ -29,9 +30,11 @@ from penstock.server.front.generation import (
     TextInput,
     Urgency,
 )
+from penstock.server.front.queue_gate import QueueGate
 from penstock.server.front.replay import MAX_UNSENT_BYTES
 from penstock.server.front.request_account import Outcome
 from penstock.server.front.submission import CallTimes
+from penstock.server.link.ports import EngineUnavailable
 from penstock.server.telemetry.record_codec import decode_record, encode_record
 from penstock.server.telemetry.request_record import SegmentKind
 from penstock.server.text.model_text import ModelText
@@ -75,6 +78,53 @@ async def test_the_next_engine_goes_on_after_what_came(text: ModelText) -> None:
     assert finished.outputs[0].num_completion_tokens == 3
     assert finished.usage.num_prompt_tokens == len(PROMPT)
     assert request.num_replays == 1
+
+
+class CountedGate(QueueGate):
+    """Adds up what it is notified of."""
+
+    num_at_engine = 0
+
+    def note_sent(self, num_requests: int, num_tokens: int) -> None:
+        self.num_at_engine += num_requests
+        super().note_sent(num_requests, num_tokens)
+
+
+@pytest.mark.parametrize("max_replays", [0, 3])
+async def test_the_gate_counts_what_engines_were_given(text: ModelText, max_replays: int) -> None:
+    site = Site(text, max_replays=max_replays)
+    gate = site.front.gate = CountedGate()
+
+    request, _ = await site.open(generation(num_outputs=2))
+    assert gate.num_at_engine == 2
+    site.front.release(request)
+    assert gate.num_at_engine == 0
+
+    def break_off(_: object) -> None:
+        raise EngineUnavailable
+
+    site.port.submit = break_off  # type: ignore[method-assign]  # it goes at that very moment
+    if max_replays:
+        suspended = await site.front.open(generation(), CallTimes(arrival_s=site.now_s))
+        site.front.release(suspended)
+    else:
+        with pytest.raises(RequestError):
+            await site.front.open(generation(), CallTimes(arrival_s=site.now_s))
+    assert gate.num_at_engine == 0, "it was given to none, and none was taken back"
+
+
+async def test_the_gate_counts_a_replay_once(text: ModelText) -> None:
+    site = Site(text)
+    request, _ = await site.open(generation())
+    gate = site.front.gate = CountedGate()
+
+    site.port.go_down()
+    site.front.release_all(())
+    site.come_up()
+    await site.port.next_submission()
+    assert gate.num_at_engine == 1
+    site.front.release(request)
+    assert gate.num_at_engine == 0
 
 
 async def test_hashes_go_on_where_the_prompt_ended(text: ModelText) -> None:

@@ -85,7 +85,7 @@ def house(tmp_path: Path) -> House:
 
 def test_a_token_is_a_tenant_with_its_rights(house: House) -> None:
     caller = house.authenticator.identify([f"Bearer {ACME}"], tuple)
-    assert (caller.tenant, caller.max_priority) == ("acme", 5)
+    assert (caller.tenant, caller.ceilings.scheduling) == ("acme", 5)
     assert Right.GENERATE in caller.rights
     assert Right.OPERATIONS_READ not in caller.rights
     assert house.tenant(OTHER) == "other"

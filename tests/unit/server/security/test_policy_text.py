@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from penstock.scheduler.quotas import NO_QUOTA, TenantQuota
+from penstock.server.front.tenants import PriorityCeilings
 from penstock.server.security.policy import Policy
 from penstock.server.security.policy_text import BadPolicy, parse_policy
 from penstock.server.security.rights import CLIENT_RIGHTS, Right
@@ -25,6 +26,7 @@ max_requests_per_minute = 10
 
 [tenants.acme]
 max_priority = 10
+max_retention_priority = 50
 weight = 2
 max_num_live = 64
 max_tokens_per_minute = 200000
@@ -54,6 +56,7 @@ def test_a_whole_policy_is_read() -> None:
     acme = policy.of("acme")
     assert acme.rights == {Right.GENERATE, Right.MODELS}, "of the defaults"
     assert (acme.max_priority, acme.weight) == (10, 2.0)
+    assert acme.caller("acme").ceilings == PriorityCeilings(scheduling=10, retention=50)
     assert acme.quota == TenantQuota(
         max_num_live=64, max_requests_per_minute=10, max_tokens_per_minute=200_000
     )
@@ -103,6 +106,10 @@ def test_what_is_not_said_is_modest() -> None:
         ("version = 1\n[tenants.a]\nmax_num_live = true", "tenants.a.max_num_live must be an"),
         ("version = 1\n[tenants.a]\nmax_num_live = 1.5", "tenants.a.max_num_live must be an"),
         ("version = 1\n[tenants.a]\nmax_priority = 101", "tenants.a.max_priority must be from"),
+        (
+            "version = 1\n[tenants.a]\nmax_retention_priority = 101",
+            "tenants.a.max_retention_priority must be from",
+        ),
         ("version = 1\n[tenants.a]\nweight = 0", "tenants.a.weight must be from"),
         ("version = 1\n[tenants.a]\nweight = nan", "tenants.a.weight must be from"),
         ('version = 1\n[tenants.a]\nweight = "2"', "tenants.a.weight must be a number"),

@@ -6,12 +6,12 @@ from typing import Final
 from penstock.scheduler.executor import Feature
 from penstock.scheduler.request_options import CacheRetention
 from penstock.server.front.limits import Limits
+from penstock.server.front.tenants import MAX_PRIORITY
 from penstock.server.rpc.mapping_in.violations import Violations
 from penstock.v1.options_pb2 import CacheOptions
 
 MAX_SALT_CHARS: Final = 128
 MAX_SESSION_CHARS: Final = 128
-_MAX_PRIORITY = 100
 _RETENTION = "cache.retention"
 _SESSION = "cache.session_id"
 
@@ -48,9 +48,12 @@ def check_leaves_blocks(
 
 
 def read_retention(
-    options: CacheOptions, limits: Limits, violations: Violations
+    options: CacheOptions, max_priority: int, limits: Limits, violations: Violations
 ) -> CacheRetention | None:
-    """How long the request's blocks are kept, None when that is left to the executor."""
+    """How long the request's blocks are kept, None when that is left to the executor.
+
+    A priority above `max_priority` is lowered to it.
+    """
     if not options.HasField("retention"):
         return None
     feature = Feature.CACHE_RETENTION
@@ -58,7 +61,10 @@ def read_retention(
     wanted, default = options.retention, CacheRetention()
     return CacheRetention(
         priority=(
-            violations.integer(f"{_RETENTION}.priority", wanted.priority, 0, _MAX_PRIORITY)
+            min(
+                violations.integer(f"{_RETENTION}.priority", wanted.priority, 0, MAX_PRIORITY),
+                max_priority,
+            )
             if wanted.HasField("priority")
             else default.priority
         ),

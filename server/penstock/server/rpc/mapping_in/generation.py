@@ -10,7 +10,7 @@ from typing import Final
 from penstock.server.front.errors import ErrorReason, refuse
 from penstock.server.front.generation import Generation, PromptInput, TokenInput, Urgency
 from penstock.server.front.limits import Limits
-from penstock.server.front.tenants import NOBODY
+from penstock.server.front.tenants import MAX_PRIORITY, NO_CEILINGS, NOBODY, PriorityCeilings
 from penstock.server.rpc.mapping_in.adapter import read_adapter
 from penstock.server.rpc.mapping_in.cache import (
     check_leaves_blocks,
@@ -37,7 +37,6 @@ from penstock.v1.generation_service_pb2 import GenerateRequest
 from penstock.v1.options_pb2 import SchedulingOptions
 
 MAX_ID_CHARS: Final = 128
-_MAX_PRIORITY = 100
 
 MAPPED_FIELDS: Final[frozenset[str]] = frozenset(
     {
@@ -99,12 +98,12 @@ def read_generation(
     model_names: Collection[str],
     *,
     tenant: str = NOBODY,
-    max_priority: int = _MAX_PRIORITY,
+    ceilings: PriorityCeilings = NO_CEILINGS,
     trace_id: bytes = b"",
 ) -> Generation:
     """The domain value of a request; `tenant` and `trace_id` come with its call.
 
-    What is more urgent than `max_priority` counts as that urgent: its tenant may no more.
+    Priorities above `ceilings` are lowered to these.
     Raises RequestError: MODEL_NOT_FOUND, ADAPTER_NOT_FOUND, INVALID_ARGUMENT (or PROMPT_TOO_LONG)
     with every violation, or FEATURE_UNSUPPORTED.
     """
@@ -121,9 +120,9 @@ def read_generation(
         sampling=sampling,
         stopping=read_stopping(request.stopping, limits, violations),
         output=read_output(request.output, sampling.params, limits, violations),
-        urgency=_read_urgency(request.scheduling, max_priority, limits, violations),
+        urgency=_read_urgency(request.scheduling, ceilings.scheduling, limits, violations),
         cache_salt=read_salt(request.cache, violations),
-        retention=read_retention(request.cache, limits, violations),
+        retention=read_retention(request.cache, ceilings.retention, limits, violations),
         session_id=read_session(request.cache, limits, violations),
         constraint=read_constraint(request, limits, violations),
         adapter=read_adapter(request, limits, violations),
@@ -192,7 +191,7 @@ def _read_urgency(
     return Urgency(
         priority=min(
             violations.integer(
-                "scheduling.priority", options.priority, -_MAX_PRIORITY, _MAX_PRIORITY
+                "scheduling.priority", options.priority, -MAX_PRIORITY, MAX_PRIORITY
             ),
             max_priority,
         ),

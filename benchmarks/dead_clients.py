@@ -1,0 +1,153 @@
+"""How soon the queued requests of a dead front are gone, while the engine's executor is silent.
+
+A self-paced executor (TensorRT-LLM paces itself) that returns nothing gives the engine's loop no
+reason to step. A front with 600 queued requests disconnects; the time until the queue is empty is
+measured on the real loop and socket.
+
+    python benchmarks/dead_clients.py [--full] [--json FILE]
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from penstock.scheduler.batch import Batch, StepResult
+from penstock.scheduler.config import SchedulerConfig
+from penstock.scheduler.engine import Engine
+from penstock.scheduler.executor import ExecutorInfo
+from penstock.scheduler.request import RequestSpec
+from penstock.server.link.dispatch import Dispatcher
+from penstock.server.link.engine_loop import EngineLoop
+from penstock.server.link.frames import FrontHello, Submit, encode
+from penstock.server.link.fronts import FrontHub
+from penstock.server.link.ports import EngineHello
+from report import Check, arguments, print_checks, print_table, write_json
+
+NUM_QUEUED = 600
+_GOAL_S = 0.1
+_PATIENCE_S = 30.0
+
+
+class SilentExecutor:
+    """Takes requests and never returns a token."""
+
+    def __init__(self) -> None:
+        self.ready_fd: int | None
+        self.ready_fd, self._write_fd = os.pipe()
+        self.info = ExecutorInfo(
+            name="silent",
+            vocab_size=100,
+            block_size=16,
+            num_blocks=64,
+            max_seq_len=64,
+            max_num_seqs=1,
+            is_self_paced=True,
+        )
+
+    def launch(self, batch: Batch) -> None:
+        """See `Executor`."""
+
+    def collect(self) -> StepResult:
+        """See `Executor`."""
+        nothing = np.zeros(0, dtype=np.int32)
+        return StepResult(slots=nothing, tokens=nothing, counts=nothing)
+
+    def close(self) -> None:
+        """See `Executor`."""
+
+
+def front_with_queue(path: Path) -> socket.socket:
+    """A connected front that has submitted the requests."""
+    front = socket.socket(socket.AF_UNIX)
+    front.connect(str(path))
+    front.sendall(encode(FrontHello(front_id=1)))
+    front.recv(65536)
+    for number in range(1, NUM_QUEUED + 1):
+        spec = RequestSpec(
+            key=1 << 32 | number,
+            request_id=str(number),
+            prompt_ids=np.arange(1, 7, dtype=np.int32),
+            max_tokens=5,
+        )
+        front.sendall(encode(Submit(specs=(spec,))))
+    return front
+
+
+def wait_for(engine: Engine, num_waiting: int) -> float:
+    """Seconds until so many requests wait. Raises TimeoutError."""
+    began_s = time.monotonic()
+    while engine.queue_size[0] != num_waiting:
+        if time.monotonic() - began_s > _PATIENCE_S:
+            raise TimeoutError(f"{engine.queue_size[0]} requests wait, expected {num_waiting}")
+        time.sleep(0.0005)
+    return time.monotonic() - began_s
+
+
+def measured() -> float:
+    """Seconds from the end of the front to the empty queue, once."""
+    executor = SilentExecutor()
+    engine = Engine(executor, SchedulerConfig(), time.monotonic)
+    hello = EngineHello(
+        epoch=1,
+        model="silent",
+        executor=executor.info,
+        max_num_waiting=1024,
+        max_num_waiting_tokens=1_000_000,
+    )
+    with (
+        tempfile.TemporaryDirectory(prefix="penstock-") as folder,
+        socket.socket(socket.AF_UNIX) as listener,
+    ):
+        path = Path(folder) / "engine.sock"
+        listener.bind(str(path))
+        listener.listen()
+        hub = FrontHub(listener, Dispatcher(engine, hello))
+        loop = EngineLoop(hub.dispatcher, hub, time.monotonic)
+        thread = threading.Thread(target=loop.run)
+        thread.start()
+        try:
+            with front_with_queue(path):
+                # One was admitted and is inside the executor.
+                wait_for(engine, NUM_QUEUED - 1)
+            return wait_for(engine, 0)
+        finally:
+            loop.stop()
+            thread.join()
+            hub.close()
+
+
+def checks_of(times_s: Sequence[float]) -> list[Check]:
+    """The median against its goal."""
+    return [
+        Check(
+            name=f"{NUM_QUEUED} queued requests of a dead front gone, median",
+            value=statistics.median(times_s),
+            goal=_GOAL_S,
+            unit="s",
+            sense="at most",
+        )
+    ]
+
+
+def main() -> None:
+    """Measure, print, write."""
+    options = arguments(__doc__ or "").parse_args()
+    times_s = [measured() for _ in range(20 if options.full else 5)]
+    rows = [(NUM_QUEUED, min(times_s), statistics.median(times_s), max(times_s))]
+    print_table("A dead front", ("queued", "min s", "median s", "max s"), rows)
+    checks = checks_of(times_s)
+    print_checks(checks)
+    write_json(options.json, {"times_s": times_s}, checks)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,139 @@
+"""A full queue: the tenant with the largest part of it gives way, in a fair order only."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from penstock.scheduler.config import SchedulerConfig, SchedulingOrder
+from penstock.scheduler.engine import Engine
+from penstock.scheduler.events import Failed
+from penstock.scheduler.request import FailureReason, RequestSpec
+from support.core import make_engine, make_info, make_spec
+
+NUM_PLACES = 8
+
+
+def engine_of(**config: object) -> Engine:
+    settings: dict[str, object] = {
+        "max_num_batched_tokens": 16,
+        "max_num_waiting": NUM_PLACES,
+        **config,
+    }
+    made = SchedulerConfig(**settings)  # type: ignore[arg-type]  # each test gives what it means
+    engine, _ = make_engine(make_info(max_num_seqs=1), made)
+    return engine
+
+
+def submit(engine: Engine, *specs: RequestSpec) -> list[int]:
+    """Submit each as a request of its own; the keys of those that were rejected or gave way."""
+    for spec in specs:
+        engine.submit((spec,))
+    return rejected(engine)
+
+
+def rejected(engine: Engine) -> list[int]:
+    ends = [end for end in engine.scheduler.life.ends if isinstance(end, Failed)]
+    assert {end.reason for end in ends} <= {FailureReason.QUEUE_FULL}
+    engine.scheduler.life.ends.clear()
+    engine.check_integrity()
+    return [end.key for end in ends]
+
+
+def specs_of(tenant: str, keys: Sequence[int], priority: int = 0) -> list[RequestSpec]:
+    return [make_spec(key, tenant=tenant, priority=priority) for key in keys]
+
+
+def test_the_newest_of_the_largest_part_gives_way_to_others_until_parts_are_equal() -> None:
+    engine = engine_of()
+    assert submit(engine, *specs_of("flood", range(1, 11))) == [9, 10]
+
+    assert submit(engine, *specs_of("quiet", range(11, 16))) == [8, 7, 6, 5, 15]
+    assert submit(engine, *specs_of("flood", [20])) == [20]
+    # A third takes from the first of equals, once: then it has two and they have three.
+    assert len(submit(engine, *specs_of("third", range(21, 25)))) == 4
+
+
+def test_weights_are_parts() -> None:
+    engine = engine_of(tenant_weights={"heavy": 3.0})
+    submit(engine, *specs_of("light", range(1, 9)))
+
+    assert submit(engine, *specs_of("heavy", range(11, 20))) == [8, 7, 6, 5, 4, 3, 17, 18, 19]
+
+
+def test_within_a_tenant_the_lower_class_gives_way() -> None:
+    engine = engine_of()
+    submit(engine, *specs_of("", range(1, 5)), *specs_of("", range(5, 9), priority=2))
+
+    assert submit(engine, *specs_of("", [9], priority=1)) == [4]
+    assert submit(engine, *specs_of("", [10], priority=0)) == [10]
+    assert submit(engine, *specs_of("", range(11, 16), priority=3)) == [3, 2, 1, 9, 8]
+
+
+def test_a_class_takes_no_places_from_a_tenant_with_a_smaller_part() -> None:
+    engine = engine_of()
+    submit(engine, *specs_of("urgent", range(1, 7), priority=9), *specs_of("meek", [7, 8]))
+
+    assert submit(engine, *specs_of("urgent", [9], priority=9)) == [9]
+    assert submit(engine, *specs_of("meek", [10])) == [6]
+
+
+def test_the_order_fcfs_knows_no_tenants() -> None:
+    engine = engine_of(order=SchedulingOrder.FCFS)
+    submit(engine, *specs_of("flood", range(1, 9)))
+
+    assert submit(engine, *specs_of("quiet", [9])) == [9]
+
+
+def test_tokens_are_places_too() -> None:
+    engine = engine_of(max_num_waiting=64, max_num_waiting_tokens=50)
+    huge = [make_spec(key, 20, tenant="flood") for key in (1, 2)]
+    submit(engine, *huge, *[make_spec(key, 3, tenant="quiet") for key in (3, 4, 5)])
+
+    # By requests the quiet tenant has more.
+    assert submit(engine, make_spec(6, 10, tenant="quiet")) == [2]
+
+
+def test_outputs_of_one_request_give_way_together_and_not_once_one_was_admitted() -> None:
+    engine = engine_of(max_num_waiting=4)
+    prompt = list(range(40, 45))
+
+    def outputs(*keys: int) -> tuple[RequestSpec, ...]:
+        return tuple(
+            replace(
+                make_spec(key, prompt, request_id=f"r{keys[0]}", tenant="flood"),
+                leader_key=keys[0] if index else 0,
+                output_index=index,
+            )
+            for index, key in enumerate(keys)
+        )
+
+    engine.submit(outputs(1, 2))
+    engine.submit(outputs(3, 4))
+    assert submit(engine, make_spec(9, tenant="quiet")) == [4, 3]
+
+    engine.step()  # admits the leader of the first, whose follower waits
+    submit(engine, *specs_of("quiet", [10]))
+    assert submit(engine, *specs_of("third", [11, 12, 13])) != [2]
+    assert 2 in engine.scheduler.life.requests
+
+
+def test_a_request_that_is_rejected_for_its_deadline_displaces_nothing() -> None:
+    engine = engine_of()
+    submit(engine, *specs_of("flood", range(1, 9)))
+
+    engine.submit((make_spec(9, tenant="quiet", deadline_s=-1.0),))
+
+    ends = [end.key for end in engine.scheduler.life.ends]
+    assert ends == [9]
+
+
+@pytest.mark.parametrize("num_flooding", [50, 500])
+def test_a_rejected_flood_changes_nothing_that_waits(num_flooding: int) -> None:
+    engine = engine_of()
+    submit(engine, *specs_of("flood", range(1, 9)))
+
+    flood = specs_of("flood", range(100, 100 + num_flooding))
+    assert submit(engine, *flood) == [spec.key for spec in flood]

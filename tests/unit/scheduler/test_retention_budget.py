@@ -1,0 +1,129 @@
+"""Retention above the default priority has a budget: of all blocks, of one tenant, in time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from penstock.scheduler.block_claims import BlockClaims, RetentionBudget
+from penstock.scheduler.cached_blocks import DEFAULT_LEVEL
+from penstock.scheduler.config import SchedulerConfig
+from penstock.scheduler.engine import Engine
+from penstock.scheduler.engine_retention import EngineRetention
+from penstock.scheduler.events import Admitted
+from penstock.scheduler.request_options import CacheRetention
+from support.core import FakeClock, NullExecutor, make_info, make_spec
+
+HIGH = CacheRetention(priority=100)
+BUDGET = RetentionBudget(max_num_blocks=6, max_num_of_tenant=4, max_duration_s=10.0)
+
+
+@pytest.fixture
+def claims() -> BlockClaims:
+    return BlockClaims(BUDGET)
+
+
+def claimed(claims: BlockClaims, blocks: Sequence[int]) -> list[int]:
+    return [block for block in blocks if claims.level(block) == 100]
+
+
+def faults(claims: BlockClaims) -> list[str]:
+    return [fault for fault in claims.faults() if fault]
+
+
+def test_a_tenant_over_its_budget_loses_its_oldest_claims(claims: BlockClaims) -> None:
+    assert claims.make([1, 2, 3], HIGH, "a", 0.0) == []
+    assert claims.make([4, 5], HIGH, "a", 1.0) == [1]
+
+    assert claimed(claims, range(1, 6)) == [2, 3, 4, 5]
+    assert faults(claims) == []
+
+
+def test_over_the_budget_of_all_the_tenant_with_most_claims_loses_one(claims: BlockClaims) -> None:
+    claims.make([1, 2, 3, 4], HIGH, "a", 0.0)
+    claims.make([5, 6], HIGH, "b", 0.0)
+
+    assert claims.make([7], HIGH, "b", 1.0) == [1]
+    # Now three each: a tenant does not take from an equal.
+    assert claims.make([8], HIGH, "b", 2.0) == [5]
+    assert faults(claims) == []
+
+
+def test_a_claim_ends_with_the_longest_duration(claims: BlockClaims) -> None:
+    claims.make([1], HIGH, "a", 0.0)
+
+    assert claims.expire(9.9) == []
+    assert claims.expire(10.0) == [1]
+    assert faults(claims) == []
+
+
+def test_priorities_up_to_the_default_need_no_budget(claims: BlockClaims) -> None:
+    assert claims.make(range(100), CacheRetention(priority=1), "a", 0.0) == []
+    assert claims.expire(1e9) == []
+    assert len(claims) == 100
+
+
+def test_a_released_claim_leaves_the_account(claims: BlockClaims) -> None:
+    claims.make([1, 2, 3, 4], HIGH, "a", 0.0)
+    for block in (1, 2, 3, 4):
+        claims.drop(block)
+
+    assert claims.make([5, 6, 7, 8], HIGH, "a", 0.0) == []
+    assert faults(claims) == []
+
+
+def test_one_tenant_cannot_take_the_cache_from_another() -> None:
+    """A tenant that pins its prompts, once, against a quarter of the cache in use by another."""
+    info = make_info(num_blocks=256, max_num_seqs=4, max_seq_len=512)
+    clock = FakeClock()
+    engine = Engine(NullExecutor(info), SchedulerConfig(), clock)
+    random = np.random.default_rng(0)
+    keys = iter(range(1, 1000))
+
+    def run(tenant: str, ids: np.ndarray, retention: CacheRetention | None = None) -> int:
+        spec = replace(
+            make_spec(next(keys), list(ids), max_tokens=2, tenant=tenant), retention=retention
+        )
+        engine.submit((spec,))
+        num_cached = 0
+        while engine.has_work:
+            changes = engine.step().changes
+            num_cached += sum(c.num_cached_tokens for c in changes if isinstance(c, Admitted))
+            clock.now_s += 0.01
+        return num_cached
+
+    def prompt() -> np.ndarray:
+        return random.integers(3, 50, 16 * info.block_size).astype(np.int32)
+
+    for _ in range(20):
+        run("hog", prompt(), HIGH)
+    prompts = [prompt() for _ in range(4)]
+    for ids in prompts:
+        run("victim", ids)
+
+    # All but the last block, of which one token is always computed.
+    assert [run("victim", ids) for ids in prompts] == [15 * info.block_size] * 4
+    engine.check_integrity()
+
+
+def test_an_executor_with_its_own_cache_is_asked_within_the_budget() -> None:
+    info = make_info(num_blocks=16, block_size=4)
+    config = SchedulerConfig(
+        max_retention_share=0.5, max_tenant_retention_share=0.25, max_retention_s=10.0
+    )
+    account = EngineRetention(config, info)
+
+    def ask(tenant: str, now: float, priority: int = 80) -> CacheRetention | None:
+        spec = make_spec(1, prompt=16, tenant=tenant)
+        spec = replace(spec, retention=CacheRetention(priority=priority))
+        return account.limit((spec,), now)[0].retention
+
+    assert ask("a", 0.0) == CacheRetention(priority=80, duration_s=10.0)
+    assert ask("a", 1.0) is None
+    assert ask("b", 2.0) is not None
+    assert ask("c", 3.0) is None
+    assert ask("c", 3.0, priority=DEFAULT_LEVEL) == CacheRetention(priority=DEFAULT_LEVEL)
+    assert ask("a", 10.0) is not None
