@@ -11,16 +11,16 @@ from typing import Any, TypeVar
 
 from penstock.executor.config import ExecutorConfig
 from penstock.executor.trtllm.api import Llm
-from penstock.executor.trtllm.arrivals import Arrivals
 from penstock.executor.trtllm.limits import engine_info, probe_limits
 from penstock.executor.trtllm.llm_args import llm_arguments
 from penstock.executor.trtllm.loop_thread import LoopThread, in_worker
 from penstock.executor.trtllm.model_kind import ModelFolder, recognise
 from penstock.executor.trtllm.package import Package, load_package
 from penstock.executor.trtllm.request_mapping import RequestMapping
-from penstock.executor.trtllm.seat import Seat
+from penstock.executor.trtllm.response_queue import ResponseQueue
 from penstock.executor.trtllm.stats import EngineStats, StatsPoller
 from penstock.executor.trtllm.streams import Streams
+from penstock.executor.trtllm.submitted_request import SubmittedRequest
 from penstock.scheduler.executor import ExecutorDied, ExecutorInfo
 
 log = logging.getLogger(__name__)
@@ -38,11 +38,11 @@ class EngineHandle:
     Building takes minutes and blocks. Raises what `TrtllmExecutor` raises.
     """
 
-    def __init__(self, config: ExecutorConfig, arrivals: Arrivals) -> None:
+    def __init__(self, config: ExecutorConfig, responses: ResponseQueue) -> None:
         if config.model_path is None:
             raise ValueError("model_path must be given for the trtllm executor")
         self._watch = config.trtllm.watch
-        self._arrivals = arrivals
+        self._responses = responses
         folder = recognise(config.model_path)
         package = load_package(is_engine=folder.is_engine)
         build = _builder(config, folder, package)
@@ -66,7 +66,9 @@ class EngineHandle:
     info: ExecutorInfo
     streams: Streams
 
-    def carry_out(self, aborts: Sequence[Seat], submits: Sequence[Seat]) -> None:
+    def carry_out(
+        self, aborts: Sequence[SubmittedRequest], submits: Sequence[SubmittedRequest]
+    ) -> None:
         """Abort these, then submit those, soon."""
         self._thread.post(self.streams.carry_out, aborts, submits)
 
@@ -93,8 +95,8 @@ class EngineHandle:
         self.streams = Streams(
             llm=self._llm,
             loop=asyncio.get_running_loop(),
-            arrivals=self._arrivals,
-            make_arguments=lambda seat: mapping.arguments(seat.spec, seat.tokens),
+            responses=self._responses,
+            make_arguments=lambda submitted: mapping.arguments(submitted.spec, submitted.tokens),
             request_error=package.request_error,
             abort_grace_s=self._watch.abort_grace_s,
             on_submit=poller.on_submit,
@@ -114,7 +116,7 @@ class EngineHandle:
         try:
             await run()
         except Exception as error:
-            self._arrivals.die(error)
+            self._responses.die(error)
             raise
 
     async def _poll_stats(self) -> None:
@@ -134,7 +136,7 @@ class EngineHandle:
                 raise ExecutorDied("the engine says that it is not healthy")
 
     def _note(self, stats: EngineStats) -> None:
-        self._arrivals.note(stats, asyncio.get_running_loop())
+        self._responses.note(stats, asyncio.get_running_loop())
         if not self._first_stats.done():
             self._first_stats.set_result(stats)
 

@@ -13,21 +13,21 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.executor.trtllm.api import CompletionOutput, Llm, Logprob, RequestOutput
-from penstock.executor.trtllm.arrivals import Arrival, Arrivals
 from penstock.executor.trtllm.refusals import is_refusal
 from penstock.executor.trtllm.request_mapping import NotResumable
-from penstock.executor.trtllm.seat import Seat
+from penstock.executor.trtllm.response_queue import Response, ResponseQueue
+from penstock.executor.trtllm.submitted_request import SubmittedRequest
 
 log = logging.getLogger(__name__)
 
-MakeArguments = Callable[[Seat], dict[str, Any]]
+MakeArguments = Callable[[SubmittedRequest], dict[str, Any]]
 
 
 @dataclass(slots=True, eq=False)
 class _Stream:
     """A request inside the engine."""
 
-    seat: Seat
+    submitted: SubmittedRequest
     result: RequestOutput
     task: "asyncio.Task[None] | None" = None
     is_aborted: bool = False
@@ -44,26 +44,30 @@ class Streams:
 
     llm: Llm
     loop: asyncio.AbstractEventLoop
-    arrivals: Arrivals
+    responses: ResponseQueue
     make_arguments: MakeArguments
     request_error: type[Exception]
     abort_grace_s: float
     on_submit: Callable[[], None]
     num_given_up: int = 0
-    _streams: dict[Seat, _Stream] = field(default_factory=dict["Seat", "_Stream"])
+    _streams: dict[SubmittedRequest, _Stream] = field(
+        default_factory=dict["SubmittedRequest", "_Stream"]
+    )
 
     def __len__(self) -> int:
         return len(self._streams)
 
-    def carry_out(self, aborts: Sequence[Seat], submits: Sequence[Seat]) -> None:
+    def carry_out(
+        self, aborts: Sequence[SubmittedRequest], submits: Sequence[SubmittedRequest]
+    ) -> None:
         """One step's commands: aborts first, they make room."""
         try:
-            for seat in aborts:
-                self._abort(seat)
-            for seat in submits:
-                self._submit(seat)
+            for submitted in aborts:
+                self._abort(submitted)
+            for submitted in submits:
+                self._submit(submitted)
         except Exception as error:
-            self.arrivals.die(error)
+            self.responses.die(error)
 
     async def close(self) -> None:
         """Abort whatever is left and leave it."""
@@ -76,12 +80,12 @@ class Streams:
         tasks = [stream.task for stream in self._streams.values() if stream.task is not None]
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _submit(self, seat: Seat) -> None:
+    def _submit(self, submitted: SubmittedRequest) -> None:
         try:
-            arguments = self.make_arguments(seat)
+            arguments = self.make_arguments(submitted)
         except ValueError as error:
             is_good = isinstance(error, NotResumable)
-            self._put_own(seat, failure=str(error), is_refusal=not is_good)
+            self._put_own(submitted, failure=str(error), is_refusal=not is_good)
             return
         try:
             result = self.llm.generate_async(**arguments)
@@ -89,16 +93,16 @@ class Streams:
             # What it will not take for this request; a TypeError is rather our fault than anyone's.
             text = str(error)
             is_ours = isinstance(error, TypeError)
-            self._put_own(seat, failure=text, is_refusal=not is_ours and is_refusal(text))
+            self._put_own(submitted, failure=text, is_refusal=not is_ours and is_refusal(text))
             return
         # Any other exception is the engine's: `carry_out` passes it on.
-        stream = _Stream(seat, result)
-        self._streams[seat] = stream
+        stream = _Stream(submitted, result)
+        self._streams[submitted] = stream
         stream.task = self.loop.create_task(self._follow(stream))
         self.on_submit()
 
-    def _abort(self, seat: Seat) -> None:
-        stream = self._streams.get(seat)
+    def _abort(self, submitted: SubmittedRequest) -> None:
+        stream = self._streams.get(submitted)
         if stream is None or stream.is_aborted:
             return
         stream.is_aborted = True
@@ -113,56 +117,58 @@ class Streams:
             stream.task.cancel()
 
     async def _follow(self, stream: _Stream) -> None:
-        seat = stream.seat
-        last = Arrival(seat, is_last=True, failure="the engine ended it without a word")
+        submitted = stream.submitted
+        last = Response(submitted, is_last=True, failure="the engine ended it without a word")
         try:
             last = await self._read(stream)
         except asyncio.CancelledError:
-            last = Arrival(seat, is_last=True, failure="given up", is_own=True)
+            last = Response(submitted, is_last=True, failure="given up", is_own=True)
         except self.request_error as error:
             text = str(error)
             # Once it has spoken, the engine had nothing against the request.
             is_clients = not stream.has_spoken and is_refusal(text)
-            last = Arrival(seat, is_last=True, failure=text, is_refusal=is_clients)
+            last = Response(submitted, is_last=True, failure=text, is_refusal=is_clients)
         except Exception as error:
             log.debug("the engine died under a request", exc_info=True)
-            self.arrivals.die(error)
+            self.responses.die(error)
         finally:
             if stream.grace is not None:
                 stream.grace.cancel()
-            del self._streams[seat]
+            del self._streams[submitted]
             self._put(last)
 
-    async def _read(self, stream: _Stream) -> Arrival:
-        """Pass tokens on until the end; the last arrival."""
-        seat = stream.seat
-        wants_logprobs = seat.num_logprobs >= 0
+    async def _read(self, stream: _Stream) -> Response:
+        """Pass tokens on until the end; the last response."""
+        submitted = stream.submitted
+        wants_logprobs = submitted.num_logprobs >= 0
         num_sent = 0
         async for output in stream.result:
             sequence = output.outputs[0]
             # The last item may hold fewer ids than were sent: a stop that was cut off again.
-            arrival = Arrival(seat, sequence.token_ids[num_sent:])
+            response = Response(submitted, sequence.token_ids[num_sent:])
             if wants_logprobs:
-                arrival.logprobs = _cut(sequence, num_sent, arrival.tokens)
+                response.logprobs = _cut(sequence, num_sent, response.tokens)
             if not stream.has_spoken:
-                arrival.num_cached = output.cached_tokens
+                response.num_cached = output.cached_tokens
                 stream.has_spoken = True
             if output.finished:
-                arrival.is_last = True
-                arrival.finish_reason = sequence.finish_reason or ""
-                arrival.stop_id = _stop_id(sequence, seat)
-                return arrival
-            num_sent += len(arrival.tokens)
+                response.is_last = True
+                response.finish_reason = sequence.finish_reason or ""
+                response.stop_id = _stop_id(sequence, submitted)
+                return response
+            num_sent += len(response.tokens)
             if not stream.is_aborted:
-                self._put(arrival)
-        return Arrival(seat, is_last=True, failure="the engine ended it without a word")
+                self._put(response)
+        return Response(submitted, is_last=True, failure="the engine ended it without a word")
 
-    def _put_own(self, seat: Seat, *, failure: str, is_refusal: bool) -> None:
+    def _put_own(self, submitted: SubmittedRequest, *, failure: str, is_refusal: bool) -> None:
         """It never went in."""
-        self._put(Arrival(seat, is_last=True, failure=failure, is_refusal=is_refusal, is_own=True))
+        self._put(
+            Response(submitted, is_last=True, failure=failure, is_refusal=is_refusal, is_own=True)
+        )
 
-    def _put(self, arrival: Arrival) -> None:
-        self.arrivals.put(arrival, self.loop)
+    def _put(self, response: Response) -> None:
+        self.responses.put(response, self.loop)
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,10 +195,10 @@ def _cut(
     return cut
 
 
-def _stop_id(sequence: CompletionOutput, seat: Seat) -> int:
+def _stop_id(sequence: CompletionOutput, submitted: SubmittedRequest) -> int:
     if sequence.finish_reason != "stop":
         return -1
     if isinstance(sequence.stop_reason, int):
         return sequence.stop_reason
     # The engine's end_id has no stop_reason, and is the last of ours (see request_mapping).
-    return seat.spec.stop_ids[-1] if seat.spec.stop_ids else -1
+    return submitted.spec.stop_ids[-1] if submitted.spec.stop_ids else -1
