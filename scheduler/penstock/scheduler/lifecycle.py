@@ -48,7 +48,13 @@ from penstock.scheduler.waiting_queue import WaitingQueue
 from penstock.scheduler.waiting_sums import WaitingSums
 
 _CUTS = frozenset({FinishReason.LENGTH, FinishReason.TIME_LIMIT, FailureReason.DEADLINE_EXCEEDED})
-_SUSPECT = frozenset({FailureReason.EXECUTOR_REQUEST_FAILED, FailureReason.EXECUTOR_REFUSED})
+_SUSPECT = frozenset(
+    {
+        FailureReason.EXECUTOR_REQUEST_FAILED,
+        FailureReason.EXECUTOR_REFUSED,
+        FailureReason.CONSTRAINT_REFUSED,
+    }
+)
 """Ends after which nobody may reuse what the request wrote."""
 
 

@@ -45,6 +45,7 @@ class FailureReason(enum.IntEnum):
     TENANT_OVER_QUOTA = 11
     TTFT_DEADLINE_UNREACHABLE = 12
     DEADLINE_UNREACHABLE = 13
+    CONSTRAINT_REFUSED = 14
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,9 @@ from typing import Any, TypeVar
 
 from penstock.executor.config import ExecutorConfig
 from penstock.executor.trtllm.api import Llm
-from penstock.executor.trtllm.limits import engine_info, probe_limits
+from penstock.executor.trtllm.config import GuidedDecodingBackend, TrtllmConfig
+from penstock.executor.trtllm.constraint_check import ConstraintCheck, installed_grammar
+from penstock.executor.trtllm.limits import engine_info, probe_limits, try_adapter
 from penstock.executor.trtllm.llm_args import llm_arguments
 from penstock.executor.trtllm.loop_thread import LoopThread, in_worker
 from penstock.executor.trtllm.model_kind import ModelFolder, recognise
@@ -19,7 +21,7 @@ from penstock.executor.trtllm.package import Package, load_package
 from penstock.executor.trtllm.request_mapping import RequestMapping
 from penstock.executor.trtllm.response_queue import ResponseQueue
 from penstock.executor.trtllm.stats import EngineStats, StatsPoller
-from penstock.executor.trtllm.streams import Streams
+from penstock.executor.trtllm.streams import Streams, is_healthy
 from penstock.executor.trtllm.submitted_request import SubmittedRequest
 from penstock.scheduler.executor import ExecutorDied, ExecutorInfo
 
@@ -48,6 +50,7 @@ class EngineHandle:
         build = _builder(config, folder, package)
         mapping = _mapping(config, folder, package)
         self._tasks: list[asyncio.Task[None]] = []
+        self._is_probing = True
         self._thread = LoopThread("trtllm loop")
         try:
             self._llm: Llm = self._thread.run(
@@ -91,7 +94,10 @@ class EngineHandle:
     ) -> None:
         """On the loop: from here on it owns the engine."""
         self._first_stats: asyncio.Future[EngineStats] = asyncio.get_running_loop().create_future()
-        self._poller = poller = StatsPoller(self._llm, self._note)
+        self._poller = poller = StatsPoller(
+            self._llm, self._note, lambda: self._is_probing or len(self.streams) > 0
+        )
+        grammar = _grammar_class(config.trtllm)
         self.streams = Streams(
             llm=self._llm,
             loop=asyncio.get_running_loop(),
@@ -100,6 +106,7 @@ class EngineHandle:
             request_error=package.request_error,
             abort_grace_s=self._watch.abort_grace_s,
             on_submit=poller.on_submit,
+            constraint_fault=None if grammar is None else ConstraintCheck(grammar).fault,
         )
         self._tasks = [
             asyncio.ensure_future(self._guarded(self._poll_stats)),
@@ -109,6 +116,10 @@ class EngineHandle:
             self._llm, mapping, self._first_stats, poller.on_submit, self._watch.limits_timeout_s
         )
         stats = await _unless_broken(limits, self._tasks)
+        for adapter in config.trtllm.lora_config.adapters:
+            trial = try_adapter(self._llm, mapping, adapter.name, self._watch.limits_timeout_s)
+            await _unless_broken(trial, self._tasks)
+        self._is_probing = False
         self.info = engine_info(config.trtllm, folder, package, stats)
 
     async def _guarded(self, run: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -131,9 +142,8 @@ class EngineHandle:
     async def _watch_health(self) -> None:
         while True:
             await asyncio.sleep(_HEALTH_INTERVAL_S)
-            # There is no public way to ask.
-            if not self._llm._check_health():  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
-                raise ExecutorDied("the engine says that it is not healthy")
+            if not is_healthy(self._llm):
+                raise ExecutorDied("the engine reports that it is not healthy")
 
     def _note(self, stats: EngineStats) -> None:
         self._responses.note(stats, asyncio.get_running_loop())
@@ -149,8 +159,18 @@ class EngineHandle:
             await self.streams.close()
         finally:
             await asyncio.wait_for(
-                in_worker(self._llm.shutdown, "trtllm shutdown"), self._watch.shutdown_timeout_s
+                in_worker(self._end_engine, "trtllm shutdown"), self._watch.shutdown_timeout_s
             )
+
+    def _end_engine(self) -> None:
+        try:
+            self._llm.shutdown()
+        except Exception as error:
+            # After a death it raises once more what the engine died of, and stops there.
+            log.warning("the engine's shutdown raised %r; its processes are ended apart", error)
+            session = getattr(self._llm, "mpi_session", None)
+            if session is not None:
+                session.shutdown()
 
 
 async def _build_with_patience(build: Callable[[], Llm], timeout_s: float) -> Llm:
@@ -187,6 +207,12 @@ def _builder(config: ExecutorConfig, folder: ModelFolder, package: Package) -> C
     """What builds the engine, everything checked that can be checked before the long load."""
     arguments = llm_arguments(config.trtllm, folder, package, tokenizer_path=config.tokenizer_path)
     return lambda: package.build(**arguments)
+
+
+def _grammar_class(config: TrtllmConfig) -> Any:
+    """What checks constraints as the engine's backend will; None where nothing can."""
+    is_xgrammar = config.guided_decoding_backend is GuidedDecodingBackend.XGRAMMAR
+    return installed_grammar() if is_xgrammar else None
 
 
 def _mapping(config: ExecutorConfig, folder: ModelFolder, package: Package) -> RequestMapping:

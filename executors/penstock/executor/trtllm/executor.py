@@ -118,6 +118,7 @@ class TrtllmExecutor:
         audit = self.audit
         counts = {
             "drifts": audit.num_drifts,
+            "missed_checks": audit.num_missed,
             "worst_drift_blocks": audit.worst_drift,
             "given_up": self.num_given_up,
             "forgotten": self.num_forgotten,
@@ -178,5 +179,7 @@ class TrtllmExecutor:
         self.audit.note_mirror(max(0, batch.num_old_blocks - num_unanswered_blocks), now_s)
         self.audit.note_mirror(batch.num_used_blocks, now_s, slack_blocks=slack)
         stats = self._responses.take_stats()
-        if stats is not None:
+        if stats is None:
+            self.audit.expect_check(now_s, is_busy=self._blocks.num_inside > 0)
+        else:
             self.audit.check(stats.num_used_blocks)

@@ -31,8 +31,8 @@ class Response:
 
     `logprobs`: one entry per token where they were asked for. `num_cached`: prompt tokens the
     engine found in its cache, -1 when that was told before. `failure`: why it failed alone;
-    `is_refusal` when that is the request's own fault. `is_own`: our own word for it, not the
-    engine's.
+    `is_refusal` when that is the request's own fault, `is_of_constraint` when its constraint's.
+    `is_own`: our side's result and not the engine's.
     """
 
     submitted: SubmittedRequest
@@ -44,6 +44,7 @@ class Response:
     stop_id: int = -1
     failure: str = ""
     is_refusal: bool = False
+    is_of_constraint: bool = False
     is_own: bool = False
 
 

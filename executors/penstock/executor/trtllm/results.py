@@ -85,7 +85,12 @@ def _failure_of(response: Response) -> SlotFailure | None:
         detail = _logprob_fault(response)
     if not detail:
         return None
-    return SlotFailure(slot=response.submitted.slot, detail=detail, is_refusal=response.is_refusal)
+    return SlotFailure(
+        slot=response.submitted.slot,
+        detail=detail,
+        is_refusal=response.is_refusal,
+        is_of_constraint=response.is_of_constraint,
+    )
 
 
 def _logprob_fault(response: Response) -> str:
@@ -99,6 +104,8 @@ def _logprob_fault(response: Response) -> str:
     for token, entry in zip(response.tokens, logprobs, strict=True):
         if token not in entry:
             return "the engine left out the log probability of a token it chose"
+        if not _rank(entry, token):
+            return "the engine left out the rank of a log probability"
     return ""
 
 
@@ -111,13 +118,14 @@ def _logprobs_of(rows: Iterable[Sequence[Response]], tokens: Sequence[int]) -> T
         return None
     chosen: NDArray[np.float32] = np.zeros(len(tokens), dtype=np.float32)
     ranks: NDArray[np.int32] = np.zeros(len(tokens), dtype=np.int32)
-    top_ids: NDArray[np.int32] = np.zeros((len(tokens), width), dtype=np.int32)
+    top_ids: NDArray[np.int32] = np.full((len(tokens), width), -1, dtype=np.int32)
     top: NDArray[np.float32] = np.zeros((len(tokens), width), dtype=np.float32)
     at = 0
     for part, asked in zip(parts, widths, strict=True):
         entries = part.logprobs if asked >= 0 else None
         for offset, entry in enumerate(entries or ()):
-            chosen[at + offset], ranks[at + offset] = _chosen(entry, tokens[at + offset])
+            token = tokens[at + offset]
+            chosen[at + offset], ranks[at + offset] = entry[token].logprob, _rank(entry, token)
             if asked:
                 best = sorted(entry.items(), key=lambda item: -item[1].logprob)[:asked]
                 top_ids[at + offset, : len(best)] = [token for token, _ in best]
@@ -126,8 +134,11 @@ def _logprobs_of(rows: Iterable[Sequence[Response]], tokens: Sequence[int]) -> T
     return TokenLogprobs(chosen=chosen, ranks=ranks, top_ids=top_ids, top_logprobs=top)
 
 
-def _chosen(entry: Mapping[int, Logprob], token: int) -> tuple[float, int]:
+def _rank(entry: Mapping[int, Logprob], token: int) -> int:
+    """Of the chosen token among all; 0 where the engine's entry does not show it."""
     found = entry[token]
     if found.rank is not None:
-        return found.logprob, found.rank
-    return found.logprob, 1 + sum(other.logprob > found.logprob for other in entry.values())
+        return found.rank
+    num_better = sum(other.logprob > found.logprob for other in entry.values())
+    # The last of several may be there only because it was chosen.
+    return 1 + num_better if num_better < max(1, len(entry) - 1) else 0

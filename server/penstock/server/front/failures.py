@@ -9,6 +9,7 @@ from typing import TypeGuard
 from penstock.scheduler.events import Failed
 from penstock.scheduler.quotas import QuotaBreach, QuotaKind
 from penstock.scheduler.request import FailureReason
+from penstock.scheduler.request_options import Constraint, ConstraintKind
 from penstock.server.front.errors import ErrorReason, FieldViolation, QuotaViolation, Refusal
 from penstock.server.front.phases import PhaseClock
 
@@ -21,6 +22,7 @@ _REASONS: dict[FailureReason, ErrorReason] = {
     FailureReason.DEADLINE_EXCEEDED: ErrorReason.DEADLINE_EXCEEDED,
     FailureReason.EXECUTOR_REQUEST_FAILED: ErrorReason.EXECUTOR_REQUEST_FAILED,
     FailureReason.EXECUTOR_REFUSED: ErrorReason.EXECUTOR_REFUSED,
+    FailureReason.CONSTRAINT_REFUSED: ErrorReason.EXECUTOR_REFUSED,
     FailureReason.ENGINE_DOWN: ErrorReason.ENGINE_DOWN,
     FailureReason.DRAINING: ErrorReason.DRAINING,
     FailureReason.TENANT_OVER_QUOTA: ErrorReason.QUOTA_EXCEEDED,
@@ -30,6 +32,13 @@ _REASONS: dict[FailureReason, ErrorReason] = {
 _OF_FIRST_TOKEN = frozenset(
     {FailureReason.TTFT_DEADLINE_EXCEEDED, FailureReason.TTFT_DEADLINE_UNREACHABLE}
 )
+_CONSTRAINT_PATHS: dict[ConstraintKind, str] = {
+    ConstraintKind.JSON_SCHEMA: "constraint.json_schema.schema",
+    ConstraintKind.REGEX: "constraint.regex.pattern",
+    ConstraintKind.GRAMMAR: "constraint.grammar.ebnf",
+    ConstraintKind.CHOICE: "constraint.choice.choices",
+}
+_NOT_COMPILED = "cannot be compiled, or can reach a point from which no output is complete"
 _CLOCK_ERROR_MS = 1e-3
 _OF_TIME = frozenset({ErrorReason.DEADLINE_EXCEEDED, ErrorReason.DEADLINE_UNREACHABLE})
 
@@ -43,7 +52,13 @@ _QUOTA_NAMES: dict[QuotaKind, str] = {
 
 
 def refusal_for(
-    end: Failed, *, phases: PhaseClock, prompt_path: str, deadline_kind: str, tenant: str
+    end: Failed,
+    *,
+    phases: PhaseClock,
+    prompt_path: str,
+    constraint: Constraint | None,
+    deadline_kind: str,
+    tenant: str,
 ) -> Refusal:
     """What the client is told when the engine ends a request of `tenant` with `end`."""
     reason = _REASONS[end.reason]
@@ -60,6 +75,10 @@ def refusal_for(
     elif reason is ErrorReason.EXCEEDS_KV_CACHE:
         violations = (
             FieldViolation(path="stopping.max_tokens", description="exceeds the KV cache"),
+        )
+    elif end.reason is FailureReason.CONSTRAINT_REFUSED and constraint is not None:
+        violations = (
+            FieldViolation(path=_CONSTRAINT_PATHS[constraint.kind], description=_NOT_COMPILED),
         )
     # Rounded apart: an estimate that misses its deadline by less than a millisecond shows it.
     if _is_told(end.deadline_s):

@@ -299,6 +299,7 @@ class LiveRequest:
                 end,
                 phases=self.phases,
                 prompt_path=self.generation.prompt_path,
+                constraint=self.generation.constraint,
                 deadline_kind=submission.deadline_kind if submission else "server",
                 tenant=self.tenant,
             ),
