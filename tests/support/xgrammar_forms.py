@@ -123,9 +123,8 @@ def texts_of_refusals(grammar: Any) -> list[str]:
 
 def main() -> None:
     grammar = installed_grammar()
-    found = {
-        str(each): fault_of(grammar, constraint(*each)) for each in (*BROKEN, *DEAD_ENDS, *GOOD)
-    }
+    every: list[tuple[ConstraintKind, Any]] = [*BROKEN, *DEAD_ENDS, *GOOD]
+    found = {str(each): fault_of(grammar, constraint(*each)) for each in every}
     json.dump({"faults": found, "texts": texts_of_refusals(grammar)}, sys.stdout)
 
 

@@ -48,6 +48,16 @@ class FailureReason(enum.IntEnum):
     CONSTRAINT_REFUSED = 14
 
 
+UNTRUSTED_ENDS = frozenset(
+    {
+        FailureReason.EXECUTOR_REQUEST_FAILED,
+        FailureReason.EXECUTOR_REFUSED,
+        FailureReason.CONSTRAINT_REFUSED,
+    }
+)
+"""Ends by the executor: nothing that the request wrote may be reused."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
     """How the next token is chosen. Every value is validated before it comes here.

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tensorrt_llm._torch.pyexecutor.py_executor import PyExecutor
-    from tensorrt_llm.executor.executor import GenerationExecutorProxy
+    from tensorrt_llm.executor.proxy import GenerationExecutorProxy
     from tensorrt_llm.executor.request import GenerationRequest
 
 VARIABLE = "TLLM_FAKE_CONTROL"

@@ -12,7 +12,7 @@ import json
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, cast
+from typing import Any, Final
 
 from penstock.executor.trtllm.api import Llm
 from penstock.executor.trtllm.loop_thread import in_worker
@@ -136,5 +136,5 @@ class StatsPoller:
 
 def _is_fetched(llm: Llm) -> bool:
     """Whether `get_stats` is an RPC of its own. There is no public way to see it."""
-    executor = cast("object", getattr(llm, "_executor", None))
+    executor: Any = getattr(llm, "_executor", None)
     return getattr(executor, "rpc_client", None) is not None

@@ -9,8 +9,9 @@ from typing import TypeGuard
 from penstock.scheduler.events import Failed
 from penstock.scheduler.quotas import QuotaBreach, QuotaKind
 from penstock.scheduler.request import FailureReason
-from penstock.scheduler.request_options import Constraint, ConstraintKind
+from penstock.scheduler.request_options import ConstraintKind
 from penstock.server.front.errors import ErrorReason, FieldViolation, QuotaViolation, Refusal
+from penstock.server.front.generation import Generation
 from penstock.server.front.phases import PhaseClock
 
 _REASONS: dict[FailureReason, ErrorReason] = {
@@ -52,13 +53,7 @@ _QUOTA_NAMES: dict[QuotaKind, str] = {
 
 
 def refusal_for(
-    end: Failed,
-    *,
-    phases: PhaseClock,
-    prompt_path: str,
-    constraint: Constraint | None,
-    deadline_kind: str,
-    tenant: str,
+    end: Failed, generation: Generation, *, phases: PhaseClock, deadline_kind: str, tenant: str
 ) -> Refusal:
     """What the client is told when the engine ends a request of `tenant` with `end`."""
     reason = _REASONS[end.reason]
@@ -71,15 +66,16 @@ def refusal_for(
             "deadline": "ttft" if end.reason in _OF_FIRST_TOKEN else deadline_kind,
         }
     elif reason is ErrorReason.PROMPT_TOO_LONG:
-        violations = (FieldViolation(path=prompt_path, description="exceeds the context"),)
+        violations = (
+            FieldViolation(path=generation.prompt_path, description="exceeds the context"),
+        )
     elif reason is ErrorReason.EXCEEDS_KV_CACHE:
         violations = (
             FieldViolation(path="stopping.max_tokens", description="exceeds the KV cache"),
         )
-    elif end.reason is FailureReason.CONSTRAINT_REFUSED and constraint is not None:
-        violations = (
-            FieldViolation(path=_CONSTRAINT_PATHS[constraint.kind], description=_NOT_COMPILED),
-        )
+    elif end.reason is FailureReason.CONSTRAINT_REFUSED and generation.constraint is not None:
+        path = _CONSTRAINT_PATHS[generation.constraint.kind]
+        violations = (FieldViolation(path=path, description=_NOT_COMPILED),)
     # Rounded apart: an estimate that misses its deadline by less than a millisecond shows it.
     if _is_told(end.deadline_s):
         metadata["deadline_ms"] = str(_whole_ms(end.deadline_s))

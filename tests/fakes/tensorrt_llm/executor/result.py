@@ -14,7 +14,7 @@ from tensorrt_llm.executor.async_queue import AsyncQueue, make_queue
 from tensorrt_llm.executor.request import GenerationRequest
 
 if TYPE_CHECKING:
-    from tensorrt_llm.executor.executor import GenerationExecutorProxy
+    from tensorrt_llm.executor.proxy import GenerationExecutorProxy
     from tensorrt_llm.llmapi.tokenizer import TokenizerBase
 
 _REASONS = {

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 from tensorrt_llm import fake_control
 from tensorrt_llm._torch.pyexecutor.hashed_model import HashedModel
 from tensorrt_llm.executor.errors import RequestError
-from tensorrt_llm.executor.executor import GenerationExecutorProxy, empty_async_iterable
+from tensorrt_llm.executor.proxy import GenerationExecutorProxy, empty_async_iterable
 from tensorrt_llm.executor.request import GenerationRequest, LoRARequest
 from tensorrt_llm.executor.result import RequestOutput
 from tensorrt_llm.llmapi.kv_cache_retention import KvCacheRetentionConfig

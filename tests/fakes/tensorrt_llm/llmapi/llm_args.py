@@ -159,6 +159,8 @@ class TrtLlmArgs(TorchLlmArgs):
     """Arguments of the TensorRT backend: of its own fields only some, from memory."""
 
     backend: str | None = None
+    build_config: Any = None
+    mpi_session: Any = None
     enable_build_cache: bool = False
     fast_build: bool = False
     batching_type: str | None = None

@@ -22,6 +22,7 @@ from penstock.scheduler.request import FailureReason
 from penstock.scheduler.request_options import Constraint, ConstraintKind
 from penstock.server.front.errors import ErrorReason, FieldViolation, Refusal
 from penstock.server.front.failures import refusal_for
+from penstock.server.front.generation import Generation, TextInput
 from penstock.server.front.phases import PhaseClock
 from penstock.server.rpc.statuses import (
     MAX_RETRY_SPREAD,
@@ -151,9 +152,12 @@ def test_every_failure_of_the_engine_has_a_status(reason: FailureReason) -> None
 def refused(end: Failed) -> Refusal:
     return refusal_for(
         end,
+        Generation(
+            prompt=TextInput(text="x"),
+            prompt_path="text.text",
+            constraint=Constraint(kind=ConstraintKind.REGEX, texts=("(",)),
+        ),
         phases=PhaseClock(0.0),
-        prompt_path="text.text",
-        constraint=Constraint(kind=ConstraintKind.REGEX, texts=("(",)),
         deadline_kind="total",
         tenant="acme",
     )

@@ -146,7 +146,7 @@ class GenerationExecutorProxy:
             raise RequestError(error)
         if error is None and self._errors:
             error = self._errors[0]
-        if error in self._unraised:
+        if isinstance(error, BaseException) and error in self._unraised:
             self._unraised.remove(error)
         if error is not None:
             if not isinstance(error, RequestError):
