@@ -11,7 +11,6 @@ DIR holds `tensorrt_llm/`. The exit code is 1 when an entry that was read in sou
 
 import argparse
 import ast
-import copy
 import importlib.util
 import json
 import re
@@ -181,7 +180,7 @@ def _merge(entry: dict[str, Any], changes: Mapping[str, Any]) -> None:
         if isinstance(value, dict) and isinstance(known, dict) and "default" not in value:
             _merge(cast("dict[str, Any]", known), cast("dict[str, Any]", value))
         else:
-            entry[name] = copy.deepcopy(value)
+            entry[name] = value
 
 
 class _Found:

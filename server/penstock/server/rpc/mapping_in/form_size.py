@@ -109,7 +109,7 @@ def fault_of_schema(schema: str) -> str:
         )
     if level:
         return _TOO_DEEP
-    return _REF_LOOP if _has_loop(value, references) else ""
+    return _REF_LOOP if _has_loop(cast("object", value), references) else ""
 
 
 class _Counter:
@@ -249,18 +249,18 @@ def _has_loop(root: object, references: Iterable[dict[str, Any]]) -> bool:
     known: set[int] = set()
     for start in references:
         walked: set[int] = set()
-        at: object = start
-        while isinstance(at, dict) and id(cast("object", at)) not in known:
-            known.add(id(cast("object", at)))
-            walked.add(id(cast("object", at)))
-            at = _target(root, cast("dict[str, Any]", at).get("$ref"))
+        at: dict[str, Any] | None = start
+        while at is not None and id(at) not in known:
+            known.add(id(at))
+            walked.add(id(at))
+            at = _target(root, at.get("$ref"))
         if id(at) in walked:
             return True
     return False
 
 
-def _target(root: object, reference: object) -> object:
-    """What a JSON pointer within the schema leads to; None for all other references."""
+def _target(root: object, reference: object) -> dict[str, Any] | None:
+    """The schema that a JSON pointer within the document leads to; None for other references."""
     if not isinstance(reference, str) or not reference.startswith("#"):
         return None
     at = root
@@ -273,7 +273,7 @@ def _target(root: object, reference: object) -> object:
             at = items[int(key)] if int(key) < len(items) else None
         else:
             return None
-    return at
+    return cast("dict[str, Any]", at) if isinstance(at, dict) else None
 
 
 def _refuse_constant(name: str) -> NoReturn:
