@@ -129,7 +129,13 @@ def test_a_submission_just_before_the_statistics_end_is_not_the_last_one_heard_o
     assert house.view().num_unread_stats == 0
 
 
-def test_statistics_that_are_fetched_reach_the_audit_and_hold_up_nothing(build: Houses) -> None:
+def test_statistics_that_are_fetched_reach_the_audit_and_hold_up_nothing(
+    build: Houses, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def blocks(*_arguments: Any) -> Any:
+        raise AssertionError("the iterator blocks the loop")
+
+    monkeypatch.setattr(fake_module("llmapi.llm").LLM, "get_stats_async", blocks)
     house = build(fake={"stats": "rpc"}, is_free=True)
     for key in range(1, 4):
         house.submit(greedy_spec(key, max_tokens=20))
