@@ -266,7 +266,7 @@ async def test_a_worker_that_is_killed_is_the_engines_death(is_told: bool) -> No
         (worker,) = site.workers()
         os.kill(worker, signal.SIGKILL)
         await check_lost(*streams)
-        said = "the executor failed" if is_told else "owed a word for"
+        said = "the executor failed" if is_told else "returned nothing for"
         await site.service.until_logged(said)
         await site.service.next_pid("engine")
         await check_serves(site, channel)
@@ -350,7 +350,7 @@ async def test_a_fatal_error_whose_shutdown_hangs_is_found_by_its_silence() -> N
     ):
         pill = stream(channel, 5, PILL)
         await check_lost(pill, *streams)
-        await site.service.until_logged("owed a word for")
+        await site.service.until_logged("returned nothing for")
         await site.service.next_pid("engine")
         await until_health(channel, SERVING)
         assert await stream(channel, 5).outcome() is grpc.StatusCode.OK

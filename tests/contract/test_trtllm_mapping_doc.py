@@ -42,7 +42,7 @@ CODE = re.compile(r"`([^`]+)`")
 ARGUMENT = re.compile(r"(?:generate_async|[A-Z]\w+)\.\w+")
 ADAPTERS = LoraSettings(adapters=(Adapter(name="law", path=Path("/loras/law"), id=1),))
 FULL = TrtllmConfig(
-    sampler_type=SamplerType.TRTLLM,
+    sampler_honours=tuple(SamplerPromise),
     guided_decoding_backend=GuidedDecodingBackend.XGRAMMAR,
     lora_config=ADAPTERS,
 )

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
 
 from penstock.executor.trtllm.config import GuidedDecodingBackend
+from penstock.scheduler.executor import ExecutorDied
 from penstock.scheduler.request import FailureReason, FinishReason, RequestSpec
 from penstock.scheduler.request_options import Constraint, ConstraintKind
 from support.trtllm_house import (
@@ -20,16 +22,35 @@ from support.trtllm_house import (
 )
 
 FAILED = FailureReason.EXECUTOR_REQUEST_FAILED
-REFUSED = FailureReason.EXECUTOR_REFUSED
-"""Where the engine says that what is wrong is the client's to put right."""
+REFUSED = FailureReason.CONSTRAINT_REFUSED
 END_ID = 2
 FAIL_TOKEN = 7
 BAD_FORMS = [
-    (ConstraintKind.REGEX, "(unclosed["),
-    (ConstraintKind.GRAMMAR, "no rule is called so"),
-    (ConstraintKind.JSON_SCHEMA, '{"type": 7}'),
-    (ConstraintKind.JSON_SCHEMA, "no json"),
+    (
+        ConstraintKind.REGEX,
+        "(unclosed[",
+        "[09:11:02] /project/cpp/regex_converter.cc:75: Regex parsing error at position 3:"
+        " Unclosed '['",
+    ),
+    (
+        ConstraintKind.GRAMMAR,
+        "no rule is called so",
+        "[09:11:02] /project/cpp/grammar_parser.cc:550: EBNF parser error at line 1, column 4:"
+        " Expect ::=",
+    ),
+    (
+        ConstraintKind.JSON_SCHEMA,
+        '{"type": 7}',
+        "[09:11:02] /project/cpp/json_schema_converter.cc:885: Check failed:"
+        ' (schema_obj.at("type").is<std::string>()) is false: Type should be a string',
+    ),
+    (
+        ConstraintKind.JSON_SCHEMA,
+        '{"type": "internal memory"}',
+        '[09:11:02] /project/cpp/json_schema_converter.cc:902: Unsupported type "internal memory"',
+    ),
 ]
+"""With what xgrammar 0.1.25 has to say of each."""
 
 
 class Letters:
@@ -46,13 +67,20 @@ def check_others(house: TrtllmHouse, others: list[RequestSpec]) -> None:
     house.check_clean()
 
 
-@pytest.mark.parametrize(("kind", "form"), BAD_FORMS)
-def test_case_28_a_form_that_cannot_be_compiled_fails_its_request_alone(
-    kind: ConstraintKind, form: str, build: Houses, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def guided(build: Houses, monkeypatch: pytest.MonkeyPatch) -> Houses:
+    """Builds engines with guided decoding, whose constraints nothing checks before."""
     engine_class: Any = fake_module("llmapi.llm").LLM
     monkeypatch.setattr(engine_class, "_load_tokenizer", lambda *_: Letters())
-    house = build(guided_decoding_backend=GuidedDecodingBackend.XGRAMMAR, max_batch_size=8)
+    monkeypatch.setattr("penstock.executor.trtllm.engine.installed_grammar", lambda: None)
+    return partial(build, guided_decoding_backend=GuidedDecodingBackend.XGRAMMAR, max_batch_size=8)
+
+
+@pytest.mark.parametrize(("kind", "form", "reason"), BAD_FORMS)
+def test_case_28_a_form_that_cannot_be_compiled_fails_its_request_alone(
+    kind: ConstraintKind, form: str, reason: str, guided: Houses
+) -> None:
+    house = guided(fake={"guided_error": reason})
     others = [greedy_spec(key, 3 + key, max_tokens=12) for key in (1, 2, 3)]
     bad = replace(
         greedy_spec(9, 4, max_tokens=12),
@@ -74,10 +102,89 @@ def test_case_28_a_form_that_cannot_be_compiled_fails_its_request_alone(
     house.submit(again, others[2], good)
     house.run_until_idle()
 
-    assert {house.failure(9), house.failure(11)} <= {FAILED, REFUSED}
+    assert (house.failure(9), house.failure(11)) == (REFUSED, REFUSED)
     assert house.tokens(9) == house.tokens(11) == []
     assert house.tokens(10) == Letters().encode("ab")
     check_others(house, others)
+
+
+def test_case_28_a_hundred_bad_forms_in_a_row_do_not_restart_an_idle_engine(
+    guided: Houses,
+) -> None:
+    kind, form, reason = BAD_FORMS[2]
+    house = guided(fake={"guided_error": reason})
+    bad = Constraint(kind=kind, texts=(form,))
+    for key in range(1, 101):
+        house.submit(replace(greedy_spec(key, [5, 6]), constraint=bad, stop_ids=(END_ID,)))
+        house.run_until_idle()
+
+    assert {house.failure(key) for key in range(1, 101)} == {REFUSED}
+    house.check_clean()
+
+
+class Grammar:
+    """Prints what it was made of, as xgrammar.Grammar does; `from_regex` refuses everything."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def __str__(self) -> str:
+        return self._text
+
+    @classmethod
+    def from_ebnf(cls, text: str) -> Grammar:
+        return cls(text)
+
+    @classmethod
+    def from_regex(cls, text: str) -> Grammar:
+        raise RuntimeError(f"Regex parsing error in {text}")
+
+
+@pytest.mark.parametrize(
+    ("kind", "form"),
+    [(ConstraintKind.GRAMMAR, "root ::= root"), (ConstraintKind.REGEX, "(")],
+    ids=["dead end", "not compiled"],
+)
+def test_case_28_a_form_that_would_end_the_engine_never_reaches_it(
+    kind: ConstraintKind, form: str, guided: Houses, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.executor.trtllm.engine.installed_grammar", lambda: Grammar)
+    house = guided()
+    others = [greedy_spec(key, 3 + key, max_tokens=12) for key in (1, 2, 3)]
+    bad = replace(
+        greedy_spec(9, 4),
+        constraint=Constraint(kind=kind, texts=(form,)),
+        stop_ids=(END_ID,),
+    )
+    good = replace(
+        greedy_spec(10, 4, max_tokens=2),
+        stop_ids=(END_ID,),
+        constraint=Constraint(kind=ConstraintKind.GRAMMAR, texts=('root ::= "ab"',)),
+    )
+    house.submit(*others, bad, good)
+    house.run_free()
+
+    assert house.failure(9) is REFUSED
+    assert sorted(house.submitted_keys) == [1, 2, 3, 10]
+    assert house.tokens(10) == Letters().encode("ab")
+    check_others(house, others)
+
+
+def test_case_28_a_dead_end_that_reaches_the_engine_is_its_end_at_once(guided: Houses) -> None:
+    house = guided()
+    dead_end = Constraint(kind=ConstraintKind.GRAMMAR, texts=("root ::= root",))
+    house.submit(
+        greedy_spec(1, max_tokens=30),
+        replace(greedy_spec(9, 4), constraint=dead_end, stop_ids=(END_ID,)),
+    )
+    house.turn()
+    house.control.resume()
+    house.join_engine_loop()
+    house.settle()
+
+    assert house.llm._check_health(), "the engine itself does not notice"
+    with pytest.raises(ExecutorDied, match="device-side assert"):
+        house.engine.step()
 
 
 def test_case_28_a_request_that_the_engine_fails_leaves_the_others_alone(build: Houses) -> None:

@@ -154,10 +154,11 @@ def test_no_order_makes_a_second_abort_or_one_of_what_is_over(build: Houses, is_
     house = build()
     house.submit(greedy_spec(1, max_tokens=40))
     house.round(2)
-    ((seat, stream),) = house.streams._streams.items()
+    ((submitted, stream),) = house.streams._streams.items()
+    assert stream.result is not None
     stream.result.finished = is_over
     for _ in range(2):
-        house.thread.post(house.streams.carry_out, [seat], [])
+        house.thread.post(house.streams.carry_out, [submitted], [])
     house.settle()
 
     assert len(house.control.aborted) == (0 if is_over else 1)

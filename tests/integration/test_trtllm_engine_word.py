@@ -129,6 +129,38 @@ def test_a_submission_just_before_the_statistics_end_is_not_the_last_one_heard_o
     assert house.view().num_unread_stats == 0
 
 
+def test_statistics_that_are_fetched_reach_the_audit_and_hold_up_nothing(
+    build: Houses, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def blocks(*_arguments: Any) -> Any:
+        raise AssertionError("the iterator blocks the loop")
+
+    monkeypatch.setattr(fake_module("llmapi.llm").LLM, "get_stats_async", blocks)
+    house = build(fake={"stats": "rpc"}, is_free=True)
+    for key in range(1, 4):
+        house.submit(greedy_spec(key, max_tokens=20))
+        house.run_free()
+
+    # Nothing is left behind in the engine, however many iterations it ran.
+    for _ in range(100):
+        if house.executor.audit.num_checks and not house.view().num_unread_stats:
+            break
+        house.thread.run(asyncio.sleep(0.05), 5.0)
+        house.turn()
+    assert house.executor.audit.num_checks > 0
+    assert house.view().num_unread_stats == 0
+
+
+def test_an_engine_of_fetched_statistics_without_any_does_not_block_its_start(
+    build: Houses,
+) -> None:
+    """Its answer takes the whole wait of a read, on another thread than the loop's."""
+    with pytest.raises(ExecutorDied, match="keeps no statistics of its KV cache"):
+        build(
+            fake={"has_stats": False, "stats": "rpc"}, watch=watch_settings(limits_timeout_s=0.05)
+        )
+
+
 def test_the_mirror_is_exact_while_requests_come_go_and_are_cancelled(build: Houses) -> None:
     house = build(num_blocks=24, max_batch_size=4)
     house.submit(*(greedy_spec(key, 1 + key % 9, max_tokens=3 + key % 11) for key in range(1, 33)))

@@ -50,7 +50,7 @@ async def verify(config: dict[str, object], report: Path) -> tuple[int, str]:
     ("config", "skipped"),
     [
         ({"guided_decoding_backend": "xgrammar"}, UNHONOURED),
-        ({"sampler_type": "TRTLLMSampler"}, FORMS),
+        ({"sampler_type": "TRTLLMSampler"}, FORMS | {"logprobs"}),
     ],
     ids=["guided", "honouring-sampler"],
 )
@@ -64,5 +64,6 @@ async def test_the_executor_passes(
     document = json.loads((tmp_path / "report.json").read_text())
     outcomes = {check["name"]: check["outcome"] for check in document["checks"]}
     assert {name for name, outcome in outcomes.items() if outcome == "SKIP"} == skipped | NEVER
+    assert outcomes["tensorrt-llm-source"] == "PASS"
     assert document["model"]["executor"] == "trtllm"
     assert document["service"]["model_kind"] == "Hugging Face model"

@@ -27,6 +27,7 @@ ELSEWHERE = {
     FailureReason.ENGINE_DOWN,
     FailureReason.DRAINING,
     FailureReason.EXECUTOR_REFUSED,
+    FailureReason.CONSTRAINT_REFUSED,
 }
 SIGHTS = {
     *(f"failed {reason.name}" for reason in FailureReason if reason not in ELSEWHERE),

@@ -53,10 +53,10 @@ class SelfPacedExecutor:
         self._num_said[key] += len(ids)
         self._news.setdefault(self._slots[key], []).extend(ids)
 
-    def fail(self, key: int, *, is_refusal: bool = False) -> None:
+    def fail(self, key: int, **flags: bool) -> None:
         slot = self._slots[key]
         self._news.pop(slot, None)
-        self._failures.append(SlotFailure(slot=slot, detail="scripted", is_refusal=is_refusal))
+        self._failures.append(SlotFailure(slot=slot, detail="scripted", **flags))
 
     def end(self, key: int, **how: object) -> None:
         self._ends.append(SlotEnd(slot=self._slots[key], **how))  # type: ignore[arg-type]

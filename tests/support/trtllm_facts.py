@@ -7,14 +7,13 @@ stand-in.
 from __future__ import annotations
 
 import ast
-import json
 import re
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any
 
-TABLE = Path(__file__).resolve().parents[1] / "fakes" / "facts" / "tensorrt_llm_1_2.json"
+from penstock.executor.trtllm.source_check import load_facts
+
 ROOT = "tensorrt_llm"
 _WORD = re.compile(r"[A-Za-z_]\w*")
 _FLAG = re.compile(r"--\w+")
@@ -25,9 +24,18 @@ _MODULE_NAMES = {"root": ROOT, "llmapi": f"{ROOT}.llmapi"}
 
 @cache
 def facts() -> dict[str, Any]:
-    """The whole table."""
-    table: dict[str, Any] = json.loads(TABLE.read_text(encoding="utf-8"))
+    """The table of line 1.2, and what 1.3 adds, which is marked as such."""
+    table = load_facts()
+    _mark_later(table["classes"], load_facts("1.3")["classes"])
     return table
+
+
+def _mark_later(known: dict[str, Any], later: dict[str, Any]) -> None:
+    for name, entry in later.items():
+        if name not in known:
+            known[name] = {**entry, "since": "1.3"}
+        elif isinstance(entry, dict) and "default" not in entry:
+            _mark_later(known[name], entry)
 
 
 def class_path(name: str) -> str | None:

@@ -146,8 +146,8 @@ class TrtllmHouse:
 
     @property
     def num_inside(self) -> int:
-        """Requests that our ledger says the engine has not let go of."""
-        return self.executor._ledger.num_inside
+        """Requests that our account says the engine has not let go of."""
+        return self.executor._blocks.num_inside
 
     @property
     def submitted_prompts(self) -> list[list[int]]:
@@ -274,9 +274,9 @@ class TrtllmHouse:
         assert not self.engine.has_work
         self.engine.check_integrity()
         assert self.engine.scheduler.life.cache.pool.num_used == 0
-        ledger = self.executor._ledger
-        assert (ledger.num_inside, ledger.num_waiting, ledger.num_leaving_blocks) == (0, 0, 0)
-        assert not self.executor._seats
+        account = self.executor._blocks
+        assert (account.num_inside, account.num_waiting, account.num_leaving_blocks) == (0, 0, 0)
+        assert not self.executor._submitted
         assert len(self.streams) == 0
         assert self.executor.num_given_up == num_lost
         assert self.stray_tasks() == []

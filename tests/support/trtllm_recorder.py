@@ -60,6 +60,7 @@ def recording_package(
     generate_arguments: frozenset[str] = GENERATE_ARGUMENTS,
     sampling_fields: frozenset[str] = SAMPLING_FIELDS,
     honours_penalties: bool = False,
+    version: str = "1.2.0",
 ) -> Package:
     """A package of line 1.2, or of another with the given arguments and fields."""
 
@@ -67,7 +68,7 @@ def recording_package(
         return Recorder(kind, frozenset(names))
 
     return Package(
-        version="1.2.0",
+        version=version,
         sampling_params=recorder("SamplingParams", *sampling_fields),
         request_error=RuntimeError,
         guided_decoding_params=recorder(

@@ -13,7 +13,7 @@ from penstock.executor.trtllm.config import (
     GuidedDecodingBackend,
     KvCacheSettings,
     LoraSettings,
-    SamplerType,
+    SamplerPromise,
     TrtllmConfig,
 )
 from penstock.executor.trtllm.package import Package
@@ -26,7 +26,7 @@ from support.trtllm_recorder import Made, recording_package
 VOCAB = 1000
 NO_REUSE = KvCacheSettings(enable_block_reuse=False)
 FULL = TrtllmConfig(
-    sampler_type=SamplerType.TRTLLM,
+    sampler_honours=tuple(SamplerPromise),
     guided_decoding_backend=GuidedDecodingBackend.XGRAMMAR,
     lora_config=LoraSettings(
         adapters=(

@@ -63,9 +63,10 @@ class Batch:
 class TokenLogprobs:
     """Natural-log probabilities of t tokens, before temperature and truncation, after penalties.
 
-    `chosen` float32 [t]; `ranks` int32 [t] (1 = most likely); `top_ids` int32 [t, k] and
-    `top_logprobs` float32 [t, k], most likely first, k the largest number any request of the step
-    asked for (0 is allowed). Rows of requests that did not ask may hold anything.
+    `chosen` float32 [t]; `ranks` int32 [t] (1 = most likely); `top_ids` int32 [t, k] (-1 where
+    there are fewer) and `top_logprobs` float32 [t, k], most likely first, k the largest number any
+    request of the step asked for (0 is allowed). Rows of requests that did not ask may hold
+    anything.
     """
 
     chosen: NDArray[np.float32]
@@ -88,12 +89,14 @@ class SlotFailure:
     """A request that failed alone; the rest of the batch is good.
 
     `detail` is for our logs only, and quotes nothing of what a client sent. `is_refusal`: the
-    executor will not do what was asked, now or later: the request's own fault.
+    executor will not do what was asked, now or later: the request's own fault;
+    `is_of_constraint` when it is the constraint that cannot be met.
     """
 
     slot: int
     detail: str
     is_refusal: bool = False
+    is_of_constraint: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

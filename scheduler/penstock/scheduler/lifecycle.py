@@ -36,6 +36,7 @@ from penstock.scheduler.quota_accounts import QuotaAccounts
 from penstock.scheduler.refusals import failed
 from penstock.scheduler.request import (
     NO_TIME,
+    UNTRUSTED_ENDS,
     FailureReason,
     FinishReason,
     Request,
@@ -51,8 +52,6 @@ from penstock.scheduler.waiting_queue import WaitingQueue
 from penstock.scheduler.waiting_sums import WaitingSums
 
 _CUTS = frozenset({FinishReason.LENGTH, FinishReason.TIME_LIMIT, FailureReason.DEADLINE_EXCEEDED})
-_SUSPECT = frozenset({FailureReason.EXECUTOR_REQUEST_FAILED, FailureReason.EXECUTOR_REFUSED})
-"""Ends after which nobody may reuse what the request wrote."""
 
 
 class Lifecycle:
@@ -278,7 +277,7 @@ class Lifecycle:
             wait = self._leave_queue(request, now)
         else:
             self._note_length(request, verdict.reason)
-            is_suspect = verdict.reason in _SUSPECT
+            is_suspect = verdict.reason in UNTRUSTED_ENDS
             stay = self._vacate(request, now, is_trusted=not is_suspect)
         request.apply(RequestEvent.FAIL)
         self.ends.append(failed(request.spec, now, verdict, detail=detail, wait=wait, stay=stay))

@@ -45,6 +45,17 @@ class FailureReason(enum.IntEnum):
     TENANT_OVER_QUOTA = 11
     TTFT_DEADLINE_UNREACHABLE = 12
     DEADLINE_UNREACHABLE = 13
+    CONSTRAINT_REFUSED = 14
+
+
+UNTRUSTED_ENDS = frozenset(
+    {
+        FailureReason.EXECUTOR_REQUEST_FAILED,
+        FailureReason.EXECUTOR_REFUSED,
+        FailureReason.CONSTRAINT_REFUSED,
+    }
+)
+"""Ends by the executor: nothing that the request wrote may be reused."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

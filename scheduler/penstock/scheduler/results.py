@@ -7,7 +7,7 @@ Python goes through requests one by one only for what happens once to each. Does
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.scheduler.batch import StepResult, TokenLogprobs
+from penstock.scheduler.batch import SlotFailure, StepResult, TokenLogprobs
 from penstock.scheduler.events import PrefixFound
 from penstock.scheduler.executor import ExecutorInfo
 from penstock.scheduler.flight import Chunk, Flight
@@ -45,12 +45,7 @@ class Results:
             if request is not None:
                 # Its own row must not come back in this very flight.
                 flight.dropped.add(failure.slot)
-                reason = (
-                    FailureReason.EXECUTOR_REFUSED
-                    if failure.is_refusal
-                    else FailureReason.EXECUTOR_REQUEST_FAILED
-                )
-                self._life.fail(request, reason, now, failure.detail)
+                self._life.fail(request, _reason_of(failure), now, failure.detail)
         self._note_prompts(flight, result, now)
         if result.counts is None and result.slots is flight.batch.sampled_slots:
             self._append_all(flight, result, now)
@@ -221,3 +216,11 @@ def _answered_slots(result: StepResult) -> list[int]:
     slots = result.slots if result.counts is None else result.slots[result.counts > 0]
     answered: list[int] = slots.tolist()
     return answered
+
+
+def _reason_of(failure: SlotFailure) -> FailureReason:
+    if not failure.is_refusal:
+        return FailureReason.EXECUTOR_REQUEST_FAILED
+    if failure.is_of_constraint:
+        return FailureReason.CONSTRAINT_REFUSED
+    return FailureReason.EXECUTOR_REFUSED

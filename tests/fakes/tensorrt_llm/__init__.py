@@ -2,7 +2,7 @@
 
 Owns an engine in miniature behind the package's real names: in-flight batching on a thread of its
 own, a page pool with reuse, samplers, statistics, and the hazards that callers must live with.
-Names, defaults and fields are held against `tests/fakes/facts/tensorrt_llm_1_2.json`. What tests
+Names, defaults and fields are held against the facts in `penstock.executor.trtllm`. What tests
 steer it by is in `tensorrt_llm.fake_control`, which the real package does not have.
 """
 

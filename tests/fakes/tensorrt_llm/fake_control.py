@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tensorrt_llm._torch.pyexecutor.py_executor import PyExecutor
-    from tensorrt_llm.executor.executor import GenerationExecutorProxy
+    from tensorrt_llm.executor.proxy import GenerationExecutorProxy
     from tensorrt_llm.executor.request import GenerationRequest
 
 VARIABLE = "TLLM_FAKE_CONTROL"
@@ -28,9 +28,12 @@ class Settings:
 
     Times in seconds. Iterations count from 1. Faults by iteration fire once, those by token each
     time a prompt holds the token. `num_blocks` is what "the GPU" has room for; `free_blocks_drift`
-    is added to what statistics say is free. `is_end_token_kept`: whether the end-of-sequence token
-    is among the tokens, which could not be verified of the real engine. `shutdown_s`: how long
-    `shutdown` blocks at most.
+    is added to what statistics say is free. `stats`: "push" as before NVIDIA PR #9980, "rpc" as
+    after it: fetched, and the iterator's caller blocks. `slip_token`: a prompt with it makes its
+    result raise an AssertionError out of its iteration. `guided_error`: the grammar compiler's text
+    for a guide that it refuses, in place of the stand-in's own. `is_end_token_kept`: whether the
+    end-of-sequence token is among the tokens, which could not be verified of the real engine.
+    `shutdown_s`: how long `shutdown` blocks at most.
     """
 
     step_s: float = 0.0
@@ -40,6 +43,7 @@ class Settings:
     num_blocks: int = 1024
     free_blocks_drift: int = 0
     has_stats: bool = True
+    stats: str = "push"
     stats_lag_s: float = 0.2
     shutdown_s: float = 0.0
     build_error: str = ""
@@ -49,6 +53,8 @@ class Settings:
     fail_at_output: int = -1
     fail_message: str = "forward failed"
     fail_all_at: int = 0
+    slip_token: int = -1
+    guided_error: str = ""
     kill_loop_at: int = 0
     kill_loop_token: int = -1
     fatal_at: int = 0

@@ -19,13 +19,10 @@ class GuidedDecodingParams:
 
     def _validate(self) -> None:
         num_guides = sum(
-            bool(guide) for guide in (self.json, self.regex, self.grammar, self.json_object)
-        ) + (self.structural_tag is not None)
+            map(bool, (self.json, self.regex, self.grammar, self.json_object, self.structural_tag))
+        )
         if num_guides > 1:
             raise ValueError(f"Only one guide can be used for a request, but got {num_guides}.")
-
-    def __post_init__(self) -> None:
-        self._validate()
 
 
 @dataclass(slots=True, kw_only=True)
@@ -65,6 +62,7 @@ class SamplingParams:
     beam_width_array: list[int] | None = None
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    logprobs_mode: str = "raw"
     return_context_logits: bool = False
     return_generation_logits: bool = False
     exclude_input_from_output: bool = True

@@ -162,7 +162,7 @@ async def test_guided_requests_need_a_backend(fake_engines: FakeEngines) -> None
     with pytest.raises(RequestError, match="guided_decoding_backend"):
         await anext(result)
     with pytest.raises(ValueError, match="Only one guide"):
-        GuidedDecodingParams(regex="a", grammar="b")
+        fake_engines.params(guided_decoding=GuidedDecodingParams(regex="a", grammar="b"))
 
 
 async def test_what_is_refused_at_the_call(fake_engines: FakeEngines) -> None:
@@ -179,8 +179,6 @@ async def test_what_is_refused_at_the_call(fake_engines: FakeEngines) -> None:
         llm.generate_async([], fake_engines.params())
     with pytest.raises(ValueError, match="end_id"):
         llm.generate_async([5], fake_engines.params(end_id=None))
-    with pytest.raises(ValueError, match="n > 1"):
-        llm.generate_async([5], fake_engines.params(n=2, temperature=1.0))
     with pytest.raises(ValueError, match="does not exist"):
         LoRARequest("a", 1, "/nowhere")
     assert fake_engines.control.view().num_results == 0

@@ -90,6 +90,13 @@ def test_the_defaults_are_the_documented_ones() -> None:
         ),
         (
             {
+                "scheduler_config": {"capacity_scheduler_policy": "MAX_UTILIZATION"},
+                "guided_decoding_backend": "xgrammar",
+            },
+            "capacity_scheduler_policy MAX_UTILIZATION does not work with guided_decoding_backend",
+        ),
+        (
+            {
                 "enable_chunked_prefill": False,
                 "scheduler_config": {"context_chunking_policy": "EQUAL_PROGRESS"},
             },

@@ -6,6 +6,7 @@ import dataclasses
 import importlib
 import types
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -140,6 +141,24 @@ def test_the_cache_and_the_scheduler_are_built_with_the_vendors_classes(model: P
     scheduler = made["scheduler_config"]
     assert scheduler.capacity_scheduler_policy is llmapi.CapacitySchedulerPolicy.MAX_UTILIZATION
     assert scheduler.context_chunking_policy is llmapi.ContextChunkingPolicy.EQUAL_PROGRESS
+
+
+@pytest.mark.parametrize(("has_priority", "policy"), [(True, "priority"), (False, "fcfs")])
+def test_the_engine_orders_by_priority_where_it_takes_one(
+    model: Path, monkeypatch: pytest.MonkeyPatch, has_priority: bool, policy: str
+) -> None:
+    llmapi: Any = importlib.import_module("tensorrt_llm.llmapi")
+
+    class Later(llmapi.SchedulerConfig):  # type: ignore[misc]  # the stand-in's, by name
+        waiting_queue_policy: str = "fcfs"
+
+    monkeypatch.setattr(llmapi, "SchedulerConfig", Later)
+    package = load_package()
+    if has_priority:
+        taken = package.generate_arguments | {"priority"}
+        package = replace(package, generate_arguments=taken)
+
+    assert arguments(model, package)["scheduler_config"].waiting_queue_policy == policy
 
 
 def test_graphs_are_off_sized_or_left_to_the_engine(model: Path) -> None:

@@ -17,6 +17,7 @@ import pytest
 from penstock.executor.trtllm.package import forget_mpi_job, load_package
 from penstock.executor.unavailable import ExecutorUnavailable
 from support.fake_trtllm import fake_trtllm as fake_trtllm
+from support.trtllm_recorder import recording_package
 
 
 def installed(folder: Path, monkeypatch: pytest.MonkeyPatch, source: str) -> None:
@@ -99,6 +100,28 @@ def test_another_line_is_warned_of_and_used(
         f"tensorrt_llm is {version}; the trtllm executor was written for line 1.2: run"
         " `penstock verify` before trusting it"
     ]
+
+
+@pytest.mark.usefixtures("fake_trtllm")
+@pytest.mark.parametrize("chosen", [None, "0"])
+def test_usage_is_not_reported_to_the_vendor_unless_the_operator_says_so(
+    monkeypatch: pytest.MonkeyPatch, chosen: str | None
+) -> None:
+    monkeypatch.setenv("TRTLLM_NO_USAGE_STATS", chosen or "")
+    if chosen is None:
+        monkeypatch.delenv("TRTLLM_NO_USAGE_STATS")
+    load_package()
+
+    assert os.environ["TRTLLM_NO_USAGE_STATS"] == (chosen or "1")
+
+
+@pytest.mark.parametrize(
+    ("version", "is_later"), [("1.2.1", False), ("1.3.0rc2", True), ("2.0", True), ("what", False)]
+)
+def test_what_comes_after_the_recorded_line_is_told_by_its_number(
+    version: str, is_later: bool
+) -> None:
+    assert recording_package(version=version).is_later is is_later
 
 
 def test_without_the_package_extra_and_container_are_named() -> None:

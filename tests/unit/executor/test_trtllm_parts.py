@@ -1,104 +1,113 @@
-"""The parts of the TensorRT-LLM executor that need no engine: ledger, audit, hand-over, results."""
+"""The parts of the TensorRT-LLM executor that need no engine: account, audit, queue, results."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import select
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
-from penstock.executor.trtllm.arrivals import Arrival, Arrivals
-from penstock.executor.trtllm.ledger import Ledger
+from penstock.executor.trtllm.block_account import BlockAccount
 from penstock.executor.trtllm.page_audit import PageAudit
-from penstock.executor.trtllm.refusals import is_refusal
+from penstock.executor.trtllm.response_queue import Response, ResponseQueue
 from penstock.executor.trtllm.results import result_of
-from penstock.executor.trtllm.seat import Seat
-from penstock.executor.trtllm.stats import EngineStats, StatsPoller, read_stats
+from penstock.executor.trtllm.submitted_request import SubmittedRequest
 from penstock.scheduler.executor import ExecutorDied
 from penstock.scheduler.request import FinishReason, SamplingParams
+from penstock.server.front.events import TopToken
+from penstock.server.front.logprob_rows import LogprobRows
 from support.core import make_spec
 
 PATIENCE_S = 20.0
 
 
-def seat(key: int = 1, *, slot: int = 0, num_blocks: int = 2, num_logprobs: int = -1) -> Seat:
+def request_of(
+    key: int = 1, *, slot: int = 0, num_blocks: int = 2, num_logprobs: int = -1
+) -> SubmittedRequest:
     spec = make_spec(key, 4, sampling=SamplingParams(num_logprobs=num_logprobs))
-    return Seat(spec=spec, tokens=spec.prompt_ids, slot=slot, num_blocks=num_blocks, num_cached=0)
+    return SubmittedRequest(
+        spec=spec, tokens=spec.prompt_ids, slot=slot, num_blocks=num_blocks, num_cached=0
+    )
 
 
-# Ledger
+# BlockAccount
 
 
 def test_seats_go_in_in_the_order_of_admission() -> None:
-    ledger = Ledger(max_num_seqs=4, num_blocks=8)
-    seats = [seat(key) for key in (1, 2, 3)]
-    for each in seats:
-        ledger.admit(each)
+    account = BlockAccount(max_num_seqs=4, num_blocks=8)
+    submitted = [request_of(key) for key in (1, 2, 3)]
+    for each in submitted:
+        account.admit(each)
 
-    assert list(ledger.enter()) == seats
-    assert ledger.num_inside == 3
+    assert list(account.enter()) == submitted
+    assert account.num_inside == 3
 
 
 def test_who_leaves_keeps_its_place_until_the_engine_lets_go() -> None:
-    ledger = Ledger(max_num_seqs=1, num_blocks=8)
-    old, new = seat(1), seat(2)
-    ledger.admit(old)
-    list(ledger.enter())
+    account = BlockAccount(max_num_seqs=1, num_blocks=8)
+    old, new = request_of(1), request_of(2)
+    account.admit(old)
+    list(account.enter())
 
-    assert ledger.release(old)
-    ledger.admit(new)
-    assert list(ledger.enter()) == []
-    assert (ledger.num_inside, ledger.num_waiting) == (1, 1)
-    ledger.gone(old)
+    assert account.release(old)
+    account.admit(new)
+    assert list(account.enter()) == []
+    assert (account.num_inside, account.num_waiting) == (1, 1)
+    account.on_end(old)
 
-    assert list(ledger.enter()) == [new]
+    assert list(account.enter()) == [new]
 
 
 def test_who_leaves_keeps_its_pages_until_the_engine_lets_go() -> None:
-    ledger = Ledger(max_num_seqs=4, num_blocks=5)
-    old, other, big, small = seat(1, num_blocks=2), seat(2), seat(3, num_blocks=3), seat(4)
+    account = BlockAccount(max_num_seqs=4, num_blocks=5)
+    old, other, big, small = (
+        request_of(1, num_blocks=2),
+        request_of(2),
+        request_of(3, num_blocks=3),
+        request_of(4),
+    )
     for each in (old, other):
-        ledger.admit(each)
-    list(ledger.enter())
-    ledger.release(old)
+        account.admit(each)
+    list(account.enter())
+    account.release(old)
 
-    ledger.admit(big)
-    ledger.admit(small)
+    account.admit(big)
+    account.admit(small)
     # The small one would fit, and must not overtake.
-    assert list(ledger.enter()) == []
-    ledger.gone(old)
+    assert list(account.enter()) == []
+    account.on_end(old)
 
-    assert list(ledger.enter()) == [big, small]
+    assert list(account.enter()) == [big, small]
 
 
 def test_who_never_went_in_leaves_without_a_word() -> None:
-    ledger = Ledger(max_num_seqs=1, num_blocks=8)
-    leaving, waiting = seat(1), seat(2)
-    ledger.admit(leaving)
-    list(ledger.enter())
-    ledger.release(leaving)
-    ledger.admit(waiting)
+    account = BlockAccount(max_num_seqs=1, num_blocks=8)
+    leaving, waiting = request_of(1), request_of(2)
+    account.admit(leaving)
+    list(account.enter())
+    account.release(leaving)
+    account.admit(waiting)
 
-    assert not ledger.release(waiting)
-    ledger.gone(leaving)
+    assert not account.release(waiting)
+    account.on_end(leaving)
 
-    assert list(ledger.enter()) == []
-    assert ledger.num_inside == 0
+    assert list(account.enter()) == []
+    assert account.num_inside == 0
 
 
 def test_releasing_after_the_engine_let_go_asks_for_nothing() -> None:
-    ledger = Ledger(max_num_seqs=1, num_blocks=8)
-    done = seat(1)
-    ledger.admit(done)
-    list(ledger.enter())
-    ledger.gone(done)
+    account = BlockAccount(max_num_seqs=1, num_blocks=8)
+    done = request_of(1)
+    account.admit(done)
+    list(account.enter())
+    account.on_end(done)
 
-    assert not ledger.release(done)
-    assert ledger.num_leaving_blocks == 0
+    assert not account.release(done)
+    assert account.num_leaving_blocks == 0
 
 
 # Audit
@@ -147,48 +156,48 @@ def test_the_value_at_the_windows_beginning_counts() -> None:
 
 
 @pytest.fixture
-def arrivals() -> Iterator[Arrivals]:
-    made = Arrivals()
+def responses() -> Iterator[ResponseQueue]:
+    made = ResponseQueue()
     yield made
     made.close()
 
 
-def is_readable(arrivals: Arrivals) -> bool:
-    return bool(select.select([arrivals.ready_fd], [], [], 0)[0])
+def is_readable(responses: ResponseQueue) -> bool:
+    return bool(select.select([responses.ready_fd], [], [], 0)[0])
 
 
-async def test_one_wake_up_carries_a_whole_turn(arrivals: Arrivals) -> None:
+async def test_one_wake_up_carries_a_whole_turn(responses: ResponseQueue) -> None:
     loop = asyncio.get_running_loop()
-    first, second = Arrival(seat(1)), Arrival(seat(2))
-    arrivals.put(first, loop)
-    arrivals.put(second, loop)
-    assert not is_readable(arrivals)
+    first, second = Response(request_of(1)), Response(request_of(2))
+    responses.put(first, loop)
+    responses.put(second, loop)
+    assert not is_readable(responses)
     await asyncio.sleep(0)
 
-    assert is_readable(arrivals)
-    assert arrivals.take() == [first, second]
-    assert not is_readable(arrivals)
-    assert arrivals.take() == []
+    assert is_readable(responses)
+    assert responses.take() == [first, second]
+    assert not is_readable(responses)
+    assert responses.take() == []
 
 
-async def test_death_is_told_at_once_and_for_good(arrivals: Arrivals) -> None:
-    arrivals.die(RuntimeError("first"))
-    arrivals.die(RuntimeError("second"))
+async def test_death_is_told_at_once_and_for_good(responses: ResponseQueue) -> None:
+    responses.die(RuntimeError("first"))
+    responses.die(RuntimeError("second"))
 
-    assert is_readable(arrivals)
+    assert is_readable(responses)
     for _ in range(2):
         with pytest.raises(ExecutorDied, match="first"):
-            arrivals.take()
+            responses.take()
 
 
 async def test_a_closed_hand_over_takes_and_tells_nothing() -> None:
-    arrivals = Arrivals()
-    arrivals.close()
-    arrivals.close()
+    responses = ResponseQueue()
+    responses.close()
+    responses.close()
 
-    arrivals.die(RuntimeError("too late"))
+    responses.die(RuntimeError("too late"))
     with pytest.raises(ExecutorDied, match="closed"):
-        arrivals.take()
+        responses.take()
 
 
 # Results
@@ -201,9 +210,11 @@ class Logprob:
 
 
 def test_several_arrivals_of_a_request_make_one_row() -> None:
-    one, two = seat(1, slot=3), seat(2, slot=1)
+    one, two = request_of(1, slot=3), request_of(2, slot=1)
 
-    result = result_of([Arrival(one, [5, 6], num_cached=4), Arrival(two, [7]), Arrival(one, [8])])
+    result = result_of(
+        [Response(one, [5, 6], num_cached=4), Response(two, [7]), Response(one, [8])]
+    )
 
     assert result.slots.tolist() == [3, 1]
     assert result.counts is not None
@@ -214,9 +225,9 @@ def test_several_arrivals_of_a_request_make_one_row() -> None:
 
 
 def test_what_comes_for_a_slot_that_was_given_back_is_dropped() -> None:
-    gone = seat(1, slot=-1)
+    gone = request_of(1, slot=-1)
 
-    result = result_of([Arrival(gone, [5], is_last=True, finish_reason="stop")])
+    result = result_of([Response(gone, [5], is_last=True, finish_reason="stop")])
 
     assert (len(result.slots), result.ends, result.failures) == (0, (), ())
 
@@ -225,14 +236,16 @@ def test_what_comes_for_a_slot_that_was_given_back_is_dropped() -> None:
     ("reason", "expected"), [("stop", FinishReason.STOP), ("length", FinishReason.LENGTH)]
 )
 def test_ends_are_told(reason: str, expected: FinishReason) -> None:
-    (end,) = result_of([Arrival(seat(slot=2), is_last=True, finish_reason=reason, stop_id=9)]).ends
+    (end,) = result_of(
+        [Response(request_of(slot=2), is_last=True, finish_reason=reason, stop_id=9)]
+    ).ends
 
     assert (end.slot, end.reason, end.stop_id) == (2, expected, 9)
 
 
 @pytest.mark.parametrize("reason", ["cancelled", "timeout", "not_finished", ""])
 def test_an_end_that_nobody_asked_for_is_a_failure(reason: str) -> None:
-    result = result_of([Arrival(seat(slot=2), [4], is_last=True, finish_reason=reason)])
+    result = result_of([Response(request_of(slot=2), [4], is_last=True, finish_reason=reason)])
 
     assert len(result.slots) == 0
     (failure,) = result.failures
@@ -244,13 +257,13 @@ def test_an_end_that_nobody_asked_for_is_a_failure(reason: str) -> None:
 def test_a_failure_takes_the_tokens_of_its_step_along_and_keeps_its_words(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    failing = seat(slot=2)
+    failing = request_of(slot=2)
     caplog.set_level(logging.INFO)
 
     result = result_of(
         [
-            Arrival(failing, [4]),
-            Arrival(failing, is_last=True, failure="x" * 9000, is_refusal=True),
+            Response(failing, [4]),
+            Response(failing, is_last=True, failure="x" * 9000, is_refusal=True),
         ]
     )
 
@@ -263,102 +276,54 @@ def test_a_failure_takes_the_tokens_of_its_step_along_and_keeps_its_words(
 
 
 def test_logprobs_stand_beside_the_tokens_of_those_who_asked() -> None:
-    silent = Arrival(seat(1, slot=0), [5])
-    asking = Arrival(
-        seat(2, slot=1, num_logprobs=2),
+    silent = Response(request_of(1, slot=0), [5])
+    asking = Response(
+        request_of(2, slot=1, num_logprobs=2),
         [6, 7],
         logprobs=[
             {6: Logprob(-0.5, 1), 9: Logprob(-1.0, 2), 8: Logprob(-2.0, 3)},
-            {7: Logprob(-3.0), 9: Logprob(-0.1), 8: Logprob(-0.2)},
+            {7: Logprob(-0.15), 9: Logprob(-0.1), 8: Logprob(-0.2)},
         ],
     )
 
     logprobs = result_of([silent, asking]).logprobs
 
     assert logprobs is not None
-    assert logprobs.chosen.tolist() == pytest.approx([0.0, -0.5, -3.0])
-    assert logprobs.ranks.tolist() == [0, 1, 3]
-    assert logprobs.top_ids.tolist() == [[0, 0], [6, 9], [9, 8]]
+    assert logprobs.chosen.tolist() == pytest.approx([0.0, -0.5, -0.15])
+    assert logprobs.ranks.tolist() == [0, 1, 2]
+    assert logprobs.top_ids.tolist() == [[-1, -1], [6, 9], [9, 7]]
     assert logprobs.top_logprobs[1:].tolist() == [
         pytest.approx([-0.5, -1.0]),
-        pytest.approx([-0.1, -0.2]),
+        pytest.approx([-0.1, -0.15]),
     ]
 
 
+def test_alternatives_that_the_engine_left_out_are_not_made_up() -> None:
+    asking = Response(
+        request_of(slot=1, num_logprobs=3),
+        [6],
+        logprobs=[{6: Logprob(-0.5, 1), 9: Logprob(-1.0, 2)}],
+    )
+
+    logprobs = result_of([asking]).logprobs
+
+    assert logprobs is not None
+    assert logprobs.top_ids.tolist() == [[6, 9, -1]]
+    assert LogprobRows(logprobs).record(0, 6, 3).top == (TopToken(6, -0.5), TopToken(9, -1.0))
+
+
 @pytest.mark.parametrize(
-    "logprobs", [None, [], [{1: Logprob(-1.0)}]], ids=["none", "too few", "without the chosen"]
+    "logprobs",
+    [
+        None,
+        [],
+        [{1: Logprob(-1.0)}],
+        [{5: Logprob(-1.0, 0)}],
+        [{5: Logprob(-9.0), 1: Logprob(-1.0)}],
+    ],
+    ids=["none", "too few", "without the chosen", "a number", "chosen for no rank"],
 )
 def test_missing_logprobs_fail_the_request_that_asked(logprobs: Any) -> None:
-    result = result_of([Arrival(seat(num_logprobs=0), [5], logprobs=logprobs)])
+    result = result_of([Response(request_of(num_logprobs=0), [5], logprobs=logprobs)])
 
     assert "log probabilit" in result.failures[0].detail
-
-
-# Refusals
-
-
-@pytest.mark.parametrize(
-    ("message", "expected"),
-    [
-        ("Token ID out of range", True),
-        ("The prompt length (900) should not be larger than max_seq_len (512)", True),
-        ("CUDA error: an illegal memory access was encountered", False),
-        ("", False),
-    ],
-)
-def test_the_engines_words_tell_whose_fault_it_was(message: str, expected: bool) -> None:
-    assert is_refusal(message) is expected
-
-
-# Statistics
-
-
-@pytest.mark.parametrize(
-    "stats", [{}, {"kvCacheStats": None}, {"kvCacheStats": {"maxNumBlocks": 0}}]
-)
-def test_statistics_without_a_cache_tell_nothing(stats: dict[str, Any]) -> None:
-    assert read_stats(stats) is None
-
-
-def iteration(free: int) -> dict[str, Any]:
-    cache = {"maxNumBlocks": 10, "freeNumBlocks": free, "tokensPerBlock": 32}
-    return {"kvCacheStats": cache, "maxNumActiveRequests": 7}
-
-
-def test_statistics_are_read() -> None:
-    stats = read_stats(iteration(4))
-
-    assert stats == EngineStats(
-        max_num_blocks=10, free_num_blocks=4, tokens_per_block=32, max_num_active=7
-    )
-    assert stats is not None
-    assert stats.num_used_blocks == 6
-
-
-async def test_the_poller_reads_again_after_each_new_request_and_only_then() -> None:
-    opened = 0
-    closed = asyncio.Queue[int]()
-
-    class Llm:
-        async def get_stats_async(
-            self,
-            timeout: float | None = 2,  # noqa: ASYNC109 - the signature is theirs
-        ) -> AsyncGenerator[Any]:
-            nonlocal opened
-            opened += 1
-            assert timeout is not None
-            yield iteration(opened)
-            closed.put_nowait(opened)
-
-    noted: list[int] = []
-    llm: Any = Llm()
-    poller = StatsPoller(llm, lambda stats: noted.append(stats.free_num_blocks))
-    task = asyncio.ensure_future(poller.run())
-    for turn in (1, 2):
-        poller.on_submit()
-        assert await asyncio.wait_for(closed.get(), PATIENCE_S) == turn
-        await asyncio.sleep(0)
-        assert opened == turn
-    task.cancel()
-
-    assert noted == [1, 2]

@@ -211,6 +211,22 @@ def test_logprobs_never_ask_for_zero_which_is_off(ours: int, engines: int) -> No
     assert params(sampled(num_logprobs=ours))["logprobs"] == engines
 
 
+@pytest.mark.parametrize(
+    ("version", "asked", "passed"),
+    [
+        ("1.2.1", 0.99999, 0.99999),
+        ("1.3.0rc9", 0.99999, 1.0),
+        ("1.4.0", 0.9999, 1.0),
+        ("1.3.0", 0.99, 0.99),
+    ],
+)
+def test_later_versions_never_get_a_top_p_next_to_one(
+    version: str, asked: float, passed: float
+) -> None:
+    engine = mapping(package=recording_package(version=version))
+    assert params(sampled(top_p=asked), engine=engine)["top_p"] == passed
+
+
 def test_prompt_logprobs_are_refused() -> None:
     with pytest.raises(ValueError, match="num_prompt_logprobs"):
         arguments(sampled(num_prompt_logprobs=0))

@@ -50,7 +50,8 @@ def test_penalties_are_offered_where_the_default_sampler_has_code_for_them() -> 
 
 
 def test_the_older_sampler_honours_all_of_it() -> None:
-    assert offered(sampler_type=SamplerType.TRTLLM) == PLAIN | OPTIONAL
+    # But returns no alternatives and no ranks.
+    assert offered(sampler_type=SamplerType.TRTLLM) == (PLAIN | OPTIONAL) - {Feature.LOGPROBS}
 
 
 @pytest.mark.parametrize(
@@ -120,7 +121,6 @@ def test_adapters_need_adapters_and_retention_needs_reuse() -> None:
 
 def test_prompt_logprobs_are_never_offered() -> None:
     everything = offered(
-        sampler_type=SamplerType.TRTLLM,
         sampler_honours=tuple(SamplerPromise),
         guided_decoding_backend=GuidedDecodingBackend.XGRAMMAR,
         lora_config=LoraSettings(adapters=(Adapter(name="a", path=Path("/loras/a"), id=1),)),

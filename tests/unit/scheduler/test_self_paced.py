@@ -215,20 +215,21 @@ def test_the_schedulers_own_finding_wins_over_the_executors_word(pair: Pair) -> 
 
 
 @pytest.mark.parametrize(
-    ("is_refusal", "reason"),
+    ("flags", "reason"),
     [
-        (False, FailureReason.EXECUTOR_REQUEST_FAILED),
-        (True, FailureReason.EXECUTOR_REFUSED),
+        ({}, FailureReason.EXECUTOR_REQUEST_FAILED),
+        ({"is_refusal": True}, FailureReason.EXECUTOR_REFUSED),
+        ({"is_refusal": True, "is_of_constraint": True}, FailureReason.CONSTRAINT_REFUSED),
     ],
 )
 def test_a_failure_says_whose_fault_it_is(
-    pair: Pair, is_refusal: bool, reason: FailureReason
+    pair: Pair, flags: dict[str, bool], reason: FailureReason
 ) -> None:
     engine, executor = pair
     engine.submit((make_spec(1, 6),))
     engine.submit((make_spec(2, 6),))
     engine.step()
-    executor.fail(1, is_refusal=is_refusal)
+    executor.fail(1, **flags)
     executor.say(2)
 
     events = engine.step()

@@ -53,10 +53,19 @@ class RequestOutput(Protocol):
 
 
 class Llm(Protocol):
-    """`tensorrt_llm.LLM`, built. Everything but `shutdown` belongs to one event loop."""
+    """`tensorrt_llm.LLM`, built. Everything belongs to one event loop but what blocks: `shutdown`,
+    and `get_stats` of versions that fetch statistics by RPC.
+    """
 
     # Optional arguments differ between versions: they go by keyword, after a look at the signature.
     generate_async: Callable[..., RequestOutput]
+
+    mpi_session: Any
+    """What started the engine's processes; None where there are none."""
+
+    def get_stats(self, timeout: float | None = 2) -> list[dict[str, Any]]:
+        """Statistics of single iterations since the last call; waits for one, blocking."""
+        ...
 
     def get_stats_async(self, timeout: float | None = 2) -> AsyncIterator[dict[str, Any]]:
         """Statistics of single iterations; ends after `timeout` seconds without any."""

@@ -314,6 +314,14 @@ class TrtllmConfig:
             raise ValueError(
                 f"sampler_type {self.sampler_type} does not work with speculative_config"
             )
+        capacity = self.scheduler_config.capacity_scheduler_policy
+        if capacity is CapacityPolicy.MAX_UTILIZATION and self.guided_decoding_backend is not None:
+            # The engine pauses requests, and begins a form from its start when one goes on (NVIDIA
+            # issue #18891).
+            raise ValueError(
+                f"scheduler_config.capacity_scheduler_policy {capacity} does not work with"
+                " guided_decoding_backend: a paused output would break its constraint"
+            )
         block = self.kv_cache_config.tokens_per_block
         if self.enable_chunked_prefill and self.max_num_tokens < block:
             # Prompts are cut at blocks.

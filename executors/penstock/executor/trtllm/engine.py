@@ -11,16 +11,18 @@ from typing import Any, TypeVar
 
 from penstock.executor.config import ExecutorConfig
 from penstock.executor.trtllm.api import Llm
-from penstock.executor.trtllm.arrivals import Arrivals
-from penstock.executor.trtllm.limits import engine_info, probe_limits
+from penstock.executor.trtllm.config import GuidedDecodingBackend, TrtllmConfig
+from penstock.executor.trtllm.constraint_check import ConstraintCheck, installed_grammar
+from penstock.executor.trtllm.limits import engine_info, probe_limits, try_adapter
 from penstock.executor.trtllm.llm_args import llm_arguments
 from penstock.executor.trtllm.loop_thread import LoopThread, in_worker
 from penstock.executor.trtllm.model_kind import ModelFolder, recognise
 from penstock.executor.trtllm.package import Package, load_package
 from penstock.executor.trtllm.request_mapping import RequestMapping
-from penstock.executor.trtllm.seat import Seat
+from penstock.executor.trtllm.response_queue import ResponseQueue
 from penstock.executor.trtllm.stats import EngineStats, StatsPoller
-from penstock.executor.trtllm.streams import Streams
+from penstock.executor.trtllm.streams import Streams, is_healthy
+from penstock.executor.trtllm.submitted_request import SubmittedRequest
 from penstock.scheduler.executor import ExecutorDied, ExecutorInfo
 
 log = logging.getLogger(__name__)
@@ -38,16 +40,17 @@ class EngineHandle:
     Building takes minutes and blocks. Raises what `TrtllmExecutor` raises.
     """
 
-    def __init__(self, config: ExecutorConfig, arrivals: Arrivals) -> None:
+    def __init__(self, config: ExecutorConfig, responses: ResponseQueue) -> None:
         if config.model_path is None:
             raise ValueError("model_path must be given for the trtllm executor")
         self._watch = config.trtllm.watch
-        self._arrivals = arrivals
+        self._responses = responses
         folder = recognise(config.model_path)
         package = load_package(is_engine=folder.is_engine)
         build = _builder(config, folder, package)
         mapping = _mapping(config, folder, package)
         self._tasks: list[asyncio.Task[None]] = []
+        self._is_probing = True
         self._thread = LoopThread("trtllm loop")
         try:
             self._llm: Llm = self._thread.run(
@@ -66,7 +69,9 @@ class EngineHandle:
     info: ExecutorInfo
     streams: Streams
 
-    def carry_out(self, aborts: Sequence[Seat], submits: Sequence[Seat]) -> None:
+    def carry_out(
+        self, aborts: Sequence[SubmittedRequest], submits: Sequence[SubmittedRequest]
+    ) -> None:
         """Abort these, then submit those, soon."""
         self._thread.post(self.streams.carry_out, aborts, submits)
 
@@ -89,15 +94,19 @@ class EngineHandle:
     ) -> None:
         """On the loop: from here on it owns the engine."""
         self._first_stats: asyncio.Future[EngineStats] = asyncio.get_running_loop().create_future()
-        self._poller = poller = StatsPoller(self._llm, self._note)
+        self._poller = poller = StatsPoller(
+            self._llm, self._note, lambda: self._is_probing or len(self.streams) > 0
+        )
+        grammar = _grammar_class(config.trtllm)
         self.streams = Streams(
             llm=self._llm,
             loop=asyncio.get_running_loop(),
-            arrivals=self._arrivals,
-            make_arguments=lambda seat: mapping.arguments(seat.spec, seat.tokens),
+            responses=self._responses,
+            make_arguments=lambda submitted: mapping.arguments(submitted.spec, submitted.tokens),
             request_error=package.request_error,
             abort_grace_s=self._watch.abort_grace_s,
             on_submit=poller.on_submit,
+            constraint_fault=None if grammar is None else ConstraintCheck(grammar).fault,
         )
         self._tasks = [
             asyncio.ensure_future(self._guarded(self._poll_stats)),
@@ -107,6 +116,10 @@ class EngineHandle:
             self._llm, mapping, self._first_stats, poller.on_submit, self._watch.limits_timeout_s
         )
         stats = await _unless_broken(limits, self._tasks)
+        for adapter in config.trtllm.lora_config.adapters:
+            trial = try_adapter(self._llm, mapping, adapter.name, self._watch.limits_timeout_s)
+            await _unless_broken(trial, self._tasks)
+        self._is_probing = False
         self.info = engine_info(config.trtllm, folder, package, stats)
 
     async def _guarded(self, run: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -114,7 +127,7 @@ class EngineHandle:
         try:
             await run()
         except Exception as error:
-            self._arrivals.die(error)
+            self._responses.die(error)
             raise
 
     async def _poll_stats(self) -> None:
@@ -129,12 +142,11 @@ class EngineHandle:
     async def _watch_health(self) -> None:
         while True:
             await asyncio.sleep(_HEALTH_INTERVAL_S)
-            # There is no public way to ask.
-            if not self._llm._check_health():  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
-                raise ExecutorDied("the engine says that it is not healthy")
+            if not is_healthy(self._llm):
+                raise ExecutorDied("the engine reports that it is not healthy")
 
     def _note(self, stats: EngineStats) -> None:
-        self._arrivals.note(stats, asyncio.get_running_loop())
+        self._responses.note(stats, asyncio.get_running_loop())
         if not self._first_stats.done():
             self._first_stats.set_result(stats)
 
@@ -147,8 +159,18 @@ class EngineHandle:
             await self.streams.close()
         finally:
             await asyncio.wait_for(
-                in_worker(self._llm.shutdown, "trtllm shutdown"), self._watch.shutdown_timeout_s
+                in_worker(self._end_engine, "trtllm shutdown"), self._watch.shutdown_timeout_s
             )
+
+    def _end_engine(self) -> None:
+        try:
+            self._llm.shutdown()
+        except Exception as error:
+            # After a death it raises once more what the engine died of, and stops there.
+            log.warning("the engine's shutdown raised %r; its processes are ended apart", error)
+            session = getattr(self._llm, "mpi_session", None)
+            if session is not None:
+                session.shutdown()
 
 
 async def _build_with_patience(build: Callable[[], Llm], timeout_s: float) -> Llm:
@@ -185,6 +207,12 @@ def _builder(config: ExecutorConfig, folder: ModelFolder, package: Package) -> C
     """What builds the engine, everything checked that can be checked before the long load."""
     arguments = llm_arguments(config.trtllm, folder, package, tokenizer_path=config.tokenizer_path)
     return lambda: package.build(**arguments)
+
+
+def _grammar_class(config: TrtllmConfig) -> Any:
+    """What checks constraints as the engine's backend will; None where nothing can."""
+    is_xgrammar = config.guided_decoding_backend is GuidedDecodingBackend.XGRAMMAR
+    return installed_grammar() if is_xgrammar else None
 
 
 def _mapping(config: ExecutorConfig, folder: ModelFolder, package: Package) -> RequestMapping:

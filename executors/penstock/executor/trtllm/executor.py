@@ -11,14 +11,14 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from penstock.executor.config import ExecutorConfig
-from penstock.executor.trtllm.arrivals import Arrivals
+from penstock.executor.trtllm.block_account import BlockAccount
 from penstock.executor.trtllm.engine import EngineHandle
-from penstock.executor.trtllm.ledger import Ledger
 from penstock.executor.trtllm.limits import num_blocks_ahead
 from penstock.executor.trtllm.page_audit import PageAudit
+from penstock.executor.trtllm.response_queue import ResponseQueue
 from penstock.executor.trtllm.results import result_of
-from penstock.executor.trtllm.seat import Seat
-from penstock.executor.trtllm.vigil import Vigil
+from penstock.executor.trtllm.submitted_request import SubmittedRequest
+from penstock.executor.trtllm.watchdog import Watchdog
 from penstock.scheduler.batch import Batch, SlotFailure, StepResult
 from penstock.scheduler.executor import ExecutorDied, ExecutorInfo
 from penstock.scheduler.request import Request
@@ -39,19 +39,21 @@ class TrtllmExecutor:
 
     def __init__(self, config: ExecutorConfig, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._arrivals = Arrivals()
-        self._engine = EngineHandle(config, self._arrivals)
+        self._responses = ResponseQueue()
+        self._engine = EngineHandle(config, self._responses)
         self.info: ExecutorInfo = self._engine.info
         self.audit = PageAudit()
         self.num_cache_misses = 0
         self.num_forgotten = 0
         self._told_account = ""
         self._next_account_s = clock() + _ACCOUNT_INTERVAL_S
-        self._ledger = Ledger(max_num_seqs=self.info.max_num_seqs, num_blocks=self.info.num_blocks)
+        self._blocks = BlockAccount(
+            max_num_seqs=self.info.max_num_seqs, num_blocks=self.info.num_blocks
+        )
         self._num_blocks_ahead = num_blocks_ahead(config.trtllm, self.info.block_size)
-        self._seats: dict[int, Seat] = {}
+        self._submitted: dict[int, SubmittedRequest] = {}
         watch = config.trtllm.watch
-        self._vigil = Vigil(
+        self._watchdog = Watchdog(
             timeout_s=watch.response_timeout_s,
             max_failures_in_row=watch.max_failures_in_row,
             now_s=clock(),
@@ -61,7 +63,7 @@ class TrtllmExecutor:
     @property
     def ready_fd(self) -> int | None:
         """Readable when the engine said something."""
-        return self._arrivals.ready_fd
+        return self._responses.ready_fd
 
     @property
     def num_given_up(self) -> int:
@@ -72,14 +74,16 @@ class TrtllmExecutor:
         """Hand over whom the scheduler admitted, abort whom it took out."""
         if self._is_closed:
             raise ExecutorDied("the executor is closed")
-        aborts = [seat for slot in batch.released if (seat := self._vacate(slot)) is not None]
-        num_unheard_blocks = self._ledger.num_unheard_blocks
+        aborts = [
+            submitted for slot in batch.released if (submitted := self._vacate(slot)) is not None
+        ]
+        num_unanswered_blocks = self._blocks.num_unanswered_blocks
         if batch.admitted:
             starts = dict(zip(batch.slots.tolist(), batch.starts.tolist(), strict=True))
             for request in batch.admitted:
-                self._ledger.admit(self._seat(request, starts[request.slot]))
+                self._blocks.admit(self._take_slot(request, starts[request.slot]))
         self._hand_over(aborts)
-        self._check_pages(batch, num_unheard_blocks)
+        self._check_pages(batch, num_unanswered_blocks)
 
     def collect(self) -> StepResult:
         """What has arrived since the last call; never waits.
@@ -88,22 +92,24 @@ class TrtllmExecutor:
         `watch.response_timeout_s`, or fails one request after another. A request that it alone is
         silent about fails alone.
         """
-        news = self._arrivals.take()
+        news = self._responses.take()
         now_s = self._clock()
-        self._vigil.note(news, now_s)
-        lost = self._vigil.look(now_s)
-        for arrival in news:
-            self._ledger.heard(arrival.seat)
-            if arrival.is_last:
-                self._ledger.gone(arrival.seat)
-            if arrival.num_cached >= 0:
-                self.num_cache_misses += arrival.num_cached < arrival.seat.num_cached
+        self._watchdog.on_responses(news, now_s)
+        lost = self._watchdog.check(now_s)
+        for response in news:
+            self._blocks.on_response(response.submitted)
+            if response.is_last:
+                self._blocks.on_end(response.submitted)
+            if response.num_cached >= 0:
+                self.num_cache_misses += response.num_cached < response.submitted.num_cached
         # Who may go in now goes with the next launch: somebody may have been taken out meanwhile.
         result = result_of(news)
         self._tell_account(now_s)
         if lost:
             self.num_forgotten += len(lost)
-            forgotten = tuple(SlotFailure(slot=seat.slot, detail=_FORGOTTEN) for seat in lost)
+            forgotten = tuple(
+                SlotFailure(slot=submitted.slot, detail=_FORGOTTEN) for submitted in lost
+            )
             result = replace(result, failures=result.failures + forgotten)
         return result
 
@@ -112,6 +118,7 @@ class TrtllmExecutor:
         audit = self.audit
         counts = {
             "drifts": audit.num_drifts,
+            "missed_checks": audit.num_missed,
             "worst_drift_blocks": audit.worst_drift,
             "given_up": self.num_given_up,
             "forgotten": self.num_forgotten,
@@ -128,26 +135,26 @@ class TrtllmExecutor:
         if not self._is_closed:
             self._is_closed = True
             self._engine.close()
-            self._arrivals.close()
+            self._responses.close()
 
-    def _seat(self, request: Request, num_cached: int) -> Seat:
+    def _take_slot(self, request: Request, num_cached: int) -> SubmittedRequest:
         spec = request.spec
-        seat = Seat(
+        submitted = SubmittedRequest(
             spec=spec,
             tokens=request.tokens,
             slot=request.slot,
             num_blocks=-(-self.info.num_kept_tokens(spec.max_total_tokens) // self.info.block_size),
             num_cached=num_cached,
         )
-        self._seats[request.slot] = seat
-        return seat
+        self._submitted[request.slot] = submitted
+        return submitted
 
-    def _vacate(self, slot: int) -> Seat | None:
-        """The seat of a slot that was given back, if the engine must be told."""
-        seat = self._seats.pop(slot)
-        seat.slot = -1
-        self._vigil.forget(seat, self._clock())
-        return seat if self._ledger.release(seat) else None
+    def _vacate(self, slot: int) -> SubmittedRequest | None:
+        """The request of a slot that was given back, if the engine must abort it."""
+        submitted = self._submitted.pop(slot)
+        submitted.slot = -1
+        self._watchdog.forget(submitted, self._clock())
+        return submitted if self._blocks.release(submitted) else None
 
     def _tell_account(self, now_s: float) -> None:
         if now_s >= self._next_account_s:
@@ -157,20 +164,22 @@ class TrtllmExecutor:
                 self._told_account = account
                 log.info("engine account: %s", account)
 
-    def _hand_over(self, aborts: list[Seat]) -> None:
-        submits = list(self._ledger.enter())
+    def _hand_over(self, aborts: list[SubmittedRequest]) -> None:
+        submits = list(self._blocks.enter())
         if aborts or submits:
-            self._vigil.handed_over(submits, self._clock())
+            self._watchdog.watch(submits, self._clock())
             self._engine.carry_out(aborts, submits)
 
-    def _check_pages(self, batch: Batch, num_unheard_blocks: int) -> None:
+    def _check_pages(self, batch: Batch, num_unanswered_blocks: int) -> None:
         now_s = self._clock()
         # A page ahead for each, the drafts' among them, and what the aborted still hold.
-        ahead = self._ledger.num_inside * self._num_blocks_ahead
-        slack = ahead + self._ledger.num_leaving_blocks
+        ahead = self._blocks.num_inside * self._num_blocks_ahead
+        slack = ahead + self._blocks.num_leaving_blocks
         # In between the engine had let go of some and not taken in others yet.
-        self.audit.note_mirror(max(0, batch.num_old_blocks - num_unheard_blocks), now_s)
+        self.audit.note_mirror(max(0, batch.num_old_blocks - num_unanswered_blocks), now_s)
         self.audit.note_mirror(batch.num_used_blocks, now_s, slack_blocks=slack)
-        stats = self._arrivals.take_stats()
-        if stats is not None:
+        stats = self._responses.take_stats()
+        if stats is None:
+            self.audit.expect_check(now_s, is_busy=self._blocks.num_inside > 0)
+        else:
             self.audit.check(stats.num_used_blocks)

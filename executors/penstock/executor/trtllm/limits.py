@@ -48,6 +48,23 @@ async def probe_limits(
         ) from None
 
 
+async def try_adapter(llm: Llm, mapping: RequestMapping, name: str, timeout_s: float) -> None:
+    """Generate a token with an adapter: loading it outside of a request's own errors, the engine
+    would end with the first request that names a broken one. Raises ExecutorDied naming it.
+    """
+    try:
+        async with asyncio.timeout(timeout_s):
+            async for _ in llm.generate_async(**_warm_up(mapping, name)):
+                pass
+    except TimeoutError:
+        reason = f"the engine did not answer within {timeout_s:g} s"
+    except Exception as error:
+        raise ExecutorDied(f"lora_config.adapters: {name!r} cannot be used: {error}") from error
+    else:
+        return
+    raise ExecutorDied(f"lora_config.adapters: {name!r} cannot be used: {reason}")
+
+
 def num_blocks_ahead(config: TrtllmConfig, tokens_per_block: int) -> int:
     """Pages that a running request may hold beyond those of its known tokens."""
     return -(-(1 + _num_draft_tokens(config)) // tokens_per_block)
@@ -87,13 +104,14 @@ def _num_draft_tokens(config: TrtllmConfig) -> int:
     return speculative.max_draft_len or speculative.num_nextn_predict_layers or 0
 
 
-def _warm_up(mapping: RequestMapping) -> dict[str, object]:
-    """One token after one token, greedily, shared with nobody."""
+def _warm_up(mapping: RequestMapping, adapter: str = "") -> dict[str, object]:
+    """One token after one token, greedily, with a cache salt of its own."""
     spec = RequestSpec(
         key=1,
         request_id="warm-up",
         prompt_ids=np.zeros(1, dtype=np.int32),
         max_tokens=1,
         sampling=SamplingParams(temperature=0.0),
+        adapter=adapter,
     )
     return mapping.arguments(spec, spec.prompt_ids)

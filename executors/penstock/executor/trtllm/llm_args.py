@@ -44,6 +44,7 @@ _DECODING_CLASSES = {
     DecodingType.DRAFT_TARGET: "DraftTargetDecodingConfig",
     DecodingType.AUTO: "AutoDecodingConfig",
 }
+_MAX_STATS = 1000
 _NGRAM_MATCH = 2
 """The `max_matching_ngram_size` of later versions; in 1.2 it defaults to 0: never a match."""
 
@@ -76,6 +77,8 @@ def llm_arguments(
         "max_num_tokens": _Setting(value=config.max_num_tokens, is_asked_for=True),
         # Engines built ahead have statistics without asking.
         "enable_iter_perf_stats": _Setting(value=True, is_asked_for=not folder.is_engine),
+        # Of iterations that nothing has read; without a bound they pile up.
+        "max_stats_len": _Setting(value=_MAX_STATS, is_asked_for=False),
         **_text_side(config, tokenizer_path or folder.path),
     }
     for name in _PLAIN:
@@ -141,6 +144,9 @@ def _scheduler(settings: SchedulerSettings, package: Package) -> Any:
     if chunking is not None:
         member = _member(package, "ContextChunkingPolicy", chunking, where)
         values["context_chunking_policy"] = _Setting(value=member, is_asked_for=True)
+    if "priority" in package.generate_arguments:
+        # Without it the engine takes a request's priority and does not use it.
+        values["waiting_queue_policy"] = _Setting(value="priority", is_asked_for=False)
     return _built(package, "SchedulerConfig", where, values)
 
 

@@ -59,6 +59,13 @@ class Package:
     modules: tuple[ModuleType, ...] = ()
     runs_engines: bool = False
 
+    @property
+    def is_later(self) -> bool:
+        """Whether it is of a line after the recorded one."""
+        found = re.match(r"(\d+)\.(\d+)", self.version)
+        line = tuple(map(int, RECORDED_LINE.split(".")))
+        return found is not None and tuple(map(int, found.groups())) > line
+
     def named(self, name: str) -> Any:
         """The class of that name. Raises ExecutorUnavailable naming it and the version."""
         for module in self.modules:
@@ -81,6 +88,8 @@ def load_package(*, is_engine: bool = False) -> Package:
     version so far has had. A version of another line than RECORDED_LINE gets a warning.
     """
     forget_mpi_job(os.environ)
+    # Later versions report usage to the vendor unless it is set.
+    os.environ.setdefault("TRTLLM_NO_USAGE_STATS", "1")
     try:
         root = import_module("tensorrt_llm")
         llmapi = import_module("tensorrt_llm.llmapi")

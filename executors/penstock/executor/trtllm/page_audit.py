@@ -10,6 +10,7 @@ from collections import deque
 
 log = logging.getLogger(__name__)
 
+_MISSED_S = 30.0
 _WINDOW_S = 2.0
 """How old the engine's word may be."""
 
@@ -18,7 +19,8 @@ class PageAudit:
     """Counts by how many pages mirror and engine differ.
 
     `num_checks` comparisons, `num_drifts` of them off; `last_drift` and `worst_drift` in blocks,
-    above 0 when the engine holds more than was foreseen, below when it holds less.
+    above 0 when the engine holds more than was foreseen, below when it holds less. `num_missed`
+    periods in which requests ran and no statistics came to compare with.
     """
 
     def __init__(self) -> None:
@@ -26,6 +28,8 @@ class PageAudit:
         self.num_drifts = 0
         self.last_drift = 0
         self.worst_drift = 0
+        self.num_missed = 0
+        self._checked_s: float | None = None
         self._mirror: deque[tuple[float, int, int]] = deque([(float("-inf"), 0, 0)])
 
     def note_mirror(self, num_blocks: int, now_s: float, *, slack_blocks: int = 0) -> None:
@@ -41,12 +45,27 @@ class PageAudit:
         while len(self._mirror) > 1 and self._mirror[1][0] < now_s - _WINDOW_S:
             self._mirror.popleft()
 
+    def expect_check(self, now_s: float, *, is_busy: bool) -> None:
+        """Count it when requests have been running for long without a `check`."""
+        if self._checked_s is None or not is_busy:
+            self._checked_s = now_s
+        elif now_s - self._checked_s > _MISSED_S:
+            self._checked_s = now_s
+            self.num_missed += 1
+            if self.num_missed == 1:
+                log.warning(
+                    "the engine ran requests for %g s and reported no statistics: its blocks are"
+                    " not compared with the scheduler's account",
+                    _MISSED_S,
+                )
+
     def check(self, num_engine_blocks: int) -> int:
         """Compare; the drift in blocks."""
         over = num_engine_blocks - max(most for _, _, most in self._mirror)
         under = min(least for _, least, _ in self._mirror) - num_engine_blocks
         drift = over if over > 0 else -max(under, 0)
         self.num_checks += 1
+        self._checked_s = None
         self.num_drifts += drift != 0
         self.last_drift = drift
         if abs(drift) > abs(self.worst_drift):

@@ -19,8 +19,8 @@ from penstock.executor.trtllm.api import (
     LoRARequest,
     SamplingParams,
 )
-from penstock.executor.trtllm.choice_regex import choice_regex
 from penstock.executor.trtllm.config import TrtllmConfig
+from penstock.executor.trtllm.constraint_check import guide_text
 from penstock.executor.trtllm.package import Package
 from penstock.executor.trtllm.samplers import offered_features
 from penstock.scheduler.executor import Feature
@@ -28,6 +28,7 @@ from penstock.scheduler.request import RequestSpec
 from penstock.scheduler.request_options import CacheRetention, Constraint, ConstraintKind
 
 _NO_END_ID: Final = -1
+_FULL_TOP_P: Final = 0.9999
 _MAX_RETENTION_S: Final = 10 * 365 * 86_400.0
 """Longer is for ever: no engine runs so long, and its clock counts in nanoseconds of 64 bits."""
 _GUIDES: Final = {
@@ -139,12 +140,16 @@ class RequestMapping:
         options: dict[str, Any] = {
             "temperature": sampling.temperature,
             "top_k": sampling.top_k,
-            "top_p": sampling.top_p,
+            "top_p": self._top_p(sampling.top_p),
         }
         if sampling.min_p > 0:
             self._require(Feature.MIN_P, "sampling.min_p")
             options["min_p"] = sampling.min_p
         return options
+
+    def _top_p(self, top_p: float) -> float:
+        """Next to 1, later versions draw an index beyond the vocabulary (NVIDIA issue #19485)."""
+        return 1.0 if self._package.is_later and top_p >= _FULL_TOP_P else top_p
 
     def _penalties(self, spec: RequestSpec) -> dict[str, Any]:
         sampling = spec.sampling
@@ -195,9 +200,9 @@ class RequestMapping:
         if any("\0" in text for text in constraint.texts):
             # Read as a C string by xgrammar, which would hold the output to what stands before it.
             raise ValueError("constraint: must not hold the character U+0000")
-        is_choice = constraint.kind is ConstraintKind.CHOICE
-        text = choice_regex(constraint.texts) if is_choice else constraint.texts[0]
-        guide: GuidedDecodingParams = self._package.guided_decoding_params(**{field: text})
+        guide: GuidedDecodingParams = self._package.guided_decoding_params(
+            **{field: guide_text(constraint)}
+        )
         return guide
 
     def _cache_salt(self, spec: RequestSpec) -> str:

@@ -1,6 +1,6 @@
 """From what arrived to a `StepResult`.
 
-Owns the translation: several arrivals of one request become one row, ends the scheduler can see in
+Owns the translation: several responses of one request become one row, ends the scheduler can see in
 the tokens are told anyway (its own finding wins), and ends nobody asked for are failures.
 """
 
@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.executor.trtllm.api import Logprob
-from penstock.executor.trtllm.arrivals import Arrival
+from penstock.executor.trtllm.response_queue import Response
 from penstock.scheduler.batch import SlotEnd, SlotFailure, StepResult, TokenLogprobs
 from penstock.scheduler.request import FinishReason
 
@@ -21,29 +21,31 @@ _MAX_WORDS_CHARS = 500
 _FINISH_REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
 
 
-def result_of(news: Iterable[Arrival]) -> StepResult:
-    """The step that these arrivals make; those without a slot any more are left out."""
-    rows: dict[int, list[Arrival]] = {}
+def result_of(news: Iterable[Response]) -> StepResult:
+    """The step that these responses make; those without a slot any more are left out."""
+    rows: dict[int, list[Response]] = {}
     failures: list[SlotFailure] = []
     ends: list[SlotEnd] = []
     num_cached: list[tuple[int, int]] = []
-    for arrival in news:
-        slot = arrival.seat.slot
+    for response in news:
+        slot = response.submitted.slot
         if slot < 0:
             continue
         failure = (
-            _failure_of(arrival) if arrival.is_last or arrival.seat.num_logprobs >= 0 else None
+            _failure_of(response)
+            if response.is_last or response.submitted.num_logprobs >= 0
+            else None
         )
         if failure is not None:
             failures.append(failure)
             continue
-        if arrival.num_cached >= 0:
-            num_cached.append((slot, arrival.num_cached))
-        if arrival.tokens:
-            rows.setdefault(slot, []).append(arrival)
-        if arrival.is_last:
-            reason = _FINISH_REASONS[arrival.finish_reason]
-            ends.append(SlotEnd(slot=slot, reason=reason, stop_id=arrival.stop_id))
+        if response.num_cached >= 0:
+            num_cached.append((slot, response.num_cached))
+        if response.tokens:
+            rows.setdefault(slot, []).append(response)
+        if response.is_last:
+            reason = _FINISH_REASONS[response.finish_reason]
+            ends.append(SlotEnd(slot=slot, reason=reason, stop_id=response.stop_id))
     for failure in failures:
         rows.pop(failure.slot, None)
     tokens: list[int] = []
@@ -64,58 +66,66 @@ def result_of(news: Iterable[Arrival]) -> StepResult:
     )
 
 
-def _failure_of(arrival: Arrival) -> SlotFailure | None:
-    detail = arrival.failure
-    if detail and not arrival.is_own:
+def _failure_of(response: Response) -> SlotFailure | None:
+    detail = response.failure
+    if detail and not response.is_own:
         # Its words may quote what the client wrote: written only where logs may hold such.
         log.debug(
             "the engine's words of a request",
             extra={
-                "request_id": arrival.seat.spec.request_id,
-                "trace_id": arrival.seat.spec.trace_id.hex(),
+                "request_id": response.submitted.spec.request_id,
+                "trace_id": response.submitted.spec.trace_id.hex(),
                 "foreign_text": detail[:_MAX_WORDS_CHARS],
             },
         )
-        detail = "the engine refused it" if arrival.is_refusal else "the engine failed it"
-    if arrival.is_last and not detail and arrival.finish_reason not in _FINISH_REASONS:
-        detail = f"the engine ended it: {arrival.finish_reason or 'no reason told'}"
-    if not detail and arrival.seat.num_logprobs >= 0:
-        detail = _logprob_fault(arrival)
+        detail = "the engine refused it" if response.is_refusal else "the engine failed it"
+    if response.is_last and not detail and response.finish_reason not in _FINISH_REASONS:
+        detail = f"the engine ended it: {response.finish_reason or 'no reason told'}"
+    if not detail and response.submitted.num_logprobs >= 0:
+        detail = _logprob_fault(response)
     if not detail:
         return None
-    return SlotFailure(slot=arrival.seat.slot, detail=detail, is_refusal=arrival.is_refusal)
+    return SlotFailure(
+        slot=response.submitted.slot,
+        detail=detail,
+        is_refusal=response.is_refusal,
+        is_of_constraint=response.is_of_constraint,
+    )
 
 
-def _logprob_fault(arrival: Arrival) -> str:
-    """What keeps the logprobs of an arrival from being told; empty when nothing does."""
-    logprobs = arrival.logprobs
-    if logprobs is None or len(logprobs) != len(arrival.tokens):
-        if not arrival.tokens:
+def _logprob_fault(response: Response) -> str:
+    """What keeps the logprobs of a response from being told; empty when nothing does."""
+    logprobs = response.logprobs
+    if logprobs is None or len(logprobs) != len(response.tokens):
+        if not response.tokens:
             return ""
         count = 0 if logprobs is None else len(logprobs)
-        return f"the engine told {count} log probabilities for {len(arrival.tokens)} tokens"
-    for token, entry in zip(arrival.tokens, logprobs, strict=True):
+        return f"the engine told {count} log probabilities for {len(response.tokens)} tokens"
+    for token, entry in zip(response.tokens, logprobs, strict=True):
         if token not in entry:
             return "the engine left out the log probability of a token it chose"
+        if not _rank(entry, token):
+            return "the engine left out the rank of a log probability"
     return ""
 
 
-def _logprobs_of(rows: Iterable[Sequence[Arrival]], tokens: Sequence[int]) -> TokenLogprobs | None:
+def _logprobs_of(rows: Iterable[Sequence[Response]], tokens: Sequence[int]) -> TokenLogprobs | None:
     """Aligned with `tokens`; None when nobody asked. Rows of those who did not ask hold zeros."""
     parts = [part for row in rows for part in row]
-    widths = [part.seat.num_logprobs for part in parts]
+    widths = [part.submitted.num_logprobs for part in parts]
     width = max(widths, default=-1)
     if width < 0:
         return None
     chosen: NDArray[np.float32] = np.zeros(len(tokens), dtype=np.float32)
     ranks: NDArray[np.int32] = np.zeros(len(tokens), dtype=np.int32)
-    top_ids: NDArray[np.int32] = np.zeros((len(tokens), width), dtype=np.int32)
+    top_ids: NDArray[np.int32] = np.full((len(tokens), width), -1, dtype=np.int32)
     top: NDArray[np.float32] = np.zeros((len(tokens), width), dtype=np.float32)
     at = 0
     for part, asked in zip(parts, widths, strict=True):
         entries = part.logprobs if asked >= 0 else None
         for offset, entry in enumerate(entries or ()):
-            chosen[at + offset], ranks[at + offset] = _chosen(entry, tokens[at + offset])
+            token = tokens[at + offset]
+            chosen[at + offset], ranks[at + offset] = entry[token].logprob, _rank(entry, token)
             if asked:
                 best = sorted(entry.items(), key=lambda item: -item[1].logprob)[:asked]
                 top_ids[at + offset, : len(best)] = [token for token, _ in best]
@@ -124,8 +134,11 @@ def _logprobs_of(rows: Iterable[Sequence[Arrival]], tokens: Sequence[int]) -> To
     return TokenLogprobs(chosen=chosen, ranks=ranks, top_ids=top_ids, top_logprobs=top)
 
 
-def _chosen(entry: Mapping[int, Logprob], token: int) -> tuple[float, int]:
+def _rank(entry: Mapping[int, Logprob], token: int) -> int:
+    """Of the chosen token among all; 0 where the engine's entry does not show it."""
     found = entry[token]
     if found.rank is not None:
-        return found.logprob, found.rank
-    return found.logprob, 1 + sum(other.logprob > found.logprob for other in entry.values())
+        return found.rank
+    num_better = sum(other.logprob > found.logprob for other in entry.values())
+    # The last of several may be there only because it was chosen.
+    return 1 + num_better if num_better < max(1, len(entry) - 1) else 0

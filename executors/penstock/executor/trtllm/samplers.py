@@ -24,8 +24,8 @@ HONOURED: Final[Mapping[SamplerType, frozenset[SamplerPromise]]] = {
     # PR #17172) and min_p (PR #16590). Its bar on early ends counts the prompt in, so that
     # min_tokens bars nothing.
     SamplerType.TORCH: frozenset(),
-    # The older one, of C++: all of it, though not together with speculative decoding. Deprecated,
-    # gone in 1.4.
+    # The older one, of C++: all of these, though not together with speculative decoding, and no
+    # log probabilities. Deprecated, gone in 1.4.
     SamplerType.TRTLLM: frozenset(SamplerPromise),
 }
 """What each sampler honours in line 1.2, of what samplers are known to ignore."""
@@ -74,8 +74,9 @@ def offered_features(config: TrtllmConfig, package: Package) -> frozenset[Featur
     features = {_PROMISED[promise] for promise in honoured}
     if not _draws_inside_model(config.speculative_config):
         features |= {Feature.LOGPROBS, Feature.LOGIT_BIAS}
-    if package.runs_engines:
-        # Streams with them, aborted, end the process there (NVIDIA issue #10810).
+    if package.runs_engines or config.sampler_type is SamplerType.TRTLLM:
+        # Streams with them, aborted, end the process of the first (NVIDIA issue #10810). The second
+        # returns the chosen token alone, and always as the most likely one.
         features.discard(Feature.LOGPROBS)
     if config.guided_decoding_backend is not None:
         features |= GUIDED[config.guided_decoding_backend]

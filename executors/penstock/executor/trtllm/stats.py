@@ -1,27 +1,35 @@
-"""What the engine tells of itself: its limits after the start, its pages while it runs.
+"""The engine's own statistics: its limits after the start, its blocks while it runs.
 
-Owns the reading of iteration statistics. They lag, stop when nothing runs and end by themselves;
-unread ones pile up in the engine, so one task reads them all and keeps the last. Runs on the loop.
+Owns the reading of iteration statistics, which has had three forms. Before NVIDIA PR #9980 the
+engine pushes them to an iterator that belongs to the loop and ends after a silence. Since then they
+are fetched by RPC: first on the thread of the iterator's caller, one batch at a time, later without
+blocking it. `get_stats` is the same in both, so they are read by it on a thread of its own, and a
+slow engine cannot hold up the loop.
 """
 
 import asyncio
+import json
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from penstock.executor.trtllm.api import Llm
+from penstock.executor.trtllm.loop_thread import in_worker
 
-_SILENCE_S = 3600.0
-"""After so long without an iteration the engine's iterator ends; only a new request revives it.
+log = logging.getLogger(__name__)
 
-With the usual two seconds it often ends between a request's submission and its first iteration, and
-nobody would hear of that request's iterations, nor of any other's, until the next one comes.
-"""
+_SILENCE_S: Final = 1.0
+"""How long one read waits for an iteration. Never 0: the engine's queue raises then."""
+_LIMIT_S: Final = 10.0
+"""How long the thread of a read may need; a longer one is waited for, and reported."""
+_INTERVAL_S: Final = 0.2
+"""Between two fetches: each returns all iterations since the last."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """One iteration. `max_num_active` 0 where the engine does not tell."""
+    """One iteration. `max_num_active` 0 where the engine does not report it."""
 
     max_num_blocks: int
     free_num_blocks: int
@@ -30,12 +38,13 @@ class EngineStats:
 
     @property
     def num_used_blocks(self) -> int:
-        """Pages that are neither free nor merely cached."""
+        """Blocks that are neither free nor merely cached."""
         return self.max_num_blocks - self.free_num_blocks
 
 
-def read_stats(stats: Mapping[str, Any]) -> EngineStats | None:
-    """One iteration's statistics; None when they do not tell of a KV cache."""
+def read_stats(raw: Mapping[str, Any] | str) -> EngineStats | None:
+    """One iteration's statistics; None without a KV cache in them."""
+    stats: Mapping[str, Any] = json.loads(raw) if isinstance(raw, str) else raw
     cache: Mapping[str, Any] = stats.get("kvCacheStats") or {}
     free_num_blocks = cache.get("freeNumBlocks")
     if free_num_blocks is None or not cache.get("maxNumBlocks") or not cache.get("tokensPerBlock"):
@@ -49,20 +58,27 @@ def read_stats(stats: Mapping[str, Any]) -> EngineStats | None:
 
 
 class StatsPoller:
-    """The only reader of the engine's statistics. `note` hears of every iteration that tells."""
+    """The only reader of the engine's statistics, on the loop.
 
-    def __init__(self, llm: Llm, note: Callable[[EngineStats], None]) -> None:
+    `note` is called with every iteration that has some. `is_busy`: whether requests are inside the
+    engine; without any it runs no iterations.
+    """
+
+    def __init__(
+        self, llm: Llm, note: Callable[[EngineStats], None], is_busy: Callable[[], bool]
+    ) -> None:
         self._llm = llm
         self._note = note
+        self._is_busy = is_busy
         self._submitted = asyncio.Event()
         self._stopping = asyncio.Event()
 
     def on_submit(self) -> None:
-        """A request went in: there will be iterations to hear of."""
+        """A request went in: there will be iterations."""
         self._submitted.set()
 
     def stop(self) -> None:
-        """Say that a cancellation follows.
+        """Announce that a cancellation follows.
 
         It may not be enough by itself: until Python 3.12 `asyncio.wait_for`, on which the engine's
         iterator waits, forgets one that comes together with what it waits for.
@@ -71,12 +87,54 @@ class StatsPoller:
 
     async def run(self) -> None:
         """Read until cancelled."""
+        is_fetched = _is_fetched(self._llm)
+        log.info("the engine's statistics are %s", "fetched by RPC" if is_fetched else "pushed")
+        read = self._fetch if is_fetched else self._iterate
         while not self._stopping.is_set():
             await self._submitted.wait()
             self._submitted.clear()
-            async for raw in self._llm.get_stats_async(_SILENCE_S):
-                stats = read_stats(raw)
-                if stats is not None:
-                    self._note(stats)
-                if self._stopping.is_set():
-                    return
+            # Those of the last iterations may come after the end of the last request.
+            while await read() or (self._is_busy() and not self._stopping.is_set()):
+                pass
+
+    async def _iterate(self) -> int:
+        """Read the engine's iterator to its end; how many iterations there were."""
+        loop = asyncio.get_running_loop()
+        count, began_s = 0, loop.time()
+        stats = self._llm.get_stats_async(_SILENCE_S)
+        async for raw in stats:
+            self._pass_on(raw)
+            count += 1
+            if self._stopping.is_set():
+                return 0
+        # A silence ended it. Without this only the next submission would revive it.
+        revive = getattr(stats, "mark_undone", None)
+        if revive is not None:
+            revive()
+        if loop.time() - began_s < _INTERVAL_S and not count:
+            await asyncio.sleep(_INTERVAL_S)
+        return count
+
+    async def _fetch(self) -> int:
+        """One batch, on a thread; how many iterations were in it."""
+        fetching = asyncio.ensure_future(
+            in_worker(lambda: self._llm.get_stats(_SILENCE_S), "trtllm statistics")
+        )
+        while not (await asyncio.wait([fetching], timeout=_LIMIT_S))[0]:
+            log.warning("the engine's statistics were not returned within %g s", _LIMIT_S)
+        batch = fetching.result()
+        for raw in batch:
+            self._pass_on(raw)
+        await asyncio.sleep(_INTERVAL_S)
+        return len(batch)
+
+    def _pass_on(self, raw: Mapping[str, Any] | str) -> None:
+        stats = read_stats(raw)
+        if stats is not None:
+            self._note(stats)
+
+
+def _is_fetched(llm: Llm) -> bool:
+    """Whether `get_stats` is an RPC of its own. There is no public way to see it."""
+    executor: Any = getattr(llm, "_executor", None)
+    return getattr(executor, "rpc_client", None) is not None

@@ -1,110 +1,143 @@
 """The loop's side: submits to the engine, follows every request, aborts.
 
 Owns the tasks, one per request inside the engine, and the rules of a foreign API that fails in its
-own ways: deltas are cut from cumulative ids; an exception out of an iteration is its last word; an
-aborted request may never answer, so nobody waits for that longer than a grace. Everything here runs
-on the one event loop that also built the engine.
+own ways: deltas are cut from cumulative ids; an exception out of an iteration is the last that this
+request returns, and the end of the engine only if the engine is not healthy any more; an aborted
+request may never answer, so nothing waits for that longer than a grace. Everything here runs on the
+one event loop that also built the engine.
 """
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.executor.trtllm.api import CompletionOutput, Llm, Logprob, RequestOutput
-from penstock.executor.trtllm.arrivals import Arrival, Arrivals
-from penstock.executor.trtllm.refusals import is_refusal
+from penstock.executor.trtllm.refusals import is_constraint_refusal, is_fatal, is_refusal
 from penstock.executor.trtllm.request_mapping import NotResumable
-from penstock.executor.trtllm.seat import Seat
+from penstock.executor.trtllm.response_queue import Response, ResponseQueue
+from penstock.executor.trtllm.submitted_request import SubmittedRequest
+from penstock.scheduler.executor import ExecutorDied
+from penstock.scheduler.request_options import Constraint
 
 log = logging.getLogger(__name__)
 
-MakeArguments = Callable[[Seat], dict[str, Any]]
+MakeArguments = Callable[[SubmittedRequest], dict[str, Any]]
+ConstraintFault = Callable[[Constraint], Awaitable[str]]
+
+
+def is_healthy(llm: Llm) -> bool:
+    """What the engine reports of itself; there is no public way to ask."""
+    return llm._check_health()  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
 
 
 @dataclass(slots=True, eq=False)
 class _Stream:
-    """A request inside the engine."""
+    """A request inside the engine. `result`: None while its constraint is checked."""
 
-    seat: Seat
-    result: RequestOutput
+    submitted: SubmittedRequest
+    result: RequestOutput | None = None
     task: "asyncio.Task[None] | None" = None
     is_aborted: bool = False
-    has_spoken: bool = False
+    has_answered: bool = False
     grace: asyncio.TimerHandle | None = None
+
+    def abort(self) -> None:
+        """Ask the engine to end it; once, and only while it runs."""
+        if not self.is_aborted and self.result is not None and not self.result.finished:
+            self.result.abort()
+        self.is_aborted = True
 
 
 @dataclass(slots=True, eq=False)
 class Streams:
     """Requests inside one engine. `make_arguments` gives what `generate_async` takes, or raises
-    ValueError; `request_error` is the engine's exception for a single request. `abort_grace_s`: how
-    long an aborted request may stay silent. `num_given_up` counts those that did.
+    ValueError; `constraint_fault` why the engine must not get a constraint, None for no check;
+    `request_error` is the engine's exception for a single request. `abort_grace_s`: how long an
+    aborted request may stay silent. `num_given_up` counts those that did.
     """
 
     llm: Llm
     loop: asyncio.AbstractEventLoop
-    arrivals: Arrivals
+    responses: ResponseQueue
     make_arguments: MakeArguments
     request_error: type[Exception]
     abort_grace_s: float
     on_submit: Callable[[], None]
+    constraint_fault: ConstraintFault | None = None
     num_given_up: int = 0
-    _streams: dict[Seat, _Stream] = field(default_factory=dict["Seat", "_Stream"])
+    _streams: dict[SubmittedRequest, _Stream] = field(
+        default_factory=dict["SubmittedRequest", "_Stream"]
+    )
 
     def __len__(self) -> int:
         return len(self._streams)
 
-    def carry_out(self, aborts: Sequence[Seat], submits: Sequence[Seat]) -> None:
+    def carry_out(
+        self, aborts: Sequence[SubmittedRequest], submits: Sequence[SubmittedRequest]
+    ) -> None:
         """One step's commands: aborts first, they make room."""
         try:
-            for seat in aborts:
-                self._abort(seat)
-            for seat in submits:
-                self._submit(seat)
+            for submitted in aborts:
+                self._abort(submitted)
+            for submitted in submits:
+                self._submit(submitted)
         except Exception as error:
-            self.arrivals.die(error)
+            self.responses.die(error)
 
     async def close(self) -> None:
         """Abort whatever is left and leave it."""
         for stream in self._streams.values():
             if stream.task is not None:
                 stream.task.cancel()
-            if not (stream.is_aborted or stream.result.finished):
-                stream.is_aborted = True
-                stream.result.abort()
+            stream.abort()
         tasks = [stream.task for stream in self._streams.values() if stream.task is not None]
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _submit(self, seat: Seat) -> None:
+    def _submit(self, submitted: SubmittedRequest) -> None:
         try:
-            arguments = self.make_arguments(seat)
+            arguments = self.make_arguments(submitted)
         except ValueError as error:
             is_good = isinstance(error, NotResumable)
-            self._put_own(seat, failure=str(error), is_refusal=not is_good)
+            self._put(_refused(submitted, str(error), is_refusal=not is_good))
             return
-        try:
-            result = self.llm.generate_async(**arguments)
-        except (self.request_error, ValueError, TypeError) as error:
-            # What it will not take for this request; a TypeError is rather our fault than anyone's.
-            text = str(error)
-            is_ours = isinstance(error, TypeError)
-            self._put_own(seat, failure=text, is_refusal=not is_ours and is_refusal(text))
-            return
-        # Any other exception is the engine's: `carry_out` passes it on.
-        stream = _Stream(seat, result)
-        self._streams[seat] = stream
-        stream.task = self.loop.create_task(self._follow(stream))
-        self.on_submit()
+        stream = _Stream(submitted)
+        if submitted.spec.constraint is not None and self.constraint_fault is not None:
+            checking = self.constraint_fault
+            following = self._follow_checked(stream, arguments, checking)
+        else:
+            refused = self._hand_over(stream, arguments)
+            if refused is not None:
+                self._put(refused)
+                return
+            following = self._follow(stream)
+        self._streams[submitted] = stream
+        stream.task = self.loop.create_task(following)
 
-    def _abort(self, seat: Seat) -> None:
-        stream = self._streams.get(seat)
+    def _hand_over(self, stream: _Stream, arguments: dict[str, Any]) -> Response | None:
+        """Submit to the engine; the response where it does not take the request.
+
+        Raises what is the engine's own fault.
+        """
+        try:
+            stream.result = self.llm.generate_async(**arguments)
+        except (self.request_error, ValueError, TypeError) as error:
+            # A TypeError is rather our fault than the request's.
+            text = str(error)
+            is_clients = not isinstance(error, TypeError) and is_refusal(text)
+            return _refused(stream.submitted, text, is_refusal=is_clients)
+        self.on_submit()
+        return None
+
+    def _abort(self, submitted: SubmittedRequest) -> None:
+        stream = self._streams.get(submitted)
         if stream is None or stream.is_aborted:
             return
-        stream.is_aborted = True
-        if not stream.result.finished:
-            stream.result.abort()
-        stream.grace = self.loop.call_later(self.abort_grace_s, self._give_up, stream)
+        stream.abort()
+        # Without a result it is not in the engine yet, and will not go in.
+        if stream.result is not None:
+            stream.grace = self.loop.call_later(self.abort_grace_s, self._give_up, stream)
 
     def _give_up(self, stream: _Stream) -> None:
         # It waited in the engine's own queue, most likely: such an abort is never answered.
@@ -112,87 +145,143 @@ class Streams:
         if stream.task is not None:
             stream.task.cancel()
 
+    async def _follow_checked(
+        self, stream: _Stream, arguments: dict[str, Any], fault_of: ConstraintFault
+    ) -> None:
+        """Submit once the constraint has been found good, and follow."""
+        submitted = stream.submitted
+        assert submitted.spec.constraint is not None
+        last: Response | None = _refused(submitted, "aborted before it went in", is_refusal=False)
+        try:
+            fault = await fault_of(submitted.spec.constraint)
+            if fault:
+                last = _refused(submitted, fault, is_refusal=True, is_of_constraint=True)
+            elif not stream.is_aborted:
+                last = self._hand_over(stream, arguments)
+        except asyncio.CancelledError:
+            log.debug("closed while a constraint was checked")
+        except Exception as error:
+            self.responses.die(error)
+        if last is None:
+            await self._follow(stream)
+        else:
+            del self._streams[submitted]
+            self._put(last)
+
     async def _follow(self, stream: _Stream) -> None:
-        seat = stream.seat
-        last = Arrival(seat, is_last=True, failure="the engine ended it without a word")
+        submitted = stream.submitted
+        last = Response(submitted, is_last=True, failure="the engine ended it without a result")
         try:
             last = await self._read(stream)
         except asyncio.CancelledError:
-            last = Arrival(seat, is_last=True, failure="given up", is_own=True)
+            last = Response(submitted, is_last=True, failure="given up", is_own=True)
         except self.request_error as error:
-            text = str(error)
-            # Once it has spoken, the engine had nothing against the request.
-            is_clients = not stream.has_spoken and is_refusal(text)
-            last = Arrival(seat, is_last=True, failure=text, is_refusal=is_clients)
+            last = self._failed(stream, str(error))
         except Exception as error:
-            log.debug("the engine died under a request", exc_info=True)
-            self.arrivals.die(error)
+            last = Response(submitted, is_last=True, failure=f"raised {type(error).__name__}")
+            if self._is_alive_after(error):
+                stream.abort()
+            else:
+                self.responses.die(error)
         finally:
             if stream.grace is not None:
                 stream.grace.cancel()
-            del self._streams[seat]
+            del self._streams[submitted]
             self._put(last)
 
-    async def _read(self, stream: _Stream) -> Arrival:
-        """Pass tokens on until the end; the last arrival."""
-        seat = stream.seat
-        wants_logprobs = seat.num_logprobs >= 0
+    def _failed(self, stream: _Stream, text: str) -> Response:
+        """The last response of a request that the engine failed."""
+        if is_fatal(text):
+            self.responses.die(ExecutorDied(f"the engine is lost: {_first_line(text)}"))
+        # Once it has answered, the engine had nothing against the request.
+        is_early = not stream.has_answered
+        return Response(
+            stream.submitted,
+            is_last=True,
+            failure=text,
+            is_refusal=is_early and is_refusal(text),
+            is_of_constraint=is_early and is_constraint_refusal(text),
+        )
+
+    def _is_alive_after(self, error: Exception) -> bool:
+        """Assertions over one request's result come out of its iteration as the end does."""
+        try:
+            is_alive = is_healthy(self.llm)
+        except Exception:
+            is_alive = False
+        log.warning("a result of the engine raised; healthy: %s", is_alive, exc_info=error)
+        return is_alive
+
+    async def _read(self, stream: _Stream) -> Response:
+        """Pass tokens on until the end; the last response."""
+        submitted = stream.submitted
+        wants_logprobs = submitted.num_logprobs >= 0
         num_sent = 0
+        assert stream.result is not None
         async for output in stream.result:
             sequence = output.outputs[0]
             # The last item may hold fewer ids than were sent: a stop that was cut off again.
-            arrival = Arrival(seat, sequence.token_ids[num_sent:])
+            response = Response(submitted, sequence.token_ids[num_sent:])
             if wants_logprobs:
-                arrival.logprobs = _cut(sequence, num_sent, arrival.tokens)
-            if not stream.has_spoken:
-                arrival.num_cached = output.cached_tokens
-                stream.has_spoken = True
+                response.logprobs = _cut(sequence, num_sent, response.tokens)
+            if not stream.has_answered:
+                response.num_cached = output.cached_tokens
+                stream.has_answered = True
             if output.finished:
-                arrival.is_last = True
-                arrival.finish_reason = sequence.finish_reason or ""
-                arrival.stop_id = _stop_id(sequence, seat)
-                return arrival
-            num_sent += len(arrival.tokens)
+                response.is_last = True
+                response.finish_reason = sequence.finish_reason or ""
+                response.stop_id = _stop_id(sequence, submitted)
+                return response
+            num_sent += len(response.tokens)
             if not stream.is_aborted:
-                self._put(arrival)
-        return Arrival(seat, is_last=True, failure="the engine ended it without a word")
+                self._put(response)
+        return Response(submitted, is_last=True, failure="the engine ended it without a result")
 
-    def _put_own(self, seat: Seat, *, failure: str, is_refusal: bool) -> None:
-        """It never went in."""
-        self._put(Arrival(seat, is_last=True, failure=failure, is_refusal=is_refusal, is_own=True))
+    def _put(self, response: Response) -> None:
+        self.responses.put(response, self.loop)
 
-    def _put(self, arrival: Arrival) -> None:
-        self.arrivals.put(arrival, self.loop)
+
+def _refused(
+    submitted: SubmittedRequest, failure: str, *, is_refusal: bool, is_of_constraint: bool = False
+) -> Response:
+    """The one response of a request that never went in."""
+    return Response(
+        submitted,
+        is_last=True,
+        failure=failure,
+        is_refusal=is_refusal,
+        is_of_constraint=is_of_constraint,
+        is_own=True,
+    )
+
+
+def _first_line(text: str) -> str:
+    return text.strip().partition("\n")[0][:200]
 
 
 @dataclass(frozen=True, slots=True)
 class _ChosenLogprob:
-    """Where the engine tells plain numbers, of the chosen token alone."""
+    """Where the engine returns plain numbers, of the chosen token alone: rank 0 is not known."""
 
     logprob: float
-    rank: int | None = None
+    rank: int | None = 0
 
 
 def _cut(
     sequence: CompletionOutput, start: int, tokens: Sequence[int]
-) -> Sequence[Mapping[int, Logprob]] | None:
+) -> Sequence[Mapping[int, Logprob]]:
     """The log probabilities of `tokens`, which begin at `start`."""
-    if sequence.logprobs is None:
-        return None
-    told: Sequence[Mapping[int, Logprob] | float] = sequence.logprobs
-    cut: list[Mapping[int, Logprob]] = []
-    for token, entry in zip(tokens, told[start : start + len(tokens)], strict=False):
-        if isinstance(entry, Mapping):
-            cut.append(entry)
-        else:
-            cut.append({token: _ChosenLogprob(entry)})
-    return cut
+    found: Sequence[Mapping[int, Logprob] | float] = sequence.logprobs or ()
+    return [
+        entry if isinstance(entry, Mapping) else {token: _ChosenLogprob(entry)}
+        for token, entry in zip(tokens, found[start : start + len(tokens)], strict=False)
+    ]
 
 
-def _stop_id(sequence: CompletionOutput, seat: Seat) -> int:
+def _stop_id(sequence: CompletionOutput, submitted: SubmittedRequest) -> int:
     if sequence.finish_reason != "stop":
         return -1
     if isinstance(sequence.stop_reason, int):
         return sequence.stop_reason
     # The engine's end_id has no stop_reason, and is the last of ours (see request_mapping).
-    return seat.spec.stop_ids[-1] if seat.spec.stop_ids else -1
+    return submitted.spec.stop_ids[-1] if submitted.spec.stop_ids else -1

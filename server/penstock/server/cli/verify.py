@@ -199,10 +199,25 @@ class _Run:
 
     async def verify(self) -> None:
         """Check, with a service of its own if that is wanted. Raises CouldNotRun."""
+        await self._check_vendor_source()
         if self._args.serve:
             await self._verify_own()
         else:
             await self._check(self._args.address, is_prefix_reuse_off=False)
+
+    async def _check_vendor_source(self) -> None:
+        """Where TensorRT-LLM is installed: whether its source is as our adapter was written for."""
+        from penstock.executor.trtllm.source_check import check_installed
+
+        began_s = time.monotonic()
+        report = await asyncio.to_thread(check_installed)
+        if report is not None:
+            self._note(
+                "tensorrt-llm-source",
+                report.summary,
+                time.monotonic() - began_s,
+                is_ok=report.is_as_recorded,
+            )
 
     async def _verify_own(self) -> None:
         from penstock.server.cli.verify_report import ServedHere, shown_argument

@@ -9,7 +9,9 @@ from typing import TypeGuard
 from penstock.scheduler.events import Failed
 from penstock.scheduler.quotas import QuotaBreach, QuotaKind
 from penstock.scheduler.request import FailureReason
+from penstock.scheduler.request_options import ConstraintKind
 from penstock.server.front.errors import ErrorReason, FieldViolation, QuotaViolation, Refusal
+from penstock.server.front.generation import Generation
 from penstock.server.front.phases import PhaseClock
 
 _REASONS: dict[FailureReason, ErrorReason] = {
@@ -21,6 +23,7 @@ _REASONS: dict[FailureReason, ErrorReason] = {
     FailureReason.DEADLINE_EXCEEDED: ErrorReason.DEADLINE_EXCEEDED,
     FailureReason.EXECUTOR_REQUEST_FAILED: ErrorReason.EXECUTOR_REQUEST_FAILED,
     FailureReason.EXECUTOR_REFUSED: ErrorReason.EXECUTOR_REFUSED,
+    FailureReason.CONSTRAINT_REFUSED: ErrorReason.EXECUTOR_REFUSED,
     FailureReason.ENGINE_DOWN: ErrorReason.ENGINE_DOWN,
     FailureReason.DRAINING: ErrorReason.DRAINING,
     FailureReason.TENANT_OVER_QUOTA: ErrorReason.QUOTA_EXCEEDED,
@@ -30,6 +33,13 @@ _REASONS: dict[FailureReason, ErrorReason] = {
 _OF_FIRST_TOKEN = frozenset(
     {FailureReason.TTFT_DEADLINE_EXCEEDED, FailureReason.TTFT_DEADLINE_UNREACHABLE}
 )
+_CONSTRAINT_PATHS: dict[ConstraintKind, str] = {
+    ConstraintKind.JSON_SCHEMA: "constraint.json_schema.schema",
+    ConstraintKind.REGEX: "constraint.regex.pattern",
+    ConstraintKind.GRAMMAR: "constraint.grammar.ebnf",
+    ConstraintKind.CHOICE: "constraint.choice.choices",
+}
+_NOT_COMPILED = "cannot be compiled, or can reach a point from which no output is complete"
 _CLOCK_ERROR_MS = 1e-3
 _OF_TIME = frozenset({ErrorReason.DEADLINE_EXCEEDED, ErrorReason.DEADLINE_UNREACHABLE})
 
@@ -43,7 +53,7 @@ _QUOTA_NAMES: dict[QuotaKind, str] = {
 
 
 def refusal_for(
-    end: Failed, *, phases: PhaseClock, prompt_path: str, deadline_kind: str, tenant: str
+    end: Failed, generation: Generation, *, phases: PhaseClock, deadline_kind: str, tenant: str
 ) -> Refusal:
     """What the client is told when the engine ends a request of `tenant` with `end`."""
     reason = _REASONS[end.reason]
@@ -56,11 +66,16 @@ def refusal_for(
             "deadline": "ttft" if end.reason in _OF_FIRST_TOKEN else deadline_kind,
         }
     elif reason is ErrorReason.PROMPT_TOO_LONG:
-        violations = (FieldViolation(path=prompt_path, description="exceeds the context"),)
+        violations = (
+            FieldViolation(path=generation.prompt_path, description="exceeds the context"),
+        )
     elif reason is ErrorReason.EXCEEDS_KV_CACHE:
         violations = (
             FieldViolation(path="stopping.max_tokens", description="exceeds the KV cache"),
         )
+    elif end.reason is FailureReason.CONSTRAINT_REFUSED and generation.constraint is not None:
+        path = _CONSTRAINT_PATHS[generation.constraint.kind]
+        violations = (FieldViolation(path=path, description=_NOT_COMPILED),)
     # Rounded apart: an estimate that misses its deadline by less than a millisecond shows it.
     if _is_told(end.deadline_s):
         metadata["deadline_ms"] = str(_whole_ms(end.deadline_s))

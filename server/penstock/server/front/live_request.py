@@ -299,8 +299,8 @@ class LiveRequest:
         self.fail(
             refusal_for(
                 end,
+                self.generation,
                 phases=self.phases,
-                prompt_path=self.generation.prompt_path,
                 deadline_kind=submission.deadline_kind if submission else "server",
                 tenant=self.tenant,
             ),

@@ -37,7 +37,7 @@ class LogprobRows:
             token_id,
             chosen[row],
             self._ranks[row],
-            tuple(TopToken(top_id, logprob) for top_id, logprob in top),
+            tuple(TopToken(top_id, logprob) for top_id, logprob in top if top_id >= 0),
         )
 
     def _convert(self) -> Sequence[float]:

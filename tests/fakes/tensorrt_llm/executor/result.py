@@ -14,7 +14,7 @@ from tensorrt_llm.executor.async_queue import AsyncQueue, make_queue
 from tensorrt_llm.executor.request import GenerationRequest
 
 if TYPE_CHECKING:
-    from tensorrt_llm.executor.executor import GenerationExecutorProxy
+    from tensorrt_llm.executor.proxy import GenerationExecutorProxy
     from tensorrt_llm.llmapi.tokenizer import TokenizerBase
 
 _REASONS = {
@@ -42,8 +42,8 @@ class CompletionOutput:
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
     cumulative_logprob: float | None = None
-    logprobs: list[dict[int, Logprob]] | None = None
-    prompt_logprobs: list[dict[int, Logprob]] | None = None
+    logprobs: list[dict[int, Logprob]] = field(default_factory=list)
+    prompt_logprobs: list[dict[int, Logprob]] = field(default_factory=list)
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     generation_logits: Any = None
@@ -69,7 +69,7 @@ class CompletionOutput:
 
     @property
     def logprobs_diff(self) -> list[dict[int, Logprob]]:
-        return (self.logprobs or [])[self._last_logprobs_len :]
+        return self.logprobs[self._last_logprobs_len :]
 
 
 class RequestOutput:
@@ -101,6 +101,7 @@ class RequestOutput:
         self._on_error = on_error
         self._tokenizer = tokenizer
         self._is_aborted = False
+        self._slip_token = executor.slip_token
 
     def abort(self) -> None:
         """Ask for the end and return; wakes nobody."""
@@ -162,11 +163,10 @@ class RequestOutput:
         output._last_token_ids_len = len(output.token_ids)
         output._last_text_len = len(output.text)
         output.token_ids.extend(response.tokens)
+        assert self._slip_token not in self.prompt_token_ids, "logprobs length: 0 != output.length"
         self.cached_tokens = response.cached_tokens
         self.decoding_iter = response.iteration
         if response.logprobs is not None:
-            if output.logprobs is None:
-                output.logprobs = []
             output._last_logprobs_len = len(output.logprobs)
             output.logprobs += [
                 {token: Logprob(*entry) for token, entry in position.items()}
@@ -224,6 +224,14 @@ class IterationResult:
     def mark_undone(self) -> None:
         """Let iteration begin again."""
         self._is_done = False
+
+    def add(self, stats: dict[str, Any]) -> None:
+        """From the thread that reads."""
+        if isinstance(self.queue, AsyncQueue):
+            self.queue.put_nowait(stats)
+            AsyncQueue.notify_many(self.queue.loop, [self.queue])
+        else:
+            self.queue.put(stats)
 
     def get_results(self) -> list[dict[str, Any]]:
         """Everything there is, after `timeout` at the latest; for callers without a loop."""

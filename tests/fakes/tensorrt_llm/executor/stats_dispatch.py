@@ -20,12 +20,16 @@ class StatsDispatch:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._kept: deque[dict[str, Any]] = deque(maxlen=MAX_KEPT_IN_ENGINE)
+        self._changed = threading.Condition()
+        self._is_pushed = settings.stats == "push"
         self._result: IterationResult | None = None
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
 
     def start(self, result: IterationResult) -> None:
         """Begin to deliver, after the first submission."""
+        if not self._is_pushed:
+            return
         self._result = result
         if self._settings.stats_lag_s > 0.0:
             self._thread = threading.Thread(target=self._run, name="fake-stats", daemon=True)
@@ -33,9 +37,23 @@ class StatsDispatch:
 
     def put(self, stats: dict[str, Any]) -> None:
         """From the engine loop. Without a lag it is delivered at once."""
-        self._kept.append(stats)
+        with self._changed:
+            self._kept.append(stats)
+            self._changed.notify_all()
         if self._settings.stats_lag_s <= 0.0:
             self._deliver()
+
+    @property
+    def num_kept(self) -> int:
+        return len(self._kept)
+
+    def fetch(self, timeout_s: float | None) -> list[dict[str, Any]]:
+        """All there is, after `timeout_s` at the latest. Blocks the caller's thread."""
+        with self._changed:
+            self._changed.wait_for(lambda: bool(self._kept), timeout_s)
+            found = list(self._kept)
+            self._kept.clear()
+        return found
 
     def stop(self) -> None:
         """Deliver no more."""

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 from tensorrt_llm import fake_control
 from tensorrt_llm._torch.pyexecutor.hashed_model import HashedModel
 from tensorrt_llm.executor.errors import RequestError
-from tensorrt_llm.executor.executor import GenerationExecutorProxy, empty_async_iterable
+from tensorrt_llm.executor.proxy import GenerationExecutorProxy, empty_async_iterable
 from tensorrt_llm.executor.request import GenerationRequest, LoRARequest
 from tensorrt_llm.executor.result import RequestOutput
 from tensorrt_llm.llmapi.kv_cache_retention import KvCacheRetentionConfig
@@ -23,6 +23,15 @@ from tensorrt_llm.llmapi.limits import limits_of
 from tensorrt_llm.llmapi.llm_args import TRT_ONLY_KEYS, TorchLlmArgs
 from tensorrt_llm.llmapi.tokenizer import TokenizerBase
 from tensorrt_llm.sampling_params import SamplingParams
+
+
+class MpiSession:
+    """What would have started the worker processes."""
+
+    is_ended = False
+
+    def shutdown(self) -> None:
+        self.is_ended = True
 
 
 class LLM:
@@ -45,6 +54,7 @@ class LLM:
         **kwargs: Any,
     ) -> None:
         self._executor: GenerationExecutorProxy | None = None
+        self.mpi_session: MpiSession | None = None
         trt_only = sorted(self._foreign_keys & set(kwargs))
         if trt_only:
             raise ValueError(f"These arguments are only for the TensorRT backend: {trt_only}")
@@ -79,6 +89,7 @@ class LLM:
         if settings.build_error:
             raise RuntimeError(settings.build_error)
         limits = limits_of(self.args, loaded, self.tokenizer, settings)
+        self.mpi_session = MpiSession()
         self._executor = GenerationExecutorProxy(limits, settings, self.tokenizer)
         fake_control.register(fake_control.EngineControl(self._executor.engine, self._executor))
         atexit.register(_shutdown_if_alive, weakref.ref(self))
@@ -115,9 +126,7 @@ class LLM:
             raise RuntimeError("LLM is shutting down")
         params = self._prepare_sampling_params(request.sampling_params)
         prompt, tokens = self._tokens_of(inputs)
-        if params.truncate_prompt_tokens is not None:
-            tokens = tokens[-params.truncate_prompt_tokens :]
-        self._check_arguments(tokens, params)
+        self._check_arguments(tokens)
         request.prompt_token_ids = tokens
         request.sampling_params = params
         return executor.submit(request, prompt)
@@ -136,8 +145,7 @@ class LLM:
 
     def get_stats(self, timeout: float | None = 2) -> list[dict[str, Any]]:
         """Statistics since the last call; [] before the first submission."""
-        result = None if self._executor is None else self._executor.stats(timeout)
-        return [] if result is None else result.get_results()
+        return [] if self._executor is None else self._executor.get_stats(timeout)
 
     def get_stats_async(self, timeout: float | None = 2) -> AsyncIterator[dict[str, Any]]:
         """An iterable of statistics, the same one every time; not a coroutine."""
@@ -149,6 +157,9 @@ class LLM:
         if self._executor is not None:
             self._executor.shutdown()
             self._executor = None
+        if self.mpi_session is not None:
+            self.mpi_session.shutdown()
+            self.mpi_session = None
 
     def _check_health(self) -> bool:
         return self._executor is not None and not self._executor.is_shutdown()
@@ -195,10 +206,7 @@ class LLM:
             raise TypeError(f"The inputs must be type str or list of int, but got {type(inputs)}")
         return None, inputs
 
-    def _check_arguments(self, tokens: list[int], params: SamplingParams) -> None:
-        # As PR #8815 words it; versions that allow it have stale *_diff instead.
-        if params.n > 1:
-            raise ValueError("Multiple response (n > 1) is not supported in PyTorch workflow")
+    def _check_arguments(self, tokens: list[int]) -> None:
         max_num_tokens = self.args.max_num_tokens or 8192
         if not self.args.enable_chunked_prefill and len(tokens) > max_num_tokens:
             raise RequestError(

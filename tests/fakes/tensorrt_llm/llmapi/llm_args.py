@@ -78,7 +78,16 @@ class TorchLlmArgs(StrictModel):
     env_overrides: dict[str, str] | None = None
     backend: str | None = "pytorch"
     print_iter_log: bool = False
-    build_config: Any = None
+    max_stats_len: int = 1000
+    custom_tokenizer: str | None = None
+    disable_flashinfer_sampling: bool = False
+    enable_sleep: bool = False
+    layer_wise_benchmarks_config: Any = None
+    model_kwargs: dict[str, Any] | None = None
+    nvfp4_gemm_config: Any = None
+    pp_partition: list[int] | None = None
+    ray_placement_config: Any = None
+    sampler_force_async_worker: bool = False
     moe_cluster_parallel_size: int | None = None
     moe_tensor_parallel_size: int | None = None
     moe_expert_parallel_size: int | None = None
@@ -93,7 +102,6 @@ class TorchLlmArgs(StrictModel):
     sparse_attention_config: Any = None
     reasoning_parser: str | None = None
     decoding_config: Any = None
-    mpi_session: Any = None
     torch_compile_config: Any = None
     enable_autotuner: bool = True
     enable_layerwise_nvtx_marker: bool = False
@@ -151,6 +159,8 @@ class TrtLlmArgs(TorchLlmArgs):
     """Arguments of the TensorRT backend: of its own fields only some, from memory."""
 
     backend: str | None = None
+    build_config: Any = None
+    mpi_session: Any = None
     enable_build_cache: bool = False
     fast_build: bool = False
     batching_type: str | None = None

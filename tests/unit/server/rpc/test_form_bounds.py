@@ -89,6 +89,48 @@ TOO_LARGE: list[tuple[Edit, str, str]] = [
 ]
 
 
+FAR = "a character beyond U+10FFFF"
+LOOP = "a $ref that leads to nothing but itself"
+NOTHING: list[tuple[Edit, str, str]] = [
+    (regex(r"[\u{10FFFF}-\u{110000}]"), PATTERN, FAR),
+    (regex(r"a\U00110000"), PATTERN, FAR),
+    (regex(r"\x{" + "f" * 9000 + "}"), PATTERN, FAR),
+    (ebnf(r"[\U0010FFFF-\U00110000]"), EBNF, FAR),
+    (ebnf(r'"\UFFFFFFFF"'), EBNF, FAR),
+    (document({"type": "string", "pattern": r"\u{110000}"}), SCHEMA, FAR),
+    (document({"$ref": "#"}), SCHEMA, LOOP),
+    (document({"$defs": {"a": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}), SCHEMA, LOOP),
+    (
+        document({"$defs": {"a": {"$ref": "#/$defs/b~1c"}, "b/c": {"$ref": "#/$defs/a"}}}),
+        SCHEMA,
+        LOOP,
+    ),
+    (document({"prefixItems": [{"$ref": "#/prefixItems/0"}]}), SCHEMA, LOOP),
+]
+"""What describes no text at all."""
+
+
+@pytest.mark.parametrize(("edit", "path", "words"), NOTHING)
+def test_what_describes_no_text_is_refused(edit: Edit, path: str, words: str) -> None:
+    assert words in violations(edit)[path]
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        regex(r"[\u{10FFFF}]\\U00110000"),
+        ebnf(r"[\x00-\U0010FFFF] \\U00110000"),
+        document({"type": "object", "properties": {"next": {"$ref": "#"}}}),
+        document({"properties": {"$ref": {"type": "string"}}, "anyOf": [{"$ref": "#/none/3"}]}),
+        document({"$ref": "https://example.com/#"}),
+        document({"items": [{"$ref": "#/items/9"}, {"$ref": "#/items/" + "9" * 5000}]}),
+        document({f"p{i}": {"$ref": f"#/p{i + 1}"} for i in range(2000)}),
+    ],
+)
+def test_references_and_characters_that_lead_somewhere_are_taken(edit: Edit) -> None:
+    assert not violations(edit)
+
+
 @pytest.mark.parametrize(("edit", "path", "words"), TOO_LARGE)
 def test_what_would_be_too_large_for_a_compiler_is_refused(
     edit: Edit, path: str, words: str

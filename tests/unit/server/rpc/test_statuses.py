@@ -19,8 +19,10 @@ from google.rpc.status_pb2 import Status
 from penstock.scheduler.events import Failed
 from penstock.scheduler.quotas import QuotaBreach, QuotaKind
 from penstock.scheduler.request import FailureReason
+from penstock.scheduler.request_options import Constraint, ConstraintKind
 from penstock.server.front.errors import ErrorReason, FieldViolation, Refusal
 from penstock.server.front.failures import refusal_for
+from penstock.server.front.generation import Generation, TextInput
 from penstock.server.front.phases import PhaseClock
 from penstock.server.rpc.statuses import (
     MAX_RETRY_SPREAD,
@@ -150,11 +152,24 @@ def test_every_failure_of_the_engine_has_a_status(reason: FailureReason) -> None
 def refused(end: Failed) -> Refusal:
     return refusal_for(
         end,
+        Generation(
+            prompt=TextInput(text="x"),
+            prompt_path="text.text",
+            constraint=Constraint(kind=ConstraintKind.REGEX, texts=("(",)),
+        ),
         phases=PhaseClock(0.0),
-        prompt_path="text.text",
         deadline_kind="total",
         tenant="acme",
     )
+
+
+def test_a_constraint_that_the_executor_refuses_is_named_by_its_field() -> None:
+    refusal = refused(Failed(key=1, at_s=0.0, reason=FailureReason.CONSTRAINT_REFUSED))
+    abort = abort_of(refusal)
+    assert abort.code is grpc.StatusCode.INVALID_ARGUMENT
+    bad = details(status_of(refusal))["BadRequest"]
+    assert isinstance(bad, BadRequest)
+    assert [each.field for each in bad.field_violations] == ["constraint.regex.pattern"]
 
 
 def test_a_quota_is_told_by_whose_it_is_and_which() -> None:

@@ -2,13 +2,16 @@
 
 Owns the bounds on nesting and on repetitions, and the scans that hold expressions, grammars and
 JSON schemas against them. Every scan takes time in proportion to the text: strangers send it.
-Whether a form is right is for the executor to find out; what is odd is counted as the costlier.
+Whether a form is right is for the executor to find out, but for what plainly describes no text:
+characters that there are none of, and references that lead to themselves. What is odd is counted as
+the costlier.
 """
 
 import json
 import re
 from collections.abc import Iterable, Iterator
 from typing import Any, Final, NoReturn, cast
+from urllib.parse import unquote
 
 MAX_DEPTH: Final = 64
 """Of brackets, objects and lists: a compiler that recurses may end its process at a depth that fits
@@ -45,6 +48,12 @@ _GRAMMAR_TOKEN: Final = re.compile(
     r"|(?P<atom>\[(?:\\.|[^\]\\\n])*+\]?|[^\s()\[{*+?|\"#]++|.)",
     re.DOTALL,
 )
+_FAR_CHARACTER: Final = re.compile(
+    r"\\(?:[uUx]\{(?P<braced>[0-9A-Fa-f]*+)\}|U(?P<long>[0-9A-Fa-f]{8})|.)", re.DOTALL
+)
+_LAST_CODE_POINT: Final = 0x10FFFF
+_TOO_FAR: Final = "names a character beyond U+10FFFF"
+_REF_LOOP: Final = "has a $ref that leads to nothing but itself"
 _MOST_DIGITS: Final = 9
 _SIZES: Final = (
     ("minItems", "maxItems"),
@@ -63,6 +72,8 @@ def fault_of_pattern(pattern: str) -> str:
 
 def fault_of_grammar(grammar: str) -> str:
     """What keeps a grammar in EBNF from being compiled, in words; empty for nothing."""
+    if _is_too_far(grammar):
+        return _TOO_FAR
     counter = _Counter()
     for token in _GRAMMAR_TOKEN.finditer(grammar):
         if fault := counter.fault_after(token):
@@ -81,17 +92,24 @@ def fault_of_schema(schema: str) -> str:
     if not isinstance(value, dict | bool):
         return "must be a JSON object, true or false"
     counter = _Counter()
+    references: list[dict[str, Any]] = []
     level = _containers(cast("list[object]", [value]))
     for _ in range(MAX_DEPTH):
         for container in level:
-            if isinstance(container, dict) and (fault := _fault_of_keys(container, counter)):
+            if not isinstance(container, dict):
+                continue
+            if fault := _fault_of_keys(container, counter):
                 return fault
+            if "$ref" in container:
+                references.append(container)
         level = _containers(
             inner
             for container in level
             for inner in (container.values() if isinstance(container, dict) else container)
         )
-    return _TOO_DEEP if level else ""
+    if level:
+        return _TOO_DEEP
+    return _REF_LOOP if _has_loop(cast("object", value), references) else ""
 
 
 class _Counter:
@@ -172,6 +190,8 @@ class _Counter:
 
 
 def _fault_of_pattern(pattern: str, counter: _Counter) -> str:
+    if _is_too_far(pattern):
+        return _TOO_FAR
     counter.new_text()
     for token in _PATTERN_TOKEN.finditer(pattern):
         kind = token.lastgroup
@@ -213,6 +233,47 @@ def _patterns(schema: dict[str, Any]) -> Iterator[str]:
         yield pattern
     if isinstance(properties, dict):
         yield from properties
+
+
+def _is_too_far(text: str) -> bool:
+    """No text holds such a character: a compiler may make a class of it that nothing is in."""
+    for found in _FAR_CHARACTER.finditer(text):
+        digits = (found["braced"] or found["long"] or "").lstrip("0")
+        if len(digits) > _MOST_DIGITS or int(digits or "0", 16) > _LAST_CODE_POINT:
+            return True
+    return False
+
+
+def _has_loop(root: object, references: Iterable[dict[str, Any]]) -> bool:
+    """Whether following `$ref` from one to the next comes back: such a schema describes nothing."""
+    known: set[int] = set()
+    for start in references:
+        walked: set[int] = set()
+        at: dict[str, Any] | None = start
+        while at is not None and id(at) not in known:
+            known.add(id(at))
+            walked.add(id(at))
+            at = _target(root, at.get("$ref"))
+        if id(at) in walked:
+            return True
+    return False
+
+
+def _target(root: object, reference: object) -> dict[str, Any] | None:
+    """The schema that a JSON pointer within the document leads to; None for other references."""
+    if not isinstance(reference, str) or not reference.startswith("#"):
+        return None
+    at = root
+    for step in reference[1:].split("/")[1:]:
+        key = unquote(step).replace("~1", "/").replace("~0", "~")
+        if isinstance(at, dict):
+            at = cast("dict[str, object]", at).get(key)
+        elif isinstance(at, list) and key.isdecimal() and len(key) <= _MOST_DIGITS:
+            items = cast("list[object]", at)
+            at = items[int(key)] if int(key) < len(items) else None
+        else:
+            return None
+    return cast("dict[str, Any]", at) if isinstance(at, dict) else None
 
 
 def _refuse_constant(name: str) -> NoReturn:

@@ -51,10 +51,12 @@ class Generation:
         self._give_back(request)
         return self._response(request, iteration)
 
-    def fail(self, request: LlmRequest) -> Response:
+    def fail(self, request: LlmRequest, message: str = "") -> Response:
         """End a request with an error of its own."""
         self._give_back(request)
-        return Response(request.client_id, [], is_final=True, error=self._settings.fail_message)
+        return Response(
+            request.client_id, [], is_final=True, error=message or self._settings.fail_message
+        )
 
     def _prefilled(self, request: LlmRequest) -> None:
         if not request.generated:

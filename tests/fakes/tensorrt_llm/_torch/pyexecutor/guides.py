@@ -62,6 +62,8 @@ def _texts_of_schema(schema: Any) -> list[str]:
     tree: Any = json.loads(schema) if isinstance(schema, str) else schema
     if not isinstance(tree, dict):
         raise ValueError("invalid json schema: it is no object")
+    if tree.get("$ref") == "#":
+        return []
     values: list[Any] = tree["enum"] if "enum" in tree else [_instance(tree)]
     return [json.dumps(value) for value in values]
 
@@ -83,6 +85,8 @@ def _texts_of_grammar(grammar: str) -> list[str]:
     rule = _ROOT_RULE.search(grammar)
     if rule is None:
         raise ValueError("the grammar has no root rule")
+    if rule["body"].strip() == "root":
+        return []
     literals = [json.loads(f'"{found["text"]}"') for found in _LITERAL.finditer(rule["body"])]
     if not literals:
         raise ValueError("the root rule has no literal")
@@ -143,7 +147,9 @@ class TokenGuide:
         self._end_id = end_id
 
     def allowed(self, generated: list[int]) -> list[int]:
-        """Ids that go on with one of the texts, or the end."""
+        """Ids that go on with one of the texts, or the end; none where the guide is a dead end."""
+        if not self._texts:
+            return []
         count = len(generated)
         going_on = [text for text in self._texts if text[:count] == generated]
         allowed = {text[count] for text in going_on if len(text) > count}

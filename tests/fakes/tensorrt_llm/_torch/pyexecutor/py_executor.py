@@ -9,6 +9,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from tensorrt_llm._torch.pyexecutor.generation import Generation
@@ -21,6 +22,7 @@ from tensorrt_llm._torch.pyexecutor.llm_request import (
     deduce_max_tokens,
 )
 from tensorrt_llm._torch.pyexecutor.response import Response
+from tensorrt_llm._torch.pyexecutor.sampler import DeviceAssertError
 from tensorrt_llm._torch.pyexecutor.scheduler import Scheduled, StepScheduler
 from tensorrt_llm.executor.errors import CppExecutorError, RequestError
 from tensorrt_llm.executor.request import GenerationRequest
@@ -149,7 +151,13 @@ class PyExecutor:
         self._is_stuck = step.is_empty and not responses
         if not step.is_empty:
             self._take_time()
-            self._generation.run(step, self.iteration + 1, responses)
+            try:
+                self._generation.run(step, self.iteration + 1, responses)
+            except DeviceAssertError as error:
+                # Everyone who runs gets it, and the loop ends; its health stays as it was.
+                self._fail_all(responses, str(error))
+                self._respond(responses)
+                return False
         for response in responses:
             if response.is_final:
                 self.active.pop(response.client_id, None)
@@ -217,6 +225,10 @@ class PyExecutor:
     ) -> None:
         try:
             self.waiting[item.id] = self._admit(item)
+        except FileNotFoundError as error:
+            # Outside of what the worker guards: it ends, and only the next submission shows it.
+            self._respond([Response(0, [], is_final=True, error=error)])
+            faults.add("kill")
         except (RequestError, RuntimeError, ValueError, TypeError, LookupError) as error:
             responses.append(Response(item.id, [], is_final=True, error=str(error)))
         tokens = item.prompt_token_ids
@@ -237,16 +249,25 @@ class PyExecutor:
             raise RequestError(f"Token ID out of range (vocab size {limits.model.vocab_size})")
         if item.lora_request is not None and not limits.has_lora:
             raise RequestError("LoRA is not enabled")
+        if item.lora_request is not None and not Path(item.lora_request.lora_path).exists():
+            raise FileNotFoundError(item.lora_request.lora_path)
         request = LlmRequest(item, max_tokens)
         if request.bias is not None:
             request.bias = limits.bias_of(request.bias)
         if params.guided_decoding is not None:
             if limits.guide_tokenizer is None:
                 raise RequestError("Guided decoding is not enabled: set guided_decoding_backend")
-            texts = [limits.guide_tokenizer.encode(t) for t in texts_of(params.guided_decoding)]
+            texts = self._texts_of(params.guided_decoding, limits.guide_tokenizer)
             request.guide = TokenGuide(texts, request.end_id)
             request.is_plain = False
         return request
+
+    def _texts_of(self, guide: Any, tokenizer: Any) -> list[list[int]]:
+        try:
+            return [tokenizer.encode(text) for text in texts_of(guide)]
+        except ValueError as error:
+            reason = self.settings.guided_error or str(error)
+            raise RequestError(f"Guided decoding error: {reason}") from error
 
     def _everyone(self) -> list[int]:
         return [*self.active, *self.waiting]
@@ -255,10 +276,10 @@ class PyExecutor:
         error = CppExecutorError("the executor failed")
         return Response(request_id, [], is_final=True, error=error)
 
-    def _fail_all(self, responses: list[Response]) -> None:
+    def _fail_all(self, responses: list[Response], message: str = "") -> None:
         """A failure that cannot be blamed on one request is everyone's who runs."""
         for request in list(self.active.values()):
-            responses.append(self._generation.fail(request))
+            responses.append(self._generation.fail(request, message))
             del self.active[request.client_id]
 
     def _take_time(self) -> None:

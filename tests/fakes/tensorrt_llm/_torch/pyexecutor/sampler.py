@@ -21,6 +21,10 @@ _MASK = (1 << 64) - 1
 Logprobs = dict[int, tuple[float, int]]
 
 
+class DeviceAssertError(RuntimeError):
+    """No logit is finite: on a GPU the end of the CUDA context, and so of the engine."""
+
+
 class TorchSampler:
     """Chooses the next token of a request."""
 
@@ -42,7 +46,10 @@ class TorchSampler:
             token = self._draw(weights, request)
         if not request.num_logprobs:
             return token, None
-        return token, _logprobs(logits, token, request.num_logprobs)
+        return token, self._logprobs(logits, token, request.num_logprobs)
+
+    def _logprobs(self, logits: NDArray[np.float64], token: int, count: int) -> Logprobs:
+        return _logprobs(logits, token, count)
 
     def _edit(self, request: LlmRequest, logits: NDArray[np.float64]) -> None:
         if request.bias is not None:
@@ -54,6 +61,8 @@ class TorchSampler:
             logits[request.end_id] = NO_WAY
         if request.guide is not None:
             allowed = request.guide.allowed(request.generated)
+            if not allowed:
+                raise DeviceAssertError("CUDA error: device-side assert triggered")
             kept = logits[allowed]
             logits[:] = NO_WAY
             logits[allowed] = kept
@@ -86,6 +95,10 @@ class TRTLLMSampler(TorchSampler):
         if presence or frequency:
             for token, count in Counter(request.generated).items():
                 logits[token] -= presence + frequency * count
+
+    def _logprobs(self, logits: NDArray[np.float64], token: int, count: int) -> Logprobs:
+        """Of the chosen token alone, and as the likeliest, whatever it is."""
+        return {token: (_logprobs(logits, token, count)[token][0], 1)}
 
     def _counted_length(self, request: LlmRequest) -> int:
         return len(request.generated)

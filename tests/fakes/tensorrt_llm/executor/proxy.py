@@ -39,10 +39,14 @@ class GenerationExecutorProxy:
         self._ids = itertools.count(1)
         self._results: dict[int, RequestOutput] = {}
         self._errors: deque[BaseException] = deque()
+        self._unraised: deque[BaseException] = deque()
         self._shutdown_lock = threading.Lock()
         self._is_shut_down = False
         self._stats: IterationResult | None = None
+        self.slip_token = settings.slip_token
         self._stats_dispatch = StatsDispatch(settings)
+        # Only there since statistics are fetched.
+        self.rpc_client = None if settings.stats == "push" else self._stats_dispatch
         self.engine = PyExecutor(limits, settings, self._dispatch, self._stats_dispatch.put)
         self._worker = (
             WorkerProcess(settings, self._lose_worker) if settings.worker_process else None
@@ -59,7 +63,8 @@ class GenerationExecutorProxy:
         if self._stats is None:
             return 0
         waiting = self._stats.queue
-        return len(waiting) if isinstance(waiting, AsyncQueue) else waiting.qsize()
+        num_pushed = len(waiting) if isinstance(waiting, AsyncQueue) else waiting.qsize()
+        return num_pushed if self.rpc_client is None else self.rpc_client.num_kept
 
     @property
     def worker_pid(self) -> int | None:
@@ -97,7 +102,18 @@ class GenerationExecutorProxy:
             )
             return None
         self._stats.set_timeout(timeout)
+        if self.rpc_client is not None:
+            # On the caller's thread, and nothing fills the queue after this.
+            for each in self.rpc_client.fetch(timeout):
+                self._stats.add(each)
         return self._stats
+
+    def get_stats(self, timeout: float | None) -> list[dict[str, Any]]:
+        """Statistics for callers without a loop."""
+        if self.rpc_client is not None:
+            return self.rpc_client.fetch(timeout)
+        result = self.stats(timeout)
+        return [] if result is None else result.get_results()
 
     def is_shutdown(self) -> bool:
         """As `_check_health` sees it: a loop that died by itself may go unseen."""
@@ -106,7 +122,10 @@ class GenerationExecutorProxy:
         return self._settings.is_death_seen_by_health and not self.engine.is_alive
 
     def shutdown(self) -> None:
-        """Stop everything; blocks, and does nothing the second time."""
+        """Stop everything; blocks, and does nothing the second time.
+
+        Raises at the end what went wrong before and was not raised yet.
+        """
         with self._shutdown_lock:
             if self._is_shut_down:
                 return
@@ -118,6 +137,8 @@ class GenerationExecutorProxy:
         self._stats_dispatch.stop()
         if self._worker is not None:
             self._worker.stop()
+        if self._unraised:
+            raise self._unraised.popleft()
 
     def _handle_background_error(self, error: str | BaseException | None) -> None:
         """Raise what went wrong: RequestError as it is, anything else after a shutdown."""
@@ -125,6 +146,8 @@ class GenerationExecutorProxy:
             raise RequestError(error)
         if error is None and self._errors:
             error = self._errors[0]
+        if isinstance(error, BaseException) and error in self._unraised:
+            self._unraised.remove(error)
         if error is not None:
             if not isinstance(error, RequestError):
                 self.shutdown()
@@ -145,6 +168,7 @@ class GenerationExecutorProxy:
         for response in responses:
             if isinstance(response.error, BaseException):
                 self._errors.append(response.error)
+                self._unraised.append(response.error)
             result = self._results.get(response.client_id)
             if result is None:
                 continue

@@ -1,4 +1,4 @@
-"""One request's place inside the engine, seen from both threads.
+"""One request handed to the engine, seen from both threads.
 
 Owns the record that the scheduler's side and the loop's side share: each field has one writer.
 """
@@ -12,8 +12,8 @@ from penstock.scheduler.request import RequestSpec
 
 
 @dataclass(slots=True, eq=False)
-class Seat:
-    """A request that was admitted, until the engine has let go of it.
+class SubmittedRequest:
+    """A request that was admitted, until the engine has released it.
 
     Fixed: `spec`, `tokens` int32 [n] (all that was known at admission), `num_blocks` (the most it
     may come to hold), `num_cached` (prompt tokens the page mirror expects to be reused).

@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from penstock.executor.trtllm.api import Logprob
-from penstock.executor.trtllm.seat import Seat
 from penstock.executor.trtllm.stats import EngineStats
+from penstock.executor.trtllm.submitted_request import SubmittedRequest
 from penstock.scheduler.executor import ExecutorDied
 
 _NUM_TURNS_BEHIND = 3
@@ -23,7 +23,7 @@ the streams, they wake their tasks, and those put.
 
 
 @dataclass(slots=True, eq=False)
-class Arrival:
+class Response:
     """News of one engine request: new tokens, and how it ended when `is_last`.
 
     Not frozen: there is one per request and step, and freezing trebles what it costs to make. Once
@@ -31,11 +31,11 @@ class Arrival:
 
     `logprobs`: one entry per token where they were asked for. `num_cached`: prompt tokens the
     engine found in its cache, -1 when that was told before. `failure`: why it failed alone;
-    `is_refusal` when that is the request's own fault. `is_own`: our own word for it, not the
-    engine's.
+    `is_refusal` when that is the request's own fault, `is_of_constraint` when its constraint's.
+    `is_own`: our side's result and not the engine's.
     """
 
-    seat: Seat
+    submitted: SubmittedRequest
     tokens: Sequence[int] = ()
     logprobs: Sequence[Mapping[int, Logprob]] | None = None
     num_cached: int = -1
@@ -44,10 +44,11 @@ class Arrival:
     stop_id: int = -1
     failure: str = ""
     is_refusal: bool = False
+    is_of_constraint: bool = False
     is_own: bool = False
 
 
-class Arrivals:
+class ResponseQueue:
     """`put`, `note` and `die` belong to the loop's thread, the others to the scheduler's.
 
     Statistics come after all the news that they already count, so whoever has taken those may
@@ -56,8 +57,8 @@ class Arrivals:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._pending: list[Arrival] = []
-        self._ready: list[Arrival] = []
+        self._pending: list[Response] = []
+        self._ready: list[Response] = []
         self._noted: EngineStats | None = None
         self._stats: EngineStats | None = None
         self._taken_stats: EngineStats | None = None
@@ -66,12 +67,12 @@ class Arrivals:
         self._is_closed = False
         self.ready_fd, self._tell_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
-    def put(self, arrival: Arrival, loop: asyncio.AbstractEventLoop) -> None:
+    def put(self, response: Response, loop: asyncio.AbstractEventLoop) -> None:
         """Hand over with everything else of this turn of the loop."""
         if not self._pending:
             # Runs after every stream that this turn woke has added its part.
             loop.call_soon(self._flush)
-        self._pending.append(arrival)
+        self._pending.append(response)
 
     def note(
         self,
@@ -92,7 +93,7 @@ class Arrivals:
             self._death = self._death or error
             self._tell()
 
-    def take(self) -> list[Arrival]:
+    def take(self) -> list[Response]:
         """Everything since the last call. Raises ExecutorDied when the engine is gone."""
         with self._lock:
             if self._is_closed:

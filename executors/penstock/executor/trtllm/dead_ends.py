@@ -1,0 +1,196 @@
+"""Dead ends of a grammar: rules that no finite output can complete.
+
+Owns the reader of a grammar as xgrammar prints it, and the fixpoint over its rules. A guided
+decoder that reaches such a rule has no token left to allow, which ends the whole engine (every
+logit minus infinity) before NVIDIA PR #18896. Imports nothing of xgrammar.
+"""
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+_TOKEN: Final = re.compile(
+    r"(?P<nothing>\s++|#[^\n]*+)"
+    r"|(?P<rule>[A-Za-z_][\w.-]*+)\s*+::="
+    r"|(?P<look_ahead>\(=)|(?P<open>\()|(?P<close>\))|(?P<bar>\|)"
+    r"|(?P<optional>[*?]|\{\s*+0\b[^}]*+\})|(?P<repeated>\+|\{[^}]*+\})"
+    r'|(?P<text>"(?:\\.|[^"\\])*+")'
+    r"|(?P<class>\[(?:\\.|[^\]\\])*+\])"
+    r"|(?P<name>[A-Za-z_][\w.-]*+)"
+    r"|(?P<other>.)",
+    re.DOTALL,
+)
+_CHARACTER: Final = re.compile(
+    r"\\x(?P<x>[0-9A-Fa-f]{2})|\\u(?P<u>[0-9A-Fa-f]{4})|\\U(?P<U>[0-9A-Fa-f]{8})"
+    r"|\\(?P<escaped>.)|(?P<plain>.)",
+    re.DOTALL,
+)
+_ESCAPED: Final = {"n": 10, "t": 9, "r": 13, "f": 12, "v": 11, "b": 8, "a": 7, "e": 27, "0": 0}
+_LAST_CODE_POINT: Final = 0x10FFFF
+_ROOT: Final = "root"
+_NEVER: Final = ""
+"""Stands for a class that no character is in; no rule has this name, so it is never productive."""
+
+
+def has_dead_end(grammar: str) -> bool:
+    """Whether some rule that can be reached from `root` derives no finite text."""
+    rules = _read(grammar)
+    productive = _productive(rules)
+    return any(name not in productive for name in _reachable(rules))
+
+
+@dataclass(slots=True)
+class _Rule:
+    """A rule, or a bracket in one: of each alternative the rules it needs.
+
+    `optional`: what an alternative mentions and does not need, such as what `*` follows.
+    """
+
+    alternatives: list[list[str]] = field(default_factory=lambda: [[]])
+    optional: list[str] = field(default_factory=list[str])
+
+
+def _read(grammar: str) -> dict[str, _Rule]:
+    """The rules by name; brackets have names that no grammar can use."""
+    reader = _Reader()
+    for token in _TOKEN.finditer(grammar):
+        if token.lastgroup != "nothing":
+            reader.take(token)
+    return reader.rules
+
+
+class _Reader:
+    """Reads a grammar from left to right."""
+
+    def __init__(self) -> None:
+        self.rules: dict[str, _Rule] = {}
+        # The innermost bracket last. What stands before the first rule belongs to none.
+        self._open = [_Rule()]
+        # What a quantifier would apply to; None for what needs no rule.
+        self._last: str | None = None
+
+    def take(self, token: re.Match[str]) -> None:
+        last, self._last = self._last, None
+        current = self._open[-1]
+        match token.lastgroup:
+            case "rule":
+                self._open = [self.rules.setdefault(token["rule"], _Rule())]
+            case "open" | "look_ahead":
+                self._enter(current, is_needed=token.lastgroup == "open")
+            case "close" if len(self._open) > 1:
+                self._open.pop()
+                needed = self._open[-1].alternatives[-1]
+                self._last = needed[-1] if needed else None
+            case "bar":
+                current.alternatives.append([])
+            case "optional" if last is not None:
+                current.optional.append(current.alternatives[-1].pop())
+            case "name" | "text" | "class":
+                self._last = _needed_by(token)
+                if self._last is not None:
+                    current.alternatives[-1].append(self._last)
+            case _:
+                pass
+
+    def _enter(self, current: _Rule, *, is_needed: bool) -> None:
+        name = f"({len(self.rules)}"
+        self.rules[name] = _Rule()
+        if is_needed:
+            current.alternatives[-1].append(name)
+        self._open.append(self.rules[name])
+
+
+def _needed_by(token: re.Match[str]) -> str | None:
+    """The rule that a part of an alternative needs; None for text that can be written."""
+    if token.lastgroup == "name":
+        return token[0]
+    inner = token[0][1:-1]
+    if token.lastgroup == "class":
+        can_be_written = _has_member(inner)
+    else:
+        can_be_written = all(point <= _LAST_CODE_POINT for point in _points(inner))
+    return None if can_be_written else _NEVER
+
+
+def _has_member(members: str) -> bool:
+    """Whether some character is in a class. One that names what is no character counts as none."""
+    is_negated = members.startswith("^")
+    ranges = sorted(_ranges(members[is_negated:]))
+    if any(high > _LAST_CODE_POINT for _, high in ranges):
+        return False
+    if not is_negated:
+        return bool(ranges)
+    covered_to = -1
+    for low, high in ranges:
+        if low > covered_to + 1:
+            return True
+        covered_to = max(covered_to, high)
+    return covered_to < _LAST_CODE_POINT
+
+
+def _ranges(members: str) -> Iterator[tuple[int, int]]:
+    found = list(_CHARACTER.finditer(members))
+    index = 0
+    while index < len(found):
+        low = high = _point(found[index])
+        if index + 2 < len(found) and found[index + 1][0] == "-":
+            high = _point(found[index + 2])
+            index += 2
+        yield low, high
+        index += 1
+
+
+def _points(text: str) -> Iterator[int]:
+    return map(_point, _CHARACTER.finditer(text))
+
+
+def _point(character: re.Match[str]) -> int:
+    kind, value = character.lastgroup, character[character.lastgroup or 0]
+    if kind == "plain":
+        return ord(value)
+    if kind == "escaped":
+        return _ESCAPED.get(value, ord(value))
+    return int(value, 16)
+
+
+def _productive(rules: dict[str, _Rule]) -> set[str]:
+    """Rules with an alternative that needs only such rules, found from the leaves upwards."""
+    # By needed rule: the alternatives that wait for it, each with its rule and what it still needs.
+    waiting: dict[str, list[tuple[str, set[str]]]] = defaultdict(list)
+    ready: list[str] = []
+    for name, rule in rules.items():
+        for alternative in rule.alternatives:
+            # A name without a rule would not have been compiled.
+            needs = {each for each in alternative if each in rules or each == _NEVER}
+            if not needs:
+                ready.append(name)
+            for need in needs:
+                waiting[need].append((name, needs))
+    productive: set[str] = set()
+    while ready:
+        name = ready.pop()
+        if name in productive:
+            continue
+        productive.add(name)
+        for user, needs in waiting.pop(name, ()):
+            needs.discard(name)
+            if not needs:
+                ready.append(user)
+    return productive
+
+
+def _reachable(rules: dict[str, _Rule]) -> set[str]:
+    reached: set[str] = set()
+    todo = [_ROOT]
+    while todo:
+        name = todo.pop()
+        if name in reached or name not in rules:
+            continue
+        reached.add(name)
+        rule = rules[name]
+        todo += rule.optional
+        for alternative in rule.alternatives:
+            todo += alternative
+    return reached

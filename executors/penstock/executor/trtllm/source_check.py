@@ -1,0 +1,364 @@
+"""The recorded facts about TensorRT-LLM against the source of one version, by syntax alone.
+
+Owns the reading of the fact tables (`facts/`: line 1.2, and what release candidates and 1.3 have
+otherwise) and of Python source. Imports nothing of the package, so that it runs over a checkout or
+an installed package without a GPU:
+
+    python -m penstock.executor.trtllm.source_check --source DIR
+
+DIR holds `tensorrt_llm/`. The exit code is 1 when an entry that was read in source is not so there.
+"""
+
+import argparse
+import ast
+import importlib.util
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Final, cast
+
+_FACTS: Final = Path(__file__).with_name("facts")
+LINE: Final = "1.2"
+_GENERATIONS: Final = (LINE, "1.2rc", "1.3")
+_GROUPS: Final = ("fields", "attributes", "methods")
+
+_FILES: Final[Mapping[str, tuple[str, ...]]] = {
+    "LLM": ("llmapi/llm.py",),
+    "SamplingParams": ("sampling_params.py",),
+    "GuidedDecodingParams": ("sampling_params.py",),
+    "LoRARequest": ("executor/request.py",),
+    "RequestOutput": ("llmapi/llm.py", "executor/result.py"),
+    "CompletionOutput": ("executor/result.py",),
+    "Logprob": ("executor/result.py",),
+    "IterationResult": ("executor/result.py",),
+    "GenerationExecutorProxy": ("executor/proxy.py",),
+    "LoraConfig": ("lora_helper.py", "_torch/peft/lora/config.py"),
+    "TorchSampler": (
+        "_torch/pyexecutor/sampler.py",
+        "_torch/pyexecutor/sampler/sampler.py",
+    ),
+    "TRTLLMSampler": (
+        "_torch/pyexecutor/sampler.py",
+        "_torch/pyexecutor/sampler/sampler.py",
+    ),
+    "RequestError": ("executor/utils.py",),
+}
+"""Where a class is defined; all others are settings."""
+_SETTINGS: Final = ("llmapi/llm_args.py",)
+_OTHER_FOLDERS: Final = ("llmapi", "executor", ".")
+"""Where a class is looked for that is not there."""
+_PARTS: Final[Mapping[str, tuple[str, ...]]] = {
+    "LLM": ("_TorchLLM", "BaseLLM", "LLM"),
+    "RequestOutput": (
+        "RequestOutput",
+        "DetokenizedGenerationResultBase",
+        "GenerationResult",
+        "GenerationResultBase",
+    ),
+}
+"""The classes that make up one of the table; each also has what its bases in its file have."""
+_INHERITED: Final = {"model_fields"}
+"""What classes have of other packages."""
+_NATIVE: Final = ("binding", "enum")
+"""Kinds that Python source does not show."""
+
+_MOST_SHOWN: Final = 10
+_FACTORY: Final = "a factory"
+_REQUIRED: Final = "required"
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One entry that is otherwise in the source; `is_verified` when it had been read somewhere."""
+
+    where: str
+    what: str
+    is_verified: bool
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.what}" + ("" if self.is_verified else " (was not verified)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceReport:
+    """What a source tree has otherwise than the table, and classes that were not found in it."""
+
+    generation: str
+    differences: tuple[Difference, ...]
+    not_found: tuple[str, ...]
+
+    @property
+    def is_as_recorded(self) -> bool:
+        """Whether everything that had been read in some source is so in this one."""
+        return not any(each.is_verified for each in self.differences)
+
+    @property
+    def summary(self) -> str:
+        """One line."""
+        found = [f"as recorded of generation {self.generation}"]
+        if self.differences:
+            found = [f"not as recorded of generation {self.generation}"]
+            found += map(str, self.differences[:_MOST_SHOWN])
+            found += ["..."] if len(self.differences) > _MOST_SHOWN else []
+        if self.not_found:
+            found.append(f"classes not found: {', '.join(self.not_found)}")
+        return "; ".join(found)
+
+
+def load_facts(generation: str = LINE) -> dict[str, Any]:
+    """The table of a generation: that of line 1.2, with the other's entries in place of its own."""
+    table = _table(LINE)
+    if generation == LINE:
+        return table
+    other = _table(generation)
+    for path in other["absent"]:
+        _remove(table["classes"], path)
+    for path, entry in other["classes"].items():
+        _merge(table["classes"].setdefault(path, {}), entry)
+    table["behaviour"] |= other["behaviour"]
+    return table | {"generation": generation}
+
+
+def generation_of(version: str) -> str:
+    """The generation that a version belongs to."""
+    found = re.match(r"(\d+)\.(\d+)(?:\.\d+)?(rc[0-5]\b)?", version)
+    if found is None:
+        return LINE
+    if (int(found[1]), int(found[2])) > (1, 2):
+        return "1.3"
+    return "1.2rc" if found[3] else LINE
+
+
+def check_source(folder: Path, generation: str = "") -> SourceReport:
+    """Hold the package's source in `folder` (.../tensorrt_llm) against the table.
+
+    `generation` "": that of the version that the source names.
+    """
+    tree = _Tree(folder)
+    generation = generation or generation_of(tree.version())
+    differences: list[Difference] = []
+    not_found: list[str] = []
+    for path, entry in load_facts(generation)["classes"].items():
+        if entry["kind"] in _NATIVE or "._tensorrt_engine" in path:
+            continue
+        found = tree.find(path.rpartition(".")[2])
+        if found is None:
+            not_found.append(path)
+        else:
+            differences += _differences(path, entry, found)
+    return SourceReport(
+        generation=generation, differences=tuple(differences), not_found=tuple(not_found)
+    )
+
+
+def check_installed() -> SourceReport | None:
+    """The same of the installed package, which is found and not imported; None without one."""
+    spec = importlib.util.find_spec("tensorrt_llm")
+    if spec is None or spec.origin is None:
+        return None
+    return check_source(Path(spec.origin).parent)
+
+
+def _table(generation: str) -> dict[str, Any]:
+    text = (_FACTS / f"{generation}.json").read_text(encoding="utf-8")
+    return cast("dict[str, Any]", json.loads(text))
+
+
+def _remove(classes: dict[str, Any], path: str) -> None:
+    owner, _, name = path.rpartition(".")
+    if classes.pop(path, None) is None:
+        for group in _GROUPS:
+            classes.get(owner, {}).get(group, {}).pop(name, None)
+
+
+def _merge(entry: dict[str, Any], changes: Mapping[str, Any]) -> None:
+    for name, value in changes.items():
+        known = entry.get(name)
+        if isinstance(value, dict) and isinstance(known, dict) and "default" not in value:
+            _merge(cast("dict[str, Any]", known), cast("dict[str, Any]", value))
+        else:
+            entry[name] = value
+
+
+class _Found:
+    """A class in source: what it and its bases in the same file define. Defaults are literals."""
+
+    def __init__(self) -> None:
+        self.fields: dict[str, object] = {}
+        self.names: set[str] = set()
+        self.methods: dict[str, ast.FunctionDef | ast.AsyncFunctionDef] = {}
+
+    def add(self, node: ast.ClassDef) -> None:
+        """What `node` defines; what is there already, of a class below it, wins."""
+        for item in node.body:
+            if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name):
+                self.names.add(item.target.id)
+                if "ClassVar" not in ast.unparse(item.annotation):
+                    self.fields.setdefault(item.target.id, _literal(item.value))
+            elif isinstance(item, ast.FunctionDef | ast.AsyncFunctionDef):
+                self.methods.setdefault(item.name, item)
+        for inner in ast.walk(node):
+            match inner:
+                case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+                    self.names.add(inner.name)
+                case ast.Attribute(value=ast.Name(id="self")):
+                    self.names.add(inner.attr)
+                case ast.Assign(targets=[ast.Name(id=name)]):
+                    self.names.add(name)
+                case _:
+                    pass
+
+
+class _Tree:
+    """Classes of a source tree, parsed as they are asked for."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._classes = cache(self._read)
+
+    def version(self) -> str:
+        for name in ("version.py", "__init__.py"):
+            file = self._folder / name
+            text = file.read_text(encoding="utf-8") if file.is_file() else ""
+            if found := re.search(r"^__version__\s*=\s*[\"']([^\"']+)", text, re.MULTILINE):
+                return found[1]
+        return LINE
+
+    def find(self, name: str) -> _Found | None:
+        """The class of that name, with its parts; None when it is nowhere."""
+        files = [self._folder / each for each in _FILES.get(name, _SETTINGS)]
+        parts = _PARTS.get(name, (name,))
+        for file in (*files, *self._others()):
+            if not any(part in self._classes(file) for part in parts):
+                continue
+            found = _Found()
+            for each in {file: None, **dict.fromkeys(files)}:
+                for part in parts:
+                    self._add(found, each, part)
+            return found
+        return None
+
+    def _add(self, found: _Found, file: Path, name: str) -> None:
+        node = self._classes(file).get(name)
+        if node is None:
+            return
+        found.add(node)
+        for base in node.bases:
+            # By its bare name: of another module's class, nothing is found.
+            if (base_name := ast.unparse(base).rpartition(".")[2]) != name:
+                self._add(found, file, base_name)
+
+    def _others(self) -> Iterator[Path]:
+        for folder in _OTHER_FOLDERS:
+            yield from sorted((self._folder / folder).glob("*.py"))
+
+    def _read(self, file: Path) -> dict[str, ast.ClassDef]:
+        if not file.is_file():
+            return {}
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+        return {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
+
+
+def _differences(path: str, entry: Mapping[str, Any], found: _Found) -> Iterator[Difference]:
+    for name, fact in entry.get("fields", {}).items():
+        where = f"{path}.{name}"
+        if name not in found.fields and name not in found.names:
+            yield Difference(where, "there is no such field", fact["verified"])
+        elif name in found.fields and not _is_same(fact["default"], found.fields[name]):
+            text = f"the default is {found.fields[name]!r}, recorded {fact['default']!r}"
+            yield Difference(where, text, fact["verified"])
+    for name, fact in entry.get("attributes", {}).items():
+        if name not in found.names | _INHERITED:
+            yield Difference(f"{path}.{name}", "there is no such attribute", fact["verified"])
+    for name, fact in entry.get("methods", {}).items():
+        method = found.methods.get(name)
+        if method is None:
+            yield Difference(f"{path}.{name}", "there is no such method", fact["verified"])
+            continue
+        yield from _method_differences(f"{path}.{name}", fact, method)
+
+
+def _method_differences(
+    where: str, fact: Mapping[str, Any], method: ast.FunctionDef | ast.AsyncFunctionDef
+) -> Iterator[Difference]:
+    given = _parameters(method.args)
+    is_open = method.args.kwarg is not None
+    for name, parameter in fact["parameters"].items():
+        if name not in given:
+            if not is_open:
+                yield Difference(f"{where}({name})", "no such parameter", parameter["verified"])
+        elif not _is_same(parameter["default"], given[name]):
+            text = f"the default is {given[name]!r}, recorded {parameter['default']!r}"
+            yield Difference(f"{where}({name})", text, parameter["verified"])
+    if "is_coroutine" in fact and fact["is_coroutine"] != isinstance(method, ast.AsyncFunctionDef):
+        yield Difference(where, "is a coroutine in one and not in the other", fact["verified"])
+
+
+def _parameters(arguments: ast.arguments) -> dict[str, object]:
+    named = [*arguments.posonlyargs, *arguments.args]
+    missing: list[ast.expr | None] = [None] * (len(named) - len(arguments.defaults))
+    pairs = [
+        *zip(named, [*missing, *arguments.defaults], strict=True),
+        *zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True),
+    ]
+    return {item.arg: _literal(default) for item, default in pairs if item.arg != "self"}
+
+
+def _literal(node: ast.expr | None) -> object:
+    """A default as the table writes it: a literal, `_REQUIRED`, `_FACTORY`, or the last name."""
+    if node is None:
+        return _REQUIRED
+    if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2].lower() == "field":
+        given = {keyword.arg: keyword.value for keyword in node.keywords}
+        if "default" in given:
+            return _literal(given["default"])
+        if "default_factory" in given:
+            return _FACTORY
+        return _literal(node.args[0]) if node.args else _REQUIRED
+    if isinstance(node, ast.BinOp):
+        return _product(node)
+    try:
+        value: object = ast.literal_eval(node)
+    except ValueError:
+        return _FACTORY if isinstance(node, ast.Call) else ast.unparse(node).rpartition(".")[2]
+    return value
+
+
+def _product(node: ast.BinOp) -> object:
+    """Sizes are written as products and powers."""
+    match node:
+        case ast.BinOp(ast.Constant(int() as left), ast.Pow(), ast.Constant(int() as right)):
+            return left ** min(right, 64)
+        case ast.BinOp(ast.Constant(int() as left), ast.Mult(), ast.Constant(int() as right)):
+            return left * right
+        case _:
+            return ast.unparse(node)
+
+
+def _is_same(recorded: object, real: object) -> bool:
+    if real == "..." or real is ...:
+        real = _REQUIRED
+    if isinstance(recorded, dict):
+        return real == _REQUIRED if "required" in recorded else real in (_FACTORY, [], {}, ())
+    # Enum members are written by their value in one and by their name in the other.
+    return recorded == real or str(recorded).lower() == str(real).lower()
+
+
+def main() -> int:
+    """Print what differs; the exit code."""
+    parser = argparse.ArgumentParser(prog="source_check", description=__doc__)
+    parser.add_argument("--source", type=Path, required=True, help="folder that has tensorrt_llm/")
+    parser.add_argument("--generation", choices=_GENERATIONS, default="", help="default: its own")
+    options = parser.parse_args()
+    report = check_source(options.source / "tensorrt_llm", options.generation)
+    for difference in report.differences:
+        print(difference)
+    print(f"generation {report.generation}; not found: {', '.join(report.not_found) or 'nothing'}")
+    return 0 if report.is_as_recorded else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,87 @@
+"""Detects an engine that died silently, a request it lost, and one that fails every request.
+
+Owns the time since the engine's last response, to all and to each request. Only the engine's own
+responses count, never what our side reports for it (an abort that was given up, a request refused
+before it was submitted): otherwise a service whose clients give up soon would never detect it.
+"""
+
+from collections.abc import Iterable
+
+from penstock.executor.trtllm.response_queue import Response
+from penstock.executor.trtllm.submitted_request import SubmittedRequest
+from penstock.scheduler.executor import ExecutorDied
+
+_SEARCH_INTERVAL_S = 1.0
+
+
+class Watchdog:
+    """Watches one engine; times are seconds on the caller's clock.
+
+    `timeout_s`: how long the engine may stay silent, to all together and to each.
+    `max_failures_in_row`: how many requests may fail one after another, by no fault of their own,
+    with no token of any request in between.
+    """
+
+    def __init__(self, *, timeout_s: float, max_failures_in_row: int, now_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._max_failures_in_row = max_failures_in_row
+        self._silent_since_s: dict[SubmittedRequest, float] = {}
+        self._silence_s = 0.0
+        self._checked_s = now_s
+        self._next_search_s = now_s
+        self._num_failures_in_row = 0
+
+    def watch(self, requests: Iterable[SubmittedRequest], now_s: float) -> None:
+        """The engine has these from now on."""
+        self._count_silence(now_s)
+        self._silent_since_s.update((submitted, now_s) for submitted in requests)
+
+    def forget(self, submitted: SubmittedRequest, now_s: float) -> None:
+        """No response is expected for this one any more."""
+        self._count_silence(now_s)
+        self._silent_since_s.pop(submitted, None)
+
+    def on_responses(self, responses: Iterable[Response], now_s: float) -> None:
+        """What arrived."""
+        for response in responses:
+            if response.is_last:
+                self._silent_since_s.pop(response.submitted, None)
+            if response.is_own:
+                continue
+            self._silence_s = 0.0
+            self._checked_s = now_s
+            if response.submitted in self._silent_since_s:
+                self._silent_since_s[response.submitted] = now_s
+            if response.tokens:
+                self._num_failures_in_row = 0
+            elif response.failure and not response.is_refusal:
+                self._num_failures_in_row += 1
+
+    def check(self, now_s: float) -> list[SubmittedRequest]:
+        """Requests that the engine has lost, each returned once.
+
+        Raises ExecutorDied when it owes responses and returns none, or fails every request.
+        """
+        self._count_silence(now_s)
+        if self._silence_s > self._timeout_s:
+            raise ExecutorDied(
+                f"the engine returned nothing for {self._silence_s:.0f} s, with about"
+                f" {len(self._silent_since_s)} requests inside"
+            )
+        if self._num_failures_in_row >= self._max_failures_in_row:
+            raise ExecutorDied(
+                f"the engine failed {self._num_failures_in_row} requests one after another"
+            )
+        if now_s < self._next_search_s:
+            return []
+        self._next_search_s = now_s + _SEARCH_INTERVAL_S
+        limit_s = now_s - self._timeout_s
+        lost = [each for each, since_s in self._silent_since_s.items() if since_s < limit_s]
+        for submitted in lost:
+            del self._silent_since_s[submitted]
+        return lost
+
+    def _count_silence(self, now_s: float) -> None:
+        if self._silent_since_s:
+            self._silence_s += now_s - self._checked_s
+        self._checked_s = now_s

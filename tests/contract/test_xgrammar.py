@@ -1,0 +1,54 @@
+"""The check of constraints against the real xgrammar, the oldest and the newest that engines have.
+
+`make install` puts both aside, without the packages they ask for: torch and transformers are there.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.executor.trtllm.refusals import is_constraint_refusal, is_fatal
+from support import xgrammar_forms
+from support.xgrammar_forms import BROKEN, expected
+
+VERSIONS = sorted(Path(sys.prefix, "xgrammar").glob("*"))
+
+pytestmark = [
+    pytest.mark.xgrammar,
+    pytest.mark.skipif(not VERSIONS, reason="no xgrammar: see `make install`"),
+]
+
+
+@pytest.fixture(scope="module", params=VERSIONS, ids=lambda path: path.name)
+def found(request: pytest.FixtureRequest) -> dict[str, Any]:
+    path = os.pathsep.join((str(request.param), *sys.path))
+    done = subprocess.run(
+        [sys.executable, xgrammar_forms.__file__],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        check=True,
+        timeout=100,
+    )
+    result: dict[str, Any] = json.loads(done.stdout)
+    return result
+
+
+def test_what_cannot_be_compiled_and_what_has_a_dead_end_is_found_and_nothing_else(
+    found: dict[str, Any],
+) -> None:
+    assert found["faults"] == expected()
+
+
+def test_what_the_engine_reports_of_a_broken_form_is_the_requests_fault(
+    found: dict[str, Any],
+) -> None:
+    assert len(found["texts"]) == len(BROKEN) == 28
+    assert [text for text in found["texts"] if not is_constraint_refusal(text)] == []
+    assert not any(map(is_fatal, found["texts"]))

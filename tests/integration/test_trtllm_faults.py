@@ -1,0 +1,117 @@
+"""Faults of one request, and those that end the engine although its health does not show it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.executor.trtllm.config import Adapter, LoraSettings
+from penstock.scheduler.executor import ExecutorDied
+from penstock.scheduler.request import FailureReason
+from support.trtllm_house import (
+    RESPONSE_TIMEOUT_S,
+    Houses,
+    fake_module,
+    greedy_spec,
+    prompt_of,
+    reference,
+    watch_settings,
+    wrapped,
+)
+
+
+def test_an_exception_out_of_one_result_is_that_requests_alone(build: Houses) -> None:
+    slipping, other = greedy_spec(1, max_tokens=9), greedy_spec(2, max_tokens=9)
+    house = build(fake={"slip_token": prompt_of(slipping)[1]})
+    house.submit(slipping, other)
+    house.run_until_idle()
+
+    assert house.failure(1) is FailureReason.EXECUTOR_REQUEST_FAILED
+    assert house.tokens(2) == reference(house, prompt_of(other), 9)
+    assert len(house.control.aborted) == 1
+    house.check_clean()
+
+
+def test_exceptions_out_of_every_result_are_death(build: Houses) -> None:
+    house = build(
+        fake={"slip_token": prompt_of(greedy_spec(1, [5, 6]))[1]},
+        watch=watch_settings(max_failures_in_row=3),
+    )
+    for key in (1, 2):
+        house.submit(greedy_spec(key, [5, 6]))
+        house.run_until_idle()
+    house.submit(greedy_spec(3, [5, 6]))
+    with pytest.raises(ExecutorDied, match="failed 3 requests one after another"):
+        house.run_until_idle()
+
+
+@pytest.mark.parametrize("text", ["CUDA error: device-side assert triggered"])
+def test_an_error_that_no_cuda_context_survives_is_death_at_once(build: Houses, text: str) -> None:
+    house = build(fake={"fail_message": text})
+    house.submit(greedy_spec(1))
+    house.round(2)
+    house.control.fail_all()
+    house.control.wait_for_iteration(house.view().iteration + 1)
+    house.settle()
+
+    with pytest.raises(ExecutorDied, match="device-side assert"):
+        house.engine.step()
+
+
+def with_adapters(folder: Path, num_adapters: int) -> LoraSettings:
+    paths = [folder / f"lora-{index}" for index in range(num_adapters)]
+    for path in paths:
+        path.mkdir()
+    return LoraSettings(
+        adapters=tuple(
+            Adapter(name=path.name, path=path, id=index)
+            for index, path in enumerate(paths, start=1)
+        )
+    )
+
+
+def test_every_adapter_is_tried_at_the_start(build: Houses, tmp_path: Path) -> None:
+    house = build(lora_config=with_adapters(tmp_path, 3))
+
+    tried = [item.lora_request for item in house.control.submitted if item.lora_request]
+    assert [request.lora_name for request in tried] == ["lora-0", "lora-1", "lora-2"]
+
+
+def test_an_adapter_that_ends_the_engine_is_named_at_the_start(
+    build: Houses, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = with_adapters(tmp_path, 2)
+    llm_class = fake_module("llmapi.llm").LLM
+
+    def vanish(generate: Any, llm: Any, **arguments: Any) -> Any:
+        # Between the look at the settings and the load.
+        if "lora_request" in arguments and settings.adapters[1].path.exists():
+            settings.adapters[1].path.rmdir()
+        return generate(llm, **arguments)
+
+    wrapped(monkeypatch, llm_class, "generate_async", vanish)
+    with pytest.raises(ExecutorDied, match="'lora-1' cannot be used"):
+        build(lora_config=settings, watch=watch_settings(limits_timeout_s=0.2))
+
+
+def test_a_shutdown_that_raises_after_a_death_is_expected_and_ends_the_processes(
+    build: Houses, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    adapters = with_adapters(tmp_path, 1)
+    house = build(lora_config=adapters)
+    session = house.llm.mpi_session
+    adapters.adapters[0].path.rmdir()
+    house.submit(replace(greedy_spec(1), adapter="lora-0"))
+    house.turn()
+    house.control.resume()
+    house.join_engine_loop()
+    house.clock.now_s += RESPONSE_TIMEOUT_S + 0.1
+    with pytest.raises(ExecutorDied, match="returned nothing for"):
+        house.engine.step()
+    house.executor.close()
+
+    assert session.is_ended
+    assert "Traceback" not in caplog.text

@@ -1,0 +1,146 @@
+"""What the engine owes is a word of its own; nobody else's counts for it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from penstock.executor.trtllm.refusals import is_refusal
+from penstock.executor.trtllm.response_queue import Response
+from penstock.executor.trtllm.submitted_request import SubmittedRequest
+from penstock.executor.trtllm.watchdog import Watchdog
+from penstock.scheduler.executor import ExecutorDied
+from penstock.scheduler.request import FailureReason
+from support.core import make_spec
+from support.trtllm_house import RESPONSE_TIMEOUT_S, greedy_spec
+
+TIMEOUT_S = 30.0
+
+
+def request_of(key: int) -> SubmittedRequest:
+    spec = make_spec(key, 4)
+    return SubmittedRequest(spec=spec, tokens=spec.prompt_ids, slot=key, num_blocks=1, num_cached=0)
+
+
+@pytest.fixture
+def watchdog() -> Watchdog:
+    return Watchdog(timeout_s=TIMEOUT_S, max_failures_in_row=3, now_s=0.0)
+
+
+def given_up(which: SubmittedRequest) -> Response:
+    return Response(which, is_last=True, failure="given up", is_own=True)
+
+
+def test_clients_that_give_up_soon_do_not_hide_a_dead_engine(watchdog: Watchdog) -> None:
+    for key in range(4):
+        each = request_of(key + 1)
+        watchdog.watch([each], 7.0 * key)
+        assert watchdog.check(7.0 * key + 7.0) == []
+        watchdog.forget(each, 7.0 * key + 7.0)
+        watchdog.on_responses([given_up(each)], 7.0 * key + 7.0)
+    watchdog.watch([request_of(9)], 28.0)
+
+    with pytest.raises(ExecutorDied, match="returned nothing for 35 s"):
+        watchdog.check(35.0)
+
+
+def test_a_service_without_requests_is_owed_nothing(watchdog: Watchdog) -> None:
+    old = request_of(1)
+    watchdog.watch([old], 0.0)
+    watchdog.forget(old, 1.0)
+
+    assert watchdog.check(1000.0) == []
+    new = request_of(2)
+    watchdog.watch([new], 1000.0)
+    assert watchdog.check(1000.0 + TIMEOUT_S - 1.5) == []
+
+
+def test_requests_refused_on_our_side_say_nothing_for_the_engine(watchdog: Watchdog) -> None:
+    hanging = request_of(1)
+    watchdog.watch([hanging], 0.0)
+    for turn in range(1, 4):
+        bad = request_of(turn + 1)
+        watchdog.watch([bad], 10.0 * turn)
+        watchdog.on_responses([Response(bad, is_last=True, failure="no", is_own=True)], 10.0 * turn)
+        assert watchdog.check(10.0 * turn) == []
+
+    with pytest.raises(ExecutorDied, match="about 1 requests inside"):
+        watchdog.check(TIMEOUT_S + 0.1)
+
+
+def test_a_request_that_is_forgotten_among_others_is_told_once(watchdog: Watchdog) -> None:
+    forgotten, served = request_of(1), request_of(2)
+    watchdog.watch([forgotten, served], 0.0)
+    lost: list[SubmittedRequest] = []
+    for now_s in range(1, 100):
+        watchdog.on_responses([Response(served, [5])], float(now_s))
+        lost += watchdog.check(float(now_s))
+
+    assert lost == [forgotten]
+
+
+def test_an_engine_that_fails_everyone_is_dead(watchdog: Watchdog) -> None:
+    failing = [request_of(key) for key in range(1, 7)]
+    watchdog.watch(failing, 0.0)
+    faults = [Response(each, is_last=True, failure="forward failed") for each in failing]
+
+    watchdog.on_responses(faults[:2], 1.0)
+    watchdog.on_responses([Response(failing[5], [1])], 1.0)
+    watchdog.on_responses(faults[2:4], 1.0)
+    refusal = Response(failing[5], is_last=True, failure="no such id", is_refusal=True)
+    watchdog.on_responses([refusal], 1.0)
+    assert watchdog.check(1.0) == []
+
+    watchdog.on_responses(faults[4:5], 1.0)
+    with pytest.raises(ExecutorDied, match="failed 3 requests one after another"):
+        watchdog.check(1.0)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "CUDA out of memory. Tried to allocate 2 GiB, which exceeds what is free",
+        "KV block index exceeds pool size",
+        "failed to compile kernel lora_grouped_gemm: CUDA error",
+        "LoRA cache manager internal error",
+        "forward failed",
+        "regex engine crashed",
+    ],
+)
+def test_faults_of_the_engine_are_not_told_as_the_clients(message: str) -> None:
+    assert not is_refusal(message)
+
+
+class TestOverTheEngine:
+    """The same with the executor and the stand-in's engine."""
+
+    def test_a_hang_under_traffic_of_impatient_clients_is_found(self, build: Any) -> None:
+        house = build()
+        house.control.hang()
+        died = False
+        for key in range(1, 60):
+            spec = greedy_spec(key, deadline_s=house.clock.now_s + 20.0)
+            house.engine.submit((spec,))
+            house.clock.now_s += 7.0
+            try:
+                house.turn()
+            except ExecutorDied:
+                died = True
+                break
+        house.control.release()
+
+        assert died
+        assert house.clock.now_s < 3 * RESPONSE_TIMEOUT_S
+
+    def test_a_request_that_the_engine_forgot_fails_alone(self, build: Any) -> None:
+        house = build()
+        house.submit(greedy_spec(1, max_tokens=30), greedy_spec(2, max_tokens=30))
+        house.round(2)
+        house.control._engine.active.pop(next(iter(house.control._engine.active)))
+        for _ in range(10):
+            house.clock.now_s += RESPONSE_TIMEOUT_S / 4
+            house.round()
+
+        assert house.failure(1) is FailureReason.EXECUTOR_REQUEST_FAILED
+        assert len(house.tokens(2)) > 8
