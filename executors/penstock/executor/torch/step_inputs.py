@@ -91,7 +91,9 @@ class StepInputs:
 
     `input_ids`, `position_ids` int64 [1, T]. `blocks`, `offsets` int64 [T]: where each token's keys
     and values go. `last_of_row` [rows of the batch]: packed place of each batch row's last token.
-    `num_singles` rows of one token come first, then `chunks`.
+    `num_singles` rows of one token come first, then `chunks`. `unwritten_blocks`,
+    `unwritten_offsets` int64: places behind the end of a sequence, in blocks that this step is the
+    first of their owner to write to.
     """
 
     def __init__(
@@ -121,6 +123,10 @@ class StepInputs:
         table = batch.arrays.block_table
         self.blocks: Ints = table[token_slots, positions // block_size].astype(np.int64)
         self.offsets: Ints = positions % block_size
+        last_blocks = self.blocks[row_ends - 1]
+        self.unwritten_blocks, self.unwritten_offsets = _unwritten(
+            last_blocks, starts, starts + counts, block_size
+        )
         self.input_ids = self.to_device(ids.astype(np.int64)).unsqueeze(0)
         self.position_ids = self.to_device(positions).unsqueeze(0)
         self._single_lengths: Ints = starts[:num_singles] + 1
@@ -243,6 +249,16 @@ def _packing_order(batch: Batch) -> tuple[Ints, int]:
     singles = np.flatnonzero(is_single)
     singles = singles[np.argsort(batch.starts[singles], kind="stable")]
     return np.concatenate([singles, np.flatnonzero(~is_single)]), len(singles)
+
+
+def _unwritten(last_blocks: Ints, starts: Ints, ends: Ints, block_size: int) -> tuple[Ints, Ints]:
+    """Blocks and offsets behind each end, of sequences that enter their last block in this step."""
+    first_free = ends % block_size
+    is_entered = (starts <= ends - first_free) & (first_free > 0)
+    counts = (block_size - first_free)[is_entered]
+    group_ends = np.cumsum(counts)
+    offsets = np.arange(counts.sum()) - np.repeat(group_ends - block_size, counts)
+    return np.repeat(last_blocks[is_entered], counts), offsets
 
 
 def _page_rows(blocks: Ints, num_heads: int) -> Ints:
