@@ -38,16 +38,12 @@ def known_types() -> list[str]:
 
 def work(model_types: Sequence[str], device: str) -> None:
     """A worker: check the types one after another, a line of JSON for each."""
-    if device == "cpu":
-        resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
-    import torch
     from transformers.utils import logging
 
     from support.architecture_check import Verdict, check_architecture
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    torch.set_num_threads(1)
     for model_type in model_types:
         try:
             verdict = check_architecture(model_type, device=device)
@@ -104,6 +100,8 @@ def page_of(verdicts: Sequence[Verdict], device: str) -> str:
     lines = [
         "# Architectures",
         "",
+        "<!-- Written by tests/support/architecture_sweep.py: `make architectures`. -->",
+        "",
         "What the torch executor does with every causal language model of the installed"
         " transformers:",
         f"version {transformers.__version__}, torch {torch.__version__}, device {device}."
@@ -154,6 +152,8 @@ def main() -> int:
     options = parser.parse_args()
     sys.path.insert(0, str(TESTS))
     if options.worker:
+        if options.device == "cpu":
+            resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
         work(options.type, options.device)
         return 0
     model_types = options.type or known_types()

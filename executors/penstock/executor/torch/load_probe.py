@@ -24,7 +24,7 @@ _NUM_TOKENS = 12
 _NUM_PAST = 5
 _TOLERANCE = 1e-3
 _HALF_TOLERANCE = 0.05
-"""Of a logit, relative to the spread of its row: rounding stays far below, a wrong position not."""
+"""Of a token's logits, relative to their spread: rounding stays far below, a wrong position not."""
 
 KeysValues = dict[int, tuple[Tensor, Tensor]]
 """Keys and values [tokens, heads, head_dim] by layer."""
@@ -118,11 +118,6 @@ def probe_model(module: Any, architecture: Architecture, dtype: torch.dtype) -> 
     whole = _Segment(num_tokens=_NUM_TOKENS)
     counted = _Packed(module, dtype, ((own, whole), (other, whole), (own, whole)))
     shapes = _shapes(counted.attention, architecture)
-    # What the model does with nothing but tokens is one sequence, of which the first are the same.
-    one = _Segment(num_tokens=3 * _NUM_TOKENS)
-    plain = _Packed(module, dtype, ((torch.cat([own, other, own]), one),), has_positions=False)
-    if differ(counted.logits(0), plain.logits(0)[:_NUM_TOKENS]):
-        raise UnsupportedModel(f"{name} does not count positions from 0")
     # As many tokens as before, so that rounding is the same too; the last position that may be
     # served, because tables must reach it and no neighbour may feel it.
     mixed = _Packed(
@@ -145,6 +140,11 @@ def probe_model(module: Any, architecture: Architecture, dtype: torch.dtype) -> 
         raise UnsupportedModel(f"{name} depends on what a sequence is packed with{hint}")
     if differ(expected[_NUM_PAST:], mixed.logits(1)):
         raise UnsupportedModel(f"{name} depends on where a sequence is cut into chunks")
+    # What the model does with nothing but tokens is one sequence, of which the first are the same.
+    one = _Segment(num_tokens=3 * _NUM_TOKENS)
+    plain = _Packed(module, dtype, ((torch.cat([own, other, own]), one),), has_positions=False)
+    if differ(expected, plain.logits(0)[:_NUM_TOKENS]):
+        raise UnsupportedModel(f"{name} does not count positions from 0")
     return Probed(
         architecture=_bounded(architecture, counted.attention.windowed),
         shapes=shapes,
@@ -234,7 +234,8 @@ def _differ(expected: Tensor, logits: Tensor, *, is_half: bool) -> bool:
 
     In half precision rounding may send a single token to other experts: then most must agree.
     """
-    errors = (expected - logits).abs().amax(-1) / expected.std(-1).clamp_min(1e-6)
+    spread = (expected - expected.mean(-1, keepdim=True)).norm(dim=-1)
+    errors = (expected - logits).norm(dim=-1) / spread.clamp_min(1e-6)
     if is_half:
         return not bool(errors.median() <= _HALF_TOLERANCE)
     return not bool(errors.amax() <= _TOLERANCE)
