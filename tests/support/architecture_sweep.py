@@ -79,68 +79,74 @@ def sweep(model_types: Sequence[str], device: str) -> Iterator[Verdict]:
                 yield Verdict(**json.loads(line))
 
 
+_PAGE = """\
+# Architectures
+
+<!-- Written by tests/support/architecture_sweep.py: `make architectures`. -->
+
+What the torch executor does with every causal language model of the installed transformers:
+version {transformers}, torch {torch}, device {device}. `make architectures` writes this page.
+
+Each type is built tiny with random weights in float32 and runs through the real engine: chunked
+prompts, prefix hits, preemption, decodes and chunks in one step. Every log probability of prompts
+and outputs is compared with the model's own eager forward of the one sequence. *Exact* means that
+none differs by more than {tolerance} (the largest difference found is {largest:.0e}); a type that
+would be served wrongly is an error of the executor. A refusal happens at load, before the first
+request. A checkpoint may switch on what the default configuration of its type has not, or the other
+way round; the load probe decides, not this page.
+
+| | model types |
+|---|---|
+{counts}
+
+## Exact
+
+{exact}.
+
+{limited}## Refused
+
+{refused}
+
+## Not buildable
+
+No tiny model could be made or run by transformers itself: nothing is known about these.
+
+{not_buildable}
+{wrong}"""
+
+
 def page_of(verdicts: Sequence[Verdict], device: str) -> str:
     """docs/architectures.md."""
     import torch
     import transformers
 
-    def rows(outcome: str) -> list[Verdict]:
-        return [verdict for verdict in verdicts if verdict.outcome == outcome]
+    from support.architecture_check import TOLERANCE
 
-    def table(outcome: str, column: str) -> list[str]:
-        lines = [f"| model type | {column} |", "|---|---|"]
-        lines += [
-            f"| `{one.model_type}` | {one.detail.replace('|', chr(92) + '|')} |"
-            for one in rows(outcome)
-        ]
-        return [*lines, ""]
+    found: dict[str, list[Verdict]] = {
+        outcome: [verdict for verdict in verdicts if verdict.outcome == outcome]
+        for outcome in ("exact", "refused", "not buildable", "wrong")
+    }
+    limited = [f"`{one.model_type}` ({one.detail})" for one in found["exact"] if one.detail]
+    return _PAGE.format(
+        transformers=transformers.__version__,
+        torch=torch.__version__,
+        device=device,
+        tolerance=TOLERANCE,
+        largest=max((one.largest_error for one in found["exact"]), default=0.0),
+        counts="\n".join(f"| {outcome} | {len(some)} |" for outcome, some in found.items()),
+        exact=", ".join(f"`{one.model_type}`" for one in found["exact"]),
+        limited=f"Only up to a length: {', '.join(limited)}.\n\n" if limited else "",
+        refused=_table(found["refused"]),
+        not_buildable=_table(found["not buildable"]),
+        wrong=f"\n## Wrong\n\n{_table(found['wrong'])}\n" if found["wrong"] else "",
+    )
 
-    exact = rows("exact")
-    limited = [f"`{one.model_type}` ({one.detail})" for one in exact if one.detail]
-    lines = [
-        "# Architectures",
-        "",
-        "<!-- Written by tests/support/architecture_sweep.py: `make architectures`. -->",
-        "",
-        "What the torch executor does with every causal language model of the installed"
-        " transformers:",
-        f"version {transformers.__version__}, torch {torch.__version__}, device {device}."
-        " `make architectures` writes this page.",
-        "",
-        "Each type is built tiny with random weights in float32 and runs through the real engine:"
-        " chunked",
-        "prompts, prefix hits, preemption, decodes and chunks in one step. Every log probability"
-        " of prompts and",
-        "outputs is compared with the model's own eager forward of the one sequence. *Exact* means"
-        " that none",
-        "differs by more than 0.01 (the largest difference found is"
-        f" {max((one.largest_error for one in exact), default=0.0):.0e}); a type that would be"
-        " served",
-        "wrongly is an error of the executor. A refusal happens at load, before the first request.",
-        "",
-        "| | model types |",
-        "|---|---|",
-        *(
-            f"| {name} | {len(rows(name))} |"
-            for name in ("exact", "refused", "not buildable", "wrong")
-        ),
-        "",
-        "## Exact",
-        "",
-        ", ".join(f"`{one.model_type}`" for one in exact) + ".",
-        "",
-        *([f"Only up to a length: {', '.join(limited)}.", ""] if limited else []),
-        "## Refused",
-        "",
-        *table("refused", "reason"),
-        "## Not buildable",
-        "",
-        "No tiny model could be made or run by transformers itself; nothing is known about them.",
-        "",
-        *table("not buildable", "reason"),
-        *(["## Wrong", "", *table("wrong", "what")] if rows("wrong") else []),
-    ]
-    return "\n".join(lines).rstrip() + "\n"
+
+def _table(verdicts: Sequence[Verdict]) -> str:
+    """Model types and details as Markdown."""
+    bar = r"\|"
+    rows = [f"| `{one.model_type}` | {one.detail.replace('|', bar)} |" for one in verdicts]
+    return "\n".join(["| model type | reason |", "|---|---|", *rows])
 
 
 def main() -> int:

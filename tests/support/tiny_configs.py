@@ -63,7 +63,7 @@ _SHRUNK: dict[str, object] = {
     "max_window_layers": 1,
     "use_mamba_kernels": False,
     "num_nextn_predict_layers": 0,
-    "num_kv_shared_layers": 0,
+    "num_kv_shared_layers": 1,
     "mamba_n_heads": 8,
     "mamba_d_head": 16,
     "mamba_d_ssm": 128,
@@ -86,8 +86,10 @@ _OVERRIDES: dict[str, dict[str, object]] = {
     "dots3_note": {"num_key_value_heads": 4},
     "dots3_note_text": {"num_key_value_heads": 4},
     "falcon": {"alibi": False, "max_position_embeddings": MAX_SEQ_LEN},
+    "gemma3n_text": {"layer_types": ["full_attention"] * 2},
     "gpt_neo": {"attention_types": [[["global", "local"], 1]], "window_size": WINDOW},
     "kimi_linear": {"num_experts": 4, "num_expert_group": 1, "topk_group": 1},
+    "lfm2": {"layer_types": ["conv", "full_attention"]},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
     "longcat_flash": {"expert_ffn_hidden_size": 48, "zero_expert_num": 2},
     "mamba2": {"num_heads": 8, "head_dim": 16, "n_groups": 1},
@@ -109,26 +111,37 @@ def _kinds(values: object, num_layers: int) -> list[object] | None:
     return (kinds * num_layers)[:num_layers]
 
 
+def _is_off(name: str, value: object) -> bool:
+    """A count of 0 in the default, which stays 0; the id 0 of a token is another matter."""
+    return type(value) is int and value == 0 and not name.endswith("_token_id")
+
+
+def _layer_lists(config: Any) -> dict[str, object]:
+    """Lists with an entry for each layer, shortened."""
+    num_default = getattr(config, "num_hidden_layers", None)
+    return {
+        name: _kinds(value, 2)
+        for name, value in vars(config).items()
+        if isinstance(value, list | tuple) and len(value) == num_default and name[0] != "_"
+    }
+
+
 def _tiny_values(config: Any) -> dict[str, object]:
     """Keyword arguments for the class of `config` that make it tiny."""
-    values: dict[str, object] = {}
+    values = _layer_lists(config)
     for name, value in vars(config).items():
         if isinstance(value, PretrainedConfig):
             values[name] = _tiny_values(value)
-        elif name in _SHRUNK and (value is not None or name in _NEEDED):
+        elif (
+            name in _SHRUNK and not _is_off(name, value) and (value is not None or name in _NEEDED)
+        ):
             values[name] = _SHRUNK[name]
+    if "use_sliding_window" in values:
+        values.pop("layer_types", None)  # made of the window
     if "kv_lora_rank" in values:
         values.update(num_key_value_heads=4, head_dim=_SHRUNK["qk_rope_head_dim"])
-    if values.get("sliding_window") is None and hasattr(config, "sliding_window"):
+    if hasattr(config, "sliding_window"):
         values["sliding_window"] = WINDOW
-    num_default = getattr(config, "num_hidden_layers", None)
-    for name, value in vars(config).items():
-        if name.startswith("_") or name in values:
-            continue
-        if name == "layer_types" and "use_sliding_window" in values:
-            continue  # made of the window
-        if isinstance(value, list | tuple) and len(value) == num_default:
-            values[name] = _kinds(value, 2)
     return values
 
 

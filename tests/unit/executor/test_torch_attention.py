@@ -252,7 +252,7 @@ class LargestTemporary(TorchDispatchMode):
     """The greatest number of bytes that an operator allocated."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.num_bytes = 0
 
     def __torch_dispatch__(
