@@ -69,7 +69,7 @@ def build_model(name: str, context: int, folder: Path) -> None:
         "eos_token_id": 1,
         "pad_token_id": 2,
     }
-    full = {"layer_types": ["full_attention"]}
+    full: dict[str, Any] = {"layer_types": ["full_attention"]}
     config: Any
     if model_type == "gpt_oss":
         rope = {"rope_type": "default", "rope_theta": 1e4}
