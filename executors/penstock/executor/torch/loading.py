@@ -5,7 +5,7 @@ folder, never the network.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -91,7 +91,7 @@ def load_model(path: Path, *, device: str, dtype: str) -> LoadedModel:
 
 
 @contextmanager
-def _named(subject: str) -> Iterator[None]:
+def _named(subject: str) -> Generator[None]:
     """Any error of code that belongs to an architecture becomes a ModelLoadError with `subject`."""
     try:
         yield
