@@ -7,6 +7,8 @@
 #   make check     format, lint, types, layers, contract, generated code, Dockerfiles
 #   make soak      five minutes of load while processes are stopped and killed (SOAK_ARGS=--full)
 #   make cases     write the tests into the table of docs/survival-cases.md
+#   make architectures every causal language model of transformers, tiny, against its own forward;
+#                      writes docs/architectures.md (ARCHITECTURES_ARGS="--device cuda")
 #   make conformance   every language's client against the twenty scenarios; writes docs/conformance.md
 #   make ray       the tests of deploy/ray on a Ray cluster of two nodes, four minutes
 #   make docs      build the site of docs/ into build/site
@@ -36,6 +38,7 @@ BASE ?= $(shell git describe --tags --abbrev=0 2>/dev/null || \
 XGRAMMARS := 0.1.25 0.2.8
 PYTEST_ARGS ?=
 SOAK_ARGS ?=
+ARCHITECTURES_ARGS ?=
 # The folders of each group of tests; all others are of test-served.
 PURE := tests/architecture tests/contract tests/fuzz tests/gpu tests/property tests/unit
 CHAOS := tests/chaos
@@ -54,7 +57,7 @@ READY := $(VENV)/.ready-$(shell cat pyproject.toml | cksum | tr ' ' '-')
 PROTOS_READY := $(PROTOS_VENV)/.ready-$(shell cat protos/requirements.txt | cksum | tr ' ' '-')
 PIP := -m pip --disable-pip-version-check --quiet
 
-.PHONY: help install demo test test-pure test-served test-chaos test-clients test-transformers-4 quick unit soak cases conformance ray docs pages check format protos clean \
+.PHONY: help install demo test test-pure test-served test-chaos test-clients test-transformers-4 quick unit soak cases architectures conformance ray docs pages check format protos clean \
 	check-python check-types check-layers check-protos check-docker
 
 help:
@@ -120,6 +123,9 @@ soak: $(READY)
 
 cases: $(READY)
 	$(BIN)/python tests/support/case_table.py
+
+architectures: $(READY)
+	$(BIN)/python tests/support/architecture_sweep.py $(ARCHITECTURES_ARGS)
 
 conformance: $(READY)
 	$(BIN)/python tests/conformance/table.py

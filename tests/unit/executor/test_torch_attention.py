@@ -5,16 +5,18 @@ from __future__ import annotations
 import platform
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from penstock.executor.torch.kv_pages import HeadShape, KVPages
 from penstock.executor.torch.length_groups import split_by_length
-from penstock.executor.torch.paged_attention import PagedAttention, Scoring
+from penstock.executor.torch.paged_attention import PagedAttention, Scoring, Scratch
 from penstock.executor.torch.prepacked_linear import can_prepack, prepack_linears
 from penstock.executor.torch.process_memory import keep_freed_memory
 from penstock.executor.torch.step_inputs import StepInputs
@@ -154,13 +156,14 @@ def test_mixed_steps_attend_as_float64_does(name: str) -> None:
             torch.testing.assert_close(out[packed].double(), expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("name", ["plain", "softcap", "sinks"])
 @pytest.mark.parametrize("offset", [0.0, 20.0], ids=["small scores", "large scores"])
-def test_bfloat16_decode_is_as_good_as_its_inputs(offset: float) -> None:
+def test_bfloat16_decode_is_as_good_as_its_inputs(offset: float, name: str) -> None:
     # Rounding the scores themselves to 8 bits would miss by 0.009 and 0.016.
     lengths = (500, 400, 300, 30)
     paged = Paged(lengths, torch.bfloat16, offset)
     query = (torch.randn(4, HEADS * GROUP, DIM) * 4).bfloat16()
-    scoring = Scoring(scaling=0.125)
+    scoring = SCORINGS[name]
     chunks = [(slot, 0, length - 1) for slot, length in enumerate(lengths)]
     paged.run(chunks, torch.randn(sum(lengths), HEADS * GROUP, DIM).bfloat16(), scoring)
 
@@ -197,6 +200,25 @@ def test_what_an_earlier_owner_left_in_a_block_does_not_matter(
     assert torch.equal(seen[0], seen[2])
 
 
+@pytest.mark.parametrize("name", ["softcap", "sinks", "sinks and window"])
+def test_a_product_beyond_float16_is_no_failure(name: str) -> None:
+    # Products of 80,000 and more, which scaled are 10,000.
+    lengths = (90, 40)
+    paged = Paged(lengths, torch.float16, offset=0.0)
+    paged.keys = [key * 30 for key in paged.keys]
+    query = (torch.randn(130, HEADS * GROUP, DIM) * 100).half()
+
+    chunks, _ = paged.run(
+        [(slot, 0, n - 1) for slot, n in enumerate(lengths)], query, SCORINGS[name]
+    )
+    decodes, _ = paged.run(
+        [(slot, n - 1, 1) for slot, n in enumerate(lengths)], query, SCORINGS[name]
+    )
+
+    assert torch.isfinite(chunks).all()
+    assert torch.isfinite(decodes).all()
+
+
 def test_prepacked_layers_give_the_same_numbers_and_free_the_memory() -> None:
     if not can_prepack():
         pytest.skip("this build of PyTorch has no such layers")
@@ -224,3 +246,52 @@ def test_float32_layers_are_left_as_they_are() -> None:
 
 def test_freed_memory_is_kept_where_glibc_allocates() -> None:
     assert keep_freed_memory() == (platform.libc_ver()[0] == "glibc")
+
+
+class LargestTemporary(TorchDispatchMode):
+    """The greatest number of bytes that an operator allocated."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.num_bytes = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> object:
+        returned = func(*args, **(kwargs or {}))
+        given = {
+            one.untyped_storage().data_ptr()
+            for one in (*args, *(kwargs or {}).values())
+            if isinstance(one, torch.Tensor)
+        }
+        for one in returned if isinstance(returned, tuple | list) else (returned,):
+            if isinstance(one, torch.Tensor) and one.untyped_storage().data_ptr() not in given:
+                self.num_bytes = max(self.num_bytes, one.untyped_storage().nbytes())
+        return returned
+
+
+@pytest.mark.parametrize("name", SCORINGS)
+@pytest.mark.parametrize("is_decode", [False, True], ids=["chunk", "decodes"])
+def test_no_temporary_grows_with_heads_and_chunk_and_context(name: str, is_decode: bool) -> None:
+    scoring, num_keys = SCORINGS[name], 500
+    paged = Paged((num_keys,) * 6, torch.float32, offset=1.0)
+    bound = 1 << 17
+    paged.attention = PagedAttention(
+        paged.pages,
+        Scratch(gathered_bytes=bound, num_scores=bound // 4, num_mask_elements=bound // 4),
+    )
+    earlier = [(slot, 0, num_keys - 1) for slot in range(6)]
+    query = torch.randn(6 * num_keys, HEADS * GROUP, DIM)
+    paged.run(earlier, query, scoring)
+    rows = [(slot, num_keys - 1, 1) for slot in range(6)] if is_decode else [(0, 250, 250)]
+
+    with LargestTemporary() as largest:
+        out, places = paged.run(rows, query, scoring)
+
+    for packed, (slot, position) in enumerate(places):
+        expected = paged.exact(slot, position, query[packed], scoring)
+        torch.testing.assert_close(out[packed].double(), expected, rtol=1e-4, atol=1e-4)
+    # The output of 250 tokens, or one row of one head; all scores would be 3.0 MB, and all
+    # gathered pages 3.1 MB.
+    of_one = 2 * 512 * DIM * 4
+    assert largest.num_bytes <= max(out.nbytes, of_one, bound)

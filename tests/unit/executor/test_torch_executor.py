@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from penstock.executor.config import ExecutorConfig
 from penstock.executor.torch.executor import TorchExecutor
@@ -96,6 +97,66 @@ def test_a_poisoned_request_fails_alone_and_leaves_nothing_behind(
             # A model that says the poisoned token itself would fail rightly; this one does not.
             assert POISON not in said
             assert naive.is_greedy(ids, said)
+
+
+def overflow_values(engine: Engine) -> None:
+    """The value of POISON in the last layer overflows; its key and everybody else's do not."""
+    executor = engine.executor
+    assert isinstance(executor, TorchExecutor)
+    module: Any = executor._model.module
+    layers = module.model.layers
+    with torch.inference_mode():
+        module.model.embed_tokens.weight[:, 0] = 0
+        module.model.embed_tokens.weight[POISON] = 0
+        module.model.embed_tokens.weight[POISON, 0] = 8_000
+        for layer in layers:
+            layer.self_attn.o_proj.weight[0] = 0
+            layer.mlp.down_proj.weight[0] = 0
+        layers[-1].self_attn.k_proj.weight[:, 0] = 0
+        layers[-1].self_attn.v_proj.weight[:, 0] = 0
+        layers[-1].self_attn.v_proj.weight[3, 0] = 3.3e38
+
+
+@pytest.mark.parametrize("is_cancelled", [False, True], ids=["runs on", "cancelled"])
+def test_a_value_that_overflows_in_a_middle_chunk_harms_nobody_else(
+    is_cancelled: bool, folder: Path
+) -> None:
+    engine = make_engine(folder, budget=32)
+    overflow_values(engine)
+    bad = prompt(9, 90)
+    bad[5] = bad[11] = POISON
+    engine.submit((spec(1, bad),))
+
+    first = engine.step()
+    if is_cancelled:
+        engine.cancel(1)
+    told = [first, *run_until_idle(engine)]
+    later = [spec(key, prompt(key, 3)) for key in range(2, 12)]
+    told += run(engine, later)
+
+    found = ends(told)
+    end = found.pop(1)
+    assert isinstance(end, Failed)
+    assert end.detail == "keys or values are not finite"
+    assert all(isinstance(other, Finished) for other in found.values())
+
+
+@pytest.mark.parametrize("left_behind", [math.nan, math.inf, -math.inf])
+def test_what_any_block_held_before_reaches_no_request(
+    left_behind: float, folder: Path, naive: NaiveModel
+) -> None:
+    # Also what no check finds: a key that overflowed and that its own token did not attend to.
+    engine = make_engine(folder, budget=24)
+    executor = engine.executor
+    assert isinstance(executor, TorchExecutor)
+    for pages in executor._pages._layers:
+        pages.fill_(left_behind)
+    ids = {key: prompt(key, length) for key, length in ((1, 1), (2, 16), (3, 17), (4, 70), (5, 31))}
+
+    told = run(engine, [spec(key, tokens) for key, tokens in ids.items()])
+
+    tokens = outputs(told)
+    assert all(naive.is_greedy(ids[key], tokens[key]) for key in ids)
 
 
 @pytest.mark.parametrize(

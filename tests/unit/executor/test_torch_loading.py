@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,13 +12,15 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from penstock.executor.torch.architecture import read_architecture
 from penstock.executor.torch.attention_interface import refuse_unknown
 from penstock.executor.torch.errors import ModelLoadError, UnsupportedModel
 from penstock.executor.torch.kv_pages import HeadShape
+from penstock.executor.torch.load_probe import probe_model
 from penstock.executor.torch.loading import load_model
-from support.torch_models import save_tiny_model
+from support.torch_models import ARCHITECTURES, save_tiny_model
 
 SANE = {"model_type": "tiny", "max_position_embeddings": 512, "num_hidden_layers": 2}
 
@@ -148,10 +151,116 @@ def test_unknown_attention_arguments_are_refused_unless_they_ask_for_nothing() -
 
 def test_layers_that_bypass_the_interface_are_refused(tmp_path: Path) -> None:
     torch.manual_seed(0)
-    config = transformers.BloomConfig(vocab_size=64, hidden_size=32, n_layer=2, n_head=2)
-    config.max_position_embeddings = 64
-    transformers.BloomForCausalLM(config).save_pretrained(tmp_path)
-    edit_config(tmp_path, max_position_embeddings=64)
+    config = transformers.CodeGenConfig(
+        vocab_size=64, n_embd=32, n_layer=2, n_head=4, rotary_dim=4, n_positions=64
+    )
+    transformers.CodeGenForCausalLM(config).save_pretrained(tmp_path)
 
-    with pytest.raises((UnsupportedModel, ModelLoadError)):
+    with pytest.raises(UnsupportedModel, match=r"codegen: layers \[0, 1\] bypass"):
         load(tmp_path)
+
+
+def test_a_test_step_that_raises_names_type_and_reason(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_args: object, **_kwargs: object) -> object:
+        raise IndexError("no such row")
+
+    monkeypatch.setattr(transformers.LlamaModel, "forward", fail)
+
+    with pytest.raises(ModelLoadError, match=r"of llama raised|llama: IndexError: no such row"):
+        load(folder)
+
+
+Leak = Callable[[Tensor, Tensor], Tensor]
+
+
+def shift_tokens(hidden: Tensor, _positions: Tensor) -> Tensor:
+    """What a convolution or a token shift does: the token before is mixed in."""
+    return hidden + hidden.roll(1, dims=1)
+
+
+def count_places(hidden: Tensor, _positions: Tensor) -> Tensor:
+    """Positions of its own making."""
+    return hidden + torch.arange(hidden.shape[1])[None, :, None] / 10
+
+
+def scale_by_longest(hidden: Tensor, positions: Tensor) -> Tensor:
+    """What dynamic rotary embeddings do: one long sequence changes all others."""
+    return hidden * (1 + positions.max() / 100)
+
+
+def bound_experts(hidden: Tensor, _positions: Tensor) -> Tensor:
+    """What a capacity of experts does: tokens beyond it are dropped."""
+    kept = torch.arange(hidden.shape[1])[None, :, None] < 20
+    return hidden * kept
+
+
+def restart_in_chunks(hidden: Tensor, positions: Tensor) -> Tensor:
+    """State that begins anew where a chunk does."""
+    first = torch.arange(hidden.shape[1])[None] - positions
+    is_cut = (first[..., None] < 0) & (positions[..., None] < 20)
+    return hidden + is_cut
+
+
+@pytest.mark.parametrize(
+    ("leak", "words"),
+    [
+        (shift_tokens, "packed with"),
+        (count_places, "packed with"),
+        (scale_by_longest, "packed with"),
+        (bound_experts, "packed with"),
+        (restart_in_chunks, "cut into chunks"),
+    ],
+)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_model_whose_tokens_feel_their_neighbours_is_refused(
+    leak: Leak, words: str, dtype: str, folder: Path
+) -> None:
+    model = load_model(folder, device="cpu", dtype=dtype)
+    probe_model(model.module, model.architecture, model.dtype)
+    inner: Any = model.module.get_submodule("model")
+
+    def before(_module: object, args: object, kwargs: dict[str, Any]) -> tuple[object, Any]:
+        positions = kwargs["position_ids"]
+        if positions is None:
+            positions = torch.arange(kwargs["input_ids"].shape[1])[None]
+        embeds = inner.embed_tokens(kwargs["input_ids"])
+        embeds = leak(embeds, positions).to(embeds.dtype)
+        return args, {**kwargs, "input_ids": None, "inputs_embeds": embeds}
+
+    inner.register_forward_pre_hook(before, with_kwargs=True)
+
+    with pytest.raises(UnsupportedModel, match=f"llama.*{words}"):
+        probe_model(model.module, model.architecture, model.dtype)
+
+
+def test_positions_that_begin_elsewhere_are_refused(folder: Path) -> None:
+    model = load(folder)
+    inner: Any = model.module.get_submodule("model")
+
+    def before(_module: object, args: object, kwargs: dict[str, Any]) -> tuple[object, Any]:
+        if kwargs["position_ids"] is None:
+            kwargs["position_ids"] = torch.arange(kwargs["input_ids"].shape[1])[None] * 2
+        return args, kwargs
+
+    inner.register_forward_pre_hook(before, with_kwargs=True)
+
+    with pytest.raises(UnsupportedModel, match="llama does not count positions from 0"):
+        probe_model(model.module, model.architecture, model.dtype)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_sound_models_pass_in_every_precision(name: str, dtype: str, tmp_path: Path) -> None:
+    load_model(save_tiny_model(name, tmp_path), device="cpu", dtype=dtype)
+
+
+def test_a_window_that_no_layer_asks_for_bounds_the_length() -> None:
+    hidden = SimpleNamespace(**SANE, sliding_window=64)
+    unused = SimpleNamespace(**SANE, sliding_window=64, use_sliding_window=False)
+    layered = SimpleNamespace(**SANE, sliding_window=64, layer_types=["full_attention"] * 2)
+
+    assert read_architecture(hidden).undeclared_window == 64
+    assert read_architecture(unused).undeclared_window == 0
+    assert read_architecture(layered).undeclared_window == 0

@@ -18,12 +18,17 @@ _KNOWN_LAYERS = frozenset({"full_attention", "sliding_attention"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Architecture:
-    """`max_seq_len` in tokens; `windowed_layers`: those that must arrive with a sliding window."""
+    """`max_seq_len` in tokens; `windowed_layers`: those that must arrive with a sliding window.
+
+    `undeclared_window`: tokens of a window that is set without a word on which layers have it, or
+    0.
+    """
 
     name: str
     max_seq_len: int
     num_layers: int
     windowed_layers: frozenset[int]
+    undeclared_window: int = 0
 
 
 def read_architecture(config: Any) -> Architecture:
@@ -59,7 +64,15 @@ def read_architecture(config: Any) -> Architecture:
         windowed_layers=frozenset(
             layer for layer, kind in enumerate(layer_types) if kind == "sliding_attention"
         ),
+        undeclared_window=0 if layer_types else _window(config),
     )
+
+
+def _window(config: Any) -> int:
+    """Tokens of the sliding window that the configuration switches on, or 0."""
+    if getattr(config, "use_sliding_window", True) is False:
+        return 0
+    return int(getattr(config, "sliding_window", 0) or 0)
 
 
 def _rope_settings(config: Any) -> list[Mapping[str, Any]]:

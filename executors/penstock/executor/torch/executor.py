@@ -4,9 +4,9 @@ Owns the life of a step: follow who came and went, pack, run the model, sample, 
 Does not know why a batch was chosen. One thread calls it; a step is computed within `launch` on a
 CPU, and waited for in `launch` on CUDA too (its tokens come to the host there).
 
-Failing alone: a request whose logits or keys are not finite is reported with the step that made
-them so, and what it wrote is cleared at once. A request that must not run at all (`SlotRules`) is
-computed with harmless tokens and reported. A step that raises is run again in parts
+Failing alone: a request whose logits, keys or values are not finite is reported with the step that
+made them so, and what it wrote is cleared at once. A request that must not run at all (`SlotRules`)
+is computed with harmless tokens and reported. A step that raises is run again in parts
 (`penstock.executor.isolation`), as long as the device still computes a step that harms nobody.
 """
 
@@ -144,9 +144,10 @@ class TorchExecutor:
         if self._step is None:
             raise RuntimeError("attention outside a step")
         if self._has_unsampled and layer == len(self._pages.shapes) - 1:
-            # Whatever went wrong below shows in the last layer's keys, also for tokens whose logits
-            # nobody looks at.
-            self._is_token_good = torch.isfinite(key).flatten(1).all(1)
+            # Whatever went wrong below shows in the last layer's keys and values, also for tokens
+            # whose logits nobody looks at.
+            is_finite = torch.isfinite(key) & torch.isfinite(value)
+            self._is_token_good = is_finite.flatten(1).all(1)
         return self._attention.attend(layer, self._step, query, key, value, scoring)
 
     def _run_part(self, batch: Batch) -> StepResult:
@@ -177,6 +178,11 @@ class TorchExecutor:
             num_embeddings=self._model.num_embeddings,
             overhead_blocks=self._overhead_blocks,
         )
+        if len(step.unwritten_blocks):
+            # What an earlier owner left there would be read, masked, with the sequence's own.
+            self._pages.zero_tokens(
+                step.to_device(step.unwritten_blocks), step.to_device(step.unwritten_offsets)
+            )
         sampled_rows = _rows_of(batch, batch.sampled_slots)
         prompts = prompt_rows(batch, step)
         wanted = [step.last_of_row[sampled_rows], *(prompt.packed for prompt in prompts)]
@@ -218,7 +224,7 @@ class TorchExecutor:
             for row in range(batch.num_rows):
                 last = int(step.last_of_row[row])
                 if is_bad[last + 1 - int(batch.num_tokens[row]) : last + 1].any():
-                    failures[int(batch.slots[row])] = "keys are not finite"
+                    failures[int(batch.slots[row])] = "keys or values are not finite"
         if rules.refusals:
             for slot in batch.slots.tolist():
                 if slot in rules.refusals:

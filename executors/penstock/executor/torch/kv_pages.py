@@ -28,7 +28,7 @@ class HeadShape:
 
 
 class KVPages:
-    """Pages for every layer, zeroed: no row is ever anything but finite (see `zero_tokens`)."""
+    """Pages for every layer, zeroed."""
 
     def __init__(
         self,
@@ -62,11 +62,10 @@ class KVPages:
         return self._layers[layer].view(-1, self.block_size * self.shapes[layer].head_dim)
 
     def zero_tokens(self, blocks: Tensor, offsets: Tensor) -> None:
-        """Clear tokens of a request that failed.
+        """Clear tokens that no sequence has written, or one that failed.
 
-        A poisoned row left behind would reach whoever gets the block next: what lies behind the
-        end of a sequence is masked by adding minus infinity and multiplied by zero, and neither
-        stops a NaN.
+        What lies behind the end of a sequence is masked by adding minus infinity and multiplied by
+        zero, and neither stops a value that is not finite.
         """
         for pages in self._layers:
             pages[blocks, :, :, offsets] = 0

@@ -1,11 +1,12 @@
 """A Hugging Face folder in, a model that runs packed steps out.
 
-Owns the only call into transformers' loading, and the probe that shows what the model really does
-with attention. Reads the folder, never the network.
+Owns the only call into transformers' loading, and the wording of what goes wrong in it. Reads the
+folder, never the network.
 """
 
-import inspect
 import json
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,14 +19,10 @@ from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
 from penstock.executor.torch.architecture import Architecture, read_architecture
-from penstock.executor.torch.attention_interface import (
-    ATTENTION_NAME,
-    attach_runner,
-    register_attention,
-)
+from penstock.executor.torch.attention_interface import ATTENTION_NAME, register_attention
 from penstock.executor.torch.errors import ModelLoadError, UnsupportedModel
 from penstock.executor.torch.kv_pages import HeadShape
-from penstock.executor.torch.paged_attention import Scoring
+from penstock.executor.torch.load_probe import probe_model
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,10 +64,48 @@ def load_model(path: Path, *, device: str, dtype: str) -> LoadedModel:
         raise ModelLoadError(f"device {device} was asked for and CUDA is not available")
     register_attention()
     transformers_logging.disable_progress_bar()
-    try:
+    with _named(str(path)):
         _check_model_type(path)
         config: Any = AutoConfig.from_pretrained(path, local_files_only=True)
         architecture = read_architecture(config.get_text_config())
+    with _named(f"{path}: {architecture.name}"):
+        module = _load_module(path, config, dtype)
+        module.eval().requires_grad_(False).to(device)
+        weight = next(module.get_input_embeddings().parameters())
+    try:
+        with _named(f"{path}: a test step of {architecture.name}"):
+            probed = probe_model(module, architecture, weight.dtype)
+    except UnsupportedModel as error:
+        if architecture.name in str(error):
+            raise
+        raise UnsupportedModel(f"{architecture.name}: {error}") from error
+    return LoadedModel(
+        module=module,
+        architecture=probed.architecture,
+        shapes=probed.shapes,
+        vocab_size=probed.vocab_size,
+        num_embeddings=weight.shape[0],
+        dtype=weight.dtype,
+        device=weight.device,
+    )
+
+
+@contextmanager
+def _named(subject: str) -> Generator[None]:
+    """Any error of code that belongs to an architecture becomes a ModelLoadError with `subject`."""
+    try:
+        yield
+    except (ModelLoadError, UnsupportedModel):
+        raise
+    except Exception as error:
+        # Messages of other types are not sentences.
+        is_clear = isinstance(error, OSError | ValueError | RuntimeError | SafetensorError)
+        reason = str(error) if is_clear else f"{type(error).__name__}: {error}"
+        raise ModelLoadError(f"{subject}: {reason}") from error
+
+
+def _load_module(path: Path, config: Any, dtype: str) -> Any:
+    try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             path,
             config=config,
@@ -79,10 +114,13 @@ def load_model(path: Path, *, device: str, dtype: str) -> LoadedModel:
             local_files_only=True,
             use_safetensors=True,
             output_loading_info=True,
-            ignore_mismatched_sizes=True,  # told below, by name
+            ignore_mismatched_sizes=True,  # reported below, by name
         )
-    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
-        raise ModelLoadError(f"{path}: {error}") from error
+    except KeyError as error:
+        if error.args != (ATTENTION_NAME,):
+            raise
+        name = config.get_text_config().model_type
+        raise UnsupportedModel(f"{name} does not use the attention interface") from error
     module, found = loaded
     # transformers fills what is missing or does not fit with random numbers and a warning.
     entries: list[Any] = list(found.get("mismatched_keys", ()))
@@ -91,20 +129,7 @@ def load_model(path: Path, *, device: str, dtype: str) -> LoadedModel:
     absent = sorted(mismatched.union(found.get("missing_keys", ())))
     if absent:
         raise ModelLoadError(f"{path}: no weights, or of another shape, for {', '.join(absent)}")
-    module.eval().requires_grad_(False).to(device)
-    if "logits_to_keep" not in inspect.signature(module.forward).parameters:
-        raise UnsupportedModel(f"{architecture.name} cannot compute the logits of chosen tokens")
-    shapes, vocab_size = _probe(module, architecture)
-    weight = _embedding_weight(module)
-    return LoadedModel(
-        module=module,
-        architecture=architecture,
-        shapes=shapes,
-        vocab_size=vocab_size,
-        num_embeddings=weight.shape[0],
-        dtype=weight.dtype,
-        device=weight.device,
-    )
+    return module
 
 
 def _check_model_type(path: Path) -> None:
@@ -118,55 +143,3 @@ def _check_model_type(path: Path) -> None:
         raise ValueError(
             f"transformers {transformers.__version__} does not know the architecture {model_type!r}"
         )
-
-
-def _embedding_weight(module: Any) -> Tensor:
-    embedding: nn.Module = module.get_input_embeddings()
-    return next(embedding.parameters())
-
-
-class _Probe:
-    """Stands in for attention once and writes down what every layer asks for."""
-
-    def __init__(self, dtype: torch.dtype) -> None:
-        self._dtype = dtype
-        self.shapes: dict[int, HeadShape] = {}
-        self.windowed: set[int] = set()
-
-    def run_layer(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring
-    ) -> Tensor:
-        if key.shape != value.shape or query.shape[-1] != key.shape[-1]:
-            raise UnsupportedModel(f"layer {layer} has keys and values of different sizes")
-        if key.dtype != self._dtype or value.dtype != self._dtype:
-            raise UnsupportedModel(f"layer {layer} has keys and values in another precision")
-        if layer in self.shapes:
-            raise UnsupportedModel(f"layer {layer} attends more than once")
-        self.shapes[layer] = HeadShape(num_heads=key.shape[1], head_dim=key.shape[2])
-        if scoring.window:
-            self.windowed.add(layer)
-        return torch.zeros_like(query)
-
-
-@torch.inference_mode()
-def _probe(module: Any, architecture: Architecture) -> tuple[tuple[HeadShape, ...], int]:
-    """Run two tokens and check that every layer's attention came through the interface."""
-    probe = _Probe(_embedding_weight(module).dtype)
-    attach_runner(module, probe)
-    ids = torch.zeros((1, 2), dtype=torch.long, device=module.device)
-    positions = torch.arange(2, device=module.device)[None]
-    out = module(
-        input_ids=ids,
-        position_ids=positions,
-        attention_mask=None,
-        use_cache=False,
-        logits_to_keep=positions[0, 1:],
-    )
-    missing = sorted(set(range(architecture.num_layers)) - probe.shapes.keys())
-    if missing or len(probe.shapes) != architecture.num_layers:
-        raise UnsupportedModel(f"{architecture.name}: layers {missing} bypass our attention")
-    unwindowed = sorted(architecture.windowed_layers - probe.windowed)
-    if unwindowed:
-        raise UnsupportedModel(f"{architecture.name}: layers {unwindowed} hide their window")
-    shapes = tuple(probe.shapes[layer] for layer in range(architecture.num_layers))
-    return shapes, int(out.logits.shape[-1])

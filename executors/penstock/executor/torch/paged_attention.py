@@ -3,16 +3,21 @@
 Owns the two forms, rows of one token in length groups and chunks one by one. Does not know
 transformers; `attention_interface` brings the calls here. Plain tensor operations, the same on
 every device.
+
+Scratch memory is bounded: rows and heads are worked through in tiles, so that neither gathered
+pages nor scores grow with heads times tokens times context.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from math import prod
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from penstock.executor.torch.kv_pages import HeadShape, KVPages
-from penstock.executor.torch.step_inputs import RowGroup, StepInputs
+from penstock.executor.torch.kv_pages import KVPages
+from penstock.executor.torch.step_inputs import Chunk, ChunkKeys, RowGroup, StepInputs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,12 +36,33 @@ class Scoring:
         return self.softcap == 0.0 and self.sinks is None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scratch:
+    """Bounds of a tile: `gathered_bytes` of pages; `num_scores` in float32 where scores are laid
+    out, else `num_mask_elements`. One token of one key head is the least, whatever its context."""
+
+    gathered_bytes: int
+    num_scores: int
+    num_mask_elements: int
+
+
+_SCRATCH = {
+    # About what a CPU's last cache holds; on CUDA few launches count more.
+    "cpu": Scratch(gathered_bytes=64 << 20, num_scores=4 << 20, num_mask_elements=16 << 20),
+    "cuda": Scratch(gathered_bytes=1 << 30, num_scores=64 << 20, num_mask_elements=64 << 20),
+}
+
+
 class PagedAttention:
     """Writes a layer's new keys and values to the pages and attends over them."""
 
-    def __init__(self, pages: KVPages) -> None:
+    def __init__(self, pages: KVPages, scratch: Scratch | None = None) -> None:
         self._pages = pages
+        self._scratch = scratch or _SCRATCH[pages.device.type]
+        # Kept: buffers of ever other sizes would leave holes in the heap.
         self._gathered = torch.empty(0, dtype=pages.dtype, device=pages.device)
+        self._scores = torch.empty(0, dtype=torch.float32, device=pages.device)
+        self._weights = torch.empty(0, dtype=pages.dtype, device=pages.device)
 
     def attend(
         self,
@@ -54,16 +80,23 @@ class PagedAttention:
         tokens.index_copy_(0, key_rows, key.reshape(-1, shape.head_dim))
         tokens.index_copy_(0, value_rows, value.reshape(-1, shape.head_dim))
         groups = step.row_groups(shape, scoring.window) if step.num_singles else ()
-        if len(groups) == 1 and not step.chunks:
-            return self._attend_group(layer, groups[0], query, scoring)
         out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
         for group in groups:
             rows = slice(group.first, group.last)
-            out[rows] = self._attend_group(layer, group, query[rows], scoring)
+            self._attend_group(layer, group, query[rows], scoring, out[rows])
         for index, chunk in enumerate(step.chunks):
             rows = slice(chunk.first, chunk.last)
-            own = (key[rows], value[rows])
-            out[rows] = self._attend_chunk(layer, step, index, query[rows], own, scoring)
+            is_whole = chunk.start == 0 and not 0 < scoring.window < chunk.end
+            if is_whole and scoring.is_plain:
+                # The whole past is in this very chunk: nothing to gather.
+                keys, values = key[rows].transpose(0, 1), value[rows].transpose(0, 1)
+                out[rows] = _attend_plain(query[rows], keys, values, None, scoring.scaling)
+            else:
+                max_elements = self._scratch.num_mask_elements
+                if not scoring.is_plain:
+                    max_elements = self._scratch.num_scores * shape.num_heads // query.shape[1]
+                past = step.chunk_keys(index, shape, scoring.window, max_elements)
+                self._attend_chunk(layer, chunk, past, query[rows], scoring, out[rows])
         return out
 
     def _gather(self, layer: int, page_rows: Tensor) -> Tensor:
@@ -71,121 +104,171 @@ class PagedAttention:
         pages = self._pages.block_rows(layer)
         num_elements = page_rows.numel() * pages.shape[1]
         if self._gathered.numel() < num_elements:
-            self._gathered = torch.empty(
-                num_elements * 5 // 4, dtype=pages.dtype, device=pages.device
-            )
+            self._gathered = torch.empty(num_elements, dtype=pages.dtype, device=pages.device)
         out = self._gathered[:num_elements].view(-1, pages.shape[1])
-        return torch.index_select(pages, 0, page_rows, out=out)
+        return torch.index_select(pages, 0, page_rows.reshape(-1), out=out)
 
-    def _attend_group(self, layer: int, group: RowGroup, query: Tensor, scoring: Scoring) -> Tensor:
-        """query [rows, Hq, D]; the queries of one key head stand together as rows of a matrix."""
-        num_rows, num_queries, head_dim = query.shape
+    def _score_buffers(self, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+        """Room for a tile's scores in float32 and for its weights."""
+        num_elements = prod(shape)
+        if self._scores.numel() < num_elements:
+            self._scores = self._scores.new_empty(max(num_elements, self._scratch.num_scores))
+            self._weights = self._weights.new_empty(self._scores.shape)
+        return self._scores[:num_elements].view(shape), self._weights[:num_elements].view(shape)
+
+    def _tiles(self, layer: int, num_rows: int, width: int) -> Iterator[tuple[slice, slice]]:
+        """(rows, key heads) whose gathered pages, `width` blocks for each, fit the scratch."""
         shape = self._pages.shapes[layer]
-        num_matrices = num_rows * shape.num_heads
-        gathered = self._gather(layer, group.page_rows)
-        keys, values = gathered.view(2, num_matrices, -1, head_dim)
-        queries = query.reshape(num_matrices, -1, head_dim)
-        per_head = (num_rows, shape.num_heads, num_queries // shape.num_heads, -1)
-        if scoring.is_plain and query.dtype != torch.float32:
-            scores = self._centred_scores(queries, keys, group.mask, per_head, scoring.scaling)
-            weights = torch.softmax(scores, -1, dtype=torch.float32)
-        else:
-            scores = torch.bmm(queries, keys.transpose(1, 2)).view(per_head)
-            weights = _softmax(scores.float(), group.mask, scoring, shape)
-        weights = weights.to(query.dtype).view(num_matrices, -1, keys.shape[1])
-        return torch.bmm(weights, values).view(query.shape)
+        num_elements = 2 * width * self._pages.block_size * shape.head_dim
+        room = max(self._scratch.gathered_bytes // (num_elements * self._pages.dtype.itemsize), 1)
+        num_heads = min(room, shape.num_heads)
+        for rows in _slices(num_rows, max(room // shape.num_heads, 1)):
+            for heads in _slices(shape.num_heads, num_heads):
+                yield rows, heads
 
-    def _centred_scores(
-        self,
-        queries: Tensor,
-        keys: Tensor,
-        mask: Tensor,
-        per_head: tuple[int, int, int, int],
-        scaling: float,
-    ) -> Tensor:
-        """Scores less a guess of each row's greatest, masked, [matrices, queries, keys].
+    def _attend_group(
+        self, layer: int, group: RowGroup, query: Tensor, scoring: Scoring, out: Tensor
+    ) -> None:
+        """query and out [rows, Hq, D]; queries of one key head are rows of one matrix."""
+        shape = self._pages.shapes[layer]
+        num_rows, num_queries, head_dim = query.shape
+        per_head = (num_rows, shape.num_heads, num_queries // shape.num_heads)
+        queries, attended = query.view(*per_head, head_dim), out.view(*per_head, head_dim)
+        sinks = None if scoring.sinks is None else scoring.sinks.float().view(*per_head[1:], 1)
+        for rows, heads in self._tiles(layer, num_rows, group.width):
+            part = queries[rows, heads]
+            gathered = self._gather(layer, group.page_rows[:, rows, heads])
+            keys, values = gathered.view(2, part.shape[0] * part.shape[1], -1, head_dim)
+            scores, centre = self._group_scores(part, keys, group.mask[rows], scoring)
+            if scoring.is_plain:
+                weights = torch.softmax(scores, -1, dtype=torch.float32)
+            else:
+                own_sinks = None if sinks is None else sinks[heads] - centre
+                weights = scores.float()
+                weights /= _exponentiate(weights, own_sinks)
+            weights = weights.to(query.dtype).flatten(0, 1)
+            attended[rows, heads] = torch.bmm(weights, values).view(part.shape)
 
-        A batched product in bfloat16 sums in float32 but rounds its result to 8 bits, which is
-        coarse for a large score. What a softmax needs exactly are the differences to the greatest:
-        so a constant near it, found among the first block's keys (where attention gathers), is
-        subtracted before the rounding.
+    def _group_scores(
+        self, queries: Tensor, keys: Tensor, mask: Tensor, scoring: Scoring
+    ) -> tuple[Tensor, Tensor]:
+        """Masked scores of queries [rows, heads, queries, D] less a centre, and that centre.
+
+        A batched product in half precision sums in float32 but rounds its result, to 8 bits in
+        bfloat16, which is coarse for a large score. What a softmax needs exactly are the
+        differences to the greatest: so a constant near it, found among the first block's keys
+        (where attention gathers), is subtracted before the rounding.
         """
-        width = self._pages.block_size
-        first = keys[:, :width].contiguous().transpose(1, 2)
-        guess = torch.bmm(queries, first).mul_(scaling).view(per_head)
-        # Only keys that count: the rest of a block is whatever its last owner left there. The first
-        # block of a row always has one.
-        centre = (guess + mask[..., :width]).amax(-1, keepdim=True)
-        offset = mask - centre
-        return torch.baddbmm(
-            offset.view(len(queries), -1, keys.shape[1]),
-            queries,
-            keys.transpose(1, 2),
-            alpha=scaling,
-        )
+        matrices, transposed = queries.flatten(0, 1), keys.transpose(1, 2)
+        shape = (*queries.shape[:-1], keys.shape[1])
+        centre = torch.zeros((), dtype=queries.dtype, device=queries.device)
+        if queries.dtype != torch.float32:
+            width = self._pages.block_size
+            first = keys[:, :width].contiguous().transpose(1, 2)
+            guess = torch.bmm(matrices * scoring.scaling, first).view(*shape[:-1], -1)
+            # Only keys that count: the rest of a block is whatever its last owner left there. The
+            # first block of a row always has one.
+            centre = (guess + mask[..., :width]).amax(-1, keepdim=True)
+        offset = (-centre if scoring.softcap else mask - centre).expand(shape)
+        scores = torch.baddbmm(offset.flatten(0, 1), matrices, transposed, alpha=scoring.scaling)
+        scores = scores.view(shape)
+        if not scoring.softcap:
+            return scores, centre
+        capped = _cap(scores.float().add_(centre), scoring.softcap).add_(mask)
+        return capped, torch.zeros_like(centre)
 
     def _attend_chunk(
         self,
         layer: int,
-        step: StepInputs,
-        index: int,
+        chunk: Chunk,
+        past: ChunkKeys,
         query: Tensor,
-        own: tuple[Tensor, Tensor],
         scoring: Scoring,
-    ) -> Tensor:
-        """query [n, Hq, D], `own` keys and values [n, H, D]; returns [n, Hq, D]."""
-        shape = self._pages.shapes[layer]
-        chunk = step.chunks[index]
-        queries = query.transpose(0, 1).unsqueeze(0)
-        is_grouped = query.shape[1] != shape.num_heads
-        is_whole = chunk.start == 0 and (scoring.window == 0 or scoring.window >= chunk.end)
-        if is_whole and scoring.is_plain:
-            # The whole past is in this very chunk: nothing to gather.
-            keys, values = (part.transpose(0, 1).unsqueeze(0) for part in own)
-            attended = functional.scaled_dot_product_attention(
-                queries,
-                keys,
-                values,
-                is_causal=True,
-                scale=scoring.scaling,
-                enable_gqa=is_grouped,
-            )
-            return attended[0].transpose(0, 1)
-        past = step.chunk_keys(index, shape, scoring.window)
-        gathered = self._gather(layer, past.page_rows)
-        keys, values = gathered.view(2, 1, shape.num_heads, -1, shape.head_dim)
-        if scoring.is_plain:
-            attended = functional.scaled_dot_product_attention(
-                queries,
-                keys,
-                values,
-                attn_mask=past.mask[None, None],
-                scale=scoring.scaling,
-                enable_gqa=is_grouped,
-            )
-            return attended[0].transpose(0, 1)
+        out: Tensor,
+    ) -> None:
+        """query and out [n, Hq, D]."""
         num_tokens, num_queries, head_dim = query.shape
-        grouped = queries.reshape(1, shape.num_heads, -1, num_tokens, head_dim)
-        scores = grouped @ keys.unsqueeze(2).transpose(-1, -2)
-        weights = _softmax(scores[0].float(), past.mask, scoring, shape).to(query.dtype)
-        attended = torch.matmul(weights, values[0].unsqueeze(1))
-        return attended.reshape(num_queries, num_tokens, head_dim).transpose(0, 1)
+        num_heads, width = past.page_rows.shape[1:]
+        group = num_queries // num_heads
+        for _, heads in self._tiles(layer, 1, width):
+            own = slice(heads.start * group, heads.stop * group)
+            gathered = self._gather(layer, past.page_rows[:, heads])
+            keys, values = gathered.view(2, heads.stop - heads.start, -1, head_dim)
+            for rows in _slices(num_tokens, len(past.mask)):
+                seen, mask = past.tile(chunk, rows, scoring.window)
+                part = query[rows, own], keys[:, seen], values[:, seen], mask
+                if scoring.is_plain:
+                    out[rows, own] = _attend_plain(*part, scoring.scaling)
+                else:
+                    self._attend_tile(*part, scoring, own, out[rows, own])
+
+    def _attend_tile(
+        self,
+        query: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        mask: Tensor,
+        scoring: Scoring,
+        own: slice,
+        out: Tensor,
+    ) -> None:
+        """query and out [n, Hq, D], of the query heads `own`; keys and values [H, keys, D]."""
+        num_heads, num_keys, _ = keys.shape
+        num_tokens = len(query)
+        queries, attended = query.unflatten(1, (num_heads, -1)), out.unflatten(1, (num_heads, -1))
+        group = queries.shape[2]
+        sinks = scoring.sinks
+        if sinks is not None:
+            sinks = sinks[own].float().view(num_heads, group, 1, 1)
+        # Without a window every token sees all keys before the tile.
+        first_masked = 0 if scoring.window else num_keys - num_tokens
+        for heads in _slices(
+            num_heads, max(self._scratch.num_scores // (group * num_tokens * num_keys), 1)
+        ):
+            rows = queries[:, heads].permute(1, 2, 0, 3).float() * scoring.scaling
+            scores, weights = self._score_buffers((*rows.shape[:3], num_keys))
+            transposed = keys[heads].float().transpose(1, 2)
+            torch.bmm(rows.flatten(1, 2), transposed, out=scores.flatten(1, 2))
+            if scoring.softcap:
+                _cap(scores, scoring.softcap)
+            scores[..., first_masked:] += mask[:, first_masked:]
+            sums = _exponentiate(scores, None if sinks is None else sinks[heads])
+            weights = weights.copy_(scores).flatten(1, 2)
+            part = torch.bmm(weights, values[heads]).view(rows.shape) / sums
+            attended[:, heads] = part.permute(2, 0, 1, 3)
 
 
-def _softmax(scores: Tensor, mask: Tensor, scoring: Scoring, shape: HeadShape) -> Tensor:
-    """Weights in float32 over the last axis of raw products, after scale, cap, mask and sinks.
+def _slices(count: int, size: int) -> Iterator[slice]:
+    """`count` things in slices of `size` at most."""
+    for first in range(0, count, size):
+        yield slice(first, min(first + size, count))
 
-    Rows [rows, heads, queries per head, keys] or a chunk [heads, queries per head, tokens, keys].
-    """
-    scores = scores * scoring.scaling
-    if scoring.softcap:
-        scores = torch.tanh(scores / scoring.softcap) * scoring.softcap
-    scores = scores + mask
-    if scoring.sinks is None:
-        return torch.softmax(scores, -1)
-    sinks = scoring.sinks.float().view(shape.num_heads, -1)
-    if mask.dim() == 2:
-        sinks = sinks.unsqueeze(-1)
-    sinks = sinks.unsqueeze(-1).expand(*scores.shape[:-1], 1)
-    weights: Tensor = torch.softmax(torch.cat([scores, sinks], -1), -1)[..., :-1]
-    return weights
+
+def _attend_plain(
+    query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scaling: float
+) -> Tensor:
+    """query [n, Hq, D], keys and values [H, keys, D], `mask` [n, keys] or None for a causal one."""
+    attended = functional.scaled_dot_product_attention(
+        query.transpose(0, 1).unsqueeze(0),
+        keys.unsqueeze(0),
+        values.unsqueeze(0),
+        attn_mask=mask if mask is None else mask[None, None],
+        is_causal=mask is None,
+        scale=scaling,
+        enable_gqa=query.shape[1] != len(keys),
+    )
+    return attended[0].transpose(0, 1)
+
+
+def _cap(scores: Tensor, softcap: float) -> Tensor:
+    """Soft-capped in place."""
+    return scores.div_(softcap).tanh_().mul_(softcap)
+
+
+def _exponentiate(scores: Tensor, sinks: Tensor | None) -> Tensor:
+    """Float32 scores become exponentials in place; their sums with the sinks' [..., 1]."""
+    greatest = scores.amax(-1, keepdim=True)
+    if sinks is not None:
+        greatest = torch.maximum(greatest, sinks)
+    sums = scores.sub_(greatest).exp_().sum(-1, keepdim=True)
+    return sums if sinks is None else sums.add_(torch.exp(sinks - greatest))

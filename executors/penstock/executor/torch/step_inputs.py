@@ -20,12 +20,15 @@ from penstock.scheduler.batch import Batch
 
 Ints = NDArray[np.int64]
 
+_MIN_WINDOW_TILE = 256
+"""Fewer tokens at once than this make a product slow."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowGroup:
     """Single-token rows `first .. last - 1` over `width` blocks each.
 
-    `page_rows` int64 [2 * rows * heads * width]: pages to gather, ordered (kv, row, head, block).
+    `page_rows` int64 [2, rows, heads, width]: pages to gather.
     `mask` [rows, 1, 1, width * block_size]: 0 where a key counts, minus infinity where not.
     """
 
@@ -53,18 +56,34 @@ class Chunk:
         """Position after the chunk's last token."""
         return self.start + self.last - self.first
 
+    def first_key(self, position: int, window: int) -> int:
+        """The first position that the token at `position` attends to."""
+        return max(position + 1 - window, 0) if window else 0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkKeys:
-    """What a chunk attends to: `width` gathered blocks and a mask.
+    """What a chunk attends to: gathered blocks, and one mask for all its tiles of tokens.
 
-    `page_rows` int64 [2 * heads * width], ordered (kv, head, block); `mask` [tokens, keys], 0 or
-    minus infinity.
+    `page_rows` int64 [2, heads, blocks], from the block of position `first` on. `mask`
+    [tile, num_past + tile], 0 or minus infinity: a tile's keys end with its last token and begin
+    at most `num_past` before its first.
     """
 
-    width: int
+    first: int
+    num_past: int
     page_rows: Tensor
     mask: Tensor
+
+    def tile(self, chunk: Chunk, rows: slice, window: int) -> tuple[slice, Tensor]:
+        """Gathered keys that the chunk's tokens `rows` see between them, and their mask."""
+        position = chunk.start + rows.start
+        first_key = chunk.first_key(position, window)
+        columns = slice(
+            self.num_past - (position - first_key), self.num_past + rows.stop - rows.start
+        )
+        seen = slice(first_key - self.first, chunk.start + rows.stop - self.first)
+        return seen, self.mask[: rows.stop - rows.start, columns]
 
 
 class StepInputs:
@@ -72,7 +91,9 @@ class StepInputs:
 
     `input_ids`, `position_ids` int64 [1, T]. `blocks`, `offsets` int64 [T]: where each token's keys
     and values go. `last_of_row` [rows of the batch]: packed place of each batch row's last token.
-    `num_singles` rows of one token come first, then `chunks`.
+    `num_singles` rows of one token come first, then `chunks`. `unwritten_blocks`,
+    `unwritten_offsets` int64: places behind the end of a sequence, in blocks that this step is the
+    first of their owner to write to.
     """
 
     def __init__(
@@ -82,7 +103,7 @@ class StepInputs:
         self._overhead_blocks = overhead_blocks
         self._token_rows: dict[int, tuple[Tensor, Tensor]] = {}
         self._row_groups: dict[tuple[int, int], tuple[RowGroup, ...]] = {}
-        self._chunk_keys: dict[tuple[int, int, int], ChunkKeys] = {}
+        self._chunk_keys: dict[tuple[int, int, int, int], ChunkKeys] = {}
         block_size = pages.block_size
 
         order, num_singles = _packing_order(batch)
@@ -102,6 +123,10 @@ class StepInputs:
         table = batch.arrays.block_table
         self.blocks: Ints = table[token_slots, positions // block_size].astype(np.int64)
         self.offsets: Ints = positions % block_size
+        last_blocks = self.blocks[row_ends - 1]
+        self.unwritten_blocks, self.unwritten_offsets = _unwritten(
+            last_blocks, starts, starts + counts, block_size
+        )
         self.input_ids = self.to_device(ids.astype(np.int64)).unsqueeze(0)
         self.position_ids = self.to_device(positions).unsqueeze(0)
         self._single_lengths: Ints = starts[:num_singles] + 1
@@ -175,31 +200,43 @@ class StepInputs:
             )
         return tuple(groups)
 
-    def chunk_keys(self, index: int, shape: HeadShape, window: int) -> ChunkKeys:
-        """The pages that chunk `index` attends to and its mask; `window` 0 for none."""
-        key = (index, shape.num_heads, window)
+    def chunk_keys(self, index: int, shape: HeadShape, window: int, max_elements: int) -> ChunkKeys:
+        """The pages that chunk `index` attends to and its mask; `window` 0 for none.
+
+        `max_elements` bounds tokens times keys of a tile, of which one token is the least.
+        """
+        key = (index, shape.num_heads, window, max_elements)
         keys = self._chunk_keys.get(key)
         if keys is None:
             chunk = self.chunks[index]
-            block_size = self._pages.block_size
-            first_key = max(chunk.start + 1 - window, 0) if window else 0
-            blocks = chunk.blocks[first_key // block_size :]
+            first_block = chunk.first_key(chunk.start, window) // self._pages.block_size
+            pages = _page_rows(chunk.blocks[None, first_block:], shape.num_heads)
+            tile = self._tile_of(chunk, window, max_elements)
+            last_tile = chunk.end - 1 - (chunk.end - 1 - chunk.start) % tile
+            num_past = last_tile - chunk.first_key(last_tile, window)
             device = self._pages.device
-            first_position = first_key // block_size * block_size
-            seen = torch.arange(
-                first_position, first_position + len(blocks) * block_size, device=device
-            )
-            rows = torch.arange(chunk.start, chunk.end, device=device)[:, None]
-            is_seen = seen <= rows
+            columns = torch.arange(-num_past, tile, device=device)
+            rows = torch.arange(tile, device=device)[:, None]
+            is_seen = columns <= rows
             if window:
-                is_seen &= seen > rows - window
+                is_seen &= columns > rows - window
             keys = ChunkKeys(
-                width=len(blocks),
-                page_rows=self.to_device(_page_rows(blocks[None], shape.num_heads)),
+                first=first_block * self._pages.block_size,
+                num_past=num_past,
+                page_rows=self.to_device(pages).view(2, shape.num_heads, -1),
                 mask=self._additive(is_seen),
             )
             self._chunk_keys[key] = keys
         return keys
+
+    def _tile_of(self, chunk: Chunk, window: int, max_elements: int) -> int:
+        """Tokens of a chunk that attend together."""
+        tile = num_tokens = chunk.end - chunk.start
+        if window and self._pages.device.type == "cpu":
+            # Of a tile's keys, `window` of `window + tile` count.
+            tile = min(tile, max(window, _MIN_WINDOW_TILE))
+        num_keys = min(chunk.end, window + tile) if window else chunk.end
+        return min(tile, max(max_elements // num_keys, 1), num_tokens)
 
     def _additive(self, is_seen: Tensor) -> Tensor:
         mask = torch.zeros(is_seen.shape, dtype=self._pages.dtype, device=self._pages.device)
@@ -214,7 +251,17 @@ def _packing_order(batch: Batch) -> tuple[Ints, int]:
     return np.concatenate([singles, np.flatnonzero(~is_single)]), len(singles)
 
 
+def _unwritten(last_blocks: Ints, starts: Ints, ends: Ints, block_size: int) -> tuple[Ints, Ints]:
+    """Blocks and offsets behind each end, of sequences that enter their last block in this step."""
+    first_free = ends % block_size
+    is_entered = (starts <= ends - first_free) & (first_free > 0)
+    counts = (block_size - first_free)[is_entered]
+    group_ends = np.cumsum(counts)
+    offsets = np.arange(counts.sum()) - np.repeat(group_ends - block_size, counts)
+    return np.repeat(last_blocks[is_entered], counts), offsets
+
+
 def _page_rows(blocks: Ints, num_heads: int) -> Ints:
-    """Rows of `KVPages.block_rows` for blocks [rows, width], ordered (kv, row, head, block)."""
+    """Rows of `KVPages.block_rows` for blocks [rows, width], as [2, rows, heads, width]."""
     pages = np.arange(2)[:, None, None, None] * num_heads + np.arange(num_heads)[:, None]
-    return (blocks[:, None, :] * 2 * num_heads + pages).reshape(-1)
+    return blocks[:, None, :] * 2 * num_heads + pages

@@ -1,0 +1,162 @@
+"""Scratch memory of prefill and decode in the torch executor, and how long a long prompt takes.
+
+One layer in bfloat16, a prompt of 8,192 tokens in chunks of 2,048, then two decodes; each model in
+a process of its own, measured by its greatest resident size above idle.
+
+    python benchmarks/attention_memory.py [--full] [--json FILE]
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from report import Check, arguments, print_checks, print_table, write_json
+
+CHUNK = 2048
+CONTEXT = 8192
+MAX_MIB = 300.0
+_SMALL = {"num_attention_heads": 16, "num_key_value_heads": 2, "head_dim": 8}
+SHAPES: dict[str, tuple[str, dict[str, int]]] = {
+    "plain, 16 heads": ("llama", _SMALL),
+    "sinks, 16 heads": ("gpt_oss", _SMALL),
+    "soft-cap, 16 heads": ("gemma2", _SMALL),
+    # A layer of gpt-oss-20b and of Gemma 2 9B; experts left out.
+    "gpt-oss-20b": (
+        "gpt_oss",
+        {"num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 64},
+    ),
+    "gemma-2-9b": (
+        "gemma2",
+        {"num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 256},
+    ),
+}
+_QUICK = tuple(SHAPES)[:3]
+_JUDGED = ("sinks, 16 heads", "soft-cap, 16 heads")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """`peak_mib` above idle."""
+
+    name: str
+    context: int
+    peak_mib: float
+    seconds: float
+
+
+def build_model(name: str, context: int, folder: Path) -> None:
+    """Write a model of one full-attention layer with random weights."""
+    import torch
+    from transformers import AutoModelForCausalLM, Gemma2Config, GptOssConfig, LlamaConfig
+
+    model_type, heads = SHAPES[name]
+    shape: dict[str, Any] = {
+        **heads,
+        "vocab_size": 256,
+        "hidden_size": 64,
+        "intermediate_size": 32,
+        "num_hidden_layers": 1,
+        "max_position_embeddings": context + 64,
+        "bos_token_id": 0,
+        "eos_token_id": 1,
+        "pad_token_id": 2,
+    }
+    full: dict[str, Any] = {"layer_types": ["full_attention"]}
+    config: Any
+    if model_type == "gpt_oss":
+        rope = {"rope_type": "default", "rope_theta": 1e4}
+        config = GptOssConfig(
+            **shape, **full, num_local_experts=2, num_experts_per_tok=1, rope_parameters=rope
+        )
+    elif model_type == "gemma2":
+        config = Gemma2Config(**shape, **full, query_pre_attn_scalar=heads["head_dim"])
+    else:
+        config = LlamaConfig(**shape)
+    torch.manual_seed(0)
+    model: Any = AutoModelForCausalLM.from_config(config)
+    model.to(torch.bfloat16).save_pretrained(folder)
+
+
+def measure(name: str, context: int) -> Measured:
+    """In this process: one request of `context` prompt tokens."""
+    import numpy as np
+
+    from penstock.executor.config import ExecutorConfig
+    from penstock.executor.torch.executor import TorchExecutor
+    from penstock.scheduler.config import SchedulerConfig
+    from penstock.scheduler.engine import Engine
+    from penstock.scheduler.request import RequestSpec, SamplingParams
+
+    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
+        build_model(name, context, Path(folder))
+        executor = TorchExecutor(
+            ExecutorConfig(model_path=Path(folder), num_blocks=context // 16 + 8, max_num_seqs=4)
+        )
+    engine = Engine(executor, SchedulerConfig(max_num_batched_tokens=CHUNK), time.monotonic)
+    prompt = np.random.default_rng(0).integers(3, 250, context).astype(np.int32)
+    spec = RequestSpec(
+        key=1,
+        request_id="1",
+        prompt_ids=prompt,
+        max_tokens=2,
+        sampling=SamplingParams(temperature=0.0),
+        arrival_s=time.monotonic(),
+    )
+    idle = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    start = time.perf_counter()
+    engine.submit((spec,))
+    while engine.has_work:
+        engine.step()
+    seconds = time.perf_counter() - start
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return Measured(name=name, context=context, peak_mib=(peak - idle) / 1024, seconds=seconds)
+
+
+def measure_apart(name: str, context: int) -> Measured:
+    """In a process of its own: the greatest resident size never falls."""
+    command = [sys.executable, __file__, "--one", name, "--context", str(context)]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    return Measured(**json.loads(done.stdout.splitlines()[-1]))
+
+
+def main() -> None:
+    """Measure, print, write."""
+    parser = arguments(__doc__ or "")
+    parser.add_argument("--context", type=int, default=CONTEXT, help="prompt tokens")
+    parser.add_argument("--one", choices=tuple(SHAPES), help="measure this one in this process")
+    options = parser.parse_args()
+    if options.one:
+        print(json.dumps(asdict(measure(options.one, options.context))))
+        return
+    names = tuple(SHAPES) if options.full else _QUICK
+    found = [measure_apart(name, options.context) for name in names]
+    print_table(
+        f"A prompt of {options.context} tokens in chunks of {CHUNK}, one layer, bfloat16",
+        ("model", "peak above idle MiB", "seconds"),
+        [(one.name, one.peak_mib, one.seconds) for one in found],
+    )
+    checks = [
+        Check(
+            name=f"{one.name}: peak memory above idle",
+            value=one.peak_mib,
+            goal=MAX_MIB,
+            unit="MiB",
+            sense="at most",
+        )
+        for one in found
+        if one.name in _JUDGED
+    ]
+    print_checks(checks)
+    write_json(options.json, [asdict(one) for one in found], checks)
+
+
+if __name__ == "__main__":
+    main()

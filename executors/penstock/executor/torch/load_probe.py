@@ -1,0 +1,241 @@
+"""Test steps of a model at load: what its layers ask of attention, and whether packing is sound.
+
+Owns the refusal of a model whose output for a token depends on more than the token's own sequence
+and positions. A packed step is one row to the model: what counts places in it instead of positions,
+shifts positions, or carries state from one token to the next, would compute other text than the
+model alone and look right. Three short forwards show all of that, whatever its cause.
+"""
+
+import inspect
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from penstock.executor.torch.architecture import Architecture
+from penstock.executor.torch.attention_interface import attach_runner
+from penstock.executor.torch.errors import UnsupportedModel
+from penstock.executor.torch.kv_pages import HeadShape
+from penstock.executor.torch.paged_attention import Scoring
+
+_NUM_TOKENS = 12
+_NUM_PAST = 5
+_TOLERANCE = 1e-3
+_HALF_TOLERANCE = 0.05
+"""Of a token's logits, relative to their spread: rounding stays far below, a wrong position not."""
+
+KeysValues = dict[int, tuple[Tensor, Tensor]]
+"""Keys and values [tokens, heads, head_dim] by layer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probed:
+    """What the forwards showed. `architecture` with the length that may be served."""
+
+    architecture: Architecture
+    shapes: tuple[HeadShape, ...]
+    vocab_size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Segment:
+    """`num_tokens` of a packed row after `num_past` cached ones; positions begin at `start`."""
+
+    num_tokens: int
+    start: int = 0
+    num_past: int = 0
+
+
+class _SegmentAttention:
+    """Attends within each segment of a packed row, and records what every layer asks for."""
+
+    def __init__(
+        self, dtype: torch.dtype, segments: tuple[_Segment, ...], past: KeysValues
+    ) -> None:
+        self._dtype = dtype
+        self._segments = segments
+        self._past = past
+        self.seen: KeysValues = {}
+        self.windowed: set[int] = set()
+
+    def run_layer(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring
+    ) -> Tensor:
+        if key.shape != value.shape or query.shape[-1] != key.shape[-1]:
+            raise UnsupportedModel(f"layer {layer} has keys and values of different sizes")
+        if key.dtype != self._dtype or value.dtype != self._dtype:
+            raise UnsupportedModel(f"layer {layer} has keys and values in another precision")
+        if layer in self.seen:
+            raise UnsupportedModel(f"layer {layer} attends more than once")
+        self.seen[layer] = key, value
+        if scoring.window:
+            self.windowed.add(layer)
+        out, first = torch.empty_like(query), 0
+        for segment in self._segments:
+            rows = slice(first, first + segment.num_tokens)
+            first = rows.stop
+            keys, values = key[rows], value[rows]
+            if segment.num_past:
+                old_keys, old_values = self._past[layer]
+                keys = torch.cat([old_keys[: segment.num_past], keys])
+                values = torch.cat([old_values[: segment.num_past], values])
+            out[rows] = _attend(query[rows], keys, values, scoring)
+        return out
+
+
+def _attend(query: Tensor, keys: Tensor, values: Tensor, scoring: Scoring) -> Tensor:
+    """query [n, Hq, D] are the last of keys and values [m, H, D]; in float32."""
+    group = query.shape[1] // keys.shape[1]
+    keys, values = (part.float().repeat_interleave(group, 1) for part in (keys, values))
+    scores = torch.einsum("nhd,mhd->hnm", query.float(), keys) * scoring.scaling
+    if scoring.softcap:
+        scores = torch.tanh(scores / scoring.softcap) * scoring.softcap
+    num_keys, device = len(keys), query.device
+    rows = torch.arange(num_keys - len(query), num_keys, device=device)[:, None]
+    columns = torch.arange(num_keys, device=device)
+    is_seen = columns <= rows
+    if scoring.window:
+        is_seen &= columns > rows - scoring.window
+    scores = scores.masked_fill(~is_seen, float("-inf"))
+    if scoring.sinks is not None:
+        sinks = scoring.sinks.float().view(-1, 1, 1).expand(-1, len(query), 1)
+        scores = torch.cat([scores, sinks], -1)
+    weights = scores.softmax(-1)[..., :num_keys]
+    return torch.einsum("hnm,mhd->nhd", weights, values).to(query.dtype)
+
+
+@torch.inference_mode()
+def probe_model(module: Any, architecture: Architecture, dtype: torch.dtype) -> Probed:
+    """Run test steps. Raises UnsupportedModel for a model that would be served wrongly."""
+    name = architecture.name
+    parameters = inspect.signature(module.forward).parameters
+    if "logits_to_keep" not in parameters:
+        raise UnsupportedModel(f"{name} cannot compute the logits of chosen tokens")
+    own, other = _tokens(module)
+    differ = partial(_differ, is_half=dtype.itemsize < torch.float32.itemsize)
+    whole = _Segment(num_tokens=_NUM_TOKENS)
+    counted = _Packed(module, dtype, ((own, whole), (other, whole), (own, whole)))
+    shapes = _shapes(counted.attention, architecture)
+    # As many tokens as before, so that rounding is the same too; the last position that may be
+    # served, because tables must reach it and no neighbour may feel it.
+    mixed = _Packed(
+        module,
+        dtype,
+        (
+            (other[: _NUM_PAST - 1], _Segment(num_tokens=_NUM_PAST - 1)),
+            (own[_NUM_PAST:], _Segment(num_tokens=_NUM_TOKENS - _NUM_PAST, num_past=_NUM_PAST)),
+            (other[:1], _Segment(num_tokens=1, start=architecture.max_seq_len - 1)),
+            (other, whole),
+            (own, whole),
+        ),
+        past=counted.attention.seen,
+    )
+    expected = counted.logits(0)
+    packed = (counted.logits(2), mixed.logits(4))
+    if any(differ(expected, logits) for logits in packed):
+        has_positions = "position_ids" in parameters
+        hint = "" if has_positions else ": it takes no position_ids and counts tokens by itself"
+        raise UnsupportedModel(f"{name} depends on what a sequence is packed with{hint}")
+    if differ(expected[_NUM_PAST:], mixed.logits(1)):
+        raise UnsupportedModel(f"{name} depends on where a sequence is cut into chunks")
+    # What the model does with nothing but tokens is one sequence, of which the first are the same.
+    one = _Segment(num_tokens=3 * _NUM_TOKENS)
+    plain = _Packed(module, dtype, ((torch.cat([own, other, own]), one),), has_positions=False)
+    if differ(expected, plain.logits(0)[:_NUM_TOKENS]):
+        raise UnsupportedModel(f"{name} does not count positions from 0")
+    return Probed(
+        architecture=_bounded(architecture, counted.attention.windowed),
+        shapes=shapes,
+        vocab_size=int(expected.shape[-1]),
+    )
+
+
+def _tokens(module: Any) -> tuple[Tensor, Tensor]:
+    """Two sequences without a token that some model gives a meaning to."""
+    config = module.config.get_text_config()
+    special = {
+        value
+        for one in (module.config, config)
+        for name, value in vars(one).items()
+        if name.endswith("_token_id") or name.endswith("_token_index")
+    }
+    usable = [token for token in range(min(config.vocab_size, 1000)) if token not in special]
+    ids = torch.tensor(usable, device=module.device)
+    if len(ids) < 2 * _NUM_TOKENS:
+        raise UnsupportedModel(f"a vocabulary of {config.vocab_size} is too small")
+    stride = len(ids) // (2 * _NUM_TOKENS)
+    ids = ids[torch.randperm(2 * _NUM_TOKENS, generator=torch.Generator().manual_seed(0)) * stride]
+    return ids[:_NUM_TOKENS], ids[_NUM_TOKENS:]
+
+
+class _Packed:
+    """One packed forward of (tokens, segment)."""
+
+    def __init__(
+        self,
+        module: Any,
+        dtype: torch.dtype,
+        parts: tuple[tuple[Tensor, _Segment], ...],
+        *,
+        past: KeysValues | None = None,
+        has_positions: bool = True,
+    ) -> None:
+        self._segments = tuple(segment for _, segment in parts)
+        self.attention = _SegmentAttention(dtype, self._segments, past or {})
+        attach_runner(module, self.attention)
+        ids = torch.cat([tokens for tokens, _ in parts])
+        positions: Tensor | None = None
+        if has_positions:
+            firsts = [segment.start + segment.num_past for segment in self._segments]
+            counts = [segment.num_tokens for segment in self._segments]
+            ranges = [torch.arange(n) + first for first, n in zip(firsts, counts, strict=True)]
+            positions = torch.cat(ranges)[None].to(ids.device)
+        out = module(
+            input_ids=ids[None],
+            position_ids=positions,
+            attention_mask=None,
+            use_cache=False,
+            logits_to_keep=torch.arange(len(ids), device=ids.device),
+        )
+        self._logits: Tensor = out.logits[0].float()
+
+    def logits(self, index: int) -> Tensor:
+        """Logits [tokens, vocabulary] of one segment."""
+        first = sum(segment.num_tokens for segment in self._segments[:index])
+        return self._logits[first : first + self._segments[index].num_tokens]
+
+
+def _shapes(attention: _SegmentAttention, architecture: Architecture) -> tuple[HeadShape, ...]:
+    """Keys and values of each layer; UnsupportedModel where a layer did not come by."""
+    name, layers = architecture.name, range(architecture.num_layers)
+    missing = sorted(set(layers) - attention.seen.keys())
+    if missing or len(attention.seen) != architecture.num_layers:
+        raise UnsupportedModel(f"{name}: layers {missing} bypass our attention")
+    unwindowed = sorted(architecture.windowed_layers - attention.windowed)
+    if unwindowed:
+        raise UnsupportedModel(f"{name}: layers {unwindowed} hide their window")
+    keys = [attention.seen[layer][0] for layer in layers]
+    return tuple(HeadShape(num_heads=key.shape[1], head_dim=key.shape[2]) for key in keys)
+
+
+def _bounded(architecture: Architecture, windowed: set[int]) -> Architecture:
+    """A window that is set and that no layer asks for lives in a mask, which is not made: up to
+    its length it changes nothing."""
+    window = architecture.undeclared_window
+    if not window or windowed:
+        return architecture
+    return replace(architecture, max_seq_len=min(architecture.max_seq_len, window))
+
+
+def _differ(expected: Tensor, logits: Tensor, *, is_half: bool) -> bool:
+    """Whether logits [tokens, vocabulary] differ by more than rounding.
+
+    In half precision rounding may send a single token to other experts: then most must agree.
+    """
+    spread = (expected - expected.mean(-1, keepdim=True)).norm(dim=-1)
+    errors = (expected - logits).norm(dim=-1) / spread.clamp_min(1e-6)
+    if is_half:
+        return not bool(errors.median() <= _HALF_TOLERANCE)
+    return not bool(errors.amax() <= _TOLERANCE)
