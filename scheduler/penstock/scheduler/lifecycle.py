@@ -47,7 +47,15 @@ from penstock.scheduler.wait_clock import WaitClock
 from penstock.scheduler.waiting_queue import WaitingQueue
 from penstock.scheduler.waiting_sums import WaitingSums
 
-_CUTS = frozenset({FinishReason.LENGTH, FinishReason.TIME_LIMIT, FailureReason.DEADLINE_EXCEEDED})
+_CUTS = frozenset(
+    {
+        FinishReason.LENGTH,
+        FinishReason.TIME_LIMIT,
+        FinishReason.CANCELLED,
+        FailureReason.DEADLINE_EXCEEDED,
+        FailureReason.DEADLINE_UNREACHABLE,
+    }
+)
 _SUSPECT = frozenset({FailureReason.EXECUTOR_REQUEST_FAILED, FailureReason.EXECUTOR_REFUSED})
 """Ends after which nobody may reuse what the request wrote."""
 
@@ -257,7 +265,7 @@ class Lifecycle:
         self._end_in_error(request, Verdict(reason=reason), now, detail)
 
     def drop(self, request: Request, verdict: Verdict, now: float) -> None:
-        """End a waiting request that has nothing to hope for."""
+        """End a request that would be late."""
         self._end_in_error(request, verdict, now)
 
     def _end_in_error(
@@ -279,6 +287,8 @@ class Lifecycle:
         self.cache.pool.expire(now)
         for request in self.queue.due(now):
             self._reconsider(request, now)
+        for request, verdict in self.outlook.given_up(now):
+            self.drop(request, verdict, now)
         if now < self._next_deadline_s:
             return
         columns = slice(0, self.running.high_water)
@@ -306,12 +316,15 @@ class Lifecycle:
 
     def _note_length(self, request: Request, reason: FinishReason | FailureReason) -> None:
         """What ended by itself, at its limit or by time says how long outputs are."""
-        slot, arrays, lengths = request.slot, self.arrays, self.outlook.output_lengths
+        slot, arrays, spec = request.slot, self.arrays, request.spec
         num_generated = int(arrays.num_tokens[slot]) - int(arrays.num_prompt[slot])
-        if reason is FinishReason.STOP:
-            lengths.observe(num_generated)
-        elif reason in _CUTS:
-            lengths.observe(num_generated, is_cut=True)
+        if reason is FinishReason.STOP or reason in _CUTS:
+            self.outlook.completion.lengths.observe(
+                num_generated,
+                is_cut=reason is not FinishReason.STOP,
+                tenant=spec.tenant,
+                max_tokens=spec.max_tokens,
+            )
 
     def _level(self, request: Request, now: float, *, is_aged: bool) -> int:
         """The class of a request, risen by its age if that let it in.
