@@ -10,8 +10,8 @@ advance, and where queues stand. Does not know the queue itself, nor what a refu
   it runs, given up.
 - **Beside others.** What those who run and wait leave of the chance on an idle machine must be
   96 %, on average over the prompt tokens let in lately. Less is let in where the average
-  allows it. So no more runs at once than leaves most of it time to end, and a tenant whose outputs are long is
-  refused while the machine is too slow for them instead of being computed in vain.
+  allows it. So no more runs at once than leaves most of it time to end, and a tenant whose outputs
+  are long is refused while the machine is too slow for them instead of being computed in vain.
 - **Standing queue.** A queue that stands serves nobody: what enters is as much as what leaves, and
   every request in it has lost of its time what the queue is long, so that all of them end at the
   edge of their deadlines and many beyond it, with all of their compute wasted (the domino effect of
@@ -208,6 +208,12 @@ class CompletionPredictor:
             return False
         self._check_s = now + _CHECK_EVERY_S
         return True
+
+    def note_end(self, spec: RequestSpec, num_tokens: int, *, is_cut: bool) -> None:
+        """A request that ran has ended with so many tokens; `is_cut`: not by itself."""
+        self.lengths.observe(
+            num_tokens, is_cut=is_cut, tenant=spec.tenant, max_tokens=spec.max_tokens
+        )
 
     def distribution(self, request: Request) -> LengthDistribution | None:
         """Of the request's output; None where chances are not judged, or too little is known."""

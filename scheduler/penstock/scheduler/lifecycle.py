@@ -47,15 +47,8 @@ from penstock.scheduler.wait_clock import WaitClock
 from penstock.scheduler.waiting_queue import WaitingQueue
 from penstock.scheduler.waiting_sums import WaitingSums
 
-_CUTS = frozenset(
-    {
-        FinishReason.LENGTH,
-        FinishReason.TIME_LIMIT,
-        FinishReason.CANCELLED,
-        FailureReason.DEADLINE_EXCEEDED,
-        FailureReason.DEADLINE_UNREACHABLE,
-    }
-)
+_CUTS = {FinishReason.LENGTH, FinishReason.TIME_LIMIT, FinishReason.CANCELLED}
+_LATE = {FailureReason.DEADLINE_EXCEEDED, FailureReason.DEADLINE_UNREACHABLE}
 _SUSPECT = frozenset({FailureReason.EXECUTOR_REQUEST_FAILED, FailureReason.EXECUTOR_REFUSED})
 """Ends after which nobody may reuse what the request wrote."""
 
@@ -316,15 +309,11 @@ class Lifecycle:
 
     def _note_length(self, request: Request, reason: FinishReason | FailureReason) -> None:
         """What ended by itself, at its limit or by time says how long outputs are."""
-        slot, arrays, spec = request.slot, self.arrays, request.spec
+        slot, arrays = request.slot, self.arrays
         num_generated = int(arrays.num_tokens[slot]) - int(arrays.num_prompt[slot])
-        if reason is FinishReason.STOP or reason in _CUTS:
-            self.outlook.completion.lengths.observe(
-                num_generated,
-                is_cut=reason is not FinishReason.STOP,
-                tenant=spec.tenant,
-                max_tokens=spec.max_tokens,
-            )
+        is_stop = reason is FinishReason.STOP
+        if is_stop or reason in _CUTS or reason in _LATE:
+            self.outlook.completion.note_end(request.spec, num_generated, is_cut=not is_stop)
 
     def _level(self, request: Request, now: float, *, is_aged: bool) -> int:
         """The class of a request, risen by its age if that let it in.
