@@ -85,12 +85,14 @@ def check_failure(game: Game, told: Told, end: Failed) -> None:
 
 
 def _check_unreachable(game: Game, told: Told, end: Failed, deadline_s: float) -> None:
-    """Refused or dropped for a deadline it has, that is still to come, while nothing runs of it."""
+    """Refused or dropped for a deadline it has, that is still to come."""
     spec = told.spec
     assert game.config.foresees_deadlines
     assert deadline_s != NO_TIME
     assert end.at_s < deadline_s
-    assert not told.is_running
+    # What runs is given up for a small chance alone.
+    assert end.chance is not None or not told.is_running
+    assert end.chance is None or (game.config.min_deadline_chance > 0.0 and 0.0 <= end.chance < 1.0)
     assert end.estimate_s is not None
     assert end.deadline_s is not None
     assert end.retry_after_s is not None

@@ -79,6 +79,7 @@ def draw_settings(random: Random, order: SchedulingOrder) -> dict[str, Any]:
     """Fields of SchedulerConfig."""
     settings: dict[str, Any] = {
         "foresees_deadlines": random.random() < 0.7,
+        "min_deadline_chance": random.choice([0.0, 0.1, 0.5]),
         "target_itl_s": random.choice([None, None, 0.3, 1.5, 4.0]),
         "max_num_waiting_tokens": random.choice([10_000, 10_000, 60]),
         "max_num_waiting_per_tenant": random.choice([None, None, 4]),

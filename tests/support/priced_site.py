@@ -28,7 +28,8 @@ MAX_STEPS = 3000
 class PricedSite:
     """Times of requests are given from now on. A prompt of a number n is the first n of one text.
 
-    `is_settled`: the engine has seen that its prices are right.
+    `is_settled`: the engine has seen that its prices are right. Outputs are judged by what is
+    certain of their lengths alone, unless `min_deadline_chance` is given.
     """
 
     def __init__(self, *, is_settled: bool = True, num_seqs: int = 4, **config: Any) -> None:
@@ -48,6 +49,7 @@ class PricedSite:
             "max_num_batched_tokens": BUDGET,
             "known_prices": PRICES,
             "max_prefill_share": 1.0,
+            "min_deadline_chance": 0.0,
         }
         self.engine = Engine(executor, SchedulerConfig(**(settings | config)), self.clock)
         self.ends: dict[int, Finished | Failed] = {}

@@ -135,6 +135,17 @@ class PenstockError(Exception):
         return _seconds(self.metadata.get("estimate_ms"))
 
     @property
+    def chance(self) -> float | None:
+        """Probability, 0 to 1, that the whole answer would have met its deadline.
+
+        Of a request that was refused, dropped or given up for a small one; None of others.
+        """
+        try:
+            return float(self.metadata["chance"])
+        except (KeyError, ValueError):
+            return None
+
+    @property
     def field_violations(self) -> tuple[FieldViolation, ...]:
         """The bad fields of an InvalidArgument."""
         return self.failure.field_violations

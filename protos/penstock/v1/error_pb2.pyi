@@ -68,7 +68,9 @@ class _ErrorReasonEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     """RESOURCE_EXHAUSTED. The client did not read its stream for too long, and the backlog was cut."""
     ERROR_REASON_DEADLINE_UNREACHABLE: _ErrorReason.ValueType  # 12
     """DEADLINE_EXCEEDED. Refused at once, or dropped from the queue, before anything was computed for
-    it: the deadline cannot be met. RetryInfo and grpc-retry-pushback-ms say when a request with a
+    it: the deadline cannot be met. Or a whole answer would probably be late, by the lengths of
+    earlier answers: then metadata has chance, the probability (0 to 1) that it would have been in
+    time, and the request may have run and been given up (PROCESSING, decode). RetryInfo and grpc-retry-pushback-ms say when a request with a
     new deadline of the same length would probably be in time; neither is there when even an idle
     machine takes longer. Metadata: deadline (which: ttft,
     total, grpc, or server for the server's own limit); deadline_ms, how long after the request's
@@ -166,7 +168,9 @@ ERROR_REASON_READER_STALLED: ErrorReason.ValueType  # 11
 """RESOURCE_EXHAUSTED. The client did not read its stream for too long, and the backlog was cut."""
 ERROR_REASON_DEADLINE_UNREACHABLE: ErrorReason.ValueType  # 12
 """DEADLINE_EXCEEDED. Refused at once, or dropped from the queue, before anything was computed for
-it: the deadline cannot be met. RetryInfo and grpc-retry-pushback-ms say when a request with a
+it: the deadline cannot be met. Or a whole answer would probably be late, by the lengths of
+earlier answers: then metadata has chance, the probability (0 to 1) that it would have been in
+time, and the request may have run and been given up (PROCESSING, decode). RetryInfo and grpc-retry-pushback-ms say when a request with a
 new deadline of the same length would probably be in time; neither is there when even an idle
 machine takes longer. Metadata: deadline (which: ttft,
 total, grpc, or server for the server's own limit); deadline_ms, how long after the request's

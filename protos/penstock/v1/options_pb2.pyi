@@ -288,7 +288,8 @@ class SchedulingOptions(google.protobuf.message.Message):
     @property
     def total_deadline(self) -> google.protobuf.duration_pb2.Duration:
         """Fail with DEADLINE_EXCEEDED unless the whole answer is delivered within this time. Refused or
-        dropped like ttft_deadline when even an answer of min_tokens would not be in time.
+        dropped like ttft_deadline when even an answer of min_tokens would not be in time, or when, by
+        the lengths of earlier answers, it would probably not be; one that runs is then given up.
         """
 
     @property

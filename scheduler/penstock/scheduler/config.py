@@ -77,7 +77,10 @@ class SchedulerConfig:
     no bound. `tenant_quota`: what each tenant may use that was given no quota of its own.
 
     `foresees_deadlines`: refuse at once, and drop from the queue, whom the fitted prices of a step
-    say to miss their deadline; without it a deadline counts when it passes. `target_itl_s`: the
+    say to miss their deadline; without it a deadline counts when it passes. `min_deadline_chance`:
+    the smallest probability, by the lengths of earlier outputs, that a whole answer meets its
+    deadline; a request with less is refused, dropped or given up (see completion.py); 0 judges by
+    `min_tokens` alone. `target_itl_s`: the
     time between two tokens of a running request that prefill must leave them, None for no target
     (see pacing.py). `known_prices`: what a step of this machine costs as measured earlier; None to
     learn it from the first steps on.
@@ -123,6 +126,7 @@ class SchedulerConfig:
     tenant_quota: TenantQuota = NO_QUOTA
     max_num_running_per_tenant: int | None = None
     foresees_deadlines: bool = True
+    min_deadline_chance: float = 0.1
     target_itl_s: float | None = None
     known_prices: CostModel | None = None
     order: SchedulingOrder = SchedulingOrder.FAIR
@@ -156,6 +160,8 @@ class SchedulerConfig:
                 raise ValueError(f"{name} must not be negative")
         if not 0.0 <= self.watermark < 1.0:
             raise ValueError("watermark must be in [0, 1)")
+        if not 0.0 <= self.min_deadline_chance < 1.0:
+            raise ValueError("min_deadline_chance must be in [0, 1)")
         target_s = self.target_itl_s
         if target_s is not None and not (math.isfinite(target_s) and target_s > 0.0):
             raise ValueError("target_itl_s must be finite and above 0")

@@ -135,8 +135,9 @@ class Failed:
     would have met what its deadline asks for, `deadline_s`, how long after its arrival that
     deadline is, and `retry_after_s`, after how long from now it is worth trying again, infinite
     when an idle machine could not do it either; None where there is no deadline or the machine's
-    pace is not known. `breach`: of TENANT_OVER_QUOTA, which limit it was. `wait` if it waited until
-    then, `stay` if it ran.
+    pace is not known. `chance`: the probability that the whole answer would have met its deadline,
+    if it was too small; such a request may also have run. `breach`: of TENANT_OVER_QUOTA, which
+    limit it was. `wait` if it waited until then, `stay` if it ran.
     """
 
     key: int
@@ -147,6 +148,7 @@ class Failed:
     detail: str = ""
     estimate_s: float | None = None
     deadline_s: float | None = None
+    chance: float | None = None
     retry_after_s: float | None = None
     breach: QuotaBreach | None = None
     wait: Wait | None = None

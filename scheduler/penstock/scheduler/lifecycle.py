@@ -51,7 +51,8 @@ from penstock.scheduler.wait_clock import WaitClock
 from penstock.scheduler.waiting_queue import WaitingQueue
 from penstock.scheduler.waiting_sums import WaitingSums
 
-_CUTS = frozenset({FinishReason.LENGTH, FinishReason.TIME_LIMIT, FailureReason.DEADLINE_EXCEEDED})
+_CUTS = {FinishReason.LENGTH, FinishReason.TIME_LIMIT, FinishReason.CANCELLED}
+_LATE = {FailureReason.DEADLINE_EXCEEDED, FailureReason.DEADLINE_UNREACHABLE}
 
 
 class Lifecycle:
@@ -266,7 +267,7 @@ class Lifecycle:
         self._end_in_error(request, Verdict(reason=reason), now, detail)
 
     def drop(self, request: Request, verdict: Verdict, now: float) -> None:
-        """End a waiting request that has nothing to hope for."""
+        """End a request that would be late."""
         self._end_in_error(request, verdict, now)
 
     def _end_in_error(
@@ -288,6 +289,8 @@ class Lifecycle:
         self.cache.pool.expire(now)
         for request in self.queue.due(now):
             self._reconsider(request, now)
+        for request, verdict in self.outlook.given_up(now):
+            self.drop(request, verdict, now)
         if now < self._next_deadline_s:
             return
         columns = slice(0, self.running.high_water)
@@ -315,12 +318,11 @@ class Lifecycle:
 
     def _note_length(self, request: Request, reason: FinishReason | FailureReason) -> None:
         """What ended by itself, at its limit or by time says how long outputs are."""
-        slot, arrays, lengths = request.slot, self.arrays, self.outlook.output_lengths
+        slot, arrays = request.slot, self.arrays
         num_generated = int(arrays.num_tokens[slot]) - int(arrays.num_prompt[slot])
-        if reason is FinishReason.STOP:
-            lengths.observe(num_generated)
-        elif reason in _CUTS:
-            lengths.observe(num_generated, is_cut=True)
+        is_stop = reason is FinishReason.STOP
+        if is_stop or reason in _CUTS or reason in _LATE:
+            self.outlook.completion.note_end(request.spec, num_generated, is_cut=not is_stop)
 
     def _level(self, request: Request, now: float, *, is_aged: bool) -> int:
         """The class of a request, risen by its age if that let it in.

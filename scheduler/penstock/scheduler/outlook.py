@@ -1,4 +1,4 @@
-"""What a request can hope for: whether its deadlines can be met, and how long it will wait.
+"""Whether a request can meet its deadlines, and how long it will wait.
 
 Owns the judgement: it looks at what runs and waits, asks `forecast.py`, and says who is refused,
 who is dropped and what they are told. Does not end anybody itself, and knows no clock.
@@ -9,6 +9,8 @@ who is dropped and what they are told. Does not end anybody itself, and knows no
   to itself (`forecast_alone`).
 - **At admission** it is dropped when it would be late beside those who run: the last moment before
   compute is spent on it.
+- **Whole answers** are judged by probability as well (`completion.py`): at submission, at admission
+  and, a few times a second, while they run.
 
 A prefix that is in the cache, or that somebody who lives may be computing, counts as found. Nothing
 is foretold of an executor that paces itself, or of a `time_limit`, which is no failure to pass.
@@ -19,7 +21,9 @@ do prices that no step has confirmed for a second on an idle machine: that one i
 import math
 from dataclasses import dataclass, replace
 
+from penstock.scheduler.completion import CompletionPredictor, line_of
 from penstock.scheduler.config import AdmissionPolicy, SchedulerConfig
+from penstock.scheduler.deadlines import Deadlines, deadlines_of
 from penstock.scheduler.executor import ExecutorInfo
 from penstock.scheduler.forecast import (
     Ahead,
@@ -27,7 +31,6 @@ from penstock.scheduler.forecast import (
     Load,
     Machine,
     Want,
-    can_meet,
     forecast,
     forecast_alone,
     hopeless_at_s,
@@ -35,7 +38,6 @@ from penstock.scheduler.forecast import (
 )
 from penstock.scheduler.kv_cache import KVCache
 from penstock.scheduler.live_prefixes import LivePrefixes
-from penstock.scheduler.output_lengths import OutputLengths
 from penstock.scheduler.pace import Pace
 from penstock.scheduler.quotas import QuotaBreach
 from penstock.scheduler.request import NO_TIME, FailureReason, Request
@@ -55,6 +57,7 @@ class Verdict:
     reason: FailureReason
     estimate_s: float | None = None
     deadline_s: float | None = None
+    chance: float | None = None
     retry_after_s: float | None = None
     breach: QuotaBreach | None = None
 
@@ -68,22 +71,6 @@ class Prospect:
     queue_s: float | None = None
     verdict: Verdict | None = None
     displaced: tuple[Request, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Deadlines:
-    """Those of a request that still count, engine clock."""
-
-    ttft_s: float
-    total_s: float
-
-    @property
-    def earliest_s(self) -> float:
-        return min(self.ttft_s, self.total_s)
-
-    @property
-    def is_any(self) -> bool:
-        return self.earliest_s != NO_TIME
 
 
 class Outlook:
@@ -100,7 +87,9 @@ class Outlook:
         queue: WaitingQueue,
     ) -> None:
         self.pace = Pace(info, config)
-        self.output_lengths = OutputLengths()
+        self.completion = CompletionPredictor(
+            config.min_deadline_chance, self.pace.fit, arrays=arrays, running=running
+        )
         self.prefixes = LivePrefixes()
         self._arrays = arrays
         self._cache = cache
@@ -118,9 +107,9 @@ class Outlook:
         if self._is_guaranteed:
             request.num_kept_tokens = self._info.num_kept_tokens(spec.max_total_tokens)
         num_left = spec.max_total_tokens - num_tokens
-        request.num_expected_tokens = round(self.output_lengths.expected(num_left))
+        request.num_expected_tokens = round(self.completion.lengths.expected(num_left))
         request.num_uncached_tokens = num_tokens
-        request.recheck_s = min(spec.time_limit_s, _deadlines_of(request).earliest_s)
+        request.recheck_s = min(spec.time_limit_s, deadlines_of(request).earliest_s)
         if not self.pace.has_prices:
             return
         matched = self._cache.match(request)
@@ -134,7 +123,10 @@ class Outlook:
         """What awaits a request that is about to join the queue, and whether it should not."""
         if not self.pace.has_prices:
             return Prospect(num_ahead=self._queue.ahead_of(request, 0).num_requests)
-        deadlines = _deadlines_of(request)
+        deadlines = deadlines_of(request)
+        if deadlines.total_s != NO_TIME:
+            has_line = self._queue.sums.has_line(request)
+            self.completion.standing.note_arrival(line_of(request), now, finds_queue=has_line)
         if not (deadlines.is_any or len(self._queue)) and self._has_place:
             return Prospect(num_ahead=0, queue_s=0.0)
         machine, load = self._machine(), self._load()
@@ -146,10 +138,12 @@ class Outlook:
         if deadlines.is_any and self._is_able and not self._is_trial(request, now):
             alone = forecast_alone(machine, want)
             hope = replace(alone, queue_s=likely.queue_left * likely.queue_s)
-            if not (
-                _is_met(hope, deadlines, now) or self.prefixes.is_wanted(request, len(matched))
+            verdict = self._rejection(request, want, load, likely, hope, now)
+            if verdict is not None and (
+                self.prefixes.is_wanted(request, len(matched))
+                or self._is_exploring(request, verdict)
             ):
-                verdict = self._late(request, want, likely, hope, now)
+                verdict = None
         return Prospect(num_ahead=ahead.num_requests, queue_s=likely.queue_s, verdict=verdict)
 
     def hopeless_s(self, request: Request) -> float:
@@ -159,20 +153,20 @@ class Outlook:
         """
         matched = self._cache.match(request)
         if self.prefixes.is_wanted(request, len(matched)):
-            return _deadlines_of(request).earliest_s
+            return deadlines_of(request).earliest_s
         return self._hopeless_s(request, matched)
 
     def dropped(self, request: Request, now: float) -> Verdict:
         """What is told to one whose `hopeless_s` has come."""
-        deadlines = _deadlines_of(request)
+        deadlines = deadlines_of(request)
         if not self.pace.has_prices:
-            return Verdict(reason=_passed(deadlines, now))
+            return Verdict(reason=deadlines.passed_by(now))
         want = self._want(request, self._cache.match(request))
         ahead = self._queue.ahead_of(request, want.num_prefill_tokens)
         likely = forecast(self._machine(), want, self._load(), ahead)
         verdict = self._late(request, want, likely, likely, now)
         is_over = deadlines.earliest_s <= now
-        return replace(verdict, reason=_passed(deadlines, now)) if is_over else verdict
+        return replace(verdict, reason=deadlines.passed_by(now)) if is_over else verdict
 
     def crowded(self, request: Request, reason: FailureReason, now: float) -> Verdict:
         """What is told to one for whom the queue has no room."""
@@ -201,7 +195,7 @@ class Outlook:
         Beside those who run and with the budget that prefill has at present it takes what
         `forecast` says once it is in, less the error of the prices.
         """
-        deadlines = _deadlines_of(request)
+        deadlines = deadlines_of(request)
         if not (deadlines.is_any and self._is_able) or request.is_trial:
             return None
         if self._is_far(request, deadlines, now):
@@ -218,14 +212,36 @@ class Outlook:
             prefill_s=likely.prefill_left * likely.prefill_s,
             decode_s=alone.decode_s,
         )
-        return (
-            None if _is_met(hope, deadlines, now) else self._late(request, want, likely, hope, now)
-        )
+        return self._rejection(request, want, load, likely, hope, now)
 
-    def _is_far(self, request: Request, deadlines: _Deadlines, now: float) -> bool:
+    def note_step(self, seconds: float, now: float, *, has_prefill: bool) -> bool:
+        """A step was timed; whether it is worth learning from."""
+        self.completion.token_time.note_step(seconds, now)
+        return self.pace.note_step(seconds, now, has_prefill=has_prefill)
+
+    def given_up(self, now: float) -> list[tuple[Request, Verdict]]:
+        """Running requests that have less than the smallest chance to end before their deadlines.
+
+        Only once in a while; empty in between.
+        """
+        if not (self._is_able and self.completion.is_check_due(now)):
+            return []
+        load = self._load()
+        token_s = self.completion.token_time.beside(load, now)
+        found: list[tuple[Request, Verdict]] = []
+        for request, chance in self.completion.running_late(token_s, now):
+            want = self._want(request, [])
+            likely = forecast(self._machine(), want, load, Ahead())
+            done_s = now + want.min_output_tokens * token_s
+            found.append((request, self._unlikely(request, want, likely, chance, done_s)))
+        return found
+
+    def _is_far(self, request: Request, deadlines: Deadlines, now: float) -> bool:
         """Whether a deadline is so far away that nobody need reckon: a matter of cost alone."""
-        num_tokens = len(request.tokens)
-        num_steps = 2 * num_tokens // self.pace.prefill_budget_tokens + request.spec.min_tokens + 2
+        num_tokens, spec = len(request.tokens), request.spec
+        is_judged = deadlines.total_s != NO_TIME and self.completion.min_chance > 0.0
+        num_output = spec.max_tokens if is_judged else spec.min_tokens
+        num_steps = 2 * num_tokens // self.pace.prefill_budget_tokens + num_output + 2
         left_s = deadlines.earliest_s - now
         return left_s > _FAR * num_steps * self.pace.last_step_s
 
@@ -247,8 +263,15 @@ class Outlook:
         request.is_trial = request.is_trial or is_due
         return request.is_trial
 
+    def _is_exploring(self, request: Request, verdict: Verdict) -> bool:
+        """Whether this one is let in to see whether outputs still are as long as they were."""
+        chance = verdict.chance
+        is_learned = chance is not None and 0.0 < chance < self.completion.min_chance
+        request.is_trial = is_learned and self.completion.is_exploration_due()
+        return request.is_trial
+
     def _hopeless_s(self, request: Request, matched: list[int]) -> float:
-        deadlines = _deadlines_of(request)
+        deadlines = deadlines_of(request)
         if not (deadlines.is_any and self._is_able) or request.is_trial:
             return deadlines.earliest_s
         return hopeless_at_s(
@@ -258,11 +281,45 @@ class Outlook:
             deadline_s=deadlines.total_s,
         )
 
+    def _rejection(
+        self, request: Request, want: Want, load: Load, likely: Forecast, hope: Forecast, now: float
+    ) -> Verdict | None:
+        """Why not to let in one that has `hope` at best; None to let it in."""
+        if not deadlines_of(request).are_met(hope, now):
+            return self._late(request, want, likely, hope, now)
+        if request.spec.deadline_s == NO_TIME:
+            return None
+        completion = self.completion.assess(
+            request,
+            queue_s=hope.queue_s,
+            prefill_s=likely.prefill_left * likely.prefill_s,
+            token_s=self.completion.token_time.beside(load, now),
+            now=now,
+        )
+        if completion is None or completion.chance >= completion.required:
+            return None
+        return self._unlikely(request, want, likely, completion.chance, now + completion.needed_s)
+
+    def _unlikely(
+        self, request: Request, want: Want, likely: Forecast, chance: float, done_s: float
+    ) -> Verdict:
+        """The verdict on one that will probably be late; `done_s`: when it would be through."""
+        spec = request.spec
+        alone = forecast_alone(self._machine(), want)
+        is_possible = spec.arrival_s + alone.total_s < spec.deadline_s
+        return Verdict(
+            reason=FailureReason.DEADLINE_UNREACHABLE,
+            estimate_s=max(done_s, spec.deadline_s) - spec.arrival_s,
+            deadline_s=spec.deadline_s - spec.arrival_s,
+            chance=chance,
+            retry_after_s=retry_after_s(likely, done_s) if is_possible else math.inf,
+        )
+
     def _late(
         self, request: Request, want: Want, likely: Forecast, hope: Forecast, now: float
     ) -> Verdict:
         """The verdict on one that `hope` does not save; it is told what is likely."""
-        deadlines, arrival_s = _deadlines_of(request), request.spec.arrival_s
+        deadlines, arrival_s = deadlines_of(request), request.spec.arrival_s
         is_ttft = now + hope.ttft_s >= deadlines.ttft_s
         needed_s = max(likely.ttft_s, hope.ttft_s) if is_ttft else max(likely.total_s, hope.total_s)
         alone = forecast_alone(self._machine(), want)
@@ -275,8 +332,11 @@ class Outlook:
             else FailureReason.DEADLINE_UNREACHABLE,
             estimate_s=now + needed_s - arrival_s,
             deadline_s=(deadlines.ttft_s if is_ttft else deadlines.total_s) - arrival_s,
+            chance=None
+            if is_ttft
+            else self.completion.chance_in(request, deadlines.total_s - now - hope.ttft_s),
             # With as much time again an idle machine would not do it either.
-            retry_after_s=wait_s if _is_met(alone, deadlines, arrival_s) else math.inf,
+            retry_after_s=wait_s if deadlines.are_met(alone, arrival_s) else math.inf,
         )
 
     def _machine(self) -> Machine:
@@ -302,7 +362,7 @@ class Outlook:
             num_decodes=num_running - len(prefilling),
             num_context_tokens=int(arrays.num_computed[columns].sum()),
             num_prefill_tokens=num_prefill_tokens,
-            num_output_tokens=self.output_lengths.expected_remaining(num_running, num_left),
+            num_output_tokens=self.completion.lengths.expected_remaining(num_running, num_left),
             num_free_slots=num_places,
             num_free_blocks=max(cache.pool.num_available - cache.num_reserved, 0),
             num_used_blocks=cache.pool.num_used,
@@ -319,6 +379,9 @@ class Outlook:
             num_cached = len(matched) * self._cache.block_size
         num_known = num_tokens - spec.num_original_prompt_tokens
         num_sure = max(spec.min_tokens - num_known, 1)
+        num_least = num_sure
+        if spec.deadline_s != NO_TIME:
+            num_least = max(num_sure, self.completion.least_tokens(request))
         kept = self._info.num_kept_tokens(spec.max_total_tokens)
         return Want(
             num_prefill_tokens=num_tokens - num_cached,
@@ -326,26 +389,8 @@ class Outlook:
             num_blocks=self._cache.num_taken(
                 matched if num_cached else [], kept if self._is_guaranteed else num_tokens
             ),
-            min_output_tokens=num_sure,
+            min_output_tokens=num_least,
             expected_output_tokens=max(
-                self.output_lengths.expected(spec.max_tokens - num_known), num_sure
+                self.completion.lengths.expected(spec.max_tokens - num_known), num_sure
             ),
         )
-
-
-def _deadlines_of(request: Request) -> _Deadlines:
-    spec = request.spec
-    is_first_due = request.first_token_s == NO_TIME
-    return _Deadlines(
-        ttft_s=spec.ttft_deadline_s if is_first_due else NO_TIME, total_s=spec.deadline_s
-    )
-
-
-def _is_met(outlook: Forecast, deadlines: _Deadlines, now: float) -> bool:
-    return can_meet(outlook, now, ttft_deadline_s=deadlines.ttft_s, deadline_s=deadlines.total_s)
-
-
-def _passed(deadlines: _Deadlines, now: float) -> FailureReason:
-    if deadlines.total_s <= now:
-        return FailureReason.DEADLINE_EXCEEDED
-    return FailureReason.TTFT_DEADLINE_EXCEEDED

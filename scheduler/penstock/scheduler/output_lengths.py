@@ -1,21 +1,193 @@
-"""How long outputs are, from those that ended.
+"""How long outputs are: a distribution learned from those that ended.
 
-Owns the estimate. Does not know requests, nor what its word is used for.
+Owns the estimates: the mean, by which running requests are expected to leave, and the distribution
+of the lengths of one tenant and one limit, by which a deadline is judged. Does not know requests,
+time, or what an estimate is used for.
 """
 
 import math
+from bisect import bisect_left
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+_NUM_EXACT = 16
+_PER_OCTAVE = 8
+_NUM_BUCKETS = _NUM_EXACT + 18 * _PER_OCTAVE
+"""Lengths up to 4 million tokens, 6 to 12 % a bucket; the last one takes what is longer."""
+_BACK_OFF_REQUESTS = 8.0
+"""A group's own outputs count as much as the more general group's once it has seen so many."""
+_MIN_SEEN = 16
+"""Nothing is known before so many outputs have ended."""
+_MAX_HAZARD = 1.0 - 1e-9
+_RENEW_AFTER = 8
+"""A distribution that is known is made again after so many more outputs."""
+_MAX_GROUPS = 1024
+_MAX_WEIGHT = 1e12
+
+_Group = tuple[str | None, int | None]
+
+
+def _bucket_of(num_tokens: int) -> int:
+    if num_tokens < _NUM_EXACT:
+        return max(num_tokens, 0)
+    shift = num_tokens.bit_length() - 4
+    return min(_NUM_EXACT + (shift - 2) * _PER_OCTAVE + (num_tokens >> shift), _NUM_BUCKETS - 1)
+
+
+_FIRST: list[int] = [
+    *range(_NUM_EXACT),
+    *((_PER_OCTAVE + step) << shift for shift in range(1, 19) for step in range(_PER_OCTAVE)),
+]
+"""The shortest length of each bucket, and the end of the last one."""
+_FIRST.append(2 * _FIRST[-_PER_OCTAVE])
+_BOUNDS = np.array(_FIRST, dtype=np.float64)
+_WIDTHS = np.diff(_BOUNDS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutputBounds:
+    """What a request says of its own length. `num_known`: tokens it has generated already."""
+
+    max_tokens: int
+    min_tokens: int = 0
+    num_known: int = 0
+
+    @property
+    def least(self) -> int:
+        """It cannot end with fewer tokens."""
+        return min(max(self.min_tokens, self.num_known + 1), self.max_tokens)
+
+
+class LengthDistribution:
+    """How long one output will be, within the bounds that its request sets.
+
+    `log_survival`: of each bucket the logarithm of the probability that an output reaches it.
+    """
+
+    __slots__ = ("_log_survival",)
+
+    def __init__(self, log_survival: list[float]) -> None:
+        self._log_survival = log_survival
+
+    def chance_within(self, num_tokens: int, bounds: OutputBounds) -> float:
+        """Probability that the output ends with at most so many tokens, all of them counted.
+
+        0 below `bounds.least` and 1 from `bounds.max_tokens` on, whatever was learned.
+        """
+        if num_tokens >= bounds.max_tokens:
+            return 1.0
+        if num_tokens < bounds.least:
+            return 0.0
+        reached = self._log_reach(bounds.least)
+        return -math.expm1(min(self._log_reach(num_tokens + 1) - reached, 0.0))
+
+    def tokens_with(self, chance: float, bounds: OutputBounds) -> int:
+        """The fewest tokens with which the output has ended with this probability."""
+        if chance <= 0.0:
+            return bounds.least
+        if chance >= 1.0:
+            return bounds.max_tokens
+        target = self._log_reach(bounds.least) + math.log1p(-chance)
+        # Falling, so it is searched negated.
+        index = bisect_left(self._log_survival, -target, key=lambda value: -value)
+        if index >= len(self._log_survival):
+            return bounds.max_tokens
+        index = max(index - 1, 0)
+        before, after = self._log_survival[index : index + 2]
+        part = (target - before) / (after - before) if after < before else 1.0
+        num_tokens = _FIRST[index] + math.ceil(part * (_FIRST[index + 1] - _FIRST[index])) - 1
+        return min(max(num_tokens, bounds.least), bounds.max_tokens)
+
+    def _log_reach(self, num_tokens: int) -> float:
+        """Logarithm of the probability that an output has at least so many tokens."""
+        index = _bucket_of(num_tokens)
+        before, after = self._log_survival[index : index + 2]
+        part = (num_tokens - _FIRST[index]) / (_FIRST[index + 1] - _FIRST[index])
+        return before + min(part, 1.0) * (after - before)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RunningOutputs:
+    """Lengths so far of outputs that go on, int32 [n].
+
+    `is_of_tenant`, `has_limit` bool [n]: which are of the tenant, and have a limit of the octave,
+    whose distribution is asked for.
+    """
+
+    num_tokens: NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, dtype=np.int32))
+    is_of_tenant: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, dtype=np.bool_))
+    has_limit: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, dtype=np.bool_))
+
+    def of(self, group: "_Group") -> NDArray[np.int32]:
+        """Those that belong to a group."""
+        chosen = np.ones(len(self.num_tokens), dtype=np.bool_)
+        if group[0] is not None:
+            chosen &= self.is_of_tenant
+        if group[1] is not None:
+            chosen &= self.has_limit
+        return self.num_tokens[chosen]
+
+
+class _Histogram:
+    """Decayed counts of outputs by length, those that ended by themselves and those that were cut.
+
+    Instead of fading all counts, each new one weighs more.
+    """
+
+    __slots__ = ("_cuts", "_ends", "_growth", "_weight")
+
+    def __init__(self, memory: int) -> None:
+        self._ends: NDArray[np.float64] = np.zeros(_NUM_BUCKETS)
+        self._cuts: NDArray[np.float64] = np.zeros(_NUM_BUCKETS)
+        self._weight = 1.0
+        self._growth = 1.0 / (1.0 - 1.0 / memory) if memory > 1 else 2.0
+
+    def observe(self, num_tokens: int, *, is_cut: bool) -> None:
+        """An output ended, or was cut, with so many tokens."""
+        counts = self._cuts if is_cut else self._ends
+        counts[_bucket_of(num_tokens)] += self._weight
+        self._weight *= self._growth
+        if self._weight > _MAX_WEIGHT:
+            self._ends /= self._weight
+            self._cuts /= self._weight
+            self._weight = 1.0
+
+    def at_risk(
+        self, running: NDArray[np.int32]
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Of each bucket how many outputs reached it and could end there, and how many did.
+
+        What was cut within a bucket counts half there (the actuarial estimate). `running`: lengths
+        so far of outputs that go on, which count as cut.
+        """
+        ends, cuts = self._ends / self._weight, self._cuts / self._weight
+        if len(running):
+            buckets = np.searchsorted(_BOUNDS, running, side="right") - 1
+            cuts += np.bincount(np.minimum(buckets, _NUM_BUCKETS - 1), minlength=_NUM_BUCKETS)
+        later = np.cumsum((ends + cuts)[::-1])[::-1]
+        return later - 0.5 * cuts, ends
 
 
 class OutputLengths:
-    """How many tokens requests generate before they end by themselves, and so before a limit.
+    """How many tokens requests generate before they end by themselves.
 
-    Outputs are taken to be memoryless: the mean is all tokens generated over all ends, where who
-    reached its limit, or ran out of time, adds tokens and no end (the maximum likelihood for
-    censored lifetimes: Cox and Oakes, *Analysis of Survival Data*, chapter 3). What was seen
-    `memory` requests ago counts for 1/e. ValueError names the parameter that is off.
+    What reached its limit or ran out of time was cut: it says how long an output was at least. All
+    estimates count it as such, for the long outputs are cut first, and without them outputs would
+    seem the shorter the more of them are late.
+
+    - `mean_tokens`, `expected`, `expected_remaining`: outputs taken to be memoryless. The mean is
+      all tokens over all ends (the maximum likelihood for censored lifetimes: Cox and Oakes,
+      *Analysis of Survival Data*, chapter 3).
+    - `of`: the distribution, as hazards by length (Kaplan and Meier, "Nonparametric Estimation from
+      Incomplete Observations", 1958), of the tenant's outputs with a limit of the same octave. Each
+      hazard is shrunk to that of a more general group, in the order: tenant and limit, tenant,
+      limit, all. So a length that the group has not seen has the hazard that it has for others.
+
+    What was seen `memory` requests ago counts for 1/e. ValueError names the parameter that is off.
     """
-
-    __slots__ = ("_keep", "_num_ends", "_num_tokens")
 
     def __init__(self, prior_tokens: float = 256.0, *, memory: int = 256) -> None:
         if not (math.isfinite(prior_tokens) and prior_tokens >= 1.0):
@@ -26,17 +198,69 @@ class OutputLengths:
         self._num_tokens = prior_tokens
         self._num_ends = 1.0
         self._keep = 1.0 - 1.0 / memory
+        self._memory = memory
+        self._prior_tokens = prior_tokens
+        self._groups: dict[_Group, _Histogram] = {}
+        self._known: dict[_Group, tuple[int, LengthDistribution | None]] = {}
+        self._num_seen = 0
 
     @property
     def mean_tokens(self) -> float:
         """Tokens a request without a limit would generate on average, at least 1."""
         return max(self._num_tokens / self._num_ends, 1.0)
 
-    def observe(self, num_tokens: int, *, is_cut: bool = False) -> None:
-        """A request ended after this many tokens; `is_cut`: because it had to, not by itself."""
+    def observe(
+        self, num_tokens: int, *, is_cut: bool = False, tenant: str = "", max_tokens: int = 0
+    ) -> None:
+        """A request ended after this many tokens; `is_cut`: because it had to, not by itself.
+
+        `max_tokens`: its limit.
+        """
         self._num_tokens = self._keep * self._num_tokens + max(num_tokens, 1)
         # Never none: where nobody ends by itself the mean grows, and every limit is reached.
         self._num_ends = max(self._keep * self._num_ends + (not is_cut), 1e-6)
+        self._num_seen += 1
+        for group in _groups_of(tenant, max_tokens):
+            histogram = self._groups.pop(group, None) or _Histogram(self._memory)
+            # The one seen last stands last.
+            self._groups[group] = histogram
+            histogram.observe(num_tokens, is_cut=is_cut)
+        while len(self._groups) > _MAX_GROUPS:
+            del self._groups[next(iter(self._groups))]
+
+    def of(
+        self, tenant: str, max_tokens: int, running: Callable[[], RunningOutputs] = RunningOutputs
+    ) -> LengthDistribution | None:
+        """The distribution of a tenant's outputs with this limit; None while too few were seen.
+
+        `running`: asked when the distribution is made again. Without those that run the outputs of
+        the last seconds would be the short ones alone.
+        """
+        key = (tenant, max_tokens.bit_length())
+        num_seen, known = self._known.get(key, (-_RENEW_AFTER, None))
+        if self._num_seen - num_seen >= (1 if known is None else _RENEW_AFTER):
+            if len(self._known) >= _MAX_GROUPS:
+                self._known.clear()
+            known = self._learned(tenant, max_tokens, running())
+            self._known[key] = (self._num_seen, known)
+        return known
+
+    def _learned(
+        self, tenant: str, max_tokens: int, running: RunningOutputs
+    ) -> LengthDistribution | None:
+        if self._num_seen < _MIN_SEEN:
+            return None
+        # Longer than any seen: memoryless, and where nobody ends by itself not without end.
+        mean = min(self.mean_tokens, self._prior_tokens)
+        hazards, weight = -np.expm1(-_WIDTHS / mean), 1.0
+        for group in _groups_of(tenant, max_tokens):
+            histogram = self._groups.get(group)
+            if histogram is not None:
+                at_risk, ends = histogram.at_risk(running.of(group))
+                hazards = (ends + weight * hazards) / (at_risk + weight)
+            weight = _BACK_OFF_REQUESTS
+        stays = np.log1p(-np.minimum(hazards, _MAX_HAZARD))
+        return LengthDistribution([0.0, *np.cumsum(stays).tolist()])
 
     def expected(self, max_tokens: float) -> float:
         """Tokens a new request is expected to generate, cut at its limit."""
@@ -52,3 +276,9 @@ class OutputLengths:
         if not num_requests:
             return 0.0
         return num_requests * self.expected(num_tokens_to_limit / num_requests)
+
+
+def _groups_of(tenant: str, max_tokens: int) -> tuple[_Group, ...]:
+    """From the general to the special; limits of one octave are one group."""
+    octave = max_tokens.bit_length()
+    return ((None, None), (None, octave), (tenant, None), (tenant, octave))

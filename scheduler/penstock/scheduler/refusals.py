@@ -27,6 +27,7 @@ def failed(
         detail=detail,
         estimate_s=verdict.estimate_s,
         deadline_s=verdict.deadline_s,
+        chance=verdict.chance,
         retry_after_s=verdict.retry_after_s,
         breach=verdict.breach,
         wait=wait,

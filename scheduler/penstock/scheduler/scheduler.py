@@ -88,7 +88,7 @@ class Scheduler:
     def note_step(self, batch: Batch, seconds: float, now: float) -> bool:
         """A step was timed; whether it is worth learning from."""
         has_prefill = batch.num_rows > batch.num_decodes
-        return self.life.outlook.pace.note_step(seconds, now, has_prefill=has_prefill)
+        return self.life.outlook.note_step(seconds, now, has_prefill=has_prefill)
 
     def learn(self, measure: StepMeasure) -> None:
         """What was in a step, and what it took."""

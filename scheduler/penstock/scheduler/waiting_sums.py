@@ -130,6 +130,13 @@ class WaitingSums:
         if not of_class.all.num_requests:
             del self._classes[spec.priority]
 
+    def has_line(self, request: Request) -> bool:
+        """Whether others of its class wait, and in the fair order of its tenant."""
+        of_class = self._classes.get(request.spec.priority)
+        if of_class is None:
+            return False
+        return not self._is_fair or request.spec.tenant in of_class.lines
+
     def ahead_of(self, request: Request, due_s: float, num_prefill: int) -> Ahead:
         """Who is likely to go before a request that is not in the order yet.
 

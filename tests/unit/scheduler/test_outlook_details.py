@@ -196,7 +196,7 @@ def test_one_whom_nobody_helps_is_dropped_when_it_is_hopeless(
     site = PricedSite(num_seqs=1)
     forgive(monkeypatch, 0.0)
     for _ in range(1000):
-        site.outlook.output_lengths.observe(5)
+        site.outlook.completion.lengths.observe(5)
     site.submit(1, 4, max_tokens=300)
     site.step()
     due_s = site.clock() + 2.0

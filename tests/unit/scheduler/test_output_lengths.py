@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from penstock.scheduler.output_lengths import OutputLengths
+from penstock.scheduler.output_lengths import OutputBounds, OutputLengths, RunningOutputs
 
 
 def test_the_mean_is_of_those_that_ended() -> None:
@@ -70,3 +70,97 @@ def test_names_the_parameter_that_is_off() -> None:
         OutputLengths(0.5)
     with pytest.raises(ValueError, match="memory"):
         OutputLengths(memory=0)
+
+
+# The distribution.
+
+FREE = OutputBounds(max_tokens=4096)
+
+
+def learned(lengths: list[int], *, tenant: str = "a", cut_at: int = 10**6) -> OutputLengths:
+    outputs = OutputLengths(memory=4096)
+    for length in lengths:
+        outputs.observe(min(length, cut_at), is_cut=length > cut_at, tenant=tenant, max_tokens=4096)
+    return outputs
+
+
+def lognormal(num: int, mean: float = 250.0, sigma: float = 0.8) -> list[int]:
+    random = np.random.default_rng(7)
+    drawn = random.lognormal(np.log(mean) - sigma**2 / 2.0, sigma, num)
+    return [max(round(length), 1) for length in drawn.tolist()]
+
+
+@pytest.mark.parametrize("cut_at", [10**6, 300])
+def test_the_distribution_is_that_of_the_outputs_also_where_long_ones_are_cut(cut_at: int) -> None:
+    lengths = np.array(lognormal(4000))
+    distribution = learned(lengths.tolist(), cut_at=cut_at).of("a", 4096)
+    assert distribution is not None
+    for num_tokens in (50, 100, 200, 290):
+        real = float((lengths <= num_tokens).mean())
+        assert distribution.chance_within(num_tokens, FREE) == pytest.approx(real, abs=0.03)
+    assert distribution.tokens_with(0.5, FREE) == pytest.approx(np.median(lengths), rel=0.05)
+
+
+def test_what_is_generated_already_counts() -> None:
+    lengths = np.array(lognormal(4000))
+    distribution = learned(lengths.tolist()).of("a", 4096)
+    assert distribution is not None
+    later = lengths[lengths > 200]
+    bounds = OutputBounds(max_tokens=4096, num_known=200)
+    real = float((later <= 300).mean())
+    assert distribution.chance_within(300, bounds) == pytest.approx(real, abs=0.03)
+    assert distribution.chance_within(200, bounds) == 0.0
+
+
+def test_bounds_are_exact_whatever_was_learned() -> None:
+    distribution = learned(lognormal(100)).of("a", 4096)
+    assert distribution is not None
+    bounds = OutputBounds(min_tokens=30, max_tokens=40)
+    assert distribution.chance_within(29, bounds) == 0.0
+    assert 0.0 < distribution.chance_within(30, bounds) < 1.0
+    assert distribution.chance_within(40, bounds) == 1.0
+    assert distribution.tokens_with(0.0, bounds) == 30
+    assert distribution.tokens_with(1.0, bounds) == 40
+    assert distribution.tokens_with(0.999, bounds) == 40
+
+
+def test_a_tenant_is_judged_by_its_own_outputs_and_an_unknown_one_by_all() -> None:
+    outputs = learned([20] * 60, tenant="short")
+    for _ in range(60):
+        outputs.observe(800, tenant="long", max_tokens=4096)
+    short, long, new = (outputs.of(name, 4096) for name in ("short", "long", "new"))
+    assert short is not None
+    assert long is not None
+    assert new is not None
+    assert short.chance_within(100, FREE) > 0.9
+    assert long.chance_within(100, FREE) < 0.1
+    assert new.chance_within(100, FREE) == pytest.approx(0.5, abs=0.1)
+
+
+def test_nothing_is_known_before_some_outputs_have_ended() -> None:
+    assert learned([100] * 15).of("a", 4096) is None
+    assert learned([100] * 16).of("a", 4096) is not None
+
+
+def test_those_that_run_count_so_that_short_ones_do_not_pass_for_all() -> None:
+    outputs = learned([10] * 20)
+    alone = outputs.of("a", 2048)
+    running = RunningOutputs(
+        num_tokens=np.full(60, 500, dtype=np.int32),
+        is_of_tenant=np.ones(60, dtype=np.bool_),
+        has_limit=np.ones(60, dtype=np.bool_),
+    )
+    beside = outputs.of("a", 4096, lambda: running)
+    assert alone is not None
+    assert beside is not None
+    assert alone.chance_within(20, FREE) > 0.9
+    assert beside.chance_within(20, FREE) < 0.5
+
+
+def test_where_all_were_cut_early_longer_ones_are_not_taken_for_endless() -> None:
+    outputs = OutputLengths()
+    for _ in range(500):
+        outputs.observe(8, is_cut=True, max_tokens=8)
+    distribution = outputs.of("", 4096)
+    assert distribution is not None
+    assert distribution.chance_within(1000, FREE) > 0.9

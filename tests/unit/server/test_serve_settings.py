@@ -188,6 +188,14 @@ def test_the_order_is_one_of_two() -> None:
     assert configured("--foresee-deadlines", "on").scheduler.foresees_deadlines
 
 
+def test_the_smallest_chance_reaches_its_setting_and_needs_prediction() -> None:
+    assert configured("--min-deadline-chance", "0.3").scheduler.min_deadline_chance == 0.3
+    with pytest.raises(BadSetting, match="min-deadline-chance must be in"):
+        configured("--min-deadline-chance", "1")
+    with pytest.raises(BadSetting, match="min-deadline-chance requires foresee-deadlines on"):
+        configured("--min-deadline-chance", "0.3", "--foresee-deadlines", "off")
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

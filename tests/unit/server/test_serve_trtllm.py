@@ -249,6 +249,7 @@ MEANINGLESS = {
     "target-itl-ms": "50",
     "max-prefill-share": "0.5",
     "foresee-deadlines": "on",
+    "min-deadline-chance": "0.2",
     "step-prices": "{}",
     "eviction": "lru",
     "max-session-share": "0.5",

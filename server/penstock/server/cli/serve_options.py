@@ -123,6 +123,14 @@ OPTIONS = (
         " (default: on)",
     ),
     Option(
+        flag="min-deadline-chance",
+        parse=float,
+        default=None,
+        help="smallest probability, 0 to below 1, of a whole answer before its deadline, by the"
+        " lengths of earlier outputs: a request with less is rejected or given up; 0 judges by"
+        " min_tokens alone (default: 0.1)",
+    ),
+    Option(
         flag="step-prices",
         parse=str,
         default=None,

@@ -58,6 +58,8 @@ def scheduler_config(
                 raise ValueError(f"{flag} means nothing without prefix caching")
     eviction = settings["eviction"]
     foresee, prices = settings["foresee_deadlines"], settings["step_prices"]
+    if foresee == "off" and settings["min_deadline_chance"] is not None:
+        raise ValueError("min-deadline-chance requires foresee-deadlines on")
     given = {
         "max_num_batched_tokens": max_num_batched_tokens,
         "admission_policy": None if admission_policy is None else AdmissionPolicy(admission_policy),
@@ -80,6 +82,7 @@ def scheduler_config(
         "eviction": None if eviction is None else EvictionPolicy(eviction),
         "target_itl_s": _target_itl_s(settings["target_itl_ms"]),
         "foresees_deadlines": None if foresee is None else foresee == "on",
+        "min_deadline_chance": settings["min_deadline_chance"],
         "known_prices": (
             None if prices is None else read_step_prices("step-prices", prices, needs_all=True)
         ),

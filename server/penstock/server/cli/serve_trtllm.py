@@ -39,6 +39,7 @@ _MEANINGLESS = {
     "target-itl-ms": _OWN_PACE,
     "max-prefill-share": _OWN_PACE,
     "foresee-deadlines": _OWN_PACE,
+    "min-deadline-chance": _OWN_PACE,
     "step-prices": _OWN_PACE,
     "eviction": _OWN_CACHE,
     "max-session-share": _OWN_CACHE,

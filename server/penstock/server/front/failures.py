@@ -84,6 +84,8 @@ def refusal_for(
         if _is_told(end.deadline_s) and end.estimate_s > end.deadline_s:
             estimate_ms = max(estimate_ms, _whole_ms(end.deadline_s) + 1)
         metadata["estimate_ms"] = str(estimate_ms)
+    if end.chance is not None:
+        metadata["chance"] = f"{end.chance:.3f}"
     return Refusal(
         reason=reason,
         metadata=metadata,

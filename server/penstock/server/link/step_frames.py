@@ -35,8 +35,8 @@ _STEP = struct.Struct("<qdIIII")
 # kind, key, at_s, two numbers (meaning by kind)
 _CHANGE = struct.Struct("<Bqdqq")
 _END = struct.Struct("<BqdBq")
-# Behind the record of a failure: estimate_s, deadline_s, retry_after_s
-_REFUSAL_TIMES = struct.Struct("<ddd")
+# Behind the record of a failure: estimate_s, deadline_s, retry_after_s, chance
+_REFUSAL = struct.Struct("<dddd")
 # And of one that breaks a quota: which limit, how much it is, retry_after_s
 _BREACH = struct.Struct("<Bqd")
 # Behind that of whoever waited: seconds by reason, others, num_passed_by
@@ -49,7 +49,7 @@ _FINISHED, _FAILED = 1, 2
 _HAS_WAIT, _HAS_STAY, _HAS_BREACH = 16, 32, 64
 _KIND = 15
 _UNKNOWN_S = math.nan
-"""Stands for None among seconds."""
+"""Stands for None among seconds and chances."""
 
 _Change = Queued | Admitted | Preempted | PrefixFound
 
@@ -212,8 +212,8 @@ def _write_end(out: Writer, end: Finished | Failed) -> None:
             flags |= _FAILED if end.breach is None else _FAILED | _HAS_BREACH
             out.packed(_END, flags, end.key, end.at_s, end.reason, 0)
             _write_account(out, end.wait, end.stay)
-            times_s = (end.estimate_s, end.deadline_s, end.retry_after_s)
-            out.packed(_REFUSAL_TIMES, *map(_or_unknown, times_s))
+            told = (end.estimate_s, end.deadline_s, end.retry_after_s, end.chance)
+            out.packed(_REFUSAL, *map(_or_unknown, told))
             if end.breach is not None:
                 breach = end.breach
                 out.packed(_BREACH, breach.kind, breach.limit, _or_unknown(breach.retry_after_s))
@@ -235,7 +235,7 @@ def _read_end(data: Reader) -> Finished | Failed:
             stay=stay,
         )
     if kind == _FAILED:
-        estimate_s, deadline_s, retry_after_s = map(_if_known, data.packed(_REFUSAL_TIMES))
+        estimate_s, deadline_s, retry_after_s, chance = map(_if_known, data.packed(_REFUSAL))
         return Failed(
             key=key,
             at_s=record[2],
@@ -243,6 +243,7 @@ def _read_end(data: Reader) -> Finished | Failed:
             estimate_s=estimate_s,
             deadline_s=deadline_s,
             retry_after_s=retry_after_s,
+            chance=chance,
             breach=_read_breach(data) if flags & _HAS_BREACH else None,
             wait=wait,
             stay=stay,

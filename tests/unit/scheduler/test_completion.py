@@ -1,0 +1,152 @@
+"""Whole answers: judged by the lengths of earlier outputs, when they arrive and while they run."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from penstock.scheduler.completion import PrefillCredit, StandingQueues, TokenTime
+from penstock.scheduler.events import Failed, Finished
+from penstock.scheduler.forecast import Load
+from penstock.scheduler.request import FailureReason
+from penstock.scheduler.step_fit import StepFit
+from support.priced_site import PRICES, PricedSite
+
+
+def site_with(lengths: int, *, num: int = 60, tenant: str = "", **options: Any) -> PricedSite:
+    """One whose outputs had so many tokens; a step takes 10 ms."""
+    site = PricedSite(**({"min_deadline_chance": 0.1} | options))
+    for _ in range(num):
+        site.outlook.completion.lengths.observe(lengths, tenant=tenant, max_tokens=500)
+    return site
+
+
+def test_an_answer_that_is_probably_too_long_is_refused_and_told_its_chance() -> None:
+    site = site_with(200)
+    assert site.submit(1, 100, max_tokens=500, deadline_s=1.0) is None
+    site.step()
+    failure = site.failure(1)
+    assert failure.reason is FailureReason.DEADLINE_UNREACHABLE
+    assert failure.chance is not None
+    assert 0.0 <= failure.chance < 0.1
+    assert failure.estimate_s is not None
+    assert failure.estimate_s >= 1.0
+    assert failure.deadline_s == pytest.approx(1.0)
+    assert failure.retry_after_s == math.inf, "an idle machine would take as long"
+    assert site.submit(2, 100, max_tokens=500, deadline_s=4.0) is not None
+
+
+def test_with_zero_only_what_is_certain_counts() -> None:
+    site = site_with(200, min_deadline_chance=0.0)
+    assert site.submit(1, 100, max_tokens=500, deadline_s=1.0) is not None
+
+
+def test_a_short_limit_is_certain_whatever_was_learned() -> None:
+    site = site_with(200)
+    assert site.submit(1, 100, max_tokens=5, deadline_s=0.2) is not None
+    site.run()
+    assert isinstance(site.ends[1], Finished)
+
+
+def test_before_outputs_have_ended_nobody_is_refused() -> None:
+    site = PricedSite(min_deadline_chance=0.1, is_settled=False)
+    assert site.submit(1, 100, max_tokens=500, deadline_s=1.0) is not None
+
+
+def test_other_tenants_are_judged_by_their_own_outputs() -> None:
+    site = site_with(200, tenant="long")
+    for _ in range(60):
+        site.outlook.completion.lengths.observe(5, tenant="short", max_tokens=500)
+    options: dict[str, Any] = {"max_tokens": 500, "deadline_s": 1.0}
+    assert site.submit(1, 100, tenant="long", **options) is None
+    assert site.submit(2, 100, tenant="short", **options) is not None
+
+
+def test_one_that_runs_is_given_up_when_it_can_no_longer_end_in_time() -> None:
+    site = site_with(20)
+    begun_s = site.clock()
+    site.submit(1, 100, max_tokens=400, deadline_s=2.5)
+    site.step()
+    assert 1 in site.admitted
+    # Meanwhile it is seen that outputs as long as this one go on to 300 tokens.
+    for _ in range(600):
+        site.outlook.completion.lengths.observe(300, max_tokens=400)
+    site.run()
+    failure = site.failure(1)
+    assert failure.reason is FailureReason.DEADLINE_UNREACHABLE
+    assert failure.at_s < begun_s + 1.0
+    assert failure.chance is not None
+    assert failure.chance < 0.1
+    assert failure.stay is not None
+
+
+def test_one_in_a_while_is_let_in_to_see_whether_outputs_are_shorter_now() -> None:
+    site = site_with(200)
+    taken = [
+        site.submit(key, 100, max_tokens=500, deadline_s=1.0) is not None for key in range(1, 129)
+    ]
+    assert 1 <= sum(taken) <= 2
+
+
+def test_a_queue_that_stands_takes_nobody_who_would_lose_by_waiting() -> None:
+    """A burst may wait; where somebody always waits the next one is refused at once."""
+    for is_standing in (False, True):
+        site = PricedSite(num_seqs=1, min_deadline_chance=0.1)
+        lengths = site.outlook.completion.lengths
+        for index in range(200):
+            lengths.observe(10 + index, max_tokens=500)
+        for key in range(1, 4):
+            site.submit(key, 100, max_tokens=10)
+        standing = site.outlook.completion.standing
+        standing.note_arrival((0, ""), site.clock(), finds_queue=is_standing)
+        site.clock.advance(30.0)
+        standing.note_arrival((0, ""), site.clock(), finds_queue=is_standing)
+        # Prompts let in before had nothing to lose, so that this one may lose some of its chance.
+        site.outlook.completion.credit.note(100_000, 1.0, site.clock())
+        request = site.submit(9, 100, max_tokens=500, deadline_s=2.5)
+        assert (request is None) is is_standing
+        if is_standing:
+            site.step()
+            failure = site.ends[9]
+            assert isinstance(failure, Failed)
+            assert failure.chance is not None
+            assert failure.chance > 0.1
+            assert failure.retry_after_s is not None
+            assert math.isfinite(failure.retry_after_s)
+
+
+def test_prompts_that_lost_their_chance_to_others_are_few() -> None:
+    credit = PrefillCredit()
+    assert credit.least_share(100, 0.0) == pytest.approx(0.96)
+    credit.note(1000, 1.0, 0.0)
+    assert credit.least_share(100, 0.0) == pytest.approx(0.56), "40 tokens may be lost"
+    credit.note(100, 0.6, 0.0)
+    assert credit.least_share(100, 0.0) == pytest.approx(0.92, abs=0.01)
+    assert credit.least_share(100, 600.0) == pytest.approx(0.96, abs=0.01)
+
+
+def test_the_time_between_tokens_is_that_of_the_last_seconds() -> None:
+    time = TokenTime(StepFit(PRICES))
+    idle = Load()
+    assert time.beside(idle, 0.0) == pytest.approx(0.01)
+    for step in range(1, 401):
+        time.note_step(0.05, 0.05 * step)
+    assert time.beside(idle, 20.0) == pytest.approx(0.05)
+    assert time.beside(idle, 25.0) < 0.03, "idle time counts as fast"
+    assert time.beside(idle, 1000.0) == pytest.approx(0.01)
+
+
+def test_a_queue_stands_by_the_time_in_which_somebody_waits() -> None:
+    queues, line = StandingQueues(), (0, "a")
+    assert queues.share(line) == 0.0
+    queues.note_arrival(line, 0.0, finds_queue=False)
+    for _ in range(50):
+        queues.note_arrival(line, 0.0, finds_queue=True)
+    assert queues.share(line) == 0.0, "a burst is no queue that stands"
+    queues.note_arrival(line, 60.0, finds_queue=True)
+    assert queues.share(line) == 1.0
+    queues.note_arrival(line, 120.0, finds_queue=False)
+    assert queues.share(line) < 0.01
+    assert queues.share((1, "a")) == 0.0
