@@ -27,9 +27,10 @@ from penstock.scheduler.executor import ExecutorInfo
 from penstock.scheduler.request import RequestSpec
 from penstock.server.link.dispatch import Dispatcher
 from penstock.server.link.engine_loop import EngineLoop
-from penstock.server.link.frames import FrontHello, Submit, encode
+from penstock.server.link.frames import FrontHello, encode
 from penstock.server.link.fronts import FrontHub
 from penstock.server.link.ports import EngineHello
+from penstock.server.link.spec_frames import Submit
 from report import Check, arguments, print_checks, print_table, write_json
 
 NUM_QUEUED = 600

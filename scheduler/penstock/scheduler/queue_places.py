@@ -89,10 +89,8 @@ class QueuePlaces:
             parts = (held / limits).max(axis=0) / weight
             largest = int(parts.argmax())
             unit = next(self._in_turn(largest, keys), None)
-            if unit is not None:
-                left = held[:, largest] - _size(unit)
-                is_fair = float((left / limits[:, 0]).max() / weight[largest]) >= own_part
-            if unit is not None and is_fair:
+            left = held[:, largest] - (0.0 if unit is None else _size(unit))
+            if unit is not None and (left / limits[:, 0]).max() / weight[largest] >= own_part:
                 held[:, largest] = left
             else:
                 unit = None if own is None else next(self._in_turn(own, keys), None)

@@ -84,9 +84,11 @@ class QuotaAccounts:
         most = quota.max_num_live
         row = self._row_of.get(tenant)
         num_live = 0 if row is None else self._num_live[row]
-        over_live = most is not None and num_live + num_outputs > most
+        over_live: QuotaBreach | None = None
+        if most is not None and num_live + num_outputs > most:
+            over_live = QuotaBreach(kind=QuotaKind.NUM_LIVE, limit=most)
         if row is None:
-            return QuotaBreach(kind=QuotaKind.NUM_LIVE, limit=most) if over_live else None
+            return over_live
         worst: QuotaBreach | None = None
         for kind, limit, count, full_s in (
             (
@@ -107,11 +109,7 @@ class QuotaAccounts:
             wait_s = _wait_s(full_s, limit, count, now)
             if wait_s > _ROUNDING_S and (worst is None or wait_s > (worst.retry_after_s or 0.0)):
                 worst = QuotaBreach(kind=kind, limit=limit, retry_after_s=wait_s)
-        if worst is not None:
-            return worst
-        if over_live:
-            return QuotaBreach(kind=QuotaKind.NUM_LIVE, limit=most)
-        return None
+        return over_live if worst is None else worst
 
     def take_in(self, spec: RequestSpec, num_outputs: int, index: int, now: float) -> None:
         """Count an admitted request, `spec` being its leader.

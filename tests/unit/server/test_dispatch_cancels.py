@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from penstock.server.link.dispatch import Dispatcher
-from penstock.server.link.frames import Submit, encode
+from penstock.server.link.frames import encode
+from penstock.server.link.spec_frames import Submit
 from penstock.server.link.wire import FrameBuffer
 from support.link import hello, spec
 from support.self_paced import make_self_paced

@@ -13,6 +13,7 @@ from penstock.scheduler.block_hash import chain_root, hash_blocks
 from penstock.scheduler.request import (
     NO_TIME,
     FinishReason,
+    RequestSpec,
     SamplingParams,
 )
 from penstock.scheduler.state import RequestState
@@ -100,7 +101,8 @@ async def test_the_gate_counts_what_engines_were_given(text: ModelText, max_repl
     site.front.release(request)
     assert gate.num_at_engine == 0
 
-    def break_off(_: object) -> None:
+    def break_off(specs: tuple[RequestSpec, ...]) -> None:
+        del specs
         raise EngineUnavailable
 
     site.port.submit = break_off  # type: ignore[method-assign]  # it goes at that very moment
