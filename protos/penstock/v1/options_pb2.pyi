@@ -362,9 +362,10 @@ Global___CacheOptions: typing_extensions.TypeAlias = CacheOptions
 
 @typing.final
 class CacheRetention(google.protobuf.message.Message):
-    """Which cached blocks are given up first when memory is needed. Of several requests that left the
-    same block the highest priority counts; one below the default counts for blocks alone that no
-    other request left.
+    """Which cached blocks are evicted first when memory is needed. Of several requests that left the
+    same block the highest priority counts; one below the default counts only for blocks that no
+    other request left. Priorities above the default have a budget, of all tenants and of each: over
+    it the oldest blocks fall back to the default. The service may lower the priority of a tenant.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -375,8 +376,8 @@ class CacheRetention(google.protobuf.message.Message):
     """Higher is kept longer. Range 0 to 100. Default: 35."""
     @property
     def duration(self) -> google.protobuf.duration_pb2.Duration:
-        """The priority holds this long after the request ends, then falls back to the default. Default:
-        no end.
+        """The priority holds this long after the request ends, then falls back to the default. A priority
+        above the default holds at most as long as the service allows. Default: no end, or that.
         """
 
     def __init__(
