@@ -143,7 +143,8 @@ def run(cases: Sequence[Case], dtype: torch.dtype = torch.float32) -> Sampled:
         )
     )
     logits = torch.from_numpy(np.stack([case.logits for case in cases])).to(dtype)
-    return sample(logits, arrays, slots.astype(np.int64), rules)
+    positions = np.array([len(case.prompt) + len(case.output) for case in cases], dtype=np.int64)
+    return sample(logits, arrays, slots.astype(np.int64), positions, rules)
 
 
 EDITS = {

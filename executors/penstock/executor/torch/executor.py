@@ -189,7 +189,8 @@ class TorchExecutor:
         finally:
             self._step = None
         slots = batch.sampled_slots.astype(np.int64)
-        sampled = sample(logits[: len(slots)], batch.arrays, slots, rules)
+        positions = (batch.starts + batch.num_tokens)[sampled_rows].astype(np.int64)
+        sampled = sample(logits[: len(slots)], batch.arrays, slots, positions, rules)
         failures = self._failures(batch, step, slots[~sampled.is_good], rules)
         result_slots, tokens, logprobs = batch.sampled_slots, sampled.tokens, sampled.logprobs
         if failures:
