@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import hypothesis
 import pytest
 
 from support.fake_trtllm import fake_trtllm_on_path
+
+# Where there is no GPU, Triton's kernels are interpreted; Triton reads this when it is imported.
+if not Path("/dev/nvidiactl").exists():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 # Property tests search harder when asked to, and never fail for being slow on a busy machine.
 hypothesis.settings.register_profile("default", deadline=None, max_examples=100)
