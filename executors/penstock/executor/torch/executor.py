@@ -254,7 +254,7 @@ def _num_blocks(config: ExecutorConfig, model: LoadedModel, max_seq_len: int) ->
     if config.num_blocks is not None:
         return config.num_blocks
     bytes_each = block_bytes(model.shapes, config.block_size, model.dtype)
-    num_blocks = config.kv_cache_bytes // bytes_each
+    num_blocks = config.host_cache_bytes // bytes_each
     if num_blocks < 1:
         raise ValueError(f"kv_cache_bytes must hold a block of {bytes_each} bytes")
     return min(num_blocks, config.max_num_seqs * -(-max_seq_len // config.block_size))
