@@ -1,4 +1,4 @@
-"""How many blocks of keys and values an executor takes: as the settings ask, or as memory allows."""
+"""How many blocks of keys and values: what is asked for, or what a device has memory for."""
 
 from penstock.executor.config import ExecutorConfig
 from penstock.executor.torch.kv_pages import block_bytes

@@ -1,4 +1,4 @@
-"""What an executor over a model took of its device, in one line for logs and for whoever started it.
+"""What an executor over a model took of its device, in one line for logs and the ready line."""
 
 Owns the line.
 """
