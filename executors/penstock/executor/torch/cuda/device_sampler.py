@@ -1,4 +1,4 @@
-"""The next token of every sampled slot on the device: tables of the slots, two launches a step.
+"""The next token of every sampled slot on the device: tables of the slots, few launches a step.
 
 Owns what the slots asked for as the kernels read it, the counts of tokens for penalties, and the
 tensors that a step's outcome lies in. Everything that depends on a slot alone is staged when its
@@ -21,8 +21,8 @@ import triton
 from numpy.typing import NDArray
 from torch import Tensor
 
+from penstock.executor.torch.cuda.kernels import sampler_choice as choice
 from penstock.executor.torch.cuda.kernels import sampler_scores as kernels
-from penstock.executor.torch.cuda.kernels.sampler_choice import choose_full
 from penstock.executor.torch.slot_rules import SlotRules
 from penstock.scheduler.batch import Batch, TokenLogprobs
 from penstock.scheduler.request import Request
@@ -33,7 +33,8 @@ _CHUNK = kernels.CHUNK.value
 _PARTS = _CHUNK // kernels.PART.value
 _LEAST_TEMPERATURE = 1e-30
 _WARPS = 4
-_FULL_WARPS = 16
+_FULL_WARPS = 8
+_SEARCH_WARPS = 16
 
 Ints = NDArray[np.int64]
 
@@ -106,9 +107,12 @@ class DeviceSampler:
         self._masses = zeros(rows, chunks, dtype=torch.float64)
         self._whole_masses = zeros(rows, chunks, dtype=torch.float64)
         self._part_maxima = zeros(rows, chunks * _PARTS, dtype=torch.float32)
-        num_candidates = kernels.NUM_CANDIDATES.value
-        self._candidate_scores = zeros(rows, num_candidates, dtype=torch.float32)
-        self._candidate_tokens = zeros(rows, num_candidates)
+        listed = chunks * kernels.LISTED.value
+        self._bounds = zeros(rows, dtype=torch.float32)
+        self._listed_scores = zeros(rows, listed, dtype=torch.float32)
+        self._listed_tokens = zeros(rows, listed)
+        self._listed_counts = zeros(rows, chunks)
+        self._pending = zeros(rows)
         self._rows = zeros(rows, 4)
         self._tops = zeros(rows, 2, MAX_TOP)
         self._no_masks = TokenMasks(bits=zeros(1, 1), rows=zeros(1, dtype=torch.int64))
@@ -185,19 +189,13 @@ class DeviceSampler:
             last_tokens, self._bias_ids, self._bias_values, bits, mask_rows, bits.shape[1],
             self._work, self._best_scores, self._best_tokens, self._masses, self._whole_masses,
             self._part_maxima, self._vocab_size, num_chunks=num_chunks, is_full=is_full,
-            has_masks=masks is not None, num_warps=_WARPS,
+            has_masks=masks is not None,
+            num_warps=_FULL_WARPS if is_full else _WARPS,
         )  # fmt: skip
         num_padded = triton.next_power_of_2(num_chunks)
         seeds = self._table.view(torch.int64)
         if is_full:
-            choose_full[(num_rows,)](
-                logits, logits.stride(0), slots, positions, self._table, seeds, self._counted,
-                mask_rows, self._work, self._best_scores, self._best_tokens, self._masses,
-                self._whole_masses, self._part_maxima, self._candidate_scores,
-                self._candidate_tokens, last_tokens, self._rows, self._tops, self._vocab_size,
-                num_chunks=num_chunks, num_padded=num_padded, num_parts=num_chunks * _PARTS,
-                has_masks=masks is not None, num_warps=_FULL_WARPS,
-            )  # fmt: skip
+            self._choose(logits, slots, positions, last_tokens, mask_rows, masks is not None)
         else:
             kernels.choose_plain[(num_rows,)](
                 logits, logits.stride(0), slots, positions, self._table, seeds, self._best_scores,
@@ -205,6 +203,42 @@ class DeviceSampler:
                 num_chunks=num_chunks, num_padded=num_padded, num_warps=_WARPS,
             )  # fmt: skip
         return self.outcome(num_rows)
+
+    def _choose(
+        self,
+        logits: Tensor,
+        slots: Tensor,
+        positions: Tensor,
+        last_tokens: Tensor,
+        mask_rows: Tensor,
+        has_masks: bool,
+    ) -> None:
+        num_rows, num_chunks = len(logits), self._num_chunks
+        num_padded = triton.next_power_of_2(num_chunks)
+        seeds = self._table.view(torch.int64)
+        choice.bound_candidates[(num_rows,)](
+            slots, self._table, self._part_maxima, self._bounds, num_parts=num_chunks * _PARTS,
+            num_padded=num_padded, num_warps=1,
+        )  # fmt: skip
+        choice.list_candidates[(num_rows, num_chunks)](
+            slots, self._table, self._work, self._part_maxima, self._bounds, self._listed_scores,
+            self._listed_tokens, self._listed_counts, self._vocab_size, num_chunks=num_chunks,
+            num_warps=_WARPS,
+        )  # fmt: skip
+        choice.choose_listed[(num_rows,)](
+            logits, logits.stride(0), slots, positions, self._table, seeds, self._counted,
+            mask_rows, self._work, self._best_scores, self._best_tokens, self._masses,
+            self._whole_masses, self._bounds, self._listed_scores, self._listed_tokens,
+            self._listed_counts, self._pending, last_tokens, self._rows, self._tops,
+            self._vocab_size, num_chunks=num_chunks, num_padded=num_padded, has_masks=has_masks,
+            num_warps=_WARPS,
+        )  # fmt: skip
+        choice.choose_searched[(num_rows,)](
+            slots, positions, self._table, seeds, self._counted, self._work, self._best_scores,
+            self._best_tokens, self._masses, self._whole_masses, self._pending, last_tokens,
+            self._rows, self._tops, self._vocab_size, num_chunks=num_chunks, num_padded=num_padded,
+            num_warps=_SEARCH_WARPS,
+        )  # fmt: skip
 
     def outcome(self, num_rows: int) -> DeviceSamples:
         """Where the outcome of `sample` lies, also when a graph of it is replayed."""

@@ -1,10 +1,15 @@
-"""The second launch of sampling for rows that ask for more than a temperature.
+"""Sampling for rows that ask for more than a temperature: candidates, then a token.
 
 Owns truncation, the draw from what it leaves, log probabilities and alternatives. The tables and
 the first launch are those of `sampler_scores`.
 
 The truncations are those of the path without these kernels: thresholds on the score, ties
 included, top-k first, then top-p on what that left, then min-p; the draw walks in order of id.
+
+Four launches. `bound_candidates` finds a bound from the maxima of small parts, such that at least
+as many scores lie above it as the row asks for. `list_candidates` writes them down, chunk by chunk.
+`choose_listed` decides among them. Rows that they do not decide (a flat distribution with top-p, a
+top-k of hundreds, ties without end) are left to `choose_searched`, which goes over the whole row.
 """
 
 import triton
@@ -15,10 +20,10 @@ from penstock.executor.torch.cuda.kernels.sampler_scores import (
     CUT,
     FLAGS,
     LARGEST,
+    LISTED,
     LOGPROBS,
     MAX_TOP,
     MIN_P_LOG,
-    NUM_CANDIDATES,
     NUM_TOP,
     PART,
     PENALISED,
@@ -34,7 +39,6 @@ from penstock.executor.torch.cuda.kernels.sampler_scores import (
 from penstock.executor.torch.cuda.kernels.sampler_search import (
     LOG2_E,
     candidate_bound,
-    collect,
     count_above,
     least_kept,
     mass_at_least,
@@ -46,69 +50,120 @@ from penstock.executor.torch.cuda.kernels.sampler_search import (
 
 _MOST_PARTS = tl.constexpr(640)
 """Parts whose maxima may lie above the bound of the candidates."""
-_NUM_PIVOTS = tl.constexpr(8)
-_BLOCK = tl.constexpr(4096)
+_MOST_WANTED = tl.constexpr(512)
+_LIST_PIVOTS = tl.constexpr(4)
+_LIST_BLOCK = tl.constexpr(2048)
+_ROW_PIVOTS = tl.constexpr(8)
+_ROW_BLOCK = tl.constexpr(4096)
 _NO_INDEX = tl.constexpr(0x7FFFFFFF)
 _LEAST_KEY = tl.constexpr(-(1 << 62))
 
 
 @triton.jit
-def _candidates(table, slot, maxima, top, scores, vocab_size, found_scores, found_tokens):
-    """The bound of a row's candidates and their number; more than fit when that is no use."""
-    top_k = word(table, slot, TOP_K)
-    is_cut = (word(table, slot, FLAGS) & CUT) != 0
-    wanted = tl.maximum(word(table, slot, NUM_TOP), 64)
-    by_k = tl.where(top_k > 0, top_k, 256)
-    wanted = tl.minimum(tl.where(is_cut, tl.maximum(wanted, by_k), wanted), 512)
-    bound = candidate_bound(maxima, wanted, _MOST_PARTS, top)
-    return bound, collect(
-        scores, vocab_size, bound, found_scores, found_tokens, NUM_CANDIDATES, _BLOCK
-    )
+def bound_candidates(
+    slots, table, part_maxima, bounds, num_parts: tl.constexpr, num_padded: tl.constexpr
+):  # fmt: skip
+    """The bound of one row's candidates; infinite where the row has none."""
+    row = tl.program_id(0)
+    slot = tl.load(slots + row)
+    flags = word(table, slot, FLAGS)
+    if (flags & (CUT | LOGPROBS)) != 0:
+        parts = tl.arange(0, num_padded * (CHUNK // PART))
+        maxima = tl.load(
+            part_maxima + row * num_parts + parts, mask=parts < num_parts, other=float("-inf")
+        )
+        top = tl.max(maxima, 0)
+        top_k = word(table, slot, TOP_K)
+        wanted = tl.maximum(word(table, slot, NUM_TOP), 64)
+        by_cut = tl.where(top_k > 0, top_k, 256)
+        wanted = tl.where((flags & CUT) != 0, tl.maximum(wanted, by_cut), wanted)
+        wanted = tl.minimum(wanted, _MOST_WANTED)
+        bound = top
+        if (top >= -LARGEST) & (top <= LARGEST):
+            bound = candidate_bound(maxima, wanted, _MOST_PARTS, top)
+        tl.store(bounds + row, bound)
 
 
 @triton.jit
-def _threshold(table, slot, scores, vocab_size, found, num_found, top, scale, whole):
-    """The least score kept. `whole`: mass of the row."""
+def list_candidates(
+    slots, table, work, part_maxima, bounds, listed_scores, listed_tokens, listed_counts,
+    vocab_size, num_chunks: tl.constexpr,
+):  # fmt: skip
+    """Write down one chunk's candidates in order, and how many it has, written or not."""
+    row, chunk = tl.program_id(0), tl.program_id(1)
+    slot = tl.load(slots + row)
+    if (word(table, slot, FLAGS) & (CUT | LOGPROBS)) != 0:
+        parts: tl.constexpr = CHUNK // PART
+        bound = tl.load(bounds + row)
+        out = row * num_chunks + chunk
+        part = tl.arange(0, parts)
+        is_read = tl.load(part_maxima + out * parts + part) >= bound
+        offset = part[:, None] * PART + tl.arange(0, PART)[None, :]
+        at = chunk * CHUNK + offset
+        own = work + row.to(tl.int64) * vocab_size
+        limit = tl.where(is_read, vocab_size, 0)
+        score = tl.load(own + at, mask=at < limit[:, None], other=float("-inf"))
+        is_kept = (score >= bound) & (at < limit[:, None])
+        kept = tl.reshape(is_kept.to(tl.int32), [CHUNK])
+        place = tl.reshape(tl.cumsum(kept, 0) - 1, [parts, PART])
+        count = tl.sum(kept, 0)
+        is_written = is_kept & (place < LISTED)
+        tl.store(listed_scores + out * LISTED + place, score, mask=is_written)
+        tl.store(listed_tokens + out * LISTED + place, at, mask=is_written)
+        lane = tl.arange(0, LISTED)
+        nothing = tl.full([LISTED], float("-inf"), tl.float32)
+        tl.store(listed_scores + out * LISTED + lane, nothing, mask=lane >= count)
+        tl.store(listed_counts + out, count)
+
+
+@triton.jit
+def _listed_threshold(
+    table, slot, listed, num_listed, num_found, vocab_size, bound, top, scale, whole
+):  # fmt: skip
+    """The least score kept, and whether the candidates tell. `whole`: mass of the row."""
     top_k, top_p = word(table, slot, TOP_K), number_word(table, slot, TOP_P)
     has_k = (top_k > 0) & (top_k < vocab_size)
     threshold = top + number_word(table, slot, MIN_P_LOG) * number_word(table, slot, TEMPERATURE)
-    is_found = (num_found <= NUM_CANDIDATES) & ((has_k == 0) | (top_k <= num_found))
+    is_told = (has_k == 0) | (top_k <= num_found)
     kept = whole
-    if has_k:
-        values = tl.where(is_found, found, scores)
-        count = tl.where(is_found, num_found, vocab_size)
+    if has_k & is_told:
         goal = top_k.to(tl.float64)
-        by_k = least_kept(values, count, goal, top, scale, False, _NUM_PIVOTS, _BLOCK)
+        by_k = least_kept(listed, num_listed, goal, top, scale, False, _LIST_PIVOTS, _LIST_BLOCK)
         threshold = tl.maximum(threshold, by_k)
-        if top_p < 1.0:
-            kept = mass_at_least(values, count, by_k, top, scale, _BLOCK)
+        kept = mass_at_least(listed, num_listed, by_k, top, scale, _LIST_BLOCK)
+    if (top_p < 1.0) & is_told:
+        goal = top_p.to(tl.float64) * kept
+        reached = mass_at_least(listed, num_listed, float("-inf"), top, scale, _LIST_BLOCK)
+        is_told = reached >= goal
+        if is_told:
+            by_p = least_kept(listed, num_listed, goal, top, scale, True, _LIST_PIVOTS, _LIST_BLOCK)
+            threshold = tl.maximum(threshold, by_p)
+    return threshold, is_told & (threshold >= bound)
+
+
+@triton.jit
+def _searched_threshold(table, slot, scores, vocab_size, top, scale, whole):
+    """The least score kept, from the whole row."""
+    top_k, top_p = word(table, slot, TOP_K), number_word(table, slot, TOP_P)
+    threshold = top + number_word(table, slot, MIN_P_LOG) * number_word(table, slot, TEMPERATURE)
+    kept = whole
+    if (top_k > 0) & (top_k < vocab_size):
+        goal = top_k.to(tl.float64)
+        by_k = least_kept(scores, vocab_size, goal, top, scale, False, _ROW_PIVOTS, _ROW_BLOCK)
+        threshold = tl.maximum(threshold, by_k)
+        kept = mass_at_least(scores, vocab_size, by_k, top, scale, _ROW_BLOCK)
     if top_p < 1.0:
         goal = top_p.to(tl.float64) * kept
-        if (has_k == 0) & is_found:
-            reached = mass_at_least(found, num_found, float("-inf"), top, scale, _BLOCK)
-            is_found = reached >= goal
-        values = tl.where(is_found, found, scores)
-        count = tl.where(is_found, num_found, vocab_size)
-        by_p = least_kept(values, count, goal, top, scale, True, _NUM_PIVOTS, _BLOCK)
+        by_p = least_kept(scores, vocab_size, goal, top, scale, True, _ROW_PIVOTS, _ROW_BLOCK)
         threshold = tl.maximum(threshold, by_p)
     return threshold
 
 
 @triton.jit
-def _draw_among(found, found_tokens, num_found, number, threshold, top, scale):
-    """The token at `number` of the weights of the candidates."""
-    at = tl.arange(0, NUM_CANDIDATES)
-    score = tl.load(found + at, mask=at < num_found, other=float("-inf"))
-    weight = tl.where(score >= threshold, tl.exp2((score - top) * scale), 0.0).to(tl.float64)
-    chosen, _ = pick(weight, at, number * tl.sum(weight, 0))
-    return tl.load(found_tokens + chosen)
-
-
-@triton.jit
 def _weigh_chunks(scores, masses, threshold, top, scale, vocab_size, num_chunks: tl.constexpr):
     """Write the mass at or above the threshold of each chunk."""
-    rows: tl.constexpr = _BLOCK // CHUNK
-    for first in range(0, num_chunks, rows):
+    rows: tl.constexpr = _ROW_BLOCK // CHUNK
+    for first in tl.range(0, num_chunks, rows, num_stages=3):
         chunk = first + tl.arange(0, rows)
         at = chunk[:, None] * CHUNK + tl.arange(0, CHUNK)[None, :]
         score = tl.load(scores + at, mask=at < vocab_size, other=float("-inf"))
@@ -118,18 +173,18 @@ def _weigh_chunks(scores, masses, threshold, top, scale, vocab_size, num_chunks:
 
 
 @triton.jit
-def _write_top(scores, found, found_tokens, is_found, num_found, num_top, vocab_size, shift, out):
+def _write_top(values, tokens, count, num_top, shift, out, has_tokens: tl.constexpr,
+               block: tl.constexpr):  # fmt: skip
     """The most likely tokens and their log probabilities; the least id first among equals."""
-    values = tl.where(is_found, found, scores)
-    count = tl.where(is_found, num_found, vocab_size)
     below = tl.full([], 0x7FFFFFFFFFFFFFFF, tl.int64)
-    for rank in range(0, tl.minimum(num_top, vocab_size)):
+    for rank in range(0, num_top):
         best = tl.full([], _LEAST_KEY, tl.int64)
-        for first in range(0, count, _BLOCK):
-            at = first + tl.arange(0, _BLOCK)
+        for first in range(0, count, block):
+            at = first + tl.arange(0, block)
             value = tl.load(values + at, mask=at < count, other=float("-inf"))
-            token = tl.load(found_tokens + at, mask=at < tl.where(is_found, count, 0), other=0)
-            token = tl.where(is_found, token, at)
+            token = at
+            if has_tokens:
+                token = tl.load(tokens + at, mask=at < count, other=0)
             key = (ordered(value).to(tl.int64) << 32) | (token ^ _NO_INDEX).to(tl.int64)
             key = tl.where((at < count) & (key < below), key, _LEAST_KEY)
             best = tl.maximum(best, tl.max(key, 0))
@@ -140,61 +195,53 @@ def _write_top(scores, found, found_tokens, is_found, num_found, num_top, vocab_
 
 
 @triton.jit
-def _draw(
-    logits, scores, is_worked, table, slot, number, mass, masses, own, bound, num_found, found,
-    found_tokens, top, vocab_size, num_chunks: tl.constexpr,
-):  # fmt: skip
-    """The token at `number`; `mass` float64: the chunks' masses, all on the scale of `top`."""
-    scale = 1.0 / number_word(table, slot, TEMPERATURE) * LOG2_E
-    threshold = top - float("inf")
-    is_among_found = num_found < 0
-    if (word(table, slot, FLAGS) & CUT) != 0:
-        whole = tl.sum(mass, 0)
-        threshold = _threshold(
-            table, slot, scores, vocab_size, found, num_found, top, scale, whole
-        )  # fmt: skip
-        is_among_found = (num_found <= NUM_CANDIDATES) & (threshold >= bound)
-        if is_among_found == 0:
-            _weigh_chunks(scores, masses, threshold, top, scale, vocab_size, num_chunks)
-            mass = tl.load(masses + own, mask=own < num_chunks, other=0.0)
-    if is_among_found:
-        token = _draw_among(found, found_tokens, num_found, number, threshold, top, scale)
-    else:
-        token = drawn(
-            logits, scores, is_worked, mass, number, top, scale, threshold, vocab_size
-        )  # fmt: skip
-    return token
-
-
-@triton.jit
 def _write_logprobs(
-    scores, token, top, whole, bound, num_found, found, found_tokens, num_top, vocab_size,
-    out_row, out_top,
+    scores, values, tokens, count, bound, token, top, whole, num_top, vocab_size, out_row, out_top,
+    is_listed: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
-    """Log probability and rank of the token, and the alternatives. `whole`: mass at no
-    temperature, on the scale of `top`."""
+    """Log probability and rank of the token, and the alternatives among `values`.
+
+    `whole`: mass at no temperature, on the scale of `top`.
+    """
     shift = top + tl.log(whole.to(tl.float32))
     score = tl.load(scores + token)
     tl.store(out_row + 2, (score - shift).to(tl.int32, bitcast=True))
-    is_found = num_found <= NUM_CANDIDATES
-    is_here = is_found & (score >= bound)
-    values = tl.where(is_here, found, scores)
-    rank = count_above(values, tl.where(is_here, num_found, vocab_size), score, _BLOCK)
+    is_among = score >= bound
+    ranked = tl.where(is_among, values, scores)
+    rank = count_above(ranked, tl.where(is_among, count, vocab_size), score, block)
     tl.store(out_row + 3, rank + 1)
     _write_top(
-        scores, found, found_tokens, is_found, num_found, num_top, vocab_size, shift, out_top
+        values, tokens, count, tl.minimum(num_top, vocab_size), shift, out_top, is_listed, block
     )  # fmt: skip
 
 
 @triton.jit
-def choose_full(
+def _write_token(token, is_finite, slot, position, table, counted, last_tokens, out_row):
+    tl.store(last_tokens + 2 * slot + position % 2, token)
+    tl.store(out_row, token)
+    tl.store(out_row + 1, is_finite.to(tl.int32))
+    if (word(table, slot, FLAGS) & PENALISED) != 0:
+        tl.store(counted + slot, position.to(tl.int32))
+
+
+@triton.jit
+def _draw_listed(listed, tokens, num_listed, number, threshold, top, scale, width: tl.constexpr):
+    """The token at `number` of the weights of the candidates."""
+    at = tl.arange(0, width)
+    score = tl.load(listed + at, mask=at < num_listed, other=float("-inf"))
+    weight = tl.where(score >= threshold, tl.exp2((score - top) * scale), 0.0).to(tl.float64)
+    chosen, _ = pick(weight, at, number * tl.sum(weight, 0))
+    return tl.load(tokens + chosen)
+
+
+@triton.jit
+def choose_listed(
     logits, stride, slots, positions, table, seeds, counted, mask_rows, work, best_scores,
-    best_tokens, masses, whole_masses, part_maxima, candidate_scores, candidate_tokens,
-    last_tokens, out_rows, out_tops, vocab_size,
-    num_chunks: tl.constexpr, num_padded: tl.constexpr, num_parts: tl.constexpr,
-    has_masks: tl.constexpr,
+    best_tokens, masses, whole_masses, bounds, listed_scores, listed_tokens, listed_counts,
+    pending, last_tokens, out_rows, out_tops, vocab_size,
+    num_chunks: tl.constexpr, num_padded: tl.constexpr, has_masks: tl.constexpr,
 ):  # fmt: skip
-    """A token for one row, whatever it asks for."""
+    """A token for one row, unless its candidates do not tell: it is then `pending`."""
     row = tl.program_id(0)
     slot, position = tl.load(slots + row), tl.load(positions + row)
     chunks = tl.arange(0, num_padded)
@@ -206,39 +253,94 @@ def choose_full(
     is_finite = (top >= -LARGEST) & (top <= LARGEST)
     flags = word(table, slot, FLAGS)
     scores = work + row.to(tl.int64) * vocab_size
-    found = candidate_scores + row * NUM_CANDIDATES
-    found_tokens = candidate_tokens + row * NUM_CANDIDATES
-    bound, num_found = top, NUM_CANDIDATES + 1 + 0 * row
+    listed = listed_scores + row * num_chunks * LISTED
+    tokens = listed_tokens + row * num_chunks * LISTED
+    bound, num_found, is_told = top, 0 * row, row >= 0
     if ((flags & (CUT | LOGPROBS)) != 0) & is_finite:
-        parts = tl.arange(0, num_padded * (CHUNK // PART))
-        own_maxima = part_maxima + row * num_parts + parts
-        maxima = tl.load(own_maxima, mask=parts < num_parts, other=float("-inf"))
-        bound, num_found = _candidates(
-            table, slot, maxima, top, scores, vocab_size, found, found_tokens
-        )  # fmt: skip
+        bound = tl.load(bounds + row)
+        counts = tl.load(listed_counts + own, mask=chunks < num_chunks, other=0)
+        num_found = tl.sum(counts, 0)
+        is_told = tl.max(counts, 0) <= LISTED
     temperature = number_word(table, slot, TEMPERATURE)
-    if (temperature > 0.0) & is_finite:
-        is_worked = is_worked_row(table, slot, position)
-        if has_masks:
-            is_worked = is_worked | (tl.load(mask_rows + row) >= 0)
+    if (temperature > 0.0) & is_finite & is_told:
+        scale = 1.0 / temperature * LOG2_E
         mass = tl.load(masses + own, mask=chunks < num_chunks, other=0.0)
-        mass *= tl.exp2((best - top) * (1.0 / temperature * LOG2_E)).to(tl.float64)
+        mass *= tl.exp2((best - top) * scale).to(tl.float64)
         number = uniform(seed_of(seeds, slot), position)
-        token = _draw(
-            logits + row.to(tl.int64) * stride, scores, is_worked, table, slot, number, mass,
-            masses + row * num_chunks, chunks, bound, num_found, found, found_tokens, top,
-            vocab_size, num_chunks,
-        )  # fmt: skip
-    tl.store(last_tokens + 2 * slot + position % 2, token)
-    tl.store(out_rows + row * 4, token)
-    tl.store(out_rows + row * 4 + 1, is_finite.to(tl.int32))
-    if (flags & PENALISED) != 0:
-        tl.store(counted + slot, position.to(tl.int32))
-    if ((flags & LOGPROBS) != 0) & is_finite:
-        whole = tl.load(whole_masses + own, mask=chunks < num_chunks, other=0.0)
-        whole *= tl.exp2((best - top) * LOG2_E).to(tl.float64)
-        _write_logprobs(
-            scores, token, top, tl.sum(whole, 0), bound, num_found, found, found_tokens,
-            word(table, slot, NUM_TOP), vocab_size, out_rows + row * 4,
-            out_tops + row * 2 * MAX_TOP,
-        )  # fmt: skip
+        if (flags & CUT) != 0:
+            threshold, is_told = _listed_threshold(
+                table, slot, listed, num_chunks * LISTED, num_found, vocab_size, bound, top, scale,
+                tl.sum(mass, 0),
+            )  # fmt: skip
+            if is_told:
+                token = _draw_listed(
+                    listed, tokens, num_chunks * LISTED, number, threshold, top, scale,
+                    num_padded * LISTED,
+                )  # fmt: skip
+        else:
+            is_worked = is_worked_row(table, slot, position)
+            if has_masks:
+                is_worked = is_worked | (tl.load(mask_rows + row) >= 0)
+            token = drawn(
+                logits + row.to(tl.int64) * stride, scores, is_worked, mass, number, top, scale,
+                float("-inf"), vocab_size,
+            )  # fmt: skip
+    tl.store(pending + row, (is_told == 0).to(tl.int32))
+    if is_told:
+        out_row = out_rows + row * 4
+        _write_token(token, is_finite, slot, position, table, counted, last_tokens, out_row)
+        if ((flags & LOGPROBS) != 0) & is_finite:
+            whole = tl.load(whole_masses + own, mask=chunks < num_chunks, other=0.0)
+            whole *= tl.exp2((best - top) * LOG2_E).to(tl.float64)
+            _write_logprobs(
+                scores, listed, tokens, num_chunks * LISTED, bound, token, top, tl.sum(whole, 0),
+                word(table, slot, NUM_TOP), vocab_size, out_row, out_tops + row * 2 * MAX_TOP,
+                True, _LIST_BLOCK,
+            )  # fmt: skip
+
+
+@triton.jit
+def choose_searched(
+    slots, positions, table, seeds, counted, work, best_scores, best_tokens, masses, whole_masses,
+    pending, last_tokens, out_rows, out_tops, vocab_size,
+    num_chunks: tl.constexpr, num_padded: tl.constexpr,
+):  # fmt: skip
+    """A token for one row that is pending, from all its scores; they are finite and edited."""
+    row = tl.program_id(0)
+    if tl.load(pending + row) != 0:
+        slot, position = tl.load(slots + row), tl.load(positions + row)
+        chunks = tl.arange(0, num_padded)
+        own = row * num_chunks + chunks
+        best = tl.load(best_scores + own, mask=chunks < num_chunks, other=float("-inf"))
+        at = tl.load(best_tokens + own, mask=chunks < num_chunks, other=_NO_INDEX)
+        top = tl.max(best, 0)
+        token = tl.min(tl.where(best == top, at, _NO_INDEX), 0)
+        flags = word(table, slot, FLAGS)
+        scores = work + row.to(tl.int64) * vocab_size
+        temperature = number_word(table, slot, TEMPERATURE)
+        if temperature > 0.0:
+            scale = 1.0 / temperature * LOG2_E
+            mass = tl.load(masses + own, mask=chunks < num_chunks, other=0.0)
+            mass *= tl.exp2((best - top) * scale).to(tl.float64)
+            threshold = top - float("inf")
+            if (flags & CUT) != 0:
+                threshold = _searched_threshold(
+                    table, slot, scores, vocab_size, top, scale, tl.sum(mass, 0)
+                )  # fmt: skip
+                own_masses = masses + row * num_chunks
+                _weigh_chunks(scores, own_masses, threshold, top, scale, vocab_size, num_chunks)
+                mass = tl.load(masses + own, mask=chunks < num_chunks, other=0.0)
+            number = uniform(seed_of(seeds, slot), position)
+            token = drawn(
+                scores, scores, row >= 0, mass, number, top, scale, threshold, vocab_size
+            )  # fmt: skip
+        out_row = out_rows + row * 4
+        _write_token(token, row >= 0, slot, position, table, counted, last_tokens, out_row)
+        if (flags & LOGPROBS) != 0:
+            whole = tl.load(whole_masses + own, mask=chunks < num_chunks, other=0.0)
+            whole *= tl.exp2((best - top) * LOG2_E).to(tl.float64)
+            _write_logprobs(
+                scores, scores, table, vocab_size, top, token, top, tl.sum(whole, 0),
+                word(table, slot, NUM_TOP), vocab_size, out_row, out_tops + row * 2 * MAX_TOP,
+                False, _ROW_BLOCK,
+            )  # fmt: skip

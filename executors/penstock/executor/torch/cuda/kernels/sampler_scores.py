@@ -1,12 +1,11 @@
-"""The two launches of sampling: scores by chunks of the vocabulary, then a token for each row.
+"""The two launches of plain sampling: scores by chunks of the vocabulary, then a token for a row.
 
 Owns the kernels and the meaning of the tables that they read. Does not know requests.
 
 `score_chunks` reads the logits once, edits them where a row asks (penalties, then bias, then barred
-stop ids, then a mask), and leaves of each chunk its best score and its mass. `choose_tokens` makes
-a token of them: the best, or the one at the row's uniform number in the cumulated weights. A row
-that truncates, or wants alternatives, looks among candidates: all scores at or above a bound which
-the maxima of small parts give; only when those do not tell, it searches the whole row.
+stop ids, then a mask), and leaves of each chunk its best score and its mass. `choose_plain` makes
+a token of them: the best, or the one at the row's uniform number in the cumulated weights. Rows
+that truncate, or want alternatives, take the launches of `sampler_choice` instead.
 
 A row of `table` holds, by word: see the constants. What a word holds as float32 is stored by bits.
 """
@@ -44,7 +43,8 @@ CHUNK = tl.constexpr(2048)
 PART = tl.constexpr(128)
 MAX_BIASES = tl.constexpr(4096)
 MAX_TOP = tl.constexpr(128)
-NUM_CANDIDATES = tl.constexpr(2048)
+LISTED = tl.constexpr(32)
+"""Candidates that one chunk may have."""
 _NO_INDEX = tl.constexpr(0x7FFFFFFF)
 
 
@@ -71,7 +71,7 @@ def _penalised(score, table, slot, count):
     """Penalties on scores, given the packed counts of their tokens."""
     is_seen = count != 0
     penalty = number_word(table, slot, REPETITION)
-    changed = tl.where(score > 0, tl.div_rn(score, penalty), score * penalty)
+    changed = tl.where(score > 0, score / penalty, score * penalty)
     changed = tl.where(changed > LARGEST, LARGEST, changed)
     changed = tl.where(changed < -LARGEST, -LARGEST, changed)
     score = tl.where(is_seen, changed, score)

@@ -58,7 +58,7 @@ def pick(weights, index, target):
 def mass_at_least(values, count, threshold, top, scale, block: tl.constexpr):
     """Sum of exp2((value - top) * scale) over `values[:count]` at or above the threshold."""
     sums = tl.zeros([block], tl.float64)
-    for first in range(0, count, block):
+    for first in tl.range(0, count, block, num_stages=3):
         at = first + tl.arange(0, block)
         value = tl.load(values + at, mask=at < count, other=float("-inf"))
         weight = tl.exp2((value - top) * scale)
@@ -94,7 +94,7 @@ def least_kept(
         reached = tl.zeros([num_pivots, block], tl.float32)
         least = tl.full([block], float("inf"), tl.float32)
         most = tl.full([block], float("-inf"), tl.float32)
-        for first in range(0, count, block):
+        for first in tl.range(0, count, block, num_stages=3):
             at = first + tl.arange(0, block)
             value = tl.load(values + at, mask=at < count, other=float("-inf"))
             if by_mass:
@@ -141,32 +141,10 @@ def candidate_bound(maxima, wanted, most, top):
 
 
 @triton.jit
-def collect(
-    values, count, bound, found_values, found_places, capacity: tl.constexpr, block: tl.constexpr
-):
-    """Values at or above the bound and their places, in order; how many there are.
-
-    What does not fit into `capacity` is counted and not written.
-    """
-    num_found = 0
-    for first in range(0, count, block):
-        at = first + tl.arange(0, block)
-        value = tl.load(values + at, mask=at < count, other=float("-inf"))
-        is_kept = (value >= bound) & (at < count)
-        place = num_found + tl.cumsum(is_kept.to(tl.int32), 0) - 1
-        is_written = is_kept & (place < capacity)
-        tl.store(found_values + place, value, mask=is_written)
-        tl.store(found_places + place, at, mask=is_written)
-        num_found += tl.sum(is_kept.to(tl.int32), 0)
-    tl.debug_barrier()
-    return num_found
-
-
-@triton.jit
 def count_above(values, count, limit, block: tl.constexpr):
     """How many of `values[:count]` are greater than the limit."""
     sums = tl.zeros([block], tl.int32)
-    for first in range(0, count, block):
+    for first in tl.range(0, count, block, num_stages=3):
         at = first + tl.arange(0, block)
         value = tl.load(values + at, mask=at < count, other=float("-inf"))
         sums += (value > limit).to(tl.int32)
