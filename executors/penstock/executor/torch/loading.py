@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
+from penstock.executor.config import ExecutorConfig
 from penstock.executor.torch.architecture import Architecture, read_architecture
 from penstock.executor.torch.attention_interface import (
     ATTENTION_NAME,
@@ -30,11 +31,13 @@ from penstock.executor.torch.paged_attention import Scoring
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedModel:
-    """A model ready to serve. `shapes`: keys and values of each layer."""
+    """A model ready to serve. `shapes`: keys and values of each layer; `scorings`: how each layer
+    makes its scores."""
 
     module: nn.Module
     architecture: Architecture
     shapes: tuple[HeadShape, ...]
+    scorings: tuple[Scoring, ...]
     vocab_size: int
     num_embeddings: int
     dtype: torch.dtype
@@ -51,6 +54,15 @@ class LoadedModel:
         )
         logits: Tensor = out.logits[0]
         return logits
+
+
+def load_configured(config: ExecutorConfig) -> LoadedModel:
+    """Load what the settings name, with as many threads as they give."""
+    if config.model_path is None:
+        raise ValueError("model_path must be given for the torch executor")
+    if config.num_threads is not None:
+        torch.set_num_threads(config.num_threads)
+    return load_model(config.model_path, device=config.device, dtype=config.dtype)
 
 
 def load_model(path: Path, *, device: str, dtype: str) -> LoadedModel:
@@ -94,12 +106,14 @@ def load_model(path: Path, *, device: str, dtype: str) -> LoadedModel:
     module.eval().requires_grad_(False).to(device)
     if "logits_to_keep" not in inspect.signature(module.forward).parameters:
         raise UnsupportedModel(f"{architecture.name} cannot compute the logits of chosen tokens")
-    shapes, vocab_size = _probe(module, architecture)
+    probe, vocab_size = _probe(module, architecture)
+    layers = range(architecture.num_layers)
     weight = _embedding_weight(module)
     return LoadedModel(
         module=module,
         architecture=architecture,
-        shapes=shapes,
+        shapes=tuple(probe.shapes[layer] for layer in layers),
+        scorings=tuple(probe.scorings[layer] for layer in layers),
         vocab_size=vocab_size,
         num_embeddings=weight.shape[0],
         dtype=weight.dtype,
@@ -131,7 +145,7 @@ class _Probe:
     def __init__(self, dtype: torch.dtype) -> None:
         self._dtype = dtype
         self.shapes: dict[int, HeadShape] = {}
-        self.windowed: set[int] = set()
+        self.scorings: dict[int, Scoring] = {}
 
     def run_layer(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring
@@ -143,13 +157,12 @@ class _Probe:
         if layer in self.shapes:
             raise UnsupportedModel(f"layer {layer} attends more than once")
         self.shapes[layer] = HeadShape(num_heads=key.shape[1], head_dim=key.shape[2])
-        if scoring.window:
-            self.windowed.add(layer)
+        self.scorings[layer] = scoring
         return torch.zeros_like(query)
 
 
 @torch.inference_mode()
-def _probe(module: Any, architecture: Architecture) -> tuple[tuple[HeadShape, ...], int]:
+def _probe(module: Any, architecture: Architecture) -> tuple[_Probe, int]:
     """Run two tokens and check that every layer's attention came through the interface."""
     probe = _Probe(_embedding_weight(module).dtype)
     attach_runner(module, probe)
@@ -165,8 +178,8 @@ def _probe(module: Any, architecture: Architecture) -> tuple[tuple[HeadShape, ..
     missing = sorted(set(range(architecture.num_layers)) - probe.shapes.keys())
     if missing or len(probe.shapes) != architecture.num_layers:
         raise UnsupportedModel(f"{architecture.name}: layers {missing} bypass our attention")
-    unwindowed = sorted(architecture.windowed_layers - probe.windowed)
+    windowed = {layer for layer, scoring in probe.scorings.items() if scoring.window}
+    unwindowed = sorted(architecture.windowed_layers - windowed)
     if unwindowed:
         raise UnsupportedModel(f"{architecture.name}: layers {unwindowed} hide their window")
-    shapes = tuple(probe.shapes[layer] for layer in range(architecture.num_layers))
-    return shapes, int(out.logits.shape[-1])
+    return probe, int(out.logits.shape[-1])
