@@ -1,4 +1,4 @@
-"""What an executor over a model took of its device, in one line for logs and the ready line."""
+"""What an executor over a model took of its device, in one line for logs and the ready line.
 
 Owns the line.
 """
