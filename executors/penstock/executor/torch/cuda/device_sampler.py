@@ -33,7 +33,6 @@ _CHUNK = kernels.CHUNK.value
 _PARTS = _CHUNK // kernels.PART.value
 _LEAST_TEMPERATURE = 1e-30
 _WARPS = 4
-_FULL_WARPS = 8
 _SEARCH_WARPS = 16
 
 Ints = NDArray[np.int64]
@@ -189,8 +188,7 @@ class DeviceSampler:
             last_tokens, self._bias_ids, self._bias_values, bits, mask_rows, bits.shape[1],
             self._work, self._best_scores, self._best_tokens, self._masses, self._whole_masses,
             self._part_maxima, self._vocab_size, num_chunks=num_chunks, is_full=is_full,
-            has_masks=masks is not None,
-            num_warps=_FULL_WARPS if is_full else _WARPS,
+            has_masks=masks is not None, num_warps=_WARPS,
         )  # fmt: skip
         num_padded = triton.next_power_of_2(num_chunks)
         seeds = self._table.view(torch.int64)
@@ -228,16 +226,19 @@ class DeviceSampler:
         choice.choose_listed[(num_rows,)](
             logits, logits.stride(0), slots, positions, self._table, seeds, self._counted,
             mask_rows, self._work, self._best_scores, self._best_tokens, self._masses,
-            self._whole_masses, self._bounds, self._listed_scores, self._listed_tokens,
-            self._listed_counts, self._pending, last_tokens, self._rows, self._tops,
-            self._vocab_size, num_chunks=num_chunks, num_padded=num_padded, has_masks=has_masks,
-            num_warps=_WARPS,
+            self._bounds, self._listed_scores, self._listed_tokens, self._listed_counts,
+            self._pending, last_tokens, self._rows, self._vocab_size, num_chunks=num_chunks,
+            num_padded=num_padded, has_masks=has_masks, num_warps=_WARPS,
         )  # fmt: skip
         choice.choose_searched[(num_rows,)](
             slots, positions, self._table, seeds, self._counted, self._work, self._best_scores,
-            self._best_tokens, self._masses, self._whole_masses, self._pending, last_tokens,
-            self._rows, self._tops, self._vocab_size, num_chunks=num_chunks, num_padded=num_padded,
-            num_warps=_SEARCH_WARPS,
+            self._masses, self._pending, last_tokens, self._rows, self._vocab_size,
+            num_chunks=num_chunks, num_padded=num_padded, num_warps=_SEARCH_WARPS,
+        )  # fmt: skip
+        choice.note_logprobs[(num_rows,)](
+            slots, self._table, self._work, self._best_scores, self._whole_masses, self._bounds,
+            self._listed_scores, self._listed_tokens, self._listed_counts, self._rows, self._tops,
+            self._vocab_size, num_chunks=num_chunks, num_padded=num_padded, num_warps=_WARPS,
         )  # fmt: skip
 
     def outcome(self, num_rows: int) -> DeviceSamples:

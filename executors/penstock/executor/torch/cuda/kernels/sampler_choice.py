@@ -6,10 +6,11 @@ the first launch are those of `sampler_scores`.
 The truncations are those of the path without these kernels: thresholds on the score, ties
 included, top-k first, then top-p on what that left, then min-p; the draw walks in order of id.
 
-Four launches. `bound_candidates` finds a bound from the maxima of small parts, such that at least
+Five launches. `bound_candidates` finds a bound from the maxima of small parts, such that at least
 as many scores lie above it as the row asks for. `list_candidates` writes them down, chunk by chunk.
 `choose_listed` decides among them. Rows that they do not decide (a flat distribution with top-p, a
 top-k of hundreds, ties without end) are left to `choose_searched`, which goes over the whole row.
+`note_logprobs` adds what is asked about the tokens.
 """
 
 import triton
@@ -195,27 +196,6 @@ def _write_top(values, tokens, count, num_top, shift, out, has_tokens: tl.conste
 
 
 @triton.jit
-def _write_logprobs(
-    scores, values, tokens, count, bound, token, top, whole, num_top, vocab_size, out_row, out_top,
-    is_listed: tl.constexpr, block: tl.constexpr,
-):  # fmt: skip
-    """Log probability and rank of the token, and the alternatives among `values`.
-
-    `whole`: mass at no temperature, on the scale of `top`.
-    """
-    shift = top + tl.log(whole.to(tl.float32))
-    score = tl.load(scores + token)
-    tl.store(out_row + 2, (score - shift).to(tl.int32, bitcast=True))
-    is_among = score >= bound
-    ranked = tl.where(is_among, values, scores)
-    rank = count_above(ranked, tl.where(is_among, count, vocab_size), score, block)
-    tl.store(out_row + 3, rank + 1)
-    _write_top(
-        values, tokens, count, tl.minimum(num_top, vocab_size), shift, out_top, is_listed, block
-    )  # fmt: skip
-
-
-@triton.jit
 def _write_token(token, is_finite, slot, position, table, counted, last_tokens, out_row):
     tl.store(last_tokens + 2 * slot + position % 2, token)
     tl.store(out_row, token)
@@ -237,8 +217,8 @@ def _draw_listed(listed, tokens, num_listed, number, threshold, top, scale, widt
 @triton.jit
 def choose_listed(
     logits, stride, slots, positions, table, seeds, counted, mask_rows, work, best_scores,
-    best_tokens, masses, whole_masses, bounds, listed_scores, listed_tokens, listed_counts,
-    pending, last_tokens, out_rows, out_tops, vocab_size,
+    best_tokens, masses, bounds, listed_scores, listed_tokens, listed_counts, pending,
+    last_tokens, out_rows, vocab_size,
     num_chunks: tl.constexpr, num_padded: tl.constexpr, has_masks: tl.constexpr,
 ):  # fmt: skip
     """A token for one row, unless its candidates do not tell: it is then `pending`."""
@@ -256,7 +236,7 @@ def choose_listed(
     listed = listed_scores + row * num_chunks * LISTED
     tokens = listed_tokens + row * num_chunks * LISTED
     bound, num_found, is_told = top, 0 * row, row >= 0
-    if ((flags & (CUT | LOGPROBS)) != 0) & is_finite:
+    if ((flags & CUT) != 0) & is_finite:
         bound = tl.load(bounds + row)
         counts = tl.load(listed_counts + own, mask=chunks < num_chunks, other=0)
         num_found = tl.sum(counts, 0)
@@ -287,60 +267,73 @@ def choose_listed(
             )  # fmt: skip
     tl.store(pending + row, (is_told == 0).to(tl.int32))
     if is_told:
-        out_row = out_rows + row * 4
-        _write_token(token, is_finite, slot, position, table, counted, last_tokens, out_row)
-        if ((flags & LOGPROBS) != 0) & is_finite:
-            whole = tl.load(whole_masses + own, mask=chunks < num_chunks, other=0.0)
-            whole *= tl.exp2((best - top) * LOG2_E).to(tl.float64)
-            _write_logprobs(
-                scores, listed, tokens, num_chunks * LISTED, bound, token, top, tl.sum(whole, 0),
-                word(table, slot, NUM_TOP), vocab_size, out_row, out_tops + row * 2 * MAX_TOP,
-                True, _LIST_BLOCK,
-            )  # fmt: skip
+        out = out_rows + row * 4
+        _write_token(token, is_finite, slot, position, table, counted, last_tokens, out)
 
 
 @triton.jit
 def choose_searched(
-    slots, positions, table, seeds, counted, work, best_scores, best_tokens, masses, whole_masses,
-    pending, last_tokens, out_rows, out_tops, vocab_size,
+    slots, positions, table, seeds, counted, work, best_scores, masses, pending, last_tokens,
+    out_rows, vocab_size,
     num_chunks: tl.constexpr, num_padded: tl.constexpr,
 ):  # fmt: skip
-    """A token for one row that is pending, from all its scores; they are finite and edited."""
+    """A token for one row that is pending: it truncates, and its scores are finite and edited."""
     row = tl.program_id(0)
     if tl.load(pending + row) != 0:
         slot, position = tl.load(slots + row), tl.load(positions + row)
         chunks = tl.arange(0, num_padded)
         own = row * num_chunks + chunks
         best = tl.load(best_scores + own, mask=chunks < num_chunks, other=float("-inf"))
-        at = tl.load(best_tokens + own, mask=chunks < num_chunks, other=_NO_INDEX)
         top = tl.max(best, 0)
-        token = tl.min(tl.where(best == top, at, _NO_INDEX), 0)
-        flags = word(table, slot, FLAGS)
         scores = work + row.to(tl.int64) * vocab_size
-        temperature = number_word(table, slot, TEMPERATURE)
-        if temperature > 0.0:
-            scale = 1.0 / temperature * LOG2_E
-            mass = tl.load(masses + own, mask=chunks < num_chunks, other=0.0)
-            mass *= tl.exp2((best - top) * scale).to(tl.float64)
-            threshold = top - float("inf")
-            if (flags & CUT) != 0:
-                threshold = _searched_threshold(
-                    table, slot, scores, vocab_size, top, scale, tl.sum(mass, 0)
-                )  # fmt: skip
-                own_masses = masses + row * num_chunks
-                _weigh_chunks(scores, own_masses, threshold, top, scale, vocab_size, num_chunks)
-                mass = tl.load(masses + own, mask=chunks < num_chunks, other=0.0)
-            number = uniform(seed_of(seeds, slot), position)
-            token = drawn(
-                scores, scores, row >= 0, mass, number, top, scale, threshold, vocab_size
-            )  # fmt: skip
-        out_row = out_rows + row * 4
-        _write_token(token, row >= 0, slot, position, table, counted, last_tokens, out_row)
-        if (flags & LOGPROBS) != 0:
-            whole = tl.load(whole_masses + own, mask=chunks < num_chunks, other=0.0)
-            whole *= tl.exp2((best - top) * LOG2_E).to(tl.float64)
-            _write_logprobs(
-                scores, scores, table, vocab_size, top, token, top, tl.sum(whole, 0),
-                word(table, slot, NUM_TOP), vocab_size, out_row, out_tops + row * 2 * MAX_TOP,
-                False, _ROW_BLOCK,
-            )  # fmt: skip
+        scale = 1.0 / number_word(table, slot, TEMPERATURE) * LOG2_E
+        mass = tl.load(masses + own, mask=chunks < num_chunks, other=0.0)
+        mass *= tl.exp2((best - top) * scale).to(tl.float64)
+        threshold = _searched_threshold(
+            table, slot, scores, vocab_size, top, scale, tl.sum(mass, 0)
+        )  # fmt: skip
+        own_masses = masses + row * num_chunks
+        _weigh_chunks(scores, own_masses, threshold, top, scale, vocab_size, num_chunks)
+        mass = tl.load(masses + own, mask=chunks < num_chunks, other=0.0)
+        number = uniform(seed_of(seeds, slot), position)
+        token = drawn(scores, scores, row >= 0, mass, number, top, scale, threshold, vocab_size)
+        out = out_rows + row * 4
+        _write_token(token, row >= 0, slot, position, table, counted, last_tokens, out)
+
+
+@triton.jit
+def note_logprobs(
+    slots, table, work, best_scores, whole_masses, bounds, listed_scores, listed_tokens,
+    listed_counts, out_rows, out_tops, vocab_size,
+    num_chunks: tl.constexpr, num_padded: tl.constexpr,
+):  # fmt: skip
+    """Log probability and rank of one row's token, and the alternatives to it."""
+    row = tl.program_id(0)
+    slot = tl.load(slots + row)
+    out = out_rows + row * 4
+    if ((word(table, slot, FLAGS) & LOGPROBS) != 0) & (tl.load(out + 1) != 0):
+        chunks = tl.arange(0, num_padded)
+        own = row * num_chunks + chunks
+        best = tl.load(best_scores + own, mask=chunks < num_chunks, other=float("-inf"))
+        top = tl.max(best, 0)
+        whole = tl.load(whole_masses + own, mask=chunks < num_chunks, other=0.0)
+        whole *= tl.exp2((best - top) * LOG2_E).to(tl.float64)
+        shift = top + tl.log(tl.sum(whole, 0).to(tl.float32))
+        scores = work + row.to(tl.int64) * vocab_size
+        score = tl.load(scores + tl.load(out))
+        tl.store(out + 2, (score - shift).to(tl.int32, bitcast=True))
+        counts = tl.load(listed_counts + own, mask=chunks < num_chunks, other=0)
+        is_listed = tl.max(counts, 0) <= LISTED
+        listed = listed_scores + row * num_chunks * LISTED
+        is_among = is_listed & (score >= tl.load(bounds + row))
+        ranked = tl.where(is_among, listed, scores)
+        num_ranked = tl.where(is_among, num_chunks * LISTED, vocab_size)
+        tl.store(out + 3, count_above(ranked, num_ranked, score, _LIST_BLOCK) + 1)
+        tops = out_tops + row * 2 * MAX_TOP
+        num_top = tl.minimum(word(table, slot, NUM_TOP), vocab_size)
+        tokens = listed_tokens + row * num_chunks * LISTED
+        if is_listed:
+            size = num_chunks * LISTED
+            _write_top(listed, tokens, size, num_top, shift, tops, True, _LIST_BLOCK)
+        else:
+            _write_top(scores, tokens, vocab_size, num_top, shift, tops, False, _LIST_BLOCK)
