@@ -31,6 +31,7 @@ with needing("torch"):
     from gpu_models import SHAPES, model_folder
     from gpu_service import served
 
+from penstock.executor.device_defaults import device_defaults
 from penstock.scheduler.executor import Executor
 from penstock.scheduler.request import SamplingParams
 from report import Check, arguments, print_checks, print_table, write_json
@@ -203,10 +204,12 @@ IN_PROCESS: dict[str, Callable[[Results, Executor, str], None]] = {
 }
 
 
-def measure_served(results: Results, folder: Path, shape: str, *, num_waves: int) -> None:
+def measure_served(
+    results: Results, folder: Path, shape: str, *, num_waves: int, budget: int
+) -> None:
     """The service as a whole; the best wave, as a first one warms up clients too."""
     waves, singles = asyncio.run(
-        served(folder, 256, num_prompt=512, num_new=256, num_waves=num_waves)
+        served(folder, 256, num_prompt=512, num_new=256, num_waves=num_waves, budget=budget)
     )
     first, *later = singles
     results.add(
@@ -240,6 +243,8 @@ def main() -> None:
     parser.add_argument("--only", action="append", choices=SECTIONS, help="this section alone")
     parser.add_argument("--shapes", default="1B,8B", help=f"of {', '.join(SHAPES)}")
     parser.add_argument("--models", type=Path, help="folder to keep the models in")
+    usual = device_defaults("cuda").max_num_batched_tokens
+    parser.add_argument("--budget", type=int, default=usual, help="tokens of a served step")
     options = parser.parse_args()
     if not torch.cuda.is_available():
         raise SystemExit("benchmarks/gpu.py needs a CUDA device")
@@ -257,7 +262,8 @@ def main() -> None:
                 del executor
                 torch.cuda.empty_cache()
             if "served" in sections:
-                measure_served(results, folder, shape, num_waves=4 if options.full else 2)
+                num_waves = 4 if options.full else 2
+                measure_served(results, folder, shape, num_waves=num_waves, budget=options.budget)
     results.print()
     checks = results.checks()
     print_checks(checks)

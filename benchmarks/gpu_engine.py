@@ -24,6 +24,7 @@ from penstock.scheduler.executor import Executor
 from penstock.scheduler.request import RequestSpec, SamplingParams
 
 BUDGET = 8192
+"""For throughput; where somebody reads along, a service gives a step fewer tokens."""
 CONTEXT = 640
 MAX_SEQ_LEN = 34_816
 NUM_WARM, NUM_TIMED = 20, 80
@@ -32,14 +33,14 @@ DRAWN = SamplingParams(temperature=1.0)
 _MAX_TURNS = 5_000
 
 
-def build(folder: Path, *, num_seqs: int = 256) -> Executor:
+def build(folder: Path, *, budget: int = BUDGET, num_seqs: int = 256) -> Executor:
     """The executor as `penstock serve --device cuda` builds it."""
     return create_executor(
         ExecutorConfig(
             model_path=folder,
             device="cuda",
             max_num_seqs=num_seqs,
-            max_num_batched_tokens=BUDGET,
+            max_num_batched_tokens=budget,
             max_seq_len=MAX_SEQ_LEN,
         )
     )

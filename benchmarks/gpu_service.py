@@ -39,15 +39,22 @@ class Wave:
 
 
 async def served(
-    folder: Path, num_streams: int, *, num_prompt: int, num_new: int, num_waves: int
+    folder: Path,
+    num_streams: int,
+    *,
+    num_prompt: int,
+    num_new: int,
+    num_waves: int,
+    budget: int,
 ) -> tuple[list[Wave], list[float]]:
     """Waves of streams, and the TTFT of single requests since the service was ready, ms.
 
-    The service has the options that README.md names for a GPU.
+    Requests share no prefix; all else is as the service has it on a GPU.
     """
     async with live_service(
         *("--model", str(folder), "--device", "cuda"),
         *("--prefix-caching", "off", "--max-seq-len", "8192"),
+        *("--max-num-batched-tokens", str(budget)),
         num_fronts=8,
     ) as service:
         singles = [
@@ -62,7 +69,7 @@ async def served(
 
 async def _wave(address: str, num_streams: int, num_prompt: int, num_new: int, seed: int) -> Wave:
     num_clients = min(_NUM_CLIENTS, num_streams)
-    start_at = time.time() + _LEAD_S
+    start_at = time.time() + (_LEAD_S if num_clients > 1 else _LEAD_S / 2)
     found = await asyncio.gather(
         *(
             asyncio.to_thread(

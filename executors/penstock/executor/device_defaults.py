@@ -15,7 +15,9 @@ class DeviceDefaults:
 
 
 _ON_CPU = DeviceDefaults(max_num_seqs=64, max_num_batched_tokens=2048)
-_ON_CUDA = DeviceDefaults(max_num_seqs=256, max_num_batched_tokens=8192)
+# A chunk that fills the step is what the others wait for: twice the tokens bring less than 1 % more
+# throughput and twice the longest gap between tokens.
+_ON_CUDA = DeviceDefaults(max_num_seqs=256, max_num_batched_tokens=4096)
 
 
 def device_defaults(device: str) -> DeviceDefaults:

@@ -57,7 +57,7 @@ OPTIONS = (
         flag="max-num-batched-tokens",
         parse=int,
         default=None,
-        help="token budget of one step (default: 2048, on a GPU 8192)",
+        help="token budget of one step (default: 2048, on a GPU 4096)",
     ),
     Option(flag="max-seq-len", parse=int, default=None, help="prompt and output, in tokens"),
     Option(flag="max-num-waiting", parse=int, default=None, help="requests that may wait"),
