@@ -17,7 +17,7 @@ import asyncio
 import contextlib
 import statistics
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -228,7 +228,7 @@ def measure_served(
 
 
 @contextlib.contextmanager
-def models_in(parent: Path | None) -> Iterator[Path]:
+def models_in(parent: Path | None) -> Generator[Path]:
     """Where models are kept: as told, else for this run."""
     if parent is not None:
         yield parent

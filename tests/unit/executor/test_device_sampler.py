@@ -135,7 +135,9 @@ def wide_logits(num_rows: int) -> torch.Tensor:
 
 
 def test_a_wide_vocabulary_gives_the_host_sampler_s_tokens() -> None:
-    names = ["top_k 5", "top_p 0.9", "min_p 0.2", "all cuts", "top_k 2000"]
+    names = ["top_k 5", "top_p 0.9"]
+    if not IS_INTERPRETED:
+        names += ["min_p 0.2", "all cuts", "top_k 2000"]
     cases = [
         Case(replace(CUTS[name], seed=seed, num_logprobs=3))
         for seed in range(1 if IS_INTERPRETED else 20)

@@ -11,6 +11,7 @@ computed with harmless tokens and reported. A step that raises is run again in p
 """
 
 from collections import deque
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -28,6 +29,7 @@ from penstock.executor.torch.paged_attention import PagedAttention, Scoring
 from penstock.executor.torch.prepacked_linear import prepack_linears
 from penstock.executor.torch.process_memory import keep_freed_memory
 from penstock.executor.torch.prompt_logprobs import prompt_logprobs, prompt_rows
+from penstock.executor.torch.resources import describe_resources, weight_bytes
 from penstock.executor.torch.sampler import sample
 from penstock.executor.torch.serving_info import served_length, serving_info
 from penstock.executor.torch.slot_rules import SlotRules
@@ -51,14 +53,25 @@ class TorchExecutor:
         if config.pipeline_depth not in (None, 1):
             raise ValueError("pipeline_depth must be 1 for the torch executor")
         self._model = model or load_configured(config)
+        num_weight_bytes = weight_bytes(self._model)
         if self._model.device.type == "cpu":
             keep_freed_memory()
             prepack_linears(self._model.module)
-        self._info = serving_info(
+        info = serving_info(
             config,
             self._model,
             num_blocks=_num_blocks(config, self._model),
             pipeline_depth=1,
+        )
+        bytes_each = block_bytes(self._model.shapes, config.block_size, self._model.dtype)
+        self._info = replace(
+            info,
+            resources=describe_resources(
+                self._model,
+                page_bytes=info.num_blocks * bytes_each,
+                path="eager",
+                num_weight_bytes=num_weight_bytes,
+            ),
         )
         self._pages = KVPages(
             self._model.shapes,
@@ -72,8 +85,7 @@ class TorchExecutor:
         self._rules = SlotRules(
             vocab_size=self._model.vocab_size, num_embeddings=self._model.num_embeddings
         )
-        layer_bytes = block_bytes(self._model.shapes, config.block_size, self._model.dtype)
-        layer_bytes //= len(self._model.shapes)
+        layer_bytes = bytes_each // len(self._model.shapes)
         overhead = _GROUP_OVERHEAD_BYTES[self._model.device.type]
         self._overhead_blocks = overhead / layer_bytes
         self._step: StepInputs | None = None

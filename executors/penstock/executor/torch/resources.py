@@ -12,19 +12,27 @@ _GIB = 1 << 30
 
 
 def describe_resources(
-    model: LoadedModel, *, page_bytes: int, path: str, num_graphs: int = 0
+    model: LoadedModel,
+    *,
+    page_bytes: int,
+    path: str,
+    num_graphs: int = 0,
+    num_weight_bytes: int | None = None,
 ) -> str:
     """Device, number format, bytes of weights and pages, and how many graphs were captured.
 
-    `path`: which way of computing serves the model.
+    `path`: which way of computing serves the model. `num_weight_bytes`: where the model's own
+    tensors do not tell any more.
     """
+    if num_weight_bytes is None:
+        num_weight_bytes = weight_bytes(model)
     device = model.device
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
     parts = [
         name,
         str(model.dtype).removeprefix("torch."),
         f"{path} path",
-        f"weights {_size(weight_bytes(model))}",
+        f"weights {_size(num_weight_bytes)}",
         f"pages {_size(page_bytes)}",
     ]
     if num_graphs:

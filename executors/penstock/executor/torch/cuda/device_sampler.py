@@ -17,20 +17,22 @@ from typing import Any
 
 import numpy as np
 import torch
-import triton
 from numpy.typing import NDArray
 from torch import Tensor
 
-from penstock.executor.torch.cuda.kernels import sampler_choice as choice
-from penstock.executor.torch.cuda.kernels import sampler_scores as kernels
+from penstock.executor.torch.cuda.kernels import sampler_choice, sampler_scores
 from penstock.executor.torch.slot_rules import SlotRules
 from penstock.scheduler.batch import Batch, TokenLogprobs
 from penstock.scheduler.request import Request
 
-MAX_TOP = kernels.MAX_TOP.value
-MAX_BIASES = kernels.MAX_BIASES.value
-_CHUNK = kernels.CHUNK.value
-_PARTS = _CHUNK // kernels.PART.value
+# A launch takes options that are no parameters of the kernel's own.
+choice: Any = sampler_choice
+kernels: Any = sampler_scores
+
+MAX_TOP: int = kernels.MAX_TOP.value
+MAX_BIASES: int = kernels.MAX_BIASES.value
+_CHUNK: int = kernels.CHUNK.value
+_PARTS: int = _CHUNK // kernels.PART.value
 _LEAST_TEMPERATURE = 1e-30
 _WARPS = 4
 _SEARCH_WARPS = 16
@@ -190,7 +192,7 @@ class DeviceSampler:
             self._part_maxima, self._vocab_size, num_chunks=num_chunks, is_full=is_full,
             has_masks=masks is not None, num_warps=_WARPS,
         )  # fmt: skip
-        num_padded = triton.next_power_of_2(num_chunks)
+        num_padded = _padded(num_chunks)
         seeds = self._table.view(torch.int64)
         if is_full:
             self._choose(logits, slots, positions, last_tokens, mask_rows, masks is not None)
@@ -212,7 +214,7 @@ class DeviceSampler:
         has_masks: bool,
     ) -> None:
         num_rows, num_chunks = len(logits), self._num_chunks
-        num_padded = triton.next_power_of_2(num_chunks)
+        num_padded = _padded(num_chunks)
         seeds = self._table.view(torch.int64)
         choice.bound_candidates[(num_rows,)](
             slots, self._table, self._part_maxima, self._bounds, num_parts=num_chunks * _PARTS,
@@ -305,6 +307,11 @@ def read_samples(
             top_logprobs=asked[:, 1, :num_top].astype(np.int32).view(np.float32),
         ),
     )
+
+
+def _padded(count: int) -> int:
+    """The next power of two."""
+    return 1 << (count - 1).bit_length()
 
 
 def _words_of(request: Request) -> NDArray[np.int32]:
