@@ -66,13 +66,7 @@ class AttentionBench:
             count = -(-total // case.block_size)
             self.table[slot, :count] = order[first : first + count]
             first += count
-            keys, values = (self.random(length, case.kv_heads, case.head_dim) for _ in range(2))
-            self.past.append((keys, values))
-            at = torch.arange(length)
-            blocks = self.table[slot].long()[at // case.block_size].to(device)
-            offsets = (at % case.block_size).to(device)
-            self.pages.layer(0)[blocks, 0, :, offsets] = keys
-            self.pages.layer(0)[blocks, 1, :, offsets] = values
+            self._write_past(slot, length)
         self.table = self.table.to(device)
         self.norms = (
             (self.random(case.head_dim) + 1, self.random(case.head_dim) + 1)
@@ -107,6 +101,16 @@ class AttentionBench:
             key_norm=self.norms[1],
             window=case.window,
         )
+
+    def _write_past(self, slot: int, length: int) -> None:
+        case = self.case
+        keys, values = (self.random(length, case.kv_heads, case.head_dim) for _ in range(2))
+        self.past.append((keys, values))
+        at = torch.arange(length)
+        blocks = self.table[slot].long()[at // case.block_size].to(self.device)
+        offsets = (at % case.block_size).to(self.device)
+        self.pages.layer(0)[blocks, 0, :, offsets] = keys
+        self.pages.layer(0)[blocks, 1, :, offsets] = values
 
     def random(self, *shape: int) -> Tensor:
         values = torch.randn(*shape, generator=self.generator)

@@ -59,8 +59,8 @@ def sabotage(executor: Executor, raises: Callable[[Batch], Exception | None]) ->
     fused: Any = executor
     inner = fused._enqueue
 
-    def enqueue(batch: Batch, rules: SlotRules) -> object:
-        flight = inner(batch, rules)
+    def enqueue(batch: Batch, rules: SlotRules, memory: object) -> object:
+        flight = inner(batch, rules, memory)
         error = None if batch is fused._probe.batch else raises(batch)
         if error is not None:
             raise error

@@ -51,6 +51,9 @@ class DecodeGraphs:
         # The largest first: the smaller ones find its memory in the pool they share.
         for bucket in reversed(self._buckets):
             self._capture(queue, bucket)
+        with queue.active():
+            # Not captured, but compiled before the first request.
+            self._sample(max_rows, Variant.FULL)
         queue.synchronize()
         _log.info(
             "captured %d graphs of up to %d rows in %.1f s",

@@ -86,7 +86,7 @@ class CudaQueue:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._stream = torch.cuda.Stream(device)
-        self._pool: tuple[int, int] | None = None
+        self._pool = torch.cuda.graph_pool_handle()
 
     @property
     def device(self) -> torch.device:
@@ -117,8 +117,6 @@ class CudaQueue:
                 run()
             finally:
                 graph.capture_end()
-        if self._pool is None:
-            self._pool = graph.pool()
         return graph
 
     def free_bytes(self) -> int:

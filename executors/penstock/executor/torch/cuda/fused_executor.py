@@ -33,7 +33,8 @@ from penstock.scheduler.batch import Batch, StepResult
 from penstock.scheduler.executor import ExecutorDied, ExecutorInfo
 
 _NUM_SETS = 3
-"""Sets of host memory: two steps under way, and one that is being packed."""
+"""Sets of host memory: two steps under way, and one that is being packed. Steps that are waited for
+at once have a set of their own: those under way are still to be read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -66,13 +67,8 @@ class FusedExecutor:
         self._probe = HealthProbe(info)
         max_rows = sampler.no_slot
         scratch = (max_rows, info.num_blocks)
-        self._sets = [
-            (
-                RowStaging(queue, max_rows=max_rows, scratch=scratch),
-                OutcomeMemory(queue, max_rows=max_rows),
-            )
-            for _ in range(_NUM_SETS)
-        ]
+        self._sets = [_StepMemory(queue, max_rows, scratch) for _ in range(_NUM_SETS)]
+        self._own_set = _StepMemory(queue, max_rows, scratch)
         self._num_steps = 0
         self._packed = PackedStep(queue, parts.model, sampler, parts.last_tokens, parts.table)
         with torch.inference_mode():
@@ -81,12 +77,12 @@ class FusedExecutor:
                 parts.model,
                 sampler,
                 parts.last_tokens,
-                self._sets[0][0],
+                self._own_set.staging,
                 max_rows=info.max_num_seqs,
                 max_seq_len=info.max_seq_len,
             )
             # Whatever a packed step compiles is compiled before the first request.
-            self._enqueue(self._probe.batch, self._probe.rules).wait()
+            self._enqueue(self._probe.batch, self._probe.rules, self._own_set).wait()
         page_bytes = info.num_blocks * block_bytes(loaded.shapes, info.block_size, loaded.dtype)
         self._info = replace(
             info,
@@ -117,7 +113,9 @@ class FusedExecutor:
             self._flights.append(StepResult(slots=batch.sampled_slots, tokens=batch.sampled_slots))
             return
         try:
-            self._flights.append(self._enqueue(batch, self._rules))
+            memory = self._sets[self._num_steps % _NUM_SETS]
+            self._num_steps += 1
+            self._flights.append(self._enqueue(batch, self._rules, memory))
         except ExecutorDied:
             raise
         except Exception as error:
@@ -143,7 +141,7 @@ class FusedExecutor:
             self._is_closed = True
             self._queue.synchronize()
             self._flights.clear()
-            del self._graphs, self._packed, self._sampler, self._sets
+            del self._graphs, self._packed, self._sampler, self._sets, self._own_set
 
     def _follow(self, batch: Batch) -> None:
         self._rules.follow(batch)
@@ -154,9 +152,8 @@ class FusedExecutor:
         with self._queue.active():
             self._sampler.follow(batch, self._rules)
 
-    def _enqueue(self, batch: Batch, rules: SlotRules) -> StepFlight:
-        staging, memory = self._sets[self._num_steps % _NUM_SETS]
-        self._num_steps += 1
+    def _enqueue(self, batch: Batch, rules: SlotRules, own: "_StepMemory") -> StepFlight:
+        staging, memory = own.staging, own.outcome
         flight = flight_of(batch, memory, rules.refusals)
         with self._queue.active():
             if batch.num_rows == batch.num_decodes:
@@ -170,16 +167,24 @@ class FusedExecutor:
         return flight
 
     def _run_part(self, batch: Batch) -> StepResult:
-        return self._enqueue(batch, self._rules).wait()
+        return self._enqueue(batch, self._rules, self._own_set).wait()
 
     def _recover(self, error: Exception) -> None:
         """Raise ExecutorDied when the device is lost: it then fails whatever it is asked."""
         try:
             self._queue.synchronize()
             self._queue.release_memory()
-            self._enqueue(self._probe.batch, self._probe.rules).wait()
+            self._enqueue(self._probe.batch, self._probe.rules, self._own_set).wait()
         except Exception as broken:
             raise ExecutorDied(
                 f"{type(error).__name__}: {error}; then, of a step that harms nobody, "
                 f"{type(broken).__name__}: {broken}"
             ) from error
+
+
+class _StepMemory:
+    """Pinned memory of one step, both ways."""
+
+    def __init__(self, queue: DeviceQueue, max_rows: int, scratch: tuple[int, int]) -> None:
+        self.staging = RowStaging(queue, max_rows=max_rows, scratch=scratch)
+        self.outcome = OutcomeMemory(queue, max_rows=max_rows)

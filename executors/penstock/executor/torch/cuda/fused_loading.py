@@ -59,7 +59,10 @@ def build_fused(config: ExecutorConfig, model: LoadedModel, queue: DeviceQueue) 
     with queue.active():
         expected = reference_logits(model, tree.embedding, NUM_TRIAL_TOKENS)
         parts = _parts(tree, queue, num_positions=max(max_seq_len, NUM_TRIAL_TOKENS) + 1)
-        error = _relative_error(config, model, parts, queue, expected)
+        try:
+            error = _relative_error(config, model, parts, queue, expected)
+        except Exception as failure:  # a device that a kernel does not fit, or no compiler
+            raise NotFused(f"its kernels do not run here: {failure}") from failure
         if not error <= _MAX_ERROR[model.dtype]:
             raise NotFused(f"its logits differ from those of its modules by {error:.1e}")
         sampler = DeviceSampler(
@@ -158,16 +161,19 @@ def _step_bytes(
     max_seq_len = served_length(config, model)
     built = _build(config, model, parts, queue, 1, max_seq_len)
 
-    def run() -> None:
+    def run(num_tokens: int) -> None:
         run_widest_step(
             built.model,
             queue,
-            num_tokens=budget,
+            num_tokens=num_tokens,
             max_rows=config.max_num_seqs,
             max_seq_len=max_seq_len,
             block_size=config.block_size,
         )
 
-    taken = queue.peak_bytes(run)
+    # Matrix products of every size are loaded before the first request needs them.
+    for num_tokens in (2**power for power in range(4, budget.bit_length())):
+        run(num_tokens)
+    taken = queue.peak_bytes(lambda: run(budget))
     queue.release_memory()
     return taken

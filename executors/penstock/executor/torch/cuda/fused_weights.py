@@ -63,7 +63,7 @@ def _join(linears: tuple[nn.Linear, ...]) -> Projection:
     if len(linears) == 1:
         return Projection(weight=linears[0].weight, bias=linears[0].bias)
     weight = torch.cat([linear.weight for linear in linears])
-    biases = [linear.bias for linear in linears]
+    biases: list[Tensor | None] = [linear.bias for linear in linears]
     bias = None
     if any(part is not None for part in biases):
         bias = torch.cat(
@@ -76,7 +76,8 @@ def _join(linears: tuple[nn.Linear, ...]) -> Projection:
     for linear in linears:
         rows = slice(first, first + linear.out_features)
         linear.weight = nn.Parameter(weight[rows], requires_grad=False)
-        if bias is not None and linear.bias is not None:
+        if bias is not None:
+            # A linear without a bias goes on with zeros: the same numbers.
             linear.bias = nn.Parameter(bias[rows], requires_grad=False)
         first = rows.stop
     return Projection(weight=weight, bias=bias)

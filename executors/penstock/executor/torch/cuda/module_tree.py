@@ -75,7 +75,8 @@ def read_module_tree(model: LoadedModel) -> DecoderTree:
         raise NotFused("no decoder under the name model")
     embedding = _take(decoder, "embed_tokens", nn.Embedding)
     head = _take(module, "lm_head", nn.Linear)
-    if head.bias is not None:
+    bias: Any = head.bias  # None where there is none, whatever the stubs say
+    if bias is not None:
         raise NotFused("the head has a bias")
     shape = model.shapes[0]
     if any(other != shape for other in model.shapes):

@@ -9,10 +9,11 @@ from torch.nn import functional
 
 from penstock.executor.torch.cuda.fused_weights import Projection
 from penstock.executor.torch.cuda.kernels.projection import row_projection, split_projection
-from penstock.executor.torch.cuda.tiles import split_tile
+from penstock.executor.torch.cuda.tiles import row_tile, split_tile
 
 _MAX_ROWS = 32
-_MAX_TILES = 256
+_MAX_SPLIT_TILES = 64
+"""Tiles that are split, each in four parts or fewer."""
 
 
 class SmallProjection:
@@ -20,8 +21,8 @@ class SmallProjection:
 
     def __init__(self, *, dtype: torch.dtype, device: torch.device) -> None:
         self._dtype = dtype
-        self._parts = torch.empty(_MAX_TILES * 4 * 64 * _MAX_ROWS, device=device)
-        self._counters = torch.zeros(_MAX_TILES, dtype=torch.int32, device=device)
+        self._parts = torch.empty(_MAX_SPLIT_TILES * 4 * 64 * _MAX_ROWS, device=device)
+        self._counters = torch.zeros(_MAX_SPLIT_TILES, dtype=torch.int32, device=device)
 
     def project(self, x: Tensor, projection: Projection) -> Tensor:
         """x [rows, in]; returns [rows, out]."""
@@ -65,7 +66,8 @@ def project_row(
     """One row through one launch; see `row_projection`. `weight` [out or 2 * out, in]."""
     num_out = weight.shape[0] // 2 if is_gated else weight.shape[0]
     num_in = weight.shape[1]
-    row_projection[(-(-num_out // 4),)](
+    tile = row_tile(num_in=num_in, is_gated=is_gated)
+    row_projection[(-(-num_out // tile.outputs),)](
         x,
         weight,
         x if norm is None else norm,
@@ -73,10 +75,10 @@ def project_row(
         eps,
         num_out=num_out,
         num_in=num_in,
-        tile_out=4,
-        tile_in=2048,
+        tile_out=tile.outputs,
+        tile_in=tile.inputs,
         is_normed=norm is not None,
         is_gated=is_gated,
         is_added=is_added,
-        num_warps=4,
+        num_warps=tile.warps,
     )

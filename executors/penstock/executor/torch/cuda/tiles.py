@@ -15,6 +15,9 @@ MAX_LONG_ROWS = 8
 BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512)
 """Rows that decode graphs are captured for; beyond, steps of 128."""
 
+_NUM_FILLING = 128
+"""Tiles that keep every multiprocessor busy with one each."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodeTile:
@@ -46,6 +49,25 @@ class SplitTile:
     stages: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowTile:
+    """A projection of one row: weights of `outputs` x `inputs` at a time."""
+
+    outputs: int
+    inputs: int
+    warps: int
+
+
+def row_tile(*, num_in: int, is_gated: bool) -> RowTile:
+    """A short row at once; of a long one enough to keep the memory busy."""
+    is_short = num_in <= 2048
+    if is_gated:
+        return RowTile(outputs=2, inputs=2048 if is_short else 4096, warps=4 if is_short else 8)
+    if is_short:
+        return RowTile(outputs=4, inputs=2048, warps=8)
+    return RowTile(outputs=4, inputs=1024, warps=4)
+
+
 def buckets_up_to(max_rows: int) -> tuple[int, ...]:
     """The batch sizes to capture; the last one holds `max_rows`."""
     found = [size for size in BUCKETS if size < max_rows]
@@ -71,12 +93,13 @@ def decode_tile(
     if is_long:
         return DecodeTile(splits=splits, keys=128, warps=4, stages=3)
     if splits == 16:
-        return DecodeTile(splits=splits, keys=64, warps=4, stages=1)
+        return DecodeTile(splits=splits, keys=64, warps=2, stages=1)
     if splits == 4:
         return DecodeTile(splits=splits, keys=64, warps=4, stages=3)
-    if splits == 2 and head_dim <= 64:
-        return DecodeTile(splits=splits, keys=128, warps=4, stages=3)
-    return DecodeTile(splits=splits, keys=64, warps=2, stages=3)
+    if splits == 2:
+        wide = head_dim <= 64
+        return DecodeTile(splits=2, keys=128 if wide else 64, warps=4 if wide else 2, stages=3)
+    return DecodeTile(splits=1, keys=64 if head_dim <= 64 else 32, warps=1, stages=4)
 
 
 def chunk_tile(*, group: int, head_dim: int, dtype: torch.dtype) -> ChunkTile:
@@ -97,10 +120,10 @@ def split_tile(*, rows: int, num_out: int, num_in: int, dtype: torch.dtype) -> S
     if dtype == torch.float32 or not 1 <= rows <= 32 or num_out % 64:
         return None
     num_tiles = num_out // 64
-    most_tiles = 256 if rows <= 16 else 96
-    if num_tiles > most_tiles:
+    if num_tiles > _NUM_FILLING and rows > 16:
         return None
-    splits = 4 if num_tiles <= 64 else 2
+    splits = 4 if num_tiles <= 32 else 2 if num_tiles <= 64 else 1
     if num_in % (128 * splits):
         return None
-    return SplitTile(outputs=64, inputs=128, splits=splits, stages=4)
+    stages = 5 if 32 < num_tiles <= _NUM_FILLING else 4
+    return SplitTile(outputs=64, inputs=128, splits=splits, stages=stages)

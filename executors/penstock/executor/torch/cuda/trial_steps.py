@@ -21,13 +21,16 @@ _NUM_CHUNK_TOKENS = 18
 
 
 def trial_logits(model: FusedModel, queue: DeviceQueue, block_size: int) -> Tensor:
-    """[NUM_TRIAL_TOKENS, vocabulary] of `trial_tokens`, in slot 0 and the blocks from 0 on."""
+    """[NUM_TRIAL_TOKENS, vocabulary] of `trial_tokens`, in slot 0 and the blocks from 0 on.
+
+    Decodes run alone and in company in turn: other kernels compute them.
+    """
     arrays = SlotArrays(num_slots=1, max_seq_len=NUM_TRIAL_TOKENS, block_size=block_size)
     ids = trial_tokens(model.ends.embedding, NUM_TRIAL_TOKENS)
     arrays.token_ids[0] = ids.numpy()
     arrays.num_tokens[0] = NUM_TRIAL_TOKENS
     arrays.block_table[0] = np.arange(arrays.block_table.shape[1])
-    staging = RowStaging(queue, max_rows=1, scratch=(0, 0))
+    staging = RowStaging(queue, max_rows=2, scratch=(1, arrays.block_table.shape[1]))
     rows = staging.stage_packed(
         _batch(arrays, start=0, count=_NUM_CHUNK_TOKENS),
         tokens_a_tile=model.tokens_a_tile,
@@ -39,11 +42,12 @@ def trial_logits(model: FusedModel, queue: DeviceQueue, block_size: int) -> Tens
     found = [model.head(hidden, every)]
     staged = staging.empty_rows()
     for position in range(_NUM_CHUNK_TOKENS, NUM_TRIAL_TOKENS):
-        staging.stage_decodes(_batch(arrays, start=position, count=1), staged, 1)
-        logits = torch.empty_like(found[0][:1])
-        model.decode(staged, tokens.first(1), logits, rows=1, is_long=False)
+        num_rows = 1 + position % 2
+        staging.stage_decodes(_batch(arrays, start=position, count=1), staged, num_rows)
+        logits = found[0].new_empty((num_rows, model.vocab_size))
+        model.decode(staged, tokens.first(num_rows), logits, rows=num_rows, is_long=False)
         queue.synchronize()  # the host memory is written anew
-        found.append(logits)
+        found.append(logits[:1])
     return torch.cat(found)
 
 

@@ -40,16 +40,14 @@ def _attend(query, pages, table_row, head, start, end, column, is_in, scale2,
         is_key = index < end
         block = tl.load(table_row + index // block_size, mask=is_key, other=0).to(tl.int64)
         at = (block * (2 * kv_heads) + head) * (block_size * dim) + (index % block_size) * dim
-        keys = tl.load(
-            pages + at[None, :] + column[:, None],
-            mask=is_key[None, :] & is_in[:, None],
-            other=0.0,
-        )
-        values = tl.load(
-            pages + kv_heads * block_size * dim + at[:, None] + column[None, :],
-            mask=is_key[:, None] & is_in[None, :],
-            other=0.0,
-        )
+        key_places = pages + at[None, :] + column[:, None]
+        value_places = pages + kv_heads * block_size * dim + at[:, None] + column[None, :]
+        if dim == column.shape[0]:
+            keys = tl.load(key_places, mask=is_key[None, :], other=0.0)
+            values = tl.load(value_places, mask=is_key[:, None], other=0.0)
+        else:
+            keys = tl.load(key_places, mask=is_key[None, :] & is_in[:, None], other=0.0)
+            values = tl.load(value_places, mask=is_key[:, None] & is_in[None, :], other=0.0)
         scores = tl.dot(query, keys, input_precision=precision) * scale2
         scores = tl.where(is_key[None, :], scores, -float("inf"))
         risen = tl.maximum(greatest, tl.max(scores, 1))
@@ -86,35 +84,12 @@ def _add_parts(part_sums, part_scales, out_row, first_part, column, is_in, group
 
 @triton.jit(do_not_specialize=["window"])
 def decode_attention(
-    qkv,
-    query_norm,
-    key_norm,
-    pages,
-    table,
-    table_stride,
-    slots,
-    positions,
-    cosines,
-    sines,
-    out,
-    part_sums,
-    part_scales,
-    counters,
-    scale2,
-    eps,
-    window,
-    has_norm: tl.constexpr,
-    has_window: tl.constexpr,
-    kv_heads: tl.constexpr,
-    group: tl.constexpr,
-    group_width: tl.constexpr,
-    dim: tl.constexpr,
-    dim_width: tl.constexpr,
-    block_size: tl.constexpr,
-    tile: tl.constexpr,
-    splits: tl.constexpr,
-    precision: tl.constexpr,
-):
+    qkv, query_norm, key_norm, pages, table, table_stride, slots, positions, cosines, sines, out,
+    part_sums, part_scales, counters, scale2, eps, window,
+    has_norm: tl.constexpr, has_window: tl.constexpr, kv_heads: tl.constexpr,
+    group: tl.constexpr, group_width: tl.constexpr, dim: tl.constexpr, dim_width: tl.constexpr,
+    block_size: tl.constexpr, tile: tl.constexpr, splits: tl.constexpr, precision: tl.constexpr,
+):  # fmt: skip
     """qkv [rows, (group + 2) * kv_heads * dim] in, out [rows, group * kv_heads * dim].
 
     `slots`, `positions` int32 [rows]; pages [block, 2, kv_heads, block_size, dim]; `scale2` is the

@@ -92,23 +92,31 @@ def row_projection(
     offset = tl.arange(0, tile_in)
     # Masked: the tile may be longer than the row, and the rows no multiple of the tile.
     is_out = column < num_out
+    place = weight + column[:, None].to(tl.int64) * num_in + offset[None, :]
+    mask = is_out[:, None] & (offset < num_in)[None, :]
+    # The next tile of weights is asked for before this one is used.
+    weights = tl.load(place, mask=mask, other=0.0)
+    if is_gated:
+        ups = tl.load(place + num_out * num_in, mask=mask, other=0.0)
     summed = tl.zeros([tile_out, tile_in], tl.float32)
     gated = tl.zeros([tile_out, tile_in], tl.float32)
     squares = tl.zeros([tile_in], tl.float32)
     for first in range(0, num_in, tile_in):
         at = first + offset
         is_in = at < num_in
-        mask = is_out[:, None] & is_in[None, :]
-        place = weight + column[:, None].to(tl.int64) * num_in + at[None, :]
-        weights = tl.load(place, mask=mask, other=0.0).to(tl.float32)
         value = tl.load(x + at, mask=is_in, other=0.0).to(tl.float32)
         if is_normed:
             squares += value * value
             value *= tl.load(norm + at, mask=is_in, other=0.0).to(tl.float32)
-        summed += weights * value[None, :]
+        summed += weights.to(tl.float32) * value[None, :]
+        mask = is_out[:, None] & (at + tile_in < num_in)[None, :]
+        place += tile_in
+        if num_in > tile_in:
+            weights = tl.load(place, mask=mask, other=0.0)
         if is_gated:
-            ups = tl.load(place + num_out * num_in, mask=mask, other=0.0).to(tl.float32)
-            gated += ups * value[None, :]
+            gated += ups.to(tl.float32) * value[None, :]
+            if num_in > tile_in:
+                ups = tl.load(place + num_out * num_in, mask=mask, other=0.0)
     result = tl.sum(summed, 1)
     scale = tl.rsqrt(tl.sum(squares, 0) / num_in + eps) if is_normed else 1.0
     result *= scale
