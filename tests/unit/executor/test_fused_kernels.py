@@ -5,6 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+
+pytest.importorskip("triton", reason="Triton is not installed")
+
 import torch
 
 from penstock.executor.torch.cuda.fused_weights import Projection
