@@ -1,4 +1,4 @@
-"""Where Triton kernels run in tests: on the GPU, or interpreted where there is none; see conftest."""
+"""Where Triton kernels run in tests: on the GPU, or interpreted without one; see conftest."""
 
 from __future__ import annotations
 

@@ -16,7 +16,12 @@ class _WholeSequence:
     """Attends within the packed sequence alone."""
 
     def run_layer(
-        self, _layer: int, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring
+        self,
+        layer: int,  # noqa: ARG002 - every layer alike
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        scoring: Scoring,
     ) -> Tensor:
         """query [T, Hq, D], key and value [T, H, D]; returns [T, Hq, D]."""
         num_tokens, num_heads, _ = query.shape
