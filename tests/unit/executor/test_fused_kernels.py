@@ -11,13 +11,14 @@ pytest.importorskip("triton", reason="Triton is not installed")
 import torch
 
 from penstock.executor.torch.cuda.fused_weights import Projection
-from penstock.executor.torch.cuda.kernels.glue import add_norm, silu_mul
+from penstock.executor.torch.cuda.kernels import glue
 from penstock.executor.torch.cuda.page_attention import Chunks
 from penstock.executor.torch.cuda.small_projection import SmallProjection, project_row
 from penstock.executor.torch.cuda.tiles import MAX_LONG_ROWS
 from support.fused_reference import AttentionBench, Case, relative_error
 from support.triton_device import DEVICE, IS_INTERPRETED
 
+KERNELS: Any = glue  # launched by subscript, which no type shows
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
 BF16 = torch.bfloat16
 SMALL = [
@@ -185,7 +186,9 @@ def test_a_norm_adds_first(hidden: int) -> None:
     expected = whole * torch.rsqrt(whole.pow(2).mean(-1, keepdim=True) + 1e-5) * weight
     out = torch.full_like(residual, float("nan"))
 
-    add_norm[(3,)](added, residual, weight, out, 1e-5, has_added=True, hidden=hidden, width=1024)
+    KERNELS.add_norm[(3,)](
+        added, residual, weight, out, 1e-5, has_added=True, hidden=hidden, width=1024
+    )
 
     assert relative_error(out, expected) < 1e-5
     assert torch.allclose(residual, whole)
@@ -195,7 +198,7 @@ def test_an_activation_gates() -> None:
     gate_up = torch.randn(3, 2 * 70, generator=torch.Generator().manual_seed(4)).to(DEVICE)
     out = torch.full((3, 70), float("nan"), device=DEVICE)
 
-    silu_mul[(3, 2)](gate_up, out, width=70, part=64)
+    KERNELS.silu_mul[(3, 2)](gate_up, out, width=70, part=64)
 
     expected = torch.nn.functional.silu(gate_up[:, :70]) * gate_up[:, 70:]
     assert relative_error(out, expected) < 1e-5
