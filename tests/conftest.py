@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import hypothesis
 import pytest
@@ -13,6 +14,9 @@ from support.fake_trtllm import fake_trtllm_on_path
 # Several groups and workers share the cores: threads of torch that wait for one another would make
 # each test many times as long. Services that tests start inherit it.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Where there is no GPU, Triton's kernels are interpreted; Triton reads this when it is imported.
+if not Path("/dev/nvidiactl").exists():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 # Property tests search harder when asked to, and never fail for being slow on a busy machine.
 hypothesis.settings.register_profile("default", deadline=None, max_examples=100)

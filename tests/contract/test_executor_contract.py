@@ -61,10 +61,17 @@ def torch_on_cpu(folder: Path) -> ExecutorConfig:
     )
 
 
-def torch_on_cuda(folder: Path) -> ExecutorConfig:
-    return ExecutorConfig(
-        kind=ExecutorKind.TORCH, model_path=folder, dtype="float32", device="cuda"
-    )
+def torch_on_cuda(depth: int) -> Callable[[Path], ExecutorConfig]:
+    def config(folder: Path) -> ExecutorConfig:
+        return ExecutorConfig(
+            kind=ExecutorKind.TORCH,
+            model_path=folder,
+            dtype="float32",
+            device="cuda",
+            pipeline_depth=depth,
+        )
+
+    return config
 
 
 def trtllm(sampler: SamplerType) -> Callable[[Path], ExecutorConfig]:
@@ -94,13 +101,15 @@ needs_torch = pytest.mark.skipif(
     importlib.util.find_spec("torch") is None, reason="the torch extra is not installed"
 )
 needs_cuda = [pytest.mark.gpu, pytest.mark.skipif(not has_cuda(), reason="needs a CUDA device")]
+ON_CUDA = {depth: torch_on_cuda(depth) for depth in (1, 2)}
 CASES = [
     pytest.param(simulated(1), id="simulated"),
     pytest.param(simulated(2), id="simulated-depth-2"),
     pytest.param(trtllm(SamplerType.TRTLLM), id="trtllm"),
     pytest.param(trtllm(SamplerType.TORCH), id="trtllm-torch-sampler"),
     pytest.param(torch_on_cpu, id="torch", marks=needs_torch),
-    pytest.param(torch_on_cuda, id="torch-cuda", marks=needs_cuda),
+    pytest.param(ON_CUDA[1], id="torch-cuda", marks=needs_cuda),
+    pytest.param(ON_CUDA[2], id="torch-cuda-depth-2", marks=needs_cuda),
 ]
 
 
@@ -108,7 +117,7 @@ CASES = [
 def house(request: pytest.FixtureRequest, tmp_path: Path, fake_trtllm: None) -> Iterator[House]:
     make: Callable[[Path], ExecutorConfig] = request.param
     folder = tmp_path
-    if make in (torch_on_cpu, torch_on_cuda):
+    if make is torch_on_cpu or make in ON_CUDA.values():
         folder = request.getfixturevalue("make_tiny_llama")(VOCAB, POISON)
     built = House(make(folder))
     yield built
@@ -151,9 +160,9 @@ def needs(house: House, feature: Feature) -> None:
 def arm(executor: Witness) -> Witness:
     """Make BREAKER break the one executor that no setting makes break."""
     if executor.info.name == "torch":
-        from support.torch_saboteur import TorchSaboteur, for_prompt_token
+        from support.torch_saboteur import for_prompt_token, sabotage
 
-        TorchSaboteur(executor.inner, for_prompt_token(BREAKER))
+        sabotage(executor.inner, for_prompt_token(BREAKER))
     return executor
 
 

@@ -51,6 +51,24 @@ class TorchSaboteur:
         module.model.layers[-1].register_forward_pre_hook(before_last_layer)
 
 
+def sabotage(executor: Executor, raises: Callable[[Batch], Exception | None]) -> None:
+    """Make steps of either path raise; of the fused one when all of the step is queued."""
+    if isinstance(executor, TorchExecutor):
+        TorchSaboteur(executor, raises)
+        return
+    fused: Any = executor
+    inner = fused._enqueue
+
+    def enqueue(batch: Batch, rules: SlotRules, memory: object) -> object:
+        flight = inner(batch, rules, memory)
+        error = None if batch is fused._probe.batch else raises(batch)
+        if error is not None:
+            raise error
+        return flight
+
+    fused._enqueue = enqueue
+
+
 def for_keys(bad: Collection[int]) -> Callable[[Batch], Exception | None]:
     """Raise while one of these requests is in the step."""
 

@@ -17,6 +17,7 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 _EXIT_SLACK_S = 15.0
 """Beyond the engine's own shutdown: the loop around it, and the process."""
 _DEVICE = re.compile(r"cpu|cuda(:\d+)?")
+_DEFAULT_CACHE_BYTES = 512 * 1024 * 1024
 
 
 class ExecutorKind(enum.StrEnum):
@@ -78,8 +79,11 @@ class ExecutorConfig:
 
     `device`: "cpu", "cuda" or "cuda:<i>". `dtype`: one of DTYPES, "auto" the executor's choice for
     model and device. `block_size`: tokens per block. `num_blocks` None: as many as
-    `kv_cache_bytes` holds. `max_seq_len` None: the model's own. `num_threads` None: from the core
-    count. `pipeline_depth` None: the executor's choice for the device, else 1 or 2.
+    `kv_cache_bytes` holds. `kv_cache_bytes` None: 512 MiB on a CPU; on a CUDA device
+    `kv_memory_fraction` of what is free there beside the weights and a step of
+    `max_num_batched_tokens`. `max_num_batched_tokens`: the scheduler's token budget of one step,
+    None for the device's usual one. `max_seq_len` None: the model's own. `num_threads` None: from
+    the core count. `pipeline_depth` None: the executor's choice for the device, else 1 or 2.
     """
 
     kind: ExecutorKind = ExecutorKind.TORCH
@@ -89,8 +93,10 @@ class ExecutorConfig:
     dtype: str = "auto"
     block_size: int = 16
     num_blocks: int | None = None
-    kv_cache_bytes: int = 512 * 1024 * 1024
+    kv_cache_bytes: int | None = None
+    kv_memory_fraction: float = 0.9
     max_num_seqs: int = 64
+    max_num_batched_tokens: int | None = None
     max_seq_len: int | None = None
     num_threads: int | None = None
     pipeline_depth: int | None = None
@@ -107,11 +113,21 @@ class ExecutorConfig:
         _at_least("block_size", self.block_size, 1)
         _at_least("num_blocks", self.num_blocks, 1)
         _at_least("kv_cache_bytes", self.kv_cache_bytes, 1)
+        if not 0.0 < self.kv_memory_fraction <= 1.0:
+            raise ValueError(
+                f"kv_memory_fraction must be above 0 and at most 1, not {self.kv_memory_fraction}"
+            )
         _at_least("max_num_seqs", self.max_num_seqs, 1)
+        _at_least("max_num_batched_tokens", self.max_num_batched_tokens, 1)
         _at_least("max_seq_len", self.max_seq_len, 2)
         _at_least("num_threads", self.num_threads, 1)
         if self.pipeline_depth not in (None, 1, 2):
             raise ValueError(f"pipeline_depth must be 1 or 2, not {self.pipeline_depth}")
+
+    @property
+    def host_cache_bytes(self) -> int:
+        """Bytes of pages where nobody looks how much memory is free."""
+        return _DEFAULT_CACHE_BYTES if self.kv_cache_bytes is None else self.kv_cache_bytes
 
     @property
     def max_exit_s(self) -> float:

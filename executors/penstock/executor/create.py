@@ -19,9 +19,9 @@ def create_executor(config: ExecutorConfig) -> Executor:
 
             return SimulatedExecutor(config)
         case ExecutorKind.TORCH:
-            from penstock.executor.torch.executor import TorchExecutor
+            from penstock.executor.torch.create import create_torch_executor
 
-            return TorchExecutor(config)
+            return create_torch_executor(config)
         case ExecutorKind.TRTLLM:
             from penstock.executor.trtllm.executor import TrtllmExecutor
 

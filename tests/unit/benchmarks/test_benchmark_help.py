@@ -19,6 +19,7 @@ PROGRAMS = sorted(
 )
 LACKING = {
     "engine_cpu.py": "torch is not installed: pip install 'penstock[torch]'",
+    "gpu.py": "torch is not installed: pip install 'penstock[torch]'",
     "slow_pictures.py": "rich is not installed: pip install 'penstock[top]'",
 }
 """What is said, instead of a usage, where a package that cannot be done without is missing."""

@@ -350,3 +350,13 @@ def test_a_model_that_breaks_kills_the_executor(folder: Path) -> None:
     engine.submit((spec(1, [5, 6]),))
     with pytest.raises(ExecutorDied, match="device lost"):
         engine.step()
+
+
+def test_what_it_took_of_the_machine_is_told(folder: Path) -> None:
+    executor = TorchExecutor(ExecutorConfig(model_path=folder, num_blocks=8))
+
+    told = executor.info.resources
+
+    assert told.startswith(f"CPU, {str(executor._model.dtype).removeprefix('torch.')}, eager path,")
+    assert "weights " in told
+    assert "pages " in told

@@ -206,9 +206,13 @@ def test_the_probe_takes_every_way_and_touches_no_block_of_requests(
     seen: list[Sampled] = []
 
     def watched(
-        logits: torch.Tensor, arrays: SlotArrays, slots: np.ndarray, rules: SlotRules
+        logits: torch.Tensor,
+        arrays: SlotArrays,
+        slots: np.ndarray,
+        positions: np.ndarray,
+        rules: SlotRules,
     ) -> Sampled:
-        seen.append(sample(logits, arrays, slots, rules))
+        seen.append(sample(logits, arrays, slots, positions, rules))
         return seen[-1]
 
     monkeypatch.setattr(executor_module, "sample", watched)

@@ -134,6 +134,7 @@ def test_every_option_reaches_its_setting(tmp_path: Path) -> None:
             num_blocks=31,
             kv_cache_bytes=2 * 1024 * 1024,
             max_num_seqs=5,
+            max_num_batched_tokens=99,
             max_seq_len=77,
             num_threads=2,
             pipeline_depth=2,
@@ -181,6 +182,26 @@ def test_every_option_reaches_its_setting(tmp_path: Path) -> None:
     assert launch_from_json(EngineLaunch, launch_to_json(engine)) == engine
 
 
+@pytest.mark.parametrize(
+    ("arguments", "num_seqs", "budget"),
+    [
+        ([], 256, 4096),
+        (["--max-num-seqs", "9000"], 9000, 9000),
+        (["--max-num-batched-tokens", "100"], 100, 100),
+        (["--max-num-seqs", "16", "--max-num-batched-tokens", "512"], 16, 512),
+    ],
+)
+def test_a_gpu_has_slots_and_a_budget_of_its_own(
+    arguments: list[str], num_seqs: int, budget: int
+) -> None:
+    config = configured("--device", "cuda", "--kv-memory-fraction", "0.5", *arguments)
+
+    executor = config.executor
+    assert (executor.max_num_seqs, config.scheduler.max_num_batched_tokens) == (num_seqs, budget)
+    assert executor.max_num_batched_tokens == budget
+    assert (executor.kv_memory_fraction, executor.kv_cache_bytes) == (0.5, None)
+
+
 def test_the_order_is_one_of_two() -> None:
     assert configured().scheduler.order is SchedulingOrder.FAIR
     assert configured("--order", "fcfs").scheduler.order is SchedulingOrder.FCFS
@@ -221,6 +242,11 @@ def test_the_smallest_chance_reaches_its_setting_and_needs_prediction() -> None:
         (["--record", "r", "--record-max-mib", "0"], "record-max-mib must be at least 1, not 0"),
         (["--record-max-mib", "9"], "record-max-mib means nothing without record"),
         (["--kv-cache-mib", "0"], "kv-cache-mib must be at least 1, not 0"),
+        (["--kv-memory-fraction", "0.5"], "kv-memory-fraction means nothing without a GPU"),
+        (
+            ["--device", "cuda", "--kv-memory-fraction", "1.5"],
+            "kv-memory-fraction must be above 0 and at most 1, not 1.5",
+        ),
         (["--fronts", "0"], "fronts must be in 1.."),
         (
             ["--prefix-caching", "off", "--session-ttl-s", "9"],

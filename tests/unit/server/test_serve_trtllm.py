@@ -227,6 +227,7 @@ REPLACED = {
     "block-size": ("8", "kv_cache_config.tokens_per_block"),
     "num-blocks": ("8", "kv_cache_config.max_tokens"),
     "kv-cache-mib": ("8", "kv_cache_config.free_gpu_memory_fraction"),
+    "kv-memory-fraction": ("0.5", "kv_cache_config.free_gpu_memory_fraction"),
     "dtype": ("bfloat16", "dtype"),
     "pipeline-depth": ("1", "disable_overlap_scheduler"),
 }

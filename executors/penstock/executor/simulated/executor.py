@@ -318,7 +318,7 @@ def _build_info(config: ExecutorConfig) -> ExecutorInfo:
     model_max_seq_len = model.get("max_position_embeddings", DEFAULT_MAX_SEQ_LEN)
     max_seq_len = config.max_seq_len or model_max_seq_len
     bytes_per_block = simulated.kv_bytes_per_token * config.block_size
-    num_blocks = config.num_blocks or config.kv_cache_bytes // bytes_per_block
+    num_blocks = config.num_blocks or config.host_cache_bytes // bytes_per_block
     if num_blocks < 1:
         raise ValueError(f"kv_cache_bytes must hold one block of {bytes_per_block} bytes")
     return ExecutorInfo(

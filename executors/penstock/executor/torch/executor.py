@@ -1,4 +1,4 @@
-"""The embedded executor: one transformers model, CPU or CUDA, behind the scheduler's seam.
+"""The eager embedded executor: transformers' modules as they are, on a CPU or a CUDA device.
 
 Owns the life of a step: follow who came and went, pack, run the model, sample, tell failures apart.
 Does not know why a batch was chosen. One thread calls it; a step is computed within `launch` on a
@@ -11,6 +11,7 @@ is computed with harmless tokens and reported. A step that raises is run again i
 """
 
 from collections import deque
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -22,16 +23,19 @@ from penstock.executor.isolation import run_apart
 from penstock.executor.torch.attention_interface import attach_runner
 from penstock.executor.torch.health_probe import NUM_PROBE_BLOCKS, HealthProbe
 from penstock.executor.torch.kv_pages import KVPages, block_bytes
-from penstock.executor.torch.loading import LoadedModel, load_model
+from penstock.executor.torch.loading import LoadedModel, load_configured
+from penstock.executor.torch.num_blocks import num_device_blocks, num_host_blocks
 from penstock.executor.torch.paged_attention import PagedAttention, Scoring
 from penstock.executor.torch.prepacked_linear import prepack_linears
 from penstock.executor.torch.process_memory import keep_freed_memory
 from penstock.executor.torch.prompt_logprobs import prompt_logprobs, prompt_rows
+from penstock.executor.torch.resources import describe_resources, weight_bytes
 from penstock.executor.torch.sampler import sample
+from penstock.executor.torch.serving_info import served_length, serving_info
 from penstock.executor.torch.slot_rules import SlotRules
 from penstock.executor.torch.step_inputs import Ints, StepInputs
 from penstock.scheduler.batch import Batch, SlotFailure, StepResult
-from penstock.scheduler.executor import ExecutorDied, ExecutorInfo, Feature
+from penstock.scheduler.executor import ExecutorDied, ExecutorInfo
 
 _GROUP_OVERHEAD_BYTES = {"cpu": 2 << 20, "cuda": 128 << 20}
 """What one more length group costs, in bytes of one layer's keys and values that could have been
@@ -39,44 +43,34 @@ read in the same time (measured: a handful of launches against the memory's spee
 
 
 class TorchExecutor:
-    """An `Executor` over a Hugging Face folder.
+    """An `Executor` over a Hugging Face folder; `model`: when it is loaded already.
 
     Raises ModelLoadError or UnsupportedModel (penstock.executor.torch.errors) when it cannot serve
     the model, ValueError naming the field when the settings do not fit it.
     """
 
-    def __init__(self, config: ExecutorConfig) -> None:
-        if config.model_path is None:
-            raise ValueError("model_path must be given for the torch executor")
+    def __init__(self, config: ExecutorConfig, model: LoadedModel | None = None) -> None:
         if config.pipeline_depth not in (None, 1):
             raise ValueError("pipeline_depth must be 1 for the torch executor")
-        if config.num_threads is not None:
-            torch.set_num_threads(config.num_threads)
-        self._model = load_model(config.model_path, device=config.device, dtype=config.dtype)
+        self._model = model or load_configured(config)
+        num_weight_bytes = weight_bytes(self._model)
         if self._model.device.type == "cpu":
             keep_freed_memory()
             prepack_linears(self._model.module)
-        max_seq_len = self._model.architecture.max_seq_len
-        if config.max_seq_len is not None:
-            max_seq_len = min(max_seq_len, config.max_seq_len)
-        self._info = ExecutorInfo(
-            name="torch",
-            vocab_size=self._model.vocab_size,
-            block_size=config.block_size,
-            num_blocks=_num_blocks(config, self._model, max_seq_len),
-            max_seq_len=max_seq_len,
-            max_num_seqs=config.max_num_seqs,
+        info = serving_info(
+            config,
+            self._model,
+            num_blocks=_num_blocks(config, self._model),
             pipeline_depth=1,
-            features=frozenset(
-                {
-                    Feature.SEED,
-                    Feature.MIN_P,
-                    Feature.MIN_TOKENS,
-                    Feature.LOGPROBS,
-                    Feature.PROMPT_LOGPROBS,
-                    Feature.LOGIT_BIAS,
-                    Feature.PENALTIES,
-                }
+        )
+        bytes_each = block_bytes(self._model.shapes, config.block_size, self._model.dtype)
+        self._info = replace(
+            info,
+            resources=describe_resources(
+                self._model,
+                page_bytes=info.num_blocks * bytes_each,
+                path="eager",
+                num_weight_bytes=num_weight_bytes,
             ),
         )
         self._pages = KVPages(
@@ -91,8 +85,7 @@ class TorchExecutor:
         self._rules = SlotRules(
             vocab_size=self._model.vocab_size, num_embeddings=self._model.num_embeddings
         )
-        layer_bytes = block_bytes(self._model.shapes, config.block_size, self._model.dtype)
-        layer_bytes //= len(self._model.shapes)
+        layer_bytes = bytes_each // len(self._model.shapes)
         overhead = _GROUP_OVERHEAD_BYTES[self._model.device.type]
         self._overhead_blocks = overhead / layer_bytes
         self._step: StepInputs | None = None
@@ -184,7 +177,7 @@ class TorchExecutor:
                 step.to_device(step.unwritten_blocks), step.to_device(step.unwritten_offsets)
             )
         sampled_rows = _rows_of(batch, batch.sampled_slots)
-        prompts = prompt_rows(batch, step)
+        prompts = prompt_rows(batch, step.last_of_row)
         wanted = [step.last_of_row[sampled_rows], *(prompt.packed for prompt in prompts)]
         self._step, self._is_token_good = step, None
         self._has_unsampled = step.num_tokens > len(sampled_rows)
@@ -195,7 +188,8 @@ class TorchExecutor:
         finally:
             self._step = None
         slots = batch.sampled_slots.astype(np.int64)
-        sampled = sample(logits[: len(slots)], batch.arrays, slots, rules)
+        positions = (batch.starts + batch.num_tokens)[sampled_rows].astype(np.int64)
+        sampled = sample(logits[: len(slots)], batch.arrays, slots, positions, rules)
         failures = self._failures(batch, step, slots[~sampled.is_good], rules)
         result_slots, tokens, logprobs = batch.sampled_slots, sampled.tokens, sampled.logprobs
         if failures:
@@ -254,12 +248,16 @@ def _rows_of(batch: Batch, slots: NDArray[np.int32]) -> Ints:
     return row_of_slot[slots]
 
 
-def _num_blocks(config: ExecutorConfig, model: LoadedModel, max_seq_len: int) -> int:
-    """Pages that the settings ask for: never more than all slots could fill at full length."""
-    if config.num_blocks is not None:
-        return config.num_blocks
-    bytes_each = block_bytes(model.shapes, config.block_size, model.dtype)
-    num_blocks = config.kv_cache_bytes // bytes_each
-    if num_blocks < 1:
-        raise ValueError(f"kv_cache_bytes must hold a block of {bytes_each} bytes")
-    return min(num_blocks, config.max_num_seqs * -(-max_seq_len // config.block_size))
+def _num_blocks(config: ExecutorConfig, model: LoadedModel) -> int:
+    max_seq_len = served_length(config, model)
+    if model.device.type == "cpu":
+        return num_host_blocks(config, model, max_seq_len)
+    free_bytes, _ = torch.cuda.mem_get_info(model.device)
+    return num_device_blocks(
+        config,
+        bytes_each=block_bytes(model.shapes, config.block_size, model.dtype),
+        max_seq_len=max_seq_len,
+        free_bytes=free_bytes,
+        # Its attention gathers the pages of a layer that a step reads, and copies of products.
+        step_bytes=free_bytes // 3,
+    )

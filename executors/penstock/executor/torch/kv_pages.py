@@ -53,6 +53,10 @@ class KVPages:
             for shape in shapes
         ]
 
+    def layer(self, layer: int) -> Tensor:
+        """One layer's pages as they lie."""
+        return self._layers[layer]
+
     def token_rows(self, layer: int) -> Tensor:
         """[rows, head_dim], row ((block * 2 + kv) * num_heads + head) * block_size + offset."""
         return self._layers[layer].view(-1, self.shapes[layer].head_dim)

@@ -36,6 +36,7 @@ class Probed:
 
     architecture: Architecture
     shapes: tuple[HeadShape, ...]
+    scorings: tuple[Scoring, ...]
     vocab_size: int
 
 
@@ -58,7 +59,12 @@ class _SegmentAttention:
         self._segments = segments
         self._past = past
         self.seen: KeysValues = {}
-        self.windowed: set[int] = set()
+        self.scorings: dict[int, Scoring] = {}
+
+    @property
+    def windowed(self) -> set[int]:
+        """Layers that ask for a window."""
+        return {layer for layer, scoring in self.scorings.items() if scoring.window}
 
     def run_layer(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring
@@ -70,8 +76,7 @@ class _SegmentAttention:
         if layer in self.seen:
             raise UnsupportedModel(f"layer {layer} attends more than once")
         self.seen[layer] = key, value
-        if scoring.window:
-            self.windowed.add(layer)
+        self.scorings[layer] = scoring
         out, first = torch.empty_like(query), 0
         for segment in self._segments:
             rows = slice(first, first + segment.num_tokens)
@@ -145,9 +150,11 @@ def probe_model(module: Any, architecture: Architecture, dtype: torch.dtype) -> 
     plain = _Packed(module, dtype, ((torch.cat([own, other, own]), one),), has_positions=False)
     if differ(expected, plain.logits(0)[:_NUM_TOKENS]):
         raise UnsupportedModel(f"{name} does not count positions from 0")
+    scorings = counted.attention.scorings
     return Probed(
         architecture=_bounded(architecture, counted.attention.windowed),
         shapes=shapes,
+        scorings=tuple(scorings[layer] for layer in range(architecture.num_layers)),
         vocab_size=int(expected.shape[-1]),
     )
 

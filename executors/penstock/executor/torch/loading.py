@@ -18,20 +18,24 @@ from torch import Tensor, nn
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
+from penstock.executor.config import ExecutorConfig
 from penstock.executor.torch.architecture import Architecture, read_architecture
 from penstock.executor.torch.attention_interface import ATTENTION_NAME, register_attention
 from penstock.executor.torch.errors import ModelLoadError, UnsupportedModel
 from penstock.executor.torch.kv_pages import HeadShape
 from penstock.executor.torch.load_probe import probe_model
+from penstock.executor.torch.paged_attention import Scoring
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedModel:
-    """A model ready to serve. `shapes`: keys and values of each layer."""
+    """A model ready to serve. `shapes`: keys and values of each layer; `scorings`: how each layer
+    makes its scores."""
 
     module: nn.Module
     architecture: Architecture
     shapes: tuple[HeadShape, ...]
+    scorings: tuple[Scoring, ...]
     vocab_size: int
     num_embeddings: int
     dtype: torch.dtype
@@ -48,6 +52,15 @@ class LoadedModel:
         )
         logits: Tensor = out.logits[0]
         return logits
+
+
+def load_configured(config: ExecutorConfig) -> LoadedModel:
+    """Load what the settings name, with as many threads as they give."""
+    if config.model_path is None:
+        raise ValueError("model_path must be given for the torch executor")
+    if config.num_threads is not None:
+        torch.set_num_threads(config.num_threads)
+    return load_model(config.model_path, device=config.device, dtype=config.dtype)
 
 
 def load_model(path: Path, *, device: str, dtype: str) -> LoadedModel:
@@ -83,6 +96,7 @@ def load_model(path: Path, *, device: str, dtype: str) -> LoadedModel:
         module=module,
         architecture=probed.architecture,
         shapes=probed.shapes,
+        scorings=probed.scorings,
         vocab_size=probed.vocab_size,
         num_embeddings=weight.shape[0],
         dtype=weight.dtype,

@@ -20,10 +20,15 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogitEdits:
-    """Edits a float32 matrix of logits in place; its rows are slots."""
+    """Edits a float32 matrix of logits in place; its rows are slots.
+
+    `lengths` int64, by slot: tokens before the one that is drawn. The arrays know fewer of them
+    while an earlier step's result has not been collected.
+    """
 
     arrays: SlotArrays
     rules: SlotRules
+    lengths: Ints
 
     def needed(self, slots: Ints) -> NDArray[np.bool_]:
         """Which of `slots` [m] have anything to edit."""
@@ -53,7 +58,7 @@ class LogitEdits:
         return is_penalised
 
     def _is_barred(self, slots: Ints) -> NDArray[np.bool_]:
-        is_barred: NDArray[np.bool_] = self.arrays.num_tokens[slots] < self.arrays.min_total[slots]
+        is_barred: NDArray[np.bool_] = self.lengths[slots] < self.arrays.min_total[slots]
         return is_barred
 
     def _penalise(self, logits: Tensor, slots: Ints, rows: Ints) -> None:
@@ -61,7 +66,7 @@ class LogitEdits:
         seen: list[NDArray[np.int32]] = []
         outputs: list[NDArray[np.int32]] = []
         for slot in slots[rows]:
-            num_tokens, num_prompt = arrays.num_tokens[slot], arrays.num_prompt[slot]
+            num_tokens, num_prompt = self.lengths[slot], arrays.num_prompt[slot]
             seen.append(arrays.token_ids[slot, :num_tokens])
             outputs.append(arrays.token_ids[slot, num_prompt:num_tokens])
 

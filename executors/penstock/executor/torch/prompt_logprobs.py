@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from penstock.executor.torch.step_inputs import Ints, StepInputs
+from penstock.executor.torch.step_inputs import Ints
 from penstock.executor.torch.token_logprobs import token_logprobs
 from penstock.scheduler.batch import Batch, TokenLogprobs
 
@@ -26,8 +26,11 @@ class PromptRows:
     num_top: int
 
 
-def prompt_rows(batch: Batch, step: StepInputs) -> list[PromptRows]:
-    """What this step predicts of the prompts of those who ask; nothing predicts position 0."""
+def prompt_rows(batch: Batch, last_of_row: Ints) -> list[PromptRows]:
+    """What this step predicts of the prompts of those who ask; nothing predicts position 0.
+
+    `last_of_row` [rows of the batch]: packed place of each row's last token.
+    """
     arrays = batch.arrays
     found: list[PromptRows] = []
     for row in np.flatnonzero(arrays.num_prompt_logprobs[batch.slots] >= 0):
@@ -36,7 +39,7 @@ def prompt_rows(batch: Batch, step: StepInputs) -> list[PromptRows]:
         end = min(start + num_tokens, int(arrays.num_prompt[slot]) - 1)
         if end <= start:
             continue
-        first = int(step.last_of_row[row]) - num_tokens + 1
+        first = int(last_of_row[row]) - num_tokens + 1
         found.append(
             PromptRows(
                 slot=slot,

@@ -34,11 +34,18 @@ class Sampled:
     logprobs: TokenLogprobs | None
 
 
-def sample(logits: Tensor, arrays: SlotArrays, slots: Ints, rules: SlotRules) -> Sampled:
-    """Choose a token for each of `slots` [m] from its row of `logits` [m, V]."""
+def sample(
+    logits: Tensor, arrays: SlotArrays, slots: Ints, positions: Ints, rules: SlotRules
+) -> Sampled:
+    """Choose the token at `positions` [m] of each of `slots` [m] from its row of `logits` [m, V].
+
+    Positions come with the batch: `arrays.num_tokens` may lag behind the step.
+    """
     best, tokens = logits.max(-1)
     is_good = torch.isfinite(best)
-    edits = LogitEdits(arrays=arrays, rules=rules)
+    lengths = np.zeros(arrays.num_slots, dtype=np.int64)
+    lengths[slots] = positions
+    edits = LogitEdits(arrays=arrays, rules=rules, lengths=lengths)
     is_drawn = arrays.temperature[slots] > 0.0
     wants_logprobs = arrays.num_logprobs[slots] >= 0
     special = np.flatnonzero(is_drawn | wants_logprobs | edits.needed(slots))
@@ -53,7 +60,7 @@ def sample(logits: Tensor, arrays: SlotArrays, slots: Ints, rules: SlotRules) ->
         drawn = np.flatnonzero(is_drawn[special])
         if len(drawn):
             at = torch.from_numpy(drawn).to(logits.device)
-            some_tokens[at] = _draw(some, some_best, at, arrays, slots[special[drawn]])
+            some_tokens[at] = _draw(some, some_best, at, arrays, slots[special[drawn]], lengths)
         # As edited, in float32: in half precision a large logit would be no number any more.
         is_good[rows] = torch.isfinite(some_best)
         tokens[rows] = some_tokens
@@ -70,7 +77,9 @@ def sample(logits: Tensor, arrays: SlotArrays, slots: Ints, rules: SlotRules) ->
     )
 
 
-def _draw(logits: Tensor, best: Tensor, at: Tensor, arrays: SlotArrays, slots: Ints) -> Tensor:
+def _draw(
+    logits: Tensor, best: Tensor, at: Tensor, arrays: SlotArrays, slots: Ints, lengths: Ints
+) -> Tensor:
     """Tokens for the rows `at` of `logits`, which are those of `slots`."""
     device = logits.device
 
@@ -81,8 +90,7 @@ def _draw(logits: Tensor, best: Tensor, at: Tensor, arrays: SlotArrays, slots: I
         logits, best = logits[at], best[at]
     # Less the maximum first: no temperature, however small, overflows.
     scores = (logits - best[:, None]).div_(column(arrays.temperature)[:, None])
-    positions = arrays.num_tokens[slots].astype(np.int64)
-    numbers = torch.from_numpy(uniforms(arrays.seed[slots], positions)).to(device)
+    numbers = torch.from_numpy(uniforms(arrays.seed[slots], lengths[slots])).to(device)
     top_k, top_p, min_p = arrays.top_k[slots], arrays.top_p[slots], arrays.min_p[slots]
     vocab_size = logits.shape[1]
     is_cut = ((top_k > 0) & (top_k < vocab_size)) | (top_p < 1.0) | (min_p > 0.0)

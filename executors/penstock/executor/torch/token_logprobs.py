@@ -9,15 +9,17 @@ from torch import Tensor
 
 from penstock.scheduler.batch import TokenLogprobs
 
-_ROWS_AT_ONCE = 128
+ROWS_AT_ONCE = 128
 """Bounds the float32 copy of a long prompt's logits."""
 
 
 def token_logprobs(logits: Tensor, tokens: Tensor, num_top: int) -> TokenLogprobs:
     """Logits [t, V] of any float type and the chosen tokens int64 [t]; on the host when done."""
     parts = [
-        _some(logits[first : first + _ROWS_AT_ONCE], tokens[first : first + _ROWS_AT_ONCE], num_top)
-        for first in range(0, len(tokens), _ROWS_AT_ONCE)
+        logprobs_of(
+            logits[first : first + ROWS_AT_ONCE], tokens[first : first + ROWS_AT_ONCE], num_top
+        )
+        for first in range(0, len(tokens), ROWS_AT_ONCE)
     ]
     columns = zip(*parts, strict=True)
     chosen, ranks, top_ids, top_logprobs = (torch.cat(column) for column in columns)
@@ -45,7 +47,10 @@ def scatter_rows(part: TokenLogprobs, rows: np.ndarray, num_rows: int) -> TokenL
     )
 
 
-def _some(logits: Tensor, tokens: Tensor, num_top: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def logprobs_of(
+    logits: Tensor, tokens: Tensor, num_top: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Of a few rows, on their device: chosen, ranks, top ids, top log probabilities."""
     logprobs = torch.log_softmax(logits.float(), dim=1)
     chosen = logprobs.gather(1, tokens[:, None])
     ranks = (logprobs > chosen).sum(1) + 1

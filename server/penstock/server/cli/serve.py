@@ -105,7 +105,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         return asyncio.run(Supervisor(config, _announce).run())
     except CannotStart as error:
-        return _cannot_start(str(error))
+        return _cannot_start(told_by_flag(str(error)))
 
 
 def merge_settings(arguments: Mapping[str, Any], environment: Mapping[str, str]) -> dict[str, Any]:
@@ -147,9 +147,11 @@ def unknown_variables(environment: Mapping[str, str]) -> list[str]:
 def build_config(settings: Mapping[str, Any]) -> "ServerConfig":
     """The service's settings. Raises BadSetting naming what is off."""
     from penstock.executor.models import ModelNotFound, resolve_model
+    from penstock.server.cli.serve_device import with_device_defaults
     from penstock.server.config import ServerConfig
 
     try:
+        settings = with_device_defaults(settings)
         model_path = resolve_model(settings["model"])
         tokenizer_path = _tokenizer_path(settings["tokenizer"])
         trtllm = _trtllm_config(settings, model_path, tokenizer_path)
@@ -267,7 +269,9 @@ def _executor_config(
             block_size=settings["block_size"],
             num_blocks=settings["num_blocks"],
             kv_cache_bytes=_mebibytes("kv-cache-mib", settings["kv_cache_mib"]),
+            kv_memory_fraction=settings["kv_memory_fraction"],
             max_num_seqs=settings["max_num_seqs"],
+            max_num_batched_tokens=settings["max_num_batched_tokens"],
             max_seq_len=settings["max_seq_len"],
             num_threads=settings["threads"],
             pipeline_depth=settings["pipeline_depth"],

@@ -47,8 +47,18 @@ OPTIONS = (
     Option(flag="host", parse=str, default="127.0.0.1", help="address to listen on"),
     Option(flag="port", parse=int, default=50051, help="port to listen on, 0 for any free one"),
     Option(flag="fronts", parse=int, default=None, help="front processes (default: cores / 2)"),
-    Option(flag="max-num-seqs", parse=int, default=None, help="requests that run at once"),
-    Option(flag="max-num-batched-tokens", parse=int, default=None, help="token budget of one step"),
+    Option(
+        flag="max-num-seqs",
+        parse=int,
+        default=None,
+        help="requests that run at once (default: 64, on a GPU 256)",
+    ),
+    Option(
+        flag="max-num-batched-tokens",
+        parse=int,
+        default=None,
+        help="token budget of one step (default: 2048, on a GPU 4096)",
+    ),
     Option(flag="max-seq-len", parse=int, default=None, help="prompt and output, in tokens"),
     Option(flag="max-num-waiting", parse=int, default=None, help="requests that may wait"),
     Option(
@@ -172,7 +182,15 @@ OPTIONS = (
         flag="kv-cache-mib",
         parse=int,
         default=None,
-        help="KV cache size in MiB, where num-blocks is not given",
+        help="KV cache size in MiB, where num-blocks is not given (default: 512; on a GPU what"
+        " kv-memory-fraction gives)",
+    ),
+    Option(
+        flag="kv-memory-fraction",
+        parse=float,
+        default=None,
+        help="share of the GPU's memory beside weights and the largest step that the KV cache"
+        " takes (default: 0.9)",
     ),
     Option(
         flag="dtype",

@@ -27,6 +27,7 @@ _KEYS = {
     "block-size": "kv_cache_config.tokens_per_block",
     "num-blocks": "kv_cache_config.max_tokens",
     "kv-cache-mib": "kv_cache_config.free_gpu_memory_fraction",
+    "kv-memory-fraction": "kv_cache_config.free_gpu_memory_fraction",
     "dtype": "dtype",
     "pipeline-depth": "disable_overlap_scheduler",
 }

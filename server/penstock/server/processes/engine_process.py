@@ -137,6 +137,7 @@ def _serve(control: ChildControl, executor: Executor, loop: EngineLoop) -> int:
         num_blocks=info.num_blocks,
         max_num_seqs=info.max_num_seqs,
         max_seq_len=info.max_seq_len,
+        **({"resources": info.resources} if info.resources else {}),
     )
     try:
         loop.run()

@@ -331,10 +331,11 @@ class Supervisor:
         config = self._config
         host = f"[{config.host}]" if ":" in config.host else config.host
         fronts = "1 front" if config.num_fronts == 1 else f"{config.num_fronts} fronts"
+        resources = self._engine.slot.facts.get("resources")
         return (
             f"penstock ready on {host}:{self._port} (model {config.model},"
             f" {config.executor.kind.value} executor, {fronts},"
-            f" {time.monotonic() - self._started_s:.1f} s)"
+            f" {time.monotonic() - self._started_s:.1f} s{f'; {resources}' if resources else ''})"
         )
 
 

@@ -1,0 +1,274 @@
+"""The embedded executor on one GPU, beside the goals and what vLLM reached on such a card.
+
+Two shapes with random weights in bfloat16, made here: 1B (16 layers, hidden 2048, 32/8 heads x 64,
+vocabulary 128,256, tied) and 8B (32 layers, hidden 4096, 32/8 heads x 128). Sections: `decode`
+(whole turns of the engine at a context of 640), `mixed` (decodes and a chunk of 512 over 2k),
+`long` (one request at 32k), `prefill`, `offline` (256 requests of 512 + 256 tokens), `sampling`
+(every option on, 1B at 256), `first` (the first request after start) and `served` (`penstock serve`
+with 256 streams). The columns vLLM and trial are recorded, not measured here: vLLM 0.20.2 and a
+trial of the same design, both on an H200.
+
+    python benchmarks/gpu.py [--only SECTION]... [--shapes 1B,8B] [--models DIR] [--json FILE]
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import statistics
+import tempfile
+from collections.abc import Callable, Generator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from usage import needing
+
+with needing("torch"):
+    import torch
+
+    import gpu_engine as engine
+    from gpu_models import SHAPES, model_folder
+    from gpu_service import served
+
+from penstock.executor.device_defaults import device_defaults
+from penstock.scheduler.executor import Executor
+from penstock.scheduler.request import SamplingParams
+from report import Check, arguments, print_checks, print_table, write_json
+
+SECTIONS = ("first", "decode", "sampling", "mixed", "long", "prefill", "offline", "served")
+ROWS = {"1B": (1, 32, 256), "8B": (1, 32, 128), "quick": (1, 8)}
+ALL_OPTIONS = SamplingParams(
+    temperature=0.8,
+    top_k=50,
+    top_p=0.95,
+    min_p=0.01,
+    repetition_penalty=1.1,
+    presence_penalty=0.2,
+    frequency_penalty=0.1,
+    logit_bias=((5, 1.0), (9, -2.0)),
+    num_logprobs=5,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mark:
+    """What others reached, recorded on an H200, and the goal; None where there is none."""
+
+    vllm: float | None = None
+    trial: float | None = None
+    goal: float | None = None
+
+
+MARKS: dict[str, Mark] = {
+    "1B turn, 1 running": Mark(vllm=3.05, trial=1.111, goal=0.95),
+    "1B turn, 32 running": Mark(vllm=2.28, trial=1.333, goal=1.3),
+    "1B turn, 256 running": Mark(vllm=5.81, trial=2.899, goal=2.8),
+    "8B turn, 1 running": Mark(vllm=6.05, trial=4.642, goal=4.2),
+    "8B turn, 32 running": Mark(vllm=5.90, trial=5.447, goal=5.2),
+    "8B turn, 128 running": Mark(vllm=9.05, trial=8.105, goal=7.7),
+    "8B mixed turn, 32 + 512 over 2k": Mark(trial=21.4, goal=17.3),
+    "8B turn at 32k over at 640": Mark(goal=1.5),
+    "1B prefill": Mark(vllm=255_400, trial=276_000, goal=275_000),
+    "8B prefill": Mark(vllm=44_000, trial=43_000, goal=45_000),
+    "1B offline, 256 x (512, 256)": Mark(vllm=32_837, trial=52_987, goal=54_000),
+    "8B offline, 256 x (512, 256)": Mark(vllm=8_628, trial=10_081, goal=10_500),
+    "1B served, 256 streams": Mark(vllm=22_360, trial=51_270, goal=52_000),
+    "1B served TTFT p50": Mark(vllm=432, trial=294, goal=280),
+    "1B served ITL p99": Mark(vllm=32.6, trial=32, goal=16),
+    "1B served over offline": Mark(vllm=0.68, trial=0.97, goal=0.96),
+    "8B served, 256 streams": Mark(vllm=9_869, trial=10_050, goal=10_500),
+    "8B served TTFT p50": Mark(vllm=1_754, trial=1_818, goal=1_600),
+    "8B served ITL p99": Mark(vllm=200, goal=100),
+    "1B every sampling option over greedy, 256 running": Mark(goal=1.15),
+    "1B first request over later ones, TTFT": Mark(goal=1.5),
+    "1B served, first request over later ones, TTFT": Mark(goal=1.5),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figure:
+    """One measured number."""
+
+    name: str
+    value: float
+    unit: str
+
+
+@dataclass(slots=True)
+class Results:
+    """What was measured, in order."""
+
+    figures: list[Figure] = field(default_factory=list)
+
+    def add(self, name: str, value: float, unit: str) -> None:
+        """Note a figure and print it: a run that is cut short has told what it found."""
+        self.figures.append(Figure(name=name, value=value, unit=unit))
+        print(f"{name}: {value:,.3f} {unit}", flush=True)
+
+    def value_of(self, name: str) -> float | None:
+        """A figure by name; None when it was not measured."""
+        return next((found.value for found in self.figures if found.name == name), None)
+
+    def checks(self) -> list[Check]:
+        """Every figure that has a goal."""
+        return [
+            Check(
+                name=found.name,
+                value=found.value,
+                goal=goal,
+                unit=found.unit,
+                sense=_sense(found.unit, found.name),
+            )
+            for found in self.figures
+            if (goal := MARKS.get(found.name, Mark()).goal) is not None
+        ]
+
+    def print(self) -> None:
+        """Everything beside what others reached."""
+        rows: list[tuple[object, ...]] = []
+        for found in self.figures:
+            mark = MARKS.get(found.name, Mark())
+            others = [("-" if x is None else x) for x in (mark.vllm, mark.trial, mark.goal)]
+            rows.append((found.name, found.value, found.unit, *others))
+        header = ("figure", "here", "unit", "vLLM, recorded", "trial, recorded", "goal")
+        print_table("One GPU", header, rows)
+
+
+def _sense(unit: str, name: str) -> Literal["at most", "at least"]:
+    return "at least" if unit == "tokens/s" or name.endswith("over offline") else "at most"
+
+
+def measure_first(results: Results, executor: Executor, shape: str) -> None:
+    """The first request of all against those after it."""
+    first, *later = engine.first_tokens_ms(executor)
+    usual = statistics.median(later)
+    results.add(f"{shape} first request over later ones, TTFT", first / usual, "x")
+
+
+def measure_decode(results: Results, executor: Executor, shape: str) -> None:
+    """Whole turns at a temperature."""
+    for num_rows in ROWS[shape]:
+        taken_ms = engine.turn_ms(executor, num_rows, engine.DRAWN, engine.CONTEXT)
+        results.add(f"{shape} turn, {num_rows} running", taken_ms, "ms")
+
+
+def measure_sampling(results: Results, executor: Executor, shape: str) -> None:
+    """Every option on, and some alone, against greedy."""
+    num_rows = ROWS[shape][-1]
+    kinds = {
+        "top_p 0.95": SamplingParams(top_p=0.95),
+        "top_k 50": SamplingParams(top_k=50),
+        "penalties": SamplingParams(repetition_penalty=1.1, frequency_penalty=0.1),
+        "every sampling option": ALL_OPTIONS,
+    }
+    greedy_ms = engine.turn_ms(executor, num_rows, engine.GREEDY, engine.CONTEXT)
+    for name, sampling in kinds.items():
+        taken_ms = engine.turn_ms(executor, num_rows, sampling, engine.CONTEXT)
+        results.add(f"{shape} {name} over greedy, {num_rows} running", taken_ms / greedy_ms, "x")
+
+
+def measure_mixed(results: Results, executor: Executor, shape: str) -> None:
+    """Decodes and a chunk in one step."""
+    num_rows = ROWS[shape][1]
+    taken_ms = engine.mixed_turn_ms(executor, num_rows)
+    results.add(f"{shape} mixed turn, {num_rows} + 512 over 2k", taken_ms, "ms")
+
+
+def measure_long(results: Results, executor: Executor, shape: str) -> None:
+    """One request with a long context against one with a short one."""
+    short_ms = engine.turn_ms(executor, 1, engine.DRAWN, engine.CONTEXT)
+    long_ms = engine.turn_ms(executor, 1, engine.DRAWN, 32_768)
+    results.add(f"{shape} turn at 32k over at 640", long_ms / short_ms, "x")
+
+
+def measure_prefill(results: Results, executor: Executor, shape: str) -> None:
+    """Prompts alone."""
+    results.add(f"{shape} prefill", engine.prefill_rate(executor), "tokens/s")
+
+
+def measure_offline(results: Results, executor: Executor, shape: str) -> None:
+    """Everything there at the start."""
+    rate = engine.offline_rate(executor, count=256, num_prompt=512, num_new=256)
+    results.add(f"{shape} offline, 256 x (512, 256)", rate, "tokens/s")
+
+
+IN_PROCESS: dict[str, Callable[[Results, Executor, str], None]] = {
+    "first": measure_first,
+    "decode": measure_decode,
+    "sampling": measure_sampling,
+    "mixed": measure_mixed,
+    "long": measure_long,
+    "prefill": measure_prefill,
+    "offline": measure_offline,
+}
+
+
+def measure_served(
+    results: Results, folder: Path, shape: str, *, num_waves: int, budget: int
+) -> None:
+    """The service as a whole; the best wave, as a first one warms up clients too."""
+    waves, singles = asyncio.run(
+        served(folder, 256, num_prompt=512, num_new=256, num_waves=num_waves, budget=budget)
+    )
+    first, *later = singles
+    results.add(
+        f"{shape} served, first request over later ones, TTFT",
+        first / statistics.median(later),
+        "x",
+    )
+    best = max(waves, key=lambda wave: wave.tokens_per_s)
+    results.add(f"{shape} served, 256 streams", best.tokens_per_s, "tokens/s")
+    results.add(f"{shape} served TTFT p50", best.ttft_p50_ms, "ms")
+    results.add(f"{shape} served ITL p50", best.itl_p50_ms, "ms")
+    results.add(f"{shape} served ITL p99", best.itl_p99_ms, "ms")
+    offline = results.value_of(f"{shape} offline, 256 x (512, 256)")
+    if offline is not None:
+        results.add(f"{shape} served over offline", best.tokens_per_s / offline, "x")
+
+
+@contextlib.contextmanager
+def models_in(parent: Path | None) -> Generator[Path]:
+    """Where models are kept: as told, else for this run."""
+    if parent is not None:
+        yield parent
+        return
+    with tempfile.TemporaryDirectory(prefix="penstock-gpu-") as made:
+        yield Path(made)
+
+
+def main() -> None:
+    """Measure and tell."""
+    parser = arguments(__doc__ or "")
+    parser.add_argument("--only", action="append", choices=SECTIONS, help="this section alone")
+    parser.add_argument("--shapes", default="1B,8B", help=f"of {', '.join(SHAPES)}")
+    parser.add_argument("--models", type=Path, help="folder to keep the models in")
+    usual = device_defaults("cuda").max_num_batched_tokens
+    parser.add_argument("--budget", type=int, default=usual, help="tokens of a served step")
+    options = parser.parse_args()
+    if not torch.cuda.is_available():
+        raise SystemExit("benchmarks/gpu.py needs a CUDA device")
+    sections = options.only or SECTIONS
+    results = Results()
+    with models_in(options.models) as parent:
+        for shape in options.shapes.split(","):
+            folder = model_folder(parent, shape)
+            if inside := [name for name in SECTIONS if name in sections and name in IN_PROCESS]:
+                executor = engine.build(folder)
+                print(f"{shape}: {executor.info.resources or executor.info}", flush=True)
+                for name in inside:
+                    IN_PROCESS[name](results, executor, shape)
+                executor.close()
+                del executor
+                torch.cuda.empty_cache()
+            if "served" in sections:
+                num_waves = 4 if options.full else 2
+                measure_served(results, folder, shape, num_waves=num_waves, budget=options.budget)
+    results.print()
+    checks = results.checks()
+    print_checks(checks)
+    write_json(options.json, [asdict(found) for found in results.figures], checks)
+
+
+if __name__ == "__main__":
+    main()

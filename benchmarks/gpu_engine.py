@@ -1,0 +1,187 @@
+"""The engine on a GPU without a service around it: turns, prefill, whole loads.
+
+Owns the loads and what is measured of them. A turn is one `Engine.step`: plan, launch, collect and
+the events of it, as the service's engine process does it.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from gpu_models import VOCAB_SIZE
+from penstock.executor.config import ExecutorConfig
+from penstock.executor.create import create_executor
+from penstock.scheduler.config import SchedulerConfig
+from penstock.scheduler.engine import Engine
+from penstock.scheduler.events import Failed, StepEvents
+from penstock.scheduler.executor import Executor
+from penstock.scheduler.request import RequestSpec, SamplingParams
+
+BUDGET = 8192
+"""For throughput; where somebody reads along, a service gives a step fewer tokens."""
+CONTEXT = 640
+MAX_SEQ_LEN = 34_816
+NUM_WARM, NUM_TIMED = 20, 80
+GREEDY = SamplingParams(temperature=0.0)
+DRAWN = SamplingParams(temperature=1.0)
+_MAX_TURNS = 5_000
+
+
+def build(folder: Path, *, budget: int = BUDGET, num_seqs: int = 256) -> Executor:
+    """The executor as `penstock serve --device cuda` builds it."""
+    return create_executor(
+        ExecutorConfig(
+            model_path=folder,
+            device="cuda",
+            max_num_seqs=num_seqs,
+            max_num_batched_tokens=budget,
+            max_seq_len=MAX_SEQ_LEN,
+        )
+    )
+
+
+class Load:
+    """Requests of random tokens through one engine over `executor`."""
+
+    def __init__(self, executor: Executor, *, budget: int = BUDGET) -> None:
+        config = SchedulerConfig(
+            max_num_batched_tokens=budget,
+            max_prefill_share=1.0,
+            max_num_waiting=4096,
+            foresees_deadlines=False,
+        )
+        self._engine = Engine(executor, config, time.monotonic)
+        self._random = np.random.default_rng(0)
+        self._num_ended = 0
+        self._num_submitted = 0
+        self._first_tokens: set[int] = set()
+
+    def submit(self, count: int, num_prompt: int, num_new: int, sampling: SamplingParams) -> None:
+        """`count` requests at once; without stop ids, so that each runs to its length."""
+        for _ in range(count):
+            self._num_submitted += 1
+            ids = self._random.integers(3, VOCAB_SIZE, num_prompt).astype(np.int32)
+            spec = RequestSpec(
+                key=self._num_submitted,
+                request_id=str(self._num_submitted),
+                prompt_ids=ids,
+                max_tokens=num_new,
+                # Barred to the end, where the options hold that too.
+                min_tokens=num_new if sampling.num_logprobs >= 0 else 0,
+                stop_ids=(2,) if sampling.num_logprobs >= 0 else (),
+                sampling=replace(sampling, seed=self._num_submitted),
+                arrival_s=time.monotonic(),
+            )
+            self._engine.submit((spec,))
+
+    def turn(self) -> float:
+        """One turn, seconds."""
+        start_s = time.perf_counter()
+        events = self._engine.step()
+        taken_s = time.perf_counter() - start_s
+        self._note(events)
+        return taken_s
+
+    def until_all_decode(self) -> None:
+        """Turn until every request has its first token."""
+        for _ in range(_MAX_TURNS):
+            if len(self._first_tokens) == self._num_submitted:
+                return
+            self.turn()
+        raise RuntimeError("prompts are not computed")
+
+    def drain(self) -> tuple[float, int]:
+        """Turn until nobody is left: seconds and turns."""
+        start_s, num_turns = time.perf_counter(), 0
+        while self._engine.has_work:
+            self.turn()
+            num_turns += 1
+        return time.perf_counter() - start_s, num_turns
+
+    def stop(self) -> None:
+        """Cancel who is left."""
+        for key in range(1, self._num_submitted + 1):
+            self._engine.cancel(key)
+        self.drain()
+
+    def _note(self, events: StepEvents) -> None:
+        self._first_tokens.update(events.keys.tolist())
+        for end in events.ends:
+            if isinstance(end, Failed):
+                raise RuntimeError(f"a request failed: {end}")
+
+
+def turn_ms(executor: Executor, num_rows: int, sampling: SamplingParams, context: int) -> float:
+    """Median turn of so many decodes whose contexts lie around `context` tokens."""
+    load = Load(executor)
+    load.submit(num_rows, context - NUM_WARM - NUM_TIMED // 2, NUM_WARM + NUM_TIMED + 40, sampling)
+    load.until_all_decode()
+    for _ in range(NUM_WARM):
+        load.turn()
+    turns = [load.turn() for _ in range(NUM_TIMED)]
+    load.stop()
+    return statistics.median(turns) * 1e3
+
+
+def mixed_turn_ms(
+    executor: Executor, num_rows: int, *, chunk: int = 512, past: int = 2048
+) -> float:
+    """Median turn of so many decodes and a chunk over about `past` tokens."""
+    load = Load(executor, budget=num_rows + chunk)
+    load.submit(num_rows, CONTEXT - 100, 400, DRAWN)
+    load.until_all_decode()
+    turns: list[float] = []
+    for _ in range(5):
+        load.submit(1, past + 3 * chunk, 1, DRAWN)
+        times = [load.turn() for _ in range((past + 3 * chunk) // chunk + 1)]
+        turns += times[past // chunk : past // chunk + 2]
+    load.stop()
+    return statistics.median(turns) * 1e3
+
+
+def prefill_rate(executor: Executor, *, count: int = 48, length: int = 512) -> float:
+    """Prompt tokens per second of prompts that want one token each; median of three."""
+
+    def once() -> float:
+        load = Load(executor)
+        load.submit(count, length, 1, DRAWN)
+        taken_s, _ = load.drain()
+        return count * length / taken_s
+
+    return _median(once)
+
+
+def offline_rate(executor: Executor, *, count: int, num_prompt: int, num_new: int) -> float:
+    """Output tokens per second of requests that are all there at the start; median of two."""
+
+    def once() -> float:
+        load = Load(executor)
+        load.submit(count, num_prompt, num_new, DRAWN)
+        taken_s, _ = load.drain()
+        return count * num_new / taken_s
+
+    return _median(once, times=2)
+
+
+def first_tokens_ms(executor: Executor, *, count: int = 6) -> list[float]:
+    """Time to the first token of requests that come alone, in order."""
+    taken: list[float] = []
+    for _ in range(count):
+        load = Load(executor)
+        start_s = time.perf_counter()
+        load.submit(1, 512, 4, DRAWN)
+        load.until_all_decode()
+        taken.append((time.perf_counter() - start_s) * 1e3)
+        load.drain()
+    return taken
+
+
+def _median(once: Callable[[], float], *, times: int = 3) -> float:
+    values: Sequence[float] = [once() for _ in range(times)]
+    return statistics.median(values)

@@ -1,0 +1,42 @@
+"""Which path serves a model: the fused step where it knows the model, else transformers' modules.
+
+Owns the choice. It is made once, after loading, and told in one line of the log.
+"""
+
+import logging
+from importlib.util import find_spec
+
+import torch
+
+from penstock.executor.config import ExecutorConfig
+from penstock.executor.torch.executor import TorchExecutor
+from penstock.executor.torch.loading import LoadedModel, load_configured
+from penstock.scheduler.executor import Executor
+
+_log = logging.getLogger(__name__)
+
+
+def create_torch_executor(config: ExecutorConfig) -> Executor:
+    """Load the model and build its executor; raises what `TorchExecutor` raises."""
+    if config.device == "cpu":
+        if torch.cuda.is_available():
+            _log.warning("a CUDA device is there and not used: device is cpu")
+        return TorchExecutor(config)
+    model = load_configured(config)
+    return _fused(config, model) or TorchExecutor(config, model)
+
+
+def _fused(config: ExecutorConfig, model: LoadedModel) -> Executor | None:
+    if find_spec("triton") is None:
+        _log.warning("the eager path serves this model: triton is not installed")
+        return None
+    # Triton is imported where its kernels run, and nowhere else.
+    from penstock.executor.torch.cuda.device_queue import CudaQueue
+    from penstock.executor.torch.cuda.fused_loading import build_fused
+    from penstock.executor.torch.cuda.module_tree import NotFused
+
+    try:
+        return build_fused(config, model, CudaQueue(model.device))
+    except NotFused as reason:
+        _log.warning("the eager path serves this model: %s", reason)
+        return None

@@ -1,0 +1,102 @@
+"""Steps of decodes alone, captured: forward and sampling, each a graph per number of rows.
+
+Owns the buckets, the memory that graphs read and write, and the capture at start. They are two
+graphs, so that something can come between logits and tokens.
+"""
+
+import logging
+import time
+
+import torch
+
+from penstock.executor.torch.cuda.device_queue import DeviceQueue, Replayable
+from penstock.executor.torch.cuda.device_sampler import DeviceSampler, DeviceSamples, Variant
+from penstock.executor.torch.cuda.fused_model import FusedModel, empty_row_tokens
+from penstock.executor.torch.cuda.row_staging import RowStaging
+from penstock.executor.torch.cuda.tiles import LONG_CONTEXT, MAX_LONG_ROWS, buckets_up_to
+from penstock.scheduler.batch import Batch
+
+_log = logging.getLogger(__name__)
+
+
+class DecodeGraphs:
+    """Every decode step up to `max_rows`, ready to be replayed."""
+
+    def __init__(
+        self,
+        queue: DeviceQueue,
+        model: FusedModel,
+        sampler: DeviceSampler,
+        last_tokens: torch.Tensor,
+        staging: RowStaging,
+        *,
+        max_rows: int,
+        max_seq_len: int,
+    ) -> None:
+        self._model = model
+        self._sampler = sampler
+        self._last_tokens = last_tokens
+        self._buckets = buckets_up_to(max_rows)
+        self._staged = staging.empty_rows()
+        self._tokens = empty_row_tokens(max_rows, queue.device)
+        self._logits = torch.empty(
+            (max_rows, model.vocab_size), dtype=model.ends.head.dtype, device=queue.device
+        )
+        self._forwards: dict[tuple[int, bool], Replayable] = {}
+        self._samplings: dict[int, Replayable] = {}
+        self._has_long = max_seq_len > LONG_CONTEXT
+        begun_s = time.monotonic()
+        with queue.active():
+            staging.stage_scratch(self._staged)
+        # The largest first: the smaller ones find its memory in the pool they share.
+        for bucket in reversed(self._buckets):
+            self._capture(queue, bucket)
+        with queue.active():
+            # Not captured, but compiled before the first request.
+            self._sample(max_rows, Variant.FULL)
+        queue.synchronize()
+        _log.info(
+            "captured %d graphs of up to %d rows in %.1f s",
+            self.num_graphs,
+            max_rows,
+            time.monotonic() - begun_s,
+        )
+
+    @property
+    def num_graphs(self) -> int:
+        """Graphs held."""
+        return len(self._forwards) + len(self._samplings)
+
+    def run(self, batch: Batch, staging: RowStaging, variant: Variant) -> DeviceSamples:
+        """Queue one step; its outcome lies on the device until the next one."""
+        num_rows = batch.num_rows
+        bucket = next(size for size in self._buckets if size >= num_rows)
+        longest = int(batch.starts.max()) + 1
+        is_long = self._has_long and bucket <= MAX_LONG_ROWS and longest > LONG_CONTEXT
+        staging.stage_decodes(batch, self._staged, bucket)
+        self._forwards[bucket, is_long].replay()
+        if variant is Variant.PLAIN:
+            self._samplings[bucket].replay()
+            return self._sampler.outcome(num_rows)
+        return self._sample(num_rows, variant)
+
+    def _capture(self, queue: DeviceQueue, bucket: int) -> None:
+        tokens, logits = self._tokens.first(bucket), self._logits[:bucket]
+        for is_long in (False, True) if self._has_long and bucket <= MAX_LONG_ROWS else (False,):
+
+            def forward(is_long: bool = is_long) -> None:
+                self._model.decode(self._staged, tokens, logits, rows=bucket, is_long=is_long)
+
+            self._forwards[bucket, is_long] = queue.capture(forward)
+
+        def sampling() -> None:
+            self._sample(bucket, Variant.PLAIN)
+
+        self._samplings[bucket] = queue.capture(sampling)
+        _log.info("captured the steps of %d rows", bucket)
+
+    def _sample(self, num_rows: int, variant: Variant) -> DeviceSamples:
+        tokens, logits = self._tokens.first(num_rows), self._logits[:num_rows]
+        return self._sampler.sample(
+            logits, tokens.slots, tokens.next_positions, self._last_tokens, variant=variant
+        )

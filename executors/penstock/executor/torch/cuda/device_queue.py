@@ -1,0 +1,144 @@
+"""The order of work on a device: one stream, its marks, its captured graphs, pinned host memory.
+
+Owns what is CUDA's about a step's course. Everything launched inside `active` runs in launch order.
+"""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+
+class Mark(Protocol):
+    """A place in the queue."""
+
+    def wait(self) -> None:
+        """Return when everything before is done. Raises what the device reports."""
+        ...
+
+
+class Replayable(Protocol):
+    """Captured work."""
+
+    def replay(self) -> None:
+        """Queue it again, over the same memory."""
+        ...
+
+
+class DeviceQueue(Protocol):
+    """One device's queue."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where the work is done."""
+        ...
+
+    def active(self) -> AbstractContextManager[object]:
+        """Launches inside go to this queue."""
+        ...
+
+    def pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """Host memory that the device copies from and to by itself."""
+        ...
+
+    def mark(self) -> Mark:
+        """Mark the end of what was queued so far."""
+        ...
+
+    def capture(self, run: Callable[[], None]) -> Replayable:
+        """Run once to warm up, then capture."""
+        ...
+
+    def free_bytes(self) -> int:
+        """Memory that can still be taken."""
+        ...
+
+    def peak_bytes(self, run: Callable[[], None]) -> int:
+        """Run once; the memory that it took beyond what was held."""
+        ...
+
+    def synchronize(self) -> None:
+        """Wait for everything."""
+        ...
+
+    def release_memory(self) -> None:
+        """Give memory that nobody uses back to the device."""
+        ...
+
+
+class CudaMark:
+    """An event of a stream."""
+
+    def __init__(self, stream: torch.cuda.Stream) -> None:
+        self._event = torch.cuda.Event()
+        self._event.record(stream)
+
+    def wait(self) -> None:
+        """Return when the event has come."""
+        self._event.synchronize()
+
+
+class CudaQueue:
+    """A stream of one CUDA device; captured graphs share their memory."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device)
+        self._pool = torch.cuda.graph_pool_handle()
+
+    @property
+    def device(self) -> torch.device:
+        """Where the work is done."""
+        return self._device
+
+    def active(self) -> AbstractContextManager[object]:
+        """The stream as the current one."""
+        return torch.cuda.stream(self._stream)
+
+    def pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """Page-locked host memory."""
+        return torch.empty(shape, dtype=dtype, pin_memory=True)
+
+    def mark(self) -> CudaMark:
+        """An event at the end of the stream."""
+        return CudaMark(self._stream)
+
+    def capture(self, run: Callable[[], None]) -> torch.cuda.CUDAGraph:
+        """Kernels are compiled and libraries set up by the run before."""
+        with self.active():
+            run()
+        self._stream.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with self.active():
+            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+            try:
+                run()
+            finally:
+                graph.capture_end()
+        return graph
+
+    def free_bytes(self) -> int:
+        """What the device has free, and what the allocator holds and nobody uses."""
+        free, _ = torch.cuda.mem_get_info(self._device)
+        held = torch.cuda.memory_reserved(self._device) - torch.cuda.memory_allocated(self._device)
+        return free + held
+
+    def peak_bytes(self, run: Callable[[], None]) -> int:
+        """By the allocator's account of the whole device."""
+        self.synchronize()
+        torch.cuda.reset_peak_memory_stats(self._device)
+        before = torch.cuda.memory_allocated(self._device)
+        with self.active():
+            run()
+        self.synchronize()
+        return torch.cuda.max_memory_allocated(self._device) - before
+
+    def synchronize(self) -> None:
+        """Wait for the whole device."""
+        torch.cuda.synchronize(self._device)
+
+    def release_memory(self) -> None:
+        """Empty the allocator's cache."""
+        torch.cuda.empty_cache()

@@ -1,0 +1,141 @@
+"""A step under way: what must be known of it when its outcome arrives on the host.
+
+Owns the host memory of outcomes and the judgement of them: tokens, who failed, log probabilities.
+Looks at nothing that later steps change.
+"""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from penstock.executor.torch.cuda.device_queue import DeviceQueue, Mark
+from penstock.executor.torch.cuda.device_sampler import (
+    MAX_TOP,
+    DeviceSamples,
+    SamplePlan,
+    read_samples,
+)
+from penstock.executor.torch.prompt_logprobs import PromptRows
+from penstock.scheduler.batch import Batch, SlotFailure, StepResult, TokenLogprobs
+
+
+class OutcomeMemory:
+    """Pinned memory for the outcome of one step."""
+
+    def __init__(self, queue: DeviceQueue, *, max_rows: int) -> None:
+        self._rows = queue.pinned((max_rows, 4), torch.int32)
+        self._tops = queue.pinned((max_rows, 2, MAX_TOP), torch.int32)
+
+    def fetch(self, samples: DeviceSamples, *, has_tops: bool) -> None:
+        """Queue the copies."""
+        num_rows = len(samples.rows)
+        self._rows[:num_rows].copy_(samples.rows, non_blocking=True)
+        if has_tops:
+            self._tops[:num_rows].copy_(samples.tops, non_blocking=True)
+
+    def rows(self, num_rows: int) -> NDArray[np.int32]:
+        """What arrived: [rows, 4]."""
+        found: NDArray[np.int32] = self._rows[:num_rows].numpy()
+        return found
+
+    def tops(self, num_rows: int) -> NDArray[np.int32]:
+        """What arrived: [rows, 2, MAX_TOP]."""
+        found: NDArray[np.int32] = self._tops[:num_rows].numpy()
+        return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PromptFlight:
+    """Log probabilities of one request's prompt, on their way: chosen, ranks, top ids, top."""
+
+    rows: PromptRows
+    parts: tuple[Tensor, Tensor, Tensor, Tensor]
+
+    def read(self) -> tuple[int, int, TokenLogprobs]:
+        """As in `StepResult.prompt_logprobs`."""
+        chosen, ranks, top_ids, top_logprobs = (part.numpy() for part in self.parts)
+        logprobs = TokenLogprobs(
+            chosen=chosen, ranks=ranks, top_ids=top_ids, top_logprobs=top_logprobs
+        )
+        return self.rows.slot, self.rows.first_position, logprobs
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class StepFlight:
+    """A launched step. `refusals`: slots that must not run at all, and why.
+
+    `token_flags` bool [tokens] on the host: which of a packed step's keys were finite, None when
+    every row's logits show it; `token_ends` [rows]: where each row's tokens end among them.
+    """
+
+    slots: NDArray[np.int32]
+    row_slots: NDArray[np.int32]
+    plan: SamplePlan | None
+    memory: OutcomeMemory
+    refusals: dict[int, str]
+    mark: Mark | None = None
+    token_flags: Tensor | None = None
+    token_ends: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    prompts: tuple[PromptFlight, ...] = ()
+
+    def wait(self) -> StepResult:
+        """The outcome, once it has arrived. Raises what the device reports."""
+        if self.mark is not None:
+            self.mark.wait()
+        return self._judge()
+
+    def _judge(self) -> StepResult:
+        slots = self.slots
+        num_rows = len(slots)
+        failures: dict[int, str] = {}
+        tokens: NDArray[np.int32] = np.zeros(0, dtype=np.int32)
+        logprobs: TokenLogprobs | None = None
+        if self.plan is not None:
+            has_tops = bool(self.plan.wants_logprobs.any())
+            tokens, is_good, logprobs = read_samples(
+                self.memory.rows(num_rows),
+                self.memory.tops(num_rows) if has_tops else None,
+                self.plan,
+            )
+            if not is_good.all():
+                failures = dict.fromkeys(slots[~is_good].tolist(), "logits are not finite")
+        failures |= self._broken_chunks()
+        failures |= self.refusals
+        if failures:
+            good = np.flatnonzero(~np.isin(slots, list(failures)))
+            slots, tokens = slots[good], tokens[good]
+            logprobs = None if logprobs is None else logprobs.take(good)
+        return StepResult(
+            slots=slots,
+            tokens=tokens,
+            logprobs=logprobs,
+            prompt_logprobs=tuple(
+                prompt.read() for prompt in self.prompts if prompt.rows.slot not in failures
+            ),
+            failures=tuple(SlotFailure(slot=slot, detail=why) for slot, why in failures.items()),
+        )
+
+    def _broken_chunks(self) -> dict[int, str]:
+        if self.token_flags is None or bool(self.token_flags.all()):
+            return {}
+        num_bad = np.concatenate(([0], np.cumsum(~self.token_flags.numpy())))
+        starts = np.concatenate(([0], self.token_ends[:-1]))
+        is_bad = num_bad[self.token_ends] > num_bad[starts]
+        return dict.fromkeys(self.row_slots[is_bad].tolist(), "keys are not finite")
+
+
+def flight_of(batch: Batch, memory: OutcomeMemory, refusals: dict[int, str]) -> StepFlight:
+    """A step that is about to be queued."""
+    found: dict[int, str] = {}
+    if refusals:
+        found = {slot: refusals[slot] for slot in batch.slots.tolist() if slot in refusals}
+    return StepFlight(
+        slots=batch.sampled_slots,
+        row_slots=batch.slots,
+        plan=None,
+        memory=memory,
+        refusals=found,
+    )

@@ -1,0 +1,190 @@
+"""The executor over the fused step: `launch` queues, `collect` waits, reads and judges.
+
+Owns the course of a step on the device, two of them under way at a time. A step of decodes replays
+captured graphs; any other goes through one packed forward. Nothing is copied to the host but the
+outcome, and nothing on the host waits for the device but `collect`.
+
+Failing alone: rows that are not finite come back as flags beside the tokens. What a failed request
+leaves in its pages reaches nobody, since every load of the kernels is masked; so nothing is
+cleared. A step that raises while it is queued is run again in parts
+(`penstock.executor.isolation`): every step writes the same things to the same places again.
+"""
+
+import traceback
+from collections import deque
+from dataclasses import dataclass, replace
+
+import torch
+
+from penstock.executor.isolation import run_apart
+from penstock.executor.torch.cuda.decode_graphs import DecodeGraphs
+from penstock.executor.torch.cuda.device_queue import DeviceQueue
+from penstock.executor.torch.cuda.device_sampler import DeviceSampler
+from penstock.executor.torch.cuda.flight import OutcomeMemory, StepFlight, flight_of
+from penstock.executor.torch.cuda.fused_model import FusedModel
+from penstock.executor.torch.cuda.packed_step import PackedStep
+from penstock.executor.torch.cuda.row_staging import RowStaging
+from penstock.executor.torch.health_probe import HealthProbe
+from penstock.executor.torch.kv_pages import block_bytes
+from penstock.executor.torch.loading import LoadedModel
+from penstock.executor.torch.resources import describe_resources
+from penstock.executor.torch.slot_rules import SlotRules
+from penstock.scheduler.batch import Batch, StepResult
+from penstock.scheduler.executor import ExecutorDied, ExecutorInfo
+
+_NUM_SETS = 3
+"""Sets of host memory: two steps under way, and one that is being packed. Steps that are waited for
+at once have a set of their own: those under way are still to be read."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class FusedParts:
+    """A fused model over its pages, and what it shares with its executor.
+
+    `table` and `last_tokens` have a scratch slot behind those of requests, and the pages have the
+    health probe's blocks behind those of requests.
+    """
+
+    model: FusedModel
+    table: torch.Tensor
+    last_tokens: torch.Tensor
+
+
+class FusedExecutor:
+    """An `Executor` on a CUDA device; made by `fused_loading`."""
+
+    def __init__(
+        self,
+        info: ExecutorInfo,
+        queue: DeviceQueue,
+        loaded: LoadedModel,
+        parts: FusedParts,
+        sampler: DeviceSampler,
+    ) -> None:
+        self._queue = queue
+        self._sampler = sampler
+        self._rules = SlotRules(vocab_size=loaded.vocab_size, num_embeddings=loaded.num_embeddings)
+        self._probe = HealthProbe(info)
+        max_rows = sampler.no_slot
+        scratch = (max_rows, info.num_blocks)
+        self._sets = [_StepMemory(queue, max_rows, scratch) for _ in range(_NUM_SETS)]
+        self._own_set = _StepMemory(queue, max_rows, scratch)
+        self._num_steps = 0
+        self._packed = PackedStep(queue, parts.model, sampler, parts.last_tokens, parts.table)
+        with torch.inference_mode():
+            self._graphs = DecodeGraphs(
+                queue,
+                parts.model,
+                sampler,
+                parts.last_tokens,
+                self._own_set.staging,
+                max_rows=info.max_num_seqs,
+                max_seq_len=info.max_seq_len,
+            )
+            # Whatever a packed step compiles is compiled before the first request.
+            self._enqueue(self._probe.batch, self._probe.rules, self._own_set).wait()
+        page_bytes = info.num_blocks * block_bytes(loaded.shapes, info.block_size, loaded.dtype)
+        self._info = replace(
+            info,
+            resources=describe_resources(
+                loaded, page_bytes=page_bytes, path="fused", num_graphs=self._graphs.num_graphs
+            ),
+        )
+        self._flights: deque[StepFlight | StepResult] = deque()
+        self._is_closed = False
+
+    @property
+    def info(self) -> ExecutorInfo:
+        """Limits and features, fixed after construction."""
+        return self._info
+
+    @property
+    def ready_fd(self) -> int | None:
+        """None: a step is waited for in `collect`."""
+        return None
+
+    @torch.inference_mode()
+    def launch(self, batch: Batch) -> None:
+        """Queue one step. Raises ExecutorDied when not even a harmless step runs any more."""
+        if self._is_closed:
+            raise ExecutorDied("the executor is closed")
+        self._follow(batch)
+        if batch.num_rows == 0:
+            self._flights.append(StepResult(slots=batch.sampled_slots, tokens=batch.sampled_slots))
+            return
+        try:
+            memory = self._sets[self._num_steps % _NUM_SETS]
+            self._num_steps += 1
+            self._flights.append(self._enqueue(batch, self._rules, memory))
+        except ExecutorDied:
+            raise
+        except Exception as error:
+            # Which row it belongs to is found out by running parts, each waited for.
+            traceback.clear_frames(error.__traceback__)
+            self._recover(error)
+            self._flights.append(run_apart(batch, self._run_part, self._recover))
+
+    @torch.inference_mode()
+    def collect(self) -> StepResult:
+        """The oldest launched step's outcome. Raises ExecutorDied when the device is lost."""
+        flight = self._flights.popleft()
+        if isinstance(flight, StepResult):
+            return flight
+        try:
+            return flight.wait()
+        except RuntimeError as error:
+            raise ExecutorDied(f"the device failed: {error}") from error
+
+    def close(self) -> None:
+        """Let go of model, pages and graphs."""
+        if not self._is_closed:
+            self._is_closed = True
+            self._queue.synchronize()
+            self._flights.clear()
+            del self._graphs, self._packed, self._sampler, self._sets, self._own_set
+
+    def _follow(self, batch: Batch) -> None:
+        self._rules.follow(batch)
+        for request in batch.admitted:
+            refusal = self._sampler.refusal(request)
+            if refusal and request.slot >= 0:
+                self._rules.refusals.setdefault(request.slot, refusal)
+        with self._queue.active():
+            self._sampler.follow(batch, self._rules)
+
+    def _enqueue(self, batch: Batch, rules: SlotRules, own: "_StepMemory") -> StepFlight:
+        staging, memory = own.staging, own.outcome
+        flight = flight_of(batch, memory, rules.refusals)
+        with self._queue.active():
+            if batch.num_rows == batch.num_decodes:
+                slots = batch.slots.astype("int64")
+                flight.plan = self._sampler.plan(slots, batch.starts.astype("int64") + 1)
+                samples = self._graphs.run(batch, staging, flight.plan.variant)
+                memory.fetch(samples, has_tops=bool(flight.plan.wants_logprobs.any()))
+            else:
+                self._packed.run(batch, staging, flight, is_probe=batch is self._probe.batch)
+            flight.mark = self._queue.mark()
+        return flight
+
+    def _run_part(self, batch: Batch) -> StepResult:
+        return self._enqueue(batch, self._rules, self._own_set).wait()
+
+    def _recover(self, error: Exception) -> None:
+        """Raise ExecutorDied when the device is lost: it then fails whatever it is asked."""
+        try:
+            self._queue.synchronize()
+            self._queue.release_memory()
+            self._enqueue(self._probe.batch, self._probe.rules, self._own_set).wait()
+        except Exception as broken:
+            raise ExecutorDied(
+                f"{type(error).__name__}: {error}; then, of a step that harms nobody, "
+                f"{type(broken).__name__}: {broken}"
+            ) from error
+
+
+class _StepMemory:
+    """Pinned memory of one step, both ways."""
+
+    def __init__(self, queue: DeviceQueue, max_rows: int, scratch: tuple[int, int]) -> None:
+        self.staging = RowStaging(queue, max_rows=max_rows, scratch=scratch)
+        self.outcome = OutcomeMemory(queue, max_rows=max_rows)

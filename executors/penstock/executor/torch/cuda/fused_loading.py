@@ -1,0 +1,179 @@
+"""From a loaded model to the executor over the fused step.
+
+Owns the order: recognise the module tree, join its weights, compare logits with the modules' own,
+measure what a step takes, take the pages, capture. Raises NotFused as long as the eager path can
+still serve the model.
+"""
+
+import logging
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from penstock.executor.config import ExecutorConfig
+from penstock.executor.device_defaults import device_defaults
+from penstock.executor.torch.cuda.device_queue import DeviceQueue
+from penstock.executor.torch.cuda.device_sampler import DeviceSampler
+from penstock.executor.torch.cuda.fused_executor import FusedExecutor, FusedParts
+from penstock.executor.torch.cuda.fused_model import Ends, FusedModel
+from penstock.executor.torch.cuda.fused_weights import LayerWeights, fuse_weights
+from penstock.executor.torch.cuda.module_tree import DecoderTree, NotFused, read_module_tree
+from penstock.executor.torch.cuda.page_attention import HeadLayout, PageAttention
+from penstock.executor.torch.cuda.rotary_table import RotaryTable, make_rotary_table
+from penstock.executor.torch.cuda.trial_steps import (
+    NUM_TRIAL_TOKENS,
+    run_widest_step,
+    trial_logits,
+)
+from penstock.executor.torch.cuda.whole_sequence import reference_logits
+from penstock.executor.torch.health_probe import NUM_PROBE_BLOCKS
+from penstock.executor.torch.kv_pages import KVPages, block_bytes
+from penstock.executor.torch.loading import LoadedModel
+from penstock.executor.torch.num_blocks import num_device_blocks
+from penstock.executor.torch.serving_info import served_length, serving_info
+
+_log = logging.getLogger(__name__)
+_MAX_ERROR = {torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.15}
+"""Of logits against the modules' own, relative. Two right ways to compute a deep model in half
+precision lie up to 0.07 apart on random weights; a factor left out, ten times that."""
+_MIN_SLOTS = 2
+"""The health probe's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Parts:
+    """What does not depend on how many pages there are."""
+
+    layers: tuple[LayerWeights, ...]
+    ends: Ends
+    layout: HeadLayout
+    rotary: RotaryTable
+
+
+@torch.inference_mode()
+def build_fused(config: ExecutorConfig, model: LoadedModel, queue: DeviceQueue) -> FusedExecutor:
+    """The executor. Raises NotFused, saying why, when the fused step does not fit the model."""
+    tree = read_module_tree(model)
+    max_seq_len = served_length(config, model)
+    with queue.active():
+        expected = reference_logits(model, tree.embedding, NUM_TRIAL_TOKENS)
+        parts = _parts(tree, queue, num_positions=max(max_seq_len, NUM_TRIAL_TOKENS) + 1)
+        try:
+            error = _relative_error(config, model, parts, queue, expected)
+        except Exception as failure:  # a device that a kernel does not fit, or no compiler
+            raise NotFused(f"its kernels do not run here: {failure}") from failure
+        if not error <= _MAX_ERROR[model.dtype]:
+            raise NotFused(f"its logits differ from those of its modules by {error:.1e}")
+        sampler = DeviceSampler(
+            max_num_seqs=num_slots(config), vocab_size=model.vocab_size, device=queue.device
+        )
+        num_blocks = num_device_blocks(
+            config,
+            bytes_each=block_bytes(model.shapes, config.block_size, model.dtype),
+            max_seq_len=max_seq_len,
+            step_bytes=_step_bytes(config, model, parts, queue),
+            free_bytes=queue.free_bytes(),
+        )
+        built = _build(config, model, parts, queue, num_blocks + NUM_PROBE_BLOCKS, max_seq_len)
+    _log.info("the fused path serves this model: its logits are within %.1e of its modules'", error)
+    info = serving_info(
+        config, model, num_blocks=num_blocks, pipeline_depth=config.pipeline_depth or 2
+    )
+    return FusedExecutor(info, queue, model, built, sampler)
+
+
+def num_slots(config: ExecutorConfig) -> int:
+    """Slots of the device's tables, the scratch slot left out."""
+    return max(config.max_num_seqs, _MIN_SLOTS)
+
+
+def _parts(tree: DecoderTree, queue: DeviceQueue, *, num_positions: int) -> _Parts:
+    return _Parts(
+        layers=fuse_weights(tree),
+        ends=Ends(
+            embedding=tree.embedding, head=tree.head, final_norm=tree.final_norm, eps=tree.eps
+        ),
+        layout=HeadLayout(
+            num_heads=tree.num_heads,
+            num_kv_heads=tree.num_kv_heads,
+            head_dim=tree.head_dim,
+            scaling=tree.scaling,
+            eps=tree.eps,
+        ),
+        rotary=make_rotary_table(
+            tree.inverse_frequencies,
+            tree.rotary_scaling,
+            num_positions=num_positions,
+            device=queue.device,
+        ),
+    )
+
+
+def _build(
+    config: ExecutorConfig,
+    model: LoadedModel,
+    parts: _Parts,
+    queue: DeviceQueue,
+    num_blocks: int,
+    max_seq_len: int,
+) -> FusedParts:
+    pages = KVPages(
+        model.shapes,
+        num_blocks=num_blocks,
+        block_size=config.block_size,
+        dtype=model.dtype,
+        device=queue.device,
+    )
+    slots = num_slots(config) + 1
+    table = torch.zeros(
+        (slots, -(-max_seq_len // config.block_size)), dtype=torch.int32, device=queue.device
+    )
+    last_tokens = torch.zeros(2 * slots, dtype=torch.int32, device=queue.device)
+    attention = PageAttention(parts.layout, pages, table, parts.rotary, max_rows=num_slots(config))
+    fused = FusedModel(
+        parts.layers, parts.ends, attention, table, last_tokens, block_size=config.block_size
+    )
+    return FusedParts(model=fused, table=table, last_tokens=last_tokens)
+
+
+def _relative_error(
+    config: ExecutorConfig,
+    model: LoadedModel,
+    parts: _Parts,
+    queue: DeviceQueue,
+    expected: Tensor,
+) -> float:
+    """Of the fused step's logits against those of the modules."""
+    num_blocks = -(-NUM_TRIAL_TOKENS // config.block_size) + NUM_PROBE_BLOCKS
+    built = _build(config, model, parts, queue, num_blocks, NUM_TRIAL_TOKENS)
+    found = trial_logits(built.model, queue, config.block_size)
+    return float((found.float() - expected).norm() / expected.norm())
+
+
+def _step_bytes(
+    config: ExecutorConfig, model: LoadedModel, parts: _Parts, queue: DeviceQueue
+) -> int:
+    """Memory that the widest step takes beside weights and pages."""
+    budget = config.max_num_batched_tokens
+    if budget is None:
+        budget = device_defaults(config.device).max_num_batched_tokens
+    max_seq_len = served_length(config, model)
+    built = _build(config, model, parts, queue, 1, max_seq_len)
+
+    def run(num_tokens: int) -> None:
+        run_widest_step(
+            built.model,
+            queue,
+            num_tokens=num_tokens,
+            max_rows=config.max_num_seqs,
+            max_seq_len=max_seq_len,
+            block_size=config.block_size,
+        )
+
+    # Matrix products of every size are loaded before the first request needs them.
+    for num_tokens in (2**power for power in range(4, budget.bit_length())):
+        run(num_tokens)
+    taken = queue.peak_bytes(lambda: run(budget))
+    queue.release_memory()
+    return taken

@@ -1,0 +1,264 @@
+"""The fused step: a decoder's forward over our kernels, from input tokens to logits.
+
+Owns the order of launches, for the two kinds of step: rows of one token each (`decode`, made to be
+captured) and a packed step of any mix of decodes and chunks (`packed`). Knows neither requests nor
+streams: what it launches goes to the stream that is current.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from penstock.executor.torch.cuda.fused_weights import LayerWeights
+from penstock.executor.torch.cuda.kernels.glue import add_norm, embed_rows, silu_mul
+from penstock.executor.torch.cuda.page_attention import Chunks, PageAttention
+from penstock.executor.torch.cuda.small_projection import SmallProjection, project_row
+
+_PART = 1024
+"""Elements of a row that one program of an elementwise kernel takes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Ends:
+    """What stands before and after the layers. `eps` of all norms."""
+
+    embedding: Tensor
+    head: Tensor
+    final_norm: Tensor
+    eps: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RowTokens:
+    """What the step found out about its rows, int64 [rows], for sampling.
+
+    `slots`; `next_positions`: of the token that a row's logits predict; `input_ids`: the token
+    before it.
+    """
+
+    slots: Tensor
+    next_positions: Tensor
+    input_ids: Tensor
+
+    def first(self, rows: int) -> "RowTokens":
+        """The first `rows` of them."""
+        return RowTokens(
+            slots=self.slots[:rows],
+            next_positions=self.next_positions[:rows],
+            input_ids=self.input_ids[:rows],
+        )
+
+    def take(self, rows: Tensor) -> "RowTokens":
+        """Those at `rows` int32 [m]."""
+        return RowTokens(
+            slots=self.slots.index_select(0, rows),
+            next_positions=self.next_positions.index_select(0, rows),
+            input_ids=self.input_ids.index_select(0, rows),
+        )
+
+
+def empty_row_tokens(num_rows: int, device: torch.device) -> RowTokens:
+    """Room for `num_rows` rows."""
+
+    def ints() -> Tensor:
+        return torch.empty(num_rows, dtype=torch.long, device=device)
+
+    return RowTokens(slots=ints(), next_positions=ints(), input_ids=ints())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PackedHidden:
+    """A packed step before its head: of each token the residual and what is still to be added.
+
+    `keys` [tokens, kv elements]: of the last layer, before rotation; whatever went wrong below
+    shows there, also for tokens whose logits nobody looks at.
+    """
+
+    residual: Tensor
+    added: Tensor
+    keys: Tensor
+
+
+class FusedModel:
+    """One model's weights and pages. `last_tokens` int32 [2 * slots]: see `embed_rows`."""
+
+    def __init__(
+        self,
+        layers: tuple[LayerWeights, ...],
+        ends: Ends,
+        attention: PageAttention,
+        table: Tensor,
+        last_tokens: Tensor,
+        *,
+        block_size: int,
+    ) -> None:
+        self.ends = ends
+        self._layers = layers
+        self._attention = attention
+        self._table = table
+        self._last_tokens = last_tokens
+        self._block_size = block_size
+        self._hidden = ends.embedding.shape[1]
+        self._norm_width = 1 << (self._hidden - 1).bit_length()
+        self._norm_warps = 4 if self._hidden <= 2048 else 8
+        self._dtype = ends.embedding.dtype
+        self._projection = SmallProjection(dtype=self._dtype, device=ends.embedding.device)
+        self._has_biases = any(
+            projection.bias is not None
+            for layer in layers
+            for projection in (layer.qkv, layer.out, layer.gate_up, layer.down)
+        )
+
+    @property
+    def tokens_a_tile(self) -> int:
+        """Tokens of a chunk that one program takes."""
+        return self._attention.tokens_a_tile
+
+    @property
+    def vocab_size(self) -> int:
+        """Logits of one row."""
+        return self.ends.head.shape[0]
+
+    def decode(
+        self, staged: Tensor, tokens: RowTokens, logits: Tensor, *, rows: int, is_long: bool
+    ) -> None:
+        """Rows of one token each: `staged` int32 [4, ...] in, `tokens` and `logits` [rows] out."""
+        tile = self._attention.tile_for(rows, is_long=is_long)
+        residual = self._embed(staged, tokens, rows)
+        if rows == 1 and not self._has_biases and self._dtype != torch.float32:
+            self._decode_row(staged, residual, logits, is_long=is_long)
+            return
+
+        def attend(index: int, layer: LayerWeights, qkv: Tensor) -> Tensor:
+            out = self._attended(rows)
+            self._attention.decode(index, layer, qkv, out, staged, rows=rows, tile=tile)
+            return out
+
+        added = self._run_layers(residual, attend)
+        normed = self._norm(added, residual, self.ends.final_norm)
+        torch.mm(normed, self.ends.head.T, out=logits)
+
+    def packed(
+        self, staged: Tensor, tokens: RowTokens, chunks: Chunks, *, num_decodes: int
+    ) -> PackedHidden:
+        """`num_decodes` rows of one token, then `chunks`, through one forward."""
+        num_tokens = num_decodes + chunks.num_tokens
+        tile = self._attention.tile_for(max(num_decodes, 1), is_long=False)
+        residual = self._embed(staged, tokens, num_tokens)
+        last = len(self._layers) - 1
+        layout = self._attention.layout
+        first_key = layout.num_query_elements
+        num_elements = layout.num_kv_heads * layout.head_dim
+        kept: list[Tensor] = []
+
+        def attend(index: int, layer: LayerWeights, qkv: Tensor) -> Tensor:
+            out = self._attended(num_tokens)
+            if num_decodes:
+                self._attention.decode(index, layer, qkv, out, staged, rows=num_decodes, tile=tile)
+            self._attention.chunks(index, layer, qkv, out, staged, chunks)
+            if index == last:
+                kept.append(qkv[:, first_key : first_key + num_elements])
+            return out
+
+        added = self._run_layers(residual, attend)
+        return PackedHidden(residual=residual, added=added, keys=kept[0])
+
+    def head(self, hidden: PackedHidden, rows: Tensor) -> Tensor:
+        """Logits of the packed tokens `rows` int32 [m]."""
+        residual = hidden.residual.index_select(0, rows)
+        normed = self._norm(hidden.added.index_select(0, rows), residual, self.ends.final_norm)
+        return torch.mm(normed, self.ends.head.T)
+
+    def _embed(self, staged: Tensor, tokens: RowTokens, rows: int) -> Tensor:
+        embedding = self.ends.embedding
+        residual = torch.empty((rows, self._hidden), dtype=embedding.dtype, device=embedding.device)
+        embed_rows[(rows, -(-self._hidden // _PART))](
+            staged,
+            staged.stride(0),
+            self._last_tokens,
+            self._table,
+            self._table.stride(0),
+            embedding,
+            embedding.shape[0],
+            residual,
+            tokens.slots,
+            tokens.next_positions,
+            tokens.input_ids,
+            block_size=self._block_size,
+            hidden=self._hidden,
+            part=_PART,
+            num_warps=4,
+        )
+        return residual
+
+    def _run_layers(
+        self, residual: Tensor, attend: Callable[[int, LayerWeights, Tensor], Tensor]
+    ) -> Tensor:
+        """All layers over `residual`; returns what the last one adds to it."""
+        project = self._projection.project
+        added: Tensor | None = None
+        for index, layer in enumerate(self._layers):
+            normed = self._norm(added, residual, layer.input_norm)
+            attended = attend(index, layer, project(normed, layer.qkv))
+            normed = self._norm(project(attended, layer.out), residual, layer.output_norm)
+            added = project(self._activate(project(normed, layer.gate_up)), layer.down)
+        if added is None:
+            raise ValueError("a model without layers")
+        return added
+
+    def _decode_row(
+        self, staged: Tensor, residual: Tensor, logits: Tensor, *, is_long: bool
+    ) -> None:
+        """One row: five launches a layer, each at the memory's speed."""
+        eps = self.ends.eps
+        tile = self._attention.tile_for(1, is_long=is_long)
+        like = residual
+        for index, layer in enumerate(self._layers):
+            qkv = torch.empty((1, len(layer.qkv.weight)), dtype=like.dtype, device=like.device)
+            project_row(residual, layer.qkv.weight, qkv, norm=layer.input_norm, eps=eps)
+            attended = self._attended(1)
+            self._attention.decode(index, layer, qkv, attended, staged, rows=1, tile=tile)
+            project_row(attended, layer.out.weight, residual, is_added=True)
+            width = layer.down.weight.shape[1]
+            activated = torch.empty((1, width), dtype=like.dtype, device=like.device)
+            project_row(
+                residual,
+                layer.gate_up.weight,
+                activated,
+                norm=layer.output_norm,
+                eps=eps,
+                is_gated=True,
+            )
+            project_row(activated, layer.down.weight, residual, is_added=True)
+        project_row(residual, self.ends.head, logits, norm=self.ends.final_norm, eps=eps)
+
+    def _attended(self, rows: int) -> Tensor:
+        return torch.empty(
+            (rows, self._attention.layout.num_query_elements),
+            dtype=self._dtype,
+            device=self.ends.embedding.device,
+        )
+
+    def _norm(self, added: Tensor | None, residual: Tensor, weight: Tensor) -> Tensor:
+        """residual += added; returns the norm of it."""
+        out = torch.empty_like(residual)
+        add_norm[(len(residual),)](
+            residual if added is None else added,
+            residual,
+            weight,
+            out,
+            self.ends.eps,
+            has_added=added is not None,
+            hidden=self._hidden,
+            width=self._norm_width,
+            num_warps=self._norm_warps,
+        )
+        return out
+
+    def _activate(self, gate_up: Tensor) -> Tensor:
+        rows, width = gate_up.shape[0], gate_up.shape[1] // 2
+        out = torch.empty((rows, width), dtype=gate_up.dtype, device=gate_up.device)
+        silu_mul[(rows, -(-width // _PART))](gate_up, out, width=width, part=_PART, num_warps=4)
+        return out

@@ -1,0 +1,83 @@
+"""The weights as the fused step wants them: projections that share an input stand in one matrix.
+
+Owns the joining. The modules go on with views of the joined matrices, so nothing stays twice and
+the eager path over the same modules stays as it was.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from penstock.executor.torch.cuda.module_tree import DecoderTree, LayerTree
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Projection:
+    """`weight` [out, in], `bias` [out] or None."""
+
+    weight: Tensor
+    bias: Tensor | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LayerWeights:
+    """One layer. `window` 0: none."""
+
+    qkv: Projection
+    out: Projection
+    gate_up: Projection
+    down: Projection
+    input_norm: Tensor
+    output_norm: Tensor
+    query_norm: Tensor | None
+    key_norm: Tensor | None
+    window: int
+
+
+@torch.inference_mode()
+def fuse_weights(tree: DecoderTree) -> tuple[LayerWeights, ...]:
+    """Join layer by layer: at most one layer's projections lie in memory twice, for a moment."""
+    return tuple(_fuse_layer(layer) for layer in tree.layers)
+
+
+def _fuse_layer(layer: LayerTree) -> LayerWeights:
+    fused = LayerWeights(
+        qkv=_join(layer.qkv),
+        out=_join((layer.out,)),
+        gate_up=_join(layer.gate_up),
+        down=_join((layer.down,)),
+        input_norm=layer.input_norm,
+        output_norm=layer.output_norm,
+        query_norm=layer.query_norm,
+        key_norm=layer.key_norm,
+        window=layer.window,
+    )
+    if fused.qkv.weight.device.type == "cuda":
+        # What was freed lies in pieces that the next, longer matrix does not fit into.
+        torch.cuda.empty_cache()
+    return fused
+
+
+def _join(linears: tuple[nn.Linear, ...]) -> Projection:
+    if len(linears) == 1:
+        return Projection(weight=linears[0].weight, bias=linears[0].bias)
+    weight = torch.cat([linear.weight for linear in linears])
+    biases: list[Tensor | None] = [linear.bias for linear in linears]
+    bias = None
+    if any(part is not None for part in biases):
+        bias = torch.cat(
+            [
+                weight.new_zeros(linear.out_features) if part is None else part
+                for linear, part in zip(linears, biases, strict=True)
+            ]
+        )
+    first = 0
+    for linear in linears:
+        rows = slice(first, first + linear.out_features)
+        linear.weight = nn.Parameter(weight[rows], requires_grad=False)
+        if bias is not None:
+            # A linear without a bias goes on with zeros: the same numbers.
+            linear.bias = nn.Parameter(bias[rows], requires_grad=False)
+        first = rows.stop
+    return Projection(weight=weight, bias=bias)

@@ -1,0 +1,172 @@
+"""Attention of chunks over pages: rotation and write of all tokens, then any mix in one launch.
+
+Owns two kernels. `rotate_and_write` takes one token and key head a program. `chunk_attention`
+takes a tile of (token, query of one key head) rows a program and walks the pages of the chunk's
+request; keys that every row of the tile sees need no mask, the rest are masked as they are loaded.
+"""
+
+import triton
+import triton.language as tl
+
+from penstock.executor.torch.cuda.kernels.rotary import angles, rotated_row, rotated_rows
+
+
+@triton.jit(do_not_specialize=["first_token"])
+def rotate_and_write(
+    first_token,
+    qkv,
+    query_norm,
+    key_norm,
+    queries,
+    pages,
+    positions,
+    blocks,
+    cosines,
+    sines,
+    eps,
+    has_norm: tl.constexpr,
+    kv_heads: tl.constexpr,
+    group: tl.constexpr,
+    group_width: tl.constexpr,
+    dim: tl.constexpr,
+    dim_width: tl.constexpr,
+    block_size: tl.constexpr,
+):
+    """Tokens from `first_token` on: rotated queries [tokens, heads, dim] out; keys and values to
+    the pages."""
+    token = first_token + tl.program_id(0)
+    head = tl.program_id(1)
+    half: tl.constexpr = dim // 2
+    column = tl.arange(0, dim_width)
+    is_in = column < dim
+    query_head = tl.arange(0, group_width)
+    is_query = query_head < group
+    position = tl.load(positions + token)
+    cosine, sine = angles(cosines, sines, position, column, is_in, half)
+    qkv_row = qkv + token.to(tl.int64) * ((group + 2) * kv_heads * dim)
+    place = (head * group + query_head)[:, None] * dim
+    query = rotated_rows(
+        qkv_row + place, query_norm, column, is_query, is_in, cosine, sine, eps, has_norm, half
+    )
+    tl.store(
+        queries + token.to(tl.int64) * (group * kv_heads * dim) + place + column[None, :],
+        query.to(queries.dtype.element_ty),
+        mask=is_query[:, None] & is_in[None, :],
+    )
+    key_row = qkv_row + (group * kv_heads + head) * dim
+    key = rotated_row(key_row, key_norm, column, is_in, cosine, sine, eps, has_norm, half)
+    value = tl.load(qkv_row + ((group + 1) * kv_heads + head) * dim + column, mask=is_in)
+    block = tl.load(blocks + token).to(tl.int64)
+    at = (block * (2 * kv_heads) + head) * (block_size * dim) + (position % block_size) * dim
+    tl.store(pages + at + column, key.to(pages.dtype.element_ty), mask=is_in)
+    tl.store(pages + kv_heads * block_size * dim + at + column, value, mask=is_in)
+
+
+@triton.jit
+def _walk(query, pages, table_row, head, start, end, row_position, window, greatest, total, summed,
+          column, is_in, scale2, is_masked: tl.constexpr, has_window: tl.constexpr,
+          kv_heads: tl.constexpr, dim: tl.constexpr, block_size: tl.constexpr,
+          tile: tl.constexpr, precision: tl.constexpr):  # fmt: skip
+    """Take in keys start .. end - 1, tile by tile."""
+    offset = tl.arange(0, tile)
+    for first in range(start, end, tile):
+        index = first + offset
+        is_key = index < end
+        if is_masked:
+            block = tl.load(table_row + index // block_size, mask=is_key, other=0).to(tl.int64)
+        else:
+            block = tl.load(table_row + index // block_size).to(tl.int64)
+        at = (block * (2 * kv_heads) + head) * (block_size * dim) + (index % block_size) * dim
+        place = pages + at[:, None] + column[None, :]
+        if is_masked or dim != column.shape[0]:
+            mask = is_key[:, None] & is_in[None, :]
+            keys = tl.load(place, mask=mask, other=0.0)
+            values = tl.load(place + kv_heads * block_size * dim, mask=mask, other=0.0)
+        else:
+            keys = tl.load(place)
+            values = tl.load(place + kv_heads * block_size * dim)
+        scores = tl.dot(query, tl.trans(keys), input_precision=precision) * scale2
+        if is_masked:
+            is_seen = index[None, :] <= row_position[:, None]
+            if has_window:
+                is_seen &= index[None, :] > row_position[:, None] - window
+            scores = tl.where(is_seen & is_key[None, :], scores, -float("inf"))
+        risen = tl.maximum(greatest, tl.max(scores, 1))
+        # A row that has seen no key yet has no greatest score; nothing minus nothing is not zero.
+        floor = tl.where(risen == -float("inf"), 0.0, risen) if has_window else risen
+        weights = tl.exp2(scores - floor[:, None])
+        fall = tl.exp2(greatest - floor)
+        summed = tl.dot(
+            weights.to(values.dtype), values, summed * fall[:, None], input_precision=precision
+        )
+        total = total * fall + tl.sum(weights, 1)
+        greatest = risen
+    return greatest, total, summed
+
+
+@triton.jit(do_not_specialize=["window"])
+def chunk_attention(
+    queries,
+    pages,
+    table,
+    table_stride,
+    tile_chunks,
+    tile_tokens,
+    chunk_firsts,
+    chunk_starts,
+    chunk_slots,
+    out,
+    scale2,
+    window,
+    has_window: tl.constexpr,
+    kv_heads: tl.constexpr,
+    group: tl.constexpr,
+    dim: tl.constexpr,
+    dim_width: tl.constexpr,
+    block_size: tl.constexpr,
+    rows: tl.constexpr,
+    tile: tl.constexpr,
+    precision: tl.constexpr,
+):
+    """queries, out [tokens, heads * dim].
+
+    Program (t, head) takes tokens from `tile_tokens[t]` on of chunk `tile_chunks[t]`; chunk c has
+    the packed tokens `chunk_firsts[c] .. chunk_firsts[c + 1] - 1`, the first of them at position
+    `chunk_starts[c]` of the request in `chunk_slots[c]`.
+    """
+    chunk = tl.load(tile_chunks + tl.program_id(0))
+    first_token = tl.load(tile_tokens + tl.program_id(0))
+    head = tl.program_id(1)
+    packed = tl.load(chunk_firsts + chunk)
+    num_tokens = tl.load(chunk_firsts + chunk + 1) - packed
+    past = tl.load(chunk_starts + chunk)
+    table_row = table + tl.load(chunk_slots + chunk).to(tl.int64) * table_stride
+    tokens_a_tile: tl.constexpr = rows // group
+    row = tl.arange(0, rows)
+    column = tl.arange(0, dim_width)
+    is_in = column < dim
+    token = first_token + row // group
+    is_row = (row < tokens_a_tile * group) & (token < num_tokens)
+    place = (packed + token).to(tl.int64) * (group * kv_heads * dim)
+    place = (place + (head * group + row % group) * dim)[:, None] + column[None, :]
+    mask = is_row[:, None] & is_in[None, :]
+    query = tl.load(queries + place, mask=mask, other=0.0)
+    position = past + token
+    greatest = tl.full([rows], -float("inf"), tl.float32)
+    total = tl.zeros([rows], tl.float32)
+    summed = tl.zeros([rows, dim_width], tl.float32)
+    end = past + tl.minimum(first_token + tokens_a_tile, num_tokens)
+    if has_window:
+        seen = tl.maximum(past + first_token + 1 - window, 0) // tile * tile
+    else:
+        seen = (past + first_token + 1) // tile * tile
+        greatest, total, summed = _walk(query, pages, table_row, head, 0, seen, position, window,
+                                        greatest, total, summed, column, is_in, scale2, False,
+                                        False, kv_heads, dim, block_size, tile,
+                                        precision)  # fmt: skip
+    greatest, total, summed = _walk(query, pages, table_row, head, seen, end, position, window,
+                                    greatest, total, summed, column, is_in, scale2, True,
+                                    has_window, kv_heads, dim, block_size, tile,
+                                    precision)  # fmt: skip
+    value = summed / total[:, None]
+    tl.store(out + place, value.to(out.dtype.element_ty), mask=mask)

@@ -1,0 +1,90 @@
+"""What stands between matrix products: embedding, residual and norm, activation.
+
+Owns elementwise and row-wise kernels. One program works on one token (or a part of its row).
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def embed_rows(
+    staged,
+    staged_stride,
+    last_tokens,
+    table,
+    table_stride,
+    embedding,
+    num_embeddings,
+    residual,
+    token_slots,
+    next_positions,
+    input_ids,
+    block_size: tl.constexpr,
+    hidden: tl.constexpr,
+    part: tl.constexpr,
+):
+    """The input token of each row, its embedding, and its block in the device's block table.
+
+    `staged` int32 [4, stride]: slot, position, token (-1: the one drawn for that position), block.
+    The drawn token of position p lies in `last_tokens[2 * slot + p % 2]`: a step that is run again
+    finds what it found the first time.
+    """
+    row = tl.program_id(0)
+    slot = tl.load(staged + row)
+    position = tl.load(staged + staged_stride + row)
+    known = tl.load(staged + 2 * staged_stride + row)
+    drawn = tl.load(last_tokens + 2 * slot + position % 2)
+    token = tl.where(known >= 0, known, drawn)
+    # An impossible token fails its own request; here it must not read what is not there.
+    token = tl.minimum(tl.maximum(token, 0), num_embeddings - 1).to(tl.int64)
+    if tl.program_id(1) == 0:
+        block = tl.load(staged + 3 * staged_stride + row)
+        tl.store(table + slot.to(tl.int64) * table_stride + position // block_size, block)
+        tl.store(token_slots + row, slot.to(tl.int64))
+        tl.store(next_positions + row, position.to(tl.int64) + 1)
+        tl.store(input_ids + row, token)
+    column = tl.program_id(1) * part + tl.arange(0, part)
+    is_in = column < hidden
+    values = tl.load(embedding + token * hidden + column, mask=is_in)
+    tl.store(residual + row.to(tl.int64) * hidden + column, values, mask=is_in)
+
+
+@triton.jit
+def add_norm(
+    added,
+    residual,
+    weight,
+    out,
+    eps,
+    has_added: tl.constexpr,
+    hidden: tl.constexpr,
+    width: tl.constexpr,
+):
+    """residual += added; out = RMSNorm(residual) * weight. Sums in float32."""
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, width)
+    is_in = column < hidden
+    value = tl.load(residual + row * hidden + column, mask=is_in, other=0.0).to(tl.float32)
+    if has_added:
+        value += tl.load(added + row * hidden + column, mask=is_in, other=0.0).to(tl.float32)
+        rounded = value.to(residual.dtype.element_ty)
+        tl.store(residual + row * hidden + column, rounded, mask=is_in)
+        value = rounded.to(tl.float32)
+    scale = tl.rsqrt(tl.sum(value * value, 0) / hidden + eps)
+    normed = (value * scale).to(out.dtype.element_ty)
+    factor = tl.load(weight + column, mask=is_in, other=0.0)
+    scaled = (normed * factor).to(out.dtype.element_ty)
+    tl.store(out + row * hidden + column, scaled, mask=is_in)
+
+
+@triton.jit
+def silu_mul(gate_up, out, width: tl.constexpr, part: tl.constexpr):
+    """out = silu(gate) * up, of rows [gate | up] of `width` elements each."""
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * part + tl.arange(0, part)
+    is_in = column < width
+    gate = tl.load(gate_up + row * (2 * width) + column, mask=is_in, other=0.0).to(tl.float32)
+    up = tl.load(gate_up + row * (2 * width) + width + column, mask=is_in, other=0.0)
+    value = gate / (1.0 + tl.exp(-gate)) * up.to(tl.float32)
+    tl.store(out + row * width + column, value.to(out.dtype.element_ty), mask=is_in)

@@ -1,0 +1,54 @@
+"""Rotary embeddings inside other kernels: one head, normed where the model norms it, and rotated.
+
+Owns the arithmetic of a head's row: the halves trade places, so every element is read with its
+partner, and the partner's sign is minus in the first half.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def partner_of(column, half: tl.constexpr):
+    """The column that a column is rotated with."""
+    return tl.where(column < half, column + half, column - half)
+
+
+@triton.jit
+def angles(cosines, sines, position, column, is_in, half: tl.constexpr):
+    """Cosine and signed sine of every column at one position; tables [positions, half] float32."""
+    at = position * half + column % half
+    cosine = tl.load(cosines + at, mask=is_in, other=0.0)
+    sine = tl.load(sines + at, mask=is_in, other=0.0)
+    return cosine, tl.where(column < half, -sine, sine)
+
+
+@triton.jit
+def rotated_row(row, norm, column, is_in, cosine, sine, eps, has_norm: tl.constexpr,
+                half: tl.constexpr):  # fmt: skip
+    """One head's row [dim] in float32."""
+    partner = partner_of(column, half)
+    value = tl.load(row + column, mask=is_in, other=0.0).to(tl.float32)
+    other = tl.load(row + partner, mask=is_in, other=0.0).to(tl.float32)
+    if has_norm:
+        scale = tl.rsqrt(tl.sum(value * value, 0) / (2 * half) + eps)
+        value *= scale * tl.load(norm + column, mask=is_in, other=0.0).to(tl.float32)
+        other *= scale * tl.load(norm + partner, mask=is_in, other=0.0).to(tl.float32)
+    return value * cosine + other * sine
+
+
+@triton.jit
+def rotated_rows(rows, norm, column, is_row, is_in, cosine, sine, eps, has_norm: tl.constexpr,
+                 half: tl.constexpr):  # fmt: skip
+    """Several heads of one token, `rows` [heads, 1] pointers to their first element, in float32."""
+    partner = partner_of(column, half)
+    mask = is_row[:, None] & is_in[None, :]
+    value = tl.load(rows + column[None, :], mask=mask, other=0.0).to(tl.float32)
+    other = tl.load(rows + partner[None, :], mask=mask, other=0.0).to(tl.float32)
+    if has_norm:
+        scale = tl.rsqrt(tl.sum(value * value, 1) / (2 * half) + eps)[:, None]
+        factor = tl.load(norm + column, mask=is_in, other=0.0).to(tl.float32)
+        value *= scale * factor[None, :]
+        factor = tl.load(norm + partner, mask=is_in, other=0.0).to(tl.float32)
+        other *= scale * factor[None, :]
+    return value * cosine[None, :] + other * sine[None, :]

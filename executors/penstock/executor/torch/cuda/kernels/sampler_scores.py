@@ -1,0 +1,257 @@
+"""The two launches of plain sampling: scores by chunks of the vocabulary, then a token for a row.
+
+Owns the kernels and the meaning of the tables that they read. Does not know requests.
+
+`score_chunks` reads the logits once, edits them where a row asks (penalties, then bias, then barred
+stop ids, then a mask), and leaves of each chunk its best score and its mass. `choose_plain` makes
+a token of them: the best, or the one at the row's uniform number in the cumulated weights. Rows
+that truncate, or want alternatives, take the launches of `sampler_choice` instead.
+
+A row of `table` holds, by word: see the constants. What a word holds as float32 is stored by bits.
+"""
+
+import triton
+import triton.language as tl
+
+from penstock.executor.torch.cuda.kernels.sampler_search import LARGEST, LOG2_E, pick, uniform
+
+TEMPERATURE = tl.constexpr(0)
+TOP_P = tl.constexpr(1)
+MIN_P_LOG = tl.constexpr(2)
+REPETITION = tl.constexpr(3)
+PRESENCE = tl.constexpr(4)
+FREQUENCY = tl.constexpr(5)
+TOP_K = tl.constexpr(6)
+NUM_TOP = tl.constexpr(7)
+MIN_TOTAL = tl.constexpr(8)
+NUM_STOPS = tl.constexpr(9)
+NUM_BIASES = tl.constexpr(10)
+FLAGS = tl.constexpr(11)
+SEED = tl.constexpr(12)
+STOPS = tl.constexpr(16)
+NUM_WORDS = tl.constexpr(64)
+MAX_STOPS = tl.constexpr(32)
+
+PENALISED = tl.constexpr(1)
+CUT = tl.constexpr(2)
+LOGPROBS = tl.constexpr(4)
+
+IN_PROMPT = tl.constexpr(0x4000)
+MAX_COUNT = tl.constexpr(0x3FFF)
+
+CHUNK = tl.constexpr(2048)
+PART = tl.constexpr(128)
+MAX_BIASES = tl.constexpr(4096)
+MAX_TOP = tl.constexpr(128)
+LISTED = tl.constexpr(32)
+"""Candidates that one chunk may have."""
+_NO_INDEX = tl.constexpr(0x7FFFFFFF)
+
+
+@triton.jit
+def number_word(table, slot, index: tl.constexpr):
+    """A word of the slot's row that holds a float32."""
+    return tl.load(table + slot * NUM_WORDS + index).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def word(table, slot, index: tl.constexpr):
+    """A word of the slot's row."""
+    return tl.load(table + slot * NUM_WORDS + index)
+
+
+@triton.jit
+def seed_of(seeds, slot):
+    """The slot's seed; `seeds` is the table seen as int64."""
+    return tl.load(seeds + slot * (NUM_WORDS // 2) + SEED // 2)
+
+
+@triton.jit
+def _penalised(score, table, slot, count):
+    """Penalties on scores, given the packed counts of their tokens."""
+    is_seen = count != 0
+    penalty = number_word(table, slot, REPETITION)
+    changed = tl.where(score > 0, score / penalty, score * penalty)
+    changed = tl.where(changed > LARGEST, LARGEST, changed)
+    changed = tl.where(changed < -LARGEST, -LARGEST, changed)
+    score = tl.where(is_seen, changed, score)
+    times = (count & MAX_COUNT).to(tl.float32)
+    score -= tl.where(times > 0, number_word(table, slot, PRESENCE), 0.0)
+    return score - times * number_word(table, slot, FREQUENCY)
+
+
+@triton.jit
+def _counted(counts, counted, last_tokens, slot, position, at, vocab_size):
+    """Packed counts of the tokens `at`, the newest token of the slot among them.
+
+    It was drawn after they were last written; whoever has its chunk writes it. `counted` moves on
+    in the second launch, so that a step that is run again finds what it found the first time.
+    """
+    place = counts + slot * vocab_size + at
+    count = tl.load(place, mask=at < vocab_size, other=0).to(tl.int32)
+    newest = tl.load(last_tokens + 2 * slot + (position - 1) % 2)
+    newest = tl.where(tl.load(counted + slot) == position - 1, newest, -1)
+    is_newest = (at == newest) & ((count & MAX_COUNT) < MAX_COUNT)
+    count += is_newest.to(tl.int32)
+    tl.store(place, count.to(tl.int16), mask=is_newest)
+    return count
+
+
+@triton.jit
+def _edit_single(work, table, slot, bias_ids, bias_values, chunk, vocab_size, is_barred):
+    """Bias, then barred stop ids, on the scores of one chunk in memory."""
+    first = chunk * CHUNK
+    last = tl.minimum(first + CHUNK, vocab_size)
+    tl.debug_barrier()
+    num_biases = word(table, slot, NUM_BIASES)
+    for start in range(0, num_biases, 128):
+        at = start + tl.arange(0, 128)
+        token = tl.load(bias_ids + slot * MAX_BIASES + at, mask=at < num_biases, other=-1)
+        is_here = (token >= first) & (token < last)
+        bias = tl.load(bias_values + slot * MAX_BIASES + at, mask=is_here, other=0.0)
+        score = tl.load(work + token, mask=is_here, other=0.0)
+        tl.store(work + token, score + bias, mask=is_here)
+    tl.debug_barrier()
+    if is_barred:
+        at = tl.arange(0, MAX_STOPS)
+        token = tl.load(table + slot * NUM_WORDS + STOPS + at)
+        is_here = (token >= first) & (token < last)
+        tl.store(work + token, tl.full([MAX_STOPS], float("-inf"), tl.float32), mask=is_here)
+    tl.debug_barrier()
+
+
+@triton.jit
+def _masked(score, mask, at, limit):
+    """Minus infinity where a row may not go, below `limit`; one bit a token, 1 for may."""
+    bits = tl.load(mask + at // 32, mask=at < limit, other=-1)
+    return tl.where(((bits >> (at % 32)) & 1) != 0, score, float("-inf"))
+
+
+@triton.jit
+def is_worked_row(table, slot, position):
+    """Whether the row's scores stand edited, in float32, in memory of their own."""
+    is_barred = position < word(table, slot, MIN_TOTAL)
+    return (word(table, slot, FLAGS) != 0) | (word(table, slot, NUM_BIASES) > 0) | is_barred
+
+
+@triton.jit
+def _edited(
+    score, own, table, slot, position, counts, counted, last_tokens, bias_ids, bias_values, mask,
+    has_mask, chunk, vocab_size, has_masks: tl.constexpr,
+):  # fmt: skip
+    """A chunk's scores with all that its row asks, and left in the row's own memory."""
+    at = chunk * CHUNK + tl.arange(0, CHUNK)
+    is_inside = at < vocab_size
+    if (word(table, slot, FLAGS) & PENALISED) != 0:
+        count = _counted(counts, counted, last_tokens, slot, position, at, vocab_size)
+        score = tl.where(is_inside, _penalised(score, table, slot, count), score)
+    tl.store(own + at, score, mask=is_inside)
+    is_barred = position < word(table, slot, MIN_TOTAL)
+    if (word(table, slot, NUM_BIASES) > 0) | is_barred:
+        _edit_single(own, table, slot, bias_ids, bias_values, chunk, vocab_size, is_barred)
+        score = tl.load(own + at, mask=is_inside, other=float("-inf"))
+    if has_masks:
+        score = _masked(score, mask, at, tl.where(has_mask, vocab_size, 0))
+        tl.store(own + at, score, mask=is_inside)
+    return score
+
+
+@triton.jit
+def score_chunks(
+    logits, stride, slots, positions, table, counts, counted, last_tokens, bias_ids, bias_values,
+    masks, mask_rows, mask_words, work, best_scores, best_tokens, masses, whole_masses,
+    part_maxima, vocab_size,
+    num_chunks: tl.constexpr, is_full: tl.constexpr, has_masks: tl.constexpr,
+):  # fmt: skip
+    """One chunk of one row: edit it, and note its best score, token and masses."""
+    row, chunk = tl.program_id(0), tl.program_id(1)
+    slot = tl.load(slots + row)
+    at = chunk * CHUNK + tl.arange(0, CHUNK)
+    own_logits = logits + row.to(tl.int64) * stride
+    score = tl.load(own_logits + at, mask=at < vocab_size, other=float("-inf")).to(tl.float32)
+    if is_full:
+        mask_row = tl.full([], -1, tl.int64)
+        if has_masks:
+            mask_row = tl.load(mask_rows + row).to(tl.int64)
+        position = tl.load(positions + row)
+        if is_worked_row(table, slot, position) | (mask_row >= 0):
+            score = _edited(
+                score, work + row.to(tl.int64) * vocab_size, table, slot, position, counts,
+                counted, last_tokens, bias_ids, bias_values, masks + mask_row * mask_words,
+                mask_row >= 0, chunk, vocab_size, has_masks,
+            )  # fmt: skip
+    # What is no number counts as infinite: either makes the row's best one of no use.
+    score = tl.where(score != score, float("inf"), score)
+    best = tl.max(score, 0)
+    out = row * num_chunks + chunk
+    tl.store(best_scores + out, best)
+    tl.store(best_tokens + out, tl.min(tl.where(score == best, at, _NO_INDEX), 0))
+    finite = tl.where((best >= -LARGEST) & (best <= LARGEST), best, 0.0)
+    temperature = number_word(table, slot, TEMPERATURE)
+    if temperature > 0.0:
+        weight = tl.exp2((score - finite) * (1.0 / temperature * LOG2_E))
+        tl.store(masses + out, tl.sum(weight.to(tl.float64), 0))
+    if is_full:
+        flags = word(table, slot, FLAGS)
+        if (flags & (CUT | LOGPROBS)) != 0:
+            parts: tl.constexpr = CHUNK // PART
+            maxima = tl.max(tl.reshape(score, [parts, PART]), 1)
+            tl.store(part_maxima + out * parts + tl.arange(0, parts), maxima)
+        if (flags & LOGPROBS) != 0:
+            weight = tl.exp2((score - finite) * LOG2_E)
+            tl.store(whole_masses + out, tl.sum(weight.to(tl.float64), 0))
+
+
+@triton.jit
+def _scores(logits, work, at, vocab_size, is_worked):
+    """A row's scores as edited, minus infinity past the end."""
+    edited = tl.load(work + at, mask=at < tl.where(is_worked, vocab_size, 0), other=float("-inf"))
+    limit = tl.where(is_worked, 0, vocab_size)
+    plain = tl.load(logits + at, mask=at < limit, other=float("-inf"))
+    return tl.where(is_worked, edited, plain.to(tl.float32))
+
+
+@triton.jit
+def drawn(logits, work, is_worked, masses, number, top, scale, threshold, vocab_size):
+    """The token at `number` of the cumulated weights; masses: float64 of the chunks."""
+    chunks = tl.arange(0, masses.shape[0])
+    chunk, rest = pick(masses, chunks, number * tl.sum(masses, 0))
+    offset = tl.arange(0, CHUNK)
+    at = chunk * CHUNK + offset
+    score = _scores(logits, work, at, vocab_size, is_worked)
+    weight = tl.where(score >= threshold, tl.exp2((score - top) * scale), 0.0)
+    found, _ = pick(weight.to(tl.float64), offset, rest)
+    return chunk * CHUNK + found
+
+
+@triton.jit
+def choose_plain(
+    logits, stride, slots, positions, table, seeds, best_scores, best_tokens, masses, last_tokens,
+    out_rows, vocab_size, num_chunks: tl.constexpr, num_padded: tl.constexpr,
+):  # fmt: skip
+    """A token for one row: its best, or one drawn at its temperature."""
+    row = tl.program_id(0)
+    slot, position = tl.load(slots + row), tl.load(positions + row)
+    chunks = tl.arange(0, num_padded)
+    is_chunk = chunks < num_chunks
+    own = row * num_chunks + chunks
+    best = tl.load(best_scores + own, mask=is_chunk, other=float("-inf"))
+    at = tl.load(best_tokens + own, mask=is_chunk, other=_NO_INDEX)
+    top = tl.max(best, 0)
+    token = tl.min(tl.where(best == top, at, _NO_INDEX), 0)
+    is_finite = (top >= -LARGEST) & (top <= LARGEST)
+    temperature = number_word(table, slot, TEMPERATURE)
+    if (temperature > 0.0) & is_finite:
+        scale = 1.0 / temperature * LOG2_E
+        mass = tl.load(masses + own, mask=is_chunk, other=0.0)
+        mass *= tl.exp2((best - top) * scale).to(tl.float64)
+        number = uniform(seed_of(seeds, slot), position)
+        own_logits = logits + row.to(tl.int64) * stride
+        nowhere = row < 0
+        token = drawn(
+            own_logits, table, nowhere, mass, number, top, scale, float("-inf"), vocab_size
+        )
+    token = tl.minimum(token, vocab_size - 1)
+    tl.store(last_tokens + 2 * slot + position % 2, token)
+    tl.store(out_rows + row * 4, token)
+    tl.store(out_rows + row * 4 + 1, is_finite.to(tl.int32))

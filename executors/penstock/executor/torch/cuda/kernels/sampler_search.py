@@ -1,0 +1,151 @@
+"""Device functions of the sampler: order of floats, draws by cumulated weight, exact thresholds.
+
+Owns the arithmetic that both sampling kernels share. Does not know tables, slots or requests.
+"""
+
+import triton
+import triton.language as tl
+
+LOG2_E = tl.constexpr(1.4426950408889634)
+LARGEST = tl.constexpr(3.4028234663852886e38)
+_MAGNITUDE_BITS = tl.constexpr(0x7FFFFFFF)
+
+
+@triton.jit
+def ordered(numbers):
+    """int32 in the order of the float32 numbers."""
+    bits = numbers.to(tl.int32, bitcast=True)
+    return tl.where(bits >= 0, bits, bits ^ _MAGNITUDE_BITS)
+
+
+@triton.jit
+def number_of(ordered_bits):
+    """The float32 that `ordered` came from."""
+    bits = tl.where(ordered_bits >= 0, ordered_bits, ordered_bits ^ _MAGNITUDE_BITS)
+    return bits.to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _mixed(value):
+    value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9
+    value = (value ^ (value >> 27)) * 0x94D049BB133111EB
+    return value ^ (value >> 31)
+
+
+@triton.jit
+def uniform(seed, position):
+    """float64 in [0, 1) of (seed int64 bits, position): `counter_random.uniforms`, bit for bit."""
+    counter = (position.to(tl.uint64) + 1) * 0x9E3779B97F4A7C15
+    bits = _mixed(_mixed(seed.to(tl.uint64, bitcast=True)) + counter) >> 11
+    # 2**-53, as a product of two powers that float32 holds too.
+    return bits.to(tl.float64) * (1.0 / 134217728.0) * (1.0 / 67108864.0)
+
+
+@triton.jit
+def pick(weights, index, target):
+    """First index whose cumulated weight exceeds target, never one without weight; what is left.
+
+    The second value is the target less the weights before the index, to go on inside it.
+    """
+    cumulated = tl.cumsum(weights, 0)
+    last = tl.max(tl.where(weights > 0.0, index, 0), 0)
+    found = tl.minimum(tl.sum((cumulated <= target).to(tl.int32), 0), last)
+    before = tl.sum(tl.where(index < found, weights, 0.0), 0)
+    return found, target - before
+
+
+@triton.jit
+def mass_at_least(values, count, threshold, top, scale, block: tl.constexpr):
+    """Sum of exp2((value - top) * scale) over `values[:count]` at or above the threshold."""
+    sums = tl.zeros([block], tl.float64)
+    for first in tl.range(0, count, block, num_stages=3):
+        at = first + tl.arange(0, block)
+        value = tl.load(values + at, mask=at < count, other=float("-inf"))
+        weight = tl.exp2((value - top) * scale)
+        sums += tl.where(value >= threshold, weight, 0.0).to(tl.float64)
+    return tl.sum(sums, 0)
+
+
+@triton.jit
+def least_kept(
+    values,
+    count,
+    goal,
+    top,
+    scale,
+    by_mass: tl.constexpr,
+    num_pivots: tl.constexpr,
+    block: tl.constexpr,
+):
+    """The greatest finite value t for which what lies at or above it reaches `goal`.
+
+    What is summed is the number of values, or their mass exp2((value - top) * scale); the least
+    finite value where all together do not reach it. Each pass over `values[:count]` asks for
+    several thresholds at once, spread evenly over the numbers and over their bits by turns: the
+    first finds its way fast in any usual distribution, the second bounds the number of passes.
+    """
+    step = tl.arange(0, num_pivots) + 1
+    low, high = 0.0 * top - LARGEST, top
+    pivots = top + (step - num_pivots).to(tl.float32) * (12.0 / num_pivots) * LOG2_E / scale
+    pivots = tl.maximum(pivots, -LARGEST)
+    answer, turn = low, 0
+    is_open = top == top
+    while is_open:
+        reached = tl.zeros([num_pivots, block], tl.float32)
+        least = tl.full([block], float("inf"), tl.float32)
+        most = tl.full([block], float("-inf"), tl.float32)
+        for first in tl.range(0, count, block, num_stages=3):
+            at = first + tl.arange(0, block)
+            value = tl.load(values + at, mask=at < count, other=float("-inf"))
+            if by_mass:
+                amount = tl.exp2((value - top) * scale)
+            else:
+                amount = tl.full([block], 1.0, tl.float32)
+            reached += tl.where(value[None, :] >= pivots[:, None], amount[None, :], 0.0)
+            is_within = (value >= low) & (value <= high)
+            least = tl.minimum(least, tl.where(is_within, value, float("inf")))
+            most = tl.maximum(most, tl.where(is_within, value, float("-inf")))
+        holds = tl.sum(reached.to(tl.float64), 1) >= goal
+        low = tl.maximum(tl.min(least, 0), tl.max(tl.where(holds, pivots, -LARGEST), 0))
+        # Nothing at or above the least pivot that does not hold can be the answer.
+        barrier = tl.min(tl.where(holds, float("inf"), pivots), 0)
+        below = number_of(ordered(barrier) - 1)
+        high = tl.minimum(tl.max(most, 0), below)
+        answer = tl.minimum(low, tl.max(most, 0))
+        is_open = (tl.min(least, 0) < tl.max(most, 0)) & (low < high) & (turn < 64)
+        turn += 1
+        share = step.to(tl.float32) / num_pivots
+        evenly = low * (1.0 - share) + high * share
+        first_bits = ordered(low).to(tl.int64)
+        bits = first_bits + (ordered(high).to(tl.int64) - first_bits) * step // num_pivots
+        pivots = tl.where(turn % 2 == 0, number_of(bits.to(tl.int32)), evenly)
+        pivots = tl.minimum(tl.maximum(pivots, low), high)
+    return answer
+
+
+@triton.jit
+def candidate_bound(maxima, wanted, most, top):
+    """A number that at least `wanted` of the maxima reach, and few more than `most` if possible."""
+    keys = ordered(maxima).to(tl.int64)
+    high = ordered(top).to(tl.int64)
+    low = ordered(top - float("inf")).to(tl.int64)
+    reaching = most + 1
+    while (low < high) & (reaching > most):
+        middle = low + (high - low + 1) // 2
+        found = tl.sum((keys >= middle).to(tl.int32), 0)
+        is_enough = found >= wanted
+        low = tl.where(is_enough, middle, low)
+        high = tl.where(is_enough, high, middle - 1)
+        reaching = tl.where(is_enough, found, reaching)
+    return number_of(low.to(tl.int32))
+
+
+@triton.jit
+def count_above(values, count, limit, block: tl.constexpr):
+    """How many of `values[:count]` are greater than the limit."""
+    sums = tl.zeros([block], tl.int32)
+    for first in tl.range(0, count, block, num_stages=3):
+        at = first + tl.arange(0, block)
+        value = tl.load(values + at, mask=at < count, other=float("-inf"))
+        sums += (value > limit).to(tl.int32)
+    return tl.sum(sums, 0)

@@ -1,0 +1,127 @@
+"""A step that holds a chunk: all its tokens, decodes included, through one packed forward.
+
+Owns what such a step needs beyond it: cells of the block table that a slot never computed, the
+choice of rows whose logits are wanted, log probabilities of prompts, flags of tokens that are not
+finite. All of it is queued; nothing waits.
+"""
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from penstock.executor.torch.cuda.device_queue import DeviceQueue
+from penstock.executor.torch.cuda.device_sampler import DeviceSampler
+from penstock.executor.torch.cuda.flight import PromptFlight, StepFlight
+from penstock.executor.torch.cuda.fused_model import (
+    FusedModel,
+    PackedHidden,
+    empty_row_tokens,
+)
+from penstock.executor.torch.cuda.row_staging import PackedRows, RowStaging
+from penstock.executor.torch.prompt_logprobs import PromptRows, prompt_rows
+from penstock.executor.torch.token_logprobs import ROWS_AT_ONCE, logprobs_of
+from penstock.scheduler.batch import Batch
+
+
+class PackedStep:
+    """Runs packed steps over one model."""
+
+    def __init__(
+        self,
+        queue: DeviceQueue,
+        model: FusedModel,
+        sampler: DeviceSampler,
+        last_tokens: Tensor,
+        table: Tensor,
+    ) -> None:
+        self._queue = queue
+        self._model = model
+        self._sampler = sampler
+        self._last_tokens = last_tokens
+        self._cells = table.view(-1)
+        self._table_width = table.shape[1]
+
+    def run(self, batch: Batch, staging: RowStaging, flight: StepFlight, *, is_probe: bool) -> None:
+        """Queue the step; what `flight` must know of it is written into it."""
+        rows = staging.stage_packed(
+            batch,
+            tokens_a_tile=self._model.tokens_a_tile,
+            table_width=self._table_width,
+            is_probe=is_probe,
+        )
+        if len(rows.known_places):
+            self._cells.index_copy_(0, rows.known_places.long(), rows.known_blocks)
+        tokens = empty_row_tokens(rows.num_tokens, self._queue.device)
+        hidden = self._model.packed(rows.staged, tokens, rows.chunks, num_decodes=rows.num_decodes)
+        if len(rows.wanted):
+            is_sampled = np.isin(batch.slots, batch.sampled_slots)
+            slots = batch.sampled_slots.astype(np.int64)
+            if is_probe:
+                slots = np.full_like(slots, self._sampler.no_slot)
+            positions = (batch.starts + batch.num_tokens)[is_sampled].astype(np.int64)
+            flight.plan = self._sampler.plan(slots, positions)
+            logits = self._model.head(hidden, rows.wanted)
+            drawn = tokens.take(rows.wanted)
+            samples = self._sampler.sample(
+                logits,
+                drawn.slots,
+                drawn.next_positions,
+                self._last_tokens,
+                variant=flight.plan.variant,
+            )
+            has_tops = bool(flight.plan.wants_logprobs.any())
+            flight.memory.fetch(samples, has_tops=has_tops)
+        if rows.num_tokens > len(rows.wanted):
+            self._flag_tokens(hidden, rows, flight)
+        if not is_probe:
+            flight.prompts = self._score_prompts(batch, hidden, rows)
+
+    def _flag_tokens(self, hidden: PackedHidden, rows: PackedRows, flight: StepFlight) -> None:
+        """Tokens whose logits nobody looks at show in their keys whether they are numbers."""
+        is_good = torch.isfinite(hidden.keys).all(1)
+        flight.token_flags = self._fetched(is_good)
+        flight.token_ends = rows.last_of_row + 1
+
+    def _score_prompts(
+        self, batch: Batch, hidden: PackedHidden, rows: PackedRows
+    ) -> tuple[PromptFlight, ...]:
+        return tuple(
+            PromptFlight(rows=prompt, parts=self._score(prompt, hidden))
+            for prompt in prompt_rows(batch, rows.last_of_row)
+        )
+
+    def _score(
+        self, prompt: PromptRows, hidden: PackedHidden
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        packed = self._sent(prompt.packed.astype(np.int32))
+        # A token that the model does not know fails the request; it must not fail the step.
+        known = prompt.tokens.astype(np.int64).clip(0, self._model.vocab_size - 1)
+        tokens = self._sent(known)
+        parts: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
+        for first in range(0, len(packed), ROWS_AT_ONCE):
+            some = slice(first, first + ROWS_AT_ONCE)
+            logits = self._model.head(hidden, packed[some])
+            parts.append(logprobs_of(logits, tokens[some], prompt.num_top))
+        chosen, ranks, top_ids, top_logprobs = (
+            torch.cat(column) for column in zip(*parts, strict=True)
+        )
+        return (
+            self._fetched(chosen),
+            self._fetched(ranks.int()),
+            self._fetched(top_ids.int()),
+            self._fetched(top_logprobs),
+        )
+
+    def _sent(self, values: NDArray[np.int32] | NDArray[np.int64]) -> Tensor:
+        """`values` on the device, without waiting for what is queued."""
+        on_host = torch.from_numpy(values)
+        pinned = self._queue.pinned(values.shape, on_host.dtype)
+        pinned.copy_(on_host)
+        return pinned.to(self._queue.device, non_blocking=True)
+
+    def _fetched(self, values: Tensor) -> Tensor:
+        """Host memory that `values` will have arrived in at the step's mark."""
+        fetched = self._queue.pinned(tuple(values.shape), values.dtype)
+        fetched.copy_(values, non_blocking=True)
+        return fetched

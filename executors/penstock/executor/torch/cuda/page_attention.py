@@ -1,0 +1,214 @@
+"""Attention of a step over the pages, as launches of our kernels.
+
+Owns grids, tiles and scratch memory. Does not know where a step's rows come from.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from penstock.executor.torch.cuda.fused_weights import LayerWeights
+from penstock.executor.torch.cuda.kernels.chunk_attention import chunk_attention, rotate_and_write
+from penstock.executor.torch.cuda.kernels.decode_attention import decode_attention
+from penstock.executor.torch.cuda.rotary_table import RotaryTable
+from penstock.executor.torch.cuda.tiles import MAX_LONG_ROWS, DecodeTile, chunk_tile, decode_tile
+from penstock.executor.torch.kv_pages import KVPages
+
+_LOG2_E = 1.4426950408889634
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadLayout:
+    """Query heads over key heads. `group`: queries of one key head."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    scaling: float
+    eps: float
+
+    @property
+    def group(self) -> int:
+        """Query heads that share a key head."""
+        return self.num_heads // self.num_kv_heads
+
+    @property
+    def num_query_elements(self) -> int:
+        """Elements of one token's queries, and of what it attended to."""
+        return self.num_heads * self.head_dim
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Chunks:
+    """The chunks of a packed step, all int32 on the device; see `chunk_attention`.
+
+    Packed tokens `first_token .. first_token + num_tokens - 1` are theirs.
+    """
+
+    first_token: int
+    num_tokens: int
+    num_tiles: int
+    tile_chunks: Tensor
+    tile_tokens: Tensor
+    firsts: Tensor
+    starts: Tensor
+    slots: Tensor
+
+
+class PageAttention:
+    """Rotates, writes and attends. `table` int32 [slots, blocks]: the device's block table."""
+
+    def __init__(
+        self,
+        layout: HeadLayout,
+        pages: KVPages,
+        table: Tensor,
+        rotary: RotaryTable,
+        *,
+        max_rows: int,
+    ) -> None:
+        self.layout = layout
+        self._pages = pages
+        self._table = table
+        self._rotary = rotary
+        dtype = pages.dtype
+        self._chunk_tile = chunk_tile(group=layout.group, head_dim=layout.head_dim, dtype=dtype)
+        self._precision = "ieee" if dtype == torch.float32 else "tf32"
+        self._dim_width = max(16, 1 << (layout.head_dim - 1).bit_length())
+        num_pairs = max_rows * layout.num_kv_heads
+        # Of row counts that share a number of splits, the largest decides; see `decode_tile`.
+        num_parts = max(
+            512,
+            min(num_pairs, 512) * 2,
+            min(max_rows, MAX_LONG_ROWS) * layout.num_kv_heads * 32,
+        )
+        num_parts *= layout.group
+        device = pages.device
+        self._part_sums = torch.empty(num_parts * layout.head_dim, device=device)
+        self._part_scales = torch.empty(num_parts * 2, device=device)
+        self._counters = torch.zeros(num_pairs, dtype=torch.int32, device=device)
+
+    @property
+    def tokens_a_tile(self) -> int:
+        """Tokens of a chunk that one program takes."""
+        return self._chunk_tile.rows // self.layout.group
+
+    def tile_for(self, rows: int, *, is_long: bool) -> DecodeTile:
+        """The cut of a decode step."""
+        layout = self.layout
+        return decode_tile(
+            rows=rows,
+            kv_heads=layout.num_kv_heads,
+            head_dim=layout.head_dim,
+            dtype=self._pages.dtype,
+            is_long=is_long,
+        )
+
+    def decode(
+        self,
+        index: int,
+        layer: LayerWeights,
+        qkv: Tensor,
+        out: Tensor,
+        staged: Tensor,
+        *,
+        rows: int,
+        tile: DecodeTile,
+    ) -> None:
+        """The first `rows` rows of `qkv`, one token each; `staged` as in `embed_rows`."""
+        layout = self.layout
+        decode_attention[(layout.num_kv_heads, rows, tile.splits)](
+            qkv,
+            qkv if layer.query_norm is None else layer.query_norm,
+            qkv if layer.key_norm is None else layer.key_norm,
+            self._pages.layer(index),
+            self._table,
+            self._table.stride(0),
+            staged[0],
+            staged[1],
+            self._rotary.cosines,
+            self._rotary.sines,
+            out,
+            self._part_sums,
+            self._part_scales,
+            self._counters,
+            layout.scaling * _LOG2_E,
+            layout.eps,
+            layer.window,
+            has_norm=layer.query_norm is not None,
+            has_window=layer.window > 0,
+            kv_heads=layout.num_kv_heads,
+            group=layout.group,
+            group_width=max(16, 1 << (layout.group - 1).bit_length()),
+            dim=layout.head_dim,
+            dim_width=self._dim_width,
+            block_size=self._pages.block_size,
+            tile=tile.keys,
+            splits=tile.splits,
+            precision=self._precision,
+            num_warps=tile.warps,
+            num_stages=tile.stages,
+        )
+
+    def chunks(
+        self,
+        index: int,
+        layer: LayerWeights,
+        qkv: Tensor,
+        out: Tensor,
+        staged: Tensor,
+        chunks: Chunks,
+    ) -> None:
+        """The packed tokens of `chunks`: written to the pages, then attended from them."""
+        layout = self.layout
+        queries = torch.empty(
+            (qkv.shape[0], layout.num_query_elements), dtype=qkv.dtype, device=qkv.device
+        )
+        pages = self._pages.layer(index)
+        shape = {
+            "kv_heads": layout.num_kv_heads,
+            "group": layout.group,
+            "dim": layout.head_dim,
+            "dim_width": self._dim_width,
+            "block_size": self._pages.block_size,
+        }
+        rotate_and_write[(chunks.num_tokens, layout.num_kv_heads)](
+            chunks.first_token,
+            qkv,
+            qkv if layer.query_norm is None else layer.query_norm,
+            qkv if layer.key_norm is None else layer.key_norm,
+            queries,
+            pages,
+            staged[1],
+            staged[3],
+            self._rotary.cosines,
+            self._rotary.sines,
+            layout.eps,
+            has_norm=layer.query_norm is not None,
+            group_width=1 << (layout.group - 1).bit_length(),
+            num_warps=1,
+            **shape,
+        )
+        tile = self._chunk_tile
+        chunk_attention[(chunks.num_tiles, layout.num_kv_heads)](
+            queries,
+            pages,
+            self._table,
+            self._table.stride(0),
+            chunks.tile_chunks,
+            chunks.tile_tokens,
+            chunks.firsts,
+            chunks.starts,
+            chunks.slots,
+            out,
+            layout.scaling * _LOG2_E,
+            layer.window,
+            has_window=layer.window > 0,
+            rows=tile.rows,
+            tile=tile.keys,
+            precision=self._precision,
+            num_warps=tile.warps,
+            num_stages=tile.stages,
+            **shape,
+        )

@@ -1,0 +1,26 @@
+"""Cosines and sines of every position, from the frequencies that the model's own module has."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RotaryTable:
+    """float32 [positions, half of a head]."""
+
+    cosines: Tensor
+    sines: Tensor
+
+
+@torch.inference_mode()
+def make_rotary_table(
+    inverse_frequencies: Tensor, scaling: float, *, num_positions: int, device: torch.device
+) -> RotaryTable:
+    """Angles in float32 as transformers makes them; its rounding to half precision is left out."""
+    positions = torch.arange(num_positions, dtype=torch.float32, device=device)
+    angles = torch.outer(positions, inverse_frequencies.to(device=device, dtype=torch.float32))
+    return RotaryTable(
+        cosines=(angles.cos() * scaling).contiguous(), sines=(angles.sin() * scaling).contiguous()
+    )

@@ -1,0 +1,211 @@
+"""The way of a step's rows to the device: one array of ints in pinned memory, one copy.
+
+Owns the packing of a `Batch` into what the kernels read. Reads everything it needs during `launch`;
+nothing of it looks at the slot arrays later. Rows of a step that asks nothing of the host but its
+place: slot, position, token, block (see `embed_rows`).
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from penstock.executor.torch.cuda.device_queue import DeviceQueue
+from penstock.executor.torch.cuda.page_attention import Chunks
+from penstock.scheduler.batch import Batch
+
+Ints = NDArray[np.int64]
+_ALIGNMENT = 32
+"""Ints: every array starts where the widest loads may."""
+DRAWN = -1
+"""In place of a token: the one that the device drew for that position."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PackedRows:
+    """A packed step on the device.
+
+    `staged` int32 [4, tokens or more]; `wanted` int32: packed tokens whose logits are sampled;
+    `known_places`, `known_blocks`: cells of the block table that this slot never computed.
+    """
+
+    staged: Tensor
+    chunks: Chunks
+    num_decodes: int
+    wanted: Tensor
+    known_places: Tensor
+    known_blocks: Tensor
+    last_of_row: Ints
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the step."""
+        return self.num_decodes + self.chunks.num_tokens
+
+
+class RowStaging:
+    """One set of pinned memory: used by one step until its result is collected."""
+
+    def __init__(self, queue: DeviceQueue, *, max_rows: int, scratch: tuple[int, int]) -> None:
+        self._queue = queue
+        self._scratch_slot, self._scratch_block = scratch
+        self._rows = queue.pinned((4, _aligned(max_rows)), torch.int32)
+        self._rows_on_host = self._rows.numpy()
+        self._packed = queue.pinned((1024,), torch.int32)
+
+    def empty_rows(self) -> Tensor:
+        """Where steps of decodes are staged on the device."""
+        return torch.empty_like(self._rows, device=self._queue.device, pin_memory=False)
+
+    def stage_scratch(self, staged: Tensor) -> None:
+        """Queue rows that are all scratch."""
+        self._pad(0, self._rows.shape[1])
+        staged.copy_(self._rows, non_blocking=True)
+
+    def stage_decodes(self, batch: Batch, staged: Tensor, num_padded: int) -> None:
+        """Queue the copy of a batch of decodes into `staged`; rows behind are scratch."""
+        num_rows = batch.num_rows
+        rows = self._rows_on_host
+        _fill_decodes(batch, rows[:, :num_rows], num_rows)
+        self._pad(num_rows, num_padded)
+        staged.copy_(self._rows, non_blocking=True)
+
+    def stage_packed(
+        self, batch: Batch, *, tokens_a_tile: int, table_width: int, is_probe: bool = False
+    ) -> PackedRows:
+        """Queue the copy of a batch of any mix; a probe runs in the scratch slot.
+
+        `table_width`: cells of a slot in the device's block table; the scheduler's may be narrower.
+        """
+        num_decodes = batch.num_decodes
+        slots = batch.slots.astype(np.int64)
+        counts = batch.num_tokens.astype(np.int64)
+        starts = batch.starts.astype(np.int64)
+        ends = np.cumsum(counts)
+        num_tokens = int(ends[-1])
+        per_token = _token_rows(batch, slots, counts, starts, ends)
+        if is_probe:
+            slots = np.full_like(slots, self._scratch_slot)
+            per_token[0] = self._scratch_slot
+        tiles = _tiles(counts[num_decodes:], starts[num_decodes:], tokens_a_tile)
+        is_sampled = np.isin(batch.slots, batch.sampled_slots)
+        places, blocks = _known_cells(batch, slots, table_width)
+        parts = (
+            per_token,
+            *tiles,
+            np.concatenate((ends[num_decodes:] - counts[num_decodes:], ends[-1:])),
+            starts[num_decodes:],
+            slots[num_decodes:],
+            ends[is_sampled] - 1,
+            places,
+            blocks,
+        )
+        staged, *rest = self._copy(parts)
+        return PackedRows(
+            staged=staged,
+            chunks=Chunks(
+                first_token=num_decodes,
+                num_tokens=num_tokens - num_decodes,
+                num_tiles=len(tiles[0]),
+                tile_chunks=rest[0],
+                tile_tokens=rest[1],
+                firsts=rest[2],
+                starts=rest[3],
+                slots=rest[4],
+            ),
+            num_decodes=num_decodes,
+            wanted=rest[5],
+            known_places=rest[6],
+            known_blocks=rest[7],
+            last_of_row=ends - 1,
+        )
+
+    def _pad(self, first: int, last: int) -> None:
+        padding = self._rows_on_host[:, first:last]
+        padding[0] = self._scratch_slot
+        padding[1:3] = 0
+        padding[3] = self._scratch_block
+
+    def _copy(self, parts: tuple[NDArray[np.int64] | NDArray[np.int32], ...]) -> list[Tensor]:
+        """All parts in one copy; the first is [4, tokens], the others are rows of numbers."""
+        matrix, *rows = parts
+        width = _aligned(matrix.shape[1])
+        sizes = [_aligned(len(row)) for row in rows]
+        total = 4 * width + sum(sizes)
+        if self._packed.numel() < total:
+            self._packed = self._queue.pinned((total * 5 // 4,), torch.int32)
+        on_host: NDArray[np.int32] = self._packed.numpy()
+        on_host[: 4 * width].reshape(4, width)[:, : matrix.shape[1]] = matrix
+        first = 4 * width
+        for row, size in zip(rows, sizes, strict=True):
+            on_host[first : first + len(row)] = row
+            first += size
+        on_device = self._packed[:total].to(self._queue.device, non_blocking=True)
+        found = [on_device[: 4 * width].view(4, width)]
+        first = 4 * width
+        for row, size in zip(rows, sizes, strict=True):
+            found.append(on_device[first : first + len(row)])
+            first += size
+        return found
+
+
+def _aligned(count: int) -> int:
+    return max(1, -(-count // _ALIGNMENT)) * _ALIGNMENT
+
+
+def _fill_decodes(batch: Batch, rows: NDArray[np.int32], count: int) -> None:
+    """The first `count` rows of the batch: one token each, mostly the device's own."""
+    arrays = batch.arrays
+    slots, starts = batch.slots[:count], batch.starts[:count]
+    rows[0] = slots
+    rows[1] = starts
+    rows[2] = np.where(starts < arrays.num_tokens[slots], arrays.token_ids[slots, starts], DRAWN)
+    rows[3] = arrays.block_table[slots, starts // arrays.block_size]
+
+
+def _token_rows(
+    batch: Batch, slots: Ints, counts: Ints, starts: Ints, ends: Ints
+) -> NDArray[np.int32]:
+    """[4, tokens] of a whole batch: decodes, then every token of every chunk."""
+    arrays, num_decodes = batch.arrays, batch.num_decodes
+    per_token = np.empty((4, int(ends[-1])), dtype=np.int32)
+    if num_decodes:
+        _fill_decodes(batch, per_token[:, :num_decodes], num_decodes)
+    of_chunks = slice(num_decodes, None)
+    token_slots = np.repeat(slots[of_chunks], counts[of_chunks])
+    firsts = ends[of_chunks] - counts[of_chunks] - starts[of_chunks]
+    positions = np.arange(num_decodes, int(ends[-1])) - np.repeat(firsts, counts[of_chunks])
+    per_token[0, num_decodes:] = token_slots
+    per_token[1, num_decodes:] = positions
+    # An impossible token must not be taken for one that the device drew.
+    per_token[2, num_decodes:] = np.maximum(arrays.token_ids[token_slots, positions], 0)
+    per_token[3, num_decodes:] = arrays.block_table[token_slots, positions // arrays.block_size]
+    return per_token
+
+
+def _tiles(counts: Ints, starts: Ints, tokens_a_tile: int) -> tuple[Ints, Ints]:
+    """(chunk, first token of it) of every tile, those that walk the most keys first."""
+    num_tiles = -(-counts // tokens_a_tile)
+    chunks = np.repeat(np.arange(len(counts)), num_tiles)
+    within = np.arange(len(chunks)) - np.repeat(np.cumsum(num_tiles) - num_tiles, num_tiles)
+    tokens = within * tokens_a_tile
+    order = np.argsort(-(starts[chunks] + tokens), kind="stable")
+    return chunks[order], tokens[order]
+
+
+def _known_cells(batch: Batch, slots: Ints, width: int) -> tuple[Ints, NDArray[np.int32]]:
+    """Cells of the block table before each chunk: a hit in the prefix cache computed none of them.
+
+    `slots` are those that the step runs in; the cells as flat indices and their blocks.
+    """
+    arrays = batch.arrays
+    places: list[Ints] = [np.zeros(0, dtype=np.int64)]
+    blocks: list[NDArray[np.int32]] = [np.zeros(0, dtype=np.int32)]
+    for row in range(batch.num_decodes, batch.num_rows):
+        num_before = int(batch.starts[row]) // arrays.block_size
+        if num_before:
+            places.append(int(slots[row]) * width + np.arange(num_before))
+            blocks.append(arrays.block_table[int(batch.slots[row]), :num_before])
+    return np.concatenate(places), np.concatenate(blocks)

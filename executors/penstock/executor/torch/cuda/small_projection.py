@@ -1,0 +1,84 @@
+"""Projections in a step: our kernels where few rows leave a matrix library waiting, else that.
+
+Owns the choice and the scratch memory of the sums that are made in parts.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from penstock.executor.torch.cuda.fused_weights import Projection
+from penstock.executor.torch.cuda.kernels.projection import row_projection, split_projection
+from penstock.executor.torch.cuda.tiles import row_tile, split_tile
+
+_MAX_ROWS = 32
+_MAX_SPLIT_TILES = 64
+"""Tiles that are split, each in four parts or fewer."""
+
+
+class SmallProjection:
+    """Computes x @ weight^T + bias for steps of any size."""
+
+    def __init__(self, *, dtype: torch.dtype, device: torch.device) -> None:
+        self._dtype = dtype
+        self._parts = torch.empty(_MAX_SPLIT_TILES * 4 * 64 * _MAX_ROWS, device=device)
+        self._counters = torch.zeros(_MAX_SPLIT_TILES, dtype=torch.int32, device=device)
+
+    def project(self, x: Tensor, projection: Projection) -> Tensor:
+        """x [rows, in]; returns [rows, out]."""
+        weight = projection.weight
+        num_out, num_in = weight.shape
+        rows = x.shape[0]
+        tile = split_tile(rows=rows, num_out=num_out, num_in=num_in, dtype=self._dtype)
+        if tile is None or projection.bias is not None:
+            return functional.linear(x, weight, projection.bias)
+        out = torch.empty((rows, num_out), dtype=x.dtype, device=x.device)
+        split_projection[(num_out // tile.outputs, tile.splits)](
+            x,
+            weight,
+            out,
+            self._parts,
+            self._counters,
+            rows,
+            num_out=num_out,
+            num_in=num_in,
+            row_width=16 if rows <= 16 else 32,
+            tile_out=tile.outputs,
+            tile_in=tile.inputs,
+            splits=tile.splits,
+            stages=tile.stages,
+            precision="ieee" if self._dtype == torch.float32 else "tf32",
+            num_warps=4,
+        )
+        return out
+
+
+def project_row(
+    x: Tensor,
+    weight: Tensor,
+    out: Tensor,
+    *,
+    norm: Tensor | None = None,
+    eps: float = 0.0,
+    is_gated: bool = False,
+    is_added: bool = False,
+) -> None:
+    """One row through one launch; see `row_projection`. `weight` [out or 2 * out, in]."""
+    num_out = weight.shape[0] // 2 if is_gated else weight.shape[0]
+    num_in = weight.shape[1]
+    tile = row_tile(num_in=num_in, is_gated=is_gated)
+    row_projection[(-(-num_out // tile.outputs),)](
+        x,
+        weight,
+        x if norm is None else norm,
+        out,
+        eps,
+        num_out=num_out,
+        num_in=num_in,
+        tile_out=tile.outputs,
+        tile_in=tile.inputs,
+        is_normed=norm is not None,
+        is_gated=is_gated,
+        is_added=is_added,
+        num_warps=tile.warps,
+    )

@@ -1,0 +1,129 @@
+"""How the kernels cut their work: tiles, warps, pipeline stages, splits.
+
+Owns the choices; every number was measured on an H200 (docs/gpu.md). They depend on the shape of
+heads, on the rows of a step and on the precision, never on a run-time search.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+LONG_CONTEXT = 2048
+"""Keys from which a step of few rows takes more splits."""
+MAX_LONG_ROWS = 8
+"""Rows up to which that is worth a graph of its own."""
+BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512)
+"""Rows that decode graphs are captured for; beyond, steps of 128."""
+
+_NUM_FILLING = 128
+"""Tiles that keep every multiprocessor busy with one each."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodeTile:
+    """`keys` a tile, `splits` of a row's keys."""
+
+    splits: int
+    keys: int
+    warps: int
+    stages: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChunkTile:
+    """`rows` of (token, query of one key head) and `keys` a tile."""
+
+    rows: int
+    keys: int
+    warps: int
+    stages: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SplitTile:
+    """A projection of few rows: `splits` of the sum."""
+
+    outputs: int
+    inputs: int
+    splits: int
+    stages: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowTile:
+    """A projection of one row: weights of `outputs` x `inputs` at a time."""
+
+    outputs: int
+    inputs: int
+    warps: int
+
+
+def row_tile(*, num_in: int, is_gated: bool) -> RowTile:
+    """A short row at once; of a long one enough to keep the memory busy."""
+    is_short = num_in <= 2048
+    if is_gated:
+        return RowTile(outputs=2, inputs=2048 if is_short else 4096, warps=4 if is_short else 8)
+    if is_short:
+        return RowTile(outputs=4, inputs=2048, warps=8)
+    return RowTile(outputs=4, inputs=1024, warps=4)
+
+
+def buckets_up_to(max_rows: int) -> tuple[int, ...]:
+    """The batch sizes to capture; the last one holds `max_rows`."""
+    found = [size for size in BUCKETS if size < max_rows]
+    found.extend(range(BUCKETS[-1] + 128, max_rows, 128))
+    return (*found, max_rows)
+
+
+def decode_tile(
+    *, rows: int, kv_heads: int, head_dim: int, dtype: torch.dtype, is_long: bool
+) -> DecodeTile:
+    """Enough programs to fill the device; few splits where the rows do that by themselves."""
+    pairs = rows * kv_heads
+    if is_long:
+        splits = 32
+    elif pairs <= 32:
+        splits = 16
+    elif pairs <= 128:
+        splits = 4
+    else:
+        splits = 2 if pairs <= 512 else 1
+    if dtype == torch.float32 or head_dim > 128:
+        return DecodeTile(splits=splits, keys=32, warps=4, stages=2)
+    if is_long:
+        return DecodeTile(splits=splits, keys=128, warps=4, stages=3)
+    if splits == 16:
+        return DecodeTile(splits=splits, keys=64, warps=2, stages=1)
+    if splits == 4:
+        return DecodeTile(splits=splits, keys=64, warps=4, stages=3)
+    if splits == 2:
+        wide = head_dim <= 64
+        return DecodeTile(splits=2, keys=128 if wide else 64, warps=4 if wide else 2, stages=3)
+    return DecodeTile(splits=1, keys=64 if head_dim <= 64 else 32, warps=1, stages=4)
+
+
+def chunk_tile(*, group: int, head_dim: int, dtype: torch.dtype) -> ChunkTile:
+    """One tile for all chunks of a model."""
+    least_rows = max(16, 1 << (group - 1).bit_length())
+    if dtype == torch.float32 or head_dim > 128:
+        return ChunkTile(rows=max(32, least_rows), keys=32, warps=4, stages=1)
+    if head_dim <= 64:
+        return ChunkTile(rows=max(64, least_rows), keys=128, warps=4, stages=2)
+    return ChunkTile(rows=max(128, least_rows), keys=128, warps=8, stages=3)
+
+
+def split_tile(*, rows: int, num_out: int, num_in: int, dtype: torch.dtype) -> SplitTile | None:
+    """None where the matrix library is as fast, or the kernel does not take the shape.
+
+    Wide products fill the device by themselves; with more rows narrow ones do, too.
+    """
+    if dtype == torch.float32 or not 1 <= rows <= 32 or num_out % 64:
+        return None
+    num_tiles = num_out // 64
+    if num_tiles > _NUM_FILLING and rows > 16:
+        return None
+    splits = 4 if num_tiles <= 32 else 2 if num_tiles <= 64 else 1
+    if num_in % (128 * splits):
+        return None
+    stages = 5 if 32 < num_tiles <= _NUM_FILLING else 4
+    return SplitTile(outputs=64, inputs=128, splits=splits, stages=stages)

@@ -1,0 +1,99 @@
+"""Steps that nobody asked for: what the fused step is compared and measured with at load.
+
+Owns their making: a short sequence through a chunk and then token by token; the widest step that
+the settings allow.
+"""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from penstock.executor.torch.cuda.device_queue import DeviceQueue
+from penstock.executor.torch.cuda.fused_model import FusedModel, empty_row_tokens
+from penstock.executor.torch.cuda.row_staging import RowStaging
+from penstock.executor.torch.cuda.whole_sequence import trial_tokens
+from penstock.scheduler.batch import Batch
+from penstock.scheduler.slot_arrays import SlotArrays
+
+NUM_TRIAL_TOKENS = 24
+_NUM_CHUNK_TOKENS = 18
+"""More than a block of the usual size, and not a multiple of it."""
+
+
+def trial_logits(model: FusedModel, queue: DeviceQueue, block_size: int) -> Tensor:
+    """[NUM_TRIAL_TOKENS, vocabulary] of `trial_tokens`, in slot 0 and the blocks from 0 on.
+
+    Decodes run alone and in company in turn: other kernels compute them.
+    """
+    arrays = SlotArrays(num_slots=1, max_seq_len=NUM_TRIAL_TOKENS, block_size=block_size)
+    ids = trial_tokens(model.ends.embedding, NUM_TRIAL_TOKENS)
+    arrays.token_ids[0] = ids.numpy()
+    arrays.num_tokens[0] = NUM_TRIAL_TOKENS
+    arrays.block_table[0] = np.arange(arrays.block_table.shape[1])
+    staging = RowStaging(queue, max_rows=2, scratch=(1, arrays.block_table.shape[1]))
+    rows = staging.stage_packed(
+        _batch(arrays, start=0, count=_NUM_CHUNK_TOKENS),
+        tokens_a_tile=model.tokens_a_tile,
+        table_width=arrays.block_table.shape[1],
+    )
+    tokens = empty_row_tokens(rows.num_tokens, queue.device)
+    hidden = model.packed(rows.staged, tokens, rows.chunks, num_decodes=0)
+    every = torch.arange(rows.num_tokens, dtype=torch.int32, device=queue.device)
+    found = [model.head(hidden, every)]
+    staged = staging.empty_rows()
+    for position in range(_NUM_CHUNK_TOKENS, NUM_TRIAL_TOKENS):
+        num_rows = 1 + position % 2
+        staging.stage_decodes(_batch(arrays, start=position, count=1), staged, num_rows)
+        logits = found[0].new_empty((num_rows, model.vocab_size))
+        model.decode(staged, tokens.first(num_rows), logits, rows=num_rows, is_long=False)
+        queue.synchronize()  # the host memory is written anew
+        found.append(logits[:1])
+    return torch.cat(found)
+
+
+def run_widest_step(
+    model: FusedModel,
+    queue: DeviceQueue,
+    *,
+    num_tokens: int,
+    max_rows: int,
+    max_seq_len: int,
+    block_size: int,
+) -> None:
+    """A packed step of `num_tokens`, or as many as `max_rows` sequences hold, all in block 0."""
+    num_rows = min(-(-num_tokens // max_seq_len), max_rows)
+    count = min(-(-num_tokens // num_rows), max_seq_len)
+    arrays = SlotArrays(num_slots=num_rows, max_seq_len=max_seq_len, block_size=block_size)
+    arrays.num_tokens[:] = count
+    slots = np.arange(num_rows, dtype=np.int32)
+    counts = np.full(num_rows, count, dtype=np.int32)
+    batch = Batch(
+        step=0,
+        arrays=arrays,
+        slots=slots,
+        num_tokens=counts,
+        starts=np.zeros_like(counts),
+        num_decodes=0,
+        sampled_slots=slots,
+    )
+    rows = RowStaging(queue, max_rows=1, scratch=(0, 0)).stage_packed(
+        batch, tokens_a_tile=model.tokens_a_tile, table_width=arrays.block_table.shape[1]
+    )
+    hidden = model.packed(
+        rows.staged, empty_row_tokens(rows.num_tokens, queue.device), rows.chunks, num_decodes=0
+    )
+    wanted = torch.arange(max_rows, dtype=torch.int32, device=queue.device) % rows.num_tokens
+    model.head(hidden, wanted)
+
+
+def _batch(arrays: SlotArrays, *, start: int, count: int) -> Batch:
+    slots = np.zeros(1, dtype=np.int32)
+    return Batch(
+        step=0,
+        arrays=arrays,
+        slots=slots,
+        num_tokens=np.array([count], dtype=np.int32),
+        starts=np.array([start], dtype=np.int32),
+        num_decodes=int(count == 1),
+        sampled_slots=slots,
+    )

@@ -1,0 +1,56 @@
+"""What the model's own modules say of one short sequence: the oracle of the fused step.
+
+Owns the plainest attention there is, over a whole sequence in float32.
+"""
+
+import torch
+from torch import Tensor
+
+from penstock.executor.torch.attention_interface import attach_runner
+from penstock.executor.torch.cuda.module_tree import NotFused
+from penstock.executor.torch.loading import LoadedModel
+from penstock.executor.torch.paged_attention import Scoring
+
+
+class _WholeSequence:
+    """Attends within the packed sequence alone."""
+
+    def run_layer(
+        self,
+        layer: int,  # noqa: ARG002 - every layer alike
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        scoring: Scoring,
+    ) -> Tensor:
+        """query [T, Hq, D], key and value [T, H, D]; returns [T, Hq, D]."""
+        num_tokens, num_heads, _ = query.shape
+        group = num_heads // key.shape[1]
+        keys = key.float().repeat_interleave(group, 1)
+        values = value.float().repeat_interleave(group, 1)
+        scores = torch.einsum("qhd,khd->hqk", query.float(), keys) * scoring.scaling
+        at = torch.arange(num_tokens, device=query.device)
+        is_seen = at[None, :] <= at[:, None]
+        if scoring.window:
+            is_seen &= at[None, :] > at[:, None] - scoring.window
+        weights = scores.masked_fill(~is_seen, float("-inf")).softmax(-1)
+        return torch.einsum("hqk,khd->qhd", weights, values).to(query.dtype)
+
+
+def trial_tokens(embedding: Tensor, num_tokens: int) -> Tensor:
+    """The same few tokens every time, spread over the vocabulary; none that is not a number."""
+    vocab_size = len(embedding)
+    spread = (torch.arange(4 * num_tokens) * 7919 + 13) % vocab_size
+    is_finite = torch.isfinite(embedding[spread.to(embedding.device)]).all(1).cpu()
+    tokens = spread[is_finite][:num_tokens]
+    if len(tokens) < num_tokens:
+        raise NotFused("most of its embeddings are not finite")
+    return tokens
+
+
+def reference_logits(model: LoadedModel, embedding: Tensor, num_tokens: int) -> Tensor:
+    """float32 [num_tokens, vocabulary] of `trial_tokens`."""
+    attach_runner(model.module, _WholeSequence())
+    ids = trial_tokens(embedding, num_tokens).to(model.device)
+    positions = torch.arange(num_tokens, device=model.device)
+    return model.logits(ids[None], positions[None], positions).float()

@@ -1,0 +1,53 @@
+"""How many blocks of keys and values: what is asked for, or what a device has memory for."""
+
+from penstock.executor.config import ExecutorConfig
+from penstock.executor.torch.kv_pages import block_bytes
+from penstock.executor.torch.loading import LoadedModel
+
+_GIB = 1 << 30
+
+
+def num_host_blocks(config: ExecutorConfig, model: LoadedModel, max_seq_len: int) -> int:
+    """Pages that the settings ask for: never more than all slots could fill at full length."""
+    if config.num_blocks is not None:
+        return config.num_blocks
+    bytes_each = block_bytes(model.shapes, config.block_size, model.dtype)
+    num_blocks = config.host_cache_bytes // bytes_each
+    if num_blocks < 1:
+        raise ValueError(f"kv_cache_bytes must hold a block of {bytes_each} bytes")
+    return min(num_blocks, _most_blocks(config, max_seq_len))
+
+
+def num_device_blocks(
+    config: ExecutorConfig, *, bytes_each: int, max_seq_len: int, free_bytes: int, step_bytes: int
+) -> int:
+    """Pages for a device with `free_bytes` left beside the weights.
+
+    `step_bytes`: what the largest step takes of them. Raises ValueError naming the setting when
+    what it asks for does not fit.
+    """
+    room = max(free_bytes - step_bytes, 0)
+    if config.num_blocks is not None:
+        num_blocks, name = config.num_blocks, "num_blocks"
+    elif config.kv_cache_bytes is not None:
+        num_blocks, name = config.kv_cache_bytes // bytes_each, "kv_cache_bytes"
+        num_blocks = min(num_blocks, _most_blocks(config, max_seq_len))
+    else:
+        num_blocks, name = int(room * config.kv_memory_fraction) // bytes_each, "kv_memory_fraction"
+        num_blocks = min(num_blocks, _most_blocks(config, max_seq_len))
+    if num_blocks < 1:
+        raise ValueError(
+            f"{name} leaves no room for a block of {bytes_each} bytes: {room / _GIB:.1f} GiB are"
+            f" free on {config.device} beside the weights and the largest step"
+        )
+    if num_blocks * bytes_each > room:
+        raise ValueError(
+            f"{name} asks for {num_blocks * bytes_each / _GIB:.1f} GiB of pages;"
+            f" {room / _GIB:.1f} GiB are free on {config.device} beside the weights and the largest"
+            " step (max_num_batched_tokens bounds it)"
+        )
+    return num_blocks
+
+
+def _most_blocks(config: ExecutorConfig, max_seq_len: int) -> int:
+    return config.max_num_seqs * -(-max_seq_len // config.block_size)

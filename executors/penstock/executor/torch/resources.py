@@ -1,0 +1,53 @@
+"""What an executor over a model took of its device, in one line for logs and the ready line.
+
+Owns the line.
+"""
+
+import torch
+
+from penstock.executor.torch.loading import LoadedModel
+
+_MIB = 1 << 20
+_GIB = 1 << 30
+
+
+def describe_resources(
+    model: LoadedModel,
+    *,
+    page_bytes: int,
+    path: str,
+    num_graphs: int = 0,
+    num_weight_bytes: int | None = None,
+) -> str:
+    """Device, number format, bytes of weights and pages, and how many graphs were captured.
+
+    `path`: which way of computing serves the model. `num_weight_bytes`: where the model's own
+    tensors do not tell any more.
+    """
+    if num_weight_bytes is None:
+        num_weight_bytes = weight_bytes(model)
+    device = model.device
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
+    parts = [
+        name,
+        str(model.dtype).removeprefix("torch."),
+        f"{path} path",
+        f"weights {_size(num_weight_bytes)}",
+        f"pages {_size(page_bytes)}",
+    ]
+    if num_graphs:
+        parts.append(f"{num_graphs} graphs")
+    return ", ".join(parts)
+
+
+def weight_bytes(model: LoadedModel) -> int:
+    """Bytes of the model's parameters and buffers, shared memory counted once."""
+    tensors = [*model.module.parameters(), *model.module.buffers()]
+    storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
+    return sum(storages.values())
+
+
+def _size(num_bytes: int) -> str:
+    if num_bytes >= _GIB:
+        return f"{num_bytes / _GIB:.1f} GiB"
+    return f"{num_bytes / _MIB:.0f} MiB"

@@ -1,0 +1,42 @@
+"""What an executor over a loaded model tells the scheduler: limits and features.
+
+Owns what both paths, eager and fused, share of it.
+"""
+
+from penstock.executor.config import ExecutorConfig
+from penstock.executor.torch.loading import LoadedModel
+from penstock.scheduler.executor import ExecutorInfo, Feature
+
+_FEATURES = frozenset(
+    {
+        Feature.SEED,
+        Feature.MIN_P,
+        Feature.MIN_TOKENS,
+        Feature.LOGPROBS,
+        Feature.PROMPT_LOGPROBS,
+        Feature.LOGIT_BIAS,
+        Feature.PENALTIES,
+    }
+)
+
+
+def served_length(config: ExecutorConfig, model: LoadedModel) -> int:
+    """Longest prompt and output together: the model's, less when the settings ask for less."""
+    longest = model.architecture.max_seq_len
+    return longest if config.max_seq_len is None else min(longest, config.max_seq_len)
+
+
+def serving_info(
+    config: ExecutorConfig, model: LoadedModel, *, num_blocks: int, pipeline_depth: int
+) -> ExecutorInfo:
+    """The limits and features of an executor over `model`."""
+    return ExecutorInfo(
+        name="torch",
+        vocab_size=model.vocab_size,
+        block_size=config.block_size,
+        num_blocks=num_blocks,
+        max_seq_len=served_length(config, model),
+        max_num_seqs=config.max_num_seqs,
+        pipeline_depth=pipeline_depth,
+        features=_FEATURES,
+    )

@@ -1,0 +1,124 @@
+"""A step under way changes nothing: whatever a request asks for, depth 2 gives what depth 1 gives.
+
+At depth 2 the scheduler's arrays lag by the token of the step that was not collected. Every
+sampling option is run that reads a position, a length or the tokens so far.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from penstock.executor.config import ExecutorConfig, ExecutorKind
+from penstock.executor.create import create_executor
+from penstock.scheduler.executor import Executor
+from penstock.scheduler.request import RequestSpec, SamplingParams
+from support.core import BLOCK_SIZE, make_spec
+from support.executor_house import MAX_SEQ_LEN, House, Outcome, Witness
+from support.late_arrays import LateArrays
+
+torch = pytest.importorskip("torch")
+
+VOCAB = 96
+DRAWN = SamplingParams(temperature=1.0)
+OPTIONS: dict[str, dict[str, Any]] = {
+    "greedy": {"sampling": SamplingParams(temperature=0.0)},
+    "temperature": {"sampling": replace(DRAWN, temperature=1.7)},
+    "top_k": {"sampling": replace(DRAWN, top_k=5)},
+    "top_p": {"sampling": replace(DRAWN, top_p=0.7)},
+    "min_p": {"sampling": replace(DRAWN, min_p=0.05)},
+    "repetition_penalty": {"sampling": replace(DRAWN, repetition_penalty=1.6)},
+    "presence_penalty": {"sampling": replace(DRAWN, presence_penalty=1.5)},
+    "frequency_penalty": {"sampling": SamplingParams(temperature=0.0, frequency_penalty=1.5)},
+    "logit_bias": {"sampling": replace(DRAWN, logit_bias=((5, 4.0), (7, -50.0)))},
+    "min_tokens": {
+        "sampling": SamplingParams(temperature=0.0),
+        "min_tokens": 5,
+        "stop_ids": tuple(range(3, 35)),
+    },
+    "logprobs": {"sampling": replace(DRAWN, num_logprobs=3)},
+    "prompt_logprobs": {"sampling": replace(DRAWN, num_prompt_logprobs=2)},
+}
+
+
+def on_cpu(depth: int, config: ExecutorConfig) -> Executor:
+    executor = create_executor(replace(config, num_threads=1))
+    return LateArrays(executor) if depth == 2 else executor
+
+
+def on_cuda(depth: int, config: ExecutorConfig) -> Executor:
+    return create_executor(replace(config, device="cuda", pipeline_depth=depth))
+
+
+CASES = [
+    pytest.param(on_cpu, id="torch"),
+    pytest.param(
+        on_cuda,
+        id="torch-cuda",
+        marks=[
+            pytest.mark.gpu,
+            pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+        ],
+    ),
+]
+
+
+def crowd(fields: dict[str, Any]) -> list[RequestSpec]:
+    """Five requests of 1 to 21 prompt tokens that come and go at different steps."""
+    sampling: SamplingParams = fields["sampling"]
+    return [
+        make_spec(
+            key,
+            [(7 * i + 5 * key) % 90 for i in range(1 + 5 * (key - 1))],
+            max_tokens=6 + 3 * key,
+            hashed=False,
+            **{**fields, "sampling": replace(sampling, seed=key)},
+        )
+        for key in range(1, 6)
+    ]
+
+
+def outcomes_at(
+    depth: int, make: Callable[..., Executor], folder: Path, specs: list[RequestSpec]
+) -> list[Outcome]:
+    config = ExecutorConfig(
+        kind=ExecutorKind.TORCH,
+        model_path=folder,
+        dtype="float32",
+        block_size=BLOCK_SIZE,
+        num_blocks=64,
+        max_num_seqs=3,
+        max_seq_len=MAX_SEQ_LEN,
+    )
+    executor = make(depth, config)
+    assert executor.info.pipeline_depth == depth
+    try:
+        return House(config).run(*specs, stagger=True, executor=Witness(executor))
+    finally:
+        if isinstance(executor, LateArrays):
+            assert executor.num_lagging > 20
+        executor.close()
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+@pytest.mark.parametrize("make", CASES)
+def test_a_step_under_way_changes_nothing(
+    make: Callable[..., Executor], option: str, make_tiny_llama: Callable[[int, int], Path]
+) -> None:
+    folder = make_tiny_llama(VOCAB, VOCAB - 1)
+    specs = crowd(OPTIONS[option])
+
+    one, two = (outcomes_at(depth, make, folder, specs) for depth in (1, 2))
+
+    assert [outcome.tokens for outcome in two] == [outcome.tokens for outcome in one]
+    assert [len(outcome.logprobs) for outcome in two] == [len(o.logprobs) for o in one]
+    for late, early in zip(two, one, strict=True):
+        for got, expected in zip(late.logprobs, early.logprobs, strict=True):
+            np.testing.assert_allclose(got.chosen, expected.chosen, atol=1e-4)
+            np.testing.assert_array_equal(got.top_ids, expected.top_ids)
+        assert late.prompt_logprobs == pytest.approx(early.prompt_logprobs, abs=1e-4)

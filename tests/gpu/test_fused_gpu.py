@@ -1,0 +1,127 @@
+"""The fused path on a CUDA device against naive forwards; skipped without one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from penstock.executor.config import ExecutorConfig
+from penstock.executor.torch.create import create_torch_executor
+from penstock.executor.torch.executor import TorchExecutor
+from penstock.scheduler.executor import Executor
+from penstock.scheduler.request import SamplingParams
+from support.core import outputs
+from support.torch_differential import (
+    ALL_WAYS,
+    AMPLE_BLOCKS,
+    NUM_SLOTS,
+    Way,
+    check_way,
+    mixed_specs,
+    run_mixed,
+)
+from support.torch_models import ARCHITECTURES, NaiveModel, save_tiny_model
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+FUSED = tuple(name for name in ARCHITECTURES if not name.startswith("gemma"))
+
+
+@pytest.fixture(scope="module", params=ARCHITECTURES)
+def name(request: pytest.FixtureRequest) -> str:
+    found: str = request.param
+    return found
+
+
+@pytest.fixture(scope="module")
+def folder(name: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_model(name, tmp_path_factory.mktemp(name))
+
+
+@pytest.fixture(scope="module")
+def naive(folder: Path) -> NaiveModel:
+    return NaiveModel(folder, device="cuda")
+
+
+def make_executor(path: Path, **fields: Any) -> Executor:
+    config = ExecutorConfig(
+        model_path=path, device="cuda", max_num_seqs=NUM_SLOTS, num_blocks=AMPLE_BLOCKS
+    )
+    return create_torch_executor(replace(config, **fields))
+
+
+def test_the_families_that_are_known_are_fused(name: str, folder: Path) -> None:
+    executor = make_executor(folder)
+
+    assert isinstance(executor, TorchExecutor) == (name not in FUSED)
+    assert executor.info.pipeline_depth == (2 if name in FUSED else 1)
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("way", ALL_WAYS, ids=str)
+def test_the_fused_path_says_what_a_full_forward_says(
+    way: Way, depth: int, name: str, folder: Path, naive: NaiveModel
+) -> None:
+    if name not in FUSED:
+        pytest.skip("the eager path serves it")
+    check_way(
+        way,
+        lambda blocks: make_executor(folder, num_blocks=blocks, pipeline_depth=depth),
+        naive,
+    )
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_options_give_the_same_tokens_on_both_paths(depth: int, name: str, folder: Path) -> None:
+    """Position, counts and stops must not be read from arrays that lag at depth 2."""
+    if name not in FUSED:
+        pytest.skip("the eager path serves it")
+    for sampling in (
+        SamplingParams(temperature=0.9, seed=5),
+        SamplingParams(temperature=0.9, top_p=0.9, top_k=40, min_p=0.01, seed=11),
+        SamplingParams(temperature=0.0, repetition_penalty=1.3, presence_penalty=0.5),
+        SamplingParams(temperature=0.7, frequency_penalty=0.8, logit_bias=((5, 2.0),), seed=1),
+        SamplingParams(temperature=0.0, num_logprobs=3, num_prompt_logprobs=2),
+    ):
+        specs = mixed_specs(hashed=False, sampling=sampling)
+        eager = TorchExecutor(
+            ExecutorConfig(
+                model_path=folder, device="cuda", max_num_seqs=NUM_SLOTS, num_blocks=AMPLE_BLOCKS
+            )
+        )
+        fused = make_executor(folder, pipeline_depth=depth)
+
+        told = run_mixed(fused, specs, budget=24)
+        expected = run_mixed(eager, specs, budget=24)
+
+        assert outputs(told) == outputs(expected)
+        found, known = prompt_scores(told), prompt_scores(expected)
+        assert found.keys() == known.keys()
+        assert found == pytest.approx(known, abs=1e-3)
+
+
+def prompt_scores(told: Any) -> dict[tuple[int, int], float]:
+    """By request and position: chunks may be cut otherwise at another depth."""
+    return {
+        (key, first + offset): value
+        for events in told
+        for key, first, part in events.prompt_logprobs
+        for offset, value in enumerate(part.chosen.tolist())
+    }
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_half_precision_gives_every_token(dtype: str, name: str, folder: Path) -> None:
+    specs = mixed_specs(hashed=True, sampling=SamplingParams(temperature=0.8, num_logprobs=2))
+
+    told = run_mixed(make_executor(folder, dtype=dtype), specs, budget=64)
+
+    assert {key: len(tokens) for key, tokens in outputs(told).items()} == {
+        spec.key: spec.max_tokens for spec in specs
+    }

@@ -1,0 +1,54 @@
+"""A device's queue without the device: launches run at once, captured work is run again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+
+import torch
+from torch import Tensor
+
+
+class _Done:
+    def wait(self) -> None:
+        return
+
+
+class _Redone:
+    def __init__(self, run: Callable[[], None]) -> None:
+        self._run = run
+
+    def replay(self) -> None:
+        self._run()
+
+
+class HostQueue:
+    """A `DeviceQueue` for kernels that Triton's interpreter runs."""
+
+    device = torch.device("cpu")
+
+    def active(self) -> nullcontext[None]:
+        return nullcontext()
+
+    def pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        return torch.empty(shape, dtype=dtype)
+
+    def mark(self) -> _Done:
+        return _Done()
+
+    def capture(self, run: Callable[[], None]) -> _Redone:
+        run()
+        return _Redone(run)
+
+    def free_bytes(self) -> int:
+        return 1 << 40
+
+    def peak_bytes(self, run: Callable[[], None]) -> int:
+        run()
+        return 0
+
+    def synchronize(self) -> None:
+        return
+
+    def release_memory(self) -> None:
+        return

@@ -1,0 +1,56 @@
+"""How many pages a device takes: what is free, or what the settings ask for, or a refusal."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.executor.config import ExecutorConfig
+
+pytest.importorskip("torch")
+
+from penstock.executor.torch.num_blocks import num_device_blocks
+
+MIB = 1 << 20
+
+
+def blocks(free_mib: int, step_mib: int = 0, max_seq_len: int = 100_000, **fields: Any) -> int:
+    config = ExecutorConfig(model_path=Path("/m"), device="cuda", **fields)
+    return num_device_blocks(
+        config,
+        bytes_each=MIB,
+        max_seq_len=max_seq_len,
+        free_bytes=free_mib * MIB,
+        step_bytes=step_mib * MIB,
+    )
+
+
+def test_pages_take_their_share_of_what_weights_and_the_largest_step_leave() -> None:
+    assert blocks(1000, 200) == 720
+    assert blocks(1000, 200, kv_memory_fraction=0.5) == 400
+
+
+def test_no_more_pages_than_all_slots_can_fill() -> None:
+    assert blocks(1000, max_num_seqs=4, max_seq_len=33, block_size=16) == 12
+    assert blocks(1000, max_num_seqs=4, max_seq_len=33, kv_cache_bytes=90 * MIB) == 12
+
+
+def test_what_was_asked_for_is_what_is_taken() -> None:
+    assert blocks(1000, 200, num_blocks=17) == 17
+    assert blocks(1000, 200, kv_cache_bytes=17 * MIB + 5) == 17
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"num_blocks": 900}, r"^num_blocks asks for 0.9 GiB of pages; 0.8 GiB are free on cuda"),
+        ({"kv_cache_bytes": 900 * MIB}, r"^kv_cache_bytes asks for 0.9 GiB of pages; 0.8 GiB"),
+        ({"kv_cache_bytes": 5}, r"^kv_cache_bytes leaves no room for a block of 1048576 bytes"),
+        ({"kv_memory_fraction": 0.001}, r"^kv_memory_fraction leaves no room for a block"),
+    ],
+)
+def test_what_does_not_fit_is_refused_by_its_setting(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        blocks(1000, 200, **fields)
