@@ -36,7 +36,8 @@ class Batch:
     given back since the last batch, listed before a slot that was granted anew (handle `released`
     first, then `admitted`). A batch without rows carries releases alone; its result is empty.
     `num_used_blocks`: blocks that running requests hold, shared ones counted once;
-    `num_old_blocks`: the same before this step took any.
+    `num_old_blocks`: the same before this step took any. `num_paused`: decodes that are left out of
+    this step.
 
     A self-paced executor gets a prompt as one chunk, in every batch until its first token is in.
     """
@@ -52,6 +53,7 @@ class Batch:
     released: tuple[int, ...] = ()
     num_used_blocks: int = 0
     num_old_blocks: int = 0
+    num_paused: int = 0
 
     @property
     def num_rows(self) -> int:

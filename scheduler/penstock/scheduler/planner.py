@@ -271,6 +271,7 @@ class Planner:
             released=tuple(life.released),
             num_used_blocks=life.cache.pool.num_used,
             num_old_blocks=self._num_old_blocks,
+            num_paused=life.running.num_paused,
         )
         life.admitted.clear()
         life.released.clear()

@@ -114,6 +114,11 @@ class Running:
         self._is_decoding[slots] = False
         self._roster = None
 
+    @property
+    def num_paused(self) -> int:
+        """Decodes that are left out of the step being planned."""
+        return len(self._paused)
+
     def pause_decoding(self, slots: NDArray[np.intp]) -> None:
         """Leave these decodes out until `resume_decoding`."""
         for slot in slots.tolist():

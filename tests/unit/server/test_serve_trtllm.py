@@ -275,6 +275,7 @@ def test_every_other_flag_is_either_the_services_or_refused(model: Path) -> None
         *("tenant-metadata-key", "tenant-weights", "record", "record-max-mib"),
         *("session-ttl-s", "session-retention-priority", "share-prefixes-across-tenants"),
         *("max-retention-share", "max-tenant-retention-share", "max-retention-s"),
+        "max-text-bytes-per-tenant",
         "trtllm-config",
     }
     for options in (

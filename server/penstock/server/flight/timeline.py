@@ -22,6 +22,7 @@ from penstock.server.flight.trace_events import TraceEvents
 ENGINE, SLOTS, QUEUE = 1, 2, 3
 STEPS_TRACK, WORK_TRACK = (ENGINE, 1), (ENGINE, 2)
 Point = tuple[tuple[int, int], int]
+_NANOSECOND_S = 1e-9
 
 
 def timeline_json(recording: Recording, *, num_steps: int | None = None) -> Iterator[bytes]:
@@ -128,7 +129,8 @@ class _Timeline:
         """In slots; what the arrow goes through, the step that ended it last."""
         points: list[Point] = []
         for number, stay in enumerate(life.stays):
-            if stay.end_s >= self._since_s and stay.slot >= 0:
+            # One that ended as the part began would lie over the next one of its slot.
+            if stay.end_s - self._since_s > _NANOSECOND_S and stay.slot >= 0:
                 self._trace.name_thread(SLOTS, stay.slot + 1, f"slot {stay.slot}")
                 points.append(self._draw_stay(life, stay, number))
         self._arrow_to_end(life, points)

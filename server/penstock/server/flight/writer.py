@@ -77,6 +77,8 @@ class FlightWriter:
         self._awaiting: set[int] = set()
         self._prefilling: set[int] = set()
         self._is_self_paced = facts.is_self_paced
+        # Decodes left out of the latest steps, and how long those took.
+        self._num_paused, self._paused_s = 0, 0.0
         self._gaps = TurnGaps(facts.max_num_seqs) if facts.is_self_paced else None
         self._arrays: SlotArrays | None = None
         # Known tokens of each slot after the turn before.
@@ -293,7 +295,7 @@ class FlightWriter:
             num_rows, num_prefill = self._new_prefill.pop(batch.step, (0, 0))
         if self._gaps is None:
             num_itl = min(num_tokens - num_first, num_decodes)
-            itl_s = collected_s - self._collected_s if num_itl > 0 else nan
+            itl_s = self._mean_gap_s(batch, collected_s, num_itl)
         else:
             itl_s, num_itl = self._gaps.measure(self._arrays, self._known, collected_s)
         self._collected_s = collected_s
@@ -321,6 +323,24 @@ class FlightWriter:
             waits_for or NO_REASON,
         )
         self._untold = _NOTHING
+
+    def _mean_gap_s(self, batch: Batch, collected_s: float, num_itl: int) -> float:
+        """Mean time since the decodes of a step had their token before; NaN without any.
+
+        All had it in the step before, but for those that were paused: the first step with them
+        has a mean of two gaps.
+        """
+        step_s = collected_s - self._collected_s
+        gap_s = step_s if num_itl > 0 else nan
+        if batch.num_paused:
+            self._num_paused = batch.num_paused
+            self._paused_s += step_s
+        elif self._num_paused:
+            num_resumed = min(self._num_paused, max(num_itl, 0))
+            if num_itl > 0:
+                gap_s += self._paused_s * num_resumed / num_itl
+            self._num_paused, self._paused_s = 0, 0.0
+        return gap_s
 
     def _tell(self, place: int) -> None:
         """Count something for the next row."""

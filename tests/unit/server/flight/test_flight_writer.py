@@ -138,7 +138,10 @@ def test_gaps_are_those_between_tokens_of_rows_that_decode(depth: int) -> None:
             last_s[key] = now
     told = np.repeat(steps["itl_s"], steps["num_itl"])
     assert len(told) == len(gaps) > 500
-    np.testing.assert_allclose(np.sort(told), np.sort(gaps), rtol=1e-9)
+    # A step with decodes that were paused before has the mean of all its gaps.
+    assert told.sum() == pytest.approx(sum(gaps), rel=2e-3)
+    is_own = np.isin(np.round(gaps, 9), np.round(told, 9))
+    assert np.count_nonzero(is_own) > 0.6 * len(gaps)
     assert np.isnan(steps["itl_s"][steps["num_itl"] == 0]).all()
 
 
