@@ -202,7 +202,7 @@ SABOTAGES = [
     # Time.
     Sabotage("who is late ends", "turn", WaitingQueue, "due", always([])),
     Sabotage("nobody is overslept", "_check_wakeup", Lifecycle, "next_expiry_s", always(NO_TIME)),
-    Sabotage("in time alone, not refused", "check_refused_alone", Outlook, "_machine", pessimistic),
+    Sabotage("in time alone, not refused", "alone it is in time", Outlook, "_machine", pessimistic),
     Sabotage("never is never", "check_never", outlook, "retry_after_s", always(NO_TIME)),
     # Explanations.
     Sabotage("who passed is counted", "check_waits", LaterSums, "note", without),
