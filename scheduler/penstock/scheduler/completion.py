@@ -252,7 +252,8 @@ class CompletionPredictor:
         left_s = arrays.deadline[columns] - now
         num_left = arrays.max_total[columns] - arrays.num_tokens[columns]
         found: list[tuple[Request, float]] = []
-        for slot in np.flatnonzero(num_left * token_s > left_s).tolist():
+        # What is past its deadline already ends by that.
+        for slot in np.flatnonzero((num_left * token_s > left_s) & (left_s > 0.0)).tolist():
             request = self._running.request_at(slot)
             if request is None or request.first_token_s == NO_TIME or request.is_trial:
                 continue

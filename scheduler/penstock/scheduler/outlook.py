@@ -323,6 +323,12 @@ class Outlook:
         is_ttft = now + hope.ttft_s >= deadlines.ttft_s
         needed_s = max(likely.ttft_s, hope.ttft_s) if is_ttft else max(likely.total_s, hope.total_s)
         alone = forecast_alone(self._machine(), want)
+        chance: float | None = None
+        if not is_ttft:
+            chance = self.completion.chance_in(request, deadlines.total_s - now - hope.ttft_s)
+            if chance is not None:
+                # As many tokens as have the smallest chance are late already by the forecast.
+                chance = min(chance, self.completion.min_chance)
         wait_s = retry_after_s(
             likely, now, ttft_deadline_s=deadlines.ttft_s, deadline_s=deadlines.total_s
         )
@@ -332,9 +338,7 @@ class Outlook:
             else FailureReason.DEADLINE_UNREACHABLE,
             estimate_s=now + needed_s - arrival_s,
             deadline_s=(deadlines.ttft_s if is_ttft else deadlines.total_s) - arrival_s,
-            chance=None
-            if is_ttft
-            else self.completion.chance_in(request, deadlines.total_s - now - hope.ttft_s),
+            chance=chance,
             # With as much time again an idle machine would not do it either.
             retry_after_s=wait_s if deadlines.are_met(alone, arrival_s) else math.inf,
         )
