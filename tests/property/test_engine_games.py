@@ -1,4 +1,4 @@
-"""Five thousand games of a hundred turns over the whole engine, each drawn from its seed.
+"""Games of a hundred turns over the whole engine, each drawn from its seed.
 
 Arrivals, cancels, faults, deadlines, tenants, priorities, both pipeline depths and tiny pools, over
 a strict simulated device. What is checked after every turn is in the modules of laws
@@ -6,7 +6,8 @@ a strict simulated device. What is checked after every turn is in the modules of
 `check_integrity`); that each of them can fail is shown by test_engine_sabotage.py. A failure names
 its seeds and the command that plays one of them again, and makes it smaller.
 
-The seeds are the same in every run. PENSTOCK_FIRST_SEED moves them, to look further.
+The seeds are the same in every run. PENSTOCK_FIRST_SEED moves them and PENSTOCK_NUM_GAMES plays
+more of them, to look further.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from penstock.scheduler.request import FailureReason, FinishReason
 from support.game_replay import NUM_TURNS
 from support.game_runs import play_all
 
-NUM_GAMES = 5000
+NUM_GAMES = int(os.environ.get("PENSTOCK_NUM_GAMES", "1500"))
 MAX_FAILURES_SHOWN = 10
 # What no game can bring about: they need a front, or a device that dies.
 ELSEWHERE = {
