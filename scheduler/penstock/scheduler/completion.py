@@ -210,7 +210,12 @@ class CompletionPredictor:
         return True
 
     def note_end(self, spec: RequestSpec, num_tokens: int, *, is_cut: bool) -> None:
-        """A request that ran has ended with so many tokens; `is_cut`: not by itself."""
+        """A request that ran has ended with so many tokens; `is_cut`: not by itself.
+
+        Without a token that could have ended it, its limit says nothing of others' lengths.
+        """
+        if is_cut and not spec.stop_ids:
+            return
         self.lengths.observe(
             num_tokens, is_cut=is_cut, tenant=spec.tenant, max_tokens=spec.max_tokens
         )

@@ -53,9 +53,9 @@ class Grants:
         return {grant.request.slot for grant in self._grants}
 
     @property
-    def greatest_priority(self) -> int | None:
-        """Of the prompts that got tokens; None when there is none."""
-        return max((grant.request.spec.priority for grant in self._grants), default=None)
+    def requests(self) -> list[Request]:
+        """Those that got tokens."""
+        return [grant.request for grant in self._grants]
 
     @property
     def ends_any(self) -> bool:

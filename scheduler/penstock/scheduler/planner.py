@@ -11,6 +11,7 @@ step has begun, which would otherwise find nothing new to compute. Does not look
 """
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -74,7 +75,7 @@ class Planner:
             is_whole=self._takes_whole_prompts,
         )
         serves_all = self._serve_light(grants, now)
-        light_priority = grants.greatest_priority if self._serves_light else None
+        light = grants.requests if self._serves_light else []
         if serves_all:
             self._continue_prefills(grants, now)
             if self._has_preempted:
@@ -85,7 +86,7 @@ class Planner:
         else:
             waits_for = WaitReason.FAIRNESS if len(self._life.queue.order) else None
         self._life.waits.tell(waits_for, now)
-        self._pause_decodes(light_priority)
+        self._pause_decodes(light)
         chunks = list(grants.chunks())
         # Gathered anew if a prefill preempted somebody who decodes.
         roster = self._life.running.decodes(self._life.cache.capacity)
@@ -160,21 +161,26 @@ class Planner:
         self._num_light_steps = self._num_light_steps + 1 if is_over else 0
         return not self._has_left_out
 
-    def _pause_decodes(self, light_priority: int | None) -> None:
+    def _pause_decodes(self, light: Sequence[Request]) -> None:
         """Leave the decodes of tenants over their share out of a step for a light tenant's prompt.
 
-        Next to a full batch of decodes such a prompt takes up to twice as long. `light_priority`:
-        the class of the light prompts of this step; None when it has none. Decodes of a higher
-        class go on, and none is left out of more than `MAX_PAUSED_STEPS` in a row.
+        Next to a full batch of decodes such a prompt takes up to twice as long. `light`: the light
+        prompts of this step. Paused are tenants that were served more than the light ones, so that
+        a tenant of many short requests does not hold up others for longer than until it had as
+        much; decodes of a higher class go on, and none is left out of more than `MAX_PAUSED_STEPS`
+        in a row.
         """
         num_paused, self._num_paused_steps = self._num_paused_steps, 0
         life = self._life
-        if light_priority is None or num_paused == MAX_PAUSED_STEPS or life.tenants.num_live < 2:
+        if not light or num_paused == MAX_PAUSED_STEPS or life.tenants.num_live < 2:
             return
-        roster = life.running.decodes(life.cache.capacity)
-        slots = roster.rows.index
-        is_light = self._shares().are_light(life.arrays.tenant[slots])
-        paused = slots[~is_light & (life.arrays.level[slots] <= light_priority)]
+        priority = max(request.spec.priority for request in light)
+        service = life.tenants.service
+        served = max(float(service[request.tenant]) for request in light)
+        slots = life.running.decodes(life.cache.capacity).rows.index
+        tenants = life.arrays.tenant[slots]
+        is_over = ~self._shares().are_light(tenants) & (service[tenants] > served)
+        paused = slots[is_over & (life.arrays.level[slots] <= priority)]
         if len(paused):
             life.running.pause_decoding(paused)
             self._num_paused_steps = num_paused + 1

@@ -87,6 +87,8 @@ class QueuePlaces:
         keys: set[int] = set()
         while num_requests > 0 or num_tokens > 0:
             parts = (held / limits).max(axis=0) / weight
+            # Of a tenant whose requests all keep their places nothing can be taken.
+            parts[[index for index in np.flatnonzero(parts) if self._is_kept(index, keys)]] = 0.0
             largest = int(parts.argmax())
             unit = next(self._in_turn(largest, keys), None)
             left = held[:, largest] - (0.0 if unit is None else _size(unit))
@@ -103,6 +105,9 @@ class QueuePlaces:
             num_requests -= len(unit)
             num_tokens -= sum(len(output.tokens) for output in unit)
         return chosen
+
+    def _is_kept(self, tenant: int, chosen: set[int]) -> bool:
+        return next(self._in_turn(tenant, chosen), None) is None
 
     def _in_turn(self, tenant: int, chosen: set[int]) -> Iterator[tuple[Request, ...]]:
         """The requests of a tenant that may give way, in that order."""

@@ -137,3 +137,21 @@ def test_a_rejected_flood_changes_nothing_that_waits(num_flooding: int) -> None:
 
     flood = specs_of("flood", range(100, 100 + num_flooding))
     assert submit(engine, *flood) == [spec.key for spec in flood]
+
+
+def test_where_the_largest_part_keeps_its_places_the_next_one_gives_way() -> None:
+    engine = engine_of()
+    prompt = list(range(40, 45))
+    outputs = tuple(
+        replace(
+            make_spec(key, prompt, request_id="r1", tenant="pinned"),
+            leader_key=1 if key > 1 else 0,
+            output_index=key - 1,
+        )
+        for key in range(1, 7)
+    )
+    engine.submit(outputs)
+    engine.step()  # the leader is admitted, five followers wait for good
+    submit(engine, *specs_of("large", range(11, 14)))
+
+    assert submit(engine, *specs_of("small", [21])) == [13]

@@ -53,7 +53,5 @@ def is_constraint_refusal(message: str) -> bool:
 
 def is_fatal(message: str) -> bool:
     """Whether the engine is lost, whatever it goes on to answer."""
-    guided = _GUIDED.match(message)
-    if guided is None:
-        return _FATAL.search(message) is not None
-    return _FAULTS.match(guided["rest"]) is not None and _FATAL.search(message) is not None
+    # A refusal may quote the client, and with it any word.
+    return not is_refusal(message) and _FATAL.search(message) is not None

@@ -1,0 +1,71 @@
+"""Decodes of tenants over their share pause for a light tenant's prompt, and for no longer."""
+
+from __future__ import annotations
+
+from penstock.scheduler.config import SchedulerConfig
+from penstock.scheduler.engine import Engine
+from penstock.scheduler.planner import MAX_PAUSED_STEPS
+from support.core import NullExecutor, make_engine, make_info, make_spec
+
+NUM_DECODES = 8
+
+
+def busy_engine(priority: int = 0, max_tokens: int = 400) -> tuple[Engine, NullExecutor]:
+    """One tenant decodes in many slots, and was served for it."""
+    info = make_info(num_blocks=4096, max_num_seqs=12, max_seq_len=2048)
+    config = SchedulerConfig(max_num_batched_tokens=16, max_prefill_share=1.0)
+    engine, executor = make_engine(info, config)
+    # A tenant that is known and had little: a new one would start at the others' counters.
+    engine.submit((make_spec(99, 4, max_tokens=1, tenant="light"),))
+    while engine.has_work:
+        engine.step()
+    for key in range(1, NUM_DECODES + 1):
+        spec = make_spec(key, 4, max_tokens=max_tokens, tenant="busy", priority=priority)
+        engine.submit((spec,))
+    for _ in range(40):
+        engine.step()
+    return engine, executor
+
+
+def paused_steps(executor: NullExecutor, since: int) -> list[int]:
+    return [batch.num_paused for batch in executor.batches[since:]]
+
+
+def test_decodes_pause_for_a_light_prompt_a_few_steps_in_a_row() -> None:
+    engine, executor = busy_engine()
+    since = len(executor.batches)
+
+    engine.submit((make_spec(100, 80, max_tokens=1, tenant="light"),))
+    for _ in range(8):
+        engine.step()
+
+    paused = paused_steps(executor, since)
+    assert paused[:MAX_PAUSED_STEPS] == [NUM_DECODES] * MAX_PAUSED_STEPS
+    assert paused[MAX_PAUSED_STEPS] == 0
+    engine.check_integrity()
+
+
+def test_a_tenant_of_many_short_requests_is_not_served_more_by_pauses() -> None:
+    engine, _ = busy_engine(max_tokens=1500)
+    tenants = engine.scheduler.life.tenants
+
+    for key in range(100, 400):
+        engine.submit((make_spec(key, 32, max_tokens=1, tenant="light"),))
+        for _ in range(3):
+            engine.step()
+
+    busy, light = tenants.index_of("busy"), tenants.index_of("light")
+    assert busy is not None
+    assert light is not None
+    assert tenants.service[light] < tenants.service[busy] + 100.0
+
+
+def test_a_higher_class_does_not_pause() -> None:
+    engine, executor = busy_engine(priority=1)
+    since = len(executor.batches)
+
+    engine.submit((make_spec(100, 80, max_tokens=1, tenant="light"),))
+    for _ in range(8):
+        engine.step()
+
+    assert not any(paused_steps(executor, since))
