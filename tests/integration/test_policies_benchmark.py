@@ -49,7 +49,8 @@ def test_everything_is_told_in_one_run(trace: Path, tmp_path: Path) -> None:
     }
     num_requests = sum(1 for line in trace.read_text(encoding="utf-8").splitlines() if line)
     assert {row["num_requests"] for row in results["policies"]} == {num_requests}
-    assert len(results["deadlines"]) == 8
+    # Two kinds of deadlines and two policies at four loads.
+    assert len(results["deadlines"]) == 16
     assert len(results["neighbour"]) == 3
     assert [row["policy"] for row in results["served_shares"]] == ["fcfs", "fair", "penstock"]
     names = [check["name"] for check in document["checks"]]

@@ -7,7 +7,7 @@ early, never the bound.
 
 At a full queue a request passes if it could displace another in the engine (the rules of
 `penstock.scheduler.queue_places`), judged by the requests of this front: its tenant has fewer of
-them waiting than another, or some of a lower class.
+them waiting than another, or some of a lower class, or so few that only other fronts can tell.
 """
 
 from collections import deque
@@ -114,14 +114,17 @@ class QueueGate:
             and num_waiting_tokens + num_tokens <= hello.max_num_waiting_tokens
         ):
             return
-        if self._may_displace(tenant, priority, num_requests):
+        most = hello.max_num_waiting
+        if self._may_displace(tenant, priority, num_requests, most):
             return
         self.num_refused += 1
         # Not before the queue is through: whoever is refused here would find it full again.
         queue_s = queue.estimated_queue_s
         raise RequestError(Refusal(reason=ErrorReason.QUEUE_FULL, retry_after_s=queue_s or None))
 
-    def _may_displace(self, tenant: str, priority: int, num_requests: int) -> bool:
+    def _may_displace(
+        self, tenant: str, priority: int, num_requests: int, max_num_waiting: int
+    ) -> bool:
         """Whether the engine may have a request that gives way to so many of this tenant."""
         turn = 0 if self._show is None else self._show.num_beats
         if turn != self._parts_turn:
@@ -132,7 +135,11 @@ class QueueGate:
             return True
         num_own = num_requests + (0 if own is None else own.num_requests)
         part = num_own / self._weight_of(tenant)
-        may = any(
+        # The largest part may wait at another front: then the engine decides about a small one.
+        num_tenants = len(self._parts) + (own is None)
+        num_fair = max_num_waiting // (2 * self._num_fronts * num_tenants)
+        is_small = self._num_fronts > 1 and num_own <= num_fair
+        may = is_small or any(
             (other.num_requests - 1) / self._weight_of(name) >= part
             for name, other in self._parts.items()
             if name != tenant

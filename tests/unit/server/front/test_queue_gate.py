@@ -113,8 +113,9 @@ def test_nothing_shown_nothing_refused() -> None:
 
 
 def test_the_last_places_are_shared_by_the_fronts() -> None:
-    shown = Shown()
-    gate = QueueGate(shown, num_fronts=4)
+    shown, waiting = Shown(), Waiting()
+    waiting.add("", 20)
+    gate = QueueGate(shown, num_fronts=4, waiting=waiting)
     wide = replace(HELLO, max_num_waiting=100)
     shown.show(60)
     gate.check(wide, 40)
@@ -206,3 +207,13 @@ def test_a_full_queue_is_open_to_a_higher_class_of_the_same_tenant() -> None:
 
     assert not passes(gate, "", priority=1)
     assert passes(gate, "", priority=2)
+
+
+def test_a_small_part_passes_where_the_largest_may_be_at_another_front() -> None:
+    shown, waiting = Shown(), Waiting()
+    waiting.add("quiet", 1)
+    gate = QueueGate(shown, num_fronts=2, waiting=waiting)
+    shown.show(10)
+
+    # Of ten places a quarter is two; what passes counts.
+    assert [passes(gate, "quiet") for _ in range(2)] == [True, False]
