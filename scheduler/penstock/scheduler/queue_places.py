@@ -88,7 +88,9 @@ class QueuePlaces:
         while num_requests > 0 or num_tokens > 0:
             parts = (held / limits).max(axis=0) / weight
             # Of a tenant whose requests all keep their places nothing can be taken.
-            parts[[index for index in np.flatnonzero(parts) if self._is_kept(index, keys)]] = 0.0
+            parts[
+                [index for index in np.flatnonzero(parts).tolist() if self._is_kept(index, keys)]
+            ] = 0.0
             largest = int(parts.argmax())
             unit = next(self._in_turn(largest, keys), None)
             left = held[:, largest] - (0.0 if unit is None else _size(unit))
