@@ -144,3 +144,21 @@ class TestOverTheEngine:
 
         assert house.failure(1) is FailureReason.EXECUTOR_REQUEST_FAILED
         assert len(house.tokens(2)) > 8
+
+
+def test_slow_checks_of_constraints_are_not_silence_of_an_engine(watchdog: Watchdog) -> None:
+    for turn in range(20):
+        begun_s = 100.0 * turn
+        bad = request_of(turn + 1)
+        watchdog.watch([bad], begun_s)
+        assert watchdog.check(begun_s + 5.0) == []
+        refusal = Response(
+            bad,
+            is_last=True,
+            failure="no",
+            is_refusal=True,
+            is_of_constraint=True,
+            is_own=True,
+        )
+        watchdog.on_responses([refusal], begun_s + 5.0)
+        assert watchdog.check(begun_s + 6.0) == []

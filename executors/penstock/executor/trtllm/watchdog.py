@@ -47,6 +47,9 @@ class Watchdog:
             if response.is_last:
                 self._silent_since_s.pop(response.submitted, None)
             if response.is_own:
+                if response.is_of_constraint and not self._silent_since_s:
+                    # Its constraint was checked in front of the engine, which owes nothing now.
+                    self._silence_s = 0.0
                 continue
             self._silence_s = 0.0
             self._checked_s = now_s
