@@ -72,6 +72,11 @@ class MultiplexTable:
         """Requests whose last event was not taken yet."""
         return len(self._requests)
 
+    @property
+    def has_unwritten_ends(self) -> bool:
+        """Whether requests have ended that are not settled."""
+        return bool(self._ended)
+
     def submit(self, message: pb.MultiplexSubmit) -> None:
         """Start a request. Its own failures become its event.
 

@@ -7,6 +7,7 @@ and the next message carries more.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from typing import Final
 
 from penstock.server.front.errors import ErrorReason, RequestError, refuse
 from penstock.server.front.front import Front
@@ -15,6 +16,9 @@ from penstock.server.rpc.handlers import HandlerWrapper
 from penstock.server.rpc.multiplex_encoding import error_event
 from penstock.server.rpc.multiplex_request import MultiplexedRequest
 from penstock.server.rpc.multiplex_table import MultiplexTable
+
+_LAST_WRITE_S: Final = 1.0
+"""How long a write that was under way when its call was cancelled may take to return."""
 
 
 class MultiplexWriter:
@@ -52,7 +56,7 @@ class MultiplexWriter:
             while not self._is_over():
                 for message in self._messages(await ready.take()):
                     ready.begin_write(clock())
-                    await self._write(message)
+                    await self._send(message)
                     ready.end_write(clock())
                 self._table.settle()
         except asyncio.CancelledError:
@@ -60,6 +64,25 @@ class MultiplexWriter:
             if ready.was_cut_off() and ready.refusal is not None:
                 raise RequestError(ready.refusal) from None
             raise
+
+    async def _send(self, message: bytes) -> None:
+        """Write one message.
+
+        A client may leave as soon as it has the last event of its last request, and the call may be
+        cancelled here before the write returns: what was written by then has ended well.
+        """
+        if not self._table.has_unwritten_ends:
+            await self._write(message)
+            return
+        write = asyncio.ensure_future(self._write(message))
+        try:
+            await asyncio.shield(write)
+        except asyncio.CancelledError:
+            if self._ready.refusal is None and await _has_ended_well(write):
+                self._table.settle()
+            raise
+        finally:
+            write.cancel()
 
     def _is_over(self) -> bool:
         if len(self._table):
@@ -104,3 +127,8 @@ class MultiplexWriter:
             return events
         status = self._wrapper.status(request.refusal, request.request_id)
         return [*events, error_event(request.key, status.SerializeToString())]
+
+
+async def _has_ended_well(write: asyncio.Future[None]) -> bool:
+    await asyncio.wait([write], timeout=_LAST_WRITE_S)
+    return write.done() and not write.cancelled() and write.exception() is None

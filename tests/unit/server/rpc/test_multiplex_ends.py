@@ -6,12 +6,14 @@ import asyncio
 from collections.abc import Iterator
 
 import pytest
+from grpc import StatusCode
 
 from penstock.scheduler.request import FailureReason, FinishReason
 from penstock.server.front.config import FrontConfig
 from penstock.server.front.errors import ErrorReason, RequestError
 from penstock.server.rpc.multiplex_encoding import MultiplexEncoder
 from penstock.server.rpc.multiplex_table import MAX_UNSENT_REFUSALS
+from penstock.server.rpc.request_accounts import CallAccounts
 from penstock.server.text.errors import TextError
 from penstock.server.text.model_text import ModelText
 from penstock.v1 import generation_service_pb2 as pb
@@ -323,3 +325,26 @@ async def test_a_fault_of_ours_ends_one_request_alone(
         assert call.wire.kinds(2)[-1] == "finished"
         assert call.port.cancelled == [((one,), FinishReason.CANCELLED)]
         assert call.front.counters.num_internal_errors == 1
+
+
+@pytest.mark.parametrize("is_written", [True, False])
+async def test_a_client_that_leaves_with_its_last_event(
+    text: ModelText, monkeypatch: pytest.MonkeyPatch, is_written: bool
+) -> None:
+    codes: list[int] = []
+    monkeypatch.setattr(CallAccounts, "close", lambda _, __, outcome: codes.append(outcome.code))
+    written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    async with played_call(text) as call:
+        monkeypatch.setattr(call.wire, "write", lambda _: written)
+        call.wire.send(submit(1))
+        call.port.finish(await call.submitted())
+        await call.settle()
+        if is_written:
+            written.set_result(None)
+        else:
+            written.set_exception(ConnectionResetError())
+        call.task.cancel()
+        await asyncio.wait([call.task])
+
+        assert call.task.cancelled()
+        assert codes == [StatusCode.OK.value[0] if is_written else StatusCode.CANCELLED.value[0]]
