@@ -4,6 +4,7 @@
 #   make test      install, check, run the tests
 #   make quick     the tests of the scheduler, the front, the contract's mapping, text and the link: seconds
 #   make unit      all tests that only compute
+#   make nightly   the proofs that take minutes, each property with ten times the examples
 #   make check     format, lint, types, layers, contract, generated code, Dockerfiles
 #   make soak      five minutes of load while processes are stopped and killed (SOAK_ARGS=--full)
 #   make cases     write the tests into the table of docs/survival-cases.md
@@ -57,7 +58,7 @@ READY := $(VENV)/.ready-$(shell cat pyproject.toml | cksum | tr ' ' '-')
 PROTOS_READY := $(PROTOS_VENV)/.ready-$(shell cat protos/requirements.txt | cksum | tr ' ' '-')
 PIP := -m pip --disable-pip-version-check --quiet
 
-.PHONY: help install demo test test-pure test-served test-chaos test-clients test-transformers-4 quick unit soak cases architectures conformance ray docs pages check format protos clean \
+.PHONY: help install demo test test-pure test-served test-chaos test-clients test-transformers-4 quick unit nightly soak cases architectures conformance ray docs pages check format protos clean \
 	check-python check-types check-layers check-protos check-docker
 
 help:
@@ -91,6 +92,8 @@ demo: $(READY)
 # Side by side: what mostly waits for processes and sockets, processes that are killed, clients in other
 # languages, and what only computes; all but the first tell what they did when they are done.
 test: $(READY) $(PROTOS_READY)
+	@# Hundreds of processes are started: where Python may not write byte code, each would compile it again.
+	@$(BIN)/python -m compileall -q -j 0 clients executors protos scheduler server tests
 	@$(MAKE) --no-print-directory --jobs 4 test-served test-clients test-pure test-chaos check
 
 # A code of 5 means that PYTEST_ARGS left it without tests.
@@ -111,6 +114,12 @@ quick: $(READY)
 
 unit: $(READY)
 	$(BIN)/python -m pytest --numprocesses $(WORKERS) tests/unit tests/property $(PYTEST_ARGS)
+
+nightly: $(READY)
+	PENSTOCK_NUM_GAMES=1500 PENSTOCK_MACHINE_RUNS=1000 PENSTOCK_NUM_REQUESTS=10000 \
+		PENSTOCK_HYPOTHESIS_PROFILE=thorough $(BIN)/python -m pytest --numprocesses $(WORKERS) \
+		--timeout 3600 -m "not gpu and not slow" tests/property tests/unit tests/contract \
+		tests/chaos/test_trtllm_cancels.py tests/integration/test_verify.py $(PYTEST_ARGS)
 
 test-transformers-4: $(READY)
 	test -x .venv-transformers-4/bin/python || "$(PYTHON)" -m venv .venv-transformers-4

@@ -24,7 +24,7 @@ from penstock.scheduler.request import (
 from support.core import make_spec
 from support.trtllm_house import PATIENCE_S, TrtllmHouse, reference, watch_settings
 
-NUM_REQUESTS = 10_000
+NUM_REQUESTS = int(os.environ.get("PENSTOCK_NUM_REQUESTS", "2000"))
 MAX_WAITING = 60
 POISON = 3
 """A token on which the engine fails its request, alone."""
@@ -161,7 +161,7 @@ def _open_files() -> Iterator[tuple[int, str]]:
 
 
 @pytest.mark.parametrize("policy", list(CapacityPolicy))
-def test_nothing_is_left_of_ten_thousand_requests(
+def test_nothing_is_left_of_thousands_of_requests(
     tmp_path: Path, fake_trtllm: None, policy: CapacityPolicy, record_property: Any
 ) -> None:
     seed = int(os.environ.get("PENSTOCK_CHAOS_SEED", random.SystemRandom().randrange(1 << 32)))

@@ -221,6 +221,7 @@ LIES: Mapping[str, Lie] = {
 }
 
 
+@pytest.mark.nightly
 async def test_every_lie_is_found() -> None:
     honest: dict[str, str] = {}
     lying: dict[str, str] = {}

@@ -20,7 +20,7 @@ from penstock.scheduler.request import FailureReason, FinishReason
 from support.game_replay import NUM_TURNS
 from support.game_runs import play_all
 
-NUM_GAMES = int(os.environ.get("PENSTOCK_NUM_GAMES", "1500"))
+NUM_GAMES = int(os.environ.get("PENSTOCK_NUM_GAMES", "120"))
 MAX_FAILURES_SHOWN = 10
 # What no game can bring about: they need a front, or a device that dies.
 ELSEWHERE = {
@@ -53,4 +53,4 @@ def test_no_game_breaks_a_law() -> None:
     assert tally.num_games == NUM_GAMES
     assert tally.num_turns >= NUM_GAMES * NUM_TURNS
     # A law that nothing ever comes near is not checked.
-    assert {sight for sight in SIGHTS if tally.seen[sight] < NUM_GAMES // 250} == set()
+    assert {sight for sight in SIGHTS if tally.seen[sight] < max(1, NUM_GAMES // 250)} == set()

@@ -218,6 +218,7 @@ SABOTAGES = [
 ]
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("sabotage", SABOTAGES, ids=lambda sabotage: sabotage.law)
 def test_a_broken_engine_is_noticed(sabotage: Sabotage, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -171,7 +171,6 @@ def run(
     [Death(number, number % 3) for number in range(6)],
     0,
 )
-@settings(max_examples=150)
 def test_deaths_change_nothing_that_clients_are_told(
     text: ModelText,
     house: House,
@@ -187,7 +186,7 @@ def test_deaths_change_nothing_that_clients_are_told(
 
 
 @given(st.lists(generations, min_size=1, max_size=4), st.integers(0, 2), deaths)
-@settings(max_examples=50)
+@settings(max_examples=30)
 def test_beyond_the_budget_streams_end_after_a_prefix(
     text: ModelText, asked: list[Generation], max_replays: int, dying: list[Death]
 ) -> None:

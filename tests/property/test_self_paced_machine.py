@@ -162,4 +162,4 @@ class SelfPacedMachine(RuleBasedStateMachine):
 
 
 TestSelfPaced = SelfPacedMachine.TestCase
-TestSelfPaced.settings = settings(max_examples=400, stateful_step_count=40, deadline=None)
+TestSelfPaced.settings = settings(stateful_step_count=40)

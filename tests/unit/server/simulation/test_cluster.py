@@ -29,7 +29,7 @@ ONE_SECOND_STEPS = CostModel(
 )
 SLOW = SimulationConfig(cost=ONE_SECOND_STEPS, max_num_seqs=1, num_blocks=64)
 BUSY = SyntheticConfig(
-    rate_per_s=20, duration_s=20, tenants=(TenantShare(name="a"), TenantShare(name="b")), seed=3
+    rate_per_s=20, duration_s=5, tenants=(TenantShare(name="a"), TenantShare(name="b")), seed=3
 )
 
 
