@@ -2,8 +2,9 @@
 
 First a new connection for each request, a pool of them, and a pool with all requests of a
 connection in one `Multiplex` call; then a blocking client and server, a thread for each request,
-beside the asynchronous ones. Closed loops of requests of two tokens, over plain text on this
-machine, in turns; medians over the rounds.
+beside the asynchronous ones. Closed loops of requests of two tokens on this machine, in turns;
+medians over the rounds. Connections are compared over plain text and over TLS, each directly and
+over a path whose round trip takes 20 ms; the threads over plain text.
 
     python benchmarks/connections.py [--full] [--json FILE]
 
@@ -32,18 +33,46 @@ import psutil
 
 from connections_sides import MODES, MULTIPLEXED, NEW, NUM_TOKENS, POOLED, Seen
 from report import Check, arguments, print_checks, print_table, write_json
-from simulated_service import capacity, expect_ready, free_port, process, service, simulated
+from simulated_service import (
+    capacity,
+    expect_ready,
+    free_port,
+    line_of,
+    process,
+    service,
+    simulated,
+)
 
 BLOCKING = "blocking"
 IN_FLIGHT = 64
+ROUND_TRIP_S = 0.02
 CONCURRENCIES = (100, 500, 1000)
 MARKS = {100: (45.2, 12.8), 500: (218.7, 34.5), 1000: (None, 67.2)}
 """Milliseconds that others report of a blocking and an asynchronous service, None: time-outs."""
 _HERE = Path(__file__).resolve().parent
 _ROLES = str(_HERE / "connections_sides.py")
+_DELAY_PROXY = str(_HERE / "delay_proxy.py")
 _BLOCKING_SERVICE = str(_HERE / "blocking_service.py")
 _LIMIT_S = 90.0
 _COSTS = ("client CPU ms", "front CPU ms", "engine CPU ms", "others, cores")
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """How requests reach the service."""
+
+    name: str
+    is_encrypted: bool = False
+    round_trip_s: float = 0.0
+
+
+PLAIN = Route("plain text")
+ROUTES = (
+    PLAIN,
+    Route("TLS", is_encrypted=True),
+    Route("plain text, 20 ms", round_trip_s=ROUND_TRIP_S),
+    Route("TLS, 20 ms", is_encrypted=True, round_trip_s=ROUND_TRIP_S),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +80,7 @@ class Run:
     """One closed loop. `front_ms`, `engine_ms`: processor time for each request;
     `foreign_cores`: what others took meanwhile."""
 
+    route: str
     side: str
     concurrency: int
     seen: Seen
@@ -72,7 +102,13 @@ def client(*arguments: object) -> Seen:
     return Seen(**found)
 
 
-def measured(side: str, concurrency: int, pids: tuple[int, int], *arguments: object) -> Run:
+def measured(
+    side: str,
+    concurrency: int,
+    pids: tuple[int, int],
+    *arguments: object,
+    route: Route = PLAIN,
+) -> Run:
     """One client's run, and what it cost front and engine (`pids`) meanwhile."""
     before = [_cpu_ms(pid) for pid in pids]
     busy_ms, began_s = _machine_ms(), time.monotonic()
@@ -83,6 +119,7 @@ def measured(side: str, concurrency: int, pids: tuple[int, int], *arguments: obj
     )
     own_ms = (seen.client_ms + front_ms + engine_ms) * seen.num_all
     run = Run(
+        route=route.name,
         side=side,
         concurrency=concurrency,
         seen=seen,
@@ -91,7 +128,7 @@ def measured(side: str, concurrency: int, pids: tuple[int, int], *arguments: obj
         foreign_cores=max(0.0, busy_ms - own_ms) / 1e3 / elapsed_s,
     )
     print(
-        f"{concurrency:>5} in flight  {side:<12} {seen.per_s:>8,.0f} requests/s"
+        f"{route.name:<18} {concurrency:>5} in flight  {side:<12} {seen.per_s:>8,.0f} requests/s"
         f"  p99 {seen.p99_ms:,.1f} ms  {seen.num_failed} failed"
         f"  others {run.foreign_cores:.1f} cores",
         file=sys.stderr,
@@ -110,17 +147,46 @@ def _cpu_ms(pid: int) -> float:
     return float(times.user + times.system) * 1e3
 
 
-def penstock_runs(sides: Sequence[tuple[str, int]], duration_s: float, rounds: int) -> list[Run]:
+def penstock_runs(
+    route: Route, sides: Sequence[tuple[str, int]], duration_s: float, rounds: int
+) -> list[Run]:
     """Every mode at its concurrency, in turns, on one service."""
     options = ("--simulated-config", simulated(0.0))
     sizes = capacity(1024, 64)
-    with service(*options, *sizes, num_fronts=1) as (port, fronts, engine):
+    with tempfile.TemporaryDirectory(prefix="penstock-") as folder, contextlib.ExitStack() as stack:
+        certificate = _certificate(Path(folder)) if route.is_encrypted else ()
+        port, fronts, engine = stack.enter_context(
+            service(*options, *sizes, *certificate, num_fronts=1)
+        )
+        if route.round_trip_s:
+            port = stack.enter_context(_delayed(port, route.round_trip_s))
         pids, address = (fronts[0], engine), f"127.0.0.1:{port}"
+        ca = certificate[1] if certificate else "-"
         return [
-            measured(mode, concurrency, pids, "async", mode, address, concurrency, duration_s)
+            measured(
+                *(mode, concurrency, pids),
+                *("async", mode, address, concurrency, duration_s, ca),
+                route=route,
+            )
             for _ in range(rounds)
             for mode, concurrency in sides
         ]
+
+
+def _certificate(folder: Path) -> tuple[str, ...]:
+    """The options of a service with a certificate of its own, which is its own authority."""
+    cert, key = str(folder / "cert.pem"), str(folder / "key.pem")
+    made = ("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256")
+    names = ("-nodes", "-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1")
+    subprocess.run([*made, *names, "-out", cert, "-keyout", key], check=True, capture_output=True)
+    return ("--tls-cert", cert, "--tls-key", key)
+
+
+@contextlib.contextmanager
+def _delayed(port: int, round_trip_s: float) -> Generator[int]:
+    """The port of a proxy that delays what passes to `port` and back."""
+    with process(sys.executable, _DELAY_PROXY, str(port), str(round_trip_s)) as proxy:
+        yield int(line_of(proxy))
 
 
 def blocking_runs(duration_s: float, rounds: int) -> list[Run]:
@@ -152,9 +218,17 @@ def _after(first: subprocess.Popen[str], *command: str) -> Generator[subprocess.
         yield started
 
 
-def median(runs: list[Run], side: str, concurrency: int, value: Callable[[Run], float]) -> float:
+def median(
+    runs: list[Run],
+    side: str,
+    concurrency: int,
+    value: Callable[[Run], float],
+    route: Route = PLAIN,
+) -> float:
     return statistics.median(
-        value(run) for run in runs if (run.side, run.concurrency) == (side, concurrency)
+        value(run)
+        for run in runs
+        if (run.route, run.side, run.concurrency) == (route.name, side, concurrency)
     )
 
 
@@ -174,56 +248,67 @@ def p99_ms(run: Run) -> float:
     return run.seen.p99_ms
 
 
-def costs_of(runs: list[Run], side: str, concurrency: int) -> list[float]:
+def costs_of(runs: list[Run], side: str, concurrency: int, route: Route = PLAIN) -> list[float]:
     """Processor time of client, front and engine for each request; cores that others took."""
     return [
-        median(runs, side, concurrency, lambda run: run.seen.client_ms),
-        median(runs, side, concurrency, lambda run: run.front_ms),
-        median(runs, side, concurrency, lambda run: run.engine_ms),
-        median(runs, side, concurrency, lambda run: run.foreign_cores),
+        median(runs, side, concurrency, value, route)
+        for value in (
+            lambda run: run.seen.client_ms,
+            lambda run: run.front_ms,
+            lambda run: run.engine_ms,
+            lambda run: run.foreign_cores,
+        )
     ]
 
 
 def connection_checks(runs: list[Run]) -> list[Check]:
     """The table of connections; its checks."""
-    rate = {mode: median(runs, mode, IN_FLIGHT, per_s) for mode in MODES}
-    p99 = {mode: median(runs, mode, IN_FLIGHT, p99_ms) for mode in MODES}
-    mean = {mode: median(runs, mode, IN_FLIGHT, mean_ms) for mode in MODES}
-    rows = [
-        (
-            *(mode, rate[mode], rate[mode] / rate[NEW], mean[mode], p99[mode]),
-            *(p99[mode] / p99[NEW], *costs_of(runs, mode, IN_FLIGHT)),
+    rows: list[tuple[object, ...]] = []
+    checks: list[Check] = []
+    for route in ROUTES:
+        rate, mean, p99 = (
+            {mode: median(runs, mode, IN_FLIGHT, value, route) for mode in MODES}
+            for value in (per_s, mean_ms, p99_ms)
         )
-        for mode in MODES
-    ]
+        rows += [
+            (
+                *(route.name, mode, rate[mode], rate[mode] / rate[NEW], mean[mode], p99[mode]),
+                *(p99[mode] / p99[NEW], *costs_of(runs, mode, IN_FLIGHT, route)),
+            )
+            for mode in MODES
+        ]
+        checks += [
+            Check(
+                name=f"{route.name}: pooled over new connections, requests/s",
+                value=rate[POOLED] / rate[NEW],
+                goal=10.0,
+                unit="x",
+                sense="at least",
+            ),
+            Check(
+                name=f"{route.name}: pooled and multiplexed over new connections, requests/s",
+                value=rate[MULTIPLEXED] / rate[NEW],
+                goal=30.0,
+                unit="x",
+                sense="at least",
+            ),
+            Check(
+                name=f"{route.name}: pooled and multiplexed over new connections, p99",
+                value=p99[MULTIPLEXED] / p99[NEW],
+                goal=0.1,
+                unit="x",
+                sense="at most",
+            ),
+        ]
     print_table(
         f"Connections, {IN_FLIGHT} in flight, {NUM_TOKENS} tokens each",
-        ("connections", "requests/s", "over new", "mean ms", "p99 ms", "p99 over new", *_COSTS),
+        (
+            *("route", "connections", "requests/s", "over new", "mean ms", "p99 ms"),
+            *("p99 over new", *_COSTS),
+        ),
         rows,
     )
-    return [
-        Check(
-            name="pooled over new connections, requests/s",
-            value=rate[POOLED] / rate[NEW],
-            goal=10.0,
-            unit="x",
-            sense="at least",
-        ),
-        Check(
-            name="pooled and multiplexed over new connections, requests/s",
-            value=rate[MULTIPLEXED] / rate[NEW],
-            goal=30.0,
-            unit="x",
-            sense="at least",
-        ),
-        Check(
-            name="pooled and multiplexed over new connections, p99",
-            value=p99[MULTIPLEXED] / p99[NEW],
-            goal=0.1,
-            unit="x",
-            sense="at most",
-        ),
-    ]
+    return checks
 
 
 def thread_checks(runs: list[Run]) -> list[Check]:
@@ -280,8 +365,15 @@ def main() -> None:
     options = arguments(__doc__ or "").parse_args()
     duration_s, rounds = (5.0, 3) if options.full else (2.5, 1)
     sides = [(mode, IN_FLIGHT) for mode in MODES]
-    sides += [(mode, num) for num in CONCURRENCIES for mode in (POOLED, MULTIPLEXED)]
-    runs = penstock_runs(sides, duration_s, rounds) + blocking_runs(duration_s, rounds)
+    threads = [(mode, num) for num in CONCURRENCIES for mode in (POOLED, MULTIPLEXED)]
+    runs = [
+        run
+        for route in ROUTES
+        for run in penstock_runs(
+            route, sides + (threads if route is PLAIN else []), duration_s, rounds
+        )
+    ]
+    runs += blocking_runs(duration_s, rounds)
     checks = connection_checks(runs) + thread_checks(runs)
     print_checks(checks)
     write_json(options.json, [asdict(run) for run in runs], checks)

@@ -1,6 +1,7 @@
 """The clients of connections.py: they keep short requests going and tell how long each took.
 
-    async MODE ADDRESS CONCURRENCY SECONDS       Penstock's client; MODE of MODES
+    async MODE ADDRESS CONCURRENCY SECONDS CA    Penstock's client; MODE of MODES; CA: the PEM file
+                                                 of the authority for TLS, "-" for plain text
     blocking ADDRESS CONCURRENCY SECONDS         a thread and a blocking call for each request
 
 Each prints one line of JSON, `Seen`.
@@ -16,11 +17,20 @@ import threading
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 import grpc
 import numpy as np
 
-from penstock.client import NO_RETRY, Client, Finished, PenstockError, PoolConfig, TokenPrompt
+from penstock.client import (
+    NO_RETRY,
+    Client,
+    Finished,
+    PenstockError,
+    PoolConfig,
+    TlsConfig,
+    TokenPrompt,
+)
 from penstock.v1 import (
     generation_service_pb2,
     generation_service_pb2_grpc,
@@ -104,18 +114,21 @@ async def _request(client: Client) -> None:
             return
 
 
-async def run_async(mode: str, address: str, concurrency: int, duration_s: float) -> Seen:
+async def run_async(
+    mode: str, address: str, concurrency: int, duration_s: float, ca: Path | None
+) -> Seen:
     """A closed loop of so many tasks."""
     pool = PoolConfig(num_channels=_NUM_CHANNELS)
+    tls = False if ca is None else TlsConfig(ca=ca)
     async with contextlib.AsyncExitStack() as stack:
         if mode == NEW:
 
             async def call() -> None:
-                async with Client(address, retry=NO_RETRY) as client:
+                async with Client(address, tls=tls, retry=NO_RETRY) as client:
                     await _request(client)
         else:
             client = await stack.enter_async_context(
-                Client(address, retry=NO_RETRY, pool=pool, multiplex=mode == MULTIPLEXED)
+                Client(address, tls=tls, retry=NO_RETRY, pool=pool, multiplex=mode == MULTIPLEXED)
             )
 
             async def call() -> None:
@@ -172,8 +185,9 @@ def main(role: str, *rest: str) -> None:
     if role == "async":
         import uvloop
 
-        mode, address, concurrency, duration_s = rest
-        seen = uvloop.run(run_async(mode, address, int(concurrency), float(duration_s)))
+        mode, address, concurrency, duration_s, ca = rest
+        authority = None if ca == "-" else Path(ca)
+        seen = uvloop.run(run_async(mode, address, int(concurrency), float(duration_s), authority))
     else:
         address, concurrency, duration_s = rest
         seen = run_blocking(address, int(concurrency), float(duration_s))

@@ -40,7 +40,7 @@ def service(*options: str, num_fronts: int) -> Generator[tuple[int, list[int], i
     common = ("--port", "0", "--drain-grace-s", "0.1", "--log-level", "error")
     unseen = ("--operations-port", "off", "--metrics-port", "off")
     with process(*command, *common, *unseen, "--fronts", str(num_fronts), *options) as started:
-        ready = _READY.match(_line(started))
+        ready = _READY.match(line_of(started))
         if ready is None:
             raise RunFailed("the service did not start")
         fronts, engines = [], []
@@ -118,7 +118,8 @@ def process(*command: str) -> Generator[subprocess.Popen[str]]:
             started.stdout.close()
 
 
-def _line(process: subprocess.Popen[str]) -> str:
+def line_of(process: subprocess.Popen[str]) -> str:
+    """The next line of its stdout; RunFailed when none comes."""
     assert process.stdout is not None
     if not select.select([process.stdout], [], [], PATIENCE_S)[0]:
         raise RunFailed(f"{process.args!r} did not say anything")
@@ -127,7 +128,7 @@ def _line(process: subprocess.Popen[str]) -> str:
 
 def expect_ready(process: subprocess.Popen[str]) -> None:
     """Wait until it says so on its stdout."""
-    if _line(process).strip() != "ready":
+    if line_of(process).strip() != "ready":
         time.sleep(0.1)  # its complaint is on the way to our stderr
         raise RunFailed(f"{process.args!r} did not start: exit code {process.poll()}")
 
