@@ -250,15 +250,13 @@ def p99_ms(run: Run) -> float:
 
 def costs_of(runs: list[Run], side: str, concurrency: int, route: Route = PLAIN) -> list[float]:
     """Processor time of client, front and engine for each request; cores that others took."""
-    return [
-        median(runs, side, concurrency, value, route)
-        for value in (
-            lambda run: run.seen.client_ms,
-            lambda run: run.front_ms,
-            lambda run: run.engine_ms,
-            lambda run: run.foreign_cores,
-        )
-    ]
+    values: tuple[Callable[[Run], float], ...] = (
+        lambda run: run.seen.client_ms,
+        lambda run: run.front_ms,
+        lambda run: run.engine_ms,
+        lambda run: run.foreign_cores,
+    )
+    return [median(runs, side, concurrency, value, route) for value in values]
 
 
 def connection_checks(runs: list[Run]) -> list[Check]:
