@@ -55,6 +55,7 @@ BIN := $(VENV)/bin
 PROTOS_VENV := .venv-protos
 # Named after the content of what they depend on: a fresh clone has no useful time stamps.
 READY := $(VENV)/.ready-$(shell cat pyproject.toml | cksum | tr ' ' '-')
+DEMO_READY := $(READY:$(VENV)/.ready-%=$(VENV)/.ready-demo-%)
 PROTOS_READY := $(PROTOS_VENV)/.ready-$(shell cat protos/requirements.txt | cksum | tr ' ' '-')
 PIP := -m pip --disable-pip-version-check --quiet
 
@@ -86,7 +87,15 @@ $(PROTOS_READY): protos/requirements.txt
 	@rm -f $(PROTOS_VENV)/.ready-*
 	@touch $@
 
-demo: $(READY)
+# What the demo needs, without the tools of development.
+$(DEMO_READY):
+	@test -n "$(PYTHON)" || { echo "Python 3.11 or 3.12 is needed" >&2; exit 1; }
+	@echo "Installing into $(VENV): 260 MB to fetch with the CPU's build of torch, several GB with that for CUDA."
+	test -x $(BIN)/python || "$(PYTHON)" -m venv $(VENV)
+	$(BIN)/python -m pip --disable-pip-version-check install "$(TORCH)" --editable ".[torch]"
+	@touch $@
+
+demo: $(or $(wildcard $(READY)),$(DEMO_READY))
 	@$(BIN)/python -m penstock.server.cli demo
 
 # Side by side: what mostly waits for processes and sockets, processes that are killed, clients in other

@@ -10,6 +10,8 @@ import sys
 import pytest
 
 HEAVY = {"torch", "transformers", "tensorrt_llm"}
+# What the extra `server` brings and the client does without.
+SERVER = {"jinja2", "numpy", "opentelemetry", "prometheus_client", "tokenizers"}
 # Portion, and what importing all of its modules must not load.
 LIGHT = [
     ("penstock.scheduler", HEAVY | {"grpc", "google.protobuf", "tokenizers", "uvloop"}),
@@ -21,7 +23,7 @@ LIGHT = [
     ("penstock.server.cli", HEAVY),
     # It imports the engine's package when an engine is built, and not before.
     ("penstock.executor.trtllm", HEAVY),
-    ("penstock.client", HEAVY | {"tokenizers", "numpy"}),
+    ("penstock.client", HEAVY | SERVER),
 ]
 
 

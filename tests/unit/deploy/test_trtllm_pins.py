@@ -38,12 +38,13 @@ def read_pins() -> list[Pin]:
 
 
 PINS = read_pins()
-EXTRAS = ("torch", "trtllm")
+EXTRAS = ("server", "torch", "trtllm")
 OURS = {
     canonicalize_name(requirement.name): requirement.specifier
     for group in (PROJECT["dependencies"], *map(PROJECT["optional-dependencies"].get, EXTRAS))
     for text in group
     for requirement in [Requirement(text)]
+    if requirement.name != PROJECT["name"]
 } | {"python": SpecifierSet(PROJECT["requires-python"])}
 
 

@@ -6,6 +6,7 @@ run, so that `penstock --help` answers at once. Exit codes are in `exit_codes.py
 """
 
 import argparse
+import importlib.util
 import sys
 from collections.abc import Callable, Sequence
 
@@ -33,6 +34,15 @@ _COMMANDS = (
     *(serve, build, generate, chat, models, health, top, verify, bench, simulate, plan),
     *(timeline, demo, version),
 )
+_SERVER_COMMANDS = ("serve", "build", "verify", "simulate", "plan", "timeline", "demo")
+_SERVER_PACKAGES = (
+    "numpy",
+    "uvloop",
+    "tokenizers",
+    "jinja2",
+    "prometheus_client",
+    "grpc_reflection",
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -49,8 +59,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SystemExit as stop:
         # argparse leaves this way after --help (0) and after bad usage (2).
         return stop.code if isinstance(stop.code, int) else 0
+    missing = _missing_package(args.parser)
+    if missing:
+        print(f"{args.parser.prog}: needs {missing}: install penstock[server]", file=sys.stderr)
+        return ExitCode.USAGE
     run: Callable[[argparse.Namespace], int] = args.run
     return run(args)
+
+
+def _missing_package(parser: argparse.ArgumentParser) -> str:
+    """The first package that the command of `parser` needs and the client alone does not bring."""
+    if parser.prog.split()[-1] not in _SERVER_COMMANDS:
+        return ""
+    return next((name for name in _SERVER_PACKAGES if not importlib.util.find_spec(name)), "")
 
 
 def build_parser() -> argparse.ArgumentParser:
