@@ -8,7 +8,7 @@ asked for.
 
 import heapq
 from collections import defaultdict
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from penstock.scheduler.block_claims import retention_budget
 from penstock.scheduler.cached_blocks import DEFAULT_LEVEL
@@ -19,16 +19,19 @@ from penstock.scheduler.request_options import CacheRetention
 
 
 class EngineRetention:
-    """The account of retained prompts, in blocks of the executor's size."""
+    """The account of retained blocks: each counts once, for the tenant that asked for it first.
+
+    Turns of a conversation, and prompts with a common beginning, share what they have in common.
+    """
 
     def __init__(self, config: SchedulerConfig, info: ExecutorInfo) -> None:
         self._config = config
         self._block_size = info.block_size
         self._budget = retention_budget(config, info.num_blocks)
-        # Expiry, tenant, blocks.
-        self._retained: list[tuple[float, str, int]] = []
+        self._retained: dict[bytes, _Retained] = {}
+        # One for each block; a block that was asked for again expires later than its entry says.
+        self._expiries: list[tuple[float, bytes]] = []
         self._num_of: defaultdict[str, int] = defaultdict(int)
-        self._num_blocks = 0
 
     def limit(self, specs: tuple[RequestSpec, ...], now: float) -> tuple[RequestSpec, ...]:
         """The outputs of one request with the retention that the budget allows."""
@@ -37,32 +40,52 @@ class EngineRetention:
         wanted = leader.retention
         if wanted is not None and wanted.priority > DEFAULT_LEVEL:
             wanted = self._budget.limit(wanted)
-            num_blocks = -(-leader.num_prompt_tokens // self._block_size)
-            if not self._take(leader.tenant, num_blocks, now + wanted.duration_s):
+            if not self._take(leader.tenant, self._blocks_of(leader), now + wanted.duration_s):
                 wanted = None
         return tuple(replace(spec, retention=wanted, session_id="") for spec in specs)
 
-    def _take(self, tenant: str, num_blocks: int, until_s: float) -> bool:
+    def _blocks_of(self, spec: RequestSpec) -> list[bytes]:
+        """Names of the prompt's blocks; those without a hash are of this request alone."""
+        num_blocks = -(-spec.num_prompt_tokens // self._block_size)
+        names = list(spec.block_hashes[:num_blocks])
+        return names + [b"%d/%d" % (spec.key, index) for index in range(len(names), num_blocks)]
+
+    def _take(self, tenant: str, blocks: list[bytes], until_s: float) -> bool:
         """Count the blocks, if they fit the budget."""
-        budget = self._budget
+        budget, retained = self._budget, self._retained
+        added = [block for block in blocks if block not in retained]
         if (
-            self._num_of[tenant] + num_blocks > budget.max_num_of_tenant
-            or self._num_blocks + num_blocks > budget.max_num_blocks
+            self._num_of[tenant] + len(added) > budget.max_num_of_tenant
+            or len(retained) + len(added) > budget.max_num_blocks
         ):
             return False
-        heapq.heappush(self._retained, (until_s, tenant, num_blocks))
-        self._num_of[tenant] += num_blocks
-        self._num_blocks += num_blocks
+        self._num_of[tenant] += len(added)
+        for block in added:
+            retained[block] = _Retained(tenant, until_s)
+            heapq.heappush(self._expiries, (until_s, block))
+        for block in blocks:
+            retained[block].until_s = max(retained[block].until_s, until_s)
         return True
 
     def _expire(self, now: float) -> None:
-        retained = self._retained
-        while retained and retained[0][0] <= now:
-            _, tenant, num_blocks = heapq.heappop(retained)
-            self._num_of[tenant] -= num_blocks
-            self._num_blocks -= num_blocks
-            if not self._num_of[tenant]:
-                del self._num_of[tenant]
+        expiries = self._expiries
+        while expiries and expiries[0][0] <= now:
+            _, block = expiries[0]
+            held = self._retained[block]
+            if held.until_s > now:
+                heapq.heapreplace(expiries, (held.until_s, block))
+                continue
+            heapq.heappop(expiries)
+            del self._retained[block]
+            self._num_of[held.tenant] -= 1
+            if not self._num_of[held.tenant]:
+                del self._num_of[held.tenant]
+
+
+@dataclass(slots=True)
+class _Retained:
+    tenant: str
+    until_s: float
 
 
 def as_retention(spec: RequestSpec, config: SchedulerConfig) -> RequestSpec:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -115,9 +116,10 @@ def test_an_executor_with_its_own_cache_is_asked_within_the_budget() -> None:
         max_retention_share=0.5, max_tenant_retention_share=0.25, max_retention_s=10.0
     )
     account = EngineRetention(config, info)
+    keys = itertools.count(1)
 
     def ask(tenant: str, now: float, priority: int = 80) -> CacheRetention | None:
-        spec = make_spec(1, prompt=16, tenant=tenant)
+        spec = make_spec(next(keys), prompt=16, tenant=tenant)
         spec = replace(spec, retention=CacheRetention(priority=priority))
         return account.limit((spec,), now)[0].retention
 
@@ -127,3 +129,25 @@ def test_an_executor_with_its_own_cache_is_asked_within_the_budget() -> None:
     assert ask("c", 3.0) is None
     assert ask("c", 3.0, priority=DEFAULT_LEVEL) == CacheRetention(priority=DEFAULT_LEVEL)
     assert ask("a", 10.0) is not None
+
+
+def test_turns_of_a_conversation_are_counted_once_in_an_executors_own_cache() -> None:
+    info = make_info(num_blocks=64, block_size=4)
+    config = SchedulerConfig(
+        max_retention_share=0.5, max_tenant_retention_share=0.25, max_retention_s=10.0
+    )
+    account = EngineRetention(config, info)
+
+    def ask(key: int, *, conversation: bytes, num_blocks: int, now: float) -> CacheRetention | None:
+        spec = make_spec(key, prompt=4 * num_blocks, tenant="a")
+        hashes = tuple(b"%s %d" % (conversation, index) for index in range(num_blocks))
+        spec = replace(spec, session_id="s", block_hashes=hashes)
+        return account.limit((spec,), now)[0].retention
+
+    turns = [ask(turn, conversation=b"one", num_blocks=turn, now=turn) for turn in range(1, 17)]
+    assert None not in turns
+    assert ask(17, conversation=b"one", num_blocks=17, now=16.0) is None, "beyond its share"
+    assert ask(18, conversation=b"two", num_blocks=1, now=16.0) is None
+    # The first turns' blocks were asked for again by the last one.
+    assert ask(19, conversation=b"two", num_blocks=1, now=25.9) is None
+    assert ask(20, conversation=b"two", num_blocks=16, now=26.0) is not None
