@@ -50,5 +50,5 @@ def test_what_the_engine_reports_of_a_broken_form_is_the_requests_fault(
     found: dict[str, Any],
 ) -> None:
     assert len(found["texts"]) == len(BROKEN) == 28
-    assert [text for text in found["texts"] if not is_constraint_refusal(text)] == []
-    assert not any(map(is_fatal, found["texts"]))
+    assert [text for text, form in found["texts"] if not is_constraint_refusal(text, form)] == []
+    assert not any(is_fatal(text, form) for text, form in found["texts"])

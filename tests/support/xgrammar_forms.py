@@ -110,14 +110,14 @@ def expected() -> dict[str, str]:
     return faults | dict.fromkeys(map(str, GOOD), "")
 
 
-def texts_of_refusals(grammar: Any) -> list[str]:
-    """What the engine would report of the broken ones."""
-    texts: list[str] = []
+def texts_of_refusals(grammar: Any) -> list[tuple[str, str]]:
+    """What the engine would report of the broken ones, and the form that it may quote."""
+    texts: list[tuple[str, str]] = []
     for kind, form in BROKEN:
         try:
             getattr(grammar, _BUILDERS[kind])(form)
         except Exception as error:
-            texts.append(f"Guided decoding error: {error}")
+            texts.append((f"Guided decoding error: {error}", str(form)))
     return texts
 
 

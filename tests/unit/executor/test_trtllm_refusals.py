@@ -21,7 +21,8 @@ from penstock.executor.trtllm.refusals import is_fatal, is_refusal
             'Guided decoding error: [09:11:02] /project/cpp/x.cc:902: Unsupported type "strnig"',
             True,
         ),
-        ('Guided decoding error: Unsupported type "internal forward kernel CUDA"', True),
+        ('Guided decoding error: Unsupported type "internal forward kernel CUDA"', False),
+        ("Guided decoding error: [TensorRT-LLM][ERROR] CUDA runtime error in cudaMemcpy", False),
         ("Guided decoding error: CUDA error: device-side assert triggered", False),
         ("Guided decoding error: CUDA out of memory", False),
         ("mpi: failed to compile the grammar", False),
@@ -38,10 +39,19 @@ def test_the_engines_words_tell_whose_fault_it_was(message: str, expected: bool)
         ("cudaErrorIllegalAddress: an illegal memory access was encountered", True),
         ("unspecified launch failure", True),
         ("Guided decoding error: CUDA error: device-side assert triggered", True),
-        ('Guided decoding error: Unsupported type "device-side assert"', False),
         ("CUDA out of memory. Tried to allocate 2 GiB", False),
         ("forward failed", False),
     ],
 )
 def test_errors_that_no_cuda_context_survives_are_known(message: str, expected: bool) -> None:
     assert is_fatal(message) is expected
+
+
+def test_words_of_the_request_itself_are_not_the_engines() -> None:
+    form = '{"type": "internal forward kernel CUDA device-side assert"}'
+    text = f"Guided decoding error: Unsupported type {form}"
+
+    assert is_refusal(text, form)
+    assert not is_fatal(text, form)
+    assert is_fatal(f"{text}: an illegal memory access was encountered", form)
+    assert not is_refusal(f"{text}: an illegal memory access, cublasSgemm", form)

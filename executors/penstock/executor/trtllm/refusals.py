@@ -2,8 +2,8 @@
 
 Owns the phrases. The engine has one exception for everything and differs in words only. To blame
 the client wrongly hides a fault of ours, so only whole phrases that are known count, and none in a
-text that names what a request cannot cause. A text may quote the client: words that decide against
-the engine count only where the client's cannot stand.
+text that names what a request cannot cause. A text may quote the request's constraint: words that
+decide against the engine count only where the constraint does not have them.
 """
 
 import re
@@ -37,21 +37,25 @@ _FATAL: Final = re.compile(
 )
 
 
-def is_refusal(message: str) -> bool:
-    """Whether the text says that the request is at fault."""
-    if is_constraint_refusal(message):
+def is_refusal(message: str, quoted: str = "") -> bool:
+    """Whether the text says that the request is at fault. `quoted`: what it may quote of it."""
+    if is_constraint_refusal(message, quoted):
         return True
-    return _REFUSALS.search(message) is not None and _FAULTS.search(message) is None
+    return _REFUSALS.search(message) is not None and not _has_own(_FAULTS, message, quoted)
 
 
-def is_constraint_refusal(message: str) -> bool:
+def is_constraint_refusal(message: str, quoted: str = "") -> bool:
     """Whether it is the request's constraint that is at fault."""
     guided = _GUIDED.match(message)
-    # What the compiler quotes stands behind its own words: a fault of the engine begins the text.
-    return guided is not None and _FAULTS.match(guided["rest"]) is None
+    return guided is not None and not _has_own(_FAULTS, guided["rest"], quoted)
 
 
-def is_fatal(message: str) -> bool:
+def is_fatal(message: str, quoted: str = "") -> bool:
     """Whether the engine is lost, whatever it goes on to answer."""
-    # A refusal may quote the client, and with it any word.
-    return not is_refusal(message) and _FATAL.search(message) is not None
+    return _has_own(_FATAL, message, quoted)
+
+
+def _has_own(words: re.Pattern[str], message: str, quoted: str) -> bool:
+    """Whether the engine itself used one of `words`: none that the request has counts."""
+    quoted = quoted.lower()
+    return any(found[0].lower() not in quoted for found in words.finditer(message))

@@ -124,8 +124,10 @@ class Streams:
             stream.result = self.llm.generate_async(**arguments)
         except (self.request_error, ValueError, TypeError) as error:
             # A TypeError is rather our fault than the request's.
-            text = str(error)
-            is_clients = not isinstance(error, TypeError) and is_refusal(text)
+            text, quoted = str(error), _quotable(stream)
+            if is_fatal(text, quoted):
+                raise ExecutorDied(f"the engine is lost: {_first_line(text)}") from error
+            is_clients = not isinstance(error, TypeError) and is_refusal(text, quoted)
             return _refused(stream.submitted, text, is_refusal=is_clients)
         self.on_submit()
         return None
@@ -191,7 +193,8 @@ class Streams:
 
     def _failed(self, stream: _Stream, text: str) -> Response:
         """The last response of a request that the engine failed."""
-        if is_fatal(text):
+        quoted = _quotable(stream)
+        if is_fatal(text, quoted):
             self.responses.die(ExecutorDied(f"the engine is lost: {_first_line(text)}"))
         # Once it has answered, the engine had nothing against the request.
         is_early = not stream.has_answered
@@ -199,14 +202,14 @@ class Streams:
             stream.submitted,
             is_last=True,
             failure=text,
-            is_refusal=is_early and is_refusal(text),
-            is_of_constraint=is_early and is_constraint_refusal(text),
+            is_refusal=is_early and is_refusal(text, quoted),
+            is_of_constraint=is_early and is_constraint_refusal(text, quoted),
         )
 
     def _is_alive_after(self, error: Exception) -> bool:
         """Assertions over one request's result come out of its iteration as the end does."""
         try:
-            is_alive = is_healthy(self.llm)
+            is_alive = is_healthy(self.llm) and not is_fatal(str(error))
         except Exception:
             is_alive = False
         log.warning("a result of the engine raised; healthy: %s", is_alive, exc_info=error)
@@ -253,6 +256,12 @@ def _refused(
         is_of_constraint=is_of_constraint,
         is_own=True,
     )
+
+
+def _quotable(stream: _Stream) -> str:
+    """What an error's text may quote of the request."""
+    constraint = stream.submitted.spec.constraint
+    return "" if constraint is None else "\n".join(constraint.texts)
 
 
 def _first_line(text: str) -> str:
