@@ -202,6 +202,40 @@ def test_an_error_of_another_kind_at_submission_is_death(
         house.engine.step()
 
 
+CUDA_ERROR = "CUDA error: an illegal memory access was encountered"
+
+
+def test_a_cuda_error_at_submission_is_death(
+    build: Houses, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    house = build()
+
+    def broken(*_arguments: Any, **_keywords: Any) -> Any:
+        raise ValueError(CUDA_ERROR)
+
+    monkeypatch.setattr(house.streams.llm, "generate_async", broken)
+    house.submit(greedy_spec(1))
+    house.turn()
+    with pytest.raises(ExecutorDied, match="illegal memory access"):
+        house.engine.step()
+
+
+def test_a_cuda_error_in_a_result_is_death_whatever_the_health_says(
+    build: Houses, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    house = build()
+
+    async def broken(_self: object) -> Any:
+        raise RuntimeError(CUDA_ERROR)
+
+    monkeypatch.setattr(fake_module("executor.result").RequestOutput, "__anext__", broken)
+    house.submit(greedy_spec(1))
+    house.turn()
+    house.settle()
+    with pytest.raises(ExecutorDied, match="illegal memory access"):
+        house.engine.step()
+
+
 def test_close_during_work_aborts_it_and_is_idempotent(build: Houses) -> None:
     house = build()
     house.submit(*(greedy_spec(key, max_tokens=40) for key in range(1, 9)))

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any, Final
+from weakref import WeakValueDictionary
 
 from penstock.executor.trtllm.choice_regex import choice_regex
 from penstock.executor.trtllm.dead_ends import has_dead_end
@@ -60,18 +61,37 @@ def fault_of(grammar_class: Any, constraint: Constraint) -> str:
 
 
 class ConstraintCheck:
-    """Checks on threads: a few at a time, each for a bounded time. Belongs to one event loop."""
+    """Checks on threads: a few at a time, one of each tenant, each for a bounded time.
+
+    Belongs to one event loop.
+    """
 
     def __init__(self, grammar_class: Any) -> None:
         self._grammar_class = grammar_class
         self._permits = asyncio.Semaphore(_NUM_THREADS)
+        self._permit_of: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
-    async def fault(self, constraint: Constraint) -> str:
-        """As `fault_of`. A check that takes too long keeps its thread until it ends."""
-        await self._permits.acquire()
+    async def fault(self, constraint: Constraint, tenant: str) -> str:
+        """As `fault_of`. A check that takes too long keeps its thread until it ends.
+
+        With one check of each tenant at a time, a tenant waits for one check of every other tenant
+        at most. Cancelling gives the place up.
+        """
+        own = self._permit_of.setdefault(tenant, asyncio.Lock())
+        await own.acquire()
+        try:
+            await self._permits.acquire()
+        except asyncio.CancelledError:
+            own.release()
+            raise
+
+        def release(_: object) -> None:
+            self._permits.release()
+            own.release()
+
         checking = asyncio.ensure_future(
             in_worker(lambda: fault_of(self._grammar_class, constraint), "trtllm constraint")
         )
-        checking.add_done_callback(lambda _: self._permits.release())
+        checking.add_done_callback(release)
         done, _ = await asyncio.wait([checking], timeout=_TIMEOUT_S)
         return checking.result() if done else TOO_SLOW

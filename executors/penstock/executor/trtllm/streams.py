@@ -24,7 +24,8 @@ from penstock.scheduler.request_options import Constraint
 log = logging.getLogger(__name__)
 
 MakeArguments = Callable[[SubmittedRequest], dict[str, Any]]
-ConstraintFault = Callable[[Constraint], Awaitable[str]]
+ConstraintFault = Callable[[Constraint, str], Awaitable[str]]
+"""Why the engine must not get a constraint of a tenant; empty when it may."""
 
 
 def is_healthy(llm: Llm) -> bool:
@@ -137,8 +138,11 @@ class Streams:
         if stream is None or stream.is_aborted:
             return
         stream.abort()
-        # Without a result it is not in the engine yet, and will not go in.
-        if stream.result is not None:
+        if stream.result is None:
+            # Its constraint is checked or waits for that: it will not go in.
+            if stream.task is not None:
+                stream.task.cancel()
+        else:
             stream.grace = self.loop.call_later(self.abort_grace_s, self._give_up, stream)
 
     def _give_up(self, stream: _Stream) -> None:
@@ -155,13 +159,13 @@ class Streams:
         assert submitted.spec.constraint is not None
         last: Response | None = _refused(submitted, "aborted before it went in", is_refusal=False)
         try:
-            fault = await fault_of(submitted.spec.constraint)
+            fault = await fault_of(submitted.spec.constraint, submitted.spec.tenant)
             if fault:
                 last = _refused(submitted, fault, is_refusal=True, is_of_constraint=True)
             elif not stream.is_aborted:
                 last = self._hand_over(stream, arguments)
         except asyncio.CancelledError:
-            log.debug("closed while a constraint was checked")
+            log.debug("aborted while a constraint was checked")
         except Exception as error:
             self.responses.die(error)
         if last is None:
