@@ -1,6 +1,7 @@
 """The one line that a command prints of a failed call."""
 
 import grpc
+import pytest
 
 from penstock.client.errors import Failure, error_of
 from penstock.server.cli.connection import describe_error
@@ -26,3 +27,22 @@ def test_a_refused_deadline_says_what_it_takes_and_when_to_come_back() -> None:
 def test_what_is_not_known_is_not_said() -> None:
     error = error_of(Failure(code=grpc.StatusCode.UNAVAILABLE, message="gone"))
     assert describe_error(error) == "UNAVAILABLE: gone"
+
+
+@pytest.mark.parametrize(
+    ("said", "hint"),
+    [
+        (
+            "ipv4:127.0.0.1:9: Failed to connect to remote host: Connection refused",
+            "penstock serve",
+        ),
+        ("ipv4:127.0.0.1:9: Failed parsing HTTP/2 (Expected SETTINGS frame)", "speaks no gRPC"),
+        ("Tls handshake failed (TSI_PROTOCOL_FAILURE)", "TLS"),
+    ],
+)
+def test_where_no_service_answers_the_line_says_what_to_look_for(said: str, hint: str) -> None:
+    error = error_of(Failure(code=grpc.StatusCode.UNAVAILABLE, message=said))
+    assert hint in describe_error(error)
+
+    of_service = Failure(code=grpc.StatusCode.UNAVAILABLE, reason="ENGINE_DOWN", message=said)
+    assert hint not in describe_error(error_of(of_service)).replace(said, "")

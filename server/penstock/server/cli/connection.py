@@ -27,6 +27,17 @@ OPERATIONS_VARIABLE = "PENSTOCK_OPERATIONS"
 OPERATIONS_PORT_VARIABLE = "PENSTOCK_OPERATIONS_PORT"
 
 
+# By words of gRPC where no service answered.
+_HINTS = {
+    "Connection refused": "no service there: is `penstock serve` running?",
+    "Failed parsing HTTP/2": "this port speaks no gRPC: see the ports that `penstock serve` prints",
+    "Method not found": "another gRPC service: `penstock top` needs the operations port, the other"
+    " commands the main port",
+    "handshake failed": "only one side uses TLS, or the certificate is not trusted",
+    "Domain name not found": "no such host",
+}
+
+
 class UsageError(Exception):
     """An argument does not fit; the message names it."""
 
@@ -157,6 +168,9 @@ def _told(error: BaseException) -> str:
 def describe_error(error: "PenstockError") -> str:
     """One line: status, reason, message, fields, and what the caller may do about it."""
     line = str(error).replace("\n", " ")
+    if not error.reason:
+        # The service has a reason for each failure: this one did not come from it.
+        line += next((f"; {hint}" for words, hint in _HINTS.items() if words in line), "")
     if error.estimate_s is not None:
         line += f"; it would take about {error.estimate_s:g} s"
     if error.retry_after_s is not None:

@@ -80,7 +80,7 @@ STATUS_RULES: Final[Mapping[ErrorReason, StatusRule]] = {
     ),
     ErrorReason.QUOTA_EXCEEDED: StatusRule(
         code=_C.RESOURCE_EXHAUSTED,
-        message="the tenant has used its share",
+        message="a quota of the tenant is exceeded",
         is_retryable=True,
     ),
     # Not told to come again: it is not load that ended the request, but its own reader.
@@ -222,6 +222,8 @@ def _add(status: Status, detail: Message) -> None:
 
 def _message(refusal: Refusal, rule: StatusRule) -> str:
     message = refusal.message or rule.message
+    if refusal.quota is not None and not refusal.message:
+        message = f"{message}: {refusal.quota.subject}: {refusal.quota.description}"
     if refusal.violations:
         first = refusal.violations[0]
         message = f"{message}: {first.path}: {first.description}"

@@ -183,7 +183,11 @@ def test_a_quota_is_told_by_whose_it_is_and_which() -> None:
             breach=breach,
         )
     )
-    quota = details(status_of(refusal))["QuotaFailure"]
+    status = status_of(refusal)
+    assert status.message == (
+        "a quota of the tenant is exceeded: tenant:acme: max_requests_per_minute is 60"
+    )
+    quota = details(status)["QuotaFailure"]
     assert isinstance(quota, QuotaFailure)
     (violation,) = quota.violations
     assert violation.subject == "tenant:acme"
