@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from penstock.executor.trtllm.response_queue import ResponseQueue
 from penstock.scheduler.events import PrefixFound
 from penstock.scheduler.executor import ExecutorDied
 from penstock.scheduler.request import FinishReason
 from support.trtllm_house import (
+    PATIENCE_S,
     Houses,
     TrtllmHouse,
     fake_module,
@@ -135,20 +138,24 @@ def test_statistics_that_are_fetched_reach_the_audit_and_hold_up_nothing(
     def blocks(*_arguments: Any) -> Any:
         raise AssertionError("the iterator blocks the loop")
 
+    noted = threading.Event()
+
+    def note(original: Any, *arguments: Any) -> None:
+        original(*arguments)
+        noted.set()
+
     monkeypatch.setattr(fake_module("llmapi.llm").LLM, "get_stats_async", blocks)
+    wrapped(monkeypatch, ResponseQueue, "note", note)
     house = build(fake={"stats": "rpc"}, is_free=True)
     for key in range(1, 4):
         house.submit(greedy_spec(key, max_tokens=20))
         house.run_free()
 
     # Nothing is left behind in the engine, however many iterations it ran.
-    for _ in range(100):
-        if house.executor.audit.num_checks and not house.view().num_unread_stats:
-            break
-        house.thread.run(asyncio.sleep(0.05), 5.0)
+    while not house.executor.audit.num_checks or house.view().num_unread_stats:
+        assert noted.wait(PATIENCE_S)
+        noted.clear()
         house.turn()
-    assert house.executor.audit.num_checks > 0
-    assert house.view().num_unread_stats == 0
 
 
 def test_an_engine_of_fetched_statistics_without_any_does_not_block_its_start(
