@@ -116,6 +116,8 @@ def merge_settings(arguments: Mapping[str, Any], environment: Mapping[str, str])
         if value is None:
             value = _from_environment(option, environment)
         settings[option.name] = option.default if value is None else value
+    if settings["log_format"] == "auto":
+        settings["log_format"] = "short" if sys.stderr.isatty() else "text"
     settings["tracing"] = tracing_by_variables(environment)
     settings["bad_tracing_number"] = bad_tracing_number(environment)
     settings["has_next_rpc_keys"] = wants_next_rpc_keys(environment)
@@ -386,6 +388,9 @@ def _announce(line: str) -> None:
     # Whoever read our stdout may have left; the service goes on.
     with contextlib.suppress(BrokenPipeError):
         print(line, flush=True)
+        if line.startswith("penstock ready on ") and sys.stdout.isatty():
+            address = line.split()[3]
+            print(f"  try: penstock generate 'Once upon a time' --address {address}", flush=True)
 
 
 def _cannot_start(reason: str) -> int:

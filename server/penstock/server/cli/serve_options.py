@@ -347,9 +347,10 @@ OPTIONS = (
     Option(
         flag="log-format",
         parse=str,
-        default="text",
-        choices=("text", "json"),
-        help="what a line of the log is: text, or one JSON object",
+        default="auto",
+        choices=("auto", "short", "text", "json"),
+        help="a line of the log: short text, text with process id and module, or one JSON object;"
+        " auto: short where stderr is a terminal, text elsewhere",
     ),
     Option(
         flag="log-foreign-text",

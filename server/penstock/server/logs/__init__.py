@@ -1,4 +1,4 @@
-"""Log lines of a process: one per event, on stderr, text or JSON, few of each kind, no content.
+"""Log lines of a process: one per event, on stderr, few of each kind, no content.
 
 Owns how logging is set up and its levels. What a line looks like is in `lines`, what it tells of an
 exception in `failures`, which one is left out in `no_fault`, how many pass in `rate`. Never the
@@ -12,13 +12,22 @@ import threading
 from types import TracebackType
 from typing import TextIO
 
-from penstock.server.logs.lines import JsonFormatter, LineFormatter, TextFormatter
+from penstock.server.logs.lines import (
+    JsonFormatter,
+    LineFormatter,
+    ShortFormatter,
+    TextFormatter,
+)
 from penstock.server.logs.no_fault import NoFault
 from penstock.server.logs.rate import RateLimit
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
-TEXT, JSON = "text", "json"
-LOG_FORMATS = (TEXT, JSON)
+_FORMATTERS: dict[str, type[LineFormatter]] = {
+    "text": TextFormatter,
+    "json": JsonFormatter,
+    "short": ShortFormatter,
+}
+LOG_FORMATS = tuple(_FORMATTERS)
 
 _log = logging.getLogger(__name__)
 
@@ -37,16 +46,15 @@ class _StderrHandler(logging.StreamHandler[TextIO]):
 
 
 def configure_logging(
-    process: str, level: str, *, form: str = TEXT, has_foreign_text: bool = False
+    process: str, level: str, *, form: str = "text", has_foreign_text: bool = False
 ) -> None:
     """Send all log records of this process to stderr, and what nobody caught.
 
-    `level`: a name such as "info". `form`: "text" or "json". `has_foreign_text`: whether the words
-    of exceptions that are not ours are written, which may quote what clients sent.
+    `level`: a name such as "info". `form`: one of LOG_FORMATS. `has_foreign_text`: whether the
+    words of exceptions that are not ours are written, which may quote what clients sent.
     """
-    kind: type[LineFormatter] = JsonFormatter if form == JSON else TextFormatter
     handler = _StderrHandler(sys.stderr)
-    handler.setFormatter(kind(process, has_foreign_text=has_foreign_text))
+    handler.setFormatter(_FORMATTERS[form](process, has_foreign_text=has_foreign_text))
     handler.addFilter(NoFault())
     handler.addFilter(RateLimit())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)

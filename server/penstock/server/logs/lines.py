@@ -60,6 +60,12 @@ class TextFormatter(LineFormatter):
     def format(self, record: logging.LogRecord) -> str:
         """The record as one line."""
         stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+        return (
+            f"{stamp}.{int(record.msecs):03d}Z {record.levelname} {self._process}[{self._pid}]"
+            f" {record.name}: {self._text_of(record)}"
+        )
+
+    def _text_of(self, record: logging.LogRecord) -> str:
         parts = [self._message_of(record)]
         for name, fact in self._facts_of(record).items():
             parts.append(f"{_SHORT_NAMES.get(name, name)}={_quoted(str(fact))}")
@@ -69,11 +75,17 @@ class TextFormatter(LineFormatter):
         failures = " from ".join(map(_told, self._failures_of(record)))
         if failures:
             parts.append(f"| {failures}")
-        text = " ".join(parts).translate(_CONTROLS)
-        return (
-            f"{stamp}.{int(record.msecs):03d}Z {record.levelname} {self._process}[{self._pid}]"
-            f" {record.name}: {text}"
-        )
+        return " ".join(parts).translate(_CONTROLS)
+
+
+class ShortFormatter(TextFormatter):
+    """For a terminal: `<local time> <process>: <message>`, with the level where it is not INFO."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The record as one line."""
+        stamp = time.strftime("%H:%M:%S", time.localtime(record.created))
+        level = "" if record.levelno == logging.INFO else f" {record.levelname}"
+        return f"{stamp}{level} {self._process}: {self._text_of(record)}"
 
 
 class JsonFormatter(LineFormatter):

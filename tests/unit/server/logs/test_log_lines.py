@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import sys
 from typing import Any
 
 import pytest
 
-from penstock.server.logs.lines import JsonFormatter, TextFormatter
+from penstock.server.logs.lines import JsonFormatter, ShortFormatter, TextFormatter
 
 CANARY = "canary of a prompt"
 
@@ -41,6 +42,15 @@ def failure() -> Any:
 def test_a_text_line_says_when_who_and_what() -> None:
     line = TextFormatter("engine").format(record("it %s", "broke"))
     assert line == f"1970-01-01T00:00:00.007Z ERROR engine[{os.getpid()}] a.b: it broke"
+
+
+def test_a_short_line_has_time_process_and_message() -> None:
+    formatter = ShortFormatter("engine")
+    warning = record("it %s", "broke", level=logging.WARNING, request_id="r")
+    assert re.fullmatch(
+        r"\d\d:\d\d:\d\d WARNING engine: it broke request=r", formatter.format(warning)
+    )
+    assert formatter.format(record("up", level=logging.INFO))[8:] == " engine: up"
 
 
 def test_a_json_line_says_the_same() -> None:
