@@ -67,14 +67,14 @@ INLINE int64_t first_key(const Layer *layer, int64_t position) {
   return layer->window ? larger(position + 1 - layer->window, 0) : 0;
 }
 
-INLINE void find_keys(const Call *call, const Item *item, int64_t low, int64_t high, Tile *tile,
-                      int64_t size) {
+/* The tile of the item's keys from position `low` on; of none where they have ended. */
+INLINE void find_keys(const Call *call, const Item *item, int64_t low, Tile *tile, int64_t size) {
   const Layer *layer = call->layer;
   const int32_t *blocks =
       call->rows->block_table + call->rows->slots[item->row] * call->rows->table_stride;
   const int64_t block_size = layer->block_size, row_bytes = layer->head_dim * size;
   tile->to_value = layer->num_kv_heads * block_size * row_bytes;
-  tile->count = (int)(high - low);
+  tile->count = (int)larger(smaller(item->high - low, KEYS), 0);
   int64_t column = low / block_size, offset = low % block_size;
   for (int i = 0; i < tile->count; column++, offset = 0) {
     const char *head = (const char *)layer->pages +
@@ -83,8 +83,18 @@ INLINE void find_keys(const Call *call, const Item *item, int64_t low, int64_t h
     for (; offset < block_size && i < tile->count; offset++)
       tile->keys[i++] = head + offset * row_bytes;
   }
-  for (int i = tile->count; i < KEYS; i++)
+  for (int i = tile->count; i < KEYS && tile->count > 0; i++)
     tile->keys[i] = tile->keys[tile->count - 1];
+}
+
+/* Asks for keys and values of a tile ahead of their use: blocks lie anywhere in memory, where the
+ * processor does not look ahead by itself. */
+INLINE void prefetch_keys(const Tile *tile, int first, int last, int64_t row_bytes) {
+  for (int i = first; i < last && i < tile->count; i++)
+    for (int64_t at = 0; at < row_bytes; at += 64) {
+      __builtin_prefetch(tile->keys[i] + at, 0, 2 /* to the second cache */);
+      __builtin_prefetch(tile->keys[i] + tile->to_value + at, 0, 2 /* to the second cache */);
+    }
 }
 
 /* Rows of a head size that the inner loops do not step over evenly: a copy with zeros behind. */
@@ -135,10 +145,12 @@ INLINE vec dot_step(vec sum, const void *a, const void *b, int64_t index, bool h
 }
 
 /* One row's products with the tile's keys. */
-INLINE void dot_keys(const void *query, const Tile *tile, int64_t pad, float *scores, bool half) {
+INLINE void dot_keys(const void *query, const Tile *tile, const Tile *next, int64_t pad,
+                     float *scores, bool half) {
   const int64_t step = half && HAS_BF16_DOT ? 2 * LANES : LANES;
   for (int t = 0; t < tile->count; t += LANES) {
     vec sums[LANES] = {{0}};
+    prefetch_keys(next, t, t + LANES, pad * (half ? 2 : 4));
     for (int64_t d = 0; d < pad; d += step)
 #pragma GCC unroll 16
       for (int i = 0; i < LANES; i++)
@@ -207,12 +219,13 @@ INLINE void seen_range(const Call *call, const Item *item, int64_t row, int64_t 
 }
 
 /* Few rows: each by itself. */
-INLINE void attend_dots(const Call *call, const Item *item, const Tile *tile, int64_t low,
-                        Scratch *scratch, bool half) {
+INLINE void attend_dots(const Call *call, const Item *item, const Tile *tile, const Tile *next,
+                        int64_t low, Scratch *scratch, bool half) {
   const int64_t pad = call->pad, query_size = half && HAS_BF16_DOT ? 2 : 4;
   for (int64_t i = 0; i < item->last - item->first; i++) {
     int64_t first, last;
-    dot_keys((const char *)scratch->query + i * pad * query_size, tile, pad, scratch->scores, half);
+    dot_keys((const char *)scratch->query + i * pad * query_size, tile, next, pad, scratch->scores,
+             half);
     seen_range(call, item, item->first + i, low, tile->count, &first, &last);
     const float factor = weigh(scratch->scores, first, last, tile->count, call->layer,
                                &scratch->greatest[i], &scratch->sum[i]);
@@ -227,9 +240,11 @@ INLINE void attend_dots(const Call *call, const Item *item, const Tile *tile, in
 
 /* Transposes the tile's keys: [pad / 2, KEYS] pairs of bfloat16 where the processor multiplies
  * those, else float32 [pad, KEYS]. */
-INLINE void transpose_keys(const Tile *tile, int64_t pad, float *to, bool half) {
+INLINE void transpose_keys(const Tile *tile, const Tile *next, int64_t pad, float *to,
+                           bool half) {
   const int64_t num_words = half ? pad / 2 : pad;
-  for (int t = 0; t < tile->count; t += LANES)
+  for (int t = 0; t < tile->count; t += LANES) {
+    prefetch_keys(next, t, t + LANES, pad * (half ? 2 : 4));
     for (int64_t d = 0; d < num_words; d += LANES) {
       vec rows[LANES];
 #pragma GCC unroll 16
@@ -246,6 +261,7 @@ INLINE void transpose_keys(const Tile *tile, int64_t pad, float *to, bool half) 
         }
       }
     }
+  }
 }
 
 INLINE vec multiply_add(vec sum, const float *a, vec b, bool is_pair) {
@@ -297,12 +313,12 @@ INLINE void multiply(float *c, int64_t c_stride, const float *a, int64_t a_strid
 }
 
 /* More rows: both products as matrices. */
-INLINE void attend_matrix(const Call *call, const Item *item, const Tile *tile, int64_t low,
-                          Scratch *scratch, bool half) {
+INLINE void attend_matrix(const Call *call, const Item *item, const Tile *tile, const Tile *next,
+                          int64_t low, Scratch *scratch, bool half) {
   const int64_t pad = call->pad, count = item->last - item->first;
   const int64_t words = half && HAS_BF16_DOT ? pad / 2 : pad;
   const int64_t width = (tile->count + LANES - 1) / LANES * LANES;
-  transpose_keys(tile, pad, scratch->keys, half);
+  transpose_keys(tile, next, pad, scratch->keys, half);
   for (int t = 0; t < tile->count; t++)
     for (int64_t d = 0; d < pad; d += LANES)
       store(scratch->values + t * pad + d, load_any(tile->keys[t] + tile->to_value, d, half));
@@ -340,6 +356,9 @@ INLINE void attend_item(const Call *call, const Item *item, bool half) {
   Scratch scratch;
   const Layer *layer = call->layer;
   const int64_t pad = call->pad, count = item->last - item->first, size = half ? 2 : 4;
+  Tile tile, next;
+  find_keys(call, item, item->low, &next, size);
+  prefetch_keys(&next, 0, KEYS, layer->head_dim * size);
   load_queries(call, item, &scratch, half);
   for (int64_t i = 0; i < count; i++) {
     const float *sinks = item->takes_sinks ? layer->sinks : NULL;
@@ -349,14 +368,14 @@ INLINE void attend_item(const Call *call, const Item *item, bool half) {
   }
   memset(scratch.out, 0, ((count + BLOCK_ROWS - 1) & -BLOCK_ROWS) * pad * sizeof(float));
   for (int64_t low = item->low; low < item->high; low += KEYS) {
-    Tile tile;
-    find_keys(call, item, low, smaller(low + KEYS, item->high), &tile, size);
+    tile = next;
+    find_keys(call, item, low + KEYS, &next, size);
     if (pad != layer->head_dim)
       pad_tile(&tile, layer->head_dim * size, pad * size, (char *)scratch.padded);
     if (count < BLOCK_ROWS)
-      attend_dots(call, item, &tile, low, &scratch, half);
+      attend_dots(call, item, &tile, &next, low, &scratch, half);
     else
-      attend_matrix(call, item, &tile, low, &scratch, half);
+      attend_matrix(call, item, &tile, &next, low, &scratch, half);
   }
   for (int64_t i = 0; i < count; i++) {
     const float *values = scratch.out + i * pad;
