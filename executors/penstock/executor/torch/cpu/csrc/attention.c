@@ -1,33 +1,36 @@
 /* Attention of a step's rows over the pages: decode rows and chunk rows in one parallel loop.
  *
- * An item is a tile of query rows of one key head (the queries of a key head are rows of one matrix,
- * chunk tokens times group) and a range of keys. Keys come in tiles of KEYS, by one pointer each, so
- * that no block size is special; the softmax is kept running, in float32. Few rows take dot
- * products, more of them a matrix product over a transposed tile. Only keys that some row of
- * the item sees are read: what lies behind a sequence's end reaches nobody.
+ * An item is a tile of query rows (the queries of a key head are rows of one matrix, chunk tokens
+ * times group) of one key head or, where the rows are few, of several, and a range of keys. Keys
+ * come in tiles, by one pointer each, so that no block size is special; an item takes its heads in
+ * turn over each tile, because the heads of a block lie together. The softmax is kept running, in
+ * float32. Few rows take dot products, more of them a matrix product over a transposed tile. Only
+ * keys that some row of the item sees are read: what lies behind a sequence's end reaches nobody.
  *
  * A sequence of few rows is split at fixed places, so a result depends neither on the number of
  * threads nor on what else the step holds. */
 #include "kernels.h"
-#include "simd.h"
+#include "matrix_product.h"
 
 #include <math.h>
+#include <omp.h>
 #include <stdlib.h>
 
 enum {
-  KEYS = 64,       /* keys of a tile */
-  ROWS = 32,       /* query rows of an item */
-  BLOCK_ROWS = 4,  /* rows of the matrix product's inner loop */
+  ROWS = 32,       /* query rows of an item, of all its heads */
+  FEW_ROWS = 8,    /* so few that values are better widened for each block of rows anew */
   PART_KEYS = 512, /* keys of one part of a sequence of few rows */
+  ITEMS_PER_THREAD = 6, /* at least, where heads can be told apart */
   MAX_DIM = 512,
 };
-static const float LOWEST = -1e30f; /* a greatest score before any was seen; finite, for differences */
-static const int64_t MIN_PARALLEL_WORK = 1 << 18; /* products; fewer are done before threads wake */
+static const float LOWEST = -1e30f; /* the greatest score of none; finite, for differences */
+static const int64_t MIN_PARALLEL_WORK = 1 << 18; /* fewer products end before threads wake */
 
 typedef struct {
-  int64_t row, kv_head;
-  int64_t first, last; /* flattened query rows: token * group + query head of the group */
-  int64_t low, high;   /* positions of keys */
+  int64_t row;
+  int64_t first_head, num_heads; /* key heads */
+  int64_t first, last;           /* query rows of each: token * group + query head of the group */
+  int64_t low, high;             /* positions of keys */
   float *partial;      /* where a part's sums go; NULL: the item is whole */
   bool takes_sinks;
 } Item;
@@ -40,14 +43,14 @@ typedef struct {
   int64_t query_token, query_head, out_token, out_head;
   int64_t group;
   int64_t pad; /* head_dim rounded up to what the inner loops step by */
+  int64_t max_heads; /* of an item */
 } Call;
 
-/* Keys of a tile; behind `count` the last one is repeated. A key's value lies `to_value` bytes on. */
+/* Rows of one head of an item: their queries, and what is summed so far. */
 typedef struct {
-  const char *keys[KEYS];
-  int64_t to_value;
-  int count;
-} Tile;
+  const char *query;
+  float *out, *greatest, *sum;
+} Head;
 
 typedef struct {
   float query[ROWS * MAX_DIM] __attribute__((aligned(64)));
@@ -59,122 +62,60 @@ typedef struct {
   float greatest[ROWS], sum[ROWS];
 } Scratch;
 
-INLINE int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
-INLINE int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
+/* Rows that an item keeps for each head: the matrix product takes whole blocks of them. */
+INLINE int64_t height_of(int64_t count) {
+  return count < BLOCK_ROWS ? count : (count + BLOCK_ROWS - 1) & -BLOCK_ROWS;
+}
 
 /* Position of the first key that the token at `position` sees. */
 INLINE int64_t first_key(const Layer *layer, int64_t position) {
   return layer->window ? larger(position + 1 - layer->window, 0) : 0;
 }
 
-/* The tile of the item's keys from position `low` on; of none where they have ended. */
+/* The tile of the item's keys from position `low` on. */
 INLINE void find_keys(const Call *call, const Item *item, int64_t low, Tile *tile, int64_t size) {
   const Layer *layer = call->layer;
   const int32_t *blocks =
       call->rows->block_table + call->rows->slots[item->row] * call->rows->table_stride;
   const int64_t block_size = layer->block_size, row_bytes = layer->head_dim * size;
   tile->to_value = layer->num_kv_heads * block_size * row_bytes;
-  tile->count = (int)larger(smaller(item->high - low, KEYS), 0);
+  tile->count = (int)smaller(item->high - low, KEYS);
   int64_t column = low / block_size, offset = low % block_size;
   for (int i = 0; i < tile->count; column++, offset = 0) {
     const char *head = (const char *)layer->pages +
-                       ((int64_t)blocks[column] * 2 * layer->num_kv_heads + item->kv_head) *
+                       ((int64_t)blocks[column] * 2 * layer->num_kv_heads + item->first_head) *
                            block_size * row_bytes;
     for (; offset < block_size && i < tile->count; offset++)
       tile->keys[i++] = head + offset * row_bytes;
   }
-  for (int i = tile->count; i < KEYS && tile->count > 0; i++)
-    tile->keys[i] = tile->keys[tile->count - 1];
-}
-
-/* Asks for keys and values of a tile ahead of their use: blocks lie anywhere in memory, where the
- * processor does not look ahead by itself. */
-INLINE void prefetch_keys(const Tile *tile, int first, int last, int64_t row_bytes) {
-  for (int i = first; i < last && i < tile->count; i++)
-    for (int64_t at = 0; at < row_bytes; at += 64) {
-      __builtin_prefetch(tile->keys[i] + at, 0, 2 /* to the second cache */);
-      __builtin_prefetch(tile->keys[i] + tile->to_value + at, 0, 2 /* to the second cache */);
-    }
-}
-
-/* Rows of a head size that the inner loops do not step over evenly: a copy with zeros behind. */
-INLINE void pad_tile(Tile *tile, int64_t row_bytes, int64_t padded_bytes, char *room) {
-  for (int i = 0; i < tile->count; i++) {
-    char *key = room + i * padded_bytes, *value = key + KEYS * padded_bytes;
-    memcpy(key, tile->keys[i], row_bytes);
-    memset(key + row_bytes, 0, padded_bytes - row_bytes);
-    memcpy(value, tile->keys[i] + tile->to_value, row_bytes);
-    memset(value + row_bytes, 0, padded_bytes - row_bytes);
-    tile->keys[i] = key;
-  }
   for (int i = tile->count; i < KEYS; i++)
     tile->keys[i] = tile->keys[tile->count - 1];
-  tile->to_value = KEYS * padded_bytes;
 }
 
-/* The item's queries, zeros behind; in bfloat16 where the processor multiplies it, else float32. */
-INLINE void load_queries(const Call *call, const Item *item, Scratch *scratch, bool half) {
+/* The queries of one of the item's heads, zeros behind; in bfloat16 where the processor multiplies
+ * it, else float32. */
+INLINE void load_queries(const Call *call, const Item *item, int64_t kv_head, char *to, bool half) {
   const int64_t dim = call->layer->head_dim, pad = call->pad, size = half ? 2 : 4;
-  const int64_t first_token = call->rows->first_tokens[item->row];
-  for (int64_t i = item->first; i < item->last; i++) {
-    const int64_t head = item->kv_head * call->group + i % call->group;
-    const char *from = call->query + ((first_token + i / call->group) * call->query_token +
-                                      head * call->query_head) * size;
-    if (!half || HAS_BF16_DOT) {
-      char *to = (char *)scratch->query + (i - item->first) * pad * size;
-      memcpy(to, from, dim * size);
-      memset(to + dim * size, 0, (pad - dim) * size);
-    } else {
-      float *to = scratch->query + (i - item->first) * pad;
-      for (int64_t d = 0; d < pad; d++)
-        to[d] = d < dim ? widen(((const bf16 *)from)[d]) : 0.0f;
-    }
-  }
   const int64_t count = item->last - item->first, width = half && HAS_BF16_DOT ? 2 : 4;
-  memset((char *)scratch->query + count * pad * width, 0,
-         (-count & (BLOCK_ROWS - 1)) * pad * width);
-}
-
-INLINE vec dot_step(vec sum, const void *a, const void *b, int64_t index, bool half) {
-#if defined(__AVX512BF16__)
-  if (half)
-    return (vec)_mm512_dpbf16_ps((__m512)sum, (__m512bh)_mm512_loadu_si512((const bf16 *)a + index),
-                                 (__m512bh)_mm512_loadu_si512((const bf16 *)b + index));
-#endif
-  return sum + load((const float *)a + index) * load_any(b, index, half);
-}
-
-/* One row's products with the tile's keys. */
-INLINE void dot_keys(const void *query, const Tile *tile, const Tile *next, int64_t pad,
-                     float *scores, bool half) {
-  const int64_t step = half && HAS_BF16_DOT ? 2 * LANES : LANES;
-  for (int t = 0; t < tile->count; t += LANES) {
-    vec sums[LANES] = {{0}};
-    prefetch_keys(next, t, t + LANES, pad * (half ? 2 : 4));
-    for (int64_t d = 0; d < pad; d += step)
-#pragma GCC unroll 16
-      for (int i = 0; i < LANES; i++)
-        sums[i] = dot_step(sums[i], query, tile->keys[t + i], d, half);
-    store(scores + t, sum_rows(sums));
+  memset(to, 0, height_of(count) * pad * width);
+  for (int64_t i = 0; i < count; i++, to += pad * width) {
+    const int64_t flat = item->first + i, head = kv_head * call->group + flat % call->group;
+    const int64_t token = call->rows->first_tokens[item->row] + flat / call->group;
+    const char *from =
+        call->query + (token * call->query_token + head * call->query_head) * size;
+    if (width == size)
+      memcpy(to, from, dim * size);
+    else
+      for (int64_t d = 0; d < dim; d++)
+        ((float *)to)[d] = widen(((const bf16 *)from)[d]);
   }
 }
 
-/* out = out * factor + weights times values, `count` vectors from element `d` on. */
-INLINE void add_values(float *out, const float *weights, const Tile *tile, float factor, int64_t d,
-                       const int count, bool half) {
-  const int64_t size = half ? 2 : 4;
-  vec sums[8];
-  for (int j = 0; j < count; j++)
-    sums[j] = load(out + d + j * LANES) * factor;
-  for (int t = 0; t < tile->count; t++) {
-    const char *value = tile->keys[t] + tile->to_value + d * size;
-    const vec weight = splat(weights[t]);
-#pragma GCC unroll 8
-    for (int j = 0; j < count; j++)
-      sums[j] += weight * load_any(value, j * LANES, half);
-  }
-  for (int j = 0; j < count; j++)
-    store(out + d + j * LANES, sums[j]);
+/* Of what was summed when a smaller score was the greatest. */
+INLINE void rescale(float *out, int64_t pad, float factor) {
+  if (factor != 1.0f)
+    for (int64_t d = 0; d < pad; d += LANES)
+      store(out + d, load(out + d) * factor);
 }
 
 /* Products become weights; `first .. last - 1` of the tile are seen. Returns the factor of what was
@@ -219,123 +160,48 @@ INLINE void seen_range(const Call *call, const Item *item, int64_t row, int64_t 
 }
 
 /* Few rows: each by itself. */
-INLINE void attend_dots(const Call *call, const Item *item, const Tile *tile, const Tile *next,
+INLINE void attend_dots(const Call *call, const Item *item, Head head, View view, View ahead,
                         int64_t low, Scratch *scratch, bool half) {
-  const int64_t pad = call->pad, query_size = half && HAS_BF16_DOT ? 2 : 4;
+  const int64_t pad = call->pad, query_bytes = pad * (half && HAS_BF16_DOT ? 2 : 4);
+  const int count = view.tile->count;
   for (int64_t i = 0; i < item->last - item->first; i++) {
     int64_t first, last;
-    dot_keys((const char *)scratch->query + i * pad * query_size, tile, next, pad, scratch->scores,
-             half);
-    seen_range(call, item, item->first + i, low, tile->count, &first, &last);
-    const float factor = weigh(scratch->scores, first, last, tile->count, call->layer,
-                               &scratch->greatest[i], &scratch->sum[i]);
-    float *out = scratch->out + i * pad;
-    int64_t d = 0;
-    for (; d + 4 * LANES <= pad; d += 4 * LANES)
-      add_values(out, scratch->scores, tile, factor, d, 4, half);
-    for (; d < pad; d += 2 * LANES)
-      add_values(out, scratch->scores, tile, factor, d, 2, half);
-  }
-}
-
-/* Transposes the tile's keys: [pad / 2, KEYS] pairs of bfloat16 where the processor multiplies
- * those, else float32 [pad, KEYS]. */
-INLINE void transpose_keys(const Tile *tile, const Tile *next, int64_t pad, float *to,
-                           bool half) {
-  const int64_t num_words = half ? pad / 2 : pad;
-  for (int t = 0; t < tile->count; t += LANES) {
-    prefetch_keys(next, t, t + LANES, pad * (half ? 2 : 4));
-    for (int64_t d = 0; d < num_words; d += LANES) {
-      vec rows[LANES];
-#pragma GCC unroll 16
-      for (int i = 0; i < LANES; i++)
-        rows[i] = load((const float *)tile->keys[t + i] + d);
-      transpose(rows);
-#pragma GCC unroll 16
-      for (int i = 0; i < LANES; i++) {
-        if (half && !HAS_BF16_DOT) {
-          store(to + 2 * (d + i) * KEYS + t, (vec)((uvec)rows[i] << 16));
-          store(to + (2 * (d + i) + 1) * KEYS + t, (vec)((uvec)rows[i] & 0xffff0000u));
-        } else {
-          store(to + (d + i) * KEYS + t, rows[i]);
-        }
-      }
-    }
-  }
-}
-
-INLINE vec multiply_add(vec sum, const float *a, vec b, bool is_pair) {
-#if defined(__AVX512BF16__)
-  if (is_pair)
-    return (vec)_mm512_dpbf16_ps((__m512)sum, (__m512bh)_mm512_castps_si512(_mm512_set1_ps(*a)),
-                                 (__m512bh)_mm512_castps_si512((__m512)b));
-#else
-  (void)is_pair;
-#endif
-  return sum + *a * b;
-}
-
-/* c [rows, columns] += a [rows, depth] times b [depth, columns], `num_vectors` vectors of columns of
- * BLOCK_ROWS rows; words of a and b are float32, or pairs of bfloat16. */
-INLINE void multiply_block(float *c, int64_t c_stride, const float *a, int64_t a_stride,
-                           const float *b, int64_t b_stride, int64_t depth, const int num_vectors,
-                           bool is_pair) {
-  vec sums[BLOCK_ROWS][4];
-  for (int i = 0; i < BLOCK_ROWS; i++)
-    for (int j = 0; j < num_vectors; j++)
-      sums[i][j] = load(c + i * c_stride + j * LANES);
-  for (int64_t k = 0; k < depth; k++)
-#pragma GCC unroll 4
-    for (int j = 0; j < num_vectors; j++) {
-      const vec column = load(b + k * b_stride + j * LANES);
-#pragma GCC unroll 4
-      for (int i = 0; i < BLOCK_ROWS; i++)
-        sums[i][j] = multiply_add(sums[i][j], a + i * a_stride + k, column, is_pair);
-    }
-  for (int i = 0; i < BLOCK_ROWS; i++)
-    for (int j = 0; j < num_vectors; j++)
-      store(c + i * c_stride + j * LANES, sums[i][j]);
-}
-
-INLINE void multiply(float *c, int64_t c_stride, const float *a, int64_t a_stride, const float *b,
-                     int64_t b_stride, int64_t num_rows, int64_t depth, int64_t columns,
-                     bool is_pair) {
-  enum { WIDE = LANES == 16 ? 4 : 2 };
-  for (int64_t i = 0; i < num_rows; i += BLOCK_ROWS) {
-    const float *rows = a + i * a_stride;
-    float *to = c + i * c_stride;
-    int64_t j = 0;
-    for (; j + WIDE * LANES <= columns; j += WIDE * LANES)
-      multiply_block(to + j, c_stride, rows, a_stride, b + j, b_stride, depth, WIDE, is_pair);
-    for (; j < columns; j += LANES)
-      multiply_block(to + j, c_stride, rows, a_stride, b + j, b_stride, depth, 1, is_pair);
+    dot_keys(head.query + i * query_bytes, view, ahead, pad, scratch->scores, half);
+    seen_range(call, item, item->first + i, low, count, &first, &last);
+    rescale(head.out + i * pad, pad,
+            weigh(scratch->scores, first, last, count, call->layer, head.greatest + i,
+                  head.sum + i));
+    add_values(head.out + i * pad, pad, scratch->scores, view, ahead, 1, half);
   }
 }
 
 /* More rows: both products as matrices. */
-INLINE void attend_matrix(const Call *call, const Item *item, const Tile *tile, const Tile *next,
+INLINE void attend_matrix(const Call *call, const Item *item, Head head, View view, View ahead,
                           int64_t low, Scratch *scratch, bool half) {
-  const int64_t pad = call->pad, count = item->last - item->first;
+  const int64_t pad = call->pad, num_rows = item->last - item->first;
   const int64_t words = half && HAS_BF16_DOT ? pad / 2 : pad;
-  const int64_t width = (tile->count + LANES - 1) / LANES * LANES;
-  transpose_keys(tile, next, pad, scratch->keys, half);
-  for (int t = 0; t < tile->count; t++)
-    for (int64_t d = 0; d < pad; d += LANES)
-      store(scratch->values + t * pad + d, load_any(tile->keys[t] + tile->to_value, d, half));
-  memset(scratch->scores, 0, sizeof scratch->scores);
-  multiply(scratch->scores, KEYS, scratch->query, words, scratch->keys, KEYS, count, words, width,
-           half && HAS_BF16_DOT);
-  for (int64_t i = 0; i < count; i++) {
+  const int count = view.tile->count, width = (count + LANES - 1) / LANES * LANES;
+  transpose_keys(view, ahead, pad, scratch->keys, half);
+  memset(scratch->scores, 0, height_of(num_rows) * KEYS * sizeof(float));
+  multiply(scratch->scores, KEYS, (const float *)head.query, words, scratch->keys, KEYS, num_rows,
+           words, width, half && HAS_BF16_DOT);
+  for (int64_t i = 0; i < num_rows; i++) {
     int64_t first, last;
-    seen_range(call, item, item->first + i, low, tile->count, &first, &last);
-    const float factor = weigh(scratch->scores + i * KEYS, first, last, tile->count, call->layer,
-                               &scratch->greatest[i], &scratch->sum[i]);
-    if (factor != 1.0f)
-      for (int64_t d = 0; d < pad; d += LANES)
-        store(scratch->out + i * pad + d, load(scratch->out + i * pad + d) * factor);
+    seen_range(call, item, item->first + i, low, count, &first, &last);
+    rescale(head.out + i * pad, pad,
+            weigh(scratch->scores + i * KEYS, first, last, count, call->layer, head.greatest + i,
+                  head.sum + i));
   }
-  multiply(scratch->out, pad, scratch->scores, KEYS, scratch->values, pad, count, tile->count, pad,
-           false);
+  if (num_rows <= FEW_ROWS) {
+    for (int64_t i = 0; i < num_rows; i += BLOCK_ROWS)
+      add_values(head.out + i * pad, pad, scratch->scores + i * KEYS, view, ahead,
+                 BLOCK_ROWS, half);
+    return;
+  }
+  for (int t = 0; t < count; t++)
+    for (int64_t d = 0; d < pad; d += LANES)
+      store(scratch->values + t * pad + d, load_any(value_at(view, t), d, half));
+  multiply(head.out, pad, scratch->scores, KEYS, scratch->values, pad, num_rows, count, pad, false);
 }
 
 /* Divided by the sum of weights and rounded: one row of the result. */
@@ -352,49 +218,85 @@ INLINE void write_row(const Call *call, int64_t row, int64_t kv_head, int64_t fl
     set_any(call->out, at + d, values[d] * scale, half);
 }
 
-INLINE void attend_item(const Call *call, const Item *item, bool half) {
-  Scratch scratch;
-  const Layer *layer = call->layer;
-  const int64_t pad = call->pad, count = item->last - item->first, size = half ? 2 : 4;
-  Tile tile, next;
-  find_keys(call, item, item->low, &next, size);
-  prefetch_keys(&next, 0, KEYS, layer->head_dim * size);
-  load_queries(call, item, &scratch, half);
+/* Head `index` of an item. */
+INLINE Head start_head(const Call *call, const Item *item, int64_t index, Scratch *scratch,
+                       bool half) {
+  const int64_t count = item->last - item->first, first_row = index * height_of(count);
+  const float *sinks = item->takes_sinks ? call->layer->sinks : NULL;
+  const Head head = {
+      .query = (const char *)scratch->query + first_row * call->pad * sizeof(float),
+      .out = scratch->out + first_row * call->pad,
+      .greatest = scratch->greatest + first_row,
+      .sum = scratch->sum + first_row,
+  };
+  load_queries(call, item, item->first_head + index, (char *)head.query, half);
+  memset(head.out, 0, height_of(count) * call->pad * sizeof(float));
   for (int64_t i = 0; i < count; i++) {
-    const float *sinks = item->takes_sinks ? layer->sinks : NULL;
-    const int64_t head = item->kv_head * call->group + (item->first + i) % call->group;
-    scratch.greatest[i] = sinks ? sinks[head] * LOG2_E : LOWEST;
-    scratch.sum[i] = sinks ? 1.0f : 0.0f;
+    const int64_t query_head =
+        (item->first_head + index) * call->group + (item->first + i) % call->group;
+    head.greatest[i] = sinks ? sinks[query_head] * LOG2_E : LOWEST;
+    head.sum[i] = sinks ? 1.0f : 0.0f;
   }
-  memset(scratch.out, 0, ((count + BLOCK_ROWS - 1) & -BLOCK_ROWS) * pad * sizeof(float));
-  for (int64_t low = item->low; low < item->high; low += KEYS) {
-    tile = next;
-    find_keys(call, item, low + KEYS, &next, size);
-    if (pad != layer->head_dim)
-      pad_tile(&tile, layer->head_dim * size, pad * size, (char *)scratch.padded);
-    if (count < BLOCK_ROWS)
-      attend_dots(call, item, &tile, &next, low, &scratch, half);
-    else
-      attend_matrix(call, item, &tile, &next, low, &scratch, half);
-  }
+  return head;
+}
+
+INLINE void finish_head(const Call *call, const Item *item, int64_t index, Head head, bool half) {
+  const int64_t count = item->last - item->first, pad = call->pad;
   for (int64_t i = 0; i < count; i++) {
-    const float *values = scratch.out + i * pad;
     if (item->partial) {
-      float *to = item->partial + i * (pad + 2);
-      to[0] = scratch.greatest[i];
-      to[1] = scratch.sum[i];
-      memcpy(to + 2, values, pad * sizeof(float));
+      float *to = item->partial + (index * count + i) * (pad + 2);
+      to[0] = head.greatest[i];
+      to[1] = head.sum[i];
+      memcpy(to + 2, head.out + i * pad, pad * sizeof(float));
     } else {
-      write_row(call, item->row, item->kv_head, item->first + i, values, scratch.sum[i], half);
+      write_row(call, item->row, item->first_head + index, item->first + i, head.out + i * pad,
+                head.sum[i], half);
     }
   }
 }
 
-/* Adds the parts of one tile; `items` are its parts, one after another. */
+INLINE void attend_item(const Call *call, const Item *item, bool half) {
+  Scratch scratch;
+  Tile tile, next, padded;
+  Head heads[ROWS];
+  const Layer *layer = call->layer;
+  const int64_t size = half ? 2 : 4, row_bytes = layer->head_dim * size;
+  const int64_t head_bytes = layer->block_size * row_bytes;
+  find_keys(call, item, item->low, &next, size);
+  for (int i = 0; i < next.count; i++) {
+    prefetch_row(next.keys[i], row_bytes);
+    prefetch_row(next.keys[i] + next.to_value, row_bytes);
+  }
+  for (int64_t i = 0; i < item->num_heads; i++)
+    heads[i] = start_head(call, item, i, &scratch, half);
+  for (int64_t low = item->low; low < item->high; low += KEYS) {
+    tile = next;
+    if (low + KEYS < item->high)
+      find_keys(call, item, low + KEYS, &next, size);
+    for (int64_t i = 0; i < item->num_heads; i++) {
+      View view = {.tile = &tile, .shift = i * head_bytes};
+      View ahead = {.tile = &next};
+      if (i + 1 < item->num_heads)
+        ahead = (View){.tile = &tile, .shift = (i + 1) * head_bytes};
+      if (call->pad != layer->head_dim) {
+        pad_tile(view, row_bytes, call->pad * size, (char *)scratch.padded, &padded);
+        view = (View){.tile = &padded};
+      }
+      if (item->last - item->first < BLOCK_ROWS)
+        attend_dots(call, item, heads[i], view, ahead, low, &scratch, half);
+      else
+        attend_matrix(call, item, heads[i], view, ahead, low, &scratch, half);
+    }
+  }
+  for (int64_t i = 0; i < item->num_heads; i++)
+    finish_head(call, item, i, heads[i], half);
+}
+
+/* Adds the parts of a tile's heads; `items` are its parts, one after another. */
 INLINE void add_parts(const Call *call, const Item *items, int64_t num_parts, bool half) {
-  const int64_t pad = call->pad;
+  const int64_t pad = call->pad, count = items->last - items->first;
   float sums[MAX_DIM];
-  for (int64_t i = 0; i < items->last - items->first; i++) {
+  for (int64_t i = 0; i < items->num_heads * count; i++) {
     float greatest = LOWEST, total = 0.0f;
     for (int64_t part = 0; part < num_parts; part++)
       greatest = fmaxf(greatest, items[part].partial[i * (pad + 2)]);
@@ -406,7 +308,8 @@ INLINE void add_parts(const Call *call, const Item *items, int64_t num_parts, bo
       for (int64_t d = 0; d < pad; d += LANES)
         store(sums + d, load(sums + d) + load(from + 2 + d) * weight);
     }
-    write_row(call, items->row, items->kv_head, items->first + i, sums, total, half);
+    write_row(call, items->row, items->first_head + i / count, items->first + i % count, sums,
+              total, half);
   }
 }
 
@@ -418,37 +321,54 @@ static int64_t parts_of(const Call *call, int64_t row) {
   return (rows->starts[row] + rows->num_tokens[row] - low + PART_KEYS - 1) / PART_KEYS;
 }
 
-/* The last rows first: chunks come last and take longest. Returns the number of items; with `items`
- * NULL it only counts, and `num_floats` is what partial sums need. */
-static int64_t list_items(const Call *call, Item *items, float *partial, int64_t *num_floats,
-                          int64_t *work) {
+/* What a step holds, before heads are joined to items. */
+typedef struct {
+  int64_t num_tiles;  /* of query rows, in parts */
+  int64_t num_floats; /* of partial sums */
+  int64_t work;       /* products, about */
+} Extent;
+
+static Extent measure(const Call *call) {
+  const Rows *rows = call->rows;
+  Extent extent = {0};
+  for (int64_t row = 0; row < rows->num_rows; row++) {
+    const int64_t flat = rows->num_tokens[row] * call->group, num_parts = parts_of(call, row);
+    const int64_t num_elements = call->layer->num_kv_heads * flat;
+    extent.num_tiles += (flat + ROWS - 1) / ROWS * num_parts;
+    extent.work += num_elements * call->layer->head_dim * (rows->starts[row] + 1);
+    if (num_parts > 1)
+      extent.num_floats += num_elements * num_parts * (call->pad + 2);
+  }
+  return extent;
+}
+
+/* The last rows first: chunks come last and take longest. Returns the number of items, each with as
+ * many heads as their rows leave room for and threads can do without. */
+static int64_t list_items(const Call *call, Item *items, float *partial) {
   const Layer *layer = call->layer;
   const Rows *rows = call->rows;
   int64_t count = 0;
-  *num_floats = *work = 0;
   for (int64_t row = rows->num_rows - 1; row >= 0; row--) {
     const int64_t start = rows->starts[row], flat = rows->num_tokens[row] * call->group;
     const int64_t num_parts = parts_of(call, row), num_tiles = (flat + ROWS - 1) / ROWS;
-    *work += flat * layer->num_kv_heads * layer->head_dim * (start + rows->num_tokens[row]);
-    if (num_parts > 1)
-      *num_floats += layer->num_kv_heads * num_parts * flat * (call->pad + 2);
-    if (!items) {
-      count += layer->num_kv_heads * num_tiles * num_parts;
-      continue;
-    }
+    const int64_t room = ROWS / height_of(smaller(flat, ROWS));
+    const int64_t step = smaller(room, call->max_heads);
     for (int64_t tile = num_tiles - 1; tile >= 0; tile--)
-      for (int64_t head = 0; head < layer->num_kv_heads; head++) {
+      for (int64_t head = 0; head < layer->num_kv_heads; head += step) {
         const int64_t first = tile * ROWS, last = smaller(first + ROWS, flat);
         const int64_t low = first_key(layer, start + first / call->group);
         const int64_t high = start + (last - 1) / call->group + 1;
         for (int64_t part = 0; part < num_parts; part++) {
           Item *item = items + count++;
-          *item = (Item){.row = row, .kv_head = head, .first = first, .last = last};
+          *item = (Item){.row = row, .first_head = head, .first = first, .last = last};
+          item->num_heads = smaller(step, layer->num_kv_heads - head);
           item->low = low + part * PART_KEYS;
           item->high = num_parts > 1 ? smaller(item->low + PART_KEYS, high) : high;
           item->takes_sinks = part == 0 && layer->sinks;
-          item->partial = num_parts > 1 ? partial : NULL;
-          partial += num_parts > 1 ? flat * (call->pad + 2) : 0;
+          if (num_parts > 1) {
+            item->partial = partial;
+            partial += item->num_heads * flat * (call->pad + 2);
+          }
         }
       }
   }
@@ -466,13 +386,17 @@ int EXPORT(attend)(const Layer *layer, const Rows *rows, const void *query, int6
   call.out_token = out_token, call.out_head = out_head;
   call.group = layer->num_heads / layer->num_kv_heads;
   call.pad = (layer->head_dim + 31) & -32;
-  int64_t num_floats, work;
-  const int64_t count = list_items(&call, NULL, NULL, &num_floats, &work);
-  Item *items = malloc(count * sizeof(Item) + num_floats * sizeof(float));
+  const Extent extent = measure(&call);
+  const int64_t num_threads = omp_get_max_threads(), num_wanted = ITEMS_PER_THREAD * num_threads;
+  call.max_heads = larger(layer->num_kv_heads * extent.num_tiles / num_wanted, 1);
+  call.max_heads = smaller(call.max_heads, layer->num_kv_heads);
+  Item *items = malloc(extent.num_tiles * layer->num_kv_heads * sizeof(Item) +
+                       extent.num_floats * sizeof(float));
   if (!items)
     return -1;
-  list_items(&call, items, (float *)(items + count), &num_floats, &work);
-#pragma omp parallel if (work >= MIN_PARALLEL_WORK && count > 1)
+  float *partial = (float *)(items + extent.num_tiles * layer->num_kv_heads);
+  const int64_t count = list_items(&call, items, partial);
+#pragma omp parallel if (extent.work >= MIN_PARALLEL_WORK && count > 1)
   {
 #pragma omp for schedule(dynamic, 1)
     for (int64_t i = 0; i < count; i++) {
@@ -481,7 +405,7 @@ int EXPORT(attend)(const Layer *layer, const Rows *rows, const void *query, int6
       else
         attend_item_f32(&call, items + i);
     }
-    if (num_floats) {
+    if (extent.num_floats) {
 #pragma omp for schedule(static)
       for (int64_t i = 0; i < count; i++) {
         if (!items[i].partial || items[i].low != first_key(layer, rows->starts[items[i].row]))

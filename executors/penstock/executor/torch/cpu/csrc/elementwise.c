@@ -85,7 +85,7 @@ INLINE int64_t greatest_index(const void *row, int64_t size, bool *is_finite, bo
 void EXPORT(argmax_rows)(const char *logits, int64_t stride, int64_t num_rows, int64_t size,
                          int32_t *out, uint8_t *is_finite, int is_bf16) {
   const int64_t bytes = is_bf16 ? 2 : 4;
-#pragma omp parallel for schedule(static) if (num_rows > 1 && num_rows * size >= MIN_PARALLEL_ELEMENTS)
+#pragma omp parallel for schedule(static) if (num_rows * size >= MIN_PARALLEL_ELEMENTS)
   for (int64_t i = 0; i < num_rows; i++) {
     const char *row = logits + i * stride * bytes;
     bool is_good = true;

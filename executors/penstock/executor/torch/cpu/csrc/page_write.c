@@ -10,7 +10,7 @@ typedef struct {
   int64_t row, token;
 } Place;
 
-/* Where the key of head 0 lies; the keys of the other heads and the values follow, a block of a head
+/* Where the key of head 0 lies; those of other heads and the values follow, a block of a head
  * apart. */
 INLINE char *place_of(const Layer *layer, const Rows *rows, Place place) {
   const int32_t *blocks = rows->block_table + rows->slots[place.row] * rows->table_stride;
@@ -117,8 +117,8 @@ INLINE void rotate_token(const Layer *layer, const Rotary *rotary, int64_t posit
            row_bytes);
 }
 
-/* qkv [tokens, (heads + 2 * key heads) * head_dim]: queries normed and rotated in place, keys so into
- * the pages, values into the pages. */
+/* qkv [tokens, (heads + 2 * key heads) * head_dim]: queries normed and rotated in place, keys so
+ * into the pages, values into the pages. */
 void EXPORT(rotate_and_write)(const Layer *layer, const Rows *rows, const Rotary *rotary, char *qkv,
                               int64_t stride, const void *query_norm, const void *key_norm,
                               float eps) {

@@ -97,8 +97,8 @@ INLINE void set_any(void *to, int64_t index, float x, bool half) {
     ((float *)to)[index] = x;
 }
 
-/* LOW_n(a, b): of every block of n lanes the first half of `a`, then that of `b`; HIGH_n: the second
- * halves. A butterfly of these transposes a square of LANES rows. */
+/* LOW_n(a, b): of every block of n lanes the first half of `a`, then that of `b`; HIGH_n: the
+ * second halves. A butterfly of these transposes a square of LANES rows. */
 #ifdef __clang__
 #define SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
 #else
