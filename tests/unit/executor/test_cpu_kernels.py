@@ -22,7 +22,17 @@ TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 1e-2}
 each_set = pytest.mark.parametrize("instructions", SETS)
 each_dtype = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bf16", "f32"])
 
-DECODES_AND_CHUNKS = ((0, 1), (15, 1), (16, 1), (130, 1), (0, 33), (40, 21), (7, 3), (63, 66))
+DECODES_AND_CHUNKS = (
+    (0, 1),
+    (15, 1),
+    (16, 1),
+    (9, 0),
+    (130, 1),
+    (0, 33),
+    (40, 21),
+    (7, 3),
+    (63, 66),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,6 +201,23 @@ def test_a_row_attends_alike_in_any_company_and_with_any_threads(
         out = torch.empty_like(query[first : first + count])
         layer.attend(alone, query[first : first + count], out)
         assert torch.equal(out, seen[0][first : first + count])
+
+
+@pytest.mark.skipif(SETS == [PLAIN], reason="no compiled kernels here")
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="counts threads in /proc")
+def test_the_kernels_run_on_the_threads_of_torch() -> None:
+    threads = torch.get_num_threads()
+    step = Step(Case(rows=((300, 1),) * 40), torch.bfloat16)
+    step.fill()
+    query = torch.randn(40, 2, 64).bfloat16()
+    try:
+        torch.set_num_threads(4)
+        torch.randn(1 << 20).exp()
+        before = len([*Path("/proc/self/task").iterdir()])
+        step.layer(load()).attend(step.rows, query, torch.empty_like(query))
+        assert len([*Path("/proc/self/task").iterdir()]) == before
+    finally:
+        torch.set_num_threads(threads)
 
 
 @each_set

@@ -4,6 +4,7 @@ Owns the mirror of kernels.h and the checks of what crosses it: C trusts its arg
 """
 
 import ctypes
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -143,44 +144,47 @@ class NativeKernels:
         self, residual: Tensor, added: Tensor | None, weight: Tensor, eps: float, out: Tensor
     ) -> None:
         """See `Kernels`."""
-        num_rows, size = _rows_of(residual, residual.dtype)
-        if _rows_of(out, residual.dtype) != (num_rows, size) or weight.shape != (size,):
-            raise ValueError("out or weight does not fit residual")
-        if weight.dtype != residual.dtype:
-            raise ValueError("weight is of another dtype than residual")
+        shape, dtype = residual.shape, residual.dtype
+        is_bf16 = _is_bf16(dtype)
         added_at, added_stride = None, 0
         if added is not None:
-            if _rows_of(added, residual.dtype) != (num_rows, size):
-                raise ValueError("added does not fit residual")
-            added_at, added_stride = added.data_ptr(), added.stride(0)
+            added_at, added_stride = added.data_ptr(), _row_stride(added, shape, dtype)
+        if weight.shape != shape[1:] or weight.dtype is not dtype or weight.stride(0) != 1:
+            raise ValueError("weight does not fit residual")
         self._add_rms_norm(
-            *(residual.data_ptr(), residual.stride(0), added_at, added_stride),
-            *(weight.data_ptr(), eps, out.data_ptr(), out.stride(0)),
-            *(num_rows, size, residual.dtype == torch.bfloat16),
+            *(residual.data_ptr(), _row_stride(residual, shape, dtype), added_at, added_stride),
+            *(weight.data_ptr(), eps, out.data_ptr(), _row_stride(out, shape, dtype)),
+            *(*shape, is_bf16),
         )
 
     def silu_mul(self, gate_up: Tensor, out: Tensor) -> None:
         """See `Kernels`."""
-        num_rows, size = _rows_of(out, gate_up.dtype)
-        if _rows_of(gate_up, gate_up.dtype) != (num_rows, 2 * size):
-            raise ValueError("out does not fit gate_up")
+        (num_rows, size), dtype = out.shape, out.dtype
+        gate_up_stride = _row_stride(gate_up, (num_rows, 2 * size), dtype)
         self._silu_mul(
-            *(gate_up.data_ptr(), gate_up.stride(0), out.data_ptr(), out.stride(0)),
-            *(num_rows, size, gate_up.dtype == torch.bfloat16),
+            *(
+                gate_up.data_ptr(),
+                gate_up_stride,
+                out.data_ptr(),
+                _row_stride(out, out.shape, dtype),
+            ),
+            *(num_rows, size, _is_bf16(dtype)),
         )
 
     def argmax_rows(
         self, logits: Tensor, out: NDArray[np.int32], is_finite: NDArray[np.bool_]
     ) -> None:
         """See `Kernels`."""
-        num_rows, size = _rows_of(logits, logits.dtype)
+        num_rows, size = logits.shape
         if out.dtype != np.int32 or is_finite.itemsize != 1:
             raise ValueError("out is int32, is_finite a byte each")
         if len(out) != num_rows or len(is_finite) != num_rows:
             raise ValueError("out or is_finite does not fit logits")
+        if not (out.flags.c_contiguous and is_finite.flags.c_contiguous):
+            raise ValueError("out and is_finite are contiguous")
         self._argmax_rows(
-            *(logits.data_ptr(), logits.stride(0), num_rows, size),
-            *(out.ctypes.data, is_finite.ctypes.data, logits.dtype == torch.bfloat16),
+            *(logits.data_ptr(), _row_stride(logits, logits.shape, logits.dtype), num_rows, size),
+            *(out.ctypes.data, is_finite.ctypes.data, _is_bf16(logits.dtype)),
         )
 
 
@@ -221,8 +225,7 @@ class NativeLayer:
     ) -> None:
         """See `LayerAttention`."""
         size = (self._queries[0] + 2 * self._keys[0]) * self._queries[1]
-        if _rows_of(qkv, self._dtype) != (rows.num_tokens, size):
-            raise ValueError(f"qkv {tuple(qkv.shape)} of {rows.num_tokens} tokens")
+        stride = _row_stride(qkv, (rows.num_tokens, size), self._dtype)
         if self._rotary is None or self._rotary[0] is not cosines or self._rotary[1] is not sines:
             self._rotary = cosines, sines, self._checked_rotary(cosines, sines)
         for norm in (query_norm, key_norm):
@@ -235,7 +238,7 @@ class NativeLayer:
             rows.address,
             ctypes.addressof(self._rotary[2]),
             qkv.data_ptr(),
-            qkv.stride(0),
+            stride,
             None if query_norm is None else query_norm.data_ptr(),
             None if key_norm is None else key_norm.data_ptr(),
             eps,
@@ -256,7 +259,7 @@ class NativeLayer:
         self, tensor: Tensor, heads: tuple[int, int], rows: StepRows
     ) -> tuple[int, int, int]:
         token, head, element = tensor.stride()
-        if tensor.shape != (rows.num_tokens, *heads) or tensor.dtype != self._dtype:
+        if tensor.shape != (rows.num_tokens, *heads) or tensor.dtype is not self._dtype:
             raise ValueError(f"{tensor.dtype} {tuple(tensor.shape)} of {rows.num_tokens} tokens")
         if element != 1:
             raise ValueError("the last dimension is not dense")
@@ -272,8 +275,18 @@ class NativeLayer:
         return _Rotary(cosines=cosines.data_ptr(), sines=sines.data_ptr(), size=size)
 
 
-def _rows_of(tensor: Tensor, dtype: torch.dtype) -> tuple[int, int]:
-    """Shape of a matrix with dense rows."""
-    if tensor.dtype != dtype or dtype not in DTYPES or tensor.stride(1) != 1:
-        raise ValueError(f"{tensor.dtype} {tuple(tensor.shape)} is no matrix of dense rows")
-    return tensor.shape[0], tensor.shape[1]
+def _is_bf16(dtype: torch.dtype) -> bool:
+    if dtype not in DTYPES:
+        raise ValueError(f"{dtype}: kernels compute in bfloat16 and float32")
+    return dtype is torch.bfloat16
+
+
+def _row_stride(tensor: Tensor, shape: Sequence[int], dtype: torch.dtype) -> int:
+    """Of a matrix of this shape with dense rows."""
+    stride, element = tensor.stride()
+    if tensor.shape != shape or tensor.dtype is not dtype or element != 1:
+        raise ValueError(
+            f"{tensor.dtype} {tuple(tensor.shape)} with strides {tensor.stride()}"
+            f" is no {dtype} {tuple(shape)} with dense rows"
+        )
+    return stride

@@ -351,6 +351,8 @@ static int64_t list_items(const Call *call, Item *items, float *partial) {
   for (int64_t row = rows->num_rows - 1; row >= 0; row--) {
     const int64_t start = rows->starts[row], flat = rows->num_tokens[row] * call->group;
     const int64_t num_parts = parts_of(call, row), num_tiles = (flat + ROWS - 1) / ROWS;
+    if (flat == 0)
+      continue;
     const int64_t room = ROWS / height_of(smaller(flat, ROWS));
     const int64_t step = smaller(room, call->max_heads);
     for (int64_t tile = num_tiles - 1; tile >= 0; tile--)

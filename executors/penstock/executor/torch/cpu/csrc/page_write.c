@@ -30,7 +30,8 @@ INLINE Place find_place(const Rows *rows, int64_t index) {
 }
 
 INLINE void next_place(const Rows *rows, Place *place) {
-  if (++place->token == rows->num_tokens[place->row])
+  place->token++;
+  while (place->row < rows->num_rows && place->token >= rows->num_tokens[place->row])
     *place = (Place){.row = place->row + 1};
 }
 
