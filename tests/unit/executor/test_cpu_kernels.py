@@ -13,7 +13,13 @@ import torch
 from torch import Tensor
 
 from penstock.executor.torch.cpu import native
-from penstock.executor.torch.cpu.kernels import CHOICE_VARIABLE, PLAIN, Kernels, load
+from penstock.executor.torch.cpu.kernels import (
+    CHOICE_VARIABLE,
+    PLAIN,
+    Kernels,
+    LayerAttention,
+    load,
+)
 from penstock.executor.torch.cpu.step_rows import StepRows
 
 REPOSITORY = Path(__file__).resolve().parents[3]
@@ -105,7 +111,7 @@ class Step:
         self.sinks = torch.randn(self.num_heads) * 2 if case.has_sinks else None
         self.scaling = 1.5 / case.dim**0.5
 
-    def layer(self, kernels: Kernels):
+    def layer(self, kernels: Kernels) -> LayerAttention:
         return kernels.layer(
             self.pages,
             num_heads=self.num_heads,

@@ -107,7 +107,7 @@ class PlainLayer:
     def attend(self, rows: StepRows, query: Tensor, out: Tensor) -> None:
         """See `LayerAttention`."""
         block_size, group = self._pages.shape[3], self._num_heads // self._pages.shape[2]
-        for row in np.flatnonzero(rows.counts):
+        for row in np.flatnonzero(rows.counts).tolist():
             packed, positions = _span(rows, row)
             seen = torch.arange(int(positions[-1]) + 1)
             if self._window:
