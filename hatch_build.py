@@ -65,9 +65,9 @@ def compile_kernels() -> None:
     """Write the shared object. Raises OSError or CalledProcessError; an old one is gone then."""
     target = _FOLDER / "_kernels.so"
     target.unlink(missing_ok=True)
-    compiler = os.environ.get("CC") or next(filter(shutil.which, ("cc", "gcc", "clang")), None)
+    compiler = os.environ.get("CC") or next(filter(shutil.which, ("gcc", "cc")), None)
     if compiler is None:
-        raise FileNotFoundError("no C compiler (cc, gcc or clang)")
+        raise FileNotFoundError("no C compiler (gcc or cc)")
     is_x86 = platform.machine() in ("x86_64", "AMD64")
     sets = {"baseline": (), **(_X86_SETS if is_x86 else {})}
     with tempfile.TemporaryDirectory(dir=_FOLDER, prefix=".build-") as folder:
@@ -84,7 +84,10 @@ def compile_kernels() -> None:
         # the name of its file, so that there is one pool of threads.
         objects = [path.name for path in Path(folder).glob("*.o")]
         _compile(compiler, Path(folder), ["-shared", *objects, "-lm", "-o", "kernels.so"])
-        Path(folder, "kernels.so").replace(target)
+        made = Path(folder, "kernels.so")
+        if b"__kmpc_fork_call" in made.read_bytes():
+            raise OSError("compiled for LLVM's OpenMP, which torch does not bring: set CC=gcc")
+        made.replace(target)
 
 
 def _compile(compiler: str, folder: Path, arguments: list[str]) -> None:

@@ -13,7 +13,6 @@
 #include "matrix_product.h"
 
 #include <math.h>
-#include <omp.h>
 #include <stdlib.h>
 
 enum {
@@ -23,6 +22,8 @@ enum {
   ITEMS_PER_THREAD = 6, /* at least, where heads can be told apart */
   MAX_DIM = 512,
 };
+int omp_get_max_threads(void); /* without omp.h, which not every compiler comes with */
+
 static const float LOWEST = -1e30f; /* the greatest score of none; finite, for differences */
 static const int64_t MIN_PARALLEL_WORK = 1 << 18; /* fewer products end before threads wake */
 
