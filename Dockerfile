@@ -2,8 +2,12 @@
 # CPU-only image give PyTorch's own index and its build:
 #   docker build --build-arg INDEX=URL --build-arg TORCH=torch==2.13.0+cpu .
 FROM python:3.12-slim AS build
+# Compiles the CPU kernels.
+# hadolint ignore=DL3008
+RUN apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev \
+    && rm -rf /var/lib/apt/lists/*
 WORKDIR /src
-COPY pyproject.toml README.md ./
+COPY pyproject.toml README.md hatch_build.py ./
 COPY protos protos
 COPY scheduler scheduler
 COPY executors executors

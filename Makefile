@@ -50,11 +50,12 @@ QUICK := $(addprefix tests/unit/,scheduler server/front server/rpc server/text $
 WORKERS ?= auto
 SERVED := $(filter-out $(PURE) $(CHAOS) $(CLIENTS) tests/fakes tests/support,$(patsubst %/,%,$(sort $(wildcard tests/*/))))
 
+KERNELS := executors/penstock/executor/torch/cpu/csrc
 VENV := .venv
 BIN := $(VENV)/bin
 PROTOS_VENV := .venv-protos
 # Named after the content of what they depend on: a fresh clone has no useful time stamps.
-READY := $(VENV)/.ready-$(shell cat pyproject.toml | cksum | tr ' ' '-')
+READY := $(VENV)/.ready-$(shell cat pyproject.toml hatch_build.py $(KERNELS)/* | cksum | tr ' ' '-')
 DEMO_READY := $(READY:$(VENV)/.ready-%=$(VENV)/.ready-demo-%)
 PROTOS_READY := $(PROTOS_VENV)/.ready-$(shell cat protos/requirements.txt | cksum | tr ' ' '-')
 PIP := -m pip --disable-pip-version-check --quiet

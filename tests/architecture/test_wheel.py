@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pathlib
 
+import pytest
 from hatchling.builders.wheel import WheelBuilder
 
 REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
@@ -20,3 +21,12 @@ def test_the_files_of_the_status_page_are_in_the_wheel() -> None:
         root = path.relative_to(REPOSITORY).parts[0]
         for file in files:
             assert file.relative_to(REPOSITORY / root).as_posix() in shipped, file
+
+
+def test_compiled_kernels_are_in_the_wheel_although_git_ignores_them() -> None:
+    kernels = REPOSITORY / "executors/penstock/executor/torch/cpu/_kernels.so"
+    if not kernels.exists():
+        pytest.skip("not compiled here")
+    builder = WheelBuilder(str(REPOSITORY))
+    shipped = {file.distribution_path for file in builder.recurse_included_files()}
+    assert "penstock/executor/torch/cpu/_kernels.so" in shipped

@@ -14,6 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from penstock.executor.torch.cpu import native
+from penstock.executor.torch.cpu.kernels import PLAIN, load
 from penstock.executor.torch.kv_pages import HeadShape, KVPages
 from penstock.executor.torch.length_groups import split_by_length
 from penstock.executor.torch.paged_attention import PagedAttention, Scoring, Scratch
@@ -65,7 +67,9 @@ def make_batch(arrays: SlotArrays, rows: Sequence[tuple[int, int, int]]) -> Batc
 class Paged:
     """Requests with random keys and values in shuffled pages, one layer."""
 
-    def __init__(self, lengths: Sequence[int], dtype: torch.dtype, offset: float) -> None:
+    def __init__(
+        self, lengths: Sequence[int], dtype: torch.dtype, offset: float, kernels: str = PLAIN
+    ) -> None:
         self.dtype = dtype
         self.lengths = list(lengths)
         torch.manual_seed(3)
@@ -76,7 +80,7 @@ class Paged:
             dtype=dtype,
             device=torch.device("cpu"),
         )
-        self.attention = PagedAttention(self.pages)
+        self.attention = PagedAttention(self.pages, kernels=load(kernels))
         self.arrays = SlotArrays(num_slots=len(lengths), max_seq_len=512, block_size=BLOCK_SIZE)
         shuffled = np.random.default_rng(0).permutation(200)
         self.keys, self.values = [], []
@@ -137,10 +141,17 @@ SCORINGS = {
 }
 
 
+# PLAIN: tensor operations. Instruction sets by themselves: test_cpu_kernels.py.
+each_way = pytest.mark.parametrize(
+    "kernels", [PLAIN, *filter(native.is_supported, native.INSTRUCTION_SETS)][:2]
+)
+
+
+@each_way
 @pytest.mark.parametrize("name", SCORINGS)
-def test_mixed_steps_attend_as_float64_does(name: str) -> None:
+def test_mixed_steps_attend_as_float64_does(name: str, kernels: str) -> None:
     lengths = (1, 15, 16, 17, 33, 90, 64, 200)
-    paged = Paged(lengths, torch.float32, offset=1.0)
+    paged = Paged(lengths, torch.float32, offset=1.0, kernels=kernels)
     scoring = SCORINGS[name]
     query = torch.randn(600, HEADS * GROUP, DIM)
     # First chunks of the longer ones, whole prompts of the shorter; then the rest beside decodes.
@@ -156,12 +167,13 @@ def test_mixed_steps_attend_as_float64_does(name: str) -> None:
             torch.testing.assert_close(out[packed].double(), expected, rtol=1e-4, atol=1e-4)
 
 
+@each_way
 @pytest.mark.parametrize("name", ["plain", "softcap", "sinks"])
 @pytest.mark.parametrize("offset", [0.0, 20.0], ids=["small scores", "large scores"])
-def test_bfloat16_decode_is_as_good_as_its_inputs(offset: float, name: str) -> None:
+def test_bfloat16_decode_is_as_good_as_its_inputs(offset: float, name: str, kernels: str) -> None:
     # Rounding the scores themselves to 8 bits would miss by 0.009 and 0.016.
     lengths = (500, 400, 300, 30)
-    paged = Paged(lengths, torch.bfloat16, offset)
+    paged = Paged(lengths, torch.bfloat16, offset, kernels)
     query = (torch.randn(4, HEADS * GROUP, DIM) * 4).bfloat16()
     scoring = SCORINGS[name]
     chunks = [(slot, 0, length - 1) for slot, length in enumerate(lengths)]
@@ -279,6 +291,7 @@ def test_no_temporary_grows_with_heads_and_chunk_and_context(name: str, is_decod
     paged.attention = PagedAttention(
         paged.pages,
         Scratch(gathered_bytes=bound, num_scores=bound // 4, num_mask_elements=bound // 4),
+        load(PLAIN),
     )
     earlier = [(slot, 0, num_keys - 1) for slot in range(6)]
     query = torch.randn(6 * num_keys, HEADS * GROUP, DIM)

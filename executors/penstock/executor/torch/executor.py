@@ -171,7 +171,7 @@ class TorchExecutor:
             num_embeddings=self._model.num_embeddings,
             overhead_blocks=self._overhead_blocks,
         )
-        if len(step.unwritten_blocks):
+        if self._attention.needs_clean_blocks and len(step.unwritten_blocks):
             # What an earlier owner left there would be read, masked, with the sequence's own.
             self._pages.zero_tokens(
                 step.to_device(step.unwritten_blocks), step.to_device(step.unwritten_offsets)

@@ -1,8 +1,8 @@
 """Attention over pages: the arithmetic of one layer in one step.
 
-Owns the two forms, rows of one token in length groups and chunks one by one. Does not know
-transformers; `attention_interface` brings the calls here. Plain tensor operations, the same on
-every device.
+Owns the choice between the compiled kernels of a CPU and tensor operations, the same on every
+device, and of these the two forms: rows of one token in length groups and chunks one by one. Does
+not know transformers; `attention_interface` brings the calls here.
 
 Scratch memory is bounded: rows and heads are worked through in tiles, so that neither gathered
 pages nor scores grow with heads times tokens times context.
@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from penstock.executor.torch.cpu.kernels import Kernels, LayerAttention, load
+from penstock.executor.torch.cpu.native import DTYPES, MAX_HEAD_DIM
 from penstock.executor.torch.kv_pages import KVPages
 from penstock.executor.torch.step_inputs import Chunk, ChunkKeys, RowGroup, StepInputs
 
@@ -56,8 +58,13 @@ _SCRATCH = {
 class PagedAttention:
     """Writes a layer's new keys and values to the pages and attends over them."""
 
-    def __init__(self, pages: KVPages, scratch: Scratch | None = None) -> None:
+    def __init__(
+        self, pages: KVPages, scratch: Scratch | None = None, kernels: Kernels | None = None
+    ) -> None:
+        """`kernels`: those to use for pages on a CPU; None for the best that are there."""
         self._pages = pages
+        self._kernels = _native_kernels(pages, kernels)
+        self._layers: dict[int, tuple[int, Scoring, LayerAttention]] = {}
         self._scratch = scratch or _SCRATCH[pages.device.type]
         # Kept: buffers of ever other sizes would leave holes in the heap.
         self._gathered = torch.empty(0, dtype=pages.dtype, device=pages.device)
@@ -74,6 +81,13 @@ class PagedAttention:
         scoring: Scoring,
     ) -> Tensor:
         """query [T, Hq, D], key and value [T, H, D], rotated; returns [T, Hq, D]."""
+        if self._kernels is not None:
+            query, key, value = _dense(query), _dense(key), _dense(value)
+            out = torch.empty(query.shape, dtype=query.dtype)
+            attention = self._layer_attention(self._kernels, layer, query.shape[1], scoring)
+            attention.write(step.rows, key, value)
+            attention.attend(step.rows, query, out)
+            return out
         shape = self._pages.shapes[layer]
         key_rows, value_rows = step.token_rows(shape)
         tokens = self._pages.token_rows(layer)
@@ -98,6 +112,27 @@ class PagedAttention:
                 past = step.chunk_keys(index, shape, scoring.window, max_elements)
                 self._attend_chunk(layer, chunk, past, query[rows], scoring, out[rows])
         return out
+
+    @property
+    def needs_clean_blocks(self) -> bool:
+        """True when what lies behind a sequence's end is read: it must be finite then."""
+        return self._kernels is None
+
+    def _layer_attention(
+        self, kernels: Kernels, layer: int, num_heads: int, scoring: Scoring
+    ) -> LayerAttention:
+        found = self._layers.get(layer)
+        if found is None or found[0] != num_heads or not _is_same(found[1], scoring):
+            attention = kernels.layer(
+                self._pages.layer(layer),
+                num_heads=num_heads,
+                scaling=scoring.scaling,
+                window=scoring.window,
+                softcap=scoring.softcap,
+                sinks=scoring.sinks,
+            )
+            self._layers[layer] = found = num_heads, scoring, attention
+        return found[2]
 
     def _gather(self, layer: int, page_rows: Tensor) -> Tensor:
         """Pages into a buffer that layers and groups share: it stays in the processor's cache."""
@@ -236,6 +271,26 @@ class PagedAttention:
             weights = weights.copy_(scores).flatten(1, 2)
             part = torch.bmm(weights, values[heads]).view(rows.shape) / sums
             attended[:, heads] = part.permute(2, 0, 1, 3)
+
+
+def _native_kernels(pages: KVPages, kernels: Kernels | None) -> Kernels | None:
+    """None where tensor operations do it: on a GPU, of other types, or without compiled kernels."""
+    if pages.device.type != "cpu" or pages.dtype not in DTYPES:
+        return None
+    if max(shape.head_dim for shape in pages.shapes) > MAX_HEAD_DIM:
+        return None
+    kernels = kernels or load()
+    return kernels if kernels.is_native else None
+
+
+def _dense(tensor: Tensor) -> Tensor:
+    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
+
+
+def _is_same(one: Scoring, other: Scoring) -> bool:
+    """Equal, with the very same sinks (tensors that may change are not compared)."""
+    plain = (one.scaling, one.window, one.softcap) == (other.scaling, other.window, other.softcap)
+    return plain and one.sinks is other.sinks
 
 
 def _slices(count: int, size: int) -> Iterator[slice]:

@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from penstock.executor.torch.cpu.step_rows import StepRows
 from penstock.executor.torch.kv_pages import HeadShape, KVPages
 from penstock.executor.torch.length_groups import split_by_length
 from penstock.scheduler.batch import Batch
@@ -104,6 +105,7 @@ class StepInputs:
         self._token_rows: dict[int, tuple[Tensor, Tensor]] = {}
         self._row_groups: dict[tuple[int, int], tuple[RowGroup, ...]] = {}
         self._chunk_keys: dict[tuple[int, int, int, int], ChunkKeys] = {}
+        self._rows: StepRows | None = None
         block_size = pages.block_size
 
         order, num_singles = _packing_order(batch)
@@ -120,6 +122,7 @@ class StepInputs:
         self.num_singles = num_singles
         self.last_of_row: Ints = np.empty(len(order), dtype=np.int64)
         self.last_of_row[order] = row_ends - 1
+        self._batch, self._order, self._firsts = batch, order, row_ends - counts
         table = batch.arrays.block_table
         self.blocks: Ints = table[token_slots, positions // block_size].astype(np.int64)
         self.offsets: Ints = positions % block_size
@@ -146,6 +149,21 @@ class StepInputs:
     def to_device(self, values: Ints) -> Tensor:
         """A host array on the model's device."""
         return torch.from_numpy(values).to(self._pages.device)
+
+    @property
+    def rows(self) -> StepRows:
+        """The rows as the CPU kernels read them."""
+        if self._rows is None:
+            batch, order = self._batch, self._order
+            self._rows = StepRows()
+            self._rows.set(
+                first_tokens=self._firsts.astype(np.int32),
+                num_tokens=batch.num_tokens[order].astype(np.int32),
+                starts=batch.starts[order].astype(np.int32),
+                slots=batch.slots[order].astype(np.int32),
+                block_table=batch.arrays.block_table,
+            )
+        return self._rows
 
     def token_rows(self, shape: HeadShape) -> tuple[Tensor, Tensor]:
         """Rows of `KVPages.token_rows` for all tokens' keys and values, each [T * heads]."""

@@ -1,0 +1,158 @@
+"""Attention over pages on a CPU: the compiled kernels beside PyTorch's operators.
+
+Steps of one layer in bfloat16, 6 layers in turn so that pages do not stay in the cache: decode rows
+of mixed lengths, one long context, chunks of a prompt; key heads of one query and of several. All
+ways take turns within one process. CPU time of one thread, which neighbours on the machine disturb
+least; only ratios carry to another machine.
+
+    python benchmarks/cpu_attention.py [--full] [--json FILE]
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import numpy as np
+
+from usage import needing
+
+with needing("torch"):
+    import torch
+
+    from penstock.executor.torch.cpu import native
+    from penstock.executor.torch.cpu.kernels import PLAIN, load
+    from penstock.executor.torch.kv_pages import HeadShape, KVPages
+    from penstock.executor.torch.paged_attention import PagedAttention, Scoring
+    from penstock.executor.torch.step_inputs import StepInputs
+
+from penstock.scheduler.batch import Batch
+from penstock.scheduler.slot_arrays import SlotArrays
+from report import Check, arguments, print_checks, print_table, write_json
+
+NUM_LAYERS = 6
+BLOCK_SIZE = 16
+GOAL_OVER_TORCH = 2.0
+CHECKED = "64 decodes, 6 heads of 64"
+_OPERATORS = "PyTorch's operators"
+_MIXED = tuple((int(n), 1) for n in np.random.default_rng(1).integers(64, 609, 64))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """(start, number of tokens) of each row; key heads, queries of each, elements of a head."""
+
+    rows: tuple[tuple[int, int], ...]
+    num_heads: int = 6
+    group: int = 1
+    head_dim: int = 64
+
+
+SHAPES = {
+    CHECKED: Shape(rows=_MIXED),
+    "64 decodes, 2 heads of 128, 8 queries each": Shape(
+        rows=_MIXED, num_heads=2, group=8, head_dim=128
+    ),
+    "8 decodes, 6 heads of 64": Shape(rows=_MIXED[:8]),
+    "1 decode at 8,192": Shape(rows=((8191, 1),)),
+    "a chunk of 512 at 1,024": Shape(rows=((1024, 512),)),
+    "8 chunks of 256": Shape(rows=((0, 256),) * 8),
+}
+
+
+class Layers:
+    """A step's attention in every layer."""
+
+    def __init__(self, shape: Shape) -> None:
+        starts, counts = np.array(shape.rows, dtype=np.int32).T
+        widths = -(-(starts + counts) // BLOCK_SIZE)
+        blocks = np.random.default_rng(0).permutation(int(widths.sum())).astype(np.int32)
+        longest = int((starts + counts).max())
+        arrays = SlotArrays(num_slots=len(starts), max_seq_len=longest, block_size=BLOCK_SIZE)
+        for slot, width in enumerate(widths):
+            arrays.block_table[slot, :width], blocks = blocks[:width], blocks[width:]
+        slots = np.arange(len(starts), dtype=np.int32)
+        self._batch = Batch(
+            step=0,
+            arrays=arrays,
+            slots=slots,
+            num_tokens=np.ascontiguousarray(counts),
+            starts=np.ascontiguousarray(starts),
+            num_decodes=int((counts == 1).sum()),
+            sampled_slots=slots,
+        )
+        self._pages = KVPages(
+            (HeadShape(num_heads=shape.num_heads, head_dim=shape.head_dim),) * NUM_LAYERS,
+            num_blocks=int(widths.sum()),
+            block_size=BLOCK_SIZE,
+            dtype=torch.bfloat16,
+            device=torch.device("cpu"),
+        )
+        for layer in range(NUM_LAYERS):
+            self._pages.layer(layer).normal_()
+        num_tokens, num_queries = int(counts.sum()), shape.num_heads * shape.group
+        self._query = torch.randn(num_tokens, num_queries, shape.head_dim).bfloat16()
+        self._key, self._value = torch.randn(
+            2, num_tokens, shape.num_heads, shape.head_dim
+        ).bfloat16()
+        self._scoring = Scoring(scaling=shape.head_dim**-0.5)
+        names = [PLAIN, *filter(native.is_supported, native.INSTRUCTION_SETS)]
+        self.ways = {name: PagedAttention(self._pages, kernels=load(name)) for name in names}
+        element_bytes = self._pages.dtype.itemsize
+        elements = 2 * shape.num_heads * shape.head_dim * int((starts + counts).sum())
+        self.num_bytes = NUM_LAYERS * elements * element_bytes
+
+    def seconds(self, name: str) -> float:
+        """Thread time of one step, its inputs included."""
+        attention, start = self.ways[name], time.thread_time()
+        step = StepInputs(self._batch, self._pages, num_embeddings=10, overhead_blocks=170.0)
+        for layer in range(NUM_LAYERS):
+            attention.attend(layer, step, self._query, self._key, self._value, self._scoring)
+        return time.thread_time() - start
+
+
+def measure(shape: Shape, rounds: int) -> tuple[dict[str, float], int]:
+    """The median time of every way, and the bytes of keys and values."""
+    layers = Layers(shape)
+    times: dict[str, list[float]] = {name: [] for name in layers.ways}
+    for _ in range(rounds + 1):
+        for name, taken in times.items():
+            taken.append(layers.seconds(name))
+    return {name: float(np.median(taken[1:])) for name, taken in times.items()}, layers.num_bytes
+
+
+def main() -> None:
+    """Measure and report."""
+    options = arguments(__doc__ or "").parse_args()
+    torch.set_num_threads(1)
+    rows: list[tuple[object, ...]] = []
+    results: dict[str, dict[str, float]] = {}
+    checks: list[Check] = []
+    with torch.inference_mode():
+        for title, shape in SHAPES.items():
+            medians, num_bytes = measure(shape, rounds=15 if options.full else 5)
+            results[title] = medians
+            for name, seconds in medians.items():
+                over = medians[PLAIN] / seconds
+                way = _OPERATORS if name == PLAIN else name
+                rows.append((title, way, seconds * 1e3, num_bytes / seconds / 1e9, over))
+    columns = ("step", "way", "ms", "GB/s of keys and values", "over PyTorch")
+    print_table("Attention of six layers, one thread", columns, rows)
+    best = {name: seconds for name, seconds in results[CHECKED].items() if name != PLAIN}
+    if best:
+        ratio = results[CHECKED][PLAIN] / min(best.values())
+        checks.append(
+            Check(
+                name=f"kernels over PyTorch's operators, {CHECKED}",
+                value=ratio,
+                goal=GOAL_OVER_TORCH,
+                unit="x",
+                sense="at least",
+            )
+        )
+    print_checks(checks)
+    write_json(options.json, results, checks)
+
+
+if __name__ == "__main__":
+    main()

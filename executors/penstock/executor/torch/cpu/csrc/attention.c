@@ -1,0 +1,426 @@
+/* Attention of a step's rows over the pages: decode rows and chunk rows in one parallel loop.
+ *
+ * An item is a tile of query rows (the queries of a key head are rows of one matrix, chunk tokens
+ * times group) of one key head or, where the rows are few, of several, and a range of keys. Keys
+ * come in tiles, by one pointer each, so that no block size is special; an item takes its heads in
+ * turn over each tile, because the heads of a block lie together. The softmax is kept running, in
+ * float32. Few rows take dot products, more of them a matrix product over a transposed tile. Only
+ * keys that some row of the item sees are read: what lies behind a sequence's end reaches nobody.
+ *
+ * A sequence of few rows is split at fixed places, so a result depends neither on the number of
+ * threads nor on what else the step holds. */
+#include "kernels.h"
+#include "matrix_product.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+enum {
+  ROWS = 32,       /* query rows of an item, of all its heads */
+  FEW_ROWS = 8,    /* so few that values are better widened for each block of rows anew */
+  PART_KEYS = 512, /* keys of one part of a sequence of few rows */
+  ITEMS_PER_THREAD = 6, /* at least, where heads can be told apart */
+  MAX_DIM = 512,
+};
+int omp_get_max_threads(void); /* without omp.h, which not every compiler comes with */
+
+static const float LOWEST = -1e30f; /* the greatest score of none; finite, for differences */
+static const int64_t MIN_PARALLEL_WORK = 1 << 18; /* fewer products end before threads wake */
+
+typedef struct {
+  int64_t row;
+  int64_t first_head, num_heads; /* key heads */
+  int64_t first, last;           /* query rows of each: token * group + query head of the group */
+  int64_t low, high;             /* positions of keys */
+  float *partial;      /* where a part's sums go; NULL: the item is whole */
+  bool takes_sinks;
+} Item;
+
+typedef struct {
+  const Layer *layer;
+  const Rows *rows;
+  const char *query;
+  char *out;
+  int64_t query_token, query_head, out_token, out_head;
+  int64_t group;
+  int64_t pad; /* head_dim rounded up to what the inner loops step by */
+  int64_t max_heads; /* of an item */
+} Call;
+
+/* Rows of one head of an item: their queries, and what is summed so far. */
+typedef struct {
+  const char *query;
+  float *out, *greatest, *sum;
+} Head;
+
+typedef struct {
+  float query[ROWS * MAX_DIM] __attribute__((aligned(64)));
+  float out[ROWS * MAX_DIM] __attribute__((aligned(64)));
+  float scores[ROWS * KEYS] __attribute__((aligned(64)));
+  float keys[KEYS * MAX_DIM] __attribute__((aligned(64)));   /* transposed */
+  float values[KEYS * MAX_DIM] __attribute__((aligned(64))); /* in float32 */
+  float padded[2 * KEYS * MAX_DIM] __attribute__((aligned(64)));
+  float greatest[ROWS], sum[ROWS];
+} Scratch;
+
+/* Rows that an item keeps for each head: the matrix product takes whole blocks of them. */
+INLINE int64_t height_of(int64_t count) {
+  return count < BLOCK_ROWS ? count : (count + BLOCK_ROWS - 1) & -BLOCK_ROWS;
+}
+
+/* Position of the first key that the token at `position` sees. */
+INLINE int64_t first_key(const Layer *layer, int64_t position) {
+  return layer->window ? larger(position + 1 - layer->window, 0) : 0;
+}
+
+/* The tile of the item's keys from position `low` on. */
+INLINE void find_keys(const Call *call, const Item *item, int64_t low, Tile *tile, int64_t size) {
+  const Layer *layer = call->layer;
+  const int32_t *blocks =
+      call->rows->block_table + call->rows->slots[item->row] * call->rows->table_stride;
+  const int64_t block_size = layer->block_size, row_bytes = layer->head_dim * size;
+  tile->to_value = layer->num_kv_heads * block_size * row_bytes;
+  tile->count = (int)smaller(item->high - low, KEYS);
+  int64_t column = low / block_size, offset = low % block_size;
+  for (int i = 0; i < tile->count; column++, offset = 0) {
+    const char *head = (const char *)layer->pages +
+                       ((int64_t)blocks[column] * 2 * layer->num_kv_heads + item->first_head) *
+                           block_size * row_bytes;
+    for (; offset < block_size && i < tile->count; offset++)
+      tile->keys[i++] = head + offset * row_bytes;
+  }
+  for (int i = tile->count; i < KEYS; i++)
+    tile->keys[i] = tile->keys[tile->count - 1];
+}
+
+/* The queries of one of the item's heads, zeros behind; in bfloat16 where the processor multiplies
+ * it, else float32. */
+INLINE void load_queries(const Call *call, const Item *item, int64_t kv_head, char *to, bool half) {
+  const int64_t dim = call->layer->head_dim, pad = call->pad, size = half ? 2 : 4;
+  const int64_t count = item->last - item->first, width = half && HAS_BF16_DOT ? 2 : 4;
+  memset(to, 0, height_of(count) * pad * width);
+  for (int64_t i = 0; i < count; i++, to += pad * width) {
+    const int64_t flat = item->first + i, head = kv_head * call->group + flat % call->group;
+    const int64_t token = call->rows->first_tokens[item->row] + flat / call->group;
+    const char *from =
+        call->query + (token * call->query_token + head * call->query_head) * size;
+    if (width == size)
+      memcpy(to, from, dim * size);
+    else
+      for (int64_t d = 0; d < dim; d++)
+        ((float *)to)[d] = widen(((const bf16 *)from)[d]);
+  }
+}
+
+/* Of what was summed when a smaller score was the greatest. */
+INLINE void rescale(float *out, int64_t pad, float factor) {
+  if (factor != 1.0f)
+    for (int64_t d = 0; d < pad; d += LANES)
+      store(out + d, load(out + d) * factor);
+}
+
+/* Products become weights; `first .. last - 1` of the tile are seen. Returns the factor of what was
+ * summed before. */
+INLINE float weigh(float *scores, int64_t first, int64_t last, int count, const Layer *layer,
+                   float *greatest, float *sum) {
+  const float scale = layer->scaling * LOG2_E, cap = layer->softcap;
+  const int width = (count + LANES - 1) / LANES * LANES;
+  if (cap != 0.0f) {
+    for (int t = 0; t < width; t += LANES)
+      store(scores + t, tanh_of(load(scores + t) * (layer->scaling / cap)) * (cap * LOG2_E));
+  } else {
+    for (int t = 0; t < width; t += LANES)
+      store(scores + t, load(scores + t) * scale);
+  }
+  for (int64_t t = 0; t < first; t++)
+    scores[t] = -INFINITY;
+  for (int64_t t = last; t < width; t++)
+    scores[t] = -INFINITY;
+  vec top = splat(*greatest);
+  for (int t = 0; t < width; t += LANES)
+    top = greater(load(scores + t), top);
+  const float risen = greatest_of(top);
+  const float factor = exp2_of(splat(*greatest - risen))[0];
+  vec total = {0};
+  for (int t = 0; t < width; t += LANES) {
+    vec weights = exp2_of(load(scores + t) - risen);
+    store(scores + t, weights);
+    total += weights;
+  }
+  *greatest = risen;
+  *sum = *sum * factor + sum_of(total);
+  return factor;
+}
+
+/* What a row sees of a tile that begins at position `low`, as a range within the tile. */
+INLINE void seen_range(const Call *call, const Item *item, int64_t row, int64_t low, int count,
+                       int64_t *first, int64_t *last) {
+  const int64_t position = call->rows->starts[item->row] + row / call->group;
+  *first = smaller(larger(first_key(call->layer, position) - low, 0), count);
+  *last = larger(smaller(position + 1 - low, count), *first);
+}
+
+/* Few rows: each by itself. */
+INLINE void attend_dots(const Call *call, const Item *item, Head head, View view, View ahead,
+                        int64_t low, Scratch *scratch, bool half) {
+  const int64_t pad = call->pad, query_bytes = pad * (half && HAS_BF16_DOT ? 2 : 4);
+  const int count = view.tile->count;
+  for (int64_t i = 0; i < item->last - item->first; i++) {
+    int64_t first, last;
+    dot_keys(head.query + i * query_bytes, view, ahead, pad, scratch->scores, half);
+    seen_range(call, item, item->first + i, low, count, &first, &last);
+    rescale(head.out + i * pad, pad,
+            weigh(scratch->scores, first, last, count, call->layer, head.greatest + i,
+                  head.sum + i));
+    add_values(head.out + i * pad, pad, scratch->scores, view, ahead, 1, half);
+  }
+}
+
+/* More rows: both products as matrices. */
+INLINE void attend_matrix(const Call *call, const Item *item, Head head, View view, View ahead,
+                          int64_t low, Scratch *scratch, bool half) {
+  const int64_t pad = call->pad, num_rows = item->last - item->first;
+  const int64_t words = half && HAS_BF16_DOT ? pad / 2 : pad;
+  const int count = view.tile->count, width = (count + LANES - 1) / LANES * LANES;
+  transpose_keys(view, ahead, pad, scratch->keys, half);
+  memset(scratch->scores, 0, height_of(num_rows) * KEYS * sizeof(float));
+  multiply(scratch->scores, KEYS, (const float *)head.query, words, scratch->keys, KEYS, num_rows,
+           words, width, half && HAS_BF16_DOT);
+  for (int64_t i = 0; i < num_rows; i++) {
+    int64_t first, last;
+    seen_range(call, item, item->first + i, low, count, &first, &last);
+    rescale(head.out + i * pad, pad,
+            weigh(scratch->scores + i * KEYS, first, last, count, call->layer, head.greatest + i,
+                  head.sum + i));
+  }
+  if (num_rows <= FEW_ROWS) {
+    for (int64_t i = 0; i < num_rows; i += BLOCK_ROWS)
+      add_values(head.out + i * pad, pad, scratch->scores + i * KEYS, view, ahead,
+                 BLOCK_ROWS, half);
+    return;
+  }
+  for (int t = 0; t < count; t++)
+    for (int64_t d = 0; d < pad; d += LANES)
+      store(scratch->values + t * pad + d, load_any(value_at(view, t), d, half));
+  multiply(head.out, pad, scratch->scores, KEYS, scratch->values, pad, num_rows, count, pad, false);
+}
+
+/* Divided by the sum of weights and rounded: one row of the result. */
+INLINE void write_row(const Call *call, int64_t row, int64_t kv_head, int64_t flat,
+                      const float *values, float sum, bool half) {
+  const int64_t head = kv_head * call->group + flat % call->group;
+  const int64_t token = call->rows->first_tokens[row] + flat / call->group;
+  const int64_t at = token * call->out_token + head * call->out_head;
+  const float scale = 1.0f / sum;
+  int64_t d = 0;
+  for (; d + LANES <= call->layer->head_dim; d += LANES)
+    store_any(call->out, at + d, load(values + d) * scale, half);
+  for (; d < call->layer->head_dim; d++)
+    set_any(call->out, at + d, values[d] * scale, half);
+}
+
+/* Head `index` of an item. */
+INLINE Head start_head(const Call *call, const Item *item, int64_t index, Scratch *scratch,
+                       bool half) {
+  const int64_t count = item->last - item->first, first_row = index * height_of(count);
+  const float *sinks = item->takes_sinks ? call->layer->sinks : NULL;
+  const Head head = {
+      .query = (const char *)scratch->query + first_row * call->pad * sizeof(float),
+      .out = scratch->out + first_row * call->pad,
+      .greatest = scratch->greatest + first_row,
+      .sum = scratch->sum + first_row,
+  };
+  load_queries(call, item, item->first_head + index, (char *)head.query, half);
+  memset(head.out, 0, height_of(count) * call->pad * sizeof(float));
+  for (int64_t i = 0; i < count; i++) {
+    const int64_t query_head =
+        (item->first_head + index) * call->group + (item->first + i) % call->group;
+    head.greatest[i] = sinks ? sinks[query_head] * LOG2_E : LOWEST;
+    head.sum[i] = sinks ? 1.0f : 0.0f;
+  }
+  return head;
+}
+
+INLINE void finish_head(const Call *call, const Item *item, int64_t index, Head head, bool half) {
+  const int64_t count = item->last - item->first, pad = call->pad;
+  for (int64_t i = 0; i < count; i++) {
+    if (item->partial) {
+      float *to = item->partial + (index * count + i) * (pad + 2);
+      to[0] = head.greatest[i];
+      to[1] = head.sum[i];
+      memcpy(to + 2, head.out + i * pad, pad * sizeof(float));
+    } else {
+      write_row(call, item->row, item->first_head + index, item->first + i, head.out + i * pad,
+                head.sum[i], half);
+    }
+  }
+}
+
+INLINE void attend_item(const Call *call, const Item *item, bool half) {
+  Scratch scratch;
+  Tile tile, next, padded;
+  Head heads[ROWS];
+  const Layer *layer = call->layer;
+  const int64_t size = half ? 2 : 4, row_bytes = layer->head_dim * size;
+  const int64_t head_bytes = layer->block_size * row_bytes;
+  find_keys(call, item, item->low, &next, size);
+  for (int i = 0; i < next.count; i++) {
+    prefetch_row(next.keys[i], row_bytes);
+    prefetch_row(next.keys[i] + next.to_value, row_bytes);
+  }
+  for (int64_t i = 0; i < item->num_heads; i++)
+    heads[i] = start_head(call, item, i, &scratch, half);
+  for (int64_t low = item->low; low < item->high; low += KEYS) {
+    tile = next;
+    if (low + KEYS < item->high)
+      find_keys(call, item, low + KEYS, &next, size);
+    for (int64_t i = 0; i < item->num_heads; i++) {
+      View view = {.tile = &tile, .shift = i * head_bytes};
+      View ahead = {.tile = &next};
+      if (i + 1 < item->num_heads)
+        ahead = (View){.tile = &tile, .shift = (i + 1) * head_bytes};
+      if (call->pad != layer->head_dim) {
+        pad_tile(view, row_bytes, call->pad * size, (char *)scratch.padded, &padded);
+        view = (View){.tile = &padded};
+      }
+      if (item->last - item->first < BLOCK_ROWS)
+        attend_dots(call, item, heads[i], view, ahead, low, &scratch, half);
+      else
+        attend_matrix(call, item, heads[i], view, ahead, low, &scratch, half);
+    }
+  }
+  for (int64_t i = 0; i < item->num_heads; i++)
+    finish_head(call, item, i, heads[i], half);
+}
+
+/* Adds the parts of a tile's heads; `items` are its parts, one after another. */
+INLINE void add_parts(const Call *call, const Item *items, int64_t num_parts, bool half) {
+  const int64_t pad = call->pad, count = items->last - items->first;
+  float sums[MAX_DIM];
+  for (int64_t i = 0; i < items->num_heads * count; i++) {
+    float greatest = LOWEST, total = 0.0f;
+    for (int64_t part = 0; part < num_parts; part++)
+      greatest = fmaxf(greatest, items[part].partial[i * (pad + 2)]);
+    memset(sums, 0, pad * sizeof(float));
+    for (int64_t part = 0; part < num_parts; part++) {
+      const float *from = items[part].partial + i * (pad + 2);
+      const float weight = exp2f(from[0] - greatest);
+      total += weight * from[1];
+      for (int64_t d = 0; d < pad; d += LANES)
+        store(sums + d, load(sums + d) + load(from + 2 + d) * weight);
+    }
+    write_row(call, items->row, items->first_head + i / count, items->first + i % count, sums,
+              total, half);
+  }
+}
+
+static int64_t parts_of(const Call *call, int64_t row) {
+  const Rows *rows = call->rows;
+  if (rows->num_tokens[row] * call->group > ROWS)
+    return 1;
+  const int64_t low = first_key(call->layer, rows->starts[row]);
+  return (rows->starts[row] + rows->num_tokens[row] - low + PART_KEYS - 1) / PART_KEYS;
+}
+
+/* What a step holds, before heads are joined to items. */
+typedef struct {
+  int64_t num_tiles;  /* of query rows, in parts */
+  int64_t num_floats; /* of partial sums */
+  int64_t work;       /* products, about */
+} Extent;
+
+static Extent measure(const Call *call) {
+  const Rows *rows = call->rows;
+  Extent extent = {0};
+  for (int64_t row = 0; row < rows->num_rows; row++) {
+    const int64_t flat = rows->num_tokens[row] * call->group, num_parts = parts_of(call, row);
+    const int64_t num_elements = call->layer->num_kv_heads * flat;
+    extent.num_tiles += (flat + ROWS - 1) / ROWS * num_parts;
+    extent.work += num_elements * call->layer->head_dim * (rows->starts[row] + 1);
+    if (num_parts > 1)
+      extent.num_floats += num_elements * num_parts * (call->pad + 2);
+  }
+  return extent;
+}
+
+/* The last rows first: chunks come last and take longest. Returns the number of items, each with as
+ * many heads as their rows leave room for and threads can do without. */
+static int64_t list_items(const Call *call, Item *items, float *partial) {
+  const Layer *layer = call->layer;
+  const Rows *rows = call->rows;
+  int64_t count = 0;
+  for (int64_t row = rows->num_rows - 1; row >= 0; row--) {
+    const int64_t start = rows->starts[row], flat = rows->num_tokens[row] * call->group;
+    const int64_t num_parts = parts_of(call, row), num_tiles = (flat + ROWS - 1) / ROWS;
+    if (flat == 0)
+      continue;
+    const int64_t room = ROWS / height_of(smaller(flat, ROWS));
+    const int64_t step = smaller(room, call->max_heads);
+    for (int64_t tile = num_tiles - 1; tile >= 0; tile--)
+      for (int64_t head = 0; head < layer->num_kv_heads; head += step) {
+        const int64_t first = tile * ROWS, last = smaller(first + ROWS, flat);
+        const int64_t low = first_key(layer, start + first / call->group);
+        const int64_t high = start + (last - 1) / call->group + 1;
+        for (int64_t part = 0; part < num_parts; part++) {
+          Item *item = items + count++;
+          *item = (Item){.row = row, .first_head = head, .first = first, .last = last};
+          item->num_heads = smaller(step, layer->num_kv_heads - head);
+          item->low = low + part * PART_KEYS;
+          item->high = num_parts > 1 ? smaller(item->low + PART_KEYS, high) : high;
+          item->takes_sinks = part == 0 && layer->sinks;
+          if (num_parts > 1) {
+            item->partial = partial;
+            partial += item->num_heads * flat * (call->pad + 2);
+          }
+        }
+      }
+  }
+  return count;
+}
+
+static void attend_item_bf16(const Call *call, const Item *item) { attend_item(call, item, true); }
+static void attend_item_f32(const Call *call, const Item *item) { attend_item(call, item, false); }
+
+/* query and out [tokens, heads, head_dim]. Returns 0; -1: out of memory. */
+int EXPORT(attend)(const Layer *layer, const Rows *rows, const void *query, int64_t query_token,
+                   int64_t query_head, void *out, int64_t out_token, int64_t out_head) {
+  Call call = {.layer = layer, .rows = rows, .query = query, .out = out};
+  call.query_token = query_token, call.query_head = query_head;
+  call.out_token = out_token, call.out_head = out_head;
+  call.group = layer->num_heads / layer->num_kv_heads;
+  call.pad = (layer->head_dim + 31) & -32;
+  const Extent extent = measure(&call);
+  const int64_t num_threads = omp_get_max_threads(), num_wanted = ITEMS_PER_THREAD * num_threads;
+  call.max_heads = larger(layer->num_kv_heads * extent.num_tiles / num_wanted, 1);
+  call.max_heads = smaller(call.max_heads, layer->num_kv_heads);
+  Item *items = malloc(extent.num_tiles * layer->num_kv_heads * sizeof(Item) +
+                       extent.num_floats * sizeof(float));
+  if (!items)
+    return -1;
+  float *partial = (float *)(items + extent.num_tiles * layer->num_kv_heads);
+  const int64_t count = list_items(&call, items, partial);
+#pragma omp parallel if (extent.work >= MIN_PARALLEL_WORK && count > 1)
+  {
+#pragma omp for schedule(dynamic, 1)
+    for (int64_t i = 0; i < count; i++) {
+      if (layer->is_bf16)
+        attend_item_bf16(&call, items + i);
+      else
+        attend_item_f32(&call, items + i);
+    }
+    if (extent.num_floats) {
+#pragma omp for schedule(static)
+      for (int64_t i = 0; i < count; i++) {
+        if (!items[i].partial || items[i].low != first_key(layer, rows->starts[items[i].row]))
+          continue;
+        const int64_t num_parts = parts_of(&call, items[i].row);
+        if (layer->is_bf16)
+          add_parts(&call, items + i, num_parts, true);
+        else
+          add_parts(&call, items + i, num_parts, false);
+      }
+    }
+  }
+  free(items);
+  return 0;
+}

@@ -1,0 +1,115 @@
+"""The CPU kernels by what they compute, and the choice of who computes it.
+
+Owns the two interfaces and `load`. Tensors of one call are all bfloat16 or all float32 and lie on
+the CPU; their last dimension is dense, the others may have any stride.
+"""
+
+import logging
+import os
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from penstock.executor.torch.cpu.native import INSTRUCTION_SETS, NativeKernels, is_supported
+from penstock.executor.torch.cpu.plain import PlainKernels
+from penstock.executor.torch.cpu.step_rows import StepRows
+
+CHOICE_VARIABLE = "PENSTOCK_CPU_KERNELS"
+PLAIN = "none"
+
+_LOG = logging.getLogger(__name__)
+
+
+class LayerAttention(Protocol):
+    """One layer's attention over its pages. D is the head size, H key heads, Hq query heads."""
+
+    def write(self, rows: StepRows, key: Tensor, value: Tensor) -> None:
+        """New keys and values [T, H, D] into the pages."""
+        ...
+
+    def rotate_and_write(
+        self,
+        rows: StepRows,
+        qkv: Tensor,
+        cosines: Tensor,
+        sines: Tensor,
+        *,
+        query_norm: Tensor | None = None,
+        key_norm: Tensor | None = None,
+        eps: float = 0.0,
+    ) -> None:
+        """qkv [T, (Hq + 2 H) * D]: queries in place and keys on their way into the pages are normed
+        (a weight [D] each, or None) and rotated in halves; values go to the pages as they are.
+
+        cosines, sines float32 [positions, R / 2] for the first R elements of a head.
+        """
+        ...
+
+    def attend(self, rows: StepRows, query: Tensor, out: Tensor) -> None:
+        """query and out [T, Hq, D]; keys and values are read from the pages alone, and nothing of
+        a page that no row sees."""
+        ...
+
+
+class Kernels(Protocol):
+    """What a step computes beside its matrix products."""
+
+    @property
+    def is_native(self) -> bool:
+        """True for compiled code."""
+        ...
+
+    @property
+    def instructions(self) -> str:
+        """The instruction set, or PLAIN."""
+        ...
+
+    def layer(
+        self,
+        pages: Tensor,
+        *,
+        num_heads: int,
+        scaling: float,
+        window: int = 0,
+        softcap: float = 0.0,
+        sinks: Tensor | None = None,
+    ) -> LayerAttention:
+        """Attention over `pages` [blocks, 2, H, block_size, D]; see `Scoring` for the others."""
+        ...
+
+    def add_rms_norm(
+        self, residual: Tensor, added: Tensor | None, weight: Tensor, eps: float, out: Tensor
+    ) -> None:
+        """residual [T, N] += added; out = its root mean square norm times `weight` [N]."""
+        ...
+
+    def silu_mul(self, gate_up: Tensor, out: Tensor) -> None:
+        """gate_up [T, 2 F]: out [T, F] = silu(first half) * second half."""
+        ...
+
+    def argmax_rows(
+        self, logits: Tensor, out: NDArray[np.int32], is_finite: NDArray[np.bool_]
+    ) -> None:
+        """The lowest index of the greatest of each row; 0 and False where a logit is NaN or
+        infinite. Minus infinity counts only where all of a row are."""
+        ...
+
+
+def load(name: str | None = None) -> Kernels:
+    """The kernels of the best instruction set here, or of `name`; without a shared object, or for
+    PLAIN, those in plain torch. PENSTOCK_CPU_KERNELS gives a name for a process.
+
+    Raises ValueError for a name that this machine does not run.
+    """
+    name = name or os.environ.get(CHOICE_VARIABLE) or None
+    if name == PLAIN:
+        return PlainKernels()
+    for one in INSTRUCTION_SETS:
+        if name in (None, one) and is_supported(one):
+            return NativeKernels(one)
+    if name is not None:
+        raise ValueError(f"{CHOICE_VARIABLE} {name!r} does not run here")
+    _LOG.warning("no compiled CPU kernels: attention runs in PyTorch's operators")
+    return PlainKernels()

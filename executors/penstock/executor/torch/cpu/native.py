@@ -1,0 +1,292 @@
+"""The compiled kernels, called through ctypes (which releases the interpreter's lock).
+
+Owns the mirror of kernels.h and the checks of what crosses it: C trusts its arguments.
+"""
+
+import ctypes
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from penstock.executor.torch.cpu.step_rows import StepRows
+
+INSTRUCTION_SETS = ("avx512_bf16", "avx512", "avx2", "baseline")
+"""The best first."""
+MAX_HEAD_DIM = 512
+DTYPES = (torch.bfloat16, torch.float32)
+
+_LIBRARY = Path(__file__).parent / "_kernels.so"
+_POINTER, _LONG, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
+_ARGUMENTS: dict[str, tuple[Any, ...]] = {
+    "attend": (_POINTER, _POINTER, *(_POINTER, _LONG, _LONG) * 2),
+    "write": (_POINTER, _POINTER, *(_POINTER, _LONG, _LONG) * 2),
+    "rotate_and_write": (*(_POINTER,) * 4, _LONG, _POINTER, _POINTER, _FLOAT),
+    "add_rms_norm": (
+        *(_POINTER, _LONG) * 2,
+        *(_POINTER, _FLOAT, _POINTER),
+        *(_LONG, _LONG, _LONG, ctypes.c_int),
+    ),
+    "silu_mul": (*(_POINTER, _LONG) * 2, _LONG, _LONG, ctypes.c_int),
+    "argmax_rows": (_POINTER, _LONG, _LONG, _LONG, _POINTER, _POINTER, ctypes.c_int),
+}
+
+
+class _Layer(ctypes.Structure):
+    _fields_ = (
+        ("pages", ctypes.c_void_p),
+        ("sinks", ctypes.c_void_p),
+        ("num_heads", ctypes.c_int64),
+        ("num_kv_heads", ctypes.c_int64),
+        ("head_dim", ctypes.c_int64),
+        ("block_size", ctypes.c_int64),
+        ("window", ctypes.c_int64),
+        ("scaling", ctypes.c_float),
+        ("softcap", ctypes.c_float),
+        ("is_bf16", ctypes.c_int64),
+    )
+
+
+class _Rotary(ctypes.Structure):
+    _fields_ = (
+        ("cosines", ctypes.c_void_p),
+        ("sines", ctypes.c_void_p),
+        ("size", ctypes.c_int64),
+    )
+
+
+@cache
+def _library() -> ctypes.CDLL | None:
+    """None where it is not built, or where torch has no OpenMP whose functions it could find."""
+    try:
+        library = ctypes.CDLL(str(_LIBRARY))
+    except OSError:
+        return None
+    library.penstock_supports.argtypes = (ctypes.c_char_p,)
+    return library
+
+
+def is_supported(instructions: str) -> bool:
+    """True when the kernels are compiled for this instruction set and the processor has it."""
+    library = _library()
+    if library is None or not hasattr(library, f"penstock_attend_{instructions}"):
+        return False
+    return bool(library.penstock_supports(instructions.encode()))
+
+
+def source_digest() -> str | None:
+    """Of the sources that the library was compiled from."""
+    library = _library()
+    if library is None:
+        return None
+    return bytes((ctypes.c_char * 16).in_dll(library, "penstock_source_digest")).decode()
+
+
+class NativeKernels:
+    """See `Kernels`."""
+
+    is_native = True
+
+    def __init__(self, instructions: str) -> None:
+        self.instructions = instructions
+        library = _library()
+        for name, arguments in _ARGUMENTS.items():
+            function = getattr(library, f"penstock_{name}_{instructions}")
+            function.argtypes = arguments
+            function.restype = ctypes.c_int if name == "attend" else None
+            setattr(self, f"_{name}", function)
+        self._attend: Any
+        self._write: Any
+        self._rotate_and_write: Any
+        self._add_rms_norm: Any
+        self._silu_mul: Any
+        self._argmax_rows: Any
+
+    def layer(
+        self,
+        pages: Tensor,
+        *,
+        num_heads: int,
+        scaling: float,
+        window: int = 0,
+        softcap: float = 0.0,
+        sinks: Tensor | None = None,
+    ) -> "NativeLayer":
+        """See `Kernels`."""
+        functions = self._attend, self._write, self._rotate_and_write
+        sinks = None if sinks is None else sinks.detach().float().contiguous()
+        struct = _Layer(
+            pages=pages.data_ptr(),
+            sinks=None if sinks is None else sinks.data_ptr(),
+            num_heads=num_heads,
+            num_kv_heads=pages.shape[2],
+            head_dim=pages.shape[4],
+            block_size=pages.shape[3],
+            window=window,
+            scaling=scaling,
+            softcap=softcap,
+            is_bf16=pages.dtype == torch.bfloat16,
+        )
+        if not pages.is_contiguous() or pages.dtype not in DTYPES or pages.device.type != "cpu":
+            raise ValueError("pages are contiguous, bfloat16 or float32, and on the CPU")
+        if pages.shape[4] > MAX_HEAD_DIM or num_heads % pages.shape[2]:
+            raise ValueError(f"{num_heads} query heads over pages of {tuple(pages.shape)}")
+        if sinks is not None and len(sinks) != num_heads:
+            raise ValueError(f"{len(sinks)} sinks for {num_heads} query heads")
+        return NativeLayer(functions, struct, pages, sinks)
+
+    def add_rms_norm(
+        self, residual: Tensor, added: Tensor | None, weight: Tensor, eps: float, out: Tensor
+    ) -> None:
+        """See `Kernels`."""
+        shape, dtype = residual.shape, residual.dtype
+        is_bf16 = _is_bf16(dtype)
+        added_at, added_stride = None, 0
+        if added is not None:
+            added_at, added_stride = added.data_ptr(), _row_stride(added, shape, dtype)
+        if weight.shape != shape[1:] or weight.dtype is not dtype or weight.stride(0) != 1:
+            raise ValueError("weight does not fit residual")
+        self._add_rms_norm(
+            *(residual.data_ptr(), _row_stride(residual, shape, dtype), added_at, added_stride),
+            *(weight.data_ptr(), eps, out.data_ptr(), _row_stride(out, shape, dtype)),
+            *(*shape, is_bf16),
+        )
+
+    def silu_mul(self, gate_up: Tensor, out: Tensor) -> None:
+        """See `Kernels`."""
+        (num_rows, size), dtype = out.shape, out.dtype
+        gate_up_stride = _row_stride(gate_up, (num_rows, 2 * size), dtype)
+        self._silu_mul(
+            *(
+                gate_up.data_ptr(),
+                gate_up_stride,
+                out.data_ptr(),
+                _row_stride(out, out.shape, dtype),
+            ),
+            *(num_rows, size, _is_bf16(dtype)),
+        )
+
+    def argmax_rows(
+        self, logits: Tensor, out: NDArray[np.int32], is_finite: NDArray[np.bool_]
+    ) -> None:
+        """See `Kernels`."""
+        num_rows, size = logits.shape
+        if out.dtype != np.int32 or is_finite.itemsize != 1:
+            raise ValueError("out is int32, is_finite a byte each")
+        if len(out) != num_rows or len(is_finite) != num_rows:
+            raise ValueError("out or is_finite does not fit logits")
+        if not (out.flags.c_contiguous and is_finite.flags.c_contiguous):
+            raise ValueError("out and is_finite are contiguous")
+        self._argmax_rows(
+            *(logits.data_ptr(), _row_stride(logits, logits.shape, logits.dtype), num_rows, size),
+            *(out.ctypes.data, is_finite.ctypes.data, _is_bf16(logits.dtype)),
+        )
+
+
+class NativeLayer:
+    """See `LayerAttention`."""
+
+    def __init__(
+        self, functions: tuple[Any, Any, Any], struct: _Layer, pages: Tensor, sinks: Tensor | None
+    ) -> None:
+        self._attend, self._write, self._rotate_and_write = functions
+        self._struct = struct
+        self._address = ctypes.addressof(struct)
+        self._kept = pages, sinks
+        self._dtype = pages.dtype
+        self._queries = (int(struct.num_heads), int(struct.head_dim))
+        self._keys = (int(struct.num_kv_heads), int(struct.head_dim))
+        self._rotary: tuple[Tensor, Tensor, _Rotary] | None = None
+
+    def write(self, rows: StepRows, key: Tensor, value: Tensor) -> None:
+        """See `LayerAttention`."""
+        self._write(
+            self._address,
+            rows.address,
+            *self._heads(key, self._keys, rows),
+            *self._heads(value, self._keys, rows),
+        )
+
+    def rotate_and_write(
+        self,
+        rows: StepRows,
+        qkv: Tensor,
+        cosines: Tensor,
+        sines: Tensor,
+        *,
+        query_norm: Tensor | None = None,
+        key_norm: Tensor | None = None,
+        eps: float = 0.0,
+    ) -> None:
+        """See `LayerAttention`."""
+        size = (self._queries[0] + 2 * self._keys[0]) * self._queries[1]
+        stride = _row_stride(qkv, (rows.num_tokens, size), self._dtype)
+        if self._rotary is None or self._rotary[0] is not cosines or self._rotary[1] is not sines:
+            self._rotary = cosines, sines, self._checked_rotary(cosines, sines)
+        for norm in (query_norm, key_norm):
+            if norm is not None and (
+                norm.shape != self._queries[1:] or norm.dtype != self._dtype or norm.stride(0) != 1
+            ):
+                raise ValueError("a norm's weight does not fit a head")
+        self._rotate_and_write(
+            self._address,
+            rows.address,
+            ctypes.addressof(self._rotary[2]),
+            qkv.data_ptr(),
+            stride,
+            None if query_norm is None else query_norm.data_ptr(),
+            None if key_norm is None else key_norm.data_ptr(),
+            eps,
+        )
+
+    def attend(self, rows: StepRows, query: Tensor, out: Tensor) -> None:
+        """See `LayerAttention`."""
+        failed = self._attend(
+            self._address,
+            rows.address,
+            *self._heads(query, self._queries, rows),
+            *self._heads(out, self._queries, rows),
+        )
+        if failed:
+            raise MemoryError("attention: out of memory")
+
+    def _heads(
+        self, tensor: Tensor, heads: tuple[int, int], rows: StepRows
+    ) -> tuple[int, int, int]:
+        token, head, element = tensor.stride()
+        if tensor.shape != (rows.num_tokens, *heads) or tensor.dtype is not self._dtype:
+            raise ValueError(f"{tensor.dtype} {tuple(tensor.shape)} of {rows.num_tokens} tokens")
+        if element != 1:
+            raise ValueError("the last dimension is not dense")
+        return tensor.data_ptr(), token, head
+
+    def _checked_rotary(self, cosines: Tensor, sines: Tensor) -> _Rotary:
+        size = 2 * cosines.shape[1]
+        for table in (cosines, sines):
+            if table.dtype != torch.float32 or not table.is_contiguous():
+                raise ValueError("cosines and sines are contiguous float32")
+        if cosines.shape != sines.shape or size > self._queries[1]:
+            raise ValueError(f"a rotation of {size} of {self._queries[1]} elements")
+        return _Rotary(cosines=cosines.data_ptr(), sines=sines.data_ptr(), size=size)
+
+
+def _is_bf16(dtype: torch.dtype) -> bool:
+    if dtype not in DTYPES:
+        raise ValueError(f"{dtype}: kernels compute in bfloat16 and float32")
+    return dtype is torch.bfloat16
+
+
+def _row_stride(tensor: Tensor, shape: Sequence[int], dtype: torch.dtype) -> int:
+    """Of a matrix of this shape with dense rows."""
+    stride, element = tensor.stride()
+    if tensor.shape != shape or tensor.dtype is not dtype or element != 1:
+        raise ValueError(
+            f"{tensor.dtype} {tuple(tensor.shape)} with strides {tensor.stride()}"
+            f" is no {dtype} {tuple(shape)} with dense rows"
+        )
+    return stride

@@ -1,0 +1,155 @@
+"""What the compiled kernels compute, in plain torch: where nothing is compiled, and to test them.
+
+Owns nothing but the arithmetic, row by row.
+"""
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional
+
+from penstock.executor.torch.cpu.step_rows import StepRows
+
+
+class PlainKernels:
+    """See `Kernels`."""
+
+    is_native = False
+    instructions = "none"
+
+    def layer(
+        self,
+        pages: Tensor,
+        *,
+        num_heads: int,
+        scaling: float,
+        window: int = 0,
+        softcap: float = 0.0,
+        sinks: Tensor | None = None,
+    ) -> "PlainLayer":
+        """See `Kernels`."""
+        return PlainLayer(pages, num_heads, scaling, window, softcap, sinks)
+
+    def add_rms_norm(
+        self, residual: Tensor, added: Tensor | None, weight: Tensor, eps: float, out: Tensor
+    ) -> None:
+        """See `Kernels`."""
+        if added is not None:
+            residual += added
+        out.copy_(_norm(residual, weight, eps))
+
+    def silu_mul(self, gate_up: Tensor, out: Tensor) -> None:
+        """See `Kernels`."""
+        gate, up = gate_up.float().chunk(2, -1)
+        out.copy_(functional.silu(gate) * up)
+
+    def argmax_rows(
+        self, logits: Tensor, out: NDArray[np.int32], is_finite: NDArray[np.bool_]
+    ) -> None:
+        """See `Kernels`."""
+        best, index = logits.float().max(-1)
+        good = torch.isfinite(best)
+        is_finite[:] = good.numpy()
+        out[:] = torch.where(good, index, 0).numpy()
+
+
+class PlainLayer:
+    """See `LayerAttention`."""
+
+    def __init__(
+        self,
+        pages: Tensor,
+        num_heads: int,
+        scaling: float,
+        window: int,
+        softcap: float,
+        sinks: Tensor | None,
+    ) -> None:
+        self._pages = pages
+        self._num_heads, self._scaling = num_heads, scaling
+        self._window, self._softcap, self._sinks = window, softcap, sinks
+
+    def write(self, rows: StepRows, key: Tensor, value: Tensor) -> None:
+        """See `LayerAttention`."""
+        block_size = self._pages.shape[3]
+        for row in range(rows.num_rows):
+            packed, positions = _span(rows, row)
+            table = torch.from_numpy(rows.block_table[rows.slots[row]])
+            blocks, offsets = table[positions // block_size].long(), positions % block_size
+            self._pages[blocks, 0, :, offsets] = key[packed]
+            self._pages[blocks, 1, :, offsets] = value[packed]
+
+    def rotate_and_write(
+        self,
+        rows: StepRows,
+        qkv: Tensor,
+        cosines: Tensor,
+        sines: Tensor,
+        *,
+        query_norm: Tensor | None = None,
+        key_norm: Tensor | None = None,
+        eps: float = 0.0,
+    ) -> None:
+        """See `LayerAttention`."""
+        num_kv_heads, head_dim = self._pages.shape[2], self._pages.shape[4]
+        heads = qkv.view(len(qkv), -1, head_dim)
+        query, key, value = heads.split([self._num_heads, num_kv_heads, num_kv_heads], 1)
+        positions = torch.empty(len(qkv), dtype=torch.int64)
+        for row in range(rows.num_rows):
+            packed, positions_of_row = _span(rows, row)
+            positions[packed] = positions_of_row
+        angles = cosines[positions, None], sines[positions, None]
+        query.copy_(_rotate(query if query_norm is None else _norm(query, query_norm, eps), angles))
+        rotated = _rotate(key if key_norm is None else _norm(key, key_norm, eps), angles)
+        self.write(rows, rotated, value)
+
+    def attend(self, rows: StepRows, query: Tensor, out: Tensor) -> None:
+        """See `LayerAttention`."""
+        block_size, group = self._pages.shape[3], self._num_heads // self._pages.shape[2]
+        for row in np.flatnonzero(rows.counts).tolist():
+            packed, positions = _span(rows, row)
+            seen = torch.arange(int(positions[-1]) + 1)
+            if self._window:
+                seen = seen[max(int(positions[0]) + 1 - self._window, 0) :]
+            table = torch.from_numpy(rows.block_table[rows.slots[row]])
+            blocks, offsets = table[seen // block_size].long(), seen % block_size
+            keys, values = (
+                self._pages[blocks, kv, :, offsets].float().repeat_interleave(group, 1)
+                for kv in (0, 1)
+            )
+            scores = torch.einsum("nhd,khd->hnk", query[packed].float(), keys) * self._scaling
+            if self._softcap:
+                scores = torch.tanh(scores / self._softcap) * self._softcap
+            is_hidden = seen > positions[:, None]
+            if self._window:
+                is_hidden |= seen <= positions[:, None] - self._window
+            scores = scores.masked_fill(is_hidden, float("-inf"))
+            if self._sinks is not None:
+                sinks = self._sinks.float().view(-1, 1, 1).expand(-1, len(positions), 1)
+                scores = torch.cat([scores, sinks], -1)
+            weights = scores.softmax(-1)[..., : len(seen)]
+            out[packed] = torch.einsum("hnk,khd->nhd", weights, values).to(out.dtype)
+
+
+def _span(rows: StepRows, row: int) -> tuple[slice, Tensor]:
+    """A row's packed places and positions."""
+    first, count, start = (
+        int(array[row]) for array in (rows.first_tokens, rows.counts, rows.starts)
+    )
+    return slice(first, first + count), torch.arange(start, start + count)
+
+
+def _norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    wide = x.float()
+    wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    return wide.to(x.dtype) * weight
+
+
+def _rotate(x: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
+    """In halves of the first elements, in float32."""
+    cosines, sines = angles
+    wide, middle = x.float(), cosines.shape[-1]
+    first, second = wide[..., :middle], wide[..., middle : 2 * middle]
+    parts = [first * cosines - second * sines, second * cosines + first * sines]
+    return torch.cat([*parts, wide[..., 2 * middle :]], -1).to(x.dtype)

@@ -1,0 +1,384 @@
+"""The CPU kernels: every instruction set of this machine and plain torch against float64."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from penstock.executor.torch.cpu import native
+from penstock.executor.torch.cpu.kernels import (
+    CHOICE_VARIABLE,
+    PLAIN,
+    Kernels,
+    LayerAttention,
+    load,
+)
+from penstock.executor.torch.cpu.step_rows import StepRows
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+SETS = [*filter(native.is_supported, native.INSTRUCTION_SETS), PLAIN]
+TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 1e-2}
+each_set = pytest.mark.parametrize("instructions", SETS)
+each_dtype = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bf16", "f32"])
+
+DECODES_AND_CHUNKS = (
+    (0, 1),
+    (15, 1),
+    (16, 1),
+    (9, 0),
+    (130, 1),
+    (0, 33),
+    (40, 21),
+    (7, 3),
+    (63, 66),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """(start, number of tokens) of each row, and how a layer attends."""
+
+    rows: tuple[tuple[int, int], ...] = DECODES_AND_CHUNKS
+    heads: int = 2
+    group: int = 1
+    dim: int = 64
+    block_size: int = 16
+    window: int = 0
+    softcap: float = 0.0
+    has_sinks: bool = False
+
+
+CASES = {
+    "plain": Case(),
+    "two queries a key head": Case(group=2),
+    "seven queries a key head": Case(group=7, dim=32),
+    "forty queries a key head": Case(heads=1, group=40, dim=32),
+    "window": Case(window=20, group=2),
+    "window of one key": Case(window=1),
+    "softcap": Case(softcap=2.0, group=4),
+    "sinks": Case(has_sinks=True, group=3),
+    "all at once": Case(has_sinks=True, softcap=3.0, window=33, group=4, dim=96, block_size=8),
+    "32 elements": Case(dim=32, block_size=8),
+    "80 elements": Case(dim=80, block_size=32),
+    "96 elements": Case(dim=96),
+    "128 elements": Case(dim=128, group=4, block_size=32),
+    "256 elements": Case(dim=256, block_size=8, heads=1, group=4),
+    "12 elements": Case(dim=12, group=2),
+    "blocks of one token": Case(block_size=1),
+    "long contexts": Case(rows=((1100, 1), (1024, 2), (511, 1), (512, 1), (30, 1)), heads=1),
+    "long contexts, a group": Case(rows=((1100, 1), (1500, 3)), heads=1, group=6, has_sinks=True),
+    "long contexts, a window": Case(rows=((1700, 1), (1500, 3)), heads=1, window=700),
+}
+
+
+class Step:
+    """Random keys and values in shuffled pages of a step; all other memory is NaN."""
+
+    def __init__(self, case: Case, dtype: torch.dtype) -> None:
+        torch.manual_seed(5)
+        self.case, self.dtype = case, dtype
+        self.num_heads = case.heads * case.group
+        starts, counts = np.array(case.rows, dtype=np.int32).T
+        self.ends = (starts + counts).tolist()
+        widths = [-(-end // case.block_size) for end in self.ends]
+        shuffled = np.random.default_rng(0).permutation(sum(widths) + 3).astype(np.int32)
+        # A block of nobody's, far out, where a table goes on behind a sequence.
+        table = np.full((len(widths) + 1, max(widths) + 1), 1 << 30, dtype=np.int32)
+        self.slots = np.arange(len(widths), dtype=np.int32)[::-1] + 1
+        for slot, width in zip(self.slots, widths, strict=True):
+            table[slot, :width], shuffled = shuffled[:width], shuffled[width:]
+        self.table = table
+        shape = (sum(widths) + 3, 2, case.heads, case.block_size, case.dim)
+        self.pages = torch.full(shape, float("nan"), dtype=dtype)
+        self.num_tokens = int(counts.sum())
+        self.rows = StepRows()
+        self.rows.set(
+            first_tokens=np.cumsum(counts, dtype=np.int32) - counts,
+            num_tokens=np.ascontiguousarray(counts),
+            starts=np.ascontiguousarray(starts),
+            slots=np.ascontiguousarray(self.slots),
+            block_table=table,
+        )
+        self.keys = [torch.randn(end, case.heads, case.dim).to(dtype) for end in self.ends]
+        self.values = [torch.randn(end, case.heads, case.dim).to(dtype) for end in self.ends]
+        self.sinks = torch.randn(self.num_heads) * 2 if case.has_sinks else None
+        self.scaling = 1.5 / case.dim**0.5
+
+    def layer(self, kernels: Kernels) -> LayerAttention:
+        return kernels.layer(
+            self.pages,
+            num_heads=self.num_heads,
+            scaling=self.scaling,
+            window=self.case.window,
+            softcap=self.case.softcap,
+            sinks=self.sinks,
+        )
+
+    def fill(self) -> None:
+        """Write what the rows may see; keys that fell out of the window stay NaN."""
+        for row, (start, _) in enumerate(self.case.rows):
+            first = max(start + 1 - self.case.window, 0) if self.case.window else 0
+            positions = torch.arange(first, self.ends[row])
+            blocks = torch.from_numpy(self.table[self.slots[row]])[
+                positions // self.case.block_size
+            ]
+            offsets = positions % self.case.block_size
+            self.pages[blocks.long(), 0, :, offsets] = self.keys[row][positions]
+            self.pages[blocks.long(), 1, :, offsets] = self.values[row][positions]
+
+    def expected(self, query: Tensor) -> Tensor:
+        """In float64, token by token."""
+        case, out, packed = self.case, [], 0
+        for row, (start, count) in enumerate(case.rows):
+            keys = self.keys[row].double().repeat_interleave(case.group, 1)
+            values = self.values[row].double().repeat_interleave(case.group, 1)
+            for position in range(start, start + count):
+                seen = slice(max(position + 1 - case.window, 0) if case.window else 0, position + 1)
+                scores = torch.einsum("hd,khd->hk", query[packed].double(), keys[seen])
+                scores *= self.scaling
+                if case.softcap:
+                    scores = torch.tanh(scores / case.softcap) * case.softcap
+                if self.sinks is not None:
+                    scores = torch.cat([scores, self.sinks.double()[:, None]], 1)
+                weights = scores.softmax(-1)[:, : position + 1 - seen.start]
+                out.append(torch.einsum("hk,khd->hd", weights, values[seen]))
+                packed += 1
+        return torch.stack(out)
+
+
+@each_set
+@each_dtype
+@pytest.mark.parametrize("name", CASES)
+def test_rows_attend_as_float64_does(name: str, dtype: torch.dtype, instructions: str) -> None:
+    step = Step(CASES[name], dtype)
+    step.fill()
+    # Slices of a fused row: strides of tokens and heads are the caller's.
+    wide = torch.randn(step.num_tokens, step.num_heads + 3, step.case.dim).to(dtype)
+    query = wide[:, 2:-1]
+    out = torch.full_like(wide, 7.0)
+
+    step.layer(load(instructions)).attend(step.rows, query, out[:, 1:-2])
+
+    torch.testing.assert_close(
+        out[:, 1:-2].double(), step.expected(query), rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype]
+    )
+    assert (out[:, 0] == 7.0).all()
+    assert (out[:, -2:] == 7.0).all()
+
+
+@each_set
+@each_dtype
+def test_a_row_attends_alike_in_any_company_and_with_any_threads(
+    dtype: torch.dtype, instructions: str
+) -> None:
+    case = replace(CASES["long contexts"], heads=2, group=2, rows=(*DECODES_AND_CHUNKS, (1100, 1)))
+    step = Step(case, dtype)
+    step.fill()
+    query = torch.randn(step.num_tokens, step.num_heads, case.dim).to(dtype)
+    layer = step.layer(load(instructions))
+    threads = torch.get_num_threads()
+    seen = []
+    try:
+        for num_threads in (1, 2, 5):
+            torch.set_num_threads(num_threads)
+            seen.append(torch.empty_like(query))
+            layer.attend(step.rows, query, seen[-1])
+    finally:
+        torch.set_num_threads(threads)
+    assert torch.equal(seen[0], seen[1])
+    assert torch.equal(seen[0], seen[2])
+    for row in range(len(case.rows)):
+        first, count = int(step.rows.first_tokens[row]), int(step.rows.counts[row])
+        alone = StepRows()
+        alone.set(
+            first_tokens=np.zeros(1, dtype=np.int32),
+            num_tokens=step.rows.counts[row : row + 1],
+            starts=step.rows.starts[row : row + 1],
+            slots=step.rows.slots[row : row + 1],
+            block_table=step.table,
+        )
+        out = torch.empty_like(query[first : first + count])
+        layer.attend(alone, query[first : first + count], out)
+        assert torch.equal(out, seen[0][first : first + count])
+
+
+@pytest.mark.skipif(SETS == [PLAIN], reason="no compiled kernels here")
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="counts threads in /proc")
+def test_the_kernels_run_on_the_threads_of_torch() -> None:
+    threads = torch.get_num_threads()
+    step = Step(Case(rows=((300, 1),) * 40), torch.bfloat16)
+    step.fill()
+    query = torch.randn(40, 2, 64).bfloat16()
+    try:
+        torch.set_num_threads(4)
+        torch.randn(1 << 20).exp()
+        before = len([*Path("/proc/self/task").iterdir()])
+        step.layer(load()).attend(step.rows, query, torch.empty_like(query))
+        assert len([*Path("/proc/self/task").iterdir()]) == before
+    finally:
+        torch.set_num_threads(threads)
+
+
+@each_set
+def test_a_value_that_is_not_finite_shows(instructions: str) -> None:
+    step = Step(Case(group=2), torch.float32)
+    step.fill()
+    query = torch.randn(step.num_tokens, step.num_heads, 64)
+    query[3, 1, 5] = float("nan")
+    query[40, 0, 5] = float("inf")
+    out = torch.empty_like(query)
+
+    step.layer(load(instructions)).attend(step.rows, query, out)
+
+    is_bad = ~torch.isfinite(out).all(-1)
+    assert is_bad.nonzero().tolist() == [[3, 1], [40, 0]]
+
+
+@each_set
+@each_dtype
+@pytest.mark.parametrize("block_size", [8, 32])
+@pytest.mark.parametrize("has_norm", [False, True], ids=["rotated", "normed and rotated"])
+def test_keys_and_values_reach_their_pages(
+    has_norm: bool, block_size: int, dtype: torch.dtype, instructions: str
+) -> None:
+    size, rotated = 40, 24
+    case = Case(dim=size, group=3, block_size=block_size)
+    positions = torch.cat([torch.arange(start, start + n) for start, n in case.rows])
+    angles = torch.rand(200, rotated // 2) * 6
+    written = []
+    for name in (instructions, PLAIN):
+        step = Step(case, dtype)
+        qkv = torch.randn(step.num_tokens, step.num_heads + 2 * case.heads, size).to(dtype)
+        rows = torch.full((step.num_tokens, qkv[0].numel() + 5), 9.0, dtype=dtype)
+        rows[:, :-5] = qkv.flatten(1)
+        norms = torch.rand(2, size).to(dtype) if has_norm else (None, None)
+        step.layer(load(name)).rotate_and_write(
+            step.rows,
+            rows[:, :-5],
+            angles.cos(),
+            angles.sin(),
+            query_norm=norms[0],
+            key_norm=norms[1],
+            eps=1e-5,
+        )
+        assert (rows[:, -5:] == 9.0).all()
+        written.append((rows, step.pages))
+        if not has_norm:
+            turn = torch.polar(torch.ones(()).double(), angles[positions, None].double())
+            heads = qkv[:, : -case.heads].double()
+            pairs = torch.complex(heads[..., : rotated // 2], heads[..., rotated // 2 : rotated])
+            expected = pairs * turn
+            got = rows[:, :-5].view(qkv.shape)[:, : step.num_heads, :rotated]
+            expected = torch.cat([expected.real, expected.imag], -1)[:, : step.num_heads]
+            torch.testing.assert_close(
+                got.double(), expected, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype]
+            )
+    for one, plain in zip(*written, strict=True):
+        torch.testing.assert_close(
+            one, plain, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype], equal_nan=True
+        )
+
+
+@each_set
+@each_dtype
+def test_keys_written_without_rotation_are_the_same_bits(
+    dtype: torch.dtype, instructions: str
+) -> None:
+    step = Step(Case(dim=20), dtype)
+    wide = torch.randn(2, step.case.heads, step.num_tokens, 20).to(dtype)
+    key, value = wide.transpose(1, 2)
+    step.layer(load(instructions)).write(step.rows, key, value)
+    for row, (start, count) in enumerate(step.case.rows):
+        first = int(step.rows.first_tokens[row])
+        for token in range(count):
+            column, offset = divmod(start + token, 16)
+            block = step.table[step.slots[row], column]
+            assert torch.equal(step.pages[block, 0, :, offset], key[first + token])
+            assert torch.equal(step.pages[block, 1, :, offset], value[first + token])
+    assert int(torch.isfinite(step.pages).sum()) == key.numel() + value.numel()
+
+
+@each_set
+@each_dtype
+@pytest.mark.parametrize("size", [64, 77, 1000])
+def test_small_operators_agree_with_torch(size: int, dtype: torch.dtype, instructions: str) -> None:
+    kernels, plain = load(instructions), load(PLAIN)
+    torch.manual_seed(1)
+    for num_rows in (1, 50):
+        x, added = torch.randn(2, num_rows, size + 3).to(dtype)[..., 1 : size + 1]
+        weight, outs, residuals = torch.rand(size).to(dtype), [], []
+        for one in (kernels, plain):
+            residuals.append(x.clone())
+            outs.append(torch.empty_like(x))
+            one.add_rms_norm(residuals[-1], added, weight, 1e-6, outs[-1])
+        assert torch.equal(*residuals)
+        torch.testing.assert_close(*outs, rtol=TOLERANCE[dtype], atol=1e-6)
+        gate_up, outs = torch.randn(num_rows, 2 * size).to(dtype) * 30, []
+        for one in (kernels, plain):
+            outs.append(torch.empty(num_rows, size, dtype=dtype))
+            one.silu_mul(gate_up, outs[-1])
+        torch.testing.assert_close(*outs, rtol=TOLERANCE[dtype], atol=1e-6)
+
+
+@each_set
+@each_dtype
+@pytest.mark.parametrize("size", [3, 77, 5000])
+def test_the_greatest_logit_is_found_and_a_bad_row_told(
+    size: int, dtype: torch.dtype, instructions: str
+) -> None:
+    nan, inf = float("nan"), float("inf")
+    torch.manual_seed(2)
+    logits = torch.randn(9, size).to(dtype)
+    for row, column in enumerate((0, size - 1, size // 2)):
+        logits[row, column] = 50.0
+    logits[3, :2] = 50.0  # the lowest of equals
+    logits[4, 1:] = -inf
+    logits[5, size - 1] = nan
+    logits[6, 0] = nan
+    logits[7, 1] = inf
+    logits[8] = -inf
+    out, is_finite = np.zeros(9, dtype=np.int32), np.zeros(9, dtype=np.bool_)
+
+    load(instructions).argmax_rows(logits, out, is_finite)
+
+    assert out.tolist() == [0, size - 1, size // 2, 0, 0, 0, 0, 0, 0]
+    assert is_finite.tolist() == [True] * 5 + [False] * 4
+
+
+def test_the_environment_chooses_and_an_impossible_choice_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(CHOICE_VARIABLE, PLAIN)
+    assert not load().is_native
+    monkeypatch.delenv(CHOICE_VARIABLE)
+    assert load().instructions == SETS[0]
+    with pytest.raises(ValueError, match="PENSTOCK_CPU_KERNELS 'sse9'"):
+        load("sse9")
+
+
+def test_without_a_shared_object_plain_torch_runs_with_one_log_line(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(native, "_library", lambda: None)
+    assert load().instructions == PLAIN
+    assert [record.message for record in caplog.records] == [
+        "no compiled CPU kernels: attention runs in PyTorch's operators"
+    ]
+
+
+def test_the_shared_object_is_of_these_sources() -> None:
+    if shutil.which("gcc") is None and native.source_digest() is None:
+        pytest.skip("no gcc")
+    spec = importlib.util.spec_from_file_location("hatch_build", REPOSITORY / "hatch_build.py")
+    assert spec is not None
+    assert spec.loader is not None
+    hook = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(hook)
+    assert native.source_digest() == hook.source_digest(), "run: python hatch_build.py"
