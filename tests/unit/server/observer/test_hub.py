@@ -94,8 +94,8 @@ class FakeFront:
     async def next(self) -> ObserverFrame:
         loop = asyncio.get_running_loop()
         data = await asyncio.wait_for(loop.sock_recv(self.socket, 1 << 16), PATIENCE_S)
-        ((kind, body),) = self._frames.feed(data)
-        return decode(kind, body)
+        (body,) = self._frames.feed(data)
+        return decode(body)
 
 
 @contextlib.asynccontextmanager
