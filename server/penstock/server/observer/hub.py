@@ -8,7 +8,6 @@ import asyncio
 import contextlib
 import logging
 import socket
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -28,7 +27,7 @@ from penstock.server.telemetry.observer_frames import (
     decode,
     encode,
 )
-from penstock.server.telemetry.request_record import RequestRecord
+from penstock.server.telemetry.request_record import RequestRecord, decode_record
 
 log = logging.getLogger(__name__)
 
@@ -84,14 +83,12 @@ class _Front:
 class FrontsHub:
     """Takes in what fronts send, for `consumer`. Lives on one event loop.
 
-    `decode_record` reads a record again, raising ValueError. `num_unreadable` counts those it could
-    not read.
+    `num_unreadable` counts the records that could not be read.
     """
 
-    def __init__(self, consumer: Consumer, decode_record: Callable[[bytes], RequestRecord]) -> None:
+    def __init__(self, consumer: Consumer) -> None:
         self.num_unreadable = 0
         self._consumer = consumer
-        self._decode_record = decode_record
         self._lines: dict[_Line, _Front | None] = {}
         self._by_id: dict[int, _Front] = {}
         self._server: asyncio.AbstractServer | None = None
@@ -214,7 +211,7 @@ class FrontsHub:
         records: list[RequestRecord] = []
         for payload in payloads:
             try:
-                records.append(self._decode_record(payload))
+                records.append(decode_record(payload))
             except ValueError as error:
                 self.num_unreadable += 1
                 if self.num_unreadable <= _MAX_TOLD_UNREADABLE:

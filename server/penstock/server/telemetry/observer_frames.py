@@ -1,6 +1,7 @@
 """The frames between a front and the observer process.
 
-Owns which kinds there are. Records pass as the bytes that their codec made. Does not know sockets.
+Owns which kinds there are. Records pass as bytes, so that one that cannot be read is lost alone.
+Does not know sockets.
 """
 
 from typing import TypeAlias
@@ -19,7 +20,7 @@ class Hello(TaggedFrame, frozen=True, kw_only=True):
 
 
 class Records(TaggedFrame, frozen=True, kw_only=True):
-    """Requests that have ended, oldest first: what `record_codec` made of each."""
+    """Requests that have ended, oldest first: what `encode_record` made of each."""
 
     payloads: tuple[bytes, ...]
 
