@@ -42,6 +42,8 @@ class Connection(asyncio.Protocol, Generic[FrameT]):
         self.is_established = False
         """Set by the user when the peer has proved to be one: then `keep_connected` returns to its
         shortest pause."""
+        self.is_broken = False
+        """Whether the peer has broken the protocol."""
         self.closed = asyncio.Event()
         self._decode = decode
         self._on_frame = on_frame
@@ -108,6 +110,7 @@ class Connection(asyncio.Protocol, Generic[FrameT]):
                 self._on_frame(self, self._decode(body))
         except LinkError as error:
             log.error("%s broke the protocol: %s", self.name, error)  # noqa: TRY400 (no fault of ours)
+            self.is_broken = True
             self.abort()
 
     def pause_writing(self) -> None:
