@@ -13,13 +13,14 @@ from hypothesis import strategies as st
 from penstock.scheduler.events import Failed, StepEvents
 from penstock.scheduler.request import FailureReason, RequestSpec
 from penstock.scheduler.request_options import Constraint, ConstraintKind
+from penstock.server.link.control_frames import FROM_CHILD, TO_CHILD, FromChild, ToChild
 from penstock.server.link.frames import Frame, decode, encode
 from penstock.server.link.spec_frames import Submit, SubmitFrame
 from penstock.server.link.step_frames import split_by_front
 from penstock.server.link.wire import MAX_FRAME_BYTES, VERSION, Codec, FrameBuffer, LinkError
 from penstock.server.telemetry import observer_frames
 from penstock.server.telemetry.observer_frames import ObserverFrame
-from support.frame_draws import FRAMES, OBSERVER_FRAMES, steps
+from support.frame_draws import FRAMES, OBSERVER_FRAMES, drawn, steps
 
 FORGERY: Codec[Any] = Codec(Any)
 """Writes frames that `encode` does not."""
@@ -65,6 +66,14 @@ def test_every_frame_survives(frame: Frame) -> None:
 def test_every_frame_to_and_from_the_observer_survives(frame: ObserverFrame) -> None:
     (body,) = FrameBuffer().feed(observer_frames.encode(frame))
     assert observer_frames.decode(body) == frame
+
+
+@given(drawn(FromChild), drawn(ToChild))
+def test_every_frame_between_supervisor_and_child_survives(up: FromChild, down: ToChild) -> None:
+    (above,), (below,) = (
+        FrameBuffer().feed(data) for data in (FROM_CHILD.encode(up), TO_CHILD.encode(down))
+    )
+    assert (FROM_CHILD.decode(above), TO_CHILD.decode(below)) == (up, down)
 
 
 @given(st.lists(FRAMES, max_size=4), st.randoms(use_true_random=False))
@@ -173,10 +182,10 @@ def test_what_outputs_share_travels_once() -> None:
 def test_an_id_or_a_digest_of_another_length_is_refused_at_either_end(
     options: dict[str, Any],
 ) -> None:
-    with pytest.raises(ValueError, match="must be 16 bytes long, not 1"):
+    with pytest.raises(ValueError, match="must be 16 bytes long"):
         encode(Submit(specs=(small_spec(**options),)))
     (body,) = FrameBuffer().feed(FORGERY.encode(SubmitFrame(small_spec(**options), ())))
-    with pytest.raises(LinkError, match="must be 16 bytes long, not 1"):
+    with pytest.raises(LinkError, match="must be 16 bytes long"):
         decode(body)
 
 

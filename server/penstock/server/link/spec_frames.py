@@ -83,6 +83,5 @@ def _given(difference: _Difference) -> dict[str, Any]:
 def _check_lengths(spec: RequestSpec) -> None:
     if len(spec.trace_id) not in (0, TRACE_ID_BYTES):
         raise ValueError(f"trace_id must be {TRACE_ID_BYTES} bytes long, not {len(spec.trace_id)}")
-    for digest in spec.block_hashes:
-        if len(digest) != DIGEST_BYTES:
-            raise ValueError(f"a block hash must be {DIGEST_BYTES} bytes long, not {len(digest)}")
+    if spec.block_hashes and set(map(len, spec.block_hashes)) != {DIGEST_BYTES}:
+        raise ValueError(f"every block hash must be {DIGEST_BYTES} bytes long")
