@@ -109,8 +109,8 @@ class Link:
     def _read(self) -> None:
         frames = FrameBuffer()
         while data := self._socket.recv(1 << 18):
-            for kind, body in frames.feed(data):
-                news = decode(kind, body)
+            for body in frames.feed(data):
+                news = decode(body)
                 if isinstance(news, StepEvents):
                     self._hand_out(news)
 

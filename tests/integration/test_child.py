@@ -9,16 +9,28 @@ from pathlib import Path
 
 import pytest
 
+from penstock.server.link.control_frames import (
+    FROM_CHILD,
+    TO_CHILD,
+    Launch,
+    LogLevel,
+    Ready,
+    StartFailed,
+    Stop,
+)
 from penstock.server.processes.child import Child, ChildFailed
 from penstock.server.processes.slot import Slot
 
+WAIT = "line.recv(4096)"
+READY = FROM_CHILD.encode(Ready(facts={"num_blocks": 7}))
 
-async def spawn_saying(folder: Path, words: bytes, end: str = "line.recv(4096)") -> Child:
+
+async def spawn_saying(folder: Path, words: bytes, end: str = WAIT) -> Child:
     """A child that says `words` on its control line; then it waits for that to be cut."""
     code = (
         "import socket, sys\n"
         "line = socket.socket(fileno=int(sys.argv[1]))\n"
-        "assert line.recv(4096) == b'settings\\n'\n"
+        f"assert line.recv(4096) == {TO_CHILD.encode(Launch(settings='settings'))!r}\n"
         f"line.sendall({words!r})\n"
         f"{end}\n"
     )
@@ -29,7 +41,7 @@ async def spawn_saying(folder: Path, words: bytes, end: str = "line.recv(4096)")
 
 
 async def test_what_a_ready_child_says_of_itself(tmp_path: Path) -> None:
-    child = await spawn_saying(tmp_path, b'{"kind": "ready", "num_blocks": 7}\n')
+    child = await spawn_saying(tmp_path, READY)
     try:
         assert await child.started() == {"num_blocks": 7}
     finally:
@@ -40,28 +52,24 @@ async def test_what_a_ready_child_says_of_itself(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "words",
     [
-        b"no json\n",
-        b"\n",
-        b"\xff\xfe\n",
-        b"[1, 2]\n",
-        b"{}\n",
-        b'{"kind": "sleepy"}\n',
-        b'{"kind": ["ready"]}\n',
-        b"x" * 200_000 + b"\n",
+        b"no frame\n",
+        FROM_CHILD.encode(LogLevel(level="debug")),
+        READY[:-1] + b"\xc1",
+        READY[:2] + b"\xff" + READY[3:],
     ],
-    ids=["no json", "empty", "no text", "a list", "no kind", "other kind", "odd kind", "too long"],
+    ids=["no frame", "another frame", "damaged", "too long"],
 )
 async def test_a_child_that_makes_no_sense_has_failed_and_is_ended(
     tmp_path: Path, words: bytes
 ) -> None:
-    child = await spawn_saying(tmp_path, words)
+    child = await spawn_saying(tmp_path, words, end="import signal\nsignal.pause()")
     with pytest.raises(ChildFailed, match="speaker: what it says of itself makes no sense"):
         await child.started()
     assert await child.ended() < 0, "killed: it had not ended by itself"
 
 
-@pytest.mark.parametrize("words", [b"", b'{"kind": "rea', b"no json"])
-async def test_a_child_that_ends_before_its_line_does_is_told_by_its_exit(
+@pytest.mark.parametrize("words", [b"", READY[:-1]])
+async def test_a_child_that_ends_before_its_frame_does_is_told_by_its_exit(
     tmp_path: Path, words: bytes
 ) -> None:
     child = await spawn_saying(tmp_path, words, end="sys.exit(5)")
@@ -70,11 +78,11 @@ async def test_a_child_that_ends_before_its_line_does_is_told_by_its_exit(
     assert await child.ended() == 5
 
 
-@pytest.mark.parametrize("words", [b"", b'{"kind": "rea'])
+@pytest.mark.parametrize("words", [b"", READY[:-1]])
 async def test_its_end_is_seen_though_what_it_forked_holds_the_line_open(
     tmp_path: Path, words: bytes
 ) -> None:
-    fork = "import os\nif os.fork():\n    os._exit(5)\nline.recv(4096)"
+    fork = f"import os\nif os.fork():\n    os._exit(5)\n{WAIT}"
     child = await spawn_saying(tmp_path, words, end=fork)
     with pytest.raises(ChildFailed, match=r"speaker: exit code 5 before it was ready"):
         await child.started()
@@ -82,7 +90,7 @@ async def test_its_end_is_seen_though_what_it_forked_holds_the_line_open(
 
 
 async def test_a_failure_is_told_in_the_childs_words(tmp_path: Path) -> None:
-    words = b'{"kind": "failed", "message": "no such model"}\n'
+    words = FROM_CHILD.encode(StartFailed(message="no such model"))
     child = await spawn_saying(tmp_path, words, end="sys.exit(4)")
     with pytest.raises(ChildFailed, match=r"^no such model$"):
         await child.started()
@@ -90,7 +98,7 @@ async def test_a_failure_is_told_in_the_childs_words(tmp_path: Path) -> None:
 
 
 async def test_a_slot_whose_first_child_makes_no_sense_fails(tmp_path: Path) -> None:
-    child = await spawn_saying(tmp_path, b"no json\n")
+    child = await spawn_saying(tmp_path, b"no frame\n")
 
     async def spawn() -> Child:
         return child
@@ -131,7 +139,7 @@ def test_an_order_that_comes_with_the_settings_is_obeyed(tmp_path: Path) -> None
     )
     with ours, theirs:
         # Both before the child looks, as when a service is stopped while a process starts.
-        ours.sendall(b"{}\nstop\n")
+        ours.sendall(TO_CHILD.encode(Launch(settings="{}")) + TO_CHILD.encode(Stop()))
         child = subprocess.run(
             [sys.executable, "-c", program, str(theirs.fileno()), str(tmp_path / "x.sock")],
             pass_fds=[theirs.fileno()],

@@ -6,8 +6,8 @@ import asyncio
 import os
 import signal
 from pathlib import Path
-from typing import Any
 
+from penstock.server.link.control_frames import Drain, FromChild, LogLevel
 from penstock.server.processes.child import Child
 from penstock.server.processes.slot import Slot
 
@@ -15,6 +15,7 @@ PATIENCE_S = 30.0
 _CHILD = """\
 import sys
 import threading
+from penstock.server.link.control_frames import Drain, LogLevel
 from penstock.server.processes.control import ChildControl
 
 control = ChildControl(int(sys.argv[1]))
@@ -23,10 +24,10 @@ stopped = threading.Event()
 control.on_stop(stopped.set)
 control.hold_lifeline(__import__("pathlib").Path({folder!r}) / "none" / "engine.sock")
 control.report_ready(num=1)
-control.tell("drain", timeout_s=0.5)
-control.tell("log_level", level="debug")
+control.tell(Drain(timeout_s=0.5))
+control.tell(LogLevel(level="debug"))
 stopped.wait()
-control.tell("stopping", grace_s=control.ordered_grace_s)
+control.tell(Drain(timeout_s=control.ordered_grace_s))
 {last_act}
 """
 
@@ -37,13 +38,13 @@ class Place:
     def __init__(self, folder: Path, last_act: str = "") -> None:
         text = _CHILD.format(folder=str(folder), last_act=last_act)
         (folder / "telling_child.py").write_text(text, encoding="utf-8")
-        self.messages: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        self.messages: asyncio.Queue[FromChild] = asyncio.Queue()
         self.clean_ups: list[tuple[int, bool]] = []
         self._folder = folder
         self.slot = Slot("teller", self._spawn, self._clean_up, self.messages.put_nowait)
         self.child: Child | None = None
 
-    async def next(self) -> dict[str, Any]:
+    async def next(self) -> FromChild:
         return await asyncio.wait_for(self.messages.get(), PATIENCE_S)
 
     async def _spawn(self) -> Child:
@@ -60,8 +61,8 @@ class Place:
 async def test_messages_come_through_and_an_order_brings_its_grace(tmp_path: Path) -> None:
     place = Place(tmp_path)
     keeper = asyncio.create_task(place.slot.keep_alive())
-    assert await place.next() == {"kind": "drain", "timeout_s": 0.5}
-    assert await place.next() == {"kind": "log_level", "level": "debug"}
+    assert await place.next() == Drain(timeout_s=0.5)
+    assert await place.next() == LogLevel(level="debug")
     assert place.slot.facts == {"num": 1}
     place.slot.retire(1.25)
     assert await asyncio.wait_for(keeper, PATIENCE_S) == 0
@@ -88,7 +89,7 @@ async def test_the_grace_of_an_order_reaches_the_child(tmp_path: Path) -> None:
     await place.next()
     assert place.child is not None
     place.slot.retire(1.25)
-    assert await place.next() == {"kind": "stopping", "grace_s": 1.25}
+    assert await place.next() == Drain(timeout_s=1.25)
     assert await asyncio.wait_for(keeper, PATIENCE_S) == 0
 
 
@@ -136,6 +137,6 @@ async def test_one_that_dies_after_it_heard_ended_badly(tmp_path: Path) -> None:
     keeper = asyncio.create_task(place.slot.keep_alive())
     await asyncio.wait_for(place.slot.is_ready.wait(), PATIENCE_S)
     place.slot.retire()
-    while (await place.next())["kind"] != "stopping":
+    while await place.next() != Drain(timeout_s=None):
         pass
     assert await asyncio.wait_for(keeper, PATIENCE_S) == -9

@@ -22,7 +22,7 @@ from penstock.server.link.board import BoardView, EngineBoard, create_board
 from penstock.server.link.dispatch import Dispatcher, cancel_frame
 from penstock.server.link.display import Display
 from penstock.server.link.engine_loop import EngineLoop
-from penstock.server.link.frames import decode, encode
+from penstock.server.link.frames import Frame, decode
 from penstock.server.link.fronts import FrontHub
 from penstock.server.link.quarantine import Quarantine
 from penstock.server.link.shown_executor import ShownExecutor
@@ -45,9 +45,9 @@ def board_fd() -> Iterator[int]:
     os.close(fd)
 
 
-def body_of(frame: bytes) -> tuple[int, bytes]:
-    ((kind, body),) = FrameBuffer().feed(frame)
-    return kind, body
+def read(frame: bytes) -> Frame:
+    (body,) = FrameBuffer().feed(frame)
+    return decode(body)
 
 
 class BeatingDisplay(Display):
@@ -124,11 +124,11 @@ class Bench:
     def submit(self, *counters: int, num_replays: int = 0) -> None:
         for counter in counters:
             one = replace(spec(1, counter, max_tokens=6), num_replays=num_replays)
-            self.dispatcher.handle(1, *body_of(encode(Submit(specs=(one,)))))
+            self.dispatcher.handle(1, Submit(specs=(one,)))
 
     def step(self) -> None:
         for _, frame in self.dispatcher.step():
-            events = decode(*body_of(frame))
+            events = read(frame)
             for key in events.keys.tolist():  # type: ignore[union-attr]  # only steps are sent
                 self.tokens[key] = self.tokens.get(key, 0) + 1
             self.ends.update({end.key: end for end in events.ends})  # type: ignore[union-attr]
@@ -217,7 +217,7 @@ def test_who_is_held_back_can_be_cancelled(board_fd: int) -> None:
     bench.submit(1, 2, num_replays=1)
     bench.step()
     cancel = cancel_frame((key(2),), FinishReason.CANCELLED)
-    bench.dispatcher.handle(1, *body_of(cancel))
+    bench.dispatcher.handle(1, read(cancel))
     bench.run()
     end = bench.ends[key(2)]
     assert isinstance(end, Finished)

@@ -13,7 +13,6 @@ from penstock.server.observer.hub import FrontsHub
 from penstock.server.processes.front_watch import FrontWatch
 from penstock.server.telemetry import pulse
 from penstock.server.telemetry.beat import Beat
-from penstock.server.telemetry.record_codec import decode_record
 from penstock.server.telemetry.request_record import RequestRecord
 from penstock.server.text.model_text import ModelText
 from support.fronts import make_text, serving
@@ -59,7 +58,7 @@ async def test_an_engine_that_comes_or_goes_is_told_at_once(
     listener.bind(str(path))
     listener.listen()
     beats = Beats()
-    hub = FrontsHub(beats, decode_record)
+    hub = FrontsHub(beats)
     await hub.start(listener)
     watch = FrontWatch(path, 7)
     try:

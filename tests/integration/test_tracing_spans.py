@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import msgspec
 import pytest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
@@ -169,7 +170,7 @@ def test_a_caller_that_does_not_sample_is_honoured_except_for_errors(receiver: R
 def test_a_malformed_trace_state_is_left_out_and_not_logged(
     receiver: Receiver, state: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    trace = dataclasses.replace(child_of(1, is_sampled=True).trace, trace_state=state)
+    trace = msgspec.structs.replace(child_of(1, is_sampled=True).trace, trace_state=state)
     spans, _ = traced(receiver, [request_record(trace=trace)])
     assert {span.trace_state for span in spans} == {""}
     assert "CANARY" not in caplog.text

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from penstock.scheduler.events import Stay, Wait
 from penstock.server.front.phases import PhaseClock
+from penstock.server.front.segments import segments_of
 from penstock.server.telemetry.request_record import SegmentKind
-from support.record_values import read_segments
 
 STEPS = st.lists(
     st.tuples(
@@ -51,7 +51,7 @@ def test_segments_tile_the_life_of_a_request(steps: list[tuple[str, float]], res
         num_tokens += step == "token"
         play(clock, step, now_s, num_tokens)
     end_s = max(now_s, clock.marks[-1].since_s) + rest_s
-    segments = read_segments(clock.marks, end_s=end_s, num_tokens=num_tokens)
+    segments = segments_of(clock.marks, end_s=end_s, num_tokens=num_tokens)
     assert segments[0].start_s == 10.0
     assert segments[-1].end_s == end_s
     assert all(one.end_s == next_.start_s for one, next_ in itertools.pairwise(segments))

@@ -146,8 +146,8 @@ class MemoryEngine:
         port = self._ports.get(front_id)
         if port is None:
             return
-        for kind, body in FrameBuffer().feed(frame):
-            answer = self._dispatcher.handle(front_id, kind, body)
+        for body in FrameBuffer().feed(frame):
+            answer = self._dispatcher.handle(front_id, decode(body))
             if answer is not None:
                 port.deliver(answer)
 
@@ -296,8 +296,8 @@ class MemoryPort:
 
     def _read(self, frame: bytes) -> None:
         assert self._listener is not None
-        for kind, body in FrameBuffer().feed(frame):
-            match decode(kind, body):
+        for body in FrameBuffer().feed(frame):
+            match decode(body):
                 case EngineHello() as hello:
                     self._is_up = True
                     self._up.set()

@@ -6,8 +6,7 @@ import asyncio
 import itertools
 
 from penstock.server.telemetry.journal import Journal
-from penstock.server.telemetry.record_codec import decode_record
-from penstock.server.telemetry.request_record import RequestRecord
+from penstock.server.telemetry.request_record import RequestRecord, decode_record
 from support.fronts import PATIENCE_S
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from typing import Any
+
+import msgspec
 
 from penstock.scheduler.events import Stay, Wait
 from penstock.server.telemetry.request_record import (
@@ -26,7 +27,7 @@ def trace_parent(number: int = 1, **changes: Any) -> TraceParent:
         trace_id=(0xA11CE << 64 | number).to_bytes(16, "big"),
         span_id=(0xB0B << 32 | number).to_bytes(8, "big"),
     )
-    return dataclasses.replace(parent, **changes)
+    return msgspec.structs.replace(parent, **changes)
 
 
 def segments_of(arrival_s: float = 100.0) -> tuple[Segment, ...]:
@@ -70,7 +71,7 @@ def request_record(number: int = 1, **changes: Any) -> RequestRecord:
         stalled_s=0.0,
         num_stalls=0,
     )
-    return dataclasses.replace(record, **changes)
+    return msgspec.structs.replace(record, **changes)
 
 
 def refused_record(code: int, reason: str, **changes: Any) -> RequestRecord:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -14,9 +14,9 @@ from penstock.server.link.cache_desk import CacheDesk
 from penstock.server.link.cache_feeds import BLOCKS_PER_PART, MAX_FEEDS_PER_FRONT, CacheFeeds
 from penstock.server.link.cache_frames import CacheNews, Follow, SnapshotPart, Unfollow
 from penstock.server.link.dispatch import Dispatcher
-from penstock.server.link.frames import FrameKind, decode, encode
+from penstock.server.link.frames import decode
 from penstock.server.link.ports import EngineHello, EngineUnavailable
-from penstock.server.link.wire import FrameBuffer, LinkError, Writer
+from penstock.server.link.wire import FrameBuffer, LinkError
 from support.link import hello, simulated_engine
 
 BLOCK = 4
@@ -133,46 +133,18 @@ def test_the_dispatcher_tells_only_who_asked_and_goes_on_until_it_is_told() -> N
     dispatcher = Dispatcher(simulated_engine(), hello(), cache_book=book)
     for front_id in (1, 2):
         dispatcher.front_came(front_id)
-    ((kind, body),) = FrameBuffer().feed(encode(WISH))
 
-    assert dispatcher.handle(1, kind, body) is None
+    assert dispatcher.handle(1, WISH) is None
     frames: list[tuple[int, bytes]] = []
     while dispatcher.has_own_work:
         frames += dispatcher.step()
 
     assert {front_id for front_id, _ in frames} == {1}
-    told = [decode(*one) for _, frame in frames for one in FrameBuffer().feed(frame)]
+    told = [decode(one) for _, frame in frames for one in FrameBuffer().feed(frame)]
     assert stored(one for one in told if isinstance(one, CacheNews)) == list(digests)
-    ((kind, body),) = FrameBuffer().feed(encode(Unfollow(ticket=7)))
-    dispatcher.handle(1, kind, body)
+    dispatcher.handle(1, Unfollow(ticket=7))
     book.note_lost(digests)
     assert dispatcher.step() == []
-
-
-@pytest.mark.parametrize(
-    ("kinds", "digests", "width", "tokens"),
-    [
-        (b"\3", bytes(16), 0, b""),
-        (b"\0", bytes(15), 0, b""),
-        (b"\2", bytes(16), 4, bytes(4)),
-        (b"\1", bytes(16), 4, bytes(5)),
-        (b"", b"", 4, bytes(4)),
-    ],
-)
-def test_columns_that_do_not_fit_are_refused(
-    kinds: bytes, digests: bytes, width: int, tokens: bytes
-) -> None:
-    out = Writer()
-    out.u32(1)
-    out.u8(0)
-    out.blob(kinds)
-    out.blob(digests)
-    out.u32(width)
-    out.blob(tokens)
-    ((kind, body),) = FrameBuffer().feed(out.frame(FrameKind.CACHE_NEWS))
-
-    with pytest.raises(LinkError):
-        decode(kind, body)
 
 
 class Line:
@@ -189,7 +161,7 @@ class Line:
 
 
 def engine(*, tells_cache: bool) -> EngineHello:
-    return replace(hello(), tells_cache=tells_cache)
+    return msgspec.structs.replace(hello(), tells_cache=tells_cache)
 
 
 def test_a_desk_asks_every_engine_again_and_tells_of_losses() -> None:

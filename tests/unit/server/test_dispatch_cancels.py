@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from penstock.server.link.dispatch import Dispatcher
-from penstock.server.link.frames import encode
 from penstock.server.link.spec_frames import Submit
-from penstock.server.link.wire import FrameBuffer
 from support.link import hello, spec
 from support.self_paced import make_self_paced
 
@@ -17,8 +15,7 @@ def test_the_queue_of_a_dead_front_is_empty_before_the_loop_rests() -> None:
     dispatcher = Dispatcher(engine, hello())
     dispatcher.front_came(1)
     for counter in range(1, NUM_QUEUED + 1):
-        ((kind, body),) = FrameBuffer().feed(encode(Submit(specs=(spec(1, counter),))))
-        dispatcher.handle(1, kind, body)
+        dispatcher.handle(1, Submit(specs=(spec(1, counter),)))
     dispatcher.step()
 
     dispatcher.front_gone(1)

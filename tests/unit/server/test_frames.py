@@ -1,59 +1,60 @@
 """Frames survive the way there and back, and what is no frame is refused."""
 
 import struct
-from dataclasses import fields, replace
+from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.scheduler.events import (
-    Finished,
-    Stay,
-    StepEvents,
-    Wait,
-)
-from penstock.scheduler.request import (
-    FinishReason,
-    RequestSpec,
-)
-from penstock.scheduler.request_options import CacheRetention, Constraint, ConstraintKind
-from penstock.server.link.frames import (
-    Frame,
-    FrameKind,
-    decode,
-    encode,
-)
-from penstock.server.link.spec_frames import TRACE_ID_BYTES, Submit
+from penstock.scheduler.events import Failed, StepEvents
+from penstock.scheduler.request import FailureReason, RequestSpec
+from penstock.scheduler.request_options import Constraint, ConstraintKind
+from penstock.server.link.control_frames import FROM_CHILD, TO_CHILD, FromChild, ToChild
+from penstock.server.link.frames import Frame, decode, encode
+from penstock.server.link.spec_frames import Submit, SubmitFrame
 from penstock.server.link.step_frames import split_by_front
-from penstock.server.link.wire import MAX_FRAME_BYTES, VERSION, FrameBuffer, LinkError, Writer
-from support.frame_draws import FRAMES, steps
+from penstock.server.link.wire import MAX_FRAME_BYTES, VERSION, Codec, FrameBuffer, LinkError
+from penstock.server.telemetry import observer_frames
+from penstock.server.telemetry.observer_frames import ObserverFrame
+from support.frame_draws import FRAMES, OBSERVER_FRAMES, drawn, steps
+
+FORGERY: Codec[Any] = Codec(Any)
+"""Writes frames that `encode` does not."""
 
 
-def assert_same(left: object, right: object) -> None:
+def assert_same(left: Any, right: Any) -> None:
     assert type(left) is type(right)
     if isinstance(left, np.ndarray):
-        assert isinstance(right, np.ndarray)
         assert left.dtype == right.dtype
         assert left.shape == right.shape
         assert left.tobytes() == right.tobytes()
     elif isinstance(left, tuple):
-        assert isinstance(right, tuple)
         assert len(left) == len(right)
         for one, other in zip(left, right, strict=True):
             assert_same(one, other)
-    elif hasattr(left, "__dataclass_fields__"):
-        for item in fields(left):  # type: ignore[arg-type]  # checked in the line above
-            assert_same(getattr(left, item.name), getattr(right, item.name))
+    elif is_dataclass(left) or isinstance(left, msgspec.Struct):
+        names = (
+            left.__struct_fields__
+            if isinstance(left, msgspec.Struct)
+            else [item.name for item in fields(left)]
+        )
+        for name in names:
+            assert_same(getattr(left, name), getattr(right, name))
     else:
         assert left == right
 
 
+def body_of(frame: Frame) -> bytes:
+    (body,) = FrameBuffer().feed(encode(frame))
+    return body
+
+
 def there_and_back(frame: Frame) -> Frame:
-    ((kind, body),) = FrameBuffer().feed(encode(frame))
-    return decode(kind, body)
+    return decode(body_of(frame))
 
 
 @given(FRAMES)
@@ -61,161 +62,184 @@ def test_every_frame_survives(frame: Frame) -> None:
     assert_same(there_and_back(frame), frame)
 
 
+@given(OBSERVER_FRAMES)
+def test_every_frame_to_and_from_the_observer_survives(frame: ObserverFrame) -> None:
+    (body,) = FrameBuffer().feed(observer_frames.encode(frame))
+    assert observer_frames.decode(body) == frame
+
+
+@given(drawn(FromChild), drawn(ToChild))
+def test_every_frame_between_supervisor_and_child_survives(up: FromChild, down: ToChild) -> None:
+    (above,), (below,) = (
+        FrameBuffer().feed(data) for data in (FROM_CHILD.encode(up), TO_CHILD.encode(down))
+    )
+    assert (FROM_CHILD.decode(above), TO_CHILD.decode(below)) == (up, down)
+
+
 @given(st.lists(FRAMES, max_size=4), st.randoms(use_true_random=False))
-def test_frames_are_found_however_the_bytes_are_cut(frames: list[Frame], random: object) -> None:
+def test_frames_are_found_however_the_bytes_are_cut(frames: list[Frame], random: Any) -> None:
     data = b"".join(map(encode, frames))
     buffer = FrameBuffer()
     found: list[Frame] = []
     while data:
-        size = random.randint(1, 40)  # type: ignore[attr-defined]  # hypothesis gives a Random
-        found.extend(decode(kind, body) for kind, body in buffer.feed(data[:size]))
+        size = random.randint(1, 40)
+        found.extend(decode(body) for body in buffer.feed(data[:size]))
         data = data[size:]
     assert_same(tuple(found), tuple(frames))
 
 
 @given(FRAMES, st.data())
-def test_a_truncated_body_is_refused(frame: Frame, data: st.DataObject) -> None:
-    ((kind, body),) = FrameBuffer().feed(encode(frame))
-    cut = data.draw(st.integers(0, len(body) - 1))
-    with pytest.raises(LinkError):
-        decode(kind, body[:cut])
+def test_a_frame_that_is_cut_or_too_long_is_refused(frame: Frame, data: st.DataObject) -> None:
+    body = body_of(frame)
+    with pytest.raises(LinkError, match="malformed"):
+        decode(body[: data.draw(st.integers(0, len(body) - 1))])
+    with pytest.raises(LinkError, match="malformed"):
+        decode(body + b"\0")
 
 
-@given(FRAMES)
-def test_bytes_left_over_are_refused(frame: Frame) -> None:
-    ((kind, body),) = FrameBuffer().feed(encode(frame))
-    with pytest.raises(LinkError):
-        decode(kind, body + b"\0")
-
-
-@given(st.sampled_from(FrameKind), st.binary(max_size=200))
-def test_noise_is_a_frame_or_a_link_error(kind: FrameKind, body: bytes) -> None:
+@given(FRAMES, st.data())
+def test_a_frame_that_is_damaged_is_a_frame_or_refused(frame: Frame, data: st.DataObject) -> None:
+    body = bytearray(body_of(frame))
+    for _ in range(data.draw(st.integers(1, 3))):
+        at = data.draw(st.integers(0, len(body)))
+        body[at : at + data.draw(st.integers(0, 4))] = data.draw(st.binary(max_size=4))
     try:
-        decode(kind, body)
+        decode(bytes(body))
     except LinkError:
         return
 
 
-@pytest.mark.parametrize("kind", [0, 99, 255])
-def test_an_unknown_kind_is_refused(kind: int) -> None:
-    with pytest.raises(LinkError, match=f"kind {kind}"):
-        decode(kind, b"")
+TAG = b"\x93\xa6Submit"
+"""An array of three, the name of a frame."""
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"\xa1\xff",
+        b"\x91\xa4Nono",
+        b"\x91" * 1_000_000,
+        TAG + b"\x91" * 1_000_000,
+        TAG + b"\x81\xaaprompt_ids" + b"\x91" * 1_000_000,
+        TAG + b"\xdd\xff\xff\xff\xff",
+        TAG + b"\xc6\xff\xff\xff\xff",
+        TAG + b"\x81\xaarequest_id\xa1\xff",
+        b"\x93\xabFrontHello\0\0",
+    ],
+)
+def test_noise_is_refused(body: bytes) -> None:
+    with pytest.raises(LinkError, match="malformed"):
+        decode(body)
+
+
+@pytest.mark.parametrize("front_id", [0, 2**31])
+def test_a_front_id_out_of_range_is_refused(front_id: int) -> None:
+    (body,) = FrameBuffer().feed(FORGERY.encode(["FrontHello", front_id]))
+    with pytest.raises(LinkError, match="int"):
+        decode(body)
 
 
 def test_a_foreign_version_is_refused() -> None:
-    frame = struct.pack("<IBBH", 0, VERSION + 1, FrameKind.CANCEL, 0)
     with pytest.raises(LinkError, match="version"):
-        list(FrameBuffer().feed(frame))
+        list(FrameBuffer().feed(struct.pack("<IB", 0, VERSION + 1)))
 
 
 def test_an_oversized_frame_is_refused_before_its_body() -> None:
-    header = struct.pack("<IBBH", MAX_FRAME_BYTES + 1, VERSION, FrameKind.SUBMIT, 0)
     with pytest.raises(LinkError, match="at most"):
-        list(FrameBuffer().feed(header))
+        list(FrameBuffer().feed(struct.pack("<IB", MAX_FRAME_BYTES + 1, VERSION)))
 
 
 def test_an_oversized_frame_is_not_written() -> None:
-    out = Writer()
-    out.blob(bytes(MAX_FRAME_BYTES))
     with pytest.raises(LinkError, match="above the limit"):
-        out.frame(FrameKind.SUBMIT)
-
-
-def test_a_shared_prompt_travels_once() -> None:
-    prompt = np.arange(10_000, dtype=np.int32)
-    made = tuple(
-        RequestSpec(key=key, request_id="r", prompt_ids=prompt, max_tokens=1) for key in (1, 2, 3)
-    )
-    assert len(encode(Submit(specs=made))) < 1.1 * prompt.nbytes
-    submit = there_and_back(Submit(specs=made))
-    assert isinstance(submit, Submit)
-    assert submit.specs[0].prompt_ids is submit.specs[2].prompt_ids
+        FORGERY.encode(bytes(MAX_FRAME_BYTES))
 
 
 def small_spec(key: int = 1, **options: Any) -> RequestSpec:
-    return RequestSpec(
-        key=key, request_id="r", prompt_ids=np.zeros(1, np.int32), max_tokens=1, **options
-    )
+    given = {"prompt_ids": np.zeros(1, np.int32), "max_tokens": 1, **options}
+    return RequestSpec(key=key, request_id="r", **given)
 
 
-def test_rare_options_cost_nothing_where_they_are_absent() -> None:
-    def size(**options: Any) -> int:
-        return len(encode(Submit(specs=(small_spec(**options),))))
-
-    adapter = "a" * 100
-    form = Constraint(kind=ConstraintKind.REGEX, texts=("b" * 100,))
-    # What each adds: its own bytes and their lengths. A byte for "none of them" is in all.
-    assert size(adapter=adapter) - size() == 4 + 100
-    assert size(constraint=form) - size() == 1 + 4 + 4 + 100
-    assert size(retention=CacheRetention()) - size() == 1 + 8
-    assert size(trace_id=bytes(TRACE_ID_BYTES)) - size() == 4 + TRACE_ID_BYTES
-    assert size(adapter=adapter, constraint=form) == size(adapter=adapter) + 1 + 4 + 4 + 100
-
-
-def test_a_shared_form_travels_once() -> None:
-    form = Constraint(kind=ConstraintKind.JSON_SCHEMA, texts=('{"a": "' + "x" * 10_000 + '"}',))
-    kept = CacheRetention(priority=1, duration_s=2.0)
-    made = tuple(small_spec(key, constraint=form, adapter="poet", retention=kept) for key in (1, 2))
-    other = small_spec(3, constraint=form)
-    frame = Submit(specs=(*made, other, small_spec(4)))
-    assert len(encode(frame)) < 2.2 * 10_000
-    submit = there_and_back(frame)
+def test_what_outputs_share_travels_once() -> None:
+    prompt = np.arange(10_000, dtype=np.int32)
+    schema = Constraint(kind=ConstraintKind.JSON_SCHEMA, texts=('{"a": "' + "x" * 40_000 + '"}',))
+    shared: dict[str, Any] = {
+        "prompt_ids": prompt,
+        "constraint": schema,
+        "block_hashes": tuple(bytes([n]) * 16 for n in range(200)),
+    }
+    made = tuple(small_spec(key, **shared) for key in (1, 2, 3))
+    assert len(encode(Submit(specs=made))) < 1.1 * (prompt.nbytes + 40_000)
+    submit = there_and_back(Submit(specs=made))
     assert isinstance(submit, Submit)
-    assert_same(submit, frame)
-    assert submit.specs[1].constraint is submit.specs[0].constraint
+    assert submit.specs[0].prompt_ids is submit.specs[2].prompt_ids
+    assert submit.specs[0].constraint is submit.specs[2].constraint
 
 
-@pytest.mark.parametrize("flags", [8, 9, 24, 72, 128, 255])
-def test_options_that_mean_nothing_are_refused(flags: int) -> None:
-    plain, full = (
-        encode(Submit(specs=(small_spec(adapter=adapter),))) for adapter in ("", "a" * 50)
-    )
-    at = next(i for i, (a, b) in enumerate(zip(plain, full, strict=False)) if a != b and i > 8)
-    assert (plain[at], full[at]) == (0, 1)
-    forged = plain[:at] + bytes([flags]) + plain[at + 1 :]
-    ((kind, body),) = FrameBuffer().feed(forged)
-    with pytest.raises(LinkError, match="options"):
-        decode(kind, body)
+@pytest.mark.parametrize(
+    "options", [{"trace_id": bytes(15)}, {"trace_id": bytes(17)}, {"block_hashes": (bytes(17),)}]
+)
+def test_an_id_or_a_digest_of_another_length_is_refused_at_either_end(
+    options: dict[str, Any],
+) -> None:
+    with pytest.raises(ValueError, match="must be 16 bytes long"):
+        encode(Submit(specs=(small_spec(**options),)))
+    (body,) = FrameBuffer().feed(FORGERY.encode(SubmitFrame(small_spec(**options), ())))
+    with pytest.raises(LinkError, match="must be 16 bytes long"):
+        decode(body)
 
 
-@pytest.mark.parametrize("num_bytes", [1, 15, 17, 32])
-def test_a_trace_id_of_another_length_is_refused(num_bytes: int) -> None:
-    with pytest.raises(LinkError, match=f"trace_id must be 16 bytes long, not {num_bytes}"):
-        encode(Submit(specs=(small_spec(trace_id=bytes(num_bytes)),)))
+def test_a_key_that_is_not_positive_is_refused() -> None:
+    body = body_of(Submit(specs=(small_spec(key=2**62),)))
+    forged = body.replace(struct.pack(">Q", 2**62), struct.pack(">Q", 0), 1)
+    with pytest.raises(LinkError, match="key must be"):
+        decode(forged)
 
 
-def test_outputs_of_one_request_share_its_trace() -> None:
-    trace_id = bytes(range(TRACE_ID_BYTES))
-    one, two = (
-        encode(Submit(specs=tuple(small_spec(key, trace_id=trace_id) for key in keys)))
-        for keys in ((1,), (1, 2))
-    )
-    submit = there_and_back(Submit(specs=(small_spec(trace_id=trace_id),) * 2))
-    assert isinstance(submit, Submit)
-    assert [spec.trace_id for spec in submit.specs] == [trace_id, trace_id]
-    assert two.count(trace_id) == one.count(trace_id) == 1
+@pytest.mark.parametrize(
+    ("columns", "problem"),
+    [
+        ((bytes(16), bytes(4), None), "1 tokens for 2 keys"),
+        ((bytes(15), bytes(8), None), "multiple"),
+        ((3, bytes(8), None), "bytes"),
+        ((bytes(8), bytes(4), [1, b"", b"", b"", b""]), "0 logprobs for 1 tokens"),
+        ((bytes(8), bytes(4), [1, bytes(4), b"", bytes(4), bytes(4)]), "do not fit"),
+        ((bytes(8), bytes(4), [2, bytes(4), bytes(4), bytes(4), bytes(8)]), "reshape"),
+        ((bytes(8), bytes(4), [-1, bytes(4), bytes(4), bytes(4), bytes(4)]), "do not fit"),
+    ],
+)
+def test_columns_of_a_step_that_do_not_fit_are_refused(
+    columns: tuple[Any, ...], problem: str
+) -> None:
+    (body,) = FrameBuffer().feed(FORGERY.encode(["Step", 1, 0.0, *columns, [], [], []]))
+    with pytest.raises(LinkError, match=problem):
+        decode(body)
 
 
-def test_what_did_not_wait_nor_run_costs_nothing() -> None:
-    def size(**account: Any) -> int:
-        end = Finished(key=1, at_s=0.0, reason=FinishReason.STOP, **account)
-        return len(encode(StepEvents(step=1, at_s=0.0, ends=(end,))))
-
-    assert size(wait=Wait()) - size() == 5 * 8 + 4
-    assert size(stay=Stay()) - size() == 4 * 4
+@pytest.mark.parametrize("rows", [([[]], []), ([], [[]])])
+def test_a_change_or_an_end_of_no_kind_is_refused(rows: tuple[Any, Any]) -> None:
+    (body,) = FrameBuffer().feed(FORGERY.encode(["Step", 1, 0.0, b"", b"", None, [], *rows]))
+    with pytest.raises(LinkError, match="of no kind"):
+        decode(body)
 
 
-def test_flags_that_mean_nothing_are_refused() -> None:
-    end = Finished(key=1, at_s=0.0, reason=FinishReason.STOP)
-    plain, full = (
-        encode(StepEvents(step=1, at_s=0.0, ends=(replace(end, stay=stay),)))
-        for stay in (None, Stay())
-    )
-    at = next(i for i, (a, b) in enumerate(zip(plain, full, strict=False)) if a != b and i > 8)
-    forged = plain[:at] + bytes([plain[at] | 64]) + plain[at + 1 :]
-    ((kind, body),) = FrameBuffer().feed(forged)
-    with pytest.raises(LinkError, match="flags"):
-        decode(kind, body)
+def test_what_is_for_the_engines_log_does_not_travel() -> None:
+    end = Failed(key=1, at_s=0.0, reason=FailureReason.EXECUTOR_REQUEST_FAILED)
+    logged = replace(end, request_id="r", trace_id=b"t" * 16, detail="secret")
+    events = there_and_back(StepEvents(step=1, at_s=0.0, ends=(logged,)))
+    assert isinstance(events, StepEvents)
+    assert events.ends == (end,)
+
+
+def test_numbers_of_numpy_travel_as_numbers() -> None:
+    number: Any = np.int64(1)
+    end = Failed(key=number, at_s=np.float64(2.5), reason=FailureReason.QUEUE_FULL)
+    tokens: Any = np.array([7], dtype=np.int64)
+    step = StepEvents(step=1, at_s=0.0, keys=np.array([1]), tokens=tokens, ends=(end,))
+    events = there_and_back(step)
+    assert isinstance(events, StepEvents)
+    assert_same(events.tokens, tokens.astype(np.int32))
+    assert_same(events.ends, (Failed(key=1, at_s=2.5, reason=FailureReason.QUEUE_FULL),))
 
 
 FRONT_KEYS = st.builds(

@@ -1,4 +1,4 @@
-"""What an observer asks of an engine: frames, the dispatcher's answers, the hub over a socket."""
+"""What an observer asks of an engine: the dispatcher's answers, the hub over a socket."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from penstock.scheduler.events import WaitReason
 from penstock.scheduler.live_view import LiveView
@@ -24,55 +22,7 @@ from penstock.server.link.ports import EngineHello
 from penstock.server.link.wire import FrameBuffer, LinkError
 from support.link import FakeEngine, hello
 
-U32 = st.integers(0, 2**32 - 1)
-I64 = st.integers(-(2**63), 2**63 - 1)
-COUNTS = st.integers(0, 2**63)
-TEXTS = st.text(max_size=20)
-VIEWS: st.SearchStrategy[LiveView] = st.builds(
-    LiveView,
-    key=I64,
-    request_id=TEXTS,
-    tenant=TEXTS,
-    output_index=st.integers(0, 2**31 - 1),
-    state=st.sampled_from(RequestState),
-    priority=I64,
-    arrival_s=st.floats(allow_nan=False),
-    deadline_s=st.floats(allow_nan=False),
-    num_prompt_tokens=COUNTS,
-    num_output_tokens=COUNTS,
-    num_computed_tokens=COUNTS,
-    num_blocks=COUNTS,
-    num_preemptions=COUNTS,
-    slot=st.integers(-1, 2**31 - 1),
-    waits_for=st.none() | st.sampled_from(WaitReason),
-    queue_position=st.none() | st.integers(0, 2**31),
-    trace_id=st.just(b"") | st.binary(min_size=16, max_size=16),
-)
-FRAMES: st.SearchStrategy[Any] = st.one_of(
-    st.just(ObserverHello()),
-    st.builds(Look, ticket=U32),
-    st.builds(LookAnswer, ticket=U32, views=st.lists(VIEWS, max_size=3).map(tuple)),
-    st.builds(Order, ticket=U32, verb=st.sampled_from(OrderVerb), argument=TEXTS),
-    st.builds(OrderAnswer, ticket=U32, problem=TEXTS, payload=st.binary(max_size=40)),
-)
 ORDER = Order(ticket=5, verb=OrderVerb.PROFILE, argument="0.5")
-
-
-def parts(frame: Frame) -> tuple[int, bytes]:
-    ((kind, body),) = FrameBuffer().feed(encode(frame))
-    return kind, body
-
-
-@given(FRAMES)
-def test_every_frame_is_read_as_it_was_written(frame: Frame) -> None:
-    assert decode(*parts(frame)) == frame
-
-
-@given(FRAMES.filter(lambda frame: not isinstance(frame, ObserverHello)), st.data())
-def test_a_frame_that_is_cut_is_refused(frame: Frame, data: st.DataObject) -> None:
-    kind, body = parts(frame)
-    with pytest.raises(LinkError):
-        decode(kind, body[: data.draw(st.integers(0, len(body) - 1))])
 
 
 class LookedInto(FakeEngine):
@@ -104,9 +54,9 @@ VIEW = LiveView(
 def test_a_dispatcher_without_hands_says_so() -> None:
     answers: list[bytes] = []
     dispatcher = Dispatcher(LookedInto(), hello())
-    dispatcher.observe(*parts(ORDER), answers.append)
-    ((kind, body),) = FrameBuffer().feed(answers[0])
-    assert decode(kind, body) == OrderAnswer(ticket=5, problem="it takes no orders")
+    dispatcher.observe(ORDER, answers.append)
+    (body,) = FrameBuffer().feed(answers[0])
+    assert decode(body) == OrderAnswer(ticket=5, problem="it takes no orders")
 
 
 def test_an_observer_may_only_look_and_order() -> None:
@@ -114,7 +64,7 @@ def test_an_observer_may_only_look_and_order() -> None:
     cancel = Cancel(keys=np.zeros(1, dtype=np.int64), reason=FinishReason.CANCELLED)
     answers: list[bytes] = []
     with pytest.raises(LinkError, match="an observer does not send Cancel"):
-        dispatcher.observe(*parts(cancel), answers.append)
+        dispatcher.observe(cancel, answers.append)
     assert answers == []
 
 
@@ -138,7 +88,7 @@ class Observed:
         while not self._ready:
             data = self.socket.recv(1 << 16)
             assert data, "the engine hung up"
-            self._ready += [decode(kind, body) for kind, body in self._frames.feed(data)]
+            self._ready += [decode(body) for body in self._frames.feed(data)]
         return self._ready.pop(0)
 
     def close(self) -> None:

@@ -6,18 +6,12 @@ import pytest
 from penstock.scheduler.events import StepEvents
 from penstock.scheduler.request import FinishReason
 from penstock.server.link.dispatch import Dispatcher
-from penstock.server.link.frames import Cancel, encode
+from penstock.server.link.frames import Cancel
 from penstock.server.link.spec_frames import Submit
-from penstock.server.link.wire import FrameBuffer
 from support.link import FakeEngine, hello, spec
 
 NUM_REQUESTS = 1000
 MOST_AT_ONCE = 100
-
-
-def tell(dispatcher: Dispatcher, front_id: int, frame: bytes) -> None:
-    for kind, body in FrameBuffer().feed(frame):
-        dispatcher.handle(front_id, kind, body)
 
 
 def step(dispatcher: Dispatcher, engine: FakeEngine) -> None:
@@ -42,7 +36,7 @@ def dispatcher(engine: FakeEngine) -> Dispatcher:
     dispatcher = Dispatcher(engine, hello())
     dispatcher.front_came(1)
     specs = tuple(spec(1, counter) for counter in range(1, NUM_REQUESTS + 1))
-    tell(dispatcher, 1, encode(Submit(specs=specs)))
+    dispatcher.handle(1, Submit(specs=specs))
     return dispatcher
 
 
@@ -58,7 +52,7 @@ def test_many_are_cancelled_over_several_steps(
         dispatcher.front_gone(1)
     else:
         keys = np.array(sorted(all_keys()), dtype=np.int64)
-        tell(dispatcher, 1, encode(Cancel(keys=keys, reason=FinishReason.CANCELLED)))
+        dispatcher.handle(1, Cancel(keys=keys, reason=FinishReason.CANCELLED))
 
     seen = 0
     for _ in range(NUM_REQUESTS):
@@ -80,6 +74,6 @@ def test_a_front_that_comes_back_finds_its_keys_free(
     dispatcher.front_came(1)
 
     assert set(engine.cancelled.queue) == all_keys()
-    tell(dispatcher, 1, encode(Submit(specs=(spec(1, 1),))))
+    dispatcher.handle(1, Submit(specs=(spec(1, 1),)))
     step(dispatcher, engine)
     assert engine.cancelled.qsize() == NUM_REQUESTS

@@ -77,7 +77,7 @@ class Accounts:
         sequence = journal.num_records
         try:
             journal.note(
-                account.values(
+                account.record(
                     sequence=sequence, front_id=self._front_id, has_content=self.has_content
                 )
             )

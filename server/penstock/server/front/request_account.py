@@ -14,19 +14,18 @@ from penstock.scheduler.request import NO_TIME
 from penstock.server.front.content import captured_prompt
 from penstock.server.front.errors import Refusal
 from penstock.server.front.live_request import LiveRequest
-from penstock.server.front.segments import PREPARE, bare_segment, segments_of
+from penstock.server.front.segments import PREPARE, segments_of
 from penstock.server.front.tenants import NO_CEILINGS, PriorityCeilings
 from penstock.server.front.watched_write import WatchedWrite
-from penstock.server.telemetry.record_codec import (
-    ContentValues,
-    OptionValues,
-    RecordValues,
-    SegmentValues,
-    TraceValues,
+from penstock.server.telemetry.request_record import (
+    Content,
+    RequestOptions,
+    RequestRecord,
+    Segment,
+    TraceParent,
 )
-from penstock.server.telemetry.request_record import TraceParent
 
-_NO_OPTIONS: OptionValues = (False, True, 1, None, None, None, None, None, None, None, 0)
+_NO_OPTIONS = RequestOptions()
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +57,7 @@ class RequestAccount:
     ceilings: PriorityCeilings = NO_CEILINGS
     model: str = ""
     request_id: str = ""
-    options: OptionValues = _NO_OPTIONS
+    options: RequestOptions = _NO_OPTIONS
     live: LiveRequest | None = None
     refusal: Refusal | None = None
     shared: WatchedWrite | None = None
@@ -86,13 +85,13 @@ class RequestAccount:
             self.stalled_s += max(0.0, stalled_s - self.shared_stalls[0])
             self.num_stalls += max(0, num_stalls - self.shared_stalls[1])
 
-    def values(self, *, sequence: int, front_id: int, has_content: bool) -> RecordValues:
-        """The record of an account that is sealed, as it is written."""
+    def record(self, *, sequence: int, front_id: int, has_content: bool) -> RequestRecord:
+        """The record of an account that is sealed."""
         live, outcome = self.live, self.outcome or _NO_OUTCOME
         if live is None:
             request_id, end_s, finish_reasons = self.request_id, self.end_s, _NO_REASONS
             numbers, num_writes, content = _NO_NUMBERS, 0, None
-            segments: tuple[SegmentValues, ...] = (bare_segment(PREPARE, self.arrival_s, end_s),)
+            segments: tuple[Segment, ...] = (Segment(PREPARE, self.arrival_s, end_s),)
         else:
             request_id, finish_reasons = live.request_id, live.finish_reasons
             numbers, num_writes = _numbers_of(live), live.stream.num_writes
@@ -100,7 +99,7 @@ class RequestAccount:
             end_s = max(self.end_s, live.phases.marks[-1].since_s)
             segments = segments_of(live.phases.marks, end_s=end_s, num_tokens=numbers[2])
             content = _content_of(live) if has_content else None
-        return (
+        return RequestRecord(
             sequence,
             front_id,
             request_id,
@@ -108,7 +107,7 @@ class RequestAccount:
             self.model,
             self.tenant,
             self.peer,
-            _trace_values(self.trace),
+            self.trace,
             self.arrival_s,
             end_s,
             outcome.code,
@@ -152,19 +151,9 @@ def _numbers_of(live: LiveRequest) -> _Numbers:
     )
 
 
-def _trace_values(trace: TraceParent) -> TraceValues:
-    return (
-        trace.trace_id,
-        trace.span_id,
-        trace.parent_span_id,
-        trace.is_parent_sampled,
-        trace.trace_state,
-    )
-
-
-def _content_of(live: LiveRequest) -> ContentValues:
+def _content_of(live: LiveRequest) -> Content:
     outputs = (output.captured for output in live.outputs)
-    return (
+    return Content(
         captured_prompt(live.generation),
         tuple(captured.text for captured in outputs if captured is not None),
     )

@@ -21,7 +21,7 @@ from penstock.scheduler.request import FinishReason, RequestSpec
 from penstock.scheduler.state import RequestState
 from penstock.server.link.cache_feeds import CacheFeeds
 from penstock.server.link.cache_frames import Follow, Unfollow
-from penstock.server.link.frames import Cancel, CancelAnswer, CancelById, decode, encode
+from penstock.server.link.frames import Cancel, CancelAnswer, CancelById, Frame, encode
 from penstock.server.link.hand_over import HandOvers, Mail
 from penstock.server.link.look_frames import Look, LookAnswer, Order, OrderAnswer
 from penstock.server.link.orphanage import Orphanage
@@ -173,12 +173,12 @@ class Dispatcher:
         if keys:
             self._cancel_soon(keys, FinishReason.CANCELLED)
 
-    def handle(self, front_id: int, kind: int, body: bytes) -> bytes | None:
+    def handle(self, front_id: int, frame: Frame) -> bytes | None:
         """Act on one frame of a front; returns the frame that answers it, if any.
 
         Raises LinkError when the front breaks the protocol: hang up on it.
         """
-        match decode(kind, body):
+        match frame:
             case Submit(specs=specs):
                 self._submit(front_id, specs)
             case Cancel(keys=keys, reason=reason):
@@ -202,12 +202,12 @@ class Dispatcher:
                 raise LinkError(f"a front does not send {type(other).__name__}")
         return None
 
-    def observe(self, kind: int, body: bytes, answer: Callable[[bytes], None]) -> None:
+    def observe(self, frame: Frame, answer: Callable[[bytes], None]) -> None:
         """Act on one frame of an observer. `answer` takes frames for it, from any thread.
 
         Raises LinkError when the observer breaks the protocol.
         """
-        match decode(kind, body):
+        match frame:
             case Look(ticket=ticket):
                 answer(encode(LookAnswer(ticket=ticket, views=self.engine.look())))
             case Order() as order if self._carry_out is not None:

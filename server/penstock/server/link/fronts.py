@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from penstock.server.link.dispatch import Dispatcher
-from penstock.server.link.frames import FrameKind, FrontHello, decode
+from penstock.server.link.frames import Frame, FrontHello, ObserverHello, decode
 from penstock.server.link.wire import FrameBuffer, LinkError
 
 log = logging.getLogger(__name__)
@@ -178,22 +178,22 @@ class FrontHub:
             self._drop(connection)
             return
         try:
-            for kind, body in connection.frames.feed(data):
-                self._handle(connection, kind, body)
+            for body in connection.frames.feed(data):
+                self._handle(connection, decode(body))
                 if connection not in self._connections:
                     return
         except LinkError as error:
             self._drop(connection, f"it broke the protocol: {error}")
 
-    def _handle(self, connection: _Connection, kind: int, body: bytes) -> None:
+    def _handle(self, connection: _Connection, frame: Frame) -> None:
         if connection.front_id:
-            answer = self.dispatcher.handle(connection.front_id, kind, body)
+            answer = self.dispatcher.handle(connection.front_id, frame)
         elif connection.is_observer:
             late = functools.partial(self._answer_late, connection)
-            self.dispatcher.observe(kind, body, late)
+            self.dispatcher.observe(frame, late)
             answer = None
         else:
-            answer = self._greet(connection, kind, body)
+            answer = self._greet(connection, frame)
         if answer is not None:
             self._send(connection, answer)
 
@@ -208,15 +208,12 @@ class FrontHub:
             if connection in self._connections:
                 self._send(connection, frame)
 
-    def _greet(self, connection: _Connection, kind: int, body: bytes) -> bytes:
-        if kind == FrameKind.OBSERVER_HELLO:
-            decode(kind, body)
+    def _greet(self, connection: _Connection, hello: Frame) -> bytes:
+        if isinstance(hello, ObserverHello):
             connection.is_observer = True
             return self.dispatcher.hello_frame
-        if kind != FrameKind.FRONT_HELLO:
+        if not isinstance(hello, FrontHello):
             raise LinkError("the first frame is no hello")
-        hello = decode(kind, body)
-        assert isinstance(hello, FrontHello)
         earlier = self._by_front.get(hello.front_id)
         if earlier is not None:
             # The front lost its connection and came back before we saw the end of the old one.

@@ -5,17 +5,16 @@ Owns the protocols and the greeting. A front talks to an `EnginePort` and listen
 socket. All calls happen on the front's event loop.
 """
 
-from dataclasses import dataclass
 from typing import Protocol
 
 from penstock.scheduler.events import StepEvents
 from penstock.scheduler.executor import ExecutorInfo
 from penstock.scheduler.request import FinishReason, RequestSpec
 from penstock.scheduler.state import RequestState
+from penstock.server.link.wire import TaggedFrame
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineHello:
+class EngineHello(TaggedFrame, frozen=True, kw_only=True):
     """What an engine says first on every connection.
 
     `epoch` grows with every engine start. `max_num_waiting` and `max_num_waiting_tokens` bound its

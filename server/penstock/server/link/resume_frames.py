@@ -1,8 +1,8 @@
 """KEEP, CLAIM, ASK, GIVE, CLAIM_ANSWER, SETTLE, GONE: how a request comes from front to front.
 
-Owns the layout of what an engine keeps of a request that may be resumed, and of what a front gets
-that goes on with it. Holds prompts and outputs: nothing of it may be logged. Does not know who
-decides what.
+Owns the frames, and the values of what an engine keeps of a request that may be resumed and of what
+a front gets that goes on with it. Holds prompts and outputs: nothing of it may be logged. Does not
+know who decides what.
 
 A front tells the engine with KEEP which request outlives it. One that is asked for a request it
 does not have sends CLAIM; the engine answers from what it has kept of fronts that are gone, or ASKs
@@ -17,10 +17,8 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.server.link.wire import LinkError, Reader, Writer
+from penstock.server.link.wire import TaggedFrame
 
-_MAX_OUTPUTS = 1024
-_SOMETHING = 1
 OVERHEAD_BYTES = 1024
 """What a request takes besides its message, its tokens and its log, about."""
 
@@ -41,8 +39,7 @@ class Keepsake:
     message: bytes = field(repr=False)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Keep:
+class Keep(TaggedFrame, frozen=True, kw_only=True):
     """The request of these `keys`, by output index, outlives its front. `name`: the engine's."""
 
     name: str
@@ -96,7 +93,7 @@ class Inheritance:
 
 
 class Lack(enum.IntEnum):
-    """Why there is nothing to give. The byte on the wire; 1 says that there is something."""
+    """Why there is nothing to give."""
 
     NOT_THERE = 0
     UNSURE = 2
@@ -105,24 +102,21 @@ class Lack(enum.IntEnum):
     """Too many ask."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Claim:
+class Claim(TaggedFrame, frozen=True, kw_only=True):
     """Who has this request? `ticket` (32 bits) comes back in the answer."""
 
     ticket: int
     name: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ask:
+class Ask(TaggedFrame, frozen=True, kw_only=True):
     """The engine's question to a front: another wants this request."""
 
     ticket: int
     name: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Give:
+class Give(TaggedFrame, frozen=True, kw_only=True, eq=False):
     """A front's answer: of the request it has a spare copy at most from now on.
 
     `lack`: why there is none.
@@ -133,8 +127,7 @@ class Give:
     lack: Lack = Lack.NOT_THERE
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class ClaimAnswer:
+class ClaimAnswer(TaggedFrame, frozen=True, kw_only=True, eq=False):
     """The engine's answer to a claim, to be settled where there is something.
 
     `lack`: why there is nothing.
@@ -145,170 +138,17 @@ class ClaimAnswer:
     lack: Lack = Lack.NOT_THERE
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Settle:
+class Settle(TaggedFrame, frozen=True, kw_only=True):
     """What became of the answer to a claim. `is_taken`: the request goes on with the claimant."""
 
     ticket: int
     is_taken: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gone:
+class Gone(TaggedFrame, frozen=True, kw_only=True):
     """The engine's word that a request is another front's: let go of all there is of it."""
 
     name: str
 
 
 ResumeFrame: TypeAlias = Keep | Claim | Ask | Give | ClaimAnswer | Settle | Gone
-
-
-def write_keep(out: Writer, keep: Keep) -> None:
-    """Append the body."""
-    out.text(keep.name)
-    out.u32(len(keep.keys))
-    for index, key in keep.keys:
-        out.u32(index)
-        out.i64(key)
-    _write_keepsake(out, keep.keepsake)
-
-
-def read_keep(data: Reader) -> Keep:
-    """The body."""
-    name = data.text()
-    keys = tuple((data.u32(), data.i64()) for _ in range(_count(data)))
-    return Keep(name=name, keys=keys, keepsake=_read_keepsake(data))
-
-
-def write_question(out: Writer, question: Claim | Ask) -> None:
-    """Append the body."""
-    out.u32(question.ticket)
-    out.text(question.name)
-
-
-def read_claim(data: Reader) -> Claim:
-    """The body."""
-    return Claim(ticket=data.u32(), name=data.text())
-
-
-def read_ask(data: Reader) -> Ask:
-    """The body."""
-    return Ask(ticket=data.u32(), name=data.text())
-
-
-def write_answer(out: Writer, answer: Give | ClaimAnswer) -> None:
-    """Append the body."""
-    out.u32(answer.ticket)
-    inheritance = answer.inheritance
-    out.u8(answer.lack if inheritance is None else _SOMETHING)
-    if inheritance is None:
-        return
-    out.u8(inheritance.is_spare)
-    _write_keepsake(out, inheritance.keepsake)
-    out.u32(len(inheritance.tokens))
-    for index, ids in inheritance.tokens:
-        out.u32(index)
-        out.u32(len(ids))
-        out.array(ids, np.int32)
-    log = inheritance.log
-    out.u8(log is not None)
-    if log is not None:
-        _write_log(out, log)
-
-
-def read_give(data: Reader) -> Give:
-    """The body."""
-    ticket = data.u32()
-    inheritance, lack = _read_inheritance(data)
-    return Give(ticket=ticket, inheritance=inheritance, lack=lack)
-
-
-def read_claim_answer(data: Reader) -> ClaimAnswer:
-    """The body."""
-    ticket = data.u32()
-    inheritance, lack = _read_inheritance(data)
-    return ClaimAnswer(ticket=ticket, inheritance=inheritance, lack=lack)
-
-
-def write_word(out: Writer, word: Settle | Gone) -> None:
-    """Append the body."""
-    if isinstance(word, Gone):
-        out.text(word.name)
-        return
-    out.u32(word.ticket)
-    out.u8(word.is_taken)
-
-
-def read_settle(data: Reader) -> Settle:
-    """The body."""
-    return Settle(ticket=data.u32(), is_taken=data.u8() != 0)
-
-
-def read_gone(data: Reader) -> Gone:
-    """The body."""
-    return Gone(name=data.text())
-
-
-def _read_inheritance(data: Reader) -> tuple[Inheritance | None, Lack]:
-    kind = data.u8()
-    if kind != _SOMETHING:
-        return None, Lack(kind)
-    is_spare = data.u8() != 0
-    keepsake = _read_keepsake(data)
-    tokens = tuple((data.u32(), data.array(data.u32(), np.int32)) for _ in range(_count(data)))
-    log = _read_log(data) if data.u8() else None
-    inheritance = Inheritance(keepsake=keepsake, tokens=tokens, log=log, is_spare=is_spare)
-    return inheritance, Lack.NOT_THERE
-
-
-def _write_keepsake(out: Writer, keepsake: Keepsake) -> None:
-    out.text(keepsake.request_id)
-    out.u64(keepsake.seed)
-    out.f64(keepsake.arrival_s)
-    out.f64(keepsake.deadline_s)
-    out.f64(keepsake.grace_s)
-    out.blob(keepsake.message)
-
-
-def _read_keepsake(data: Reader) -> Keepsake:
-    return Keepsake(
-        request_id=data.text(),
-        seed=data.u64(),
-        arrival_s=data.f64(),
-        deadline_s=data.f64(),
-        grace_s=data.f64(),
-        message=data.blob(),
-    )
-
-
-def _write_log(out: Writer, log: ToldLog) -> None:
-    out.u64(log.first_sequence)
-    out.u32(len(log.messages))
-    for message in log.messages:
-        out.blob(message)
-    out.u8(log.is_ended)
-    out.text(log.refusal)
-    out.u64(log.num_prompt_records)
-    out.u32(len(log.ended_outputs))
-    for index in log.ended_outputs:
-        out.u32(index)
-    out.u64(log.began_at)
-
-
-def _read_log(data: Reader) -> ToldLog:
-    return ToldLog(
-        first_sequence=data.u64(),
-        messages=tuple(data.blob() for _ in range(data.u32())),
-        is_ended=data.u8() != 0,
-        refusal=data.text(),
-        num_prompt_records=data.u64(),
-        ended_outputs=tuple(data.u32() for _ in range(_count(data))),
-        began_at=data.u64(),
-    )
-
-
-def _count(data: Reader) -> int:
-    count = data.u32()
-    if count > _MAX_OUTPUTS:
-        raise LinkError(f"a request does not have {count} outputs")
-    return count

@@ -1,7 +1,7 @@
 """The front's side of the Unix-socket link, on asyncio.
 
-Owns one connection to the engine and its rebirth: it connects, and when the engine goes it tells
-the listener once and connects again. Listens to no engine older than one it has heard: that one
+Owns the connection to the engine: when the engine goes, it tells the listener once and connects
+again. Listens to no engine older than one it has heard: that one
 was given up on, and what it has to say is of requests that live elsewhere by now. Does not know
 requests beyond their frames.
 """
@@ -11,7 +11,6 @@ import contextlib
 import logging
 from collections.abc import Callable
 from pathlib import Path
-from typing import cast
 
 from penstock.scheduler.events import StepEvents
 from penstock.scheduler.request import FinishReason, RequestSpec
@@ -19,18 +18,18 @@ from penstock.scheduler.state import RequestState
 from penstock.server.link.cache_desk import CacheDesk, CacheListener
 from penstock.server.link.cache_frames import CacheNews
 from penstock.server.link.claims import ClaimDesk, Claimed, Keeper
+from penstock.server.link.connection import Connection, keep_connected
 from penstock.server.link.dispatch import cancel_frame
-from penstock.server.link.frames import CancelAnswer, CancelById, FrontHello, decode, encode
+from penstock.server.link.frames import CancelAnswer, CancelById, Frame, FrontHello, decode, encode
 from penstock.server.link.ports import EngineHello, EngineListener, EngineUnavailable
 from penstock.server.link.resume_frames import Ask, ClaimAnswer, Gone, Keep, Lack
 from penstock.server.link.spec_frames import Submit
-from penstock.server.link.wire import FrameBuffer, LinkError
+from penstock.server.link.wire import LinkError
 
 log = logging.getLogger(__name__)
 
 _MAX_UNSENT_BYTES = 64 * 1024 * 1024
-_FIRST_RETRY_S = 0.02
-_MAX_RETRY_S = 0.5
+_PAUSES_S = (0.02, 0.5)
 
 
 class UnixEnginePort:
@@ -40,7 +39,7 @@ class UnixEnginePort:
         self._path = path
         self._front_id = front_id
         self._listener: EngineListener | None = None
-        self._connection: _Connection | None = None
+        self._connection: Connection[Frame] | None = None
         self._task: asyncio.Task[None] | None = None
         self._up = asyncio.Event()
         self._answers: dict[int, asyncio.Future[RequestState | None]] = {}
@@ -65,7 +64,10 @@ class UnixEnginePort:
         if self._task is not None:
             raise RuntimeError("the port was started before")
         self._listener = listener
-        self._task = asyncio.create_task(self._keep_connected(), name="engine link")
+        self._task = asyncio.create_task(
+            keep_connected(self._path, self._new_connection, pauses_s=_PAUSES_S),
+            name="engine link",
+        )
 
     async def wait_up(self) -> None:
         """Return when an engine has said hello."""
@@ -127,48 +129,41 @@ class UnixEnginePort:
         connection = self._connection
         if connection is None or not self.is_up:
             raise EngineUnavailable("the engine is down")
-        if connection.num_unsent_bytes > _MAX_UNSENT_BYTES:
-            # An engine that takes nothing is as good as lost, and is told so: `on_lost` follows.
-            log.error("the engine does not read: hanging up")
-            connection.abort()
+        if not connection.write(frame):
+            # An engine that takes nothing is as good as lost: `on_lost` follows.
             raise EngineUnavailable("the engine does not read")
-        connection.write(frame)
 
-    async def _keep_connected(self) -> None:
-        loop = asyncio.get_running_loop()
-        retry_s = _FIRST_RETRY_S
-        while True:
-            connection = _Connection(self._on_frame, self._on_closed)
-            try:
-                await loop.create_unix_connection(connection.itself, str(self._path))
-            except OSError as error:
-                log.debug("no engine at %s: %s", self._path, error)
-            else:
-                self._connection = connection
-                connection.write(encode(FrontHello(front_id=self._front_id)))
-                await connection.closed.wait()
-                if connection.was_greeted:
-                    retry_s = _FIRST_RETRY_S
-            await asyncio.sleep(retry_s)
-            retry_s = min(2 * retry_s, _MAX_RETRY_S)
+    def _new_connection(self) -> Connection[Frame]:
+        return Connection(
+            "the engine",
+            decode,
+            on_frame=self._on_frame,
+            on_open=self._on_open,
+            on_closed=self._on_closed,
+            max_unsent_bytes=_MAX_UNSENT_BYTES,
+        )
 
-    def _on_frame(self, connection: "_Connection", kind: int, body: bytes) -> None:
+    def _on_open(self, connection: Connection[Frame]) -> None:
+        self._connection = connection
+        connection.write(encode(FrontHello(front_id=self._front_id)))
+
+    def _on_frame(self, connection: Connection[Frame], frame: Frame) -> None:
         listener = self._listener
         assert listener is not None
-        match decode(kind, body):
+        match frame:
             case EngineHello() as hello:
-                if connection.was_greeted:
+                if connection.is_established:
                     raise LinkError("a second hello")
                 if hello.epoch < self._newest_epoch:
                     raise LinkError(
                         f"an engine of epoch {hello.epoch} after one of {self._newest_epoch}"
                     )
                 self._newest_epoch = hello.epoch
-                connection.was_greeted = True
+                connection.is_established = True
                 self._up.set()
                 listener.on_hello(hello)
                 self._cache.greet(hello)
-            case _ if not connection.was_greeted:
+            case _ if not connection.is_established:
                 raise LinkError("the first frame is no hello")
             case StepEvents() as events:
                 listener.on_events(events)
@@ -176,14 +171,14 @@ class UnixEnginePort:
                 answer = self._answers.get(ticket)
                 if answer is not None and not answer.done():
                     answer.set_result(state)
-            case Ask() | ClaimAnswer() | Gone() as frame:
-                self._claims.hear(frame)
+            case Ask() | ClaimAnswer() | Gone() as word:
+                self._claims.hear(word)
             case CacheNews() as news:
                 self._cache.hear(news)
             case other:
                 raise LinkError(f"an engine does not send {type(other).__name__}")
 
-    def _on_closed(self, connection: "_Connection") -> None:
+    def _on_closed(self, connection: Connection[Frame]) -> None:
         self._connection = None
         self._up.clear()
         self._claims.lose()
@@ -192,62 +187,7 @@ class UnixEnginePort:
         for answer in answers.values():
             if not answer.done():
                 answer.set_exception(EngineUnavailable("the engine went away"))
-        if connection.was_greeted and self._listener is not None:
+        if connection.is_established and self._listener is not None:
             if not self._is_closing:
                 log.warning("the engine is gone")
             self._listener.on_lost()
-
-
-class _Connection(asyncio.Protocol):
-    """One life of the socket: bytes to frames and back."""
-
-    def __init__(
-        self,
-        on_frame: "Callable[[_Connection, int, bytes], None]",
-        on_closed: "Callable[[_Connection], None]",
-    ) -> None:
-        self.closed = asyncio.Event()
-        self.was_greeted = False
-        self._frames = FrameBuffer()
-        self._on_frame = on_frame
-        self._on_closed = on_closed
-        self._transport: asyncio.Transport | None = None
-
-    @property
-    def num_unsent_bytes(self) -> int:
-        """What the engine has not taken yet."""
-        return 0 if self._transport is None else self._transport.get_write_buffer_size()
-
-    def itself(self) -> "_Connection":
-        """The protocol factory that asyncio asks for."""
-        return self
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """asyncio: the socket is there."""
-        # uvloop's transports are no instances of asyncio's class, only like it.
-        self._transport = cast(asyncio.Transport, transport)
-
-    def data_received(self, data: bytes) -> None:
-        """asyncio: bytes came."""
-        try:
-            for kind, body in self._frames.feed(data):
-                self._on_frame(self, kind, body)
-        except LinkError:
-            log.exception("the engine broke the protocol")
-            self.abort()
-
-    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 (asyncio's name)
-        """asyncio: the socket is gone, for whatever reason."""
-        self._transport = None
-        self._on_closed(self)
-        self.closed.set()
-
-    def write(self, frame: bytes) -> None:
-        """Send one frame."""
-        if self._transport is not None:
-            self._transport.write(frame)
-
-    def abort(self) -> None:
-        """Hang up now."""
-        if self._transport is not None:
-            self._transport.abort()

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from penstock.scheduler.live_view import LiveView
+from penstock.server.link.control_frames import Drain, FromChild, LogLevel
 from penstock.server.link.look_frames import Order, OrderAnswer, OrderVerb
 from penstock.server.link.ports import EngineUnavailable
 from penstock.server.logs import LOG_LEVELS
@@ -99,9 +100,9 @@ class Snapshots(Protocol):
 class ServiceDesk:
     """A `penstock.server.operations.desk.Desk`. Lives on the observer's event loop.
 
-    `tell_supervisor` takes a kind of message and its facts; `carry_out` does what is ordered in
-    this process; `merge` puts the views of engine and fronts together. `flight`: None where there
-    is no flight recorder.
+    `tell_supervisor` sends it what concerns the service as a whole; `carry_out` does what is
+    ordered in this process; `merge` puts the views of engine and fronts together. `flight`: None
+    where there is no flight recorder.
     """
 
     def __init__(
@@ -113,7 +114,7 @@ class ServiceDesk:
         flight: Flight | None,
         merge: Merge,
         carry_out: Callable[[Order, Callable[[OrderAnswer], None]], None],
-        tell_supervisor: Callable[..., None],
+        tell_supervisor: Callable[[FromChild], None],
     ) -> None:
         self._snapshots = snapshots
         self._fronts = fronts
@@ -145,7 +146,7 @@ class ServiceDesk:
         if timeout_s is not None and not (timeout_s >= 0 and math.isfinite(timeout_s)):
             raise DeskError(f"timeout must be 0 or more seconds, not {timeout_s:g}")
         num_live = self._fronts.num_live
-        self._tell_supervisor("drain", timeout_s=timeout_s)
+        self._tell_supervisor(Drain(timeout_s=timeout_s))
         self._snapshots.begin_drain()
         return num_live
 
@@ -171,7 +172,7 @@ class ServiceDesk:
         if level not in LOG_LEVELS:
             raise DeskError(f"level must be one of {', '.join(LOG_LEVELS)}, not {level!r}")
         # It keeps the level for processes that start later.
-        self._tell_supervisor("log_level", level=level)
+        self._tell_supervisor(LogLevel(level=level))
         names = ["observer", "engine", *(f"front {number}" for number in self._fronts.front_ids)]
         answers = await asyncio.gather(
             *(self._order_of(name, OrderVerb.LOG_LEVEL, level, _ORDER_S) for name in names),

@@ -1,25 +1,22 @@
 """The observer's line to the engine: it asks what lives there, and orders logs and profiles.
 
-Owns one connection to the engine's link and its rebirth. It is no front: no requests, no steps.
+Owns the connection to the engine's link. It is no front: no requests, no steps.
 """
 
 import asyncio
-import logging
 from collections.abc import Callable
 from pathlib import Path
 
 from penstock.scheduler.live_view import LiveView
-from penstock.server.link.frames import ObserverHello, decode, encode
+from penstock.server.link.connection import Connection, keep_connected
+from penstock.server.link.frames import Frame, ObserverHello, decode, encode
 from penstock.server.link.look_frames import Look, LookAnswer, Order, OrderAnswer, OrderVerb
 from penstock.server.link.ports import EngineHello, EngineUnavailable
 from penstock.server.link.wire import LinkError
-from penstock.server.observer.framed_line import FramedLine
 from penstock.server.observer.questions import Questions
 
-log = logging.getLogger(__name__)
-
-_FIRST_RETRY_S = 0.05
-_MAX_RETRY_S = 1.0
+_PAUSES_S = (0.05, 1.0)
+_MAX_UNSENT_BYTES = 1024 * 1024
 
 
 class EngineLine:
@@ -32,14 +29,17 @@ class EngineLine:
         self._on_hello = on_hello
         self.hello: EngineHello | None = None
         self._path = path
-        self._line: FramedLine | None = None
+        self._line: Connection[Frame] | None = None
         self._looks: Questions[tuple[LiveView, ...]] = Questions()
         self._orders: Questions[OrderAnswer] = Questions()
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Begin to connect, and keep connected until `close`. Does not wait for the engine."""
-        self._task = asyncio.create_task(self._keep_connected(), name="engine line")
+        self._task = asyncio.create_task(
+            keep_connected(self._path, self._new_connection, pauses_s=_PAUSES_S),
+            name="engine line",
+        )
 
     async def close(self) -> None:
         """Hang up for good."""
@@ -48,7 +48,7 @@ class EngineLine:
             await asyncio.gather(self._task, return_exceptions=True)
             self._task = None
         if self._line is not None:
-            self._line.hang_up()
+            self._line.abort()
 
     async def look(self, limit_s: float) -> tuple[LiveView, ...]:
         """Every output that lives in the engine. Raises EngineUnavailable, also past `limit_s`."""
@@ -72,32 +72,29 @@ class EngineLine:
         except TimeoutError:
             raise EngineUnavailable("the engine does not answer") from None
 
-    def _open_line(self) -> FramedLine:
+    def _open_line(self) -> Connection[Frame]:
         if self._line is None or self.hello is None:
             raise EngineUnavailable("the engine is down")
         return self._line
 
-    async def _keep_connected(self) -> None:
-        loop = asyncio.get_running_loop()
-        retry_s = _FIRST_RETRY_S
-        while True:
-            line = FramedLine("the engine", on_frame=self._on_frame, on_closed=self._on_closed)
-            try:
-                await loop.create_unix_connection(line.itself, str(self._path))
-            except OSError as error:
-                log.debug("no engine at %s: %s", self._path, error)
-            else:
-                self._line = line
-                line.write(encode(ObserverHello()))
-                await line.closed.wait()
-                retry_s = _FIRST_RETRY_S
-            await asyncio.sleep(retry_s)
-            retry_s = min(2 * retry_s, _MAX_RETRY_S)
+    def _new_connection(self) -> Connection[Frame]:
+        return Connection(
+            "the engine",
+            decode,
+            on_frame=self._on_frame,
+            on_open=self._on_open,
+            on_closed=self._on_closed,
+            max_unsent_bytes=_MAX_UNSENT_BYTES,
+        )
 
-    def _on_frame(self, line: FramedLine, kind: int, body: bytes) -> None:
-        del line
-        match decode(kind, body):
+    def _on_open(self, connection: Connection[Frame]) -> None:
+        self._line = connection
+        connection.write(encode(ObserverHello()))
+
+    def _on_frame(self, line: Connection[Frame], frame: Frame) -> None:
+        match frame:
             case EngineHello() as hello:
+                line.is_established = True
                 self.hello = hello
                 if self._on_hello is not None:
                     self._on_hello(hello)
@@ -108,7 +105,7 @@ class EngineLine:
             case other:
                 raise LinkError(f"an engine does not send {type(other).__name__} to an observer")
 
-    def _on_closed(self, line: FramedLine) -> None:
+    def _on_closed(self, line: Connection[Frame]) -> None:
         del line
         self._line = self.hello = None
         gone = EngineUnavailable("the engine went away")

@@ -8,13 +8,13 @@ import asyncio
 import contextlib
 import logging
 import socket
-from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
+from penstock.server.link.connection import Connection
 from penstock.server.link.look_frames import Order, OrderAnswer, OrderVerb
 from penstock.server.link.wire import LinkError
 from penstock.server.observer.consumer import Consumer
-from penstock.server.observer.framed_line import FramedLine
 from penstock.server.observer.questions import Questions
 from penstock.server.telemetry.beat import Beat
 from penstock.server.telemetry.front_view import FrontView
@@ -27,11 +27,13 @@ from penstock.server.telemetry.observer_frames import (
     decode,
     encode,
 )
-from penstock.server.telemetry.request_record import RequestRecord
+from penstock.server.telemetry.request_record import RequestRecord, decode_record
 
 log = logging.getLogger(__name__)
 
 _MAX_TOLD_UNREADABLE = 20
+_MAX_UNSENT_BYTES = 1024 * 1024
+_Line: TypeAlias = Connection[ObserverFrame]
 
 
 class FrontUnavailable(Exception):
@@ -44,7 +46,7 @@ class _Front:
 
     front_id: int
     pid: int
-    line: FramedLine
+    line: _Line
     looks: Questions[tuple[FrontView, ...]] = field(
         default_factory=Questions[tuple[FrontView, ...]]
     )
@@ -81,15 +83,13 @@ class _Front:
 class FrontsHub:
     """Takes in what fronts send, for `consumer`. Lives on one event loop.
 
-    `decode_record` reads a record again, raising ValueError. `num_unreadable` counts those it could
-    not read.
+    `num_unreadable` counts the records that could not be read.
     """
 
-    def __init__(self, consumer: Consumer, decode_record: Callable[[bytes], RequestRecord]) -> None:
+    def __init__(self, consumer: Consumer) -> None:
         self.num_unreadable = 0
         self._consumer = consumer
-        self._decode_record = decode_record
-        self._lines: dict[FramedLine, _Front | None] = {}
+        self._lines: dict[_Line, _Front | None] = {}
         self._by_id: dict[int, _Front] = {}
         self._server: asyncio.AbstractServer | None = None
         self._is_empty = asyncio.Event()
@@ -126,7 +126,7 @@ class FrontsHub:
             self._server.close()
             self._server = None
         for line in list(self._lines):
-            line.hang_up()
+            line.abort()
 
     async def live_views(self, limit_s: float) -> tuple[tuple[FrontView, ...], bool]:
         """The live requests of all fronts, and whether each of them answered in time."""
@@ -157,16 +157,21 @@ class FrontsHub:
         except TimeoutError:
             raise FrontUnavailable(f"front {front_id} does not answer") from None
 
-    def _new_line(self) -> FramedLine:
-        return FramedLine(
-            "a front", on_frame=self._on_frame, on_closed=self._on_closed, on_open=self._on_open
+    def _new_line(self) -> _Line:
+        return Connection(
+            "a front",
+            decode,
+            on_frame=self._on_frame,
+            on_open=self._on_open,
+            on_closed=self._on_closed,
+            max_unsent_bytes=_MAX_UNSENT_BYTES,
         )
 
-    def _on_open(self, line: FramedLine) -> None:
+    def _on_open(self, line: _Line) -> None:
         self._lines[line] = None
         self._is_empty.clear()
 
-    def _on_closed(self, line: FramedLine) -> None:
+    def _on_closed(self, line: _Line) -> None:
         front = self._lines.pop(line, None)
         if not self._lines:
             self._is_empty.set()
@@ -177,8 +182,7 @@ class FrontsHub:
             del self._by_id[front.front_id]
             self._consumer.front_gone(front.front_id)
 
-    def _on_frame(self, line: FramedLine, kind: int, body: bytes) -> None:
-        frame = decode(kind, body)
+    def _on_frame(self, line: _Line, frame: ObserverFrame) -> None:
         front = self._lines.get(line)
         if front is not None:
             self._take(front, frame)
@@ -207,7 +211,7 @@ class FrontsHub:
         records: list[RequestRecord] = []
         for payload in payloads:
             try:
-                records.append(self._decode_record(payload))
+                records.append(decode_record(payload))
             except ValueError as error:
                 self.num_unreadable += 1
                 if self.num_unreadable <= _MAX_TOLD_UNREADABLE:

@@ -5,23 +5,35 @@ be started again.
 """
 
 import asyncio
-import json
 import logging
 import os
 import signal
 import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
+from typing import Any, TypeAlias
 
-from penstock.server.processes.control import engine_lost_order, stop_order
+from penstock.server.link.connection import Connection
+from penstock.server.link.control_frames import (
+    FROM_CHILD,
+    TO_CHILD,
+    EngineLost,
+    FromChild,
+    Launch,
+    Ready,
+    StartFailed,
+    Stop,
+    ToChild,
+)
 from penstock.server.processes.exit_codes import describe_exit
 
 log = logging.getLogger(__name__)
 
 _STDERR_FD = 2
-_REPORTS = ("ready", "failed")
 _LAST_WORDS_S = 1.0
+_MAX_FRAME_BYTES = 64 * 1024
+
+_Line: TypeAlias = Connection[FromChild]
 
 
 class ChildFailed(Exception):
@@ -31,17 +43,15 @@ class ChildFailed(Exception):
 class Child:
     """A running (or ended) child process; made by `spawn`."""
 
-    def __init__(
-        self,
-        name: str,
-        process: asyncio.subprocess.Process,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
-    ) -> None:
+    def __init__(self, name: str, process: asyncio.subprocess.Process) -> None:
         self.name = name
         self._process = process
-        self._reader = reader
-        self._writer = writer
+        self._first: asyncio.Future[FromChild] = asyncio.get_running_loop().create_future()
+        self._early: list[FromChild] = []
+        self._on_message: Callable[[FromChild], None] = self._early.append
+        self._line: _Line = Connection(
+            name, FROM_CHILD.decode, on_frame=self._on_frame, max_frame_bytes=_MAX_FRAME_BYTES
+        )
 
     @classmethod
     async def spawn(
@@ -74,12 +84,14 @@ class Child:
                     env={**os.environ, **environment},
                     process_group=0,
                 )
-            reader, writer = await asyncio.open_unix_connection(sock=ours)
+            child = cls(name, process)
+            loop = asyncio.get_running_loop()
+            await loop.create_unix_connection(lambda: child._line, sock=ours)
         except BaseException:
             ours.close()  # a process that was started after all ends with its lifeline
             raise
-        writer.write(launch.encode() + b"\n")
-        return cls(name, process, reader, writer)
+        child._tell(Launch(settings=launch))
+        return child
 
     @property
     def pid(self) -> int:
@@ -88,39 +100,39 @@ class Child:
 
     async def started(self) -> dict[str, Any]:
         """Wait until the child is ready; what it says about itself. Raises ChildFailed."""
-        try:
-            line = await self._first_line()
-        except (asyncio.IncompleteReadError, ConnectionError):  # it ended, maybe within a word
-            code = await self._process.wait()
-            hint = " (out of memory?)" if code == -signal.SIGKILL else ""
-            raise ChildFailed(
-                f"{self.name}: {describe_exit(code)} before it was ready{hint}"
-            ) from None
-        except asyncio.LimitOverrunError:
-            line = b""
-        facts = _facts(line)
-        if facts is None:
-            self.kill()  # it may go on for long, and nobody knows as what
-            raise ChildFailed(f"{self.name}: what it says of itself makes no sense")
-        if facts.pop("kind") == "failed":
-            await self._process.wait()
-            raise ChildFailed(str(facts.get("message", f"{self.name}: cannot start")))
-        return facts
+        match await self._first_frame():
+            case Ready(facts=facts):
+                return dict(facts)
+            case StartFailed(message=message):
+                await self._process.wait()
+                raise ChildFailed(message)
+            case None if not self._line.is_broken:
+                code = await self._process.wait()
+                hint = " (out of memory?)" if code == -signal.SIGKILL else ""
+                raise ChildFailed(f"{self.name}: {describe_exit(code)} before it was ready{hint}")
+            case _:
+                self.kill()  # it may go on for long, and nobody knows as what
+                raise ChildFailed(f"{self.name}: what it says of itself makes no sense")
 
-    async def _first_line(self) -> bytes:
-        """Raises IncompleteReadError when the child ends without one."""
-        reading = asyncio.create_task(self._reader.readuntil(b"\n"))
+    async def _first_frame(self) -> FromChild | None:
+        """None when the child or its line ends without one."""
+        closing = asyncio.create_task(self._line.closed.wait())
         ending = asyncio.create_task(self._process.wait())
+        speaking: set[asyncio.Future[Any]] = {self._first, closing}
         try:
-            await asyncio.wait({reading, ending}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({*speaking, ending}, return_when=asyncio.FIRST_COMPLETED)
             # What it forked may hold the line open after its end; what it said is here by then.
-            await asyncio.wait({reading}, timeout=_LAST_WORDS_S)
-            if not reading.done():
-                raise asyncio.IncompleteReadError(b"", None)
-            return reading.result()
+            await asyncio.wait(speaking, timeout=_LAST_WORDS_S, return_when=asyncio.FIRST_COMPLETED)
+            return self._first.result() if self._first.done() else None
         finally:
-            reading.cancel()
+            closing.cancel()
             ending.cancel()
+
+    def _on_frame(self, _line: _Line, frame: FromChild) -> None:
+        if self._first.done():
+            self._on_message(frame)
+        else:
+            self._first.set_result(frame)
 
     async def ended(self) -> int:
         """Wait for the end; the return code, negative for a signal."""
@@ -130,54 +142,30 @@ class Child:
 
     def hang_up(self) -> None:
         """Cut the lifeline: the child ends at once, as if this process had died."""
-        self._writer.close()
+        self._line.abort()
 
     def stop(self, grace_s: float | None = None, *, is_hand_over: bool = False) -> None:
         """Ask it to finish, within `grace_s` if given; nothing when it has ended.
 
         `is_hand_over`: another has taken its place already.
         """
-        self._writer.write(stop_order(grace_s, is_hand_over=is_hand_over))
+        self._tell(Stop(grace_s=grace_s, is_hand_over=is_hand_over))
 
     def tell_engine_lost(self) -> None:
         """Say that no engine will come any more; nothing when it has ended."""
-        self._writer.write(engine_lost_order())
+        self._tell(EngineLost())
 
-    async def listen(self, on_message: Callable[[dict[str, Any]], None]) -> None:
-        """Hand on what it says after it is ready, until it ends. What makes no sense is logged."""
-        while True:
-            try:
-                line = await self._reader.readuntil(b"\n")
-            except (asyncio.IncompleteReadError, ConnectionError):
-                return
-            except asyncio.LimitOverrunError:
-                log.error("%s: it says too much at once", self.name)  # noqa: TRY400 (one line)
-                return
-            message = _message(line)
-            if message is None:
-                log.error("%s: what it says on its control line makes no sense", self.name)
-            else:
-                on_message(message)
+    def listen(self, on_message: Callable[[FromChild], None]) -> None:
+        """Hand on what it says after it is ready, also what it has said already."""
+        early, self._early = self._early, []
+        self._on_message = on_message
+        for frame in early:
+            on_message(frame)
 
     def kill(self) -> None:
         """End it now; nothing when it has ended."""
         if self._process.returncode is None:
             self._process.kill()
 
-
-def _facts(line: bytes) -> dict[str, Any] | None:
-    """A child's report as `ChildControl` sends them; None when it is not one."""
-    message = _message(line)
-    return message if message is not None and message["kind"] in _REPORTS else None
-
-
-def _message(line: bytes) -> dict[str, Any] | None:
-    """An object with a kind; None when it is none."""
-    try:
-        report: object = json.loads(line)
-    except ValueError:
-        return None
-    if not isinstance(report, dict):
-        return None
-    message = cast("dict[str, Any]", report)
-    return message if isinstance(message.get("kind"), str) else None
+    def _tell(self, frame: ToChild) -> None:
+        self._line.write(TO_CHILD.encode(frame))

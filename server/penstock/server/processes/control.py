@@ -8,39 +8,32 @@ it dies; then this process ends at once. Does not know what the process does.
 
 import contextlib
 import ctypes
-import json
 import os
 import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
+from penstock.server.link.control_frames import (
+    FROM_CHILD,
+    TO_CHILD,
+    EngineLost,
+    FromChild,
+    Launch,
+    Ready,
+    StartFailed,
+    Stop,
+    StopHeard,
+    ToChild,
+)
+from penstock.server.link.wire import FrameBuffer, LinkError
 from penstock.server.processes.exit_codes import EXIT_OK, EXIT_ORPHANED
 
 _PR_SET_PDEATHSIG = 1
 _MAX_LAUNCH_BYTES = 1 << 20
-_STOP = b"stop"
-_HAND_OVER = b"hand-over"
-_ENGINE_LOST = b"engine-lost"
-HEARD = "heard"
-"""What a child says when it has got the order to finish."""
-
-
-def stop_order(grace_s: float | None, *, is_hand_over: bool = False) -> bytes:
-    """The line that tells a child to finish; `grace_s` in place of the one of its settings.
-
-    `is_hand_over`: another has taken its place already.
-    """
-    word = _HAND_OVER if is_hand_over else _STOP
-    return word + (b"\n" if grace_s is None else f" {grace_s!r}\n".encode())
-
-
-def engine_lost_order() -> bytes:
-    """The line that tells a front that no engine will come any more."""
-    return _ENGINE_LOST + b"\n"
 
 
 def die_with_parent() -> None:
@@ -60,7 +53,8 @@ class ChildControl:
         self._socket = socket.socket(fileno=control_fd)
         # Programs that this process starts must not hold the line open after it.
         self._socket.set_inheritable(False)
-        self._early = b""
+        self._frames = FrameBuffer(_MAX_LAUNCH_BYTES)
+        self._early: deque[ToChild] = deque()
         self._socket_path: Path | None = None
         self._stop: Callable[[], object] | None = None
         self._on_engine_lost: Callable[[], object] | None = None
@@ -75,16 +69,14 @@ class ChildControl:
             signal.signal(number, signal.SIG_IGN)
 
     def read_launch(self) -> str:
-        """The settings: the one line the supervisor sends. Ends the process if there is none."""
-        data = b""
-        while b"\n" not in data and len(data) < _MAX_LAUNCH_BYTES:
-            chunk = self._socket.recv(65536)
-            if not chunk:
-                os._exit(EXIT_ORPHANED)
-            data += chunk
-        # An order may have come in the same breath.
-        line, _, self._early = data.partition(b"\n")
-        return line.decode()
+        """The settings, which come first. Ends the process if there are none."""
+        with contextlib.suppress(OSError, LinkError):
+            for first, *orders in self._received():
+                if isinstance(first, Launch):
+                    # An order may have come in the same breath.
+                    self._early.extend(orders)
+                    return first.settings
+        os._exit(EXIT_ORPHANED)
 
     def hold_lifeline(
         self, socket_path: Path, last_act: Callable[[], object] | None = None
@@ -109,29 +101,32 @@ class ChildControl:
         """Have `call` called, on another thread, when no engine will come any more."""
         self._on_engine_lost = call
 
-    def report_ready(self, **facts: Any) -> None:
+    def report_ready(self, **facts: str | int | float | None) -> None:
         """Tell the supervisor that this process serves."""
-        self._send({"kind": "ready", **facts})
+        self.tell(Ready(facts=facts))
 
     def report_failure(self, message: str) -> None:
         """Tell the supervisor why this process cannot start, in words for its operator."""
-        self._send({"kind": "failed", "message": message})
+        self.tell(StartFailed(message=message))
 
-    def tell(self, kind: str, **facts: Any) -> None:
-        """Tell the supervisor something else, once this process is ready."""
-        self._send({"kind": kind, **facts})
-
-    def _send(self, message: dict[str, Any]) -> None:
+    def tell(self, frame: FromChild) -> None:
+        """Tell the supervisor something."""
         # When the supervisor is gone the lifeline ends this process.
         with contextlib.suppress(OSError):
-            self._socket.sendall(json.dumps(message).encode() + b"\n")
+            self._socket.sendall(FROM_CHILD.encode(frame))
+
+    def _received(self) -> Iterator[list[ToChild]]:
+        """Frames as they come, never none at a time, until the line ends."""
+        while data := self._socket.recv(65536):
+            frames = [TO_CHILD.decode(body) for body in self._frames.feed(data)]
+            if frames:
+                yield frames
 
     def _watch(self) -> None:
-        with contextlib.suppress(OSError):
-            rest = b""
-            while data := self._early or self._socket.recv(4096):
-                self._early = b""
-                *orders, rest = (rest + data).split(b"\n")
+        with contextlib.suppress(OSError, LinkError):
+            for order in self._early:
+                self._take_order(order)
+            for orders in self._received():
                 for order in orders:
                     self._take_order(order)
         if self._socket_path is not None:
@@ -142,19 +137,21 @@ class ChildControl:
         finally:
             os._exit(EXIT_ORPHANED)
 
-    def _take_order(self, order: bytes) -> None:
-        word, _, argument = order.partition(b" ")
-        if word == _ENGINE_LOST and self._on_engine_lost is not None:
-            self._on_engine_lost()
-        if word not in (_STOP, _HAND_OVER):
-            return
-        if argument:
-            self.ordered_grace_s = float(argument)
-        self.is_hand_over = word == _HAND_OVER
-        if self._stop is None:
-            os._exit(EXIT_OK)
-        self.tell(HEARD)
-        self._stop()
+    def _take_order(self, order: ToChild) -> None:
+        match order:
+            case EngineLost():
+                if self._on_engine_lost is not None:
+                    self._on_engine_lost()
+            case Stop():
+                if order.grace_s is not None:
+                    self.ordered_grace_s = order.grace_s
+                self.is_hand_over = order.is_hand_over
+                if self._stop is None:
+                    os._exit(EXIT_OK)
+                self.tell(StopHeard())
+                self._stop()
+            case Launch():
+                raise LinkError("the settings came twice")
 
 
 def _remove_folder(folder: Path) -> None:

@@ -7,7 +7,6 @@ one is told whom to be careful with.
 import logging
 import time
 from collections.abc import Callable
-from typing import Any
 
 from penstock.server.config import EngineLaunch, launch_to_json
 from penstock.server.link.board import BoardView
@@ -30,7 +29,7 @@ _EXIT_S = 5.0
 
 
 class EnginePlace:
-    """`surroundings` tells them when a process starts; `on_message` hears what an engine says."""
+    """`surroundings` tells them when a process starts."""
 
     def __init__(
         self,
@@ -38,10 +37,9 @@ class EnginePlace:
         *,
         orphans: Orphans,
         flight: FlightMemory,
-        on_message: Callable[[dict[str, Any]], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.slot = Slot("engine", self._spawn, self._after, on_message)
+        self.slot = Slot("engine", self._spawn, self._after)
         self._surroundings = surroundings
         self._orphans = orphans
         self._flight = flight

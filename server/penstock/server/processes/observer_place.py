@@ -8,9 +8,9 @@ import socket
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 from penstock.server.config import ObserverLaunch, launch_to_json
+from penstock.server.link.control_frames import FromChild
 from penstock.server.processes.child import Child
 from penstock.server.processes.environment import observer_environment
 from penstock.server.processes.listen_port import PortUnavailable, reserve_port
@@ -37,7 +37,7 @@ class ObserverPlace:
         *,
         surroundings: Callable[[], Surroundings],
         start: Callable[[Callable[[], Awaitable[Child]]], Awaitable[Child]],
-        on_message: Callable[[dict[str, Any]], None],
+        on_message: Callable[[FromChild], None],
     ) -> None:
         self.slot = Slot("observer", self._spawn, on_message=on_message)
         self.socket_path: Path | None = None

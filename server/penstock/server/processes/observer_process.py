@@ -42,7 +42,6 @@ from penstock.server.processes.modules import ENGINE_MODULE
 from penstock.server.processes.orders import Orders
 from penstock.server.security.security import Security
 from penstock.server.telemetry.front_view import FrontView
-from penstock.server.telemetry.record_codec import decode_record
 from penstock.server.telemetry.tracing_variables import forget_blank_numbers
 
 if TYPE_CHECKING:
@@ -127,7 +126,7 @@ class _Observer:
         self._launch = launch
         self._listeners = listeners = _Listeners(snapshots=_snapshots(launch))
         consumer = Fanout(listeners)
-        self._hub = FrontsHub(consumer, decode_record)
+        self._hub = FrontsHub(consumer)
         self._engine = EngineLine(launch.socket_path, self._on_engine)
         self._flight: FlightBox | None = None
         self._poll: StepPoll | None = None

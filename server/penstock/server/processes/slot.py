@@ -11,9 +11,9 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from penstock.server.link.control_frames import FromChild, StopHeard
 from penstock.server.logs.rate import ALWAYS
 from penstock.server.processes.child import Child, ChildFailed
-from penstock.server.processes.control import HEARD
 from penstock.server.processes.exit_codes import EXIT_CANNOT_START, EXIT_OK, describe_exit
 from penstock.server.processes.restarts import MAX_DEATHS, WINDOW_S, RestartPolicy
 
@@ -40,7 +40,7 @@ class Slot:
         name: str,
         spawn: Callable[[], Awaitable[Child]],
         clean_up: CleanUp | None = None,
-        on_message: Callable[[dict[str, Any]], None] | None = None,
+        on_message: Callable[[FromChild], None] | None = None,
     ) -> None:
         self.name = name
         self.is_ready = asyncio.Event()
@@ -143,23 +143,13 @@ class Slot:
         if self._clean_up is not None:
             await self._clean_up(code, was_ordered)
 
-    def _hear(self, message: dict[str, Any]) -> None:
-        if message["kind"] == HEARD:
+    def _hear(self, frame: FromChild) -> None:
+        if isinstance(frame, StopHeard):
             self._has_heard = True
         elif self._on_message is not None:
-            self._on_message(message)
+            self._on_message(frame)
         else:
-            log.error("%s: nobody wants to hear of %.50r", self.name, message["kind"])
-
-    async def _end_of(self, child: Child) -> int:
-        # Not until the line ends: what the child forked may hold that open.
-        listening = asyncio.create_task(child.listen(self._hear))
-        try:
-            return await child.ended()
-        finally:
-            listening.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await listening
+            log.error("%s: nobody wants to hear of %s", self.name, type(frame).__name__)
 
     async def _run_one(self) -> int:
         try:
@@ -189,7 +179,8 @@ class Slot:
             self.is_ready.set()
             details = "".join(f" {name}={value}" for name, value in facts.items())
             log.info("%s is ready: pid=%d%s", self.name, child.pid, details, extra=ALWAYS)
-        code = await self._end_of(child)
+        child.listen(self._hear)
+        code = await child.ended()
         was_needed = self.is_ready.is_set() or not self._retired.is_set()
         self.is_ready.clear()
         self._child = None

@@ -22,6 +22,7 @@ from typing import Any
 
 from penstock.server.config import ServerConfig
 from penstock.server.link.board import create_beats, create_board
+from penstock.server.link.control_frames import Drain, FromChild, LogLevel
 from penstock.server.logs import LOG_LEVELS, set_log_level
 from penstock.server.processes.child import ChildFailed
 from penstock.server.processes.crew import Crew
@@ -300,24 +301,24 @@ class Supervisor:
         if self._roll is not None:
             self._roll.cancel()
 
-    def _on_observer_message(self, message: dict[str, Any]) -> None:
+    def _on_observer_message(self, frame: FromChild) -> None:
         """What an operator wants of the service as a whole."""
-        match message:
-            case {"kind": "drain", "timeout_s": None | float() | int() as timeout_s}:
+        match frame:
+            case Drain(timeout_s=timeout_s):
                 self._drain_ordered(timeout_s)
-            case {"kind": "log_level", "level": str(level)} if level in LOG_LEVELS:
+            case LogLevel(level=level) if level in LOG_LEVELS:
                 log.info("log level %s, by an operator", level)
                 set_log_level(level)
                 # For processes that start from now on.
                 self._config = dataclasses.replace(self._config, log_level=level)
             case _:
-                log.error("what the observer says makes no sense: %.100s", message)
+                log.error("what the observer says makes no sense: %.100s", frame)
 
     def _drain_ordered(self, timeout_s: float | None) -> None:
         if self._stop.is_set():
             return  # it is on its way, in the time it was given first
         if timeout_s is not None and timeout_s >= 0 and math.isfinite(timeout_s):
-            self._grace_s = float(timeout_s)
+            self._grace_s = timeout_s
         log.info("an operator: draining, at most %g s", self._current_grace_s)
         self._stop.set()
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from penstock.server.front.front import Front
 from penstock.server.front.request_account import Outcome, RequestAccount
 from penstock.server.rpc.handlers import Context
-from penstock.server.telemetry.record_codec import OptionValues
+from penstock.server.telemetry.request_record import RequestOptions
 from penstock.server.telemetry.trace_context import (
     NOT_TRACED,
     TRACEPARENT_KEY,
@@ -18,6 +18,9 @@ from penstock.server.telemetry.trace_context import (
     parse_traceparent,
 )
 from penstock.v1 import generation_service_pb2 as pb
+
+_OPTION_DIGITS = 6
+"""They come as single-precision numbers: 0.7 would be told as 0.699999988."""
 
 
 class CallAccounts:
@@ -82,19 +85,19 @@ def peer_of(front: Front, context: Context) -> str:
     return context.peer() if front.accounts.are_kept else ""
 
 
-def _options_of(message: pb.GenerateRequest, *, is_stream: bool) -> OptionValues:
+def _options_of(message: pb.GenerateRequest, *, is_stream: bool) -> RequestOptions:
     sampling, stopping = message.sampling, message.stopping
     is_set = sampling.HasField
-    return (
+    return RequestOptions(
         message.HasField("chat"),
         is_stream,
         sampling.n if is_set("n") else 1,
         stopping.max_tokens if stopping.HasField("max_tokens") else None,
-        sampling.temperature if is_set("temperature") else None,
-        sampling.top_p if is_set("top_p") else None,
+        round(sampling.temperature, _OPTION_DIGITS) if is_set("temperature") else None,
+        round(sampling.top_p, _OPTION_DIGITS) if is_set("top_p") else None,
         sampling.top_k if is_set("top_k") else None,
-        sampling.frequency_penalty if is_set("frequency_penalty") else None,
-        sampling.presence_penalty if is_set("presence_penalty") else None,
+        round(sampling.frequency_penalty, _OPTION_DIGITS) if is_set("frequency_penalty") else None,
+        round(sampling.presence_penalty, _OPTION_DIGITS) if is_set("presence_penalty") else None,
         sampling.seed if is_set("seed") else None,
         message.scheduling.priority,
     )

@@ -4,7 +4,11 @@ Owns the value. Counters only grow while the front lives, so a beat that is lost
 """
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+
+import msgspec
+
+from penstock.server.link.wire import TaggedFrame
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,8 +25,7 @@ class OutcomeCount:
     num: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Beat:
+class Beat(TaggedFrame, frozen=True, kw_only=True):
     """The state of a front.
 
     `num_streams`: calls open now. `num_live`: requests not released. `num_backlog_tokens`: output
@@ -47,7 +50,7 @@ class Beat:
     num_unknown_fields: int
     num_internal_errors: int
     num_records: int
-    dropped_records: dict[str, int] = field(default_factory=dict[str, int])
+    dropped_records: dict[str, int] = msgspec.field(default_factory=dict[str, int])
     outcomes: tuple[OutcomeCount, ...] = ()
     loop_lag_s: tuple[float, ...] = ()
     queue_estimate_s: float | None = None

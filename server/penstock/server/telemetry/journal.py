@@ -7,7 +7,7 @@ never waits for them to get there. Single event loop.
 from collections.abc import Callable
 
 from penstock.server.telemetry.beat import OutcomeCount
-from penstock.server.telemetry.record_codec import RecordValues, encode_record, ending_of
+from penstock.server.telemetry.request_record import RequestRecord, encode_record
 
 NO_ROOM = "no_room"
 """Why a record was dropped: `offer` did not take it."""
@@ -18,7 +18,7 @@ UNREADABLE = "unreadable"
 class Journal:
     """Takes every record once.
 
-    `offer` is handed each as bytes (see `record_codec.py`) and says whether it took them; it must
+    `offer` is handed each as bytes (see `encode_record`) and says whether it took them; it must
     not block. Without it records are only counted. `num_records`: counted so far, and so the
     sequence number of the next. `dropped_records`: how many of them nobody took, by reason.
     """
@@ -29,13 +29,14 @@ class Journal:
         self.num_records = 0
         self.dropped_records: dict[str, int] = {}
 
-    def note(self, values: RecordValues) -> None:
+    def note(self, record: RequestRecord) -> None:
         """One more. Raises ValueError unless its sequence is `num_records`: two would be one."""
-        if values[0] != self.num_records:
-            raise ValueError(f"sequence must be {self.num_records}, not {values[0]}")
-        data = b"" if self._offer is None else encode_record(values)
+        if record.sequence != self.num_records:
+            raise ValueError(f"sequence must be {self.num_records}, not {record.sequence}")
+        data = b"" if self._offer is None else encode_record(record)
         self.num_records += 1
-        self._count(ending_of(values))
+        finish_reason = record.finish_reasons[0] if record.finish_reasons else ""
+        self._count((record.method, record.code, record.reason, finish_reason))
         if self._offer is not None and not self._offer(data):
             self._drop(NO_ROOM)
 

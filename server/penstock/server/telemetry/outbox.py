@@ -12,17 +12,19 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import cast
+from typing import TypeAlias
 
+from penstock.server.link.connection import Connection, keep_connected
 from penstock.server.link.dispatch import CarryOut
 from penstock.server.link.look_frames import Order, OrderAnswer
-from penstock.server.link.wire import FrameBuffer, LinkError
+from penstock.server.link.wire import LinkError
 from penstock.server.telemetry.beat import Beat
 from penstock.server.telemetry.front_view import FrontView
 from penstock.server.telemetry.observer_frames import (
     Hello,
     LiveAnswer,
     LiveQuery,
+    ObserverFrame,
     Records,
     decode,
     encode,
@@ -41,8 +43,9 @@ _MAX_FRAMES_PER_FLUSH = 16
 _MAX_ANSWERS = 256
 _MAX_VIEWS_PER_FRAME = 128
 _MAX_QUERY_BYTES = 4096
-_FIRST_RETRY_S = 0.05
-_MAX_RETRY_S = 1.0
+_PAUSES_S = (0.05, 1.0)
+
+_Line: TypeAlias = Connection[ObserverFrame]
 
 
 class Outbox:
@@ -82,7 +85,12 @@ class Outbox:
 
     async def start(self) -> None:
         """Begin to connect, and stay connected until `close`. Does not wait for the observer."""
-        self._task = asyncio.create_task(self._keep_connected(), name="observer line")
+        self._task = asyncio.create_task(
+            keep_connected(
+                self._path, self._new_line, pauses_s=_PAUSES_S, on_absent=self._on_absent
+            ),
+            name="observer line",
+        )
 
     def offer(self, payload: bytes) -> bool:
         """Take one record, as its codec made it; False when it is dropped (and counted)."""
@@ -119,7 +127,7 @@ class Outbox:
             await asyncio.gather(self._task, return_exceptions=True)
             self._task = None
         if self._line is not None:
-            self._line.hang_up()
+            self._line.abort()
             self._on_lost(self._line)
         self._is_absent = True
         self._drop_all(NO_OBSERVER)
@@ -161,7 +169,7 @@ class Outbox:
                 return
         asyncio.get_running_loop().call_soon(self._flush)
 
-    def _write_records(self, line: "_Line") -> None:
+    def _write_records(self, line: _Line) -> None:
         payloads: list[bytes] = []
         num_bytes = 0
         while self._records and num_bytes < _FLUSH_BYTES:
@@ -177,30 +185,31 @@ class Outbox:
             self._num_bytes += num_bytes
             self._num_in_flight = 0
 
-    async def _keep_connected(self) -> None:
-        loop = asyncio.get_running_loop()
-        retry_s = _FIRST_RETRY_S
-        while True:
-            line = _Line(self._on_frame, self._flush)
-            try:
-                await loop.create_unix_connection(line.itself, str(self._path))
-            except OSError as error:
-                log.debug("no observer at %s: %s", self._path, error)
-                self._is_absent = True
-                self._drop_all(NO_OBSERVER)
-                self._emptied.set()
-            else:
-                line.write(encode(self._hello))
-                self._line, self._is_absent = line, False
-                retry_s = _FIRST_RETRY_S
-                self._flush()
-                await line.closed.wait()
-                self._on_lost(line)
-                continue
-            await asyncio.sleep(retry_s)
-            retry_s = min(2 * retry_s, _MAX_RETRY_S)
+    def _new_line(self) -> _Line:
+        return Connection(
+            "the observer",
+            decode,
+            on_frame=self._on_frame,
+            on_open=self._on_open,
+            on_closed=self._on_lost,
+            on_writable=self._flush,
+            max_frame_bytes=_MAX_QUERY_BYTES,
+        )
 
-    def _on_lost(self, line: "_Line") -> None:
+    def _on_open(self, line: _Line) -> None:
+        line.is_established = True
+        line.write(encode(self._hello))
+        self._line, self._is_absent = line, False
+        self._flush()
+
+    def _on_absent(self) -> None:
+        self._is_absent = True
+        self._drop_all(NO_OBSERVER)
+        self._emptied.set()
+
+    def _on_lost(self, line: _Line) -> None:
+        if line is not self._line:
+            return
         self._line = None
         self._answers.clear()  # nobody asks any more
         if line.has_unsent:
@@ -212,8 +221,8 @@ class Outbox:
         self._records.clear()
         self._num_bytes = 0
 
-    def _on_frame(self, line: "_Line", kind: int, body: bytes) -> None:
-        match decode(kind, body):
+    def _on_frame(self, line: _Line, frame: ObserverFrame) -> None:
+        match frame:
             case LiveQuery(ticket=ticket):
                 self._answer_live(line, ticket)
             case Order() as order:
@@ -226,7 +235,7 @@ class Outbox:
             case other:
                 raise LinkError(f"an observer does not send {type(other).__name__}")
 
-    def _answer_live(self, line: "_Line", ticket: int) -> None:
+    def _answer_live(self, line: _Line, ticket: int) -> None:
         # Made and sent in parts, with room between them for the streams of this loop.
         views = iter(self._live_views())
         loop = asyncio.get_running_loop()
@@ -240,88 +249,12 @@ class Outbox:
 
         next_part()
 
-    def _answer(self, line: "_Line", frame: bytes) -> None:
+    def _answer(self, line: _Line, frame: bytes) -> None:
         if line is not self._line:
             return  # whoever asked is gone
         if len(self._answers) >= _MAX_ANSWERS:
             log.error("the observer asks and does not read: hanging up")
-            line.hang_up()
+            line.abort()
             return
         self._answers.append(frame)
         self._flush()
-
-
-class _Line(asyncio.Protocol):
-    """One life of the socket: bytes to frames and back."""
-
-    def __init__(
-        self,
-        on_frame: "Callable[[_Line, int, bytes], None]",
-        on_writable: Callable[[], None],
-    ) -> None:
-        self.closed = asyncio.Event()
-        self._is_paused = False
-        self._frames = FrameBuffer(_MAX_QUERY_BYTES)
-        self._on_frame = on_frame
-        self._on_writable = on_writable
-        self._transport: asyncio.Transport | None = None
-
-    @property
-    def is_writable(self) -> bool:
-        """Whether the kernel takes more. A transport that is lost takes all and sends nothing."""
-        transport = self._transport
-        return transport is not None and not self._is_paused and not transport.is_closing()
-
-    @property
-    def is_lost(self) -> bool:
-        """Whether what was written last has gone nowhere."""
-        return self._transport is None or self._transport.is_closing()
-
-    @property
-    def has_unsent(self) -> bool:
-        """Whether a frame is half sent, or was when the line was lost."""
-        return self._is_paused
-
-    def itself(self) -> "_Line":
-        """The protocol factory that asyncio asks for."""
-        return self
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """asyncio: the socket is there."""
-        # uvloop's transports are no instances of asyncio's class, only like it.
-        self._transport = cast(asyncio.Transport, transport)
-        # What the kernel does not take is told at once: at most one frame waits in the transport.
-        self._transport.set_write_buffer_limits(0)
-
-    def pause_writing(self) -> None:
-        """asyncio: the kernel took only a part."""
-        self._is_paused = True
-
-    def resume_writing(self) -> None:
-        """asyncio: it took the rest."""
-        self._is_paused = False
-        self._on_writable()
-
-    def data_received(self, data: bytes) -> None:
-        """asyncio: bytes came."""
-        try:
-            for kind, body in self._frames.feed(data):
-                self._on_frame(self, kind, body)
-        except LinkError:
-            log.exception("the observer broke the protocol")
-            self.hang_up()
-
-    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 (asyncio's name)
-        """asyncio: the socket is gone, for whatever reason."""
-        self._transport = None
-        self.closed.set()
-
-    def write(self, frame: bytes) -> None:
-        """Send one frame; only while `is_writable`."""
-        if self._transport is not None:
-            self._transport.write(frame)
-
-    def hang_up(self) -> None:
-        """End the connection now."""
-        if self._transport is not None:
-            self._transport.abort()

@@ -111,7 +111,7 @@ async def test_a_bug_in_a_record_is_counted_and_reaches_nobody(
         raise ValueError("can" + "ary")
 
     site = Site()
-    monkeypatch.setattr(RequestAccount, "values", broken)
+    monkeypatch.setattr(RequestAccount, "record", broken)
     site.close(site.accounts.open("Generate", arrival_s=0.0))
     assert site.log.journal.dropped_records == {UNREADABLE: 1}
     assert site.log.journal.num_records == 1

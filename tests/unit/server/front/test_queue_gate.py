@@ -7,6 +7,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
 from penstock.server.front.errors import ErrorReason, RequestError
@@ -116,7 +117,7 @@ def test_the_last_places_are_shared_by_the_fronts() -> None:
     shown, waiting = Shown(), Waiting()
     waiting.add("", 20)
     gate = QueueGate(shown, num_fronts=4, waiting=waiting)
-    wide = replace(HELLO, max_num_waiting=100)
+    wide = msgspec.structs.replace(HELLO, max_num_waiting=100)
     shown.show(60)
     gate.check(wide, 40)
     shown.show(91)

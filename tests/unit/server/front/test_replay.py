@@ -36,7 +36,6 @@ from penstock.server.front.replay import MAX_UNSENT_BYTES
 from penstock.server.front.request_account import Outcome
 from penstock.server.front.submission import CallTimes
 from penstock.server.link.ports import EngineUnavailable
-from penstock.server.telemetry.record_codec import decode_record, encode_record
 from penstock.server.telemetry.request_record import SegmentKind
 from penstock.server.text.model_text import ModelText
 from support.fronts import INFO, admitted, flat_logprobs, make_text
@@ -373,7 +372,7 @@ async def test_the_record_tells_of_the_lost_engine(text: ModelText) -> None:
     site.now_s += 1.0
     site.front.release(request)
     account.seal(Outcome(code=0), site.now_s)
-    record = decode_record(encode_record(account.values(sequence=0, front_id=1, has_content=False)))
+    record = account.record(sequence=0, front_id=1, has_content=False)
     assert record.num_replays == 1
     assert record.num_cached_tokens == 0
     told = [(one.kind, one.start_s - 1000.0, one.is_engine_lost) for one in record.segments]

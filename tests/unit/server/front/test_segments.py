@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from penstock.scheduler.events import Stay, Wait
 from penstock.server.front.phases import PhaseClock
+from penstock.server.front.segments import segments_of
 from penstock.server.front.watched_write import STALL_S, WatchedWrite
 from penstock.server.telemetry.request_record import Segment, SegmentKind
-from support.record_values import read_segments
 
 K = SegmentKind
 WAIT, STAY = Wait(slots_s=1.0), Stay(num_steps=3)
@@ -23,7 +23,7 @@ def test_a_life_with_a_preemption() -> None:
     clock.find_prefix(32)
     clock.token(8.0)
     clock.stop(9.0)
-    assert read_segments(clock.marks, end_s=10.0, num_tokens=8) == (
+    assert segments_of(clock.marks, end_s=10.0, num_tokens=8) == (
         Segment(K.PREPARE, 0.0, 1.0),
         Segment(K.QUEUE, 1.0, 3.0, wait=WAIT),
         Segment(K.PREFILL, 3.0, 4.0, num_cached_tokens=16),
@@ -42,7 +42,7 @@ def test_a_single_token_leaves_its_stay_to_the_prefill() -> None:
     clock.token(2.0)
     clock.explain(stay=STAY)
     clock.stop(2.0)
-    assert read_segments(clock.marks, end_s=2.0, num_tokens=1) == (
+    assert segments_of(clock.marks, end_s=2.0, num_tokens=1) == (
         Segment(K.PREPARE, 0.0, 1.0),
         Segment(K.PREFILL, 1.0, 2.0, stay=STAY),
     )
@@ -51,18 +51,18 @@ def test_a_single_token_leaves_its_stay_to_the_prefill() -> None:
 def test_a_request_that_took_no_time_has_a_segment_all_the_same() -> None:
     clock = PhaseClock(5.0)
     clock.submit(5.0)
-    assert read_segments(clock.marks, end_s=5.0, num_tokens=0) == (Segment(K.PREPARE, 5.0, 5.0),)
+    assert segments_of(clock.marks, end_s=5.0, num_tokens=0) == (Segment(K.PREPARE, 5.0, 5.0),)
 
 
 def test_what_comes_after_the_end_changes_nothing() -> None:
     clock = PhaseClock(0.0)
     clock.submit(1.0)
     clock.stop(2.0)
-    before = read_segments(clock.marks, end_s=4.0, num_tokens=0)
+    before = segments_of(clock.marks, end_s=4.0, num_tokens=0)
     clock.admit(3.0)
     clock.token(3.5)
     clock.stop(3.6)
-    assert read_segments(clock.marks, end_s=4.0, num_tokens=0) == before
+    assert segments_of(clock.marks, end_s=4.0, num_tokens=0) == before
 
 
 def test_the_last_word_explains_the_last_stay_in_the_queue_and_no_earlier_one() -> None:
@@ -70,7 +70,7 @@ def test_the_last_word_explains_the_last_stay_in_the_queue_and_no_earlier_one() 
     clock.submit(1.0)
     clock.admit(2.0, wait=WAIT)
     clock.explain(wait=Wait(blocks_s=9.0))
-    assert read_segments(clock.marks, end_s=3.0, num_tokens=0)[1].wait == WAIT
+    assert segments_of(clock.marks, end_s=3.0, num_tokens=0)[1].wait == WAIT
 
 
 def test_writes_that_wait_for_their_reader_are_summed() -> None:

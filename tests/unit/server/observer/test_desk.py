@@ -6,11 +6,11 @@ import asyncio
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from penstock.scheduler.live_view import LiveView
+from penstock.server.link.control_frames import Drain, FromChild, LogLevel
 from penstock.server.link.look_frames import Order, OrderAnswer, OrderVerb
 from penstock.server.link.ports import EngineUnavailable
 from penstock.server.observer.desk import ServiceDesk
@@ -30,7 +30,7 @@ class Fakes:
         self.front_ids: tuple[int, ...] = (1, 2)
         self.num_live = 3
         self.orders: list[Told] = []
-        self.messages: list[tuple[str, dict[str, Any]]] = []
+        self.messages: list[FromChild] = []
         self.engine_problem: EngineUnavailable | None = None
         self.order_problem = ""
         self.is_whole = True
@@ -73,8 +73,8 @@ class Fakes:
     def carry_out(self, order: Order, answer: Callable[[OrderAnswer], None]) -> None:
         answer(self.told("observer", order.verb, order.argument))
 
-    def tell_supervisor(self, kind: str, **facts: Any) -> None:
-        self.messages.append((kind, facts))
+    def tell_supervisor(self, frame: FromChild) -> None:
+        self.messages.append(frame)
 
     def copied(self) -> bytes:
         raise ValueError("holds nothing yet")
@@ -143,7 +143,7 @@ async def test_without_an_engine_the_fronts_are_shown_and_without_anybody_that_i
 async def test_drain_is_the_supervisor_s_matter() -> None:
     fakes = Fakes()
     assert await desk_of(fakes).drain(2.5) == 3
-    assert fakes.messages == [("drain", {"timeout_s": 2.5})]
+    assert fakes.messages == [Drain(timeout_s=2.5)]
     assert fakes.has_begun_drain
     for bad in (-1.0, float("nan"), float("inf")):
         with pytest.raises(DeskError, match="timeout must be 0 or more seconds"):
@@ -158,7 +158,7 @@ async def test_a_log_level_goes_to_every_process() -> None:
     assert {(verb, argument) for _, verb, argument in fakes.orders} == {
         (OrderVerb.LOG_LEVEL, "debug")
     }
-    assert fakes.messages == [("log_level", {"level": "debug"})]
+    assert fakes.messages == [LogLevel(level="debug")]
     with pytest.raises(DeskError, match="level must be one of debug, info, warning, error"):
         await desk_of(fakes).set_log_level("loud")
 

@@ -30,9 +30,7 @@ from penstock.server.telemetry.observer_frames import (
     decode,
     encode,
 )
-from penstock.server.telemetry.record_codec import decode_record
-from penstock.server.telemetry.request_record import RequestRecord
-from support.record_values import encoded
+from penstock.server.telemetry.request_record import RequestRecord, encode_record
 from support.request_records import request_record
 
 PATIENCE_S = 20.0
@@ -94,8 +92,8 @@ class FakeFront:
     async def next(self) -> ObserverFrame:
         loop = asyncio.get_running_loop()
         data = await asyncio.wait_for(loop.sock_recv(self.socket, 1 << 16), PATIENCE_S)
-        ((kind, body),) = self._frames.feed(data)
-        return decode(kind, body)
+        (body,) = self._frames.feed(data)
+        return decode(body)
 
 
 @contextlib.asynccontextmanager
@@ -103,7 +101,7 @@ async def hub_at(path: Path, heard: Heard) -> AsyncGenerator[FrontsHub]:
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(str(path))
     listener.listen(8)
-    hub = FrontsHub(heard, decode_record)
+    hub = FrontsHub(heard)
     await hub.start(listener)
     try:
         yield hub
@@ -137,7 +135,7 @@ async def test_what_fronts_tell_is_heard_and_their_going_too(tmp_path: Path) -> 
     async with hub_at(path, heard) as hub:
         one, two = FakeFront(path, 1), FakeFront(path, 2)
         records = [request_record(number) for number in range(3)]
-        one.send(Records(payloads=tuple(map(encoded, records))))
+        one.send(Records(payloads=tuple(map(encode_record, records))))
         one.send(beat(1, num_live=4))
         two.send(beat(2, num_live=5))
         await heard.until(lambda: len(heard.beats) == 2)
@@ -156,7 +154,7 @@ async def test_a_record_that_cannot_be_read_takes_no_other_along(tmp_path: Path)
     async with hub_at(path, heard) as hub:
         front = FakeFront(path, 1)
         good = request_record()
-        front.send(Records(payloads=(b"nonsense", encoded(good), b"")))
+        front.send(Records(payloads=(b"nonsense", encode_record(good), b"")))
         await heard.until(lambda: heard.records)
         assert heard.records == [good]
         assert hub.num_unreadable == 2
@@ -221,7 +219,7 @@ async def test_what_fronts_said_before_they_ended_is_heard_out(tmp_path: Path) -
         front = FakeFront(path, 1)
         front.send(beat(1, 0))
         await heard.until(lambda: heard.beats)
-        front.send(Records(payloads=(encoded(request_record()),) * 100))
+        front.send(Records(payloads=(encode_record(request_record()),) * 100))
         front.socket.close()
         await hub.close(PATIENCE_S)
         assert len(heard.records) == 100

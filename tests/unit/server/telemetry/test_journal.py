@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from penstock.server.telemetry.beat import OutcomeCount
 from penstock.server.telemetry.journal import NO_ROOM, UNREADABLE, Journal
-from penstock.server.telemetry.record_codec import RecordValues, decode_record
-from support.record_values import values_of
-from support.records import plain_record
+from penstock.server.telemetry.request_record import decode_record
+from support.request_records import refused_record, request_record
 
 METHOD = "penstock.v1.GenerationService/Generate"
-
-
-def record(sequence: int = 0, **end: Any) -> RecordValues:
-    return values_of(plain_record(sequence, **end))
 
 
 def test_every_record_is_counted_and_offered_once() -> None:
@@ -28,8 +21,8 @@ def test_every_record_is_counted_and_offered_once() -> None:
 
     journal = Journal(take)
     for sequence in range(3):
-        journal.note(record(sequence))
-    journal.note(record(3, code=8, reason="QUEUE_FULL"))
+        journal.note(request_record(sequence))
+    journal.note(refused_record(8, "QUEUE_FULL", sequence=3))
     assert [decode_record(data).sequence for data in offered] == [0, 1, 2, 3]
     assert journal.num_records == 4
     assert journal.dropped_records == {NO_ROOM: 1}
@@ -41,15 +34,15 @@ def test_every_record_is_counted_and_offered_once() -> None:
 
 def test_nobody_listens_and_all_are_counted() -> None:
     journal = Journal()
-    journal.note(record())
+    journal.note(request_record(0))
     assert (journal.num_records, journal.dropped_records) == (1, {})
 
 
 def test_a_number_is_given_once() -> None:
     journal = Journal()
-    journal.note(record())
+    journal.note(request_record(0))
     with pytest.raises(ValueError, match="sequence must be 1, not 0"):
-        journal.note(record())
+        journal.note(request_record(0))
 
 
 def test_a_record_that_cannot_be_made_counts_and_is_missed() -> None:
@@ -61,7 +54,7 @@ def test_a_record_that_cannot_be_made_counts_and_is_missed() -> None:
 
     journal = Journal(take)
     journal.note_unreadable(METHOD, 13, "INTERNAL")
-    journal.note(record(1))
+    journal.note(request_record(1))
     assert journal.dropped_records == {UNREADABLE: 1}
     assert [decode_record(data).sequence for data in offered] == [1], "the gap shows"
     assert sum(outcome.num for outcome in journal.outcomes()) == 2

@@ -103,7 +103,7 @@ class Peer:
         while not self._ready:
             data = await asyncio.wait_for(loop.sock_recv(self.socket, 1 << 16), PATIENCE_S)
             assert data, "the front hung up"
-            self._ready += [decode(kind, body) for kind, body in self._frames.feed(data)]
+            self._ready += [decode(body) for body in self._frames.feed(data)]
         return self._ready.pop(0)
 
     async def records(self, num: int) -> list[bytes]:

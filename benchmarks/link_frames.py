@@ -1,0 +1,91 @@
+"""What the frames between a front and its engine cost to write and to read.
+
+Two requests, of 512 and of 8,192 prompt tokens, and two steps of 256 tokens, of which the second
+also ends eight requests. One thread, no socket.
+
+    python benchmarks/link_frames.py [--full] [--json FILE]
+"""
+
+from __future__ import annotations
+
+import timeit
+
+import numpy as np
+
+from penstock.scheduler.events import Finished, Stay, StepEvents, Wait
+from penstock.scheduler.request import FinishReason, RequestSpec
+from penstock.server.link.frames import Frame, decode, encode
+from penstock.server.link.spec_frames import Submit
+from penstock.server.link.wire import FrameBuffer
+from report import Check, arguments, print_checks, print_table, write_json
+
+NUM_CALLS = 5000
+BLOCK_SIZE = 16
+GOALS_US = {"submit, 512 tokens": 9.0, "step, 256 tokens, 8 ends": 14.0}
+"""To read one: a third of what readers written by hand in Python took on the same machine."""
+
+
+def submit(num_tokens: int) -> Submit:
+    """A request with an ordinary prompt."""
+    digests = tuple(number.to_bytes(16, "big") for number in range(num_tokens // BLOCK_SIZE))
+    spec = RequestSpec(
+        key=1 << 32 | 7,
+        request_id="0123456789abcdef0123456789abcdef",
+        prompt_ids=np.arange(num_tokens, dtype=np.int32),
+        max_tokens=100,
+        stop_ids=(1, 2),
+        block_hashes=digests,
+        hash_salt=bytes(16),
+        tenant="tenant",
+        trace_id=bytes(16),
+    )
+    return Submit(specs=(spec,))
+
+
+def step(num_ends: int) -> StepEvents:
+    """A step that gave 256 requests a token each."""
+    keys = (1 << 32) + np.arange(256)
+    wait, stay = Wait(0.1, 0.2, 0.3), Stay(1, 100, 3, 256)
+    ends = tuple(
+        Finished(key=int(key), at_s=1.5, reason=FinishReason.STOP, wait=wait, stay=stay)
+        for key in keys[:num_ends]
+    )
+    tokens = np.arange(256, dtype=np.int32)
+    return StepEvents(step=3, at_s=1.5, keys=keys, tokens=tokens, ends=ends)
+
+
+FRAMES: dict[str, Frame] = {
+    "submit, 512 tokens": submit(512),
+    "submit, 8192 tokens": submit(8192),
+    "step, 256 tokens": step(0),
+    "step, 256 tokens, 8 ends": step(8),
+}
+
+
+def measure(frame: Frame, rounds: int) -> tuple[int, float, float]:
+    """Bytes of a frame, and microseconds to write and to read it: the best of the rounds."""
+    data = encode(frame)
+    (body,) = FrameBuffer().feed(data)
+    writing_s = min(timeit.repeat(lambda: encode(frame), number=NUM_CALLS, repeat=rounds))
+    reading_s = min(timeit.repeat(lambda: decode(body), number=NUM_CALLS, repeat=rounds))
+    return len(data), writing_s / NUM_CALLS * 1e6, reading_s / NUM_CALLS * 1e6
+
+
+def main() -> None:
+    """Measure and report."""
+    options = arguments((__doc__ or "").splitlines()[0]).parse_args()
+    rounds = 20 if options.full else 5
+    rows = [(name, *measure(frame, rounds)) for name, frame in FRAMES.items()]
+    columns = ("frame", "bytes", "write us", "read us")
+    print_table("Frames of the link", columns, rows)
+    read_us = {row[0]: row[-1] for row in rows}
+    checks = [
+        Check(name=f"read {name}", value=read_us[name], goal=goal, unit="us", sense="at most")
+        for name, goal in GOALS_US.items()
+    ]
+    print_checks(checks)
+    write_json(options.json, [dict(zip(columns, row, strict=True)) for row in rows], checks)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,160 @@
+"""One connection over a Unix socket, on asyncio: bytes to frames and back, and its rebirth.
+
+Owns the socket's life as asyncio reports it, on either end. Does not know what frames mean. The
+engine, which has no event loop, keeps its connections by itself (fronts.py).
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Generic, TypeVar, cast
+
+from penstock.server.link.wire import MAX_FRAME_BYTES, FrameBuffer, LinkError
+
+log = logging.getLogger(__name__)
+
+FrameT = TypeVar("FrameT")
+
+
+class Connection(asyncio.Protocol, Generic[FrameT]):
+    """One life of a socket. `name`: of the peer, for logs.
+
+    `decode` reads the body of a frame. `on_frame` gets what it read; when either raises LinkError
+    the connection ends. `on_open` and `on_closed` are called once each. A peer that leaves more
+    than `max_unsent_bytes` unread is disconnected. With `on_writable`, at most one frame waits here
+    for the kernel to take it: write only while `is_writable`, and again when this is called.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        decode: Callable[[bytes], FrameT],
+        *,
+        on_frame: "Callable[[Connection[FrameT], FrameT], None]",
+        on_open: "Callable[[Connection[FrameT]], None] | None" = None,
+        on_closed: "Callable[[Connection[FrameT]], None] | None" = None,
+        on_writable: Callable[[], None] | None = None,
+        max_unsent_bytes: int = MAX_FRAME_BYTES,
+        max_frame_bytes: int = MAX_FRAME_BYTES,
+    ) -> None:
+        self.name = name
+        self.is_established = False
+        """Set by the user when the peer has proved to be one: then `keep_connected` returns to its
+        shortest pause."""
+        self.is_broken = False
+        """Whether the peer has broken the protocol."""
+        self.closed = asyncio.Event()
+        self._decode = decode
+        self._on_frame = on_frame
+        self._on_open = on_open
+        self._on_closed = on_closed
+        self._on_writable = on_writable
+        self._max_unsent_bytes = max_unsent_bytes
+        self._frames = FrameBuffer(max_frame_bytes)
+        self._is_paused = False
+        self._transport: asyncio.Transport | None = None
+
+    @property
+    def num_unsent_bytes(self) -> int:
+        """What the kernel has not taken yet."""
+        return 0 if self._transport is None else self._transport.get_write_buffer_size()
+
+    @property
+    def is_writable(self) -> bool:
+        """Whether the kernel takes more. A transport that is lost takes all and sends nothing."""
+        return not self._is_paused and not self.is_lost
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether what was written last has gone nowhere."""
+        return self._transport is None or self._transport.is_closing()
+
+    @property
+    def has_unsent(self) -> bool:
+        """Whether a frame is half sent, or was when the connection was lost."""
+        return self._is_paused
+
+    def write(self, frame: bytes) -> bool:
+        """Send one frame, into the void when the connection is lost.
+
+        False when the peer has left too much unread: the connection ends.
+        """
+        if self._transport is None:
+            return True
+        if self.num_unsent_bytes > self._max_unsent_bytes:
+            log.error("%s does not read: hanging up", self.name)
+            self.abort()
+            return False
+        self._transport.write(frame)
+        return True
+
+    def abort(self) -> None:
+        """End the connection now."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """asyncio: the socket is there."""
+        # uvloop's transports are no instances of asyncio's class, only like it.
+        self._transport = cast(asyncio.Transport, transport)
+        if self._on_writable is not None:
+            self._transport.set_write_buffer_limits(0)
+        if self._on_open is not None:
+            self._on_open(self)
+
+    def data_received(self, data: bytes) -> None:
+        """asyncio: bytes came."""
+        try:
+            for body in self._frames.feed(data):
+                self._on_frame(self, self._decode(body))
+        except LinkError as error:
+            log.error("%s broke the protocol: %s", self.name, error)  # noqa: TRY400 (no fault of ours)
+            self.is_broken = True
+            self.abort()
+
+    def pause_writing(self) -> None:
+        """asyncio: the kernel took only a part."""
+        self._is_paused = True
+
+    def resume_writing(self) -> None:
+        """asyncio: it took the rest."""
+        self._is_paused = False
+        if self._on_writable is not None:
+            self._on_writable()
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 (asyncio's name)
+        """asyncio: the socket is gone, for whatever reason."""
+        self._transport = None
+        if self._on_closed is not None:
+            self._on_closed(self)
+        self.closed.set()
+
+
+async def keep_connected(
+    path: Path,
+    connection: Callable[[], Connection[Any]],
+    *,
+    pauses_s: tuple[float, float],
+    on_absent: Callable[[], None] = lambda: None,
+) -> None:
+    """Connect to the socket at `path`, and again whenever that connection is lost, until cancelled.
+
+    `connection` makes a new one. `pauses_s`: between two tries, the shortest and the longest.
+    `on_absent` is called when nobody listens there.
+    """
+    loop = asyncio.get_running_loop()
+    shortest_s, longest_s = pauses_s
+    pause_s = shortest_s
+    while True:
+        try:
+            _transport, made = await loop.create_unix_connection(connection, str(path))
+        except OSError as error:
+            log.debug("nobody listens at %s: %s", path, error)
+            on_absent()
+        else:
+            await made.closed.wait()
+            if made.is_established:
+                pause_s = shortest_s
+        await asyncio.sleep(pause_s)
+        pause_s = min(2 * pause_s, longest_s)
