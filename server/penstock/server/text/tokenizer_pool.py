@@ -193,6 +193,19 @@ def in_one_step(task: Callable[[], T], num_bytes: int) -> Steps[T]:
     return task()
 
 
+def in_larger_steps(steps: Steps[T], num_bytes: int) -> Steps[T]:
+    """The same work; steps that handle less than `num_bytes` together follow the one before."""
+    is_first, num_due = True, 0
+    while True:
+        try:
+            num_due += next(steps)
+        except StopIteration as end:
+            return cast("T", end.value)
+        if is_first or num_due >= num_bytes:
+            yield num_due
+            is_first, num_due = False, 0
+
+
 def _hand_on(work: "Future[Any]", done: "asyncio.Future[Any]") -> None:
     if done.done():
         return
