@@ -84,12 +84,10 @@ class Tokenizer:
         """Whether dialogues can be encoded."""
         return self._template is not None
 
-    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+    def decode(self, token_ids: list[int], *, skip_special_tokens: bool = True) -> str:
         """The text of all of them at once; ids that mean nothing give none."""
         # Not `decode`, which keeps all other threads from running until it is done.
-        (text,) = self._library.decode_batch(
-            [list(token_ids)], skip_special_tokens=skip_special_tokens
-        )
+        (text,) = self._library.decode_batch([token_ids], skip_special_tokens=skip_special_tokens)
         return text
 
     def min_num_tokens(self, num_bytes: int) -> int:
