@@ -15,6 +15,7 @@ from google.rpc.status_pb2 import Status
 from penstock.server.front.config import FrontConfig
 from penstock.server.front.front import Front
 from penstock.server.rpc.handlers import Context, HandlerWrapper
+from penstock.server.rpc.large_turns import LargeTurns
 from penstock.server.rpc.multiplex_service import MultiplexService
 from penstock.server.rpc.request_accounts import CallAccounts
 from penstock.server.text.model_text import ModelText
@@ -168,6 +169,7 @@ async def played_call(
     config: FrontConfig | None = None,
     *,
     clock: Callable[[], float] = lambda: 1000.0,
+    turns: LargeTurns | None = None,
 ) -> AsyncGenerator[PlayedCall]:
     """A call of a client that has said nothing yet."""
     port = ScriptedPort()
@@ -183,7 +185,8 @@ async def played_call(
     )
     wire = Wire()
     accounts = CallAccounts(front, "penstock.v1.GenerationService")
-    handling = MultiplexService(front, wrapper, accounts).handle(cast(Context, wire))
+    service = MultiplexService(front, wrapper, accounts, turns=turns)
+    handling = service.handle(cast(Context, wire))
     task = asyncio.ensure_future(handling)
     try:
         async with asyncio.timeout(PATIENCE_S):

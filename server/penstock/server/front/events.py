@@ -6,7 +6,7 @@ the edge's business.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, overload
 
 from penstock.scheduler.request import FinishReason
 from penstock.scheduler.state import RequestState
@@ -28,6 +28,32 @@ class TokenRecord(NamedTuple):
     top: Sequence[TopToken] = ()
 
 
+class IdRecords(Sequence[TokenRecord]):
+    """Records of tokens of which nothing but the id is told; each is made when it is looked at.
+
+    A prompt has a hundred thousand of them, which nobody looks at one by one.
+    """
+
+    __slots__ = ("ids",)
+
+    def __init__(self, ids: Sequence[int]) -> None:
+        self.ids = ids
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @overload
+    def __getitem__(self, index: int) -> TokenRecord: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> "IdRecords": ...
+
+    def __getitem__(self, index: int | slice) -> "TokenRecord | IdRecords":
+        if isinstance(index, slice):
+            return IdRecords(self.ids[index])
+        return TokenRecord(self.ids[index])
+
+
 class TokensPiece(NamedTuple):
     """New output of one step for one output. A tuple: one is made per token and stream."""
 
@@ -42,7 +68,7 @@ class PromptPiece:
     """A part of the prompt, as asked for by echo or prompt logprobs."""
 
     text: str = ""
-    records: tuple[TokenRecord, ...] = ()
+    records: Sequence[TokenRecord] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

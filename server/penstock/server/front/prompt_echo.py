@@ -7,7 +7,7 @@ know streams.
 from collections.abc import Sequence
 
 from penstock.scheduler.batch import TokenLogprobs
-from penstock.server.front.events import PromptPiece, TokenRecord
+from penstock.server.front.events import IdRecords, PromptPiece, TokenRecord
 from penstock.server.front.logprob_rows import LogprobRows
 
 
@@ -37,9 +37,7 @@ class PromptEcho:
         ids = self._ids if self._num_logprobs < 0 else self._ids[:1]
         if not self._text and not ids:
             return None
-        return PromptPiece(
-            text=self._text, records=tuple(TokenRecord(token_id) for token_id in ids)
-        )
+        return PromptPiece(text=self._text, records=IdRecords(ids))
 
     def rows(self, first_position: int, logprobs: TokenLogprobs) -> PromptPiece | None:
         """What rows for the tokens from `first_position` on tell that was not told before."""

@@ -77,14 +77,17 @@ class Prompts:
         """
         if isinstance(prompt, TokenInput):
             return EncodedPrompt(ids=np.array(prompt.ids, dtype=np.int32))
+        least = self._least(prompt)
         is_window = isinstance(prompt, ChatInput) and prompt.window_tokens is not None
-        least = 0 if is_window else self._least(prompt, path, limits)
+        if least > limits.max_context_prompt_tokens and not is_window:
+            raise refuse_prompt(path, least, limits, qualifier="at least ")
         if not is_replay:
             self.quotas.charge(tenant, least)
         num_tokens = least
         try:
             encoded = await self._encoded(prompt, limits, tenant, max_tokens, is_replay=is_replay)
-            num_tokens = len(encoded.ids)
+            # Of a dialogue that is cut to a window all was tokenised.
+            num_tokens = max(least, len(encoded.ids))
         except TooMuchText as error:
             self.quotas.take_back(tenant, least)
             raise refuse_waiting_text(tenant, error) from None
@@ -218,16 +221,13 @@ class Prompts:
             ids=chat.ids, text=chat.text, num_dropped_messages=chat.num_dropped_messages
         )
 
-    def _least(self, prompt: TextInput | ChatInput, path: str, limits: Limits) -> int:
-        """The fewest tokens it can have. Raises RequestError where that is too many."""
+    def _least(self, prompt: TextInput | ChatInput) -> int:
+        """The fewest tokens that its text can have."""
         if isinstance(prompt, TextInput):
             num_bytes = num_utf8_bytes(prompt.text)
         else:
             num_bytes = sum(num_utf8_bytes(message.content) for message in prompt.messages)
-        least = self._text.tokenizer.min_num_tokens(num_bytes)
-        if least > limits.max_context_prompt_tokens:
-            raise refuse_prompt(path, least, limits, qualifier="at least ")
-        return least
+        return self._text.tokenizer.min_num_tokens(num_bytes)
 
 
 def _check_embedded(ids: NDArray[np.int32], path: str, limits: Limits) -> None:

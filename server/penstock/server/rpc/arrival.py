@@ -31,6 +31,7 @@ from penstock.server.front.errors import ErrorReason, Refusal, RequestError
 from penstock.server.front.tenants import NOBODY, PriorityCeilings
 from penstock.server.rpc.gate import Gate
 from penstock.server.rpc.handlers import Admitted
+from penstock.server.rpc.large_turns import LARGE_BYTES, LargeTurns
 from penstock.server.rpc.method_rights import right_of
 from penstock.server.rpc.options import MAX_ANY_METADATA_BYTES, MAX_MESSAGE_BYTES
 from penstock.server.rpc.reading_slots import ReadingSlots
@@ -48,9 +49,9 @@ _MAX_READINGS: Final = 64
 _MAX_READINGS_PER_CALLER: Final = 16
 _HURRIED_S: Final = 2.0
 """At most that many messages are on their way in at a time, of a few MiB each; of one caller too.
-What arrives whole does so within a turn of the event loop or two, so few ever wait."""
-_LARGE_BYTES: Final = 64 << 10
-_MAX_OPEN_READINGS: Final = 16
+What arrives whole does so within a turn of the event loop or two, so few ever wait; but large ones
+hold their place until their turn (`large_turns.py`)."""
+MAX_OPEN_READINGS: Final = 16
 _MAX_OPEN_READINGS_PER_CALLER: Final = 4
 _MAX_OPEN_MESSAGE_BYTES: Final = 4096
 _HURRIED_OPEN_S: Final = 0.25
@@ -77,21 +78,6 @@ class _CallCount:
         self._num -= 1
 
 
-class _Turns:
-    """Large messages, of which one goes on in each turn of the event loop.
-
-    Many that came together would be handled in one, and all small ones wait for them.
-    """
-
-    def __init__(self) -> None:
-        self._lock = asyncio.Lock()
-
-    async def next(self) -> None:
-        """Wait for a turn."""
-        async with self._lock:
-            await asyncio.sleep(0)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Way:
     """How the messages of one method come in. `right`: see `right_of`."""
@@ -101,7 +87,7 @@ class _Way:
     gate: Gate
     slots: ReadingSlots
     calls: _CallCount
-    turns: _Turns
+    turns: LargeTurns
     max_arrival_s: float
     max_stall_s: float
     max_message_bytes: int
@@ -114,7 +100,7 @@ class TimelyServer:
 
     `max_arrival_s`: see `TransportConfig`. `max_stall_s`: how long one write of a service that
     comes with gRPC may be blocked. `gate` knows who may call. `max_calls`: handled at a time, and
-    as many again of methods that are open to strangers.
+    as many again of methods that are open to strangers. `turns`: of large messages; None: its own.
     """
 
     def __init__(
@@ -125,9 +111,10 @@ class TimelyServer:
         max_arrival_s: float,
         max_stall_s: float,
         max_calls: float = math.inf,
+        turns: LargeTurns | None = None,
     ) -> None:
         self._calls, self._open_calls = _CallCount(max_calls), _CallCount(max_calls)
-        self._turns = _Turns()
+        self._turns = turns or LargeTurns()
         self._server = server
         self._gate = gate
         self._max_arrival_s = max_arrival_s
@@ -138,7 +125,7 @@ class TimelyServer:
             hurried_s=_HURRIED_S,
         )
         self._open_slots = ReadingSlots(
-            max_num=_MAX_OPEN_READINGS,
+            max_num=MAX_OPEN_READINGS,
             max_per_caller=_MAX_OPEN_READINGS_PER_CALLER,
             hurried_s=_HURRIED_OPEN_S,
         )
@@ -333,21 +320,22 @@ async def _serve(behaviour: Any, context: Any, way: _Way) -> Any:
 
 async def _message(context: Any, way: _Way, caller: str) -> Any:
     """The message of a call; where there is none, the call ends here."""
-    data = await _first(context, way, caller)
-    if data is not grpc.aio.EOF and len(data) >= _LARGE_BYTES:
-        await way.turns.next()
-    return await _parsed(data, context, way)
+    return await _parsed(await _first(context, way, caller), context, way)
 
 
 async def _first(context: Any, way: _Way, caller: str) -> Any:
-    """The first message of a call, as bytes, or EOF."""
+    """The first message of a call, as bytes, or EOF; a large one in its turn.
+
+    Its slot is held until then: what waits for its turn takes memory too.
+    """
     try:
         async with asyncio.timeout(way.max_arrival_s) as deadline:
             slot = await way.slots.take(caller, deadline)
             try:
-                return await context.read()
-            finally:
+                data = await context.read()
+            except BaseException:
                 way.slots.give_back(slot)
+                raise
     except grpc.aio.BaseError as error:
         raise asyncio.CancelledError from error
     except TimeoutError:
@@ -356,6 +344,13 @@ async def _first(context: Any, way: _Way, caller: str) -> Any:
             " while others waited"
         )
         await _abort(context, Refusal(reason=ErrorReason.DEADLINE_EXCEEDED, message=late))
+    try:
+        if data is not grpc.aio.EOF and len(data) >= LARGE_BYTES:
+            way.slots.note_arrival(slot)
+            await way.turns.take(caller)
+    finally:
+        way.slots.give_back(slot)
+    return data
 
 
 async def _parsed(data: Any, context: Any, way: _Way) -> Any:

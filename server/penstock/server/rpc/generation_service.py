@@ -19,6 +19,7 @@ from penstock.server.rpc.call_opening import begin_call, open_request, tell_trac
 from penstock.server.rpc.delivery import deliver
 from penstock.server.rpc.gate import Gate
 from penstock.server.rpc.handlers import CallFailed, Context, HandlerWrapper
+from penstock.server.rpc.large_turns import LargeTurns
 from penstock.server.rpc.mapping_in.generation import check_request_id, valid_request_id
 from penstock.server.rpc.mapping_in.output import check_no_chunks
 from penstock.server.rpc.mapping_in.resume import check_not_resumable
@@ -36,19 +37,26 @@ SERVICE_NAME = "penstock.v1.GenerationService"
 
 
 class GenerationService:
-    """The handlers, over one front. `gate`: of the requests of Multiplex; None: everybody may."""
+    """The handlers, over one front.
 
-    def __init__(self, front: Front, gate: Gate | None = None) -> None:
+    `gate` and `turns`: of the requests of Multiplex; without them everybody may, and large messages
+    wait for no others.
+    """
+
+    def __init__(
+        self, front: Front, gate: Gate | None = None, turns: LargeTurns | None = None
+    ) -> None:
         self._front = front
         key = front.config.tenant_metadata_key
         self._gate = gate or Gate(tenant_metadata_key=key)
+        self._turns = turns
         self._accounts = CallAccounts(front, SERVICE_NAME)
         self._resume = ResumeService(front)
 
     def handlers(self, wrapper: HandlerWrapper) -> "grpc.GenericRpcHandler":
         """All methods of the service."""
         accounts = self._accounts
-        multiplex = MultiplexService(self._front, wrapper, accounts, self._gate)
+        multiplex = MultiplexService(self._front, wrapper, accounts, self._gate, self._turns)
         methods: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
             "Generate": wrapper.stream_request("Generate", self.generate, accounts),
             "GenerateOnce": wrapper.unary_request("GenerateOnce", self.generate_once, accounts),

@@ -5,13 +5,14 @@ Owns the shape of what goes out. Pieces of one output that came since the last w
 """
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from google.protobuf.duration_pb2 import Duration
 
 from penstock.server.front import events
 from penstock.server.front.config import FrontConfig
 from penstock.server.front.generation import ChunkLimits
+from penstock.server.rpc.id_records import encoded_id_records
 from penstock.v1 import generation_service_pb2 as service_pb
 from penstock.v1 import output_pb2 as pb
 from penstock.v1 import state_pb2
@@ -19,6 +20,7 @@ from penstock.v1 import state_pb2
 _RECORD_BYTES = 20
 _TOP_BYTES = 13
 """Upper estimates of an encoded record and of each of its alternatives."""
+_RECORDS_AT_ONCE = 16 << 10
 
 
 class ResponseEncoder:
@@ -68,26 +70,33 @@ class ResponseEncoder:
             case events.Finished():
                 yield self._message(finished=finished_of(event))
             case events.PromptPiece():
-                for prompt in self._prompt(event):
-                    yield self._message(prompt=prompt)
+                yield from self._prompt(event)
             case events.TokensPiece():
                 yield self._tokens([event])
 
-    def _prompt(self, piece: events.PromptPiece) -> Iterator[pb.Prompt]:
+    def _prompt(self, piece: events.PromptPiece) -> Iterator[bytes]:
         """A long prompt in several messages: its text first, then its records."""
         step = max(1, self._max_message_bytes // 4)  # a character has up to four bytes
         for start in range(0, len(piece.text), step):
-            yield pb.Prompt(text=piece.text[start : start + step])
+            yield self._message(prompt=pb.Prompt(text=piece.text[start : start + step]))
+        if isinstance(piece.records, events.IdRecords):
+            num_per_message = max(1, self._max_message_bytes // _RECORD_BYTES)
+            for data in encoded_id_records(piece.records.ids, num_per_message):
+                response = service_pb.GenerateResponse(sequence=self.sequence)
+                response.prompt.MergeFromString(data)
+                self.sequence += 1
+                yield response.SerializeToString()
+            return
         message = pb.Prompt()
         size = 0
         for record in piece.records:
             if size and size + _record_bytes(record) > self._max_message_bytes:
-                yield message
+                yield self._message(prompt=message)
                 message, size = pb.Prompt(), 0
             message.records.append(record_of(record))
             size += _record_bytes(record)
         if message.records:
-            yield message
+            yield self._message(prompt=message)
 
     def _message(
         self,
@@ -131,7 +140,7 @@ def once_response(collected: Iterable[events.StreamEvent]) -> service_pb.Generat
                 response.accepted.CopyFrom(accepted_of(event))
             case events.PromptPiece():
                 response.prompt.text += event.text
-                response.prompt.records.extend(record_of(record) for record in event.records)
+                _add_records(response.prompt, event.records)
             case events.Finished():
                 response.finished.CopyFrom(finished_of(event))
             case events.Progress():
@@ -143,6 +152,14 @@ def once_response(collected: Iterable[events.StreamEvent]) -> service_pb.Generat
         else:
             response.outputs.add(output_index=index)
     return response
+
+
+def _add_records(prompt: pb.Prompt, records: Sequence[events.TokenRecord]) -> None:
+    if isinstance(records, events.IdRecords):
+        for data in encoded_id_records(records.ids, _RECORDS_AT_ONCE):
+            prompt.MergeFromString(data)
+    else:
+        prompt.records.extend(map(record_of, records))
 
 
 def merge_pieces(pieces: list[events.TokensPiece]) -> pb.Tokens:

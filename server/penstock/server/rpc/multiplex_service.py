@@ -9,6 +9,7 @@ it is cancelled or its connection is lost, the requests it leaves behind are rel
 """
 
 import asyncio
+import functools
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -19,6 +20,7 @@ from penstock.server.front.front import Front
 from penstock.server.front.shared_writer import SharedWriter
 from penstock.server.rpc.gate import Gate
 from penstock.server.rpc.handlers import Context, HandlerWrapper
+from penstock.server.rpc.large_turns import LARGE_BYTES, LargeTurns
 from penstock.server.rpc.multiplex_request import MultiplexedRequest
 from penstock.server.rpc.multiplex_table import MultiplexCaller, MultiplexTable
 from penstock.server.rpc.multiplex_writer import MultiplexWriter
@@ -40,8 +42,10 @@ class MultiplexService:
         wrapper: HandlerWrapper,
         accounts: CallAccounts,
         gate: Gate | None = None,
+        turns: LargeTurns | None = None,
     ) -> None:
         self._front = front
+        self._turns = turns or LargeTurns()
         self._gate = gate or Gate(tenant_metadata_key=front.config.tenant_metadata_key)
         self._wrapper = wrapper
         self._accounts = accounts
@@ -62,8 +66,9 @@ class MultiplexService:
         )
         table = MultiplexTable(front, self._wrapper, ready, accounts, caller)
         writer = MultiplexWriter(front, self._wrapper, ready, table, context.write)
+        take_turn = functools.partial(self._turns.take, tenant or context.peer())
         max_arrival_s = front.config.transport.max_arrival_s
-        reader = _Reader(context.read, table, ready, writer, max_arrival_s)
+        reader = _Reader(context.read, take_turn, table, ready, writer, max_arrival_s)
         front.shared_writers.add(ready)
         timeout_s = call_timeout_s(context)
         outcome = OK
@@ -93,12 +98,14 @@ class _Reader:
     def __init__(
         self,
         read: Callable[[], Awaitable[Any]],
+        take_turn: Callable[[], Awaitable[None]],
         table: MultiplexTable,
         ready: SharedWriter[MultiplexedRequest],
         writer: MultiplexWriter,
         max_arrival_s: float,
     ) -> None:
         self._read = read
+        self._take_turn = take_turn
         self._max_arrival_s = max_arrival_s
         self._table = table
         self._ready = ready
@@ -117,6 +124,8 @@ class _Reader:
     async def _run(self) -> None:
         data = await self._first()
         while data is not grpc.aio.EOF:
+            if len(data) >= LARGE_BYTES:
+                await self._take_turn()
             apply_command(parse(pb.MultiplexRequest, data), self._table)
             await self._table.wait_for_room()
             data = await self._read()

@@ -9,6 +9,7 @@ after a while. Knows neither gRPC nor messages.
 
 import asyncio
 import contextlib
+import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -29,7 +30,7 @@ class Deadline(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Slot:
-    """One message that is read. `since_s`: when that began."""
+    """One message that is read. `since_s`: when that began, infinite once it is there."""
 
     caller: str
     deadline: Deadline
@@ -90,7 +91,7 @@ class ReadingSlots:
         return slot
 
     def give_back(self, slot: Slot) -> None:
-        """The message is there, or will not come."""
+        """The message is handled, or will not come."""
         del self._held[slot]
         num_left = self._num_held_by[slot.caller] - 1
         if num_left:
@@ -100,13 +101,17 @@ class ReadingSlots:
         if self._waiting:
             self._take_turns()
 
+    def note_arrival(self, slot: Slot) -> None:
+        """The message is there, and waits to be handled: it cannot be late any more."""
+        slot.since_s = math.inf
+
     def hurry(self) -> None:
         """Time is up for those that have held for long what others wait for."""
         now_s = self._clock()
         is_full = len(self._held) >= self._max_num
         for slot in self._held:
             if slot.since_s > now_s - self._hurried_s:
-                break
+                continue
             is_wanted = is_full or slot.caller in self._waiting
             if is_wanted and not slot.deadline.expired():
                 slot.deadline.reschedule(now_s)

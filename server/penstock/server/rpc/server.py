@@ -35,6 +35,7 @@ from penstock.server.rpc.gate import Gate
 from penstock.server.rpc.generation_service import GenerationService
 from penstock.server.rpc.handlers import HandlerWrapper
 from penstock.server.rpc.health import Health
+from penstock.server.rpc.large_turns import LargeTurns
 from penstock.server.rpc.model_service import ModelService
 from penstock.server.rpc.options import KeepaliveConfig, ServerOptions, server_options
 from penstock.server.rpc.secure_port import add_port
@@ -102,7 +103,8 @@ class FrontServer:
             on_internal_error=self._count_internal_error,
             random=random,
         )
-        self._generation = GenerationService(self.front, self._gate)
+        self._turns = LargeTurns()
+        self._generation = GenerationService(self.front, self._gate, self._turns)
         self._server: grpc.aio.Server | None = None
         self._sweeper: asyncio.Task[None] | None = None
         self._sending_away: asyncio.Task[None] | None = None
@@ -130,6 +132,7 @@ class FrontServer:
             self._gate,
             max_arrival_s=config.transport.max_arrival_s,
             max_stall_s=config.max_reader_stall_s,
+            turns=self._turns,
         )
         timely.add_generic_rpc_handlers(
             (

@@ -1,6 +1,7 @@
 """A sliding window over a long dialogue: which messages are left out so that the rest fits.
 
-Owns where a dialogue is cut. Does not know tokenizers or templates: it is brought two functions.
+Owns where a dialogue is cut. Does not know tokenizers or templates: it is brought two functions,
+whose work is done in steps (`tokenizer_pool.py`).
 
 **The cut moves in strides.** If every turn left out just what is too much, every turn would begin
 elsewhere and find nothing in the cache. So when the window overflows, the dialogue is cut down to
@@ -23,6 +24,7 @@ from typing import Final, Protocol, TypeVar
 
 from penstock.server.text.chat_template import ChatMessage
 from penstock.server.text.errors import ChatTemplateError, WindowTooSmall
+from penstock.server.text.tokenizer_pool import Steps
 
 _LEADING_ROLES: Final = frozenset({"system", "developer"})
 _KEPT_SHARE: Final = 0.5
@@ -72,10 +74,10 @@ def fit_window(
     messages: Sequence[ChatMessage],
     window_tokens: int,
     *,
-    encode: Callable[[Sequence[ChatMessage]], EncodedT],
-    num_tokens: Callable[[str], int],
+    encode: Callable[[Sequence[ChatMessage]], Steps[EncodedT]],
+    num_tokens: Callable[[str], Steps[int]],
     cost: TemplateCost,
-) -> tuple[EncodedT, int]:
+) -> Steps[tuple[EncodedT, int]]:
     """The kept part of a dialogue, encoded, at most `window_tokens` long; and how many were cut.
 
     `encode` renders and encodes a dialogue, `num_tokens` counts those of a plain text. Raises
@@ -84,10 +86,11 @@ def fit_window(
     """
     num_leading = _num_leading(messages)
     turns = messages[num_leading:]
-    costs = [
-        cost.message_tokens + num_tokens(message.role) + num_tokens(message.content)
-        for message in messages
-    ]
+    costs: list[int] = []
+    for message in messages:
+        role_tokens = yield from num_tokens(message.role)
+        content_tokens = yield from num_tokens(message.content)
+        costs.append(cost.message_tokens + role_tokens + content_tokens)
     base_tokens = cost.base_tokens + sum(costs[:num_leading])
     sums = [0, *accumulate(costs[num_leading:])]
     may_start = [turn.role == turns[0].role for turn in turns]
@@ -100,7 +103,7 @@ def fit_window(
         if start in tried:
             continue
         tried.add(start)
-        encoded = encode([*messages[:num_leading], *turns[start:]])
+        encoded = yield from encode([*messages[:num_leading], *turns[start:]])
         num_encoded = len(encoded)
         if num_encoded <= window_tokens:
             return encoded, start

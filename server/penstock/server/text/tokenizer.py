@@ -21,8 +21,9 @@ from penstock.server.text.chat_window import TemplateCost, fit_window, measure_t
 from penstock.server.text.control_tokens import MARK, ControlTokens
 from penstock.server.text.errors import ChatTemplateMissing, ControlTokenError, TooManyTokens
 from penstock.server.text.model_files import ModelFiles
+from penstock.server.text.text_cuts import SLICE_CHARS
 from penstock.server.text.token_bound import TokenBound
-from penstock.server.text.tokenizer_pool import Steps, TokenizerPool, in_one_step
+from penstock.server.text.tokenizer_pool import Steps, TokenizerPool, in_larger_steps
 
 _T = TypeVar("_T")
 
@@ -83,12 +84,10 @@ class Tokenizer:
         """Whether dialogues can be encoded."""
         return self._template is not None
 
-    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+    def decode(self, token_ids: list[int], *, skip_special_tokens: bool = True) -> str:
         """The text of all of them at once; ids that mean nothing give none."""
         # Not `decode`, which keeps all other threads from running until it is done.
-        (text,) = self._library.decode_batch(
-            [list(token_ids)], skip_special_tokens=skip_special_tokens
-        )
+        (text,) = self._library.decode_batch([token_ids], skip_special_tokens=skip_special_tokens)
         return text
 
     def min_num_tokens(self, num_bytes: int) -> int:
@@ -164,15 +163,15 @@ class Tokenizer:
             )
         else:
             encode = functools.partial(
-                self.encode_chat,
+                self._encode_chat,
                 add_generation_prompt=add_generation_prompt,
                 max_bytes=max_bytes,
                 max_tokens=window_tokens,
             )
-            task = functools.partial(
-                self._encode_window, messages, window_tokens, encode, is_open=add_generation_prompt
+            steps = in_larger_steps(
+                self._encode_window(messages, window_tokens, encode, is_open=add_generation_prompt),
+                SLICE_CHARS // 2,
             )
-            steps = in_one_step(task, num_chars)
         return await self._run(steps, num_chars, tenant, is_bounded=is_bounded)
 
     def close(self) -> None:
@@ -219,24 +218,27 @@ class Tokenizer:
         self,
         messages: Sequence[ChatMessage],
         window_tokens: int,
-        encode: Callable[[Sequence[ChatMessage]], EncodedChat],
+        encode: Callable[[Sequence[ChatMessage]], Steps[EncodedChat]],
         *,
         is_open: bool,
-    ) -> EncodedChat:
-        def num_tokens(text: str) -> int:
-            return len(self.encode(text, add_special_tokens=False))
+    ) -> Steps[EncodedChat]:
+        def num_tokens(text: str) -> Steps[int]:
+            ids = yield from self._encode(text, add_special_tokens=False)
+            return len(ids)
 
-        def encode_up_to(turns: Sequence[ChatMessage]) -> EncodedChat:
+        def encode_up_to(turns: Sequence[ChatMessage]) -> Steps[EncodedChat]:
             try:
-                return encode(turns)
+                return (yield from encode(turns))
             except TooManyTokens as error:
                 # Its length is all that is asked of what does not fit.
                 return EncodedChat(ids=np.broadcast_to(np.int32(0), error.num_tokens), text="")
 
         # Two threads may measure at once, and find the same.
         if is_open not in self._template_costs:
-            self._template_costs[is_open] = measure_template(encode_up_to, num_tokens)
-        encoded, num_dropped = fit_window(
+            self._template_costs[is_open] = measure_template(
+                lambda turns: _result(encode_up_to(turns)), lambda text: _result(num_tokens(text))
+            )
+        encoded, num_dropped = yield from fit_window(
             messages,
             window_tokens,
             encode=encode_up_to,

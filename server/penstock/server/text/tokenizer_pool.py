@@ -5,9 +5,9 @@ one text those of other tenants get their turn. Whoever has had the fewest bytes
 (start-time fair queueing: P. Goyal, H. Vin, H. Cheng, "Start-time Fair Queueing", 1996). What a
 tenant may have in hand is bounded. Does not know what the work is.
 
-Large works never take the last thread, so that small ones do not wait for a step of theirs. The
-threads run at a lower priority of the operating system than the event loop, which has streams to
-serve. All of the bookkeeping is the event loop's.
+Large works never take the last thread, so that small ones do not wait for a step of theirs. They
+have threads of their own, which run at a lower priority of the operating system than the event
+loop, which has streams to serve, and than small works. All of the bookkeeping is the event loop's.
 """
 
 import asyncio
@@ -32,6 +32,7 @@ _LARGE_BYTES: Final = 32 << 10
 _STEP_BYTES: Final = 1024
 """What any step costs besides the bytes it handles."""
 _NICE: Final = 5
+_THREAD_NAME: Final = "penstock-tokenizer"
 _FIRST_BYTES_PER_S: Final = 1e6
 _NEWEST_SHARE: Final = 0.1
 _MAX_REMEMBERED: Final = 1024
@@ -65,8 +66,10 @@ class TokenizerPool:
         self._num_threads = num_threads
         self._max_bytes_per_tenant = max_bytes_per_tenant
         self._clock = clock
-        self._threads = ThreadPoolExecutor(
-            num_threads, thread_name_prefix="penstock-tokenizer", initializer=_give_way
+        self._max_large = max(1, num_threads - 1)
+        self._small_threads = ThreadPoolExecutor(num_threads, thread_name_prefix=_THREAD_NAME)
+        self._large_threads = ThreadPoolExecutor(
+            self._max_large, thread_name_prefix=f"{_THREAD_NAME}-large", initializer=_give_way
         )
         self._numbers = itertools.count()
         self._small: list[tuple[float, int, _Step[Any]]] = []
@@ -113,7 +116,8 @@ class TokenizerPool:
 
     def close(self) -> None:
         """End the threads. Work that still waits for one is dropped."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        for threads in (self._small_threads, self._large_threads):
+            threads.shutdown(wait=False, cancel_futures=True)
         for _, _, step in (*self._small, *self._large):
             step.done.cancel()
         self._small, self._large = [], []
@@ -139,13 +143,14 @@ class TokenizerPool:
                 continue
             self._now = step.start
             self._forget_some()
-            work = self._threads.submit(step.task)
+            threads = self._large_threads if step.is_large else self._small_threads
+            work = threads.submit(step.task)
             self._num_running += 1
             self._num_large_running += step.is_large
             self._watch(step, work)
 
     def _next(self) -> _Step[Any] | None:
-        may_be_large = self._num_large_running < max(1, self._num_threads - 1)
+        may_be_large = self._num_large_running < self._max_large
         queues = [queue for queue in (self._small, self._large if may_be_large else []) if queue]
         if not queues:
             return None
@@ -186,6 +191,19 @@ def in_one_step(task: Callable[[], T], num_bytes: int) -> Steps[T]:
     """Work that is not cut."""
     yield num_bytes
     return task()
+
+
+def in_larger_steps(steps: Steps[T], num_bytes: int) -> Steps[T]:
+    """The same work; steps that handle less than `num_bytes` together follow the one before."""
+    is_first, num_due = True, 0
+    while True:
+        try:
+            num_due += next(steps)
+        except StopIteration as end:
+            return cast("T", end.value)
+        if is_first or num_due >= num_bytes:
+            yield num_due
+            is_first, num_due = False, 0
 
 
 def _hand_on(work: "Future[Any]", done: "asyncio.Future[Any]") -> None:

@@ -117,6 +117,19 @@ async def test_tokens_of_refused_prompts_and_of_mere_questions_count(text: Model
     assert len(told.ids) > 0
 
 
+async def test_all_of_a_dialogue_counts_whatever_is_kept_of_it(text: ModelText) -> None:
+    least = text.tokenizer.min_num_tokens(len(WORDS) * 4000)
+    assert least > 400
+    prompts = front_of(text, max_tokens_per_minute=least).prompts
+    turns = tuple(ChatMessage(role="user", content=WORDS * 40) for _ in range(100))
+    chat = ChatInput(messages=turns, window_tokens=200)
+    found = await prompts.encode(chat, "chat.messages", LIMITS, tenant="t")
+    assert len(found.ids) <= 200
+    with pytest.raises(RequestError) as caught:
+        await prompts.encode(TextInput(text="x"), "text.text", LIMITS, tenant="t")
+    assert caught.value.reason is ErrorReason.QUOTA_EXCEEDED
+
+
 async def test_detokenising_counts(text: ModelText) -> None:
     prompts = front_of(text, max_tokens_per_minute=1000).prompts
     ids = np.full(900, 60, dtype=np.int32)

@@ -12,9 +12,10 @@ import pytest
 from grpc_health.v1 import health_pb2_grpc
 
 from penstock.server.rpc import reflection
-from penstock.server.rpc.arrival import TimelyServer
+from penstock.server.rpc.arrival import MAX_OPEN_READINGS, TimelyServer
 from penstock.server.rpc.gate import Gate
 from penstock.server.rpc.health import Health
+from penstock.server.rpc.large_turns import LARGE_BYTES, LargeTurns
 
 WATCH, CHECK = "/grpc.health.v1.Health/Watch", "/grpc.health.v1.Health/Check"
 REFLECTION = "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo"
@@ -29,8 +30,10 @@ class Wire:
         self._messages = list(messages)
         self.is_writing = asyncio.Event()
         self.codes: list[grpc.StatusCode] = []
+        self.num_reads = 0
 
     async def read(self) -> bytes:
+        self.num_reads += 1
         if not self._messages:
             await asyncio.Event().wait()
         return self._messages.pop(0)
@@ -70,15 +73,22 @@ class Played:
     """The services behind `TimelyServer`, all with the same bounds."""
 
     def __init__(
-        self, *, max_arrival_s: float = 3600.0, max_stall_s: float = 3600.0, max_calls: float = 9
+        self,
+        *,
+        max_arrival_s: float = 3600.0,
+        max_stall_s: float = 3600.0,
+        max_calls: float = 9,
+        turns: LargeTurns | None = None,
     ) -> None:
         self._house = _House()
-        bounds = {
-            "max_arrival_s": max_arrival_s,
-            "max_stall_s": max_stall_s,
-            "max_calls": max_calls,
-        }
-        timely = TimelyServer(cast(Any, self._house), Gate(), **bounds)
+        timely = TimelyServer(
+            cast(Any, self._house),
+            Gate(),
+            max_arrival_s=max_arrival_s,
+            max_stall_s=max_stall_s,
+            max_calls=max_calls,
+            turns=turns,
+        )
         health = Health((), max_stall_s=max_stall_s)
         health_pb2_grpc.add_HealthServicer_to_server(health, cast(Any, timely))
         reflection.add_reflection(timely, ())
@@ -131,3 +141,20 @@ async def test_calls_that_anybody_may_make_take_no_place_of_others() -> None:
     for task in (watch, other):
         task.cancel()
     await asyncio.wait([watch, other])
+
+
+async def test_what_waits_for_its_turn_counts_as_being_read() -> None:
+    now_s = iter((0.0, 3600.0))
+    turns = LargeTurns(lambda: next(now_s))
+    # It holds the loop up for an hour, so the next turn is an hour away.
+    await turns.take("another")
+    num_calls = 40
+    played = Played(max_calls=num_calls, turns=turns)
+    wires = [Wire(b"x" * LARGE_BYTES) for _ in range(num_calls)]
+    tasks = [asyncio.create_task(played.call(CHECK, wire)) for wire in wires]
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert sum(wire.num_reads for wire in wires) == MAX_OPEN_READINGS
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks)

@@ -14,6 +14,7 @@ from penstock.scheduler.state import RequestState
 from penstock.server.front import events
 from penstock.server.front.config import FrontConfig
 from penstock.server.front.generation import ChunkLimits
+from penstock.server.front.prompt_echo import PromptEcho
 from penstock.server.rpc.mapping_out import ResponseEncoder, encoder_for, once_response
 from penstock.v1 import state_pb2
 from penstock.v1.generation_service_pb2 import GenerateResponse
@@ -169,6 +170,19 @@ def test_long_prompt_comes_in_pieces() -> None:
     assert "".join(m.prompt.text for m in messages) == text
     assert [r.id for m in messages for r in m.prompt.records] == list(range(500))
     assert all(m.ByteSize() <= 1100 for m in messages)
+
+
+@pytest.mark.parametrize("num", [0, 1, 51, 52, 10_000])
+def test_records_of_bare_ids_are_what_they_are_one_by_one(num: int) -> None:
+    edges = [0, 1, 127, 128, 16_383, 16_384, 2_097_151, 2_097_152, 2**31 - 1]
+    ids = [*edges, *range(num)][:num]
+    piece = PromptEcho(ids, "text").opening()
+    assert piece is not None
+    assert isinstance(piece.records, events.IdRecords), "none of them is made before it is written"
+    plain = events.PromptPiece(text="text", records=tuple(map(events.TokenRecord, ids)))
+    assert encode([piece]) == encode([plain])
+    assert once_response([piece]) == once_response([plain])
+    assert [record.token_id for record in piece.records[num // 2 :]] == ids[num // 2 :]
 
 
 def test_whole_answer_in_one_message() -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from penstock.scheduler.request import FailureReason, FinishReason
 from penstock.server.front.config import FrontConfig
+from penstock.server.rpc.large_turns import LARGE_BYTES, LargeTurns
 from penstock.server.text.model_text import ModelText
 from penstock.v1 import generation_service_pb2 as pb
 from penstock.v1 import state_pb2
@@ -63,6 +64,21 @@ async def test_a_blocked_write_makes_the_next_message_larger(text: ModelText) ->
         assert [event.response.tokens.text for event in first.events] == ["a", "a"]
         assert [event.response.tokens.text for event in second.events] == ["bcd", "bcd"]
         assert [event.response.tokens.num_tokens for event in second.events] == [3, 3]
+
+
+async def test_a_large_command_waits_for_its_turn_and_a_small_one_does_not(
+    text: ModelText,
+) -> None:
+    now_s = iter((0.0, 3600.0))
+    turns = LargeTurns(lambda: next(now_s))
+    # It holds the loop up for an hour, so the next turn is an hour away.
+    await turns.take("another")
+    async with played_call(text, turns=turns) as call:
+        call.wire.send(submit(1))
+        await call.submitted()
+        call.wire.send(submit(2, text="a" * LARGE_BYTES))
+        await call.settle()
+        assert not call.wire.events(2), "nor is it refused as too long yet"
 
 
 async def test_messages_are_split_at_the_hint(text: ModelText) -> None:
@@ -170,7 +186,7 @@ async def test_the_engines_refusal_is_the_requests(text: ModelText) -> None:
         assert error.reason == "QUEUE_FULL"
         assert error.retry_s == pytest.approx(3.375)
         assert error.request_id
-        assert len(call.front.table) == 1
+        assert not call.wire.events(2), "nor is it refused as too long yet"
 
 
 async def test_cancel_ends_well_and_unknown_keys_are_ignored(text: ModelText) -> None:

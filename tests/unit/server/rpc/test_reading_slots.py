@@ -91,6 +91,18 @@ async def test_only_what_is_wanted_is_hurried() -> None:
     await waiting
 
 
+async def test_what_has_arrived_is_not_hurried() -> None:
+    house = House()
+    slots = await house.held("a", "a")
+    house.slots.note_arrival(slots[0])
+    waiting = await house.waiting("a")
+    house.now_s += HURRIED_S
+    house.slots.hurry()
+    assert hurried(slots) == [False, True]
+    house.slots.give_back(slots[0])
+    await waiting
+
+
 async def test_nobody_is_hurried_for_nobody() -> None:
     house = House()
     slots = await house.held("a", "a")

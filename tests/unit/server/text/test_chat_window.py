@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import pytest
 from hypothesis import example, given
@@ -17,8 +17,10 @@ from penstock.server.text.chat_window import TemplateCost, cut, fit_window, meas
 from penstock.server.text.errors import ChatTemplateError, WindowTooSmall
 from penstock.server.text.model_files import ModelFiles
 from penstock.server.text.tokenizer import Tokenizer
+from penstock.server.text.tokenizer_pool import Steps, in_one_step
 from support.tiny_tokenizers import write_model_folder
 
+T = TypeVar("T")
 BASE, OVERHEAD = 3, 4
 COST = TemplateCost(base_tokens=BASE, message_tokens=OVERHEAD)
 MAX_LEAD, MAX_LENGTH, MAX_SURPLUS = 20, 30, 3
@@ -57,11 +59,26 @@ class Encoder:
         return [*messages, *[None] * (size - len(messages))]
 
 
+def result_of(steps: Steps[T]) -> T:
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            return cast("T", end.value)
+
+
 def kept(
     messages: Sequence[ChatMessage], window_tokens: int, encode: Encoder | None = None
 ) -> tuple[list[ChatMessage], int]:
-    encoded, num_dropped = fit_window(
-        messages, window_tokens, encode=encode or Encoder(), num_tokens=num_tokens, cost=COST
+    encode = encode or Encoder()
+    encoded, num_dropped = result_of(
+        fit_window(
+            messages,
+            window_tokens,
+            encode=lambda turns: in_one_step(lambda: encode(turns), 1),
+            num_tokens=lambda text: in_one_step(lambda: num_tokens(text), 1),
+            cost=COST,
+        )
     )
     assert len(encoded) <= window_tokens
     return [message for message in encoded if message is not None], num_dropped
@@ -219,4 +236,35 @@ def test_the_sum_is_exact_for_a_usual_template(tokenizer: Tokenizer) -> None:
     assert smaller.text == tokenizer.encode_chat(dialogue[smaller.num_dropped_messages :]).text
     with pytest.raises(WindowTooSmall):
         asyncio.run(tokenizer.encode_chat_async(dialogue, window_tokens=3))
+    tokenizer.close()
+
+
+async def test_a_long_dialogue_is_cut_in_steps(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes: list[int] = []
+    run = tokenizer.pool.run
+
+    def noted(steps: Steps[T]) -> Steps[T]:
+        while True:
+            try:
+                sizes.append(next(steps))
+            except StopIteration as end:
+                return cast("T", end.value)
+            yield sizes[-1]
+
+    def noting(steps: Steps[T], **settings: Any) -> Awaitable[T]:
+        return run(noted(steps), **settings)
+
+    monkeypatch.setattr(tokenizer.pool, "run", noting)
+    long, short = "the gentle rain " * 600, "rain " * 10
+    dialogue = [
+        ChatMessage(role=("user", "assistant")[index % 2], content=long if index < 40 else short)
+        for index in range(400)
+    ]
+    found = await tokenizer.encode_chat_async(dialogue, window_tokens=2000)
+    assert found.num_dropped_messages >= 40
+    # None is of the whole, nor of one short message alone.
+    assert 40 < len(sizes) < 60
+    assert max(sizes) < 3 * len(long)
     tokenizer.close()

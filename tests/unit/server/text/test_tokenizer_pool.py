@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -164,3 +165,14 @@ async def test_nothing_waits_for_threads_that_have_ended(pool: TokenizerPool) ->
         await waiting
     step.go_on.set()
     await blocker
+
+
+async def test_only_large_texts_give_way_to_the_event_loop(pool: TokenizerPool) -> None:
+    def priority() -> int:
+        return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+
+    small, large = [
+        await pool.run(in_one_step(priority, size), tenant="a", num_bytes=size)
+        for size in (10, LARGE)
+    ]
+    assert small == priority() < large

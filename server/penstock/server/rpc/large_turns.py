@@ -1,0 +1,66 @@
+"""Large messages take turns on the event loop, so that small ones need not wait for many of them.
+
+Owns whose large message is handled next, and when. To take in a MiB holds the loop up for a few
+milliseconds, most of them for pages that are new to the process. One message is handled at a time,
+callers one after another; then the loop has as long for everything else as the message took. New
+calls are accepted one in each turn of the loop: without the pause, a call that comes behind a burst
+of large ones waits for as many of them as there are calls before it.
+"""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+LARGE_BYTES: Final = 64 << 10
+
+
+class LargeTurns:
+    """The turns of one event loop."""
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
+        # Callers in the order of their turns.
+        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
+        self._is_taken = False
+        self._began_s = 0.0
+
+    async def take(self, caller: str) -> None:
+        """Wait for the turn of a large message; it lasts until the task waits again."""
+        loop = asyncio.get_running_loop()
+        turn = loop.create_future()
+        self._waiting.setdefault(caller, deque()).append(turn)
+        if not self._is_taken:
+            self._is_taken = True
+            loop.call_soon(self._grant)
+        await turn
+
+    def _grant(self) -> None:
+        turn = self._next()
+        self._is_taken = turn is not None
+        if turn is None:
+            return
+        # The loop runs these three one right after another.
+        loop = asyncio.get_running_loop()
+        loop.call_soon(self._begin)
+        turn.set_result(None)
+        loop.call_soon(self._end)
+
+    def _next(self) -> "asyncio.Future[None] | None":
+        while self._waiting:
+            caller = next(iter(self._waiting))
+            queue = self._waiting.pop(caller)
+            turn = queue.popleft()
+            if queue:
+                self._waiting[caller] = queue  # behind all others
+            if not turn.done():  # whoever waited for it is still there
+                return turn
+        return None
+
+    def _begin(self) -> None:
+        self._began_s = self._clock()
+
+    def _end(self) -> None:
+        took_s = self._clock() - self._began_s
+        asyncio.get_running_loop().call_later(took_s, self._grant)

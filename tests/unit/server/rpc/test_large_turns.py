@@ -1,0 +1,59 @@
+"""Large messages are handled one at a time, callers in turn, and leave the loop time for others."""
+
+from __future__ import annotations
+
+import asyncio
+
+from penstock.server.rpc.large_turns import LargeTurns
+
+NUM_ITERATIONS = 20
+
+
+class House:
+    """Turns, and a clock that the handling of a message moves."""
+
+    def __init__(self, message_s: float = 0.0) -> None:
+        self.now_s = 100.0
+        self.message_s = message_s
+        self.turns = LargeTurns(lambda: self.now_s)
+        self.handled: list[str] = []
+
+    def send(self, *callers: str) -> list[asyncio.Task[None]]:
+        return [asyncio.create_task(self._handle(caller)) for caller in callers]
+
+    async def _handle(self, caller: str) -> None:
+        await self.turns.take(caller)
+        self.handled.append(caller)
+        self.now_s += self.message_s
+
+
+async def iterate() -> None:
+    """Let everything go on that does not wait for a clock."""
+    for _ in range(NUM_ITERATIONS):
+        await asyncio.sleep(0)
+
+
+async def test_callers_take_turns() -> None:
+    house = House()
+    await asyncio.gather(*house.send("a", "a", "a", "b", "c", "b"))
+    assert house.handled == ["a", "b", "c", "a", "b", "a"]
+
+
+async def test_after_a_message_the_loop_has_time_for_all_else() -> None:
+    house = House(message_s=3600.0)
+    tasks = house.send("a", "b")
+    await iterate()
+    assert house.handled == ["a"], "the next waits as long as the last one took"
+    assert tasks[0].done()
+    tasks[1].cancel()
+
+
+async def test_who_leaves_takes_no_turn() -> None:
+    house = House()
+    first, gone, last = house.send("a", "a", "b")
+    await asyncio.sleep(0)
+    gone.cancel()
+    await asyncio.gather(first, last)
+    assert house.handled == ["a", "b"]
+    await asyncio.gather(*house.send("c"))
+    assert house.handled[-1] == "c"
