@@ -156,7 +156,7 @@ async def test_a_client_that_lost_all_begins_anew(
     fronts: tuple[SteppedService, SteppedService],
 ) -> None:
     first, second = fronts
-    message = resumable(num_tokens=30)
+    message = resumable(num_tokens=200)
     whole = await whole_of(first, message)
     await lose(first, first.stub.Generate(message), 9)
     first.memory.hang_up(1)
@@ -175,7 +175,7 @@ async def test_counts_that_do_not_fit_are_out_of_range_and_harm_nothing(
     fronts: tuple[SteppedService, SteppedService], next_sequence: int, num_received: list[int]
 ) -> None:
     first, second = fronts
-    message = resumable(num_tokens=30)
+    message = resumable(num_tokens=200)
     whole = await whole_of(first, message)
     told = await lose(first, first.stub.Generate(message), 9)
     first.memory.hang_up(1)
@@ -201,7 +201,7 @@ async def test_two_that_ask_at_once_get_one_request(
     fronts: tuple[SteppedService, SteppedService],
 ) -> None:
     first, second = fronts
-    told = await lose(first, first.stub.Generate(resumable(num_tokens=30)), 5)
+    told = await lose(first, first.stub.Generate(resumable(num_tokens=200)), 5)
     calls = [second.stub.Resume(resumed("r", next_sequence=5)) for _ in range(2)]
     results = await asyncio.gather(*(second.end_of(call) for call in calls), return_exceptions=True)
     answers: list[list[Any]] = [result for result in results if isinstance(result, list)]
@@ -216,7 +216,7 @@ async def test_whoever_asks_and_leaves_does_not_lose_it(
     fronts: tuple[SteppedService, SteppedService],
 ) -> None:
     first, second = fronts
-    told = await lose(first, first.stub.Generate(resumable(num_tokens=30)), 5)
+    told = await lose(first, first.stub.Generate(resumable(num_tokens=200)), 5)
     call = second.stub.Resume(resumed("r", next_sequence=5))
     await second.until(lambda: second.server.num_active_calls == 1)
     call.cancel()
@@ -229,7 +229,7 @@ async def test_a_front_that_goes_while_it_is_asked_leaves_its_requests(
     fronts: tuple[SteppedService, SteppedService],
 ) -> None:
     first, second = fronts
-    message = resumable(num_tokens=30)
+    message = resumable(num_tokens=200)
     whole = await whole_of(first, message)
     told = await lose(first, first.stub.Generate(message), 5)
     first.memory.port(1)  # its port hears nothing any more
@@ -244,7 +244,7 @@ async def test_a_front_that_goes_while_it_is_asked_leaves_its_requests(
 async def test_an_orphan_that_nobody_comes_for_is_forgotten(text: ModelText) -> None:
     clock = Clock()
     async with stepped(text, clock=clock) as first, another_front(first) as second:
-        call = first.stub.Generate(resumable(num_tokens=30, grace_s=5.0))
+        call = first.stub.Generate(resumable(num_tokens=200, grace_s=5.0))
         await lose(first, call, 5)
         first.memory.hang_up(1)
         first.hear()
@@ -275,7 +275,7 @@ async def test_another_tenant_does_not_find_it_elsewhere_either(text: ModelText)
         stepped(text, front=front) as first,
         another_front(first, tenant_metadata_key=key) as second,
     ):
-        call = first.stub.Generate(resumable(num_tokens=30), metadata=((key, "a"),))
+        call = first.stub.Generate(resumable(num_tokens=200), metadata=((key, "a"),))
         told = await lose(first, call, 5)
         for other in ((), ((key, "b"),)):
             with pytest.raises(grpc.aio.AioRpcError) as caught:

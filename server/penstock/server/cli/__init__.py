@@ -39,6 +39,7 @@ _SERVER_PACKAGES = (
     "numpy",
     "uvloop",
     "tokenizers",
+    "msgspec",
     "jinja2",
     "prometheus_client",
     "grpc_reflection",
