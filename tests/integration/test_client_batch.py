@@ -226,6 +226,16 @@ async def test_whole_requests_and_their_options(face: Face, server: ScriptedServ
         await face.all_of([request], max_concurrency=1, max_tokens=3)
 
 
+async def test_a_batch_has_the_grace_of_its_client(
+    face: Face, server: ScriptedServer, time: FakeTime
+) -> None:
+    graceful = type(face)(server.address, time, resume_grace_s=2.5)
+    await graceful.all_of(["a"], max_concurrency=1)
+    await graceful.close()
+
+    assert server.seen[0].request.resume_grace_period.ToMilliseconds() == 2500
+
+
 async def test_an_empty_batch(face: Face) -> None:
     assert await face.all_of([], max_concurrency=1) == []
 

@@ -68,14 +68,12 @@ async def error_of(face: Face, prompt: str) -> PenstockError | None:
     return None
 
 
-async def test_a_call_that_ends_under_writes_is_told_as_it_ended(
-    kind: Any, shared: MultiplexServer
-) -> None:
-    """gRPC ends such a call as INTERNAL by itself, which is not what the server said."""
+async def test_a_call_that_ends_under_writes_is_told_as_it_ended(shared: MultiplexServer) -> None:
+    """grpc.aio ends such a call as INTERNAL by itself, which is not what the server said."""
     for _ in range(NUM_ROUNDS):
         shared.refusals.extend([(grpc.StatusCode.UNAUTHENTICATED, "who are you")] * NUM_REQUESTS)
         settings = CallSettings(retry=NO_RETRY)
-        face: Face = kind(shared.address, FakeTime(), settings=settings, multiplex=True)
+        face = AsyncFace(shared.address, FakeTime(), settings=settings, multiplex=True)
 
         prompts = (f"prompt {number}" for number in range(NUM_REQUESTS))
         errors = await asyncio.gather(*(error_of(face, prompt) for prompt in prompts))

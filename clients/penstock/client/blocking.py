@@ -47,6 +47,10 @@ class BlockingFace(Generic[AsyncT_co]):
         self._asynchronous = asynchronous
 
 
+def _beneath(face: BlockingFace[AsyncT]) -> AsyncT:
+    return face._asynchronous  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+
+
 def answering(
     method: Callable[Concatenate[AsyncT, ParamsT], Coroutine[Any, Any, ResultT]],
 ) -> Callable[Concatenate[BlockingFace[AsyncT], ParamsT], ResultT]:
@@ -55,7 +59,7 @@ def answering(
     def call(
         face: BlockingFace[AsyncT], /, *args: ParamsT.args, **options: ParamsT.kwargs
     ) -> ResultT:
-        return run(method(face._asynchronous, *args, **options))
+        return run(method(_beneath(face), *args, **options))
 
     _take_name(call, method, inspect.signature(method))
     return call
@@ -69,7 +73,7 @@ def iterating(
     def call(
         face: BlockingFace[AsyncT], /, *args: ParamsT.args, **options: ParamsT.kwargs
     ) -> Generator[ResultT, None, None]:
-        return iterate(method(face._asynchronous, *args, **options))
+        return iterate(method(_beneath(face), *args, **options))
 
     signature = inspect.signature(method)
     item, _ = get_args(signature.return_annotation)

@@ -29,12 +29,21 @@ def iterate(items: AsyncGenerator[ResultT, None]) -> Generator[ResultT, None, No
     try:
         while True:
             try:
-                item = run(items.asend(None))
+                item = run(_next_of(items))
             except StopAsyncIteration:
                 return
             yield item
     finally:
-        run(items.aclose())
+        run(_close(items))
+
+
+async def _next_of(items: AsyncGenerator[ResultT, None]) -> ResultT:
+    # A coroutine, because the hooks are called where `anext` is, before anything is awaited.
+    return await anext(items)
+
+
+async def _close(items: AsyncGenerator[Any, None]) -> None:
+    await items.aclose()
 
 
 def _step(coroutine: Coroutine[Any, Any, ResultT]) -> ResultT:
