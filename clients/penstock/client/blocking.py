@@ -27,7 +27,7 @@ import grpc
 from penstock.client.batch import BatchItem, BatchRequest
 from penstock.client.call_settings import Pairs
 from penstock.client.multiplex import MultiplexConfig
-from penstock.client.runtime import ChannelOptions, Multiplexer, News, StartStream
+from penstock.client.runtime import ChannelOptions, Runtime, StartStream
 from penstock.client.sync_batch import read_batch
 from penstock.client.sync_multiplex import SyncMultiplexer
 from penstock.client.without_loop import iterate, run
@@ -96,47 +96,6 @@ def blocking_sleep(sleep: Callable[[float], None]) -> Callable[[float], Awaitabl
         sleep(delay_s)
 
     return awaited
-
-
-class ThreadRuntime:
-    """Whatever threads there are, and gRPC's blocking API. See `Runtime`."""
-
-    def channel(
-        self, target: str, options: ChannelOptions, credentials: grpc.ChannelCredentials | None
-    ) -> grpc.aio.Channel:
-        """See `Runtime`."""
-        if credentials is None:
-            channel = grpc.insecure_channel(target, options=options)
-        else:
-            channel = grpc.secure_channel(target, credentials, options=options)
-        return cast("grpc.aio.Channel", _Channel(channel))
-
-    def news(self) -> News:
-        """See `Runtime`."""
-        return _ThreadNews()
-
-    def multiplexer(
-        self,
-        channel: grpc.aio.Channel,
-        *,
-        config: MultiplexConfig,
-        metadata: Pairs,
-        clock: Callable[[], float],
-    ) -> Multiplexer:
-        """See `Runtime`."""
-        blocking = cast("_Channel", channel).channel
-        return SyncMultiplexer(blocking, config=config, metadata=metadata, clock=clock)
-
-    def read_batch(
-        self,
-        requests: Iterable[BatchRequest] | AsyncIterable[BatchRequest],
-        start: StartStream,
-        width: int,
-    ) -> AsyncGenerator[BatchItem, None]:
-        """See `Runtime`. Raises TypeError for requests that are awaited."""
-        if not isinstance(requests, Iterable):
-            raise TypeError("requests: the blocking client takes them from a plain iterable")
-        return read_batch(requests, start, width)
 
 
 class _ThreadNews:
@@ -219,3 +178,36 @@ class _StreamCall:
 
     def cancel(self) -> bool:
         return bool(self._call.cancel())
+
+
+def _thread_channel(
+    target: str, options: ChannelOptions, credentials: grpc.ChannelCredentials | None
+) -> grpc.aio.Channel:
+    if credentials is None:
+        channel = grpc.insecure_channel(target, options=options)
+    else:
+        channel = grpc.secure_channel(target, credentials, options=options)
+    return cast("grpc.aio.Channel", _Channel(channel))
+
+
+def _thread_multiplexer(
+    channel: grpc.aio.Channel, config: MultiplexConfig, metadata: Pairs, clock: Callable[[], float]
+) -> SyncMultiplexer:
+    return SyncMultiplexer(cast("_Channel", channel).channel, config, metadata, clock)
+
+
+def _read_batch(
+    requests: Iterable[BatchRequest] | AsyncIterable[BatchRequest], start: StartStream, width: int
+) -> AsyncGenerator[BatchItem, None]:
+    if not isinstance(requests, Iterable):
+        raise TypeError("requests: the blocking client takes them from a plain iterable")
+    return read_batch(requests, start, width)
+
+
+THREADS = Runtime(
+    channel=_thread_channel,
+    news=_ThreadNews,
+    multiplexer=_thread_multiplexer,
+    read_batch=_read_batch,
+)
+"""Whatever threads there are, and gRPC's blocking API."""

@@ -297,10 +297,7 @@ class Calls:
             multiplexer = self._multiplexers.get(index)
             if multiplexer is None:
                 multiplexer = self._multiplexers[index] = self._runtime.multiplexer(
-                    channel,
-                    config=config,
-                    metadata=self.settings.shared_metadata(),
-                    clock=self.settings.clock,
+                    channel, config, self.settings.shared_metadata(), self.settings.clock
                 )
             return multiplexer
 

@@ -50,7 +50,7 @@ from penstock.client.pool import PoolConfig, PoolState
 from penstock.client.prompt import ChatMessage, ChatPrompt, PromptLike
 from penstock.client.resuming import ResumePoint
 from penstock.client.retry import Attempts, RetryPolicy
-from penstock.client.runtime import AsyncioRuntime, Canceller, Runtime
+from penstock.client.runtime import ASYNCIO, Canceller, Runtime
 from penstock.client.service_config import check_service_config
 from penstock.client.trace_context import TraceContext
 
@@ -65,7 +65,7 @@ class Client(ModelCalls):
     sent with the call.
     """
 
-    _runtime: ClassVar[Runtime] = AsyncioRuntime()
+    _runtime: ClassVar[Runtime] = ASYNCIO
 
     def __init__(  # noqa: PLR0913 - each is one choice of whoever makes a client
         self,

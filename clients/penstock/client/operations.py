@@ -51,7 +51,7 @@ from penstock.client.operations_values import (
 )
 from penstock.client.pool import PoolConfig
 from penstock.client.retry import RetryPolicy
-from penstock.client.runtime import AsyncioRuntime, Runtime
+from penstock.client.runtime import ASYNCIO, Runtime
 
 
 class OperationsClient:
@@ -62,7 +62,7 @@ class OperationsClient:
     Calls with one answer are tried again as `RetryPolicy` says; streams and files are not.
     """
 
-    _runtime: ClassVar[Runtime] = AsyncioRuntime()
+    _runtime: ClassVar[Runtime] = ASYNCIO
 
     def __init__(
         self,

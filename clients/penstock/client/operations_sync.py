@@ -11,8 +11,8 @@ from typing import Self
 import grpc
 
 from penstock.client.blocking import (
+    THREADS,
     BlockingFace,
-    ThreadRuntime,
     answering,
     blocking_sleep,
     iterating,
@@ -27,7 +27,7 @@ from penstock.client.retry import RetryPolicy
 class _ThreadOperationsClient(OperationsClient):
     """The client, in threads."""
 
-    _runtime = ThreadRuntime()
+    _runtime = THREADS
 
 
 class SyncOperationsClient(BlockingFace[OperationsClient]):

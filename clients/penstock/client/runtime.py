@@ -6,6 +6,7 @@ the other side: there nothing that is awaited ever suspends.
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterable
+from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 import grpc
@@ -80,38 +81,27 @@ class StartStream(Protocol):
         ...
 
 
-class Runtime(Protocol):
-    """What differs between an event loop and threads."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Runtime:
+    """What differs between an event loop and threads.
 
-    def channel(
-        self, target: str, options: ChannelOptions, credentials: grpc.ChannelCredentials | None
-    ) -> grpc.aio.Channel:
-        """Open a channel; without `credentials` in plain text."""
-        ...
+    `channel`: opens one; without credentials in plain text. `read_batch`: the items of all requests
+    as they come, a number of requests at a time; leaving early cancels what is open.
+    """
 
-    def news(self) -> News:
-        """Something to wait for."""
-        ...
-
-    def multiplexer(
-        self,
-        channel: grpc.aio.Channel,
-        *,
-        config: MultiplexConfig,
-        metadata: Pairs,
-        clock: Callable[[], float],
-    ) -> Multiplexer:
-        """The Multiplex calls of a channel of this runtime."""
-        ...
-
-    def read_batch(
-        self,
-        requests: Iterable[BatchRequest] | AsyncIterable[BatchRequest],
-        start: StartStream,
-        width: int,
-    ) -> AsyncGenerator[BatchItem, None]:
-        """The items of all requests as they come; leaving early cancels what is open."""
-        ...
+    channel: Callable[
+        [str, ChannelOptions, grpc.ChannelCredentials | None],
+        grpc.aio.Channel,
+    ]
+    news: Callable[[], News]
+    multiplexer: Callable[
+        [grpc.aio.Channel, MultiplexConfig, Pairs, Callable[[], float]],
+        Multiplexer,
+    ]
+    read_batch: Callable[
+        [Iterable[BatchRequest] | AsyncIterable[BatchRequest], StartStream, int],
+        AsyncGenerator[BatchItem, None],
+    ]
 
 
 class _LoopNews:
@@ -129,37 +119,15 @@ class _LoopNews:
             return  # whoever waits looks for what has happened
 
 
-class AsyncioRuntime:
-    """The running event loop, and grpc.aio on it."""
+def _loop_channel(
+    target: str, options: ChannelOptions, credentials: grpc.ChannelCredentials | None
+) -> grpc.aio.Channel:
+    if credentials is None:
+        return grpc.aio.insecure_channel(target, options=options)
+    return grpc.aio.secure_channel(target, credentials, options=options)
 
-    def channel(
-        self, target: str, options: ChannelOptions, credentials: grpc.ChannelCredentials | None
-    ) -> grpc.aio.Channel:
-        """See `Runtime`."""
-        if credentials is None:
-            return grpc.aio.insecure_channel(target, options=options)
-        return grpc.aio.secure_channel(target, credentials, options=options)
 
-    def news(self) -> News:
-        """See `Runtime`."""
-        return _LoopNews()
-
-    def multiplexer(
-        self,
-        channel: grpc.aio.Channel,
-        *,
-        config: MultiplexConfig,
-        metadata: Pairs,
-        clock: Callable[[], float],
-    ) -> Multiplexer:
-        """See `Runtime`."""
-        return AsyncMultiplexer(channel, config=config, metadata=metadata, clock=clock)
-
-    def read_batch(
-        self,
-        requests: Iterable[BatchRequest] | AsyncIterable[BatchRequest],
-        start: StartStream,
-        width: int,
-    ) -> AsyncGenerator[BatchItem, None]:
-        """See `Runtime`."""
-        return read_batch(requests, start, width)
+ASYNCIO = Runtime(
+    channel=_loop_channel, news=_LoopNews, multiplexer=AsyncMultiplexer, read_batch=read_batch
+)
+"""The running event loop, and grpc.aio on it."""

@@ -14,8 +14,8 @@ import grpc
 
 from penstock.client.batch import BatchItem, BatchRequest, OnEvent
 from penstock.client.blocking import (
+    THREADS,
     BlockingFace,
-    ThreadRuntime,
     answering,
     blocking_sleep,
     iterating,
@@ -36,7 +36,7 @@ from penstock.client.without_loop import iterate, run
 class _ThreadClient(Client):
     """The client, in threads."""
 
-    _runtime = ThreadRuntime()
+    _runtime = THREADS
 
 
 class SyncClient(BlockingFace[Client]):

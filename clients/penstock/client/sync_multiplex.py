@@ -70,7 +70,6 @@ class SyncMultiplexer:
     def __init__(
         self,
         channel: grpc.Channel,
-        *,
         config: MultiplexConfig,
         metadata: Pairs,
         clock: Callable[[], float],
