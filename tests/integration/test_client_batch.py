@@ -32,29 +32,8 @@ from support.client_faces import (
 from support.scripted_server import (
     ScriptedServer,
     ServedCall,
-    scripted_server,
     speak_and_wait,
 )
-
-
-@pytest.fixture
-async def server() -> AsyncIterator[ScriptedServer]:
-    async with scripted_server() as server:
-        yield server
-
-
-@pytest.fixture
-def time() -> FakeTime:
-    return FakeTime()
-
-
-@pytest.fixture(params=[AsyncFace, SyncFace], ids=["async", "blocking"])
-async def face(
-    request: pytest.FixtureRequest, server: ScriptedServer, time: FakeTime
-) -> AsyncIterator[Face]:
-    face: Face = request.param(server.address, time)
-    yield face
-    await face.close()
 
 
 async def echo(call: ServedCall) -> None:

@@ -22,7 +22,6 @@ from support.client_faces import (
     AsyncFace,
     Face,
     FakeTime,
-    SyncFace,
     accept_and_speak,
     failing,
 )
@@ -32,32 +31,16 @@ from support.multiplex_server import (
     multiplex_server,
     speak_and_wait,
 )
-from support.scripted_server import ScriptedServer, scripted_server
+from support.scripted_server import ScriptedServer
 
 NUM_ROUNDS = 20
 NUM_REQUESTS = 50
 
 
 @pytest.fixture
-async def server() -> AsyncIterator[ScriptedServer]:
-    async with scripted_server() as server:
-        yield server
-
-
-@pytest.fixture
 async def shared() -> AsyncIterator[MultiplexServer]:
     async with multiplex_server() as server:
         yield server
-
-
-@pytest.fixture
-def time() -> FakeTime:
-    return FakeTime()
-
-
-@pytest.fixture(params=[AsyncFace, SyncFace], ids=["async", "blocking"])
-def kind(request: pytest.FixtureRequest) -> Any:
-    return request.param
 
 
 async def error_of(face: Face, prompt: str) -> PenstockError | None:
