@@ -1,13 +1,15 @@
-"""Builders that end with the test."""
+"""Builders that end with the test, and both clients on a scripted server."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from support.client_faces import AsyncFace, Face, FakeTime, SyncFace
+from support.scripted_server import ScriptedServer, scripted_server
 from support.trtllm_house import TrtllmHouse
 
 
@@ -23,3 +25,27 @@ def build(tmp_path: Path, fake_trtllm: None) -> Iterator[Callable[..., TrtllmHou
     yield make
     for house in built:
         house.close()
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[ScriptedServer]:
+    async with scripted_server() as server:
+        yield server
+
+
+@pytest.fixture
+def time() -> FakeTime:
+    return FakeTime()
+
+
+@pytest.fixture(params=[AsyncFace, SyncFace], ids=["async", "blocking"])
+def kind(request: pytest.FixtureRequest) -> Any:
+    return request.param
+
+
+@pytest.fixture
+async def face(kind: Any, server: ScriptedServer, time: FakeTime) -> AsyncIterator[Face]:
+    """Each client in turn, on the test's server."""
+    face: Face = kind(server.address, time)
+    yield face
+    await face.close()

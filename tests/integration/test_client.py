@@ -1,7 +1,6 @@
 """Streams of both clients against a real gRPC server: events, errors, retries, broken streams."""
 
 import asyncio
-from collections.abc import AsyncIterator
 
 import grpc
 import pytest
@@ -27,10 +26,8 @@ from penstock.client import (
 )
 from support.client_faces import (
     POLICY,
-    AsyncFace,
     Face,
     FakeTime,
-    SyncFace,
     accept,
     accept_and_speak,
     failing,
@@ -41,29 +38,8 @@ from support.scripted_server import (
     ScriptedServer,
     ServedCall,
     retry_info,
-    scripted_server,
     speak_and_wait,
 )
-
-
-@pytest.fixture
-async def server() -> AsyncIterator[ScriptedServer]:
-    async with scripted_server() as server:
-        yield server
-
-
-@pytest.fixture
-def time() -> FakeTime:
-    return FakeTime()
-
-
-@pytest.fixture(params=[AsyncFace, SyncFace], ids=["async", "blocking"])
-async def face(
-    request: pytest.FixtureRequest, server: ScriptedServer, time: FakeTime
-) -> AsyncIterator[Face]:
-    face: Face = request.param(server.address, time)
-    yield face
-    await face.close()
 
 
 async def test_a_stream_from_accepted_to_finished(face: Face, server: ScriptedServer) -> None:
@@ -228,7 +204,7 @@ async def test_server_may_refuse_retries(
 
 
 @pytest.mark.parametrize(
-    ("code", "reason", "kind"),
+    ("code", "reason", "error"),
     [
         (grpc.StatusCode.INTERNAL, "EXECUTOR_REQUEST_FAILED", ExecutorRequestFailed),
         (grpc.StatusCode.INVALID_ARGUMENT, "EXECUTOR_REFUSED", ExecutorRefused),
@@ -238,11 +214,11 @@ async def test_server_may_refuse_retries(
     ],
 )
 async def test_failures_in_mid_stream(
-    face: Face, server: ScriptedServer, code: grpc.StatusCode, reason: str, kind: type[Exception]
+    face: Face, server: ScriptedServer, code: grpc.StatusCode, reason: str, error: type[Exception]
 ) -> None:
     server.scripts.append(failing(code, reason, after=accept_and_speak))
 
-    with pytest.raises(kind):
+    with pytest.raises(error):
         await face.events("Hi")
 
 

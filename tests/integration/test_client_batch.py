@@ -32,29 +32,8 @@ from support.client_faces import (
 from support.scripted_server import (
     ScriptedServer,
     ServedCall,
-    scripted_server,
     speak_and_wait,
 )
-
-
-@pytest.fixture
-async def server() -> AsyncIterator[ScriptedServer]:
-    async with scripted_server() as server:
-        yield server
-
-
-@pytest.fixture
-def time() -> FakeTime:
-    return FakeTime()
-
-
-@pytest.fixture(params=[AsyncFace, SyncFace], ids=["async", "blocking"])
-async def face(
-    request: pytest.FixtureRequest, server: ScriptedServer, time: FakeTime
-) -> AsyncIterator[Face]:
-    face: Face = request.param(server.address, time)
-    yield face
-    await face.close()
 
 
 async def echo(call: ServedCall) -> None:
@@ -224,6 +203,16 @@ async def test_whole_requests_and_their_options(face: Face, server: ScriptedServ
     assert server.seen[0].request.request_id == "mine"
     with pytest.raises(TypeError, match="options beside a GenerationRequest"):
         await face.all_of([request], max_concurrency=1, max_tokens=3)
+
+
+async def test_a_batch_has_the_grace_of_its_client(
+    face: Face, server: ScriptedServer, time: FakeTime
+) -> None:
+    graceful = type(face)(server.address, time, resume_grace_s=2.5)
+    await graceful.all_of(["a"], max_concurrency=1)
+    await graceful.close()
+
+    assert server.seen[0].request.resume_grace_period.ToMilliseconds() == 2500
 
 
 async def test_an_empty_batch(face: Face) -> None:

@@ -22,7 +22,6 @@ from support.client_faces import (
     AsyncFace,
     Face,
     FakeTime,
-    SyncFace,
     accept_and_speak,
     failing,
 )
@@ -32,32 +31,16 @@ from support.multiplex_server import (
     multiplex_server,
     speak_and_wait,
 )
-from support.scripted_server import ScriptedServer, scripted_server
+from support.scripted_server import ScriptedServer
 
 NUM_ROUNDS = 20
 NUM_REQUESTS = 50
 
 
 @pytest.fixture
-async def server() -> AsyncIterator[ScriptedServer]:
-    async with scripted_server() as server:
-        yield server
-
-
-@pytest.fixture
 async def shared() -> AsyncIterator[MultiplexServer]:
     async with multiplex_server() as server:
         yield server
-
-
-@pytest.fixture
-def time() -> FakeTime:
-    return FakeTime()
-
-
-@pytest.fixture(params=[AsyncFace, SyncFace], ids=["async", "blocking"])
-def kind(request: pytest.FixtureRequest) -> Any:
-    return request.param
 
 
 async def error_of(face: Face, prompt: str) -> PenstockError | None:
@@ -68,14 +51,12 @@ async def error_of(face: Face, prompt: str) -> PenstockError | None:
     return None
 
 
-async def test_a_call_that_ends_under_writes_is_told_as_it_ended(
-    kind: Any, shared: MultiplexServer
-) -> None:
-    """gRPC ends such a call as INTERNAL by itself, which is not what the server said."""
+async def test_a_call_that_ends_under_writes_is_told_as_it_ended(shared: MultiplexServer) -> None:
+    """grpc.aio ends such a call as INTERNAL by itself, which is not what the server said."""
     for _ in range(NUM_ROUNDS):
         shared.refusals.extend([(grpc.StatusCode.UNAUTHENTICATED, "who are you")] * NUM_REQUESTS)
         settings = CallSettings(retry=NO_RETRY)
-        face: Face = kind(shared.address, FakeTime(), settings=settings, multiplex=True)
+        face = AsyncFace(shared.address, FakeTime(), settings=settings, multiplex=True)
 
         prompts = (f"prompt {number}" for number in range(NUM_REQUESTS))
         errors = await asyncio.gather(*(error_of(face, prompt) for prompt in prompts))

@@ -2,7 +2,6 @@
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator
 
 import grpc
 import pytest
@@ -29,36 +28,14 @@ from support.client_faces import (
     AsyncFace,
     Face,
     FakeTime,
-    SyncFace,
 )
 from support.scripted_server import (
     ScriptedServer,
     finished_message,
-    scripted_server,
     speak_and_wait,
 )
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
-
-
-@pytest.fixture
-async def server() -> AsyncIterator[ScriptedServer]:
-    async with scripted_server() as server:
-        yield server
-
-
-@pytest.fixture
-def time() -> FakeTime:
-    return FakeTime()
-
-
-@pytest.fixture(params=[AsyncFace, SyncFace], ids=["async", "blocking"])
-async def face(
-    request: pytest.FixtureRequest, server: ScriptedServer, time: FakeTime
-) -> AsyncIterator[Face]:
-    face: Face = request.param(server.address, time)
-    yield face
-    await face.close()
 
 
 async def test_deadline_reaches_the_server(face: Face, server: ScriptedServer) -> None:

@@ -26,7 +26,6 @@ from support.client_faces import (
     AsyncFace,
     Face,
     FakeTime,
-    SyncFace,
 )
 from support.multiplex_server import (
     MultiplexServer,
@@ -47,16 +46,6 @@ PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 async def server() -> AsyncIterator[MultiplexServer]:
     async with multiplex_server() as server:
         yield server
-
-
-@pytest.fixture
-def time() -> FakeTime:
-    return FakeTime()
-
-
-@pytest.fixture(params=[AsyncFace, SyncFace], ids=["async", "blocking"])
-def kind(request: pytest.FixtureRequest) -> Any:
-    return request.param
 
 
 @pytest.fixture

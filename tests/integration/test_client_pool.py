@@ -2,7 +2,6 @@
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -26,7 +25,6 @@ from support.client_faces import (
     AsyncFace,
     Face,
     FakeTime,
-    SyncFace,
     failing,
     until_true,
 )
@@ -36,22 +34,6 @@ from support.scripted_server import (
     scripted_server,
     speak_and_wait,
 )
-
-
-@pytest.fixture
-async def server() -> AsyncIterator[ScriptedServer]:
-    async with scripted_server() as server:
-        yield server
-
-
-@pytest.fixture
-def time() -> FakeTime:
-    return FakeTime()
-
-
-@pytest.fixture(params=[AsyncFace, SyncFace], ids=["async", "blocking"])
-def kind(request: pytest.FixtureRequest) -> Any:
-    return request.param
 
 
 async def arrived(server: ScriptedServer) -> ServedCall:

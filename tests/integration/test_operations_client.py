@@ -102,8 +102,18 @@ async def served() -> AsyncIterator[ServedDesk]:
 
 
 @pytest.fixture(params=[AsyncOperator, SyncOperator])
-async def operator(request: pytest.FixtureRequest, served: ServedDesk) -> AsyncIterator[Operator]:
+async def each_operator(
+    request: pytest.FixtureRequest, served: ServedDesk
+) -> AsyncIterator[Operator]:
     operator = request.param(served.address, retry=NO_RETRY)
+    yield operator
+    await operator.close()
+
+
+@pytest.fixture
+async def operator(served: ServedDesk) -> AsyncIterator[Operator]:
+    """One client, for what is written once for both: what is asked, and how answers are read."""
+    operator = AsyncOperator(served.address, retry=NO_RETRY)
     yield operator
     await operator.close()
 
@@ -123,8 +133,8 @@ def test_both_clients_offer_the_same() -> None:
     assert face(OperationsClient) == face(SyncOperationsClient)
 
 
-async def test_stats_are_values_in_seconds(operator: Operator) -> None:
-    stats: ServerStats = await operator.call("get_stats")
+async def test_stats_are_values_in_seconds(each_operator: Operator) -> None:
+    stats: ServerStats = await each_operator.call("get_stats")
     (model,) = stats.models
 
     assert (stats.time_s, stats.uptime_s, stats.is_draining) == (NOW_UNIX_S, 7384.5, False)
@@ -137,20 +147,22 @@ async def test_stats_are_values_in_seconds(operator: Operator) -> None:
     assert (model.decode_tokens_per_s, model.prefill_tokens_per_s) == (900.0, 120.5)
     assert [front.num_backlog_tokens for front in stats.fronts] == [17, 0]
     with pytest.raises(ModelNotFound):
-        await operator.call("get_stats", "other")
+        await each_operator.call("get_stats", "other")
 
 
-async def test_a_watch_ends_when_its_reader_leaves(operator: Operator, served: ServedDesk) -> None:
+async def test_a_watch_ends_when_its_reader_leaves(
+    each_operator: Operator, served: ServedDesk
+) -> None:
     served.desk.snapshots = [
         dataclasses.replace(SNAPSHOT, uptime_s=float(uptime_s)) for uptime_s in (1, 1, 2)
     ]
     async with asyncio.timeout(PATIENCE_S):
-        told = await operator.watch(2, interval_s=0.1)
+        told = await each_operator.watch(2, interval_s=0.1)
         # The call is over for the server too: nothing is left that it would wait for.
         await served.server._wrapper.wait_until_idle()
     assert [stats.uptime_s for stats in told] == [1.0, 2.0]
     with pytest.raises(InvalidArgument) as caught:
-        await operator.watch(1, interval_s=0.01)
+        await each_operator.watch(1, interval_s=0.01)
     assert caught.value.field_violations[0].field == "interval"
 
 
@@ -172,7 +184,7 @@ async def test_requests_are_listed_over_all_pages(operator: Operator, served: Se
 
     found = await operator.call("list_requests")
     assert [request.request_id for request in found] == [f"request-{n}" for n in range(2500)]
-    for num in (1, 1000, 1001, 3000):
+    for num in (1000, 1001):
         found = await operator.call("list_requests", max_requests=num)
         assert len(found) == min(num, 2500)
 
@@ -209,17 +221,17 @@ async def test_levers(operator: Operator, served: ServedDesk) -> None:
     ]
 
 
-async def test_flight_records(operator: Operator, served: ServedDesk) -> None:
+async def test_flight_records(each_operator: Operator, served: ServedDesk) -> None:
     served.desk.recording = small_recording()
 
-    steps = await operator.call("get_flight_steps", max_steps=3)
+    steps = await each_operator.call("get_flight_steps", max_steps=3)
     assert [step.step for step in steps] == [3, 4, 5]
     assert (steps[0].wait_reason, steps[0].num_waiting) == (WaitReason.SLOTS, 1)
     assert (steps[0].executor_s, steps[0].predicted_s) == (0.006, 0.5)
     assert (steps[0].inter_token_s, steps[0].admitted_request_ids) == (None, ("r3",))
     assert steps[0].shares[0].num_tokens == 20
-    assert await operator.call("get_flight_record") == served.desk.recording
-    drawn = await operator.call("get_flight_record", file_format=FlightFormat.PERFETTO)
+    assert await each_operator.call("get_flight_record") == served.desk.recording
+    drawn = await each_operator.call("get_flight_record", file_format=FlightFormat.PERFETTO)
     assert json.loads(drawn)["traceEvents"]
 
 

@@ -82,7 +82,6 @@ class AsyncMultiplexer:
     def __init__(
         self,
         channel: grpc.aio.Channel,
-        *,
         config: MultiplexConfig,
         metadata: Pairs,
         clock: Callable[[], float],

@@ -1,6 +1,6 @@
 """The asyncio client of a Penstock server.
 
-Owns what its callers see of generating. How a call is made is written in `async_calls.py`; what it
+Owns what its callers see of generating. How a call is made is written in `calls.py`; what it
 may raise is drawn in `errors.py`; when it is tried again is written in `retry.py`.
 """
 
@@ -9,14 +9,11 @@ import dataclasses
 from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Iterable, Sequence
 from contextlib import aclosing
 from types import TracebackType
-from typing import Self, Unpack
+from typing import ClassVar, Self, Unpack
 
 import grpc
 
 import penstock.v1 as pb
-from penstock.client.async_batch import read_batch
-from penstock.client.async_calls import AsyncCalls
-from penstock.client.async_pool import AsyncPool
 from penstock.client.batch import (
     BatchItem,
     BatchRequest,
@@ -33,7 +30,9 @@ from penstock.client.call_settings import (
     Pairs,
     require_one_output,
 )
+from penstock.client.calls import Calls
 from penstock.client.channel import DEFAULT_ADDRESS, ChannelConfig, grpc_targets
+from penstock.client.connections import Connections
 from penstock.client.credentials import TlsConfig, Token, channel_credentials, check_token
 from penstock.client.decoding import decode_generation, decode_state
 from penstock.client.encoding import encode_request
@@ -51,6 +50,7 @@ from penstock.client.pool import PoolConfig, PoolState
 from penstock.client.prompt import ChatMessage, ChatPrompt, PromptLike
 from penstock.client.resuming import ResumePoint
 from penstock.client.retry import Attempts, RetryPolicy
+from penstock.client.runtime import ASYNCIO, Canceller, Runtime
 from penstock.client.service_config import check_service_config
 from penstock.client.trace_context import TraceContext
 
@@ -64,6 +64,8 @@ class Client(ModelCalls):
     as the gRPC deadline. `trace` stands in for the current OpenTelemetry context. `metadata` is
     sent with the call.
     """
+
+    _runtime: ClassVar[Runtime] = ASYNCIO
 
     def __init__(  # noqa: PLR0913 - each is one choice of whoever makes a client
         self,
@@ -103,7 +105,8 @@ class Client(ModelCalls):
         channel = channel or ChannelConfig()
         if channel.service_config is not None:
             check_service_config(channel.service_config, settings.retry)
-        connections = AsyncPool(
+        connections = Connections(
+            self._runtime,
             targets,
             config=self._pool_config,
             channel=channel,
@@ -112,7 +115,13 @@ class Client(ModelCalls):
         )
         multiplexing = multiplex_config(multiplex, max_message_bytes=channel.max_message_bytes)
         super().__init__(
-            AsyncCalls(connections, settings=settings, multiplex=multiplexing, sleep=sleep)
+            Calls(
+                connections,
+                runtime=self._runtime,
+                settings=settings,
+                multiplex=multiplexing,
+                sleep=sleep,
+            )
         )
 
     async def __aenter__(self) -> Self:
@@ -149,9 +158,10 @@ class Client(ModelCalls):
     ) -> AsyncGenerator[Event, None]:
         """Stream the events of one generation: Accepted first, Finished last.
 
-        Sent when iteration starts. Leaving the iterator early (`aclose`, a `break`, cancelling the
-        task) cancels the request; `contextlib.aclosing` makes that prompt. A call that is tried
-        again begins anew with Accepted; that never happens after output was delivered.
+        Sent when iteration starts. Leaving the iterator early (closing it, a `break`, a
+        cancelled task, Ctrl-C) cancels the request; `contextlib.aclosing`, `closing` for the
+        blocking client, makes that prompt. A call that is tried again begins anew with Accepted;
+        that never happens after output was delivered.
         """
         wanted = with_grace(build_request(prompt, options), self._resume_grace_s)
         request = encode_request(wanted)
@@ -262,10 +272,18 @@ class Client(ModelCalls):
         require_requests(requests)
         width = batch_width(max_concurrency, self._pool_config.max_concurrent_calls)
 
-        def start(request: BatchRequest) -> AsyncGenerator[Event, None]:
-            return self.generate(request, deadline_s=deadline_s, metadata=metadata, **options)
+        def start(
+            request: BatchRequest, canceller: Canceller | None = None
+        ) -> AsyncGenerator[Event, None]:
+            wanted = with_grace(build_request(request, options), self._resume_grace_s)
+            return self._calls.stream(
+                encode_request(wanted),
+                self._calls.settings.attempts(deadline_s),
+                self._calls.pairs(metadata, None),
+                canceller=canceller,
+            )
 
-        return read_batch(requests, start, width)
+        return self._runtime.read_batch(requests, start, width)
 
     async def generate_all(
         self,
@@ -280,8 +298,8 @@ class Client(ModelCalls):
         """Generate for many prompts; the results in the order of `requests`.
 
         A request that fails has its PenstockError there. `on_event` is called with (index, event)
-        for each event as it comes, in this task; what it raises ends the batch. Otherwise as
-        `generate_many`.
+        for each event as it comes, in this task or thread; what it raises ends the batch.
+        Otherwise as `generate_many`.
         """
         results = BatchResults(on_event)
         items = self.generate_many(

@@ -1,7 +1,6 @@
-"""The asyncio client's calls that do not generate: models, tokens and health.
+"""The calls of a client that do not generate: models, tokens and health.
 
-Owns what is asked and how the answer is read. Does not know how a call is made: `async_calls.py`
-does.
+Owns what is asked and how the answer is read. Does not know how a call is made: `calls.py` does.
 """
 
 from collections.abc import Sequence
@@ -10,7 +9,6 @@ import grpc
 from grpc_health.v1 import health_pb2
 
 import penstock.v1 as pb
-from penstock.client.async_calls import AsyncCalls, RequestT, ResponseT, UnaryMethod
 from penstock.client.call_settings import (
     CONTROL_DEADLINE_S,
     HEALTH_METHOD,
@@ -18,6 +16,7 @@ from penstock.client.call_settings import (
     MAX_NUM_PAGES,
     Metadata,
 )
+from penstock.client.calls import Calls, RequestT, ResponseT, UnaryMethod
 from penstock.client.decoding import decode_health, decode_model
 from penstock.client.encoding import encode_ids, encode_prompt
 from penstock.client.errors import Failure, StreamBroken, Unavailable
@@ -29,7 +28,7 @@ from penstock.client.status import error_from_call
 class ModelCalls:
     """What `Client` asks of models and of the server's health."""
 
-    def __init__(self, calls: AsyncCalls) -> None:
+    def __init__(self, calls: Calls) -> None:
         self._calls = calls
 
     async def list_models(

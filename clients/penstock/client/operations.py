@@ -1,6 +1,6 @@
 """The asyncio client of a server's OperationsService: figures, live requests, levers.
 
-Owns what operators see of it. How a call is made is written in `async_calls.py`, what the answers
+Owns what operators see of it. How a call is made is written in `calls.py`, what the answers
 are in `operations_values.py`.
 """
 
@@ -8,25 +8,25 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from types import TracebackType
-from typing import Self, TypeAlias
+from typing import ClassVar, Self
 
 import grpc
 
 import penstock.v1 as pb
-from penstock.client.async_calls import AsyncCalls, RequestT, ResponseT, UnaryMethod
-from penstock.client.async_pool import AsyncPool
 from penstock.client.call_settings import (
     CONTROL_DEADLINE_S,
     MAX_NUM_PAGES,
     CallSettings,
     Metadata,
 )
+from penstock.client.calls import Calls, RequestT, ResponseT, StreamMethod, UnaryMethod
 from penstock.client.channel import (
     DEFAULT_OPERATIONS_ADDRESS,
     DEFAULT_OPERATIONS_PORT,
     ChannelConfig,
     grpc_target,
 )
+from penstock.client.connections import Connections
 from penstock.client.credentials import TlsConfig, Token, channel_credentials, check_token
 from penstock.client.errors import StreamBroken
 from penstock.client.events import RequestState
@@ -49,14 +49,9 @@ from penstock.client.operations_values import (
     ServerStats,
     StepRecord,
 )
-from penstock.client.own_failures import client_closed
 from penstock.client.pool import PoolConfig
 from penstock.client.retry import RetryPolicy
-from penstock.client.status import as_error
-
-_StreamMethod: TypeAlias = (
-    "Callable[[grpc.aio.Channel], grpc.aio.UnaryStreamMultiCallable[RequestT, ResponseT]]"
-)
+from penstock.client.runtime import ASYNCIO, Runtime
 
 
 class OperationsClient:
@@ -66,6 +61,8 @@ class OperationsClient:
     contract, RuntimeError on a closed client. `deadline_s`: the time a call may take in seconds.
     Calls with one answer are tried again as `RetryPolicy` says; streams and files are not.
     """
+
+    _runtime: ClassVar[Runtime] = ASYNCIO
 
     def __init__(
         self,
@@ -88,16 +85,17 @@ class OperationsClient:
         targets = (grpc_target(address, DEFAULT_OPERATIONS_PORT),)
         check_token(token, targets, is_encrypted=credentials is not None)
         settings = CallSettings(retry=retry or RetryPolicy(), metadata=tuple(metadata), token=token)
-        pool = AsyncPool(
+        pool = Connections(
+            self._runtime,
             targets,
             config=PoolConfig(),
             channel=channel or ChannelConfig(),
             credentials=credentials,
             clock=settings.clock,
         )
-        self._calls = AsyncCalls(pool, settings=settings, multiplex=None, sleep=sleep)
-        # Closing a channel of grpc.aio leaves its open calls hanging; they are cancelled by us.
-        self._open_streams: set[grpc.aio.RpcContext] = set()
+        self._calls = Calls(
+            pool, runtime=self._runtime, settings=settings, multiplex=None, sleep=sleep
+        )
 
     async def __aenter__(self) -> Self:
         return self
@@ -112,9 +110,6 @@ class OperationsClient:
 
     async def close(self) -> None:
         """Cancel open calls and hang up. May be called twice."""
-        self._calls.pool.is_closed = True
-        for call in tuple(self._open_streams):
-            call.cancel()
         await self._calls.close(0.0)
 
     async def get_stats(
@@ -294,29 +289,12 @@ class OperationsClient:
         pairs = settings.call_metadata((), None)
         return await self._calls.unary(method, request, settings.attempts(deadline_s), pairs)
 
-    async def _stream(
+    def _stream(
         self,
-        method: "_StreamMethod[RequestT, ResponseT]",
+        method: "StreamMethod[RequestT, ResponseT]",
         request: RequestT,
         deadline_s: float | None,
     ) -> AsyncGenerator[ResponseT, None]:
         settings = self._calls.settings
-        timeout_s = settings.attempts(deadline_s).timeout_s()
-        async with self._calls.borrowed_channel() as channel:
-            call = method(channel)(
-                request, timeout=timeout_s, metadata=settings.call_metadata((), None)
-            )
-            self._open_streams.add(call)
-            try:
-                async for response in call:
-                    yield response
-            except grpc.RpcError as failed:
-                raise as_error(failed, is_asked=self._calls.pool.is_closed) from failed
-            except asyncio.CancelledError:
-                task = asyncio.current_task()
-                if self._calls.pool.is_closed and not (task is not None and task.cancelling()):
-                    raise client_closed() from None
-                raise
-            finally:
-                self._open_streams.discard(call)
-                call.cancel()
+        attempts = settings.attempts(deadline_s)
+        return self._calls.one_stream(method, request, attempts, settings.call_metadata((), None))

@@ -1,64 +1,36 @@
-"""The blocking client of a server's OperationsService: figures, live requests, levers.
+"""The blocking client of a server's OperationsService: `operations.py` without asyncio.
 
-Owns what operators see of it. How a call is made is written in `sync_calls.py`, what the answers
-are in `operations_values.py`.
+Owns what operators see of it. What it does is written once, and `blocking.py` runs it.
 """
 
 import time
-from collections.abc import Callable, Generator
-from contextlib import closing
+from collections.abc import Callable
 from types import TracebackType
-from typing import Self, TypeAlias
+from typing import Self
 
 import grpc
 
-import penstock.v1 as pb
-from penstock.client.call_settings import (
-    CONTROL_DEADLINE_S,
-    MAX_NUM_PAGES,
-    CallSettings,
-    Metadata,
+from penstock.client.blocking import (
+    THREADS,
+    BlockingFace,
+    answering,
+    blocking_sleep,
+    iterating,
 )
-from penstock.client.channel import (
-    DEFAULT_OPERATIONS_ADDRESS,
-    DEFAULT_OPERATIONS_PORT,
-    ChannelConfig,
-    grpc_target,
-)
-from penstock.client.credentials import TlsConfig, Token, channel_credentials, check_token
-from penstock.client.errors import StreamBroken
-from penstock.client.events import RequestState
-from penstock.client.operations_decoding import decode_live_request, decode_stats, decode_step
-from penstock.client.operations_encoding import (
-    DEFAULT_PROFILE_S,
-    FILE_DEADLINE_S,
-    MAX_PAGE_SIZE,
-    drain_request,
-    flight_request,
-    list_request,
-    profile_request,
-    watch_request,
-)
-from penstock.client.operations_values import (
-    FlightFormat,
-    LiveRequest,
-    LogLevel,
-    ServerProcess,
-    ServerStats,
-    StepRecord,
-)
-from penstock.client.pool import PoolConfig
+from penstock.client.call_settings import Metadata
+from penstock.client.channel import DEFAULT_OPERATIONS_ADDRESS, ChannelConfig
+from penstock.client.credentials import TlsConfig, Token
+from penstock.client.operations import OperationsClient
 from penstock.client.retry import RetryPolicy
-from penstock.client.status import as_error
-from penstock.client.sync_calls import RequestT, ResponseT, SyncCalls, UnaryMethod
-from penstock.client.sync_pool import SyncPool
-
-_StreamMethod: TypeAlias = (
-    "Callable[[grpc.Channel], grpc.UnaryStreamMultiCallable[RequestT, ResponseT]]"
-)
 
 
-class SyncOperationsClient:
+class _ThreadOperationsClient(OperationsClient):
+    """The client, in threads."""
+
+    _runtime = THREADS
+
+
+class SyncOperationsClient(BlockingFace[OperationsClient]):
     """Talks to one server's operations port. Any number of threads may use it at a time.
 
     Every call raises a `PenstockError` when it fails, ValueError for arguments that do not fit the
@@ -78,23 +50,19 @@ class SyncOperationsClient:
         channel: ChannelConfig | None = None,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """Connects at the first call. `address`: HOST:PORT (50052 for a host alone).
-
-        ValueError for what is no address. Without `tls` or `credentials` the connection is plain
-        text. `metadata` goes with every call. `token` and `tls` as for `Client`.
-        """
-        credentials = channel_credentials(tls, credentials)
-        targets = (grpc_target(address, DEFAULT_OPERATIONS_PORT),)
-        check_token(token, targets, is_encrypted=credentials is not None)
-        settings = CallSettings(retry=retry or RetryPolicy(), metadata=tuple(metadata), token=token)
-        pool = SyncPool(
-            targets,
-            config=PoolConfig(),
-            channel=channel or ChannelConfig(),
-            credentials=credentials,
-            clock=settings.clock,
+        """Connects at the first call. As `OperationsClient`; `sleep` blocks."""
+        super().__init__(
+            _ThreadOperationsClient(
+                address,
+                token=token,
+                tls=tls,
+                credentials=credentials,
+                metadata=metadata,
+                retry=retry,
+                channel=channel,
+                sleep=blocking_sleep(sleep),
+            )
         )
-        self._calls = SyncCalls(pool, settings=settings, multiplex=None, sleep=sleep)
 
     def __enter__(self) -> Self:
         return self
@@ -107,200 +75,14 @@ class SyncOperationsClient:
     ) -> None:
         self.close()
 
-    def close(self) -> None:
-        """Cancel open calls and hang up. May be called twice."""
-        self._calls.close(0.0)
-
-    def get_stats(
-        self, model: str | None = None, *, deadline_s: float | None = CONTROL_DEADLINE_S
-    ) -> ServerStats:
-        """A snapshot; with `model`, of its models only that one."""
-        response = self._ask(
-            lambda channel: pb.OperationsServiceStub(channel).GetStats,
-            pb.GetStatsRequest(model=model),
-            deadline_s,
-        )
-        return decode_stats(response.stats)
-
-    def watch_stats(
-        self,
-        model: str | None = None,
-        *,
-        interval_s: float | None = None,
-        deadline_s: float | None = None,
-    ) -> Generator[ServerStats, None, None]:
-        """Snapshots, the first at once, until iteration stops. `interval_s` None: a second."""
-        responses = self._stream(
-            lambda channel: pb.OperationsServiceStub(channel).WatchStats,
-            watch_request(model, interval_s),
-            deadline_s,
-        )
-        with closing(responses):
-            for response in responses:
-                yield decode_stats(response.stats)
-
-    def list_requests(
-        self,
-        *,
-        model: str | None = None,
-        tenant: str | None = None,
-        state: RequestState | None = None,
-        max_requests: int | None = None,
-        deadline_s: float | None = CONTROL_DEADLINE_S,
-    ) -> tuple[LiveRequest, ...]:
-        """Requests that have not ended, by arrival; the oldest `max_requests` of them.
-
-        Read in pages, so one that ends meanwhile may be missing. `deadline_s` holds for each page.
-        """
-        request = list_request(model, tenant, state, max_requests)
-        found: list[LiveRequest] = []
-        for _ in range(MAX_NUM_PAGES):
-            page = self._ask(
-                lambda channel: pb.OperationsServiceStub(channel).ListRequests, request, deadline_s
-            )
-            found.extend(decode_live_request(each) for each in page.requests)
-            num_left = None if max_requests is None else max_requests - len(found)
-            if not page.next_page_token or num_left == 0:
-                return tuple(found)
-            request.page_token = page.next_page_token
-            request.page_size = MAX_PAGE_SIZE if num_left is None else min(num_left, MAX_PAGE_SIZE)
-        raise StreamBroken.because(f"the list of requests did not end after {MAX_NUM_PAGES} pages")
-
-    def get_request(
-        self,
-        request_id: str,
-        *,
-        tenant: str | None = None,
-        deadline_s: float | None = CONTROL_DEADLINE_S,
-    ) -> LiveRequest:
-        """One request that has not ended. Raises RequestNotFound.
-
-        `tenant` is needed only if two tenants use the same id.
-        """
-        response = self._ask(
-            lambda channel: pb.OperationsServiceStub(channel).GetRequest,
-            pb.GetRequestRequest(request_id=request_id, tenant=tenant),
-            deadline_s,
-        )
-        return decode_live_request(response.request)
-
-    def drain(
-        self,
-        *,
-        timeout_s: float | None = None,
-        deadline_s: float | None = CONTROL_DEADLINE_S,
-    ) -> int:
-        """Stop the server gently: no new requests; how many live ones there are.
-
-        `timeout_s`: how long those may go on; None: as the server is set. No way back.
-        """
-        response = self._ask(
-            lambda channel: pb.OperationsServiceStub(channel).Drain,
-            drain_request(timeout_s),
-            deadline_s,
-        )
-        return response.num_live_requests
-
-    def get_flight_steps(
-        self,
-        model: str | None = None,
-        *,
-        max_steps: int | None = None,
-        deadline_s: float | None = FILE_DEADLINE_S,
-    ) -> tuple[StepRecord, ...]:
-        """The engine's last steps, oldest first; `max_steps` None: all that are kept."""
-        request = flight_request(model, max_steps, None)
-        pieces = self._flight_record(request, deadline_s)
-        with closing(pieces):
-            return tuple([decode_step(step) for piece in pieces for step in piece.steps.steps])
-
-    def get_flight_record(
-        self,
-        model: str | None = None,
-        *,
-        file_format: FlightFormat = FlightFormat.RAW,
-        max_steps: int | None = None,
-        deadline_s: float | None = FILE_DEADLINE_S,
-    ) -> bytes:
-        """The flight record as a file. `max_steps`: only the latest, not for RAW."""
-        request = flight_request(model, max_steps, file_format)
-        pieces = self._flight_record(request, deadline_s)
-        with closing(pieces):
-            return b"".join([piece.file_chunk for piece in pieces])
-
-    def dump_flight_record(
-        self, model: str | None = None, *, deadline_s: float | None = CONTROL_DEADLINE_S
-    ) -> str:
-        """Have the flight record written to a file on the server's machine; its path there."""
-        response = self._ask(
-            lambda channel: pb.OperationsServiceStub(channel).DumpFlightRecord,
-            pb.DumpFlightRecordRequest(model=model),
-            deadline_s,
-        )
-        return response.path
-
-    def set_log_level(
-        self, level: LogLevel, *, deadline_s: float | None = CONTROL_DEADLINE_S
-    ) -> None:
-        """What all processes of the server log from now on."""
-        self._ask(
-            lambda channel: pb.OperationsServiceStub(channel).SetLogLevel,
-            pb.SetLogLevelRequest(level=pb.LogLevel.ValueType(level)),
-            deadline_s,
-        )
-
-    def profile(
-        self,
-        process: ServerProcess = ServerProcess.ENGINE,
-        *,
-        front_index: int | None = None,
-        duration_s: float = DEFAULT_PROFILE_S,
-        deadline_s: float | None = None,
-    ) -> bytes:
-        """Sample what a process does for `duration_s`; a file for www.speedscope.app.
-
-        `front_index`: which front, for FRONT alone. `deadline_s` None: some time over the duration.
-        """
-        pieces = self._stream(
-            lambda channel: pb.OperationsServiceStub(channel).Profile,
-            profile_request(process, front_index, duration_s),
-            duration_s + FILE_DEADLINE_S if deadline_s is None else deadline_s,
-        )
-        with closing(pieces):
-            return b"".join([piece.file_chunk for piece in pieces])
-
-    def _flight_record(
-        self, request: pb.GetFlightRecordRequest, deadline_s: float | None
-    ) -> Generator[pb.GetFlightRecordResponse, None, None]:
-        return self._stream(
-            lambda channel: pb.OperationsServiceStub(channel).GetFlightRecord, request, deadline_s
-        )
-
-    def _ask(
-        self,
-        method: "UnaryMethod[RequestT, ResponseT]",
-        request: RequestT,
-        deadline_s: float | None,
-    ) -> ResponseT:
-        settings = self._calls.settings
-        pairs = settings.call_metadata((), None)
-        return self._calls.unary(method, request, settings.attempts(deadline_s), pairs)
-
-    def _stream(
-        self,
-        method: "_StreamMethod[RequestT, ResponseT]",
-        request: RequestT,
-        deadline_s: float | None,
-    ) -> Generator[ResponseT, None, None]:
-        settings = self._calls.settings
-        timeout_s = settings.attempts(deadline_s).timeout_s()
-        with self._calls.borrowed_channel() as channel:
-            call = method(channel)(
-                request, timeout=timeout_s, metadata=settings.call_metadata((), None)
-            )
-            try:
-                yield from call
-            except grpc.RpcError as failed:
-                raise as_error(failed, is_asked=self._calls.pool.is_closed) from failed
-            finally:
-                call.cancel()
+    close = answering(OperationsClient.close)
+    get_stats = answering(OperationsClient.get_stats)
+    watch_stats = iterating(OperationsClient.watch_stats)
+    list_requests = answering(OperationsClient.list_requests)
+    get_request = answering(OperationsClient.get_request)
+    drain = answering(OperationsClient.drain)
+    get_flight_steps = answering(OperationsClient.get_flight_steps)
+    get_flight_record = answering(OperationsClient.get_flight_record)
+    dump_flight_record = answering(OperationsClient.dump_flight_record)
+    set_log_level = answering(OperationsClient.set_log_level)
+    profile = answering(OperationsClient.profile)

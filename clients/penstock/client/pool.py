@@ -1,7 +1,7 @@
 """Which connection a call takes, and how many calls there may be: the rules of a pool.
 
 Owns the picking of channels, the bound on calls that generate and their backlog. Opens nothing and
-waits for nothing: `async_pool.py` and `sync_pool.py` do, each in its own way.
+waits for nothing: `connections.py` does.
 """
 
 import math

@@ -6,20 +6,43 @@ request, so that a short batch has few and a long one never more than its width.
 
 import threading
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import AsyncGenerator, Iterable, Iterator
 from contextlib import closing
-from typing import TypeAlias
 
 from penstock.client.batch import BatchItem, BatchRequest
 from penstock.client.errors import PenstockError
-from penstock.client.events import Event
-from penstock.client.sync_calls import Cancellation
+from penstock.client.own_failures import request_cancelled
+from penstock.client.runtime import StartStream, Stream
+from penstock.client.without_loop import iterate
 
 _MAX_HELD_ITEMS = 2
 _WIND_DOWN_S = 2.0
 """How long leaving a batch waits for its streams: one that is between two attempts sleeps on."""
 
-Start: TypeAlias = Callable[[BatchRequest, Cancellation], Generator[Event, None, None]]
+
+class _Cancellation:
+    """Ends a stream from another thread than the one that reads it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._call: Stream | None = None
+        self.is_cancelled = False
+
+    def cancel(self) -> None:
+        """End the stream, now or as soon as it begins; its reader meets CallCancelled."""
+        with self._lock:
+            self.is_cancelled = True
+            call = self._call
+        if call is not None:
+            call.cancel()
+
+    def watch(self, call: Stream) -> None:
+        """`call` is the current attempt. Raises CallCancelled when that comes too late."""
+        with self._lock:
+            self._call = call
+            is_cancelled = self.is_cancelled
+        if is_cancelled:
+            raise request_cancelled("")
 
 
 class _Failed:
@@ -67,7 +90,7 @@ class _Outbox:
 class _Batch:
     """The threads of one batch."""
 
-    def __init__(self, requests: Iterator[BatchRequest], start: Start, width: int) -> None:
+    def __init__(self, requests: Iterator[BatchRequest], start: StartStream, width: int) -> None:
         self._requests = requests
         self._start = start
         self._width = width
@@ -80,7 +103,7 @@ class _Batch:
         self._num_reading = 0
         self._is_over = False
         self._is_cancelled = False
-        self._open: set[Cancellation] = set()
+        self._open: set[_Cancellation] = set()
         # A reader with a full outbox stops reading its stream, and the server sees that.
         self.outbox = _Outbox(_MAX_HELD_ITEMS * width)
 
@@ -122,7 +145,7 @@ class _Batch:
             if is_last:
                 self.outbox.put_end(None)
 
-    def _next_request(self) -> tuple[int, BatchRequest, Cancellation] | None:
+    def _next_request(self) -> tuple[int, BatchRequest, _Cancellation] | None:
         with self._source_lock:
             if self._is_over:
                 return None
@@ -133,16 +156,16 @@ class _Batch:
                 return None
             index = self._num_requests
             self._num_requests += 1
-        cancellation = Cancellation()
+        cancellation = _Cancellation()
         with self._lock:
             if self._is_cancelled:
                 return None
             self._open.add(cancellation)
         return index, request, cancellation
 
-    def _read(self, index: int, request: BatchRequest, cancellation: Cancellation) -> None:
+    def _read(self, index: int, request: BatchRequest, cancellation: _Cancellation) -> None:
         try:
-            with closing(self._start(request, cancellation)) as events:
+            with closing(iterate(self._start(request, cancellation))) as events:
                 for event in events:
                     self.outbox.put((index, event))
         except PenstockError as error:
@@ -153,9 +176,9 @@ class _Batch:
                 self._has_closed_stream.notify_all()
 
 
-def read_batch(
-    requests: Iterable[BatchRequest], start: Start, width: int
-) -> Generator[BatchItem, None, None]:
+async def read_batch(
+    requests: Iterable[BatchRequest], start: StartStream, width: int
+) -> AsyncGenerator[BatchItem, None]:
     """The items of all requests as they come; leaving early cancels what is open."""
     batch = _Batch(iter(requests), start, width)
     batch.add_thread()

@@ -1,62 +1,45 @@
-"""The blocking client of a Penstock server: the same contract as `client.Client`, without asyncio.
+"""The blocking client of a Penstock server: `client.Client` without asyncio.
 
-Owns what its callers see of generating. It stands on gRPC's own blocking API rather than on an
-event loop in a thread; only a batch and a Multiplex call have threads, which end with them. How a
-call is made is written in `sync_calls.py`.
+Owns what its callers see of generating. It stands on gRPC's own blocking API and has no event loop;
+only a batch and a Multiplex call have threads, which end with them. What it does is written once,
+for both clients, and `blocking.py` runs it.
 """
 
-import dataclasses
 import time
 from collections.abc import Callable, Generator, Iterable, Sequence
-from contextlib import closing
 from types import TracebackType
 from typing import Self, Unpack
 
 import grpc
 
-import penstock.v1 as pb
-from penstock.client.batch import (
-    BatchItem,
-    BatchRequest,
-    BatchResults,
-    GenerationBuilder,
-    OnEvent,
-    batch_width,
-    require_requests,
+from penstock.client.batch import BatchItem, BatchRequest, OnEvent
+from penstock.client.blocking import (
+    THREADS,
+    BlockingFace,
+    answering,
+    blocking_sleep,
+    iterating,
 )
-from penstock.client.call_settings import (
-    CONTROL_DEADLINE_S,
-    CallSettings,
-    Metadata,
-    Pairs,
-    require_one_output,
-)
-from penstock.client.channel import DEFAULT_ADDRESS, ChannelConfig, grpc_targets
-from penstock.client.credentials import TlsConfig, Token, channel_credentials, check_token
-from penstock.client.decoding import decode_generation, decode_state
-from penstock.client.encoding import encode_request
+from penstock.client.call_settings import CallSettings, Metadata
+from penstock.client.channel import DEFAULT_ADDRESS, ChannelConfig
+from penstock.client.client import Client
+from penstock.client.credentials import TlsConfig, Token
 from penstock.client.errors import PenstockError
-from penstock.client.events import Event, Generation, RequestState, Tokens
-from penstock.client.multiplex import MultiplexConfig, multiplex_config
-from penstock.client.options import (
-    GenerationOptions,
-    GenerationRequest,
-    build_request,
-    with_grace,
-)
+from penstock.client.events import Generation
+from penstock.client.multiplex import MultiplexConfig
+from penstock.client.options import GenerationOptions
 from penstock.client.pool import PoolConfig, PoolState
-from penstock.client.prompt import ChatMessage, ChatPrompt, PromptLike
-from penstock.client.resuming import ResumePoint
-from penstock.client.retry import Attempts, RetryPolicy
-from penstock.client.service_config import check_service_config
-from penstock.client.sync_batch import read_batch
-from penstock.client.sync_calls import Cancellation, SyncCalls
-from penstock.client.sync_model_calls import SyncModelCalls
-from penstock.client.sync_pool import SyncPool
-from penstock.client.trace_context import TraceContext
+from penstock.client.retry import RetryPolicy
+from penstock.client.without_loop import iterate, run
 
 
-class SyncClient(SyncModelCalls):
+class _ThreadClient(Client):
+    """The client, in threads."""
+
+    _runtime = THREADS
+
+
+class SyncClient(BlockingFace[Client]):
     """Talks to one service. Any number of threads may use it at a time.
 
     Every call raises a `PenstockError` when it fails, ValueError or TypeError for arguments that
@@ -82,38 +65,22 @@ class SyncClient(SyncModelCalls):
         settings: CallSettings | None = None,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """Connects at the first call. Without `tls` or `credentials` the connection is plain text.
-
-        `token`: the bearer token of every call, or what is asked for it before each; not over plain
-        text to another machine (ValueError). `tls` True: TLS as the system believes in authorities.
-        `address`: HOST:PORT (50051 for a host alone) or another gRPC target, or several of them,
-        in a sequence or with commas between; ValueError for what is neither. `metadata` goes with
-        every call, e.g. `authorization`. `pool`: how many connections and calls. `multiplex`: send
-        all generations of a connection over one Multiplex call. `resume_grace_s`: how long streams
-        outlive a lost connection, where the request does not say. `settings` replaces `retry` and
-        `metadata` as a whole; with it and `sleep` tests bring their own time.
-        """
-        settings = settings or CallSettings(retry=retry or RetryPolicy(), metadata=tuple(metadata))
-        credentials = channel_credentials(tls, credentials)
-        targets = grpc_targets(address)
-        if token is not None:
-            check_token(token, targets, is_encrypted=credentials is not None)
-            settings = dataclasses.replace(settings, token=token)
-        self._pool_config = pool or PoolConfig()
-        self._resume_grace_s = resume_grace_s
-        channel = channel or ChannelConfig()
-        if channel.service_config is not None:
-            check_service_config(channel.service_config, settings.retry)
-        connections = SyncPool(
-            targets,
-            config=self._pool_config,
-            channel=channel,
-            credentials=credentials,
-            clock=settings.clock,
-        )
-        multiplexing = multiplex_config(multiplex, max_message_bytes=channel.max_message_bytes)
+        """Connects at the first call. The arguments are those of `Client`; `sleep` blocks."""
         super().__init__(
-            SyncCalls(connections, settings=settings, multiplex=multiplexing, sleep=sleep)
+            _ThreadClient(
+                address,
+                token=token,
+                tls=tls,
+                credentials=credentials,
+                metadata=metadata,
+                retry=retry,
+                channel=channel,
+                pool=pool,
+                multiplex=multiplex,
+                resume_grace_s=resume_grace_s,
+                settings=settings,
+                sleep=blocking_sleep(sleep),
+            )
         )
 
     def __enter__(self) -> Self:
@@ -127,121 +94,26 @@ class SyncClient(SyncModelCalls):
     ) -> None:
         self.close()
 
-    def close(self, *, grace_s: float = 0.0) -> None:
-        """Take no more calls, wait up to `grace_s` for open ones, cancel the rest and hang up.
-
-        Calls that wait for their turn end at once. May be called twice.
-        """
-        self._calls.close(grace_s)
-
     @property
     def pool_state(self) -> PoolState:
         """How many connections and calls there are now."""
-        return self._calls.pool.state
+        return self._asynchronous.pool_state
 
-    def generate(
-        self,
-        prompt: PromptLike | GenerationRequest,
-        *,
-        deadline_s: float | None = None,
-        trace: TraceContext | None = None,
-        metadata: Metadata = (),
-        **options: Unpack[GenerationOptions],
-    ) -> Generator[Event, None, None]:
-        """Stream the events of one generation: Accepted first, Finished last.
+    close = answering(Client.close)
+    generate = iterating(Client.generate)
+    resume = iterating(Client.resume)
+    chat = iterating(Client.chat)
+    generate_text = iterating(Client.generate_text)
+    generate_once = answering(Client.generate_once)
+    cancel = answering(Client.cancel)
+    list_models = answering(Client.list_models)
+    get_model = answering(Client.get_model)
+    tokenize = answering(Client.tokenize)
+    detokenize = answering(Client.detokenize)
+    health = answering(Client.health)
+    wait_until_serving = answering(Client.wait_until_serving)
 
-        Sent when iteration starts. Leaving the iterator early (`close`, a `break`, Ctrl-C) cancels
-        the request; `contextlib.closing` makes that certain. A call that is tried again begins anew
-        with Accepted; that never happens after output was delivered.
-        """
-        wanted = with_grace(build_request(prompt, options), self._resume_grace_s)
-        request = encode_request(wanted)
-        attempts = self._calls.settings.attempts(deadline_s)
-        return self._calls.stream(request, attempts, self._calls.pairs(metadata, trace))
-
-    def resume(
-        self,
-        point: ResumePoint | str,
-        *,
-        resume_grace_s: float | None = None,
-        deadline_s: float | None = None,
-        trace: TraceContext | None = None,
-        metadata: Metadata = (),
-    ) -> Generator[Event, None, None]:
-        """Stream the rest of a request that outlived its stream, from `point` on.
-
-        A request id alone asks for all of it. Whoever still reads the older stream meets
-        StreamSuperseded there. Connections that are lost again are made good for `resume_grace_s`,
-        the client's own unless given; leaving the iterator early then cancels the request, and
-        otherwise leaves it to its grace. Raises RequestNotFound when that is over,
-        SequenceUnavailable for messages that are no longer kept.
-        """
-        if isinstance(point, str):
-            point = ResumePoint(request_id=point)
-        grace_s = self._resume_grace_s if resume_grace_s is None else resume_grace_s
-        settings = self._calls.settings
-        return self._calls.resume(
-            point,
-            settings.attempts(deadline_s),
-            settings.call_metadata(metadata, trace),
-            grace_s=grace_s or 0.0,
-        )
-
-    def chat(
-        self,
-        messages: Sequence[ChatMessage],
-        *,
-        deadline_s: float | None = None,
-        trace: TraceContext | None = None,
-        metadata: Metadata = (),
-        **options: Unpack[GenerationOptions],
-    ) -> Generator[Event, None, None]:
-        """Stream the events of the next turn of a dialogue; as `generate`."""
-        prompt = ChatPrompt(messages=tuple(messages))
-        return self.generate(
-            prompt, deadline_s=deadline_s, trace=trace, metadata=metadata, **options
-        )
-
-    def generate_text(
-        self,
-        prompt: PromptLike | GenerationRequest,
-        *,
-        deadline_s: float | None = None,
-        trace: TraceContext | None = None,
-        metadata: Metadata = (),
-        **options: Unpack[GenerationOptions],
-    ) -> Generator[str, None, None]:
-        """Stream the text of one output, in pieces that are never empty. `n` must be 1."""
-        request = build_request(prompt, options)
-        require_one_output(request)
-        events = self.generate(request, deadline_s=deadline_s, trace=trace, metadata=metadata)
-        return _texts(events)
-
-    def generate_once(
-        self,
-        prompt: PromptLike | GenerationRequest,
-        *,
-        deadline_s: float | None = None,
-        trace: TraceContext | None = None,
-        metadata: Metadata = (),
-        **options: Unpack[GenerationOptions],
-    ) -> Generation:
-        """Generate and answer as a whole. Give a deadline: nothing comes before the end."""
-        message = encode_request(build_request(prompt, options))
-        attempts = self._calls.settings.attempts(deadline_s)
-        pairs = self._calls.pairs(metadata, trace)
-        if self._calls.is_multiplexed:
-            return self._collect(message, attempts, pairs)
-        request = pb.GenerateOnceRequest(generation=message)
-        with self._calls.pool.turn(attempts.timeout_s()):
-            response = self._calls.unary(
-                lambda channel: pb.GenerationServiceStub(channel).GenerateOnce,
-                request,
-                attempts,
-                pairs,
-            )
-        return decode_generation(response)
-
+    # Written out, because these requests come from a plain iterable only.
     def generate_many(
         self,
         requests: Iterable[BatchRequest],
@@ -251,29 +123,15 @@ class SyncClient(SyncModelCalls):
         metadata: Metadata = (),
         **options: Unpack[GenerationOptions],
     ) -> Generator[BatchItem, None, None]:
-        """Generate for many prompts, `max_concurrency` at a time: (index, event) as they come.
-
-        A request that fails ends with (index, PenstockError), and the others go on. The next one
-        is taken from `requests` when one has ended, so that they may be endless; no more are open
-        than `PoolConfig.max_concurrent_calls` allows. Whoever iterates slowly slows the streams
-        down. `deadline_s` holds for each request from its start; `options` are those of each.
-        Leaving the iterator early cancels what is open. Raises ValueError or TypeError for a
-        request that does not fit the contract, which ends the batch.
-        """
-        require_requests(requests)
-        width = batch_width(max_concurrency, self._pool_config.max_concurrent_calls)
-
-        def start(
-            request: BatchRequest, cancellation: Cancellation
-        ) -> Generator[Event, None, None]:
-            return self._calls.stream(
-                encode_request(build_request(request, options)),
-                self._calls.settings.attempts(deadline_s),
-                self._calls.pairs(metadata, None),
-                cancellation=cancellation,
-            )
-
-        return read_batch(requests, start, width)
+        """Generate for many prompts; as `Client.generate_many`, each open request in a thread."""
+        items = self._asynchronous.generate_many(
+            requests,
+            max_concurrency=max_concurrency,
+            deadline_s=deadline_s,
+            metadata=metadata,
+            **options,
+        )
+        return iterate(items)
 
     def generate_all(
         self,
@@ -285,58 +143,13 @@ class SyncClient(SyncModelCalls):
         metadata: Metadata = (),
         **options: Unpack[GenerationOptions],
     ) -> list[Generation | PenstockError]:
-        """Generate for many prompts; the results in the order of `requests`.
-
-        A request that fails has its PenstockError there. `on_event` is called with (index, event)
-        for each event as it comes, in this task; what it raises ends the batch. Otherwise as
-        `generate_many`.
-        """
-        results = BatchResults(on_event)
-        items = self.generate_many(
+        """Generate for many prompts; the results in their order, as `Client.generate_all`."""
+        results = self._asynchronous.generate_all(
             requests,
             max_concurrency=max_concurrency,
+            on_event=on_event,
             deadline_s=deadline_s,
             metadata=metadata,
             **options,
         )
-        with closing(items):
-            for item in items:
-                results.add(item)
-        return results.in_order()
-
-    def cancel(
-        self,
-        request_id: str,
-        *,
-        deadline_s: float | None = CONTROL_DEADLINE_S,
-        trace: TraceContext | None = None,
-        metadata: Metadata = (),
-    ) -> RequestState:
-        """Cancel a live request of the same tenant; where it stood. Raises RequestNotFound."""
-        request = pb.CancelRequest(request_id=request_id)
-        settings = self._calls.settings
-        response = self._calls.unary(
-            lambda channel: pb.GenerationServiceStub(channel).Cancel,
-            request,
-            settings.attempts(deadline_s),
-            settings.call_metadata(metadata, trace),
-        )
-        return decode_state(response.state)
-
-    def _collect(
-        self, request: pb.GenerateRequest, attempts: Attempts, metadata: Pairs
-    ) -> Generation:
-        builder = GenerationBuilder()
-        with closing(self._calls.stream(request, attempts, metadata, is_whole=True)) as events:
-            for event in events:
-                builder.add(event)
-        return builder.result()
-
-
-def _texts(events: Generator[Event, None, None]) -> Generator[str, None, None]:
-    try:
-        for event in events:
-            if isinstance(event, Tokens) and event.text:
-                yield event.text
-    finally:
-        events.close()
+        return run(results)

@@ -36,10 +36,10 @@ class SyncMultiplexStream:
         self._has_news = has_news
         self._expires_s = None if timeout_s is None else time.monotonic() + timeout_s
 
-    def __iter__(self) -> Self:
+    def __aiter__(self) -> Self:
         return self
 
-    def __next__(self) -> pb.GenerateResponse:
+    async def __anext__(self) -> pb.GenerateResponse:
         try:
             response = self._lane.take()
             while response is None:
@@ -49,7 +49,7 @@ class SyncMultiplexStream:
                 if response is None:
                     self._wait()
         except EOFError:
-            raise StopIteration from None
+            raise StopAsyncIteration from None
         self._call.send(self._lane.credit())
         return response
 
@@ -70,7 +70,6 @@ class SyncMultiplexer:
     def __init__(
         self,
         channel: grpc.Channel,
-        *,
         config: MultiplexConfig,
         metadata: Pairs,
         clock: Callable[[], float],
@@ -114,7 +113,7 @@ class SyncMultiplexer:
             raise multiplex_ended()
         return SyncMultiplexStream(call, lane, has_news, timeout_s)
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Cancel the calls; open requests raise CallCancelled."""
         with self._lock:
             self._is_closed = True

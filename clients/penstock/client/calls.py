@@ -1,12 +1,14 @@
-"""How the blocking client makes a call: its turn, its attempts, its channel, its end.
+"""How a client makes a call: its turn, its attempts, its channel, its end.
 
-Owns one pool and, for a client that multiplexes, the Multiplex calls on it. Does not know what is
-asked for: `sync_client.py` does.
+Owns the connections and, for a client that multiplexes, the Multiplex calls on them. Does not know
+what is asked for: `client.py` does. Nor whether it runs on an event loop or in threads: that is
+known in `runtime.py` and `blocking.py`.
 """
 
+import asyncio
 import threading
-from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
 from typing import Protocol, TypeAlias, TypeVar
 
 import grpc
@@ -19,18 +21,18 @@ from penstock.client.call_settings import (
     require_no_metadata,
     traceparent_of,
 )
+from penstock.client.connections import Connections
 from penstock.client.decoding import decode_seconds
 from penstock.client.errors import CallCancelled, PenstockError, Unavailable
 from penstock.client.events import Accepted, Event, Finished
 from penstock.client.multiplex import MultiplexConfig
-from penstock.client.own_failures import client_closed, request_cancelled
+from penstock.client.own_failures import client_closed
 from penstock.client.passage import Passage
 from penstock.client.pool import is_silence
 from penstock.client.resuming import ResumePoint
 from penstock.client.retry import Attempts
+from penstock.client.runtime import Canceller, Multiplexer, Runtime, Stream
 from penstock.client.status import as_error, error_cause
-from penstock.client.sync_multiplex import SyncMultiplexer
-from penstock.client.sync_pool import SyncPool
 from penstock.client.trace_context import TraceContext
 
 _LEAVING_DEADLINE_S = 2.0
@@ -39,82 +41,56 @@ _LEAVING_DEADLINE_S = 2.0
 RequestT = TypeVar("RequestT")
 ResponseT = TypeVar("ResponseT")
 UnaryMethod: TypeAlias = (
-    "Callable[[grpc.Channel], grpc.UnaryUnaryMultiCallable[RequestT, ResponseT]]"
+    "Callable[[grpc.aio.Channel], grpc.aio.UnaryUnaryMultiCallable[RequestT, ResponseT]]"
 )
 """Finds a method on the channel that an attempt got."""
-
-
-class _Stream(Protocol):
-    """One attempt at a stream: a call of its own, or a request on a Multiplex call."""
-
-    def __iter__(self) -> Iterator[pb.GenerateResponse]: ...
-
-    def cancel(self) -> bool: ...
-
-
-class _ResumeCall(Protocol):
-    def __iter__(self) -> Iterator[pb.ResumeResponse]: ...
-
-    def cancel(self) -> bool: ...
+StreamMethod: TypeAlias = (
+    "Callable[[grpc.aio.Channel], grpc.aio.UnaryStreamMultiCallable[RequestT, ResponseT]]"
+)
 
 
 class _Resumed:
     """A Resume call as the stream that it goes on with."""
 
-    def __init__(self, call: _ResumeCall) -> None:
+    def __init__(
+        self, call: "grpc.aio.UnaryStreamCall[pb.ResumeRequest, pb.ResumeResponse]"
+    ) -> None:
         self._call = call
 
-    def __iter__(self) -> Iterator[pb.GenerateResponse]:
-        for message in self._call:
+    async def __aiter__(self) -> AsyncIterator[pb.GenerateResponse]:
+        async for message in self._call:
             yield message.response
 
     def cancel(self) -> bool:
         return self._call.cancel()
 
 
-class Cancellation:
-    """Ends a stream from another thread than the one that reads it."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._call: _Stream | None = None
-        self.is_cancelled = False
-
-    def cancel(self) -> None:
-        """End the stream, now or as soon as it begins; its reader meets CallCancelled."""
-        with self._lock:
-            self.is_cancelled = True
-            call = self._call
-        if call is not None:
-            call.cancel()
-
-    def watch(self, call: _Stream) -> None:
-        """`call` is the current attempt. Raises CallCancelled when that comes too late."""
-        with self._lock:
-            self._call = call
-            is_cancelled = self.is_cancelled
-        if is_cancelled:
-            raise request_cancelled("")
+class _Cancellable(Protocol):
+    def cancel(self) -> bool: ...
 
 
-class SyncCalls:
+class Calls:
     """Makes calls, each with as many attempts as the settings allow."""
 
     def __init__(
         self,
-        pool: SyncPool,
+        pool: Connections,
         *,
+        runtime: Runtime,
         settings: CallSettings,
         multiplex: MultiplexConfig | None,
-        sleep: Callable[[float], None],
+        sleep: Callable[[float], Awaitable[None]],
     ) -> None:
         self.pool = pool
+        self._runtime = runtime
         self.settings = settings
         self.is_multiplexed = multiplex is not None
         self._multiplex = multiplex
-        self._multiplexers: dict[int, SyncMultiplexer] = {}
+        self._multiplexers: dict[int, Multiplexer] = {}
         self._lock = threading.Lock()
         self._sleep = sleep
+        # Closing a channel of grpc.aio leaves its open calls hanging; they are cancelled by us.
+        self._open_calls: set[_Cancellable] = set()
 
     def pairs(self, metadata: Metadata, trace: TraceContext | None) -> Pairs:
         """Metadata of a generation. Raises ValueError for some that cannot be sent."""
@@ -122,16 +98,18 @@ class SyncCalls:
             require_no_metadata(metadata)
         return self.settings.call_metadata(metadata, trace)
 
-    def close(self, grace_s: float) -> None:
+    async def close(self, grace_s: float) -> None:
         """Wait up to `grace_s` for open calls, cancel what is left, hang up."""
-        self.pool.drain(grace_s)
+        await self.pool.drain(grace_s)
         self.pool.is_closed = True
         with self._lock:
             multiplexers = tuple(self._multiplexers.values())
             self._multiplexers.clear()
         for multiplexer in multiplexers:
-            multiplexer.close()
-        self.pool.close()
+            await multiplexer.close()
+        for call in tuple(self._open_calls):
+            call.cancel()
+        await self.pool.close()
 
     def stream(
         self,
@@ -140,93 +118,96 @@ class SyncCalls:
         metadata: Pairs,
         *,
         is_whole: bool = False,
-        cancellation: Cancellation | None = None,
-    ) -> Generator[Event, None, None]:
+        canceller: Canceller | None = None,
+    ) -> AsyncGenerator[Event, None]:
         """The events of a generation.
 
         `is_whole`: nobody sees them before the last, so output does not stand against a retry.
         """
         recovery = self.settings.recovery(decode_seconds(request.resume_grace_period))
         passage = Passage(request, attempts, recovery, is_whole=is_whole)
-        return self._travel(passage, metadata, cancellation or Cancellation())
+        return self._travel(passage, metadata, canceller)
 
     def resume(
         self, point: ResumePoint, attempts: Attempts, metadata: Pairs, *, grace_s: float
-    ) -> Generator[Event, None, None]:
+    ) -> AsyncGenerator[Event, None]:
         """The events of a request from a point on."""
         passage = Passage(None, attempts, self.settings.recovery(grace_s), point=point)
-        return self._travel(passage, metadata, Cancellation())
+        return self._travel(passage, metadata)
 
     def _travel(
-        self, passage: Passage, metadata: Pairs, cancellation: Cancellation
-    ) -> Generator[Event, None, None]:
-        events = self._read(passage, metadata, cancellation)
+        self, passage: Passage, metadata: Pairs, canceller: Canceller | None = None
+    ) -> AsyncGenerator[Event, None]:
+        events = self._read(passage, metadata, canceller)
         return self._cancelling(passage, events, metadata) if passage.can_live_on else events
 
-    def _cancelling(
-        self, passage: Passage, events: Generator[Event, None, None], metadata: Pairs
-    ) -> Generator[Event, None, None]:
+    async def _cancelling(
+        self, passage: Passage, events: AsyncGenerator[Event, None], metadata: Pairs
+    ) -> AsyncGenerator[Event, None]:
         """`events` of a request that does not end with its call: whoever leaves cancels it."""
         is_left = True
         try:
-            for event in events:
+            async for event in events:
                 is_left = not isinstance(event, Finished)
                 yield event
         except PenstockError as error:
             is_left = isinstance(error, CallCancelled)
             raise
         finally:
-            events.close()
+            await events.aclose()
             if is_left and passage.may_live_on:
-                self._cancel(passage.reader.request_id, metadata)
+                await self._cancel(passage.reader.request_id, metadata)
 
-    def _cancel(self, request_id: str, metadata: Pairs) -> None:
+    async def _cancel(self, request_id: str, metadata: Pairs) -> None:
         """End a request that nobody reads; what fails here ends with its grace."""
         with suppress(PenstockError, RuntimeError):
-            self.unary(
+            await self.unary(
                 lambda channel: pb.GenerationServiceStub(channel).Cancel,
                 pb.CancelRequest(request_id=request_id),
                 self.settings.attempts(_LEAVING_DEADLINE_S),
                 metadata,
             )
 
-    def _read(
-        self, passage: Passage, metadata: Pairs, cancellation: Cancellation
-    ) -> Generator[Event, None, None]:
-        def asked() -> bool:
-            return cancellation.is_cancelled or self.pool.is_closed
-
-        with self.pool.turn(passage.attempts.timeout_s()):
+    async def _read(
+        self, passage: Passage, metadata: Pairs, canceller: Canceller | None
+    ) -> AsyncGenerator[Event, None]:
+        async with self.pool.turn(passage.attempts.timeout_s()):
             while True:
                 reader = passage.reader
                 index, channel = self.pool.take()
-                call: _Stream | None = None
+                call: Stream | None = None
                 is_unavailable = False
                 try:
                     call = self._start(index, channel, passage, metadata)
-                    cancellation.watch(call)
-                    for response in call:
+                    self._follow(call, canceller)
+                    async for response in call:
                         event = reader.receive(response)
                         if isinstance(event, Accepted):
                             self.pool.answered(index)
                         if event is not None:
                             yield event
                 except (grpc.RpcError, PenstockError) as failed:
-                    error = as_error(failed, request_id=reader.request_id, is_asked=asked())
+                    error = as_error(
+                        failed, request_id=reader.request_id, is_asked=self._is_asked(canceller)
+                    )
                     is_unavailable = self._is_unserved(index, error, reader.request_id)
                     delay_s = passage.delay_after(error)
                     if delay_s is None:
                         raise passage.explain(error) from error_cause(failed)
+                except asyncio.CancelledError:
+                    self._explain_cancellation()
+                    raise
                 else:
                     yield reader.end()
                     return
                 finally:
                     if call is not None:
                         call.cancel()
+                        self._open_calls.discard(call)
                     self.pool.release(index, is_unavailable=is_unavailable)
-                self._sleep(delay_s)
+                await self._sleep(delay_s)
 
-    def unary(
+    async def unary(
         self,
         method: "UnaryMethod[RequestT, ResponseT]",
         request: RequestT,
@@ -238,20 +219,49 @@ class SyncCalls:
         while True:
             index, channel = self.pool.take()
             is_unavailable = False
+            call = method(channel)(request, timeout=attempts.timeout_s(), metadata=metadata)
+            self._open_calls.add(call)
             try:
-                return method(channel)(request, timeout=attempts.timeout_s(), metadata=metadata)
+                return await call
             except grpc.RpcError as failed:
                 error = as_error(failed, is_asked=self.pool.is_closed)
                 is_unavailable = self._is_unserved(index, error, error.request_id)
                 delay_s = attempts.delay_after(error)
                 if delay_s is None:
                     raise error from failed
+            except asyncio.CancelledError:
+                self._explain_cancellation()
+                raise
             finally:
+                self._open_calls.discard(call)
                 self.pool.release(index, is_unavailable=is_unavailable)
-            self._sleep(delay_s)
+            await self._sleep(delay_s)
 
-    @contextmanager
-    def borrowed_channel(self) -> Generator[grpc.Channel, None, None]:
+    async def one_stream(
+        self,
+        method: "StreamMethod[RequestT, ResponseT]",
+        request: RequestT,
+        attempts: Attempts,
+        metadata: Pairs,
+    ) -> AsyncGenerator[ResponseT, None]:
+        """The messages of a stream that is never tried again."""
+        async with self.borrowed_channel() as channel:
+            call = method(channel)(request, timeout=attempts.timeout_s(), metadata=metadata)
+            self._open_calls.add(call)
+            try:
+                async for response in call:
+                    yield response
+            except grpc.RpcError as failed:
+                raise as_error(failed, is_asked=self.pool.is_closed) from failed
+            except asyncio.CancelledError:
+                self._explain_cancellation()
+                raise
+            finally:
+                self._open_calls.discard(call)
+                call.cancel()
+
+    @asynccontextmanager
+    async def borrowed_channel(self) -> AsyncGenerator[grpc.aio.Channel, None]:
         """A channel for a call that is made once."""
         self.pool.require_open()
         index, channel = self.pool.take()
@@ -267,8 +277,8 @@ class SyncCalls:
         return isinstance(error, Unavailable)
 
     def _start(
-        self, index: int, channel: grpc.Channel, passage: Passage, metadata: Pairs
-    ) -> _Stream:
+        self, index: int, channel: grpc.aio.Channel, passage: Passage, metadata: Pairs
+    ) -> Stream:
         request, timeout_s = passage.next_request(), passage.attempts.timeout_s()
         stub = pb.GenerationServiceStub(channel)
         if isinstance(request, pb.ResumeRequest):
@@ -279,18 +289,30 @@ class SyncCalls:
         return multiplexer.open(request, timeout_s, traceparent_of(metadata))
 
     def _multiplexer(
-        self, index: int, channel: grpc.Channel, config: MultiplexConfig
-    ) -> SyncMultiplexer:
+        self, index: int, channel: grpc.aio.Channel, config: MultiplexConfig
+    ) -> Multiplexer:
         with self._lock:
             if self.pool.is_closed:
                 raise client_closed()
             multiplexer = self._multiplexers.get(index)
             if multiplexer is None:
-                multiplexer = SyncMultiplexer(
-                    channel,
-                    config=config,
-                    metadata=self.settings.shared_metadata(),
-                    clock=self.settings.clock,
+                multiplexer = self._multiplexers[index] = self._runtime.multiplexer(
+                    channel, config, self.settings.shared_metadata(), self.settings.clock
                 )
-                self._multiplexers[index] = multiplexer
             return multiplexer
+
+    def _follow(self, call: Stream, canceller: Canceller | None) -> None:
+        """From now on the call ends when the client closes, or is cancelled from elsewhere."""
+        self._open_calls.add(call)
+        if canceller is not None:
+            canceller.watch(call)
+
+    def _is_asked(self, canceller: Canceller | None) -> bool:
+        """Whether this client cancels the call by itself."""
+        return self.pool.is_closed or (canceller is not None and canceller.is_cancelled)
+
+    def _explain_cancellation(self) -> None:
+        """gRPC shows a closed channel as CancelledError, which nobody asked this task for."""
+        task = asyncio.current_task()
+        if self.pool.is_closed and not (task is not None and task.cancelling()):
+            raise client_closed() from None

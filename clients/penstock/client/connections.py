@@ -1,37 +1,39 @@
-"""The connections of the blocking client, and the wait for a turn.
+"""The connections of a client, and the wait for a turn.
 
-Owns the channels of gRPC, each made when a call first needs it, and the lock around the rules of
-`pool.py`, which decide which channel a call takes and whether it may go.
+Owns the channels, each made when a call first needs it, and the lock around the rules of `pool.py`,
+which decide which channel a call takes and whether it may go.
 """
 
-import queue
 import threading
-from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import asynccontextmanager
 
 import grpc
 
 from penstock.client.channel import ChannelConfig
 from penstock.client.own_failures import client_closed, deadline_passed
 from penstock.client.pool import Admission, ChannelPicker, PoolConfig, PoolState
-
-_STATE_PATIENCE_S = 1.0
+from penstock.client.runtime import News, Runtime
 
 
 class _Ticket:
-    """One thread's wait for a place. Written under the pool's lock."""
+    """One call's wait for a place. Written under the lock."""
 
-    def __init__(self) -> None:
-        self.has_news = threading.Event()
+    def __init__(self, news: News) -> None:
+        self.news = news
         self.has_place = False
         self.is_sent_away = False
 
 
-class SyncPool:
-    """Channels to the targets, `num_channels` to each. Any number of threads may use it."""
+class Connections:
+    """Channels to the targets, `num_channels` to each.
+
+    Belongs to one event loop, or to any number of threads: whichever the runtime stands for.
+    """
 
     def __init__(
         self,
+        runtime: Runtime,
         targets: Sequence[str],
         *,
         config: PoolConfig,
@@ -39,15 +41,16 @@ class SyncPool:
         credentials: grpc.ChannelCredentials | None,
         clock: Callable[[], float],
     ) -> None:
+        self._runtime = runtime
         self._targets = tuple(targets) * config.num_channels
         self._config = channel
         self._credentials = credentials
         self._clock = clock
-        self._channels: dict[int, grpc.Channel] = {}
+        self._channels: dict[int, grpc.aio.Channel] = {}
         self._picker = ChannelPicker(len(self._targets))
         self._admission: Admission[_Ticket] = Admission(config)
         self._lock = threading.Lock()
-        self._has_idled = threading.Condition(self._lock)
+        self._idle_news: News | None = None
         self._is_closing = False
         self.is_closed = False
 
@@ -63,34 +66,36 @@ class SyncPool:
                 is_closed=self._is_closing,
             )
 
-    @contextmanager
-    def turn(self, timeout_s: float | None) -> Generator[None, None, None]:
+    @asynccontextmanager
+    async def turn(self, timeout_s: float | None) -> AsyncGenerator[None, None]:
         """Hold a place among the open calls.
 
-        Raises BacklogFull at once, DeadlineExceeded after `timeout_s`, CallCancelled when the pool
-        closes meanwhile, RuntimeError when it has.
+        Raises BacklogFull at once, DeadlineExceeded after `timeout_s`, CallCancelled when the
+        connections close meanwhile, RuntimeError when they have.
         """
         ticket: _Ticket | None = None
         with self._lock:
             self.require_open()
             if not self._admission.can_enter():
-                ticket = _Ticket()
+                ticket = _Ticket(self._runtime.news())
                 self._admission.wait(ticket)
         if ticket is not None:
-            self._wait(ticket, timeout_s)
+            await self._wait(ticket, timeout_s)
         try:
             yield
         finally:
             self._leave()
 
-    def take(self) -> tuple[int, grpc.Channel]:
+    def take(self) -> tuple[int, grpc.aio.Channel]:
         """Take a channel for one attempt; its number is for `release`. CallCancelled if closed."""
         with self._lock:
             if self.is_closed:
                 raise client_closed()
             index = self._picker.pick(self._clock())
             if index not in self._channels:
-                self._channels[index] = self._open(self._targets[index])
+                target = self._targets[index]
+                options = self._config.options(target)
+                self._channels[index] = self._runtime.channel(target, options, self._credentials)
             return index, self._channels[index]
 
     def release(self, index: int, *, is_unavailable: bool = False) -> None:
@@ -104,40 +109,42 @@ class SyncPool:
             self._picker.answered(index)
 
     def is_lost(self, index: int) -> bool:
-        """Whether there is no connection behind a channel. Takes a moment."""
+        """Whether there is no connection behind a channel."""
         with self._lock:
             channel = self._channels.get(index)
-        return channel is None or _state_of(channel) is not grpc.ChannelConnectivity.READY
+        return channel is None or channel.get_state() is not grpc.ChannelConnectivity.READY
 
     def require_open(self) -> None:
-        """Raise RuntimeError on a pool that takes no more calls."""
+        """Raise RuntimeError where no more calls are taken."""
         if self._is_closing:
             raise RuntimeError("the client is closed")
 
-    def drain(self, grace_s: float) -> None:
+    async def drain(self, grace_s: float) -> None:
         """Take no more calls, send those that wait away, and wait for the open ones."""
         with self._lock:
             self._is_closing = True
             for ticket in self._admission.send_away():
                 ticket.is_sent_away = True
-                ticket.has_news.set()
-            if grace_s > 0:
-                self._has_idled.wait_for(lambda: not self._admission.num_open, grace_s)
+                ticket.news.tell()
+            if grace_s <= 0 or not self._admission.num_open:
+                return
+            news = self._idle_news = self._idle_news or self._runtime.news()
+        await news.wait(grace_s)
 
-    def close(self) -> None:
-        """Hang up, which cancels what is open. May be called twice."""
+    async def close(self) -> None:
+        """Hang up. May be called twice."""
         with self._lock:
             self._is_closing = self.is_closed = True
             channels = tuple(self._channels.values())
             self._channels.clear()
         for channel in channels:
-            channel.close()
+            await channel.close()
 
-    def _wait(self, ticket: _Ticket, timeout_s: float | None) -> None:
+    async def _wait(self, ticket: _Ticket, timeout_s: float | None) -> None:
         try:
-            ticket.has_news.wait(timeout_s)
+            await ticket.news.wait(timeout_s)
         except BaseException:
-            # Ctrl-C, most likely: a place that came in the same moment goes on to the next.
+            # A cancelled task or Ctrl-C: a place that came in the same moment goes on to the next.
             self._stop_waiting(ticket)
             if ticket.has_place:
                 self._leave()
@@ -155,27 +162,6 @@ class SyncPool:
             ticket = self._admission.leave()
             if ticket is not None:
                 ticket.has_place = True
-                ticket.has_news.set()
-            elif not self._admission.num_open:
-                self._has_idled.notify_all()
-
-    def _open(self, target: str) -> grpc.Channel:
-        options = self._config.options(target)
-        if self._credentials is None:
-            return grpc.insecure_channel(target, options=options)
-        return grpc.secure_channel(target, self._credentials, options=options)
-
-
-def _state_of(channel: grpc.Channel) -> grpc.ChannelConnectivity | None:
-    """What gRPC says of a channel's connection; None when it does not say.
-
-    It tells subscribers only, each first of all how things are.
-    """
-    states: queue.SimpleQueue[grpc.ChannelConnectivity] = queue.SimpleQueue()
-    channel.subscribe(states.put)
-    try:
-        return states.get(timeout=_STATE_PATIENCE_S)
-    except queue.Empty:
-        return None
-    finally:
-        channel.unsubscribe(states.put)
+                ticket.news.tell()
+            elif self._idle_news is not None and not self._admission.num_open:
+                self._idle_news.tell()

@@ -1,0 +1,213 @@
+"""The asynchronous implementation run without an event loop: what is awaited blocks instead.
+
+Owns the runtime of threads, which looks like grpc.aio and is gRPC's blocking API, and the making of
+a blocking face from an asynchronous class. A coroutine on this runtime never suspends, so that one
+step runs it to its end, in the thread that asked.
+"""
+
+import inspect
+import queue
+import threading
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterable,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Generator,
+    Iterable,
+    Iterator,
+)
+from functools import partial, update_wrapper
+from types import GenericAlias
+from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, cast, get_args
+
+import grpc
+
+from penstock.client.batch import BatchItem, BatchRequest
+from penstock.client.call_settings import Pairs
+from penstock.client.multiplex import MultiplexConfig
+from penstock.client.runtime import ChannelOptions, Runtime, StartStream
+from penstock.client.sync_batch import read_batch
+from penstock.client.sync_multiplex import SyncMultiplexer
+from penstock.client.without_loop import iterate, run
+
+_STATE_PATIENCE_S = 1.0
+
+AsyncT = TypeVar("AsyncT")
+AsyncT_co = TypeVar("AsyncT_co", covariant=True)
+ResultT = TypeVar("ResultT")
+ParamsT = ParamSpec("ParamsT")
+
+
+class BlockingFace(Generic[AsyncT_co]):
+    """The blocking face of an asynchronous object on the runtime of threads."""
+
+    def __init__(self, asynchronous: AsyncT_co) -> None:
+        self._asynchronous = asynchronous
+
+
+def _beneath(face: BlockingFace[AsyncT]) -> AsyncT:
+    return face._asynchronous  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+
+
+def answering(
+    method: Callable[Concatenate[AsyncT, ParamsT], Coroutine[Any, Any, ResultT]],
+) -> Callable[Concatenate[BlockingFace[AsyncT], ParamsT], ResultT]:
+    """The method that blocks where `method` is awaited."""
+
+    def call(
+        face: BlockingFace[AsyncT], /, *args: ParamsT.args, **options: ParamsT.kwargs
+    ) -> ResultT:
+        return run(method(_beneath(face), *args, **options))
+
+    _take_name(call, method, inspect.signature(method))
+    return call
+
+
+def iterating(
+    method: Callable[Concatenate[AsyncT, ParamsT], AsyncGenerator[ResultT, None]],
+) -> Callable[Concatenate[BlockingFace[AsyncT], ParamsT], Generator[ResultT, None, None]]:
+    """The method whose iterator blocks where that of `method` is awaited."""
+
+    def call(
+        face: BlockingFace[AsyncT], /, *args: ParamsT.args, **options: ParamsT.kwargs
+    ) -> Generator[ResultT, None, None]:
+        return iterate(method(_beneath(face), *args, **options))
+
+    signature = inspect.signature(method)
+    item, _ = get_args(signature.return_annotation)
+    returns = GenericAlias(Generator, (item, None, None))
+    _take_name(call, method, signature.replace(return_annotation=returns))
+    return call
+
+
+def _take_name(call: Any, method: Callable[..., object], signature: inspect.Signature) -> None:
+    update_wrapper(call, method)
+    del call.__wrapped__
+    call.__annotations__ = {**call.__annotations__, "return": signature.return_annotation}
+    call.__signature__ = signature
+
+
+def blocking_sleep(sleep: Callable[[float], None]) -> Callable[[float], Awaitable[None]]:
+    """`sleep` as what is awaited."""
+
+    async def awaited(delay_s: float) -> None:
+        sleep(delay_s)
+
+    return awaited
+
+
+class _ThreadNews:
+    def __init__(self) -> None:
+        self._event = threading.Event()
+
+    def tell(self) -> None:
+        self._event.set()
+
+    async def wait(self, timeout_s: float | None) -> None:
+        self._event.wait(timeout_s)
+
+
+class _Channel:
+    """As much of grpc.aio.Channel as the client uses, over a blocking channel."""
+
+    def __init__(self, channel: grpc.Channel) -> None:
+        self.channel = channel
+
+    def unary_unary(self, *args: Any, **options: Any) -> "Callable[..., _UnaryCall]":
+        method: Callable[..., Any] = self.channel.unary_unary(*args, **options)
+        return partial(_UnaryCall, method)
+
+    def unary_stream(self, *args: Any, **options: Any) -> "Callable[..., _StreamCall]":
+        method: Callable[..., Any] = self.channel.unary_stream(*args, **options)
+        return partial(_StreamCall, method)
+
+    def stream_stream(self, *args: Any, **options: Any) -> Any:
+        return self.channel.stream_stream(*args, **options)
+
+    def get_state(self) -> grpc.ChannelConnectivity | None:
+        """What gRPC says of the connection; None when it does not say. Takes a moment.
+
+        It tells subscribers only, each first of all how things are.
+        """
+        states: queue.SimpleQueue[grpc.ChannelConnectivity] = queue.SimpleQueue()
+        self.channel.subscribe(states.put)
+        try:
+            return states.get(timeout=_STATE_PATIENCE_S)
+        except queue.Empty:
+            return None
+        finally:
+            self.channel.unsubscribe(states.put)
+
+    async def close(self) -> None:
+        """Hang up, which cancels what is open."""
+        self.channel.close()
+
+
+class _UnaryCall:
+    """A call with one answer, made when it is awaited."""
+
+    def __init__(self, method: Callable[..., Any], request: Any, **options: Any) -> None:
+        self._invoke = partial(method, request, **options)
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        yield from ()
+        return self._invoke()
+
+    def cancel(self) -> bool:
+        """The thread that made it has it; closing the channel ends it."""
+        return False
+
+
+class _StreamCall:
+    """A call that answers with a stream."""
+
+    def __init__(self, method: Callable[..., Any], request: Any, **options: Any) -> None:
+        self._call = method(request, **options)
+        self._responses: Iterator[Any] = iter(self._call)
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Any:
+        try:
+            return next(self._responses)
+        except StopIteration:
+            raise StopAsyncIteration from None
+
+    def cancel(self) -> bool:
+        return bool(self._call.cancel())
+
+
+def _thread_channel(
+    target: str, options: ChannelOptions, credentials: grpc.ChannelCredentials | None
+) -> grpc.aio.Channel:
+    if credentials is None:
+        channel = grpc.insecure_channel(target, options=options)
+    else:
+        channel = grpc.secure_channel(target, credentials, options=options)
+    return cast("grpc.aio.Channel", _Channel(channel))
+
+
+def _thread_multiplexer(
+    channel: grpc.aio.Channel, config: MultiplexConfig, metadata: Pairs, clock: Callable[[], float]
+) -> SyncMultiplexer:
+    return SyncMultiplexer(cast("_Channel", channel).channel, config, metadata, clock)
+
+
+def _read_batch(
+    requests: Iterable[BatchRequest] | AsyncIterable[BatchRequest], start: StartStream, width: int
+) -> AsyncGenerator[BatchItem, None]:
+    if not isinstance(requests, Iterable):
+        raise TypeError("requests: the blocking client takes them from a plain iterable")
+    return read_batch(requests, start, width)
+
+
+THREADS = Runtime(
+    channel=_thread_channel,
+    news=_ThreadNews,
+    multiplexer=_thread_multiplexer,
+    read_batch=_read_batch,
+)
+"""Whatever threads there are, and gRPC's blocking API."""

@@ -1,0 +1,133 @@
+"""What the one implementation of the client stands on: channels, waiting, and shared streams.
+
+Owns the seam between the asyncio face and the blocking one, and its asyncio side. `blocking.py` is
+the other side: there nothing that is awaited ever suspends.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterable
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+import grpc
+
+import penstock.v1 as pb
+from penstock.client.async_batch import read_batch
+from penstock.client.async_multiplex import AsyncMultiplexer
+from penstock.client.batch import BatchItem, BatchRequest
+from penstock.client.call_settings import Pairs
+from penstock.client.events import Event
+from penstock.client.multiplex import MultiplexConfig
+
+ChannelOptions: TypeAlias = tuple[tuple[str, int | str], ...]
+
+
+class News(Protocol):
+    """Something that one side waits for and the other tells, once."""
+
+    def tell(self) -> None:
+        """It has happened."""
+        ...
+
+    async def wait(self, timeout_s: float | None) -> None:
+        """Return when it has, or after `timeout_s`."""
+        ...
+
+
+class Stream(Protocol):
+    """One attempt at a stream: a call of its own, or a request on a Multiplex call."""
+
+    def __aiter__(self) -> AsyncIterator[pb.GenerateResponse]: ...
+
+    def cancel(self) -> bool:
+        """Give it up; whether it was still open."""
+        ...
+
+
+class Canceller(Protocol):
+    """Ends a stream from another thread than the one that reads it."""
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether it did."""
+        ...
+
+    def watch(self, call: Stream) -> None:
+        """`call` is the current attempt. Raises CallCancelled when that comes too late."""
+        ...
+
+
+class Multiplexer(Protocol):
+    """The Multiplex calls of one channel."""
+
+    def open(
+        self, request: pb.GenerateRequest, timeout_s: float | None, traceparent: str | None
+    ) -> Stream:
+        """Start a request. Raises DeadlineExceeded when no time is left."""
+        ...
+
+    async def close(self) -> None:
+        """Cancel the calls; open requests raise CallCancelled."""
+        ...
+
+
+class StartStream(Protocol):
+    """Starts one request of a batch."""
+
+    def __call__(
+        self, request: BatchRequest, canceller: Canceller | None = None
+    ) -> AsyncGenerator[Event, None]:
+        """Its events."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Runtime:
+    """What differs between an event loop and threads.
+
+    `channel`: opens one; without credentials in plain text. `read_batch`: the items of all requests
+    as they come, a number of requests at a time; leaving early cancels what is open.
+    """
+
+    channel: Callable[
+        [str, ChannelOptions, grpc.ChannelCredentials | None],
+        grpc.aio.Channel,
+    ]
+    news: Callable[[], News]
+    multiplexer: Callable[
+        [grpc.aio.Channel, MultiplexConfig, Pairs, Callable[[], float]],
+        Multiplexer,
+    ]
+    read_batch: Callable[
+        [Iterable[BatchRequest] | AsyncIterable[BatchRequest], StartStream, int],
+        AsyncGenerator[BatchItem, None],
+    ]
+
+
+class _LoopNews:
+    def __init__(self) -> None:
+        self._event = asyncio.Event()
+
+    def tell(self) -> None:
+        self._event.set()
+
+    async def wait(self, timeout_s: float | None) -> None:
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._event.wait()
+        except TimeoutError:
+            return  # whoever waits looks for what has happened
+
+
+def _loop_channel(
+    target: str, options: ChannelOptions, credentials: grpc.ChannelCredentials | None
+) -> grpc.aio.Channel:
+    if credentials is None:
+        return grpc.aio.insecure_channel(target, options=options)
+    return grpc.aio.secure_channel(target, credentials, options=options)
+
+
+ASYNCIO = Runtime(
+    channel=_loop_channel, news=_LoopNews, multiplexer=AsyncMultiplexer, read_batch=read_batch
+)
+"""The running event loop, and grpc.aio on it."""

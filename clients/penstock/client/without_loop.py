@@ -1,0 +1,56 @@
+"""Runs coroutines and asynchronous generators that have nothing to wait for, without an event loop.
+
+Owns the stepping, and nothing of what is stepped: that blocks its thread where others would
+suspend.
+"""
+
+import sys
+from collections.abc import AsyncGenerator, Coroutine, Generator
+from typing import Any, TypeVar
+
+ResultT = TypeVar("ResultT")
+
+
+def run(coroutine: Coroutine[Any, Any, ResultT]) -> ResultT:
+    """The result of a coroutine that never suspends. RuntimeError if it does after all."""
+    hooks = sys.get_asyncgen_hooks()
+    if hooks.firstiter is None:
+        return _step(coroutine)
+    # The thread has an event loop, which would take generators that begin here for its own.
+    sys.set_asyncgen_hooks(None, None)
+    try:
+        return _step(coroutine)
+    finally:
+        sys.set_asyncgen_hooks(*hooks)
+
+
+def iterate(items: AsyncGenerator[ResultT, None]) -> Generator[ResultT, None, None]:
+    """The items of a generator that never suspends; leaving early closes it at once."""
+    try:
+        while True:
+            try:
+                item = run(_next_of(items))
+            except StopAsyncIteration:
+                return
+            yield item
+    finally:
+        run(_close(items))
+
+
+async def _next_of(items: AsyncGenerator[ResultT, None]) -> ResultT:
+    # A coroutine, because the hooks are called where `anext` is, before anything is awaited.
+    return await anext(items)
+
+
+async def _close(items: AsyncGenerator[Any, None]) -> None:
+    await items.aclose()
+
+
+def _step(coroutine: Coroutine[Any, Any, ResultT]) -> ResultT:
+    try:
+        coroutine.send(None)
+    except StopIteration as done:
+        result: ResultT = done.value
+        return result
+    coroutine.close()
+    raise RuntimeError("a coroutine waits, and there is no event loop to wait in")

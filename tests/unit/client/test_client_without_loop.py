@@ -1,0 +1,59 @@
+"""Coroutines run without an event loop: results, early ends, and threads that do have a loop."""
+
+import asyncio
+import sys
+from collections.abc import AsyncGenerator
+
+import pytest
+
+from penstock.client.without_loop import iterate, run
+
+
+async def letters(ends: list[str]) -> AsyncGenerator[str, None]:
+    try:
+        for letter in "abc":
+            yield letter
+    finally:
+        ends.append("closed")
+
+
+async def joined() -> str:
+    return "".join([letter async for letter in letters([])])
+
+
+async def failing() -> None:
+    raise KeyError("gone")
+
+
+def test_results_and_errors_come_back() -> None:
+    assert run(joined()) == "abc"
+    with pytest.raises(KeyError):
+        run(failing())
+
+
+def test_what_waits_is_an_error() -> None:
+    with pytest.raises(RuntimeError, match="no event loop"):
+        run(asyncio.sleep(0))
+
+
+def test_who_leaves_early_closes_at_once() -> None:
+    ends: list[str] = []
+    items = iterate(letters(ends))
+    assert next(items) == "a"
+    items.close()
+    assert ends == ["closed"]
+
+
+async def test_a_loop_of_the_same_thread_takes_no_part() -> None:
+    """Its hooks would keep the generators, and close them when it ends."""
+    hooks = sys.get_asyncgen_hooks()
+    seen: list[object] = []
+    sys.set_asyncgen_hooks(seen.append, hooks.finalizer)
+    try:
+        assert list(iterate(letters([]))) == ["a", "b", "c"]
+        assert run(joined()) == "abc"
+    finally:
+        watched = sys.get_asyncgen_hooks()
+        sys.set_asyncgen_hooks(*hooks)
+    assert seen == []
+    assert watched.firstiter == seen.append
