@@ -33,7 +33,7 @@ def _fused(config: ExecutorConfig, model: LoadedModel) -> Executor | None:
     # Triton is imported where its kernels run, and nowhere else.
     from penstock.executor.torch.cuda.device_queue import CudaQueue
     from penstock.executor.torch.cuda.fused_loading import build_fused
-    from penstock.executor.torch.cuda.module_tree import NotFused
+    from penstock.executor.torch.module_tree import NotFused
 
     try:
         return build_fused(config, model, CudaQueue(model.device))
