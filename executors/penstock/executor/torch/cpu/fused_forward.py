@@ -15,6 +15,7 @@ from torch import Tensor
 from penstock.executor.torch.cpu.fused_model import FusedLayer, FusedModel
 from penstock.executor.torch.cpu.kernels import Kernels, LayerAttention
 from penstock.executor.torch.cpu.step_rows import StepRows
+from penstock.executor.torch.cpu.step_threads import threads_for
 from penstock.executor.torch.kv_pages import KVPages
 from penstock.executor.torch.step_forward import Forwarded
 from penstock.executor.torch.step_inputs import Ints
@@ -47,16 +48,17 @@ class FusedForward:
         residual = model.embedding.index_select(0, self._input_ids(batch, ends))
         normed = torch.empty_like(residual)
         added: Tensor | None = None
-        for layer in self._layers[:-1]:
-            qkv = self._project(layer, residual, added, normed)
-            added = self._rest(layer, residual, qkv, normed)
-        qkv = self._project(self._layers[-1], residual, added, normed)
         is_token_good: Tensor | None = None
-        if len(residual) > len(batch.sampled_slots):
-            # Whatever went wrong below shows in the last layer's keys and values, also for tokens
-            # whose logits nobody looks at.
-            is_token_good = torch.isfinite(qkv[:, model.num_heads * model.head_dim :]).all(1)
-        added = self._rest(self._layers[-1], residual, qkv, normed)
+        with threads_for(self._work(batch)):
+            for layer in self._layers[:-1]:
+                qkv = self._project(layer, residual, added, normed)
+                added = self._rest(layer, residual, qkv, normed)
+            qkv = self._project(self._layers[-1], residual, added, normed)
+            if len(residual) > len(batch.sampled_slots):
+                # Whatever went wrong below shows in the last layer's keys and values, also for
+                # tokens whose logits nobody looks at.
+                is_token_good = torch.isfinite(qkv[:, model.num_heads * model.head_dim :]).all(1)
+            added = self._rest(self._layers[-1], residual, qkv, normed)
         wanted = choose(ends - 1)
         if not np.array_equal(wanted, np.arange(len(residual))):
             rows = torch.from_numpy(wanted)
@@ -65,6 +67,13 @@ class FusedForward:
         return Forwarded(
             logits=model.head(residual), last_of_row=ends - 1, is_token_good=is_token_good
         )
+
+    def _work(self, batch: Batch) -> int:
+        """Multiplications of one layer."""
+        model, counts = self._model, batch.num_tokens.astype(np.int64)
+        num_keys = int(counts @ (batch.starts + counts))
+        num_attended = 2 * num_keys * model.num_heads * model.head_dim
+        return int(counts.sum()) * model.num_layer_weights + num_attended
 
     def _input_ids(self, batch: Batch, ends: Ints) -> Tensor:
         """Input tokens of the packed step; its rows are told to the kernels."""

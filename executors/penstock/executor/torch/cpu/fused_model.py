@@ -37,7 +37,8 @@ class FusedLayer:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class FusedModel:
-    """What the fused step reads of a model. `eps` of all norms."""
+    """What the fused step reads of a model. `eps` of all norms. `num_layer_weights`: of the first
+    layer's products."""
 
     layers: tuple[FusedLayer, ...]
     embedding: Tensor
@@ -48,10 +49,14 @@ class FusedModel:
     head_dim: int
     scaling: float
     rotary: RotaryTable
+    num_layer_weights: int
 
 
 def pack_model(tree: DecoderTree, *, num_positions: int) -> FusedModel:
     """Join and pack the weights of a recognised model."""
+    first = tree.layers[0]
+    linears = (*first.qkv, first.out, *first.gate_up, first.down)
+    num_layer_weights = sum(linear.weight.numel() for linear in linears)
     is_packed = tree.embedding.dtype == torch.bfloat16 and can_prepack()
     return FusedModel(
         layers=tuple(_layer(layer, is_packed=is_packed) for layer in fuse_weights(tree)),
@@ -68,6 +73,7 @@ def pack_model(tree: DecoderTree, *, num_positions: int) -> FusedModel:
             num_positions=num_positions,
             device=tree.embedding.device,
         ),
+        num_layer_weights=num_layer_weights,
     )
 
 
