@@ -18,6 +18,7 @@ PROGRAMS = sorted(
     if '\nif __name__ == "__main__":' in file.read_text(encoding="utf-8")
 )
 LACKING = {
+    "cpu_step.py": "torch is not installed: pip install 'penstock[torch]'",
     "engine_cpu.py": "torch is not installed: pip install 'penstock[torch]'",
     "gpu.py": "torch is not installed: pip install 'penstock[torch]'",
     "slow_pictures.py": "rich is not installed: pip install 'penstock[top]'",
