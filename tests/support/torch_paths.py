@@ -5,18 +5,18 @@ from __future__ import annotations
 from typing import Literal
 
 from penstock.executor.config import ExecutorConfig
-from penstock.executor.torch.create import create_torch_executor
+from penstock.executor.torch.cpu.fused_path import fused_path
+from penstock.executor.torch.cpu.kernels import load
 from penstock.executor.torch.executor import TorchExecutor
+from penstock.executor.torch.loading import load_configured
 
 PathName = Literal["eager", "fused"]
 PATHS: tuple[PathName, ...] = ("eager", "fused")
 
 
 def build_by(path: PathName, config: ExecutorConfig) -> TorchExecutor:
-    """An executor of that path and no other."""
+    """An executor of that path and no other, with whatever kernels are there."""
     if path == "eager":
         return TorchExecutor(config)
-    executor = create_torch_executor(config)
-    assert isinstance(executor, TorchExecutor)
-    assert "fused path" in executor.info.resources
-    return executor
+    model = load_configured(config)
+    return TorchExecutor(config, model, fused_path(config, model, load()))

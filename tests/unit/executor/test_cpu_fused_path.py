@@ -14,8 +14,9 @@ import torch
 
 from penstock.executor.config import ExecutorConfig
 from penstock.executor.torch.cpu.fused_path import fused_path
-from penstock.executor.torch.cpu.kernels import CHOICE_VARIABLE, PLAIN
+from penstock.executor.torch.cpu.kernels import CHOICE_VARIABLE, PLAIN, load
 from penstock.executor.torch.create import create_torch_executor
+from penstock.executor.torch.executor import TorchExecutor
 from penstock.executor.torch.loading import load_configured
 from penstock.executor.torch.module_tree import NotFused
 from support.torch_differential import ALL_WAYS, NUM_SLOTS, check_way
@@ -45,7 +46,7 @@ def test_what_the_tree_does_not_show_is_found_in_the_logits(tmp_path: Path) -> N
     module.model.layers[0].mlp.register_forward_hook(lambda _module, _args, out: out * 1.5)
 
     with pytest.raises(NotFused, match="differ"):
-        fused_path(config, model)
+        fused_path(config, model, load())
 
     # The modules still compute: nothing was taken from them.
     ids = torch.arange(5)
@@ -57,7 +58,7 @@ def test_what_only_the_modules_read_is_given_back(dtype: str, tmp_path: Path) ->
     config = ExecutorConfig(model_path=save_tiny_model("qwen2", tmp_path), dtype=dtype)
     model = load_configured(config)
 
-    path = fused_path(config, model)
+    path = fused_path(config, model, load())
 
     layer: Any = model.module.get_submodule("model.layers.0")
     assert layer.mlp.down_proj.weight.shape == (64, 96)
@@ -65,19 +66,25 @@ def test_what_only_the_modules_read_is_given_back(dtype: str, tmp_path: Path) ->
     assert path.num_weight_bytes > 96 * 64 * model.dtype.itemsize
 
 
-def test_kernels_in_plain_torch_say_what_a_full_forward_says(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_kernels_in_plain_torch_say_what_a_full_forward_says(tmp_path: Path) -> None:
+    folder = save_tiny_model("qwen3", tmp_path)
+
+    def build(num_blocks: int) -> TorchExecutor:
+        config = ExecutorConfig(model_path=folder, max_num_seqs=NUM_SLOTS, num_blocks=num_blocks)
+        model = load_configured(config)
+        return TorchExecutor(config, model, fused_path(config, model, load(PLAIN)))
+
+    check_way(ALL_WAYS[-1], build, NaiveModel(folder))
+
+
+def test_without_compiled_kernels_the_modules_serve(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv(CHOICE_VARIABLE, PLAIN)
-    folder = save_tiny_model("qwen3", tmp_path)
-    config = ExecutorConfig(model_path=folder, max_num_seqs=NUM_SLOTS)
-    model = load_configured(config)
-    assert fused_path(config, model).name == "fused"
+    config = ExecutorConfig(model_path=save_tiny_model("llama", tmp_path), num_blocks=8)
 
-    check_way(
-        ALL_WAYS[-1],
-        lambda blocks: create_torch_executor(
-            ExecutorConfig(model_path=folder, max_num_seqs=NUM_SLOTS, num_blocks=blocks)
-        ),
-        NaiveModel(folder),
-    )
+    with caplog.at_level(logging.WARNING):
+        executor = create_torch_executor(config)
+
+    assert "eager path" in executor.info.resources
+    assert "its kernels are not compiled here" in caplog.text

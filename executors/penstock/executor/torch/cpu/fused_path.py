@@ -36,11 +36,15 @@ _NUM_CHUNK_TOKENS = 18
 def fused_path(
     config: ExecutorConfig, model: LoadedModel, kernels: Kernels | None = None
 ) -> ForwardPath:
-    """The path. Raises NotFused, saying why, when the fused step does not fit the model."""
+    """The path, with `kernels` or the compiled ones. Raises NotFused, saying why, where the fused
+    step does not fit the model, or is slower than the modules because nothing is compiled."""
     if model.dtype not in (torch.float32, torch.bfloat16):
         raise NotFused(f"weights of {model.dtype}")
-    kernels = kernels or kernel_module.load()
     tree = read_module_tree(model)
+    if kernels is None:
+        kernels = kernel_module.load()
+        if not kernels.is_native:
+            raise NotFused("its kernels are not compiled here")
     expected = reference_logits(model, tree.embedding, _NUM_TRIAL_TOKENS)
     num_weight_bytes = weight_bytes(model)
     num_positions = max(served_length(config, model), _NUM_TRIAL_TOKENS) + 1
