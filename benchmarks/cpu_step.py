@@ -75,10 +75,13 @@ class TimedKernels:
         self._kernels = kernels
         self._watch = watch
 
+    def _timed_layer(self, *args: Any, **named: Any) -> Any:
+        return TimedKernels(self._kernels.layer(*args, **named), self._watch)
+
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._kernels, name)
         if name == "layer":
-            return lambda *args, **named: TimedKernels(found(*args, **named), self._watch)
+            return self._timed_layer
         if not callable(found):
             return found
         cause = "attention" if name == "attend" else "other kernels"

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from transformers import PretrainedConfig
 
 from penstock.executor.config import ExecutorConfig
-from penstock.executor.torch.errors import ModelLoadError, UnsupportedModel
 from penstock.executor.torch.create import create_torch_executor
+from penstock.executor.torch.errors import ModelLoadError, UnsupportedModel
 from penstock.executor.torch.executor import TorchExecutor
 from penstock.scheduler.config import SchedulerConfig
 from penstock.scheduler.engine import Engine

@@ -22,6 +22,7 @@ from penstock.executor.torch.module_tree import NotFused, read_module_tree
 from penstock.executor.torch.resources import weight_bytes
 from penstock.executor.torch.serving_info import served_length
 from penstock.executor.torch.step_forward import ForwardPath
+from penstock.executor.torch.step_inputs import Ints
 from penstock.executor.torch.whole_sequence import MAX_ERROR, reference_logits, trial_tokens
 from penstock.scheduler.batch import Batch
 from penstock.scheduler.slot_arrays import SlotArrays
@@ -89,11 +90,13 @@ def _trial_logits(
     forward = FusedForward(fused, kernels, pages)
     steps = [(0, _NUM_CHUNK_TOKENS), *((at, 1) for at in range(_NUM_CHUNK_TOKENS, 24))]
     return torch.cat(
-        [
-            forward.run(_batch(arrays, start, count), lambda last: np.arange(last[-1] + 1)).logits
-            for start, count in steps
-        ]
+        [forward.run(_batch(arrays, start, count), _every).logits for start, count in steps]
     )
+
+
+def _every(last_of_row: Ints) -> Ints:
+    """All packed tokens."""
+    return np.arange(last_of_row[-1] + 1)
 
 
 def _batch(arrays: SlotArrays, start: int, count: int) -> Batch:

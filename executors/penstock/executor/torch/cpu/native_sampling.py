@@ -8,6 +8,7 @@ rounding of an exponential of a boundary (some 1e-6 of the mass).
 import ctypes
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,9 +16,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from penstock.executor.torch.cpu import native
 from penstock.executor.torch.cpu.kernels import Kernels, load
+from penstock.executor.torch.cpu.native import DTYPES
 
+_LIBRARY = Path(__file__).with_name("_kernels.so")
 WISH = np.dtype(
     [
         ("temperature", np.float32),
@@ -40,9 +42,7 @@ class Chosen:
 
 def can_sample(logits: Tensor) -> bool:
     """Whether `choose_greatest` and `draw_rows` take these logits."""
-    return (
-        logits.device.type == "cpu" and logits.dtype in native.DTYPES and _functions() is not None
-    )
+    return logits.device.type == "cpu" and logits.dtype in DTYPES and _functions() is not None
 
 
 def choose_greatest(logits: Tensor) -> Chosen:
@@ -90,9 +90,11 @@ def _loaded() -> tuple[Kernels, Any]:
 def _functions() -> tuple[Kernels, Any] | None:
     """The kernels and `sample_rows`; None where they are not compiled."""
     kernels = load()
-    library = native._library() if kernels.is_native else None  # noqa: SLF001 - the same part
+    if not kernels.is_native:
+        return None
+    library = ctypes.CDLL(str(_LIBRARY))  # loaded already: the same one again
     name = f"penstock_sample_rows_{kernels.instructions}"
-    if library is None or not hasattr(library, name):
+    if not hasattr(library, name):
         return None
     sample = getattr(library, name)
     pointer, long = ctypes.c_void_p, ctypes.c_int64
