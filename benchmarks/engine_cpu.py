@@ -1,16 +1,18 @@
 """The engine on the CPU beside what it is made of: tokens per second and latency.
 
 Workload: 64 requests, prompts of 64 to 512 random tokens, 128 new tokens each, greedy, no end
-token, a Llama of 13.8 million parameters with random weights in bfloat16. Three ways to do it, in
-turns within one process: our engine (scheduler, pages, embedded executor), `transformers` generate
-over one padded batch, and a bare PyTorch loop over a dense cache (the floor). Then latency in a
-closed loop of 1, 8, 32 and 64 requests at a time. Only ratios carry to another machine.
+token, a Llama of 13.8 or 91 million parameters with random weights in bfloat16. Four ways to do it,
+in turns within one process: our engine (scheduler, pages, embedded executor) over the fused path
+and over the eager one, `transformers` generate over one padded batch, and a bare PyTorch loop over
+a dense cache (the floor of PyTorch's own operators). Then latency of both paths in a closed loop of
+1, 8, 32 and 64 requests at a time. Only ratios carry to another machine.
 
-    python benchmarks/engine_cpu.py [--full] [--json FILE]
+    python benchmarks/engine_cpu.py [--shape 13.8M|91M] [--threads N] [--full] [--json FILE]
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import tempfile
 import time
@@ -19,10 +21,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from penstock.executor.torch.thread_environment import THREAD_ENVIRONMENT
+from penstock.executor.torch.thread_environment import plan_threads
 
 # As the service does, before torch loads.
-os.environ.update({**THREAD_ENVIRONMENT, **os.environ})
+_plan = plan_threads(num_cores=len(os.sched_getaffinity(0)), num_fronts=0)
+os.environ.update({**_plan.environment, **os.environ})
 
 import numpy as np
 
@@ -33,11 +36,13 @@ with needing("torch"):
     from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
     from dense_llama import DenseLlama
+    from penstock.executor.torch.create import create_torch_executor
     from penstock.executor.torch.executor import TorchExecutor
 
 from penstock.executor.config import ExecutorConfig
 from penstock.scheduler.config import SchedulerConfig
 from penstock.scheduler.engine import Engine
+from penstock.scheduler.executor import Executor
 from penstock.scheduler.request import RequestSpec, SamplingParams
 from report import Check, arguments, print_checks, print_table, write_json
 
@@ -50,16 +55,21 @@ MARKS = {"vLLM 0.32 on the CPU": 1600.0, "OpenVINO GenAI 2026.4": 2000.0}
 """Output tokens per second of others with this workload on a machine of two such cores."""
 
 
-def build_model(folder: Path) -> None:
-    """Write the 13.8M-parameter shape with random weights."""
+SHAPES = {"13.8M": (384, 6, 1024), "91M": (768, 12, 2048)}
+"""Hidden elements, layers (and heads of 64), elements of the feed-forward network."""
+
+
+def build_model(folder: Path, shape: str = "13.8M") -> None:
+    """Write a model of a shape with random weights."""
     torch.manual_seed(0)
+    hidden, num_layers, feed_forward = SHAPES[shape]
     config = LlamaConfig(
         vocab_size=VOCAB_SIZE,
-        hidden_size=384,
-        intermediate_size=1024,
-        num_hidden_layers=6,
-        num_attention_heads=6,
-        num_key_value_heads=6,
+        hidden_size=hidden,
+        intermediate_size=feed_forward,
+        num_hidden_layers=num_layers,
+        num_attention_heads=hidden // 64,
+        num_key_value_heads=hidden // 64,
         head_dim=64,
         max_position_embeddings=2048,
         tie_word_embeddings=True,
@@ -88,10 +98,7 @@ class Latency:
 class EngineRun:
     """Drives an engine with a bounded number of requests at a time."""
 
-    def __init__(self, folder: Path, budget: int) -> None:
-        executor = TorchExecutor(
-            ExecutorConfig(model_path=folder, max_num_seqs=NUM_REQUESTS, max_seq_len=768)
-        )
+    def __init__(self, executor: Executor, budget: int) -> None:
         config = SchedulerConfig(max_num_batched_tokens=budget)
         self.engine = Engine(executor, config, time.monotonic)
         self._next_key = 1
@@ -105,7 +112,7 @@ class EngineRun:
         start = time.perf_counter()
         while waiting or submitted:
             while waiting and len(submitted) < concurrency:
-                submitted[self._submit(waiting.pop(), num_new)] = time.perf_counter()
+                submitted[self.submit(waiting.pop(), num_new)] = time.perf_counter()
             events = self.engine.step()
             now = time.perf_counter()
             for key in events.keys.tolist():
@@ -120,7 +127,8 @@ class EngineRun:
         latency.elapsed = time.perf_counter() - start
         return latency
 
-    def _submit(self, prompt: list[int], num_new: int) -> int:
+    def submit(self, prompt: list[int], num_new: int) -> int:
+        """One greedy request that ends with its length; returns its key."""
         key = self._next_key
         self._next_key += 1
         spec = RequestSpec(
@@ -177,16 +185,17 @@ def percentiles(seconds: list[float]) -> tuple[float, float]:
     return float(p50), float(p99)
 
 
-def report_latency(engine: EngineRun, *, is_full: bool) -> list[dict[str, float]]:
-    """A closed loop at every concurrency."""
-    results: list[dict[str, float]] = []
+def report_latency(engines: dict[str, EngineRun], *, is_full: bool) -> list[dict[str, object]]:
+    """A closed loop at every concurrency, the engines in turns."""
+    results: list[dict[str, object]] = []
     num_new = NUM_NEW_TOKENS if is_full else NUM_NEW_TOKENS // 4
-    for concurrency in CONCURRENCIES:
+    for concurrency, (name, engine) in itertools.product(CONCURRENCIES, engines.items()):
         count = max(concurrency * (4 if is_full else 2), 12 if is_full else 6)
         latency = engine(make_prompts(count), num_new, concurrency)
         (ttft_50, ttft_99), (itl_50, itl_99) = percentiles(latency.ttft), percentiles(latency.itl)
         results.append(
             {
+                "way": name,
                 "concurrency": concurrency,
                 "requests": count,
                 "tokens_per_s": latency.num_tokens / latency.elapsed,
@@ -205,37 +214,44 @@ def main() -> None:
     """Measure and tell."""
     parser = arguments(__doc__ or "")
     parser.add_argument("--budget", type=int, default=2048, help="tokens in one step at most")
+    parser.add_argument("--shape", choices=list(SHAPES), default="13.8M", help="parameters")
+    parser.add_argument("--threads", type=int, help="threads that compute")
     options = parser.parse_args()
+    if options.threads:
+        torch.set_num_threads(options.threads)
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
         path = Path(folder)
-        build_model(path)
-        engine = EngineRun(path, options.budget)
+        build_model(path, options.shape)
+        config = ExecutorConfig(model_path=path, max_num_seqs=NUM_REQUESTS, max_seq_len=768)
+        engine = EngineRun(create_torch_executor(config), options.budget)
+        eager = EngineRun(TorchExecutor(config), options.budget)
         model: Any = AutoModelForCausalLM.from_pretrained(
             path, dtype=torch.bfloat16, attn_implementation="sdpa"
         ).eval()
         dense = DenseLlama(model)
-
-        def run_engine(prompts: list[list[int]], num_new: int) -> int:
-            return engine(prompts, num_new, NUM_REQUESTS).num_tokens
 
         def run_dense(prompts: list[list[int]], num_new: int) -> int:
             return sum(map(len, dense.generate(prompts, num_new)))
 
         rates = throughput(
             {
-                "engine": run_engine,
+                "engine": lambda prompts, new: engine(prompts, new, NUM_REQUESTS).num_tokens,
+                "engine, eager path": lambda prompts, new: (
+                    eager(prompts, new, NUM_REQUESTS).num_tokens
+                ),
                 "static generate": lambda prompts, new: generate_static(model, prompts, new),
                 "dense loop (floor)": run_dense,
             },
             rounds=5 if options.full else 1,
         )
-        latencies = report_latency(engine, is_full=options.full)
+        latencies = report_latency({"fused": engine, "eager": eager}, is_full=options.full)
     medians = {name: float(np.median(values)) for name, values in rates.items()}
     rows: list[tuple[object, ...]] = [
         (name, medians[name], medians[name] / medians["static generate"], len(rates[name]))
         for name in rates
     ]
-    rows += [(f"{name}, as recorded elsewhere", rate, "", "") for name, rate in MARKS.items()]
+    if options.shape == "13.8M":
+        rows += [(f"{name}, as recorded elsewhere", rate, "", "") for name, rate in MARKS.items()]
     print_table("Output tokens/s", ("way", "tokens/s", "over generate", "runs"), rows)
     checks = [
         Check(

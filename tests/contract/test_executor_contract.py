@@ -61,6 +61,11 @@ def torch_on_cpu(folder: Path) -> ExecutorConfig:
     )
 
 
+def torch_eager(folder: Path) -> ExecutorConfig:
+    """By the path that serves models without a fused one."""
+    return torch_on_cpu(folder)
+
+
 def torch_on_cuda(depth: int) -> Callable[[Path], ExecutorConfig]:
     def config(folder: Path) -> ExecutorConfig:
         return ExecutorConfig(
@@ -108,6 +113,7 @@ CASES = [
     pytest.param(trtllm(SamplerType.TRTLLM), id="trtllm"),
     pytest.param(trtllm(SamplerType.TORCH), id="trtllm-torch-sampler"),
     pytest.param(torch_on_cpu, id="torch", marks=needs_torch),
+    pytest.param(torch_eager, id="torch-eager", marks=needs_torch),
     pytest.param(ON_CUDA[1], id="torch-cuda", marks=needs_cuda),
     pytest.param(ON_CUDA[2], id="torch-cuda-depth-2", marks=needs_cuda),
 ]
@@ -117,9 +123,14 @@ CASES = [
 def house(request: pytest.FixtureRequest, tmp_path: Path, fake_trtllm: None) -> Iterator[House]:
     make: Callable[[Path], ExecutorConfig] = request.param
     folder = tmp_path
-    if make is torch_on_cpu or make in ON_CUDA.values():
+    if make in (torch_on_cpu, torch_eager, *ON_CUDA.values()):
         folder = request.getfixturevalue("make_tiny_llama")(VOCAB, POISON)
-    built = House(make(folder))
+    if make is torch_eager:
+        from penstock.executor.torch.executor import TorchExecutor
+
+        built = House(make(folder), TorchExecutor)
+    else:
+        built = House(make(folder))
     yield built
     built.close()
 

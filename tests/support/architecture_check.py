@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from transformers import PretrainedConfig
 
 from penstock.executor.config import ExecutorConfig
+from penstock.executor.torch.create import create_torch_executor
 from penstock.executor.torch.errors import ModelLoadError, UnsupportedModel
 from penstock.executor.torch.executor import TorchExecutor
 from penstock.scheduler.config import SchedulerConfig
@@ -81,15 +82,19 @@ def check_architecture(
 
 
 def _build(folder: Path, device: str, num_blocks: int) -> TorchExecutor:
-    return TorchExecutor(
-        ExecutorConfig(
-            model_path=folder,
-            device=device,
-            block_size=_BLOCK_SIZE,
-            num_blocks=num_blocks,
-            max_num_seqs=_NUM_SLOTS,
-        )
+    config = ExecutorConfig(
+        model_path=folder,
+        device=device,
+        block_size=_BLOCK_SIZE,
+        num_blocks=num_blocks,
+        max_num_seqs=_NUM_SLOTS,
     )
+    if device != "cpu":
+        return TorchExecutor(config)
+    # By the path that serves it.
+    executor = create_torch_executor(config)
+    assert isinstance(executor, TorchExecutor)
+    return executor
 
 
 def _described(error: Exception) -> str:

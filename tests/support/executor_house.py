@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import select
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -89,8 +90,11 @@ class Outcome:
 class House:
     """Builds engines over one kind of executor and runs requests through them."""
 
-    def __init__(self, config: ExecutorConfig) -> None:
+    def __init__(
+        self, config: ExecutorConfig, create: Callable[[ExecutorConfig], Executor] = create_executor
+    ) -> None:
         self._config = config
+        self._create = create
         self._built: list[Executor] = []
 
     def executor(self, *, num_blocks: int = 64, max_num_seqs: int = 8) -> Witness:
@@ -104,7 +108,7 @@ class House:
                 block_size=BLOCK_SIZE,
                 max_seq_len=MAX_SEQ_LEN,
             )
-        witness = Witness(create_executor(config))
+        witness = Witness(self._create(config))
         self._built.append(witness)
         return witness
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from penstock.executor.torch.cuda.fused_weights import LayerWeights, Projection
 from penstock.executor.torch.cuda.page_attention import HeadLayout, PageAttention
-from penstock.executor.torch.cuda.rotary_table import make_rotary_table
+from penstock.executor.torch.fused_weights import LayerWeights, Projection
 from penstock.executor.torch.kv_pages import HeadShape, KVPages
+from penstock.executor.torch.rotary_table import make_rotary_table
 
 EPS = 1e-6
 

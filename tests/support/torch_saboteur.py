@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from dataclasses import replace
 from typing import Any
 
+from torch import Tensor
+
+from penstock.executor.torch.cpu.fused_forward import FusedForward
 from penstock.executor.torch.executor import TorchExecutor
 from penstock.executor.torch.slot_rules import SlotRules
 from penstock.scheduler.batch import Batch, StepResult
@@ -47,8 +51,24 @@ class TorchSaboteur:
                 raise error
 
         executor._run = run  # type: ignore[method-assign] # to see what runs
+        forward: Any = executor._forward
+        if isinstance(forward, FusedForward):
+            _hook_last_layer(forward, before_last_layer)
+            return
         module: Any = executor._model.module
         module.model.layers[-1].register_forward_pre_hook(before_last_layer)
+
+
+def _hook_last_layer(forward: FusedForward, hook: Callable[[], None]) -> None:
+    """Call `hook` before the fused step's last layer."""
+    last = forward._layers[-1]
+    project = last.weights.qkv
+
+    def hooked(x: Tensor) -> Tensor:
+        hook()
+        return project(x)
+
+    forward._layers[-1] = replace(last, weights=replace(last.weights, qkv=hooked))
 
 
 def sabotage(executor: Executor, raises: Callable[[Batch], Exception | None]) -> None:

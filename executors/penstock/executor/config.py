@@ -82,8 +82,9 @@ class ExecutorConfig:
     `kv_cache_bytes` holds. `kv_cache_bytes` None: 512 MiB on a CPU; on a CUDA device
     `kv_memory_fraction` of what is free there beside the weights and a step of
     `max_num_batched_tokens`. `max_num_batched_tokens`: the scheduler's token budget of one step,
-    None for the device's usual one. `max_seq_len` None: the model's own. `num_threads` None: from
-    the core count. `pipeline_depth` None: the executor's choice for the device, else 1 or 2.
+    None for the device's usual one. `max_seq_len` None: the model's own. `num_threads` None: as
+    many as the cores that a service's fronts leave free. `pipeline_depth` None: the executor's
+    choice for the device, else 1 or 2.
     """
 
     kind: ExecutorKind = ExecutorKind.TORCH

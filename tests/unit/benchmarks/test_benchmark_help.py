@@ -19,6 +19,7 @@ PROGRAMS = sorted(
 )
 LACKING = {
     "cpu_attention.py": "torch is not installed: pip install 'penstock[torch]'",
+    "cpu_step.py": "torch is not installed: pip install 'penstock[torch]'",
     "engine_cpu.py": "torch is not installed: pip install 'penstock[torch]'",
     "gpu.py": "torch is not installed: pip install 'penstock[torch]'",
     "slow_pictures.py": "rich is not installed: pip install 'penstock[top]'",

@@ -10,11 +10,11 @@ pytest.importorskip("triton", reason="Triton is not installed")
 
 import torch
 
-from penstock.executor.torch.cuda.fused_weights import Projection
 from penstock.executor.torch.cuda.kernels import glue
 from penstock.executor.torch.cuda.page_attention import Chunks
 from penstock.executor.torch.cuda.small_projection import SmallProjection, project_row
 from penstock.executor.torch.cuda.tiles import MAX_LONG_ROWS
+from penstock.executor.torch.fused_weights import Projection
 from support.fused_reference import AttentionBench, Case, relative_error
 from support.triton_device import DEVICE, IS_INTERPRETED
 

@@ -10,10 +10,10 @@ pytest.importorskip("torch", reason="the torch extra is not installed")
 
 import torch
 
-from penstock.executor.torch.cuda.fused_weights import fuse_weights
-from penstock.executor.torch.cuda.module_tree import NotFused, read_module_tree
-from penstock.executor.torch.cuda.whole_sequence import reference_logits
+from penstock.executor.torch.fused_weights import fuse_weights
 from penstock.executor.torch.loading import LoadedModel, load_model
+from penstock.executor.torch.module_tree import NotFused, read_module_tree
+from penstock.executor.torch.whole_sequence import reference_logits
 from support.torch_models import save_tiny_model
 
 

@@ -27,7 +27,9 @@ from support.torch_differential import (
     run_mixed,
 )
 from support.torch_models import ARCHITECTURES, NaiveModel, save_tiny_model
+from support.torch_paths import PATHS, PathName, build_by
 
+FUSED = ("llama_tied_no_groups", "qwen2", "qwen3", "mistral_window")
 Folder = Callable[[str], Path]
 
 
@@ -55,17 +57,20 @@ def naive(folder: Folder) -> Callable[[str], NaiveModel]:
     return of
 
 
-def make_executor(path: Path, num_blocks: int = AMPLE_BLOCKS) -> TorchExecutor:
-    return TorchExecutor(
-        ExecutorConfig(model_path=path, max_num_seqs=NUM_SLOTS, num_blocks=num_blocks)
+def make_executor(
+    folder: Path, num_blocks: int = AMPLE_BLOCKS, by: PathName = "eager"
+) -> TorchExecutor:
+    return build_by(
+        by, ExecutorConfig(model_path=folder, max_num_seqs=NUM_SLOTS, num_blocks=num_blocks)
     )
 
 
 @pytest.mark.parametrize("way", ALL_WAYS, ids=str)
+@pytest.mark.parametrize("by", PATHS)
 def test_llama_says_what_a_full_forward_says(
-    way: Way, folder: Folder, naive: Callable[[str], NaiveModel]
+    by: PathName, way: Way, folder: Folder, naive: Callable[[str], NaiveModel]
 ) -> None:
-    check_way(way, lambda blocks: make_executor(folder("llama"), blocks), naive("llama"))
+    check_way(way, lambda blocks: make_executor(folder("llama"), blocks, by), naive("llama"))
 
 
 @pytest.mark.parametrize("way", [ALL_WAYS[0], ALL_WAYS[-1]], ids=str)
@@ -74,6 +79,15 @@ def test_architecture_says_what_a_full_forward_says(
     name: str, way: Way, folder: Folder, naive: Callable[[str], NaiveModel]
 ) -> None:
     check_way(way, lambda blocks: make_executor(folder(name), blocks), naive(name))
+
+
+@pytest.mark.parametrize("name", FUSED)
+def test_architecture_by_the_fused_path_says_what_a_full_forward_says(
+    name: str, folder: Folder, naive: Callable[[str], NaiveModel]
+) -> None:
+    way = ALL_WAYS[-1]
+
+    check_way(way, lambda blocks: make_executor(folder(name), blocks, "fused"), naive(name))
 
 
 class MislaidBlock:
@@ -100,9 +114,12 @@ class MislaidBlock:
             self._executor.launch(batch)
 
 
-def test_a_wrong_block_shows(folder: Folder, naive: Callable[[str], NaiveModel]) -> None:
+@pytest.mark.parametrize("by", PATHS)
+def test_a_wrong_block_shows(
+    by: PathName, folder: Folder, naive: Callable[[str], NaiveModel]
+) -> None:
     specs = mixed_specs(hashed=False)
-    executor = MislaidBlock(make_executor(folder("llama")))
+    executor = MislaidBlock(make_executor(folder("llama"), by=by))
 
     told = outputs(run_mixed(executor, specs, budget=2048))
 
@@ -133,13 +150,14 @@ def test_a_window_one_too_wide_shows(
 DRAWN = SamplingParams(temperature=0.9, top_p=0.95, seed=11)
 
 
-def test_a_seed_gives_the_same_tokens_alone_and_in_company(folder: Folder) -> None:
+@pytest.mark.parametrize("by", PATHS)
+def test_a_seed_gives_the_same_tokens_alone_and_in_company(by: PathName, folder: Folder) -> None:
     specs = mixed_specs(hashed=False, sampling=DRAWN)
 
-    together = outputs(run_mixed(make_executor(folder("llama")), specs, budget=24))
+    together = outputs(run_mixed(make_executor(folder("llama"), by=by), specs, budget=24))
     alone: dict[int, list[int]] = {}
     for spec in specs:
-        alone |= outputs(run_mixed(make_executor(folder("llama")), [spec], budget=2048))
+        alone |= outputs(run_mixed(make_executor(folder("llama"), by=by), [spec], budget=2048))
 
     assert alone == together
 

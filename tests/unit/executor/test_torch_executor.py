@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 from penstock.executor.config import ExecutorConfig
 from penstock.executor.torch.executor import TorchExecutor
@@ -20,6 +22,7 @@ from penstock.scheduler.executor import ExecutorDied, Feature
 from penstock.scheduler.request import FailureReason, RequestSpec, SamplingParams
 from support.core import FakeClock, ends, make_spec, outputs, run_until_idle
 from support.torch_models import MAX_SEQ_LEN, VOCAB_SIZE, NaiveModel, save_tiny_model
+from support.torch_paths import PATHS, PathName, build_by
 
 POISON = 4
 """A token whose embedding is not a number."""
@@ -36,9 +39,12 @@ def naive(folder: Path) -> NaiveModel:
     return NaiveModel(folder)
 
 
-def make_engine(folder: Path, *, budget: int = 64, dtype: str = "auto") -> Engine:
-    executor = TorchExecutor(
-        ExecutorConfig(model_path=folder, dtype=dtype, max_num_seqs=min(4, budget), num_blocks=24)
+def make_engine(
+    folder: Path, *, budget: int = 64, dtype: str = "auto", by: PathName = "eager"
+) -> Engine:
+    executor = build_by(
+        by,
+        ExecutorConfig(model_path=folder, dtype=dtype, max_num_seqs=min(4, budget), num_blocks=24),
     )
     return Engine(executor, SchedulerConfig(max_num_batched_tokens=budget), FakeClock())
 
@@ -68,11 +74,12 @@ def run(engine: Engine, specs: Sequence[RequestSpec]) -> list[StepEvents]:
 
 
 @pytest.mark.parametrize("place", [0, 20, 49], ids=["first", "middle", "last"])
+@pytest.mark.parametrize("by", PATHS)
 def test_a_poisoned_request_fails_alone_and_leaves_nothing_behind(
-    place: int, folder: Path, naive: NaiveModel
+    by: PathName, place: int, folder: Path, naive: NaiveModel
 ) -> None:
     # 24 blocks: whoever comes later gets the blocks of whoever failed.
-    engine = make_engine(folder)
+    engine = make_engine(folder, by=by)
     poison(engine)
     bad = prompt(9, 50)
     bad[place] = POISON
@@ -99,11 +106,10 @@ def test_a_poisoned_request_fails_alone_and_leaves_nothing_behind(
             assert naive.is_greedy(ids, said)
 
 
-def overflow_values(engine: Engine) -> None:
+@pytest.fixture(scope="module")
+def overflowing(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The value of POISON in the last layer overflows; its key and everybody else's do not."""
-    executor = engine.executor
-    assert isinstance(executor, TorchExecutor)
-    module: Any = executor._model.module
+    module: Any = AutoModelForCausalLM.from_pretrained(folder)
     layers = module.model.layers
     with torch.inference_mode():
         module.model.embed_tokens.weight[:, 0] = 0
@@ -115,14 +121,17 @@ def overflow_values(engine: Engine) -> None:
         layers[-1].self_attn.k_proj.weight[:, 0] = 0
         layers[-1].self_attn.v_proj.weight[:, 0] = 0
         layers[-1].self_attn.v_proj.weight[3, 0] = 3.3e38
+    edited = tmp_path_factory.mktemp("overflowing")
+    module.save_pretrained(edited)
+    return edited
 
 
 @pytest.mark.parametrize("is_cancelled", [False, True], ids=["runs on", "cancelled"])
+@pytest.mark.parametrize("by", PATHS)
 def test_a_value_that_overflows_in_a_middle_chunk_harms_nobody_else(
-    is_cancelled: bool, folder: Path
+    by: PathName, is_cancelled: bool, overflowing: Path
 ) -> None:
-    engine = make_engine(folder, budget=32)
-    overflow_values(engine)
+    engine = make_engine(overflowing, budget=32, by=by)
     bad = prompt(9, 90)
     bad[5] = bad[11] = POISON
     engine.submit((spec(1, bad),))
@@ -142,11 +151,12 @@ def test_a_value_that_overflows_in_a_middle_chunk_harms_nobody_else(
 
 
 @pytest.mark.parametrize("left_behind", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("by", PATHS)
 def test_what_any_block_held_before_reaches_no_request(
-    left_behind: float, folder: Path, naive: NaiveModel
+    by: PathName, left_behind: float, folder: Path, naive: NaiveModel
 ) -> None:
     # Also what no check finds: a key that overflowed and that its own token did not attend to.
-    engine = make_engine(folder, budget=24)
+    engine = make_engine(folder, budget=24, by=by)
     executor = engine.executor
     assert isinstance(executor, TorchExecutor)
     for pages in executor._pages._layers:
@@ -190,10 +200,11 @@ def test_what_the_front_should_have_refused_fails_alone(
 
 
 @pytest.mark.parametrize("token", [-1, VOCAB_SIZE, 2**31 - 1])
+@pytest.mark.parametrize("by", PATHS)
 def test_an_impossible_prompt_token_fails_alone(
-    token: int, folder: Path, naive: NaiveModel
+    by: PathName, token: int, folder: Path, naive: NaiveModel
 ) -> None:
-    engine = make_engine(folder)
+    engine = make_engine(folder, by=by)
 
     told = run(engine, [spec(1, prompt(1, 30)), spec(2, [*prompt(2, 30), token, 5])])
 
@@ -213,8 +224,11 @@ def test_a_bias_leaves_with_its_request(folder: Path, naive: NaiveModel) -> None
 
 
 @pytest.mark.parametrize("budget", [16, 2048], ids=["chunked", "whole"])
-def test_prompt_logprobs_are_the_naive_ones(budget: int, folder: Path, naive: NaiveModel) -> None:
-    engine = make_engine(folder, budget=budget)
+@pytest.mark.parametrize("by", PATHS)
+def test_prompt_logprobs_are_the_naive_ones(
+    by: PathName, budget: int, folder: Path, naive: NaiveModel
+) -> None:
+    engine = make_engine(folder, budget=budget, by=by)
     asking = SamplingParams(temperature=0.0, num_prompt_logprobs=3)
     ids = {1: prompt(1, 50), 2: prompt(2, 1), 3: prompt(3, 17)}
     specs = [
@@ -248,17 +262,24 @@ def test_prompt_logprobs_are_the_naive_ones(budget: int, folder: Path, naive: Na
 
 
 @pytest.mark.parametrize("budget", [1, 7], ids=["token by token", "small chunks"])
-def test_half_precision_runs_steps_that_sample_nothing(budget: int, folder: Path) -> None:
-    engine = make_engine(folder, budget=budget, dtype="bfloat16")
+@pytest.mark.parametrize("by", PATHS)
+def test_half_precision_runs_steps_that_sample_nothing(
+    by: PathName, budget: int, folder: Path
+) -> None:
+    engine = make_engine(folder, budget=budget, dtype="bfloat16", by=by)
 
     told = run(engine, [spec(1, prompt(1, 30)), spec(2, prompt(2, 3))])
 
     assert {key: len(tokens) for key, tokens in outputs(told).items()} == {1: 8, 2: 8}
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_half_precision_repeats_itself_on_used_blocks(dtype: str, folder: Path) -> None:
-    engine = make_engine(folder, dtype=dtype)
+@pytest.mark.parametrize(
+    ("by", "dtype"), [("eager", "bfloat16"), ("eager", "float16"), ("fused", "bfloat16")]
+)
+def test_half_precision_repeats_itself_on_used_blocks(
+    by: PathName, dtype: str, folder: Path
+) -> None:
+    engine = make_engine(folder, dtype=dtype, by=by)
     sampling = SamplingParams(temperature=1.0, seed=3)
     said: list[list[int]] = []
     for key in range(1, 9):
@@ -357,6 +378,7 @@ def test_what_it_took_of_the_machine_is_told(folder: Path) -> None:
 
     told = executor.info.resources
 
-    assert told.startswith(f"CPU, {str(executor._model.dtype).removeprefix('torch.')}, eager path,")
+    dtype = str(executor._model.dtype).removeprefix("torch.")
+    assert re.match(rf"CPU, \d+ threads?, {dtype}, eager path,", told)
     assert "weights " in told
     assert "pages " in told

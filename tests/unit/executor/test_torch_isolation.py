@@ -36,6 +36,7 @@ from support.torch_differential import (
     run_mixed,
 )
 from support.torch_models import VOCAB_SIZE, NaiveModel, save_tiny_model
+from support.torch_paths import PATHS, PathName, build_by
 from support.torch_saboteur import TorchSaboteur, for_keys
 
 BAD = frozenset({2, 5, 6, 11})
@@ -53,11 +54,12 @@ def naive(folder: Path) -> NaiveModel:
     return NaiveModel(folder)
 
 
-def build(folder: Path, num_blocks: int = AMPLE_BLOCKS) -> TorchExecutor:
-    return TorchExecutor(
+def build(folder: Path, num_blocks: int = AMPLE_BLOCKS, by: PathName = "eager") -> TorchExecutor:
+    return build_by(
+        by,
         ExecutorConfig(
             model_path=folder, max_num_seqs=NUM_SLOTS, num_blocks=num_blocks, num_threads=1
-        )
+        ),
     )
 
 
@@ -67,11 +69,11 @@ def wrong(naive: NaiveModel, specs: list[RequestSpec], said: dict[int, list[int]
 
 @pytest.mark.parametrize("num_blocks", [AMPLE_BLOCKS, SCARCE_BLOCKS], ids=["ample", "scarce"])
 @pytest.mark.parametrize("hashed", [False, True], ids=["plain", "prefix"])
-@pytest.mark.parametrize("at_output", [0, 1, 9])
+@pytest.mark.parametrize(("by", "at_output"), [("eager", 0), ("fused", 1), ("fused", 9)])
 def test_whoever_makes_the_step_raise_fails_alone(
-    at_output: int, hashed: bool, num_blocks: int, folder: Path, naive: NaiveModel
+    by: PathName, at_output: int, hashed: bool, num_blocks: int, folder: Path, naive: NaiveModel
 ) -> None:
-    executor = build(folder, num_blocks)
+    executor = build(folder, num_blocks, by)
 
     def raises(batch: Batch) -> Exception | None:
         arrays = batch.arrays
@@ -138,13 +140,14 @@ def test_case_34_allocations_that_fail_at_random_cost_nobody_a_token(
     assert wrong(naive, specs, outputs(told)) == []
 
 
-def test_drawn_tokens_are_the_same_in_parts(folder: Path) -> None:
+@pytest.mark.parametrize("by", PATHS)
+def test_drawn_tokens_are_the_same_in_parts(by: PathName, folder: Path) -> None:
     drawn = SamplingParams(
         temperature=1.0, top_k=40, top_p=0.9, seed=5, num_logprobs=2, repetition_penalty=1.2
     )
     specs = mixed_specs(hashed=False, sampling=drawn)
-    undisturbed = outputs(run_mixed(build(folder), specs, budget=24))
-    executor = build(folder)
+    undisturbed = outputs(run_mixed(build(folder, by=by), specs, budget=24))
+    executor = build(folder, by=by)
     TorchSaboteur(executor, for_keys(BAD))
 
     told = run_mixed(executor, specs, budget=24)
@@ -187,8 +190,9 @@ def test_a_device_that_is_lost_is_not_searched(folder: Path) -> None:
     assert saboteur.num_probes == 1
 
 
-def test_what_a_guilty_one_wrote_is_cleared(folder: Path) -> None:
-    executor = build(folder, num_blocks=4)
+@pytest.mark.parametrize("by", PATHS)
+def test_what_a_guilty_one_wrote_is_cleared(by: PathName, folder: Path) -> None:
+    executor = build(folder, num_blocks=4, by=by)
     TorchSaboteur(executor, for_keys({1}))
     engine = Engine(executor, SchedulerConfig(max_num_batched_tokens=64), FakeClock())
     engine.submit((make_spec(1, 30, block_size=BLOCK_SIZE, hashed=False),))
@@ -200,8 +204,9 @@ def test_what_a_guilty_one_wrote_is_cleared(folder: Path) -> None:
         assert not pages[:4].any()
 
 
+@pytest.mark.parametrize("by", PATHS)
 def test_the_probe_takes_every_way_and_touches_no_block_of_requests(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+    by: PathName, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[Sampled] = []
 
@@ -216,7 +221,7 @@ def test_the_probe_takes_every_way_and_touches_no_block_of_requests(
         return seen[-1]
 
     monkeypatch.setattr(executor_module, "sample", watched)
-    executor = build(folder, num_blocks=8)
+    executor = build(folder, num_blocks=8, by=by)
 
     with torch.inference_mode():
         executor._recover(RuntimeError("once"))

@@ -381,7 +381,7 @@ def test_the_section_survives_the_way_to_the_children(model: Path, tmp_path: Pat
 def test_the_engine_downloads_nothing(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("HF_HUB_OFFLINE", "OMP_NUM_THREADS", "OMP_WAIT_POLICY"):
         monkeypatch.delenv(name, raising=False)
-    environment = engine_environment(configured(model).executor)
+    environment = engine_environment(configured(model).executor, num_cores=8, num_fronts=4)
 
     assert environment["HF_HUB_OFFLINE"] == "1"
     assert not {name for name in environment if name.startswith("OMP_")}

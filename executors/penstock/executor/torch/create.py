@@ -9,8 +9,10 @@ from importlib.util import find_spec
 import torch
 
 from penstock.executor.config import ExecutorConfig
+from penstock.executor.torch.cpu.fused_path import fused_path
 from penstock.executor.torch.executor import TorchExecutor
 from penstock.executor.torch.loading import LoadedModel, load_configured
+from penstock.executor.torch.module_tree import NotFused
 from penstock.scheduler.executor import Executor
 
 _log = logging.getLogger(__name__)
@@ -18,25 +20,24 @@ _log = logging.getLogger(__name__)
 
 def create_torch_executor(config: ExecutorConfig) -> Executor:
     """Load the model and build its executor; raises what `TorchExecutor` raises."""
-    if config.device == "cpu":
-        if torch.cuda.is_available():
-            _log.warning("a CUDA device is there and not used: device is cpu")
-        return TorchExecutor(config)
+    if config.device == "cpu" and torch.cuda.is_available():
+        _log.warning("a CUDA device is there and not used: device is cpu")
     model = load_configured(config)
-    return _fused(config, model) or TorchExecutor(config, model)
+    try:
+        if model.device.type == "cpu":
+            return TorchExecutor(config, model, fused_path(config, model))
+        return _fused_on_cuda(config, model)
+    except NotFused as reason:
+        _log.warning("the eager path serves this model: %s", reason)
+    # Not before the error is gone: what was tried hangs on its frames.
+    return TorchExecutor(config, model)
 
 
-def _fused(config: ExecutorConfig, model: LoadedModel) -> Executor | None:
+def _fused_on_cuda(config: ExecutorConfig, model: LoadedModel) -> Executor:
     if find_spec("triton") is None:
-        _log.warning("the eager path serves this model: triton is not installed")
-        return None
+        raise NotFused("triton is not installed")
     # Triton is imported where its kernels run, and nowhere else.
     from penstock.executor.torch.cuda.device_queue import CudaQueue
     from penstock.executor.torch.cuda.fused_loading import build_fused
-    from penstock.executor.torch.cuda.module_tree import NotFused
 
-    try:
-        return build_fused(config, model, CudaQueue(model.device))
-    except NotFused as reason:
-        _log.warning("the eager path serves this model: %s", reason)
-        return None
+    return build_fused(config, model, CudaQueue(model.device))

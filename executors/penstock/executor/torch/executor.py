@@ -1,8 +1,8 @@
-"""The eager embedded executor: transformers' modules as they are, on a CPU or a CUDA device.
+"""The embedded executor that computes a step within `launch`: on a CPU, and eagerly on CUDA.
 
-Owns the life of a step: follow who came and went, pack, run the model, sample, tell failures apart.
-Does not know why a batch was chosen. One thread calls it; a step is computed within `launch` on a
-CPU, and waited for in `launch` on CUDA too (its tokens come to the host there).
+Owns the life of a step: follow who came and went, run the forward, sample, tell failures apart.
+Does not know why a batch was chosen, nor how logits are computed (`step_forward`). One thread calls
+it; on CUDA a step is waited for in `launch` too (its tokens come to the host there).
 
 Failing alone: a request whose logits, keys or values are not finite is reported with the step that
 made them so, and what it wrote is cleared at once. A request that must not run at all (`SlotRules`)
@@ -16,47 +16,46 @@ from dataclasses import replace
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from penstock.executor.config import ExecutorConfig
 from penstock.executor.isolation import run_apart
-from penstock.executor.torch.attention_interface import attach_runner
 from penstock.executor.torch.health_probe import NUM_PROBE_BLOCKS, HealthProbe
 from penstock.executor.torch.kv_pages import KVPages, block_bytes
 from penstock.executor.torch.loading import LoadedModel, load_configured
+from penstock.executor.torch.module_forward import eager_path
 from penstock.executor.torch.num_blocks import num_device_blocks, num_host_blocks
-from penstock.executor.torch.paged_attention import PagedAttention, Scoring
-from penstock.executor.torch.prepacked_linear import prepack_linears
 from penstock.executor.torch.process_memory import keep_freed_memory
-from penstock.executor.torch.prompt_logprobs import prompt_logprobs, prompt_rows
-from penstock.executor.torch.resources import describe_resources, weight_bytes
+from penstock.executor.torch.prompt_logprobs import PromptRows, prompt_logprobs, prompt_rows
+from penstock.executor.torch.resources import describe_resources
 from penstock.executor.torch.sampler import sample
 from penstock.executor.torch.serving_info import served_length, serving_info
 from penstock.executor.torch.slot_rules import SlotRules
-from penstock.executor.torch.step_inputs import Ints, StepInputs
+from penstock.executor.torch.step_forward import Forwarded, ForwardPath
+from penstock.executor.torch.step_inputs import Ints
 from penstock.scheduler.batch import Batch, SlotFailure, StepResult
 from penstock.scheduler.executor import ExecutorDied, ExecutorInfo
 
-_GROUP_OVERHEAD_BYTES = {"cpu": 2 << 20, "cuda": 128 << 20}
-"""What one more length group costs, in bytes of one layer's keys and values that could have been
-read in the same time (measured: a handful of launches against the memory's speed)."""
-
 
 class TorchExecutor:
-    """An `Executor` over a Hugging Face folder; `model`: when it is loaded already.
+    """An `Executor` over a Hugging Face folder; `model`: when it is loaded already; `path`: how its
+    steps are computed, by default by its modules.
 
     Raises ModelLoadError or UnsupportedModel (penstock.executor.torch.errors) when it cannot serve
     the model, ValueError naming the field when the settings do not fit it.
     """
 
-    def __init__(self, config: ExecutorConfig, model: LoadedModel | None = None) -> None:
+    def __init__(
+        self,
+        config: ExecutorConfig,
+        model: LoadedModel | None = None,
+        path: ForwardPath | None = None,
+    ) -> None:
         if config.pipeline_depth not in (None, 1):
             raise ValueError("pipeline_depth must be 1 for the torch executor")
         self._model = model or load_configured(config)
-        num_weight_bytes = weight_bytes(self._model)
         if self._model.device.type == "cpu":
             keep_freed_memory()
-            prepack_linears(self._model.module)
+        path = path or eager_path(self._model)
         info = serving_info(
             config,
             self._model,
@@ -69,8 +68,8 @@ class TorchExecutor:
             resources=describe_resources(
                 self._model,
                 page_bytes=info.num_blocks * bytes_each,
-                path="eager",
-                num_weight_bytes=num_weight_bytes,
+                path=path.name,
+                num_weight_bytes=path.num_weight_bytes,
             ),
         )
         self._pages = KVPages(
@@ -81,19 +80,12 @@ class TorchExecutor:
             device=self._model.device,
         )
         self._probe = HealthProbe(self._info)
-        self._attention = PagedAttention(self._pages)
+        self._forward = path.make(self._pages)
         self._rules = SlotRules(
             vocab_size=self._model.vocab_size, num_embeddings=self._model.num_embeddings
         )
-        layer_bytes = bytes_each // len(self._model.shapes)
-        overhead = _GROUP_OVERHEAD_BYTES[self._model.device.type]
-        self._overhead_blocks = overhead / layer_bytes
-        self._step: StepInputs | None = None
-        self._is_token_good: Tensor | None = None
-        self._has_unsampled = False
         self._results: deque[StepResult] = deque()
         self._is_closed = False
-        attach_runner(self._model.module, self)
 
     @property
     def info(self) -> ExecutorInfo:
@@ -127,21 +119,7 @@ class TorchExecutor:
         if not self._is_closed:
             self._is_closed = True
             self._results.clear()
-            self._step = None
-            del self._model, self._pages, self._attention
-
-    def run_layer(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring
-    ) -> Tensor:
-        """One layer's attention of the step that runs (see `attention_interface`)."""
-        if self._step is None:
-            raise RuntimeError("attention outside a step")
-        if self._has_unsampled and layer == len(self._pages.shapes) - 1:
-            # Whatever went wrong below shows in the last layer's keys and values, also for tokens
-            # whose logits nobody looks at.
-            is_finite = torch.isfinite(key) & torch.isfinite(value)
-            self._is_token_good = is_finite.flatten(1).all(1)
-        return self._attention.attend(layer, self._step, query, key, value, scoring)
+            del self._model, self._pages, self._forward
 
     def _run_part(self, batch: Batch) -> StepResult:
         try:
@@ -165,32 +143,21 @@ class TorchExecutor:
             ) from error
 
     def _run(self, batch: Batch, rules: SlotRules) -> StepResult:
-        step = StepInputs(
-            batch,
-            self._pages,
-            num_embeddings=self._model.num_embeddings,
-            overhead_blocks=self._overhead_blocks,
-        )
-        if self._attention.needs_clean_blocks and len(step.unwritten_blocks):
-            # What an earlier owner left there would be read, masked, with the sequence's own.
-            self._pages.zero_tokens(
-                step.to_device(step.unwritten_blocks), step.to_device(step.unwritten_offsets)
-            )
         sampled_rows = _rows_of(batch, batch.sampled_slots)
-        prompts = prompt_rows(batch, step.last_of_row)
-        wanted = [step.last_of_row[sampled_rows], *(prompt.packed for prompt in prompts)]
-        self._step, self._is_token_good = step, None
-        self._has_unsampled = step.num_tokens > len(sampled_rows)
-        try:
-            logits = self._model.logits(
-                step.input_ids, step.position_ids, step.to_device(np.concatenate(wanted))
+        prompts: list[PromptRows] = []
+
+        def choose(last_of_row: Ints) -> Ints:
+            prompts.extend(prompt_rows(batch, last_of_row))
+            return np.concatenate(
+                [last_of_row[sampled_rows], *(prompt.packed for prompt in prompts)]
             )
-        finally:
-            self._step = None
+
+        forwarded = self._forward.run(batch, choose)
+        logits = forwarded.logits
         slots = batch.sampled_slots.astype(np.int64)
         positions = (batch.starts + batch.num_tokens)[sampled_rows].astype(np.int64)
         sampled = sample(logits[: len(slots)], batch.arrays, slots, positions, rules)
-        failures = self._failures(batch, step, slots[~sampled.is_good], rules)
+        failures = self._failures(batch, forwarded, slots[~sampled.is_good], rules)
         result_slots, tokens, logprobs = batch.sampled_slots, sampled.tokens, sampled.logprobs
         if failures:
             good = np.flatnonzero(~np.isin(slots, list(failures)))
@@ -209,14 +176,15 @@ class TorchExecutor:
         )
 
     def _failures(
-        self, batch: Batch, step: StepInputs, not_finite: Ints, rules: SlotRules
+        self, batch: Batch, forwarded: Forwarded, not_finite: Ints, rules: SlotRules
     ) -> dict[int, str]:
         """Slots that fail alone in this step, and why; what they wrote is cleared."""
         failures = {int(slot): "logits are not finite" for slot in not_finite}
-        if self._is_token_good is not None and not bool(self._is_token_good.all()):
-            is_bad = ~self._is_token_good.cpu().numpy()
+        is_token_good = forwarded.is_token_good
+        if is_token_good is not None and not bool(is_token_good.all()):
+            is_bad = ~is_token_good.cpu().numpy()
             for row in range(batch.num_rows):
-                last = int(step.last_of_row[row])
+                last = int(forwarded.last_of_row[row])
                 if is_bad[last + 1 - int(batch.num_tokens[row]) : last + 1].any():
                     failures[int(batch.slots[row])] = "keys or values are not finite"
         if rules.refusals:

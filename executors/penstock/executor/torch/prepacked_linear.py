@@ -42,14 +42,15 @@ def can_prepack() -> bool:
     )
 
 
-class _PrepackedForward:
-    """Takes the place of one layer's `forward`."""
+class PrepackedLinear:
+    """x @ weight^T + bias over a packed copy of the weight."""
 
-    def __init__(self, linear: nn.Linear) -> None:
-        self._packed = _pack(linear.weight.detach())
-        self._bias: Tensor | None = getattr(linear, "bias", None)
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        self._packed = _pack(weight.detach())
+        self._bias = bias
 
     def __call__(self, x: Tensor) -> Tensor:
+        """x [rows, in]; returns [rows, out]."""
         return _apply(x, self._packed, self._bias)
 
 
@@ -71,7 +72,9 @@ def prepack_linears(model: nn.Module) -> int:
     packed_of: dict[int, Any] = {}
     for layer in linears:
         storage = layer.weight.untyped_storage().data_ptr()
-        forward = packed_of.get(id(layer.weight)) or _PrepackedForward(layer)
+        forward = packed_of.get(id(layer.weight)) or PrepackedLinear(
+            layer.weight, getattr(layer, "bias", None)
+        )
         packed_of[id(layer.weight)] = forward
         vars(layer)["forward"] = forward
         if storage not in others:

@@ -19,7 +19,7 @@ def describe_resources(
     num_graphs: int = 0,
     num_weight_bytes: int | None = None,
 ) -> str:
-    """Device, number format, bytes of weights and pages, and how many graphs were captured.
+    """Device, threads on a CPU, number format, bytes of weights and pages, graphs captured.
 
     `path`: which way of computing serves the model. `num_weight_bytes`: where the model's own
     tensors do not tell any more.
@@ -30,6 +30,7 @@ def describe_resources(
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
     parts = [
         name,
+        *([_threads()] if device.type == "cpu" else []),
         str(model.dtype).removeprefix("torch."),
         f"{path} path",
         f"weights {_size(num_weight_bytes)}",
@@ -38,6 +39,11 @@ def describe_resources(
     if num_graphs:
         parts.append(f"{num_graphs} graphs")
     return ", ".join(parts)
+
+
+def _threads() -> str:
+    num_threads = torch.get_num_threads()
+    return "1 thread" if num_threads == 1 else f"{num_threads} threads"
 
 
 def weight_bytes(model: LoadedModel) -> int:

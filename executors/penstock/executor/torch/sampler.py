@@ -1,11 +1,11 @@
 """The next token of every sampled slot, from the logits of one step.
 
-Owns the order of things and who takes which path: a row that only wants its greatest logit costs
-one pass shared with all others; edits, log probabilities and draws are done for the rows that ask.
-Does not know how logits came to be.
+Owns the order of things and who takes which path: rows that take their logits as they are go
+through one kernel, on a CPU; edits and log probabilities want a float32 copy of their rows, and so
+do draws in PyTorch. Does not know how logits came to be.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -13,6 +13,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from penstock.executor.torch.counter_random import uniforms
+from penstock.executor.torch.cpu.native_sampling import (
+    WISH,
+    can_sample,
+    choose_greatest,
+    draw_rows,
+)
 from penstock.executor.torch.inverse_cdf import draw, draw_truncated
 from penstock.executor.torch.logit_edits import LogitEdits
 from penstock.executor.torch.slot_rules import SlotRules
@@ -41,40 +47,84 @@ def sample(
 
     Positions come with the batch: `arrays.num_tokens` may lag behind the step.
     """
-    best, tokens = logits.max(-1)
-    is_good = torch.isfinite(best)
     lengths = np.zeros(arrays.num_slots, dtype=np.int64)
     lengths[slots] = positions
     edits = LogitEdits(arrays=arrays, rules=rules, lengths=lengths)
     is_drawn = arrays.temperature[slots] > 0.0
     wants_logprobs = arrays.num_logprobs[slots] >= 0
-    special = np.flatnonzero(is_drawn | wants_logprobs | edits.needed(slots))
-    logprobs: TokenLogprobs | None = None
-    if len(special):
-        rows = torch.from_numpy(special).to(logits.device)
-        some = logits.float() if len(special) == len(slots) else logits[rows].float()
-        if some is logits:
-            some = logits.clone()
-        edits.apply(some, slots[special])
-        some_best, some_tokens = some.max(-1)
-        drawn = np.flatnonzero(is_drawn[special])
-        if len(drawn):
-            at = torch.from_numpy(drawn).to(logits.device)
-            some_tokens[at] = _draw(some, some_best, at, arrays, slots[special[drawn]], lengths)
-        # As edited, in float32: in half precision a large logit would be no number any more.
-        is_good[rows] = torch.isfinite(some_best)
-        tokens[rows] = some_tokens
-        asking = np.flatnonzero(wants_logprobs[special])
-        if len(asking):
-            at = torch.from_numpy(asking).to(logits.device)
-            num_top = int(arrays.num_logprobs[slots].max())
-            part = token_logprobs(some[at], some_tokens[at], num_top)
-            logprobs = scatter_rows(part, special[asking], len(slots))
-    return Sampled(
-        tokens=tokens.int().cpu().numpy(),
-        is_good=is_good.cpu().numpy(),
-        logprobs=logprobs,
+    is_copied = wants_logprobs | edits.needed(slots)
+    is_native = can_sample(logits)
+    if not is_native:
+        is_copied |= is_drawn
+    sampled = _sample_as_they_are(
+        logits, arrays, slots, lengths, is_drawn=is_drawn, is_copied=is_copied
     )
+    special = np.flatnonzero(is_copied)
+    if not len(special):
+        return sampled
+    rows = torch.from_numpy(special).to(logits.device)
+    some = logits.float() if len(special) == len(slots) else logits[rows].float()
+    if some is logits:
+        some = logits.clone()
+    edits.apply(some, slots[special])
+    best, greatest = some.max(-1)
+    # As edited, in float32: in half precision a large logit would be no number any more.
+    sampled.is_good[special] = torch.isfinite(best).cpu().numpy()
+    drawn = np.flatnonzero(is_drawn[special])
+    if len(drawn):
+        at = torch.from_numpy(drawn).to(logits.device)
+        own = slots[special[drawn]]
+        if is_native:
+            drawn_tokens = draw_rows(some, drawn, _wishes(arrays, own, lengths)).tokens
+            greatest[at] = torch.from_numpy(drawn_tokens).long()
+        else:
+            greatest[at] = _draw(some, best, at, arrays, own, lengths)
+    sampled.tokens[special] = greatest.cpu().numpy()
+    asking = np.flatnonzero(wants_logprobs[special])
+    if not len(asking):
+        return sampled
+    at = torch.from_numpy(asking).to(logits.device)
+    num_top = int(arrays.num_logprobs[slots].max())
+    part = token_logprobs(some[at], greatest[at], num_top)
+    return replace(sampled, logprobs=scatter_rows(part, special[asking], len(slots)))
+
+
+def _sample_as_they_are(
+    logits: Tensor,
+    arrays: SlotArrays,
+    slots: Ints,
+    lengths: Ints,
+    *,
+    is_drawn: NDArray[np.bool_],
+    is_copied: NDArray[np.bool_],
+) -> Sampled:
+    """Tokens of the rows that need no copy of their logits; whatever for those that do."""
+    drawn = np.flatnonzero(is_drawn & ~is_copied)
+    if not can_sample(logits):
+        best, tokens = logits.max(-1)
+        return Sampled(
+            tokens=tokens.int().cpu().numpy(),
+            is_good=torch.isfinite(best).cpu().numpy(),
+            logprobs=None,
+        )
+    if len(drawn) == len(slots):
+        chosen = draw_rows(logits, drawn, _wishes(arrays, slots, lengths))
+        return Sampled(tokens=chosen.tokens, is_good=chosen.is_good, logprobs=None)
+    chosen = choose_greatest(logits)
+    if len(drawn):
+        some = draw_rows(logits, drawn, _wishes(arrays, slots[drawn], lengths))
+        chosen.tokens[drawn], chosen.is_good[drawn] = some.tokens, some.is_good
+    return Sampled(tokens=chosen.tokens, is_good=chosen.is_good, logprobs=None)
+
+
+def _wishes(arrays: SlotArrays, slots: Ints, lengths: Ints) -> NDArray[np.void]:
+    wishes = np.empty(len(slots), dtype=WISH)
+    wishes["temperature"] = arrays.temperature[slots]
+    wishes["top_p"] = arrays.top_p[slots]
+    wishes["min_p"] = arrays.min_p[slots]
+    wishes["top_k"] = arrays.top_k[slots]
+    wishes["uniform"] = uniforms(arrays.seed[slots], lengths[slots])
+    return wishes
 
 
 def _draw(

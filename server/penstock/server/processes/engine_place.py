@@ -8,7 +8,7 @@ import logging
 import time
 from collections.abc import Callable
 
-from penstock.server.config import EngineLaunch, launch_to_json
+from penstock.server.config import EngineLaunch, launch_to_json, num_usable_cores
 from penstock.server.link.board import BoardView
 from penstock.server.logs.rate import ALWAYS
 from penstock.server.processes.autopsy import Autopsy, EngineDeath, is_its_own
@@ -82,13 +82,15 @@ class EnginePlace:
             suspects=self._autopsy.suspects(),
         )
         fds = (now.listener_fd, now.board_fd, now.flight_fd)
-        environment = {**engine_environment(now.config.executor), **self._orphans.mark}
+        environment = engine_environment(
+            now.config.executor, num_cores=num_usable_cores(), num_fronts=now.config.num_fronts
+        )
         return await self._orphans.start(
             lambda: Child.spawn(
                 "engine",
                 ENGINE_MODULE,
                 launch_to_json(launch),
-                environment=environment,
+                environment={**environment, **self._orphans.mark},
                 inherited_fds=[fd for fd in fds if fd >= 0],
             )
         )

@@ -8,7 +8,7 @@ import os
 from typing import Final
 
 from penstock.executor.config import ExecutorConfig, ExecutorKind
-from penstock.executor.torch.thread_environment import THREAD_ENVIRONMENT
+from penstock.executor.torch.thread_environment import plan_threads
 from penstock.server.telemetry.config import TracingConfig
 
 _QUIET_CORE: Final = {"GRPC_VERBOSITY": "NONE"}
@@ -17,8 +17,10 @@ for each name that a stranger makes up: no form and no rate is asked of it. What
 we log."""
 
 
-def engine_environment(executor: ExecutorConfig) -> dict[str, str]:
-    """For the engine: nothing is downloaded, and its threads wait as its executor wants them to."""
+def engine_environment(
+    executor: ExecutorConfig, *, num_cores: int, num_fronts: int
+) -> dict[str, str]:
+    """For the engine: nothing is downloaded, and its threads take the cores that fronts leave."""
     wanted: dict[str, str] = {}
     if executor.kind is not ExecutorKind.SIMULATED:
         wanted = {
@@ -28,9 +30,10 @@ def engine_environment(executor: ExecutorConfig) -> dict[str, str]:
             "TOKENIZERS_PARALLELISM": "false",
         }
     if executor.kind is ExecutorKind.TORCH:
-        wanted |= THREAD_ENVIRONMENT
-        if executor.num_threads is not None:
-            wanted["OMP_NUM_THREADS"] = str(executor.num_threads)
+        plan = plan_threads(
+            num_cores=num_cores, num_fronts=num_fronts, num_threads=executor.num_threads
+        )
+        wanted |= plan.environment
     return _unless_set(wanted)
 
 

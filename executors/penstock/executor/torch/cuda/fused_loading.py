@@ -17,26 +17,23 @@ from penstock.executor.torch.cuda.device_queue import DeviceQueue
 from penstock.executor.torch.cuda.device_sampler import DeviceSampler
 from penstock.executor.torch.cuda.fused_executor import FusedExecutor, FusedParts
 from penstock.executor.torch.cuda.fused_model import Ends, FusedModel
-from penstock.executor.torch.cuda.fused_weights import LayerWeights, fuse_weights
-from penstock.executor.torch.cuda.module_tree import DecoderTree, NotFused, read_module_tree
 from penstock.executor.torch.cuda.page_attention import HeadLayout, PageAttention
-from penstock.executor.torch.cuda.rotary_table import RotaryTable, make_rotary_table
 from penstock.executor.torch.cuda.trial_steps import (
     NUM_TRIAL_TOKENS,
     run_widest_step,
     trial_logits,
 )
-from penstock.executor.torch.cuda.whole_sequence import reference_logits
+from penstock.executor.torch.fused_weights import LayerWeights, fuse_weights
 from penstock.executor.torch.health_probe import NUM_PROBE_BLOCKS
 from penstock.executor.torch.kv_pages import KVPages, block_bytes
 from penstock.executor.torch.loading import LoadedModel
+from penstock.executor.torch.module_tree import DecoderTree, NotFused, read_module_tree
 from penstock.executor.torch.num_blocks import num_device_blocks
+from penstock.executor.torch.rotary_table import RotaryTable, make_rotary_table
 from penstock.executor.torch.serving_info import served_length, serving_info
+from penstock.executor.torch.whole_sequence import MAX_ERROR, reference_logits
 
 _log = logging.getLogger(__name__)
-_MAX_ERROR = {torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.15}
-"""Of logits against the modules' own, relative. Two right ways to compute a deep model in half
-precision lie up to 0.07 apart on random weights; a factor left out, ten times that."""
 _MIN_SLOTS = 2
 """The health probe's."""
 
@@ -63,7 +60,7 @@ def build_fused(config: ExecutorConfig, model: LoadedModel, queue: DeviceQueue) 
             error = _relative_error(config, model, parts, queue, expected)
         except Exception as failure:  # a device that a kernel does not fit, or no compiler
             raise NotFused(f"its kernels do not run here: {failure}") from failure
-        if not error <= _MAX_ERROR[model.dtype]:
+        if not error <= MAX_ERROR[model.dtype]:
             raise NotFused(f"its logits differ from those of its modules by {error:.1e}")
         sampler = DeviceSampler(
             max_num_seqs=num_slots(config), vocab_size=model.vocab_size, device=queue.device

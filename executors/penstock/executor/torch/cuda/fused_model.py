@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from penstock.executor.torch.cuda.fused_weights import LayerWeights
 from penstock.executor.torch.cuda.kernels.glue import add_norm, embed_rows, silu_mul
 from penstock.executor.torch.cuda.page_attention import Chunks, PageAttention
 from penstock.executor.torch.cuda.small_projection import SmallProjection, project_row
+from penstock.executor.torch.fused_weights import LayerWeights
 
 _PART = 1024
 """Elements of a row that one program of an elementwise kernel takes."""

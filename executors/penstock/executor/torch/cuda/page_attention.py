@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from penstock.executor.torch.cuda.fused_weights import LayerWeights
 from penstock.executor.torch.cuda.kernels.chunk_attention import chunk_attention, rotate_and_write
 from penstock.executor.torch.cuda.kernels.decode_attention import decode_attention
-from penstock.executor.torch.cuda.rotary_table import RotaryTable
 from penstock.executor.torch.cuda.tiles import MAX_LONG_ROWS, DecodeTile, chunk_tile, decode_tile
+from penstock.executor.torch.fused_weights import LayerWeights
 from penstock.executor.torch.kv_pages import KVPages
+from penstock.executor.torch.rotary_table import RotaryTable
 
 _LOG2_E = 1.4426950408889634
 

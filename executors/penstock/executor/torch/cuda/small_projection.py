@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from penstock.executor.torch.cuda.fused_weights import Projection
 from penstock.executor.torch.cuda.kernels.projection import row_projection, split_projection
 from penstock.executor.torch.cuda.tiles import row_tile, split_tile
+from penstock.executor.torch.fused_weights import Projection
 
 _MAX_ROWS = 32
 _MAX_SPLIT_TILES = 64

@@ -11,7 +11,7 @@ from torch import Tensor
 from penstock.executor.torch.cuda.device_queue import DeviceQueue
 from penstock.executor.torch.cuda.fused_model import FusedModel, empty_row_tokens
 from penstock.executor.torch.cuda.row_staging import RowStaging
-from penstock.executor.torch.cuda.whole_sequence import trial_tokens
+from penstock.executor.torch.whole_sequence import trial_tokens
 from penstock.scheduler.batch import Batch
 from penstock.scheduler.slot_arrays import SlotArrays
 

@@ -1,15 +1,20 @@
 """What the model's own modules say of one short sequence: the oracle of the fused step.
 
-Owns the plainest attention there is, over a whole sequence in float32.
+Owns the plainest attention there is, over a whole sequence in float32, and how far another way to
+compute the sequence may lie from it.
 """
 
 import torch
 from torch import Tensor
 
 from penstock.executor.torch.attention_interface import attach_runner
-from penstock.executor.torch.cuda.module_tree import NotFused
 from penstock.executor.torch.loading import LoadedModel
+from penstock.executor.torch.module_tree import NotFused
 from penstock.executor.torch.paged_attention import Scoring
+
+MAX_ERROR = {torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.15}
+"""Of logits against the modules' own, relative. Two right ways to compute a deep model in half
+precision lie up to 0.07 apart on random weights; a factor left out, ten times that."""
 
 
 class _WholeSequence:

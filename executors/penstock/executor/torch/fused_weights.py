@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from penstock.executor.torch.cuda.module_tree import DecoderTree, LayerTree
+from penstock.executor.torch.module_tree import DecoderTree, LayerTree
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -1,0 +1,211 @@
+"""Where a decode step's time goes on the CPU, by cause, beside what the cores must do.
+
+One Llama of random weights, a number of requests that run side by side at a context of about 352
+tokens, and the engine stepped by hand, over the eager path and the fused one. Causes: the scheduler
+(all of a step but the executor), sampling, products of the linears, attention over pages, other
+kernels of ours, and the rest: small operators, their launching, packing. Their number is that of
+PyTorch's profiler. The floors: bytes of weights, keys and values at the speed of a copy, products
+at the speed of a large one, both measured here with the same threads. "processor": time of all
+threads, waiting included where it spins. On one thread every figure is processor time, so that
+neighbours on the machine count little. Only ratios carry to another machine.
+
+    python benchmarks/cpu_step.py [--shape 13.8M|91M] [--threads N] [--full] [--json FILE]
+"""
+
+from __future__ import annotations
+
+import functools
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+# First: says what is missing where torch is, and how threads wait before torch loads.
+from engine_cpu import SHAPES, VOCAB_SIZE, EngineRun, build_model
+from usage import needing
+
+with needing("torch"):
+    import torch
+    from torch.profiler import ProfilerActivity, profile
+
+    from penstock.executor.torch import executor as executor_module
+    from penstock.executor.torch.cpu import kernels as kernel_module
+    from penstock.executor.torch.cpu.fused_path import fused_path
+    from penstock.executor.torch.executor import TorchExecutor
+    from penstock.executor.torch.loading import load_configured
+    from penstock.executor.torch.paged_attention import PagedAttention
+    from penstock.executor.torch.prepacked_linear import PrepackedLinear
+
+from penstock.executor.config import ExecutorConfig
+from report import arguments, print_table, write_json
+
+CONTEXT = 352
+RUNNING = (1, 8, 64)
+CAUSES = ("scheduler", "sampling", "linears", "attention", "other kernels", "rest")
+
+
+class Stopwatch:
+    """Seconds of `clock` spent in wrapped calls, by cause."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self.clock = clock
+        self.seconds: defaultdict[str, float] = defaultdict(float)
+
+    def wrapped(self, call: Callable[..., Any], cause: str) -> Callable[..., Any]:
+        """`call`, its time added to a cause."""
+
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            begun = self.clock()
+            try:
+                return call(*args, **kwargs)
+            finally:
+                self.seconds[cause] += self.clock() - begun
+
+        return timed
+
+
+class TimedKernels:
+    """Kernels, or one layer's attention, with a stopwatch around every call."""
+
+    def __init__(self, kernels: Any, watch: Stopwatch) -> None:
+        self._kernels = kernels
+        self._watch = watch
+
+    def _timed_layer(self, *args: Any, **named: Any) -> Any:
+        return TimedKernels(self._kernels.layer(*args, **named), self._watch)
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._kernels, name)
+        if name == "layer":
+            return self._timed_layer
+        if not callable(found):
+            return found
+        cause = "attention" if name == "attend" else "other kernels"
+        timed = self._watch.wrapped(found, cause)
+        setattr(self, name, timed)
+        return timed
+
+
+def build_engine(folder: Path, watch: Stopwatch, *, is_eager: bool) -> EngineRun:
+    """An engine whose executor, kernels and sampler are timed."""
+    config = ExecutorConfig(model_path=folder, max_num_seqs=max(RUNNING), max_seq_len=768)
+    model = load_configured(config)
+    kernels: Any = TimedKernels(kernel_module.load(), watch)
+    path = None if is_eager else fused_path(config, model, kernels)
+    executor: Any = TorchExecutor(config, model, path)
+    executor.launch = watch.wrapped(executor.launch, "executor")
+    return EngineRun(executor, budget=2048)
+
+
+def measure(run: EngineRun, watch: Stopwatch, num_running: int, num_steps: int) -> dict[str, float]:
+    """Milliseconds of a decode step by cause, in all, and of the processor; operators launched."""
+    random = np.random.default_rng(0)
+    first = CONTEXT - num_steps
+    for _ in range(num_running):
+        run.submit(random.integers(3, VOCAB_SIZE, first).tolist(), 3 * num_steps + 8)
+    while len(run.engine.step().tokens) < num_running:
+        pass
+    walls: list[float] = []
+    watch.seconds.clear()
+    busy = time.process_time()
+    for _ in range(num_steps):
+        begun = watch.clock()
+        run.engine.step()
+        walls.append(watch.clock() - begun)
+    busy = time.process_time() - busy
+    spent: defaultdict[str, float] = defaultdict(float)
+    for cause, seconds in watch.seconds.items():
+        spent[cause] = seconds / num_steps
+    with profile(activities=[ProfilerActivity.CPU]) as profiled:
+        for _ in range(num_steps):
+            run.engine.step()
+    while run.engine.has_work:
+        run.engine.step()
+    num_ops = sum(row.count for row in profiled.key_averages())
+    step = float(np.mean(walls))
+    spent["scheduler"] = step - spent["executor"]
+    spent["rest"] = step - sum(spent[cause] for cause in CAUSES if cause != "rest")
+    return {cause: spent[cause] * 1e3 for cause in CAUSES} | {
+        "step": step * 1e3,
+        "step p50": float(np.median(walls)) * 1e3,
+        "processor": busy / num_steps * 1e3,
+        "operators": num_ops / num_steps,
+    }
+
+
+def floors(shape: str, num_running: int) -> dict[str, float]:
+    """Milliseconds that bytes and products of a step take at the speeds measured here."""
+    hidden, num_layers, feed_forward = SHAPES[shape]
+    num_weights = num_layers * hidden * (4 * hidden + 3 * feed_forward) + VOCAB_SIZE * hidden
+    num_kv_bytes = num_running * CONTEXT * num_layers * 2 * hidden * 2
+    return {
+        "bytes": (2 * num_weights + num_kv_bytes) / copy_speed() * 1e3,
+        "products": 2 * num_weights * num_running / product_speed() * 1e3,
+    }
+
+
+@functools.cache
+def copy_speed() -> float:
+    """Bytes per second, those read and those written."""
+    source = torch.zeros(64 << 20, dtype=torch.uint8)
+    target = torch.empty_like(source)
+    return 2 * len(source) / _fastest(lambda: target.copy_(source))
+
+
+@functools.cache
+def product_speed() -> float:
+    """Operations per second of a packed bfloat16 product that fills the threads."""
+    linear = PrepackedLinear(torch.zeros(2048, 2048, dtype=torch.bfloat16), None)
+    x = torch.zeros(256, 2048, dtype=torch.bfloat16)
+    return 2 * 256 * 2048**2 / _fastest(lambda: linear(x))
+
+
+def _fastest(run: Callable[[], object]) -> float:
+    seconds: list[float] = []
+    for _ in range(12):
+        begun = time.perf_counter()
+        run()
+        seconds.append(time.perf_counter() - begun)
+    return min(seconds)
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = arguments(__doc__ or "")
+    parser.add_argument("--shape", choices=list(SHAPES), default="13.8M", help="parameters")
+    parser.add_argument("--threads", type=int, help="threads that compute")
+    options = parser.parse_args()
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    watch = Stopwatch(time.thread_time if torch.get_num_threads() == 1 else time.perf_counter)
+    for owner, name, cause in (
+        (executor_module, "sample", "sampling"),
+        (PrepackedLinear, "__call__", "linears"),
+        (PagedAttention, "attend", "attention"),
+    ):
+        setattr(owner, name, watch.wrapped(getattr(owner, name), cause))
+    num_steps = 40 if options.full else 12
+    results: list[dict[str, object]] = []
+    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
+        build_model(Path(folder), options.shape)
+        engines = {
+            "eager": build_engine(Path(folder), watch, is_eager=True),
+            "fused": build_engine(Path(folder), watch, is_eager=False),
+        }
+        for num_running in RUNNING:
+            floor = floors(options.shape, num_running)
+            for name, run in engines.items():
+                found = measure(run, watch, num_running, num_steps)
+                results.append({"path": name, "running": num_running, **found, **floor})
+    columns = list(results[0])
+    title = f"A decode step at {options.shape} on {torch.get_num_threads()} threads, ms"
+    print_table(title, columns, [[row[column] for column in columns] for row in results])
+    write_json(options.json, results, [])
+
+
+if __name__ == "__main__":
+    main()

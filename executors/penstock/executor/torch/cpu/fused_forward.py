@@ -1,0 +1,130 @@
+"""The fused step on a CPU: four matrix products and five kernels a layer, over packed tokens.
+
+Owns the order of operators. Rows of one token and chunks go through one forward, in the batch's own
+order. A kernel reads keys and values from the pages alone, and nothing behind the end of a
+sequence, so no place has to be cleared before its first use.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from penstock.executor.torch.cpu.fused_model import FusedLayer, FusedModel
+from penstock.executor.torch.cpu.kernels import Kernels, LayerAttention
+from penstock.executor.torch.cpu.step_rows import StepRows
+from penstock.executor.torch.cpu.step_threads import threads_for
+from penstock.executor.torch.kv_pages import KVPages
+from penstock.executor.torch.step_forward import Forwarded
+from penstock.executor.torch.step_inputs import Ints
+from penstock.scheduler.batch import Batch
+
+
+class FusedForward:
+    """Runs a fused model over `pages`."""
+
+    def __init__(self, model: FusedModel, kernels: Kernels, pages: KVPages) -> None:
+        self._model = model
+        self._kernels = kernels
+        self._rows = StepRows()
+        self._layers = [
+            _Layer(
+                weights=weights,
+                attention=kernels.layer(
+                    pages.layer(index),
+                    num_heads=model.num_heads,
+                    scaling=model.scaling,
+                    window=weights.window,
+                ),
+            )
+            for index, weights in enumerate(model.layers)
+        ]
+
+    def run(self, batch: Batch, choose: Callable[[Ints], Ints]) -> Forwarded:
+        """See `StepForward`."""
+        model, ends = self._model, np.cumsum(batch.num_tokens, dtype=np.int64)
+        residual = model.embedding.index_select(0, self._input_ids(batch, ends))
+        normed = torch.empty_like(residual)
+        added: Tensor | None = None
+        is_token_good: Tensor | None = None
+        with threads_for(self._work(batch)):
+            for layer in self._layers[:-1]:
+                qkv = self._project(layer, residual, added, normed)
+                added = self._rest(layer, residual, qkv, normed)
+            qkv = self._project(self._layers[-1], residual, added, normed)
+            if len(residual) > len(batch.sampled_slots):
+                # Whatever went wrong below shows in the last layer's keys and values, also for
+                # tokens whose logits nobody looks at.
+                is_token_good = torch.isfinite(qkv[:, model.num_heads * model.head_dim :]).all(1)
+            added = self._rest(self._layers[-1], residual, qkv, normed)
+        wanted = choose(ends - 1)
+        if not np.array_equal(wanted, np.arange(len(residual))):
+            rows = torch.from_numpy(wanted)
+            residual, added = residual.index_select(0, rows), added.index_select(0, rows)
+        self._kernels.add_rms_norm(residual, added, model.final_norm, model.eps, residual)
+        return Forwarded(
+            logits=model.head(residual), last_of_row=ends - 1, is_token_good=is_token_good
+        )
+
+    def _work(self, batch: Batch) -> int:
+        """Multiplications of one layer."""
+        model, counts = self._model, batch.num_tokens.astype(np.int64)
+        num_keys = int(counts @ (batch.starts + counts))
+        num_attended = 2 * num_keys * model.num_heads * model.head_dim
+        return int(counts.sum()) * model.num_layer_weights + num_attended
+
+    def _input_ids(self, batch: Batch, ends: Ints) -> Tensor:
+        """Input tokens of the packed step; its rows are told to the kernels."""
+        arrays, slots, positions = batch.arrays, batch.slots, batch.starts
+        firsts = ends - batch.num_tokens
+        self._rows.set(
+            first_tokens=firsts.astype(np.int32),
+            num_tokens=batch.num_tokens,
+            starts=positions,
+            slots=slots,
+            block_table=arrays.block_table,
+        )
+        if len(slots) < ends[-1]:
+            positions = np.arange(ends[-1]) - np.repeat(firsts - positions, batch.num_tokens)
+            slots = np.repeat(slots, batch.num_tokens)
+        ids = arrays.token_ids[slots, positions].astype(np.int64)
+        # An impossible token fails its own request elsewhere; here it must not take others along.
+        return torch.from_numpy(ids.clip(0, len(self._model.embedding) - 1))
+
+    def _project(
+        self, layer: "_Layer", residual: Tensor, added: Tensor | None, normed: Tensor
+    ) -> Tensor:
+        """residual += added; queries, keys and values [tokens, elements] of its norm."""
+        weights = layer.weights
+        self._kernels.add_rms_norm(residual, added, weights.input_norm, self._model.eps, normed)
+        return weights.qkv(normed)
+
+    def _rest(self, layer: "_Layer", residual: Tensor, qkv: Tensor, normed: Tensor) -> Tensor:
+        """Attention and everything behind it; returns what is still to be added to `residual`."""
+        model, weights = self._model, layer.weights
+        layer.attention.rotate_and_write(
+            self._rows,
+            qkv,
+            model.rotary.cosines,
+            model.rotary.sines,
+            query_norm=weights.query_norm,
+            key_norm=weights.key_norm,
+            eps=model.eps,
+        )
+        query = qkv[:, : model.num_heads * model.head_dim].unflatten(1, (model.num_heads, -1))
+        attended = torch.empty(query.shape, dtype=query.dtype)
+        layer.attention.attend(self._rows, query, attended)
+        added = weights.out(attended.flatten(1))
+        self._kernels.add_rms_norm(residual, added, weights.output_norm, model.eps, normed)
+        gate_up = weights.gate_up(normed)
+        activated = gate_up.new_empty((len(gate_up), gate_up.shape[1] // 2))
+        self._kernels.silu_mul(gate_up, activated)
+        return weights.down(activated)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Layer:
+    weights: FusedLayer
+    attention: LayerAttention

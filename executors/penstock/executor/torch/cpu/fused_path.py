@@ -1,0 +1,112 @@
+"""From a loaded model to the fused path on a CPU.
+
+Owns the order: recognise the module tree, join and pack its weights, compare logits with the
+modules' own, give back the memory that only the modules would read. Raises NotFused as long as the
+eager path can still serve the model.
+"""
+
+import logging
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from penstock.executor.config import ExecutorConfig
+from penstock.executor.torch.cpu import kernels as kernel_module
+from penstock.executor.torch.cpu.fused_forward import FusedForward
+from penstock.executor.torch.cpu.fused_model import FusedModel, pack_model, release_modules
+from penstock.executor.torch.cpu.kernels import Kernels
+from penstock.executor.torch.kv_pages import KVPages
+from penstock.executor.torch.loading import LoadedModel
+from penstock.executor.torch.module_tree import NotFused, read_module_tree
+from penstock.executor.torch.resources import weight_bytes
+from penstock.executor.torch.serving_info import served_length
+from penstock.executor.torch.step_forward import ForwardPath
+from penstock.executor.torch.step_inputs import Ints
+from penstock.executor.torch.whole_sequence import MAX_ERROR, reference_logits, trial_tokens
+from penstock.scheduler.batch import Batch
+from penstock.scheduler.slot_arrays import SlotArrays
+
+_log = logging.getLogger(__name__)
+_NUM_TRIAL_TOKENS = 24
+_NUM_CHUNK_TOKENS = 18
+"""More than a block of the usual size, and not a multiple of it."""
+
+
+@torch.inference_mode()
+def fused_path(
+    config: ExecutorConfig, model: LoadedModel, kernels: Kernels | None = None
+) -> ForwardPath:
+    """The path, with `kernels` or the compiled ones. Raises NotFused, saying why, where the fused
+    step does not fit the model, or is slower than the modules because nothing is compiled."""
+    if model.dtype not in (torch.float32, torch.bfloat16):
+        raise NotFused(f"weights of {model.dtype}")
+    tree = read_module_tree(model)
+    if kernels is None:
+        kernels = kernel_module.load()
+        if not kernels.is_native:
+            raise NotFused("its kernels are not compiled here")
+    expected = reference_logits(model, tree.embedding, _NUM_TRIAL_TOKENS)
+    num_weight_bytes = weight_bytes(model)
+    num_positions = max(served_length(config, model), _NUM_TRIAL_TOKENS) + 1
+    fused = pack_model(tree, num_positions=num_positions)
+    try:
+        found = _trial_logits(fused, kernels, model, config.block_size)
+    except Exception as failure:  # a shape that a kernel does not take, or a build that lacks one
+        raise NotFused(f"its kernels do not run here: {failure}") from failure
+    error = float((found.float() - expected).norm() / expected.norm())
+    if not error <= MAX_ERROR[model.dtype]:
+        raise NotFused(f"its logits differ from those of its modules by {error:.1e}")
+    release_modules(tree)
+    _log.info(
+        "the fused path serves this model with %s kernels: its logits are within %.1e of its"
+        " modules'",
+        kernels.instructions,
+        error,
+    )
+    return ForwardPath(
+        name="fused",
+        num_weight_bytes=num_weight_bytes,
+        make=lambda pages: FusedForward(fused, kernels, pages),
+    )
+
+
+def _trial_logits(
+    fused: FusedModel, kernels: Kernels, model: LoadedModel, block_size: int
+) -> Tensor:
+    """[_NUM_TRIAL_TOKENS, vocabulary] of `trial_tokens`: a chunk, then token by token."""
+    num_blocks = -(-_NUM_TRIAL_TOKENS // block_size)
+    pages = KVPages(
+        model.shapes,
+        num_blocks=num_blocks,
+        block_size=block_size,
+        dtype=model.dtype,
+        device=model.device,
+    )
+    arrays = SlotArrays(num_slots=1, max_seq_len=_NUM_TRIAL_TOKENS, block_size=block_size)
+    arrays.token_ids[0] = trial_tokens(fused.embedding, _NUM_TRIAL_TOKENS).numpy()
+    arrays.num_tokens[0] = _NUM_TRIAL_TOKENS
+    arrays.block_table[0] = np.arange(num_blocks)
+    forward = FusedForward(fused, kernels, pages)
+    steps = [(0, _NUM_CHUNK_TOKENS), *((at, 1) for at in range(_NUM_CHUNK_TOKENS, 24))]
+    return torch.cat(
+        [forward.run(_batch(arrays, start, count), _every).logits for start, count in steps]
+    )
+
+
+def _every(last_of_row: Ints) -> Ints:
+    """All packed tokens."""
+    return np.arange(last_of_row[-1] + 1)
+
+
+def _batch(arrays: SlotArrays, start: int, count: int) -> Batch:
+    slots = np.zeros(1, dtype=np.int32)
+    return Batch(
+        step=0,
+        arrays=arrays,
+        slots=slots,
+        num_tokens=np.array([count], dtype=np.int32),
+        starts=np.array([start], dtype=np.int32),
+        num_decodes=int(count == 1),
+        sampled_slots=slots,
+    )

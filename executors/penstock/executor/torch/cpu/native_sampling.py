@@ -1,0 +1,106 @@
+"""The token of every sampled row by the compiled kernels, where the logits lie on a CPU.
+
+Owns the choice whether they can: without them, or for another number format, the sampler goes on
+in PyTorch. A greedy token is the same either way; a draw is unless its number falls within the
+rounding of an exponential of a boundary (some 1e-6 of the mass).
+"""
+
+import ctypes
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from penstock.executor.torch.cpu.kernels import Kernels, load
+from penstock.executor.torch.cpu.native import DTYPES
+
+_LIBRARY = Path(__file__).with_name("_kernels.so")
+WISH = np.dtype(
+    [
+        ("temperature", np.float32),
+        ("top_p", np.float32),
+        ("min_p", np.float32),
+        ("top_k", np.int32),
+        ("uniform", np.float64),
+    ]
+)
+"""What a row asks, as sampling.c reads it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Chosen:
+    """`tokens` int32 [m]; `is_good` bool [m], False where the logits were of no use."""
+
+    tokens: NDArray[np.int32]
+    is_good: NDArray[np.bool_]
+
+
+def can_sample(logits: Tensor) -> bool:
+    """Whether `choose_greatest` and `draw_rows` take these logits."""
+    return logits.device.type == "cpu" and logits.dtype in DTYPES and _functions() is not None
+
+
+def choose_greatest(logits: Tensor) -> Chosen:
+    """The lowest token of the greatest logit of every row."""
+    chosen = _room(len(logits))
+    kernels, _ = _loaded()
+    kernels.argmax_rows(logits, chosen.tokens, chosen.is_good)
+    return chosen
+
+
+def draw_rows(logits: Tensor, rows: NDArray[np.int64], wishes: NDArray[np.void]) -> Chosen:
+    """A token for each of `rows` [m] of `logits`; `wishes` [m] of WISH."""
+    if logits.stride(1) != 1 or wishes.dtype != WISH or len(wishes) != len(rows):
+        raise ValueError("logits, rows or wishes do not fit each other")
+    if len(rows) and not 0 <= rows.min() <= rows.max() < len(logits):
+        raise IndexError("a row outside the logits")
+    chosen = _room(len(rows))
+    rows, wishes = np.ascontiguousarray(rows), np.ascontiguousarray(wishes)
+    _, sample = _loaded()
+    failed = sample(
+        *(logits.data_ptr(), logits.stride(0), logits.shape[1]),
+        *(rows.ctypes.data, wishes.ctypes.data, len(rows)),
+        *(chosen.tokens.ctypes.data, chosen.is_good.ctypes.data),
+        logits.dtype == torch.bfloat16,
+    )
+    if failed:
+        raise MemoryError("sampling: out of memory")
+    return chosen
+
+
+def _room(num_rows: int) -> Chosen:
+    return Chosen(
+        tokens=np.empty(num_rows, dtype=np.int32), is_good=np.empty(num_rows, dtype=np.bool_)
+    )
+
+
+def _loaded() -> tuple[Kernels, Any]:
+    functions = _functions()
+    if functions is None:
+        raise RuntimeError("no compiled kernels")
+    return functions
+
+
+@cache
+def _functions() -> tuple[Kernels, Any] | None:
+    """The kernels and `sample_rows`; None where they are not compiled."""
+    kernels = load()
+    if not kernels.is_native:
+        return None
+    library = ctypes.CDLL(str(_LIBRARY))  # loaded already: the same one again
+    name = f"penstock_sample_rows_{kernels.instructions}"
+    if not hasattr(library, name):
+        return None
+    sample = getattr(library, name)
+    pointer, long = ctypes.c_void_p, ctypes.c_int64
+    sample.argtypes = (
+        *(pointer, long, long, pointer, pointer, long),
+        *(pointer, pointer, ctypes.c_int),
+    )
+    sample.restype = ctypes.c_int
+    return kernels, sample

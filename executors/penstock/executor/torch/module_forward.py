@@ -1,0 +1,89 @@
+"""The eager path: transformers' modules as they are, with our attention over pages.
+
+Owns what a step needs beside the modules: packed inputs, attention, places that were never written.
+The same on a CPU and on a CUDA device.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from penstock.executor.torch.attention_interface import attach_runner
+from penstock.executor.torch.kv_pages import KVPages, block_bytes
+from penstock.executor.torch.loading import LoadedModel
+from penstock.executor.torch.paged_attention import PagedAttention, Scoring
+from penstock.executor.torch.prepacked_linear import prepack_linears
+from penstock.executor.torch.resources import weight_bytes
+from penstock.executor.torch.step_forward import Forwarded, ForwardPath
+from penstock.executor.torch.step_inputs import Ints, StepInputs
+from penstock.scheduler.batch import Batch
+
+_GROUP_OVERHEAD_BYTES = {"cpu": 2 << 20, "cuda": 128 << 20}
+"""What one more length group costs, in bytes of one layer's keys and values that could have been
+read in the same time (measured: a handful of launches against the memory's speed)."""
+
+
+def eager_path(model: LoadedModel) -> ForwardPath:
+    """The path that serves every model that can be loaded."""
+    num_weight_bytes = weight_bytes(model)
+    if model.device.type == "cpu":
+        prepack_linears(model.module)
+    return ForwardPath(
+        name="eager",
+        num_weight_bytes=num_weight_bytes,
+        make=lambda pages: ModuleForward(model, pages),
+    )
+
+
+class ModuleForward:
+    """Runs the modules over `pages`."""
+
+    def __init__(self, model: LoadedModel, pages: KVPages) -> None:
+        self._model = model
+        self._pages = pages
+        self._attention = PagedAttention(pages)
+        layer_bytes = block_bytes(model.shapes, pages.block_size, model.dtype) // len(model.shapes)
+        self._overhead_blocks = _GROUP_OVERHEAD_BYTES[model.device.type] / layer_bytes
+        self._step: StepInputs | None = None
+        self._is_token_good: Tensor | None = None
+        self._has_unsampled = False
+        attach_runner(model.module, self)
+
+    def run(self, batch: Batch, choose: Callable[[Ints], Ints]) -> Forwarded:
+        """See `StepForward`."""
+        step = StepInputs(
+            batch,
+            self._pages,
+            num_embeddings=self._model.num_embeddings,
+            overhead_blocks=self._overhead_blocks,
+        )
+        if self._attention.needs_clean_blocks and len(step.unwritten_blocks):
+            # What an earlier owner left there would be read, masked, with the sequence's own.
+            self._pages.zero_tokens(
+                step.to_device(step.unwritten_blocks), step.to_device(step.unwritten_offsets)
+            )
+        self._step, self._is_token_good = step, None
+        self._has_unsampled = step.num_tokens > len(batch.sampled_slots)
+        try:
+            logits = self._model.logits(
+                step.input_ids, step.position_ids, step.to_device(choose(step.last_of_row))
+            )
+        finally:
+            self._step = None
+        return Forwarded(
+            logits=logits, last_of_row=step.last_of_row, is_token_good=self._is_token_good
+        )
+
+    def run_layer(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring
+    ) -> Tensor:
+        """One layer's attention of the step that runs (see `attention_interface`)."""
+        if self._step is None:
+            raise RuntimeError("attention outside a step")
+        if self._has_unsampled and layer == len(self._pages.shapes) - 1:
+            # Whatever went wrong below shows in the last layer's keys and values, also for tokens
+            # whose logits nobody looks at.
+            is_finite = torch.isfinite(key) & torch.isfinite(value)
+            self._is_token_good = is_finite.flatten(1).all(1)
+        return self._attention.attend(layer, self._step, query, key, value, scoring)

@@ -1,0 +1,46 @@
+"""What computes the logits of a step, and how an executor gets one: the seam between both paths.
+
+Owns the two protocols. A path is made once per model; its forward once per executor, over pages.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from penstock.executor.torch.kv_pages import KVPages
+from penstock.executor.torch.step_inputs import Ints
+from penstock.scheduler.batch import Batch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Forwarded:
+    """A step computed.
+
+    `logits` [wanted, vocabulary]. `last_of_row` int64 [rows of the batch]: packed place of each
+    row's last token. `is_token_good` bool [tokens]: False where a token's keys or values are not
+    finite; None when every token's logits are among those that are looked at.
+    """
+
+    logits: Tensor
+    last_of_row: Ints
+    is_token_good: Tensor | None
+
+
+class StepForward(Protocol):
+    """Computes steps of one model over one set of pages."""
+
+    def run(self, batch: Batch, choose: Callable[[Ints], Ints]) -> Forwarded:
+        """Write the keys and values of a batch's tokens; logits of the packed tokens that `choose`
+        returns, given `last_of_row`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ForwardPath:
+    """A way to compute a model's steps. `num_weight_bytes`: memory of the weights it reads."""
+
+    name: str
+    num_weight_bytes: int
+    make: Callable[[KVPages], StepForward]

@@ -1,0 +1,22 @@
+"""The embedded executor on a CPU by either of its paths."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from penstock.executor.config import ExecutorConfig
+from penstock.executor.torch.cpu.fused_path import fused_path
+from penstock.executor.torch.cpu.kernels import load
+from penstock.executor.torch.executor import TorchExecutor
+from penstock.executor.torch.loading import load_configured
+
+PathName = Literal["eager", "fused"]
+PATHS: tuple[PathName, ...] = ("eager", "fused")
+
+
+def build_by(path: PathName, config: ExecutorConfig) -> TorchExecutor:
+    """An executor of that path and no other, with whatever kernels are there."""
+    if path == "eager":
+        return TorchExecutor(config)
+    model = load_configured(config)
+    return TorchExecutor(config, model, fused_path(config, model, load()))

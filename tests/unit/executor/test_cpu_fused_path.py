@@ -1,0 +1,90 @@
+"""Which models the fused path serves on a CPU, and that it gives way where it would be wrong."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="the torch extra is not installed")
+
+import torch
+
+from penstock.executor.config import ExecutorConfig
+from penstock.executor.torch.cpu.fused_path import fused_path
+from penstock.executor.torch.cpu.kernels import CHOICE_VARIABLE, PLAIN, load
+from penstock.executor.torch.create import create_torch_executor
+from penstock.executor.torch.executor import TorchExecutor
+from penstock.executor.torch.loading import load_configured
+from penstock.executor.torch.module_tree import NotFused
+from support.torch_differential import ALL_WAYS, NUM_SLOTS, check_way
+from support.torch_models import NaiveModel, save_tiny_model
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "reason"), [("gemma2", "auto", "cap"), ("llama", "float16", "float16")]
+)
+def test_a_model_that_does_not_fit_is_served_by_its_modules(
+    name: str, dtype: str, reason: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = ExecutorConfig(model_path=save_tiny_model(name, tmp_path), dtype=dtype, num_blocks=8)
+
+    with caplog.at_level(logging.WARNING):
+        executor = create_torch_executor(config)
+
+    assert "eager path" in executor.info.resources
+    (told,) = [record.message for record in caplog.records if "eager path" in record.message]
+    assert reason in told
+
+
+def test_what_the_tree_does_not_show_is_found_in_the_logits(tmp_path: Path) -> None:
+    config = ExecutorConfig(model_path=save_tiny_model("llama", tmp_path), num_blocks=8)
+    model = load_configured(config)
+    module: Any = model.module
+    module.model.layers[0].mlp.register_forward_hook(lambda _module, _args, out: out * 1.5)
+
+    with pytest.raises(NotFused, match="differ"):
+        fused_path(config, model, load())
+
+    # The modules still compute: nothing was taken from them.
+    ids = torch.arange(5)
+    assert torch.isfinite(model.logits(ids[None], ids[None], ids)).all()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_what_only_the_modules_read_is_given_back(dtype: str, tmp_path: Path) -> None:
+    config = ExecutorConfig(model_path=save_tiny_model("qwen2", tmp_path), dtype=dtype)
+    model = load_configured(config)
+
+    path = fused_path(config, model, load())
+
+    layer: Any = model.module.get_submodule("model.layers.0")
+    assert layer.mlp.down_proj.weight.shape == (64, 96)
+    assert layer.mlp.down_proj.weight.untyped_storage().nbytes() == model.dtype.itemsize
+    assert path.num_weight_bytes > 96 * 64 * model.dtype.itemsize
+
+
+def test_kernels_in_plain_torch_say_what_a_full_forward_says(tmp_path: Path) -> None:
+    folder = save_tiny_model("qwen3", tmp_path)
+
+    def build(num_blocks: int) -> TorchExecutor:
+        config = ExecutorConfig(model_path=folder, max_num_seqs=NUM_SLOTS, num_blocks=num_blocks)
+        model = load_configured(config)
+        return TorchExecutor(config, model, fused_path(config, model, load(PLAIN)))
+
+    check_way(ALL_WAYS[-1], build, NaiveModel(folder))
+
+
+def test_without_compiled_kernels_the_modules_serve(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv(CHOICE_VARIABLE, PLAIN)
+    config = ExecutorConfig(model_path=save_tiny_model("llama", tmp_path), num_blocks=8)
+
+    with caplog.at_level(logging.WARNING):
+        executor = create_torch_executor(config)
+
+    assert "eager path" in executor.info.resources
+    assert "its kernels are not compiled here" in caplog.text
