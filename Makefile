@@ -50,7 +50,7 @@ QUICK := $(addprefix tests/unit/,scheduler server/front server/rpc server/text $
 WORKERS ?= auto
 SERVED := $(filter-out $(PURE) $(CHAOS) $(CLIENTS) tests/fakes tests/support,$(patsubst %/,%,$(sort $(wildcard tests/*/))))
 
-KERNELS := executors/penstock/executor/torch/cpu/csrc
+KERNELS := executors/penstock/executor/torch/cpu_kernels/csrc
 VENV := .venv
 BIN := $(VENV)/bin
 PROTOS_VENV := .venv-protos

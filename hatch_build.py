@@ -19,7 +19,7 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-_FOLDER = Path(__file__).resolve().parent / "executors/penstock/executor/torch/cpu"
+_FOLDER = Path(__file__).resolve().parent / "executors/penstock/executor/torch/cpu_kernels"
 _CSRC = _FOLDER / "csrc"
 _SOURCES = ("attention.c", "elementwise.c", "page_write.c", "sampling.c")
 _FLAGS = (

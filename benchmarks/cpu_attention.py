@@ -20,8 +20,8 @@ from usage import needing
 with needing("torch"):
     import torch
 
-    from penstock.executor.torch.cpu import native
-    from penstock.executor.torch.cpu.kernels import PLAIN, load
+    from penstock.executor.torch.cpu_kernels import native
+    from penstock.executor.torch.cpu_kernels.kernels import PLAIN, load
     from penstock.executor.torch.kv_pages import HeadShape, KVPages
     from penstock.executor.torch.paged_attention import PagedAttention, Scoring
     from penstock.executor.torch.step_inputs import StepInputs

@@ -33,8 +33,8 @@ with needing("torch"):
     from torch.profiler import ProfilerActivity, profile
 
     from penstock.executor.torch import executor as executor_module
-    from penstock.executor.torch.cpu import kernels as kernel_module
     from penstock.executor.torch.cpu.fused_path import fused_path
+    from penstock.executor.torch.cpu_kernels import kernels as kernel_module
     from penstock.executor.torch.executor import TorchExecutor
     from penstock.executor.torch.loading import load_configured
     from penstock.executor.torch.paged_attention import PagedAttention

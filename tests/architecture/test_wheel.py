@@ -24,9 +24,9 @@ def test_the_files_of_the_status_page_are_in_the_wheel() -> None:
 
 
 def test_compiled_kernels_are_in_the_wheel_although_git_ignores_them() -> None:
-    kernels = REPOSITORY / "executors/penstock/executor/torch/cpu/_kernels.so"
+    kernels = REPOSITORY / "executors/penstock/executor/torch/cpu_kernels/_kernels.so"
     if not kernels.exists():
         pytest.skip("not compiled here")
     builder = WheelBuilder(str(REPOSITORY))
     shipped = {file.distribution_path for file in builder.recurse_included_files()}
-    assert "penstock/executor/torch/cpu/_kernels.so" in shipped
+    assert "penstock/executor/torch/cpu_kernels/_kernels.so" in shipped

@@ -6,7 +6,7 @@ from typing import Literal
 
 from penstock.executor.config import ExecutorConfig
 from penstock.executor.torch.cpu.fused_path import fused_path
-from penstock.executor.torch.cpu.kernels import load
+from penstock.executor.torch.cpu_kernels.kernels import load
 from penstock.executor.torch.executor import TorchExecutor
 from penstock.executor.torch.loading import load_configured
 

@@ -14,7 +14,7 @@ import torch
 
 from penstock.executor.config import ExecutorConfig
 from penstock.executor.torch.cpu.fused_path import fused_path
-from penstock.executor.torch.cpu.kernels import CHOICE_VARIABLE, PLAIN, load
+from penstock.executor.torch.cpu_kernels.kernels import CHOICE_VARIABLE, PLAIN, load
 from penstock.executor.torch.create import create_torch_executor
 from penstock.executor.torch.executor import TorchExecutor
 from penstock.executor.torch.loading import load_configured

@@ -12,15 +12,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from penstock.executor.torch.cpu import native
-from penstock.executor.torch.cpu.kernels import (
+from penstock.executor.torch.cpu_kernels import native
+from penstock.executor.torch.cpu_kernels.kernels import (
     CHOICE_VARIABLE,
     PLAIN,
     Kernels,
     LayerAttention,
     load,
 )
-from penstock.executor.torch.cpu.step_rows import StepRows
+from penstock.executor.torch.cpu_kernels.step_rows import StepRows
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 SETS = [*filter(native.is_supported, native.INSTRUCTION_SETS), PLAIN]

@@ -12,7 +12,12 @@ pytest.importorskip("torch", reason="the torch extra is not installed")
 import torch
 from torch import Tensor
 
-from penstock.executor.torch.cpu.native_sampling import WISH, can_sample, choose_greatest, draw_rows
+from penstock.executor.torch.cpu_kernels.native_sampling import (
+    WISH,
+    can_sample,
+    choose_greatest,
+    draw_rows,
+)
 from penstock.executor.torch.inverse_cdf import draw, draw_truncated
 from penstock.executor.torch.truncation import Truncation
 

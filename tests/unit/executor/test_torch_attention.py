@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from penstock.executor.torch.cpu import native
-from penstock.executor.torch.cpu.kernels import PLAIN, load
+from penstock.executor.torch.cpu_kernels import native
+from penstock.executor.torch.cpu_kernels.kernels import PLAIN, load
 from penstock.executor.torch.kv_pages import HeadShape, KVPages
 from penstock.executor.torch.length_groups import split_by_length
 from penstock.executor.torch.paged_attention import PagedAttention, Scoring, Scratch

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from penstock.executor.torch.cpu.kernels import Kernels, LayerAttention, load
-from penstock.executor.torch.cpu.native import DTYPES, MAX_HEAD_DIM
+from penstock.executor.torch.cpu_kernels.kernels import Kernels, LayerAttention, load
+from penstock.executor.torch.cpu_kernels.native import DTYPES, MAX_HEAD_DIM
 from penstock.executor.torch.kv_pages import KVPages
 from penstock.executor.torch.step_inputs import Chunk, ChunkKeys, RowGroup, StepInputs
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from penstock.executor.torch.counter_random import uniforms
-from penstock.executor.torch.cpu.native_sampling import (
+from penstock.executor.torch.cpu_kernels.native_sampling import (
     WISH,
     can_sample,
     choose_greatest,

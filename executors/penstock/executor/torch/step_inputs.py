@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from penstock.executor.torch.cpu.step_rows import StepRows
+from penstock.executor.torch.cpu_kernels.step_rows import StepRows
 from penstock.executor.torch.kv_pages import HeadShape, KVPages
 from penstock.executor.torch.length_groups import split_by_length
 from penstock.scheduler.batch import Batch

@@ -1,1 +1,1 @@
-"""The embedded executor on a CPU: kernels in C and the same in plain torch."""
+"""The fused step of the embedded executor on a CPU."""

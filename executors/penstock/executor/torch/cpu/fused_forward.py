@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from penstock.executor.torch.cpu.fused_model import FusedLayer, FusedModel
-from penstock.executor.torch.cpu.kernels import Kernels, LayerAttention
-from penstock.executor.torch.cpu.step_rows import StepRows
 from penstock.executor.torch.cpu.step_threads import threads_for
+from penstock.executor.torch.cpu_kernels.kernels import Kernels, LayerAttention
+from penstock.executor.torch.cpu_kernels.step_rows import StepRows
 from penstock.executor.torch.kv_pages import KVPages
 from penstock.executor.torch.step_forward import Forwarded
 from penstock.executor.torch.step_inputs import Ints

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from penstock.executor.config import ExecutorConfig
-from penstock.executor.torch.cpu import kernels as kernel_module
 from penstock.executor.torch.cpu.fused_forward import FusedForward
 from penstock.executor.torch.cpu.fused_model import FusedModel, pack_model, release_modules
-from penstock.executor.torch.cpu.kernels import Kernels
+from penstock.executor.torch.cpu_kernels import kernels as kernel_module
+from penstock.executor.torch.cpu_kernels.kernels import Kernels
 from penstock.executor.torch.kv_pages import KVPages
 from penstock.executor.torch.loading import LoadedModel
 from penstock.executor.torch.module_tree import NotFused, read_module_tree

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from penstock.executor.torch.cpu.step_rows import StepRows
+from penstock.executor.torch.cpu_kernels.step_rows import StepRows
 
 INSTRUCTION_SETS = ("avx512_bf16", "avx512", "avx2", "baseline")
 """The best first."""

@@ -16,8 +16,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from penstock.executor.torch.cpu.kernels import Kernels, load
-from penstock.executor.torch.cpu.native import DTYPES
+from penstock.executor.torch.cpu_kernels.kernels import Kernels, load
+from penstock.executor.torch.cpu_kernels.native import DTYPES
 
 _LIBRARY = Path(__file__).with_name("_kernels.so")
 WISH = np.dtype(

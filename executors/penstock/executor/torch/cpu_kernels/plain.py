@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from penstock.executor.torch.cpu.step_rows import StepRows
+from penstock.executor.torch.cpu_kernels.step_rows import StepRows
 
 
 class PlainKernels:

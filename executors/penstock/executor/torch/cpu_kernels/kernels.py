@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from penstock.executor.torch.cpu.native import INSTRUCTION_SETS, NativeKernels, is_supported
-from penstock.executor.torch.cpu.plain import PlainKernels
-from penstock.executor.torch.cpu.step_rows import StepRows
+from penstock.executor.torch.cpu_kernels.native import INSTRUCTION_SETS, NativeKernels, is_supported
+from penstock.executor.torch.cpu_kernels.plain import PlainKernels
+from penstock.executor.torch.cpu_kernels.step_rows import StepRows
 
 CHOICE_VARIABLE = "PENSTOCK_CPU_KERNELS"
 PLAIN = "none"

@@ -1,0 +1,1 @@
+"""Kernels of a CPU step: in C, and the same in plain torch."""
