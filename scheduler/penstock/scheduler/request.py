@@ -46,6 +46,7 @@ class FailureReason(enum.IntEnum):
     TTFT_DEADLINE_UNREACHABLE = 12
     DEADLINE_UNREACHABLE = 13
     CONSTRAINT_REFUSED = 14
+    TOO_MANY_OUTPUTS = 15
 
 
 UNTRUSTED_ENDS = frozenset(

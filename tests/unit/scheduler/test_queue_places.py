@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -44,6 +45,19 @@ def rejected(engine: Engine) -> list[int]:
 
 def specs_of(tenant: str, keys: Sequence[int], priority: int = 0) -> list[RequestSpec]:
     return [make_spec(key, tenant=tenant, priority=priority) for key in keys]
+
+
+def outputs_of(tenant: str, keys: Sequence[int]) -> tuple[RequestSpec, ...]:
+    """One request of several outputs."""
+    prompt = list(range(40, 45))
+    return tuple(
+        replace(
+            make_spec(key, prompt, request_id=f"r{keys[0]}", tenant=tenant),
+            leader_key=keys[0] if index else 0,
+            output_index=index,
+        )
+        for index, key in enumerate(keys)
+    )
 
 
 def test_the_newest_of_the_largest_part_gives_way_to_others_until_parts_are_equal() -> None:
@@ -98,26 +112,25 @@ def test_tokens_are_places_too() -> None:
 
 def test_outputs_of_one_request_give_way_together_and_not_once_one_was_admitted() -> None:
     engine = engine_of(max_num_waiting=4)
-    prompt = list(range(40, 45))
-
-    def outputs(*keys: int) -> tuple[RequestSpec, ...]:
-        return tuple(
-            replace(
-                make_spec(key, prompt, request_id=f"r{keys[0]}", tenant="flood"),
-                leader_key=keys[0] if index else 0,
-                output_index=index,
-            )
-            for index, key in enumerate(keys)
-        )
-
-    engine.submit(outputs(1, 2))
-    engine.submit(outputs(3, 4))
+    engine.submit(outputs_of("flood", [1, 2]))
+    engine.submit(outputs_of("flood", [3, 4]))
     assert submit(engine, make_spec(9, tenant="quiet")) == [4, 3]
 
     engine.step()  # admits the leader of the first, whose follower waits
     submit(engine, *specs_of("quiet", [10]))
     assert submit(engine, *specs_of("third", [11, 12, 13])) != [2]
     assert 2 in engine.scheduler.life.requests
+
+
+def test_a_request_of_more_outputs_than_places_is_rejected_for_good() -> None:
+    engine = engine_of(max_num_waiting=4)
+    engine.submit(outputs_of("", range(1, 6)))
+    ends = [end for end in engine.scheduler.life.ends if isinstance(end, Failed)]
+    assert [end.reason for end in ends] == [FailureReason.TOO_MANY_OUTPUTS] * 5
+    assert {end.retry_after_s for end in ends} == {math.inf}
+
+    engine.submit(outputs_of("", range(11, 15)))
+    assert len(engine.scheduler.life.queue) == 4
 
 
 def test_a_request_that_is_rejected_for_its_deadline_displaces_nothing() -> None:
@@ -141,16 +154,7 @@ def test_a_rejected_flood_changes_nothing_that_waits(num_flooding: int) -> None:
 
 def test_where_the_largest_part_keeps_its_places_the_next_one_gives_way() -> None:
     engine = engine_of()
-    prompt = list(range(40, 45))
-    outputs = tuple(
-        replace(
-            make_spec(key, prompt, request_id="r1", tenant="pinned"),
-            leader_key=1 if key > 1 else 0,
-            output_index=key - 1,
-        )
-        for key in range(1, 7)
-    )
-    engine.submit(outputs)
+    engine.submit(outputs_of("pinned", range(1, 7)))
     engine.step()  # the leader is admitted, five followers wait for good
     submit(engine, *specs_of("large", range(11, 14)))
 
