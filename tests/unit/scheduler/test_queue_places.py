@@ -122,6 +122,41 @@ def test_outputs_of_one_request_give_way_together_and_not_once_one_was_admitted(
     assert 2 in engine.scheduler.life.requests
 
 
+def test_a_request_that_takes_more_than_a_fair_part_by_itself_gives_way() -> None:
+    engine = engine_of()
+    engine.submit(outputs_of("wide", range(1, 9)))
+
+    assert submit(engine, *specs_of("wide", [9])) == [9]
+    engine.submit(outputs_of("other", range(11, 16)))
+    assert rejected(engine) == [11, 12, 13, 14, 15], "five of eight are no fair part either"
+    assert submit(engine, *specs_of("quiet", [21])) == [8, 7, 6, 5, 4, 3, 2, 1]
+    # It comes back where there is room, and takes no place from a tenant with less.
+    engine.submit(outputs_of("wide", range(31, 39)))
+    assert len(rejected(engine)) == 8
+    engine.submit(outputs_of("wide", range(41, 48)))
+    assert rejected(engine) == []
+
+
+def test_a_tenant_of_little_weight_keeps_a_place_for_one_request() -> None:
+    engine = engine_of(tenant_weights={"heavy": 100.0})
+    submit(engine, *specs_of("a", [1]), *specs_of("b", [2]), *specs_of("heavy", range(11, 17)))
+
+    assert submit(engine, *specs_of("heavy", [17])) == [17]
+
+
+def test_a_prompt_that_takes_more_than_a_fair_part_of_the_tokens_gives_way() -> None:
+    engine = engine_of(max_num_waiting=64, max_num_waiting_tokens=50)
+    submit(engine, make_spec(1, 45, tenant="long"))
+
+    assert submit(engine, make_spec(2, 26, tenant="quiet")) == [2]
+    assert submit(engine, make_spec(3, 25, tenant="quiet")) == [1]
+
+    # Where requests are what is short, a long prompt is one like any.
+    engine = engine_of(max_num_waiting=2, max_num_waiting_tokens=50)
+    submit(engine, make_spec(1, 40, tenant="long"), make_spec(2, 3, tenant="other"))
+    assert submit(engine, make_spec(3, 3, tenant="quiet")) == [3]
+
+
 def test_a_request_of_more_outputs_than_places_is_rejected_for_good() -> None:
     engine = engine_of(max_num_waiting=4)
     engine.submit(outputs_of("", range(1, 6)))
