@@ -77,6 +77,20 @@ def test_weights_are_parts() -> None:
     assert submit(engine, *specs_of("heavy", range(11, 20))) == [8, 7, 6, 5, 4, 3, 17, 18, 19]
 
 
+def test_the_largest_part_is_the_largest_for_its_weight() -> None:
+    engine = engine_of(tenant_weights={"heavy": 4.0})
+    submit(engine, *specs_of("heavy", range(1, 6)), *specs_of("light", [6, 7, 8]))
+
+    assert submit(engine, *specs_of("third", [9])) == [8]
+
+
+def test_a_part_stays_as_large_as_the_arriving_one_for_its_weight() -> None:
+    engine = engine_of(tenant_weights={"heavy": 4.0})
+    submit(engine, *specs_of("heavy", range(1, 9)))
+
+    assert submit(engine, *specs_of("other", [9, 10])) == [8, 10]
+
+
 def test_within_a_tenant_the_lower_class_gives_way() -> None:
     engine = engine_of()
     submit(engine, *specs_of("", range(1, 5)), *specs_of("", range(5, 9), priority=2))
@@ -108,6 +122,15 @@ def test_tokens_are_places_too() -> None:
 
     # By requests the quiet tenant has more.
     assert submit(engine, make_spec(6, 10, tenant="quiet")) == [2]
+
+
+@pytest.mark.parametrize(("num_tokens", "gives_way"), [(100, 8), (1000, 5)])
+def test_the_largest_part_is_of_tokens_or_of_requests(num_tokens: int, gives_way: int) -> None:
+    engine = engine_of(max_num_waiting_tokens=num_tokens)
+    submit(engine, *[make_spec(key, 3, tenant="many") for key in range(1, 6)])
+    submit(engine, *[make_spec(key, 27, tenant="long") for key in (6, 7, 8)])
+
+    assert submit(engine, make_spec(9, 3, tenant="third")) == [gives_way]
 
 
 def test_outputs_of_one_request_give_way_together_and_not_once_one_was_admitted() -> None:
