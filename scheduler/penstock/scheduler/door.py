@@ -67,7 +67,10 @@ class Door:
         if displaced is None:
             full = verdict or self._outlook.crowded(leader, FailureReason.QUEUE_FULL, now)
             return Prospect(num_ahead=0, verdict=full)
-        return replace(self._outlook.prospect(leader, now), displaced=displaced)
+        prospect = self._outlook.prospect(leader, now)
+        for follower in requests[1:]:
+            follower.is_trial, follower.is_new = leader.is_trial, leader.is_new
+        return replace(prospect, displaced=displaced)
 
     def _flaw(self, specs: Sequence[RequestSpec]) -> FailureReason | None:
         """What is wrong with the request itself."""

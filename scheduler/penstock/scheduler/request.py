@@ -177,6 +177,7 @@ class Request:
     `num_uncached_tokens`: what it had to compute when it joined the queue; `num_kept_tokens`: what
     its admission then takes in blocks, in tokens; `num_expected_tokens`: what it was expected to
     generate. `is_trial`: it runs whatever is foretold, as a replay does.
+    `is_new`: few outputs of its tenant were seen, so it is judged by what is certain of its own.
     `place`: smaller for who came earlier; `queue_mark`: while it waits, where the account of its
     stay in the queue began: when, and what wait_clock.py had counted by then.
     """
@@ -200,6 +201,7 @@ class Request:
     num_kept_tokens: int = 0
     num_expected_tokens: int = 0
     is_trial: bool = False
+    is_new: bool = False
     place: int = -1
     queue_mark: tuple[float, int, int, int] | None = None
     _state: RequestState = RequestState.PENDING
