@@ -99,6 +99,8 @@ class RequestSpec:
     `hash_salt`: what the prefix hashes start from (see block_hash.py); empty to take no part in
     prefix reuse. `block_hashes`: one digest per full block of the prompt, chained from that salt.
     `stop_ids`: token ids that end the output (end-of-sequence ids included unless ignored).
+    `min_tokens`: the fewest that the output will have; all of `max_tokens` where nothing else ends
+    it.
     Times are absolute seconds on the engine's clock, `NO_TIME` for none. Higher `priority` is more
     urgent. `adapter`: name of a weight set applied on top, empty for none; the salt must tell
     requests of different adapters apart. `tenant`: on whose behalf; tenants share the engine by
@@ -155,6 +157,11 @@ class RequestSpec:
     def num_original_prompt_tokens(self) -> int:
         """Tokens of the client's prompt: what penalties do not count as output."""
         return len(self.prompt_ids) - self.num_replayed
+
+    @property
+    def num_barred_tokens(self) -> int:
+        """So many output tokens come before any stop id; 0 where there is none to bar."""
+        return self.min_tokens if self.stop_ids else 0
 
     @property
     def max_total_tokens(self) -> int:
