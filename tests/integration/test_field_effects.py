@@ -171,7 +171,12 @@ CASES = [
         "stopping { stop_token_ids: 5 }",
         {"stop_ids": (5, 1)},
     ),
-    Case("stopping.ignore_eos", "stopping { ignore_eos: true }", {"stop_ids": ()}),
+    # Nothing but its limit ends it, so it is as long as that.
+    Case(
+        "stopping.ignore_eos",
+        "stopping { ignore_eos: true }",
+        {"stop_ids": (), "min_tokens": 256},
+    ),
     Case(
         "stopping.include_stop_string",
         'stopping { stop_strings: "of mer" include_stop_string: true }',

@@ -79,9 +79,7 @@ async def test_a_total_deadline_below_the_shortest_answer_is_refused_at_once(
 ) -> None:
     async with client_of(service, "a") as client, asked(client) as running:
         await until_running(running)
-        events = client.generate(
-            PROMPT, max_tokens=LONG, min_tokens=LONG, ignore_eos=True, total_deadline_s=0.5
-        )
+        events = client.generate(PROMPT, max_tokens=LONG, ignore_eos=True, total_deadline_s=0.5)
         with pytest.raises(DeadlineUnreachable) as caught:
             await asyncio.wait_for(anext(events), PATIENCE_S)
         error = caught.value

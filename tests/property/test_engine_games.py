@@ -29,6 +29,7 @@ ELSEWHERE = {
     FailureReason.DRAINING,
     FailureReason.EXECUTOR_REFUSED,
     FailureReason.CONSTRAINT_REFUSED,
+    FailureReason.TOO_MANY_OUTPUTS,  # a game's queue has places for more than a request has
 }
 SIGHTS = {
     *(f"failed {reason.name}" for reason in FailureReason if reason not in ELSEWHERE),

@@ -21,6 +21,8 @@ advance, and where queues stand. Does not know the queue itself, nor what a refu
   Delay", 2012). A burst on a machine that keeps up may wait as far as the average above allows.
 
 A chance that is certain, for a short `max_tokens`, loses nothing by waiting and is not affected.
+
+What is let in to learn, though it may be late, is in exploration.py.
 """
 
 import math
@@ -28,6 +30,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from penstock.scheduler.exploration import Exploration
 from penstock.scheduler.forecast import Load
 from penstock.scheduler.output_lengths import (
     LengthDistribution,
@@ -52,7 +55,6 @@ _BESIDE_OTHERS = 0.96
 """Of the chance on an idle machine: what must be left of it beside the others."""
 _CREDIT_MEMORY_S = 60.0
 _MAX_LINES = 4096
-_EXPLORE_EVERY = 64
 _CHECK_EVERY_S = 0.25
 """How often running requests are looked at."""
 
@@ -199,8 +201,8 @@ class CompletionPredictor:
         self._arrays = arrays
         self._running = running
         self._check_s = -math.inf
-        self._num_unlikely = 0
         self.credit = PrefillCredit()
+        self.exploration = Exploration()
 
     def is_check_due(self, now: float) -> bool:
         """Whether to look at running requests again."""
@@ -208,6 +210,14 @@ class CompletionPredictor:
             return False
         self._check_s = now + _CHECK_EVERY_S
         return True
+
+    def note_arrival(self, request: Request, now: float, *, finds_queue: bool) -> None:
+        """One with a deadline arrives; `finds_queue`: see `StandingQueues`."""
+        self.standing.note_arrival(line_of(request), now, finds_queue=finds_queue)
+        spec = request.spec
+        if spec.min_tokens < spec.max_tokens:  # otherwise there is nothing to learn
+            num_seen = self.lengths.num_seen_of(spec.tenant)
+            request.is_new = self.exploration.takes_new(spec.tenant, num_seen, now)
 
     def note_end(self, spec: RequestSpec, num_tokens: int, *, is_cut: bool) -> None:
         """A request that ran has ended with so many tokens; `is_cut`: not by itself.
@@ -222,14 +232,15 @@ class CompletionPredictor:
 
     def distribution(self, request: Request) -> LengthDistribution | None:
         """Of the request's output; None where chances are not judged, or too little is known."""
-        if self.min_chance <= 0.0:
+        if self.min_chance <= 0.0 or request.is_new:
             return None
         spec = request.spec
         return self.lengths.of(spec.tenant, spec.max_tokens, lambda: self._outputs(spec))
 
     def _outputs(self, spec: RequestSpec) -> RunningOutputs:
         """Of what runs, as seen from this request."""
-        running = list(self._running)
+        # As in `note_end`: what nothing but its limit ends says nothing of lengths.
+        running = [other for other in self._running if other.spec.stop_ids]
         slots = [request.slot for request in running]
         octave = spec.max_tokens.bit_length()
         return RunningOutputs(
@@ -333,14 +344,6 @@ class CompletionPredictor:
             required=required,
             needed_s=queue_s + prefill_s + (num_tokens - 1) * token_s,
         )
-
-    def is_exploration_due(self) -> bool:
-        """Whether one that learned lengths speak against is let in; one of so many is.
-
-        Were all of them rejected, it would never be seen that outputs have become shorter.
-        """
-        self._num_unlikely += 1
-        return self._num_unlikely % _EXPLORE_EVERY == 0
 
 
 def bounds_of(request: Request) -> OutputBounds:

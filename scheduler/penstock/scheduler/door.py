@@ -1,12 +1,13 @@
 """Who may join the queue.
 
 Owns the refusals at submission, in order: an id that is in use, a size that can never fit, a time
-that has passed, a tenant over a quota or over its part of the queue, a full queue, and a deadline
-that cannot be met. At a full queue others may have to give way (queue_places.py).
-One that was let in before and lost with its engine is refused only for the first three. Changes
-nothing.
+that has passed, more outputs than may ever live or wait at once, a tenant over a quota or over its
+part of the queue, a full queue, and a deadline that cannot be met. At a full queue others may have
+to give way (queue_places.py). One that was let in before and lost with its engine is refused only
+for the first three. Changes nothing.
 """
 
+import math
 from collections.abc import Container, Sequence
 from dataclasses import replace
 
@@ -61,12 +62,15 @@ class Door:
         # A replay was let in once: it is not turned away because all others come back with it.
         if leader.spec.num_replays:
             return self._outlook.prospect(leader, now)
-        verdict = self._over_quota(requests, now)
+        verdict = self._too_many(requests) or self._over_quota(requests, now)
         displaced = None if verdict is not None else self._displaced(requests)
         if displaced is None:
             full = verdict or self._outlook.crowded(leader, FailureReason.QUEUE_FULL, now)
             return Prospect(num_ahead=0, verdict=full)
-        return replace(self._outlook.prospect(leader, now), displaced=displaced)
+        prospect = self._outlook.prospect(leader, now)
+        for follower in requests[1:]:
+            follower.is_trial, follower.is_new = leader.is_trial, leader.is_new
+        return replace(prospect, displaced=displaced)
 
     def _flaw(self, specs: Sequence[RequestSpec]) -> FailureReason | None:
         """What is wrong with the request itself."""
@@ -88,6 +92,16 @@ class Door:
         if self._cache.blocks_for(num_kept) > self._cache.pool.num_blocks:
             return FailureReason.EXCEEDS_KV_CACHE
         return None
+
+    def _too_many(self, requests: Sequence[Request]) -> Verdict | None:
+        """Why so many outputs of one request could not wait or live even without all others."""
+        num_outputs, breach = len(requests), None
+        most = self._quotas.quota_of(requests[0].spec.tenant).max_num_live
+        if most is not None and num_outputs > most:
+            breach = QuotaBreach(kind=QuotaKind.NUM_LIVE, limit=most, retry_after_s=math.inf)
+        if breach is None and num_outputs <= self._config.max_num_waiting:
+            return None
+        return Verdict(reason=FailureReason.TOO_MANY_OUTPUTS, retry_after_s=math.inf, breach=breach)
 
     def _over_quota(self, requests: Sequence[Request], now: float) -> Verdict | None:
         """Which quota of the tenant is exceeded, its part of the queue included."""
@@ -113,8 +127,8 @@ class Door:
     def _displaced(self, requests: Sequence[Request]) -> tuple[Request, ...] | None:
         """Waiting requests that give way to an arriving one; None when there is no room for it.
 
-        What exceeds a bound by itself is admitted while nothing else waits: there would never be
-        room for it.
+        Prompts that exceed the bound of tokens by themselves are admitted while nothing else waits:
+        there would never be room for them.
         """
         config, queue = self._config, self._queue
         num_over = len(queue) + len(requests) - config.max_num_waiting

@@ -136,8 +136,9 @@ class Failed:
     deadline is, and `retry_after_s`, after how long from now it is worth trying again, infinite
     when an idle machine could not do it either; None where there is no deadline or the machine's
     pace is not known. `chance`: the probability that the whole answer would have met its deadline,
-    if it was too small; such a request may also have run. `breach`: of TENANT_OVER_QUOTA, which
-    limit it was. `wait` if it waited until then, `stay` if it ran.
+    if it was too small; such a request may also have run. `breach`: of TENANT_OVER_QUOTA and
+    TOO_MANY_OUTPUTS, which limit of the tenant it was. `wait` if it waited until then, `stay` if it
+    ran.
     """
 
     key: int

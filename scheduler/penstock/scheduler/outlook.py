@@ -21,7 +21,7 @@ do prices that no step has confirmed for a second on an idle machine: that one i
 import math
 from dataclasses import dataclass, replace
 
-from penstock.scheduler.completion import CompletionPredictor, line_of
+from penstock.scheduler.completion import CompletionPredictor
 from penstock.scheduler.config import AdmissionPolicy, SchedulerConfig
 from penstock.scheduler.deadlines import Deadlines, deadlines_of
 from penstock.scheduler.executor import ExecutorInfo
@@ -126,7 +126,7 @@ class Outlook:
         deadlines = deadlines_of(request)
         if deadlines.total_s != NO_TIME:
             has_line = self._queue.sums.has_line(request)
-            self.completion.standing.note_arrival(line_of(request), now, finds_queue=has_line)
+            self.completion.note_arrival(request, now, finds_queue=has_line)
         if not (deadlines.is_any or len(self._queue)) and self._has_place:
             return Prospect(num_ahead=0, queue_s=0.0)
         machine, load = self._machine(), self._load()
@@ -265,9 +265,9 @@ class Outlook:
 
     def _is_exploring(self, request: Request, verdict: Verdict) -> bool:
         """Whether this one is let in to see whether outputs still are as long as they were."""
-        chance = verdict.chance
-        is_learned = chance is not None and 0.0 < chance < self.completion.min_chance
-        request.is_trial = is_learned and self.completion.is_exploration_due()
+        chance, judge = verdict.chance, self.completion
+        is_learned = chance is not None and 0.0 < chance < judge.min_chance
+        request.is_trial = is_learned and judge.exploration.takes_unlikely(request.spec.tenant)
         return request.is_trial
 
     def _hopeless_s(self, request: Request, matched: list[int]) -> float:

@@ -137,16 +137,18 @@ class _Histogram:
     Instead of fading all counts, each new one weighs more.
     """
 
-    __slots__ = ("_cuts", "_ends", "_growth", "_weight")
+    __slots__ = ("_cuts", "_ends", "_growth", "_weight", "num_seen")
 
     def __init__(self, memory: int) -> None:
         self._ends: NDArray[np.float64] = np.zeros(_NUM_BUCKETS)
         self._cuts: NDArray[np.float64] = np.zeros(_NUM_BUCKETS)
+        self.num_seen = 0
         self._weight = 1.0
         self._growth = 1.0 / (1.0 - 1.0 / memory) if memory > 1 else 2.0
 
     def observe(self, num_tokens: int, *, is_cut: bool) -> None:
         """An output ended, or was cut, with so many tokens."""
+        self.num_seen += 1
         counts = self._cuts if is_cut else self._ends
         counts[_bucket_of(num_tokens)] += self._weight
         self._weight *= self._growth
@@ -227,6 +229,11 @@ class OutputLengths:
             histogram.observe(num_tokens, is_cut=is_cut)
         while len(self._groups) > _MAX_GROUPS:
             del self._groups[next(iter(self._groups))]
+
+    def num_seen_of(self, tenant: str) -> int:
+        """Outputs of a tenant that ended or were cut, as far as they are remembered."""
+        histogram = self._groups.get((tenant, None))
+        return 0 if histogram is None else histogram.num_seen
 
     def of(
         self, tenant: str, max_tokens: int, running: Callable[[], RunningOutputs] = RunningOutputs

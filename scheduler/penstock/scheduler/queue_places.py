@@ -5,10 +5,13 @@ them. A tenant's part is its dominant share (Ghodsi et al., "Dominant Resource F
 of the two bounds of the queue, requests and prompt tokens, divided by its weight.
 
 An arriving request displaces requests of the tenant with the largest part, as long as that part is
-then still at least what the arriving tenant's becomes; where no other tenant has such a part, it
-displaces requests of its own tenant of a lower class. Of one tenant the lowest class gives way
-first, and in it the request that was submitted last. So a flood costs its own tenant places and no
-other, and a tenant is rejected only when it has as large a part as any.
+then still at least what the arriving tenant's becomes, or as long as it is by itself more than its
+tenant's fair part and the arriving tenant's requests are no more than theirs: one request of many
+outputs does not keep others out. Fair is what all tenants that wait or arrive have by their weights
+of the bound that is short, one place at least. Where no other tenant gives way, it displaces
+requests of its own tenant of a lower class. Of one tenant the lowest class gives way first, and in
+it the request that was submitted last. So a flood costs its own tenant places and no other, and a
+tenant is rejected only when it has as large a part as any.
 
 A request of which an output was admitted keeps its place. At most `MAX_DISPLACED` requests give way
 to one: each was admitted to the queue once, so the work for an arrival is bounded.
@@ -82,7 +85,11 @@ class QueuePlaces:
         if own is not None:
             wanted += held[:, own]
             held[:, own] = 0.0
-        own_part = float((wanted / limits[:, 0]).max()) / self._tenants.weight_of(spec.tenant)
+        own_weight = self._tenants.weight_of(spec.tenant)
+        own_part = float((wanted / limits[:, 0]).max()) / own_weight
+        # Requests and tokens for each unit of weight.
+        fair = limits[:, 0] / (own_weight + float(weight[held[0] > 0.0].sum()))
+        is_modest = not _exceeds(wanted, fair * own_weight).any()
         chosen: list[tuple[Request, ...]] = []
         keys: set[int] = set()
         while num_requests > 0 or num_tokens > 0:
@@ -93,8 +100,13 @@ class QueuePlaces:
             ] = 0.0
             largest = int(parts.argmax())
             unit = next(self._in_turn(largest, keys), None)
-            left = held[:, largest] - (0.0 if unit is None else _size(unit))
-            if unit is not None and (left / limits[:, 0]).max() / weight[largest] >= own_part:
+            size = np.zeros(2) if unit is None else _size(unit)
+            left = held[:, largest] - size
+            is_short = (num_requests > 0, num_tokens > 0)
+            if unit is not None and (
+                (left / limits[:, 0]).max() / weight[largest] >= own_part
+                or (is_modest and (_exceeds(size, fair * weight[largest]) & is_short).any())
+            ):
                 held[:, largest] = left
             else:
                 unit = None if own is None else next(self._in_turn(own, keys), None)
@@ -135,3 +147,8 @@ class QueuePlaces:
 
 def _size(unit: Sequence[Request]) -> NDArray[np.float64]:
     return np.array((len(unit), sum(len(output.tokens) for output in unit)), np.float64)
+
+
+def _exceeds(size: NDArray[np.float64], fair: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """Which of requests and prompt tokens are more than fair, which is one request at least."""
+    return size > np.maximum(fair, (1.0, 0.0))

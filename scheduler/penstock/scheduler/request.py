@@ -46,6 +46,7 @@ class FailureReason(enum.IntEnum):
     TTFT_DEADLINE_UNREACHABLE = 12
     DEADLINE_UNREACHABLE = 13
     CONSTRAINT_REFUSED = 14
+    TOO_MANY_OUTPUTS = 15
 
 
 UNTRUSTED_ENDS = frozenset(
@@ -98,6 +99,8 @@ class RequestSpec:
     `hash_salt`: what the prefix hashes start from (see block_hash.py); empty to take no part in
     prefix reuse. `block_hashes`: one digest per full block of the prompt, chained from that salt.
     `stop_ids`: token ids that end the output (end-of-sequence ids included unless ignored).
+    `min_tokens`: the fewest that the output will have; all of `max_tokens` where nothing else ends
+    it.
     Times are absolute seconds on the engine's clock, `NO_TIME` for none. Higher `priority` is more
     urgent. `adapter`: name of a weight set applied on top, empty for none; the salt must tell
     requests of different adapters apart. `tenant`: on whose behalf; tenants share the engine by
@@ -156,6 +159,11 @@ class RequestSpec:
         return len(self.prompt_ids) - self.num_replayed
 
     @property
+    def num_barred_tokens(self) -> int:
+        """So many output tokens come before any stop id; 0 where there is none to bar."""
+        return self.min_tokens if self.stop_ids else 0
+
+    @property
     def max_total_tokens(self) -> int:
         """Length, prompt and output together, at which the request ends with LENGTH."""
         return self.num_original_prompt_tokens + self.max_tokens
@@ -176,6 +184,7 @@ class Request:
     `num_uncached_tokens`: what it had to compute when it joined the queue; `num_kept_tokens`: what
     its admission then takes in blocks, in tokens; `num_expected_tokens`: what it was expected to
     generate. `is_trial`: it runs whatever is foretold, as a replay does.
+    `is_new`: few outputs of its tenant were seen, so it is judged by what is certain of its own.
     `place`: smaller for who came earlier; `queue_mark`: while it waits, where the account of its
     stay in the queue began: when, and what wait_clock.py had counted by then.
     """
@@ -199,6 +208,7 @@ class Request:
     num_kept_tokens: int = 0
     num_expected_tokens: int = 0
     is_trial: bool = False
+    is_new: bool = False
     place: int = -1
     queue_mark: tuple[float, int, int, int] | None = None
     _state: RequestState = RequestState.PENDING

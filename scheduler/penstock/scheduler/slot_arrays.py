@@ -109,7 +109,7 @@ class SlotArrays:
         self.num_in_flight[slot] = 0
         self.num_prompt[slot] = spec.num_original_prompt_tokens
         self.max_total[slot] = spec.max_total_tokens
-        self.min_total[slot] = spec.num_original_prompt_tokens + spec.min_tokens
+        self.min_total[slot] = spec.num_original_prompt_tokens + spec.num_barred_tokens
         self.token_ids[slot, :num_tokens] = request.tokens
         self.stop_ids[: len(spec.stop_ids), slot] = spec.stop_ids
         first = request.first_token_s == NO_TIME

@@ -87,14 +87,14 @@ def test_drawing_is_always_explicit_because_its_absence_means_greedy() -> None:
 
 
 def test_output_from_before_is_prompt_to_the_engine_and_counts_for_us() -> None:
-    told = arguments(spec(max_tokens=20, min_tokens=6), [11, 12])
+    told = arguments(spec(max_tokens=20, min_tokens=6, stop_ids=(2,)), [11, 12])
     assert told["inputs"] == [5, 6, 7, 11, 12]
     assert told["sampling_params"]["max_tokens"] == 18
     assert told["sampling_params"]["min_tokens"] == 4
 
 
 def test_replayed_tokens_count_like_those_before_a_preemption() -> None:
-    asked = spec([5, 6, 7, 11, 12], max_tokens=20, min_tokens=6, num_replayed=2)
+    asked = spec([5, 6, 7, 11, 12], max_tokens=20, min_tokens=6, num_replayed=2, stop_ids=(2,))
     made = params(asked, [13])
     assert made["max_tokens"] == 17
     assert made["min_tokens"] == 3
@@ -115,6 +115,7 @@ def test_the_total_never_changes_whatever_came_before(
         num_replayed=num_replayed,
         max_tokens=max_tokens,
         min_tokens=min_tokens,
+        stop_ids=(2,),
     )
     told = arguments(asked, [6] * num_output)
     made = told["sampling_params"]
@@ -191,9 +192,16 @@ def test_a_version_without_prompt_ignore_length_is_not_told_it() -> None:
 
 
 def test_min_tokens_is_refused_where_it_would_bar_nothing() -> None:
+    asked = spec(min_tokens=1, stop_ids=(2,))
     with pytest.raises(ValueError, match="min_tokens"):
-        arguments(spec(min_tokens=1), engine=mapping(TrtllmConfig()))
-    arguments(spec(min_tokens=1), [8], engine=mapping(TrtllmConfig()))
+        arguments(asked, engine=mapping(TrtllmConfig()))
+    arguments(asked, [8], engine=mapping(TrtllmConfig()))
+
+
+def test_without_stop_ids_there_is_nothing_to_bar() -> None:
+    asked = spec(max_tokens=4, min_tokens=4)
+    told = arguments(asked, engine=mapping(TrtllmConfig()))
+    assert "min_tokens" not in told["sampling_params"].arguments
 
 
 def test_min_p_is_told_where_it_is_honoured_and_refused_elsewhere() -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from penstock.scheduler.completion import PrefillCredit, StandingQueues, TokenTime
 from penstock.scheduler.events import Failed, Finished
+from penstock.scheduler.exploration import Exploration
 from penstock.scheduler.forecast import Load
 from penstock.scheduler.request import FailureReason
 from penstock.scheduler.step_fit import StepFit
@@ -88,6 +90,72 @@ def test_one_in_a_while_is_let_in_to_see_whether_outputs_are_shorter_now() -> No
         site.submit(key, 100, max_tokens=500, deadline_s=1.0) is not None for key in range(1, 129)
     ]
     assert 1 <= sum(taken) <= 2
+
+
+def test_each_tenant_has_its_own_while() -> None:
+    site = site_with(200, tenant="a")
+    for _ in range(60):
+        site.outlook.completion.lengths.observe(200, tenant="b", max_tokens=500)
+    options: dict[str, Any] = {"max_tokens": 500, "deadline_s": 1.0}
+    for key in range(1, 64):
+        assert site.submit(key, 100, tenant="a", **options) is None
+    assert site.submit(64, 100, tenant="b", **options) is None
+    assert site.submit(65, 100, tenant="a", **options) is not None
+
+
+def test_a_new_tenant_is_not_judged_by_the_lengths_of_another() -> None:
+    site = site_with(200, tenant="hog", num_seqs=64)
+    options: dict[str, Any] = {"max_tokens": 500, "deadline_s": 1.0}
+
+    def num_taken(tenant: str, first_key: int) -> int:
+        keys = range(first_key, first_key + 24)
+        return sum(site.submit(key, 1, tenant=tenant, **options) is not None for key in keys)
+
+    assert num_taken("hog", 100) == 0
+    assert num_taken("new", 200) == 16, "until its own outputs end it has a bounded number"
+    assert num_taken("newer", 300) == 16, "and each tenant its own"
+    for _ in range(16):
+        site.outlook.completion.lengths.observe(5, tenant="new", max_tokens=500)
+    assert num_taken("new", 400) == 24
+    assert site.submit(1, 1, tenant="last", min_tokens=400, **options) is None, "that is certain"
+
+
+def test_the_allowance_of_a_new_tenant_comes_back() -> None:
+    exploration = Exploration()
+    assert sum(exploration.takes_new("a", 15, 5.0) for _ in range(100)) == 16
+    assert 4 <= sum(exploration.takes_new("a", 15, 25.0) for _ in range(100)) <= 5
+    assert not exploration.takes_new("b", 16, 25.0)
+
+
+def test_where_many_tenants_are_new_they_are_judged_by_what_is_usual() -> None:
+    exploration = Exploration()
+    assert sum(exploration.takes_new(str(index), 0, 5.0) for index in range(1000)) == 64
+    assert exploration.takes_new("late", 0, 10.0)
+
+
+def test_a_new_tenants_request_runs_as_long_as_it_may() -> None:
+    """Nor is it dropped at admission, or given up, for the lengths of another's outputs."""
+    site = site_with(300, tenant="hog", num=600)
+    for key in (1, 2):
+        site.submit(key, 1, tenant="new", max_tokens=400, deadline_s=2.5)
+    site.run()
+    assert [site.failure(key).reason for key in (1, 2)] == [FailureReason.DEADLINE_EXCEEDED] * 2
+
+
+def test_all_outputs_of_a_new_tenants_request_are_judged_alike() -> None:
+    site = site_with(200, tenant="hog")
+    leader = site.spec(1, 10, tenant="new", max_tokens=500, deadline_s=1.0)
+    site.engine.submit((leader, replace(leader, key=2, leader_key=1, output_index=1)))
+    assert all(request.is_new for request in site.engine.scheduler.life.requests.values())
+
+
+def test_what_runs_and_has_only_its_limit_to_end_it_says_nothing_of_lengths() -> None:
+    site = site_with(10, num=20, num_seqs=64, min_deadline_chance=0.5)
+    for key in range(1, 61):
+        site.submit(key, 1, max_tokens=400, stop_ids=())
+    for _ in range(100):
+        site.step()
+    assert site.submit(99, 1, max_tokens=500, deadline_s=0.5) is not None
 
 
 def test_a_queue_that_stands_takes_nobody_who_would_lose_by_waiting() -> None:

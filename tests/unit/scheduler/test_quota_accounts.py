@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -100,9 +101,12 @@ def test_each_output_of_a_request_counts() -> None:
 
     engine.submit(tuple(outputs))
     ends = [end for events in run_until_idle(engine) for end in events.ends]
-    assert all(isinstance(end, Failed) for end in ends), "three outputs, of two that are allowed"
-    breach = ends[0].breach if isinstance(ends[0], Failed) else None
-    assert breach == QuotaBreach(kind=QuotaKind.NUM_LIVE, limit=2)
+    assert len(ends) == 3, "three outputs, of two that are allowed"
+    for end in ends:
+        assert isinstance(end, Failed)
+        assert end.reason is FailureReason.TOO_MANY_OUTPUTS
+        assert end.retry_after_s == math.inf
+        assert end.breach == QuotaBreach(kind=QuotaKind.NUM_LIVE, limit=2, retry_after_s=math.inf)
 
     engine.submit(tuple(outputs[:2]))
     assert num_live_of(engine.scheduler.life.quotas, "") == 2

@@ -31,6 +31,11 @@ def test_replayed_tokens_are_output() -> None:
     assert spec.max_total_tokens == 12
 
 
+def test_a_minimum_bars_stop_ids_where_there_are_any() -> None:
+    assert make_spec(1, min_tokens=3, stop_ids=(9,)).num_barred_tokens == 3
+    assert make_spec(1, min_tokens=4, max_tokens=4).num_barred_tokens == 0
+
+
 def test_an_illegal_event_changes_nothing() -> None:
     spec = make_spec(1)
     request = Request(spec=spec, sequence=0, tokens=np.zeros(1, np.int32), block_hashes=[])

@@ -107,7 +107,7 @@ class RequestMapping:
         if max_tokens < 1:
             # One request with none once killed the engine (NVIDIA issue #7692).
             raise ValueError("max_tokens: must leave at least one token to generate")
-        min_tokens = max(0, spec.min_tokens - num_generated)
+        min_tokens = max(0, spec.num_barred_tokens - num_generated)
         if min_tokens:
             self._require(Feature.MIN_TOKENS, "min_tokens")
         options: dict[str, Any] = {

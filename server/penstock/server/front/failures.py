@@ -26,6 +26,7 @@ _REASONS: dict[FailureReason, ErrorReason] = {
     FailureReason.CONSTRAINT_REFUSED: ErrorReason.EXECUTOR_REFUSED,
     FailureReason.ENGINE_DOWN: ErrorReason.ENGINE_DOWN,
     FailureReason.DRAINING: ErrorReason.DRAINING,
+    FailureReason.TOO_MANY_OUTPUTS: ErrorReason.INVALID_ARGUMENT,
     FailureReason.TENANT_OVER_QUOTA: ErrorReason.QUOTA_EXCEEDED,
     FailureReason.TTFT_DEADLINE_UNREACHABLE: ErrorReason.DEADLINE_UNREACHABLE,
     FailureReason.DEADLINE_UNREACHABLE: ErrorReason.DEADLINE_UNREACHABLE,
@@ -58,24 +59,12 @@ def refusal_for(
     """What the client is told when the engine ends a request of `tenant` with `end`."""
     reason = _REASONS[end.reason]
     metadata: dict[str, str] = {}
-    violations: tuple[FieldViolation, ...] = ()
     if reason in _OF_TIME:
         metadata = {
             "state": phases.state.name,
             "phase": phases.phase.value,
             "deadline": "ttft" if end.reason in _OF_FIRST_TOKEN else deadline_kind,
         }
-    elif reason is ErrorReason.PROMPT_TOO_LONG:
-        violations = (
-            FieldViolation(path=generation.prompt_path, description="exceeds the context"),
-        )
-    elif reason is ErrorReason.EXCEEDS_KV_CACHE:
-        violations = (
-            FieldViolation(path="stopping.max_tokens", description="exceeds the KV cache"),
-        )
-    elif end.reason is FailureReason.CONSTRAINT_REFUSED and generation.constraint is not None:
-        path = _CONSTRAINT_PATHS[generation.constraint.kind]
-        violations = (FieldViolation(path=path, description=_NOT_COMPILED),)
     # Rounded apart: an estimate that misses its deadline by less than a millisecond shows it.
     if _is_told(end.deadline_s):
         metadata["deadline_ms"] = str(_whole_ms(end.deadline_s))
@@ -89,10 +78,29 @@ def refusal_for(
     return Refusal(
         reason=reason,
         metadata=metadata,
-        violations=violations,
+        violations=_violations(end, generation),
         retry_after_s=end.retry_after_s,
         quota=None if end.breach is None else quota_violation(tenant, end.breach),
     )
+
+
+def _violations(end: Failed, generation: Generation) -> tuple[FieldViolation, ...]:
+    """The field that is off, where it is one."""
+    match end.reason:
+        case FailureReason.PROMPT_TOO_LONG:
+            path, description = generation.prompt_path, "exceeds the context"
+        case FailureReason.EXCEEDS_KV_CACHE:
+            path, description = "stopping.max_tokens", "exceeds the KV cache"
+        case FailureReason.TOO_MANY_OUTPUTS:
+            limit = "the queue has places"
+            if end.breach is not None:
+                limit = f"{_QUOTA_NAMES[end.breach.kind]}, which is {end.breach.limit}"
+            path, description = "sampling.n", f"is more than {limit}"
+        case FailureReason.CONSTRAINT_REFUSED if generation.constraint is not None:
+            path, description = _CONSTRAINT_PATHS[generation.constraint.kind], _NOT_COMPILED
+        case _:
+            return ()
+    return (FieldViolation(path=path, description=description),)
 
 
 def quota_violation(tenant: str, breach: QuotaBreach) -> QuotaViolation:

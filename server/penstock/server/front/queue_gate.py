@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
-from penstock.server.front.errors import ErrorReason, Refusal, RequestError
+from penstock.server.front.errors import ErrorReason, Refusal, RequestError, refuse_field
 from penstock.server.front.live_request import LiveRequest
 from penstock.server.link.board import QueueState
 from penstock.server.link.ports import EngineHello
@@ -95,11 +95,15 @@ class QueueGate:
     ) -> None:
         """Raise RequestError (QUEUE_FULL) when so many more of a tenant and class do not fit.
 
-        `num_tokens`: of their prompts, 0 while that is not known. As in the engine, what is more
-        than a bound by itself passes while nothing waits.
+        INVALID_ARGUMENT for more outputs than the queue has places. `num_tokens`: of their prompts,
+        0 while that is not known. As in the engine, prompts that are more than the bound of tokens
+        by themselves pass while nothing waits.
         """
         if self._show is None or hello is None:
             return
+        most = hello.max_num_waiting
+        if num_requests > most:
+            raise refuse_field("sampling.n", f"is more than the queue has places, {most}")
         self._forget_seen(self._show.num_beats)
         queue = self._show.queue
         if queue.epoch != hello.epoch:
@@ -108,13 +112,12 @@ class QueueGate:
         if num_waiting <= 0:
             return
         num_waiting_tokens = queue.num_waiting_tokens + self._num_tokens
-        room = self._share_of(hello.max_num_waiting - queue.num_waiting, hello.max_num_waiting)
+        room = self._share_of(most - queue.num_waiting, most)
         if (
             self._num_requests + num_requests <= room
             and num_waiting_tokens + num_tokens <= hello.max_num_waiting_tokens
         ):
             return
-        most = hello.max_num_waiting
         if self._may_displace(tenant, priority, num_requests, most):
             return
         self.num_refused += 1

@@ -177,7 +177,7 @@ def submission_for(
         request_id=engine_request_id(generation.tenant, request_id),
         prompt_ids=prompt.ids,
         max_tokens=max_tokens,
-        min_tokens=stopping.min_tokens,
+        min_tokens=_least_tokens(generation, stop_ids, max_tokens),
         sampling=replace(generation.sampling.params, seed=seed),
         stop_ids=tuple(dict.fromkeys(stop_ids)),
         block_hashes=prompt.block_hashes,
@@ -218,6 +218,18 @@ def submission_for(
 def _follower_sampling(sampling: SamplingParams, seed: int) -> SamplingParams:
     """A follower draws on its own, and tells nothing about the prompt a second time."""
     return replace(sampling, seed=seed, num_prompt_logprobs=-1)
+
+
+def _least_tokens(generation: Generation, stop_ids: tuple[int, ...], max_tokens: int) -> int:
+    """The fewest tokens that an output has: all, where nothing but `max_tokens` can end it.
+
+    The engine does not know stop strings. It judges deadlines by what is certain of the length.
+    """
+    stopping = generation.stopping
+    is_ended = stop_ids or stopping.stop_strings or generation.constraint is not None
+    if is_ended or generation.urgency.time_limit_s is not None:
+        return stopping.min_tokens
+    return max_tokens
 
 
 def _after(start_s: float, duration_s: float | None) -> float:

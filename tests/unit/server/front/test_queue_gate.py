@@ -69,9 +69,21 @@ def test_the_bound_on_tokens_lets_small_ones_in() -> None:
     assert refusal(gate, 1, 11) is not None
 
 
-def test_what_is_more_than_a_bound_by_itself_passes_an_empty_queue() -> None:
+def test_prompts_of_more_than_the_bound_by_themselves_pass_an_empty_queue() -> None:
     gate = QueueGate(Shown())
-    assert refusal(gate, 11, 1000) is None
+    assert refusal(gate, 10, 1000) is None
+
+
+@pytest.mark.parametrize("num_waiting", [0, 9])
+def test_more_outputs_than_the_queue_has_places_are_refused_for_good(num_waiting: int) -> None:
+    shown = Shown()
+    gate = QueueGate(shown)
+    shown.show(num_waiting, queue_s=2.5)
+    error = refusal(gate, 11)
+    assert error is not None
+    assert error.reason is ErrorReason.INVALID_ARGUMENT
+    assert error.refusal.retry_after_s is None
+    assert [each.path for each in error.refusal.violations] == ["sampling.n"]
 
 
 def test_what_was_sent_counts_until_the_engine_shows_it() -> None:
@@ -145,7 +157,7 @@ def test_who_was_taken_back_makes_room_before_the_engine_shows_it() -> None:
     assert refusal(gate, 2) is None
     assert refusal(gate, 3) is not None
     gate.note_sent(-8, -80)
-    assert refusal(gate, 20, num_tokens=500) is None
+    assert refusal(gate, 10, num_tokens=500) is None
 
 
 class Waiting:

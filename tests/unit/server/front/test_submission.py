@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -105,6 +106,26 @@ def test_what_never_fits_the_cache() -> None:
     assert refusal(with_stopping(max_tokens=60), 10, small) == (exceeds, "stopping.max_tokens")
     assert refusal(GENERATION, 64, small) == (exceeds, "token_ids.ids")
     assert check_prompt_fits(GENERATION, 60, small) == 4
+
+
+@pytest.mark.parametrize(
+    ("fields", "others", "least"),
+    [
+        ({}, {}, 90),
+        ({"min_tokens": 3}, {}, 90),
+        ({"ignore_eos": False}, {}, 0),
+        ({"stop_token_ids": (9,), "min_tokens": 3}, {}, 3),
+        ({"stop_strings": ("x",)}, {}, 0),
+        ({}, {"constraint": Constraint(kind=ConstraintKind.REGEX, texts=("a",))}, 0),
+        ({}, {"urgency": Urgency(time_limit_s=1.0)}, 0),
+    ],
+)
+def test_an_output_that_only_its_limit_ends_has_all_tokens(
+    fields: dict[str, Any], others: dict[str, Any], least: int
+) -> None:
+    asked = with_stopping(**{"max_tokens": 90, "ignore_eos": True} | fields)
+    (spec,) = submit(replace(asked, **others)).specs
+    assert spec.min_tokens == least
 
 
 def test_no_tokens_and_min_tokens_beyond_the_default() -> None:

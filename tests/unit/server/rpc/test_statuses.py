@@ -196,6 +196,26 @@ def test_a_quota_is_told_by_whose_it_is_and_which() -> None:
 
 
 @pytest.mark.parametrize(
+    ("breach", "limit"),
+    [
+        (QuotaBreach(kind=QuotaKind.NUM_LIVE, limit=4), "max_num_live, which is 4"),
+        (None, "the queue has places"),
+    ],
+)
+def test_too_many_outputs_are_named_by_their_field_and_never_fit(
+    breach: QuotaBreach | None, limit: str
+) -> None:
+    reason = FailureReason.TOO_MANY_OUTPUTS
+    refusal = refused(Failed(key=1, at_s=0.0, reason=reason, retry_after_s=math.inf, breach=breach))
+    assert abort_of(refusal).code is grpc.StatusCode.INVALID_ARGUMENT
+    bad = details(status_of(refusal))["BadRequest"]
+    assert isinstance(bad, BadRequest)
+    (violation,) = bad.field_violations
+    assert (violation.field, violation.description) == ("sampling.n", f"is more than {limit}")
+    assert retry_delay_s(refusal, default_s=9.0, chance=0.0) is None
+
+
+@pytest.mark.parametrize(
     ("reason", "deadline"),
     [
         (FailureReason.TTFT_DEADLINE_UNREACHABLE, "ttft"),

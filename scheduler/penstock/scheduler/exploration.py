@@ -1,0 +1,72 @@
+"""What each tenant has let in to see how long its outputs are.
+
+Owns two allowances of every tenant. Does not know lengths, nor who is judged by them.
+
+- **New.** How long the outputs of others are says little of a tenant of whose own few have ended.
+  A bounded number of its requests in a minute are judged by what is certain of them alone, as all
+  are when an engine starts. Of all tenants together it is bounded as well: where many are new, the
+  lengths of all are those of many tenants and say what is usual, and without them an overloaded
+  machine would compute answers that are late.
+- **Unlikely.** Of the requests that learned lengths speak against, one of so many is let in. Were
+  all of them rejected, it would never be seen that outputs have become shorter.
+"""
+
+import math
+from dataclasses import dataclass
+
+_OWN_SEEN = 16
+"""A tenant of whose outputs fewer were seen is new."""
+_MAX_NEW = 16.0
+"""Requests of a new tenant that are judged by what is certain, in a memory of a minute."""
+_MAX_NEW_OF_ALL = 64.0
+_MEMORY_S = 60.0
+_EVERY = 64
+_MAX_TENANTS = 4096
+
+
+@dataclass(slots=True)
+class _Account:
+    """`num_new`: requests let in as those of a new tenant, fading, as of `at_s`."""
+
+    num_new: float = 0.0
+    at_s: float = -math.inf
+    num_unlikely: int = 0
+
+    def has_room(self, most: float, now: float) -> bool:
+        self.num_new *= math.exp(-max(now - self.at_s, 0.0) / _MEMORY_S)
+        self.at_s = max(now, self.at_s)
+        return self.num_new + 1.0 <= most
+
+
+class Exploration:
+    """The allowances of all tenants; of very many, those used last."""
+
+    __slots__ = ("_accounts", "_of_all")
+
+    def __init__(self) -> None:
+        self._accounts: dict[str, _Account] = {}
+        self._of_all = _Account()
+
+    def takes_new(self, tenant: str, num_seen: int, now: float) -> bool:
+        """Whether a request is one of a new tenant's; `num_seen`: outputs seen of that tenant."""
+        if num_seen >= _OWN_SEEN:
+            return False
+        account = self._account_of(tenant)
+        if not account.has_room(_MAX_NEW, now) or not self._of_all.has_room(_MAX_NEW_OF_ALL, now):
+            return False
+        account.num_new += 1.0
+        self._of_all.num_new += 1.0
+        return True
+
+    def takes_unlikely(self, tenant: str) -> bool:
+        """Whether a request that learned lengths speak against is let in all the same."""
+        account = self._account_of(tenant)
+        account.num_unlikely += 1
+        return account.num_unlikely % _EVERY == 0
+
+    def _account_of(self, tenant: str) -> _Account:
+        account = self._accounts.pop(tenant, None) or _Account()
+        self._accounts[tenant] = account
+        if len(self._accounts) > _MAX_TENANTS:
+            del self._accounts[next(iter(self._accounts))]
+        return account
