@@ -5,8 +5,8 @@ vocabulary 128,256, tied) and 8B (32 layers, hidden 4096, 32/8 heads x 128). Sec
 (whole turns of the engine at a context of 640), `mixed` (decodes and a chunk of 512 over 2k),
 `long` (one request at 32k), `prefill`, `offline` (256 requests of 512 + 256 tokens), `sampling`
 (every option on, 1B at 256), `first` (the first request after start) and `served` (`penstock serve`
-with 256 streams). The columns vLLM and trial are recorded, not measured here: vLLM 0.20.2 and a
-trial of the same design, both on an H200.
+with 256 streams). The column vLLM is recorded, not measured here: vLLM 0.20.2 on an
+H200.
 
     python benchmarks/gpu.py [--only SECTION]... [--shapes 1B,8B] [--models DIR] [--json FILE]
 """
@@ -53,32 +53,31 @@ ALL_OPTIONS = SamplingParams(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mark:
-    """What others reached, recorded on an H200, and the goal; None where there is none."""
+    """What vLLM reached, recorded on an H200, and the goal; None where there is none."""
 
     vllm: float | None = None
-    trial: float | None = None
     goal: float | None = None
 
 
 MARKS: dict[str, Mark] = {
-    "1B turn, 1 running": Mark(vllm=3.05, trial=1.111, goal=0.95),
-    "1B turn, 32 running": Mark(vllm=2.28, trial=1.333, goal=1.3),
-    "1B turn, 256 running": Mark(vllm=5.81, trial=2.899, goal=2.8),
-    "8B turn, 1 running": Mark(vllm=6.05, trial=4.642, goal=4.2),
-    "8B turn, 32 running": Mark(vllm=5.90, trial=5.447, goal=5.2),
-    "8B turn, 128 running": Mark(vllm=9.05, trial=8.105, goal=7.7),
-    "8B mixed turn, 32 + 512 over 2k": Mark(trial=21.4, goal=17.3),
+    "1B turn, 1 running": Mark(vllm=3.05, goal=0.95),
+    "1B turn, 32 running": Mark(vllm=2.28, goal=1.3),
+    "1B turn, 256 running": Mark(vllm=5.81, goal=2.8),
+    "8B turn, 1 running": Mark(vllm=6.05, goal=4.2),
+    "8B turn, 32 running": Mark(vllm=5.90, goal=5.2),
+    "8B turn, 128 running": Mark(vllm=9.05, goal=7.7),
+    "8B mixed turn, 32 + 512 over 2k": Mark(goal=17.3),
     "8B turn at 32k over at 640": Mark(goal=1.5),
-    "1B prefill": Mark(vllm=255_400, trial=276_000, goal=275_000),
-    "8B prefill": Mark(vllm=44_000, trial=43_000, goal=45_000),
-    "1B offline, 256 x (512, 256)": Mark(vllm=32_837, trial=52_987, goal=54_000),
-    "8B offline, 256 x (512, 256)": Mark(vllm=8_628, trial=10_081, goal=10_500),
-    "1B served, 256 streams": Mark(vllm=22_360, trial=51_270, goal=52_000),
-    "1B served TTFT p50": Mark(vllm=432, trial=294, goal=280),
-    "1B served ITL p99": Mark(vllm=32.6, trial=32, goal=16),
-    "1B served over offline": Mark(vllm=0.68, trial=0.97, goal=0.96),
-    "8B served, 256 streams": Mark(vllm=9_869, trial=10_050, goal=10_500),
-    "8B served TTFT p50": Mark(vllm=1_754, trial=1_818, goal=1_600),
+    "1B prefill": Mark(vllm=255_400, goal=275_000),
+    "8B prefill": Mark(vllm=44_000, goal=45_000),
+    "1B offline, 256 x (512, 256)": Mark(vllm=32_837, goal=54_000),
+    "8B offline, 256 x (512, 256)": Mark(vllm=8_628, goal=10_500),
+    "1B served, 256 streams": Mark(vllm=22_360, goal=52_000),
+    "1B served TTFT p50": Mark(vllm=432, goal=280),
+    "1B served ITL p99": Mark(vllm=32.6, goal=16),
+    "1B served over offline": Mark(vllm=0.68, goal=0.96),
+    "8B served, 256 streams": Mark(vllm=9_869, goal=10_500),
+    "8B served TTFT p50": Mark(vllm=1_754, goal=1_600),
     "8B served ITL p99": Mark(vllm=200, goal=100),
     "1B every sampling option over greedy, 256 running": Mark(goal=1.15),
     "1B first request over later ones, TTFT": Mark(goal=1.5),
@@ -125,13 +124,13 @@ class Results:
         ]
 
     def print(self) -> None:
-        """Everything beside what others reached."""
+        """Everything beside what vLLM reached."""
         rows: list[tuple[object, ...]] = []
         for found in self.figures:
             mark = MARKS.get(found.name, Mark())
-            others = [("-" if x is None else x) for x in (mark.vllm, mark.trial, mark.goal)]
+            others = [("-" if x is None else x) for x in (mark.vllm, mark.goal)]
             rows.append((found.name, found.value, found.unit, *others))
-        header = ("figure", "here", "unit", "vLLM, recorded", "trial, recorded", "goal")
+        header = ("figure", "here", "unit", "vLLM, recorded", "goal")
         print_table("One GPU", header, rows)
 
 

@@ -22,7 +22,7 @@ def engine() -> Engine:
 
 
 def seeded(key: int, seed: int) -> RequestSpec:
-    sampling = SamplingParams(temperature=1.0, top_p=0.95, seed=seed)
+    sampling = SamplingParams(temperature=1.0, seed=seed)
     prompt = [0, 400 + seed, 17, 900, 33]
     return make_spec(key, prompt, max_tokens=60, block_size=16, sampling=sampling)
 

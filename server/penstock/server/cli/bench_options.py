@@ -7,13 +7,13 @@ import argparse
 import dataclasses
 import itertools
 import math
-import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from penstock.server.cli.connection import UsageError, milliseconds, positive_number, seconds
 from penstock.server.cli.connection_options import refuse_connection_options, sender_options
+from penstock.server.cli.flag_names import flag_names
 
 if TYPE_CHECKING:
     from penstock.client import Model
@@ -45,12 +45,7 @@ _FLAG_OF = {
 }
 _OF_TRACES = ("format", "load", "start_s", "max_prompt_tokens", "max_output_tokens")
 _OF_MADE_UP = ("prompt_tokens", "output_tokens")
-_FIELD = re.compile("^(" + "|".join(map(re.escape, _FLAG_OF)) + r")\b")
-
-
-def told_by_flag(message: str) -> str:
-    """A message that names a field, with the flag that it comes from instead."""
-    return _FIELD.sub(lambda match: _FLAG_OF[match[1]], message)
+told_by_flag = flag_names(_FLAG_OF, before="^")
 
 
 def add_target_options(parser: argparse.ArgumentParser) -> None:

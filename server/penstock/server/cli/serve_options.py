@@ -3,9 +3,8 @@
 Does not know what they mean together; `serve` puts them into the settings of the service.
 """
 
-import re
-
 from penstock.server.cli.facade_options import FACADE_OPTIONS
+from penstock.server.cli.flag_names import flag_names
 from penstock.server.cli.life_options import LIFE_OPTIONS
 from penstock.server.cli.observer_options import OBSERVER_OPTIONS
 from penstock.server.cli.option import Option
@@ -377,11 +376,4 @@ _FLAGS = {
     **_RENAMED,
     **QUOTA_FLAGS,
 }
-_FIELD = re.compile(
-    rf"(?<![\w.'\"/-])({'|'.join(sorted(_FLAGS, key=len, reverse=True))})(?![\w./'\"-])"
-)
-
-
-def told_by_flag(message: str) -> str:
-    """A message of our settings' classes, with the names of flags instead of those of fields."""
-    return _FIELD.sub(lambda match: _FLAGS[match[1]], message)
+told_by_flag = flag_names(_FLAGS, before=r"(?<![\w.'\"/-])", after=r"(?![\w./'\"-])")

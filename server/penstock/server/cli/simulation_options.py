@@ -7,13 +7,13 @@ package's, and is imported when a command runs.
 import argparse
 import json
 import math
-import re
 import sys
 from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from penstock.server.cli.connection import UsageError, seconds
+from penstock.server.cli.flag_names import flag_names
 from penstock.server.cli.flight_replay import calibrate_from_flight, flight_trace_of
 
 if TYPE_CHECKING:
@@ -48,9 +48,7 @@ _FLAGS = {
     "ttft_p99_s": "--target-ttft-p99-s",
     "itl_p99_s": "--target-itl-p99-ms",
 }
-_FIELD_OF_MESSAGE = re.compile(
-    rf"(^|at least |before )({'|'.join(sorted(_FLAGS, key=len, reverse=True))})\b"
-)
+told_by_flag = flag_names(_FLAGS, before="^|at least |before ")
 """Not anywhere: fields of traces have some of the names, behind the name of a file."""
 
 
@@ -225,11 +223,6 @@ def refuse_batches_for_others(args: argparse.Namespace, policies: "Collection[Po
         if getattr(args, name) is not None and not {p.value for p in policies} & {*meant_for}:
             used = ", ".join(sorted(policy.value for policy in policies))
             raise UsageError(f"{_FLAGS[name]} means nothing to the policy {used}")
-
-
-def told_by_flag(message: str) -> str:
-    """A message that names fields of the settings, with the flags that they come from instead."""
-    return _FIELD_OF_MESSAGE.sub(lambda match: match[1] + _FLAGS[match[2]], message)
 
 
 def transform_of(args: argparse.Namespace) -> "TransformConfig":

@@ -109,7 +109,7 @@ class Connection(asyncio.Protocol, Generic[FrameT]):
             for body in self._frames.feed(data):
                 self._on_frame(self, self._decode(body))
         except LinkError as error:
-            log.error("%s broke the protocol: %s", self.name, error)  # noqa: TRY400 (no fault of ours)
+            log.warning("%s broke the protocol: %s", self.name, error)
             self.is_broken = True
             self.abort()
 
