@@ -385,10 +385,10 @@ async def test_a_request_has_one_record_when_it_is_over(service: SteppedService)
     service.front.accounts._journal = records  # type: ignore[assignment]  # pyright: ignore
     whole = service.stub.Generate(resumable(request_id="whole"))
     await service.end_of(whole)
-    assert [values[2] for values in records.values] == ["whole"]
+    assert [record.request_id for record in records.values] == ["whole"]
     await lose(service, service.stub.Generate(resumable(num_tokens=40)), 5)
     assert len(records.values) == 1, "it is not over"
     await service.end_of(service.stub.Resume(resumed("r", next_sequence=5)))
     await service.until(lambda: not service.server.num_active_calls)
-    assert [values[2] for values in records.values] == ["whole", "r"]
-    assert [values[10] for values in records.values] == [0, 0], "both ended well"
+    assert [record.request_id for record in records.values] == ["whole", "r"]
+    assert [record.code for record in records.values] == [0, 0], "both ended well"
