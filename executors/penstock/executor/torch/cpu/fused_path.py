@@ -88,7 +88,10 @@ def _trial_logits(
     arrays.num_tokens[0] = _NUM_TRIAL_TOKENS
     arrays.block_table[0] = np.arange(num_blocks)
     forward = FusedForward(fused, kernels, pages)
-    steps = [(0, _NUM_CHUNK_TOKENS), *((at, 1) for at in range(_NUM_CHUNK_TOKENS, 24))]
+    steps = [
+        (0, _NUM_CHUNK_TOKENS),
+        *((at, 1) for at in range(_NUM_CHUNK_TOKENS, _NUM_TRIAL_TOKENS)),
+    ]
     return torch.cat(
         [forward.run(_batch(arrays, start, count), _every).logits for start, count in steps]
     )
