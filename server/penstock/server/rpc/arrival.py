@@ -46,7 +46,7 @@ _TOO_LARGE = Refusal(
     reason=ErrorReason.MALFORMED_REQUEST, message="the message is too large for this method"
 )
 _MAX_READINGS: Final = 64
-_MAX_READINGS_PER_CALLER: Final = 16
+_MAX_READINGS_PER_CALLER: Final = 4
 _HURRIED_S: Final = 2.0
 """At most that many messages are on their way in at a time, of a few MiB each; of one caller too.
 What arrives whole does so within a turn of the event loop or two, so few ever wait; but large ones
