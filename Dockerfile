@@ -13,6 +13,7 @@ COPY scheduler scheduler
 COPY executors executors
 COPY server server
 COPY clients clients
+COPY tools tools
 ARG TORCH=torch==2.13.0
 ARG INDEX=
 ENV PIP_EXTRA_INDEX_URL=$INDEX

@@ -97,13 +97,13 @@ $(DEMO_READY):
 	@touch $@
 
 demo: $(or $(wildcard $(READY)),$(DEMO_READY))
-	@$(BIN)/python -m penstock.server.cli demo
+	@$(BIN)/python -m penstock.tools demo
 
 # Side by side: what mostly waits for processes and sockets, processes that are killed, clients in other
 # languages, and what only computes; all but the first tell what they did when they are done.
 test: $(READY) $(PROTOS_READY)
 	@# Hundreds of processes are started: where Python may not write byte code, each would compile it again.
-	@$(BIN)/python -m compileall -q -j 0 clients executors protos scheduler server tests
+	@$(BIN)/python -m compileall -q -j 0 clients executors protos scheduler server tools tests
 	@$(MAKE) --no-print-directory --jobs 4 test-served test-clients test-pure test-chaos check
 
 # A code of 5 means that PYTEST_ARGS left it without tests.

@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 
 from delivery_cells import SIDES, Seen
-from penstock.server.simulation.chart import Chart, Series, svg
-from penstock.server.simulation.report import html_table, page
+from penstock.tools.simulation.chart import Chart, Series, svg
+from penstock.tools.simulation.report import html_table, page
 from report import Check, cell, verdict
 
 PAGE_FILE = "delivery.html"

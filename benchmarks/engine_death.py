@@ -40,7 +40,7 @@ class Round:
 async def service() -> AsyncGenerator[tuple[str, int]]:
     """Address and the engine's process id of a fresh service; ended at the end."""
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "penstock.server.cli", "serve", "--port", "0"),
+        *(sys.executable, "-m", "penstock.tools", "serve", "--port", "0"),
         *("--operations-port", "off", "--metrics-port", "off", "--max-replays", "0"),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from penstock.scheduler.cost_model import CostModel
-from penstock.server.simulation.settings import Policy, SimulationConfig
-from penstock.server.simulation.simulate import simulate
-from penstock.server.simulation.trace import TraceRequest
+from penstock.server.recording.trace import TraceRequest
+from penstock.tools.simulation.settings import Policy, SimulationConfig
+from penstock.tools.simulation.simulate import simulate
 from report import Check, arguments, print_checks, print_table, write_json
 
 NUM_LONG_TOKENS = 100_000

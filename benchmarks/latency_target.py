@@ -19,8 +19,8 @@ import numpy as np
 from latency_plants import PLANTS, Plant
 from latency_run import END_SHARE, MAX_NUM_SEQS, Run, drive, turns
 from penstock.scheduler.config import SchedulerConfig
-from penstock.server.simulation.chart import Chart, Series, svg
-from penstock.server.simulation.report import html_table, page
+from penstock.tools.simulation.chart import Chart, Series, svg
+from penstock.tools.simulation.report import html_table, page
 from report import Check, arguments, cell, print_checks, print_table, write_json
 
 MAX_P99_RATIO = 1.10

@@ -108,7 +108,7 @@ async def live_service(
 ) -> AsyncGenerator[LiveService]:
     """One that serves. Raises RunFailed when it does not come up."""
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "penstock.server.cli", "serve", "--port", "0"),
+        *(sys.executable, "-m", "penstock.tools", "serve", "--port", "0"),
         *("--operations-port", "0" if has_operations else "off", "--metrics-port", "off"),
         *("--fronts", str(num_fronts), *options),
         stdin=asyncio.subprocess.DEVNULL,

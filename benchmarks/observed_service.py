@@ -77,7 +77,7 @@ def observed_service(
 ) -> Generator[ObservedService]:
     """`penstock serve --executor simulated` with these options, ready. Raises RunFailed."""
     command = (
-        *(sys.executable, "-m", "penstock.server.cli", "serve", "--executor", "simulated"),
+        *(sys.executable, "-m", "penstock.tools", "serve", "--executor", "simulated"),
         *("--port", "0", "--operations-port", "off"),
         *("--metrics-port", "0" if has_metrics else "off"),
     )

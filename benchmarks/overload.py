@@ -16,7 +16,7 @@ from typing import Literal
 import numpy as np
 
 from overload_load import Seen, drive
-from penstock.server.simulation.chart import Chart, Series, svg
+from penstock.tools.simulation.chart import Chart, Series, svg
 from report import Check, arguments, print_checks, print_table, write_json
 from simulated_service import service, simulated
 

@@ -20,13 +20,13 @@ from pathlib import Path
 from typing import Any
 
 from penstock.scheduler.cost_model import CostModel
-from penstock.server.simulation.report import finite_or_none
-from penstock.server.simulation.settings import SimulationConfig, Targets
-from penstock.server.simulation.sweep import Sweep, SweepProgress, sweep, usable_cores
-from penstock.server.simulation.synthetic import SyntheticConfig, synthetic_trace
-from penstock.server.simulation.trace import TraceError, TraceRequest
-from penstock.server.simulation.trace_files import read_trace
-from penstock.server.simulation.transform import TransformConfig, transformed
+from penstock.server.recording.trace import TraceError, TraceRequest
+from penstock.tools.simulation.report import finite_or_none
+from penstock.tools.simulation.settings import SimulationConfig, Targets
+from penstock.tools.simulation.sweep import Sweep, SweepProgress, sweep, usable_cores
+from penstock.tools.simulation.synthetic import SyntheticConfig, synthetic_trace
+from penstock.tools.simulation.trace_files import read_trace
+from penstock.tools.simulation.transform import TransformConfig, transformed
 from policy_bench import FCFS, Bench, Section, Table
 from policy_capacity import NoCapacity, capacity
 from policy_memory import PrefixReuse, Speed

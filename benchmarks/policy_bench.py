@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from penstock.scheduler.config import EvictionPolicy
-from penstock.server.simulation.settings import UNBOUNDED_QUEUE, Policy, SimulationConfig
-from penstock.server.simulation.sweep import Traffic, Trial, TrialResult, whole
-from penstock.server.simulation.transform import TransformConfig
+from penstock.tools.simulation.settings import UNBOUNDED_QUEUE, Policy, SimulationConfig
+from penstock.tools.simulation.sweep import Traffic, Trial, TrialResult, whole
+from penstock.tools.simulation.transform import TransformConfig
 
 Row = tuple[object, ...]
 

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from penstock.server.simulation.settings import SimulationConfig
-from penstock.server.simulation.trace import TraceRequest
+from penstock.server.recording.trace import TraceRequest
+from penstock.tools.simulation.settings import SimulationConfig
 
 GOOD_SHARE = 0.9
 NUM_COARSE = 8

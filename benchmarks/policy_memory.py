@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.scheduler.config import EvictionPolicy
-from penstock.server.simulation.optimal_cache import least_recent_hit_rate, optimal_hit_rate
-from penstock.server.simulation.settings import SimulationConfig
-from penstock.server.simulation.sweep import Trial, TrialResult
-from penstock.server.simulation.trace import TraceRequest
+from penstock.server.recording.trace import TraceRequest
+from penstock.tools.simulation.optimal_cache import least_recent_hit_rate, optimal_hit_rate
+from penstock.tools.simulation.settings import SimulationConfig
+from penstock.tools.simulation.sweep import Trial, TrialResult
 from policy_bench import FAIR, FCFS, PENSTOCK, Bench, Contender, Table
 
 EVICTIONS = (EvictionPolicy.HIT_DENSITY, EvictionPolicy.LRU)

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from penstock.server.simulation.chart import Chart, Series, svg
-from penstock.server.simulation.png_plots import has_matplotlib, write_png
-from penstock.server.simulation.report import html_table, page
+from penstock.tools.simulation.chart import Chart, Series, svg
+from penstock.tools.simulation.png_plots import has_matplotlib, write_png
+from penstock.tools.simulation.report import html_table, page
 from policy_bench import CONTENDERS, Table
 from report import Check, cell
 

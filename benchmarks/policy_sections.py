@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.server.simulation.settings import Targets
-from penstock.server.simulation.sweep import Trial, TrialResult
+from penstock.tools.simulation.settings import Targets
+from penstock.tools.simulation.sweep import Trial, TrialResult
 from policy_bench import CONTENDERS, FAIR, FCFS, PENSTOCK, Bench, Contender, Row, Table
 
 DEADLINE_KINDS = ("first token", "whole")

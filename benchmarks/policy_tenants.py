@@ -9,10 +9,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.server.simulation.summary import Summary
-from penstock.server.simulation.sweep import Trial, TrialResult
-from penstock.server.simulation.trace import TraceRequest
-from penstock.server.simulation.transform import merged
+from penstock.server.recording.trace import TraceRequest
+from penstock.tools.simulation.summary import Summary
+from penstock.tools.simulation.sweep import Trial, TrialResult
+from penstock.tools.simulation.transform import merged
 from policy_bench import FAIR, FCFS, PENSTOCK, Bench, Contender, Table
 
 NUM_FLOODS = 10

@@ -36,7 +36,7 @@ class RunFailed(Exception):
 @contextlib.contextmanager
 def service(*options: str, num_fronts: int) -> Generator[tuple[int, list[int], int]]:
     """Port, front and engine process ids of a fresh service on the simulated executor."""
-    command = (sys.executable, "-m", "penstock.server.cli", "serve", "--executor", "simulated")
+    command = (sys.executable, "-m", "penstock.tools", "serve", "--executor", "simulated")
     common = ("--port", "0", "--drain-grace-s", "0.1", "--log-level", "error")
     unseen = ("--operations-port", "off", "--metrics-port", "off")
     with process(*command, *common, *unseen, "--fronts", str(num_fronts), *options) as started:

@@ -34,13 +34,13 @@ from open_load import Ask, Seen, drive, poisson
 from penstock.client import NO_RETRY, Client
 from penstock.scheduler.config import SchedulerConfig
 from penstock.scheduler.cost_model import CostModel
-from penstock.server.cli.own_service import OwnService
-from penstock.server.simulation.calibration import fit_cost, read_steps
-from penstock.server.simulation.settings import Policy, SimulationConfig
-from penstock.server.simulation.simulate import simulate
-from penstock.server.simulation.summary import summarise
-from penstock.server.simulation.trace import TraceRequest
-from penstock.server.simulation.trace_files import read_trace
+from penstock.server.recording.trace import TraceRequest
+from penstock.tools.own_service import OwnService
+from penstock.tools.simulation.calibration import fit_cost, read_steps
+from penstock.tools.simulation.settings import Policy, SimulationConfig
+from penstock.tools.simulation.simulate import simulate
+from penstock.tools.simulation.summary import summarise
+from penstock.tools.simulation.trace_files import read_trace
 from report import Check, arguments, print_checks, print_table, write_json
 
 Counts: TypeAlias = NDArray[np.float64]

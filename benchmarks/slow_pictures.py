@@ -142,7 +142,7 @@ def _take_flight(there: Site, found: Run, *, left_by_dead: bool, home: Path) -> 
         with SyncOperationsClient(f"127.0.0.1:{there.operations_port}") as operations:
             file = Path(operations.dump_flight_record())
     output = home / "timeline.json"
-    command = (sys.executable, "-m", "penstock.server.cli", "timeline", file, "-o", output)
+    command = (sys.executable, "-m", "penstock.tools", "timeline", file, "-o", output)
     done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)
     found.summary = "\n".join(done.stdout.splitlines()[:-1])
     found.trace = json.loads(output.read_text(encoding="utf-8"))

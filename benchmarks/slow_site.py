@@ -166,7 +166,7 @@ def site(options: Sequence[str], home: Path) -> Generator[Site]:
     with contextlib.ExitStack() as stack:
         collector = stack.enter_context(_collector())
         command = (
-            *(sys.executable, "-m", "penstock.server.cli", "serve", "--executor", "simulated"),
+            *(sys.executable, "-m", "penstock.tools", "serve", "--executor", "simulated"),
             *("--port", str(port), "--operations-port", str(operations_port)),
             *("--metrics-port", str(metrics_port), "--flight-folder", str(home / "flights")),
             *("--otlp-endpoint", collector.endpoint, "--fronts", "1", "--drain-grace-s", "2"),

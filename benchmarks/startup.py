@@ -58,7 +58,7 @@ def main() -> None:
 
 def measure(executor: str, *, is_first: bool) -> Run:
     """Start a service, wait for its ready line, stop it."""
-    command = (sys.executable, "-m", "penstock.server.cli", "serve")
+    command = (sys.executable, "-m", "penstock.tools", "serve")
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     started_s = time.perf_counter()
     with subprocess.Popen(

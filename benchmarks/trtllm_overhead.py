@@ -137,7 +137,7 @@ async def all_sides(folder: Path, step_ms: float) -> AsyncGenerator[list[Side]]:
     """Every side, up and idle."""
     roles = str(_HERE / "trtllm_sides.py")
     path, model = str(folder / "engine.sock"), str(folder / "model")
-    serve = ("-m", "penstock.server.cli", "serve", "--executor", "trtllm", "--model", model)
+    serve = ("-m", "penstock.tools", "serve", "--executor", "trtllm", "--model", model)
     unseen = ("--operations-port", "off", "--metrics-port", "off")
     async with contextlib.AsyncExitStack() as stack:
 

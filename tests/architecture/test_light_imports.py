@@ -21,6 +21,7 @@ LIGHT = [
     ("penstock.server.text", HEAVY),
     ("penstock.server.front", HEAVY),
     ("penstock.server.cli", HEAVY),
+    ("penstock.tools", HEAVY),
     # It imports the engine's package when an engine is built, and not before.
     ("penstock.executor.trtllm", HEAVY),
     ("penstock.client", HEAVY | SERVER),

@@ -1,4 +1,4 @@
-"""One namespace package over five roots: nothing may turn a root's share of it into a package."""
+"""One namespace package over six roots: nothing may turn a root's share of it into a package."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ PORTIONS = {
     "executors": "executor",
     "server": "server",
     "clients": "client",
+    "tools": "tools",
 }
 
 
@@ -26,7 +27,7 @@ def test_namespace_holds_exactly_its_portion(root: str) -> None:
         if entry.name != "__pycache__"
     }
 
-    # An __init__.py here would hide the other four roots.
+    # An __init__.py here would hide the other roots.
     assert entries == {PORTIONS[root]}
 
 

@@ -50,7 +50,7 @@ async def benching(
     """A bench that runs; what is left of it is ended with the block."""
     inherited = {key: value for key, value in os.environ.items() if key[:9] != "PENSTOCK_"}
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "penstock.server.cli", "bench", *map(str, arguments)),
+        *(sys.executable, "-m", "penstock.tools", "bench", *map(str, arguments)),
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=stderr,

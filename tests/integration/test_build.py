@@ -61,7 +61,7 @@ class House:
     ) -> AsyncGenerator[asyncio.subprocess.Process, None]:
         """A build that runs; it is ended with the block."""
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "penstock.server.cli", "build"),
+            *(sys.executable, "-m", "penstock.tools", "build"),
             *("--model", str(self.model), "--output", str(self.cache), *args),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 
 import psutil
 
-PROGRAM = (sys.executable, "-m", "penstock.server.cli", "demo", "--executor", "simulated")
+PROGRAM = (sys.executable, "-m", "penstock.tools", "demo", "--executor", "simulated")
 LIMIT_S = 90.0
 NAMES = ("menenius", "romeo", "richard")
 

@@ -96,7 +96,7 @@ def test_every_query_of_the_dashboard_has_data(scraped: tuple[Traffic, Prometheu
 async def loaded(service: Service) -> AsyncGenerator[None]:
     """A `penstock bench` keeps more requests there than fit, until the block ends."""
     bench = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "penstock.server.cli", "bench", service.address),
+        *(sys.executable, "-m", "penstock.tools", "bench", service.address),
         *("--concurrency", "24", "--duration-s", str(PATIENCE_S), "--no-progress"),
         *("--prompt-tokens", "uniform:8:64", "--output-tokens", "uniform:2:40"),
         *("--tenant", "atlas", "--tenant-metadata-key", "x-tenant"),

@@ -28,7 +28,7 @@ def trace(tmp_path: Path) -> Path:
 
 def penstock(*arguments: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "penstock.server.cli", *map(str, arguments)],
+        [sys.executable, "-m", "penstock.tools", *map(str, arguments)],
         capture_output=True,
         text=True,
         check=False,

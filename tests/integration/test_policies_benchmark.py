@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.server.simulation.synthetic import SyntheticConfig, synthetic_trace
-from penstock.server.simulation.trace_files import TraceWriter
+from penstock.tools.simulation.synthetic import SyntheticConfig, synthetic_trace
+from penstock.tools.simulation.trace_files import TraceWriter
 
 SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "policies.py"
 

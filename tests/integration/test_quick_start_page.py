@@ -65,7 +65,7 @@ async def run_block(service: Service, block: Block, folder: Path) -> str:
         assert ADDRESS in block.text
         text = block.text.replace(ADDRESS, service.address)
         return await typed(service, [sys.executable, "-W", "error", "-"], text, folder)
-    program = [sys.executable, "-m", "penstock.server.cli"]
+    program = [sys.executable, "-m", "penstock.tools"]
     lines = [command.words for command in commands(f"```sh\n{block.text}```\n")]
     assert {words[0] for words in lines} == {"penstock"}
     return "".join([await typed(service, [*program, *words[1:]], "", folder) for words in lines])

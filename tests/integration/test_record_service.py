@@ -15,8 +15,8 @@ import pytest
 from penstock.client import NO_RETRY, Client, Finished, TokenPrompt
 from penstock.scheduler.cost_model import CostModel
 from penstock.server.cli.step_prices import read_step_prices
-from penstock.server.simulation.calibration import read_steps
-from penstock.server.simulation.trace_files import read_trace
+from penstock.tools.simulation.calibration import read_steps
+from penstock.tools.simulation.trace_files import read_trace
 from support.service import launched, simulated, started
 
 COST = {
@@ -51,7 +51,7 @@ async def ask(client: Client, prompt: tuple[int, ...], num_output: int, priority
 
 def penstock(*arguments: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "penstock.server.cli", *map(str, arguments)],
+        [sys.executable, "-m", "penstock.tools", *map(str, arguments)],
         capture_output=True,
         text=True,
         check=False,

@@ -37,7 +37,7 @@ DOORS = ("--operations-port", "0", "--metrics-port", "0")
 async def command(service: Service, *arguments: str) -> tuple[int, str]:
     """A command as a process; its exit code and all it said."""
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "penstock.server.cli", *arguments),
+        *(sys.executable, "-m", "penstock.tools", *arguments),
         *("--address", service.address),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,

@@ -24,7 +24,7 @@ def trace(tmp_path: Path) -> Path:
 
 def simulate(*arguments: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "penstock.server.cli", "simulate", *map(str, arguments)],
+        [sys.executable, "-m", "penstock.tools", "simulate", *map(str, arguments)],
         capture_output=True,
         text=True,
         check=False,

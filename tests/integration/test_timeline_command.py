@@ -74,7 +74,7 @@ def recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def penstock(*arguments: object, data: bytes = b"") -> subprocess.CompletedProcess[bytes]:
     return subprocess.run(
-        [sys.executable, "-m", "penstock.server.cli", *map(str, arguments)],
+        [sys.executable, "-m", "penstock.tools", *map(str, arguments)],
         input=data,
         capture_output=True,
         check=False,

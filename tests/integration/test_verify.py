@@ -18,10 +18,10 @@ import pytest
 
 import penstock.v1 as pb
 from penstock.client import NO_RETRY, Client
-from penstock.server.cli.verify_checks import ALL_CHECKS
-from penstock.server.cli.verify_checks.runner import run_checks
-from penstock.server.cli.verify_checks.subject import Subject
-from penstock.server.cli.verify_checks.verdict import CheckResult
+from penstock.tools.verify.all_checks import ALL_CHECKS
+from penstock.tools.verify.runner import run_checks
+from penstock.tools.verify.subject import Subject
+from penstock.tools.verify.verdict import CheckResult
 from support.lying_proxy import Lie, lying_proxy
 from support.service import simulated
 from support.service import started as service_started
@@ -56,7 +56,7 @@ async def verifying(
     """A verification that runs; what is left of it is ended with the block."""
     inherited = {key: value for key, value in os.environ.items() if key[:9] != "PENSTOCK_"}
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "penstock.server.cli", "verify", *args),
+        *(sys.executable, "-m", "penstock.tools", "verify", *args),
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,

@@ -8,10 +8,10 @@ import pytest
 
 import penstock.v1 as pb
 from penstock.client import NO_RETRY, Client
-from penstock.server.cli.verify_checks import ALL_CHECKS
-from penstock.server.cli.verify_checks.runner import run_checks
-from penstock.server.cli.verify_checks.subject import Subject
-from penstock.server.cli.verify_checks.verdict import CheckResult
+from penstock.tools.verify.all_checks import ALL_CHECKS
+from penstock.tools.verify.runner import run_checks
+from penstock.tools.verify.subject import Subject
+from penstock.tools.verify.verdict import CheckResult
 from support.scripted_server import ScriptedServer, ServedCall, finished_message, scripted_server
 
 FORMS = ("json_schema", "regex", "grammar", "choice")

@@ -10,13 +10,13 @@ import pytest
 
 from penstock.client import NO_RETRY, Client, HealthStatus, Tokens
 from penstock.server.cli import serve
-from penstock.server.cli.own_service import OwnService
-from penstock.server.cli.verify import stop_timeout_s
-from penstock.server.cli.verify_checks import ALL_CHECKS
-from penstock.server.cli.verify_checks.check import Check
-from penstock.server.cli.verify_checks.runner import run_checks
-from penstock.server.cli.verify_checks.subject import Subject
-from penstock.server.cli.verify_checks.survival import Survival
+from penstock.tools.own_service import OwnService
+from penstock.tools.verify.all_checks import ALL_CHECKS
+from penstock.tools.verify.check import Check
+from penstock.tools.verify.command import stop_timeout_s
+from penstock.tools.verify.runner import run_checks
+from penstock.tools.verify.subject import Subject
+from penstock.tools.verify.survival import Survival
 from support.service import simulated
 from support.service import started as service_started
 

@@ -21,7 +21,7 @@ UNHONOURED = {"seed", "min-tokens", "penalties", "min-p"}
 async def verify(config: dict[str, object], report: Path) -> tuple[int, str]:
     """Exit code, and what was said."""
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "penstock.server.cli", "verify"),
+        *(sys.executable, "-m", "penstock.tools", "verify"),
         *("--json", str(report), "--concurrency", "8", "--serve", "--"),
         *("--executor", "trtllm", "--trtllm-config", json.dumps(config)),
         stdin=asyncio.subprocess.DEVNULL,

@@ -11,7 +11,7 @@ from typing import IO
 
 from support.scripted_server import ScriptedServer
 
-PROGRAM = (sys.executable, "-m", "penstock.server.cli")
+PROGRAM = (sys.executable, "-m", "penstock.tools")
 LIMIT_S = 60.0
 
 

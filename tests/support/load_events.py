@@ -3,7 +3,7 @@
 from typing import Any
 
 from penstock.client import Finished, FinishReason, OutputEnd, Timings, Tokens, Usage
-from penstock.client.load.plan import Arrivals, LoadPlan
+from penstock.tools.bench.plan import Arrivals, LoadPlan
 
 
 def plan(**settings: Any) -> LoadPlan:

@@ -147,7 +147,7 @@ async def launched(
         port += [] if door in arguments else [door, "off"]
     inherited = {key: value for key, value in os.environ.items() if key[:9] != "PENSTOCK_"}
     process = await asyncio.create_subprocess_exec(
-        *(*through, sys.executable, "-m", "penstock.server.cli", "serve", *port, *arguments),
+        *(*through, sys.executable, "-m", "penstock.tools", "serve", *port, *arguments),
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,

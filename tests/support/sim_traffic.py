@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
-from penstock.server.simulation.trace import TraceRequest
+from penstock.server.recording.trace import TraceRequest
 
 
 def every_second(trace: Sequence[TraceRequest]) -> Iterable[TraceRequest]:

@@ -40,7 +40,7 @@ def command_line(options: Sequence[str]) -> tuple[str, ...]:
     # The relay has one connection, and one connection has one front.
     fronts = () if any(o.partition("=")[0] == "--fronts" for o in options) else ("--fronts", "1")
     doors = ("--host", "127.0.0.1", "--port", "0", "--operations-port", "0")
-    serve = (sys.executable, "-m", "penstock.server.cli", "serve")
+    serve = (sys.executable, "-m", "penstock.tools", "serve")
     return (sys.executable, str(_LEASH), *serve, *doors, *fronts, *options)
 
 

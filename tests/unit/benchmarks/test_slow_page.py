@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from penstock.server.cli import build_parser
 from penstock.server.cli.serve_options import OPTIONS
+from penstock.tools.command_line import build_parser
 from support.dashboards import RULES, strangers
 
 DOCS = Path(__file__).parents[3] / "docs"

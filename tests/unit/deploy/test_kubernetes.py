@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import yaml
 
-from penstock.server.cli import build_parser
 from penstock.server.cli.serve import build_config, merge_settings, unknown_variables
 from penstock.server.cli.serve_options import OPTIONS
 from penstock.server.cli.serve_trtllm import read_section
@@ -19,6 +18,7 @@ from penstock.server.config import ServerConfig
 from penstock.server.rpc.generation_service import SERVICE_NAME
 from penstock.server.security.exposure import check_exposure
 from penstock.server.security.policy_text import parse_policy
+from penstock.tools.command_line import build_parser
 from support.kubernetes import (
     FOLDER,
     OVERLAYS,

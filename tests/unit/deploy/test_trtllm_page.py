@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from penstock.executor.trtllm.config import TrtllmConfig
-from penstock.server.cli import build_parser
 from penstock.server.cli.serve_trtllm import read_section
+from penstock.tools.command_line import build_parser
 
 REPOSITORY = Path(__file__).parents[3]
 DEPLOY = REPOSITORY / "deploy" / "trtllm"

@@ -17,7 +17,7 @@ from google.protobuf.descriptor import FileDescriptor
 
 import penstock.v1 as pb
 from markdown_source import Block, blocks
-from penstock.server.cli import build_parser
+from penstock.tools.command_line import build_parser
 from support.page_commands import Command, commands, spans, split_command
 from support.pages import REPOSITORY, markdown_pages, page_id
 
@@ -90,11 +90,11 @@ def _unknown_option(words: tuple[str, ...], known: object) -> str | None:
 
 def is_ours(command: Command) -> bool:
     program = command.words[0].rpartition("/")[2]
-    return program == "penstock" or command.words[1:3] == ("-m", "penstock.server.cli")
+    return program == "penstock" or command.words[1:3] == ("-m", "penstock.tools")
 
 
 def penstock_words(command: Command) -> tuple[str, ...]:
-    if command.words[1:3] == ("-m", "penstock.server.cli"):
+    if command.words[1:3] == ("-m", "penstock.tools"):
         return ("penstock", *command.words[3:])
     return ("penstock", *command.words[1:])
 

@@ -15,8 +15,8 @@ from google.protobuf.descriptor import Descriptor
 
 import penstock.v1 as pb
 from penstock.executor.trtllm.config import TrtllmConfig
-from penstock.server.cli import build_parser
 from penstock.server.rpc.mapping_in.generation import MAPPED_FIELDS
+from penstock.tools.command_line import build_parser
 from support.page_commands import spans
 from support.pages import REPOSITORY
 

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from penstock.server.cli import build_parser
 from penstock.server.cli.serve import (
     BadSetting,
     build_config,
@@ -15,6 +14,7 @@ from penstock.server.cli.serve import (
 )
 from penstock.server.config import ObserverLaunch, launch_from_json, launch_to_json
 from penstock.server.telemetry.config import FlightConfig, ObserverConfig, TracingConfig
+from penstock.tools.command_line import build_parser
 
 
 def observer_of(*arguments: str, **environment: str) -> ObserverConfig:

@@ -25,7 +25,6 @@ from penstock.scheduler.config import (
     SchedulingOrder,
 )
 from penstock.scheduler.cost_model import CostModel
-from penstock.server.cli import build_parser
 from penstock.server.cli.serve import (
     BadSetting,
     build_config,
@@ -43,6 +42,7 @@ from penstock.server.config import (
 from penstock.server.front.config import FrontConfig
 from penstock.server.logs import LOG_LEVELS
 from penstock.server.telemetry.config import ObserverConfig
+from penstock.tools.command_line import build_parser
 
 PRICES = '{"step_s": 0.005, "prefill_token_s": 1e-5, "decode_slot_s": 2e-5, "context_token_s": 0}'
 

@@ -21,7 +21,6 @@ from penstock.executor.trtllm.config import (
     WatchSettings,
 )
 from penstock.scheduler.config import AdmissionPolicy, SchedulerConfig
-from penstock.server.cli import build_parser
 from penstock.server.cli.facade_options import FACADE_OPTIONS
 from penstock.server.cli.life_options import LIFE_OPTIONS
 from penstock.server.cli.observer_options import OBSERVER_OPTIONS
@@ -40,6 +39,7 @@ from penstock.server.config import (
     launch_to_json,
 )
 from penstock.server.processes.environment import engine_environment
+from penstock.tools.command_line import build_parser
 from support.trtllm_folders import (
     adapter_folder,
     checkpoint_folder,

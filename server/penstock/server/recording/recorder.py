@@ -21,7 +21,7 @@ from penstock.scheduler.request import RequestSpec
 from penstock.scheduler.step_measure import StepMeasure
 from penstock.server.recording.record_file import RecordFile, open_pair
 from penstock.server.recording.request_log import RequestLog
-from penstock.server.simulation.trace_formats import recorded_line
+from penstock.server.recording.trace_formats import recorded_line
 
 DEFAULT_MAX_BYTES = 256 * 1024 * 1024
 _NAMES = ("steps", "requests")

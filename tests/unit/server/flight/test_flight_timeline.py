@@ -12,8 +12,8 @@ from penstock.server.flight.lanes import Lanes
 from penstock.server.flight.layout import EVENT, STEP, EventKind
 from penstock.server.flight.lives import lives_of
 from penstock.server.flight.reader import FlightReader, Recording
-from penstock.server.flight.summary import step_seconds, summary_lines
 from penstock.server.flight.timeline import ENGINE, QUEUE, SLOTS, timeline_json
+from penstock.tools.timeline.summary import step_seconds, summary_lines
 from support.flights import Flown, make_facts, parsed, play
 from support.trace_laws import check_trace
 

@@ -22,11 +22,11 @@ from penstock.scheduler.step_measure import StepMeasure
 from penstock.server.recording.record_file import RecordFile, open_pair
 from penstock.server.recording.recorder import Recorder, Turn
 from penstock.server.recording.recording_engine import RecordingEngine
-from penstock.server.simulation.calibration import calibrate
-from penstock.server.simulation.settings import Policy, SimulationConfig
-from penstock.server.simulation.simulate import simulate
-from penstock.server.simulation.summary import summarise
-from penstock.server.simulation.trace_files import read_trace
+from penstock.tools.simulation.calibration import calibrate
+from penstock.tools.simulation.settings import Policy, SimulationConfig
+from penstock.tools.simulation.simulate import simulate
+from penstock.tools.simulation.summary import summarise
+from penstock.tools.simulation.trace_files import read_trace
 
 COST = CostModel(step_s=0.003, prefill_token_s=40e-6, decode_slot_s=100e-6, context_token_s=200e-9)
 NAMES = ("steps", "requests")

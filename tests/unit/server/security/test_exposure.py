@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from penstock.server.cli import build_parser
 from penstock.server.cli.serve import BadSetting, build_config, merge_settings
 from penstock.server.config import FrontLaunch, ServerConfig, launch_from_json, launch_to_json
 from penstock.server.security.exposure import is_loopback
+from penstock.tools.command_line import build_parser
 from support.authority import Authority
 from support.guarded import Premises
 

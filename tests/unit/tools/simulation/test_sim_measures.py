@@ -1,0 +1,241 @@
+"""The histogram, the fit of the cost model, the cache that knows the future, the charts."""
+
+import json
+import math
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from penstock.scheduler.cost_model import CostModel
+from penstock.server.recording.trace import TraceRequest
+from penstock.tools.simulation import png_plots
+from penstock.tools.simulation.calibration import CalibrationError, calibrate, fit_cost
+from penstock.tools.simulation.chart import Chart, Series, svg
+from penstock.tools.simulation.histogram import DurationHistogram
+from penstock.tools.simulation.optimal_cache import optimal_hit_rate
+from penstock.tools.simulation.png_plots import PlotsUnavailable, write_png
+
+
+def test_percentiles_are_within_a_per_cent() -> None:
+    values = np.random.default_rng(1).lognormal(-3.0, 1.5, 20_000)
+    histogram = DurationHistogram()
+    for part in np.split(values, 10):
+        histogram.add(part)
+
+    assert len(histogram) == 20_000
+    assert histogram.mean_s == pytest.approx(values.mean())
+    assert histogram.max_s == values.max()
+    for percent in (1.0, 50.0, 99.0, 100.0):
+        exact = np.percentile(values, percent, method="inverted_cdf")
+        assert histogram.percentile_s(percent) == pytest.approx(exact, rel=0.006)
+
+
+def test_a_histogram_of_nothing_and_of_zeros() -> None:
+    histogram = DurationHistogram()
+    assert math.isnan(histogram.percentile_s(50.0))
+    assert math.isnan(histogram.mean_s)
+
+    histogram.add(np.zeros(3))
+
+    assert histogram.percentile_s(99.0) == 0.0
+
+
+def steps(num: int, seed: int) -> np.ndarray:
+    random = np.random.default_rng(seed)
+    return np.column_stack(
+        (
+            random.integers(0, 2048, num),
+            random.integers(0, 256, num),
+            random.integers(0, 10**6, num),
+        )
+    ).astype(np.float64)
+
+
+def seconds_of(cost: CostModel, counts: np.ndarray) -> np.ndarray:
+    return np.array(
+        [
+            cost.step_time_s(
+                num_prefill_tokens=int(p), num_decodes=int(d), num_context_tokens=int(c)
+            )
+            for p, d, c in counts
+        ]
+    )
+
+
+def test_a_fit_finds_the_prices() -> None:
+    cost = CostModel(step_s=0.006, prefill_token_s=31e-6, decode_slot_s=17e-6, context_token_s=9e-9)
+    counts = steps(300, 1)
+
+    fit = fit_cost(counts, seconds_of(cost, counts))
+
+    for name in ("step_s", "prefill_token_s", "decode_slot_s", "context_token_s"):
+        assert getattr(fit.cost, name) == pytest.approx(getattr(cost, name), rel=1e-6)
+    assert fit.r_squared == pytest.approx(1.0)
+    assert fit.mean_error == pytest.approx(0.0, abs=1e-9)
+
+
+def test_first_steps_and_pauses_are_left_out_and_said() -> None:
+    cost = CostModel(step_s=0.006, prefill_token_s=31e-6, decode_slot_s=17e-6, context_token_s=9e-9)
+    counts = steps(300, 4)
+    seconds = seconds_of(cost, counts) * np.random.default_rng(4).normal(1.0, 0.03, 300)
+    paused = np.arange(0, 300, 20)
+    honest_s = float(np.delete(seconds, paused).sum())
+    seconds[paused] += 1.0
+
+    fit = fit_cost(counts, seconds)
+
+    assert (fit.num_steps, fit.num_left_out) == (285, 15)
+    assert fit.left_out_share == pytest.approx(1.0 - honest_s / seconds.sum())
+    assert fit.cost.step_s == pytest.approx(cost.step_s, rel=0.1)
+    assert fit.cost.prefill_token_s == pytest.approx(cost.prefill_token_s, rel=0.05)
+    assert fit.mean_error < 0.03
+    # What is left takes as long together as it did.
+    kept = np.delete(counts, paused, axis=0)
+    assert seconds_of(fit.cost, kept).sum() == pytest.approx(honest_s)
+
+
+def test_a_long_prefill_does_not_drown_what_a_decode_costs() -> None:
+    """Prefill grows faster than its tokens here; a small step is foreseen well all the same."""
+    prefills = [(num, 0, num) for num in range(128, 2048, 64)]
+    decodes = [(0, num, 300 * num) for num in range(1, 33)]
+    counts = np.array(prefills + decodes * 4, dtype=np.float64)
+    seconds = 0.004 + 2e-5 * counts[:, 0] * (1.0 + counts[:, 0] / 2048) + 1e-4 * counts[:, 1]
+
+    fit = fit_cost(counts, seconds)
+
+    of_decodes = seconds_of(fit.cost, np.array(decodes, dtype=np.float64))
+    assert of_decodes == pytest.approx(0.004 + 1e-4 * np.arange(1, 33), rel=0.15)
+
+
+def test_no_price_is_negative() -> None:
+    counts = steps(300, 2)
+    # Faster with more decode rows: plain least squares would say so.
+    seconds = 0.02 + 30e-6 * counts[:, 0] - 40e-6 * counts[:, 1]
+
+    fit = fit_cost(counts, seconds)
+
+    assert fit.cost.decode_slot_s == 0.0
+    assert fit.cost.prefill_token_s == pytest.approx(30e-6, rel=0.05)
+    assert fit.r_squared < 1.0
+
+
+def test_steps_are_read_from_a_file(tmp_path: Path) -> None:
+    cost = CostModel(step_s=0.005, prefill_token_s=2e-5, decode_slot_s=0.0, context_token_s=0.0)
+    counts = steps(50, 3)
+    path = tmp_path / "steps.jsonl"
+    lines = [
+        json.dumps({"n_prefill": p, "n_decode": d, "n_context": c, "seconds": s})
+        for (p, d, c), s in zip(counts.tolist(), seconds_of(cost, counts).tolist(), strict=True)
+    ]
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+    fit = calibrate(path)
+
+    assert fit.num_steps == 50
+    assert fit.cost.prefill_token_s == pytest.approx(2e-5)
+    path.write_text(lines[0] + '\n{"n_prefill": 1, "n_decode": -1}\n', encoding="utf-8")
+    with pytest.raises(CalibrationError, match=":2: n_decode must be finite and not negative"):
+        calibrate(path)
+    path.write_text(lines[0] + "\n", encoding="utf-8")
+    with pytest.raises(CalibrationError, match="1 steps are too few"):
+        calibrate(path)
+
+
+def prompts(*ids: tuple[int, ...]) -> list[TraceRequest]:
+    return [
+        TraceRequest(
+            arrival_s=float(i),
+            num_prompt_tokens=10 * len(prefix),
+            num_output_tokens=1,
+            prefix_ids=prefix,
+            prefix_block_tokens=10,
+        )
+        for i, prefix in enumerate(ids)
+    ]
+
+
+def test_the_best_eviction_by_hand() -> None:
+    trace = prompts((1,), (2,), (3,), (1,), (2,), (1,))
+
+    # Room for one: keep 1 from the start to its next use, then again. 2 hits of 6 prompts, each of
+    # 10 tokens, of which one is always computed.
+    one = optimal_hit_rate(trace, num_cache_tokens=10, block_size=1)
+    two = optimal_hit_rate(trace, num_cache_tokens=29, block_size=1)
+    none = optimal_hit_rate(trace, num_cache_tokens=9, block_size=1)
+
+    assert one == pytest.approx(2 * 9 / 60)
+    assert two == pytest.approx(3 * 9 / 60)
+    assert none == 0.0
+
+
+def test_the_best_eviction_breaks_no_chain_for_what_is_needed_as_late() -> None:
+    trace = prompts((1, 2, 3), (4,), (1, 2, 3), (4,))
+
+    # Room for three: 4 comes next but one, and takes the place of 3, not of the head. Then 1, 2
+    # and 4 are found, 4 but for the token that is always computed.
+    rate = optimal_hit_rate(trace, num_cache_tokens=30, block_size=1)
+
+    assert rate == pytest.approx((20 + 9) / 80)
+
+
+def test_only_an_unbroken_prefix_is_a_hit() -> None:
+    trace = prompts((1, 2), (3, 2), (1, 2))
+
+    rate = optimal_hit_rate(trace, num_cache_tokens=1000, block_size=5)
+
+    # The second shares nothing from its start; the third all but its last, partly computed, block.
+    assert rate == pytest.approx(15 / 60)
+
+
+CHART = Chart(
+    name="c",
+    title="Load & <latency>",
+    x_label="x",
+    y_label="y",
+    series=(
+        Series(name="a", x=np.array([0.0, 1.0, 10.0]), y=np.array([1.0, math.nan, 3.0])),
+        Series(name="b", x=np.arange(5000.0), y=np.arange(5000.0)),
+    ),
+    is_log_x=True,
+)
+
+
+def test_a_chart_is_well_formed_svg() -> None:
+    root = ET.fromstring(svg(CHART))
+
+    lines = [e.attrib["points"].split() for e in root.iter() if e.tag.endswith("polyline")]
+    # Zero has no place on a logarithmic axis, NaN on none; long lines are thinned.
+    assert [len(points) for points in lines] == [1, 600]
+    for point in lines[1]:
+        x, y = map(float, point.split(","))
+        assert 0.0 <= x <= 640.0
+        assert 0.0 <= y <= 300.0
+
+
+@pytest.mark.parametrize("values", [[], [2.0], [math.nan], [0.0, 0.0]])
+def test_charts_of_little_can_be_drawn(values: list[float]) -> None:
+    line = Series(name="a", x=np.array(values), y=np.array(values))
+    for is_log_x in (False, True):
+        chart = Chart(
+            name="c", title="t", x_label="x", y_label="y", series=(line,), is_log_x=is_log_x
+        )
+        ET.fromstring(svg(chart))
+
+
+def test_without_matplotlib_the_extra_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(png_plots, "find_spec", lambda name: None)
+
+    with pytest.raises(PlotsUnavailable, match=r"penstock\[plots\]"):
+        write_png((CHART,), tmp_path)
+
+
+def test_png_plots(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+
+    (path,) = write_png((CHART,), tmp_path)
+
+    assert path.read_bytes().startswith(b"\x89PNG")

@@ -1,0 +1,175 @@
+"""Many runs in one or several processes, and what the comparison of policies adds to a run."""
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+
+from penstock.scheduler.config import SchedulerConfig
+from penstock.scheduler.cost_model import CostModel
+from penstock.server.recording.trace import TraceRequest
+from penstock.tools.simulation.chart import Chart, Series, svg
+from penstock.tools.simulation.optimal_cache import least_recent_hit_rate, optimal_hit_rate
+from penstock.tools.simulation.report import html_table
+from penstock.tools.simulation.settings import Policy, SimulationConfig, Targets
+from penstock.tools.simulation.simulate import simulate
+from penstock.tools.simulation.summary import summarise
+from penstock.tools.simulation.sweep import SweepProgress, Trial, sweep
+from penstock.tools.simulation.synthetic import SyntheticConfig, synthetic_trace
+from penstock.tools.simulation.transform import TransformConfig
+from support.sim_traffic import every_second, failing
+
+TRACE = list(synthetic_trace(SyntheticConfig(rate_per_s=20.0, duration_s=3.0, seed=3)))
+BASE = SimulationConfig(max_num_seqs=8, num_blocks=4096, sample_every_steps=1)
+
+
+def trials() -> list[Trial]:
+    return [
+        Trial(
+            name=f"{policy} at {load}",
+            config=dataclasses.replace(BASE, policy=policy),
+            traffic=every_second,
+            transform=TransformConfig(load=load),
+        )
+        for policy in (Policy.FCFS, Policy.FAIR)
+        for load in (1.0, 3.0)
+    ]
+
+
+def test_how_many_processes_there_are_changes_nothing() -> None:
+    told: list[SweepProgress] = []
+    with sweep(TRACE, 1, told.append) as here:
+        alone = here.run(trials())
+    with sweep(TRACE, 2) as there:
+        beside = there.run(trials())
+
+    assert [result.trial.name for result in beside] == [trial.name for trial in trials()]
+    assert [result.summary for result in beside] == [result.summary for result in alone]
+    assert [progress.num_done for progress in told] == [1, 2, 3, 4]
+    assert {result.summary.num_requests for result in alone} == {len(TRACE[::2])}
+
+
+@pytest.mark.parametrize("num_jobs", [1, 2])
+def test_what_a_run_raises_comes_through(num_jobs: int) -> None:
+    broken = Trial(name="broken", config=BASE, traffic=failing)
+
+    with sweep(TRACE, num_jobs) as runs, pytest.raises(LookupError, match="no such traffic"):
+        runs.run([broken])
+
+
+def test_jobs_are_counted_from_one() -> None:
+    with pytest.raises(ValueError, match="num_jobs must be at least 1, not 0"), sweep(TRACE, 0):
+        pass
+
+
+@pytest.mark.parametrize("policy", [Policy.FCFS, Policy.FAIR])
+def test_asking_for_more_than_is_generated_changes_no_length(policy: Policy) -> None:
+    exact = simulate(TRACE, dataclasses.replace(BASE, policy=policy))
+    asking = simulate(TRACE, dataclasses.replace(BASE, policy=policy, max_tokens=4000))
+
+    lengths = [request.num_output_tokens for request in TRACE]
+    assert asking.recorder.table.counts("num_output_tokens").tolist() == lengths
+    assert set(summarise(asking).outcomes) == {"stop"}
+    assert set(summarise(exact).outcomes) == {"length"}
+    # Nobody looks at a limit that memory does not depend on.
+    assert summarise(asking).ttft == summarise(exact).ttft
+
+
+def test_who_generates_more_than_the_rest_asks_for_it() -> None:
+    long = TraceRequest(arrival_s=0.0, num_prompt_tokens=5, num_output_tokens=9)
+
+    run = simulate([long], dataclasses.replace(BASE, max_tokens=2))
+
+    assert run.recorder.table.counts("num_output_tokens").tolist() == [9]
+
+
+def test_max_tokens_is_checked() -> None:
+    with pytest.raises(ValueError, match="max_tokens must be at least 1, not 0"):
+        SimulationConfig(max_tokens=0)
+
+
+SECOND_A_STEP = CostModel(step_s=1.0, prefill_token_s=0.0, decode_slot_s=0.0, context_token_s=0.0)
+ONE_AT_A_TIME = SimulationConfig(
+    policy=Policy.FCFS,
+    cost=SECOND_A_STEP,
+    targets=Targets(ttft_s=2.0, itl_s=2.0),
+    max_num_seqs=1,
+    num_blocks=64,
+    sample_every_steps=1,
+)
+
+
+def late_pair(tenant: str) -> list[TraceRequest]:
+    return [
+        TraceRequest(arrival_s=0.0, num_prompt_tokens=4, num_output_tokens=10, tenant="a"),
+        TraceRequest(
+            arrival_s=0.5,
+            num_prompt_tokens=4,
+            num_output_tokens=1,
+            tenant=tenant,
+            ttft_deadline_s=3.0,
+        ),
+    ]
+
+
+def test_who_expires_is_late_and_waited_for_ever() -> None:
+    config = dataclasses.replace(ONE_AT_A_TIME, scheduler=SchedulerConfig(foresees_deadlines=False))
+
+    summary = summarise(simulate(late_pair("b"), config))
+
+    assert (summary.num_expired, summary.num_refused, summary.num_good) == (1, 0, 1)
+    a, b = summary.tenants
+    assert (a.num_late, b.num_late) == (0, 1)
+    assert a.ttft_p99_of_all_s == 1.0
+    assert b.ttft_p99_of_all_s == math.inf
+    assert math.isnan(b.ttft.p99_s)
+
+
+def test_who_is_refused_for_a_full_queue_is_told_apart() -> None:
+    config = dataclasses.replace(
+        ONE_AT_A_TIME, scheduler=SchedulerConfig(foresees_deadlines=False, max_num_waiting=1)
+    )
+    third = TraceRequest(arrival_s=0.6, num_prompt_tokens=4, num_output_tokens=1)
+
+    summary = summarise(simulate([*late_pair("a"), third], config))
+
+    assert (summary.num_expired, summary.num_refused) == (1, 1)
+
+
+def test_the_least_recent_rule_by_hand() -> None:
+    def prompt(at: int, prefix_id: int) -> TraceRequest:
+        return TraceRequest(
+            arrival_s=float(at),
+            num_prompt_tokens=10,
+            num_output_tokens=1,
+            prefix_ids=(prefix_id,),
+            prefix_block_tokens=10,
+        )
+
+    trace = [prompt(at, prefix_id) for at, prefix_id in enumerate((1, 2, 1, 3, 2, 1))]
+
+    # Room for two: only the third prompt finds its block, of which one token is computed. Belady
+    # finds 2 again as well, or 1: one more.
+    assert least_recent_hit_rate(trace, num_cache_tokens=20, block_size=1) == pytest.approx(9 / 60)
+    assert optimal_hit_rate(trace, num_cache_tokens=20, block_size=1) == pytest.approx(27 / 60)
+    assert least_recent_hit_rate(trace, num_cache_tokens=9, block_size=1) == 0.0
+
+
+def test_a_table_is_escaped_and_marks_what_does_not_hold() -> None:
+    text = html_table(("a & b", "holds"), [("<1", "NO"), ("2", "yes")])
+
+    assert "<th>a &amp; b</th>" in text
+    assert "<td>&lt;1</td>" in text
+    assert text.count("class=no") == 1
+
+
+def test_a_logarithmic_axis_leaves_out_what_is_not_positive() -> None:
+    line = Series(name="s", x=np.array([1.0, 2.0, 3.0]), y=np.array([0.0, 0.1, 100.0]))
+    chart = Chart(name="c", title="C", x_label="x", y_label="y", series=(line,), is_log_y=True)
+
+    drawn = svg(chart)
+
+    assert chart.points(line)[1].tolist() == [0.1, 100.0]
+    for tick in (">0.1<", ">1<", ">10<", ">100<"):
+        assert tick in drawn

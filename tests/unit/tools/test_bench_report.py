@@ -1,0 +1,240 @@
+"""What `penstock bench` says before it sends anything, and how it tells what it measured."""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from penstock.client import KeepalivePolicy, Model, ModelLimits, ModelState
+from penstock.server.cli.connection import UsageError
+from penstock.tools.bench.figures import figures_of
+from penstock.tools.bench.fleet import LoadRun, merged_run
+from penstock.tools.bench.options import check_options, plans_of, sender_of
+from penstock.tools.bench.plan import Arrivals, LoadPlan
+from penstock.tools.bench.progress import bar_text
+from penstock.tools.bench.recorder import Recorder
+from penstock.tools.bench.report import document_of, figure_lines, sweep_lines, write_page
+from penstock.tools.bench.sender import SenderConfig
+from penstock.tools.bench.worker import WorkerDone, WorkerProgress
+from penstock.tools.command_line import build_parser
+from support.load_events import finished, plan
+
+TRACE = """\
+{"arrival_s": 0, "prompt_tokens": 10, "output_tokens": 4, "priority": 2, "deadline_s": 3}
+{"arrival_s": 1, "prompt_tokens": 20, "output_tokens": 5, "tenant": "a"}
+{"arrival_s": 90, "prompt_tokens": 30, "output_tokens": 6}
+"""
+
+
+def model(**limits: Any) -> Model:
+    chosen: dict[str, Any] = {"vocab_size": 500, "max_total_tokens": 1000, **limits}
+    return Model(
+        name="demo",
+        aliases=(),
+        is_default=True,
+        state=ModelState.READY,
+        limits=ModelLimits(**chosen),
+        keepalive=KeepalivePolicy(),
+        features=(),
+        adapters=(),
+        executor="simulated",
+        ready_at_s=None,
+    )
+
+
+def parsed(*arguments: object) -> argparse.Namespace:
+    return build_parser().parse_args(["bench", *map(str, arguments)])
+
+
+def plans(*arguments: object, **limits: Any) -> list[LoadPlan]:
+    args = parsed(*arguments)
+    check_options(args)
+    return plans_of(args, model(**limits), seed=7)
+
+
+def measured(made: LoadPlan, ttft_s: float) -> LoadRun:
+    recorder = Recorder(made)
+    for due_s in (1.0, 2.0):
+        record = recorder.begin(due_s, due_s, 2)
+        record.tokens(due_s + ttft_s, 1)
+        record.tokens(due_s + ttft_s + 0.01, 1)
+        record.finished(due_s + ttft_s + 0.01, finished())
+    recorder.begin(3.0, 3.0, 2).failed(3.1, "RESOURCE_EXHAUSTED", "QUEUE_FULL")
+    recorder.begin(3.0, 3.0, 2).failed(3.1, "UNAVAILABLE", "")
+    done = WorkerDone(recorder=recorder, cpu_share=0.25, was_sending_at_end=True)
+    return merged_run(made, [done])
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    path = tmp_path / "trace.jsonl"
+    path.write_text(TRACE, encoding="utf-8")
+    return path
+
+
+def test_each_rate_is_a_run_with_prompts_of_its_own() -> None:
+    made = plans("--rates", "1,2.5", "--arrivals", "constant", "--target-itl-ms", 50)
+
+    assert [(one.arrivals, one.rate_per_s) for one in made] == [
+        (Arrivals.CONSTANT, 1.0),
+        (Arrivals.CONSTANT, 2.5),
+    ]
+    assert [one.run_index for one in made] == [0, 1]
+    assert {one.seed for one in made} == {7}
+    assert made[0].targets.itl_s == 0.05
+
+
+def test_a_trace_alone_is_replayed_as_far_as_the_run_goes(trace: Path) -> None:
+    [made] = plans("--trace", trace, "--warm-up-s", 0, "--max-prompt-tokens", 15)
+
+    assert made.arrivals is Arrivals.REPLAY
+    assert [row.arrival_s for row in made.rows] == [0.0, 1.0]
+    assert [row.num_prompt_tokens for row in made.rows] == [10, 15]
+    assert (made.rows[0].priority, made.rows[0].total_deadline_s) == (2, 3.0)
+    # Without a key to send it under, a tenant is nobody's.
+    assert made.rows[1].tenant == ""
+
+
+def test_a_trace_comes_faster_and_with_its_tenants(trace: Path) -> None:
+    [made] = plans("--trace", trace, "--load", 10, "--tenant-metadata-key", "x-tenant")
+    [shared] = plans("--trace", trace, "--tenant", "b", "--tenant-metadata-key", "x-tenant")
+
+    assert [row.arrival_s for row in made.rows] == [0.0, 0.1, 9.0]
+    assert [row.tenant for row in made.rows] == ["", "a", ""]
+    assert {row.tenant for row in shared.rows} == {""}
+    assert shared.tenant == "b"
+
+
+def test_a_trace_lends_its_lengths_to_a_rate(trace: Path) -> None:
+    [made] = plans("--trace", trace, "--rates", 3)
+
+    assert made.arrivals is Arrivals.POISSON
+    assert [row.num_output_tokens for row in made.rows] == [4, 5, 6]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "--rates, --concurrency or --trace must be given"),
+        (("--rates", 1, "--load", 2), "--load means nothing without --trace"),
+        (("--rates", 1, "--format", "azure"), "--format means nothing without --trace"),
+        (("--concurrency", 1, "--arrivals", "poisson"), "--arrivals means nothing without --rates"),
+        (("--trace", "TRACE", "--prompt-tokens", 5), "--prompt-tokens means nothing with --trace"),
+        (("--trace", "TRACE", "--rates", 1, "--load", 2), "--load means nothing with --rates"),
+        (("--trace", "TRACE", "--start-s", 99), "nothing is left of the trace"),
+        (("--trace", "TRACE", "--load", 0), "--load must be in"),
+        (("--rates", 1, "--prompt-tokens", "x"), "--prompt-tokens: must be N"),
+        (("--rates", 1, "--duration-s", 0), "--duration-s must be finite and positive"),
+        (("--rates", 1, "--duration-s", 1e9), "--warm-up-s + --duration-s + --drain-s must be"),
+        (("--rates", 1, "--requests", 0), "--requests must be in"),
+        (("--rates", 1e9), "--rates must be in"),
+        (("--concurrency", 0), "--concurrency must be in"),
+        (("--rates", 1, "--tenant", "a"), "--tenant-metadata-key must be given"),
+        (("--rates", 1, "--prompt-tokens", 999), "may have 1,063 tokens, and demo takes 1,000"),
+        (("--rates", 1, "--json", "/none/x.json"), "--json: there is no folder /none"),
+        (("--rates", 1, "--report", "/none/x"), "--report: there is no folder /none"),
+        (("localhost", "more", "--rates", 1), "more: options of serve go with --own-service"),
+    ],
+)
+def test_bad_usage_is_told_by_its_flag(
+    trace: Path, arguments: tuple[object, ...], message: str
+) -> None:
+    with pytest.raises(UsageError) as told:
+        plans(*(trace if argument == "TRACE" else argument for argument in arguments))
+
+    assert message in str(told.value)
+
+
+def test_a_model_that_hides_its_vocabulary_cannot_be_asked() -> None:
+    with pytest.raises(UsageError, match="vocabulary"):
+        plans("--rates", 1, vocab_size=None)
+
+
+def test_another_machine_is_refused_unless_it_is_meant() -> None:
+    args = parsed("--rates", 1)
+    with pytest.raises(UsageError, match="--allow-remote"):
+        sender_of(args, "gpu.example.org:50051")
+
+    meant = parsed("--rates", 1, "--allow-remote", "--multiplex", "--channels", 4)
+    config = sender_of(meant, "gpu.example.org:50051")
+    assert (config.is_multiplex, config.num_channels) == (True, 4)
+
+
+def test_the_table_tells_latencies_and_errors() -> None:
+    figures = figures_of(measured(plan(), 0.5))
+    lines = figure_lines(figures)
+
+    assert lines[0] == "load         constant, 10/s, 10.0 s counted"
+    assert lines[1] == "requests     4 due: 2 completed, 2 failed"
+    [ttft] = [line for line in lines if line.startswith("TTFT")]
+    assert ttft.split()[1:3] == ["500.0", "ms"]
+    assert "error        1 x RESOURCE_EXHAUSTED (QUEUE_FULL)" in lines
+    assert "error        1 x UNAVAILABLE" in lines
+    assert lines[-1] == "client       1 process, at most 25% of a core each"
+
+
+def test_a_replay_is_named_once(trace: Path) -> None:
+    [made] = plans("--trace", trace, "--warm-up-s", 0)
+
+    first = figure_lines(figures_of(measured(made, 0.2)))[0]
+
+    assert first.count("replay") == 1
+    assert first.startswith("load         replay, ")
+
+
+def test_a_sweep_is_a_row_for_each_point() -> None:
+    runs = [measured(plan(rate_per_s=rate), 0.1 * rate) for rate in (1.0, 2.0)]
+    lines = sweep_lines([figures_of(run) for run in runs])
+
+    assert lines[0].split()[:2] == ["load", "offered/s"]
+    assert [line.split()[0] for line in lines[1:3]] == ["1/s", "2/s"]
+    assert lines[3] == "error        1/s: 1 x RESOURCE_EXHAUSTED (QUEUE_FULL)"
+
+
+def test_the_page_needs_nothing_beside_itself(tmp_path: Path) -> None:
+    runs = [measured(plan(rate_per_s=rate), 0.1 * rate) for rate in (1.0, 2.0, 4.0)]
+    figures = [figures_of(run) for run in runs]
+    document = document_of(SenderConfig(address="localhost"), model(), runs, figures)
+    write_page(tmp_path / "bench.html", document, runs, figures)
+    text = (tmp_path / "bench.html").read_text(encoding="utf-8")
+
+    for outside in ("<script", "<link", "<img", "url(", 'src="', 'href="'):
+        assert outside not in text
+    charts = [part.partition("</svg>")[0] + "</svg>" for part in text.split("<svg")[1:]]
+    titles = [ElementTree.fromstring("<svg" + chart)[0].text for chart in charts]
+    assert titles[:4] == [
+        "TTFT over throughput",
+        "ITL over throughput",
+        "E2E over throughput",
+        "Requests done, and done within targets",
+    ]
+    assert "TTFT by percentile" in titles
+    assert "QUEUE_FULL" in text
+    # A measured point is a mark: three rates, three percentiles.
+    assert charts[0].count("<circle") == 9
+
+
+def test_json_has_null_for_what_was_not_measured() -> None:
+    made = plan()
+    idle = Recorder(made)
+    run = merged_run(made, [WorkerDone(recorder=idle, cpu_share=0.0, was_sending_at_end=True)])
+    document = document_of(SenderConfig(address="localhost"), model(), [run], [figures_of(run)])
+
+    read = json.loads(json.dumps(document, allow_nan=False))
+    assert read["points"][0]["ttft"]["p99_s"] is None
+    assert read["points"][0]["ttft"]["num"] == 0
+    assert read["settings"]["prompt_tokens"] == "128"
+
+
+def test_the_bar_says_where_the_run_is() -> None:
+    made = plan(warm_up_s=5.0, duration_s=5.0)
+    news = WorkerProgress(num_sent=1200, num_ended=1100, num_failed=3)
+
+    assert bar_text("1/2 5/s ", made, 5.0, news) == (
+        "1/2 5/s [############............] 5/10 s measuring: 1,200 sent, 100 open, 3 failed"
+    )
+    assert "] 0/10 s warm-up:" in bar_text("", made, -0.05, news)
+    assert "[########################] 12/10 s draining:" in bar_text("", made, 12.0, news)

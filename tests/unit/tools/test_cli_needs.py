@@ -1,0 +1,37 @@
+"""What the command line says where only the client is installed."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import pytest
+
+from penstock.tools.command_line import main
+
+
+@pytest.mark.parametrize(
+    "command", [("serve",), ("simulate",), ("verify",), ("demo",)], ids=" ".join
+)
+def test_a_command_of_the_server_names_the_extra(
+    command: tuple[str, ...],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    found = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == "uvloop" else found(name)
+    )
+
+    assert main(command) == 2
+    assert capsys.readouterr().err == (
+        f"penstock {command[0]}: needs uvloop: install penstock[server]\n"
+    )
+
+
+def test_a_command_of_the_client_needs_nothing_of_the_server(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+
+    assert main(("version",)) == 0
+    assert "penstock" in capsys.readouterr().out

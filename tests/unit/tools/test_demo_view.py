@@ -1,0 +1,236 @@
+"""What the demo shows: states and text as lines, panes that stay in place, the final table."""
+
+import io
+
+import grpc
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.client import (
+    Accepted,
+    Event,
+    Finished,
+    FinishReason,
+    OutputEnd,
+    PenstockError,
+    Progress,
+    RequestState,
+    Timings,
+    Tokens,
+    Usage,
+    WaitReason,
+)
+from penstock.client.errors import Failure, error_of
+from penstock.tools.demo.run import DemoRequest, DemoRun, final_table
+from penstock.tools.demo.view import LineView, PaneView, choose_view, pane_lines
+
+
+def make_run(name: str = "romeo") -> DemoRun:
+    return DemoRun(DemoRequest(name=name, prompt="p", options={}))
+
+
+def accepted() -> Event:
+    return Accepted(
+        sequence=0,
+        request_id="r",
+        model="demo",
+        num_prompt_tokens=1,
+        seed=1,
+        estimated_queue_s=None,
+    )
+
+
+def progress(state: RequestState) -> Event:
+    return Progress(
+        sequence=1,
+        state=state,
+        queue_position=None,
+        wait_reason=WaitReason.UNSPECIFIED,
+        num_cached_prompt_tokens=0,
+        num_preemptions=0,
+        queue_s=0.0,
+        estimated_queue_s=None,
+    )
+
+
+def tokens(text: str) -> Event:
+    return Tokens(sequence=2, output_index=0, text=text, records=(), num_tokens=1)
+
+
+def finished() -> Event:
+    end = OutputEnd(
+        output_index=0,
+        finish_reason=FinishReason.LENGTH,
+        stop_string=None,
+        stop_token_id=None,
+        num_completion_tokens=5,
+    )
+    return Finished(
+        sequence=3,
+        outputs=(end,),
+        usage=Usage(num_prompt_tokens=1, num_completion_tokens=5, num_cached_prompt_tokens=0),
+        timings=Timings(queue_s=0.0004, prefill_s=0.01, ttft_s=0.0213, decode_s=0.1, total_s=0.2),
+        num_preemptions=0,
+    )
+
+
+def whole_life() -> list[Event]:
+    return [
+        accepted(),
+        progress(RequestState.PENDING),
+        progress(RequestState.PROCESSING),
+        tokens("What "),
+        tokens("light"),
+        finished(),
+    ]
+
+
+def play(run: DemoRun, events: list[Event]) -> DemoRun:
+    for number, event in enumerate(events):
+        run.on_event(event, number / 100)
+    return run
+
+
+def error() -> PenstockError:
+    return error_of(Failure(code=grpc.StatusCode.INTERNAL, message="oh", reason="INTERNAL"))
+
+
+def test_a_whole_life_is_sound() -> None:
+    run = play(make_run(), whole_life())
+
+    assert run.states == [("PENDING", 0.0), ("PROCESSING", 0.02), ("COMPLETED", 0.05)]
+    assert run.text == "What light"
+    assert run.is_sound
+    assert run.complaint == ""
+
+
+def test_preemption_is_part_of_the_history() -> None:
+    states = (RequestState.PROCESSING, RequestState.PENDING, RequestState.PROCESSING)
+
+    run = play(make_run(), [accepted(), *map(progress, states), finished()])
+
+    names = [name for name, _ in run.states]
+    assert names == ["PENDING", "PROCESSING", "PENDING", "PROCESSING", "COMPLETED"]
+    assert run.is_sound
+
+
+@pytest.mark.parametrize("left_out", [0, 2, 5])
+def test_a_life_with_a_part_missing_is_not_sound(left_out: int) -> None:
+    events = whole_life()
+    if left_out == 0:
+        del events[:2]
+    else:
+        del events[left_out]
+
+    run = play(make_run(), events)
+
+    assert not run.is_sound
+    assert run.complaint.startswith("states seen: ")
+
+
+def test_a_failure_is_told() -> None:
+    run = play(make_run(), whole_life()[:4])
+
+    run.on_error(error(), 0.5)
+
+    assert run.state == "ERROR"
+    assert run.complaint == "INTERNAL: oh"
+
+
+def test_table() -> None:
+    failed = make_run("nurse")
+    failed.on_error(error(), 0.004)
+
+    lines = final_table([play(make_run(), whole_life()), failed])
+
+    assert lines[0].split() == [
+        *("REQUEST", "STATES", "(ms)", "QUEUE", "ms", "TTFT", "ms", "TOKENS", "TOKENS/s", "FINISH")
+    ]
+    history = ["PENDING", "0", ">", "PROCESSING", "20", ">", "COMPLETED", "50"]
+    assert lines[1].split() == ["romeo", *history, "0.4", "21.3", "5", "40.0", "length"]
+    assert lines[2].split() == ["nurse", "ERROR", "4", "-", "-", "0", "-", "-"]
+
+
+def test_lines_carry_the_name_and_break_at_words() -> None:
+    out = io.StringIO()
+    view = LineView(out)
+    run = make_run()
+    run.on_event(accepted(), 0.0012)
+
+    view.on_state(run)
+    view.on_text(run, "one\ntwo ")
+    view.on_text(run, "three " * 20)
+    view.close()
+
+    lines = out.getvalue().splitlines()
+    assert lines[0] == "romeo    | * PENDING after 1 ms"
+    assert lines[1] == "romeo    | one"
+    assert all(line.startswith("romeo    | ") for line in lines)
+    assert all(len(line) <= 11 + 72 for line in lines)
+    words = " ".join(line[11:] for line in lines[2:]).split()
+    assert words == ["two", *["three"] * 20]
+
+
+def test_a_state_comes_after_the_text_before_it() -> None:
+    out = io.StringIO()
+    view = LineView(out)
+    run = make_run()
+
+    view.on_text(run, "unfinished")
+    run.on_event(accepted(), 0.0)
+    view.on_state(run)
+
+    assert out.getvalue() == "romeo    | unfinished\nromeo    | * PENDING after 0 ms\n"
+
+
+@given(
+    texts=st.lists(st.text(), min_size=1, max_size=4),
+    columns=st.integers(10, 200),
+    rows=st.integers(1, 60),
+)
+def test_panes_keep_their_place(texts: list[str], columns: int, rows: int) -> None:
+    runs = [make_run(f"r{number}") for number in range(len(texts))]
+    empty = pane_lines(runs, columns=columns, rows=rows)
+    for run, text in zip(runs, texts, strict=True):
+        run.on_event(tokens(text), 0.1)
+
+    lines = pane_lines(runs, columns=columns, rows=rows)
+
+    assert len(lines) == len(empty)
+    for line in lines:
+        assert "\n" not in line
+        assert len(line.replace("\x1b[1m", "").replace("\x1b[0m", "")) <= columns
+
+
+def test_panes_are_drawn_over_the_last_drawing() -> None:
+    out = io.StringIO()
+    runs = [make_run("a"), make_run("b")]
+    view = PaneView(out, runs, lambda: (40, 12))
+    first = out.getvalue()
+    out.truncate(0)
+
+    view.on_text(runs[0], "ignored: the view shows the runs")
+    again = out.getvalue()
+
+    num_lines = first.count("\n")
+    assert f"\x1b[{num_lines}A" in again
+    assert again.count("\n") == num_lines
+    assert first.startswith("\x1b[?25l")
+
+
+def test_the_cursor_comes_back() -> None:
+    out = io.StringIO()
+
+    PaneView(out, [make_run()], lambda: (40, 12)).close()
+
+    assert out.getvalue().endswith("\x1b[?25h")
+
+
+def test_panes_only_on_a_terminal() -> None:
+    class Tty(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    assert isinstance(choose_view(io.StringIO(), []), LineView)
+    assert isinstance(choose_view(Tty(), []), PaneView)

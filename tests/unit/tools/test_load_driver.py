@@ -1,0 +1,233 @@
+"""Requests are sent when they are due, bounded, and nobody's wait is hidden. Time is virtual."""
+
+import asyncio
+import itertools
+from collections.abc import AsyncGenerator, Callable
+from typing import Any
+
+import grpc
+import pytest
+
+from penstock.client import Event, Failure, PenstockError, QueueFull
+from penstock.tools.bench.driver import Driver, Share
+from penstock.tools.bench.plan import Arrivals, LoadPlan
+from penstock.tools.bench.schedule import PlannedRequest, planned_requests
+from support.load_events import finished, plan, tokens
+from support.virtual_time import run_virtually
+
+SERVICE_S = 0.01
+
+
+class Server:
+    """Serves everybody at once in 10 ms, but for a time in which it does nothing."""
+
+    def __init__(self, stall: tuple[float, float] = (0.0, 0.0)) -> None:
+        self.stall = stall
+        self.sent_s: list[float] = []
+        self.num_open = 0
+        self.max_num_open = 0
+        self.num_closed_early = 0
+
+    async def generate(
+        self, request: PlannedRequest, token_ids: list[int]
+    ) -> AsyncGenerator[Event, None]:
+        assert len(token_ids) == request.row.num_prompt_tokens
+        self.sent_s.append(now_s := asyncio.get_running_loop().time())
+        self.num_open += 1
+        self.max_num_open = max(self.max_num_open, self.num_open)
+        try:
+            if self.stall[0] <= now_s < self.stall[1]:
+                await asyncio.sleep(self.stall[1] - now_s)
+            await asyncio.sleep(SERVICE_S)
+            yield tokens(request.row.num_output_tokens)
+            yield finished(request.row.num_output_tokens)
+        except (GeneratorExit, asyncio.CancelledError):
+            self.num_closed_early += 1
+            raise
+        finally:
+            self.num_open -= 1
+
+
+class Refusing(Server):
+    """Refuses every second request."""
+
+    async def generate(
+        self, request: PlannedRequest, token_ids: list[int]
+    ) -> AsyncGenerator[Event, None]:
+        async for event in super().generate(request, token_ids):
+            if request.index % 2:
+                raise refusal()
+            yield event
+
+
+def refusal() -> PenstockError:
+    return QueueFull(
+        Failure(
+            code=grpc.StatusCode.RESOURCE_EXHAUSTED,
+            reason="QUEUE_FULL",
+            message="the queue is full",
+        )
+    )
+
+
+def drive(
+    made: LoadPlan, server: Server, clock: Callable[[], float] | None = None, **share: Any
+) -> Driver:
+    async def run() -> Driver:
+        loop = asyncio.get_running_loop()
+        part = Share.of(made, 0, 1)
+        if share:
+            part = Share(concurrency=0, max_requests=None, **share)
+        driver = Driver(made, part, planned_requests(made), server, clock or loop.time)
+        await driver.run()
+        return driver
+
+    return run_virtually(run())
+
+
+def closed(**settings: Any) -> LoadPlan:
+    return plan(arrivals=Arrivals.CLOSED, **settings)
+
+
+def test_requests_are_sent_when_they_are_due() -> None:
+    server = Server()
+    recorder = drive(plan(rate_per_s=4.0, duration_s=1.0), server).recorder
+
+    assert server.sent_s == [0.0, 0.25, 0.5, 0.75]
+    assert recorder.num_completed == 4
+    assert recorder.ttft.max_s == pytest.approx(SERVICE_S)
+    assert recorder.lateness.max_s == 0.0
+
+
+def test_a_stall_of_the_server_is_in_the_percentiles() -> None:
+    """A tenth of ten seconds is stalled: so is a tenth of what was due, 0 to 1 s long."""
+    recorder = drive(plan(rate_per_s=100.0), Server(stall=(4.0, 5.0))).recorder
+
+    assert recorder.num_completed == 1000
+    assert recorder.ttft.percentile_s(89.0) == pytest.approx(SERVICE_S, rel=1e-2)
+    assert recorder.ttft.percentile_s(95.0) == pytest.approx(0.51, abs=0.02)
+    assert recorder.ttft.percentile_s(99.0) == pytest.approx(0.91, abs=0.02)
+
+
+def test_waiting_for_the_answer_before_sending_would_have_hidden_it() -> None:
+    """The same server, asked by one caller who waits: the stall is one sample of a thousand."""
+    recorder = drive(closed(concurrency=1), Server(stall=(4.0, 5.0))).recorder
+
+    assert recorder.num_completed > 850
+    assert recorder.ttft.max_s == pytest.approx(1.0, abs=0.02)
+    assert recorder.ttft.percentile_s(99.0) == pytest.approx(SERVICE_S, rel=1e-2)
+
+
+def test_a_stall_of_the_client_is_in_the_percentiles_too() -> None:
+    """The client's own clock jumps by a second, as when its process was not run for that long."""
+    jump: list[float] = []
+
+    def clock() -> float:
+        now_s = asyncio.get_running_loop().time()
+        if now_s >= 5.0 and not jump:
+            jump.append(1.0)
+        return now_s + sum(jump)
+
+    recorder = drive(plan(rate_per_s=10.0), Server(), clock).recorder
+
+    # Those that were due in the lost second were sent at its end.
+    assert recorder.num_due == 100
+    assert recorder.lateness.max_s == pytest.approx(1.0, abs=0.01)
+    assert recorder.ttft.percentile_s(95.0) == pytest.approx(0.5, abs=0.11)
+    assert recorder.ttft.max_s == pytest.approx(1.0 + SERVICE_S, abs=0.01)
+
+
+def test_a_closed_loop_keeps_its_number_and_stops_with_the_time() -> None:
+    server = Server()
+    driver = drive(closed(concurrency=3, duration_s=1.0), server)
+
+    assert server.max_num_open == 3
+    # 10 ms each; a hundredth of a millisecond of float error may cost or save one round.
+    assert driver.recorder.num_completed == pytest.approx(300, abs=3)
+    assert driver.was_sending_at_end
+
+
+def test_a_closed_loop_stops_with_its_number_of_requests() -> None:
+    driver = drive(closed(concurrency=3, warm_up_s=0.1, max_requests=10), Server())
+
+    assert driver.recorder.num_completed == 10
+    assert driver.num_sent > 10  # those of the warm-up
+    assert not driver.was_sending_at_end
+
+
+def test_a_closed_loop_pauses_after_a_failure() -> None:
+    driver = drive(closed(concurrency=1, duration_s=10.0), Refusing())
+
+    # 10 ms and 10 ms, and 50 ms for the failure; without a pause it would be a thousand.
+    assert driver.num_sent == pytest.approx(2 * 10.0 / 0.07, abs=3)
+
+
+def test_failures_are_counted_by_status_and_reason() -> None:
+    driver = drive(plan(rate_per_s=10.0, duration_s=1.0), Refusing())
+
+    assert driver.recorder.errors == {("RESOURCE_EXHAUSTED", "QUEUE_FULL"): 5}
+    assert (driver.recorder.num_completed, driver.num_failed, driver.num_ended) == (5, 5, 10)
+
+
+def test_what_would_be_too_much_at_once_is_dropped_and_counted() -> None:
+    server = Server(stall=(0.0, 5.0))
+    recorder = drive(plan(rate_per_s=10.0), server, max_in_flight=20).recorder
+
+    assert server.max_num_open == 20
+    assert (recorder.num_due, recorder.num_dropped) == (100, 31)
+    assert recorder.num_completed == 69
+
+
+def test_a_server_that_never_answers_does_not_hold_the_run() -> None:
+    server = Server(stall=(5.0, 1e9))
+
+    async def run() -> tuple[Driver, float]:
+        loop = asyncio.get_running_loop()
+        made = plan(rate_per_s=10.0, drain_s=7.0)
+        driver = Driver(made, Share.of(made, 0, 1), planned_requests(made), server, loop.time)
+        await driver.run()
+        return driver, loop.time()
+
+    driver, ended_s = run_virtually(run())
+
+    assert ended_s == pytest.approx(17.0)
+    assert driver.recorder.num_unfinished == 50
+    assert server.num_closed_early == 50  # their calls were cancelled
+    assert server.num_open == 0
+
+
+def test_what_the_end_of_the_run_overtakes_is_dropped_and_counted() -> None:
+    made = plan(rate_per_s=10.0, drain_s=0.0)
+
+    def clock() -> float:
+        # From the fifth second on, the client runs at a tenth of the speed of the world.
+        now_s = asyncio.get_running_loop().time()
+        return now_s if now_s < 5.0 else 5.0 + (now_s - 5.0) / 10.0
+
+    recorder = drive(made, Server(), clock).recorder
+
+    # The bound came at 10 s of the loop's time, 5.5 s of the run's.
+    assert recorder.num_due == 100
+    assert recorder.num_dropped == 44
+    assert recorder.num_completed + recorder.num_unfinished == 56
+
+
+def test_a_fault_of_ours_ends_the_run_with_that_fault() -> None:
+    class Broken(Server):
+        def generate(
+            self, request: PlannedRequest, token_ids: list[int]
+        ) -> AsyncGenerator[Event, None]:
+            raise ValueError("sampling.temperature")
+
+    with pytest.RaisesGroup(ValueError):
+        drive(plan(rate_per_s=10.0), Broken())
+
+
+def test_parts_of_processes_make_the_whole() -> None:
+    made = closed(concurrency=5, max_requests=11, max_in_flight=7)
+    parts = [Share.of(made, worker, 3) for worker in range(3)]
+
+    assert [part.concurrency for part in parts] == [2, 2, 1]
+    assert [part.max_requests for part in parts] == [4, 4, 3]
+    assert sum(part.max_in_flight for part in parts) == 7
+    assert list(itertools.islice((r.at_s for r in planned_requests(made)), 2)) == [0.0, 0.0]

@@ -1,0 +1,232 @@
+"""What is counted, from when, and that several recorders add up to one."""
+
+import importlib
+import pickle
+from typing import Any
+
+import pytest
+
+from penstock.client import FinishReason
+from penstock.tools.bench.figures import figures_of, percentile_curve, warnings_of
+from penstock.tools.bench.fleet import merged_run
+from penstock.tools.bench.latency_histogram import (
+    LatencyHistogram,
+    RecordingUnavailable,
+    require_hdr_histogram,
+)
+from penstock.tools.bench.plan import Arrivals, Targets, TraceRow
+from penstock.tools.bench.recorder import Recorder
+from penstock.tools.bench.worker import WorkerDone
+from support.load_events import finished, plan
+
+
+def histogram_of(*durations_s: float) -> LatencyHistogram:
+    histogram = LatencyHistogram()
+    for duration_s in durations_s:
+        histogram.record(duration_s)
+    return histogram
+
+
+def served(recorder: Recorder, due_s: float, *at_s: float, sent_s: float | None = None) -> None:
+    """A request with one token at each of these moments, ended with the last."""
+    record = recorder.begin(due_s, due_s if sent_s is None else sent_s, len(at_s))
+    for moment_s in at_s:
+        record.tokens(moment_s, 1)
+    record.finished(at_s[-1], finished(len(at_s)))
+
+
+def done(recorder: Recorder, *, cpu_share: float = 0.1, is_full: bool = True) -> WorkerDone:
+    return WorkerDone(recorder=recorder, cpu_share=cpu_share, was_sending_at_end=is_full)
+
+
+def test_percentiles_are_within_a_thousandth() -> None:
+    histogram = histogram_of(*(number / 1e3 for number in range(1, 1001)))
+
+    for percent, expected_s in ((50.0, 0.5), (90.0, 0.9), (99.0, 0.99), (100.0, 1.0)):
+        assert histogram.percentile_s(percent) == pytest.approx(expected_s, rel=1e-3)
+    assert histogram.mean_s == pytest.approx(0.5005)
+    assert histogram.max_s == 1.0
+
+
+def test_what_a_histogram_cannot_hold_is_still_counted() -> None:
+    histogram = histogram_of(-0.001, 7200.0)
+
+    assert len(histogram) == 2
+    assert histogram.max_s == 7200.0
+    assert histogram.percentile_s(0.0) == 0.0
+    assert histogram.percentile_s(100.0) == pytest.approx(3600.0, rel=1e-3)
+
+
+def test_histograms_merge_after_a_journey_between_processes() -> None:
+    one, two = histogram_of(0.1, 0.2), histogram_of(0.3, 0.4, 4.0)
+    one.merge(pickle.loads(pickle.dumps(two)))
+
+    assert len(one) == 5
+    assert one.percentile_s(50.0) == pytest.approx(0.3, rel=1e-3)
+    assert one.mean_s == pytest.approx(1.0)
+    assert one.max_s == 4.0
+
+
+def test_durations_count_from_when_a_request_was_due() -> None:
+    recorder = Recorder(plan())
+
+    served(recorder, 1.0, 3.5, 3.6, sent_s=3.0)
+
+    assert recorder.ttft.max_s == pytest.approx(2.5)
+    assert recorder.e2e.max_s == pytest.approx(2.6)
+    assert recorder.itl.max_s == pytest.approx(0.1)
+    assert recorder.lateness.max_s == pytest.approx(2.0)
+    assert recorder.queue.max_s == pytest.approx(0.25)
+
+
+def test_a_message_of_several_tokens_is_one_gap_and_all_of_them_count() -> None:
+    recorder = Recorder(plan())
+    record = recorder.begin(0.0, 0.0, 5)
+    record.tokens(1.0, 1)
+    record.tokens(1.4, 0)
+    record.tokens(2.0, 4)
+    record.finished(2.0, finished(5))
+
+    assert len(recorder.itl) == 1
+    assert recorder.itl.max_s == pytest.approx(1.0)
+    assert recorder.tpot.max_s == pytest.approx(0.25)
+    assert recorder.num_window_tokens == 5
+    assert recorder.num_short == 0
+
+
+def test_warm_up_is_not_counted_but_rates_are_of_the_window() -> None:
+    recorder = Recorder(plan(warm_up_s=1.0, duration_s=2.0))
+
+    served(recorder, 0.9, 0.95, 1.1)  # due too early, ends in the window
+    served(recorder, 2.9, 2.95, 3.0)  # due in it, ends after it
+    recorder.begin(0.5, 0.5, 1).failed(0.6, "UNAVAILABLE", "")
+
+    assert (recorder.num_due, recorder.num_completed, recorder.num_failed) == (1, 1, 0)
+    assert len(recorder.ttft) == 1
+    assert (recorder.num_window_completed, recorder.num_window_tokens) == (1, 2)
+
+
+def test_good_is_a_first_token_in_time_and_nearly_all_gaps() -> None:
+    recorder = Recorder(plan(targets=Targets(ttft_s=1.0, itl_s=0.1), duration_s=60.0))
+
+    served(recorder, 0.0, 1.0, 1.09)
+    served(recorder, 0.0, 1.01, 1.09)
+    served(recorder, 0.0, 0.5, 0.65)
+    # One slow gap of a hundred is forgiven, two are not.
+    served(recorder, 0.0, *(number * 0.05 for number in range(100)), 6.0)
+    served(recorder, 0.0, *(number * 0.05 for number in range(99)), 6.0, 8.0)
+
+    assert recorder.num_completed == 5
+    assert recorder.num_good == 2
+
+
+def test_an_output_that_is_not_what_was_asked_for_is_told() -> None:
+    recorder = Recorder(plan())
+    for num_sent, reason in (
+        (2, FinishReason.LENGTH),
+        (1, FinishReason.LENGTH),
+        (2, FinishReason.TIME_LIMIT),
+    ):
+        record = recorder.begin(0.0, 0.0, 2)
+        record.tokens(0.1, num_sent)
+        record.finished(0.1, finished(num_sent, reason=reason))
+
+    figures = figures_of(merged_run(plan(), [done(recorder)]))
+    assert figures.num_short == 2
+    assert any("another number of tokens" in text for text in warnings_of(figures))
+
+
+def test_processes_add_up() -> None:
+    parts = [Recorder(plan()), Recorder(plan())]
+    served(parts[0], 0.0, 0.1, 0.15)
+    parts[0].begin(1.0, 1.0, 1).failed(1.1, "RESOURCE_EXHAUSTED", "QUEUE_FULL")
+    served(parts[1], 0.0, 0.3, 0.35)
+    parts[1].begin(1.0, 1.0, 1).failed(1.1, "RESOURCE_EXHAUSTED", "QUEUE_FULL")
+    parts[1].begin(1.0, 1.0, 1).failed(1.1, "UNAVAILABLE", "")
+    parts[1].begin(1.0, 1.0, 1).abandoned(70.0)
+    parts[1].drop(2.0)
+
+    received = [pickle.loads(pickle.dumps(done(part))) for part in parts]
+    figures = figures_of(merged_run(plan(), received))
+
+    assert figures.num_due == 7
+    assert (figures.num_completed, figures.num_failed) == (2, 3)
+    assert (figures.num_dropped, figures.num_unfinished) == (1, 1)
+    assert [(error.status, error.reason, error.num) for error in figures.errors] == [
+        ("RESOURCE_EXHAUSTED", "QUEUE_FULL", 2),
+        ("UNAVAILABLE", "", 1),
+    ]
+    assert figures.ttft.num == 2
+    assert figures.ttft.max_s == pytest.approx(0.3)
+    assert figures.requests_per_s == pytest.approx(2 / 10.0)
+    assert figures.output_tokens_per_s == pytest.approx(4 / 10.0)
+    assert figures.good_share == pytest.approx(2 / 7)
+    assert figures.cached_prompt_share == 0.5
+    assert figures.cpu_shares == (0.1, 0.1)
+
+
+@pytest.mark.parametrize(
+    ("settings", "is_full", "window_s"),
+    [
+        ({}, True, 10.0),
+        ({"max_requests": 1}, True, 0.2),
+        ({"arrivals": Arrivals.CLOSED, "concurrency": 1}, True, 10.0),
+        ({"arrivals": Arrivals.CLOSED, "concurrency": 1, "max_requests": 1}, False, 0.2),
+    ],
+)
+def test_a_run_that_has_sent_enough_is_as_long_as_that_took(
+    settings: dict[str, Any], is_full: bool, window_s: float
+) -> None:
+    made = plan(**settings)
+    recorder = Recorder(made)
+    served(recorder, 0.0, 0.1, 0.2)
+
+    assert merged_run(made, [done(recorder, is_full=is_full)]).window_s == window_s
+
+
+def test_a_replayed_trace_ends_with_its_last_request() -> None:
+    rows = (TraceRow(arrival_s=0.0, num_prompt_tokens=1, num_output_tokens=2),)
+    made = plan(arrivals=Arrivals.REPLAY, rows=rows)
+    recorder = Recorder(made)
+    served(recorder, 0.0, 0.1, 0.5)
+
+    assert merged_run(made, [done(recorder)]).window_s == 0.5
+
+
+def test_a_client_that_spoils_its_figures_says_so() -> None:
+    honest, late = Recorder(plan()), Recorder(plan())
+    served(honest, 0.0, 0.5, sent_s=0.01)
+    served(late, 0.0, 0.5, sent_s=0.2)
+
+    assert warnings_of(figures_of(merged_run(plan(), [done(honest)]))) == []
+    [warning] = warnings_of(figures_of(merged_run(plan(), [done(late)])))
+    assert "the client sent late: p99 200.0 ms" in warning
+    [warning] = warnings_of(figures_of(merged_run(plan(), [done(honest, cpu_share=0.95)])))
+    assert "95% of a core" in warning
+
+
+def test_nothing_measured_is_no_figure_and_no_fault() -> None:
+    figures = figures_of(merged_run(plan(), [done(Recorder(plan()))]))
+
+    assert figures.num_due == 0
+    assert figures.ttft.p99_s != figures.ttft.p99_s
+    assert warnings_of(figures) == []
+
+
+def test_the_percentile_curve_ends_where_single_durations_begin() -> None:
+    nines, durations_s = percentile_curve(histogram_of(*[0.1] * 99, 5.0))
+
+    assert nines[0] == 1.0
+    assert nines[-1] == pytest.approx(100.0)
+    assert durations_s[0] == pytest.approx(0.1, rel=1e-3)
+    assert percentile_curve(LatencyHistogram()) == ([], [])
+
+
+def test_the_missing_library_is_told_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> Any:
+        raise ModuleNotFoundError(name)
+
+    monkeypatch.setattr(importlib, "import_module", missing)
+
+    with pytest.raises(RecordingUnavailable, match=r"install penstock\[bench\]"):
+        require_hdr_histogram()

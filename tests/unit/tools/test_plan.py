@@ -1,0 +1,135 @@
+"""A plan of which the answer is known: servers that take three seconds for each request."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from penstock.scheduler.cost_model import CostModel
+from penstock.server.recording.trace import TraceRequest
+from penstock.tools.plan.candidates import Candidate
+from penstock.tools.plan.plan import Plan, guessed_replicas, make_plan
+from penstock.tools.plan.report import plan_json, plan_lines, write_plan_report
+from penstock.tools.plan.target import PlanTarget, Verdict
+from penstock.tools.plan.window import busiest_window
+from penstock.tools.simulation.settings import SimulationConfig
+from penstock.tools.simulation.simulate import Progress
+
+TARGET = PlanTarget(ttft_p99_s=1.5, itl_p99_s=1.5)
+# One request a second, each of three tokens.
+WINDOW = busiest_window(
+    [TraceRequest(arrival_s=float(i), num_prompt_tokens=8, num_output_tokens=3) for i in range(60)],
+    600.0,
+)
+
+
+def candidate(name: str, step_s: float = 1.0, price: float | None = None) -> Candidate:
+    cost = CostModel(step_s=step_s, prefill_token_s=0.0, decode_slot_s=0.0, context_token_s=0.0)
+    replica = SimulationConfig(cost=cost, max_num_seqs=1, num_blocks=64)
+    return Candidate(name=name, replica=replica, price=price)
+
+
+def planned(*candidates: Candidate, max_replicas: int = 8, num_curve_requests: int = 30) -> Plan:
+    return make_plan(
+        WINDOW,
+        candidates,
+        TARGET,
+        max_replicas=max_replicas,
+        num_curve_requests=num_curve_requests,
+    )
+
+
+def test_three_seconds_of_work_a_second_take_three_replicas() -> None:
+    plan = planned(candidate("slow"))
+
+    (found,) = plan.candidates
+    assert found.num_replicas == 3
+    assert found.is_monotone
+    holds = {verdict.num_replicas: verdict.meets for verdict in found.tried}
+    assert holds == {1: False, 2: False, 3: True, 4: True}
+    assert found.verdict.ttft_p99_s == pytest.approx(1.0)
+    assert plan.best is found
+
+
+def test_the_curve_bends_where_one_replica_is_full() -> None:
+    (found,) = planned(candidate("slow")).candidates
+
+    held = [point.offered_per_s for point in found.curve if point.verdict.meets]
+    failed = [point.offered_per_s for point in found.curve if not point.verdict.meets]
+    assert max(held) == pytest.approx(1 / 3, rel=0.05)
+    assert min(failed) > max(held)
+    assert found.curve[-1].verdict.good_share < 0.5
+
+
+@pytest.mark.parametrize(
+    ("prices", "best"), [((1.0, 2.0), "slow"), ((1.0, 1.4), "fast"), ((None, None), "fast")]
+)
+def test_the_cheapest_serves_or_the_fewest(
+    prices: tuple[float | None, float | None], best: str
+) -> None:
+    slow, fast = candidate("slow", 1.0, prices[0]), candidate("fast", 0.6, prices[1])
+
+    plan = planned(slow, fast, num_curve_requests=0)
+
+    assert [found.num_replicas for found in plan.candidates] == [3, 2]
+    assert plan.best is not None
+    assert plan.best.candidate.name == best
+    assert all(found.curve == () for found in plan.candidates)
+
+
+def test_nobody_serves() -> None:
+    plan = planned(candidate("slow"), max_replicas=2, num_curve_requests=0)
+
+    assert plan.best is None
+    assert plan.candidates[0].num_replicas is None
+    assert plan.candidates[0].verdict.num_replicas == 2
+    assert "no candidate meets the target with up to 2 replicas" in plan_lines(plan)
+
+
+def test_who_watches_is_told_of_every_simulation() -> None:
+    class Watcher:
+        def __init__(self) -> None:
+            self.told: list[tuple[str, bool]] = []
+            self.running: list[str] = []
+
+        def progress(self, what: str, progress: Progress) -> None:
+            self.running.append(what)
+
+        def tried(self, what: str, verdict: Verdict) -> None:
+            self.told.append((what, verdict.meets))
+
+    watcher = Watcher()
+    make_plan(
+        WINDOW, [candidate("s")], TARGET, max_replicas=2, num_curve_requests=0, watcher=watcher
+    )
+
+    assert watcher.told == [("s, 2 replicas", False)]
+    assert watcher.running == ["s, 2 replicas"]
+
+
+def test_the_guess_counts_work_and_nothing_is_concluded_from_it() -> None:
+    assert guessed_replicas(WINDOW, candidate("slow").replica) == 4
+    assert guessed_replicas(WINDOW, candidate("idle", 0.0).replica) == 1
+
+
+def test_a_report_answers_and_says_what_is_not_in_it(tmp_path: Path) -> None:
+    plan = planned(candidate("slow", 1.0, 2.5))
+
+    charts = write_plan_report(plan, tmp_path)
+
+    document = json.loads(plan_json(plan))
+    assert document["best"] == "slow"
+    assert document["candidates"][0]["num_replicas"] == 3
+    assert document["candidates"][0]["total_price"] == 7.5
+    assert len(document["candidates"][0]["curve"]) == 7
+    assert (tmp_path / "plan.json").read_text(encoding="utf-8") == plan_json(plan) + "\n"
+    html = (tmp_path / "plan.html").read_text(encoding="utf-8")
+    assert "3 x slow behind round_robin at 7.5" in html
+    assert "Nothing fails here" in html
+    assert "http" not in html.replace("http://www.w3.org/2000/svg", "")
+    assert [chart.name for chart in charts] == [
+        "ttft_replicas",
+        "good_replicas",
+        "goodput_load",
+        "ttft_load",
+    ]

@@ -1,0 +1,244 @@
+"""The parts of a plan: the search, the window, the targets, what candidates may say."""
+
+import dataclasses
+import math
+from typing import Any
+
+import pytest
+
+from penstock.scheduler.config import AdmissionPolicy
+from penstock.scheduler.cost_model import CostModel
+from penstock.server.recording.trace import TraceRequest
+from penstock.tools.plan.candidates import Candidate, candidates_from_json
+from penstock.tools.plan.search import least_replicas
+from penstock.tools.plan.target import PlanTarget, judge
+from penstock.tools.plan.window import busiest_window
+from penstock.tools.simulation.cluster import ClusterConfig, simulate_cluster
+from penstock.tools.simulation.routing import RouterKind
+from penstock.tools.simulation.settings import Policy, SimulationConfig, Targets
+
+BASE = Candidate(name="base", replica=SimulationConfig(policy=Policy.FAIR), price=2.0)
+
+
+def asks(arrival_s: float, num_output: int = 1, num_prompt: int = 8) -> TraceRequest:
+    return TraceRequest(
+        arrival_s=arrival_s, num_prompt_tokens=num_prompt, num_output_tokens=num_output
+    )
+
+
+class Holds:
+    """Says from which number on it holds, and notes what it was asked."""
+
+    def __init__(self, *numbers: int, or_from: float = math.inf) -> None:
+        self._numbers = numbers
+        self._or_from = or_from
+        self.asked: list[int] = []
+
+    def __call__(self, num: int) -> bool:
+        self.asked.append(num)
+        return num in self._numbers or num >= self._or_from
+
+
+@pytest.mark.parametrize("first_guess", [1, 2, 7, 30, 64, 100])
+@pytest.mark.parametrize("answer", [1, 2, 6, 7, 8, 33, 63, 64])
+def test_the_least_that_holds_is_found_and_its_neighbour_was_tried(
+    answer: int, first_guess: int
+) -> None:
+    meets = Holds(or_from=answer)
+
+    assert least_replicas(meets, first_guess=first_guess, max_replicas=64) == answer
+    assert len(set(meets.asked)) == len(meets.asked)
+    assert answer in meets.asked
+    assert answer == 1 or answer - 1 in meets.asked
+    assert all(1 <= num <= 64 for num in meets.asked)
+    assert len(meets.asked) <= 13
+
+
+def test_a_good_guess_takes_two_trials() -> None:
+    meets = Holds(or_from=20)
+
+    assert least_replicas(meets, first_guess=20, max_replicas=64) == 20
+    assert meets.asked == [20, 19]
+
+
+def test_none_when_the_most_fails() -> None:
+    meets = Holds()
+
+    assert least_replicas(meets, first_guess=3, max_replicas=9) is None
+    assert 9 in meets.asked
+
+
+def test_what_is_not_monotone_still_ends_at_one_that_failed_and_one_that_held() -> None:
+    meets = Holds(3, 4, 8, 9, or_from=12)
+
+    found = least_replicas(meets, first_guess=6, max_replicas=16)
+
+    assert found in (3, 8, 12)
+    assert found is not None
+    assert {found, found - 1} <= set(meets.asked)
+
+
+def test_a_search_needs_a_replica() -> None:
+    with pytest.raises(ValueError, match="max_replicas"):
+        least_replicas(Holds(), first_guess=1, max_replicas=0)
+
+
+def test_the_window_is_where_the_tokens_are() -> None:
+    trace = [asks(0.0), asks(1.0), asks(20.0, 50), asks(24.0, 60), asks(31.0, 70), asks(50.0, 90)]
+
+    window = busiest_window(trace, 10.0)
+
+    assert (window.start_s, window.end_s) == (24.0, 34.0)
+    assert [request.arrival_s for request in window.requests] == [0.0, 7.0]
+    assert (window.num_left_out, window.num_trace_requests, window.trace_s) == (4, 6, 50.0)
+    assert window.requests_per_s == 0.2
+
+
+def test_a_short_trace_is_taken_whole() -> None:
+    window = busiest_window([asks(5.0), asks(9.0)], 600.0)
+
+    assert window.num_left_out == 0
+    assert [request.arrival_s for request in window.requests] == [0.0, 4.0]
+    assert window.requests_per_s == 0.5
+    assert busiest_window([asks(5.0)], math.inf).requests_per_s == 1.0
+    with pytest.raises(ValueError, match="window_s"):
+        busiest_window([asks(5.0)], 0.0)
+
+
+def run_of(trace: list[TraceRequest], target: PlanTarget, **fields: Any) -> Any:
+    cost = CostModel(step_s=1.0, prefill_token_s=0.1, decode_slot_s=0.0, context_token_s=0.0)
+    config = SimulationConfig(
+        cost=cost,
+        targets=Targets(ttft_s=target.ttft_p99_s, itl_s=target.itl_p99_s),
+        num_blocks=64,
+        **fields,
+    )
+    return simulate_cluster(trace, ClusterConfig(replica=config, num_replicas=1))
+
+
+def test_one_in_a_hundred_may_be_late() -> None:
+    # A step of 1.8 s for each; the long prompt takes 1 s + 10 s.
+    trace = [asks(20.0 * i) for i in range(99)] + [asks(2000.0, num_prompt=100)]
+    target = PlanTarget(ttft_p99_s=2.0, itl_p99_s=1.0)
+
+    verdict = judge(run_of(trace, target), target)
+
+    assert verdict.ttft_p99_s == pytest.approx(1.8)
+    assert verdict.good_share == 0.99
+    assert verdict.meets
+    strict = dataclasses.replace(target, good_share=0.995)
+    assert judge(run_of(trace, strict), strict).misses == ("good share",)
+    late = judge(run_of([*trace, asks(3000.0, num_prompt=100)], target), target)
+    assert late.misses == ("p99 TTFT",)
+    assert late.ttft_p99_s == pytest.approx(11.0)
+
+
+def test_a_request_with_slow_gaps_is_not_smooth() -> None:
+    trace = [asks(0.0, 5)]
+    target = PlanTarget(ttft_p99_s=2.0, itl_p99_s=0.9)
+
+    verdict = judge(run_of(trace, target), target)
+
+    assert verdict.smooth_share == 0.0
+    assert verdict.misses == ("p99 ITL",)
+    assert judge(
+        run_of(trace, PlanTarget(ttft_p99_s=2.0, itl_p99_s=1.1)),
+        PlanTarget(ttft_p99_s=2.0, itl_p99_s=1.1),
+    ).meets
+
+
+def test_who_never_gets_a_token_has_missed_everything() -> None:
+    trace = [asks(0.0, 20), dataclasses.replace(asks(0.1, 3), deadline_s=0.5)]
+    target = PlanTarget(ttft_p99_s=100.0, itl_p99_s=2.0)
+
+    # One place, and the first has it for 20 steps.
+    verdict = judge(run_of(trace, target, max_num_seqs=1), target)
+
+    assert verdict.ttft_p99_s == math.inf
+    assert verdict.smooth_share == 0.5
+    assert verdict.misses == ("p99 TTFT", "p99 ITL")
+
+
+def test_time_outside_the_engine_counts_to_ttft() -> None:
+    target = PlanTarget(ttft_p99_s=2.0, itl_p99_s=2.0)
+
+    assert judge(run_of([asks(0.0)], target, front_s=0.1), target).meets
+    assert not judge(run_of([asks(0.0)], target, front_s=0.3), target).meets
+
+
+def test_a_run_that_counted_against_another_target_is_refused() -> None:
+    target = PlanTarget(ttft_p99_s=2.0, itl_p99_s=2.0)
+
+    with pytest.raises(ValueError, match="another target"):
+        judge(run_of([asks(0.0)], target), PlanTarget(ttft_p99_s=2.0, itl_p99_s=1.0))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"ttft_p99_s": 0.0}, {"itl_p99_s": math.inf}, {"good_share": 0.0}, {"good_share": 1.1}],
+)
+def test_targets_that_make_no_sense_are_named(fields: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match=next(iter(fields))):
+        PlanTarget(**{"ttft_p99_s": 1.0, "itl_p99_s": 1.0, **fields})
+
+
+def test_a_candidate_is_the_base_but_for_what_it_says() -> None:
+    (found,) = candidates_from_json(
+        [
+            {
+                "name": "big",
+                "price": 5,
+                "num_blocks": 99,
+                "max_num_batched_tokens": 4096,
+                "target_itl_s": 0.05,
+                "admission_policy": "guaranteed_no_evict",
+                "cost": {"step_s": 0.5},
+                "router": "prefix_aware",
+                "overload_factor": 2,
+            }
+        ],
+        BASE,
+    )
+
+    assert (found.name, found.price) == ("big", 5)
+    assert found.replica.num_blocks == 99
+    assert found.replica.policy is Policy.FAIR
+    assert found.replica.scheduler.max_num_batched_tokens == 4096
+    assert found.replica.scheduler.target_itl_s == 0.05
+    assert found.replica.scheduler.admission_policy is AdmissionPolicy.GUARANTEED_NO_EVICT
+    assert found.replica.scheduler.max_num_waiting == BASE.replica.scheduler.max_num_waiting
+    assert found.replica.cost == dataclasses.replace(BASE.replica.cost, step_s=0.5)
+    assert found.routing.router is RouterKind.PREFIX_AWARE
+    assert found.routing.overload_factor == 2.0
+    assert candidates_from_json([{"name": "same"}], BASE) == (
+        dataclasses.replace(BASE, name="same"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ({}, "must be a list"),
+        ([], "at least one"),
+        ([3], r"\[0\] must be an object"),
+        ([{"price": 3}], r"\[0\].name must be a string"),
+        ([{"name": ""}], "name must not be empty"),
+        ([{"name": "a"}, {"name": "a"}], "same name"),
+        ([{"name": "a", "price": None}, {"name": "b"}], "for all candidates or for none"),
+        ([{"name": "a", "price": "3"}], r"\[0\].price must be a number"),
+        ([{"name": "a", "price": -1}], "price must be positive"),
+        ([{"name": "a", "blocks": 1}], r"\[0\].blocks is unknown"),
+        ([{"name": "a", "num_blocks": "1"}], r"\[0\].num_blocks must be an integer"),
+        ([{"name": "a", "num_blocks": 0}], "num_blocks must be at least 1"),
+        ([{"name": "a", "router": "best"}], r"\[0\].router must be one of"),
+        ([{"name": "a", "watermark": 2}], "watermark must be in"),
+        ([{"name": "a", "cost": {"step": 1}}], r"\[0\].cost.step is unknown"),
+        ([{"name": "a", "cost": 1}], r"\[0\].cost must be an object"),
+        ([{"name": "a", "order": "fcfs"}], "is decided by policy"),
+        ([{"name": "a", "targets": {}}], "are those of the plan"),
+        ([{"name": "a", "scheduler": {}}], "beside the others"),
+    ],
+)
+def test_what_is_off_in_a_candidate_is_named(data: object, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        candidates_from_json(data, BASE)

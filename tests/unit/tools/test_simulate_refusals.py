@@ -1,0 +1,282 @@
+"""`penstock simulate` and `plan` with what cannot be meant: one line that names it, code 2."""
+
+import gzip
+from pathlib import Path
+
+import pytest
+
+from penstock.server.cli import connection
+from penstock.tools.command_line import main
+
+HEAD = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+ROW = "2023-11-16 18:15:46.0,40,4\n"
+TARGET = ("--target-ttft-p99-s", "1", "--target-itl-p99-ms", "100")
+NESTED = "[" * 100_000
+HUGE = "9" * 20
+
+
+def refusal(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
+    """What a command says that ends with code 2, which is one line."""
+    code = main([str(argument) for argument in arguments])
+    said = capsys.readouterr().err
+    assert code == 2, said
+    assert said.count("\n") == 1 or said.startswith("usage:"), said
+    return said
+
+
+def recorded(**fields: object) -> str:
+    values = {"arrival_s": 0, "prompt_tokens": 4, "output_tokens": 2} | fields
+    inside = ", ".join(f'"{name}": {value}' for name, value in values.items())
+    return f"{{{inside}}}\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (HEAD + ROW + f"2023-11-16 18:15:47,{HUGE},4\n", "trace:3: num_prompt_tokens must be at"),
+        (HEAD + ROW + f"2023-11-16 18:15:47,4,{HUGE}\n", "trace:3: num_output_tokens must be at"),
+        (recorded() + NESTED + "\n", "trace:2: not JSON: it is nested too deep"),
+        (recorded(arrival_s="1" + "0" * 400), "trace:1: arrival_s must be finite"),
+        (recorded() + recorded(arrival_s=1e17), "trace:2: arrival_s must be at most"),
+        (recorded(tenant='"\\ud800"'), "trace:1: tenant must be Unicode text"),
+        (recorded(priority=HUGE), "trace:1: priority must be in"),
+        (recorded(prefix_block_tokens=HUGE), "trace:1: prefix_block_tokens must be at most"),
+    ],
+    ids=lambda value: value[:40],
+)
+@pytest.mark.parametrize("command", [("simulate",), ("plan", *TARGET)], ids=["simulate", "plan"])
+def test_a_field_of_a_trace_is_named_with_its_line(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    command: tuple[str, ...],
+    text: str,
+    message: str,
+) -> None:
+    trace = tmp_path / "trace"
+    trace.write_text(text, encoding="utf-8")
+
+    assert message in refusal(capsys, *command, "--trace", trace)
+
+
+@pytest.mark.parametrize("broken_at", [2, 30])
+def test_a_broken_compressed_trace_is_not_of_its_format(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], broken_at: int
+) -> None:
+    trace = tmp_path / "trace.csv.gz"
+    data = bytearray(gzip.compress((HEAD + ROW).encode()))
+    data[broken_at - 2 : broken_at + 2] = b"\xff\xff\xff\xff"
+    trace.write_bytes(data)
+
+    assert "trace.csv.gz:1: is not a gzip file" in refusal(capsys, "simulate", "--trace", trace)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (NESTED, "steps:1: not JSON: it is nested too deep"),
+        ('{"n_prefill": 1' + "0" * 400 + "}", "steps:1: n_prefill must be finite"),
+        (b"\xff", "steps: is not UTF-8 text"),
+    ],
+    ids=["nested", "huge", "bytes"],
+)
+def test_a_file_of_steps_that_is_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str | bytes, message: str
+) -> None:
+    steps = tmp_path / "steps"
+    steps.write_bytes(text if isinstance(text, bytes) else text.encode())
+
+    assert message in refusal(capsys, "simulate", "--calibrate-from", steps)
+
+
+PRICES = '{"step_s": 1, "prefill_token_s": 0, "decode_slot_s": 0, "context_token_s": 0}'
+SMALL = ("--synthetic", '{"duration_s": 1, "rate_per_s": 5}')
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--load", "1e-308"), "--load must be in"),
+        (("--load", "0"), "--load must be in"),
+        (("--num-blocks", "99999999999"), "--num-blocks must be at most"),
+        (("--num-blocks", "0"), "--num-blocks must be at least 1"),
+        (("--max-num-seqs", "99999999999"), "--max-num-seqs must be at most"),
+        (("--max-seq-len", "99999999999"), "--max-seq-len must be at most"),
+        (("--replicas", "100000"), "--replicas must be in 1 .. "),
+        (
+            ("--replicas", "1024", "--num-blocks", "99999"),
+            "--replicas x --num-blocks must be at most",
+        ),
+        (("--max-num-batched-tokens", "0"), "--max-num-batched-tokens must be at least 1"),
+        (
+            ("--max-num-batched-tokens", "9"),
+            "--max-num-batched-tokens must be at least --max-num-s",
+        ),
+        (("--front-ms", "-5"), "--front-ms must be finite and not negative, not -5"),
+        (("--target-itl-ms", "-5"), "must be a positive number of milliseconds, not '-5'"),
+        (("--target-ttft-s", "-5"), "must be a positive number of seconds, not '-5'"),
+        (("--max-requests", "0"), "--max-requests must be at least 1"),
+        (("--deadline-share", "2"), "--deadline-share must be in"),
+        (("--cost", '{"step_s": 1}'), "--cost: prefill_token_s, decode_slot_s, context_token_s mi"),
+        (("--cost", "[1"), "--cost is no JSON"),
+        (("--cost", PRICES.replace("1", "1e300")), "--cost: step_s must be in 0 .. 3600 s"),
+        (("--cost", "[1]"), "--cost must be an object, not a list"),
+        (("--scheduler", '{"aging_s": 0}'), "--scheduler: aging_s must be above 0"),
+        (
+            ("--max-num-batched-tokens", "512", "--scheduler", '{"max_num_batched_tokens": 512}'),
+            "--scheduler: max_num_batched_tokens is given by its own flag too",
+        ),
+        (
+            ("--no-prefix-caching", "--scheduler", '{"eviction": "lru"}'),
+            "--scheduler: eviction means nothing with --no-prefix-caching",
+        ),
+        (("--scheduler", NESTED), "--scheduler: not JSON: it is nested too deep"),
+        (("--scheduler", '{"aging_s": 1, "aging_s": 2}'), "the key 'aging_s' is there twice"),
+        (("--tenants", "a=1,a=2"), "--tenants: 'a' is there twice"),
+        (("--tenants", "\udcff=1"), "--tenants: "),
+        (
+            ("--policy", "fair", "--batch-size", "4"),
+            "--batch-size means nothing to the policy fair",
+        ),
+        (("--policy", "static", "--batch-wait-s", "4"), "--batch-wait-s means nothing to the pol"),
+        (("--overload-factor", "2"), "--overload-factor means nothing to the router round_robin"),
+        (("--overload-slack", "2"), "--overload-slack means nothing to the router round_robin"),
+        (("--min-prefix-share", "0"), "--min-prefix-share means nothing to the router round_robin"),
+        (("--load-signal", "tokens"), "--load-signal means nothing to the router round_robin"),
+        (
+            ("--router", "least_loaded", "--max-index-tokens", "9"),
+            "--max-index-tokens means nothing to the router least_loaded",
+        ),
+        (
+            ("--router", "least_loaded", "--load-signal-delay-s", "-1"),
+            "--load-signal-delay-s must be finite",
+        ),
+    ],
+    ids=lambda value: value[0] if isinstance(value, tuple) else "",
+)
+def test_a_flag_that_is_off_is_named(
+    capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], message: str
+) -> None:
+    assert message in refusal(capsys, "simulate", *SMALL, *arguments)
+
+
+@pytest.mark.parametrize(
+    ("synthetic", "message"),
+    [
+        ('{"rate_per_s": 1e300}', "rate_per_s x duration_s must be at most"),
+        ('{"rate_per_s": 1, "duration_s": 1e9}', "rate_per_s x duration_s must be at most"),
+        ('{"arrivals": "mmpp", "mean_state_s": 1e-300}', "mean_state_s must be at least"),
+        ('{"arrivals": "gamma", "burstiness": 1e300}', "burstiness must be in"),
+        ('{"arrivals": "gamma", "burstiness": 1e-300}', "burstiness must be in"),
+        ('{"mean_prompt_tokens": 1e300}', "mean_prompt_tokens must be at most"),
+        ('{"max_output_tokens": 99999999999}', "max_output_tokens must be at most"),
+        ('{"tenants": [{"name": "a"}, {"name": "a"}]}', "tenants: 'a' is there twice"),
+        ('{"tenants": [{"name": "\\ud800"}]}', "name must be Unicode text"),
+        (NESTED, "not JSON: it is nested too deep"),
+    ],
+    ids=lambda value: value[:44],
+)
+def test_a_field_of_made_up_traffic_is_named(
+    capsys: pytest.CaptureFixture[str], synthetic: str, message: str
+) -> None:
+    said = refusal(capsys, "simulate", "--synthetic", synthetic)
+    assert "--synthetic: " in said
+    assert message in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--max-replicas", "100000"), "--max-replicas must be in 1 .. "),
+        (("--target-itl-p99-ms", "-5"), "must be a positive number of milliseconds"),
+        (("--price", "-5"), "must be a positive number, not '-5'"),
+        (("--target-good-share", "2"), "--target-good-share must be in"),
+        (("--window-s", "0"), "--window-s must be positive"),
+        (("--candidate", '{"name": "a"}', "--candidate", "{"), "--candidate: [1] is no JSON"),
+        (
+            ("--candidate", '{"name": "big", "num_blocks": 0}'),
+            "--candidate: [0]: num_blocks must be at least 1, not 0 (candidate 'big')",
+        ),
+        (("--candidate", '{"name": "a", "price": -1}'), "[0]: price must be positive"),
+        (("--candidate", '{"name": "\\ud800"}'), "[0]: name must be Unicode text"),
+        (("--batch-size", "4"), "--batch-size means nothing to the policy fair"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, tuple) else "",
+)
+def test_a_flag_of_a_plan_that_is_off_is_named(
+    capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], message: str
+) -> None:
+    assert message in refusal(capsys, "plan", *SMALL, *TARGET, *arguments)
+
+
+def test_a_batch_size_is_for_the_candidates_that_have_batches(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    code = main(
+        [
+            *("plan", *SMALL, *TARGET, "--batch-size", "4", "--curve-requests", "0"),
+            *("--candidate", '{"name": "a", "policy": "static"}', "--max-replicas", "1"),
+        ]
+    )
+    assert code in (0, 1), capsys.readouterr().err
+
+
+def test_a_long_pause_between_arrivals_costs_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace = tmp_path / "trace"
+    trace.write_text(recorded() + recorded(arrival_s=1.7e9), encoding="utf-8")
+
+    assert main(["simulate", "--trace", str(trace), "--report", str(tmp_path / "r")]) == 0
+    assert "requests     2 in 1,700,000,000.0 s" in capsys.readouterr().out
+
+
+def test_arrivals_that_a_low_load_moves_too_far_are_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace = tmp_path / "trace"
+    trace.write_text(recorded() + recorded(arrival_s=1.7e9), encoding="utf-8")
+
+    said = refusal(capsys, "simulate", "--trace", trace, "--load", "1e-6")
+    assert "--load" in said
+
+
+def test_what_was_not_measured_is_a_dash(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace = tmp_path / "trace"
+    trace.write_text(recorded(prompt_tokens=5000), encoding="utf-8")
+
+    assert main(["simulate", "--trace", str(trace), "--max-seq-len", "64"]) == 0
+    alone = capsys.readouterr().out
+    two = ("--replicas", "2", "--max-seq-len", "64")
+    assert main(["simulate", "--trace", str(trace), *two]) == 0
+    out = alone + capsys.readouterr().out
+
+    assert "prompt_too_long 1" in out
+    assert "nan" not in out
+    assert "prefix hits  - of prompt tokens" in out
+
+
+def test_what_nobody_foresaw_is_one_line_with_a_code_of_its_own(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def action() -> int:
+        raise KeyError("which\ncame")
+
+    assert connection.run_reporting("plan", action) == 70
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert "KeyError: 'which\\ncame' (test_simulate_refusals.py, line " in said
+
+
+@pytest.mark.parametrize("error", [MemoryError(), OverflowError("too large"), RecursionError("r")])
+def test_what_this_machine_cannot_hold_is_one_line(
+    capsys: pytest.CaptureFixture[str], error: Exception
+) -> None:
+    def action() -> int:
+        raise error
+
+    assert connection.run_reporting("simulate", action) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert type(error).__name__ in said

@@ -1,0 +1,218 @@
+"""The report of `penstock verify`: its form, and what stays out of it."""
+
+import json
+import os
+import socket
+from typing import Any
+
+import pytest
+
+from penstock.server.cli.installation import Installation, look_around
+from penstock.tools.verify.load import percentile
+from penstock.tools.verify.report import (
+    Report,
+    ServedHere,
+    heading_lines,
+    hidden_names,
+    report_json,
+    result_line,
+    shown_argument,
+    summary_lines,
+)
+from penstock.tools.verify.verdict import CheckResult, Outcome
+
+GPU = {"name": "NVIDIA H100", "memory_mib": 81559, "compute_capability": "9.0"}
+INSTALLATION = Installation(
+    versions={"python": "3.12.3", "penstock": "0.1.0"},
+    machine={
+        "kernel": "Linux 6.8 x86_64",
+        "num_cpus": 64,
+        "gpus": [GPU, GPU],
+        "driver": "570.124",
+        "cuda": "12.8",
+    },
+)
+FIGURES = {
+    "num_streams": 32,
+    "num_tokens": 2048,
+    "tokens_per_s": 1234.5,
+    **{f"{name}_p{p}_ms": p / 10 for name in ("ttft", "itl") for p in (50, 90, 99)},
+}
+
+
+def result(outcome: Outcome, reason: str = "seen", name: str = "greedy") -> CheckResult:
+    return CheckResult(name=name, outcome=outcome, reason=reason, duration_s=0.25)
+
+
+def report(*results: CheckResult, **settings: Any) -> Report:
+    return Report(
+        time_utc="2026-11-21T01:00:00+00:00",
+        installation=INSTALLATION,
+        results=results,
+        **settings,
+    )
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "is_passed"),
+    [
+        ([Outcome.PASS], True),
+        ([Outcome.PASS, Outcome.SKIP], True),
+        ([Outcome.PASS, Outcome.FAIL], False),
+        # What checked nothing has shown nothing.
+        ([Outcome.SKIP], False),
+        ([], False),
+    ],
+)
+def test_it_passes_if_something_did_and_nothing_failed(
+    outcomes: list[Outcome], is_passed: bool
+) -> None:
+    made = report(*map(result, outcomes))
+
+    assert made.is_passed is is_passed
+    assert json.loads(report_json(made, has_paths=False))["is_passed"] is is_passed
+    assert summary_lines(made)[-1].startswith("passed" if is_passed else "FAILED")
+
+
+def test_json_holds_everything() -> None:
+    served = ServedHere(
+        arguments=("--model", "/home/ada/llama", "--executor=trtllm"),
+        start_s=61.5,
+        stop_s=2.0,
+        exit_code=0,
+        model_kind="Hugging Face model",
+    )
+    made = report(
+        result(Outcome.PASS),
+        model={"executor": "trtllm"},
+        figures={"32 at once": FIGURES},
+        served=served,
+    )
+
+    document = json.loads(report_json(made, has_paths=False))
+
+    assert document["report"] == "penstock verify"
+    assert document["format"] == 1
+    assert document["versions"]["penstock"] == "0.1.0"
+    assert document["machine"]["gpus"] == [GPU, GPU]
+    assert document["service"] == {
+        "arguments": ["--model", "<path>", "--executor=trtllm"],
+        "start_s": 61.5,
+        "stop_s": 2.0,
+        "exit_code": 0,
+        "model_kind": "Hugging Face model",
+    }
+    assert document["model"] == {"executor": "trtllm"}
+    assert document["checks"] == [
+        {"name": "greedy", "outcome": "PASS", "reason": "seen", "duration_s": 0.25}
+    ]
+    assert document["figures"]["32 at once"]["tokens_per_s"] == 1234.5
+
+
+@pytest.mark.parametrize(
+    ("argument", "shown"),
+    [
+        ("--model", "--model"),
+        ("demo", "demo"),
+        ("/models/my model", "<path>"),
+        ("models/llama", "<path>"),
+        ("~/llama", "<path>"),
+        ("--model=/models/llama", "--model=<path>"),
+        (
+            '{"lora": {"dirs": ["/a/b", "c"]}, "n": 1}',
+            '{"lora": {"dirs": ["<path>", "c"]}, "n": 1}',
+        ),
+        ('{"pace":"real_time"}', '{"pace":"real_time"}'),
+    ],
+)
+def test_arguments_lose_their_paths(argument: str, shown: str) -> None:
+    assert shown_argument(argument, has_paths=False) == shown
+    assert shown_argument(argument, has_paths=True) == argument
+
+
+def test_reasons_lose_their_paths_and_nothing_else() -> None:
+    reason = "INTERNAL: cannot read /home/ada/x.json, ~/y or ../z; 12.5 tokens/s, 2 / 3 of 'a/b'"
+
+    line = result_line(result(Outcome.FAIL, reason), has_paths=False)
+    kept = result_line(result(Outcome.FAIL, reason), has_paths=True)
+
+    assert "/home" not in line
+    assert "ada" not in line
+    assert line.endswith("cannot read <path>, <path> or <path>; 12.5 tokens/s, 2 / 3 of 'a/b'")
+    assert kept.endswith(reason)
+
+
+def test_hosts_are_not_named() -> None:
+    reason = (
+        "UNAVAILABLE: DNS resolution failed for gpu-17.corp.example:50051; last error:"
+        " ipv4:10.2.3.4:50051: refused, ipv6:%5B::1%5D:50051: refused"
+    )
+    made = report(result(Outcome.FAIL, reason))
+
+    text = report_json(made, has_paths=True, hidden=hidden_names("gpu-17.corp.example:50051"))
+
+    assert json.loads(text)["checks"][0]["reason"] == (
+        "UNAVAILABLE: DNS resolution failed for <host>:50051; last error:"
+        " <address>: refused, <address>: refused"
+    )
+
+
+@pytest.mark.parametrize(
+    ("address", "host"),
+    [
+        ("gpu-17:50051", "gpu-17"),
+        ("gpu-17", "gpu-17"),
+        ("[fd00::7]:50051", "fd00::7"),
+        ("dns:///gpu-17:50051", "gpu-17"),
+    ],
+)
+def test_the_host_of_an_address_is_hidden(address: str, host: str) -> None:
+    assert host in hidden_names(address)
+
+
+def test_this_host_is_hidden_and_loopback_is_not() -> None:
+    assert set(hidden_names("127.0.0.1:50051")) <= {socket.gethostname()}
+    assert set(hidden_names("")) <= {socket.gethostname()}
+
+
+def test_a_row_is_one_line_whatever_the_model_says() -> None:
+    line = result_line(result(Outcome.FAIL, "got 'a\nb\x1b[2J'" + "x" * 500), has_paths=False)
+
+    assert line.isprintable()
+    assert line.startswith("FAIL  greedy")
+    assert line.endswith(" ...")
+
+
+def test_the_heading_counts_gpus() -> None:
+    lines = heading_lines(INSTALLATION)
+
+    assert lines == [
+        "python 3.12.3, penstock 0.1.0",
+        "Linux 6.8 x86_64, 64 CPUs, 2 x NVIDIA H100, driver 570.124, CUDA 12.8",
+    ]
+
+
+def test_the_summary_has_a_row_of_figures() -> None:
+    made = report(result(Outcome.PASS), result(Outcome.SKIP), figures={"32 at once": FIGURES})
+
+    lines = summary_lines(made)
+
+    assert lines[2] == "32       1234      5.0 / 9.0 / 9.9      5.0 / 9.0 / 9.9"
+    assert lines[-1] == "passed: 1 passed, 1 skipped"
+
+
+def test_what_is_here_is_found_without_host_name() -> None:
+    found = look_around()
+
+    assert found.versions["grpcio"]
+    text = json.dumps([found.versions, found.machine])
+    assert os.uname().sysname in text
+    assert os.uname().nodename not in text
+
+
+@pytest.mark.parametrize(
+    ("values", "percent", "value"),
+    [([], 50, 0.0), ([3.0], 99, 3.0), ([4.0, 1.0, 3.0, 2.0], 50, 2.0), ([1.0, 2.0], 99, 2.0)],
+)
+def test_percentiles(values: list[float], percent: float, value: float) -> None:
+    assert percentile(values, percent) == value

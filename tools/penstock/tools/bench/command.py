@@ -1,0 +1,213 @@
+"""`penstock bench`: load for a service, and what it says about it.
+
+Owns the order: reach or start a service, run each point, tell. The flags are in `bench_options`,
+what is sent and measured is the client's `load`, the forms of the report are in `bench_report`.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import secrets
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from penstock.server.cli.command import Subparsers
+from penstock.server.cli.connection import UsageError, default_address, run_reporting
+from penstock.server.cli.connection_options import add_connection_options
+from penstock.server.cli.exit_codes import ExitCode
+from penstock.server.cli.interruption import until_signal
+from penstock.tools.bench.options import (
+    add_load_options,
+    add_target_options,
+    check_options,
+    plans_of,
+    sender_of,
+    told_by_flag,
+)
+from penstock.tools.bench.progress import BenchProgress
+from penstock.tools.own_service import OwnService, ServiceFailed
+
+if TYPE_CHECKING:
+    from penstock.client import Model
+    from penstock.tools.bench.fleet import Fleet, LoadRun
+    from penstock.tools.bench.plan import LoadPlan
+    from penstock.tools.bench.sender import SenderConfig
+    from penstock.tools.bench.worker import WorkerProgress
+
+_EXIT_CODES = """\
+exit codes:
+  0    the load was sent and measured; requests that failed are figures like others
+  1    not one counted request completed, a process of the load died, or a service of its own
+       did not end well
+  2    bad usage: also another machine without --allow-remote, and a missing extra `bench`
+  3    no service at the address, or a service of its own did not start
+  4    the service did not answer in time
+  5    a file could not be read or written
+  70   a fault of penstock that nobody foresaw; the line says where
+  130  interrupted by Ctrl-C (143: SIGTERM); what was open was cancelled, nothing was reported
+  141  nobody reads the output any more
+"""
+_INTERRUPTED = "penstock bench: interrupted"
+_STOP_TIMEOUT_S = 120.0
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    """Add `bench` to the command line."""
+    parser = subparsers.add_parser(
+        "bench",
+        help="put load on a service and measure it",
+        description="Put load on a service and measure it, as its callers would see it:\n\n"
+        "  penstock bench 127.0.0.1:50051 --rates 1,2,4,8 --report out/\n"
+        "  penstock bench --own-service --concurrency 64 -- --executor simulated\n\n"
+        "See docs/bench.md.",
+        epilog=_EXIT_CODES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "rest",
+        nargs="*",
+        metavar="ADDRESS",
+        help="HOST[:PORT] of the service (default: as of the other commands);"
+        " with --own-service: the options of `penstock serve`, after --",
+    )
+    add_connection_options(parser)
+    add_target_options(parser)
+    add_load_options(parser)
+    report = parser.add_argument_group("report")
+    report.add_argument("--json", type=Path, metavar="FILE", help="write settings and figures")
+    report.add_argument("--report", type=Path, metavar="DIR", help="write JSON and one HTML page")
+    report.add_argument("--no-progress", action="store_true", help="no progress bar on stderr")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the command; the exit code."""
+    return run_reporting("bench", lambda: asyncio.run(until_signal(_bench(args), _INTERRUPTED)))
+
+
+async def _bench(args: argparse.Namespace) -> int:
+    from penstock.tools.bench.fleet import FleetFailed
+    from penstock.tools.bench.latency_histogram import RecordingUnavailable, require_hdr_histogram
+
+    check_options(args)
+    try:
+        require_hdr_histogram()
+        if not args.own_service:
+            address = args.rest[0] if args.rest else default_address(os.environ)
+            return await _measure(args, address)
+        return await _with_own_service(args)
+    except RecordingUnavailable as error:
+        raise UsageError(str(error)) from error
+    except FleetFailed as error:
+        print(f"penstock bench: {error}", file=sys.stderr, flush=True)
+        return ExitCode.FAILED
+
+
+async def _with_own_service(args: argparse.Namespace) -> int:
+    service = OwnService(
+        args.rest,
+        start_timeout_s=args.start_timeout_s,
+        stop_timeout_s=_STOP_TIMEOUT_S,
+        # Containers are configured by their environment; what is measured is what would run.
+        environment=os.environ,
+    )
+    try:
+        async with service:
+            return await _measure(args, service.address)
+    except ServiceFailed as failure:
+        print(f"penstock bench: {failure}", file=sys.stderr, flush=True)
+        return ExitCode.UNAVAILABLE if service.start_s is None else ExitCode.FAILED
+
+
+async def _measure(args: argparse.Namespace, address: str) -> int:
+    from penstock.tools.bench.fleet import Fleet
+
+    sender = sender_of(args, address)
+    model = await _model_at(sender, args.model)
+    seed = secrets.randbelow(2**32) if args.seed is None else args.seed
+    plans = plans_of(args, model, seed)
+    try:
+        fleet = Fleet(sender, args.processes)
+    except ValueError as error:
+        raise UsageError(told_by_flag(str(error))) from error
+    async with fleet:
+        runs = await _run_all(args, fleet, plans)
+    return _tell(args, sender, model, runs)
+
+
+async def _model_at(sender: "SenderConfig", name: str | None) -> "Model":
+    from penstock.client import Client
+
+    try:
+        client = Client(sender.address, **sender.connecting())
+    except (ValueError, OSError) as error:
+        raise UsageError(str(error)) from error
+    async with client:
+        return await client.get_model(name)
+
+
+async def _run_all(
+    args: argparse.Namespace, fleet: "Fleet", plans: "list[LoadPlan]"
+) -> "list[LoadRun]":
+    from penstock.tools.bench.report import point_text
+
+    line = BenchProgress(is_shown=not args.no_progress)
+    runs: list[LoadRun] = []
+    try:
+        for number, plan in enumerate(plans, 1):
+            heading = "" if len(plans) == 1 else f"{number}/{len(plans)} {point_text(plan)} "
+
+            def show(
+                now_s: float,
+                news: "WorkerProgress",
+                heading: str = heading,
+                plan: "LoadPlan" = plan,
+            ) -> None:
+                line.show(heading, plan, now_s, news)
+
+            runs.append(await fleet.run(plan, show))
+    finally:
+        line.end()
+    return runs
+
+
+def _tell(
+    args: argparse.Namespace, sender: "SenderConfig", model: "Model", runs: "list[LoadRun]"
+) -> int:
+    from penstock.tools.bench.figures import figures_of, warnings_of
+    from penstock.tools.bench.report import (
+        document_of,
+        figure_lines,
+        point_text,
+        sweep_lines,
+        write_page,
+    )
+
+    figures = [figures_of(run) for run in runs]
+    lines = figure_lines(figures[0]) if len(runs) == 1 else sweep_lines(figures)
+    print("\n".join([*lines, f"seed         {runs[0].plan.seed}"]), flush=True)
+    for one in figures:
+        for warning in warnings_of(one):
+            where = "" if len(runs) == 1 else f"{point_text(one)}: "
+            print(f"penstock bench: warning: {where}{warning}", file=sys.stderr, flush=True)
+    document = document_of(sender, model, runs, figures)
+    document["settings"]["trace"] = _trace_settings(args)
+    text = json.dumps(document, indent=2, allow_nan=False) + "\n"
+    if args.json is not None:
+        args.json.write_text(text, encoding="utf-8")
+    if args.report is not None:
+        args.report.mkdir(exist_ok=True)
+        (args.report / "bench.json").write_text(text, encoding="utf-8")
+        write_page(args.report / "bench.html", document, runs, figures)
+        print(f"penstock bench: report in {args.report}", file=sys.stderr, flush=True)
+    return ExitCode.OK if any(one.num_completed for one in figures) else ExitCode.FAILED
+
+
+def _trace_settings(args: argparse.Namespace) -> dict[str, object] | None:
+    """What was made of which trace; its folder is nobody's business."""
+    if args.trace is None:
+        return None
+    names = ("load", "start_s", "max_prompt_tokens", "max_output_tokens")
+    return {"file": args.trace.name, **{name: getattr(args, name) for name in names}}

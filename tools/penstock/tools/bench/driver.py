@@ -1,0 +1,178 @@
+"""Sends the requests of a run when they are due, or when there is room, and has them recorded.
+
+Owns the tasks of one process and their bounds: a run ends at `end_s + drain_s` whatever the server
+does. Does not draw requests and does not know how they travel; time is an argument.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Protocol
+
+from penstock.client.errors import PenstockError
+from penstock.client.events import Event, Finished, Tokens
+from penstock.tools.bench.plan import LoadPlan
+from penstock.tools.bench.recorder import Recorder, RequestRecord
+from penstock.tools.bench.schedule import PlannedRequest, PromptMaker, part_of
+
+ERROR_PAUSE_S = 0.05
+"""What a closed loop waits after a failure: a server that is gone must not be called in a spin."""
+
+_GRAIN_S = 1e-6
+"""Of the histograms; nothing shorter is waited for."""
+
+
+class Sender(Protocol):
+    """Whatever generates: the client, or what stands for it."""
+
+    def generate(
+        self, request: PlannedRequest, token_ids: list[int]
+    ) -> AsyncGenerator[Event, None]:
+        """Events of one generation; closing it cancels. Raises PenstockError."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """One process's part of a plan."""
+
+    concurrency: int
+    max_in_flight: int
+    max_requests: int | None
+
+    @classmethod
+    def of(cls, plan: LoadPlan, worker: int, num_workers: int) -> "Share":
+        """The part of `worker` of `num_workers`. Open loops share the schedule, not its bound."""
+        is_bounded = plan.max_requests is not None and not plan.is_open_loop
+        return cls(
+            concurrency=part_of(plan.concurrency or 0, worker, num_workers),
+            max_in_flight=max(1, part_of(plan.max_in_flight, worker, num_workers)),
+            max_requests=part_of(plan.max_requests or 0, worker, num_workers)
+            if is_bounded
+            else None,
+        )
+
+
+class Driver:
+    """Drives one run in one process. `clock`: seconds since the run's start, negative before it."""
+
+    def __init__(
+        self,
+        plan: LoadPlan,
+        share: Share,
+        requests: Iterator[PlannedRequest],
+        sender: Sender,
+        clock: Callable[[], float],
+    ) -> None:
+        self.recorder = Recorder(plan)
+        self.num_sent = 0
+        self.num_ended = 0
+        self.num_failed = 0
+        self.was_sending_at_end = False
+        """Of a closed loop: whether time, and not the number of requests, ended the sending."""
+        self._plan = plan
+        self._share = share
+        self._requests = requests
+        self._sender = sender
+        self._clock = clock
+        self._prompts = PromptMaker(plan)
+        self._num_counted = 0
+
+    async def run(self) -> None:
+        """Send everything and wait for it, within the plan's bounds."""
+        left_s = self._plan.end_s + self._plan.drain_s - self._clock()
+        try:
+            async with asyncio.timeout(left_s):
+                if self._plan.is_open_loop:
+                    await self._run_open()
+                else:
+                    await self._run_closed()
+        except TimeoutError:
+            # What was open is recorded as abandoned: it was cancelled.
+            self.was_sending_at_end = True
+
+    async def _run_open(self) -> None:
+        in_hand: PlannedRequest | None = None
+        try:
+            async with asyncio.TaskGroup() as group:
+                for in_hand in self._requests:
+                    # Made before it is due: a long prompt takes milliseconds to draw.
+                    token_ids = self._prompts.token_ids(in_hand)
+                    await self._until(in_hand.at_s)
+                    request, in_hand = in_hand, None
+                    if self.num_sent - self.num_ended >= self._share.max_in_flight:
+                        self.recorder.drop(request.at_s)
+                        continue
+                    self.num_sent += 1
+                    group.create_task(self._send(request, token_ids, request.at_s))
+        finally:
+            # What the end of the run has overtaken was due and was not sent.
+            if in_hand is not None:
+                self.recorder.drop(in_hand.at_s)
+            for request in self._requests:
+                self.recorder.drop(request.at_s)
+
+    async def _run_closed(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(self._share.concurrency):
+                group.create_task(self._keep_sending())
+
+    async def _keep_sending(self) -> None:
+        await self._until(0.0)
+        for request in self._requests:
+            token_ids = self._prompts.token_ids(request)
+            now_s = self._clock()
+            if not self._may_send(now_s):
+                return
+            self.num_sent += 1
+            if not await self._send(request, token_ids, now_s):
+                await asyncio.sleep(ERROR_PAUSE_S)
+
+    def _may_send(self, now_s: float) -> bool:
+        if now_s >= self._plan.end_s:
+            self.was_sending_at_end = True
+            return False
+        is_counted = self.recorder.window.holds(now_s)
+        if is_counted and self._num_counted == self._share.max_requests:
+            return False
+        self._num_counted += is_counted
+        return True
+
+    async def _until(self, at_s: float) -> None:
+        """Wait for a moment; let others run even when it has passed."""
+        left_s = at_s - self._clock()
+        await asyncio.sleep(max(left_s, 0.0))
+        # Loops round to milliseconds, and may wake too early.
+        while (left_s := at_s - self._clock()) > _GRAIN_S:  # noqa: ASYNC110 - time is waited for
+            await asyncio.sleep(left_s)
+
+    async def _send(self, request: PlannedRequest, token_ids: list[int], due_s: float) -> bool:
+        """Send one and read it to its end; whether it ended well."""
+        record = self.recorder.begin(due_s, self._clock(), request.row.num_output_tokens)
+        try:
+            async with aclosing(self._sender.generate(request, token_ids)) as events:
+                return await self._read(events, record)
+        except PenstockError as error:
+            record.failed(self._clock(), error.code.name, error.reason)
+            self.num_failed += 1
+            return False
+        except asyncio.CancelledError:
+            record.abandoned(self._clock())
+            raise
+        finally:
+            self.num_ended += 1
+
+    async def _read(self, events: AsyncGenerator[Event, None], record: RequestRecord) -> bool:
+        has_finished = False
+        # To the very end: leaving a stream early is to cancel it.
+        async for event in events:
+            match event:
+                case Tokens():
+                    record.tokens(self._clock(), event.num_tokens)
+                case Finished():
+                    record.finished(self._clock(), event)
+                    has_finished = True
+                case _:
+                    pass
+        return has_finished

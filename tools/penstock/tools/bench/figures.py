@@ -1,0 +1,181 @@
+"""What a run says about a service: percentiles, rates, errors, and whether to believe them.
+
+Owns the figures and the warnings. Does not measure and does not format.
+"""
+
+import math
+from dataclasses import dataclass
+
+from penstock.tools.bench.fleet import LoadRun
+from penstock.tools.bench.latency_histogram import LatencyHistogram
+from penstock.tools.bench.recorder import HISTOGRAMS
+
+MAX_LATE_SHARE = 0.1
+"""Of the median TTFT, that a client's own p99 lateness may be."""
+_HARMLESS_LATENESS_S = 0.005
+"""Timers of event loops have a millisecond's grain, and others have their turns."""
+MAX_CPU_SHARE = 0.6
+"""Of one core, beyond which a process of the client delays what it reads."""
+_CURVE_SHARES = tuple(1.0 - 10.0 ** -(step / 4.0) for step in range(21))
+"""From the minimum to 99.999 %, evenly in the number of nines."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatencyFigures:
+    """One kind of duration, in seconds; NaN where there is none. `num`: how many there are."""
+
+    num: int
+    mean_s: float
+    p50_s: float
+    p90_s: float
+    p95_s: float
+    p99_s: float
+    p999_s: float
+    max_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ErrorCount:
+    """Requests that ended with this status and reason ("" where the status carried none)."""
+
+    status: str
+    reason: str
+    num: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadFigures:
+    """One run. Numbers of requests and latencies are of those due in the window.
+
+    `num_due` is what was to be sent: completed, failed, dropped (not sent, because too much was
+    open) and unfinished (still open when the run ended). `num_short`: completed with another
+    number of tokens than asked for. `good_share` is of `num_due`. Rates are of what happened in the
+    window of `window_s` seconds; `offered_per_s` is what was due in it.
+    """
+
+    arrivals: str
+    rate_per_s: float | None
+    concurrency: int | None
+    window_s: float
+    num_due: int
+    num_completed: int
+    num_good: int
+    num_failed: int
+    num_dropped: int
+    num_unfinished: int
+    num_short: int
+    num_preemptions: int
+    good_share: float
+    offered_per_s: float
+    requests_per_s: float
+    goodput_per_s: float
+    output_tokens_per_s: float
+    prompt_tokens_per_s: float
+    cached_prompt_share: float
+    ttft: LatencyFigures
+    itl: LatencyFigures
+    tpot: LatencyFigures
+    e2e: LatencyFigures
+    queue: LatencyFigures
+    lateness: LatencyFigures
+    errors: tuple[ErrorCount, ...]
+    cpu_shares: tuple[float, ...]
+
+
+def figures_of(run: LoadRun) -> LoadFigures:
+    """The figures of a run."""
+    plan, recorder = run.plan, run.recorder
+    errors = sorted(recorder.errors.items(), key=lambda item: (-item[1], item[0]))
+    return LoadFigures(
+        arrivals=plan.arrivals.value,
+        rate_per_s=plan.rate_per_s,
+        concurrency=plan.concurrency,
+        window_s=run.window_s,
+        num_due=recorder.num_due,
+        num_completed=recorder.num_completed,
+        num_good=recorder.num_good,
+        num_failed=recorder.num_failed,
+        num_dropped=recorder.num_dropped,
+        num_unfinished=recorder.num_unfinished,
+        num_short=recorder.num_short,
+        num_preemptions=recorder.num_preemptions,
+        good_share=_ratio(recorder.num_good, recorder.num_due),
+        offered_per_s=_ratio(recorder.num_due, run.window_s),
+        requests_per_s=_ratio(recorder.num_window_completed, run.window_s),
+        goodput_per_s=_ratio(recorder.num_window_good, run.window_s),
+        output_tokens_per_s=_ratio(recorder.num_window_tokens, run.window_s),
+        prompt_tokens_per_s=_ratio(recorder.num_window_prompt_tokens, run.window_s),
+        cached_prompt_share=_ratio(
+            recorder.num_window_cached_tokens, recorder.num_window_prompt_tokens
+        ),
+        errors=tuple(
+            ErrorCount(status=status, reason=reason, num=num) for (status, reason), num in errors
+        ),
+        cpu_shares=run.cpu_shares,
+        **{name: latency_figures(getattr(recorder, name)) for name in HISTOGRAMS},
+    )
+
+
+def latency_figures(histogram: LatencyHistogram) -> LatencyFigures:
+    """The figures of one kind of duration."""
+    return LatencyFigures(
+        num=len(histogram),
+        mean_s=histogram.mean_s,
+        p50_s=histogram.percentile_s(50.0),
+        p90_s=histogram.percentile_s(90.0),
+        p95_s=histogram.percentile_s(95.0),
+        p99_s=histogram.percentile_s(99.0),
+        p999_s=histogram.percentile_s(99.9),
+        max_s=histogram.max_s,
+    )
+
+
+def percentile_curve(histogram: LatencyHistogram) -> tuple[list[float], list[float]]:
+    """`1 / (1 - share)` (10 is p90, 100 is p99), and the duration in seconds at each.
+
+    Ends where one duration is more than the rest of the share.
+    """
+    shares = [share for share in _CURVE_SHARES if (1.0 - share) * len(histogram) >= 1.0]
+    return (
+        [1.0 / (1.0 - share) for share in shares],
+        [histogram.percentile_s(share * 100.0) for share in shares],
+    )
+
+
+def warnings_of(figures: LoadFigures) -> list[str]:
+    """Why the figures may say something else than they seem to."""
+    warnings: list[str] = []
+    late_s, median_s = figures.lateness.p99_s, figures.ttft.p50_s
+    if late_s > max(_HARMLESS_LATENESS_S, MAX_LATE_SHARE * median_s):
+        warnings.append(
+            f"the client sent late: p99 {late_s * 1e3:.1f} ms after the request was due, against a"
+            f" median TTFT of {median_s * 1e3:.1f} ms, which counts it in; take more --processes"
+        )
+    busiest = max(figures.cpu_shares, default=0.0)
+    if busiest > MAX_CPU_SHARE:
+        warnings.append(
+            f"a process of the client used {busiest:.0%} of a core and read late; latencies are of"
+            " the client as well; take more --processes"
+        )
+    if figures.num_dropped:
+        warnings.append(
+            f"{figures.num_dropped:,} requests were not sent: more were open than --max-in-flight"
+            " allows, or the run ended first; latencies leave them out"
+        )
+    if figures.num_unfinished:
+        warnings.append(
+            f"{figures.num_unfinished:,} requests were open when the run ended; E2E leaves them"
+            " out; take a longer --drain-s"
+        )
+    if figures.num_failed:
+        share = figures.num_failed / figures.num_due
+        warnings.append(f"{share:.1%} of the requests failed; E2E leaves them out")
+    if figures.num_short:
+        warnings.append(
+            f"{figures.num_short:,} requests completed with another number of tokens than asked for"
+        )
+    return warnings
+
+
+def _ratio(part: float, whole: float) -> float:
+    return part / whole if whole else math.nan

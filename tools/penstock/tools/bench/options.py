@@ -1,0 +1,318 @@
+"""The flags of `penstock bench`, and the plans that they ask for.
+
+Owns the reading of flags and the trace's way into plain rows. Sends nothing.
+"""
+
+import argparse
+import dataclasses
+import itertools
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from penstock.server.cli.connection import UsageError, milliseconds, positive_number, seconds
+from penstock.server.cli.connection_options import refuse_connection_options, sender_options
+from penstock.server.cli.flag_names import flag_names
+
+if TYPE_CHECKING:
+    from penstock.client import Model
+    from penstock.server.recording.trace import TraceRequest
+    from penstock.tools.bench.plan import LoadPlan, TraceRow
+    from penstock.tools.bench.sender import SenderConfig
+
+T = TypeVar("T")
+
+MAX_POINTS = 64
+_FORMATS = ("azure", "mooncake", "recorded")
+_FLAG_OF = {
+    "rate_per_s": "--rates",
+    "concurrency": "--concurrency",
+    "max_requests": "--requests",
+    "warm_up_s + duration_s + drain_s": "--warm-up-s + --duration-s + --drain-s",
+    "warm_up_s": "--warm-up-s",
+    "duration_s": "--duration-s",
+    "drain_s": "--drain-s",
+    "deadline_s": "--deadline-s",
+    "max_in_flight": "--max-in-flight",
+    "tenant_metadata_key": "--tenant-metadata-key",
+    "num_channels": "--channels",
+    "num_processes": "--processes",
+    "load": "--load",
+    "start_s": "--start-s",
+    "max_prompt_tokens": "--max-prompt-tokens",
+    "max_output_tokens": "--max-output-tokens",
+}
+_OF_TRACES = ("format", "load", "start_s", "max_prompt_tokens", "max_output_tokens")
+_OF_MADE_UP = ("prompt_tokens", "output_tokens")
+told_by_flag = flag_names(_FLAG_OF, before="^")
+
+
+def add_target_options(parser: argparse.ArgumentParser) -> None:
+    """Add what is driven, and through what."""
+    group = parser.add_argument_group("service")
+    group.add_argument(
+        "--own-service",
+        action="store_true",
+        help="start a service for it, with the options of `penstock serve` after --",
+    )
+    group.add_argument(
+        "--start-timeout-s",
+        type=seconds,
+        default=600.0,
+        metavar="S",
+        help="how long a service of its own may take to start (default: %(default)g)",
+    )
+    group.add_argument(
+        "--allow-remote",
+        action="store_true",
+        help="send load to another machine: without it, only to this one",
+    )
+    group.add_argument("--model", metavar="NAME", help="default: the service's default")
+    group.add_argument(
+        "--multiplex", action="store_true", help="all requests of a connection on one stream"
+    )
+    group.add_argument(
+        "--channels", type=int, default=1, metavar="N", help="connections of each process"
+    )
+    group.add_argument(
+        "--processes", type=int, default=1, metavar="N", help="client processes (default: 1)"
+    )
+    group.add_argument("--tenant", default="", metavar="NAME", help="whose the requests are")
+    group.add_argument(
+        "--tenant-metadata-key",
+        default="",
+        metavar="KEY",
+        help="the metadata key that the service takes the tenant from",
+    )
+
+
+def add_load_options(parser: argparse.ArgumentParser) -> None:
+    """Add when requests come, how long they are and how long it lasts."""
+    group = parser.add_argument_group("load")
+    how = group.add_mutually_exclusive_group()
+    how.add_argument(
+        "--rates",
+        type=_list_of(positive_number),
+        metavar="R,...",
+        help="open loop: requests per second; one run for each",
+    )
+    how.add_argument(
+        "--concurrency",
+        type=_list_of(int),
+        metavar="N,...",
+        help="closed loop: requests at once; one run for each",
+    )
+    group.add_argument(
+        "--arrivals", choices=("poisson", "constant"), help="of --rates (default: poisson)"
+    )
+    group.add_argument(
+        "--prompt-tokens",
+        metavar="LENGTHS",
+        help="N, uniform:MIN:MAX or lognormal:MEAN:SIGMA:MAX (default: 128)",
+    )
+    group.add_argument("--output-tokens", metavar="LENGTHS", help="the same (default: 64)")
+    group.add_argument("--warm-up-s", type=float, default=5.0, metavar="S", help="not counted")
+    group.add_argument("--duration-s", type=float, default=30.0, metavar="S", help="counted")
+    group.add_argument("--requests", type=int, metavar="N", help="count no more than N requests")
+    group.add_argument(
+        "--drain-s", type=float, default=60.0, metavar="S", help="left for what is open at the end"
+    )
+    group.add_argument(
+        "--deadline-s", type=seconds, default=120.0, metavar="S", help="of each call"
+    )
+    group.add_argument("--max-in-flight", type=int, default=20_000, metavar="N")
+    group.add_argument(
+        "--seed", type=int, metavar="N", help="the same load again (default: drawn, and told)"
+    )
+    trace = parser.add_argument_group(
+        "trace", "replayed at its own times, or with --rates or --concurrency for its lengths alone"
+    )
+    trace.add_argument("--trace", type=Path, metavar="FILE", help="a trace, also compressed (.gz)")
+    trace.add_argument("--format", choices=_FORMATS, help="default: told by the first line")
+    trace.add_argument("--load", type=float, metavar="X", help="arrivals X times faster")
+    trace.add_argument("--start-s", type=float, metavar="S", help="leave out before")
+    trace.add_argument("--max-prompt-tokens", type=int, metavar="N", help="cut prompts to N")
+    trace.add_argument("--max-output-tokens", type=int, metavar="N", help="cut outputs to N")
+    targets = parser.add_argument_group("targets of a good request")
+    targets.add_argument("--target-ttft-s", type=seconds, default=1.0, metavar="S")
+    targets.add_argument("--target-itl-ms", type=milliseconds, default=100.0, metavar="MS")
+
+
+def _list_of(read: Callable[[str], T]) -> Callable[[str], list[T]]:
+    def values(text: str) -> list[T]:
+        try:
+            found = [read(part) for part in text.split(",")]
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"must be numbers with commas, not {text!r}") from None
+        if len(found) > MAX_POINTS:
+            raise argparse.ArgumentTypeError(f"must be at most {MAX_POINTS} numbers")
+        return found
+
+    return values
+
+
+def check_options(args: argparse.Namespace) -> None:
+    """Raise UsageError for flags that do not go together, before anything is started."""
+    _check_source(args)
+    if args.arrivals is not None and args.rates is None:
+        raise UsageError("--arrivals means nothing without --rates")
+    for option, path in (("--json", args.json), ("--report", args.report)):
+        # Said now: after the load it would cost it all.
+        if path is not None and not path.absolute().parent.is_dir():
+            raise UsageError(f"{option}: there is no folder {path.parent}")
+    if len(args.rest) > 1 and not args.own_service:
+        raise UsageError(f"{args.rest[1]}: options of serve go with --own-service, after --")
+
+
+def _check_source(args: argparse.Namespace) -> None:
+    has_points = args.rates is not None or args.concurrency is not None
+    if args.trace is None:
+        if not has_points:
+            raise UsageError("--rates, --concurrency or --trace must be given")
+        needless: tuple[str, ...] = _OF_TRACES
+        reason = "means nothing without --trace"
+    else:
+        needless = _OF_MADE_UP
+        reason = "means nothing with --trace, which tells the lengths"
+        if args.load is not None and has_points:
+            raise UsageError("--load means nothing with --rates or --concurrency")
+    for name in needless:
+        if getattr(args, name) is not None:
+            raise UsageError(f"--{name.replace('_', '-')} {reason}")
+
+
+def sender_of(args: argparse.Namespace, address: str) -> "SenderConfig":
+    """Where to. Raises UsageError, also for another machine without --allow-remote."""
+    from penstock.tools.bench.sender import SenderConfig, is_local
+
+    if args.own_service:
+        refuse_connection_options(args, "--own-service: the options of serve go behind --")
+    try:
+        options: dict[str, Any] = {} if args.own_service else sender_options(args)
+        config = SenderConfig(
+            address=address, is_multiplex=args.multiplex, num_channels=args.channels, **options
+        )
+    except ValueError as error:
+        raise UsageError(told_by_flag(str(error))) from error
+    if not (args.allow_remote or is_local(address)):
+        raise UsageError(
+            f"{address} is not this machine; say --allow-remote to send load to another"
+        )
+    return config
+
+
+def plans_of(args: argparse.Namespace, model: "Model", seed: int) -> "list[LoadPlan]":
+    """One plan for each point. Raises UsageError, TraceError, OSError."""
+    from penstock.tools.bench.plan import Arrivals, LoadPlan, Targets
+
+    if model.limits.vocab_size is None:
+        raise UsageError(f"{model.name} does not tell the size of its vocabulary")
+    rows = _rows(args)
+    arrivals = Arrivals(args.arrivals or "poisson")
+    points: list[dict[str, Any]]
+    if args.rates is not None:
+        points = [{"arrivals": arrivals, "rate_per_s": rate} for rate in args.rates]
+    elif args.concurrency is not None:
+        points = [{"arrivals": Arrivals.CLOSED, "concurrency": num} for num in args.concurrency]
+    else:
+        points = [{"arrivals": Arrivals.REPLAY}]
+    try:
+        plans = [
+            LoadPlan(
+                **point,
+                vocab_size=model.limits.vocab_size,
+                rows=rows,
+                prompt_tokens=_lengths("--prompt-tokens", args.prompt_tokens or "128"),
+                output_tokens=_lengths("--output-tokens", args.output_tokens or "64"),
+                warm_up_s=args.warm_up_s,
+                duration_s=args.duration_s,
+                max_requests=args.requests,
+                drain_s=args.drain_s,
+                max_in_flight=args.max_in_flight,
+                deadline_s=args.deadline_s,
+                targets=Targets(ttft_s=args.target_ttft_s, itl_s=args.target_itl_ms / 1e3),
+                model=args.model,
+                tenant=args.tenant,
+                tenant_metadata_key=args.tenant_metadata_key,
+                seed=seed,
+                run_index=index,
+            )
+            for index, point in enumerate(points)
+        ]
+    except ValueError as error:
+        raise UsageError(told_by_flag(str(error))) from error
+    _check_limits(plans[0], model)
+    return plans
+
+
+def _check_limits(plan: "LoadPlan", model: "Model") -> None:
+    """Raise UsageError for lengths that the model would refuse."""
+    for what, most, limit in (
+        ("a prompt", plan.max_prompt_tokens, model.limits.max_prompt_tokens),
+        ("an output", plan.max_output_tokens, model.limits.max_output_tokens),
+        ("a prompt and its output", plan.max_total_tokens, model.limits.max_total_tokens),
+    ):
+        if limit is not None and most > limit:
+            raise UsageError(
+                f"{what} may have {most:,} tokens, and {model.name} takes {limit:,} at most"
+            )
+
+
+def _lengths(option: str, text: str) -> Any:
+    from penstock.tools.bench.lengths import parse_lengths
+
+    try:
+        return parse_lengths(text)
+    except ValueError as error:
+        raise UsageError(f"{option}: {error}") from error
+
+
+def _rows(args: argparse.Namespace) -> "tuple[TraceRow, ...]":
+    """The trace as rows, as far as the run can need it."""
+    from penstock.server.recording.trace_formats import TraceFormat
+    from penstock.tools.bench.plan import MAX_ROWS
+    from penstock.tools.simulation.trace_files import read_trace
+    from penstock.tools.simulation.transform import TransformConfig, transformed
+
+    if args.trace is None:
+        return ()
+    trace = read_trace(args.trace, TraceFormat(args.format) if args.format else None)
+    try:
+        config = TransformConfig(
+            load=1.0 if args.load is None else args.load,
+            start_s=args.start_s or 0.0,
+            max_prompt_tokens=args.max_prompt_tokens,
+            max_output_tokens=args.max_output_tokens,
+        )
+        rows = tuple(itertools.islice(_wanted(args, transformed(trace, config)), MAX_ROWS))
+    except ValueError as error:
+        raise UsageError(told_by_flag(str(error))) from error
+    if not rows:
+        raise UsageError("nothing is left of the trace after --start-s")
+    return rows
+
+
+def _wanted(args: argparse.Namespace, trace: "Iterator[TraceRequest]") -> "Iterator[TraceRow]":
+    from penstock.tools.bench.plan import TraceRow
+
+    is_replay = args.rates is None and args.concurrency is None
+    for request in trace:
+        if is_replay and request.arrival_s >= args.warm_up_s + args.duration_s:
+            return
+        row = TraceRow(
+            arrival_s=request.arrival_s,
+            num_prompt_tokens=request.num_prompt_tokens,
+            num_output_tokens=request.num_output_tokens,
+            tenant=request.tenant if args.tenant_metadata_key else "",
+            priority=request.priority,
+            ttft_deadline_s=_finite(request.ttft_deadline_s),
+            total_deadline_s=_finite(request.deadline_s),
+            prefix_ids=request.prefix_ids,
+            prefix_block_tokens=request.prefix_block_tokens,
+        )
+        yield row if args.tenant == "" else dataclasses.replace(row, tenant="")
+
+
+def _finite(value_s: float) -> float | None:
+    return value_s if math.isfinite(value_s) else None

@@ -1,0 +1,202 @@
+"""What a run was like, request by request, in bounded memory.
+
+Owns what is counted and from when: every duration counts from the moment at which the request was
+due, not from when it was sent, so a client or a server that stalls cannot hide the wait of those
+behind it (coordinated omission). Clocks and sockets are its callers'.
+"""
+
+from collections import Counter
+from dataclasses import dataclass
+
+from penstock.client.events import Finished, FinishReason
+from penstock.tools.bench.latency_histogram import LatencyHistogram
+from penstock.tools.bench.plan import LoadPlan
+
+_SLOW_GAP_SHARE = 0.01
+HISTOGRAMS = ("ttft", "itl", "tpot", "e2e", "queue", "lateness")
+_COUNTS = (
+    "num_due",
+    "num_completed",
+    "num_good",
+    "num_failed",
+    "num_dropped",
+    "num_unfinished",
+    "num_short",
+    "num_preemptions",
+    "num_window_completed",
+    "num_window_good",
+    "num_window_tokens",
+    "num_window_prompt_tokens",
+    "num_window_cached_tokens",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """What is counted: from `start_s` until before `end_s`, on the clock of the run."""
+
+    start_s: float
+    end_s: float
+
+    @classmethod
+    def of(cls, plan: LoadPlan) -> "Window":
+        """The time of a run after its warm-up, before its drain."""
+        return cls(start_s=plan.warm_up_s, end_s=plan.end_s)
+
+    def holds(self, at_s: float) -> bool:
+        """Whether a moment is in it."""
+        return self.start_s <= at_s < self.end_s
+
+
+class Recorder:
+    """Counts a run. All moments are seconds since the run's start. It may be pickled.
+
+    Latencies, errors and outcomes (`num_due` and what it is made of) are of the requests that are
+    due in the window, whenever they end. What has `window` in its name is of whatever happens in
+    the window, whoever it belongs to: rates are made of that.
+    """
+
+    def __init__(self, plan: LoadPlan) -> None:
+        self.window = Window.of(plan)
+        self.targets = plan.targets
+        self.ttft = LatencyHistogram()
+        self.itl = LatencyHistogram()
+        self.tpot = LatencyHistogram()
+        self.e2e = LatencyHistogram()
+        self.queue = LatencyHistogram()
+        self.lateness = LatencyHistogram()
+        self.errors: Counter[tuple[str, str]] = Counter()
+        self.num_due = 0
+        self.num_completed = 0
+        self.num_good = 0
+        self.num_failed = 0
+        self.num_dropped = 0
+        self.num_unfinished = 0
+        self.num_short = 0
+        self.num_preemptions = 0
+        self.num_window_completed = 0
+        self.num_window_good = 0
+        self.num_window_tokens = 0
+        self.num_window_prompt_tokens = 0
+        self.num_window_cached_tokens = 0
+        self.last_end_s = 0.0
+
+    def begin(self, due_s: float, sent_s: float, num_wanted_tokens: int) -> "RequestRecord":
+        """A request is sent that was due at `due_s`."""
+        is_counted = self.window.holds(due_s)
+        if is_counted:
+            self.num_due += 1
+            self.lateness.record(sent_s - due_s)
+        return RequestRecord(self, due_s, num_wanted_tokens, is_counted=is_counted)
+
+    def drop(self, due_s: float) -> None:
+        """A request that was due is not sent at all."""
+        if self.window.holds(due_s):
+            self.num_due += 1
+            self.num_dropped += 1
+
+    def merge(self, other: "Recorder") -> None:
+        """Count what another recorder of the same run has counted."""
+        for name in HISTOGRAMS:
+            getattr(self, name).merge(getattr(other, name))
+        for name in _COUNTS:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.errors += other.errors
+        self.last_end_s = max(self.last_end_s, other.last_end_s)
+
+
+class RequestRecord:
+    """One request, while it is open."""
+
+    __slots__ = (
+        "_due_s",
+        "_first_s",
+        "_is_counted",
+        "_last_s",
+        "_num_gaps",
+        "_num_slow_gaps",
+        "_num_tokens",
+        "_num_wanted_tokens",
+        "_recorder",
+    )
+
+    def __init__(
+        self, recorder: Recorder, due_s: float, num_wanted_tokens: int, *, is_counted: bool
+    ) -> None:
+        self._recorder = recorder
+        self._due_s = due_s
+        self._num_wanted_tokens = num_wanted_tokens
+        self._is_counted = is_counted
+        self._first_s: float | None = None
+        self._last_s = 0.0
+        self._num_tokens = 0
+        self._num_gaps = 0
+        self._num_slow_gaps = 0
+
+    def tokens(self, now_s: float, num_tokens: int) -> None:
+        """A message with new tokens came. One with text that was held back has none."""
+        if not num_tokens:
+            return
+        recorder = self._recorder
+        if recorder.window.holds(now_s):
+            recorder.num_window_tokens += num_tokens
+        self._num_tokens += num_tokens
+        if self._first_s is None:
+            self._first_s = now_s
+            if self._is_counted:
+                recorder.ttft.record(now_s - self._due_s)
+        else:
+            gap_s = now_s - self._last_s
+            self._num_gaps += 1
+            self._num_slow_gaps += gap_s > recorder.targets.itl_s
+            if self._is_counted:
+                recorder.itl.record(gap_s)
+        self._last_s = now_s
+
+    def finished(self, now_s: float, end: Finished) -> None:
+        """It ended well."""
+        recorder = self._recorder
+        is_good = self._is_good()
+        if recorder.window.holds(now_s):
+            recorder.num_window_completed += 1
+            recorder.num_window_good += is_good
+            recorder.num_window_prompt_tokens += end.usage.num_prompt_tokens
+            recorder.num_window_cached_tokens += end.usage.num_cached_prompt_tokens
+        if not self._is_counted:
+            return
+        recorder.num_completed += 1
+        recorder.num_good += is_good
+        recorder.num_short += self._is_short(end)
+        recorder.num_preemptions += end.num_preemptions
+        recorder.last_end_s = max(recorder.last_end_s, now_s)
+        recorder.e2e.record(now_s - self._due_s)
+        recorder.queue.record(end.timings.queue_s)
+        if self._first_s is not None and self._num_tokens > 1:
+            recorder.tpot.record((self._last_s - self._first_s) / (self._num_tokens - 1))
+
+    def failed(self, now_s: float, status: str, reason: str) -> None:
+        """It ended with a status other than OK."""
+        if self._is_counted:
+            recorder = self._recorder
+            recorder.num_failed += 1
+            recorder.errors[status, reason] += 1
+            recorder.last_end_s = max(recorder.last_end_s, now_s)
+
+    def abandoned(self, now_s: float) -> None:
+        """The run ended before it did."""
+        if self._is_counted:
+            self._recorder.num_unfinished += 1
+            self._recorder.last_end_s = max(self._recorder.last_end_s, now_s)
+
+    def _is_good(self) -> bool:
+        if self._first_s is None:
+            return False
+        is_in_time = self._first_s - self._due_s <= self._recorder.targets.ttft_s
+        return is_in_time and self._num_slow_gaps <= _SLOW_GAP_SHARE * self._num_gaps
+
+    def _is_short(self, end: Finished) -> bool:
+        """Whether it is not the output that was asked for, so that figures are of another load."""
+        is_whole = self._num_tokens == self._num_wanted_tokens
+        return not is_whole or any(
+            output.finish_reason is not FinishReason.LENGTH for output in end.outputs
+        )

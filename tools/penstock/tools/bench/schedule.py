@@ -1,0 +1,109 @@
+"""The requests of a run, in order: when each is due, how long it is, what its prompt is.
+
+Owns the chance of a run: all of it comes from the plan's seed. Every process makes the whole
+schedule and takes its share, so the arrivals of all of them together are the process that was asked
+for (N Poisson processes of a seed each would be another load for every N). Does not wait.
+"""
+
+import itertools
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from penstock.tools.bench.plan import Arrivals, LoadPlan, TraceRow
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedRequest:
+    """The `index`-th request of a run, due `at_s` seconds after its start.
+
+    `at_s` is 0 in a closed loop, where a request is due when there is room for it. `row` holds
+    lengths and whatever else a trace says of the request; its `arrival_s` means nothing here.
+    """
+
+    index: int
+    at_s: float
+    row: TraceRow
+
+
+def planned_requests(plan: LoadPlan) -> Iterator[PlannedRequest]:
+    """All requests of a run, in order of `at_s`.
+
+    Open loop: those before `plan.end_s`, and no more counted ones than `plan.max_requests`. Closed
+    loop: without end; who sends them knows when to stop.
+    """
+    rows = _rows(plan)
+    if not plan.is_open_loop:
+        for index, row in enumerate(rows):
+            yield PlannedRequest(index=index, at_s=0.0, row=row)
+        return
+    num_counted = 0
+    for index, (at_s, row) in enumerate(zip(_arrivals(plan), rows, strict=False)):
+        if at_s >= plan.end_s or num_counted == plan.max_requests:
+            return
+        num_counted += at_s >= plan.warm_up_s
+        yield PlannedRequest(index=index, at_s=at_s, row=row)
+
+
+def share_of(
+    requests: Iterator[PlannedRequest], worker: int, num_workers: int
+) -> Iterator[PlannedRequest]:
+    """What one of several processes sends: every `num_workers`-th."""
+    return itertools.islice(requests, worker, None, num_workers)
+
+
+def part_of(total: int, worker: int, num_workers: int) -> int:
+    """One process's part of a number that all of them share."""
+    return total // num_workers + (worker < total % num_workers)
+
+
+class PromptMaker:
+    """Token ids of prompts: random, of exact length, below the vocabulary's size."""
+
+    def __init__(self, plan: LoadPlan) -> None:
+        self._seed = f"{plan.seed}:{plan.run_index}"
+        self._vocabulary = range(plan.vocab_size)
+
+    def token_ids(self, request: PlannedRequest) -> list[int]:
+        """The prompt; blocks with a prefix id are the same wherever the tenant has that id."""
+        row = request.row
+        if not row.prefix_ids:
+            return self._draw(str(request.index), row.num_prompt_tokens)
+        ids: list[int] = []
+        for prefix_id in row.prefix_ids:
+            ids += self._draw(f"{row.tenant}:prefix {prefix_id}", row.prefix_block_tokens)
+        return ids[: row.num_prompt_tokens]
+
+    def _draw(self, what: str, num_tokens: int) -> list[int]:
+        # A text as a seed is hashed as a whole, so that neighbours have nothing in common.
+        return random.Random(f"{self._seed}:{what}").choices(self._vocabulary, k=num_tokens)
+
+
+def _arrivals(plan: LoadPlan) -> Iterator[float]:
+    rate_per_s = plan.rate_per_s or 0.0
+    match plan.arrivals:
+        case Arrivals.CONSTANT:
+            return (index / rate_per_s for index in itertools.count())
+        case Arrivals.REPLAY:
+            return (row.arrival_s for row in plan.rows)
+        case _:
+            chance = random.Random(f"{plan.seed}:arrivals")
+            return itertools.accumulate(chance.expovariate(rate_per_s) for _ in itertools.count())
+
+
+def _rows(plan: LoadPlan) -> Iterator[TraceRow]:
+    if plan.arrivals is Arrivals.REPLAY:
+        return iter(plan.rows)
+    if plan.rows:
+        return itertools.cycle(plan.rows)
+    return _drawn_rows(plan)
+
+
+def _drawn_rows(plan: LoadPlan) -> Iterator[TraceRow]:
+    chance = random.Random(f"{plan.seed}:lengths")
+    while True:
+        yield TraceRow(
+            arrival_s=0.0,
+            num_prompt_tokens=plan.prompt_tokens.draw(chance),
+            num_output_tokens=plan.output_tokens.draw(chance),
+        )

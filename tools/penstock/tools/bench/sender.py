@@ -1,0 +1,133 @@
+"""How a load reaches a service: the client, and which addresses are this machine's.
+
+Owns the connections of one process. Does not know when anything is sent.
+"""
+
+import ipaddress
+import re
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from penstock.client.channel import ChannelConfig, grpc_target
+from penstock.client.client import Client
+from penstock.client.credentials import TlsConfig, token_from
+from penstock.client.events import Event
+from penstock.client.prompt import TokenPrompt
+from penstock.client.retry import NO_RETRY
+from penstock.tools.bench.plan import LoadPlan
+from penstock.tools.bench.schedule import PlannedRequest
+
+_LOCAL_SCHEMES = ("unix", "unix-abstract")
+_HOST = re.compile(r"\[(?P<ipv6>[^\]]*)\](:\d+)?|(?P<host>[^:]*)(:\d+)?")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SenderConfig:
+    """Where to, and over how many connections. `is_multiplex`: all requests of a connection share
+    one stream. `tls`, `server_name` and `token_file`: how, and as whom; it travels to processes, so
+    it holds no secret."""
+
+    address: str
+    is_multiplex: bool = False
+    num_channels: int = 1
+    tls: TlsConfig | None = None
+    server_name: str | None = None
+    token_file: Path | None = None
+
+    def connecting(self) -> dict[str, Any]:
+        """Arguments of a client that connects like this."""
+        return {
+            "tls": False if self.tls is None else self.tls,
+            "token": None if self.token_file is None else token_from(self.token_file),
+            "channel": ChannelConfig(server_name=self.server_name),
+        }
+
+    def __post_init__(self) -> None:
+        """Raise ValueError naming the field that is off."""
+        grpc_target(self.address)
+        if not 1 <= self.num_channels <= 1024:
+            raise ValueError(f"num_channels must be in 1 .. 1024, not {self.num_channels}")
+
+
+class ClientSender:
+    """Sends through the client, without retries: they would hide what is to be found."""
+
+    def __init__(self, config: SenderConfig) -> None:
+        options: dict[str, Any] = {"retry": NO_RETRY, **config.connecting()}
+        if config.is_multiplex:
+            options["multiplex"] = True
+        if config.num_channels > 1:
+            from penstock.client.pool import PoolConfig
+
+            options["pool"] = PoolConfig(num_channels=config.num_channels)
+        self._client = Client(config.address, **options)
+        self._plan: LoadPlan | None = None
+
+    def begin(self, plan: LoadPlan) -> None:
+        """What is sent from now on is of this plan."""
+        self._plan = plan
+
+    async def reach(self, deadline_s: float) -> None:
+        """Connect. Raises PenstockError."""
+        await self._client.health(deadline_s=deadline_s)
+
+    def generate(
+        self, request: PlannedRequest, token_ids: list[int]
+    ) -> AsyncGenerator[Event, None]:
+        """See `Sender`."""
+        plan, row = self._plan, request.row
+        assert plan is not None
+        tenant = row.tenant or plan.tenant
+        options: dict[str, Any] = {
+            "max_tokens": row.num_output_tokens,
+            "ignore_eos": True,
+            "priority": row.priority or None,
+            "ttft_deadline_s": row.ttft_deadline_s,
+            "total_deadline_s": row.total_deadline_s,
+            "model": plan.model,
+        }
+        return self._client.generate(
+            TokenPrompt(ids=tuple(token_ids)),
+            deadline_s=plan.deadline_s,
+            metadata=((plan.tenant_metadata_key, tenant),) if tenant else (),
+            **{name: value for name, value in options.items() if value is not None},
+        )
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self._client.close()
+
+
+def is_local(address: str) -> bool:
+    """Whether an address is certainly on this machine: loopback, localhost, a Unix socket."""
+    target = grpc_target(address)
+    scheme, has_scheme, rest = target.partition(":")
+    if has_scheme and scheme in _LOCAL_SCHEMES:
+        return True
+    if has_scheme and scheme in ("ipv4", "ipv6", "dns"):
+        # dns://AUTHORITY/HOST: the authority is a name server.
+        target = rest.rpartition("/")[2]
+    return all(_is_local_host(part) for part in target.split(","))
+
+
+def _is_local_host(text: str) -> bool:
+    parts = _HOST.fullmatch(text)
+    if parts is None:
+        return False
+    host = parts["ipv6"] if parts["ipv6"] is not None else parts["host"]
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

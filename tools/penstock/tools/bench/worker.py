@@ -1,0 +1,159 @@
+"""One process of a load: takes plans over a pipe, drives them, sends back what it recorded.
+
+Owns the loop of the process and what ends it: the order to stop, or the end of the pipe, so it does
+not outlive whoever started it.
+"""
+
+import asyncio
+import gc
+import importlib
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any
+
+from penstock.client.errors import PenstockError
+from penstock.tools.bench.driver import Driver, Share
+from penstock.tools.bench.pipe import MessagePipe
+from penstock.tools.bench.plan import LoadPlan
+from penstock.tools.bench.recorder import Recorder
+from penstock.tools.bench.schedule import planned_requests, share_of
+from penstock.tools.bench.sender import ClientSender, SenderConfig
+
+REACH_S = 20.0
+"""How long a process tries to reach the service."""
+_PROGRESS_S = 0.25
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """Get ready for the part of `worker` of `num_workers` in this plan."""
+
+    plan: LoadPlan
+    worker: int
+    num_workers: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """Begin at `at_s` of CLOCK_MONOTONIC, which all processes of a machine share."""
+
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """The service is reached, or the order is understood."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unreachable:
+    """The service is not there."""
+
+    error: PenstockError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerProgress:
+    """Where one process is; everything since the start, warm-up and all."""
+
+    num_sent: int = 0
+    num_ended: int = 0
+    num_failed: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerDone:
+    """What one process recorded. `cpu_share`: of one core, from start to end.
+
+    `was_sending_at_end`: the time, not the number of requests, ended the sending.
+    """
+
+    recorder: Recorder
+    cpu_share: float
+    was_sending_at_end: bool
+
+
+def run_worker(connection: "Connection[Any, Any]", config: SenderConfig) -> None:
+    """The whole life of a process."""
+    # Ctrl-C goes to everybody of a terminal; what it means is for the one who started us to say.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with asyncio.Runner(loop_factory=_fast_loop()) as runner:
+        runner.run(_work(MessagePipe(connection), config))
+
+
+def _fast_loop() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    try:
+        uvloop: Any = importlib.import_module("uvloop")
+    except ModuleNotFoundError:
+        return None
+    factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
+    return factory
+
+
+async def _work(pipe: MessagePipe, config: SenderConfig) -> None:
+    async with ClientSender(config) as sender:
+        try:
+            await sender.reach(REACH_S)
+        except PenstockError as error:
+            pipe.send(Unreachable(error=error))
+            return
+        pipe.send(Ready())
+        try:
+            while isinstance(order := await pipe.receive(), Order):
+                sender.begin(order.plan)
+                await _carry_out(order, pipe, sender)
+        except (EOFError, BrokenPipeError):
+            return
+
+
+async def _carry_out(order: Order, pipe: MessagePipe, sender: ClientSender) -> None:
+    """One run. What else than its end ends it is raised as EOFError."""
+    plan = order.plan
+    requests = share_of(planned_requests(plan), order.worker, order.num_workers)
+    pipe.send(Ready())
+    start = await pipe.receive()
+    if not isinstance(start, Start):
+        raise EOFError
+    share = Share.of(plan, order.worker, order.num_workers)
+    driver = Driver(plan, share, requests, sender, lambda: time.monotonic() - start.at_s)
+    # What is there now stays; a collector that visits it again and again would stall the reading.
+    gc.collect()
+    gc.freeze()
+    cpu_s = time.process_time()
+    # While it runs, the only news from the other side is that it is over.
+    over = asyncio.create_task(pipe.receive())
+    telling = asyncio.create_task(_tell(driver, pipe))
+    running = asyncio.create_task(driver.run())
+    try:
+        await asyncio.wait((over, running, telling), return_when=asyncio.FIRST_COMPLETED)
+        if not running.done():
+            raise EOFError
+        await running
+    finally:
+        for task in (over, telling, running):
+            task.cancel()
+        await asyncio.gather(over, telling, running, return_exceptions=True)
+    wall_s = max(time.monotonic() - start.at_s, 1e-9)
+    pipe.send(
+        WorkerDone(
+            recorder=driver.recorder,
+            cpu_share=(time.process_time() - cpu_s) / wall_s,
+            was_sending_at_end=driver.was_sending_at_end,
+        )
+    )
+
+
+async def _tell(driver: Driver, pipe: MessagePipe) -> None:
+    """Say where the run is; ends, with an error, when nobody listens."""
+    while True:
+        await asyncio.sleep(_PROGRESS_S)
+        pipe.send(
+            WorkerProgress(
+                num_sent=driver.num_sent,
+                num_ended=driver.num_ended,
+                num_failed=driver.num_failed,
+            )
+        )

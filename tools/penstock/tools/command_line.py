@@ -1,0 +1,85 @@
+"""The command line: `penstock <command>`.
+
+Owns the parser and nothing of what the commands do. Commands import what is heavy only when they
+run, so that `penstock --help` answers at once. Exit codes are in `penstock.server.cli.exit_codes`;
+`serve`, `build`, `verify`, `bench`, `simulate`, `plan` and `timeline` have their own.
+"""
+
+import argparse
+import importlib.util
+import sys
+from collections.abc import Callable, Sequence
+
+from penstock.server.cli import build, chat, generate, health, models, serve, top, version
+from penstock.server.cli.command import Parser
+from penstock.server.cli.exit_codes import EXIT_CODES_HELP, ExitCode
+from penstock.server.cli.installation import version_of
+from penstock.tools.bench import command as bench
+from penstock.tools.demo import command as demo
+from penstock.tools.plan import command as plan
+from penstock.tools.simulation import command as simulate
+from penstock.tools.timeline import command as timeline
+from penstock.tools.verify import command as verify
+
+_COMMANDS = (
+    *(serve, build, generate, chat, models, health, top, verify, bench, simulate, plan),
+    *(timeline, demo, version),
+)
+_SERVER_COMMANDS = ("serve", "build", "verify", "simulate", "plan", "timeline", "demo")
+_SERVER_PACKAGES = (
+    "numpy",
+    "uvloop",
+    "tokenizers",
+    "msgspec",
+    "jinja2",
+    "prometheus_client",
+    "grpc_reflection",
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; the exit code. `argv` None: the process's arguments."""
+    try:
+        parser = build_parser()
+        if not (sys.argv[1:] if argv is None else argv):
+            parser.print_help(sys.stderr)
+            return ExitCode.USAGE
+        args, unknown = parser.parse_known_args(argv)
+        if unknown:
+            # Reported by the command's own parser, which knows its options.
+            args.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+    except SystemExit as stop:
+        # argparse leaves this way after --help (0) and after bad usage (2).
+        return stop.code if isinstance(stop.code, int) else 0
+    missing = _missing_package(args.parser)
+    if missing:
+        print(f"{args.parser.prog}: needs {missing}: install penstock[server]", file=sys.stderr)
+        return ExitCode.USAGE
+    run: Callable[[argparse.Namespace], int] = args.run
+    return run(args)
+
+
+def _missing_package(parser: argparse.ArgumentParser) -> str:
+    """The first package that the command of `parser` needs and the client alone does not bring."""
+    if parser.prog.split()[-1] not in _SERVER_COMMANDS:
+        return ""
+    return next((name for name in _SERVER_PACKAGES if not importlib.util.find_spec(name)), "")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser of all commands."""
+    parser = Parser(
+        prog="penstock",
+        description="A gRPC streaming service for LLM inference.",
+        epilog=EXIT_CODES_HELP,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--version", action="version", version=f"penstock {version_of('penstock') or 'unknown'}"
+    )
+    subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for command in _COMMANDS:
+        command.add_parser(subparsers)
+    for command_parser in subparsers.choices.values():
+        command_parser.set_defaults(parser=command_parser)
+    return parser

@@ -1,0 +1,161 @@
+"""`penstock demo`: a service with the demo model, three generations at once, and a clean end.
+
+Owns the order of events: start, stream, tell, stop. Everything is real: a process of its own, gRPC
+on a socket, the model that ships with the package.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+from penstock.server.cli.command import Subparsers
+from penstock.server.cli.connection import run_reporting, seconds
+from penstock.server.cli.exit_codes import EXIT_CODES_HELP, ExitCode
+from penstock.server.cli.interruption import until_signal
+from penstock.tools.demo.run import DemoRequest, DemoRun, final_table
+from penstock.tools.demo.view import View, choose_view
+from penstock.tools.own_service import OwnService, ServiceFailed
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from penstock.client import Client
+
+_START_TIMEOUT_S = 120.0
+_DRAIN_GRACE_S = 5.0
+_GENERATION_DEADLINE_S = 120.0
+_DEFAULT_MAX_TOKENS = 120
+_INTERRUPTED = "penstock demo: interrupted, service stopped"
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    """Add `demo` to the command line."""
+    parser = subparsers.add_parser(
+        "demo",
+        help="start a service, stream three generations at once, stop it",
+        description="Start a service with the demo model on a free port, stream three generations"
+        " at the same time, show their states and timings, and stop the service.",
+        epilog=EXIT_CODES_HELP,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--executor",
+        choices=("torch", "simulated"),
+        default="torch",
+        help="what computes tokens (default: torch)",
+    )
+    parser.add_argument(
+        "--max-tokens",
+        type=int,
+        default=_DEFAULT_MAX_TOKENS,
+        metavar="N",
+        help=f"tokens of each generation (default: {_DEFAULT_MAX_TOKENS})",
+    )
+    parser.add_argument(
+        "--start-timeout",
+        type=seconds,
+        default=_START_TIMEOUT_S,
+        metavar="SECONDS",
+        help=f"how long the service may take to start (default: {_START_TIMEOUT_S:g})",
+    )
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the command; the exit code."""
+    return run_reporting("demo", lambda: asyncio.run(until_signal(_demo(args), _INTERRUPTED)))
+
+
+def demo_requests(max_tokens: int) -> tuple[DemoRequest, ...]:
+    """Three clients, one of them in a hurry. Seeds make the demo the same every time."""
+    return (
+        DemoRequest(
+            name="menenius",
+            prompt="MENENIUS:\n",
+            options={"max_tokens": max_tokens, "temperature": 0.6, "top_p": 0.9, "seed": 3},
+        ),
+        DemoRequest(
+            name="romeo",
+            prompt="ROMEO:\n",
+            options={"max_tokens": max_tokens, "temperature": 0.7, "top_k": 40, "seed": 5},
+        ),
+        DemoRequest(
+            name="richard",
+            prompt="KING RICHARD III:\n",
+            options={
+                "max_tokens": max_tokens,
+                "temperature": 0.7,
+                "top_k": 40,
+                "seed": 5,
+                "priority": 10,
+            },
+        ),
+    )
+
+
+async def _demo(args: argparse.Namespace) -> int:
+    from penstock.client import Client
+
+    print(f"starting a service ({args.executor} executor, demo model) ...", flush=True)
+    runs = [DemoRun(request) for request in demo_requests(args.max_tokens)]
+    serve_args = ("--model", "demo", "--executor", args.executor, "--log-level", "warning")
+    try:
+        service = OwnService(
+            serve_args, start_timeout_s=args.start_timeout, drain_grace_s=_DRAIN_GRACE_S
+        )
+        async with service:
+            print(service.ready_line, flush=True)
+            async with Client(service.address) as client:
+                await _stream_all(service, client, runs)
+            print("\n".join(["", *final_table(runs), ""]), flush=True)
+    except ServiceFailed as failure:
+        print(f"penstock demo: {failure}", file=sys.stderr, flush=True)
+        return ExitCode.FAILED
+    print("service stopped", flush=True)
+    bad = [run for run in runs if not run.is_sound]
+    for run in bad:
+        line = f"penstock demo: {run.request.name}: {run.complaint}"
+        print(line, file=sys.stderr, flush=True)
+    return ExitCode.FAILED if bad else ExitCode.OK
+
+
+async def _stream_all(service: OwnService, client: "Client", runs: "Sequence[DemoRun]") -> None:
+    """Stream all at once. Raises ServiceFailed when the service ends meanwhile."""
+    view = choose_view(sys.stdout, runs)
+    streams = asyncio.gather(*(_stream(client, run, view) for run in runs))
+    gone = asyncio.create_task(service.wait_until_gone())
+    try:
+        waits: set[asyncio.Future[Any]] = {streams, gone}
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        if gone.done():
+            raise service.died()
+        await streams
+    finally:
+        gone.cancel()
+        streams.cancel()
+        await asyncio.gather(streams, gone, return_exceptions=True)
+        view.close()
+
+
+async def _stream(client: "Client", run: DemoRun, view: View) -> None:
+    from penstock.client import PenstockError
+
+    started_s = time.monotonic()
+    events = client.generate(
+        run.request.prompt, deadline_s=_GENERATION_DEADLINE_S, **run.request.options
+    )
+    async with contextlib.aclosing(events):
+        try:
+            async for event in events:
+                state = run.state
+                text = run.on_event(event, time.monotonic() - started_s)
+                if text:
+                    view.on_text(run, text)
+                if run.state != state:
+                    view.on_state(run)
+        except PenstockError as error:
+            run.on_error(error, time.monotonic() - started_s)
+            view.on_state(run)

@@ -1,0 +1,148 @@
+"""How the demo shows generations that run at the same time.
+
+Owns two views with one face: `PaneView` redraws panes on a terminal, `LineView` writes plain lines
+anywhere else. Neither knows where the events come from.
+"""
+
+import shutil
+import textwrap
+from collections.abc import Callable, Sequence
+from typing import Protocol, TextIO
+
+from penstock.tools.demo.run import DemoRun
+
+_MAX_LINE_CHARS = 72
+_MAX_PANE_LINES = 8
+_HIDE_CURSOR, _SHOW_CURSOR = "\x1b[?25l", "\x1b[?25h"
+_ERASE_LINE = "\x1b[2K"
+_BOLD, _PLAIN = "\x1b[1m", "\x1b[0m"
+
+
+class View(Protocol):
+    """Shows how runs go on."""
+
+    def on_state(self, run: DemoRun) -> None:
+        """The run is in another state."""
+        ...
+
+    def on_text(self, run: DemoRun, text: str) -> None:
+        """The run has more text."""
+        ...
+
+    def close(self) -> None:
+        """Nothing more comes."""
+        ...
+
+
+def choose_view(out: TextIO, runs: Sequence[DemoRun]) -> View:
+    """Panes where there is a terminal to draw them on."""
+    return PaneView(out, runs) if out.isatty() else LineView(out)
+
+
+class LineView:
+    """Plain lines that start with the request's name: states as they change, text as it comes."""
+
+    def __init__(self, out: TextIO) -> None:
+        self._out = out
+        self._pending: dict[str, str] = {}
+
+    def on_state(self, run: DemoRun) -> None:
+        """Write the new state, after the text that came before it."""
+        self._flush(run.request.name)
+        state, at_s = run.states[-1]
+        self._write(run.request.name, f"* {state} after {at_s * 1e3:.0f} ms")
+
+    def on_text(self, run: DemoRun, text: str) -> None:
+        """Write the lines that are whole, or long enough."""
+        name = run.request.name
+        pending = self._pending.get(name, "") + text
+        *whole, rest = pending.split("\n")
+        for line in whole:
+            self._write(name, line)
+        while len(rest) > _MAX_LINE_CHARS:
+            cut = rest.rfind(" ", 1, _MAX_LINE_CHARS)
+            cut = cut if cut > 0 else _MAX_LINE_CHARS
+            self._write(name, rest[:cut])
+            rest = rest[cut:].lstrip(" ")
+        self._pending[name] = rest
+
+    def close(self) -> None:
+        """Write what is left."""
+        for name in list(self._pending):
+            self._flush(name)
+
+    def _flush(self, name: str) -> None:
+        rest = self._pending.pop(name, "")
+        if rest:
+            self._write(name, rest)
+
+    def _write(self, name: str, line: str) -> None:
+        self._out.write(f"{name:<9}| {line}".rstrip() + "\n")
+        self._out.flush()
+
+
+class PaneView:
+    """One pane for each request, drawn over the last drawing."""
+
+    def __init__(
+        self,
+        out: TextIO,
+        runs: Sequence[DemoRun],
+        terminal_size: Callable[[], tuple[int, int]] = shutil.get_terminal_size,
+    ) -> None:
+        self._out = out
+        self._runs = runs
+        self._terminal_size = terminal_size
+        self._num_drawn = 0
+        out.write(_HIDE_CURSOR)
+        self._draw()
+
+    def on_state(self, run: DemoRun) -> None:
+        """Draw again."""
+        del run
+        self._draw()
+
+    def on_text(self, run: DemoRun, text: str) -> None:
+        """Draw again."""
+        del run, text
+        self._draw()
+
+    def close(self) -> None:
+        """Leave the last drawing where it is."""
+        self._draw()
+        self._out.write(_SHOW_CURSOR)
+        self._out.flush()
+
+    def _draw(self) -> None:
+        columns, rows = self._terminal_size()
+        lines = pane_lines(self._runs, columns=columns, rows=rows)
+        up = f"\x1b[{self._num_drawn}A" if self._num_drawn else ""
+        body = "".join(f"{_ERASE_LINE}{line}\n" for line in lines)
+        self._out.write(f"{up}\r{body}")
+        self._out.flush()
+        self._num_drawn = len(lines)
+
+
+def pane_lines(runs: Sequence[DemoRun], *, columns: int, rows: int) -> list[str]:
+    """The drawing: for each run a bold head line and the last lines of its text.
+
+    Always the same number of lines for the same terminal, and no line longer than it, or redrawing
+    would not meet the last drawing.
+    """
+    num_text_lines = max(1, min(_MAX_PANE_LINES, (rows - 2) // max(1, len(runs)) - 1))
+    lines: list[str] = []
+    for run in runs:
+        since = f" since {run.states[-1][1] * 1e3:.0f} ms" if run.states else ""
+        head = f"{run.request.name}: {run.state}{since}, {run.num_tokens} tokens"
+        lines.append(f"{_BOLD}{head[: columns - 1]}{_PLAIN}")
+        shown = _wrap(run.text, columns - 3)[-num_text_lines:]
+        shown += [""] * (num_text_lines - len(shown))
+        lines += [f"  {line}".rstrip() for line in shown]
+    return lines
+
+
+def _wrap(text: str, width: int) -> list[str]:
+    lines: list[str] = []
+    for line in text.expandtabs(4).splitlines():
+        lines += textwrap.wrap(line, max(1, width)) or [""]
+    return lines

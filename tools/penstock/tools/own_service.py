@@ -1,0 +1,186 @@
+"""A service of a command's own: started, waited for, ended.
+
+Owns one child process, `penstock serve` on a free port. Every wait is bounded, and nothing but that
+child is ever ended. Does not know what is asked of the service.
+"""
+
+import asyncio
+import contextlib
+import os
+import re
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+from typing import Self
+
+_READY = re.compile(r"^penstock ready on (\S+) ")
+_STOP_S = 15.0
+_KILL_S = 5.0
+_NUM_KEPT_LINES = 40
+# Engines log whole configurations on one line; a reader that gave up would block the service.
+_MAX_LINE_BYTES = 16 << 20
+
+
+class ServiceFailed(Exception):
+    """The service did not start, or did not end as it should; the message says how."""
+
+
+class OwnService:
+    """`async with OwnService(...) as service`: `service.address` answers inside the block."""
+
+    def __init__(
+        self,
+        serve_args: Sequence[str],
+        *,
+        start_timeout_s: float,
+        stop_timeout_s: float = _STOP_S,
+        drain_grace_s: float | None = None,
+        environment: Mapping[str, str] | None = None,
+        on_log: Callable[[str], None] | None = None,
+    ) -> None:
+        """`serve_args`: arguments of `penstock serve` besides host and port. Operators have no
+        doors unless they open some.
+
+        `drain_grace_s` None: what the service would use by itself, seconds.
+        `environment` None: this process's, without settings of Penstock. `on_log` gets every line
+        of the service's log as it comes.
+        """
+        self._serve_args = tuple(serve_args)
+        self._start_timeout_s = start_timeout_s
+        self._stop_timeout_s = stop_timeout_s
+        self._grace_args = (
+            () if drain_grace_s is None else ("--drain-grace-s", f"{drain_grace_s:g}")
+        )
+        self._environment = environment
+        self._on_log = on_log
+        self._process: asyncio.subprocess.Process | None = None
+        self._readers: list[asyncio.Task[None]] = []
+        self._ready_line: asyncio.Future[str] | None = None
+        self._log: deque[str] = deque(maxlen=_NUM_KEPT_LINES)
+        self.ready_line = ""
+        self.address = ""
+        self.start_s: float | None = None
+        self.stop_s: float | None = None
+
+    @property
+    def exit_code(self) -> int | None:
+        """How the process ended, negative for a signal; None before that."""
+        return None if self._process is None else self._process.returncode
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self._start()
+        except BaseException:
+            await self._end()
+            raise
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        exit_code = await self._end()
+        if error is None and exit_code != 0:
+            raise ServiceFailed(self._explain(f"the service ended with exit code {exit_code}"))
+
+    async def wait_until_gone(self) -> None:
+        """Return when the process has ended, which it should not do by itself."""
+        assert self._process is not None
+        await self._process.wait()
+
+    def died(self) -> ServiceFailed:
+        """The error to raise when it ended by itself."""
+        code = self._process.returncode if self._process is not None else None
+        return ServiceFailed(self._explain(f"the service ended by itself with exit code {code}"))
+
+    async def _start(self) -> None:
+        started_s = time.monotonic()
+        self._ready_line = asyncio.get_running_loop().create_future()
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "penstock.tools", "serve"),
+            *("--host", "127.0.0.1", "--port", "0", *self._grace_args),
+            *("--operations-port", "off", "--metrics-port", "off"),
+            *self._serve_args,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            limit=_MAX_LINE_BYTES,
+            env=without_settings(os.environ) if self._environment is None else self._environment,
+            # Ctrl-C is for the command, which then ends the service in order.
+            start_new_session=True,
+        )
+        self._process = process
+        assert process.stdout is not None
+        assert process.stderr is not None
+        self._readers = [
+            asyncio.create_task(self._read_output(process.stdout)),
+            asyncio.create_task(self._read_log(process.stderr)),
+        ]
+        try:
+            async with asyncio.timeout(self._start_timeout_s):
+                self.ready_line = await self._ready_line
+        except TimeoutError:
+            waited = f"the service was not ready after {self._start_timeout_s:g} s"
+            raise ServiceFailed(self._explain(waited)) from None
+        match = _READY.match(self.ready_line)
+        if match is None:
+            # Its output has ended, so it is about to. Signalling it now would take its exit code
+            # from under asyncio, which complains about that on stderr.
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(process.wait(), _KILL_S)
+            raise ServiceFailed(self._explain("the service ended before it was ready"))
+        self.address = match.group(1)
+        self.start_s = time.monotonic() - started_s
+
+    async def _end(self) -> int | None:
+        """SIGTERM, and SIGKILL if that does not help in time; the exit code."""
+        process = self._process
+        if process is None:
+            return None
+        try:
+            if process.returncode is None:
+                asked_s = time.monotonic()
+                process.terminate()
+                try:
+                    await asyncio.wait_for(process.wait(), self._stop_timeout_s)
+                except TimeoutError:
+                    process.kill()
+                    await asyncio.wait_for(process.wait(), _KILL_S)
+                self.stop_s = time.monotonic() - asked_s
+        except ProcessLookupError:
+            await asyncio.wait_for(process.wait(), _KILL_S)
+        finally:
+            # The pipes end with the process; a grandchild that held one must not hold us.
+            _, late = await asyncio.wait(self._readers, timeout=_KILL_S)
+            for reader in late:
+                reader.cancel()
+        return process.returncode
+
+    async def _read_output(self, stream: asyncio.StreamReader) -> None:
+        """Look for the line that says it is ready; "" in its place when the output ends before."""
+        assert self._ready_line is not None
+        async for raw in stream:
+            line = raw.decode("utf-8", "replace").rstrip()
+            if _READY.match(line) and not self._ready_line.done():
+                self._ready_line.set_result(line)
+        if not self._ready_line.done():
+            self._ready_line.set_result("")
+
+    async def _read_log(self, stream: asyncio.StreamReader) -> None:
+        async for raw in stream:
+            line = raw.decode("utf-8", "replace").rstrip()
+            self._log.append(line)
+            if self._on_log is not None:
+                self._on_log(line)
+
+    def _explain(self, what: str) -> str:
+        return "\n".join([what, *(f"  | {line}" for line in self._log)])
+
+
+def without_settings(environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment without settings of Penstock."""
+    return {key: value for key, value in environment.items() if not key.startswith("PENSTOCK_")}

@@ -1,0 +1,1 @@
+"""`penstock plan`: how many engines a load needs, found by simulating candidates."""

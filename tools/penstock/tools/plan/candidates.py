@@ -1,0 +1,114 @@
+"""What a plan chooses from: named settings of a replica, with a router and perhaps a price.
+
+Owns how they are written down. Does not simulate.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, cast
+
+from penstock.executor.config_json import from_json_value, to_json_value
+from penstock.scheduler.config import SchedulerConfig
+from penstock.server.recording.trace import check_text
+from penstock.tools.simulation.routing import RoutingConfig
+from penstock.tools.simulation.settings import SimulationConfig
+
+_ROUTING = {field.name for field in fields(RoutingConfig)}
+_SCHEDULER = {field.name for field in fields(SchedulerConfig)} - {"order"}
+_SERVER = {field.name for field in fields(SimulationConfig)} - {"targets", "scheduler", "cost"}
+_REFUSED = {
+    "order": "is decided by policy",
+    "targets": "are those of the plan",
+    "scheduler": "write its fields beside the others",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """Settings of which every replica is one. `price`: of a replica, in any unit; None: unknown."""
+
+    name: str
+    replica: SimulationConfig
+    routing: RoutingConfig = RoutingConfig()  # noqa: RUF009 -- frozen
+    price: float | None = None
+
+    def __post_init__(self) -> None:
+        if not self.name:
+            raise ValueError("name must not be empty")
+        check_text("name", self.name)
+        if self.price is not None and not (math.isfinite(self.price) and self.price > 0.0):
+            raise ValueError(f"price must be positive, not {self.price}")
+
+
+def candidates_from_json(data: object, base: Candidate) -> tuple[Candidate, ...]:
+    """Candidates from a JSON list of objects; what one leaves out is as in `base`.
+
+    An object has a `name`, perhaps a `price`, and any field of SimulationConfig, SchedulerConfig
+    and RoutingConfig; `cost` is an object of prices. Raises ValueError naming the field.
+    """
+    if not isinstance(data, list) or not data:
+        raise ValueError("must be a list of objects, at least one")
+    items = cast("list[object]", data)
+    candidates = tuple(_candidate(item, base, f"[{i}]") for i, item in enumerate(items))
+    names = [candidate.name for candidate in candidates]
+    if len(set(names)) < len(names):
+        raise ValueError("two candidates have the same name")
+    if len({candidate.price is None for candidate in candidates}) > 1:
+        raise ValueError("price must be given for all candidates or for none")
+    return candidates
+
+
+def _candidate(data: object, base: Candidate, where: str) -> Candidate:
+    if not isinstance(data, Mapping):
+        raise ValueError(f"{where} must be an object")
+    values = dict(cast("Mapping[str, Any]", data))
+    name, price = values.pop("name", None), values.pop("price", base.price)
+    if not isinstance(name, str):
+        raise ValueError(f"{where}.name must be a string")
+    try:
+        return _named(name, price, values, base, where)
+    except ValueError as error:
+        # Who has written many counts them by their names.
+        raise ValueError(f"{error} (candidate {name!a})") from None
+
+
+def _named(name: str, price: Any, values: dict[str, Any], base: Candidate, where: str) -> Candidate:
+    if price is not None and (isinstance(price, bool) or not isinstance(price, int | float)):
+        raise ValueError(f"{where}.price must be a number")
+    server: dict[str, Any] = to_json_value(base.replica)
+    routing: dict[str, Any] = to_json_value(base.routing)
+    for key, value in values.items():
+        place = f"{where}.{key}"
+        if key in _REFUSED:
+            raise ValueError(f"{place} {_REFUSED[key]}")
+        if key == "cost":
+            server["cost"] = {**server["cost"], **_object(value, place)}
+        elif key in _SCHEDULER:
+            server["scheduler"][key] = value
+        elif key in _ROUTING:
+            routing[key] = value
+        elif key in _SERVER:
+            server[key] = value
+        else:
+            raise ValueError(f"{place} is unknown")
+    replica = from_json_value(SimulationConfig, server, where)
+    router = from_json_value(RoutingConfig, routing, where)
+    try:
+        return Candidate(name=name, replica=replica, routing=router, price=_as_float(price))
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from None
+
+
+def _as_float(price: float | None) -> float | None:
+    """A whole number may be too large for a float."""
+    try:
+        return None if price is None else float(price)
+    except OverflowError:
+        return math.inf
+
+
+def _object(value: object, where: str) -> dict[str, Any]:
+    if not isinstance(value, Mapping):
+        raise ValueError(f"{where} must be an object")
+    return dict(cast("Mapping[str, Any]", value))

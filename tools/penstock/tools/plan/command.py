@@ -1,0 +1,282 @@
+"""`penstock plan`: how many replicas of which settings a trace needs.
+
+Owns the flags, what is shown while it runs and where the report goes. What is simulated and how the
+answer is found is the simulation package's.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from penstock.server.cli.command import Subparsers
+from penstock.server.cli.connection import (
+    UsageError,
+    milliseconds,
+    positive_number,
+    run_reporting,
+    seconds,
+)
+from penstock.server.cli.exit_codes import ExitCode
+from penstock.tools.simulation.cluster_options import (
+    add_routing_options,
+    refuse_routing_for_others,
+    routing_of,
+)
+from penstock.tools.simulation.options import (
+    add_server_options,
+    add_trace_options,
+    config_of,
+    cost_of,
+    refuse_batches_for_others,
+    told_by_flag,
+    trace_of,
+    transform_of,
+)
+from penstock.tools.simulation.progress import ProgressLine
+
+if TYPE_CHECKING:
+    from penstock.tools.plan.candidates import Candidate
+    from penstock.tools.plan.plan import Plan
+    from penstock.tools.plan.target import Verdict
+    from penstock.tools.simulation.simulate import Progress
+
+_EXIT_CODES = """\
+exit codes:
+  0    a candidate meets the target
+  1    no candidate meets the target within --max-replicas; the report is written
+  2    bad usage, a trace or settings file that is not of its format, or a limit that cannot hold
+  5    a file could not be read or written
+  70   a fault of penstock that nobody foresaw; the line says where
+  130  interrupted by Ctrl-C; no report was written
+  141  nobody reads the output any more
+"""
+_DEFAULT_WINDOW_S = 600.0
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    """Add `plan` to the command line."""
+    parser = subparsers.add_parser(
+        "plan",
+        help="say how many replicas of which settings a trace needs",
+        description="Replay a trace on simulated replicas of each candidate and find the least\n"
+        "number that keeps to the targets. See docs/planning.md.",
+        epilog=_EXIT_CODES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    _add_target_options(parser)
+    add_trace_options(parser)
+    _add_candidate_options(parser)
+    add_server_options(parser)
+    add_routing_options(parser, has_replicas=False)
+    report = parser.add_argument_group("report")
+    report.add_argument("--report", type=Path, metavar="DIR", help="write JSON and HTML here")
+    report.add_argument(
+        "--png",
+        action=argparse.BooleanOptionalAction,
+        help="PNG plots in the report (default: where matplotlib is installed)",
+    )
+    report.add_argument("--json", action="store_true", help="print JSON instead of the table")
+    report.add_argument("--no-progress", action="store_true", help="nothing of it on stderr")
+    parser.set_defaults(run=run)
+
+
+def _add_target_options(parser: argparse.ArgumentParser) -> None:
+    target = parser.add_argument_group("target")
+    target.add_argument(
+        "--target-ttft-p99-s",
+        type=seconds,
+        required=True,
+        metavar="S",
+        dest="target_ttft_s",
+        help="99 %% of requests have their first token within S seconds",
+    )
+    target.add_argument(
+        "--target-itl-p99-ms",
+        type=milliseconds,
+        required=True,
+        metavar="MS",
+        dest="target_itl_ms",
+        help="99 %% of requests have 99 %% of their gaps between tokens within MS milliseconds",
+    )
+    target.add_argument(
+        "--target-good-share",
+        type=float,
+        metavar="X",
+        help="this part of the requests completes within both, 0.99 say (default: not asked)",
+    )
+    target.add_argument(
+        "--window-s",
+        type=float,
+        default=_DEFAULT_WINDOW_S,
+        metavar="S",
+        help="plan for the busiest S seconds, after --load; inf for all (default: %(default)g)",
+    )
+    target.add_argument(
+        "--max-replicas", type=int, default=64, metavar="N", help="default: %(default)s"
+    )
+
+
+def _add_candidate_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group(
+        "candidates", "what they leave out is as in the flags of the server and of the routing"
+    )
+    which = group.add_mutually_exclusive_group()
+    which.add_argument(
+        "--settings", type=Path, metavar="FILE", help="candidates: a JSON list of objects"
+    )
+    which.add_argument(
+        "--candidate",
+        action="append",
+        metavar="JSON",
+        help='one more candidate, {"name": "big", "price": 4, "num_blocks": 65536} say',
+    )
+    group.add_argument(
+        "--price",
+        type=positive_number,
+        metavar="X",
+        help="of a replica, where a candidate has none",
+    )
+    group.add_argument(
+        "--curve-requests",
+        type=int,
+        default=2000,
+        metavar="N",
+        help="requests for each point of the curve of one replica, 0 for no curve"
+        " (default: %(default)s)",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the command; the exit code."""
+    return run_reporting("plan", lambda: _plan(args))
+
+
+def _plan(args: argparse.Namespace) -> int:
+    from penstock.server.recording.trace import TraceError
+    from penstock.tools.simulation.calibration import CalibrationError
+    from penstock.tools.simulation.png_plots import has_matplotlib
+
+    if args.trace is None and args.synthetic is None:
+        raise UsageError("--trace or --synthetic must be given")
+    if args.png and not has_matplotlib():
+        raise UsageError("--png: needs matplotlib: install penstock[plots]")
+    if args.png and args.report is None:
+        raise UsageError("--png: needs --report")
+    try:
+        plan = _made(args)
+    except (TraceError, CalibrationError) as error:
+        raise UsageError(told_by_flag(str(error))) from error
+    _tell(args, plan)
+    return ExitCode.FAILED if plan.best is None else ExitCode.OK
+
+
+def _made(args: argparse.Namespace) -> "Plan":
+    from penstock.tools.plan.plan import make_plan
+    from penstock.tools.plan.target import PlanTarget
+    from penstock.tools.plan.window import busiest_window
+    from penstock.tools.simulation.cluster import MAX_REPLICAS
+    from penstock.tools.simulation.transform import transformed
+
+    candidates = _candidates(args)
+    refuse_routing_for_others(args, {each.routing.router for each in candidates})
+    refuse_batches_for_others(args, {each.replica.policy for each in candidates})
+    transform = transform_of(args)
+    try:
+        target = PlanTarget(
+            ttft_p99_s=args.target_ttft_s,
+            itl_p99_s=args.target_itl_ms / 1e3,
+            good_share=args.target_good_share,
+        )
+        if not 1 <= args.max_replicas <= MAX_REPLICAS:
+            raise UsageError(
+                f"--max-replicas must be in 1 .. {MAX_REPLICAS}, not {args.max_replicas}"
+            )
+        if args.curve_requests < 0:
+            raise UsageError(f"--curve-requests must not be negative, not {args.curve_requests}")
+        trace = list(transformed(trace_of(args), transform))
+        if not trace:
+            raise UsageError("nothing is left of the trace between --start-s and --end-s")
+        window = busiest_window(trace, args.window_s)
+    except ValueError as error:
+        raise UsageError(told_by_flag(str(error))) from error
+    watcher = _Watcher(is_shown=not args.no_progress)
+    try:
+        return make_plan(
+            window,
+            candidates,
+            target,
+            max_replicas=args.max_replicas,
+            num_curve_requests=args.curve_requests,
+            watcher=watcher,
+        )
+    finally:
+        watcher.line.end()
+
+
+def _candidates(args: argparse.Namespace) -> "tuple[Candidate, ...]":
+    from penstock.executor.config_json import parse_json
+    from penstock.tools.plan.candidates import Candidate, candidates_from_json
+
+    base = Candidate(
+        name="default",
+        replica=config_of(args, cost_of(args)),
+        routing=routing_of(args),
+        price=args.price,
+    )
+    option = "--candidate" if args.settings is None else str(args.settings)
+    try:
+        if args.settings is not None:
+            return candidates_from_json(parse_json(args.settings.read_text("utf-8")), base)
+        if args.candidate is not None:
+            items = [_parsed(text, f"[{i}]") for i, text in enumerate(args.candidate)]
+            return candidates_from_json(items, base)
+    except ValueError as error:
+        raise UsageError(f"{option}: {error}") from error
+    return (base,)
+
+
+def _parsed(text: str, where: str) -> object:
+    from penstock.executor.config_json import parse_json
+
+    try:
+        return parse_json(text)
+    except ValueError as error:
+        raise ValueError(f"{where} is no JSON: {error}") from None
+
+
+def _tell(args: argparse.Namespace, plan: "Plan") -> None:
+    from penstock.tools.plan.report import plan_json, plan_lines, write_plan_report
+    from penstock.tools.simulation.png_plots import PlotsUnavailable, has_matplotlib, write_png
+
+    print(plan_json(plan) if args.json else "\n".join(plan_lines(plan)))
+    if args.report is None:
+        return
+    charts = write_plan_report(plan, args.report)
+    if args.png or (args.png is None and has_matplotlib()):
+        try:
+            write_png(charts, args.report)
+        except PlotsUnavailable as error:
+            raise UsageError(str(error)) from error
+    print(f"penstock plan: report in {args.report}", file=sys.stderr)
+
+
+class _Watcher:
+    """Shows where a plan is: a line that is written over, and one that stays per simulation."""
+
+    def __init__(self, *, is_shown: bool) -> None:
+        self.line = ProgressLine(is_shown=is_shown)
+        self._is_shown = is_shown
+
+    def progress(self, what: str, progress: "Progress") -> None:
+        """See `PlanWatcher`."""
+        self.line.heading = f"{what}: "
+        self.line.show(progress)
+
+    def tried(self, what: str, verdict: "Verdict") -> None:
+        """See `PlanWatcher`."""
+        from penstock.tools.plan.report import verdict_text
+
+        if self._is_shown:
+            self.line.end()
+            print(f"{what}: {verdict_text(verdict)}", file=sys.stderr, flush=True)

@@ -1,0 +1,208 @@
+"""How many replicas of which settings serve a trace within its targets.
+
+Owns what is simulated for that and the choice between candidates. Does not write reports.
+"""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+from penstock.server.recording.trace import TraceRequest
+from penstock.tools.plan.candidates import Candidate
+from penstock.tools.plan.search import least_replicas
+from penstock.tools.plan.target import PlanTarget, Verdict, judge
+from penstock.tools.plan.window import PlanWindow
+from penstock.tools.simulation.cluster import ClusterConfig, simulate_cluster
+from penstock.tools.simulation.settings import SimulationConfig, Targets
+from penstock.tools.simulation.simulate import Progress
+
+CURVE_LOADS = (0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 3.0)
+"""Of the load that one replica has in the plan: where the curve has points."""
+DEFAULT_CURVE_REQUESTS = 2000
+
+
+class PlanWatcher(Protocol):
+    """Is told where a plan is. `what`: which simulation, for people."""
+
+    def progress(self, what: str, progress: Progress) -> None:
+        """A simulation runs; about twice a second."""
+        ...
+
+    def tried(self, what: str, verdict: Verdict) -> None:
+        """A simulation has ended."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadPoint:
+    """One replica alone under a load: `offered_per_s` requests arrive per second."""
+
+    offered_per_s: float
+    verdict: Verdict
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CandidatePlan:
+    """What was found of a candidate.
+
+    `num_replicas`: the least number that held, next to one that did not; None: not even the most
+    did. `tried`: all clusters that were simulated, by number of replicas. `curve`: one replica
+    under rising load. `is_monotone`: nowhere did more replicas fail where fewer held.
+    """
+
+    candidate: Candidate
+    num_replicas: int | None
+    tried: tuple[Verdict, ...]
+    curve: tuple[LoadPoint, ...]
+    is_monotone: bool
+
+    @property
+    def price(self) -> float | None:
+        """Of all replicas; None: it does not serve, or nobody said what one costs."""
+        if self.num_replicas is None or self.candidate.price is None:
+            return None
+        return self.num_replicas * self.candidate.price
+
+    @property
+    def verdict(self) -> Verdict:
+        """Of the least number that held, or of the most that was tried."""
+        chosen = self.num_replicas
+        return next((v for v in self.tried if v.num_replicas == chosen), self.tried[-1])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """`best`: the cheapest candidate that serves, without prices that with the fewest replicas;
+    of equal ones the first. None: none serves with `max_replicas`."""
+
+    target: PlanTarget
+    window: PlanWindow
+    max_replicas: int
+    num_curve_requests: int
+    candidates: tuple[CandidatePlan, ...]
+    best: CandidatePlan | None
+
+
+def make_plan(
+    window: PlanWindow,
+    candidates: Sequence[Candidate],
+    target: PlanTarget,
+    *,
+    max_replicas: int,
+    num_curve_requests: int = DEFAULT_CURVE_REQUESTS,
+    watcher: PlanWatcher | None = None,
+) -> Plan:
+    """Plan for each candidate. `num_curve_requests`: of the window, for each point of the curve;
+    0: no curve. Raises ValueError for limits that are too small."""
+    if num_curve_requests < 0:
+        raise ValueError(f"num_curve_requests must not be negative, not {num_curve_requests}")
+    plans = tuple(
+        _Planner(window, candidate, target, watcher).plan(max_replicas, num_curve_requests)
+        for candidate in candidates
+    )
+    serving = [plan for plan in plans if plan.num_replicas is not None]
+    return Plan(
+        target=target,
+        window=window,
+        max_replicas=max_replicas,
+        num_curve_requests=min(num_curve_requests, len(window.requests)),
+        candidates=plans,
+        best=min(serving, key=_cost, default=None),
+    )
+
+
+def guessed_replicas(window: PlanWindow, config: SimulationConfig) -> int:
+    """Where a search begins: the work of all tokens over the time, if nothing is found in a cache
+    and every step is full. Only a guess: nothing is concluded from it."""
+    cost = config.cost
+    work_s = 0.0
+    for request in window.requests:
+        num_prompt, num_output = request.num_prompt_tokens, request.num_output_tokens
+        decode_s = cost.step_s / config.max_num_seqs + cost.decode_slot_s
+        decode_s += cost.context_token_s * (num_prompt + num_output / 2.0)
+        work_s += cost.prefill_token_s * num_prompt + decode_s * num_output
+    return max(1, math.ceil(work_s / (window.end_s - window.start_s)))
+
+
+class _Planner:
+    """One candidate; no simulation is run twice."""
+
+    def __init__(
+        self,
+        window: PlanWindow,
+        candidate: Candidate,
+        target: PlanTarget,
+        watcher: PlanWatcher | None,
+    ) -> None:
+        targets = Targets(ttft_s=target.ttft_p99_s, itl_s=target.itl_p99_s)
+        self._replica = dataclasses.replace(candidate.replica, targets=targets)
+        self._window = window
+        self._candidate = candidate
+        self._target = target
+        self._watcher = watcher
+        self._tried: dict[int, Verdict] = {}
+
+    def plan(self, max_replicas: int, num_curve_requests: int) -> CandidatePlan:
+        least = least_replicas(
+            lambda num: self._verdict(num).meets,
+            first_guess=guessed_replicas(self._window, self._replica),
+            max_replicas=max_replicas,
+        )
+        if least is not None and least < max_replicas:
+            # One to spare is what people should buy; it must hold as well.
+            self._verdict(least + 1)
+        tried = tuple(self._tried[num] for num in sorted(self._tried))
+        holds = [verdict.meets for verdict in tried]
+        return CandidatePlan(
+            candidate=self._candidate,
+            num_replicas=least,
+            tried=tried,
+            curve=self._curve(least or max_replicas, num_curve_requests),
+            is_monotone=holds == sorted(holds),
+        )
+
+    def _verdict(self, num_replicas: int) -> Verdict:
+        known = self._tried.get(num_replicas)
+        if known is None:
+            noun = "replica" if num_replicas == 1 else "replicas"
+            what = f"{self._candidate.name}, {num_replicas} {noun}"
+            known = self._judged(what, self._window.requests, num_replicas)
+            self._tried[num_replicas] = known
+        return known
+
+    def _curve(self, num_replicas: int, num_requests: int) -> tuple[LoadPoint, ...]:
+        """One replica around the load that it has as one of so many."""
+        requests = self._window.requests[:num_requests]
+        span_s = requests[-1].arrival_s - requests[0].arrival_s if requests else 0.0
+        if span_s <= 0.0:
+            return ()
+        own_per_s = len(requests) / span_s
+        points: list[LoadPoint] = []
+        for load in CURVE_LOADS:
+            offered_per_s = load * self._window.requests_per_s / num_replicas
+            factor = offered_per_s / own_per_s
+            moved = [dataclasses.replace(r, arrival_s=r.arrival_s / factor) for r in requests]
+            what = f"{self._candidate.name}, one replica at {offered_per_s:.2f} requests/s"
+            verdict = self._judged(what, moved, 1)
+            points.append(LoadPoint(offered_per_s=offered_per_s, verdict=verdict))
+        return tuple(points)
+
+    def _judged(self, what: str, requests: Sequence[TraceRequest], num_replicas: int) -> Verdict:
+        config = ClusterConfig(
+            replica=self._replica, num_replicas=num_replicas, routing=self._candidate.routing
+        )
+        watcher = self._watcher
+        told = None if watcher is None else partial(watcher.progress, what)
+        verdict = judge(simulate_cluster(requests, config, told), self._target)
+        if watcher is not None:
+            watcher.tried(what, verdict)
+        return verdict
+
+
+def _cost(plan: CandidatePlan) -> float:
+    if plan.price is not None:
+        return plan.price
+    return float(plan.num_replicas or math.inf)

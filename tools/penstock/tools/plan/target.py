@@ -1,0 +1,104 @@
+"""What a cluster must keep to, and whether a simulated one did.
+
+Owns the definitions of the targets. Does not search.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from penstock.tools.simulation.cluster import ClusterRun
+from penstock.tools.simulation.cluster_report import summarise_cluster
+from penstock.tools.simulation.summary import has_smooth_tokens
+
+P99 = 0.99
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanTarget:
+    """What must hold of the requests of the trace. Raises ValueError naming the field.
+
+    `ttft_p99_s`: at least 99 % of all requests have their first token within it, counted from
+    arrival; who never gets one has missed it. `itl_p99_s`: at least 99 % of all requests have at
+    least 99 % of their own gaps between tokens within it (few gaps: all of them).
+    `good_share`: at least this part of all requests completes within both; None: not asked for.
+    """
+
+    ttft_p99_s: float
+    itl_p99_s: float
+    good_share: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("ttft_p99_s", "itl_p99_s"):
+            value: float = getattr(self, name)
+            if not (math.isfinite(value) and value > 0.0):
+                raise ValueError(f"{name} must be positive, not {value}")
+        if self.good_share is not None and not 0.0 < self.good_share <= 1.0:
+            raise ValueError(f"good_share must be in (0, 1], not {self.good_share}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """One simulated cluster against the targets.
+
+    `ttft_p99_s`: the least that 99 % of all requests do not exceed, infinite if there is none.
+    `smooth_share`: of the requests, those whose own gaps are as the target asks; one that never got
+    a token is not. `itl_p99_s`: the 99th percentile of all gaps of all requests, for comparison
+    with benchmarks; it is not what is asked for. `misses`: the targets that do not hold, by name.
+    """
+
+    num_replicas: int
+    ttft_p50_s: float
+    ttft_p99_s: float
+    smooth_share: float
+    itl_p99_s: float
+    good_share: float
+    goodput_per_s: float
+    prefix_hit_rate: float
+    kv_utilisation_max: float
+    misses: tuple[str, ...]
+    wall_s: float
+
+    @property
+    def meets(self) -> bool:
+        """Whether all targets hold."""
+        return not self.misses
+
+
+def judge(run: ClusterRun, target: PlanTarget) -> Verdict:
+    """Hold a run that has ended against the targets; its gaps were counted against `itl_p99_s`."""
+    if run.config.replica.targets.itl_s != target.itl_p99_s:
+        raise ValueError("the run has counted slow gaps against another target")
+    table = run.total.recorder.table
+    front_s = run.config.replica.front_s
+    ttft_s = table.seconds("first_token_s") - table.seconds("arrival_s") + front_s
+    has_token = ~np.isnan(ttft_s)
+    ttft_p50_s, ttft_p99_s = (
+        float(value)
+        for value in np.percentile(
+            np.where(has_token, ttft_s, math.inf), (50.0, 99.0), method="inverted_cdf"
+        )
+    )
+    smooth_share = float((has_token & has_smooth_tokens(table)).mean())
+    total = summarise_cluster(run).total
+    misses: list[str] = []
+    if not ttft_p99_s <= target.ttft_p99_s:
+        misses.append("p99 TTFT")
+    if smooth_share < P99:
+        misses.append("p99 ITL")
+    if target.good_share is not None and total.good_share < target.good_share:
+        misses.append("good share")
+    return Verdict(
+        num_replicas=run.config.num_replicas,
+        ttft_p50_s=ttft_p50_s,
+        ttft_p99_s=ttft_p99_s,
+        smooth_share=smooth_share,
+        itl_p99_s=total.itl.p99_s,
+        good_share=total.good_share,
+        goodput_per_s=total.goodput_per_s,
+        prefix_hit_rate=total.prefix_hit_rate,
+        kv_utilisation_max=total.kv_utilisation_max,
+        misses=tuple(misses),
+        wall_s=run.total.wall_s,
+    )

@@ -1,0 +1,78 @@
+"""Which part of a trace is planned for.
+
+Owns the choice of the busiest stretch: capacity is bought for the peak, and a plan simulates the
+trace many times over.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from penstock.server.recording.trace import TraceRequest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PlanWindow:
+    """A stretch of a trace, its requests moved so that it begins at 0.
+
+    `start_s`, `end_s`: where it lies in the trace. `num_trace_requests`, `trace_s`: of the whole,
+    first to last arrival.
+    """
+
+    requests: tuple[TraceRequest, ...]
+    start_s: float
+    end_s: float
+    num_trace_requests: int
+    trace_s: float
+
+    @property
+    def num_left_out(self) -> int:
+        """Requests of the trace that are not planned for."""
+        return self.num_trace_requests - len(self.requests)
+
+    @property
+    def requests_per_s(self) -> float:
+        """Arrivals over the window."""
+        return len(self.requests) / (self.end_s - self.start_s)
+
+
+def busiest_window(trace: Sequence[TraceRequest], window_s: float) -> PlanWindow:
+    """The stretch of `window_s` seconds, from some arrival on, with the most tokens.
+
+    Tokens are those of prompts and outputs. `trace` holds requests in order of arrival, at least
+    one. A trace that is no longer is taken whole. Raises ValueError for a window that is not
+    positive.
+    """
+    if not window_s > 0.0:
+        raise ValueError(f"window_s must be positive, not {window_s}")
+    first_s, last_s = trace[0].arrival_s, trace[-1].arrival_s
+    begin, end = 0, len(trace)
+    if last_s - first_s >= window_s:
+        begin, end = _most_tokens(trace, window_s)
+    chosen = trace[begin:end]
+    start_s = chosen[0].arrival_s
+    is_whole = len(chosen) == len(trace)
+    return PlanWindow(
+        requests=tuple(replace(r, arrival_s=r.arrival_s - start_s) for r in chosen),
+        start_s=start_s,
+        # A rate over no time is none: a single request stands for a second.
+        end_s=max(last_s, start_s + 1.0) if is_whole else start_s + window_s,
+        num_trace_requests=len(trace),
+        trace_s=last_s - first_s,
+    )
+
+
+def _most_tokens(trace: Sequence[TraceRequest], window_s: float) -> tuple[int, int]:
+    best, best_tokens = (0, 1), -1
+    end = num_tokens = 0
+    for begin, request in enumerate(trace):
+        while end < len(trace) and trace[end].arrival_s < request.arrival_s + window_s:
+            num_tokens += _tokens(trace[end])
+            end += 1
+        if num_tokens > best_tokens:
+            best, best_tokens = (begin, end), num_tokens
+        num_tokens -= _tokens(request)
+    return best
+
+
+def _tokens(request: TraceRequest) -> int:
+    return request.num_prompt_tokens + request.num_output_tokens

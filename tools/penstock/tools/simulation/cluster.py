@@ -1,0 +1,178 @@
+"""Several simulated servers behind a router, and what came of a trace that was sent to them.
+
+Owns the common time: all replicas stand at a request's arrival when it is routed, so that a router
+sees neither what comes later nor what a step under way will end.
+"""
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.scheduler.events import Failed, Finished
+from penstock.server.recording.trace import TraceRequest
+from penstock.tools.simulation.load_signal import LoadAccount
+from penstock.tools.simulation.recorder import RunRecorder
+from penstock.tools.simulation.replica import Replica
+from penstock.tools.simulation.routing import Router, RoutingConfig, build_router
+from penstock.tools.simulation.settings import SimulationConfig
+from penstock.tools.simulation.simulate import (
+    PROGRESS_INTERVAL_S,
+    Progress,
+    SimulationRun,
+    few_collections,
+)
+
+MAX_REPLICAS = 1024
+"""Each is an engine with its memory, and a turn of Python per request of the trace."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterConfig:
+    """Equal replicas behind a router. Raises ValueError naming the field."""
+
+    replica: SimulationConfig
+    num_replicas: int = 1
+    routing: RoutingConfig = RoutingConfig()  # noqa: RUF009 -- frozen
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.num_replicas <= MAX_REPLICAS:
+            raise ValueError(
+                f"num_replicas must be in 1 .. {MAX_REPLICAS}, not {self.num_replicas}"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ClusterRun:
+    """What a run left behind.
+
+    `total`: all requests in order of arrival, as if by one server, without samples of memory.
+    `replicas`: the run of each that was sent anything; `numbers`: which those are. `routes` int64
+    [requests]: where each request went. `wall_s` and `cpu_s` of the whole are in `total`.
+    """
+
+    config: ClusterConfig
+    total: SimulationRun
+    replicas: tuple[SimulationRun, ...]
+    numbers: tuple[int, ...]
+    routes: NDArray[np.int64]
+
+
+def simulate_cluster(
+    trace: Iterable[TraceRequest],
+    config: ClusterConfig,
+    on_progress: Callable[[Progress], None] | None = None,
+    router: Router | None = None,
+) -> ClusterRun:
+    """Replay a trace, in order of arrival, until every request has ended.
+
+    The trace is read as it is needed. `on_progress` is called about twice a second. `router`: in
+    place of the one that the settings name.
+    """
+    start_s, start_cpu_s = time.monotonic(), time.process_time()
+    cluster = _Cluster(config, router)
+    told_s = start_s
+    try:
+        with few_collections():
+            for request in trace:
+                cluster.offer(request)
+                wall_s = time.monotonic()
+                if on_progress is not None and wall_s - told_s >= PROGRESS_INTERVAL_S:
+                    told_s = wall_s
+                    on_progress(cluster.progress(wall_s - start_s))
+            cluster.finish()
+    finally:
+        cluster.close()
+    wall_s = time.monotonic() - start_s
+    if on_progress is not None:
+        on_progress(cluster.progress(wall_s))
+    return cluster.outcome(wall_s, time.process_time() - start_cpu_s)
+
+
+class _Cluster:
+    """The replicas, the router before them and where it sent what."""
+
+    def __init__(self, config: ClusterConfig, router: Router | None) -> None:
+        one, num = config.replica, config.num_replicas
+        self._config = config
+        self._router = router or build_router(
+            config.routing, num, num_cache_tokens=one.num_blocks * one.block_size
+        )
+        routing = config.routing
+        self._account = LoadAccount(num, routing.load_signal, routing.load_signal_delay_s)
+        # What each request weighed when it was sent, by replica and the replica's key less one.
+        self._weights: list[list[int]] = [[] for _ in range(num)]
+        self._recorders = [_recorder_of(one, partial(self._note_end, i)) for i in range(num)]
+        self._replicas = [Replica(one, recorder) for recorder in self._recorders]
+        self._routes: list[int] = []
+
+    def offer(self, request: TraceRequest) -> None:
+        for replica in self._replicas:
+            replica.run_until(request.arrival_s)
+        chosen = self._router.route(request, self._account.loads(request.arrival_s))
+        self._weights[chosen].append(self._account.sent(chosen, request))
+        self._replicas[chosen].offer(request)
+        self._routes.append(chosen)
+
+    def _note_end(self, replica: int, end: Finished | Failed) -> None:
+        self._account.ended(replica, self._weights[replica][end.key - 1], end.at_s)
+
+    def finish(self) -> None:
+        for replica in self._replicas:
+            replica.finish()
+        for recorder in self._recorders:
+            recorder.flush()
+
+    def close(self) -> None:
+        for replica in self._replicas:
+            replica.engine.close()
+
+    def progress(self, wall_s: float) -> Progress:
+        num_running = sum(replica.engine.scheduler.num_running for replica in self._replicas)
+        num_unfinished = sum(replica.num_unfinished for replica in self._replicas)
+        return Progress(
+            now_s=max(replica.now_s for replica in self._replicas),
+            wall_s=wall_s,
+            num_arrived=len(self._routes),
+            num_ended=sum(recorder.num_ended for recorder in self._recorders),
+            num_running=num_running,
+            num_waiting=num_unfinished - num_running,
+        )
+
+    def outcome(self, wall_s: float, cpu_s: float) -> ClusterRun:
+        routes = np.array(self._routes, dtype=np.int64)
+        numbers = tuple(i for i, recorder in enumerate(self._recorders) if len(recorder.table))
+        one = self._config.replica
+        total = _recorder_of(one)
+        total.take_all(self._recorders, routes)
+        return ClusterRun(
+            config=self._config,
+            total=SimulationRun(
+                config=one,
+                recorder=total,
+                wall_s=wall_s,
+                cpu_s=cpu_s,
+            ),
+            replicas=tuple(
+                SimulationRun(
+                    config=one, recorder=self._recorders[number], wall_s=wall_s, cpu_s=cpu_s
+                )
+                for number in numbers
+            ),
+            numbers=numbers,
+            routes=routes,
+        )
+
+
+def _recorder_of(
+    config: SimulationConfig, on_end: Callable[[Finished | Failed], None] | None = None
+) -> RunRecorder:
+    return RunRecorder(
+        slow_gap_s=config.targets.itl_s,
+        timeline_bin_s=config.timeline_bin_s,
+        sample_every_steps=config.sample_every_steps,
+        on_end=on_end,
+    )

@@ -1,0 +1,200 @@
+"""`penstock simulate`: a trace through the production scheduler, in virtual time.
+
+Owns the flags, the progress line and where the report goes. What is simulated and measured is the
+simulation package's.
+"""
+
+import argparse
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from penstock.server.cli.command import Subparsers
+from penstock.server.cli.connection import UsageError, milliseconds, run_reporting, seconds
+from penstock.server.cli.exit_codes import ExitCode
+from penstock.tools.simulation.cluster_options import (
+    add_routing_options,
+    refuse_routing_for_others,
+    routing_of,
+)
+from penstock.tools.simulation.options import (
+    add_server_options,
+    add_trace_options,
+    config_of,
+    cost_of,
+    refuse_batches_for_others,
+    told_by_flag,
+    trace_of,
+    transform_of,
+)
+from penstock.tools.simulation.progress import ProgressLine
+
+if TYPE_CHECKING:
+    from penstock.server.recording.trace import TraceRequest
+    from penstock.tools.simulation.chart import Chart
+    from penstock.tools.simulation.routing import RoutingConfig
+    from penstock.tools.simulation.settings import SimulationConfig
+    from penstock.tools.simulation.simulate import SimulationRun
+    from penstock.tools.simulation.transform import TransformConfig
+
+_MAX_ALL_BLOCKS = 2**26
+_EXIT_CODES = """\
+exit codes:
+  0    every request of the trace ended
+  2    bad usage, a trace or step file that is not of its format, or a limit that cannot hold
+  5    a file could not be read or written
+  70   a fault of penstock that nobody foresaw; the line says where
+  130  interrupted by Ctrl-C; no report was written
+  141  nobody reads the output any more
+"""
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    """Add `simulate` to the command line."""
+    parser = subparsers.add_parser(
+        "simulate",
+        help="replay a trace through the scheduler in virtual time",
+        description="Replay a trace through the production scheduler over a simulated device:\n"
+        "hours of traffic in seconds. See docs/simulation.md.",
+        epilog=_EXIT_CODES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_trace_options(parser)
+    add_server_options(parser)
+    targets = parser.add_argument_group("targets of a good request")
+    targets.add_argument("--target-ttft-s", type=seconds, default=1.0, metavar="S")
+    targets.add_argument("--target-itl-ms", type=milliseconds, default=100.0, metavar="MS")
+    add_routing_options(parser, has_replicas=True)
+    report = parser.add_argument_group("report")
+    report.add_argument("--report", type=Path, metavar="DIR", help="write JSON, CSV and HTML here")
+    report.add_argument(
+        "--png",
+        action=argparse.BooleanOptionalAction,
+        help="PNG plots in the report (default: where matplotlib is installed)",
+    )
+    report.add_argument("--json", action="store_true", help="print JSON instead of the table")
+    report.add_argument("--no-progress", action="store_true", help="no progress line on stderr")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the command; the exit code."""
+    return run_reporting("simulate", lambda: _simulate(args))
+
+
+def _simulate(args: argparse.Namespace) -> int:
+    from penstock.server.recording.trace import TraceError
+    from penstock.tools.simulation.calibration import CalibrationError
+
+    try:
+        cost = cost_of(args)
+        if args.trace is None and args.synthetic is None:
+            if args.calibrate_from is None:
+                raise UsageError("--trace, --synthetic or --calibrate-from must be given")
+            return ExitCode.OK
+        config, transform = config_of(args, cost), transform_of(args)
+        return _replay(args, trace_of(args), config, transform)
+    except (TraceError, CalibrationError) as error:
+        raise UsageError(told_by_flag(str(error))) from error
+
+
+def _replay(
+    args: argparse.Namespace,
+    trace: "Iterator[TraceRequest]",
+    config: "SimulationConfig",
+    transform: "TransformConfig",
+) -> int:
+    from penstock.tools.simulation.cluster import MAX_REPLICAS
+    from penstock.tools.simulation.png_plots import PlotsUnavailable, has_matplotlib, write_png
+    from penstock.tools.simulation.transform import transformed
+
+    if args.png and not has_matplotlib():
+        raise UsageError("--png: needs matplotlib: install penstock[plots]")
+    if args.png and args.report is None:
+        raise UsageError("--png: needs --report")
+    routing = routing_of(args)
+    refuse_routing_for_others(args, {routing.router})
+    refuse_batches_for_others(args, {config.policy})
+    if not 1 <= args.replicas <= MAX_REPLICAS:
+        raise UsageError(f"--replicas must be in 1 .. {MAX_REPLICAS}, not {args.replicas}")
+    if args.replicas * args.num_blocks > _MAX_ALL_BLOCKS:
+        raise UsageError(f"--replicas x --num-blocks must be at most {_MAX_ALL_BLOCKS}")
+    line = ProgressLine(is_shown=not args.no_progress)
+    changed = transformed(trace, transform)
+    try:
+        if args.replicas == 1:
+            told = _one_server(changed, config, line)
+        else:
+            told = _many_servers(changed, config, args.replicas, routing, line)
+    finally:
+        line.end()
+    if args.json:
+        print(told.json())
+    else:
+        print("\n".join(told.lines))
+    if args.report is not None:
+        charts = told.write(args.report)
+        if args.png or (args.png is None and has_matplotlib()):
+            try:
+                write_png(charts, args.report)
+            except PlotsUnavailable as error:
+                raise UsageError(str(error)) from error
+        print(f"penstock simulate: report in {args.report}", file=sys.stderr)
+    return ExitCode.OK
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Told:
+    """A run as lines, as JSON and as a folder of files."""
+
+    lines: list[str]
+    json: "Callable[[], str]"
+    write: "Callable[[Path], tuple[Chart, ...]]"
+
+
+def _one_server(
+    trace: "Iterator[TraceRequest]", config: "SimulationConfig", line: "ProgressLine"
+) -> _Told:
+    from penstock.tools.simulation.report import summary_json, summary_lines, write_report
+    from penstock.tools.simulation.simulate import simulate
+    from penstock.tools.simulation.summary import summarise
+
+    run = simulate(trace, config, line.show)
+    summary = summarise(run)
+    return _Told(
+        lines=[*summary_lines(summary), _effort(run, summary.num_steps)],
+        json=partial(summary_json, run, summary),
+        write=partial(write_report, run, summary),
+    )
+
+
+def _many_servers(
+    trace: "Iterator[TraceRequest]",
+    config: "SimulationConfig",
+    num_replicas: int,
+    routing: "RoutingConfig",
+    line: "ProgressLine",
+) -> _Told:
+    from penstock.tools.simulation.cluster import ClusterConfig, simulate_cluster
+    from penstock.tools.simulation.cluster_report import (
+        cluster_json,
+        cluster_lines,
+        summarise_cluster,
+        write_cluster_report,
+    )
+
+    cluster = ClusterConfig(replica=config, num_replicas=num_replicas, routing=routing)
+    run = simulate_cluster(trace, cluster, line.show)
+    summary = summarise_cluster(run)
+    return _Told(
+        lines=[*cluster_lines(run, summary), _effort(run.total, summary.total.num_steps)],
+        json=partial(cluster_json, run, summary),
+        write=partial(write_cluster_report, run, summary),
+    )
+
+
+def _effort(run: "SimulationRun", num_steps: int) -> str:
+    return f"simulated    {num_steps:,} steps in {run.wall_s:.1f} s ({run.cpu_s:.1f} s of one core)"

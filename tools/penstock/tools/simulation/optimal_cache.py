@@ -1,0 +1,131 @@
+"""The prefix hit rate of a cache that knows the future: what eviction can be held against.
+
+Owns Belady's rule (1966): evict what is needed again last, and of what is needed at the same time
+the block farthest from the start of its prompt, which is worth nothing without those before it. It
+works on whole blocks of the trace, lets every prompt be cached the moment it arrives and gives all
+of the memory to the cache, so no real scheduler can do better with the same memory. Beside it
+the least recently used rule under the same generous conditions, to tell what the future is worth
+from what a scheduler loses.
+"""
+
+import heapq
+import math
+from collections.abc import Iterable
+from typing import Protocol
+
+from penstock.server.recording.trace import TraceRequest
+
+_Block = tuple[str, int]
+
+
+class _Cache(Protocol):
+    def visit(self, block: _Block, next_visit: float, depth: int) -> bool:
+        """Ask for a block that is asked for again at `next_visit`; whether it was there.
+
+        `depth`: how many blocks of the prompt stand before it, the same at every visit.
+        """
+        ...
+
+
+def optimal_hit_rate(
+    trace: Iterable[TraceRequest], *, num_cache_tokens: int, block_size: int
+) -> float:
+    """Prompt tokens found in the cache over all prompt tokens; NaN for a trace of none.
+
+    `block_size`: of the engine that this is compared with, whose hits are whole blocks and leave
+    one token to compute.
+    """
+    requests = list(trace)
+    cache = _ForesightedCache(_num_blocks(requests, num_cache_tokens))
+    return _hit_rate(requests, cache, block_size)
+
+
+def least_recent_hit_rate(
+    trace: Iterable[TraceRequest], *, num_cache_tokens: int, block_size: int
+) -> float:
+    """The same of a cache that evicts what was asked for longest ago and knows no future."""
+    requests = list(trace)
+    cache = _LeastRecentCache(_num_blocks(requests, num_cache_tokens))
+    return _hit_rate(requests, cache, block_size)
+
+
+def _num_blocks(requests: list[TraceRequest], num_cache_tokens: int) -> int:
+    block_tokens = max((r.prefix_block_tokens for r in requests if r.prefix_ids), default=1)
+    return max(0, num_cache_tokens // block_tokens)
+
+
+def _hit_rate(requests: list[TraceRequest], cache: _Cache, block_size: int) -> float:
+    visits = _visits(requests)
+    num_hit, num_all = 0, 0
+    for request in requests:
+        num_all += request.num_prompt_tokens
+        num_found = 0
+        is_unbroken = True
+        for depth, prefix_id in enumerate(request.prefix_ids):
+            block = (request.tenant, prefix_id)
+            visits[block].pop()
+            next_visit = visits[block][-1] if visits[block] else math.inf
+            is_unbroken = cache.visit(block, next_visit, depth) and is_unbroken
+            num_found += is_unbroken
+        usable = (request.num_prompt_tokens - 1) // block_size * block_size
+        num_hit += min(num_found * request.prefix_block_tokens, usable)
+    return num_hit / num_all if num_all else math.nan
+
+
+def _visits(requests: list[TraceRequest]) -> dict[_Block, list[int]]:
+    """When each block is asked for, by number of request, last first."""
+    visits: dict[_Block, list[int]] = {}
+    for index in range(len(requests) - 1, -1, -1):
+        request = requests[index]
+        for prefix_id in request.prefix_ids:
+            visits.setdefault((request.tenant, prefix_id), []).append(index)
+    return visits
+
+
+class _ForesightedCache:
+    """At most `capacity` blocks, those that are needed soonest."""
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        self._next_visit: dict[_Block, float] = {}
+        # By next visit, latest first, then by depth, deepest first; an entry that a later visit
+        # replaced is skipped.
+        self._latest: list[tuple[float, int, _Block]] = []
+
+    def visit(self, block: _Block, next_visit: float, depth: int) -> bool:
+        """See `_Cache`."""
+        was_there = self._next_visit.pop(block, None) is not None
+        if next_visit == math.inf:
+            return was_there
+        self._next_visit[block] = next_visit
+        heapq.heappush(self._latest, (-next_visit, -depth, block))
+        if len(self._next_visit) > self._capacity:
+            self._evict()
+        return was_there
+
+    def _evict(self) -> None:
+        while True:
+            negative_visit, _, block = heapq.heappop(self._latest)
+            if self._next_visit.get(block) == -negative_visit:
+                del self._next_visit[block]
+                return
+
+
+class _LeastRecentCache:
+    """At most `capacity` blocks, those that were asked for last."""
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        # In order of their last visit.
+        self._blocks: dict[_Block, None] = {}
+
+    def visit(self, block: _Block, next_visit: float, depth: int) -> bool:
+        """See `_Cache`."""
+        del next_visit, depth
+        was_there = block in self._blocks
+        if was_there:
+            del self._blocks[block]
+        self._blocks[block] = None
+        if len(self._blocks) > self._capacity:
+            del self._blocks[next(iter(self._blocks))]
+        return was_there

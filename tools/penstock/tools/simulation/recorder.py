@@ -1,0 +1,207 @@
+"""Measures a run from what the engine tells in each step.
+
+Owns times of requests, gaps between tokens, what tenants were served and samples of the memory.
+Python runs once per step and once per event of a request; tokens are counted in bulk, some hundred
+thousand at a time. Does not judge: targets and percentiles are the summary's.
+"""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.scheduler.engine import Engine
+from penstock.scheduler.events import Admitted, Failed, Finished, Preempted, StepEvents
+from penstock.tools.simulation.histogram import DurationHistogram
+from penstock.tools.simulation.request_table import RequestTable
+
+_BULK_TOKENS = 262_144
+_MAX_BINS = 32_768
+
+
+class RunRecorder:
+    """The measures of one run, of one or several engines.
+
+    `slow_gap_s`: a gap between two tokens of a request that is longer is counted as slow; a
+    request whose share of slow gaps is at most 1 % has a p99 gap within it. `gaps`: all of them.
+    `timeline_bin_s`: width of the bins in which served tokens are counted per tenant; it doubles
+    when there would be more than 32,768 of them, for a trace may have a pause of years. `num_steps`
+    leaves out turns of the engine in which nothing was computed. `on_end` is told of every request
+    that ends, when the step that ends it has run.
+    """
+
+    def __init__(
+        self,
+        *,
+        slow_gap_s: float,
+        timeline_bin_s: float,
+        sample_every_steps: int,
+        on_end: Callable[[Finished | Failed], None] | None = None,
+    ) -> None:
+        self.table = RequestTable()
+        self.gaps = DurationHistogram()
+        self.timeline_bin_s = timeline_bin_s
+        self.samples = MemorySamples()
+        self.num_steps = 0
+        self.num_ended = 0
+        self._slow_gap_s = slow_gap_s
+        self._on_end = on_end
+        self._sample_every_steps = sample_every_steps
+        self._keys: list[NDArray[np.int64]] = []
+        self._times_s: list[float] = []
+        self._num_buffered = 0
+        self._num_turns = 0
+        self._latest_s = 0.0
+        self._served: NDArray[np.int64] = np.zeros((0, 0), dtype=np.int64)
+
+    def take_all(self, recorders: "Sequence[RunRecorder]", sources: NDArray[np.int64]) -> None:
+        """Become what several engines did, as one; they are flushed and have these settings.
+
+        `sources` int64 [n]: which recorder has request i of the whole. Samples of memory are left
+        out: those of engines do not add up to a sample of one.
+        """
+        self.table = RequestTable.merged([recorder.table for recorder in recorders], sources)
+        self._widen(max(recorder.timeline_bin_s for recorder in recorders))
+        for recorder in recorders:
+            recorder._widen(self.timeline_bin_s)  # noqa: SLF001 -- of its own kind
+        served = [recorder.served_tokens() for recorder in recorders]
+        shape = (max(len(bins) for bins in served), len(self.table.tenants))
+        self._served = np.zeros(shape, dtype=np.int64)
+        for recorder, its_served in zip(recorders, served, strict=True):
+            self.gaps.merge(recorder.gaps)
+            self.num_steps += recorder.num_steps
+            self.num_ended += recorder.num_ended
+            columns = [self.table.tenant_index(name) for name in recorder.table.tenants]
+            self._served[: len(its_served), columns] += its_served
+
+    def note(self, events: StepEvents, engine: Engine, num_held_back: int) -> None:
+        """Take in what one step told; `num_held_back`: requests waiting outside the engine."""
+        if events.at_s > self._latest_s or len(events.keys):
+            self._latest_s = events.at_s
+            self.num_steps += 1
+        if len(events.keys):
+            self._keys.append(events.keys)
+            self._times_s.append(events.at_s)
+            self._num_buffered += len(events.keys)
+            if self._num_buffered >= _BULK_TOKENS:
+                self.flush()
+        for change in events.changes:
+            if isinstance(change, Admitted):
+                self._note_admitted(change)
+            elif isinstance(change, Preempted):
+                self.table.counts("num_preemptions")[change.key - 1] += 1
+        for end in events.ends:
+            self._note_end(end)
+        self._num_turns += 1
+        if self._num_turns % self._sample_every_steps == 0:
+            self.samples.add(events.at_s, engine, num_held_back)
+
+    def note_prefill(self, keys: NDArray[np.int64], counts: NDArray[np.int32]) -> None:
+        """A step computes so many tokens of the prompts of these requests, each named once."""
+        self.table.counts("num_prefill_tokens")[keys - 1] += counts
+
+    def flush(self) -> None:
+        """Count the tokens that are still in the buffer."""
+        if not self._num_buffered:
+            return
+        lengths = np.array([len(keys) for keys in self._keys])
+        times_s = np.repeat(np.array(self._times_s), lengths)
+        index = np.concatenate(self._keys) - 1
+        self._keys.clear()
+        self._times_s.clear()
+        self._num_buffered = 0
+        self._count_served(index, times_s)
+        order = np.argsort(index, kind="stable")
+        self._measure_gaps(index[order], times_s[order])
+
+    def served_tokens(self) -> NDArray[np.int64]:
+        """Output tokens per bin and tenant, int64 [bins, tenants]."""
+        served = np.zeros((len(self._served), len(self.table.tenants)), dtype=np.int64)
+        served[:, : self._served.shape[1]] = self._served
+        return served
+
+    def _note_admitted(self, change: Admitted) -> None:
+        index, table = change.key - 1, self.table
+        if change.num_preemptions == 0:
+            table.seconds("admitted_s")[index] = change.at_s
+            table.counts("num_cached_tokens")[index] = change.num_cached_tokens
+
+    def _note_end(self, end: Finished | Failed) -> None:
+        index, table = end.key - 1, self.table
+        table.seconds("end_s")[index] = end.at_s
+        outcomes = table.counts("outcome")
+        if outcomes[index]:
+            raise RuntimeError(f"request {end.key} ended twice")
+        outcomes[index] = table.outcome_index(end.reason.name.lower())
+        self.num_ended += 1
+        if self._on_end is not None:
+            self._on_end(end)
+
+    def _count_served(self, index: NDArray[np.int64], times_s: NDArray[np.float64]) -> None:
+        latest_s, bin_s = float(times_s.max()), self.timeline_bin_s
+        while latest_s / bin_s >= _MAX_BINS:
+            bin_s *= 2.0
+        self._widen(bin_s)
+        bins = (times_s / bin_s).astype(np.int64)
+        num_bins, num_tenants = int(bins.max()) + 1, len(self.table.tenants)
+        if num_bins > len(self._served) or num_tenants > self._served.shape[1]:
+            shape = (max(num_bins, len(self._served)), num_tenants)
+            grown: NDArray[np.int64] = np.zeros(shape, dtype=np.int64)
+            grown[: self._served.shape[0], : self._served.shape[1]] = self._served
+            self._served = grown
+        cells = bins * num_tenants + self.table.counts("tenant")[index]
+        counts = np.bincount(cells, minlength=num_bins * num_tenants)
+        self._served[:num_bins] += counts.reshape(num_bins, num_tenants)
+
+    def _widen(self, bin_s: float) -> None:
+        """Count in bins of `bin_s` from now on, a power of two times as wide as they are."""
+        while self.timeline_bin_s < bin_s:
+            self.timeline_bin_s *= 2.0
+            starts = np.arange(0, len(self._served), 2)
+            if len(starts):
+                self._served = np.add.reduceat(self._served, starts, axis=0)
+
+    def _measure_gaps(self, index: NDArray[np.int64], times_s: NDArray[np.float64]) -> None:
+        """Tokens [m] sorted by request, in order of time within each."""
+        table = self.table
+        firsts = np.flatnonzero(np.concatenate(([True], index[1:] != index[:-1])))
+        who = index[firsts]
+        previous_s = np.concatenate(([0.0], times_s[:-1]))
+        previous_s[firsts] = table.seconds("last_token_s")[who]
+        gaps = times_s - previous_s
+        is_first_token = np.isnan(previous_s)
+        table.seconds("first_token_s")[index[is_first_token]] = times_s[is_first_token]
+        gaps[is_first_token] = 0.0
+        self.gaps.add(gaps[~is_first_token])
+        max_gap = table.seconds("max_gap_s")
+        max_gap[who] = np.maximum(max_gap[who], np.maximum.reduceat(gaps, firsts))
+        is_slow = (gaps > self._slow_gap_s).astype(np.int64)
+        table.counts("num_slow_gaps")[who] += np.add.reduceat(is_slow, firsts)
+        ends = np.concatenate((firsts[1:], [len(index)]))
+        table.counts("num_output_tokens")[who] += ends - firsts
+        table.seconds("last_token_s")[who] = times_s[ends - 1]
+
+
+class MemorySamples:
+    """Samples of an engine, taken after a step; parallel lists.
+
+    `num_unused_tokens`: places in allocated blocks that hold nothing yet.
+    """
+
+    def __init__(self) -> None:
+        self.at_s: list[float] = []
+        self.num_running: list[int] = []
+        self.num_waiting: list[int] = []
+        self.num_used_blocks: list[int] = []
+        self.num_unused_tokens: list[int] = []
+
+    def add(self, at_s: float, engine: Engine, num_held_back: int) -> None:
+        """Sample an engine now."""
+        scheduler = engine.scheduler
+        cache, arrays = scheduler.life.cache, scheduler.life.arrays
+        self.at_s.append(at_s)
+        self.num_running.append(scheduler.num_running)
+        self.num_waiting.append(scheduler.num_waiting + num_held_back)
+        self.num_used_blocks.append(cache.pool.num_used)
+        # Shared blocks are full: counted with every owner, they cancel out.
+        self.num_unused_tokens.append(int(cache.capacity.sum()) - int(arrays.num_computed.sum()))

@@ -1,0 +1,116 @@
+"""One simulated server: an engine, its clock and the gate before it.
+
+Owns the turn of virtual time: a step takes what the cost model says, idle time is jumped over. What
+arrives while a step runs enters after it, as in the engine process. Several replicas can stand
+side by side: bring all of them to the same time, then offer a request to one.
+"""
+
+import math
+import threading
+
+from penstock.executor.simulated.pace import VirtualClock
+from penstock.scheduler.engine import Engine
+from penstock.scheduler.request import NO_TIME, RequestSpec
+from penstock.server.recording.trace import TraceRequest
+from penstock.tools.simulation.gate import Gate
+from penstock.tools.simulation.prompts import PromptMaker
+from penstock.tools.simulation.recorder import RunRecorder
+from penstock.tools.simulation.settings import (
+    SimulationConfig,
+    build_engine,
+    build_gate,
+)
+
+_NEVER_SET = threading.Event()
+
+
+class SimulationStuck(Exception):
+    """Requests are left that nobody will ever run: a fault of the scheduler."""
+
+
+class Replica:
+    """A server that is told what arrives and until when it may run."""
+
+    def __init__(self, config: SimulationConfig, recorder: RunRecorder) -> None:
+        self._clock = VirtualClock()
+        self.engine: Engine = build_engine(
+            config, self._clock, recorder.note_prefill, recorder.table.output_length
+        )
+        self._gate: Gate = build_gate(config)
+        self._max_tokens = config.max_tokens or 1
+        self._recorder = recorder
+        info = self.engine.executor.info
+        self._prompts = PromptMaker(
+            vocab_size=info.vocab_size,
+            block_size=info.block_size,
+            has_prefix_caching=config.has_prefix_caching,
+        )
+
+    @property
+    def now_s(self) -> float:
+        """Virtual time, seconds."""
+        return self._clock()
+
+    @property
+    def num_unfinished(self) -> int:
+        """Requests that run or wait here: what a router balances."""
+        scheduler = self.engine.scheduler
+        return len(self._gate) + scheduler.num_waiting + scheduler.num_running
+
+    def offer(self, request: TraceRequest) -> None:
+        """A request arrives; `run_until` its arrival first."""
+        key = self._recorder.table.add(request)
+        tenant_index = self._recorder.table.tenant_index(request.tenant)
+        prompt = self._prompts.make(request, tenant_index)
+        self._gate.offer(
+            RequestSpec(
+                key=key,
+                request_id=str(key),
+                prompt_ids=prompt.token_ids,
+                max_tokens=max(request.num_output_tokens, self._max_tokens),
+                hash_salt=prompt.hash_salt,
+                block_hashes=prompt.block_hashes,
+                priority=request.priority,
+                arrival_s=request.arrival_s,
+                ttft_deadline_s=request.arrival_s + request.ttft_deadline_s,
+                deadline_s=request.arrival_s + request.deadline_s,
+                tenant=request.tenant,
+            )
+        )
+
+    def run_until(self, until_s: float) -> None:
+        """Run steps until virtual time is `until_s` or later, or nothing is left to do.
+
+        Time stands at `until_s` if the engine is idle then, and at the end of the step that was
+        running otherwise; with an infinite `until_s`, where the last step ended.
+        """
+        clock, engine, gate = self._clock, self.engine, self._gate
+        while clock() < until_s:
+            is_idle = not engine.has_work
+            for spec in gate.let_in(clock(), is_idle=is_idle):
+                engine.submit((spec,))
+            if engine.has_work:
+                self._step(until_s)
+                continue
+            at_s = min(until_s, gate.next_opening_s())
+            if at_s == math.inf:
+                return
+            clock.wait_until(at_s, _NEVER_SET)
+
+    def finish(self) -> None:
+        """Nothing more arrives: run to the end."""
+        self._gate.close()
+        self.run_until(math.inf)
+        self.engine.check_integrity()
+
+    def _step(self, until_s: float) -> None:
+        before_s = self._clock()
+        events = self.engine.step()
+        self._recorder.note(events, self.engine, len(self._gate))
+        if self._clock() > before_s or not events.is_empty or not self.engine.has_work:
+            return
+        # Nobody could run: only time or an arrival can change that.
+        at_s = min(until_s, self.engine.next_wakeup_s())
+        if at_s == NO_TIME:
+            raise SimulationStuck(f"at {before_s} s nobody runs, nobody ends and nobody comes")
+        self._clock.wait_until(at_s, _NEVER_SET)

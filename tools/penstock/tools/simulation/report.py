@@ -1,0 +1,220 @@
+"""How a run is told: a table for people, JSON and CSV for programs, one page to pass on.
+
+Owns the forms and the names of the files. Does not measure.
+"""
+
+import csv
+import dataclasses
+import json
+import math
+from collections.abc import Sequence
+from html import escape
+from pathlib import Path
+from typing import Any, cast
+
+from penstock.executor.config_json import to_json_value
+from penstock.tools.simulation.chart import Chart, svg
+from penstock.tools.simulation.run_charts import charts_of
+from penstock.tools.simulation.simulate import SimulationRun
+from penstock.tools.simulation.summary import Durations, Summary
+
+SUMMARY_FILE = "summary.json"
+REQUESTS_FILE = "requests.csv"
+PAGE_FILE = "report.html"
+
+_FLOATS = ("arrival_s", "admitted_s", "first_token_s", "last_token_s", "end_s", "max_gap_s")
+_INTS = (
+    "priority",
+    "num_prompt_tokens",
+    "num_cached_tokens",
+    "num_prefill_tokens",
+    "num_output_tokens",
+    "num_slow_gaps",
+    "num_preemptions",
+)
+_PAGE = """\
+<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<title>{title}</title>
+<style>
+body {{ font-family: sans-serif; margin: 2em auto; max-width: 1340px; color: #222; }}
+pre {{ background: #f6f6f6; padding: 1em; overflow-x: auto; }}
+svg {{ margin: 0.5em; }}
+p {{ max-width: 60em; line-height: 1.4; }}
+table {{ border-collapse: collapse; font-size: 90%; }}
+td, th {{ padding: 0.2em 0.7em; text-align: right; border-bottom: 1px solid #ddd; }}
+.no {{ color: #b00020; font-weight: bold; }}
+</style>
+</head>
+<body>
+<h1>{title}</h1>
+{sections}
+</body>
+</html>
+"""
+
+
+def write_report(run: SimulationRun, summary: Summary, folder: Path) -> tuple[Chart, ...]:
+    """Write `summary.json`, `requests.csv` and `report.html`; the charts that are on the page.
+
+    The folder is made where it is missing. Raises OSError.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / SUMMARY_FILE).write_text(summary_json(run, summary) + "\n", encoding="utf-8")
+    write_requests(run, folder / REQUESTS_FILE)
+    charts = charts_of(run)
+    sections = [
+        preformatted("\n".join(summary_lines(summary))),
+        *(f"<!-- {chart.name} -->\n{svg(chart)}" for chart in charts),
+        "<h2>Settings</h2>",
+        preformatted(json.dumps(settings_of(run), indent=2)),
+    ]
+    title = f"Simulated: {run.config.policy}"
+    (folder / PAGE_FILE).write_text(page(title, sections), encoding="utf-8")
+    return charts
+
+
+def page(title: str, sections: list[str]) -> str:
+    """A page that needs nothing beside itself; `sections` are HTML."""
+    return _PAGE.format(title=escape(title), sections="\n".join(sections))
+
+
+def html_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Text cells as a <table>; a cell that says NO is marked."""
+    heads = "".join(f"<th>{escape(name)}</th>" for name in header)
+    lines = [f"<tr>{heads}</tr>"]
+    for row in rows:
+        cells = "".join(
+            f"<td{' class=no' if cell == 'NO' else ''}>{escape(cell)}</td>" for cell in row
+        )
+        lines.append(f"<tr>{cells}</tr>")
+    return "<table>\n" + "\n".join(lines) + "\n</table>"
+
+
+def summary_json(run: SimulationRun, summary: Summary) -> str:
+    """Settings and figures as JSON; what was not measured is null."""
+    document = {
+        "settings": settings_of(run),
+        "figures": finite_or_none(dataclasses.asdict(summary)),
+        "wall_s": run.wall_s,
+        "cpu_s": run.cpu_s,
+    }
+    return json.dumps(document, indent=2, allow_nan=False)
+
+
+def settings_of(run: SimulationRun) -> dict[str, Any]:
+    """The settings of a run as JSON values."""
+    config = run.config
+    values: dict[str, Any] = {
+        field.name: to_json_value(getattr(config, field.name))
+        for field in dataclasses.fields(config)
+        if field.name != "scheduler"
+    }
+    scheduler = {
+        field.name: getattr(config.scheduler, field.name)
+        for field in dataclasses.fields(config.scheduler)
+        # The policy decides the order.
+        if field.name != "order"
+    }
+    values["scheduler"] = {
+        name: finite_or_none(dict(value) if name == "tenant_weights" else to_json_value(value))
+        for name, value in scheduler.items()
+    }
+    return values
+
+
+def finite_or_none(value: Any) -> Any:
+    """A JSON value with null where a number is not finite, which JSON has no word for."""
+    if isinstance(value, dict):
+        items = cast("dict[str, Any]", value)
+        return {key: finite_or_none(item) for key, item in items.items()}
+    if isinstance(value, list | tuple):
+        return [finite_or_none(item) for item in cast("list[Any]", value)]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+def summary_lines(summary: Summary) -> list[str]:
+    """The figures for people."""
+    s = summary
+    outcomes = ", ".join(f"{name} {num:,}" for name, num in s.outcomes.items())
+    lines = [
+        f"requests     {s.num_requests:,} in {s.duration_s:,.1f} s: {outcomes}",
+        f"goodput      {number_text(s.goodput_per_s, 3)} requests/s,"
+        f" {share_text(s.good_share)} of all within targets",
+        f"throughput   {number_text(s.requests_per_s, 3)} requests/s,"
+        f" {number_text(s.output_tokens_per_s)} output and"
+        f" {number_text(s.prompt_tokens_per_s)} prompt tokens/s",
+        f"{'':12} {'mean':>10} {'p50':>10} {'p90':>10} {'p99':>10} {'max':>10}",
+        _durations_line("TTFT", s.ttft),
+        _durations_line("ITL", s.itl),
+        _durations_line("E2E", s.e2e),
+        _durations_line("queue", s.queue),
+        f"KV memory    {share_text(s.kv_utilisation)} used (at most"
+        f" {share_text(s.kv_utilisation_max)}), {share_text(s.kv_waste, 2)} of that empty",
+        f"prefix hits  {share_text(s.prefix_hit_rate)} of prompt tokens",
+        f"lost work    {s.num_preemptions:,} preemptions, {share_text(s.prefill_waste, 2)} of"
+        " prefill for"
+        " requests that then expired",
+    ]
+    if s.served_ratio is not None:
+        lines.append(f"fairness     {s.served_ratio:.2f} (most over least served, 1 is even)")
+    if len(s.tenants) > 1:
+        lines += [
+            f"tenant       {tenant.tenant}: {tenant.num_requests:,} requests,"
+            f" {tenant.num_served_tokens:,} tokens, {share_text(tenant.good_share)} good,"
+            f" TTFT p50 {seconds_text(tenant.ttft.p50_s)}, p99 {seconds_text(tenant.ttft.p99_s)}"
+            for tenant in s.tenants
+        ]
+    return lines
+
+
+def _durations_line(name: str, values: Durations) -> str:
+    cells = (values.mean_s, values.p50_s, values.p90_s, values.p99_s, values.max_s)
+    return f"{name:12} " + " ".join(f"{seconds_text(cell):>10}" for cell in cells)
+
+
+def seconds_text(value_s: float) -> str:
+    """A duration for people."""
+    if math.isnan(value_s):
+        return "-"
+    return f"{value_s * 1e3:.1f} ms" if value_s < 1.0 else f"{value_s:,.2f} s"
+
+
+def share_text(value: float, num_decimals: int = 1) -> str:
+    """A share for people, in per cent."""
+    return "-" if math.isnan(value) else f"{value:.{num_decimals}%}"
+
+
+def number_text(value: float, num_decimals: int = 0) -> str:
+    """A figure for people."""
+    return "-" if math.isnan(value) else f"{value:,.{num_decimals}f}"
+
+
+def write_requests(run: SimulationRun, path: Path, replica_of: Sequence[int] | None = None) -> None:
+    """One row per request; an empty cell where nothing is known.
+
+    `replica_of`: where each one went, for a last column.
+    """
+    table = run.recorder.table
+    floats = [table.seconds(name).tolist() for name in _FLOATS]
+    ints = [table.counts(name).tolist() for name in _INTS]
+    tenants = [table.tenants[int(index)] for index in table.counts("tenant")]
+    outcomes = [table.outcomes[int(index)] for index in table.counts("outcome")]
+    last = () if replica_of is None else ("replica",)
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(("request", "tenant", "outcome", *_INTS, *_FLOATS, *last))
+        for row in range(len(table)):
+            known = ("" if math.isnan(column[row]) else f"{column[row]:.6f}" for column in floats)
+            counts = (column[row] for column in ints)
+            place = () if replica_of is None else (replica_of[row],)
+            writer.writerow((row, tenants[row], outcomes[row], *counts, *known, *place))
+
+
+def preformatted(text: str) -> str:
+    """Text as HTML that keeps its lines and columns."""
+    return f"<pre>{escape(text)}</pre>"

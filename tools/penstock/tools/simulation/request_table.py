@@ -1,0 +1,143 @@
+"""What is known of every request of a run, in columns.
+
+Owns the columns and their growth; request number i has the engine key i + 1. Does not measure.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.server.recording.trace import TraceRequest
+
+UNFINISHED = 0
+"""The outcome of a request that has not ended."""
+_FIRST_CAPACITY = 1024
+
+
+class RequestTable:
+    """Columns of `len(table)` requests; unknown times are NaN, seconds of virtual time.
+
+    Of the trace: `arrival_s`, `num_prompt_tokens`, `num_trace_tokens` (output), `tenant` (index
+    into `tenants`), `priority`. Of the run: `admitted_s` (the first time), `first_token_s`,
+    `last_token_s`, `end_s`, `num_output_tokens`, `num_cached_tokens` (of the prompt, at the first
+    admission), `num_prefill_tokens` (computed in prefills, again after a preemption),
+    `num_preemptions`, `outcome` (index into `outcomes`), `num_slow_gaps` and
+    `max_gap_s` (gaps between its tokens, see `RunRecorder`).
+    """
+
+    def __init__(self) -> None:
+        self._num = 0
+        self.tenants: list[str] = []
+        self.outcomes: list[str] = ["unfinished"]
+        self._tenant_index: dict[str, int] = {}
+        self._outcome_index: dict[str, int] = {"unfinished": UNFINISHED}
+        self._floats: dict[str, NDArray[np.float64]] = {
+            name: np.full(_FIRST_CAPACITY, math.nan)
+            for name in ("arrival_s", "admitted_s", "first_token_s", "last_token_s", "end_s")
+        }
+        self._floats["max_gap_s"] = np.zeros(_FIRST_CAPACITY)
+        self._ints: dict[str, NDArray[np.int64]] = {
+            name: np.zeros(_FIRST_CAPACITY, dtype=np.int64)
+            for name in (
+                "num_prompt_tokens",
+                "num_trace_tokens",
+                "tenant",
+                "priority",
+                "num_output_tokens",
+                "num_cached_tokens",
+                "num_prefill_tokens",
+                "num_preemptions",
+                "outcome",
+                "num_slow_gaps",
+            )
+        }
+
+    def __len__(self) -> int:
+        return self._num
+
+    @classmethod
+    def merged(cls, tables: "Sequence[RequestTable]", sources: NDArray[np.int64]) -> "RequestTable":
+        """One table of all requests; row i is the next row of table `sources[i]`, int64 [n]."""
+        merged = cls()
+        merged._num = len(sources)
+        rows = np.argsort(sources, kind="stable")
+        for name in merged._floats:
+            merged._floats[name] = _in_order(rows, [table.seconds(name) for table in tables])
+        for name in merged._ints:
+            columns = [table.counts(name) for table in tables]
+            if name == "tenant":
+                columns = _renumbered(columns, [t.tenants for t in tables], merged.tenant_index)
+            if name == "outcome":
+                columns = _renumbered(columns, [t.outcomes for t in tables], merged.outcome_index)
+            merged._ints[name] = _in_order(rows, columns)
+        return merged
+
+    def add(self, request: TraceRequest) -> int:
+        """Append a request that arrives; its engine key."""
+        index = self._num
+        if index == len(self._floats["arrival_s"]):
+            self._grow()
+        self._num += 1
+        self._floats["arrival_s"][index] = request.arrival_s
+        self._ints["num_prompt_tokens"][index] = request.num_prompt_tokens
+        self._ints["num_trace_tokens"][index] = request.num_output_tokens
+        self._ints["tenant"][index] = self.tenant_index(request.tenant)
+        self._ints["priority"][index] = request.priority
+        return index + 1
+
+    def output_length(self, key: int) -> int:
+        """How many tokens the request of an engine key generates."""
+        return int(self._ints["num_trace_tokens"][key - 1])
+
+    def tenant_index(self, tenant: str) -> int:
+        """The number of a tenant, a new one if it was never seen."""
+        index = self._tenant_index.setdefault(tenant, len(self.tenants))
+        if index == len(self.tenants):
+            self.tenants.append(tenant)
+        return index
+
+    def outcome_index(self, outcome: str) -> int:
+        """The number of an outcome, a new one if it was never seen."""
+        index = self._outcome_index.setdefault(outcome, len(self.outcomes))
+        if index == len(self.outcomes):
+            self.outcomes.append(outcome)
+        return index
+
+    def seconds(self, name: str) -> NDArray[np.float64]:
+        """A column of times or durations, float64 [len]; a view that can be written."""
+        return self._floats[name][: self._num]
+
+    def counts(self, name: str) -> NDArray[np.int64]:
+        """A column of whole numbers, int64 [len]; a view that can be written."""
+        return self._ints[name][: self._num]
+
+    def _grow(self) -> None:
+        for name, floats in self._floats.items():
+            unknown = 0.0 if name == "max_gap_s" else math.nan
+            self._floats[name] = np.concatenate((floats, np.full(len(floats), unknown)))
+        for name, ints in self._ints.items():
+            self._ints[name] = np.concatenate((ints, np.zeros_like(ints)))
+
+
+_Scalar = TypeVar("_Scalar", np.float64, np.int64)
+
+
+def _in_order(rows: NDArray[np.int64], columns: list[NDArray[_Scalar]]) -> NDArray[_Scalar]:
+    """Columns one behind the other, entry k moved to `rows[k]`."""
+    joined = np.concatenate(columns)
+    placed = np.empty_like(joined)
+    placed[rows] = joined
+    return placed
+
+
+def _renumbered(
+    columns: list[NDArray[np.int64]], names: list[list[str]], number_of: Callable[[str], int]
+) -> list[NDArray[np.int64]]:
+    """Numbers of names that each table counts by itself, in one common count."""
+    return [
+        np.array([number_of(name) for name in its_names], dtype=np.int64)[column]
+        for column, its_names in zip(columns, names, strict=True)
+    ]

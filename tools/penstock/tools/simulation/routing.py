@@ -1,0 +1,194 @@
+"""Which replica a request goes to.
+
+Owns the rules. A router knows the request, the loads it is given and what it did itself; it does
+not know replicas. Equal choices go to the replica that was chosen longest ago, so that a run is the
+same every time and an idle cluster is used evenly.
+"""
+
+import enum
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from penstock.server.recording.trace import TraceRequest
+from penstock.tools.simulation.load_signal import LoadSignal
+from penstock.tools.simulation.prefix_index import PrefixIndex
+
+DEFAULT_SLACK = {LoadSignal.REQUESTS: 8, LoadSignal.TOKENS: 16_384}
+
+
+class RouterKind(enum.StrEnum):
+    """ROUND_ROBIN: in turn. LEAST_LOADED: least load. PREFIX_AWARE: see `PrefixAware`."""
+
+    ROUND_ROBIN = "round_robin"
+    LEAST_LOADED = "least_loaded"
+    PREFIX_AWARE = "prefix_aware"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoutingConfig:
+    """How requests are spread. Raises ValueError naming the field.
+
+    `load_signal`, `load_signal_delay_s`: see `LoadAccount`; for all but ROUND_ROBIN. The rest is
+    for PREFIX_AWARE: `overload_factor`, `overload_slack` (None: 8 requests or 16,384 tokens, by the
+    signal) say when a replica is overloaded, `max_index_tokens` bounds what is remembered of each
+    (None: as many tokens as its KV memory holds), `min_prefix_share` is the part of a prompt that a
+    known prefix must be to count.
+    """
+
+    router: RouterKind = RouterKind.ROUND_ROBIN
+    load_signal: LoadSignal = LoadSignal.REQUESTS
+    load_signal_delay_s: float = 0.0
+    overload_factor: float = 1.5
+    overload_slack: int | None = None
+    max_index_tokens: int | None = None
+    min_prefix_share: float = 0.3
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.load_signal_delay_s) and self.load_signal_delay_s >= 0.0):
+            raise ValueError(
+                f"load_signal_delay_s must be finite and not negative,"
+                f" not {self.load_signal_delay_s}"
+            )
+        if not 1.0 <= self.overload_factor < math.inf:
+            raise ValueError(
+                f"overload_factor must be finite and at least 1, not {self.overload_factor}"
+            )
+        if self.overload_slack is not None and self.overload_slack < 0:
+            raise ValueError(f"overload_slack must not be negative, not {self.overload_slack}")
+        if not 0.0 <= self.min_prefix_share <= 1.0:
+            raise ValueError(f"min_prefix_share must be in [0, 1], not {self.min_prefix_share}")
+        if self.max_index_tokens is not None and self.max_index_tokens < 1:
+            raise ValueError(f"max_index_tokens must be at least 1, not {self.max_index_tokens}")
+
+    @property
+    def slack(self) -> int:
+        """`overload_slack`, or the default of the signal."""
+        if self.overload_slack is None:
+            return DEFAULT_SLACK[self.load_signal]
+        return self.overload_slack
+
+
+class Router(Protocol):
+    """Chooses a replica, and takes it that the request goes there."""
+
+    def route(self, request: TraceRequest, loads: Sequence[int]) -> int:
+        """The replica for a request that arrives; `loads`: of each, as far as is known."""
+        ...
+
+
+class RoundRobin:
+    """In turn, whatever the requests and the replicas are like."""
+
+    def __init__(self, num_replicas: int) -> None:
+        self._turns = _Turns(num_replicas)
+
+    def route(self, request: TraceRequest, loads: Sequence[int]) -> int:
+        """See `Router`."""
+        del request
+        return self._turns.take(range(len(loads)))
+
+
+class LeastLoaded:
+    """The replica with the least load."""
+
+    def __init__(self, num_replicas: int) -> None:
+        self._turns = _Turns(num_replicas)
+
+    def route(self, request: TraceRequest, loads: Sequence[int]) -> int:
+        """See `Router`."""
+        del request
+        least = min(loads)
+        return self._turns.take(i for i, load in enumerate(loads) if load == least)
+
+
+class PrefixAware:
+    """The longest known prefix among the replicas that are not overloaded, then the least load.
+
+    Overloaded is a replica with a load above `factor` times the least one and more than `slack`
+    above it; the least loaded never is. The two thresholds are those of SGLang's cache-aware
+    router, which leaves the prefixes aside for everybody when the extremes are that far apart;
+    asked of each replica alone, as in consistent hashing with bounded loads (Mirrokni, Thorup and
+    Zadimoghaddam, SODA 2018), one hot replica does not cost the others their prefixes.
+
+    A prefix that is less than `min_share` of the prompt does not count, as in that router: what all
+    prompts begin with would hold everybody where it was first, and leave other replicas idle.
+    """
+
+    def __init__(
+        self,
+        num_replicas: int,
+        *,
+        factor: float,
+        slack: int,
+        max_index_tokens: int,
+        min_share: float = 0.0,
+    ) -> None:
+        self._turns = _Turns(num_replicas)
+        self._factor = factor
+        self._slack = slack
+        self._max_index_tokens = max_index_tokens
+        self._min_share = min_share
+        self._indices: list[PrefixIndex] | None = None
+        self._num_replicas = num_replicas
+
+    def route(self, request: TraceRequest, loads: Sequence[int]) -> int:
+        """See `Router`."""
+        indices = self._indices_for(request)
+        least = min(loads)
+        matches = [index.num_matched_tokens(request) for index in indices]
+        least_match = self._min_share * request.num_prompt_tokens
+        matches = [match if match >= least_match else 0 for match in matches]
+        # The longest prefix first, the least load second, both as one order.
+        ranks = {
+            i: (-matches[i], load)
+            for i, load in enumerate(loads)
+            if not self.is_overloaded(load, least)
+        }
+        best = min(ranks.values())
+        chosen = self._turns.take(i for i, rank in ranks.items() if rank == best)
+        indices[chosen].add(request)
+        return chosen
+
+    def is_overloaded(self, load: int, least: int) -> bool:
+        """Whether a replica with this load takes nobody for a prefix's sake."""
+        return load > self._factor * least and load - least > self._slack
+
+    def _indices_for(self, request: TraceRequest) -> list[PrefixIndex]:
+        if self._indices is None:
+            # The trace says with its first request how many tokens an entry stands for.
+            most = max(1, self._max_index_tokens // request.prefix_block_tokens)
+            self._indices = [PrefixIndex(most) for _ in range(self._num_replicas)]
+        return self._indices
+
+
+def build_router(config: RoutingConfig, num_replicas: int, num_cache_tokens: int) -> Router:
+    """The router of a cluster; `num_cache_tokens`: what the KV memory of one replica holds."""
+    match config.router:
+        case RouterKind.ROUND_ROBIN:
+            return RoundRobin(num_replicas)
+        case RouterKind.LEAST_LOADED:
+            return LeastLoaded(num_replicas)
+        case RouterKind.PREFIX_AWARE:
+            return PrefixAware(
+                num_replicas,
+                factor=config.overload_factor,
+                slack=config.slack,
+                max_index_tokens=config.max_index_tokens or num_cache_tokens,
+                min_share=config.min_prefix_share,
+            )
+
+
+class _Turns:
+    """Who was chosen when: of several, the one that has waited longest goes."""
+
+    def __init__(self, num_replicas: int) -> None:
+        self._chosen_at = list(range(-num_replicas, 0))
+        self._now = 0
+
+    def take(self, candidates: Iterable[int]) -> int:
+        chosen = min(candidates, key=self._chosen_at.__getitem__)
+        self._chosen_at[chosen] = self._now
+        self._now += 1
+        return chosen

@@ -1,0 +1,108 @@
+"""A whole run: a trace through one simulated server, and what came of it.
+
+Owns the order of arrivals against virtual time and the progress that is told on the way.
+"""
+
+import contextlib
+import gc
+import time
+from collections.abc import Callable, Generator, Iterable
+from dataclasses import dataclass
+
+from penstock.server.recording.trace import TraceRequest
+from penstock.tools.simulation.recorder import RunRecorder
+from penstock.tools.simulation.replica import Replica
+from penstock.tools.simulation.settings import SimulationConfig
+
+PROGRESS_INTERVAL_S = 0.5
+"""How often a run tells where it is, in real seconds."""
+_GC_THRESHOLD = 200_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """Where a run is: virtual and real seconds since its start, and counts of requests."""
+
+    now_s: float
+    wall_s: float
+    num_arrived: int
+    num_ended: int
+    num_running: int
+    num_waiting: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class SimulationRun:
+    """What a run left behind. `wall_s`, `cpu_s`: how long it took for real, and of one core."""
+
+    config: SimulationConfig
+    recorder: RunRecorder
+    wall_s: float
+    cpu_s: float
+
+
+def simulate(
+    trace: Iterable[TraceRequest],
+    config: SimulationConfig,
+    on_progress: Callable[[Progress], None] | None = None,
+) -> SimulationRun:
+    """Replay a trace, in order of arrival, until every request has ended.
+
+    The trace is read as it is needed. `on_progress` is called about twice a second.
+    """
+    recorder = RunRecorder(
+        slow_gap_s=config.targets.itl_s,
+        timeline_bin_s=config.timeline_bin_s,
+        sample_every_steps=config.sample_every_steps,
+    )
+    replica = Replica(config, recorder)
+    start_s = time.monotonic()
+    start_cpu_s = time.process_time()
+    told_s = start_s
+    try:
+        with few_collections():
+            for request in trace:
+                replica.run_until(request.arrival_s)
+                replica.offer(request)
+                wall_s = time.monotonic()
+                if on_progress is not None and wall_s - told_s >= PROGRESS_INTERVAL_S:
+                    told_s = wall_s
+                    on_progress(_progress(replica, recorder, wall_s - start_s))
+            replica.finish()
+    finally:
+        replica.engine.close()
+    recorder.flush()
+    wall_s = time.monotonic() - start_s
+    if on_progress is not None:
+        on_progress(_progress(replica, recorder, wall_s))
+    cpu_s = time.process_time() - start_cpu_s
+    return SimulationRun(config=config, recorder=recorder, wall_s=wall_s, cpu_s=cpu_s)
+
+
+@contextlib.contextmanager
+def few_collections() -> Generator[None, None, None]:
+    """Let Python's collector of cycles run seldom.
+
+    A step makes a dozen short-lived objects and no cycles: the collector would look for some
+    hundred times a second, and at all that the process holds already.
+    """
+    thresholds = gc.get_threshold()
+    gc.set_threshold(_GC_THRESHOLD, *thresholds[1:])
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+        gc.set_threshold(*thresholds)
+
+
+def _progress(replica: Replica, recorder: RunRecorder, wall_s: float) -> Progress:
+    num_running = replica.engine.scheduler.num_running
+    return Progress(
+        now_s=replica.now_s,
+        wall_s=wall_s,
+        num_arrived=len(recorder.table),
+        num_ended=recorder.num_ended,
+        num_running=num_running,
+        num_waiting=replica.num_unfinished - num_running,
+    )

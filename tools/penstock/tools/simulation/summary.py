@@ -1,0 +1,256 @@
+"""What a run was worth: goodput, latencies, memory, fairness.
+
+Owns the definitions. Times are virtual, so the same trace and settings give the same summary.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.tools.simulation.fairness import served_ratio, tenant_service
+from penstock.tools.simulation.histogram import DurationHistogram
+from penstock.tools.simulation.recorder import MemorySamples
+from penstock.tools.simulation.request_table import RequestTable
+from penstock.tools.simulation.settings import Targets
+from penstock.tools.simulation.simulate import SimulationRun
+
+_SLOW_GAP_SHARE = 0.01
+_EXPIRED = ("ttft_deadline_exceeded", "deadline_exceeded")
+_HOPELESS = ("ttft_deadline_unreachable", "deadline_unreachable")
+_REFUSED = (*_HOPELESS, "queue_full", "tenant_over_quota")
+_COMPLETED = ("length", "stop")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Durations:
+    """A distribution, seconds; NaN throughout when nothing was measured."""
+
+    mean_s: float
+    p50_s: float
+    p90_s: float
+    p99_s: float
+    max_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TenantSummary:
+    """One tenant. `num_served_tokens`: output tokens. `good_share`: of its requests. `num_late`:
+    refused or expired. `ttft` is of those who got a token; in `ttft_p99_of_all_s` who got none
+    waited for ever.
+    """
+
+    tenant: str
+    num_requests: int
+    num_completed: int
+    num_late: int
+    num_served_tokens: int
+    good_share: float
+    ttft: Durations
+    ttft_p99_of_all_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """One run.
+
+    `num_refused`: turned away for what was foreseen or a full queue, on arrival or from the queue;
+    `num_expired`: a deadline passed. `duration_s`: from the first arrival to the last end.
+    `num_good`: completed, first token within the TTFT target and at least 99 % of the gaps within
+    the ITL target; `goodput_per_s` are good requests, throughputs are requests and tokens over the
+    duration. `itl`: all gaps between tokens. `kv_utilisation`: used over all blocks, `kv_waste`:
+    places in used blocks that hold nothing over all places in used blocks; both weighted by time.
+    `prefix_hit_rate`: prompt tokens found in the cache over prompt tokens, of admitted requests.
+    `prefill_waste`: prefill tokens computed for requests that then passed a deadline or were given
+    up for one, over all that were computed.
+    `served_ratio`: see `fairness.py`; None when tenants never competed.
+    """
+
+    num_requests: int
+    num_completed: int
+    num_good: int
+    num_refused: int
+    num_expired: int
+    good_share: float
+    outcomes: dict[str, int]
+    duration_s: float
+    goodput_per_s: float
+    requests_per_s: float
+    output_tokens_per_s: float
+    prompt_tokens_per_s: float
+    ttft: Durations
+    itl: Durations
+    e2e: Durations
+    queue: Durations
+    kv_utilisation: float
+    kv_utilisation_max: float
+    kv_waste: float
+    prefix_hit_rate: float
+    prefill_waste: float
+    num_preemptions: int
+    num_steps: int
+    served_ratio: float | None
+    tenants: tuple[TenantSummary, ...]
+
+
+def summarise(run: SimulationRun) -> Summary:
+    """The summary of a run that has ended."""
+    recorder = run.recorder
+    table = recorder.table
+    arrival_s = table.seconds("arrival_s")
+    front_s = run.config.front_s
+    ttft_s = table.seconds("first_token_s") - arrival_s + front_s
+    is_completed = has_outcome(table, _COMPLETED)
+    is_good = good_requests(table, run.config.targets, front_s)
+    num = len(table)
+    duration_s = float(table.seconds("end_s").max() - arrival_s.min()) if num else 0.0
+    per_s = 1.0 / duration_s if duration_s > 0.0 else math.nan
+    was_admitted = ~np.isnan(table.seconds("admitted_s"))
+    num_prompt = table.counts("num_prompt_tokens")
+    num_cached = table.counts("num_cached_tokens")
+    num_prefill = table.counts("num_prefill_tokens")
+    is_late = has_outcome(table, (*_EXPIRED, *_HOPELESS))
+    memory = memory_figures(recorder.samples, run.config.num_blocks, run.config.block_size)
+    return Summary(
+        num_requests=num,
+        num_completed=int(is_completed.sum()),
+        num_good=int(is_good.sum()),
+        num_refused=int(has_outcome(table, _REFUSED).sum()),
+        num_expired=int(has_outcome(table, _EXPIRED).sum()),
+        good_share=_share(is_good.sum(), num),
+        outcomes=_outcomes(table),
+        duration_s=duration_s,
+        goodput_per_s=int(is_good.sum()) * per_s,
+        requests_per_s=int(is_completed.sum()) * per_s,
+        output_tokens_per_s=int(table.counts("num_output_tokens").sum()) * per_s,
+        prompt_tokens_per_s=int(num_prompt[was_admitted].sum()) * per_s,
+        ttft=durations(ttft_s),
+        itl=_of_histogram(recorder.gaps),
+        e2e=durations((table.seconds("end_s") - arrival_s + front_s)[is_completed]),
+        queue=durations(table.seconds("admitted_s") - arrival_s),
+        kv_utilisation=memory[0],
+        kv_utilisation_max=memory[1],
+        kv_waste=memory[2],
+        prefix_hit_rate=_share(num_cached[was_admitted].sum(), num_prompt[was_admitted].sum()),
+        prefill_waste=_share(num_prefill[is_late].sum(), num_prefill.sum()),
+        num_preemptions=int(table.counts("num_preemptions").sum()),
+        num_steps=recorder.num_steps,
+        served_ratio=served_ratio(table, tenant_service(recorder), recorder.timeline_bin_s),
+        tenants=_tenants(table, ttft_s, is_completed, is_good),
+    )
+
+
+def good_requests(table: RequestTable, targets: Targets, front_s: float = 0.0) -> NDArray[np.bool_]:
+    """Which requests completed within both targets; bool [len(table)].
+
+    `front_s`: what the first token takes besides. `table` must have counted slow gaps against the
+    same ITL target.
+    """
+    ttft_s = table.seconds("first_token_s") - table.seconds("arrival_s") + front_s
+    # A request without a first token compares false.
+    good: NDArray[np.bool_] = has_outcome(table, _COMPLETED) & (ttft_s <= targets.ttft_s)
+    return good & has_smooth_tokens(table)
+
+
+def has_smooth_tokens(table: RequestTable) -> NDArray[np.bool_]:
+    """Which requests have at least 99 % of their own gaps within the target that slow gaps were
+    counted against; bool [len(table)]."""
+    num_gaps = np.maximum(table.counts("num_output_tokens") - 1, 0)
+    smooth: NDArray[np.bool_] = table.counts("num_slow_gaps") <= _SLOW_GAP_SHARE * num_gaps
+    return smooth
+
+
+def has_outcome(table: RequestTable, names: tuple[str, ...]) -> NDArray[np.bool_]:
+    """Which requests ended in one of these ways; bool [len(table)]."""
+    wanted = [index for index, name in enumerate(table.outcomes) if name in names]
+    return np.isin(table.counts("outcome"), wanted)
+
+
+def durations(values_s: NDArray[np.float64]) -> Durations:
+    """The distribution of what is not NaN."""
+    known = values_s[~np.isnan(values_s)]
+    if not len(known):
+        return Durations(
+            mean_s=math.nan, p50_s=math.nan, p90_s=math.nan, p99_s=math.nan, max_s=math.nan
+        )
+    p50, p90, p99 = (float(value) for value in np.percentile(known, (50.0, 90.0, 99.0)))
+    return Durations(
+        mean_s=float(known.mean()), p50_s=p50, p90_s=p90, p99_s=p99, max_s=float(known.max())
+    )
+
+
+def memory_figures(
+    samples: MemorySamples, num_blocks: int, block_size: int
+) -> tuple[float, float, float]:
+    """Mean and greatest share of blocks in use, and the share of places wasted in them."""
+    if len(samples.at_s) < 2:
+        return math.nan, math.nan, math.nan
+    at_s = np.array(samples.at_s)
+    # Idle times are in no sample: a sample stands for at most the longest usual distance.
+    spans_s = np.diff(at_s, append=at_s[-1])
+    weights = np.minimum(spans_s, np.percentile(spans_s, 99.0))
+    used = np.array(samples.num_used_blocks, dtype=np.float64)
+    unused_tokens = np.array(samples.num_unused_tokens, dtype=np.float64)
+    weight = float(weights.sum())
+    if not weight:
+        return math.nan, math.nan, math.nan
+    places = float((weights * used).sum()) * block_size
+    return (
+        float((weights * used).sum()) / weight / num_blocks,
+        float(used.max()) / num_blocks,
+        float((weights * unused_tokens).sum()) / places if places else math.nan,
+    )
+
+
+def _of_histogram(gaps: DurationHistogram) -> Durations:
+    return Durations(
+        mean_s=gaps.mean_s,
+        p50_s=gaps.percentile_s(50.0),
+        p90_s=gaps.percentile_s(90.0),
+        p99_s=gaps.percentile_s(99.0),
+        max_s=gaps.max_s,
+    )
+
+
+def _outcomes(table: RequestTable) -> dict[str, int]:
+    counts = np.bincount(table.counts("outcome"), minlength=len(table.outcomes)).tolist()
+    return {name: num for name, num in zip(table.outcomes, counts, strict=True) if num}
+
+
+def _tenants(
+    table: RequestTable,
+    ttft_s: NDArray[np.float64],
+    is_completed: NDArray[np.bool_],
+    is_good: NDArray[np.bool_],
+) -> tuple[TenantSummary, ...]:
+    summaries: list[TenantSummary] = []
+    is_late = has_outcome(table, (*_EXPIRED, *_REFUSED))
+    for index, tenant in enumerate(table.tenants):
+        is_its = table.counts("tenant") == index
+        num = int(is_its.sum())
+        summaries.append(
+            TenantSummary(
+                tenant=tenant,
+                num_requests=num,
+                num_completed=int((is_its & is_completed).sum()),
+                num_late=int((is_its & is_late).sum()),
+                num_served_tokens=int(table.counts("num_output_tokens")[is_its].sum()),
+                good_share=_share((is_its & is_good).sum(), num),
+                ttft=durations(ttft_s[is_its]),
+                ttft_p99_of_all_s=_p99_of_all(ttft_s[is_its]),
+            )
+        )
+    return tuple(summaries)
+
+
+def _p99_of_all(values_s: NDArray[np.float64]) -> float:
+    """The 99th percentile with infinity for what is NaN."""
+    if not len(values_s):
+        return math.nan
+    waited_s = np.where(np.isnan(values_s), math.inf, values_s)
+    return float(np.percentile(waited_s, 99.0, method="inverted_cdf"))
+
+
+def _share(part: float, whole: float) -> float:
+    return float(part) / float(whole) if whole else math.nan

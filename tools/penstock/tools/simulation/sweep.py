@@ -1,0 +1,163 @@
+"""Many runs over one trace, in as many processes as there are cores.
+
+Owns the processes and the order of results, which is that of the trials: how many processes there
+are changes nothing but the time it takes. Does not know what the runs are compared for.
+"""
+
+import multiprocessing
+import os
+import threading
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from multiprocessing.connection import wait
+
+from penstock.server.recording.trace import TraceRequest
+from penstock.tools.simulation.settings import SimulationConfig
+from penstock.tools.simulation.simulate import simulate
+from penstock.tools.simulation.summary import Summary, summarise
+from penstock.tools.simulation.transform import TransformConfig, transformed
+
+Traffic = Callable[[Sequence[TraceRequest]], Iterable[TraceRequest]]
+"""Makes a trial's requests of the sweep's trace; a function of a module, for other processes."""
+
+
+def whole(trace: Sequence[TraceRequest]) -> Iterable[TraceRequest]:
+    """The trace as it is."""
+    return trace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """One run: `traffic` of the trace, then `transform`, through `config`. `name` is for people."""
+
+    name: str
+    config: SimulationConfig
+    traffic: Traffic = whole
+    transform: TransformConfig = field(default_factory=TransformConfig)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialResult:
+    """What came of a trial. `cpu_s`: of one core, for real."""
+
+    trial: Trial
+    summary: Summary
+    cpu_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepProgress:
+    """A trial has ended: how many of how many, how long since they were begun, and which."""
+
+    num_done: int
+    num_trials: int
+    wall_s: float
+    result: TrialResult
+
+
+class Sweep:
+    """Runs trials over one trace. `on_progress` is called when one ends, in whatever order."""
+
+    def __init__(
+        self,
+        trace: Sequence[TraceRequest],
+        pool: ProcessPoolExecutor | None,
+        on_progress: Callable[[SweepProgress], None] | None = None,
+    ) -> None:
+        self.trace = trace
+        self._pool = pool
+        self._on_progress = on_progress
+
+    def run(self, trials: Sequence[Trial]) -> list[TrialResult]:
+        """The results, in the order of the trials. What a run raises comes through."""
+        start_s = time.monotonic()
+        results: dict[int, TrialResult] = {}
+        for index, result in self._results(trials):
+            results[index] = result
+            if self._on_progress is not None:
+                wall_s = time.monotonic() - start_s
+                self._on_progress(
+                    SweepProgress(
+                        num_done=len(results),
+                        num_trials=len(trials),
+                        wall_s=wall_s,
+                        result=result,
+                    )
+                )
+        return [results[index] for index in range(len(trials))]
+
+    def _results(self, trials: Sequence[Trial]) -> Iterator[tuple[int, TrialResult]]:
+        if self._pool is None:
+            for index, trial in enumerate(trials):
+                yield index, run_trial(self.trace, trial)
+            return
+        index_of: dict[Future[TrialResult], int] = {
+            self._pool.submit(_run_here, trial): index for index, trial in enumerate(trials)
+        }
+        try:
+            for future in as_completed(index_of):
+                yield index_of[future], future.result()
+        finally:
+            # Of trials that failed nobody waits for the rest.
+            for future in index_of:
+                future.cancel()
+
+
+@contextmanager
+def sweep(
+    trace: Sequence[TraceRequest],
+    num_jobs: int | None = None,
+    on_progress: Callable[[SweepProgress], None] | None = None,
+) -> Generator[Sweep]:
+    """A `Sweep` in `num_jobs` processes, None for one per usable core; 1: in this process."""
+    num = usable_cores() if num_jobs is None else num_jobs
+    if num < 1:
+        raise ValueError(f"num_jobs must be at least 1, not {num}")
+    if num == 1:
+        yield Sweep(trace, None, on_progress)
+        return
+    # Not forked: whatever threads and locks this process holds stay here.
+    context = multiprocessing.get_context("spawn")
+    pool = ProcessPoolExecutor(num, context, initializer=_begin, initargs=(trace,))
+    try:
+        yield Sweep(trace, pool, on_progress)
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def usable_cores() -> int:
+    """Cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def run_trial(trace: Sequence[TraceRequest], trial: Trial) -> TrialResult:
+    """One run, here."""
+    run = simulate(transformed(trial.traffic(trace), trial.transform), trial.config)
+    return TrialResult(trial=trial, summary=summarise(run), cpu_s=run.cpu_s)
+
+
+_trace: Sequence[TraceRequest] = ()
+
+
+def _begin(trace: Sequence[TraceRequest]) -> None:
+    """The trace goes to a process once, not with every trial."""
+    global _trace
+    _trace = trace
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """A process of a pool whose owner was killed would run on, and then wait for ever."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        wait([parent.sentinel])
+        os._exit(1)
+
+
+def _run_here(trial: Trial) -> TrialResult:
+    return run_trial(_trace, trial)

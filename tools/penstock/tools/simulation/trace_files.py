@@ -1,0 +1,102 @@
+"""Trace files: read as a stream, written by `TraceWriter`; names that end in .gz are compressed.
+
+Owns opening, line numbers and the order of arrivals. Memory is bounded by one line.
+"""
+
+import gzip
+import itertools
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Self, cast
+
+from penstock.server.recording.trace import TraceError, TraceRequest
+from penstock.server.recording.trace_formats import (
+    TraceFormat,
+    format_of,
+    parser_of,
+    recorded_line,
+)
+
+
+def read_trace(path: Path, trace_format: TraceFormat | None = None) -> Iterator[TraceRequest]:
+    """The requests of a file in order of arrival; `trace_format` None: told by the first line.
+
+    Raises TraceError, with the line's number, for what is not of the format, what arrives before
+    the request above it, and a file without requests; OSError when it cannot be read.
+    """
+    with _opened(path, "rt") as file:
+        lines = _numbered_lines(path, file)
+        first = next(lines, None)
+        if first is None:
+            raise TraceError(f"{path}: holds no requests")
+        number = first[0]
+        latest_s = 0.0
+        has_requests = False
+        try:
+            parser = parser_of(trace_format or format_of(first[1]))
+            for line_number, line in itertools.chain((first,), lines):
+                number = line_number
+                request = parser.parse(line)
+                if request is None:
+                    continue
+                if request.arrival_s < latest_s:
+                    raise ValueError("arrives before the request above it")  # noqa: TRY301
+                latest_s = request.arrival_s
+                has_requests = True
+                yield request
+        except TraceError:
+            raise
+        except ValueError as error:
+            raise TraceError(f"{path}:{number}: {error}") from error
+        if not has_requests:
+            raise TraceError(f"{path}: holds no requests")
+
+
+class TraceWriter:
+    """Writes requests to a file that `read_trace` reads. A context manager."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = _opened(path, "wt")
+
+    def write(self, request: TraceRequest) -> None:
+        """Append one request; they come in order of arrival."""
+        self._file.write(recorded_line(request) + "\n")
+
+    def close(self) -> None:
+        """Finish the file."""
+        self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _opened(path: Path, mode: str) -> IO[str]:
+    if path.suffix == ".gz":
+        return cast("IO[str]", gzip.open(path, mode, encoding="utf-8"))
+    return cast("IO[str]", path.open(mode, encoding="utf-8"))
+
+
+def _numbered_lines(path: Path, file: IO[str]) -> Iterator[tuple[int, str]]:
+    """Lines that are not blank, with their numbers."""
+    number = 0
+    try:
+        for number, line in enumerate(file, 1):
+            if line.strip():
+                yield number, line
+    except UnicodeDecodeError as error:
+        raise TraceError(f"{path}:{number + 1}: is not UTF-8 text") from error
+    except (gzip.BadGzipFile, zlib.error) as error:
+        reason = f"is not a gzip file, or a broken one: {error}"
+        raise TraceError(f"{path}:{number + 1}: {reason}") from error
+    except EOFError as error:
+        raise TraceError(f"{path}:{number + 1}: the compressed file is cut off") from error

@@ -1,0 +1,1 @@
+"""`penstock timeline`: a flight recording as a picture for Perfetto and as a summary."""

@@ -1,0 +1,110 @@
+"""`penstock timeline`: a flight recording as a picture for a trace viewer, and in a few lines.
+
+Owns the flags and where the picture goes. What is drawn is the flight package's.
+"""
+
+import argparse
+import contextlib
+import gzip
+import os
+import sys
+from collections.abc import Generator
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, cast
+
+from penstock.server.cli.command import Subparsers
+from penstock.server.cli.connection import UsageError, run_reporting
+from penstock.server.cli.exit_codes import ExitCode
+from penstock.server.cli.report import printable
+
+if TYPE_CHECKING:
+    from penstock.server.flight.reader import Recording
+
+_EXIT_CODES = """\
+exit codes:
+  0    done
+  2    bad usage, or a file that is no flight recording
+  5    a file could not be read or written
+  70   a fault of penstock that nobody foresaw; the line says where
+  130  interrupted by Ctrl-C
+  141  nobody reads the output any more
+"""
+_SUFFIX = ".json.gz"
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    """Add `timeline` to the command line."""
+    parser = subparsers.add_parser(
+        "timeline",
+        help="draw a flight recording: what ran in each step, and who waited for what",
+        description="Make a trace of a flight recording that ui.perfetto.dev and chrome://tracing\n"
+        "open: a track for each slot, the steps, the queue, KV blocks. See docs/timeline.md.",
+        epilog=_EXIT_CODES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("file", metavar="FILE", help="a flight recording; - for standard input")
+    parser.add_argument(
+        "-o",
+        "--output",
+        metavar="OUT",
+        help="the trace, compressed if it ends in .gz; - for standard output"
+        f" (default: FILE with {_SUFFIX}; of standard input, none)",
+    )
+    parser.add_argument("--last", type=int, metavar="N", help="draw and count the last N steps")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the command; the exit code."""
+    return run_reporting("timeline", lambda: _timeline(args))
+
+
+def _timeline(args: argparse.Namespace) -> int:
+    from penstock.server.flight.timeline import timeline_json
+    from penstock.tools.timeline.summary import summary_lines
+
+    if args.last is not None and args.last < 1:
+        raise UsageError(f"--last must be at least 1, not {args.last}")
+    recording = _recording(args.file)
+    output: str | None = args.output
+    if output is None and args.file != "-":
+        output = str(Path(args.file).with_suffix(_SUFFIX))
+    if output is not None:
+        with _opened(output) as file:
+            for piece in timeline_json(recording, num_steps=args.last):
+                file.write(piece)
+    # Where the trace is what a program reads, people look elsewhere.
+    people = sys.stderr if output == "-" else sys.stdout
+    for line in summary_lines(recording, num_steps=args.last):
+        print(printable(line), file=people)
+    if output is not None and output != "-":
+        print(f"timeline     {output}: open it in https://ui.perfetto.dev", file=people)
+    return ExitCode.OK
+
+
+def _recording(source: str) -> "Recording":
+    from penstock.server.flight.geometry import FlightError
+    from penstock.server.flight.reader import FlightReader
+
+    name = "standard input" if source == "-" else source
+    try:
+        reader = FlightReader(sys.stdin.buffer.read() if source == "-" else Path(source))
+        return reader.recording()
+    except FlightError as error:
+        raise UsageError(f"{name}: {error}") from error
+
+
+@contextlib.contextmanager
+def _opened(output: str) -> Generator[IO[bytes], None, None]:
+    if output == "-":
+        yield sys.stdout.buffer
+        sys.stdout.buffer.flush()
+        return
+    # It names requests and tenants: its owner's alone, like the recording.
+    fd = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    with os.fdopen(fd, "wb") as file:
+        if not output.endswith(".gz"):
+            yield file
+            return
+        with gzip.GzipFile(filename="", fileobj=file, mode="wb") as compressed:
+            yield cast("IO[bytes]", compressed)

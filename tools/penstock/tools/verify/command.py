@@ -1,0 +1,398 @@
+"""`penstock verify`: whether an installation does what it promises, end to end, as a report.
+
+Owns the order: find or start a service, check it through the client, end it, tell. What is checked
+is in `verify_checks`, what the report says in `verify_report`.
+"""
+
+import argparse
+import asyncio
+import datetime
+import json
+import os
+import sys
+import time
+from collections.abc import Coroutine, Mapping
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from penstock.server.cli.command import Subparsers
+from penstock.server.cli.connection import (
+    UsageError,
+    add_address_option,
+    describe_error,
+    run_reporting,
+    seconds,
+)
+from penstock.server.cli.connection_options import (
+    add_connection_options,
+    bare_channel,
+    client_options,
+    refuse_connection_options,
+)
+from penstock.server.cli.interruption import until_signal
+from penstock.tools.own_service import OwnService, ServiceFailed
+
+if TYPE_CHECKING:
+    from penstock.client import Client, Model
+    from penstock.tools.verify.report import Report, ServedHere
+    from penstock.tools.verify.subject import Subject
+    from penstock.tools.verify.verdict import CheckResult
+
+_EXIT_CODES = """\
+exit codes:
+  0    everything that could be checked passed
+  1    something failed
+  2    could not run: bad usage, no service at the address, or the service did not start
+  5    the report could not be written
+  130  interrupted by Ctrl-C (143: SIGTERM); a service of its own was stopped
+"""
+_EXIT_PASSED, _EXIT_FAILED, _EXIT_COULD_NOT_RUN = 0, 1, 2
+_INTERRUPTED = "penstock verify: interrupted"
+_START_TIMEOUT_S = 1800.0
+_MIN_STOP_TIMEOUT_S = 120.0
+_STOP_SLACK_S = 30.0
+"""For what a service does besides draining and ending its engine."""
+_TIMEOUT_S = 900.0
+_CONCURRENCY = 32
+_HEARTBEAT_S = 10.0
+
+
+class CouldNotRun(Exception):
+    """There is nothing to verify; the message says why."""
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    """Add `verify` to the command line."""
+    parser = subparsers.add_parser(
+        "verify",
+        help="check an installation end to end and print a report",
+        description="Check a service end to end through the Python client, and print a report to\n"
+        "send back. Either one that runs (--address), or one of its own:\n\n"
+        "  penstock verify --serve -- --executor trtllm --model /models/llama\n\n"
+        "The report holds versions, limits, outcomes and figures; no prompts but the canned ones,\n"
+        "no host names, no environment variables, and no paths without --with-paths.",
+        epilog=_EXIT_CODES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_address_option(parser)
+    add_connection_options(parser)
+    parser.add_argument(
+        "--serve",
+        action="store_true",
+        help="start a service for it, with the options of `penstock serve` after --",
+    )
+    parser.add_argument("serve_args", nargs="*", metavar="SERVE_OPTION", help=argparse.SUPPRESS)
+    parser.add_argument("--json", metavar="FILE", type=Path, help="write the full report there")
+    parser.add_argument(
+        "--with-paths", action="store_true", help="leave paths in the report as they are"
+    )
+    parser.add_argument(
+        "--concurrency",
+        type=_positive,
+        default=_CONCURRENCY,
+        metavar="N",
+        help=f"streams at once in the checks under load (default: {_CONCURRENCY})",
+    )
+    parser.add_argument(
+        "--skip", action="append", default=[], metavar="CHECK", help="leave it out; repeatable"
+    )
+    for flag, default, help_text in (
+        ("--timeout-s", _TIMEOUT_S, "how long all checks together may take"),
+        ("--start-timeout-s", _START_TIMEOUT_S, "with --serve: how long it may take to start"),
+        (
+            "--stop-timeout-s",
+            None,
+            "with --serve: how long it may take to stop (default: what its drain and its engine"
+            f" may take and {_STOP_SLACK_S:g} more, at least {_MIN_STOP_TIMEOUT_S:g})",
+        ),
+    ):
+        if default is not None:
+            help_text = f"{help_text} (default: {default:g})"
+        parser.add_argument(flag, type=seconds, default=default, metavar="SECONDS", help=help_text)
+    parser.set_defaults(run=run)
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be a positive number, not {text!r}")
+    return int(text)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the command; the exit code."""
+    return run_reporting("verify", lambda: asyncio.run(until_signal(_verify(args), _INTERRUPTED)))
+
+
+async def _verify(args: argparse.Namespace) -> int:
+    from penstock.server.cli.installation import look_around
+    from penstock.tools.verify.all_checks import ALL_CHECKS
+    from penstock.tools.verify.report import Report, heading_lines
+
+    known = [check.name for check in ALL_CHECKS]
+    unknown = [name for name in args.skip if name not in known]
+    if unknown:
+        raise UsageError(f"--skip: no check {', '.join(unknown)}; there are {', '.join(known)}")
+    if args.serve:
+        refuse_connection_options(args, "--serve: the options of serve go behind --")
+    if args.serve_args and not args.serve:
+        raise UsageError(f"{args.serve_args[0]}: options of serve go with --serve, after --")
+    if args.json is not None and not args.json.parent.is_dir():
+        # Said now: after the checks it would cost them all.
+        raise UsageError(f"--json: there is no folder {args.json.parent}")
+    installation = await asyncio.to_thread(look_around)
+    print("\n".join(heading_lines(installation)), flush=True)
+    run = _Run(args)
+    try:
+        await run.verify()
+    except CouldNotRun as reason:
+        print(f"penstock verify: {reason}", file=sys.stderr, flush=True)
+        return _EXIT_COULD_NOT_RUN
+    report = Report(
+        time_utc=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        installation=installation,
+        results=tuple(run.results),
+        model={} if run.model is None else _model_facts(run.model),
+        figures=run.figures,
+        served=run.served,
+    )
+    _tell(report, args)
+    return _EXIT_PASSED if report.is_passed else _EXIT_FAILED
+
+
+def _tell(report: "Report", args: argparse.Namespace) -> None:
+    from penstock.tools.verify.report import hidden_names, report_json, summary_lines
+
+    print("\n".join(summary_lines(report)), flush=True)
+    if args.json is not None:
+        hidden = hidden_names("" if args.serve else args.address)
+        text = report_json(report, has_paths=args.with_paths, hidden=hidden)
+        args.json.write_text(text, encoding="utf-8")
+        print(f"report written to {args.json}", file=sys.stderr, flush=True)
+
+
+def _model_facts(model: "Model") -> dict[str, Any]:
+    from penstock.server.cli.report import value_json
+
+    facts: dict[str, Any] = json.loads(value_json(model, features=dict(model.features)))
+    return facts
+
+
+class _Run:
+    """One verification: what was found so far."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self._args = args
+        self._subject: Subject | None = None
+        self.results: list[CheckResult] = []
+        self.served: ServedHere | None = None
+
+    @property
+    def model(self) -> "Model | None":
+        """The service's model, if it was found."""
+        return None if self._subject is None else self._subject.found_model
+
+    @property
+    def figures(self) -> dict[str, Any]:
+        """What was measured, by number of streams."""
+        return {} if self._subject is None else self._subject.figures
+
+    async def verify(self) -> None:
+        """Check, with a service of its own if that is wanted. Raises CouldNotRun."""
+        await self._check_vendor_source()
+        if self._args.serve:
+            await self._verify_own()
+        else:
+            await self._check(self._args.address, is_prefix_reuse_off=False)
+
+    async def _check_vendor_source(self) -> None:
+        """Where TensorRT-LLM is installed: whether its source is as our adapter was written for."""
+        from penstock.executor.trtllm.source_check import check_installed
+
+        began_s = time.monotonic()
+        report = await asyncio.to_thread(check_installed)
+        if report is not None:
+            self._note(
+                "tensorrt-llm-source",
+                report.summary,
+                time.monotonic() - began_s,
+                is_ok=report.is_as_recorded,
+            )
+
+    async def _verify_own(self) -> None:
+        from penstock.tools.verify.report import ServedHere, shown_argument
+
+        args = self._args
+        settings = _read_serve_options(args.serve_args)
+        shown = [shown_argument(one, has_paths=args.with_paths) for one in args.serve_args]
+        print(" ".join(("starting: penstock serve", *shown)), flush=True)
+        service = OwnService(
+            args.serve_args,
+            start_timeout_s=args.start_timeout_s,
+            stop_timeout_s=stop_timeout_s(settings)
+            if args.stop_timeout_s is None
+            else args.stop_timeout_s,
+            # Containers are configured by their environment; what is verified is what would run.
+            environment=os.environ,
+        )
+        try:
+            async with AsyncExitStack() as stack:
+                await _with_heartbeat(stack.enter_async_context(service))
+                self._note("start", f"ready after {service.start_s or 0:.1f} s", service.start_s)
+                # How it ends is a finding like the others, not a reason to give up the report.
+                is_reuse_off = settings["prefix_caching"] == "off"
+                await _while_alive(
+                    service, self._check(service.address, is_prefix_reuse_off=is_reuse_off)
+                )
+        except ServiceFailed as failure:
+            if service.start_s is None:
+                raise CouldNotRun(str(failure)) from failure
+            print(f"penstock verify: {failure}", file=sys.stderr, flush=True)
+        self._note_end(service)
+        self.served = ServedHere(
+            arguments=tuple(args.serve_args),
+            start_s=service.start_s,
+            stop_s=service.stop_s,
+            exit_code=service.exit_code,
+            model_kind=_model_kind(settings["model"]),
+        )
+
+    async def _check(self, address: str, *, is_prefix_reuse_off: bool) -> None:
+        from penstock.client import NO_RETRY, ChannelConfig, Client
+        from penstock.tools.verify.all_checks import ALL_CHECKS
+        from penstock.tools.verify.runner import run_checks
+        from penstock.tools.verify.subject import Subject
+        from penstock.tools.verify.survival import Survival
+
+        try:
+            # A retry would hide what is to be found.
+            options = {} if self._args.serve else client_options(self._args)
+            channel = ChannelConfig(server_name=self._args.server_name)
+            client = Client(address, retry=NO_RETRY, channel=channel, **options)
+        except (ValueError, OSError) as error:
+            raise CouldNotRun(str(error)) from error
+        async with client:
+            await _require_somebody(client)
+            subject = Subject(
+                client=client,
+                address=address,
+                bare=bare_channel(address, options, self._args.server_name),
+                concurrency=self._args.concurrency,
+                is_prefix_reuse_off=is_prefix_reuse_off,
+            )
+            self._subject = subject
+            await run_checks(
+                subject,
+                ALL_CHECKS,
+                timeout_s=self._args.timeout_s,
+                left_out=frozenset(self._args.skip),
+                on_result=self._on_result,
+                survival=Survival(subject),
+            )
+
+    def _on_result(self, result: "CheckResult") -> None:
+        from penstock.tools.verify.report import result_line
+
+        self.results.append(result)
+        print(result_line(result, has_paths=self._args.with_paths), flush=True)
+
+    def _note(
+        self, name: str, reason: str, duration_s: float | None, *, is_ok: bool = True
+    ) -> None:
+        from penstock.tools.verify.verdict import CheckResult, Outcome
+
+        outcome = Outcome.PASS if is_ok else Outcome.FAIL
+        self._on_result(
+            CheckResult(name=name, outcome=outcome, reason=reason, duration_s=duration_s or 0.0)
+        )
+
+    def _note_end(self, service: OwnService) -> None:
+        code, stop_s = service.exit_code, service.stop_s
+        if stop_s is None:
+            reason = f"ended by itself with exit code {code}"
+        else:
+            reason = f"SIGTERM: exit code {code} after {stop_s:.1f} s"
+        self._note("stop", reason, stop_s, is_ok=code == 0 and stop_s is not None)
+
+
+async def _require_somebody(client: "Client") -> None:
+    """Raise CouldNotRun when nobody answers at all."""
+    from penstock.client import DeadlineExceeded, PenstockError, Unavailable
+
+    try:
+        await client.health()
+    except (Unavailable, DeadlineExceeded) as error:
+        raise CouldNotRun(f"no service answers: {describe_error(error)}") from error
+    except PenstockError:
+        # Somebody is there; what is wrong with it is for the checks to say.
+        return
+
+
+async def _while_alive(service: OwnService, checks: Coroutine[Any, Any, None]) -> None:
+    """Await the checks, but not those that are left when the service ends by itself."""
+    checking = asyncio.ensure_future(checks)
+    gone = asyncio.ensure_future(service.wait_until_gone())
+    try:
+        await asyncio.wait((checking, gone), return_when=asyncio.FIRST_COMPLETED)
+        if checking.done():
+            await checking
+    finally:
+        for task in (checking, gone):
+            task.cancel()
+        await asyncio.gather(checking, gone, return_exceptions=True)
+
+
+async def _with_heartbeat(start: Any) -> None:
+    """Await the start; say on stderr that it takes its time."""
+    task = asyncio.ensure_future(start)
+    started_s = time.monotonic()
+    try:
+        while not (await asyncio.wait((task,), timeout=_HEARTBEAT_S))[0]:
+            waited_s = time.monotonic() - started_s
+            print(f"... starting for {waited_s:.0f} s", file=sys.stderr, flush=True)
+        await task
+    except asyncio.CancelledError:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        raise
+
+
+def _read_serve_options(arguments: list[str]) -> dict[str, Any]:
+    """What `serve` would make of its options. Raises UsageError when it would refuse them."""
+    from penstock.server.cli import serve
+
+    parser = argparse.ArgumentParser(prog="penstock")
+    serve.add_parser(parser.add_subparsers())
+    try:
+        options = vars(parser.parse_args(["serve", *arguments]))
+        return serve.merge_settings(options, os.environ)
+    except serve.BadSetting as error:
+        raise UsageError(str(error)) from error
+    except SystemExit as stop:
+        raise UsageError("the options after -- are not of `penstock serve`") from stop
+
+
+def stop_timeout_s(settings: Mapping[str, Any]) -> float:
+    """How long a service of these settings has to stop: no less than it gives itself."""
+    from penstock.server.cli import serve
+
+    try:
+        config = serve.build_config(settings)
+    except serve.BadSetting:
+        # It will not start, and says why better than we could.
+        return _MIN_STOP_TIMEOUT_S
+    own_s = config.drain_grace_s + config.executor.max_exit_s
+    return max(_MIN_STOP_TIMEOUT_S, own_s + _STOP_SLACK_S)
+
+
+def _model_kind(name_or_path: str) -> str:
+    """How the service's model folder is recognised; "" where there is none."""
+    from penstock.executor.models import ModelNotFound, resolve_model
+    from penstock.executor.trtllm.model_kind import recognise
+
+    try:
+        folder = recognise(resolve_model(name_or_path))
+    except ModelNotFound:
+        return ""
+    stored = folder.quantisation
+    return folder.kind.value if stored is None else f"{folder.kind.value} ({stored.algorithm})"

@@ -1,0 +1,208 @@
+"""Checks under load: many streams at once, with figures, and the urgent before the rest."""
+
+import asyncio
+import math
+import time
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from penstock.client import (
+    Accepted,
+    Event,
+    Finished,
+    GenerationOptions,
+    Progress,
+    PromptLike,
+    RequestState,
+    Tokens,
+)
+from penstock.tools.verify.check import Check
+from penstock.tools.verify.subject import Subject
+from penstock.tools.verify.transcript import Transcript
+from penstock.tools.verify.verdict import (
+    CheckSkipped,
+    require,
+)
+
+_NUM_TOKENS = 64
+_TIMEOUT_S = 180.0
+_MIN_NUM_WAITING = 4
+_SETTLE_TIMEOUT_S = 15.0
+_NUM_SETTLED_MESSAGES = 8
+_LOW, _HIGH = -10, 10
+
+
+async def _concurrency(subject: Subject) -> str:
+    num_streams = _fitting(subject, subject.concurrency)
+    # The first stream alone: what one user sees, and what the crowd's figures are held against.
+    for num in (1, num_streams):
+        started_s = time.monotonic()
+        transcripts = await asyncio.gather(
+            *(subject.greedy(_NUM_TOKENS, _prompt(subject, num, i)) for i in range(num))
+        )
+        figures = _figures(transcripts, time.monotonic() - started_s)
+        subject.figures[f"{num} at once"] = figures
+        for transcript in transcripts:
+            wanted = subject.room(_NUM_TOKENS)
+            require(
+                transcript.num_tokens == wanted,
+                f"a stream of {num} had {transcript.num_tokens} tokens of {wanted}",
+            )
+    figures = subject.figures[f"{num_streams} at once"]
+    less = "" if num_streams == subject.concurrency else ", all that may wait"
+    return (
+        f"{num_streams} streams{less}: {figures['tokens_per_s']:.0f} tokens/s, TTFT p50"
+        f" {figures['ttft_p50_ms']:.0f} ms, ITL p50 {figures['itl_p50_ms']:.1f} ms"
+    )
+
+
+def _fitting(subject: Subject, wanted: int) -> int:
+    """As many streams as are wanted, or as may wait if those are fewer."""
+    max_pending = subject.model.limits.max_pending_requests
+    return wanted if max_pending is None else max(1, min(wanted, max_pending))
+
+
+def _prompt(subject: Subject, num: int, index: int) -> PromptLike:
+    return subject.prompt(f"Stream {index + 1} of {num}. Once upon a time")
+
+
+def _figures(transcripts: Sequence[Transcript], wall_s: float) -> dict[str, Any]:
+    """Times as the client saw them. ITL: the gap before a message, shared out to its tokens."""
+    ttfts_s = [one.token_times_s[0][0] for one in transcripts if one.token_times_s]
+    gaps_s = [
+        (at_s - before_s) / num_tokens
+        for one in transcripts
+        for (before_s, _), (at_s, num_tokens) in zip(
+            one.token_times_s, one.token_times_s[1:], strict=False
+        )
+        for _ in range(num_tokens)
+    ]
+    num_tokens = sum(one.num_tokens for one in transcripts)
+    named = {
+        f"{name}_p{percent}_ms": percentile(values_s, percent) * 1e3
+        for name, values_s in (("ttft", ttfts_s), ("itl", gaps_s))
+        for percent in (50, 90, 99)
+    }
+    return {
+        "num_streams": len(transcripts),
+        "num_tokens": num_tokens,
+        "tokens_per_s": num_tokens / wall_s if wall_s > 0 else 0.0,
+        **named,
+    }
+
+
+def percentile(values: Sequence[float], percent: float) -> float:
+    """The smallest value that so many per cent do not exceed; 0 of nothing."""
+    if not values:
+        return 0.0
+    ordered = sorted(values)
+    return ordered[max(0, math.ceil(len(ordered) * percent / 100) - 1)]
+
+
+class _Crowd:
+    """Requests of low priority: which of them run, and which still wait."""
+
+    def __init__(self, subject: Subject, num: int) -> None:
+        self._subject = subject
+        self._accepted: set[int] = set()
+        self._admitted: set[int] = set()
+        self._num_messages: Counter[int] = Counter()
+        self._news = asyncio.Condition()
+        self.is_any_done = False
+        self.tasks = [asyncio.create_task(self._run(index)) for index in range(num)]
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that have not been admitted yet."""
+        return len(self.tasks) - len(self._admitted)
+
+    async def settled(self) -> None:
+        """Return when all are accepted and running requests advance without any being admitted.
+
+        Steps of the engine are the clock, not seconds: what has room is admitted in the next one.
+        """
+        async with asyncio.timeout(_SETTLE_TIMEOUT_S), self._news:
+            await self._news.wait_for(lambda: len(self._accepted) == len(self.tasks))
+            await self._news.wait_for(lambda: bool(self._num_messages))
+            lead = next(iter(self._num_messages))
+            while not self.is_any_done:
+                num_waiting = self.num_waiting
+                await self._advanced(lead, self._num_messages[lead] + _NUM_SETTLED_MESSAGES)
+                if self.num_waiting == num_waiting:
+                    return
+
+    async def _advanced(self, index: int, num_messages: int) -> None:
+        """Return when the request has had so many messages, or one has ended."""
+        await self._news.wait_for(
+            lambda: self._num_messages[index] >= num_messages or self.is_any_done
+        )
+
+    async def leave(self) -> None:
+        """Cancel what still runs, and wait until it is gone."""
+        for task in self.tasks:
+            task.cancel()
+        await asyncio.gather(*self.tasks, return_exceptions=True)
+
+    async def _run(self, index: int) -> None:
+        # Each is longer than the one before, so that places come free one by one.
+        options: GenerationOptions = {
+            "max_tokens": self._subject.room(_NUM_TOKENS + 4 * index),
+            "temperature": 0.0,
+            "ignore_eos": True,
+            "priority": _LOW,
+        }
+        prompt = _prompt(self._subject, len(self.tasks), index)
+        async with self._subject.streaming(prompt, Transcript(), **options) as events:
+            async for event in events:
+                await self._note(index, event)
+
+    async def _note(self, index: int, event: Event) -> None:
+        async with self._news:
+            if isinstance(event, Accepted):
+                self._accepted.add(index)
+            elif isinstance(event, Progress) and event.state is RequestState.PROCESSING:
+                self._admitted.add(index)
+            elif isinstance(event, Tokens):
+                self._admitted.add(index)
+                self._num_messages[index] += 1
+            elif isinstance(event, Finished):
+                self.is_any_done = True
+            self._news.notify_all()
+
+
+async def _priority(subject: Subject) -> str:
+    num = _fitting(subject, 2 * subject.concurrency)
+    crowd = _Crowd(subject, num)
+    try:
+        return await _overtake(subject, crowd)
+    finally:
+        await crowd.leave()
+
+
+async def _overtake(subject: Subject, crowd: _Crowd) -> str:
+    try:
+        await crowd.settled()
+    except TimeoutError as error:
+        raise CheckSkipped("a full queue could not be provoked quickly") from error
+    num_waiting = crowd.num_waiting
+    if num_waiting < _MIN_NUM_WAITING or crowd.is_any_done:
+        raise CheckSkipped(f"of {len(crowd.tasks)} requests {num_waiting} waited: no queue")
+    overtaken: int | None = None
+
+    def on_event(event: Event, _: Transcript) -> None:
+        nonlocal overtaken
+        if isinstance(event, Tokens) and overtaken is None:
+            overtaken = crowd.num_waiting
+
+    await subject.generate(
+        priority=_HIGH, max_tokens=1, temperature=0.0, ignore_eos=True, on_event=on_event
+    )
+    require(bool(overtaken), f"an urgent request began after all {num_waiting} that waited")
+    return f"an urgent request began before {overtaken} of {num_waiting} that had waited longer"
+
+
+CHECKS = (
+    Check(name="concurrency", run=_concurrency, timeout_s=_TIMEOUT_S),
+    Check(name="priority", run=_priority, feature="priority"),
+)

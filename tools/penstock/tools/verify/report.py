@@ -1,0 +1,185 @@
+"""The report of `penstock verify`: a table for people, JSON to send back.
+
+Owns its form, and what stays out of it: host names, environment variables, and paths unless they
+are wanted. Does not know how anything is checked.
+"""
+
+import json
+import re
+import socket
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+from penstock.server.cli.installation import Installation
+from penstock.server.cli.models import table_lines
+from penstock.server.cli.report import printable
+from penstock.tools.verify.verdict import CheckResult, Outcome
+
+FORMAT = 1
+"""Raised when a reader of the JSON has to look for something elsewhere."""
+
+_PATH = re.compile(r"""(?<![\w/<])(?:~|\.{1,2})?/[^\s"',;:|)\]}]+""")
+_PEER = re.compile(r"\b(?:ipv4|ipv6|dns|unix):[^\s;,]+[^\s;,:.]")
+_MAX_REASON_CHARS = 300
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedHere:
+    """What is known of a service that was started for the occasion. Durations are seconds.
+
+    `arguments`: of `penstock serve`. `exit_code` None: it did not start. `model_kind`: how its
+    model folder was recognised, "" if it was not.
+    """
+
+    arguments: tuple[str, ...]
+    start_s: float | None
+    stop_s: float | None
+    exit_code: int | None
+    model_kind: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """Everything that was found. `model`: name, limits and features as published."""
+
+    time_utc: str
+    installation: Installation
+    results: tuple[CheckResult, ...]
+    model: dict[str, Any] = field(default_factory=dict[str, Any])
+    figures: dict[str, Any] = field(default_factory=dict[str, Any])
+    served: ServedHere | None = None
+
+    @property
+    def is_passed(self) -> bool:
+        """Whether something was checked and nothing failed."""
+        outcomes = {result.outcome for result in self.results}
+        return Outcome.PASS in outcomes and Outcome.FAIL not in outcomes
+
+
+def report_json(report: Report, *, has_paths: bool, hidden: tuple[str, ...] = ()) -> str:
+    """The whole report as JSON, for programs and to send back. `hidden`: what must not be in it."""
+
+    def shown(text: str) -> str:
+        return _without_names(_plain(text) if has_paths else _without_paths(text), hidden)
+
+    served = report.served
+    document = {
+        "report": "penstock verify",
+        "format": FORMAT,
+        "is_passed": report.is_passed,
+        "time_utc": report.time_utc,
+        "versions": report.installation.versions,
+        "machine": report.installation.machine,
+        "service": None
+        if served is None
+        else {
+            "arguments": [
+                _without_names(shown_argument(one, has_paths=has_paths), hidden)
+                for one in served.arguments
+            ],
+            "start_s": served.start_s,
+            "stop_s": served.stop_s,
+            "exit_code": served.exit_code,
+            "model_kind": shown(served.model_kind),
+        },
+        "model": report.model,
+        "checks": [
+            {
+                "name": result.name,
+                "outcome": result.outcome.value,
+                "reason": shown(result.reason),
+                "duration_s": round(result.duration_s, 4),
+            }
+            for result in report.results
+        ],
+        "figures": report.figures,
+    }
+    return json.dumps(document, indent=2, ensure_ascii=False) + "\n"
+
+
+def result_line(result: CheckResult, *, has_paths: bool) -> str:
+    """One check as a row of the table, which is written as it grows."""
+    shown = _plain if has_paths else _without_paths
+    reason = shown(result.reason)
+    if len(reason) > _MAX_REASON_CHARS:
+        reason = reason[:_MAX_REASON_CHARS] + " ..."
+    return f"{result.outcome.value}  {result.name:<16}{result.duration_s:7.2f} s  {reason}"
+
+
+def heading_lines(installation: Installation) -> list[str]:
+    """What is installed, above the checks."""
+    versions = ", ".join(f"{name} {version}" for name, version in installation.versions.items())
+    machine = installation.machine
+    gpus = Counter(gpu["name"] for gpu in machine["gpus"])
+    shown = ", ".join(f"{num} x {name}" for name, num in gpus.items()) or "no GPU found"
+    driver = f", driver {machine['driver']}" if machine["driver"] else ""
+    cuda = f", CUDA {machine['cuda']}" if machine["cuda"] else ""
+    return [versions, f"{machine['kernel']}, {machine['num_cpus']} CPUs, {shown}{driver}{cuda}"]
+
+
+def summary_lines(report: Report) -> list[str]:
+    """Figures and the sum, below the checks."""
+    lines: list[str] = []
+    if report.figures:
+        header = ("STREAMS", "TOKENS/s", "TTFT p50/p90/p99 ms", "ITL p50/p90/p99 ms")
+        lines += ["", *table_lines([header, *map(_figure_row, report.figures.values())]), ""]
+    counts = Counter(result.outcome for result in report.results)
+    told = [f"{counts[outcome]} {word}" for outcome, word in _WORDS if counts[outcome]]
+    verdict = "passed" if report.is_passed else "FAILED"
+    return [*lines, f"{verdict}: {', '.join(told) or 'nothing was checked'}"]
+
+
+_WORDS = ((Outcome.PASS, "passed"), (Outcome.FAIL, "failed"), (Outcome.SKIP, "skipped"))
+
+
+def _figure_row(figures: dict[str, Any]) -> tuple[str, ...]:
+    def triple(name: str) -> str:
+        return " / ".join(f"{figures[f'{name}_p{percent}_ms']:.1f}" for percent in (50, 90, 99))
+
+    streams, speed = figures["num_streams"], figures["tokens_per_s"]
+    return (str(streams), f"{speed:.0f}", triple("ttft"), triple("itl"))
+
+
+def shown_argument(argument: str, *, has_paths: bool) -> str:
+    """An argument of `serve`; what may be a path is "<path>" unless paths are wanted.
+
+    JSON keeps its form. Everything else with a slash in it counts as a path, blanks included.
+    """
+    if has_paths or "/" not in argument:
+        return _plain(argument)
+    try:
+        return json.dumps(_hidden(json.loads(argument)))
+    except json.JSONDecodeError:
+        flag, is_joined, _ = argument.partition("=")
+        return f"{flag}=<path>" if is_joined and flag.startswith("--") else "<path>"
+
+
+def _hidden(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(key): _hidden(item) for key, item in value.items()}  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+    if isinstance(value, list):
+        return [_hidden(item) for item in value]  # pyright: ignore[reportUnknownVariableType]
+    return "<path>" if isinstance(value, str) and "/" in value else value
+
+
+def _plain(text: str) -> str:
+    return printable(text).replace("\n", " ")
+
+
+def _without_paths(text: str) -> str:
+    return _PATH.sub("<path>", _plain(text))
+
+
+def hidden_names(address: str) -> tuple[str, ...]:
+    """What names a host: this one, and the one the service was reached at."""
+    host = address.rpartition(":")[0] or address
+    names = {socket.gethostname(), host.strip("[]").rpartition("/")[2]}
+    return tuple(sorted(names - {"", "localhost", "127.0.0.1"}, key=len, reverse=True))
+
+
+def _without_names(text: str, names: tuple[str, ...]) -> str:
+    for name in names:
+        text = re.sub(rf"(?<![\w-]){re.escape(name)}(?![\w-])", "<host>", text)
+    # How gRPC names its peers in messages.
+    return _PEER.sub("<address>", text)

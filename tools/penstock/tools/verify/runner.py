@@ -1,0 +1,99 @@
+"""Runs checks one after the other, each within its time, all within theirs.
+
+Owns what becomes of an exception: an outcome and one line. Does not know what the checks check.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+
+import grpc
+
+from penstock.client import PenstockError
+from penstock.server.cli.connection import describe_error
+from penstock.tools.verify.check import Check
+from penstock.tools.verify.subject import Subject
+from penstock.tools.verify.survival import Survival
+from penstock.tools.verify.verdict import (
+    CheckFailed,
+    CheckResult,
+    CheckSkipped,
+    Outcome,
+)
+
+
+async def run_checks(
+    subject: Subject,
+    checks: Sequence[Check],
+    *,
+    timeout_s: float,
+    left_out: frozenset[str],
+    on_result: Callable[[CheckResult], None],
+    clock: Callable[[], float] = time.monotonic,
+    survival: Survival | None = None,
+) -> list[CheckResult]:
+    """Run every check; the results in order, each also told to `on_result` when it is known.
+
+    What `timeout_s` leaves no time for has failed: it was not verified. With `survival` an engine
+    that dies fails the check in which it does, and the next one waits for it to be back.
+    """
+    ends_s = clock() + timeout_s
+    results: list[CheckResult] = []
+    if survival is not None:
+        await survival.begin()
+    for check in checks:
+        started_s = clock()
+        if check.name in left_out:
+            outcome, reason = Outcome.SKIP, "left out by --skip"
+        elif survival is not None and survival.is_lost:
+            outcome, reason = Outcome.FAIL, "not run: the engine that died did not come back"
+        else:
+            outcome, reason = await _judge(subject, check, ends_s - started_s)
+        duration_s = clock() - started_s
+        if survival is not None and check.name not in left_out and not survival.is_lost:
+            death = await survival.after_check(ends_s - clock())
+            if death:
+                seen = f"{outcome.value}, {reason}" if outcome is not Outcome.FAIL else reason
+                outcome, reason = Outcome.FAIL, f"during {check.name} {death}: {seen}"
+        result = CheckResult(name=check.name, outcome=outcome, reason=reason, duration_s=duration_s)
+        results.append(result)
+        on_result(result)
+    return results
+
+
+async def _judge(subject: Subject, check: Check, left_s: float) -> tuple[Outcome, str]:
+    if left_s <= 0:
+        return Outcome.FAIL, "not run: the time of --timeout-s was up"
+    if check.needs_model and subject.found_model is None:
+        return Outcome.SKIP, "the model's limits and features are not known"
+    if check.feature is not None and not subject.offers(check.feature):
+        return Outcome.SKIP, f"the model does not offer {check.feature}"
+    time_s = min(check.timeout_s, left_s)
+    try:
+        async with asyncio.timeout(time_s):
+            return Outcome.PASS, await check.run(subject)
+    except CheckSkipped as skipped:
+        return Outcome.SKIP, str(skipped)
+    except (
+        CheckFailed,
+        TimeoutError,
+        PenstockError,
+        grpc.RpcError,
+        ValueError,
+        TypeError,
+    ) as error:
+        return Outcome.FAIL, _complaint(error, time_s)
+
+
+def _complaint(error: Exception, time_s: float) -> str:
+    """What went wrong, in one line."""
+    if isinstance(error, TimeoutError):
+        return f"not done after {time_s:.0f} s"
+    if isinstance(error, PenstockError):
+        return describe_error(error)
+    if isinstance(error, grpc.aio.AioRpcError):
+        return f"the call failed with {error.code().name}: {error.details()}"
+    if isinstance(error, ValueError | TypeError):
+        # The client sends nothing that it knows to be wrong; that is a fault of ours.
+        return f"{type(error).__name__}: {error}"
+    return str(error)

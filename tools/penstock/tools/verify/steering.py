@@ -1,0 +1,140 @@
+"""Checks of what steers the drawing of tokens: cuts of the distribution, penalties, adapters.
+
+Each is held against what comes without it: an engine that takes an option and ignores it gives the
+same tokens, and nothing else tells.
+"""
+
+from collections.abc import Awaitable, Callable
+
+from penstock.client import Adapter, GenerationOptions
+from penstock.tools.verify.check import Check
+from penstock.tools.verify.subject import PROMPT, Subject
+from penstock.tools.verify.verdict import (
+    CheckFailed,
+    CheckSkipped,
+    require,
+)
+
+_NUM_TOKENS = 32
+# Warm enough that tokens which are not the likeliest come, also where the model is sure of itself.
+_HOT = 2.0
+_NUM_HOT_RUNS = 3
+_SEED = 17
+_NUM_ADAPTERS = 4
+_REPETITIVE = "ha ha ha ha ha ha ha ha ha ha ha ha ha ha ha ha"
+# Each leaves the likeliest token alone.
+_CUTS: tuple[tuple[str, GenerationOptions], ...] = (
+    ("top_k", {"top_k": 1}),
+    ("top_p", {"top_p": 1e-6}),
+    ("min_p", {"min_p": 1.0}),
+)
+_PENALTIES: tuple[tuple[str, GenerationOptions], ...] = (
+    ("repetition_penalty", {"repetition_penalty": 1.9}),
+    ("presence_penalty", {"presence_penalty": 2.0}),
+    ("frequency_penalty", {"frequency_penalty": 2.0}),
+)
+# A model's own settings may hold penalties; without any is what the others are held against.
+_FREE: GenerationOptions = {
+    "repetition_penalty": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+}
+
+
+def _cut(name: str, cut: GenerationOptions) -> Callable[[Subject], Awaitable[str]]:
+    """The check that this option, at its narrowest, makes hot tokens the greedy ones."""
+
+    async def run(subject: Subject) -> str:
+        greedy = (await subject.greedy(_NUM_TOKENS)).ids()
+        wide: GenerationOptions = {"temperature": _HOT}
+        for _ in range(_NUM_HOT_RUNS):
+            if (await subject.greedy(_NUM_TOKENS, **wide)).ids() != greedy:
+                break
+        else:
+            raise CheckSkipped(f"temperature {_HOT:g} changes nothing that could be cut off")
+        narrow: GenerationOptions = {**wide, **cut}
+        ids = (await subject.greedy(_NUM_TOKENS, **narrow)).ids()
+        [value] = cut.values()
+        parts = next(
+            (i for i, pair in enumerate(zip(ids, greedy, strict=False)) if len(set(pair)) > 1), None
+        )
+        require(ids == greedy, f"{name} {value} let in more than the likeliest at token {parts}")
+        return f"{name} {value} leaves the likeliest token at temperature {_HOT:g}"
+
+    return run
+
+
+async def _penalties(subject: Subject) -> str:
+    ways = _ways_to_repeat(subject)
+    free = [await _drawn(subject, text, way) for text, way in ways]
+    repeated = [len(ids) - len(set(ids)) for ids in free]
+    if not any(repeated):
+        raise CheckSkipped("the model does not repeat itself, there is nothing to penalise")
+    unchanged = [
+        name for name, penalty in _PENALTIES if not await _is_changed(subject, ways, free, penalty)
+    ]
+    if unchanged and all(num <= len(ids) // 2 for num, ids in zip(repeated, free, strict=True)):
+        raise CheckSkipped(f"too little repetition to tell {' and '.join(unchanged)}")
+    require(not unchanged, f"{' and '.join(unchanged)} changed nothing")
+    return f"up to {max(repeated)} of {len(free[0])} tokens repeated, each penalty changes that"
+
+
+def _ways_to_repeat(subject: Subject) -> list[tuple[str, GenerationOptions]]:
+    """Texts and how to draw: several, for one may be too sure of itself to yield to a penalty."""
+    greedy: GenerationOptions = {"temperature": 0.0}
+    drawn: GenerationOptions = {"temperature": 1.0, "seed": _SEED}
+    ways = [greedy, drawn] if subject.offers("seed") else [greedy]
+    return [(text, way) for text in (_REPETITIVE, PROMPT) for way in ways]
+
+
+async def _drawn(
+    subject: Subject, text: str, way: GenerationOptions, penalty: GenerationOptions | None = None
+) -> list[int]:
+    wanted: GenerationOptions = {**_FREE, **way, **(penalty or {})}
+    return (await subject.greedy(_NUM_TOKENS, subject.prompt(text), **wanted)).ids()
+
+
+async def _is_changed(
+    subject: Subject,
+    ways: list[tuple[str, GenerationOptions]],
+    free: list[list[int]],
+    penalty: GenerationOptions,
+) -> bool:
+    for (text, way), without in zip(ways, free, strict=True):
+        if await _drawn(subject, text, way, penalty) != without:
+            return True
+    return False
+
+
+async def _adapters(subject: Subject) -> str:
+    names = subject.model.adapters
+    if not names:
+        raise CheckSkipped("the model has no adapters")
+    bare = (await subject.greedy(_NUM_TOKENS)).ids()
+    same: list[str] = []
+    for name in names[:_NUM_ADAPTERS]:
+        ids = (await subject.greedy(_NUM_TOKENS, adapter=Adapter(name=name))).ids()
+        require(bool(ids), f"no tokens with adapter {name}")
+        if ids == bare:
+            same.append(name)
+    used = min(len(names), _NUM_ADAPTERS)
+    if same:
+        raise CheckFailed(
+            f"{', '.join(same)}: the same {len(bare)} greedy tokens as without an adapter; either"
+            " the engine ignores it, or it changes too little to be seen in this text"
+        )
+    return f"{used} of {len(names)} adapters used, none gives the bare model's tokens"
+
+
+CHECKS = (
+    *(
+        Check(
+            name=name.replace("_", "-"),
+            run=_cut(name, cut),
+            feature="min_p" if name == "min_p" else "truncated_sampling",
+        )
+        for name, cut in _CUTS
+    ),
+    Check(name="penalties", run=_penalties, feature="penalties"),
+    Check(name="adapters", run=_adapters, feature="adapters"),
+)

@@ -1,0 +1,69 @@
+"""Whether the service that is verified is still the one it was, after each check.
+
+Owns the question, and the wait for an engine that is on its way back: without it, one death would
+be told as the failure of every check that follows within the second. Judges no check.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+
+from penstock.client import HealthStatus, ModelState, PenstockError
+from penstock.tools.verify.subject import Subject
+
+_POLL_S = 0.2
+MAX_RECOVERY_S = 600.0
+"""How long a new engine may take to load its model and serve."""
+
+
+class Survival:
+    """Tells deaths by the time at which the model became ready, which each engine sets anew."""
+
+    def __init__(
+        self, subject: Subject, clock: Callable[[], float] = time.monotonic, poll_s: float = _POLL_S
+    ) -> None:
+        self._subject = subject
+        self._clock = clock
+        self._poll_s = poll_s
+        self._ready_at_s: float | None = None
+        self.is_lost = False
+
+    async def begin(self) -> None:
+        """Take the engine that serves now for the one to be watched, if one does."""
+        self._ready_at_s = await self._ready_time()
+
+    async def after_check(self, left_s: float) -> str:
+        """What became of the engine meanwhile, once one serves again; "" if nothing did.
+
+        Waits `left_s` seconds at most. Thereafter `is_lost` says that none came back.
+        """
+        before_s = self._ready_at_s
+        now_s = await self._ready_time()
+        if before_s is None or now_s == before_s:
+            self._ready_at_s = now_s
+            return ""
+        started_s = self._clock()
+        limit_s = max(0.0, min(left_s, MAX_RECOVERY_S))
+        while now_s is None and self._clock() - started_s < limit_s:
+            await asyncio.sleep(self._poll_s)
+            now_s = await self._ready_time()
+        waited_s = self._clock() - started_s
+        if now_s is None:
+            self.is_lost = True
+            return f"the engine died, and none served again within {waited_s:.0f} s"
+        if now_s == before_s:
+            # The same one: it was away, and lost nothing.
+            return f"the service did not serve for {waited_s:.1f} s"
+        self._ready_at_s = now_s
+        return "the engine (or the process before it) died and was replaced"
+
+    async def _ready_time(self) -> float | None:
+        """When the engine that serves became ready; None if none serves."""
+        client = self._subject.client
+        try:
+            if await client.health() is not HealthStatus.SERVING:
+                return None
+            model = await client.get_model()
+        except PenstockError:
+            return None
+        return model.ready_at_s if model.state is ModelState.READY else None
