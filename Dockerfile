@@ -14,6 +14,7 @@ COPY executors executors
 COPY server server
 COPY clients clients
 COPY tools tools
+COPY gateways gateways
 ARG TORCH=torch==2.13.0
 ARG INDEX=
 ENV PIP_EXTRA_INDEX_URL=$INDEX

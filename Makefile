@@ -11,7 +11,7 @@
 #   make architectures every causal language model of transformers, tiny, against its own forward;
 #                      writes docs/architectures.md (ARCHITECTURES_ARGS="--device cuda")
 #   make conformance   every language's client against the twenty scenarios; writes docs/conformance.md
-#   make ray       the tests of deploy/ray on a Ray cluster of two nodes, four minutes
+#   make ray       the tests of the Ray Serve gateway on a Ray cluster of two nodes, four minutes
 #   make docs      build the site of docs/ into build/site
 #   make pages     write docs/contract.md and the pictures of docs/concepts anew
 #   make fuzz      search for bytes that break something, a quarter of an hour and more
@@ -103,7 +103,7 @@ demo: $(or $(wildcard $(READY)),$(DEMO_READY))
 # languages, and what only computes; all but the first tell what they did when they are done.
 test: $(READY) $(PROTOS_READY)
 	@# Hundreds of processes are started: where Python may not write byte code, each would compile it again.
-	@$(BIN)/python -m compileall -q -j 0 clients executors protos scheduler server tools tests
+	@$(BIN)/python -m compileall -q -j 0 clients executors gateways protos scheduler server tools tests
 	@$(MAKE) --no-print-directory --jobs 4 test-served test-clients test-pure test-chaos check
 
 # A code of 5 means that PYTEST_ARGS left it without tests.

@@ -39,7 +39,7 @@ NUM_TOKENS = {"steady": 64, "full": 512}
 STEP_MS = {"steady": 20.0, "full": 1.0}
 PYTHON = os.environ.get("PENSTOCK_RAY_PYTHON", sys.executable)
 _ROOT = Path(__file__).resolve().parents[1]
-_ROOTS = ("protos", "scheduler", "executors", "server", "clients", "deploy/ray")
+_ROOTS = ("protos", "scheduler", "executors", "server", "clients", "gateways")
 _START_S = 90.0
 _WARM_S = 2.0
 

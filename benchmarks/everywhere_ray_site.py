@@ -22,7 +22,7 @@ def main() -> None:
         import ray
         from ray import serve
 
-        from penstock_ray.app import build
+        from penstock.gateway.ray.app import build
 
     http_port, grpc_port, *options = sys.argv[1:]
     ray.init(
@@ -33,7 +33,7 @@ def main() -> None:
             http_options={"host": "127.0.0.1", "port": int(http_port)},
             grpc_options={
                 "port": int(grpc_port),
-                "grpc_servicer_functions": ["penstock_ray.methods.add_penstock_to_server"],
+                "grpc_servicer_functions": ["penstock.gateway.ray.methods.add_penstock_to_server"],
             },
         )
         serve.run(build({"serve_options": options}), name="penstock", route_prefix="/")

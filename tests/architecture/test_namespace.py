@@ -1,4 +1,4 @@
-"""One namespace package over six roots: nothing may turn a root's share of it into a package."""
+"""One namespace package over seven roots: nothing may turn a root's share of it into a package."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ PORTIONS = {
     "server": "server",
     "clients": "client",
     "tools": "tools",
+    "gateways": "gateway",
 }
 
 

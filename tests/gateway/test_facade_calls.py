@@ -16,9 +16,9 @@ import pytest
 from smg_grpc_proto.generated import common_pb2
 from smg_grpc_proto.generated import vllm_engine_pb2 as vllm
 
+from penstock.gateway.smg.service import MISSING_METHODS, SERVICE_NAME, VllmEngineService
 from penstock.scheduler.executor import ExecutorInfo, Feature
 from penstock.scheduler.request import FailureReason, FinishReason
-from penstock.server.facade.service import MISSING_METHODS, SERVICE_NAME, VllmEngineService
 from penstock.server.front.config import FrontConfig
 from penstock.server.front.front import Front
 from penstock.server.rpc.gate import Gate

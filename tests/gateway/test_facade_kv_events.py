@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 from smg_grpc_proto.generated import common_pb2 as common
 
+from penstock.gateway.smg.kv_events import MAX_STREAMS
+from penstock.gateway.smg.service import SERVICE_NAME, VllmEngineService
 from penstock.scheduler.block_hash import chain_root, hash_blocks
 from penstock.scheduler.cache_book import CachedBlock
-from penstock.server.facade.kv_events import MAX_STREAMS
-from penstock.server.facade.service import SERVICE_NAME, VllmEngineService
 from penstock.server.front.config import FrontConfig
 from penstock.server.front.front import Front
 from penstock.server.front.submission import shared_salt

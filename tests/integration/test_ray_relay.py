@@ -14,12 +14,12 @@ from pathlib import Path
 import grpc
 import pytest
 
+from penstock.gateway.ray.load import Load, LoadGauge, load_of
+from penstock.gateway.ray.methods import METHODS
+from penstock.gateway.ray.relay import Ending, Relay, passed_on
+from penstock.gateway.ray.service import OwnService, ServiceFailed
 from penstock.v1 import generation_service_pb2 as pb
 from penstock.v1 import model_service_pb2, stats_pb2
-from penstock_ray.load import Load, LoadGauge, load_of
-from penstock_ray.methods import METHODS
-from penstock_ray.relay import Ending, Relay, passed_on
-from penstock_ray.service import OwnService, ServiceFailed
 from support.multiplex import submit
 from support.ray_calls import read_until_tokens, request, stub
 from support.service import PATIENCE_S, simulated, until_gone
@@ -28,7 +28,7 @@ OPTIONS = (*simulated(), "--metrics-port", "off", "--drain-grace-s", "1")
 PACKAGE_ROOT = Path(__file__).parents[2] / "deploy" / "ray"
 OWNER = """
 import sys
-from penstock_ray.service import OwnService
+from penstock.gateway.ray.service import OwnService
 print(OwnService(sys.argv[1:], start_timeout_s=60).pid, flush=True)
 sys.stdin.read()
 """

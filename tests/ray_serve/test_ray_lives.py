@@ -93,7 +93,7 @@ async def test_a_new_version_takes_over_without_an_error(cluster: RayCluster) ->
 
 async def test_a_queue_brings_another_replica_and_idleness_lets_it_go(cluster: RayCluster) -> None:
     policy = {
-        "policy_function": "penstock_ray.scaling:QueueTimePolicy",
+        "policy_function": "penstock.gateway.ray.scaling:QueueTimePolicy",
         "policy_kwargs": {"target_queue_time_s": 0.2},
     }
     scaling = {

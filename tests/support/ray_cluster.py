@@ -24,7 +24,7 @@ from support.service import simulated
 
 REPOSITORY = Path(__file__).parents[2]
 PYTHON = os.environ.get("PENSTOCK_RAY_PYTHON", sys.executable)
-ROOTS = ("protos", "scheduler", "executors", "server", "clients", "deploy/ray")
+ROOTS = ("protos", "scheduler", "executors", "server", "clients", "gateways")
 PATIENCE_S = 60.0
 
 

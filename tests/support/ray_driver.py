@@ -43,13 +43,13 @@ class Driver:
         # used outside of an event loop needs a loop of its own.
         os.environ.pop("RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP", None)
         self._serve: Any = importlib.import_module("ray.serve")
-        self._build: Callable[..., Any] = importlib.import_module("penstock_ray.app").build
+        self._build: Callable[..., Any] = importlib.import_module("penstock.gateway.ray.app").build
         self._serve.start(
             proxy_location="EveryNode",
             http_options={"host": "127.0.0.1", "port": http_port},
             grpc_options={
                 "port": grpc_port,
-                "grpc_servicer_functions": ["penstock_ray.methods.add_penstock_to_server"],
+                "grpc_servicer_functions": ["penstock.gateway.ray.methods.add_penstock_to_server"],
             },
         )
 

@@ -15,7 +15,7 @@ from typing import TypeVar
 from penstock.executor.config import ExecutorConfig
 from penstock.executor.config_json import from_json_value, to_json_value
 from penstock.scheduler.config import SchedulerConfig
-from penstock.server.facade.installed import FACADES, NO_FACADE
+from penstock.server.facades import NO_FACADE
 from penstock.server.front.config import FrontConfig
 from penstock.server.link.suspect import Suspect
 from penstock.server.logs import LOG_FORMATS, LOG_LEVELS
@@ -88,7 +88,6 @@ class ServerConfig:
         _check_limit("front_hang_s", self.front_hang_s)
         _check_choice("log_level", self.log_level, LOG_LEVELS)
         _check_choice("log_format", self.log_format, LOG_FORMATS)
-        _check_choice("facade", self.facade, FACADES)
         if self.record_max_bytes < 1:
             raise ValueError(f"record_max_bytes must be at least 1, not {self.record_max_bytes}")
         num_tokens, num_seqs = self.scheduler.max_num_batched_tokens, self.executor.max_num_seqs

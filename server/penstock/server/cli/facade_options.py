@@ -7,7 +7,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from penstock.server.cli.option import Option
-from penstock.server.facade.installed import FACADES, NO_FACADE, check_installed
+from penstock.server.facades import NO_FACADE, load_facade
 from penstock.server.logs.rate import ALWAYS
 
 if TYPE_CHECKING:
@@ -18,7 +18,6 @@ FACADE_OPTIONS = (
         flag="facade",
         parse=str,
         default=NO_FACADE,
-        choices=FACADES,
         help="contract of a gateway to serve on the same port as well: smg for the gateway of that"
         " name, which puts an OpenAI-compatible HTTP in front of many workers (extra gateway)",
     ),
@@ -28,9 +27,9 @@ _log = logging.getLogger(__name__)
 
 def check_facade(config: "ServerConfig") -> None:
     """Raise ValueError where a facade cannot be served; warn where no gateway would get in."""
-    check_installed(config.facade)
     if config.facade == NO_FACADE:
         return
+    load_facade(config.facade).check_installed()
     security = config.security
     what = [
         *(["TLS"] if security.has_tls else []),

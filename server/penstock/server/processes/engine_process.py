@@ -21,7 +21,7 @@ from penstock.scheduler.engine import Engine
 from penstock.scheduler.executor import Executor, ExecutorInfo
 from penstock.scheduler.integrity import IntegrityError
 from penstock.server.config import EngineLaunch, ServerConfig, launch_from_json
-from penstock.server.facade.installed import NO_FACADE
+from penstock.server.facades import NO_FACADE
 from penstock.server.flight.facts import facts_of
 from penstock.server.flight.flight_listener import FlightListener
 from penstock.server.flight.geometry import FlightError

@@ -16,7 +16,7 @@ import uvloop
 
 from penstock.scheduler.quotas import TenantQuota
 from penstock.server.config import FrontLaunch, ServerConfig, launch_from_json
-from penstock.server.facade.installed import NO_FACADE
+from penstock.server.facades import NO_FACADE, load_facade
 from penstock.server.front.queue_gate import QueueGate
 from penstock.server.front.spare_memory import keep_large_apart
 from penstock.server.front.text_quota import TextQuotas
@@ -127,9 +127,8 @@ def _facade(config: ServerConfig, board: BoardView | None) -> FacadeMaker | None
     """Another contract beside ours, if one is asked for: only then is its code loaded."""
     if config.facade == NO_FACADE:
         return None
-    from penstock.server.facade.service import VllmEngineService
-
-    return lambda front, gate: VllmEngineService(front, gate, board)
+    facade = load_facade(config.facade)
+    return lambda front, gate: facade.make_service(front, gate, board)
 
 
 def _heart(launch: FrontLaunch) -> FrontHeart:

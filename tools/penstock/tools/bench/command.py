@@ -1,7 +1,7 @@
 """`penstock bench`: load for a service, and what it says about it.
 
 Owns the order: reach or start a service, run each point, tell. The flags are in `bench_options`,
-what is sent and measured is the client's `load`, the forms of the report are in `bench_report`.
+what is sent and measured is in the other modules of this package, the report in `report`.
 """
 
 import argparse

@@ -1,6 +1,6 @@
 """How a load is told: a table for people, JSON for programs, one page to pass on.
 
-Owns the forms. Does not measure; the figures and what they mean are the client's `load`.
+Owns the forms. Does not measure; the figures and what they mean are in `figures`.
 """
 
 import dataclasses

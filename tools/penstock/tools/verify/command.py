@@ -1,7 +1,7 @@
 """`penstock verify`: whether an installation does what it promises, end to end, as a report.
 
 Owns the order: find or start a service, check it through the client, end it, tell. What is checked
-is in `verify_checks`, what the report says in `verify_report`.
+is in `all_checks`, what the report says in `report`.
 """
 
 import argparse

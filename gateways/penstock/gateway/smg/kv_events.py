@@ -12,7 +12,7 @@ from typing import Final
 
 from smg_grpc_proto.generated import common_pb2 as common
 
-from penstock.server.facade.kv_batches import KvBatches
+from penstock.gateway.smg.kv_batches import KvBatches
 from penstock.server.front.dispatch import STALLED
 from penstock.server.front.errors import ErrorReason, RequestError, refuse, refuse_feature
 from penstock.server.front.front import Front

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import grpc
 import grpc.aio
 
-from penstock_ray.methods import Method
+from penstock.gateway.ray.methods import Method
 
 Pairs: TypeAlias = "tuple[tuple[str, str | bytes], ...]"
 

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from penstock.gateway.ray.methods import METHODS, add_penstock_to_server
+from penstock.gateway.ray.scaling import QueueTimePolicy
+from penstock.gateway.ray.service import command_line
+from penstock.gateway.ray.settings import Settings, settings_of
 from penstock.server.cli.serve_options import OPTIONS
 from penstock.v1 import generation_service_pb2, model_service_pb2
-from penstock_ray.methods import METHODS, add_penstock_to_server
-from penstock_ray.scaling import QueueTimePolicy
-from penstock_ray.service import command_line
-from penstock_ray.settings import Settings, settings_of
 
 ROOT = Path(__file__).parents[3]
 FOLDER = ROOT / "deploy" / "ray"
@@ -47,15 +46,6 @@ def test_the_grace_of_the_service_fits_into_the_replicas() -> None:
     grace_s = float(settings.serve_options[settings.serve_options.index("--drain-grace-s") + 1])
 
     assert grace_s + 2.0 < settings.stop_timeout_s
-
-
-def test_the_package_goes_with_this_version() -> None:
-    project = tomllib.loads((FOLDER / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    own = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-
-    assert project["version"] == own["version"]
-    assert project["dependencies"] == [f"penstock[ray]=={own['version']}"]
-    assert any(need.startswith("ray[serve]") for need in own["optional-dependencies"]["ray"])
 
 
 def test_every_method_of_the_contract_passes() -> None:

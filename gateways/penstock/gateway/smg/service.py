@@ -14,13 +14,13 @@ import grpc
 from smg_grpc_proto.generated import common_pb2
 from smg_grpc_proto.generated import vllm_engine_pb2 as vllm
 
-from penstock.server.facade.foreign_paths import in_foreign_words
-from penstock.server.facade.kv_events import KvEvents
-from penstock.server.facade.loads import LoadReport, LoadShow
-from penstock.server.facade.request_mapping import own_request
-from penstock.server.facade.response_mapping import ChunkEncoder, WholeEncoder
-from penstock.server.facade.tokenizer_bundle import CHUNK_BYTES, TokenizerBundle, make_bundle
-from penstock.server.facade.worker_info import (
+from penstock.gateway.smg.foreign_paths import in_foreign_words
+from penstock.gateway.smg.kv_events import KvEvents
+from penstock.gateway.smg.loads import LoadReport, LoadShow
+from penstock.gateway.smg.request_mapping import own_request
+from penstock.gateway.smg.response_mapping import ChunkEncoder, WholeEncoder
+from penstock.gateway.smg.tokenizer_bundle import CHUNK_BYTES, TokenizerBundle, make_bundle
+from penstock.gateway.smg.worker_info import (
     SERVER_TYPE,
     load_of,
     model_info_of,

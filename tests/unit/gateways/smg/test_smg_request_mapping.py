@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from smg_grpc_proto.generated import vllm_engine_pb2 as vllm
 
-from penstock.server.facade.foreign_paths import PATHS, foreign_path, in_foreign_words
-from penstock.server.facade.request_mapping import (
+from penstock.gateway.smg.foreign_paths import PATHS, foreign_path, in_foreign_words
+from penstock.gateway.smg.request_mapping import (
     MAPPED_FIELDS,
     REFUSED_FIELDS,
     UNFELT_FIELDS,

@@ -7,7 +7,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from penstock_ray.ending_carrier import EndingCarrier, RawMessage, Way, way_of_endings
+from penstock.gateway.ray.ending_carrier import EndingCarrier, RawMessage, Way, way_of_endings
 
 
 @pytest.fixture

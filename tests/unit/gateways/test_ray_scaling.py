@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock_ray.scaling import QueueTimePolicy
+from penstock.gateway.ray.scaling import QueueTimePolicy
 
 POLICY = QueueTimePolicy(target_queue_time_s=0.5, target_busy_share=0.7, max_growth=2.0)
 

@@ -6,7 +6,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import penstock.v1 as pb
-from penstock.server.facade.service import MISSING_METHODS, SERVICE_NAME
+from penstock.gateway.smg.service import MISSING_METHODS, SERVICE_NAME
 from penstock.server.metrics import labels
 
 ROOT = Path(pb.__file__).parents[3]

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import pytest
 from smg_grpc_proto.generated import vllm_engine_pb2 as vllm
 
+from penstock.gateway.smg.response_mapping import REASONS, ChunkEncoder, WholeEncoder
 from penstock.scheduler.request import FinishReason
 from penstock.scheduler.state import RequestState
-from penstock.server.facade.response_mapping import REASONS, ChunkEncoder, WholeEncoder
 from penstock.server.front.events import (
     Accepted,
     Finished,

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.server.facade import tokenizer_bundle
-from penstock.server.facade.tokenizer_bundle import make_bundle
+from penstock.gateway.smg import tokenizer_bundle
+from penstock.gateway.smg.tokenizer_bundle import make_bundle
 from penstock.server.front.errors import ErrorReason, RequestError
 from support.tiny_tokenizers import write_model_folder
 

@@ -19,12 +19,12 @@ import grpc
 import ray
 from ray import serve
 
-from penstock_ray.ending_carrier import EndingCarrier, RawMessage, Way, way_of_endings
-from penstock_ray.load import LoadGauge
-from penstock_ray.methods import METHODS, Method
-from penstock_ray.relay import Answer, Ending, Pairs, Relay, passed_on
-from penstock_ray.service import OwnService
-from penstock_ray.settings import Settings, settings_of
+from penstock.gateway.ray.ending_carrier import EndingCarrier, RawMessage, Way, way_of_endings
+from penstock.gateway.ray.load import LoadGauge
+from penstock.gateway.ray.methods import METHODS, Method
+from penstock.gateway.ray.relay import Answer, Ending, Pairs, Relay, passed_on
+from penstock.gateway.ray.service import OwnService
+from penstock.gateway.ray.settings import Settings, settings_of
 
 log = logging.getLogger("ray.serve")
 _CANCEL = METHODS["Cancel"]
@@ -182,7 +182,7 @@ _give_methods()
 
 
 def build(args: dict[str, Any], **options: Any) -> Any:
-    """The application, for `import_path: penstock_ray.app:build`.
+    """The application, for `import_path: penstock.gateway.ray.app:build`.
 
     `args`: see `Settings`. `options`: Serve's own for the deployment, for those who call this; a
     config file has them under `deployments`. Raises ValueError naming an argument that is off.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.server.facade.loads import LoadReport
+from penstock.gateway.smg.loads import LoadReport
 from penstock.server.front.events import Usage
 from penstock.server.link.board import LoadState
 from support.fronts import INFO

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, cast
 
-from penstock_ray.service import command_line
+from penstock.gateway.ray.service import command_line
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

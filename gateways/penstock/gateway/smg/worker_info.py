@@ -8,8 +8,8 @@ from typing import Final
 
 from smg_grpc_proto.generated import vllm_engine_pb2 as vllm
 
+from penstock.gateway.smg.loads import Load
 from penstock.scheduler.executor import ExecutorInfo
-from penstock.server.facade.loads import Load
 from penstock.server.front.limits import Limits
 from penstock.server.text.model_files import ModelFiles
 

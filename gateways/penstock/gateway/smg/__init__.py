@@ -1,0 +1,31 @@
+"""The contract that the smg gateway speaks to its workers, served over the same front.
+
+Owns what `penstock.server.facades` asks of a gateway. Loads the rest, and the generated code of the
+extra `gateway`, only in a front that serves it.
+"""
+
+import importlib.util
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from penstock.server.front.front import Front
+    from penstock.server.link.board import BoardView
+    from penstock.server.rpc.foreign import ForeignService
+    from penstock.server.rpc.gate import Gate
+
+_GENERATED: Final = "smg_grpc_proto"
+
+
+def check_installed() -> None:
+    """Raise ValueError naming the extra where the generated code is missing."""
+    if importlib.util.find_spec(_GENERATED) is None:
+        raise ValueError(
+            "facade smg needs the package smg-grpc-proto: pip install 'penstock[gateway]'"
+        )
+
+
+def make_service(front: "Front", gate: "Gate", board: "BoardView | None") -> "ForeignService":
+    """The service over one front. `board`: where the engine shows its load, None for nowhere."""
+    from penstock.gateway.smg.service import VllmEngineService
+
+    return VllmEngineService(front, gate, board)

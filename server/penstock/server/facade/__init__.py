@@ -1,1 +1,0 @@
-"""Contracts of others, served over the same front: HTTP gateways that know nothing of ours."""

@@ -1,0 +1,39 @@
+"""Contracts of gateways that can be served beside ours: entry points `penstock.gateways`.
+
+Owns how they are found. An entry point names a module, which is loaded when it is asked for and not
+before.
+"""
+
+from importlib.metadata import entry_points
+from typing import TYPE_CHECKING, Final, Protocol, cast
+
+if TYPE_CHECKING:
+    from penstock.server.front.front import Front
+    from penstock.server.link.board import BoardView
+    from penstock.server.rpc.foreign import ForeignService
+    from penstock.server.rpc.gate import Gate
+
+NO_FACADE: Final = "none"
+_GROUP: Final = "penstock.gateways"
+
+
+class Facade(Protocol):
+    """The module of a gateway."""
+
+    def check_installed(self) -> None:
+        """Raise ValueError naming the extra where a package is missing."""
+        ...
+
+    def make_service(
+        self, front: "Front", gate: "Gate", board: "BoardView | None"
+    ) -> "ForeignService":
+        """The service over one front. `board`: where the engine shows its load, or None."""
+        ...
+
+
+def load_facade(name: str) -> Facade:
+    """The facade of this name. Raises ValueError with the names there are."""
+    found = {point.name: point for point in entry_points(group=_GROUP)}
+    if name not in found:
+        raise ValueError(f"facade must be one of {', '.join([NO_FACADE, *sorted(found)])}")
+    return cast("Facade", found[name].load())
