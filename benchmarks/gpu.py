@@ -9,6 +9,7 @@ with 256 streams). The column vLLM is recorded, not measured here: vLLM 0.20.2 o
 H200.
 
     python benchmarks/gpu.py [--only SECTION]... [--shapes 1B,8B] [--models DIR] [--json FILE]
+        [--quantization fp8] [--kv-cache-dtype fp8]
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ with needing("torch"):
     from gpu_models import SHAPES, model_folder
     from gpu_service import served
 
+from penstock.executor.config import KV_CACHE_DTYPES, QUANTIZATIONS
 from penstock.executor.device_defaults import device_defaults
 from penstock.scheduler.executor import Executor
 from penstock.scheduler.request import SamplingParams
@@ -66,6 +68,10 @@ MARKS: dict[str, Mark] = {
     "8B turn, 1 running": Mark(vllm=6.05, goal=4.2),
     "8B turn, 32 running": Mark(vllm=5.90, goal=5.2),
     "8B turn, 128 running": Mark(vllm=9.05, goal=7.7),
+    "8B fp8 turn, 1 running": Mark(goal=2.9),
+    "8B fp8 turn, 32 running": Mark(goal=3.8),
+    "8B fp8 turn, 128 running": Mark(goal=5.9),
+    "8B fp8 offline, 256 x (512, 256)": Mark(goal=15_000),
     "8B mixed turn, 32 + 512 over 2k": Mark(goal=17.3),
     "8B turn at 32k over at 640": Mark(goal=1.5),
     "1B prefill": Mark(vllm=255_400, goal=275_000),
@@ -138,6 +144,10 @@ def _sense(unit: str, name: str) -> Literal["at most", "at least"]:
     return "at least" if unit == "tokens/s" or name.endswith("over offline") else "at most"
 
 
+def _rows(shape: str) -> tuple[int, ...]:
+    return ROWS[shape.split()[0]]
+
+
 def measure_first(results: Results, executor: Executor, shape: str) -> None:
     """The first request of all against those after it."""
     first, *later = engine.first_tokens_ms(executor)
@@ -147,14 +157,14 @@ def measure_first(results: Results, executor: Executor, shape: str) -> None:
 
 def measure_decode(results: Results, executor: Executor, shape: str) -> None:
     """Whole turns at a temperature."""
-    for num_rows in ROWS[shape]:
+    for num_rows in _rows(shape):
         taken_ms = engine.turn_ms(executor, num_rows, engine.DRAWN, engine.CONTEXT)
         results.add(f"{shape} turn, {num_rows} running", taken_ms, "ms")
 
 
 def measure_sampling(results: Results, executor: Executor, shape: str) -> None:
     """Every option on, and some alone, against greedy."""
-    num_rows = ROWS[shape][-1]
+    num_rows = _rows(shape)[-1]
     kinds = {
         "top_p 0.95": SamplingParams(top_p=0.95),
         "top_k 50": SamplingParams(top_k=50),
@@ -169,7 +179,7 @@ def measure_sampling(results: Results, executor: Executor, shape: str) -> None:
 
 def measure_mixed(results: Results, executor: Executor, shape: str) -> None:
     """Decodes and a chunk in one step."""
-    num_rows = ROWS[shape][1]
+    num_rows = _rows(shape)[1]
     taken_ms = engine.mixed_turn_ms(executor, num_rows)
     results.add(f"{shape} mixed turn, {num_rows} + 512 over 2k", taken_ms, "ms")
 
@@ -236,6 +246,16 @@ def models_in(parent: Path | None) -> Generator[Path]:
         yield Path(made)
 
 
+def _label(shape: str, quantization: str, kv_cache_dtype: str) -> str:
+    """The shape, and what of it is in 8 bits."""
+    parts = [
+        shape,
+        *([quantization] if quantization != "none" else []),
+        *([f"{kv_cache_dtype}-KV"] if kv_cache_dtype != "auto" else []),
+    ]
+    return " ".join(parts)
+
+
 def main() -> None:
     """Measure and tell."""
     parser = arguments(__doc__ or "")
@@ -244,6 +264,8 @@ def main() -> None:
     parser.add_argument("--models", type=Path, help="folder to keep the models in")
     usual = device_defaults("cuda").max_num_batched_tokens
     parser.add_argument("--budget", type=int, default=usual, help="tokens of a served step")
+    parser.add_argument("--quantization", default="none", choices=QUANTIZATIONS)
+    parser.add_argument("--kv-cache-dtype", default="auto", choices=KV_CACHE_DTYPES)
     options = parser.parse_args()
     if not torch.cuda.is_available():
         raise SystemExit("benchmarks/gpu.py needs a CUDA device")
@@ -253,10 +275,15 @@ def main() -> None:
         for shape in options.shapes.split(","):
             folder = model_folder(parent, shape)
             if inside := [name for name in SECTIONS if name in sections and name in IN_PROCESS]:
-                executor = engine.build(folder)
-                print(f"{shape}: {executor.info.resources or executor.info}", flush=True)
+                executor = engine.build(
+                    folder,
+                    quantization=options.quantization,
+                    kv_cache_dtype=options.kv_cache_dtype,
+                )
+                label = _label(shape, options.quantization, options.kv_cache_dtype)
+                print(f"{label}: {executor.info.resources or executor.info}", flush=True)
                 for name in inside:
-                    IN_PROCESS[name](results, executor, shape)
+                    IN_PROCESS[name](results, executor, label)
                 executor.close()
                 del executor
                 torch.cuda.empty_cache()

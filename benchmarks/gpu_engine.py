@@ -33,12 +33,21 @@ DRAWN = SamplingParams(temperature=1.0)
 _MAX_TURNS = 5_000
 
 
-def build(folder: Path, *, budget: int = BUDGET, num_seqs: int = 256) -> Executor:
+def build(
+    folder: Path,
+    *,
+    budget: int = BUDGET,
+    num_seqs: int = 256,
+    quantization: str = "none",
+    kv_cache_dtype: str = "auto",
+) -> Executor:
     """The executor as `penstock serve --device cuda` builds it."""
     return create_executor(
         ExecutorConfig(
             model_path=folder,
             device="cuda",
+            quantization=quantization,
+            kv_cache_dtype=kv_cache_dtype,
             max_num_seqs=num_seqs,
             max_num_batched_tokens=budget,
             max_seq_len=MAX_SEQ_LEN,

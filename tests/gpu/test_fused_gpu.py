@@ -11,6 +11,7 @@ import torch
 
 from penstock.executor.config import ExecutorConfig
 from penstock.executor.torch.create import create_torch_executor
+from penstock.executor.torch.errors import UnsupportedModel
 from penstock.executor.torch.executor import TorchExecutor
 from penstock.scheduler.executor import Executor
 from penstock.scheduler.request import SamplingParams
@@ -125,3 +126,29 @@ def test_half_precision_gives_every_token(dtype: str, name: str, folder: Path) -
     assert {key: len(tokens) for key, tokens in outputs(told).items()} == {
         spec.key: spec.max_tokens for spec in specs
     }
+
+
+EIGHT_BIT = [("fp8", "auto"), ("int8", "auto"), ("none", "fp8"), ("fp8", "fp8")]
+
+
+@pytest.mark.parametrize(("quantization", "kv_cache_dtype"), EIGHT_BIT)
+def test_eight_bits_give_every_token_and_say_so(
+    quantization: str, kv_cache_dtype: str, name: str, folder: Path
+) -> None:
+    specs = mixed_specs(8)
+    fields: dict[str, Any] = {
+        "dtype": "bfloat16",
+        "quantization": quantization,
+        "kv_cache_dtype": kv_cache_dtype,
+    }
+    if name not in FUSED:
+        with pytest.raises(UnsupportedModel, match="the eager path serves this model"):
+            make_executor(folder, **fields)
+        return
+    executor = make_executor(folder, **fields)
+    told = run_mixed(executor, specs, budget=24)
+
+    assert all(len(outputs(told)[spec.key]) == spec.max_tokens for spec in specs)
+    info = executor.info
+    pages = "bfloat16" if kv_cache_dtype == "auto" else "float8_e4m3fn"
+    assert (info.quantization, info.kv_cache_dtype) == (quantization, pages)

@@ -26,13 +26,15 @@ class Case:
     window: int = 0
     is_normed: bool = False
     dtype: torch.dtype = torch.float32
+    page_dtype: torch.dtype | None = None
 
     def __str__(self) -> str:
         extras = f"-w{self.window}" if self.window else ""
         norms = "-normed" if self.is_normed else ""
         kind = str(self.dtype).removeprefix("torch.")
         shape = f"{self.heads}x{self.kv_heads}x{self.head_dim}b{self.block_size}"
-        return f"{shape}{extras}{norms}-{kind}"
+        pages = "" if self.page_dtype is None else "-fp8"
+        return f"{shape}{extras}{norms}-{kind}{pages}"
 
 
 class AttentionBench:
@@ -54,7 +56,7 @@ class AttentionBench:
             (shape,),
             num_blocks=num_blocks,
             block_size=case.block_size,
-            dtype=case.dtype,
+            dtype=case.page_dtype or case.dtype,
             device=device,
         )
         self.pages.layer(0).fill_(float("nan"))
@@ -85,7 +87,12 @@ class AttentionBench:
             eps=EPS,
         )
         self.attention = PageAttention(
-            self.layout, self.pages, self.table, self.rotary, max_rows=max(len(totals), 8)
+            self.layout,
+            self.pages,
+            self.table,
+            self.rotary,
+            dtype=case.dtype,
+            max_rows=max(len(totals), 8),
         )
         self.attention._part_sums.fill_(float("nan"))
         self.attention._part_scales.fill_(float("nan"))
@@ -104,13 +111,19 @@ class AttentionBench:
 
     def _write_past(self, slot: int, length: int) -> None:
         case = self.case
-        keys, values = (self.random(length, case.kv_heads, case.head_dim) for _ in range(2))
+        keys, values = (
+            self._paged(self.random(length, case.kv_heads, case.head_dim)) for _ in range(2)
+        )
         self.past.append((keys, values))
         at = torch.arange(length)
         blocks = self.table[slot].long()[at // case.block_size].to(self.device)
         offsets = (at % case.block_size).to(self.device)
-        self.pages.layer(0)[blocks, 0, :, offsets] = keys
-        self.pages.layer(0)[blocks, 1, :, offsets] = values
+        self.pages.layer(0)[blocks, 0, :, offsets] = keys.to(self.pages.dtype)
+        self.pages.layer(0)[blocks, 1, :, offsets] = values.to(self.pages.dtype)
+
+    def _paged(self, values: Tensor) -> Tensor:
+        """As the pages keep them."""
+        return values.to(self.pages.dtype).to(values.dtype)
 
     def random(self, *shape: int) -> Tensor:
         values = torch.randn(*shape, generator=self.generator)
@@ -127,10 +140,9 @@ class AttentionBench:
         heads = qkv.float().view(num_tokens, case.heads + 2 * case.kv_heads, case.head_dim)
         query = self._rotated(heads[:, : case.heads], self.norms[0], start)
         key = self._rotated(heads[:, case.heads : case.heads + case.kv_heads], self.norms[1], start)
-        keys = torch.cat((self.past[slot][0][:start].float(), key))
-        values = torch.cat(
-            (self.past[slot][1][:start].float(), heads[:, case.heads + case.kv_heads :])
-        )
+        value = heads[:, case.heads + case.kv_heads :]
+        keys = torch.cat((self.past[slot][0][:start].float(), self._paged(key)))
+        values = torch.cat((self.past[slot][1][:start].float(), self._paged(value)))
         group = case.heads // case.kv_heads
         scores = torch.einsum("qhd,khd->hqk", query, keys.repeat_interleave(group, 1))
         at = torch.arange(len(keys), device=self.device)

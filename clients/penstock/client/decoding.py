@@ -111,6 +111,8 @@ def decode_model(message: pb.Model) -> Model:
         features=tuple((name.name, value) for name, value in message.features.ListFields()),
         adapters=tuple(message.adapters),
         executor=message.executor,
+        quantization=message.quantization,
+        kv_cache_dtype=message.kv_cache_dtype,
         ready_at_s=ready_time.ToNanoseconds() / 1e9 if message.HasField("ready_time") else None,
     )
 

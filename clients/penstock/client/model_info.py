@@ -76,6 +76,8 @@ class Model:
 
     `features`: names of `ModelFeatures` and whether they are there; a missing name is not known.
     `ready_at_s`: when it became ready, in seconds since 1970-01-01 UTC; None before that.
+    `quantization`, `kv_cache_dtype`: number formats of weights and of cached keys and values, e.g.
+    "fp8"; "" where they are not known.
     """
 
     name: str
@@ -88,6 +90,8 @@ class Model:
     adapters: tuple[str, ...]
     executor: str
     ready_at_s: float | None
+    quantization: str = ""
+    kv_cache_dtype: str = ""
 
     def supports(self, feature: str) -> bool | None:
         """Whether the model can do this, e.g. "logprobs"; None: not known."""

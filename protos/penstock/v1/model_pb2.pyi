@@ -72,6 +72,8 @@ class Model(google.protobuf.message.Message):
     ADAPTERS_FIELD_NUMBER: builtins.int
     EXECUTOR_FIELD_NUMBER: builtins.int
     READY_TIME_FIELD_NUMBER: builtins.int
+    QUANTIZATION_FIELD_NUMBER: builtins.int
+    KV_CACHE_DTYPE_FIELD_NUMBER: builtins.int
     name: builtins.str
     """Its name, unique on this server."""
     is_default: builtins.bool
@@ -80,6 +82,10 @@ class Model(google.protobuf.message.Message):
     """Where it stands."""
     executor: builtins.str
     """What runs it: "torch", "trtllm" or "simulated"."""
+    quantization: builtins.str
+    """Number format that its weights are quantised to, e.g. "fp8"; "none" for none. Empty: not known."""
+    kv_cache_dtype: builtins.str
+    """Number format of its cached keys and values, e.g. "bfloat16" or "fp8". Empty: not known."""
     @property
     def aliases(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """Other names it answers to."""
@@ -112,9 +118,11 @@ class Model(google.protobuf.message.Message):
         adapters: collections.abc.Iterable[builtins.str] | None = ...,
         executor: builtins.str = ...,
         ready_time: google.protobuf.timestamp_pb2.Timestamp | None = ...,
+        quantization: builtins.str = ...,
+        kv_cache_dtype: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["features", b"features", "limits", b"limits", "ready_time", b"ready_time"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["adapters", b"adapters", "aliases", b"aliases", "executor", b"executor", "features", b"features", "is_default", b"is_default", "limits", b"limits", "name", b"name", "ready_time", b"ready_time", "state", b"state"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["adapters", b"adapters", "aliases", b"aliases", "executor", b"executor", "features", b"features", "is_default", b"is_default", "kv_cache_dtype", b"kv_cache_dtype", "limits", b"limits", "name", b"name", "quantization", b"quantization", "ready_time", b"ready_time", "state", b"state"]) -> None: ...
 
 Global___Model: typing_extensions.TypeAlias = Model
 

@@ -37,6 +37,7 @@ FULL = ExecutorConfig(
     tokenizer_path=Path("/models/words"),
     device="cuda:1",
     dtype="bfloat16",
+    kv_cache_dtype="fp8",
     block_size=8,
     num_blocks=100,
     kv_cache_bytes=1 << 20,
@@ -121,6 +122,9 @@ def test_bad_json_names_the_field(data: dict[str, Any], message: str) -> None:
         ("device", "tpu"),
         ("device", "cuda:"),
         ("dtype", "int3"),
+        ("quantization", "fp4"),
+        ("quantization", "fp8"),  # of the simulated executor
+        ("kv_cache_dtype", "int3"),
         ("block_size", 0),
         ("num_blocks", 0),
         ("kv_cache_bytes", 0),

@@ -11,6 +11,8 @@ import pytest
 
 from penstock.executor.config import (
     DTYPES,
+    KV_CACHE_DTYPES,
+    QUANTIZATIONS,
     ExecutorConfig,
     ExecutorKind,
     SimulatedConfig,
@@ -104,6 +106,7 @@ EVERY_OPTION = (
     *("--max-num-batched-tokens", "99", "--max-seq-len", "77", "--max-num-waiting", "11"),
     *("--admission-policy", "guaranteed_no_evict", "--block-size", "8", "--num-blocks", "31"),
     *("--kv-cache-mib", "2", "--dtype", "float32", "--device", "cuda:1", "--threads", "2"),
+    *("--quantization", "none", "--kv-cache-dtype", "fp8"),
     *("--pipeline-depth", "2", "--drain-grace-s", "1.5", "--log-level", "debug"),
     *("--log-format", "json", "--log-foreign-text", "on"),
     *("--simulated-config", '{"is_strict": true}'),
@@ -130,6 +133,7 @@ def test_every_option_reaches_its_setting(tmp_path: Path) -> None:
             model_path=tmp_path.resolve(),
             device="cuda:1",
             dtype="float32",
+            kv_cache_dtype="fp8",
             block_size=8,
             num_blocks=31,
             kv_cache_bytes=2 * 1024 * 1024,
@@ -372,6 +376,8 @@ def test_misspelt_variables_are_found() -> None:
 def test_choices_are_those_of_the_settings() -> None:
     choices = {option.flag: option.choices for option in OPTIONS}
     assert choices["dtype"] == DTYPES
+    assert choices["quantization"] == QUANTIZATIONS
+    assert choices["kv-cache-dtype"] == KV_CACHE_DTYPES
     assert choices["log-level"] == LOG_LEVELS
     assert set(choices["executor"] or ()) == {kind.value for kind in ExecutorKind}
     assert set(choices["order"] or ()) == {order.value for order in SchedulingOrder}

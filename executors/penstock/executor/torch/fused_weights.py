@@ -14,10 +14,14 @@ from penstock.executor.torch.module_tree import DecoderTree, LayerTree
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Projection:
-    """`weight` [out, in], `bias` [out] or None."""
+    """`weight` [out, in], `bias` [out] or None.
+
+    `scale` float32 [out]: of each output channel of a weight in 8 bits, None of any other.
+    """
 
     weight: Tensor
     bias: Tensor | None
+    scale: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -7,7 +7,7 @@ folder, never the network.
 import json
 from collections.abc import Generator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,12 @@ import torch
 import transformers
 from safetensors import SafetensorError
 from torch import Tensor, nn
-from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM
+from transformers import (
+    CONFIG_MAPPING,
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+)
 from transformers.utils import logging as transformers_logging
 
 from penstock.executor.config import ExecutorConfig
@@ -25,12 +30,13 @@ from penstock.executor.torch.errors import ModelLoadError, UnsupportedModel
 from penstock.executor.torch.kv_pages import HeadShape
 from penstock.executor.torch.load_probe import probe_model
 from penstock.executor.torch.paged_attention import Scoring
+from penstock.executor.torch.quantised_checkpoint import StoredWeight, is_quantised, read_quantised
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedModel:
     """A model ready to serve. `shapes`: keys and values of each layer; `scorings`: how each layer
-    makes its scores."""
+    makes its scores. `stored`: what a quantised checkpoint has of its linears."""
 
     module: nn.Module
     architecture: Architecture
@@ -40,6 +46,7 @@ class LoadedModel:
     num_embeddings: int
     dtype: torch.dtype
     device: torch.device
+    stored: dict[nn.Module, StoredWeight] = field(default_factory=dict)
 
     def logits(self, input_ids: Tensor, position_ids: Tensor, rows: Tensor) -> Tensor:
         """One packed forward; logits [len(rows), vocabulary] of the packed tokens `rows`."""
@@ -82,7 +89,7 @@ def load_model(path: Path, *, device: str, dtype: str) -> LoadedModel:
         config: Any = AutoConfig.from_pretrained(path, local_files_only=True)
         architecture = read_architecture(config.get_text_config())
     with _named(f"{path}: {architecture.name}"):
-        module = _load_module(path, config, dtype)
+        module, stored = _load_module(path, config, dtype)
         module.eval().requires_grad_(False).to(device)
         weight = next(module.get_input_embeddings().parameters())
     try:
@@ -101,6 +108,7 @@ def load_model(path: Path, *, device: str, dtype: str) -> LoadedModel:
         num_embeddings=weight.shape[0],
         dtype=weight.dtype,
         device=weight.device,
+        stored=stored,
     )
 
 
@@ -118,17 +126,33 @@ def _named(subject: str) -> Generator[None]:
         raise ModelLoadError(f"{subject}: {reason}") from error
 
 
-def _load_module(path: Path, config: Any, dtype: str) -> Any:
+def _load_module(path: Path, config: Any, dtype: str) -> tuple[Any, dict[nn.Module, StoredWeight]]:
+    """The module, and what a quantised checkpoint has of its linears."""
+    wanted = None if dtype == "auto" else getattr(torch, dtype)
+    if not is_quantised(path, config):
+        return _load_tensors(path, config, dtype=wanted or "auto"), {}
+    checkpoint = read_quantised(path, config, wanted)
+    if hasattr(config, "quantization_config"):  # for which transformers wants another package
+        del config.quantization_config
+    module = _load_tensors(path, config, dtype=checkpoint.dtype, state_dict=checkpoint.tensors)
+    stored = {module.get_submodule(name): weight for name, weight in checkpoint.stored.items()}
+    return module, stored
+
+
+def _load_tensors(path: Path, config: Any, **arguments: Any) -> Any:
+    """From `path`, or where `state_dict` is among `arguments` from that."""
+    is_given = "state_dict" in arguments
+    family: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)] if is_given else AutoModelForCausalLM
     try:
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
-            path,
+        loaded: Any = family.from_pretrained(
+            None if is_given else path,
             config=config,
-            dtype="auto" if dtype == "auto" else getattr(torch, dtype),
             attn_implementation=ATTENTION_NAME,
             local_files_only=True,
             use_safetensors=True,
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # reported below, by name
+            **arguments,
         )
     except KeyError as error:
         if error.args != (ATTENTION_NAME,):

@@ -3,7 +3,10 @@
 Owns the line.
 """
 
+from collections.abc import Sequence
+
 import torch
+from torch import Tensor
 
 from penstock.executor.torch.loading import LoadedModel
 
@@ -46,9 +49,9 @@ def _threads() -> str:
     return "1 thread" if num_threads == 1 else f"{num_threads} threads"
 
 
-def weight_bytes(model: LoadedModel) -> int:
-    """Bytes of the model's parameters and buffers, shared memory counted once."""
-    tensors = [*model.module.parameters(), *model.module.buffers()]
+def weight_bytes(model: LoadedModel, others: Sequence[Tensor] = ()) -> int:
+    """Bytes of the model's parameters and buffers, and `others`, shared memory counted once."""
+    tensors = [*model.module.parameters(), *model.module.buffers(), *others]
     storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
     return sum(storages.values())
 

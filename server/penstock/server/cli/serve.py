@@ -268,6 +268,8 @@ def _executor_config(
             tokenizer_path=tokenizer_path,
             device=settings["device"],
             dtype=settings["dtype"],
+            quantization=settings["quantization"],
+            kv_cache_dtype=settings["kv_cache_dtype"],
             block_size=settings["block_size"],
             num_blocks=settings["num_blocks"],
             kv_cache_bytes=_mebibytes("kv-cache-mib", settings["kv_cache_mib"]),

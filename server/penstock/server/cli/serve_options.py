@@ -198,6 +198,22 @@ OPTIONS = (
         choices=("auto", "float32", "bfloat16", "float16"),
         help="number format of weights and KV cache",
     ),
+    Option(
+        flag="quantization",
+        parse=str,
+        default=None,
+        choices=("none", "fp8", "int8"),
+        help="number format of the layers' weights: fp8 and int8 on CUDA, int8 on a CPU with the"
+        " fused path (default: none)",
+    ),
+    Option(
+        flag="kv-cache-dtype",
+        parse=str,
+        default=None,
+        choices=("auto", "fp8", "int8"),
+        help="number format of the KV cache: fp8 on CUDA, int8 on a CPU with the fused path"
+        " (default: auto, the model's)",
+    ),
     Option(flag="device", parse=str, default=None, help="cpu, cuda or cuda:<index>"),
     Option(flag="threads", parse=int, default=None, help="threads that compute, on a CPU"),
     Option(flag="pipeline-depth", parse=int, default=None, help="steps in flight, 1 or 2"),

@@ -29,6 +29,7 @@ _KEYS = {
     "kv-cache-mib": "kv_cache_config.free_gpu_memory_fraction",
     "kv-memory-fraction": "kv_cache_config.free_gpu_memory_fraction",
     "dtype": "dtype",
+    "kv-cache-dtype": "kv_cache_config.dtype",
     "pipeline-depth": "disable_overlap_scheduler",
 }
 """Flags of the other executors, and the key that stands for each."""
@@ -37,6 +38,7 @@ _OWN_CACHE = "the engine evicts its own blocks, and knows retention but no sessi
 _MEANINGLESS = {
     "device": "GPUs are chosen by CUDA_VISIBLE_DEVICES and tensor_parallel_size",
     "threads": "nothing is computed on the CPU",
+    "quantization": "the checkpoint is quantised before it is served, or not at all",
     "target-itl-ms": _OWN_PACE,
     "max-prefill-share": _OWN_PACE,
     "foresee-deadlines": _OWN_PACE,

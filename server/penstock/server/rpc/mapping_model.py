@@ -33,6 +33,8 @@ def model_of(front: Front, keepalive: KeepaliveConfig, *, has_operations: bool =
         adapters=front.limits.adapters if front.limits is not None else (),
         executor=front.hello.executor.name if front.hello else "",
         ready_time=_time_of(front.ready_time_s),
+        quantization=front.hello.executor.quantization if front.hello else "",
+        kv_cache_dtype=front.hello.executor.kv_cache_dtype if front.hello else "",
     )
 
 

@@ -48,6 +48,8 @@ class FusedParts:
     model: FusedModel
     table: torch.Tensor
     last_tokens: torch.Tensor
+    num_weight_bytes: int
+    page_dtype: torch.dtype
 
 
 class FusedExecutor:
@@ -83,11 +85,15 @@ class FusedExecutor:
             )
             # Whatever a packed step compiles is compiled before the first request.
             self._enqueue(self._probe.batch, self._probe.rules, self._own_set).wait()
-        page_bytes = info.num_blocks * block_bytes(loaded.shapes, info.block_size, loaded.dtype)
+        page_bytes = info.num_blocks * block_bytes(loaded.shapes, info.block_size, parts.page_dtype)
         self._info = replace(
             info,
             resources=describe_resources(
-                loaded, page_bytes=page_bytes, path="fused", num_graphs=self._graphs.num_graphs
+                loaded,
+                page_bytes=page_bytes,
+                path="fused",
+                num_graphs=self._graphs.num_graphs,
+                num_weight_bytes=parts.num_weight_bytes,
             ),
         )
         self._flights: deque[StepFlight | StepResult] = deque()

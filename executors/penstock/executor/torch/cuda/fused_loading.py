@@ -6,7 +6,8 @@ still serve the model.
 """
 
 import logging
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -23,12 +24,15 @@ from penstock.executor.torch.cuda.trial_steps import (
     run_widest_step,
     trial_logits,
 )
+from penstock.executor.torch.errors import ModelLoadError, UnsupportedModel
 from penstock.executor.torch.fused_weights import LayerWeights, fuse_weights
 from penstock.executor.torch.health_probe import NUM_PROBE_BLOCKS
-from penstock.executor.torch.kv_pages import KVPages, block_bytes
+from penstock.executor.torch.kv_pages import KVPages, block_bytes, page_dtype
 from penstock.executor.torch.loading import LoadedModel
 from penstock.executor.torch.module_tree import DecoderTree, NotFused, read_module_tree
 from penstock.executor.torch.num_blocks import num_device_blocks
+from penstock.executor.torch.quantised_weights import quantise_layers
+from penstock.executor.torch.resources import weight_bytes
 from penstock.executor.torch.rotary_table import RotaryTable, make_rotary_table
 from penstock.executor.torch.serving_info import served_length, serving_info
 from penstock.executor.torch.whole_sequence import MAX_ERROR, reference_logits
@@ -52,32 +56,63 @@ class _Parts:
 def build_fused(config: ExecutorConfig, model: LoadedModel, queue: DeviceQueue) -> FusedExecutor:
     """The executor. Raises NotFused, saying why, when the fused step does not fit the model."""
     tree = read_module_tree(model)
+    _check_eight_bit(config, model, tree)
     max_seq_len = served_length(config, model)
     with queue.active():
         expected = reference_logits(model, tree.embedding, NUM_TRIAL_TOKENS)
         parts = _parts(tree, queue, num_positions=max(max_seq_len, NUM_TRIAL_TOKENS) + 1)
         try:
-            error = _relative_error(config, model, parts, queue, expected)
+            error = _relative_error(config, model, parts, queue, expected, model.dtype)
         except Exception as failure:  # a device that a kernel does not fit, or no compiler
             raise NotFused(f"its kernels do not run here: {failure}") from failure
         if not error <= MAX_ERROR[model.dtype]:
             raise NotFused(f"its logits differ from those of its modules by {error:.1e}")
+        dtype = page_dtype(config.kv_cache_dtype, model.dtype)
+        if config.quantization != "none":
+            layers = quantise_layers(tree, parts.layers, config.quantization, model.stored)
+            parts = replace(parts, layers=layers)
+        if config.quantization != "none" or dtype != model.dtype:
+            loss = _relative_error(config, model, parts, queue, expected, dtype)
+            if not math.isfinite(loss):
+                raise ModelLoadError("quantization or kv_cache_dtype: logits are not finite")
+            _log.info("in 8 bits its logits are within %.1e of its modules'", loss)
         sampler = DeviceSampler(
             max_num_seqs=num_slots(config), vocab_size=model.vocab_size, device=queue.device
         )
         num_blocks = num_device_blocks(
             config,
-            bytes_each=block_bytes(model.shapes, config.block_size, model.dtype),
+            bytes_each=block_bytes(model.shapes, config.block_size, dtype),
             max_seq_len=max_seq_len,
             step_bytes=_step_bytes(config, model, parts, queue),
             free_bytes=queue.free_bytes(),
         )
-        built = _build(config, model, parts, queue, num_blocks + NUM_PROBE_BLOCKS, max_seq_len)
+        built = _build(
+            config, model, parts, queue, num_blocks + NUM_PROBE_BLOCKS, max_seq_len, dtype
+        )
     _log.info("the fused path serves this model: its logits are within %.1e of its modules'", error)
     info = serving_info(
         config, model, num_blocks=num_blocks, pipeline_depth=config.pipeline_depth or 2
     )
     return FusedExecutor(info, queue, model, built, sampler)
+
+
+def _check_eight_bit(config: ExecutorConfig, model: LoadedModel, tree: DecoderTree) -> None:
+    """Raise UnsupportedModel naming the setting that model or device have no kernels for."""
+    if config.kv_cache_dtype == "int8":
+        raise UnsupportedModel("kv_cache_dtype int8 is for a CPU; a CUDA device takes fp8")
+    if model.dtype == torch.float32 and "fp8" in (config.quantization, config.kv_cache_dtype):
+        raise UnsupportedModel("fp8 needs a model in bfloat16 or float16, not float32: set dtype")
+    if config.quantization != "fp8":
+        return
+    if model.dtype != torch.bfloat16:
+        raise UnsupportedModel("quantization fp8 needs dtype bfloat16, whose range products need")
+    if model.device.type == "cuda" and torch.cuda.get_device_capability(model.device) < (8, 9):
+        raise UnsupportedModel(
+            "quantization fp8 needs a GPU of compute capability 8.9 or later: set int8"
+        )
+    for linear in (*tree.layers[0].qkv, tree.layers[0].out, *tree.layers[0].gate_up):
+        if linear.in_features % 16 or linear.out_features % 16:
+            raise UnsupportedModel("quantization fp8 needs widths of multiples of 16: set int8")
 
 
 def num_slots(config: ExecutorConfig) -> int:
@@ -114,12 +149,13 @@ def _build(
     queue: DeviceQueue,
     num_blocks: int,
     max_seq_len: int,
+    dtype: torch.dtype,
 ) -> FusedParts:
     pages = KVPages(
         model.shapes,
         num_blocks=num_blocks,
         block_size=config.block_size,
-        dtype=model.dtype,
+        dtype=dtype,
         device=queue.device,
     )
     slots = num_slots(config) + 1
@@ -127,11 +163,26 @@ def _build(
         (slots, -(-max_seq_len // config.block_size)), dtype=torch.int32, device=queue.device
     )
     last_tokens = torch.zeros(2 * slots, dtype=torch.int32, device=queue.device)
-    attention = PageAttention(parts.layout, pages, table, parts.rotary, max_rows=num_slots(config))
+    attention = PageAttention(
+        parts.layout,
+        pages,
+        table,
+        parts.rotary,
+        dtype=model.dtype,
+        max_rows=num_slots(config),
+    )
     fused = FusedModel(
         parts.layers, parts.ends, attention, table, last_tokens, block_size=config.block_size
     )
-    return FusedParts(model=fused, table=table, last_tokens=last_tokens)
+    layers = [(layer.qkv, layer.out, layer.gate_up, layer.down) for layer in parts.layers]
+    weights = [projection.weight for layer in layers for projection in layer]
+    return FusedParts(
+        model=fused,
+        table=table,
+        last_tokens=last_tokens,
+        num_weight_bytes=weight_bytes(model, weights),
+        page_dtype=dtype,
+    )
 
 
 def _relative_error(
@@ -140,10 +191,11 @@ def _relative_error(
     parts: _Parts,
     queue: DeviceQueue,
     expected: Tensor,
+    dtype: torch.dtype,
 ) -> float:
-    """Of the fused step's logits against those of the modules."""
+    """Of the fused step's logits, over pages of `dtype`, against those of the modules."""
     num_blocks = -(-NUM_TRIAL_TOKENS // config.block_size) + NUM_PROBE_BLOCKS
-    built = _build(config, model, parts, queue, num_blocks, NUM_TRIAL_TOKENS)
+    built = _build(config, model, parts, queue, num_blocks, NUM_TRIAL_TOKENS, dtype)
     found = trial_logits(built.model, queue, config.block_size)
     return float((found.float() - expected).norm() / expected.norm())
 
@@ -156,7 +208,8 @@ def _step_bytes(
     if budget is None:
         budget = device_defaults(config.device).max_num_batched_tokens
     max_seq_len = served_length(config, model)
-    built = _build(config, model, parts, queue, 1, max_seq_len)
+    dtype = page_dtype(config.kv_cache_dtype, model.dtype)
+    built = _build(config, model, parts, queue, 1, max_seq_len, dtype)
 
     def run(num_tokens: int) -> None:
         run_widest_step(

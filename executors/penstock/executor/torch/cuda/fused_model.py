@@ -11,10 +11,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from penstock.executor.torch.cuda.kernels.glue import add_norm, embed_rows, silu_mul
+from penstock.executor.torch.cuda.kernels.glue import embed_rows
 from penstock.executor.torch.cuda.page_attention import Chunks, PageAttention
-from penstock.executor.torch.cuda.small_projection import SmallProjection, project_row
-from penstock.executor.torch.fused_weights import LayerWeights
+from penstock.executor.torch.cuda.row_math import Product, RowMath
+from penstock.executor.torch.cuda.small_projection import project_row
+from penstock.executor.torch.fused_weights import LayerWeights, Projection
+from penstock.executor.torch.quantised_weights import FP8
 
 _PART = 1024
 """Elements of a row that one program of an elementwise kernel takes."""
@@ -77,7 +79,7 @@ class PackedHidden:
     """
 
     residual: Tensor
-    added: Tensor
+    added: Product
     keys: Tensor
 
 
@@ -101,10 +103,14 @@ class FusedModel:
         self._last_tokens = last_tokens
         self._block_size = block_size
         self._hidden = ends.embedding.shape[1]
-        self._norm_width = 1 << (self._hidden - 1).bit_length()
-        self._norm_warps = 4 if self._hidden <= 2048 else 8
         self._dtype = ends.embedding.dtype
-        self._projection = SmallProjection(dtype=self._dtype, device=ends.embedding.device)
+        self._math = RowMath(
+            hidden=self._hidden,
+            eps=ends.eps,
+            dtype=self._dtype,
+            device=ends.embedding.device,
+            is_fp8=layers[0].qkv.weight.dtype == FP8,
+        )
         self._has_biases = any(
             projection.bias is not None
             for layer in layers
@@ -137,8 +143,8 @@ class FusedModel:
             return out
 
         added = self._run_layers(residual, attend)
-        normed = self._norm(added, residual, self.ends.final_norm)
-        torch.mm(normed, self.ends.head.T, out=logits)
+        normed = self._math.norm(added, residual, self.ends.final_norm, is_last=True)
+        torch.mm(normed.values, self.ends.head.T, out=logits)
 
     def packed(
         self, staged: Tensor, tokens: RowTokens, chunks: Chunks, *, num_decodes: int
@@ -168,8 +174,9 @@ class FusedModel:
     def head(self, hidden: PackedHidden, rows: Tensor) -> Tensor:
         """Logits of the packed tokens `rows` int32 [m]."""
         residual = hidden.residual.index_select(0, rows)
-        normed = self._norm(hidden.added.index_select(0, rows), residual, self.ends.final_norm)
-        return torch.mm(normed, self.ends.head.T)
+        added = hidden.added.take(rows)
+        normed = self._math.norm(added, residual, self.ends.final_norm, is_last=True)
+        return torch.mm(normed.values, self.ends.head.T)
 
     def _embed(self, staged: Tensor, tokens: RowTokens, rows: int) -> Tensor:
         embedding = self.ends.embedding
@@ -195,15 +202,16 @@ class FusedModel:
 
     def _run_layers(
         self, residual: Tensor, attend: Callable[[int, LayerWeights, Tensor], Tensor]
-    ) -> Tensor:
+    ) -> Product:
         """All layers over `residual`; returns what the last one adds to it."""
-        project = self._projection.project
-        added: Tensor | None = None
+        math = self._math
+        added: Product | None = None
         for index, layer in enumerate(self._layers):
-            normed = self._norm(added, residual, layer.input_norm)
-            attended = attend(index, layer, project(normed, layer.qkv))
-            normed = self._norm(project(attended, layer.out), residual, layer.output_norm)
-            added = project(self._activate(project(normed, layer.gate_up)), layer.down)
+            normed = math.norm(added, residual, layer.input_norm)
+            attended = attend(index, layer, math.whole(math.project(normed, layer.qkv)))
+            attended_sum = math.project(math.rows(attended), layer.out)
+            normed = math.norm(attended_sum, residual, layer.output_norm)
+            added = math.project(math.activate(math.project(normed, layer.gate_up)), layer.down)
         if added is None:
             raise ValueError("a model without layers")
         return added
@@ -217,22 +225,23 @@ class FusedModel:
         like = residual
         for index, layer in enumerate(self._layers):
             qkv = torch.empty((1, len(layer.qkv.weight)), dtype=like.dtype, device=like.device)
-            project_row(residual, layer.qkv.weight, qkv, norm=layer.input_norm, eps=eps)
+            project_row(residual, layer.qkv, qkv, norm=layer.input_norm, eps=eps)
             attended = self._attended(1)
             self._attention.decode(index, layer, qkv, attended, staged, rows=1, tile=tile)
-            project_row(attended, layer.out.weight, residual, is_added=True)
+            project_row(attended, layer.out, residual, is_added=True)
             width = layer.down.weight.shape[1]
             activated = torch.empty((1, width), dtype=like.dtype, device=like.device)
             project_row(
                 residual,
-                layer.gate_up.weight,
+                layer.gate_up,
                 activated,
                 norm=layer.output_norm,
                 eps=eps,
                 is_gated=True,
             )
-            project_row(activated, layer.down.weight, residual, is_added=True)
-        project_row(residual, self.ends.head, logits, norm=self.ends.final_norm, eps=eps)
+            project_row(activated, layer.down, residual, is_added=True)
+        head = Projection(weight=self.ends.head, bias=None)
+        project_row(residual, head, logits, norm=self.ends.final_norm, eps=eps)
 
     def _attended(self, rows: int) -> Tensor:
         return torch.empty(
@@ -240,25 +249,3 @@ class FusedModel:
             dtype=self._dtype,
             device=self.ends.embedding.device,
         )
-
-    def _norm(self, added: Tensor | None, residual: Tensor, weight: Tensor) -> Tensor:
-        """residual += added; returns the norm of it."""
-        out = torch.empty_like(residual)
-        add_norm[(len(residual),)](
-            residual if added is None else added,
-            residual,
-            weight,
-            out,
-            self.ends.eps,
-            has_added=added is not None,
-            hidden=self._hidden,
-            width=self._norm_width,
-            num_warps=self._norm_warps,
-        )
-        return out
-
-    def _activate(self, gate_up: Tensor) -> Tensor:
-        rows, width = gate_up.shape[0], gate_up.shape[1] // 2
-        out = torch.empty((rows, width), dtype=gate_up.dtype, device=gate_up.device)
-        silu_mul[(rows, -(-width // _PART))](gate_up, out, width=width, part=_PART, num_warps=4)
-        return out

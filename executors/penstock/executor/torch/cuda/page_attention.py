@@ -57,7 +57,10 @@ class Chunks:
 
 
 class PageAttention:
-    """Rotates, writes and attends. `table` int32 [slots, blocks]: the device's block table."""
+    """Rotates, writes and attends. `table` int32 [slots, blocks]: the device's block table.
+
+    `dtype`: of what is computed; the pages may be in 8 bits.
+    """
 
     def __init__(
         self,
@@ -66,13 +69,14 @@ class PageAttention:
         table: Tensor,
         rotary: RotaryTable,
         *,
+        dtype: torch.dtype,
         max_rows: int,
     ) -> None:
         self.layout = layout
         self._pages = pages
         self._table = table
         self._rotary = rotary
-        dtype = pages.dtype
+        self._dtype = dtype
         self._chunk_tile = chunk_tile(group=layout.group, head_dim=layout.head_dim, dtype=dtype)
         self._precision = "ieee" if dtype == torch.float32 else "tf32"
         self._dim_width = max(16, 1 << (layout.head_dim - 1).bit_length())
@@ -101,7 +105,7 @@ class PageAttention:
             rows=rows,
             kv_heads=layout.num_kv_heads,
             head_dim=layout.head_dim,
-            dtype=self._pages.dtype,
+            dtype=self._dtype,
             is_long=is_long,
         )
 

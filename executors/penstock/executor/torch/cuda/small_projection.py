@@ -11,7 +11,7 @@ from penstock.executor.torch.cuda.kernels.projection import row_projection, spli
 from penstock.executor.torch.cuda.tiles import row_tile, split_tile
 from penstock.executor.torch.fused_weights import Projection
 
-_MAX_ROWS = 32
+_MAX_ROWS = 128
 _MAX_SPLIT_TILES = 64
 """Tiles that are split, each in four parts or fewer."""
 
@@ -29,20 +29,31 @@ class SmallProjection:
         weight = projection.weight
         num_out, num_in = weight.shape
         rows = x.shape[0]
-        tile = split_tile(rows=rows, num_out=num_out, num_in=num_in, dtype=self._dtype)
-        if tile is None or projection.bias is not None:
+        is_quantised = projection.scale is not None
+        tile = split_tile(
+            rows=rows,
+            num_out=num_out,
+            num_in=num_in,
+            dtype=self._dtype,
+            is_quantised=is_quantised,
+        )
+        if is_quantised and tile is None:
+            return _widened(x, projection)
+        if tile is None or (projection.bias is not None and not is_quantised):
             return functional.linear(x, weight, projection.bias)
         out = torch.empty((rows, num_out), dtype=x.dtype, device=x.device)
         split_projection[(num_out // tile.outputs, tile.splits)](
             x,
             weight,
+            weight if projection.scale is None else projection.scale,
             out,
             self._parts,
             self._counters,
             rows,
+            has_scales=is_quantised,
             num_out=num_out,
             num_in=num_in,
-            row_width=16 if rows <= 16 else 32,
+            row_width=max(16, 1 << (rows - 1).bit_length()),
             tile_out=tile.outputs,
             tile_in=tile.inputs,
             splits=tile.splits,
@@ -50,12 +61,12 @@ class SmallProjection:
             precision="ieee" if self._dtype == torch.float32 else "tf32",
             num_warps=4,
         )
-        return out
+        return out if projection.bias is None else out.add_(projection.bias)
 
 
 def project_row(
     x: Tensor,
-    weight: Tensor,
+    projection: Projection,
     out: Tensor,
     *,
     norm: Tensor | None = None,
@@ -63,13 +74,16 @@ def project_row(
     is_gated: bool = False,
     is_added: bool = False,
 ) -> None:
-    """One row through one launch; see `row_projection`. `weight` [out or 2 * out, in]."""
+    """One row through one launch; see `row_projection`. A bias is left out."""
+    weight = projection.weight
     num_out = weight.shape[0] // 2 if is_gated else weight.shape[0]
     num_in = weight.shape[1]
-    tile = row_tile(num_in=num_in, is_gated=is_gated)
+    is_quantised = projection.scale is not None
+    tile = row_tile(num_in=num_in, is_gated=is_gated, is_quantised=is_quantised)
     row_projection[(-(-num_out // tile.outputs),)](
         x,
         weight,
+        x if projection.scale is None else projection.scale,
         x if norm is None else norm,
         out,
         eps,
@@ -80,5 +94,14 @@ def project_row(
         is_normed=norm is not None,
         is_gated=is_gated,
         is_added=is_added,
+        has_scales=is_quantised,
         num_warps=tile.warps,
     )
+
+
+def _widened(x: Tensor, projection: Projection) -> Tensor:
+    """Many rows: the weight's 8 bits fit the rows' number format exactly, the scale comes after."""
+    product = torch.mm(x, projection.weight.to(x.dtype).T)
+    if projection.scale is not None:
+        product.mul_(projection.scale.to(x.dtype))
+    return product if projection.bias is None else product.add_(projection.bias)

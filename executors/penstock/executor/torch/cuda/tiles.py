@@ -58,8 +58,10 @@ class RowTile:
     warps: int
 
 
-def row_tile(*, num_in: int, is_gated: bool) -> RowTile:
+def row_tile(*, num_in: int, is_gated: bool, is_quantised: bool) -> RowTile:
     """A short row at once; of a long one enough to keep the memory busy."""
+    if is_quantised:
+        return RowTile(outputs=4 if is_gated else 8, inputs=1024, warps=4)
     is_short = num_in <= 2048
     if is_gated:
         return RowTile(outputs=2, inputs=2048 if is_short else 4096, warps=4 if is_short else 8)
@@ -112,18 +114,23 @@ def chunk_tile(*, group: int, head_dim: int, dtype: torch.dtype) -> ChunkTile:
     return ChunkTile(rows=max(128, least_rows), keys=128, warps=8, stages=3)
 
 
-def split_tile(*, rows: int, num_out: int, num_in: int, dtype: torch.dtype) -> SplitTile | None:
+def split_tile(
+    *, rows: int, num_out: int, num_in: int, dtype: torch.dtype, is_quantised: bool = False
+) -> SplitTile | None:
     """None where the matrix library is as fast, or the kernel does not take the shape.
 
-    Wide products fill the device by themselves; with more rows narrow ones do, too.
+    Wide products fill the device by themselves; with more rows narrow ones do, too. The library
+    has no product of weights in 8 bits alone: those are always ours, up to 128 rows.
     """
-    if dtype == torch.float32 or not 1 <= rows <= 32 or num_out % 64:
+    if dtype == torch.float32 or not 1 <= rows <= (128 if is_quantised else 32) or num_out % 64:
         return None
     num_tiles = num_out // 64
-    if num_tiles > _NUM_FILLING and rows > 16:
+    if num_tiles > _NUM_FILLING and rows > 16 and not is_quantised:
         return None
     splits = 4 if num_tiles <= 32 else 2 if num_tiles <= 64 else 1
     if num_in % (128 * splits):
         return None
+    if is_quantised:
+        return SplitTile(outputs=64, inputs=128, splits=splits, stages=4 if rows <= 32 else 3)
     stages = 5 if 32 < num_tiles <= _NUM_FILLING else 4
     return SplitTile(outputs=64, inputs=128, splits=splits, stages=stages)

@@ -56,6 +56,7 @@ def rotate_and_write(
     key_row = qkv_row + (group * kv_heads + head) * dim
     key = rotated_row(key_row, key_norm, column, is_in, cosine, sine, eps, has_norm, half)
     value = tl.load(qkv_row + ((group + 1) * kv_heads + head) * dim + column, mask=is_in)
+    value = value.to(tl.float32).to(pages.dtype.element_ty)
     block = tl.load(blocks + token).to(tl.int64)
     at = (block * (2 * kv_heads) + head) * (block_size * dim) + (position % block_size) * dim
     tl.store(pages + at + column, key.to(pages.dtype.element_ty), mask=is_in)
@@ -85,6 +86,9 @@ def _walk(query, pages, table_row, head, start, end, row_position, window, great
         else:
             keys = tl.load(place)
             values = tl.load(place + kv_heads * block_size * dim)
+        # Pages may be in 8 bits.
+        keys = keys.to(query.dtype)
+        values = values.to(query.dtype)
         scores = tl.dot(query, tl.trans(keys), input_precision=precision) * scale2
         if is_masked:
             is_seen = index[None, :] <= row_position[:, None]

@@ -21,8 +21,9 @@ def _write_key_value(qkv_row, key_norm, page, column, is_in, cosine, sine, eps, 
     key_row = qkv_row + (group * kv_heads + head) * dim
     key = rotated_row(key_row, key_norm, column, is_in, cosine, sine, eps, has_norm, half)
     value_row = qkv_row + ((group + 1) * kv_heads + head) * dim
-    value = tl.load(value_row + column, mask=is_in)
+    value = tl.load(value_row + column, mask=is_in).to(tl.float32)
     tl.store(page + column, key.to(page.dtype.element_ty), mask=is_in)
+    value = value.to(page.dtype.element_ty)
     tl.store(page + kv_heads * block_size * dim + column, value, mask=is_in)
 
 
@@ -48,6 +49,9 @@ def _attend(query, pages, table_row, head, start, end, column, is_in, scale2,
         else:
             keys = tl.load(key_places, mask=is_key[None, :] & is_in[:, None], other=0.0)
             values = tl.load(value_places, mask=is_key[:, None] & is_in[None, :], other=0.0)
+        # Pages may be in 8 bits.
+        keys = keys.to(query.dtype)
+        values = values.to(query.dtype)
         scores = tl.dot(query, keys, input_precision=precision) * scale2
         scores = tl.where(is_key[None, :], scores, -float("inf"))
         risen = tl.maximum(greatest, tl.max(scores, 1))
@@ -116,7 +120,7 @@ def decode_attention(
     query_rows = qkv_row + (head * group + query_head)[:, None] * dim
     query = rotated_rows(
         query_rows, query_norm, column, is_query, is_in, cosine, sine, eps, has_norm, half
-    ).to(pages.dtype.element_ty)
+    ).to(qkv.dtype.element_ty)
     if (start <= position) & (position < end):
         block = tl.load(table_row + position // block_size).to(tl.int64)
         at = (block * (2 * kv_heads) + head) * (block_size * dim) + (position % block_size) * dim

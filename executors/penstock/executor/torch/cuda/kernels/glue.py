@@ -6,6 +6,8 @@ Owns elementwise and row-wise kernels. One program works on one token (or a part
 import triton
 import triton.language as tl
 
+from penstock.executor.torch.cuda.kernels.eight_bit import to_eight_bit
+
 
 @triton.jit
 def embed_rows(
@@ -53,29 +55,51 @@ def embed_rows(
 @triton.jit
 def add_norm(
     added,
+    row_scales,
+    column_scales,
+    bias,
     residual,
     weight,
     out,
+    out_scales,
     eps,
     has_added: tl.constexpr,
+    has_scales: tl.constexpr,
+    has_bias: tl.constexpr,
+    is_quantised: tl.constexpr,
     hidden: tl.constexpr,
     width: tl.constexpr,
 ):
-    """residual += added; out = RMSNorm(residual) * weight. Sums in float32."""
+    """residual += added; out = RMSNorm(residual) * weight. Sums in float32.
+
+    `has_scales`: `added` is a product in 8 bits, whose scales, and `bias`, are still to be applied.
+    `is_quantised`: out is e4m3 with `out_scales` [rows].
+    """
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, width)
     is_in = column < hidden
     value = tl.load(residual + row * hidden + column, mask=is_in, other=0.0).to(tl.float32)
     if has_added:
-        value += tl.load(added + row * hidden + column, mask=is_in, other=0.0).to(tl.float32)
+        more = tl.load(added + row * hidden + column, mask=is_in, other=0.0).to(tl.float32)
+        if has_scales:
+            more *= tl.load(row_scales + row)
+            more *= tl.load(column_scales + column, mask=is_in, other=0.0)
+        if has_bias:
+            more += tl.load(bias + column, mask=is_in, other=0.0).to(tl.float32)
+        value += more
         rounded = value.to(residual.dtype.element_ty)
         tl.store(residual + row * hidden + column, rounded, mask=is_in)
         value = rounded.to(tl.float32)
     scale = tl.rsqrt(tl.sum(value * value, 0) / hidden + eps)
-    normed = (value * scale).to(out.dtype.element_ty)
+    normed = (value * scale).to(residual.dtype.element_ty)
     factor = tl.load(weight + column, mask=is_in, other=0.0)
-    scaled = (normed * factor).to(out.dtype.element_ty)
-    tl.store(out + row * hidden + column, scaled, mask=is_in)
+    scaled = (normed * factor).to(residual.dtype.element_ty)
+    if is_quantised:
+        values, out_scale = to_eight_bit(scaled.to(tl.float32))
+        tl.store(out + row * hidden + column, values, mask=is_in)
+        tl.store(out_scales + row, out_scale)
+    else:
+        tl.store(out + row * hidden + column, scaled, mask=is_in)
 
 
 @triton.jit

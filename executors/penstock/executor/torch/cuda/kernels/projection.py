@@ -14,10 +14,12 @@ import triton.language as tl
 def split_projection(
     x,
     weight,
+    scales,
     out,
     parts,
     counters,
     num_rows,
+    has_scales: tl.constexpr,
     num_out: tl.constexpr,
     num_in: tl.constexpr,
     row_width: tl.constexpr,
@@ -27,7 +29,10 @@ def split_projection(
     stages: tl.constexpr,
     precision: tl.constexpr,
 ):
-    """out[rows, num_out] = x[rows, num_in] @ weight^T. `counters` are zero before and after."""
+    """out[rows, num_out] = x[rows, num_in] @ weight^T. `counters` are zero before and after.
+
+    `has_scales`: the weights are in 8 bits, with `scales` [num_out].
+    """
     tile = tl.program_id(0)
     split = tl.program_id(1)
     row = tl.arange(0, row_width)
@@ -43,7 +48,9 @@ def split_projection(
             mask=is_row[None, :],
             other=0.0,
         )
-        summed = tl.dot(weights, values, summed, input_precision=precision)
+        summed = tl.dot(weights.to(values.dtype), values, summed, input_precision=precision)
+    if has_scales:
+        summed *= tl.load(scales + column, mask=column < num_out, other=0.0)[:, None]
     mask = is_row[None, :] & (column[:, None] < num_out)
     place = out + row[None, :] * num_out + column[:, None]
     if splits == 1:
@@ -72,6 +79,7 @@ def split_projection(
 def row_projection(
     x,
     weight,
+    scales,
     norm,
     out,
     eps,
@@ -82,10 +90,12 @@ def row_projection(
     is_normed: tl.constexpr,
     is_gated: tl.constexpr,
     is_added: tl.constexpr,
+    has_scales: tl.constexpr,
 ):
     """out[num_out] = f(x[num_in] @ weight^T) for one row.
 
-    `is_normed`: x is normed first. `is_gated`: weight is [gate | up], f = silu(gate) * up.
+    `has_scales`: the weights are in 8 bits, with `scales` of each output. `is_normed`: x is normed
+    first. `is_gated`: weight is [gate | up], f = silu(gate) * up.
     `is_added`: f adds what stands in `out`.
     """
     column = tl.program_id(0) * tile_out + tl.arange(0, tile_out)
@@ -120,8 +130,13 @@ def row_projection(
     result = tl.sum(summed, 1)
     scale = tl.rsqrt(tl.sum(squares, 0) / num_in + eps) if is_normed else 1.0
     result *= scale
+    if has_scales:
+        result *= tl.load(scales + column, mask=is_out, other=0.0)
     if is_gated:
-        result = result / (1.0 + tl.exp(-result)) * (tl.sum(gated, 1) * scale)
+        other = tl.sum(gated, 1) * scale
+        if has_scales:
+            other *= tl.load(scales + num_out + column, mask=is_out, other=0.0)
+        result = result / (1.0 + tl.exp(-result)) * other
     if is_added:
         result += tl.load(out + column, mask=is_out, other=0.0).to(tl.float32)
     tl.store(out + column, result.to(out.dtype.element_ty), mask=is_out)

@@ -1,0 +1,176 @@
+"""What 8 bits cost in quality: the demo model's own text under every setting, beside none.
+
+The shipped demo model is a trained one, so that perplexity means something. Windows of a text go
+through the engine as prompts with log probabilities (perplexity, and how far each token's log
+probability moves), and beginnings of them are continued greedily (how many tokens agree before the
+first that differs).
+
+    python benchmarks/eight_bit.py [--device cuda] [--text FILE] [--model DIR] [--json FILE]
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from usage import needing
+
+with needing("tokenizers"):
+    from tokenizers import Tokenizer
+
+from numpy.typing import NDArray
+
+from penstock.executor.config import ExecutorConfig
+from penstock.executor.create import create_executor
+from penstock.executor.models import resolve_model
+from penstock.scheduler.config import SchedulerConfig
+from penstock.scheduler.engine import Engine
+from penstock.scheduler.events import Failed
+from penstock.scheduler.request import RequestSpec, SamplingParams
+from report import Check, arguments, print_checks, print_table, write_json
+
+WINDOW = 256
+NUM_WINDOWS = {False: 40, True: 400}
+NUM_CONTINUED, NUM_PROMPT, NUM_NEW = 20, 64, 64
+SETTINGS = {
+    "cuda": (("none", "auto"), ("fp8", "auto"), ("int8", "auto"), ("none", "fp8"), ("fp8", "fp8")),
+    "cpu": (("none", "auto"),),
+}
+MAX_PERPLEXITY_RATIO = 1.03
+GREEDY = SamplingParams(temperature=0.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quality:
+    """Of one setting. `logprob_error`: mean absolute change of a token's log probability, nats."""
+
+    quantization: str
+    kv_cache_dtype: str
+    perplexity: float
+    perplexity_ratio: float = 1.0
+    logprob_error: float = 0.0
+    agreed_share: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Outcome:
+    logprobs: NDArray[np.float64]
+    continued: list[list[int]]
+
+
+def main() -> None:
+    parser = arguments(__doc__ or "")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--model", default="demo")
+    parser.add_argument("--text", type=Path, default=Path(__file__).parents[1] / "README.md")
+    args = parser.parse_args()
+    model = resolve_model(args.model)
+    ids = Tokenizer.from_file(str(model / "tokenizer.json")).encode(args.text.read_text()).ids
+    windows = [
+        np.array(ids[first : first + WINDOW], dtype=np.int32)
+        for first in range(0, len(ids) - WINDOW, WINDOW)
+    ][: NUM_WINDOWS[args.full]]
+    if not windows:
+        parser.error(f"--text: fewer than {WINDOW} tokens")
+    found: list[Quality] = []
+    base: _Outcome | None = None
+    for quantization, kv_cache_dtype in SETTINGS[args.device.partition(":")[0]]:
+        config = ExecutorConfig(
+            model_path=model,
+            device=args.device,
+            dtype="bfloat16",
+            quantization=quantization,
+            kv_cache_dtype=kv_cache_dtype,
+            max_num_seqs=32,
+            num_blocks=1024,
+        )
+        outcome = _run(config, windows)
+        base = base or outcome
+        found.append(_quality(config, outcome, base))
+        print(f"quantization {quantization}, kv_cache_dtype {kv_cache_dtype}: done", flush=True)
+    header = ("weights", "KV cache", "perplexity", "ratio", "change of logprob", "greedy agrees")
+    print_table(f"{len(windows)} windows of {WINDOW} tokens", header, [_row(q) for q in found])
+    checks = [
+        Check(
+            name=f"perplexity, weights {q.quantization}, KV cache {q.kv_cache_dtype}, over 16 bits",
+            value=q.perplexity_ratio,
+            goal=MAX_PERPLEXITY_RATIO,
+            unit="x",
+            sense="at most",
+        )
+        for q in found[1:]
+    ]
+    print_checks(checks)
+    write_json(args.json, [asdict(q) for q in found], checks)
+
+
+def _run(config: ExecutorConfig, windows: list[NDArray[np.int32]]) -> _Outcome:
+    executor = create_executor(config)
+    engine = Engine(executor, SchedulerConfig(max_num_waiting=4096), time.monotonic)
+    scored = replace(GREEDY, num_prompt_logprobs=0)
+    for key, window in enumerate(windows):
+        engine.submit((_spec(key, window, 1, scored),))
+    for index, window in enumerate(windows[:NUM_CONTINUED]):
+        spec = _spec(len(windows) + index, window[:NUM_PROMPT], NUM_NEW, GREEDY)
+        engine.submit((spec,))
+    logprobs = np.zeros((len(windows), WINDOW))
+    continued: list[list[int]] = [[] for _ in windows[:NUM_CONTINUED]]
+    while engine.has_work:
+        events = engine.step()
+        for key, first, rows in events.prompt_logprobs:
+            logprobs[key - 1, first : first + len(rows.chosen)] = rows.chosen
+        for key, token in zip(events.keys.tolist(), events.tokens.tolist(), strict=True):
+            if key > len(windows):
+                continued[key - len(windows) - 1].append(token)
+        for end in events.ends:
+            if isinstance(end, Failed):
+                raise RuntimeError(f"a request failed: {end}")
+    executor.close()
+    return _Outcome(logprobs[:, 1:], continued)
+
+
+def _spec(
+    key: int, prompt: NDArray[np.int32], num_new: int, sampling: SamplingParams
+) -> RequestSpec:
+    return RequestSpec(
+        key=key + 1,
+        request_id=str(key),
+        prompt_ids=prompt,
+        max_tokens=num_new,
+        sampling=sampling,
+        arrival_s=time.monotonic(),
+    )
+
+
+def _quality(config: ExecutorConfig, outcome: _Outcome, base: _Outcome) -> Quality:
+    perplexity = math.exp(-outcome.logprobs.mean())
+    num_agreed = sum(
+        sum(
+            1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False))
+        )
+        for a, b in zip(outcome.continued, base.continued, strict=True)
+    )
+    return Quality(
+        quantization=config.quantization,
+        kv_cache_dtype=config.kv_cache_dtype,
+        perplexity=perplexity,
+        perplexity_ratio=perplexity / math.exp(-base.logprobs.mean()),
+        logprob_error=float(np.abs(outcome.logprobs - base.logprobs).mean()),
+        agreed_share=num_agreed / max(1, sum(map(len, base.continued))),
+    )
+
+
+def _row(q: Quality) -> tuple[object, ...]:
+    return (
+        *(q.quantization, q.kv_cache_dtype, q.perplexity),
+        *(q.perplexity_ratio, q.logprob_error, q.agreed_share),
+    )
+
+
+if __name__ == "__main__":
+    main()

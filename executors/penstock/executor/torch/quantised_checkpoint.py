@@ -1,0 +1,116 @@
+"""Checkpoints whose linears are stored in 8 bits: compressed-tensors and ModelOpt.
+
+Owns the two forms. Both keep e4m3 (compressed-tensors int8, too) weights as `NAME.weight` with
+`NAME.weight_scale`, one scale for a tensor or for each output channel. Scales of activations and of
+the KV cache are left out: activations are scaled row by row as they come, and pages have no scale.
+Raises UnsupportedModel naming what else a checkpoint asks for.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from penstock.executor.torch.errors import ModelLoadError, UnsupportedModel
+
+_STRATEGIES = ("tensor", "channel")
+_MODELOPT_ALGORITHMS = ("FP8", "FP8_PER_CHANNEL_PER_TOKEN")
+_SCALES = (".weight_scale", ".input_scale", ".k_scale", ".v_scale", ".output_scale")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StoredWeight:
+    """A weight as a checkpoint has it: `values` [out, in] in 8 bits, `scale` float32 [out]."""
+
+    values: Tensor
+    scale: Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class QuantisedCheckpoint:
+    """`tensors`: every parameter by name, in `dtype`. `stored`: linears by module name."""
+
+    tensors: dict[str, Tensor]
+    stored: dict[str, StoredWeight]
+    dtype: torch.dtype
+
+
+def is_quantised(path: Path, config: Any) -> bool:
+    """Whether a folder holds one of the two forms. `config`: its transformers configuration."""
+    return _method(path, config) is not None
+
+
+def read_quantised(path: Path, config: Any, dtype: torch.dtype | None) -> QuantisedCheckpoint:
+    """Read all tensors. `dtype` None: what the configuration names, else bfloat16."""
+    _check(path, config)
+    if dtype is None:
+        named: Any = getattr(config, "dtype", None) or getattr(config, "torch_dtype", None)
+        dtype = named if isinstance(named, torch.dtype) else torch.bfloat16
+    raw: dict[str, Tensor] = {}
+    for file in sorted(path.glob("*.safetensors")):
+        with safe_open(file, framework="pt") as tensors:
+            raw.update({name: tensors.get_tensor(name) for name in tensors.keys()})  # noqa: SIM118
+    stored: dict[str, StoredWeight] = {}
+    whole: dict[str, Tensor] = {}
+    for name, tensor in raw.items():
+        if name.endswith(_SCALES):
+            continue
+        if tensor.dtype not in (torch.float8_e4m3fn, torch.int8):
+            whole[name] = tensor.to(dtype)
+            continue
+        module = name.removesuffix(".weight")
+        stored[module] = _stored(module, tensor, raw.get(f"{module}.weight_scale"))
+        whole[name] = (tensor.float() * stored[module].scale[:, None]).to(dtype)
+    return QuantisedCheckpoint(tensors=whole, stored=stored, dtype=dtype)
+
+
+def _stored(module: str, values: Tensor, scale: Tensor | None) -> StoredWeight:
+    if scale is None:
+        raise ModelLoadError(f"{module}.weight is in 8 bits and has no {module}.weight_scale")
+    scale = scale.float().flatten()
+    if scale.numel() not in (1, values.shape[0]):
+        raise UnsupportedModel(f"{module}.weight_scale: {scale.numel()} scales for a weight")
+    return StoredWeight(values=values, scale=scale.expand(values.shape[0]).contiguous())
+
+
+def _method(path: Path, config: Any) -> str | None:
+    method = _settings(config).get("quant_method")
+    if method in ("compressed-tensors", "modelopt"):
+        return cast("str", method)
+    return "modelopt" if method is None and (path / "hf_quant_config.json").is_file() else None
+
+
+def _check(path: Path, config: Any) -> None:
+    if _method(path, config) == "compressed-tensors":
+        groups: Mapping[str, Any] = _settings(config).get("config_groups") or {}
+        for name, group in groups.items():
+            _check_group(f"quantization_config.config_groups.{name}.weights", group["weights"])
+        return
+    settings = _settings(config)
+    file = path / "hf_quant_config.json"
+    if file.is_file():
+        settings = json.loads(file.read_text(encoding="utf-8")).get("quantization", {})
+    algorithm = settings.get("quant_algo")
+    if algorithm not in _MODELOPT_ALGORITHMS:
+        raise UnsupportedModel(f"ModelOpt's quant_algo {algorithm}: FP8 alone is read")
+
+
+def _check_group(name: str, weights: Mapping[str, Any]) -> None:
+    if weights.get("num_bits") != 8:
+        raise UnsupportedModel(f"{name}: {weights.get('num_bits')} bits, and only 8 are read")
+    if weights.get("strategy") not in _STRATEGIES:
+        raise UnsupportedModel(f"{name}: strategy {weights.get('strategy')}, not tensor or channel")
+    if not weights.get("symmetric", True):
+        raise UnsupportedModel(f"{name}: zero points are not read")
+
+
+def _settings(config: Any) -> Mapping[str, Any]:
+    found: Any = getattr(config, "quantization_config", None)
+    if found is None:
+        return {}
+    return cast("Mapping[str, Any]", found if isinstance(found, dict) else found.to_dict())
