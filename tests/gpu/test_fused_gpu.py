@@ -135,7 +135,7 @@ EIGHT_BIT = [("fp8", "auto"), ("int8", "auto"), ("none", "fp8"), ("fp8", "fp8")]
 def test_eight_bits_give_every_token_and_say_so(
     quantization: str, kv_cache_dtype: str, name: str, folder: Path
 ) -> None:
-    specs = mixed_specs(8)
+    specs = mixed_specs(hashed=True)
     fields: dict[str, Any] = {
         "dtype": "bfloat16",
         "quantization": quantization,
