@@ -61,7 +61,9 @@ class RowTile:
 def row_tile(*, num_in: int, is_gated: bool, is_quantised: bool) -> RowTile:
     """A short row at once; of a long one enough to keep the memory busy."""
     if is_quantised:
-        return RowTile(outputs=4 if is_gated else 8, inputs=1024, warps=4)
+        if num_in > 4096:
+            return RowTile(outputs=2, inputs=2048, warps=4)
+        return RowTile(outputs=4, inputs=4096, warps=4 if is_gated else 8)
     is_short = num_in <= 2048
     if is_gated:
         return RowTile(outputs=2, inputs=2048 if is_short else 4096, warps=4 if is_short else 8)
