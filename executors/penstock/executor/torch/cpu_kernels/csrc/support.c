@@ -18,7 +18,8 @@ __attribute__((visibility("default"))) int penstock_supports(const char *set) {
   if (strcmp(set, "avx512") == 0)
     return has_avx512;
   if (strcmp(set, "avx512_bf16") == 0)
-    return has_avx512 && __builtin_cpu_supports("avx512bf16");
+    return has_avx512 && __builtin_cpu_supports("avx512bf16") &&
+           __builtin_cpu_supports("avx512vnni");
 #endif
   return 0;
 }
