@@ -14,6 +14,8 @@ from penstock.executor.trtllm.config import TrtllmConfig
 from penstock.scheduler.cost_model import CostModel
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+QUANTIZATIONS = ("none", "fp8", "int8")
+KV_CACHE_DTYPES = ("auto", "fp8", "int8")
 _EXIT_SLACK_S = 15.0
 """Beyond the engine's own shutdown: the loop around it, and the process."""
 _DEVICE = re.compile(r"cpu|cuda(:\d+)?")
@@ -78,8 +80,10 @@ class ExecutorConfig:
     server reads, `max_num_seqs` and `max_seq_len`, repeat what stands there.
 
     `device`: "cpu", "cuda" or "cuda:<i>". `dtype`: one of DTYPES, "auto" the executor's choice for
-    model and device. `block_size`: tokens per block. `num_blocks` None: as many as
-    `kv_cache_bytes` holds. `kv_cache_bytes` None: 512 MiB on a CPU; on a CUDA device
+    model and device. `quantization`: of the layers' weights, one of QUANTIZATIONS;
+    `kv_cache_dtype`: one of KV_CACHE_DTYPES, "auto" the model's number format. Both are refused at
+    load where device or model has no such path. `block_size`: tokens per block. `num_blocks` None:
+    as many as `kv_cache_bytes` holds. `kv_cache_bytes` None: 512 MiB on a CPU; on a CUDA device
     `kv_memory_fraction` of what is free there beside the weights and a step of
     `max_num_batched_tokens`. `max_num_batched_tokens`: the scheduler's token budget of one step,
     None for the device's usual one. `max_seq_len` None: the model's own. `num_threads` None: as
@@ -92,6 +96,8 @@ class ExecutorConfig:
     tokenizer_path: Path | None = None
     device: str = "cpu"
     dtype: str = "auto"
+    quantization: str = "none"
+    kv_cache_dtype: str = "auto"
     block_size: int = 16
     num_blocks: int | None = None
     kv_cache_bytes: int | None = None
@@ -109,8 +115,11 @@ class ExecutorConfig:
             raise ValueError(f"model_path must be given for the {self.kind} executor")
         if not _DEVICE.fullmatch(self.device):
             raise ValueError(f"device must be cpu, cuda or cuda:<index>, not {self.device!r}")
-        if self.dtype not in DTYPES:
-            raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, not {self.dtype!r}")
+        _one_of("dtype", self.dtype, DTYPES)
+        _one_of("quantization", self.quantization, QUANTIZATIONS)
+        _one_of("kv_cache_dtype", self.kv_cache_dtype, KV_CACHE_DTYPES)
+        if self.kind is ExecutorKind.SIMULATED and self.quantization != "none":
+            raise ValueError("quantization must be none for the simulated executor")
         _at_least("block_size", self.block_size, 1)
         _at_least("num_blocks", self.num_blocks, 1)
         _at_least("kv_cache_bytes", self.kv_cache_bytes, 1)
@@ -136,6 +145,11 @@ class ExecutorConfig:
         if self.kind is ExecutorKind.TRTLLM:
             return self.trtllm.watch.shutdown_timeout_s + _EXIT_SLACK_S
         return 0.0
+
+
+def _one_of(name: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise ValueError(f"{name} must be one of {', '.join(choices)}, not {value!r}")
 
 
 def _at_least(name: str, value: int | None, lowest: int) -> None:

@@ -37,7 +37,8 @@ class ExecutorInfo:
     `max_prompt_tokens` a prompt alone, None for no bound of its own. `adapters`: names of its
     weight sets. `pipeline_depth`: steps that may be launched before the oldest is collected
     (1 or 2). `resources`: for logs, the device it computes on, the number format and what memory
-    it took there.
+    it took there. `quantization`: of the weights, "none" for none; `kv_cache_dtype`: the number
+    format of keys and values; either "" where it is not known.
 
     `is_self_paced`: an engine that batches by itself stands behind it. It is handed whole prompts,
     a step tells it who is in, and the result of a step is what has arrived since the last one:
@@ -56,6 +57,8 @@ class ExecutorInfo:
     adapters: tuple[str, ...] = ()
     is_self_paced: bool = False
     resources: str = ""
+    quantization: str = ""
+    kv_cache_dtype: str = ""
 
     def __post_init__(self) -> None:
         if self.is_self_paced and self.pipeline_depth != 1:

@@ -4,6 +4,7 @@ Owns what both paths, eager and fused, share of it.
 """
 
 from penstock.executor.config import ExecutorConfig
+from penstock.executor.torch.kv_pages import page_dtype
 from penstock.executor.torch.loading import LoadedModel
 from penstock.scheduler.executor import ExecutorInfo, Feature
 
@@ -39,4 +40,6 @@ def serving_info(
         max_num_seqs=config.max_num_seqs,
         pipeline_depth=pipeline_depth,
         features=_FEATURES,
+        quantization=config.quantization,
+        kv_cache_dtype=str(page_dtype(config.kv_cache_dtype, model.dtype)).removeprefix("torch."),
     )
