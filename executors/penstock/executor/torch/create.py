@@ -10,6 +10,7 @@ import torch
 
 from penstock.executor.config import ExecutorConfig
 from penstock.executor.torch.cpu.fused_path import fused_path
+from penstock.executor.torch.errors import UnsupportedModel
 from penstock.executor.torch.executor import TorchExecutor
 from penstock.executor.torch.loading import LoadedModel, load_configured
 from penstock.executor.torch.module_tree import NotFused
@@ -25,12 +26,23 @@ def create_torch_executor(config: ExecutorConfig) -> Executor:
     model = load_configured(config)
     try:
         if model.device.type == "cpu":
+            if "fp8" in (config.quantization, config.kv_cache_dtype):
+                _refuse_eight_bit(config, "a CPU computes in int8")
             return TorchExecutor(config, model, fused_path(config, model))
         return _fused_on_cuda(config, model)
     except NotFused as reason:
+        _refuse_eight_bit(config, f"the eager path serves this model: {reason}")
         _log.warning("the eager path serves this model: %s", reason)
     # Not before the error is gone: what was tried hangs on its frames.
     return TorchExecutor(config, model)
+
+
+def _refuse_eight_bit(config: ExecutorConfig, reason: str) -> None:
+    """Raise UnsupportedModel naming a setting that only the fused path follows."""
+    if config.quantization != "none":
+        raise UnsupportedModel(f"quantization {config.quantization}: {reason}")
+    if config.kv_cache_dtype != "auto":
+        raise UnsupportedModel(f"kv_cache_dtype {config.kv_cache_dtype}: {reason}")
 
 
 def _fused_on_cuda(config: ExecutorConfig, model: LoadedModel) -> Executor:

@@ -79,6 +79,14 @@ class KVPages:
             pages[blocks, :, :, offsets] = 0
 
 
+def page_dtype(kv_cache_dtype: str, dtype: torch.dtype) -> torch.dtype:
+    """The number format of pages under a setting, for a model in `dtype`.
+
+    fp8 has no scale: e4m3 reaches 448, and larger elements are cut to that.
+    """
+    return {"auto": dtype, "fp8": torch.float8_e4m3fn, "int8": torch.int8}[kv_cache_dtype]
+
+
 def block_bytes(shapes: tuple[HeadShape, ...], block_size: int, dtype: torch.dtype) -> int:
     """Memory of one block in all layers."""
     row_sizes = (2 * shape.num_heads * shape.row_size(dtype) for shape in shapes)
