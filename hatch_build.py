@@ -21,7 +21,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 _FOLDER = Path(__file__).resolve().parent / "executors/penstock/executor/torch/cpu_kernels"
 _CSRC = _FOLDER / "csrc"
-_SOURCES = ("attention.c", "elementwise.c", "int8_linear.c", "page_write.c", "sampling.c")
+_SOURCES = ("attention.c", "elementwise.c", "packed_linear.c", "page_write.c", "sampling.c")
 _FLAGS = (
     *("-std=gnu11", "-O3", "-fPIC", "-fopenmp", "-fvisibility=hidden"),
     *("-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math"),

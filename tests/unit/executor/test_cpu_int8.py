@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from penstock.executor.torch.cpu_kernels import native
-from penstock.executor.torch.cpu_kernels.int8_matrix import Int8Matrix
 from penstock.executor.torch.cpu_kernels.kernels import PLAIN, LayerAttention, load
+from penstock.executor.torch.cpu_kernels.packed_matrix import PackedMatrix
 from penstock.executor.torch.cpu_kernels.step_rows import StepRows
 
 SETS = [*filter(native.is_supported, native.INSTRUCTION_SETS), PLAIN]
@@ -100,7 +100,7 @@ def test_a_product_with_weights_in_8_bits(
 ) -> None:
     torch.manual_seed(1)
     weight, bias = torch.randn(num_outputs, num_inputs), torch.randn(num_outputs)
-    matrix = Int8Matrix(weight, bias)
+    matrix = PackedMatrix(weight, bias, torch.int8)
     wide = torch.randn(200, num_inputs + 3).to(dtype)
     x = wide[:, 1:-2]
     out = torch.full((200, num_outputs + 2), 7.0, dtype=dtype)
@@ -122,9 +122,31 @@ def test_a_product_with_weights_in_8_bits(
 
 
 @each_set
+@pytest.mark.parametrize(("num_inputs", "num_outputs"), [(64, 64), (78, 70), (512, 192)])
+def test_a_product_in_bfloat16(num_inputs: int, num_outputs: int, instructions: str) -> None:
+    torch.manual_seed(1)
+    weight, bias = torch.randn(num_outputs, num_inputs).bfloat16(), torch.randn(num_outputs)
+    matrix = PackedMatrix(weight, bias.bfloat16(), torch.bfloat16)
+    assert torch.equal(matrix.unpacked(), weight)
+    x = torch.randn(200, num_inputs + 3).bfloat16()[:, 1:-2]
+    out = torch.full((200, num_outputs + 2), 7.0).bfloat16()
+    load(instructions).bf16_linear(x, matrix, out[:, 1:-1])
+
+    expected = x.double() @ weight.T.double() + bias.bfloat16()
+    torch.testing.assert_close(out[:, 1:-1].double(), expected, rtol=1e-2, atol=1e-2)
+    assert (out[:, 0] == 7.0).all()
+    assert (out[:, -1] == 7.0).all()
+    if instructions != PLAIN:
+        alone = torch.empty(1, num_outputs).bfloat16()
+        for row in (0, 3, 101, 199):
+            load(instructions).bf16_linear(x[row : row + 1], matrix, alone)
+            assert torch.equal(alone[0], out[row, 1:-1])
+
+
+@each_set
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_a_row_that_is_not_finite_spoils_itself_alone(instructions: str, bad: float) -> None:
-    matrix, x = Int8Matrix(torch.randn(64, 40), None), torch.randn(9, 40)
+    matrix, x = PackedMatrix(torch.randn(64, 40), None, torch.int8), torch.randn(9, 40)
     x[4, 39], x[6] = bad, 0.0
     out = torch.empty(9, 64)
     load(instructions).int8_linear(x, matrix, out)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from penstock.executor.torch.cpu.int8_linear import Int8Linear
+from penstock.executor.torch.cpu.packed_linear import PackedLinear
 from penstock.executor.torch.cpu_kernels.kernels import Kernels
 from penstock.executor.torch.fused_weights import LayerWeights, Projection, fuse_weights
 from penstock.executor.torch.module_tree import DecoderTree
@@ -56,17 +56,13 @@ class FusedModel:
 
 
 def pack_model(
-    tree: DecoderTree, *, num_positions: int, int8_kernels: Kernels | None = None
+    tree: DecoderTree, *, num_positions: int, kernels: Kernels, is_int8: bool
 ) -> FusedModel:
-    """Join and pack the weights of a recognised model; in 8 bits with the kernels for them."""
+    """Join and pack the weights of a recognised model."""
     first = tree.layers[0]
     linears = (*first.qkv, first.out, *first.gate_up, first.down)
     num_layer_weights = sum(linear.weight.numel() for linear in linears)
-    pack = partial(
-        _linear,
-        is_packed=tree.embedding.dtype == torch.bfloat16 and can_prepack(),
-        int8_kernels=int8_kernels,
-    )
+    pack = _packing(tree.embedding.dtype, kernels, is_int8=is_int8)
     return FusedModel(
         layers=tuple(_layer(layer, pack) for layer in fuse_weights(tree)),
         embedding=tree.embedding,
@@ -86,14 +82,14 @@ def pack_model(
     )
 
 
-def num_int8_bytes(model: FusedModel) -> int:
-    """Memory of the matrices in 8 bits."""
+def num_packed_bytes(model: FusedModel) -> int:
+    """Memory of the matrices that are packed for our own kernels."""
     linears = [
         linear
         for layer in model.layers
         for linear in (layer.qkv, layer.out, layer.gate_up, layer.down)
     ]
-    return sum(one.num_bytes for one in (*linears, model.head) if isinstance(one, Int8Linear))
+    return sum(one.num_bytes for one in (*linears, model.head) if isinstance(one, PackedLinear))
 
 
 def release_modules(tree: DecoderTree) -> None:
@@ -121,11 +117,21 @@ def _layer(layer: LayerWeights, pack: Callable[[Projection], Linear]) -> FusedLa
     )
 
 
-def _linear(projection: Projection, *, is_packed: bool, int8_kernels: Kernels | None) -> Linear:
-    if int8_kernels is not None:
-        return Int8Linear(int8_kernels, projection.weight, projection.bias)
+def _packing(
+    dtype: torch.dtype, kernels: Kernels, *, is_int8: bool
+) -> Callable[[Projection], Linear]:
+    """How a model of `dtype` has its products computed."""
+    if is_int8:
+        return partial(_pack, kernels, torch.int8)
+    if dtype == torch.bfloat16 and kernels.has_fast_bf16_linear:
+        return partial(_pack, kernels, torch.bfloat16)
+    if dtype == torch.bfloat16 and can_prepack():
+        return lambda projection: PrepackedLinear(projection.weight, projection.bias)
     # Of its own: what stands alone is still the module's parameter, whose memory will go.
-    weight = projection.weight.detach()
-    if is_packed:
-        return PrepackedLinear(weight, projection.bias)
-    return partial(functional.linear, weight=weight, bias=projection.bias)
+    return lambda projection: partial(
+        functional.linear, weight=projection.weight.detach(), bias=projection.bias
+    )
+
+
+def _pack(kernels: Kernels, dtype: torch.dtype, projection: Projection) -> Linear:
+    return PackedLinear(kernels, projection.weight, projection.bias, dtype)

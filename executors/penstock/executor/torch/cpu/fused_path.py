@@ -15,7 +15,7 @@ from penstock.executor.config import ExecutorConfig
 from penstock.executor.torch.cpu.fused_forward import FusedForward
 from penstock.executor.torch.cpu.fused_model import (
     FusedModel,
-    num_int8_bytes,
+    num_packed_bytes,
     pack_model,
     release_modules,
 )
@@ -59,8 +59,8 @@ def fused_path(
     num_positions = max(served_length(config, model), _NUM_TRIAL_TOKENS) + 1
     is_int8 = config.quantization == "int8"
     kv_dtype = page_dtype(config.kv_cache_dtype, model.dtype)
-    fused = pack_model(tree, num_positions=num_positions, int8_kernels=kernels if is_int8 else None)
     try:
+        fused = pack_model(tree, num_positions=num_positions, kernels=kernels, is_int8=is_int8)
         found = _trial_logits(fused, kernels, model, config.block_size, kv_dtype)
     except Exception as failure:  # a shape that a kernel does not take, or a build that lacks one
         raise NotFused(f"its kernels do not run here: {failure}") from failure
@@ -76,7 +76,7 @@ def fused_path(
         error,
     )
     if is_int8:
-        num_weight_bytes = weight_bytes(model) + num_int8_bytes(fused)
+        num_weight_bytes = weight_bytes(model) + num_packed_bytes(fused)
     return ForwardPath(
         name="fused",
         num_weight_bytes=num_weight_bytes,

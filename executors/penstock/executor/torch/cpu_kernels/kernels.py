@@ -13,8 +13,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from penstock.executor.torch.cpu_kernels.int8_matrix import Int8Matrix
 from penstock.executor.torch.cpu_kernels.native import INSTRUCTION_SETS, NativeKernels, is_supported
+from penstock.executor.torch.cpu_kernels.packed_matrix import PackedMatrix
 from penstock.executor.torch.cpu_kernels.plain import PlainKernels
 from penstock.executor.torch.cpu_kernels.step_rows import StepRows
 
@@ -93,9 +93,18 @@ class Kernels(Protocol):
         """gate_up [T, 2 F]: out [T, F] = silu(first half) * second half."""
         ...
 
-    def int8_linear(self, x: Tensor, matrix: Int8Matrix, out: Tensor) -> None:
+    @property
+    def has_fast_bf16_linear(self) -> bool:
+        """Whether `bf16_linear` is the best product here, for any number of rows."""
+        ...
+
+    def int8_linear(self, x: Tensor, matrix: PackedMatrix, out: Tensor) -> None:
         """out [T, O] = x [T, I] times the matrix, each row of x in 8 bits with a scale of its own:
         a row's result depends on nothing but the row. NaN where a row is not finite."""
+        ...
+
+    def bf16_linear(self, x: Tensor, matrix: PackedMatrix, out: Tensor) -> None:
+        """The same over a matrix in bfloat16, of x and out in bfloat16."""
         ...
 
     def argmax_rows(

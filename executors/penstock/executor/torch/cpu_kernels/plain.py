@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from penstock.executor.torch.cpu_kernels.int8_matrix import Int8Matrix
+from penstock.executor.torch.cpu_kernels.packed_matrix import PackedMatrix
 from penstock.executor.torch.cpu_kernels.step_rows import StepRows
 from penstock.executor.torch.kv_pages import SCALE_BYTES
 
@@ -19,6 +19,7 @@ class PlainKernels:
 
     is_native = False
     instructions = "none"
+    has_fast_bf16_linear = False
 
     def layer(
         self,
@@ -48,13 +49,18 @@ class PlainKernels:
         gate, up = gate_up.float().chunk(2, -1)
         out.copy_(functional.silu(gate) * up)
 
-    def int8_linear(self, x: Tensor, matrix: Int8Matrix, out: Tensor) -> None:
+    def bf16_linear(self, x: Tensor, matrix: PackedMatrix, out: Tensor) -> None:
+        """See `Kernels`."""
+        product = x.float() @ matrix.unpacked().float().T
+        out.copy_(product + matrix.bias[: matrix.num_outputs] if len(matrix.bias) else product)
+
+    def int8_linear(self, x: Tensor, matrix: PackedMatrix, out: Tensor) -> None:
         """See `Kernels`."""
         whole, scales = _quantise(x)
         # Of float64, whose sums of whole numbers are exact too.
-        sums = whole.double() @ matrix.quantised().double().T
+        sums = whole.double() @ matrix.unpacked().double().T
         product = sums.float() * (scales * matrix.scales[: matrix.num_outputs])
-        if matrix.bias is not None:
+        if len(matrix.bias):
             product += matrix.bias[: matrix.num_outputs]
         out.copy_(product)
 
