@@ -46,6 +46,11 @@ from report import arguments, print_table, write_json
 CONTEXT = 352
 RUNNING = (1, 8, 64)
 CAUSES = ("scheduler", "sampling", "linears", "attention", "other kernels", "rest")
+CAUSE_OF = {"attend": "attention", "bf16_linear": "linears", "int8_linear": "linears"}
+"""Of calls of the kernels."""
+INT8 = {"quantization": "int8", "kv_cache_dtype": "int8"}
+PATHS: dict[str, dict[str, str]] = {"eager": {}, "fused": {}, "fused, int8": INT8}
+"""And the settings of each."""
 
 
 class Stopwatch:
@@ -84,18 +89,20 @@ class TimedKernels:
             return self._timed_layer
         if not callable(found):
             return found
-        cause = "attention" if name == "attend" else "other kernels"
-        timed = self._watch.wrapped(found, cause)
+        timed = self._watch.wrapped(found, CAUSE_OF.get(name, "other kernels"))
         setattr(self, name, timed)
         return timed
 
 
-def build_engine(folder: Path, watch: Stopwatch, *, is_eager: bool) -> EngineRun:
+def build_engine(folder: Path, watch: Stopwatch, name: str) -> EngineRun:
     """An engine whose executor, kernels and sampler are timed."""
-    config = ExecutorConfig(model_path=folder, max_num_seqs=max(RUNNING), max_seq_len=768)
+    settings: Any = PATHS[name]
+    config = ExecutorConfig(
+        model_path=folder, max_num_seqs=max(RUNNING), max_seq_len=768, **settings
+    )
     model = load_configured(config)
     kernels: Any = TimedKernels(kernel_module.load(), watch)
-    path = None if is_eager else fused_path(config, model, kernels)
+    path = None if name == "eager" else fused_path(config, model, kernels)
     executor: Any = TorchExecutor(config, model, path)
     executor.launch = watch.wrapped(executor.launch, "executor")
     return EngineRun(executor, budget=2048)
@@ -137,13 +144,14 @@ def measure(run: EngineRun, watch: Stopwatch, num_running: int, num_steps: int) 
     }
 
 
-def floors(shape: str, num_running: int) -> dict[str, float]:
-    """Milliseconds that bytes and products of a step take at the speeds measured here."""
+def floors(shape: str, num_running: int, *, is_int8: bool) -> dict[str, float]:
+    """Milliseconds that bytes, and products in bfloat16, take at the speeds measured here."""
     hidden, num_layers, feed_forward = SHAPES[shape]
     num_weights = num_layers * hidden * (4 * hidden + 3 * feed_forward) + VOCAB_SIZE * hidden
     num_kv_bytes = num_running * CONTEXT * num_layers * 2 * hidden * 2
+    num_bytes = 2 * num_weights + num_kv_bytes
     return {
-        "bytes": (2 * num_weights + num_kv_bytes) / copy_speed() * 1e3,
+        "bytes": num_bytes / (2 if is_int8 else 1) / copy_speed() * 1e3,
         "products": 2 * num_weights * num_running / product_speed() * 1e3,
     }
 
@@ -192,13 +200,10 @@ def main() -> None:
     results: list[dict[str, object]] = []
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
         build_model(Path(folder), options.shape)
-        engines = {
-            "eager": build_engine(Path(folder), watch, is_eager=True),
-            "fused": build_engine(Path(folder), watch, is_eager=False),
-        }
+        engines = {name: build_engine(Path(folder), watch, name) for name in PATHS}
         for num_running in RUNNING:
-            floor = floors(options.shape, num_running)
             for name, run in engines.items():
+                floor = floors(options.shape, num_running, is_int8=name.endswith("int8"))
                 found = measure(run, watch, num_running, num_steps)
                 results.append({"path": name, "running": num_running, **found, **floor})
     columns = list(results[0])

@@ -8,7 +8,8 @@ from penstock.executor.config import ExecutorConfig
 from penstock.executor.torch.cpu.fused_path import fused_path
 from penstock.executor.torch.cpu_kernels.kernels import load
 from penstock.executor.torch.executor import TorchExecutor
-from penstock.executor.torch.loading import load_configured
+from penstock.executor.torch.loading import LoadedModel, load_configured
+from penstock.executor.torch.step_forward import ForwardPath
 
 PathName = Literal["eager", "fused"]
 PATHS: tuple[PathName, ...] = ("eager", "fused")
@@ -19,4 +20,9 @@ def build_by(path: PathName, config: ExecutorConfig) -> TorchExecutor:
     if path == "eager":
         return TorchExecutor(config)
     model = load_configured(config)
-    return TorchExecutor(config, model, fused_path(config, model, load()))
+    return TorchExecutor(config, model, fused_of(config, model))
+
+
+def fused_of(config: ExecutorConfig, model: LoadedModel) -> ForwardPath:
+    """The fused path of a loaded model, with whatever kernels are there."""
+    return fused_path(config, model, load())

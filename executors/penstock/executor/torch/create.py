@@ -26,7 +26,8 @@ def create_torch_executor(config: ExecutorConfig) -> Executor:
     model = load_configured(config)
     try:
         if model.device.type == "cpu":
-            _refuse_eight_bit(config, "a CPU computes in the model's number format")
+            if "fp8" in (config.quantization, config.kv_cache_dtype):
+                _refuse_eight_bit(config, "a CPU computes in int8")
             return TorchExecutor(config, model, fused_path(config, model))
         return _fused_on_cuda(config, model)
     except NotFused as reason:

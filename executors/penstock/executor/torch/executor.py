@@ -19,8 +19,9 @@ from numpy.typing import NDArray
 
 from penstock.executor.config import ExecutorConfig
 from penstock.executor.isolation import run_apart
+from penstock.executor.torch.errors import UnsupportedModel
 from penstock.executor.torch.health_probe import NUM_PROBE_BLOCKS, HealthProbe
-from penstock.executor.torch.kv_pages import KVPages, block_bytes
+from penstock.executor.torch.kv_pages import KVPages, block_bytes, page_dtype
 from penstock.executor.torch.loading import LoadedModel, load_configured
 from penstock.executor.torch.module_forward import eager_path
 from penstock.executor.torch.num_blocks import num_device_blocks, num_host_blocks
@@ -56,13 +57,14 @@ class TorchExecutor:
         if self._model.device.type == "cpu":
             keep_freed_memory()
         path = path or eager_path(self._model)
+        _check_eight_bit(config, self._model, path)
+        bytes_each = block_bytes(self._model.shapes, config.block_size, path.kv_dtype)
         info = serving_info(
             config,
             self._model,
-            num_blocks=_num_blocks(config, self._model),
+            num_blocks=_num_blocks(config, self._model, bytes_each),
             pipeline_depth=1,
         )
-        bytes_each = block_bytes(self._model.shapes, config.block_size, self._model.dtype)
         self._info = replace(
             info,
             resources=describe_resources(
@@ -76,7 +78,7 @@ class TorchExecutor:
             self._model.shapes,
             num_blocks=self._info.num_blocks + NUM_PROBE_BLOCKS,
             block_size=config.block_size,
-            dtype=self._model.dtype,
+            dtype=path.kv_dtype,
             device=self._model.device,
         )
         self._probe = HealthProbe(self._info)
@@ -216,14 +218,26 @@ def _rows_of(batch: Batch, slots: NDArray[np.int32]) -> Ints:
     return row_of_slot[slots]
 
 
-def _num_blocks(config: ExecutorConfig, model: LoadedModel) -> int:
+def _check_eight_bit(config: ExecutorConfig, model: LoadedModel, path: ForwardPath) -> None:
+    """Refuse what the path does not compute: a setting is never ignored."""
+    if config.quantization != path.quantization:
+        raise UnsupportedModel(
+            f"quantization {config.quantization}: the {path.name} path does not compute it"
+        )
+    if page_dtype(config.kv_cache_dtype, model.dtype) is not path.kv_dtype:
+        raise UnsupportedModel(
+            f"kv_cache_dtype {config.kv_cache_dtype}: the {path.name} path does not compute it"
+        )
+
+
+def _num_blocks(config: ExecutorConfig, model: LoadedModel, bytes_each: int) -> int:
     max_seq_len = served_length(config, model)
     if model.device.type == "cpu":
-        return num_host_blocks(config, model, max_seq_len)
+        return num_host_blocks(config, bytes_each=bytes_each, max_seq_len=max_seq_len)
     free_bytes, _ = torch.cuda.mem_get_info(model.device)
     return num_device_blocks(
         config,
-        bytes_each=block_bytes(model.shapes, config.block_size, model.dtype),
+        bytes_each=bytes_each,
         max_seq_len=max_seq_len,
         free_bytes=free_bytes,
         # Its attention gathers the pages of a layer that a step reads, and copies of products.

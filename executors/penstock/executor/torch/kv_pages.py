@@ -6,12 +6,17 @@ Layout: `[num_blocks, 2, num_heads, block_size, head_dim]`, index 1 is keys, the
 tokens lie together per head, so that a gather of (block, head) rows of `block_size * head_dim`
 elements gives `[head, token, dim]` matrices without a transpose: twice as fast in a matrix product
 on a CPU as tokens with their heads side by side. There is no null block: 0 is as good as any.
+
+In 8 bits the elements of a key or a value are whole numbers, and the four bytes of their float32
+scale follow: rows of `head_dim + 4` elements of int8.
 """
 
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+SCALE_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,10 +26,9 @@ class HeadShape:
     num_heads: int
     head_dim: int
 
-    @property
-    def num_elements(self) -> int:
-        """Elements of keys and values together."""
-        return 2 * self.num_heads * self.head_dim
+    def row_size(self, dtype: torch.dtype) -> int:
+        """Elements of `dtype` that a key or a value takes."""
+        return self.head_dim + (SCALE_BYTES if dtype is torch.int8 else 0)
 
 
 class KVPages:
@@ -46,7 +50,7 @@ class KVPages:
         self.device = device
         self._layers = [
             torch.zeros(
-                (num_blocks, 2, shape.num_heads, block_size, shape.head_dim),
+                (num_blocks, 2, shape.num_heads, block_size, shape.row_size(dtype)),
                 dtype=dtype,
                 device=device,
             )
@@ -85,4 +89,5 @@ def page_dtype(kv_cache_dtype: str, dtype: torch.dtype) -> torch.dtype:
 
 def block_bytes(shapes: tuple[HeadShape, ...], block_size: int, dtype: torch.dtype) -> int:
     """Memory of one block in all layers."""
-    return sum(shape.num_elements for shape in shapes) * block_size * dtype.itemsize
+    row_sizes = (2 * shape.num_heads * shape.row_size(dtype) for shape in shapes)
+    return sum(row_sizes) * block_size * dtype.itemsize

@@ -32,6 +32,7 @@ def eager_path(model: LoadedModel) -> ForwardPath:
     return ForwardPath(
         name="eager",
         num_weight_bytes=num_weight_bytes,
+        kv_dtype=model.dtype,
         make=lambda pages: ModuleForward(model, pages),
     )
 

@@ -1,17 +1,14 @@
 """How many blocks of keys and values: what is asked for, or what a device has memory for."""
 
 from penstock.executor.config import ExecutorConfig
-from penstock.executor.torch.kv_pages import block_bytes
-from penstock.executor.torch.loading import LoadedModel
 
 _GIB = 1 << 30
 
 
-def num_host_blocks(config: ExecutorConfig, model: LoadedModel, max_seq_len: int) -> int:
+def num_host_blocks(config: ExecutorConfig, *, bytes_each: int, max_seq_len: int) -> int:
     """Pages that the settings ask for: never more than all slots could fill at full length."""
     if config.num_blocks is not None:
         return config.num_blocks
-    bytes_each = block_bytes(model.shapes, config.block_size, model.dtype)
     num_blocks = config.host_cache_bytes // bytes_each
     if num_blocks < 1:
         raise ValueError(f"kv_cache_bytes must hold a block of {bytes_each} bytes")

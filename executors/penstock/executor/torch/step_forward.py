@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from penstock.executor.torch.kv_pages import KVPages
@@ -39,8 +40,11 @@ class StepForward(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ForwardPath:
-    """A way to compute a model's steps. `num_weight_bytes`: memory of the weights it reads."""
+    """A way to compute a model's steps. `num_weight_bytes`: memory of the weights it reads.
+    `quantization`: of the weights, "none" for none; `kv_dtype`: of the pages it wants."""
 
     name: str
     num_weight_bytes: int
+    kv_dtype: torch.dtype
+    quantization: str = "none"
     make: Callable[[KVPages], StepForward]

@@ -37,6 +37,7 @@ class FusedForward:
                     num_heads=model.num_heads,
                     scaling=model.scaling,
                     window=weights.window,
+                    dtype=model.embedding.dtype,
                 ),
             )
             for index, weights in enumerate(model.layers)

@@ -1,6 +1,7 @@
 """The weights as the fused step on a CPU wants them: joined, and laid out for the matrix products.
 
-Owns the packing. The modules go on with views of the joined matrices until `release_modules`.
+Owns the packing, in 8 bits where that is asked for. The modules go on with views of the joined
+matrices until `release_modules`.
 """
 
 from collections.abc import Callable
@@ -11,6 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from penstock.executor.torch.cpu.packed_linear import PackedLinear
+from penstock.executor.torch.cpu_kernels.kernels import Kernels
 from penstock.executor.torch.fused_weights import LayerWeights, Projection, fuse_weights
 from penstock.executor.torch.module_tree import DecoderTree
 from penstock.executor.torch.prepacked_linear import PrepackedLinear, can_prepack
@@ -52,16 +55,18 @@ class FusedModel:
     num_layer_weights: int
 
 
-def pack_model(tree: DecoderTree, *, num_positions: int) -> FusedModel:
+def pack_model(
+    tree: DecoderTree, *, num_positions: int, kernels: Kernels, is_int8: bool
+) -> FusedModel:
     """Join and pack the weights of a recognised model."""
     first = tree.layers[0]
     linears = (*first.qkv, first.out, *first.gate_up, first.down)
     num_layer_weights = sum(linear.weight.numel() for linear in linears)
-    is_packed = tree.embedding.dtype == torch.bfloat16 and can_prepack()
+    pack = _packing(tree.embedding.dtype, kernels, is_int8=is_int8)
     return FusedModel(
-        layers=tuple(_layer(layer, is_packed=is_packed) for layer in fuse_weights(tree)),
+        layers=tuple(_layer(layer, pack) for layer in fuse_weights(tree)),
         embedding=tree.embedding,
-        head=_linear(Projection(weight=tree.head, bias=None), is_packed=is_packed),
+        head=pack(Projection(weight=tree.head, bias=None)),
         final_norm=tree.final_norm,
         eps=tree.eps,
         num_heads=tree.num_heads,
@@ -77,6 +82,16 @@ def pack_model(tree: DecoderTree, *, num_positions: int) -> FusedModel:
     )
 
 
+def num_packed_bytes(model: FusedModel) -> int:
+    """Memory of the matrices that are packed for our own kernels."""
+    linears = [
+        linear
+        for layer in model.layers
+        for linear in (layer.qkv, layer.out, layer.gate_up, layer.down)
+    ]
+    return sum(one.num_bytes for one in (*linears, model.head) if isinstance(one, PackedLinear))
+
+
 def release_modules(tree: DecoderTree) -> None:
     """Give back what only the modules would read; shapes and dtypes stay readable."""
     linears = [
@@ -88,8 +103,7 @@ def release_modules(tree: DecoderTree) -> None:
         linear.weight.data = linear.weight.data.new_zeros(1).expand(linear.weight.shape)
 
 
-def _layer(layer: LayerWeights, *, is_packed: bool) -> FusedLayer:
-    pack = partial(_linear, is_packed=is_packed)
+def _layer(layer: LayerWeights, pack: Callable[[Projection], Linear]) -> FusedLayer:
     return FusedLayer(
         qkv=pack(layer.qkv),
         out=pack(layer.out),
@@ -103,9 +117,21 @@ def _layer(layer: LayerWeights, *, is_packed: bool) -> FusedLayer:
     )
 
 
-def _linear(projection: Projection, *, is_packed: bool) -> Linear:
+def _packing(
+    dtype: torch.dtype, kernels: Kernels, *, is_int8: bool
+) -> Callable[[Projection], Linear]:
+    """How a model of `dtype` has its products computed."""
+    if is_int8:
+        return partial(_pack, kernels, torch.int8)
+    if dtype == torch.bfloat16 and kernels.has_fast_bf16_linear:
+        return partial(_pack, kernels, torch.bfloat16)
+    if dtype == torch.bfloat16 and can_prepack():
+        return lambda projection: PrepackedLinear(projection.weight, projection.bias)
     # Of its own: what stands alone is still the module's parameter, whose memory will go.
-    weight = projection.weight.detach()
-    if is_packed:
-        return PrepackedLinear(weight, projection.bias)
-    return partial(functional.linear, weight=weight, bias=projection.bias)
+    return lambda projection: partial(
+        functional.linear, weight=projection.weight.detach(), bias=projection.bias
+    )
+
+
+def _pack(kernels: Kernels, dtype: torch.dtype, projection: Projection) -> Linear:
+    return PackedLinear(kernels, projection.weight, projection.bias, dtype)

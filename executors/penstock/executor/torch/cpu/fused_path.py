@@ -13,10 +13,15 @@ from torch import Tensor
 
 from penstock.executor.config import ExecutorConfig
 from penstock.executor.torch.cpu.fused_forward import FusedForward
-from penstock.executor.torch.cpu.fused_model import FusedModel, pack_model, release_modules
+from penstock.executor.torch.cpu.fused_model import (
+    FusedModel,
+    num_packed_bytes,
+    pack_model,
+    release_modules,
+)
 from penstock.executor.torch.cpu_kernels import kernels as kernel_module
 from penstock.executor.torch.cpu_kernels.kernels import Kernels
-from penstock.executor.torch.kv_pages import KVPages
+from penstock.executor.torch.kv_pages import KVPages, page_dtype
 from penstock.executor.torch.loading import LoadedModel
 from penstock.executor.torch.module_tree import NotFused, read_module_tree
 from penstock.executor.torch.resources import weight_bytes
@@ -31,6 +36,9 @@ _log = logging.getLogger(__name__)
 _NUM_TRIAL_TOKENS = 24
 _NUM_CHUNK_TOKENS = 18
 """More than a block of the usual size, and not a multiple of it."""
+MAX_INT8_ERROR = 0.3
+"""Of logits against the modules' own, relative, where anything is in 8 bits. A test model of random
+weights lies up to 0.1 apart; a factor left out, ten times that."""
 
 
 @torch.inference_mode()
@@ -49,13 +57,16 @@ def fused_path(
     expected = reference_logits(model, tree.embedding, _NUM_TRIAL_TOKENS)
     num_weight_bytes = weight_bytes(model)
     num_positions = max(served_length(config, model), _NUM_TRIAL_TOKENS) + 1
-    fused = pack_model(tree, num_positions=num_positions)
+    is_int8 = config.quantization == "int8"
+    kv_dtype = page_dtype(config.kv_cache_dtype, model.dtype)
     try:
-        found = _trial_logits(fused, kernels, model, config.block_size)
+        fused = pack_model(tree, num_positions=num_positions, kernels=kernels, is_int8=is_int8)
+        found = _trial_logits(fused, kernels, model, config.block_size, kv_dtype)
     except Exception as failure:  # a shape that a kernel does not take, or a build that lacks one
         raise NotFused(f"its kernels do not run here: {failure}") from failure
     error = float((found.float() - expected).norm() / expected.norm())
-    if not error <= MAX_ERROR[model.dtype]:
+    most = MAX_ERROR[model.dtype] if kv_dtype is model.dtype and not is_int8 else MAX_INT8_ERROR
+    if not error <= most:
         raise NotFused(f"its logits differ from those of its modules by {error:.1e}")
     release_modules(tree)
     _log.info(
@@ -64,15 +75,23 @@ def fused_path(
         kernels.instructions,
         error,
     )
+    if is_int8:
+        num_weight_bytes = weight_bytes(model) + num_packed_bytes(fused)
     return ForwardPath(
         name="fused",
         num_weight_bytes=num_weight_bytes,
+        quantization=config.quantization,
+        kv_dtype=kv_dtype,
         make=lambda pages: FusedForward(fused, kernels, pages),
     )
 
 
 def _trial_logits(
-    fused: FusedModel, kernels: Kernels, model: LoadedModel, block_size: int
+    fused: FusedModel,
+    kernels: Kernels,
+    model: LoadedModel,
+    block_size: int,
+    kv_dtype: torch.dtype,
 ) -> Tensor:
     """[_NUM_TRIAL_TOKENS, vocabulary] of `trial_tokens`: a chunk, then token by token."""
     num_blocks = -(-_NUM_TRIAL_TOKENS // block_size)
@@ -80,7 +99,7 @@ def _trial_logits(
         model.shapes,
         num_blocks=num_blocks,
         block_size=block_size,
-        dtype=model.dtype,
+        dtype=kv_dtype,
         device=model.device,
     )
     arrays = SlotArrays(num_slots=1, max_seq_len=_NUM_TRIAL_TOKENS, block_size=block_size)

@@ -9,10 +9,12 @@ import os
 from typing import Protocol
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from penstock.executor.torch.cpu_kernels.native import INSTRUCTION_SETS, NativeKernels, is_supported
+from penstock.executor.torch.cpu_kernels.packed_matrix import PackedMatrix
 from penstock.executor.torch.cpu_kernels.plain import PlainKernels
 from penstock.executor.torch.cpu_kernels.step_rows import StepRows
 
@@ -75,8 +77,10 @@ class Kernels(Protocol):
         window: int = 0,
         softcap: float = 0.0,
         sinks: Tensor | None = None,
+        dtype: torch.dtype | None = None,
     ) -> LayerAttention:
-        """Attention over `pages` [blocks, 2, H, block_size, D]; see `Scoring` for the others."""
+        """Attention over pages as `KVPages.layer` returns them, for queries of `dtype` (None: that
+        of the pages); see `Scoring` for the others."""
         ...
 
     def add_rms_norm(
@@ -87,6 +91,20 @@ class Kernels(Protocol):
 
     def silu_mul(self, gate_up: Tensor, out: Tensor) -> None:
         """gate_up [T, 2 F]: out [T, F] = silu(first half) * second half."""
+        ...
+
+    @property
+    def has_fast_bf16_linear(self) -> bool:
+        """Whether `bf16_linear` is the best product here, for any number of rows."""
+        ...
+
+    def int8_linear(self, x: Tensor, matrix: PackedMatrix, out: Tensor) -> None:
+        """out [T, O] = x [T, I] times the matrix, each row of x in 8 bits with a scale of its own:
+        a row's result depends on nothing but the row. NaN where a row is not finite."""
+        ...
+
+    def bf16_linear(self, x: Tensor, matrix: PackedMatrix, out: Tensor) -> None:
+        """The same over a matrix in bfloat16, of x and out in bfloat16."""
         ...
 
     def argmax_rows(

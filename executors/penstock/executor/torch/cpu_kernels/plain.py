@@ -9,7 +9,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
+from penstock.executor.torch.cpu_kernels.packed_matrix import PackedMatrix
 from penstock.executor.torch.cpu_kernels.step_rows import StepRows
+from penstock.executor.torch.kv_pages import SCALE_BYTES
 
 
 class PlainKernels:
@@ -17,6 +19,7 @@ class PlainKernels:
 
     is_native = False
     instructions = "none"
+    has_fast_bf16_linear = False
 
     def layer(
         self,
@@ -27,8 +30,10 @@ class PlainKernels:
         window: int = 0,
         softcap: float = 0.0,
         sinks: Tensor | None = None,
+        dtype: torch.dtype | None = None,
     ) -> "PlainLayer":
         """See `Kernels`."""
+        del dtype
         return PlainLayer(pages, num_heads, scaling, window, softcap, sinks)
 
     def add_rms_norm(
@@ -43,6 +48,21 @@ class PlainKernels:
         """See `Kernels`."""
         gate, up = gate_up.float().chunk(2, -1)
         out.copy_(functional.silu(gate) * up)
+
+    def bf16_linear(self, x: Tensor, matrix: PackedMatrix, out: Tensor) -> None:
+        """See `Kernels`."""
+        product = x.float() @ matrix.unpacked().float().T
+        out.copy_(product + matrix.bias[: matrix.num_outputs] if len(matrix.bias) else product)
+
+    def int8_linear(self, x: Tensor, matrix: PackedMatrix, out: Tensor) -> None:
+        """See `Kernels`."""
+        whole, scales = _quantise(x)
+        # Of float64, whose sums of whole numbers are exact too.
+        sums = whole.double() @ matrix.unpacked().double().T
+        product = sums.float() * (scales * matrix.scales[: matrix.num_outputs])
+        if len(matrix.bias):
+            product += matrix.bias[: matrix.num_outputs]
+        out.copy_(product)
 
     def argmax_rows(
         self, logits: Tensor, out: NDArray[np.int32], is_finite: NDArray[np.bool_]
@@ -77,8 +97,8 @@ class PlainLayer:
             packed, positions = _span(rows, row)
             table = torch.from_numpy(rows.block_table[rows.slots[row]])
             blocks, offsets = table[positions // block_size].long(), positions % block_size
-            self._pages[blocks, 0, :, offsets] = key[packed]
-            self._pages[blocks, 1, :, offsets] = value[packed]
+            self._pages[blocks, 0, :, offsets] = self._as_rows(key[packed])
+            self._pages[blocks, 1, :, offsets] = self._as_rows(value[packed])
 
     def rotate_and_write(
         self,
@@ -92,7 +112,8 @@ class PlainLayer:
         eps: float = 0.0,
     ) -> None:
         """See `LayerAttention`."""
-        num_kv_heads, head_dim = self._pages.shape[2], self._pages.shape[4]
+        num_kv_heads = self._pages.shape[2]
+        head_dim = qkv.shape[1] // (self._num_heads + 2 * num_kv_heads)
         heads = qkv.view(len(qkv), -1, head_dim)
         query, key, value = heads.split([self._num_heads, num_kv_heads, num_kv_heads], 1)
         positions = torch.empty(len(qkv), dtype=torch.int64)
@@ -115,7 +136,7 @@ class PlainLayer:
             table = torch.from_numpy(rows.block_table[rows.slots[row]])
             blocks, offsets = table[seen // block_size].long(), seen % block_size
             keys, values = (
-                self._pages[blocks, kv, :, offsets].float().repeat_interleave(group, 1)
+                self._as_numbers(self._pages[blocks, kv, :, offsets]).repeat_interleave(group, 1)
                 for kv in (0, 1)
             )
             scores = torch.einsum("nhd,khd->hnk", query[packed].float(), keys) * self._scaling
@@ -130,6 +151,28 @@ class PlainLayer:
                 scores = torch.cat([scores, sinks], -1)
             weights = scores.softmax(-1)[..., : len(seen)]
             out[packed] = torch.einsum("hnk,khd->nhd", weights, values).to(out.dtype)
+
+    def _as_rows(self, x: Tensor) -> Tensor:
+        """Keys or values as the pages hold them."""
+        if self._pages.dtype is not torch.int8:
+            return x
+        whole, scales = _quantise(x)
+        return torch.cat([whole.char(), scales.contiguous().view(torch.int8)], -1)
+
+    def _as_numbers(self, rows: Tensor) -> Tensor:
+        """Keys or values in float32."""
+        if self._pages.dtype is not torch.int8:
+            return rows.float()
+        scales = rows[..., -SCALE_BYTES:].contiguous().view(torch.float32)
+        return rows[..., :-SCALE_BYTES] * scales
+
+
+def _quantise(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Whole numbers and the scale [..., 1] of each row; both 0 or NaN where a row has no other."""
+    greatest = x.float().abs().amax(-1, keepdim=True)
+    whole = torch.round(x.float() * (127 / greatest))
+    scales = torch.where(torch.isfinite(greatest), greatest / 127, torch.nan)
+    return torch.where(scales > 0, whole, 0), scales
 
 
 def _span(rows: StepRows, row: int) -> tuple[slice, Tensor]:

@@ -74,11 +74,11 @@ INLINE int64_t first_key(const Layer *layer, int64_t position) {
 }
 
 /* The tile of the item's keys from position `low` on. */
-INLINE void find_keys(const Call *call, const Item *item, int64_t low, Tile *tile, int64_t size) {
+INLINE void find_keys(const Call *call, const Item *item, int64_t low, Tile *tile) {
   const Layer *layer = call->layer;
   const int32_t *blocks =
       call->rows->block_table + call->rows->slots[item->row] * call->rows->table_stride;
-  const int64_t block_size = layer->block_size, row_bytes = layer->head_dim * size;
+  const int64_t block_size = layer->block_size, row_bytes = layer->row_bytes;
   tile->to_value = layer->num_kv_heads * block_size * row_bytes;
   tile->count = (int)smaller(item->high - low, KEYS);
   int64_t column = low / block_size, offset = low % block_size;
@@ -93,11 +93,18 @@ INLINE void find_keys(const Call *call, const Item *item, int64_t low, Tile *til
     tile->keys[i] = tile->keys[tile->count - 1];
 }
 
+/* Whether rows take dot products with 8-bit keys as they lie. */
+INLINE bool reads_int8(const Call *call, const Item *item, bool is_int8) {
+  return is_int8 && item->last - item->first < BLOCK_ROWS && call->pad == call->layer->head_dim;
+}
+
 /* The queries of one of the item's heads, zeros behind; in bfloat16 where the processor multiplies
  * it, else float32. */
-INLINE void load_queries(const Call *call, const Item *item, int64_t kv_head, char *to, bool half) {
+INLINE void load_queries(const Call *call, const Item *item, int64_t kv_head, char *to, bool half,
+                         bool is_wide) {
   const int64_t dim = call->layer->head_dim, pad = call->pad, size = half ? 2 : 4;
-  const int64_t count = item->last - item->first, width = half && HAS_BF16_DOT ? 2 : 4;
+  const int64_t count = item->last - item->first;
+  const int64_t width = half && HAS_BF16_DOT && !is_wide ? 2 : 4;
   memset(to, 0, height_of(count) * pad * width);
   for (int64_t i = 0; i < count; i++, to += pad * width) {
     const int64_t flat = item->first + i, head = kv_head * call->group + flat % call->group;
@@ -119,12 +126,15 @@ INLINE void rescale(float *out, int64_t pad, float factor) {
       store(out + d, load(out + d) * factor);
 }
 
-/* Products become weights; `first .. last - 1` of the tile are seen. Returns the factor of what was
- * summed before. */
+/* Products become weights; `first .. last - 1` of the tile are seen. `scales`, or NULL: what keys
+ * and values are to be multiplied with. Returns the factor of what was summed before. */
 INLINE float weigh(float *scores, int64_t first, int64_t last, int count, const Layer *layer,
-                   float *greatest, float *sum) {
+                   const Scales *scales, float *greatest, float *sum) {
   const float scale = layer->scaling * LOG2_E, cap = layer->softcap;
   const int width = (count + LANES - 1) / LANES * LANES;
+  if (scales)
+    for (int t = 0; t < width; t += LANES)
+      store(scores + t, load(scores + t) * load(scales->keys + t));
   if (cap != 0.0f) {
     for (int t = 0; t < width; t += LANES)
       store(scores + t, tanh_of(load(scores + t) * (layer->scaling / cap)) * (cap * LOG2_E));
@@ -144,7 +154,7 @@ INLINE float weigh(float *scores, int64_t first, int64_t last, int count, const 
   vec total = {0};
   for (int t = 0; t < width; t += LANES) {
     vec weights = exp2_of(load(scores + t) - risen);
-    store(scores + t, weights);
+    store(scores + t, scales ? weights * load(scales->values + t) : weights);
     total += weights;
   }
   *greatest = risen;
@@ -162,23 +172,23 @@ INLINE void seen_range(const Call *call, const Item *item, int64_t row, int64_t 
 
 /* Few rows: each by itself. */
 INLINE void attend_dots(const Call *call, const Item *item, Head head, View view, View ahead,
-                        int64_t low, Scratch *scratch, bool half) {
-  const int64_t pad = call->pad, query_bytes = pad * (half && HAS_BF16_DOT ? 2 : 4);
+                        int64_t low, Scratch *scratch, const Scales *scales, Kind kind) {
+  const int64_t pad = call->pad, query_bytes = pad * (kind == BFLOAT16 && HAS_BF16_DOT ? 2 : 4);
   const int count = view.tile->count;
   for (int64_t i = 0; i < item->last - item->first; i++) {
     int64_t first, last;
-    dot_keys(head.query + i * query_bytes, view, ahead, pad, scratch->scores, half);
+    dot_keys(head.query + i * query_bytes, view, ahead, pad, scratch->scores, kind);
     seen_range(call, item, item->first + i, low, count, &first, &last);
     rescale(head.out + i * pad, pad,
-            weigh(scratch->scores, first, last, count, call->layer, head.greatest + i,
+            weigh(scratch->scores, first, last, count, call->layer, scales, head.greatest + i,
                   head.sum + i));
-    add_values(head.out + i * pad, pad, scratch->scores, view, ahead, 1, half);
+    add_values(head.out + i * pad, pad, scratch->scores, view, ahead, 1, kind);
   }
 }
 
 /* More rows: both products as matrices. */
 INLINE void attend_matrix(const Call *call, const Item *item, Head head, View view, View ahead,
-                          int64_t low, Scratch *scratch, bool half) {
+                          int64_t low, Scratch *scratch, const Scales *scales, bool half) {
   const int64_t pad = call->pad, num_rows = item->last - item->first;
   const int64_t words = half && HAS_BF16_DOT ? pad / 2 : pad;
   const int count = view.tile->count, width = (count + LANES - 1) / LANES * LANES;
@@ -190,13 +200,13 @@ INLINE void attend_matrix(const Call *call, const Item *item, Head head, View vi
     int64_t first, last;
     seen_range(call, item, item->first + i, low, count, &first, &last);
     rescale(head.out + i * pad, pad,
-            weigh(scratch->scores + i * KEYS, first, last, count, call->layer, head.greatest + i,
-                  head.sum + i));
+            weigh(scratch->scores + i * KEYS, first, last, count, call->layer, scales,
+                  head.greatest + i, head.sum + i));
   }
   if (num_rows <= FEW_ROWS) {
     for (int64_t i = 0; i < num_rows; i += BLOCK_ROWS)
       add_values(head.out + i * pad, pad, scratch->scores + i * KEYS, view, ahead,
-                 BLOCK_ROWS, half);
+                 BLOCK_ROWS, half ? BFLOAT16 : FLOAT32);
     return;
   }
   for (int t = 0; t < count; t++)
@@ -221,7 +231,7 @@ INLINE void write_row(const Call *call, int64_t row, int64_t kv_head, int64_t fl
 
 /* Head `index` of an item. */
 INLINE Head start_head(const Call *call, const Item *item, int64_t index, Scratch *scratch,
-                       bool half) {
+                       bool half, bool is_int8) {
   const int64_t count = item->last - item->first, first_row = index * height_of(count);
   const float *sinks = item->takes_sinks ? call->layer->sinks : NULL;
   const Head head = {
@@ -230,7 +240,8 @@ INLINE Head start_head(const Call *call, const Item *item, int64_t index, Scratc
       .greatest = scratch->greatest + first_row,
       .sum = scratch->sum + first_row,
   };
-  load_queries(call, item, item->first_head + index, (char *)head.query, half);
+  load_queries(call, item, item->first_head + index, (char *)head.query, half,
+               reads_int8(call, item, is_int8));
   memset(head.out, 0, height_of(count) * call->pad * sizeof(float));
   for (int64_t i = 0; i < count; i++) {
     const int64_t query_head =
@@ -256,37 +267,47 @@ INLINE void finish_head(const Call *call, const Item *item, int64_t index, Head 
   }
 }
 
-INLINE void attend_item(const Call *call, const Item *item, bool half) {
+INLINE void attend_item(const Call *call, const Item *item, bool half, bool is_int8) {
   Scratch scratch;
+  Scales room;
   Tile tile, next, padded;
   Head heads[ROWS];
   const Layer *layer = call->layer;
-  const int64_t size = half ? 2 : 4, row_bytes = layer->head_dim * size;
+  Scales *scales = is_int8 ? &room : NULL;
+  const int64_t row_bytes = layer->row_bytes;
   const int64_t head_bytes = layer->block_size * row_bytes;
-  find_keys(call, item, item->low, &next, size);
+  find_keys(call, item, item->low, &next);
   for (int i = 0; i < next.count; i++) {
     prefetch_row(next.keys[i], row_bytes);
     prefetch_row(next.keys[i] + next.to_value, row_bytes);
   }
   for (int64_t i = 0; i < item->num_heads; i++)
-    heads[i] = start_head(call, item, i, &scratch, half);
+    heads[i] = start_head(call, item, i, &scratch, half, is_int8);
   for (int64_t low = item->low; low < item->high; low += KEYS) {
     tile = next;
     if (low + KEYS < item->high)
-      find_keys(call, item, low + KEYS, &next, size);
+      find_keys(call, item, low + KEYS, &next);
     for (int64_t i = 0; i < item->num_heads; i++) {
       View view = {.tile = &tile, .shift = i * head_bytes};
       View ahead = {.tile = &next};
       if (i + 1 < item->num_heads)
         ahead = (View){.tile = &tile, .shift = (i + 1) * head_bytes};
-      if (call->pad != layer->head_dim) {
-        pad_tile(view, row_bytes, call->pad * size, (char *)scratch.padded, &padded);
+      if (reads_int8(call, item, is_int8)) {
+        load_scales(view, layer->head_dim, scales);
+        attend_dots(call, item, heads[i], view, ahead, low, &scratch, scales, INT8);
+        continue;
+      }
+      if (is_int8)
+        load_scales(view, layer->head_dim, scales);
+      if (is_int8 || call->pad != layer->head_dim) {
+        copy_tile(view, layer->head_dim, call->pad, (char *)scratch.padded, &padded, is_int8, half);
         view = (View){.tile = &padded};
       }
       if (item->last - item->first < BLOCK_ROWS)
-        attend_dots(call, item, heads[i], view, ahead, low, &scratch, half);
+        attend_dots(call, item, heads[i], view, ahead, low, &scratch, scales,
+                    half ? BFLOAT16 : FLOAT32);
       else
-        attend_matrix(call, item, heads[i], view, ahead, low, &scratch, half);
+        attend_matrix(call, item, heads[i], view, ahead, low, &scratch, scales, half);
     }
   }
   for (int64_t i = 0; i < item->num_heads; i++)
@@ -378,8 +399,16 @@ static int64_t list_items(const Call *call, Item *items, float *partial) {
   return count;
 }
 
-static void attend_item_bf16(const Call *call, const Item *item) { attend_item(call, item, true); }
-static void attend_item_f32(const Call *call, const Item *item) { attend_item(call, item, false); }
+static void attend_item_of(const Call *call, const Item *item) {
+  if (call->layer->is_bf16 && call->layer->is_int8)
+    attend_item(call, item, true, true);
+  else if (call->layer->is_bf16)
+    attend_item(call, item, true, false);
+  else if (call->layer->is_int8)
+    attend_item(call, item, false, true);
+  else
+    attend_item(call, item, false, false);
+}
 
 /* query and out [tokens, heads, head_dim]. Returns 0; -1: out of memory. */
 int EXPORT(attend)(const Layer *layer, const Rows *rows, const void *query, int64_t query_token,
@@ -402,12 +431,8 @@ int EXPORT(attend)(const Layer *layer, const Rows *rows, const void *query, int6
 #pragma omp parallel if (extent.work >= MIN_PARALLEL_WORK && count > 1)
   {
 #pragma omp for schedule(dynamic, 1)
-    for (int64_t i = 0; i < count; i++) {
-      if (layer->is_bf16)
-        attend_item_bf16(&call, items + i);
-      else
-        attend_item_f32(&call, items + i);
-    }
+    for (int64_t i = 0; i < count; i++)
+      attend_item_of(&call, items + i);
     if (extent.num_floats) {
 #pragma omp for schedule(static)
       for (int64_t i = 0; i < count; i++) {

@@ -16,8 +16,9 @@ typedef struct {
   int64_t num_rows;
 } Rows;
 
-/* One layer: `pages` [blocks, 2, num_kv_heads, block_size, head_dim]. `window` 0, `softcap` 0 and
- * `sinks` NULL mean off. */
+/* One layer: `pages` [blocks, 2, num_kv_heads, block_size], each a row of `row_bytes`: head_dim
+ * numbers of the type of queries, or 8-bit integers with a float32 scale behind them. `window` 0,
+ * `softcap` 0 and `sinks` NULL mean off. */
 typedef struct {
   void *pages;
   const float *sinks;
@@ -29,6 +30,8 @@ typedef struct {
   float scaling;
   float softcap;
   int64_t is_bf16;
+  int64_t is_int8; /* keys and values */
+  int64_t row_bytes;
 } Layer;
 
 /* Compiled once per instruction set; the name carries it. */

@@ -4,7 +4,7 @@
 #ifndef PENSTOCK_KEY_TILE_H
 #define PENSTOCK_KEY_TILE_H
 
-#include "simd.h"
+#include "int8_row.h"
 
 enum {
   KEYS = 64,      /* keys of a tile */
@@ -41,43 +41,88 @@ INLINE void prefetch_row(const char *row, int64_t row_bytes) {
     __builtin_prefetch(row + at, 0, 2 /* to the second cache */);
 }
 
-/* Rows of a head size that the inner loops do not step over evenly: a copy with zeros behind. */
-INLINE void pad_tile(View view, int64_t row_bytes, int64_t padded_bytes, char *room, Tile *padded) {
-  padded->count = view.tile->count;
-  padded->to_value = KEYS * padded_bytes;
+/* Scales of a tile's keys and values in 8 bits; the last ones are repeated. */
+typedef struct {
+  float keys[KEYS] __attribute__((aligned(64)));
+  float values[KEYS] __attribute__((aligned(64)));
+} Scales;
+
+INLINE void load_scales(View view, int64_t dim, Scales *scales) {
   for (int i = 0; i < KEYS; i++) {
-    char *key = room + smaller(i, padded->count - 1) * padded_bytes;
-    padded->keys[i] = key;
-    if (i >= padded->count)
-      continue;
-    memcpy(key, key_at(view, i), row_bytes);
-    memset(key + row_bytes, 0, padded_bytes - row_bytes);
-    memcpy(key + padded->to_value, value_at(view, i), row_bytes);
-    memset(key + padded->to_value + row_bytes, 0, padded_bytes - row_bytes);
+    memcpy(scales->keys + i, key_at(view, i) + dim, sizeof(float));
+    memcpy(scales->values + i, value_at(view, i) + dim, sizeof(float));
   }
 }
 
-INLINE vec dot_step(vec sum, const void *a, const void *b, int64_t index, bool half) {
+/* Whole numbers of 8 bits, which are exact in either type. */
+INLINE void store_whole(char *to, int64_t index, vec x, bool half) {
+  if (half) {
+    const hvec narrow = __builtin_convertvector((uvec)x >> 16, hvec);
+    memcpy((bf16 *)to + index, &narrow, sizeof narrow);
+  } else {
+    store((float *)to + index, x);
+  }
+}
+
+/* One key or value of `dim` elements as the inner loops want it, zeros behind. */
+INLINE void copy_row(const char *from, int64_t dim, int64_t pad, char *to, bool is_int8,
+                     bool half) {
+  const int64_t size = half ? 2 : 4;
+  if (is_int8)
+    for (int64_t d = 0; d < dim; d += LANES)
+      store_whole(to, d, load_int8((const int8_t *)from + d), half);
+  else
+    memcpy(to, from, dim * size);
+  memset(to + dim * size, 0, (pad - dim) * size);
+}
+
+/* A copy for rows that the inner loops do not read as they lie: those in 8 bits, and those of a
+ * head size that they do not step over evenly. */
+INLINE void copy_tile(View view, int64_t dim, int64_t pad, char *room, Tile *copy, bool is_int8,
+                      bool half) {
+  const int64_t row_bytes = pad * (half ? 2 : 4);
+  copy->count = view.tile->count;
+  copy->to_value = KEYS * row_bytes;
+  for (int i = 0; i < KEYS; i++) {
+    copy->keys[i] = room + smaller(i, copy->count - 1) * row_bytes;
+    if (i >= copy->count)
+      continue;
+    copy_row(key_at(view, i), dim, pad, room + i * row_bytes, is_int8, half);
+    copy_row(value_at(view, i), dim, pad, room + i * row_bytes + copy->to_value, is_int8, half);
+  }
+}
+
+/* What keys and values are in. */
+typedef enum { FLOAT32, BFLOAT16, INT8 } Kind;
+
+INLINE int size_of(Kind kind) { return kind == INT8 ? 1 : kind == BFLOAT16 ? 2 : 4; }
+
+INLINE vec load_kind(const void *from, int64_t index, Kind kind) {
+  return kind == INT8 ? load_int8((const int8_t *)from + index)
+                      : load_any(from, index, kind == BFLOAT16);
+}
+
+INLINE vec dot_step(vec sum, const void *a, const void *b, int64_t index, Kind kind) {
 #if defined(__AVX512BF16__)
-  if (half)
+  if (kind == BFLOAT16)
     return (vec)_mm512_dpbf16_ps((__m512)sum, (__m512bh)_mm512_loadu_si512((const bf16 *)a + index),
                                  (__m512bh)_mm512_loadu_si512((const bf16 *)b + index));
 #endif
-  return sum + load((const float *)a + index) * load_any(b, index, half);
+  return sum + load((const float *)a + index) * load_kind(b, index, kind);
 }
 
 /* One row's products with the tile's keys. */
 INLINE void dot_keys(const void *query, View view, View ahead, int64_t pad, float *scores,
-                     bool half) {
-  const int64_t step = half && HAS_BF16_DOT ? 2 * LANES : LANES;
+                     Kind kind) {
+  const int64_t step = kind == BFLOAT16 && HAS_BF16_DOT ? 2 * LANES : LANES;
   for (int t = 0; t < view.tile->count; t += LANES) {
     vec sums[LANES] = {{0}};
     for (int i = 0; i < LANES; i++)
-      prefetch_row(key_at(ahead, t + i), pad * (half ? 2 : 4));
+      prefetch_row(key_at(ahead, t + i), pad * size_of(kind));
     for (int64_t d = 0; d < pad; d += step)
 #pragma GCC unroll 16
       for (int i = 0; i < LANES; i++)
-        sums[i] = dot_step(sums[i], query, key_at(view, t + i), d, half);
+        sums[i] = dot_step(sums[i], query, key_at(view, t + i), d, kind);
     store(scores + t, sum_rows(sums));
   }
 }
@@ -85,7 +130,7 @@ INLINE void dot_keys(const void *query, View view, View ahead, int64_t pad, floa
 /* out [num_rows, pad] += weights [num_rows, KEYS] times values; `num_vectors` vectors of it. */
 INLINE void add_columns(float *out, int64_t pad, const float *weights, View view,
                         View ahead, const int num_rows, const int num_vectors, int64_t d,
-                        bool half) {
+                        Kind kind) {
   vec sums[BLOCK_ROWS][4];
   for (int i = 0; i < num_rows; i++)
     for (int j = 0; j < num_vectors; j++)
@@ -93,10 +138,10 @@ INLINE void add_columns(float *out, int64_t pad, const float *weights, View view
   for (int t = 0; t < view.tile->count; t++) {
     const char *value = value_at(view, t);
     if (d == 0)
-      prefetch_row(value_at(ahead, t), pad * (half ? 2 : 4));
+      prefetch_row(value_at(ahead, t), pad * size_of(kind));
 #pragma GCC unroll 4
     for (int j = 0; j < num_vectors; j++) {
-      const vec column = load_any(value, d + j * LANES, half);
+      const vec column = load_kind(value, d + j * LANES, kind);
 #pragma GCC unroll 4
       for (int i = 0; i < num_rows; i++)
         sums[i][j] += weights[i * KEYS + t] * column;
@@ -108,12 +153,12 @@ INLINE void add_columns(float *out, int64_t pad, const float *weights, View view
 }
 
 INLINE void add_values(float *out, int64_t pad, const float *weights, View view, View ahead,
-                       const int num_rows, bool half) {
+                       const int num_rows, Kind kind) {
   int64_t d = 0;
   for (; d + 4 * LANES <= pad; d += 4 * LANES)
-    add_columns(out, pad, weights, view, ahead, num_rows, 4, d, half);
+    add_columns(out, pad, weights, view, ahead, num_rows, 4, d, kind);
   for (; d < pad; d += 2 * LANES)
-    add_columns(out, pad, weights, view, ahead, num_rows, 2, d, half);
+    add_columns(out, pad, weights, view, ahead, num_rows, 2, d, kind);
 }
 
 /* Transposes the tile's keys: [pad / 2, KEYS] pairs of bfloat16 where the processor multiplies

@@ -1,5 +1,6 @@
 /* New keys and values into the pages, rotated on the way where the caller wants it. */
 #include "kernels.h"
+#include "int8_row.h"
 #include "norm.h"
 
 enum { MAX_DIM = 512, SPAN = 16 /* tokens that one thread takes at once */ };
@@ -17,8 +18,7 @@ INLINE char *place_of(const Layer *layer, const Rows *rows, Place place) {
   const int64_t position = rows->starts[place.row] + place.token;
   const int64_t block = blocks[position / layer->block_size];
   const int64_t line = block * 2 * layer->num_kv_heads * layer->block_size;
-  return (char *)layer->pages + (line + position % layer->block_size) * layer->head_dim *
-                                    (layer->is_bf16 ? 2 : 4);
+  return (char *)layer->pages + (line + position % layer->block_size) * layer->row_bytes;
 }
 
 /* Token `index` of all rows, counted row by row. */
@@ -42,14 +42,25 @@ static int64_t count_tokens(const Rows *rows) {
   return count;
 }
 
+/* One head's key or value as the pages hold it. */
+INLINE void write_head(const Layer *layer, const char *from, char *to, bool half) {
+  const int64_t dim = layer->head_dim;
+  if (!layer->is_int8) {
+    memcpy(to, from, layer->row_bytes);
+    return;
+  }
+  const float scale = quantise_row(from, dim, 0, (uint8_t *)to, half);
+  memcpy(to + dim, &scale, sizeof scale);
+}
+
 /* One token's keys and values, each [num_kv_heads, head_dim]. */
 INLINE void write_token(const Layer *layer, const char *key, int64_t key_head, const char *value,
-                        int64_t value_head, char *to) {
-  const int64_t bytes = layer->is_bf16 ? 2 : 4, row_bytes = layer->head_dim * bytes;
+                        int64_t value_head, char *to, bool half) {
+  const int64_t bytes = half ? 2 : 4, head_bytes = layer->block_size * layer->row_bytes;
   for (int64_t head = 0; head < layer->num_kv_heads; head++) {
-    memcpy(to + head * layer->block_size * row_bytes, key + head * key_head * bytes, row_bytes);
-    memcpy(to + (layer->num_kv_heads + head) * layer->block_size * row_bytes,
-           value + head * value_head * bytes, row_bytes);
+    write_head(layer, key + head * key_head * bytes, to + head * head_bytes, half);
+    write_head(layer, value + head * value_head * bytes,
+               to + (layer->num_kv_heads + head) * head_bytes, half);
   }
 }
 
@@ -63,8 +74,8 @@ void EXPORT(write)(const Layer *layer, const Rows *rows, const char *key, int64_
     Place place = find_place(rows, first);
     for (int64_t i = first; i < first + SPAN && i < total; i++, next_place(rows, &place)) {
       const int64_t packed = rows->first_tokens[place.row] + place.token;
-      write_token(layer, key + packed * key_token * bytes, key_head,
-                  value + packed * value_token * bytes, value_head, place_of(layer, rows, place));
+      BY_TYPE(layer->is_bf16, write_token, layer, key + packed * key_token * bytes, key_head,
+              value + packed * value_token * bytes, value_head, place_of(layer, rows, place));
     }
   }
 }
@@ -105,17 +116,18 @@ INLINE void rotate_head(const void *head, const void *norm, float eps, int64_t d
 INLINE void rotate_token(const Layer *layer, const Rotary *rotary, int64_t position, char *qkv,
                          const void *query_norm, const void *key_norm, float eps, char *to,
                          bool half) {
-  const int64_t dim = layer->head_dim, row_bytes = dim * (half ? 2 : 4);
+  const int64_t dim = layer->head_dim, bytes = dim * (half ? 2 : 4);
   const int64_t num_heads = layer->num_heads, num_kv_heads = layer->num_kv_heads;
-  for (int64_t i = 0; i < num_heads; i++, qkv += row_bytes)
+  const int64_t head_bytes = layer->block_size * layer->row_bytes;
+  char turned[4 * MAX_DIM];
+  for (int64_t i = 0; i < num_heads; i++, qkv += bytes)
     rotate_head(qkv, query_norm, eps, dim, rotary, position, qkv, half);
-  for (int64_t i = 0; i < num_kv_heads; i++)
-    rotate_head(qkv + i * row_bytes, key_norm, eps, dim, rotary, position,
-                to + i * layer->block_size * row_bytes, half);
-  const char *values = qkv + num_kv_heads * row_bytes;
-  for (int64_t i = 0; i < num_kv_heads; i++)
-    memcpy(to + (num_kv_heads + i) * layer->block_size * row_bytes, values + i * row_bytes,
-           row_bytes);
+  for (int64_t i = 0; i < num_kv_heads; i++, qkv += bytes) {
+    rotate_head(qkv, key_norm, eps, dim, rotary, position, turned, half);
+    write_head(layer, turned, to + i * head_bytes, half);
+  }
+  for (int64_t i = 0; i < num_kv_heads; i++, qkv += bytes)
+    write_head(layer, qkv, to + (num_kv_heads + i) * head_bytes, half);
 }
 
 /* qkv [tokens, (heads + 2 * key heads) * head_dim]: queries normed and rotated in place, keys so

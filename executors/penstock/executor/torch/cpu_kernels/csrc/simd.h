@@ -17,8 +17,11 @@
 #define LANES 4
 #endif
 
-#if defined(__AVX512BF16__)
+#if defined(__x86_64__)
 #include <immintrin.h>
+#endif
+
+#if defined(__AVX512BF16__)
 #define HAS_BF16_DOT true
 #else
 #define HAS_BF16_DOT false

@@ -1,6 +1,10 @@
 /* Which of the compiled instruction sets this processor and its operating system run. */
 #include <string.h>
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
 /* Of the sources that this was compiled from. */
 __attribute__((visibility("default"))) const char penstock_source_digest[] = SOURCE_DIGEST;
 
@@ -18,7 +22,18 @@ __attribute__((visibility("default"))) int penstock_supports(const char *set) {
   if (strcmp(set, "avx512") == 0)
     return has_avx512;
   if (strcmp(set, "avx512_bf16") == 0)
-    return has_avx512 && __builtin_cpu_supports("avx512bf16");
+    return has_avx512 && __builtin_cpu_supports("avx512bf16") &&
+           __builtin_cpu_supports("avx512vnni");
+#endif
+  return 0;
+}
+
+/* Whether the processor multiplies tiles of bfloat16 (AMX). */
+__attribute__((visibility("default"))) int penstock_has_tiles(void) {
+#if defined(__x86_64__)
+  unsigned a, b, c, d;
+  if (__get_cpuid_count(7, 0, &a, &b, &c, &d))
+    return d >> 22 & 1;
 #endif
   return 0;
 }

@@ -1,0 +1,184 @@
+"""One engine of `cpu_peers.py`, in an interpreter of its own.
+
+    cpu_peer_side.py ENGINE MODEL THREADS OPTIONS FD
+
+ENGINE: penstock, vllm or openvino; OPTIONS: JSON, what the engine is built with. Reads a run from a
+line of stdin, {"prompts": [[token, ...]], "num_new": n, "concurrency": n}, and writes its times to
+the descriptor FD. Imports nothing of Penstock for others, whose environments lack it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+MAX_LENGTH = 1024
+BUDGET = 2048
+"""Tokens in one step at most, for all of them."""
+NUM_SLOTS = 64
+
+Progress = Iterator[tuple[int, int, bool]]
+"""Key, new tokens, and whether it is done, of each request that went on in a step."""
+
+
+class Vllm:
+    """Its engine by hand, without its server."""
+
+    def __init__(self, model: str, threads: int, options: dict[str, Any]) -> None:
+        os.environ.update(
+            VLLM_CPU_OMP_THREADS_BIND=f"0-{threads - 1}",
+            VLLM_CPU_KVCACHE_SPACE="2",
+            VLLM_NO_USAGE_STATS="1",
+            VLLM_LOGGING_LEVEL="ERROR",
+            HF_HUB_OFFLINE="1",
+        )
+        import vllm
+
+        self._params = vllm.SamplingParams
+        self._engine = vllm.LLM(
+            model=model,
+            dtype="bfloat16",
+            max_model_len=MAX_LENGTH,
+            max_num_seqs=NUM_SLOTS,
+            max_num_batched_tokens=BUDGET,
+            enable_prefix_caching=False,
+            **options,
+        ).llm_engine
+        self._seen: dict[str, int] = {}
+
+    def add(self, key: int, prompt: list[int], num_new: int) -> None:
+        params = self._params(max_tokens=num_new, ignore_eos=True, temperature=0, detokenize=False)
+        self._engine.add_request(str(key), {"prompt_token_ids": prompt}, params)
+        self._seen[str(key)] = 0
+
+    def step(self) -> Progress:
+        for output in self._engine.step():
+            count = len(output.outputs[0].token_ids)
+            num_new, self._seen[output.request_id] = count - self._seen[output.request_id], count
+            yield int(output.request_id), num_new, output.finished
+
+
+class OpenVino:
+    """GenAI's pipeline of continuous batching, in process."""
+
+    def __init__(self, model: str, threads: int, options: dict[str, Any]) -> None:
+        import numpy as np
+        import openvino
+        import openvino_genai as genai
+
+        self._array = lambda prompt: openvino.Tensor(np.array([prompt], dtype=np.int64))
+        self._config = genai.GenerationConfig
+        self._finished = genai.GenerationStatus.FINISHED
+        scheduling = genai.SchedulerConfig()
+        scheduling.cache_size = 2
+        scheduling.max_num_batched_tokens = BUDGET
+        scheduling.max_num_seqs = NUM_SLOTS
+        scheduling.enable_prefix_caching = False
+        wishes = {"INFERENCE_PRECISION_HINT": "bf16", "INFERENCE_NUM_THREADS": threads, **options}
+        self._pipe = genai.ContinuousBatchingPipeline(model, scheduling, "CPU", wishes)
+        self._handles: dict[int, Any] = {}
+
+    def add(self, key: int, prompt: list[int], num_new: int) -> None:
+        config = self._config()
+        config.max_new_tokens, config.ignore_eos, config.do_sample = num_new, True, False
+        config.eos_token_id = 2
+        self._handles[key] = self._pipe.add_request(key, self._array(prompt), config)
+
+    def step(self) -> Progress:
+        self._pipe.step()
+        for key, handle in list(self._handles.items()):
+            num_new = 0
+            while handle.can_read():
+                num_new += sum(len(part.generated_ids) for part in handle.read().values())
+            is_done = handle.get_status() == self._finished
+            if is_done:
+                del self._handles[key]
+            if num_new or is_done:
+                yield key, num_new, is_done
+
+
+class Penstock:
+    """Scheduler and embedded executor, without the service."""
+
+    def __init__(self, model: str, threads: int, options: dict[str, Any]) -> None:
+        from pathlib import Path
+
+        import torch
+
+        from engine_cpu import EngineRun
+        from penstock.executor.config import ExecutorConfig
+        from penstock.executor.torch.create import create_torch_executor
+
+        torch.set_num_threads(threads)
+        config = ExecutorConfig(
+            model_path=Path(model),
+            max_num_seqs=NUM_SLOTS,
+            max_seq_len=MAX_LENGTH,
+            kv_cache_bytes=2 << 30,
+            **options,
+        )
+        self._run = EngineRun(create_torch_executor(config), BUDGET)
+        self._first = 0
+        self._keys: dict[int, int] = {}
+
+    def add(self, key: int, prompt: list[int], num_new: int) -> None:
+        self._keys[self._run.submit(prompt, num_new)] = key
+
+    def step(self) -> Progress:
+        events = self._run.engine.step()
+        ended = {end.key for end in events.ends}
+        for key in events.keys.tolist():
+            yield self._keys[key], 1, key in ended
+
+
+def closed_loop(engine: Any, run: dict[str, Any]) -> dict[str, Any]:
+    """All prompts, so many at a time; seconds to first tokens and between tokens."""
+    waiting = list(enumerate(run["prompts"]))[::-1]
+    submitted: dict[int, float] = {}
+    last: dict[int, float] = {}
+    ttft: list[float] = []
+    itl: list[float] = []
+    num_tokens, start = 0, time.perf_counter()
+    while waiting or submitted:
+        while waiting and len(submitted) < run["concurrency"]:
+            key, prompt = waiting.pop()
+            engine.add(key, prompt, run["num_new"])
+            submitted[key] = time.perf_counter()
+        progress = list(engine.step())
+        now = time.perf_counter()
+        for key, num_new, is_done in progress:
+            num_tokens += num_new
+            if num_new:
+                (itl if key in last else ttft).append(now - last.get(key, submitted[key]))
+                last[key] = now
+            if is_done:
+                del submitted[key]
+    seconds = time.perf_counter() - start
+    return {"tokens_per_s": num_tokens / seconds, "ttft": ttft, "itl": itl}
+
+
+ENGINES: dict[str, Callable[[str, int, dict[str, Any]], Any]] = {
+    "penstock": Penstock,
+    "vllm": Vllm,
+    "openvino": OpenVino,
+}
+
+
+def main() -> None:
+    """Serve runs until stdin ends."""
+    if len(sys.argv) != 6:
+        raise SystemExit(__doc__)
+    name, model, threads, options, descriptor = sys.argv[1:]
+    with os.fdopen(int(descriptor), "w") as answers:
+        engine = ENGINES[name](model, int(threads), json.loads(options))
+        print(json.dumps({"ready": name}), file=answers, flush=True)
+        for line in sys.stdin:
+            print(json.dumps(closed_loop(engine, json.loads(line))), file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,31 @@
+"""A linear layer of the fused step over weights that our own kernels multiply.
+
+Owns nothing but the call: the kernels compute, `PackedMatrix` holds.
+"""
+
+import torch
+from torch import Tensor
+
+from penstock.executor.torch.cpu_kernels.kernels import Kernels
+from penstock.executor.torch.cpu_kernels.packed_matrix import PackedMatrix
+
+
+class PackedLinear:
+    """x @ weight^T + bias, of weights in `dtype`; the weight itself is not kept."""
+
+    def __init__(
+        self, kernels: Kernels, weight: Tensor, bias: Tensor | None, dtype: torch.dtype
+    ) -> None:
+        self._multiply = kernels.int8_linear if dtype is torch.int8 else kernels.bf16_linear
+        self._matrix = PackedMatrix(weight, bias, dtype)
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of the matrix."""
+        return self._matrix.num_bytes
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x [rows, in]; returns [rows, out]."""
+        out = x.new_empty((len(x), self._matrix.num_outputs))
+        self._multiply(x, self._matrix, out)
+        return out

@@ -1,0 +1,232 @@
+/* Products of a step's rows with a packed matrix of weights: in 8 bits, rows too, each with a scale
+ * of its own (sums are whole numbers), or in bfloat16. A row's result depends on nothing but the
+ * row. For few rows the speed of memory counts: a panel of columns is read from end to end. */
+#include "int8_row.h"
+#include "kernels.h"
+
+#include <stdlib.h>
+
+enum {
+  PANEL = 64, /* columns that lie together: [depth / GROUP, PANEL, GROUP] */
+  GROUP = 4,  /* bytes of depth that one instruction multiplies and adds */
+  ZERO = 128, /* what stands for 0 in a row of 8 bits: one factor of the instruction is unsigned */
+  WIDE = LANES == 16 ? 4 : 2, /* vectors of columns that the inner loop takes at once */
+  HEIGHT = LANES == 16 ? 6 : 3,
+  AHEAD = 4096, /* bytes of a panel to ask for: memory is slower than the products of few rows */
+  FEW_ROWS = 16,
+  PANELS_OF_FEW_ROWS = 4, /* at once: each takes a microsecond or two */
+  ROWS = 96, /* rows of an item: with a panel they fit into the second cache */
+};
+static const int64_t MIN_PARALLEL_WORK = 1 << 21;
+
+/* `depth`, in bytes, and `columns` of the packed matrix: multiples of GROUP and PANEL. `offsets`
+ * and `scales` of 8 bits, else NULL; `bias` or NULL. */
+typedef struct {
+  const char *packed;
+  const int32_t *offsets; /* what ZERO adds to each column's sum, negated */
+  const float *scales;
+  const float *bias;
+  int64_t depth, columns;
+  int64_t num_outputs; /* columns without those that only fill the last panel */
+} PackedMatrix;
+
+#if defined(__AVX512BW__)
+#define MULTIPLY_PAIRS(a, b) (ivec) _mm512_madd_epi16((__m512i)(a), (__m512i)(b))
+#elif defined(__AVX2__)
+#define MULTIPLY_PAIRS(a, b) (ivec) _mm256_madd_epi16((__m256i)(a), (__m256i)(b))
+#elif defined(__SSE2__)
+#define MULTIPLY_PAIRS(a, b) (ivec) _mm_madd_epi16((__m128i)(a), (__m128i)(b))
+#endif
+
+/* sum + the products of a row's next GROUP with those of LANES columns; sums of bfloat16 are
+ * float32. */
+INLINE ivec dot_groups(ivec sum, const char *x, const char *weights, bool is_int8) {
+  int32_t group;
+  ivec words;
+  memcpy(&group, x, sizeof group);
+  memcpy(&words, weights, sizeof words);
+  if (!is_int8) {
+#if defined(__AVX512BF16__)
+    return (ivec)_mm512_dpbf16_ps((__m512)sum, (__m512bh)_mm512_set1_epi32(group),
+                                  (__m512bh)words);
+#else
+    const vec low = (vec)(words << 16) * widen((bf16)group);
+    const vec high = (vec)(words & (int32_t)0xffff0000) * widen((bf16)(group >> 16));
+    return (ivec)((vec)sum + low + high);
+#endif
+  }
+#if defined(__AVX512VNNI__)
+  return (ivec)_mm512_dpbusd_epi32((__m512i)sum, _mm512_set1_epi32(group), (__m512i)words);
+#elif defined(MULTIPLY_PAIRS)
+  typedef int16_t pairs __attribute__((vector_size(LANES * 4)));
+  const ivec even = (ivec){0} + (group & 0x00ff00ff), odd = (ivec){0} + (group >> 8 & 0x00ff00ff);
+  return sum + MULTIPLY_PAIRS((pairs)words << 8 >> 8, even) +
+         MULTIPLY_PAIRS((pairs)words >> 8, odd);
+#else
+  for (int i = 0; i < GROUP; i++)
+    sum += (words << (24 - 8 * i) >> 24) * (int32_t)(uint8_t)x[i];
+  return sum;
+#endif
+}
+
+/* Rows `stride` bytes apart. */
+typedef struct {
+  const char *at;
+  int64_t stride;
+} Inputs;
+
+/* to [num_rows, PANEL]: sums of WIDE vectors of columns from `first` on. */
+INLINE void sum_block(const PackedMatrix *matrix, int64_t panel, int first, Inputs x, int32_t *to,
+                      const int num_rows, bool is_int8) {
+  ivec sums[HEIGHT][WIDE];
+  for (int j = 0; j < WIDE; j++) {
+    ivec start = {0};
+    if (is_int8)
+      memcpy(&start, matrix->offsets + panel * PANEL + first + j * LANES, sizeof start);
+    for (int i = 0; i < num_rows; i++)
+      sums[i][j] = start;
+  }
+  const char *weights = matrix->packed + panel * matrix->depth * PANEL + first * GROUP;
+  for (int64_t k = 0; k < matrix->depth; k += GROUP, weights += PANEL * GROUP) {
+    __builtin_prefetch(weights + AHEAD, 0, 3);
+#pragma GCC unroll 4
+    for (int j = 0; j < WIDE; j++)
+#pragma GCC unroll 6
+      for (int i = 0; i < num_rows; i++)
+        sums[i][j] =
+            dot_groups(sums[i][j], x.at + i * x.stride + k, weights + j * LANES * GROUP, is_int8);
+  }
+  for (int i = 0; i < num_rows; i++)
+    for (int j = 0; j < WIDE; j++)
+      memcpy(to + i * PANEL + first + j * LANES, &sums[i][j], sizeof(ivec));
+}
+
+INLINE void sum_panel(const PackedMatrix *matrix, int64_t panel, Inputs x, int32_t *to,
+                      int64_t num_rows, bool is_int8) {
+  for (int first = 0; first < PANEL; first += WIDE * LANES)
+    switch (num_rows) {
+    case 1:
+      sum_block(matrix, panel, first, x, to, 1, is_int8);
+      break;
+    case 2:
+      sum_block(matrix, panel, first, x, to, 2, is_int8);
+      break;
+    case 3:
+      sum_block(matrix, panel, first, x, to, 3, is_int8);
+      break;
+#if LANES == 16
+    case 4:
+      sum_block(matrix, panel, first, x, to, 4, is_int8);
+      break;
+    case 5:
+      sum_block(matrix, panel, first, x, to, 5, is_int8);
+      break;
+    case 6:
+      sum_block(matrix, panel, first, x, to, 6, is_int8);
+      break;
+#endif
+    }
+}
+
+/* One row's sums of a panel as outputs; `scale` of a row in 8 bits. */
+INLINE void finish_row(const PackedMatrix *matrix, int64_t panel, const int32_t *sums, float scale,
+                       char *out, bool is_int8, bool half) {
+  const int64_t first = panel * PANEL;
+  for (int64_t i = 0; i < PANEL; i += LANES) {
+    ivec sum;
+    memcpy(&sum, sums + i, sizeof sum);
+    vec x = (vec)sum;
+    if (is_int8)
+      x = __builtin_convertvector(sum, vec) * (load(matrix->scales + first + i) * scale);
+    if (matrix->bias)
+      x += load(matrix->bias + first + i);
+    const int64_t room = matrix->num_outputs - first - i;
+    if (room >= LANES) {
+      store_any(out, first + i, x, half);
+    } else {
+      for (int64_t j = 0; j < room; j++)
+        set_any(out, first + i + j, x[j], half);
+    }
+  }
+}
+
+/* A product's rows, in and out. */
+typedef struct {
+  const PackedMatrix *matrix;
+  Inputs x;
+  const float *scales; /* of rows in 8 bits */
+  char *out;
+  int64_t out_bytes;
+} Product;
+
+/* Rows first .. last - 1 of one panel. */
+INLINE void multiply_item(const Product *product, int64_t panel, int64_t first, int64_t last,
+                          bool is_int8, bool half) {
+  int32_t sums[HEIGHT * PANEL] __attribute__((aligned(64)));
+  for (int64_t row = first; row < last; row += HEIGHT) {
+    const int64_t count = last - row < HEIGHT ? last - row : HEIGHT;
+    const Inputs x = {product->x.at + row * product->x.stride, product->x.stride};
+    sum_panel(product->matrix, panel, x, sums, count, is_int8);
+    for (int64_t i = 0; i < count; i++)
+      finish_row(product->matrix, panel, sums + i * PANEL, is_int8 ? product->scales[row + i] : 0,
+                 product->out + (row + i) * product->out_bytes, is_int8, half);
+  }
+}
+
+static void multiply_int8_bf16(const Product *product, int64_t panel, int64_t first, int64_t last) {
+  multiply_item(product, panel, first, last, true, true);
+}
+static void multiply_int8_f32(const Product *product, int64_t panel, int64_t first, int64_t last) {
+  multiply_item(product, panel, first, last, true, false);
+}
+static void multiply_bf16(const Product *product, int64_t panel, int64_t first, int64_t last) {
+  multiply_item(product, panel, first, last, false, true);
+}
+typedef void Multiply(const Product *, int64_t panel, int64_t first, int64_t last);
+
+/* All items; called by every thread of a team. */
+INLINE void multiply_items(const Product *product, int64_t num_rows, Multiply *multiply) {
+  const int64_t num_panels = product->matrix->columns / PANEL;
+  const int64_t num_parts = (num_rows + ROWS - 1) / ROWS;
+  /* Not in equal shares: another process may have a core of ours for a while. */
+  const int64_t chunk = num_rows < FEW_ROWS ? PANELS_OF_FEW_ROWS : 1;
+#pragma omp for schedule(dynamic, chunk)
+  for (int64_t i = 0; i < num_parts * num_panels; i++) {
+    const int64_t first = i / num_panels * ROWS;
+    const int64_t last = first + ROWS < num_rows ? first + ROWS : num_rows;
+    multiply(product, i % num_panels, first, last);
+  }
+}
+
+/* x [rows, size] times a matrix in 8 bits; the strides are in elements. Returns 1 without memory. */
+int EXPORT(int8_linear)(const PackedMatrix *matrix, const char *x, int64_t x_stride, int64_t size,
+                        char *out, int64_t out_stride, int64_t num_rows, int is_bf16) {
+  const int64_t bytes = is_bf16 ? 2 : 4, depth = matrix->depth;
+  float *scales = malloc((size_t)num_rows * (sizeof(float) + (size_t)depth));
+  if (!scales)
+    return 1;
+  uint8_t *rows = (uint8_t *)(scales + num_rows);
+  const Product product = {matrix, {(char *)rows, depth}, scales, out, out_stride * bytes};
+#pragma omp parallel if (num_rows * depth * matrix->columns >= MIN_PARALLEL_WORK)
+  {
+#pragma omp for schedule(static)
+    for (int64_t i = 0; i < num_rows; i++) {
+      const char *from = x + i * x_stride * bytes;
+      uint8_t *to = rows + i * depth;
+      scales[i] = is_bf16 ? quantise_row(from, size, ZERO, to, true)
+                          : quantise_row(from, size, ZERO, to, false);
+      memset(to + size, ZERO, depth - size);
+    }
+    multiply_items(&product, num_rows, is_bf16 ? multiply_int8_bf16 : multiply_int8_f32);
+  }
+  free(scales);
+  return 0;
+}
+
+/* The same of bfloat16; as many inputs as the matrix has. */
+void EXPORT(bf16_linear)(const PackedMatrix *matrix, const char *x, int64_t x_stride, char *out,
+                         int64_t out_stride, int64_t num_rows) {
+  const Product product = {matrix, {x, x_stride * 2}, NULL, out, out_stride * 2};
+#pragma omp parallel if (num_rows * matrix->depth * matrix->columns >= 2 * MIN_PARALLEL_WORK)
+  multiply_items(&product, num_rows, multiply_bf16);
+}

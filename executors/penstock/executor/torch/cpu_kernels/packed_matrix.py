@@ -1,0 +1,103 @@
+"""A matrix of weights as packed_linear.c reads it: in bfloat16, or in 8 bits with a scale for each
+output.
+
+Owns the layout, the quantisation, and the mirror of the C structure.
+"""
+
+import ctypes
+
+import torch
+from torch import Tensor
+
+_PANEL = 64
+"""Columns that lie together."""
+_GROUP_BYTES = 4
+"""Of a column's inputs that lie together."""
+_MOST = 127
+_ZERO = 128
+"""What stands for 0 in a row of 8-bit inputs, which have no sign."""
+MAX_INPUTS = 1 << 16
+"""Beyond it a sum of 8-bit products could leave 32 bits."""
+
+
+class _CMatrix(ctypes.Structure):
+    """`PackedMatrix` of packed_linear.c."""
+
+    _fields_ = (
+        ("packed", ctypes.c_void_p),
+        ("offsets", ctypes.c_void_p),
+        ("scales", ctypes.c_void_p),
+        ("bias", ctypes.c_void_p),
+        ("depth", ctypes.c_int64),
+        ("columns", ctypes.c_int64),
+        ("num_outputs", ctypes.c_int64),
+    )
+
+
+class PackedMatrix:
+    """Of `weight` [out, in] and `bias` [out] or None, neither of them kept. `dtype` bfloat16, of an
+    even number of inputs, or int8: quantised here.
+
+    `packed` [panels, groups, columns of a panel, inputs of a group], filled up with zeros;
+    `scales` float32 [columns] of 8 bits.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> None:
+        self.num_outputs, self.num_inputs = weight.shape
+        self.dtype = dtype
+        group = _GROUP_BYTES // dtype.itemsize
+        is_int8 = dtype is torch.int8
+        if self.num_inputs > MAX_INPUTS or (not is_int8 and self.num_inputs % group):
+            raise ValueError(f"{self.num_inputs} inputs of a matrix packed in {dtype}")
+        num_panels, num_groups = -(-self.num_outputs // _PANEL), -(-self.num_inputs // group)
+        num_columns = num_panels * _PANEL
+        self.packed = torch.zeros((num_panels, num_groups, _PANEL, group), dtype=dtype)
+        self.scales = torch.zeros(num_columns if is_int8 else 0)
+        self._offsets = torch.zeros(num_columns if is_int8 else 0, dtype=torch.int32)
+        # Panel by panel: float copies of a large matrix would take four times its memory.
+        for panel in range(num_panels):
+            rows = weight[panel * _PANEL : (panel + 1) * _PANEL].detach()
+            self._pack(panel, self._quantised(panel, rows) if is_int8 else rows)
+        self.bias = torch.zeros(0 if bias is None else num_columns)
+        if bias is not None:
+            self.bias[: self.num_outputs] = bias.detach()
+        self._struct = _CMatrix(
+            packed=self.packed.data_ptr(),
+            offsets=self._offsets.data_ptr() if is_int8 else None,
+            scales=self.scales.data_ptr() if is_int8 else None,
+            bias=None if bias is None else self.bias.data_ptr(),
+            depth=num_groups * _GROUP_BYTES,
+            columns=num_columns,
+            num_outputs=self.num_outputs,
+        )
+
+    @property
+    def address(self) -> int:
+        """Of the C structure."""
+        return ctypes.addressof(self._struct)
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of what is kept."""
+        kept = self.packed, self.scales, self._offsets, self.bias
+        return sum(tensor.nbytes for tensor in kept)
+
+    def unpacked(self) -> Tensor:
+        """[out, in] of `dtype`."""
+        panels, groups, _, group = self.packed.shape
+        rows = self.packed.transpose(1, 2).reshape(panels * _PANEL, groups * group)
+        return rows[: self.num_outputs, : self.num_inputs]
+
+    def _pack(self, panel: int, rows: Tensor) -> None:
+        _, groups, _, group = self.packed.shape
+        room = self.packed.new_zeros(_PANEL, groups * group)
+        room[: len(rows), : self.num_inputs] = rows
+        self.packed[panel] = room.view(_PANEL, groups, group).transpose(0, 1)
+
+    def _quantised(self, panel: int, rows: Tensor) -> Tensor:
+        scales = rows.abs().amax(1).float() / _MOST
+        whole = torch.round(rows.float() / scales.clamp_min(1e-30)[:, None]).char()
+        columns = slice(panel * _PANEL, panel * _PANEL + len(rows))
+        self.scales[columns] = scales
+        self._offsets[columns] = whole.sum(1, dtype=torch.int32) * -_ZERO
+        return whole
