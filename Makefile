@@ -129,7 +129,8 @@ nightly: $(READY)
 	PENSTOCK_NUM_GAMES=1500 PENSTOCK_MACHINE_RUNS=1000 PENSTOCK_NUM_REQUESTS=10000 \
 		PENSTOCK_HYPOTHESIS_PROFILE=thorough $(BIN)/python -m pytest --numprocesses $(WORKERS) \
 		--timeout 3600 -m "not gpu and not slow" tests/property tests/unit tests/contract \
-		tests/chaos/test_trtllm_cancels.py tests/integration/test_verify.py $(PYTEST_ARGS)
+		tests/chaos/test_trtllm_cancels.py tests/integration/test_verify.py \
+		tests/integration/test_demo.py $(PYTEST_ARGS)
 
 test-transformers-4: $(READY)
 	test -x .venv-transformers-4/bin/python || "$(PYTHON)" -m venv .venv-transformers-4

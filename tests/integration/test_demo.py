@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
 import psutil
+import pytest
 
 PROGRAM = (sys.executable, "-m", "penstock.tools", "demo", "--executor", "simulated")
 LIMIT_S = 90.0
@@ -112,3 +113,26 @@ async def test_a_service_that_dies_fails_the_demo() -> None:
     assert re.search(r"the service ended (by itself )?with exit code -9", err.decode())
     _, alive = await asyncio.to_thread(psutil.wait_procs, family, 10)
     assert alive == []
+
+
+async def test_a_killed_engine_changes_no_text() -> None:
+    async with demo("--kill") as process:
+        out, err = await asyncio.wait_for(process.communicate(), LIMIT_S)
+
+    assert err.decode() == ""
+    assert process.returncode == 0
+    assert re.search(r"^kill -9 \d+: the engine is dead", out.decode(), re.MULTILINE)
+    for name in NAMES:
+        assert re.search(rf"^{name} +600 .* yes$", out.decode(), re.MULTILINE)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(("scene", "rows"), [("flood", 3), ("deadline", 2)])
+async def test_a_scene_is_played_to_its_end(scene: str, rows: int) -> None:
+    async with demo(f"--{scene}") as process:
+        out, err = await asyncio.wait_for(process.communicate(), LIMIT_S)
+
+    assert (process.returncode, err.decode()) == (0, "")
+    table = out.decode().split("\n\n")[1].splitlines()
+    assert table[0].startswith("ORDER")
+    assert len(table) == 1 + rows

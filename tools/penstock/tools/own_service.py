@@ -12,8 +12,11 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Self
+
+from penstock.server.processes.modules import ENGINE_MODULE
 
 _READY = re.compile(r"^penstock ready on (\S+) ")
 _STOP_S = 15.0
@@ -86,6 +89,17 @@ class OwnService:
         exit_code = await self._end()
         if error is None and exit_code != 0:
             raise ServiceFailed(self._explain(f"the service ended with exit code {exit_code}"))
+
+    def engine_pid(self) -> int | None:
+        """The engine process of the moment; None while there is none. Reads /proc (Linux)."""
+        pid = None if self._process is None else self._process.pid
+        with contextlib.suppress(OSError):
+            children = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii")
+            for child in children.split():
+                command = Path(f"/proc/{child}/cmdline").read_bytes()
+                if ENGINE_MODULE.encode() in command.split(b"\0"):
+                    return int(child)
+        return None
 
     async def wait_until_gone(self) -> None:
         """Return when the process has ended, which it should not do by itself."""

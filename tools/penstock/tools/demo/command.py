@@ -15,6 +15,8 @@ from penstock.server.cli.command import Subparsers
 from penstock.server.cli.connection import run_reporting, seconds
 from penstock.server.cli.exit_codes import EXIT_CODES_HELP, ExitCode
 from penstock.server.cli.interruption import until_signal
+from penstock.tools.demo import deadline, flood
+from penstock.tools.demo.kill import kill_scene
 from penstock.tools.demo.run import DemoRequest, DemoRun, final_table
 from penstock.tools.demo.view import View, choose_view
 from penstock.tools.own_service import OwnService, ServiceFailed
@@ -28,6 +30,12 @@ _START_TIMEOUT_S = 120.0
 _DRAIN_GRACE_S = 5.0
 _GENERATION_DEADLINE_S = 120.0
 _DEFAULT_MAX_TOKENS = 120
+_SCENES = {
+    "kill": "kill the engine process while the texts stream: they go on, token for token",
+    "flood": "one tenant floods the service: what another one notices",
+    "deadline": "twice the load that can be served, with deadlines: who is in time",
+}
+_KILLED_TOKENS = 600
 _INTERRUPTED = "penstock demo: interrupted, service stopped"
 
 
@@ -61,12 +69,18 @@ def add_parser(subparsers: Subparsers) -> None:
         metavar="SECONDS",
         help=f"how long the service may take to start (default: {_START_TIMEOUT_S:g})",
     )
-    parser.set_defaults(run=run)
+    scene = parser.add_mutually_exclusive_group()
+    for name, help_text in _SCENES.items():
+        scene.add_argument(
+            f"--{name}", dest="scene", action="store_const", const=name, help=help_text
+        )
+    parser.set_defaults(run=run, scene="")
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the command; the exit code."""
-    return run_reporting("demo", lambda: asyncio.run(until_signal(_demo(args), _INTERRUPTED)))
+    play = _scene if args.scene else _demo
+    return run_reporting("demo", lambda: asyncio.run(until_signal(play(args), _INTERRUPTED)))
 
 
 def demo_requests(max_tokens: int) -> tuple[DemoRequest, ...]:
@@ -101,12 +115,8 @@ async def _demo(args: argparse.Namespace) -> int:
 
     print(f"starting a service ({args.executor} executor, demo model) ...", flush=True)
     runs = [DemoRun(request) for request in demo_requests(args.max_tokens)]
-    serve_args = ("--model", "demo", "--executor", args.executor, "--log-level", "warning")
     try:
-        service = OwnService(
-            serve_args, start_timeout_s=args.start_timeout, drain_grace_s=_DRAIN_GRACE_S
-        )
-        async with service:
+        async with _service(args) as service:
             print(service.ready_line, flush=True)
             async with Client(service.address) as client:
                 await _stream_all(service, client, runs)
@@ -120,6 +130,33 @@ async def _demo(args: argparse.Namespace) -> int:
         line = f"penstock demo: {run.request.name}: {run.complaint}"
         print(line, file=sys.stderr, flush=True)
     return ExitCode.FAILED if bad else ExitCode.OK
+
+
+def _service(args: argparse.Namespace, *serve_args: str) -> OwnService:
+    usual = ("--model", "demo", "--executor", args.executor, "--log-level", "error")
+    return OwnService(
+        (*usual, *serve_args), start_timeout_s=args.start_timeout, drain_grace_s=_DRAIN_GRACE_S
+    )
+
+
+async def _scene(args: argparse.Namespace) -> int:
+    """One of the scenes, on services of its own."""
+    print(f"starting ({args.executor} executor, demo model) ...", flush=True)
+    try:
+        if args.scene == "kill":
+            async with _service(args) as service:
+                return await kill_scene(service, demo_requests(_KILLED_TOKENS))
+        module = flood if args.scene == "flood" else deadline
+        play = flood.flood_scene if args.scene == "flood" else deadline.deadline_scene
+        plain = ("--order", "fcfs", "--foresee-deadlines", "off")
+        async with (
+            _service(args, *module.SERVE_ARGS) as usual,
+            _service(args, *module.SERVE_ARGS, *plain) as fcfs,
+        ):
+            return await play(usual, fcfs)
+    except ServiceFailed as failure:
+        print(f"penstock demo: {failure}", file=sys.stderr, flush=True)
+        return ExitCode.FAILED
 
 
 async def _stream_all(service: OwnService, client: "Client", runs: "Sequence[DemoRun]") -> None:
