@@ -17,6 +17,8 @@ from collections.abc import Callable, Iterator
 from importlib import import_module
 from typing import Any
 
+from usage import tell_usage
+
 MAX_LENGTH = 1024
 BUDGET = 2048
 """Tokens in one step at most, for all of them."""
@@ -70,7 +72,9 @@ class OpenVino:
 
         openvino: Any = import_module("openvino")
         genai: Any = import_module("openvino_genai")
-        self._array = lambda prompt: openvino.Tensor(np.array([prompt], dtype=np.int64))
+        self._array: Callable[[list[int]], Any] = lambda prompt: openvino.Tensor(
+            np.array([prompt], dtype=np.int64)
+        )
         self._config: Any = genai.GenerationConfig
         self._finished: Any = genai.GenerationStatus.FINISHED
         scheduling = genai.SchedulerConfig()
@@ -170,8 +174,7 @@ ENGINES: dict[str, Callable[[str, int, dict[str, Any]], Any]] = {
 
 def main() -> None:
     """Serve runs until stdin ends."""
-    if len(sys.argv) != 6:
-        raise SystemExit(__doc__)
+    tell_usage(__doc__, num_arguments=5)
     name, model, threads, options, descriptor = sys.argv[1:]
     with os.fdopen(int(descriptor), "w") as answers:
         engine = ENGINES[name](model, int(threads), json.loads(options))
