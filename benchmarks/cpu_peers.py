@@ -172,6 +172,7 @@ def measure(sides: dict[str, Side], rounds: int) -> list[dict[str, Any]]:
         for _ in range(rounds):
             for name, side in sides.items():
                 runs[name].append(side.run(workload))
+                print(f"{title}, {name}: {runs[name][-1]['tokens_per_s']:.0f} tokens/s", flush=True)
         for name, found in runs.items():
             results.append(
                 {
