@@ -14,7 +14,10 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from typing import Any
+
+from usage import tell_usage
 
 MAX_LENGTH = 1024
 BUDGET = 2048
@@ -36,8 +39,7 @@ class Vllm:
             VLLM_LOGGING_LEVEL="ERROR",
             HF_HUB_OFFLINE="1",
         )
-        import vllm
-
+        vllm: Any = import_module("vllm")
         self._params = vllm.SamplingParams
         self._engine = vllm.LLM(
             model=model,
@@ -67,12 +69,14 @@ class OpenVino:
 
     def __init__(self, model: str, threads: int, options: dict[str, Any]) -> None:
         import numpy as np
-        import openvino
-        import openvino_genai as genai
 
-        self._array = lambda prompt: openvino.Tensor(np.array([prompt], dtype=np.int64))
-        self._config = genai.GenerationConfig
-        self._finished = genai.GenerationStatus.FINISHED
+        openvino: Any = import_module("openvino")
+        genai: Any = import_module("openvino_genai")
+        self._array: Callable[[list[int]], Any] = lambda prompt: openvino.Tensor(
+            np.array([prompt], dtype=np.int64)
+        )
+        self._config: Any = genai.GenerationConfig
+        self._finished: Any = genai.GenerationStatus.FINISHED
         scheduling = genai.SchedulerConfig()
         scheduling.cache_size = 2
         scheduling.max_num_batched_tokens = BUDGET
@@ -83,7 +87,7 @@ class OpenVino:
         self._handles: dict[int, Any] = {}
 
     def add(self, key: int, prompt: list[int], num_new: int) -> None:
-        config = self._config()
+        config: Any = self._config()
         config.max_new_tokens, config.ignore_eos, config.do_sample = num_new, True, False
         config.eos_token_id = 2
         self._handles[key] = self._pipe.add_request(key, self._array(prompt), config)
@@ -170,8 +174,7 @@ ENGINES: dict[str, Callable[[str, int, dict[str, Any]], Any]] = {
 
 def main() -> None:
     """Serve runs until stdin ends."""
-    if len(sys.argv) != 6:
-        raise SystemExit(__doc__)
+    tell_usage(__doc__, num_arguments=5)
     name, model, threads, options, descriptor = sys.argv[1:]
     with os.fdopen(int(descriptor), "w") as answers:
         engine = ENGINES[name](model, int(threads), json.loads(options))

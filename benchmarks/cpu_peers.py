@@ -66,6 +66,7 @@ class Side:
     """A way's process, stopped but for its runs."""
 
     def __init__(self, way: Way, threads: int) -> None:
+        self._name = way.engine
         reading, writing = os.pipe()
         command = [way.python, str(SIDE), way.engine, way.model, str(threads)]
         self._process = subprocess.Popen(
@@ -100,7 +101,7 @@ class Side:
     def _answer(self) -> dict[str, Any]:
         line = self._answers.readline()
         if not line:
-            raise SystemExit(f"{self._process.args}: ended")
+            raise SystemExit(f"{self._name}: ended")
         answer: dict[str, Any] = json.loads(line)
         return answer
 
@@ -171,6 +172,7 @@ def measure(sides: dict[str, Side], rounds: int) -> list[dict[str, Any]]:
         for _ in range(rounds):
             for name, side in sides.items():
                 runs[name].append(side.run(workload))
+                print(f"{title}, {name}: {runs[name][-1]['tokens_per_s']:.0f} tokens/s", flush=True)
         for name, found in runs.items():
             results.append(
                 {

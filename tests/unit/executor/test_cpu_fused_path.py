@@ -14,7 +14,10 @@ import torch
 
 from penstock.executor.config import ExecutorConfig
 from penstock.executor.torch.cpu.fused_path import fused_path
+from penstock.executor.torch.cpu_kernels import kernels as kernels_module
 from penstock.executor.torch.cpu_kernels.kernels import CHOICE_VARIABLE, PLAIN, load
+from penstock.executor.torch.cpu_kernels.packed_matrix import PackedMatrix
+from penstock.executor.torch.cpu_kernels.plain import PlainKernels
 from penstock.executor.torch.create import create_torch_executor
 from penstock.executor.torch.executor import TorchExecutor
 from penstock.executor.torch.loading import load_configured
@@ -64,6 +67,32 @@ def test_what_only_the_modules_read_is_given_back(dtype: str, tmp_path: Path) ->
     assert layer.mlp.down_proj.weight.shape == (64, 96)
     assert layer.mlp.down_proj.weight.untyped_storage().nbytes() == model.dtype.itemsize
     assert path.num_weight_bytes > 96 * 64 * model.dtype.itemsize
+
+
+class _Faulty(PlainKernels):
+    """Packs in bfloat16, and multiplies wrong."""
+
+    is_native = True
+    has_fast_bf16_linear = True
+
+    def bf16_linear(self, x: torch.Tensor, matrix: PackedMatrix, out: torch.Tensor) -> None:
+        super().bf16_linear(x, matrix, out)
+        out *= 1.5
+
+
+def test_a_packed_product_that_is_wrong_is_found_and_the_model_loaded_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = save_tiny_model("llama", tmp_path)
+    config = ExecutorConfig(model_path=folder, dtype="bfloat16", num_blocks=8)
+    monkeypatch.setattr(kernels_module, "load", _Faulty)
+
+    with caplog.at_level(logging.WARNING):
+        executor = create_torch_executor(config)
+
+    (told,) = [record.message for record in caplog.records if "eager path" in record.message]
+    assert "differ" in told
+    assert executor.info.resources == TorchExecutor(config).info.resources
 
 
 def test_kernels_in_plain_torch_say_what_a_full_forward_says(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 import torch
 
 from penstock.executor.config import ExecutorConfig
-from penstock.executor.torch.cpu.fused_path import fused_path
+from penstock.executor.torch.cpu.fused_path import WeightsTaken, fused_path
 from penstock.executor.torch.errors import UnsupportedModel
 from penstock.executor.torch.executor import TorchExecutor
 from penstock.executor.torch.loading import LoadedModel, load_configured
@@ -33,8 +33,9 @@ def create_torch_executor(config: ExecutorConfig) -> Executor:
     except NotFused as reason:
         _refuse_eight_bit(config, f"the eager path serves this model: {reason}")
         _log.warning("the eager path serves this model: %s", reason)
+        is_whole = not isinstance(reason, WeightsTaken)
     # Not before the error is gone: what was tried hangs on its frames.
-    return TorchExecutor(config, model)
+    return TorchExecutor(config, model if is_whole else None)
 
 
 def _refuse_eight_bit(config: ExecutorConfig, reason: str) -> None:

@@ -1,11 +1,12 @@
 """The weights as the fused step on a CPU wants them: joined, and laid out for the matrix products.
 
 Owns the packing, in 8 bits where that is asked for. The modules go on with views of the joined
-matrices until `release_modules`.
+matrices until `pack_model`, which takes them layer by layer: no more than one layer's weights lie
+in memory twice.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -15,12 +16,14 @@ from torch.nn import functional
 from penstock.executor.torch.cpu.packed_linear import PackedLinear
 from penstock.executor.torch.cpu_kernels.kernels import Kernels
 from penstock.executor.torch.fused_weights import LayerWeights, Projection, fuse_weights
-from penstock.executor.torch.module_tree import DecoderTree
+from penstock.executor.torch.module_tree import DecoderTree, LayerTree
 from penstock.executor.torch.prepacked_linear import PrepackedLinear, can_prepack
 from penstock.executor.torch.rotary_table import RotaryTable, make_rotary_table
 
 Linear = Callable[[Tensor], Tensor]
 """x [rows, in]; returns [rows, out]."""
+_PRODUCTS = ("qkv", "out", "gate_up", "down")
+"""Of a layer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -55,18 +58,34 @@ class FusedModel:
     num_layer_weights: int
 
 
-def pack_model(
-    tree: DecoderTree, *, num_positions: int, kernels: Kernels, is_int8: bool
-) -> FusedModel:
-    """Join and pack the weights of a recognised model."""
+class JoinedLinear:
+    """x @ weight^T + bias, over the weight as it lies, until it is taken."""
+
+    def __init__(self, projection: Projection) -> None:
+        # Of its own: what stands alone is still the module's parameter, whose memory will go.
+        self._weight = projection.weight.detach()
+        self._bias = projection.bias
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x [rows, in]; returns [rows, out]."""
+        return functional.linear(x, self._weight, self._bias)
+
+    def take(self) -> Projection:
+        """The weight, which is not kept here."""
+        taken = Projection(weight=self._weight, bias=self._bias)
+        self._weight = self._weight.new_zeros(0)
+        return taken
+
+
+def join_model(tree: DecoderTree, *, num_positions: int) -> FusedModel:
+    """Join the weights of a recognised model."""
     first = tree.layers[0]
     linears = (*first.qkv, first.out, *first.gate_up, first.down)
     num_layer_weights = sum(linear.weight.numel() for linear in linears)
-    pack = _packing(tree.embedding.dtype, kernels, is_int8=is_int8)
     return FusedModel(
-        layers=tuple(_layer(layer, pack) for layer in fuse_weights(tree)),
+        layers=tuple(_layer(layer) for layer in fuse_weights(tree)),
         embedding=tree.embedding,
-        head=pack(Projection(weight=tree.head, bias=None)),
+        head=JoinedLinear(Projection(weight=tree.head, bias=None)),
         final_norm=tree.final_norm,
         eps=tree.eps,
         num_heads=tree.num_heads,
@@ -82,33 +101,37 @@ def pack_model(
     )
 
 
+def pack_model(
+    model: FusedModel, tree: DecoderTree, kernels: Kernels, *, is_int8: bool
+) -> FusedModel:
+    """The joined model with its products packed; it and the modules have none of them left."""
+    pack = _packing(model.embedding.dtype, kernels, is_int8=is_int8)
+    layers: list[FusedLayer] = []
+    for layer, names in zip(model.layers, tree.layers, strict=True):
+        _release(names)
+        packed = {name: pack(getattr(layer, name)) for name in _PRODUCTS}
+        layers.append(replace(layer, **packed))
+    return replace(model, layers=tuple(layers), head=pack(model.head))
+
+
 def num_packed_bytes(model: FusedModel) -> int:
     """Memory of the matrices that are packed for our own kernels."""
-    linears = [
-        linear
-        for layer in model.layers
-        for linear in (layer.qkv, layer.out, layer.gate_up, layer.down)
-    ]
+    linears = [getattr(layer, name) for layer in model.layers for name in _PRODUCTS]
     return sum(one.num_bytes for one in (*linears, model.head) if isinstance(one, PackedLinear))
 
 
-def release_modules(tree: DecoderTree) -> None:
+def _release(layer: LayerTree) -> None:
     """Give back what only the modules would read; shapes and dtypes stay readable."""
-    linears = [
-        linear
-        for layer in tree.layers
-        for linear in (*layer.qkv, layer.out, *layer.gate_up, layer.down)
-    ]
-    for linear in linears:
+    for linear in (*layer.qkv, layer.out, *layer.gate_up, layer.down):
         linear.weight.data = linear.weight.data.new_zeros(1).expand(linear.weight.shape)
 
 
-def _layer(layer: LayerWeights, pack: Callable[[Projection], Linear]) -> FusedLayer:
+def _layer(layer: LayerWeights) -> FusedLayer:
     return FusedLayer(
-        qkv=pack(layer.qkv),
-        out=pack(layer.out),
-        gate_up=pack(layer.gate_up),
-        down=pack(layer.down),
+        qkv=JoinedLinear(layer.qkv),
+        out=JoinedLinear(layer.out),
+        gate_up=JoinedLinear(layer.gate_up),
+        down=JoinedLinear(layer.down),
         input_norm=layer.input_norm,
         output_norm=layer.output_norm,
         query_norm=layer.query_norm,
@@ -119,19 +142,22 @@ def _layer(layer: LayerWeights, pack: Callable[[Projection], Linear]) -> FusedLa
 
 def _packing(
     dtype: torch.dtype, kernels: Kernels, *, is_int8: bool
-) -> Callable[[Projection], Linear]:
+) -> Callable[[JoinedLinear], Linear]:
     """How a model of `dtype` has its products computed."""
     if is_int8:
         return partial(_pack, kernels, torch.int8)
     if dtype == torch.bfloat16 and kernels.has_fast_bf16_linear:
         return partial(_pack, kernels, torch.bfloat16)
     if dtype == torch.bfloat16 and can_prepack():
-        return lambda projection: PrepackedLinear(projection.weight, projection.bias)
-    # Of its own: what stands alone is still the module's parameter, whose memory will go.
-    return lambda projection: partial(
-        functional.linear, weight=projection.weight.detach(), bias=projection.bias
-    )
+        return _prepack
+    return lambda joined: joined
 
 
-def _pack(kernels: Kernels, dtype: torch.dtype, projection: Projection) -> Linear:
+def _pack(kernels: Kernels, dtype: torch.dtype, joined: JoinedLinear) -> Linear:
+    projection = joined.take()
     return PackedLinear(kernels, projection.weight, projection.bias, dtype)
+
+
+def _prepack(joined: JoinedLinear) -> Linear:
+    projection = joined.take()
+    return PrepackedLinear(projection.weight, projection.bias)
