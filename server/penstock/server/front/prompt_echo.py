@@ -17,8 +17,8 @@ from penstock.server.front.logprob_rows import LogprobRows
 
 MAX_PART_CHARS: Final = 16 << 10
 MAX_PART_IDS: Final = 4096
-MAX_PART_ROWS: Final = 256
-"""Of one part, each about a millisecond of writing; a row has some tens of alternatives."""
+MAX_PART_LOGPROBS: Final = 1280
+"""Of one part, each some two milliseconds of writing; a row has its token's and the others'."""
 _NO_IDS: Final = np.empty(0, dtype=np.int32)
 
 
@@ -56,8 +56,9 @@ class PromptEcho:
     def rows(self, first_position: int, logprobs: TokenLogprobs) -> Iterator[PromptPiece]:
         """What rows for the tokens from `first_position` on tell that was not told before."""
         end = min(first_position + len(logprobs.chosen), len(self._ids))
-        for start in range(max(self._next_position, first_position), end, MAX_PART_ROWS):
-            self._next_position = min(start + MAX_PART_ROWS, end)
+        num_rows = max(1, MAX_PART_LOGPROBS // (1 + self._num_logprobs))
+        for start in range(max(self._next_position, first_position), end, num_rows):
+            self._next_position = min(start + num_rows, end)
             rows = slice(start - first_position, self._next_position - first_position)
             ids = self._ids[start : self._next_position]
             yield PromptPiece(records=_RowRecords(ids, logprobs.take(rows), self._num_logprobs))

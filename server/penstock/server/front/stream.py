@@ -22,7 +22,8 @@ _FEW: Final = 256
 """So many pieces of output are taken at once without a look at how large they are."""
 _MAX_COST: Final = 6000
 """Of what is taken at once: a piece of output costs one, each of its records and alternatives one
-more; three characters of a prompt cost one. To write so much takes some milliseconds."""
+more; three characters of a prompt cost one, and a part with log probabilities all. To write so much
+takes some milliseconds."""
 
 
 class TokenStream(WatchedWrite):
@@ -248,7 +249,8 @@ def _num_in_a_turn(events: list[StreamEvent], num: int) -> int:
         event = events[position]
         if isinstance(event, PromptPiece):
             cost += len(event.text) // 3
-            cost += len(event.records) * (1 if isinstance(event.records, IdRecords) else 20)
+            is_cheap = isinstance(event.records, IdRecords) or not event.records
+            cost += len(event.records) if is_cheap else _MAX_COST
         elif isinstance(event, TokensPiece):
             cost += 1 + sum([1 + len(record.top) for record in event.records])
         if cost > _MAX_COST:

@@ -19,7 +19,7 @@ from penstock.v1 import output_pb2 as pb
 _PROMPT: Final = b"\x12"  # GenerateOnceResponse.prompt
 _OUTPUTS: Final = b"\x1a"  # GenerateOnceResponse.outputs
 _IDS_AT_ONCE: Final = 4096
-_RECORDS_AT_ONCE: Final = 256
+_RECORDS_AT_ONCE: Final = 64
 
 
 def once_parts(collected: Iterable[events.StreamEvent]) -> Iterator[bytes]:

@@ -16,7 +16,7 @@ from penstock.scheduler.state import RequestState
 from penstock.server.front import events
 from penstock.server.front.config import FrontConfig
 from penstock.server.front.generation import ChunkLimits
-from penstock.server.front.prompt_echo import MAX_PART_ROWS, PromptEcho
+from penstock.server.front.prompt_echo import MAX_PART_LOGPROBS, PromptEcho
 from penstock.server.rpc.mapping_out import ResponseEncoder, encoder_for
 from penstock.server.rpc.once_encoding import once_parts
 from penstock.v1 import state_pb2
@@ -232,7 +232,7 @@ def test_rows_of_a_prompt_come_in_parts_and_once() -> None:
             top_logprobs=np.zeros((num, 1), dtype=np.float32),
         )
         pieces = list(echo.rows(first, logprobs))
-        assert all(len(piece.records) <= MAX_PART_ROWS for piece in pieces)
+        assert all(2 * len(piece.records) <= MAX_PART_LOGPROBS for piece in pieces)
         return [record for piece in pieces for record in piece.records]
 
     told = [*rows(1, 700), *rows(300, 800), *rows(800, 1001)]
