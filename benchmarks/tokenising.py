@@ -33,7 +33,12 @@ from penstock.executor.models import resolve_model
 from penstock.v1 import generation_service_pb2_grpc as pb_grpc
 from penstock.v1 import model_service_pb2 as model_pb
 from penstock.v1 import model_service_pb2_grpc as model_grpc
-from penstock.v1.generation_service_pb2 import GenerateRequest
+from penstock.v1.generation_service_pb2 import (
+    GenerateOnceRequest,
+    GenerateRequest,
+    MultiplexRequest,
+)
+from penstock.v1.options_pb2 import OutputOptions
 from report import Check, arguments, print_checks, print_table, write_json
 
 GOAL_STOP_MS = 15.0
@@ -111,11 +116,6 @@ def calls_of(channel: grpc.aio.Channel) -> dict[str, Callable[[], Awaitable[str]
             message.chat.messages.add(role="user", content=_MIB[: (1 << 16) - 64])
         return await generate(channel, message)
 
-    async def echoed() -> str:
-        message = GenerateRequest()
-        message.output.echo = True
-        return await generate(channel, message, _MIB)
-
     async def tokenized() -> str:
         request = model_pb.TokenizeRequest()
         request.text.text = _MIB
@@ -133,10 +133,68 @@ def calls_of(channel: grpc.aio.Channel) -> dict[str, Callable[[], Awaitable[str]
     return {
         "nothing": nothing,
         "a prompt, served": served,
-        "a prompt, echoed": echoed,
+        **told_again(channel),
         "a chat": chat,
         "Tokenize": tokenized,
         "Detokenize, 256 Ki tokens": detokenized,
+    }
+
+
+def told_again(channel: grpc.aio.Channel) -> dict[str, Callable[[], Awaitable[str]]]:
+    """The ways in which a prompt of 1 MiB goes out again."""
+
+    async def echoed() -> str:
+        message = GenerateRequest()
+        message.output.echo = True
+        return await generate(channel, message, _MIB)
+
+    async def multiplexed() -> str:
+        message = MultiplexRequest()
+        message.submit.key = 1
+        message.submit.generation.output.echo = True
+        message.submit.generation.text.text = _MIB
+        message.submit.generation.stopping.max_tokens = 1
+        call = pb_grpc.GenerationServiceStub(channel).Multiplex(timeout=_CALL_S)
+        await call.write(message)
+        await call.done_writing()
+        num_chars = 0
+        async for response in call:
+            num_chars += sum(len(event.response.prompt.text) for event in response.events)
+        return f"{num_chars} characters"
+
+    async def resumable() -> str:
+        message = GenerateRequest()
+        message.output.echo = True
+        message.resume_grace_period.FromSeconds(10)
+        return await generate(channel, message, _MIB)
+
+    async def once(output: OutputOptions) -> str:
+        message = GenerateOnceRequest()
+        message.generation.output.CopyFrom(output)
+        message.generation.text.text = _MIB
+        message.generation.stopping.max_tokens = 1
+        stub = pb_grpc.GenerationServiceStub(channel)
+        prompt = (await stub.GenerateOnce(message, timeout=_CALL_S)).prompt
+        return f"{len(prompt.text)} characters, {len(prompt.records)} records"
+
+    async def once_echoed() -> str:
+        return await once(OutputOptions(echo=True, return_token_ids=True))
+
+    async def once_rated() -> str:
+        return await once(OutputOptions(prompt_logprobs=1))
+
+    async def rated() -> str:
+        message = GenerateRequest()
+        message.output.prompt_logprobs = 1
+        return await generate(channel, message, _MIB)
+
+    return {
+        "a prompt, echoed": echoed,
+        "an echo over Multiplex": multiplexed,
+        "an echo that may be resumed": resumable,
+        "GenerateOnce, echo and ids": once_echoed,
+        "GenerateOnce, prompt logprobs": once_rated,
+        "prompt logprobs": rated,
     }
 
 

@@ -192,7 +192,10 @@ OFFERED: dict[Feature, list[tuple[dict[str, Any], bool]]] = {
     Feature.MIN_TOKENS: [({}, False), ({"sampler_honours": (SamplerPromise.MIN_TOKENS,)}, True)],
     Feature.MIN_P: [({}, False), ({"sampler_honours": (SamplerPromise.MIN_P,)}, True)],
     Feature.JSON_SCHEMA: [({}, False), (GUIDED, True)],
-    Feature.REGEX: [({}, False), (GUIDED, True)],
+    Feature.REGEX: [
+        (GUIDED, False),
+        ({"guided_decoding_backend": GuidedDecodingBackend.XGRAMMAR}, True),
+    ],
     Feature.CHOICE: [({}, False), (GUIDED, True)],
     Feature.GRAMMAR: [
         (GUIDED, False),

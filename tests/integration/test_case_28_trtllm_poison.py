@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from penstock.executor.trtllm.config import GuidedDecodingBackend
+from penstock.executor.trtllm.constraint_check import fault_of
 from penstock.scheduler.executor import ExecutorDied
 from penstock.scheduler.request import FailureReason, FinishReason, RequestSpec
 from penstock.scheduler.request_options import Constraint, ConstraintKind
@@ -72,7 +74,7 @@ def guided(build: Houses, monkeypatch: pytest.MonkeyPatch) -> Houses:
     """Builds engines with guided decoding, whose constraints nothing checks before."""
     engine_class: Any = fake_module("llmapi.llm").LLM
     monkeypatch.setattr(engine_class, "_load_tokenizer", lambda *_: Letters())
-    monkeypatch.setattr("penstock.executor.trtllm.engine.installed_grammar", lambda: None)
+    monkeypatch.setattr("penstock.executor.trtllm.engine.installed_checker", lambda: None)
     return partial(build, guided_decoding_backend=GuidedDecodingBackend.XGRAMMAR, max_batch_size=8)
 
 
@@ -148,7 +150,8 @@ class Grammar:
 def test_case_28_a_form_that_would_end_the_engine_never_reaches_it(
     kind: ConstraintKind, form: str, guided: Houses, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.executor.trtllm.engine.installed_grammar", lambda: Grammar)
+    checker = SimpleNamespace(fault=partial(fault_of, Grammar), close=lambda: None)
+    monkeypatch.setattr("penstock.executor.trtllm.engine.installed_checker", lambda: checker)
     house = guided()
     others = [greedy_spec(key, 3 + key, max_tokens=12) for key in (1, 2, 3)]
     bad = replace(

@@ -47,10 +47,23 @@ def retention_budget(config: SchedulerConfig, num_blocks: int) -> RetentionBudge
     )
 
 
+@dataclass(slots=True)
+class RetentionCuts:
+    """What the budget has cut so far.
+
+    `num_shortened`: requests whose retention was longer than it allows. `num_dropped_blocks`: those
+    that lost their retention to it, or did not get any.
+    """
+
+    num_shortened: int = 0
+    num_dropped_blocks: int = 0
+
+
 class BlockClaims:
     """Blocks that are to be kept at another level than the default."""
 
     def __init__(self, budget: RetentionBudget) -> None:
+        self.cuts = RetentionCuts()
         self._budget = budget
         self._claims: dict[int, tuple[int, float]] = {}
         self._ends: list[tuple[float, int]] = []
@@ -83,7 +96,9 @@ class BlockClaims:
         A claim that does not exceed the one the block has changes nothing. Returns the blocks that
         lost their claim to the budget.
         """
-        claim = (retention.priority, now + self._budget.limit(retention).duration_s)
+        limited = self._budget.limit(retention)
+        self.cuts.num_shortened += limited is not retention
+        claim = (limited.priority, now + limited.duration_s)
         for block in blocks:
             if claim > self._claims.get(block, (-1, 0.0)):
                 self.drop(block)
@@ -126,6 +141,7 @@ class BlockClaims:
             # `tenant` counts as the larger one of equals: an equal share is not taken from others.
             largest = max(high_of, key=lambda name: (len(high_of[name]), name == tenant))
             lost.append(self._drop_oldest(largest))
+        self.cuts.num_dropped_blocks += len(lost)
         return lost
 
     def _drop_oldest(self, tenant: str) -> int:

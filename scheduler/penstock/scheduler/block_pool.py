@@ -17,7 +17,7 @@ from itertools import groupby
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.scheduler.block_claims import BlockClaims, RetentionBudget
+from penstock.scheduler.block_claims import BlockClaims, RetentionBudget, RetentionCuts
 from penstock.scheduler.cache_book import CacheBook
 from penstock.scheduler.cached_blocks import DEFAULT_LEVEL, CachedBlocks
 from penstock.scheduler.check_pieces import PIECE, Faults
@@ -187,6 +187,11 @@ class BlockPool:
         named = blocks[self._is_hashed[blocks]]
         self._unname(named)
         self._order.note_lost(named.tolist())
+
+    @property
+    def retention_cuts(self) -> RetentionCuts:
+        """What the budget of retention has cut."""
+        return self._claims.cuts
 
     def level(self, block: int) -> int | None:
         """The level of a block among those that are cached, None when it is not."""

@@ -74,6 +74,12 @@ class Engine:
         return len(life.running), life.cache.pool.num_used
 
     @property
+    def retention_cuts(self) -> tuple[int, int]:
+        """Requests whose retention was shortened, and blocks that lost theirs, to the budget."""
+        cuts = self.scheduler.life.retention_cuts
+        return cuts.num_shortened, cuts.num_dropped_blocks
+
+    @property
     def ready_fd(self) -> int | None:
         """Of a self-paced executor: readable when a step has news to take; None for the others.
 

@@ -10,7 +10,7 @@ import heapq
 from collections import defaultdict
 from dataclasses import dataclass, replace
 
-from penstock.scheduler.block_claims import retention_budget
+from penstock.scheduler.block_claims import RetentionCuts, retention_budget
 from penstock.scheduler.cached_blocks import DEFAULT_LEVEL
 from penstock.scheduler.config import SchedulerConfig
 from penstock.scheduler.executor import ExecutorInfo
@@ -25,6 +25,7 @@ class EngineRetention:
     """
 
     def __init__(self, config: SchedulerConfig, info: ExecutorInfo) -> None:
+        self.cuts = RetentionCuts()
         self._config = config
         self._block_size = info.block_size
         self._budget = retention_budget(config, info.num_blocks)
@@ -39,9 +40,12 @@ class EngineRetention:
         leader = as_retention(specs[0], self._config)
         wanted = leader.retention
         if wanted is not None and wanted.priority > DEFAULT_LEVEL:
-            wanted = self._budget.limit(wanted)
-            if not self._take(leader.tenant, self._blocks_of(leader), now + wanted.duration_s):
-                wanted = None
+            limited = self._budget.limit(wanted)
+            blocks = self._blocks_of(leader)
+            is_taken = self._take(leader.tenant, blocks, now + limited.duration_s)
+            self.cuts.num_shortened += is_taken and limited is not wanted
+            self.cuts.num_dropped_blocks += 0 if is_taken else len(blocks)
+            wanted = limited if is_taken else None
         return tuple(replace(spec, retention=wanted, session_id="") for spec in specs)
 
     def _blocks_of(self, spec: RequestSpec) -> list[bytes]:

@@ -11,7 +11,7 @@ from collections import deque
 import numpy as np
 
 from penstock.scheduler.arrival_order import ArrivalOrder
-from penstock.scheduler.block_claims import retention_budget
+from penstock.scheduler.block_claims import RetentionCuts, retention_budget
 from penstock.scheduler.config import SchedulerConfig, SchedulingOrder
 from penstock.scheduler.door import Door
 from penstock.scheduler.engine_retention import EngineRetention
@@ -122,6 +122,13 @@ class Lifecycle:
         self._next_sequence = 0
         self._next_deadline_s = NO_TIME
         self.flights: deque[Flight] = deque()
+
+    @property
+    def retention_cuts(self) -> RetentionCuts:
+        """What the budget of retention has cut, here or of what the executor was asked for."""
+        if self._engine_retention is not None:
+            return self._engine_retention.cuts
+        return self.cache.pool.retention_cuts
 
     @property
     def has_place(self) -> bool:

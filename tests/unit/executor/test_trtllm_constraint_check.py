@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import threading
 from collections.abc import AsyncIterator
 
 import pytest
 
-from penstock.executor.trtllm.constraint_check import ConstraintCheck
+from penstock.executor.trtllm.constraint_check import ConstraintCheck, fault_of
 from penstock.scheduler.request_options import Constraint, ConstraintKind
 
 
@@ -32,7 +33,7 @@ class Grammar:
 async def check() -> AsyncIterator[ConstraintCheck]:
     Grammar.begun, Grammar.may_end = [], threading.Event()
     Grammar.news = threading.Condition()
-    yield ConstraintCheck(Grammar)
+    yield ConstraintCheck(functools.partial(fault_of, Grammar))
     Grammar.may_end.set()
 
 

@@ -62,10 +62,11 @@ def test_a_form_is_refused_without_a_backend(kind: ConstraintKind) -> None:
         arguments(constrained(kind, "a"), engine=mapping(TrtllmConfig()))
 
 
-def test_llguidance_reads_no_ebnf() -> None:
+@pytest.mark.parametrize("kind", [ConstraintKind.GRAMMAR, ConstraintKind.REGEX])
+def test_what_nothing_can_check_is_refused_with_llguidance(kind: ConstraintKind) -> None:
     engine = mapping(TrtllmConfig(guided_decoding_backend=GuidedDecodingBackend.LLGUIDANCE))
     with pytest.raises(ValueError, match="constraint"):
-        arguments(constrained(ConstraintKind.GRAMMAR, 'root ::= "a"'), engine=engine)
+        arguments(constrained(kind, 'root ::= "a"'), engine=engine)
     arguments(constrained(ConstraintKind.CHOICE, "a", "b"), engine=engine)
 
 

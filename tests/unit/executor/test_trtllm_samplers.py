@@ -102,7 +102,7 @@ def test_a_model_that_draws_by_itself_has_neither_logprobs_nor_bias(
         ),
         (
             GuidedDecodingBackend.LLGUIDANCE,
-            {Feature.JSON_SCHEMA, Feature.REGEX, Feature.CHOICE},
+            {Feature.JSON_SCHEMA, Feature.CHOICE},
         ),
     ],
 )

@@ -40,6 +40,7 @@ def test_a_tenant_over_its_budget_loses_its_oldest_claims(claims: BlockClaims) -
     assert claims.make([4, 5], HIGH, "a", 1.0) == [1]
 
     assert claimed(claims, range(1, 6)) == [2, 3, 4, 5]
+    assert claims.cuts.num_dropped_blocks == 1
     assert faults(claims) == []
 
 
@@ -58,6 +59,10 @@ def test_a_claim_ends_with_the_longest_duration(claims: BlockClaims) -> None:
 
     assert claims.expire(9.9) == []
     assert claims.expire(10.0) == [1]
+    assert claims.cuts.num_shortened == 1
+    claims.make([1], CacheRetention(priority=100, duration_s=5.0), "a", 20.0)
+    assert claims.cuts.num_shortened == 1
+    assert claims.cuts.num_dropped_blocks == 0, "they lapsed"
     assert faults(claims) == []
 
 
@@ -107,6 +112,7 @@ def test_one_tenant_cannot_take_the_cache_from_another() -> None:
 
     # All but the last block, of which one token is always computed.
     assert [run("victim", ids) for ids in prompts] == [15 * info.block_size] * 4
+    assert min(engine.retention_cuts) >= 16, "the operator sees that it was cut"
     engine.check_integrity()
 
 
@@ -129,6 +135,7 @@ def test_an_executor_with_its_own_cache_is_asked_within_the_budget() -> None:
     assert ask("c", 3.0) is None
     assert ask("c", 3.0, priority=DEFAULT_LEVEL) == CacheRetention(priority=DEFAULT_LEVEL)
     assert ask("a", 10.0) is not None
+    assert (account.cuts.num_shortened, account.cuts.num_dropped_blocks) == (3, 8)
 
 
 def test_turns_of_a_conversation_are_counted_once_in_an_executors_own_cache() -> None:

@@ -73,6 +73,8 @@ def test_the_load_is_shown_as_it_is_and_begins_anew_with_every_engine(fd: int) -
     view, board = BoardView(fd), EngineBoard(fd, 7)
     board.show_queue(2, 99, None)
     board.show_load(5, 40, 2**40)
+    board.show_retention_cuts(3, 2**33)
+    board.show_trial([11])
     assert view.load == LoadState(
         epoch=7,
         num_running=5,
@@ -80,10 +82,14 @@ def test_the_load_is_shown_as_it_is_and_begins_anew_with_every_engine(fd: int) -
         num_waiting_tokens=99,
         num_used_blocks=40,
         num_output_tokens=2**40,
+        num_shortened_retentions=3,
+        num_dropped_blocks=2**33,
     )
+    assert view.keys_on_trial() == {11}
     board.close()
     again = EngineBoard(fd, 8)
     assert (view.load.num_running, view.load.num_output_tokens) == (0, 0)
+    assert view.load.num_dropped_blocks == 0
     again.close()
     view.close()
 

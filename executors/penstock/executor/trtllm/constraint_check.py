@@ -1,7 +1,8 @@
 """Whether the engine can hold an output to a constraint, found out before the engine gets it.
 
-Owns the check: xgrammar, which comes with TensorRT-LLM, builds the grammar; what it refuses and
-what has a dead end is refused here. Inside the engine the first fails in words of its own, and the
+Owns what the check is, and whose turn it is: xgrammar, which comes with TensorRT-LLM, builds the
+grammar; what it refuses and what has a dead end is refused here. Where it runs: see
+`constraint_process`. Inside the engine the first fails in words of its own, and the
 second ends every request there (see `dead_ends`).
 """
 
@@ -21,7 +22,8 @@ log = logging.getLogger(__name__)
 
 NOT_COMPILED: Final = "constraint: cannot be compiled"
 NO_OUTPUT: Final = "constraint: reaches a point from which no output can be completed"
-TOO_SLOW: Final = "constraint: takes too long to compile"
+TOO_LARGE: Final = "constraint: takes too much time or memory to compile"
+NOT_CHECKED: Final = "constraint: cannot be checked"
 
 _BUILDERS: Final[Mapping[ConstraintKind, str]] = {
     ConstraintKind.JSON_SCHEMA: "from_json_schema",
@@ -29,8 +31,7 @@ _BUILDERS: Final[Mapping[ConstraintKind, str]] = {
     ConstraintKind.GRAMMAR: "from_ebnf",
     ConstraintKind.CHOICE: "from_regex",
 }
-_NUM_THREADS: Final = 2
-_TIMEOUT_S: Final = 10.0
+_NUM_AT_ONCE: Final = 2
 
 
 def guide_text(constraint: Constraint) -> str:
@@ -40,11 +41,11 @@ def guide_text(constraint: Constraint) -> str:
 
 
 def installed_grammar() -> Any:
-    """`xgrammar.Grammar`; None, and a warning, where it is missing."""
+    """`xgrammar.Grammar`; None, and a warning, where it cannot be loaded."""
     try:
         return import_module("xgrammar").Grammar
     except (ImportError, AttributeError) as error:
-        log.warning("constraints are not checked before they reach the engine: %s", error)
+        log.warning("xgrammar cannot be loaded: %s", error)
         return None
 
 
@@ -53,26 +54,25 @@ def fault_of(grammar_class: Any, constraint: Constraint) -> str:
     build: Callable[[str], object] = getattr(grammar_class, _BUILDERS[constraint.kind])
     try:
         text = str(build(guide_text(constraint)))
-    except Exception as error:
+    except Exception:
         # Its message quotes the client, and its classes differ between versions.
-        log.debug("xgrammar refused a constraint", extra={"foreign_text": str(error)[:500]})
         return NOT_COMPILED
     return NO_OUTPUT if has_dead_end(text) else ""
 
 
 class ConstraintCheck:
-    """Checks on threads: a few at a time, one of each tenant, each for a bounded time.
+    """Whose constraint is checked next: a few at a time, one of each tenant.
 
-    Belongs to one event loop.
+    `check` is called on a thread and blocks, for a bounded time. Belongs to one event loop.
     """
 
-    def __init__(self, grammar_class: Any) -> None:
-        self._grammar_class = grammar_class
-        self._permits = asyncio.Semaphore(_NUM_THREADS)
+    def __init__(self, check: Callable[[Constraint], str]) -> None:
+        self._check = check
+        self._permits = asyncio.Semaphore(_NUM_AT_ONCE)
         self._permit_of: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def fault(self, constraint: Constraint, tenant: str) -> str:
-        """As `fault_of`. A check that takes too long keeps its thread until it ends.
+        """As `fault_of`.
 
         With one check of each tenant at a time, a tenant waits for one check of every other tenant
         at most. Cancelling gives the place up.
@@ -90,8 +90,9 @@ class ConstraintCheck:
             own.release()
 
         checking = asyncio.ensure_future(
-            in_worker(lambda: fault_of(self._grammar_class, constraint), "trtllm constraint")
+            in_worker(lambda: self._check(constraint), "trtllm constraint")
         )
         checking.add_done_callback(release)
-        done, _ = await asyncio.wait([checking], timeout=_TIMEOUT_S)
-        return checking.result() if done else TOO_SLOW
+        # Who is cancelled leaves the check running, which keeps its place until it is done.
+        await asyncio.wait([checking])
+        return checking.result()

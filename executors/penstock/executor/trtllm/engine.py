@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 
 from penstock.executor.config import ExecutorConfig
 from penstock.executor.trtllm.api import Llm
-from penstock.executor.trtllm.config import GuidedDecodingBackend, TrtllmConfig
-from penstock.executor.trtllm.constraint_check import ConstraintCheck, installed_grammar
+from penstock.executor.trtllm.constraint_check import ConstraintCheck
+from penstock.executor.trtllm.constraint_process import CheckProcesses, installed_checker
 from penstock.executor.trtllm.limits import engine_info, probe_limits, try_adapter
 from penstock.executor.trtllm.llm_args import llm_arguments
 from penstock.executor.trtllm.loop_thread import LoopThread, in_worker
@@ -68,6 +68,7 @@ class EngineHandle:
 
     info: ExecutorInfo
     streams: Streams
+    _checker: CheckProcesses | None = None
 
     def carry_out(
         self, aborts: Sequence[SubmittedRequest], submits: Sequence[SubmittedRequest]
@@ -97,7 +98,8 @@ class EngineHandle:
         self._poller = poller = StatsPoller(
             self._llm, self._note, lambda: self._is_probing or len(self.streams) > 0
         )
-        grammar = _grammar_class(config.trtllm)
+        if config.trtllm.guided_decoding_backend is not None:
+            self._checker = installed_checker()
         self.streams = Streams(
             llm=self._llm,
             loop=asyncio.get_running_loop(),
@@ -106,7 +108,7 @@ class EngineHandle:
             request_error=package.request_error,
             abort_grace_s=self._watch.abort_grace_s,
             on_submit=poller.on_submit,
-            constraint_fault=None if grammar is None else ConstraintCheck(grammar).fault,
+            constraint_fault=self._checker and ConstraintCheck(self._checker.fault).fault,
         )
         self._tasks = [
             asyncio.ensure_future(self._guarded(self._poll_stats)),
@@ -152,6 +154,8 @@ class EngineHandle:
 
     async def _shut_down(self) -> None:
         self._poller.stop()
+        if self._checker is not None:
+            self._checker.close()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -207,12 +211,6 @@ def _builder(config: ExecutorConfig, folder: ModelFolder, package: Package) -> C
     """What builds the engine, everything checked that can be checked before the long load."""
     arguments = llm_arguments(config.trtllm, folder, package, tokenizer_path=config.tokenizer_path)
     return lambda: package.build(**arguments)
-
-
-def _grammar_class(config: TrtllmConfig) -> Any:
-    """What checks constraints as the engine's backend will; None where nothing can."""
-    is_xgrammar = config.guided_decoding_backend is GuidedDecodingBackend.XGRAMMAR
-    return installed_grammar() if is_xgrammar else None
 
 
 def _mapping(config: ExecutorConfig, folder: ModelFolder, package: Package) -> RequestMapping:

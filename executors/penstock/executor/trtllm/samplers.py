@@ -35,10 +35,9 @@ GUIDED: Final[Mapping[GuidedDecodingBackend, frozenset[Feature]]] = {
     GuidedDecodingBackend.XGRAMMAR: frozenset(
         {Feature.JSON_SCHEMA, Feature.REGEX, Feature.GRAMMAR, Feature.CHOICE}
     ),
-    # Its grammars are written in a dialect of Lark, where EBNF is an error or means another thing.
-    GuidedDecodingBackend.LLGUIDANCE: frozenset(
-        {Feature.JSON_SCHEMA, Feature.REGEX, Feature.CHOICE}
-    ),
+    # Its grammars are written in a dialect of Lark, where EBNF is an error or means another thing,
+    # and its regular expressions in Rust's: nothing here finds the dead ends of either.
+    GuidedDecodingBackend.LLGUIDANCE: frozenset({Feature.JSON_SCHEMA, Feature.CHOICE}),
 }
 """The forms that each guided decoding backend can hold an output to."""
 

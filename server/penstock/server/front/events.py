@@ -8,6 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, overload
 
+import numpy as np
+from numpy.typing import NDArray
+
 from penstock.scheduler.request import FinishReason
 from penstock.scheduler.state import RequestState
 
@@ -36,7 +39,7 @@ class IdRecords(Sequence[TokenRecord]):
 
     __slots__ = ("ids",)
 
-    def __init__(self, ids: Sequence[int]) -> None:
+    def __init__(self, ids: NDArray[np.int32]) -> None:
         self.ids = ids
 
     def __len__(self) -> int:
@@ -51,7 +54,7 @@ class IdRecords(Sequence[TokenRecord]):
     def __getitem__(self, index: int | slice) -> "TokenRecord | IdRecords":
         if isinstance(index, slice):
             return IdRecords(self.ids[index])
-        return TokenRecord(self.ids[index])
+        return TokenRecord(int(self.ids[index]))
 
 
 class TokensPiece(NamedTuple):
@@ -65,7 +68,7 @@ class TokensPiece(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptPiece:
-    """A part of the prompt, as asked for by echo or prompt logprobs."""
+    """A part of the prompt, as asked for by echo or prompt logprobs: see `prompt_echo.py`."""
 
     text: str = ""
     records: Sequence[TokenRecord] = ()

@@ -132,7 +132,7 @@ def bequeath(resumable: Resumable) -> Inheritance | None:
     live = resumable.live
     if live is not None:
         live.stream.release_held()
-        resumable.fill()
+        resumable.fill_all()
     log = resumable.log
     told = ToldLog(
         first_sequence=log.first_sequence,

@@ -217,8 +217,7 @@ class LiveRequest:
     def on_prompt_logprobs(self, first_position: int, logprobs: TokenLogprobs) -> None:
         """Rows for prompt tokens from `first_position` on; a recomputed prompt repeats some."""
         self.opening.accept()
-        piece = self.opening.prompt.rows(first_position, logprobs)
-        if piece is not None:
+        for piece in self.opening.prompt.rows(first_position, logprobs):
             self.stream.push(piece)
 
     def on_token(

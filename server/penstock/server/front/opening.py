@@ -23,7 +23,7 @@ def first_words(
     leader = submission.specs[0]
     has_ids = wanted.num_prompt_logprobs >= 0 or (wanted.echo and wanted.return_token_ids)
     prompt = PromptEcho(
-        leader.prompt_ids.tolist() if has_ids else (),
+        leader.prompt_ids if has_ids else leader.prompt_ids[:0],
         prompt_text,
         num_logprobs=wanted.num_prompt_logprobs,
     )
@@ -86,8 +86,7 @@ class Opening:
             estimate_s = self._place_to_tell.estimated_queue_s
             accepted = replace(accepted, estimated_queue_s=estimate_s)
         self._stream.push(accepted)
-        piece = self.prompt.opening()
-        if piece is not None:
+        for piece in self.prompt.opening():
             self._stream.push(piece)
 
     def queued(self, place: Queued, *, is_waiting: bool) -> None:

@@ -1,14 +1,25 @@
 """What a stream tells about its prompt, as asked for by echo or prompt logprobs.
 
-Owns which tokens have been told already: a prompt that is computed again tells some twice. Does not
-know streams.
+Owns which tokens have been told already (a prompt that is computed again tells some twice), and the
+parts in which a long prompt is told: whoever writes them takes one in a turn of the event loop.
+Does not know streams.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Final, overload
+
+import numpy as np
+from numpy.typing import NDArray
 
 from penstock.scheduler.batch import TokenLogprobs
 from penstock.server.front.events import IdRecords, PromptPiece, TokenRecord
 from penstock.server.front.logprob_rows import LogprobRows
+
+MAX_PART_CHARS: Final = 16 << 10
+MAX_PART_IDS: Final = 4096
+MAX_PART_LOGPROBS: Final = 1280
+"""Of one part, each some two milliseconds of writing; a row has its token's and the others'."""
+_NO_IDS: Final = np.empty(0, dtype=np.int32)
 
 
 class PromptEcho:
@@ -20,7 +31,9 @@ class PromptEcho:
 
     __slots__ = ("_ids", "_next_position", "_num_logprobs", "_text")
 
-    def __init__(self, ids: Sequence[int] = (), text: str = "", *, num_logprobs: int = -1) -> None:
+    def __init__(
+        self, ids: NDArray[np.int32] = _NO_IDS, text: str = "", *, num_logprobs: int = -1
+    ) -> None:
         self._ids = ids
         self._text = text
         self._num_logprobs = num_logprobs
@@ -31,25 +44,51 @@ class PromptEcho:
         """Whether the engine has nothing more to say of it."""
         return self._num_logprobs < 0 or self._next_position >= len(self._ids)
 
-    def opening(self) -> PromptPiece | None:
+    def opening(self) -> Iterator[PromptPiece]:
         """What can be told before anything is computed."""
+        for start in range(0, len(self._text), MAX_PART_CHARS):
+            yield PromptPiece(text=self._text[start : start + MAX_PART_CHARS])
         # The first token follows nothing, so the engine has no word about it.
         ids = self._ids if self._num_logprobs < 0 else self._ids[:1]
-        if not self._text and not ids:
-            return None
-        return PromptPiece(text=self._text, records=IdRecords(ids))
+        for start in range(0, len(ids), MAX_PART_IDS):
+            yield PromptPiece(records=IdRecords(ids[start : start + MAX_PART_IDS]))
 
-    def rows(self, first_position: int, logprobs: TokenLogprobs) -> PromptPiece | None:
+    def rows(self, first_position: int, logprobs: TokenLogprobs) -> Iterator[PromptPiece]:
         """What rows for the tokens from `first_position` on tell that was not told before."""
-        rows = LogprobRows(logprobs)
-        num_skipped = max(0, self._next_position - first_position)
-        records: list[TokenRecord] = []
-        for row in range(num_skipped, len(logprobs.chosen)):
-            position = first_position + row
-            if position >= len(self._ids):
-                break
-            records.append(rows.record(row, self._ids[position], self._num_logprobs))
-        if not records:
-            return None
-        self._next_position += len(records)
-        return PromptPiece(records=tuple(records))
+        end = min(first_position + len(logprobs.chosen), len(self._ids))
+        num_rows = max(1, MAX_PART_LOGPROBS // (1 + self._num_logprobs))
+        for start in range(max(self._next_position, first_position), end, num_rows):
+            self._next_position = min(start + num_rows, end)
+            rows = slice(start - first_position, self._next_position - first_position)
+            ids = self._ids[start : self._next_position]
+            yield PromptPiece(records=_RowRecords(ids, logprobs.take(rows), self._num_logprobs))
+
+
+class _RowRecords(Sequence[TokenRecord]):
+    """Records of tokens with their logprobs; they are made when they are looked at."""
+
+    __slots__ = ("_ids", "_logprobs", "_num_logprobs")
+
+    def __init__(self, ids: NDArray[np.int32], logprobs: TokenLogprobs, num_logprobs: int) -> None:
+        self._ids = ids
+        self._logprobs = logprobs
+        self._num_logprobs = num_logprobs
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    def __iter__(self) -> Iterator[TokenRecord]:
+        rows = LogprobRows(self._logprobs)
+        for row, token_id in enumerate(self._ids.tolist()):
+            yield rows.record(row, token_id, self._num_logprobs)
+
+    @overload
+    def __getitem__(self, index: int) -> TokenRecord: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> "_RowRecords": ...
+
+    def __getitem__(self, index: int | slice) -> "TokenRecord | _RowRecords":
+        if isinstance(index, slice):
+            return _RowRecords(self._ids[index], self._logprobs.take(index), self._num_logprobs)
+        return list(self)[index]

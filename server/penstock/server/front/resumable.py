@@ -122,11 +122,16 @@ class Resumable:
             self.fill()
 
     def fill(self) -> None:
-        """Write into the log whatever the request has to tell by now."""
+        """Write into the log what the request has to tell by now, of much a part."""
         live = self.live
-        if live is None or self.log.is_ended:
-            return
-        self.add(live.stream.take_due())
+        if live is not None and not self.log.is_ended:
+            self.add(live.stream.take_due())
+
+    def fill_all(self) -> None:
+        """The same, and everything at once. Nothing may be held back."""
+        while self.live is not None and self.live.stream.has_backlog and not self.log.is_ended:
+            self.fill()
+        self.fill()
 
     def add(self, batch: Iterable[StreamEvent]) -> tuple[bytes, ...]:
         """Write a batch that was taken from the stream into the log; the messages it made."""

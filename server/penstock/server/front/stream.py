@@ -10,12 +10,20 @@ Single event loop; nothing here blocks the one who appends.
 
 import asyncio
 from collections.abc import Callable
+from typing import Final
 
 from penstock.server.front.chunk_hold import ChunkHold, Timers
 from penstock.server.front.errors import Refusal, RequestError
-from penstock.server.front.events import StreamEvent, TokensPiece
+from penstock.server.front.events import IdRecords, PromptPiece, StreamEvent, TokensPiece
 from penstock.server.front.generation import WHOLE_BACKLOG, ChunkLimits
 from penstock.server.front.watched_write import WatchedWrite
+
+_FEW: Final = 256
+"""So many pieces of output are taken at once without a look at how large they are."""
+_MAX_COST: Final = 6000
+"""Of what is taken at once: a piece of output costs one, each of its records and alternatives one
+more; three characters of a prompt cost one, and a part with log probabilities all. To write so much
+takes some milliseconds."""
 
 
 class TokenStream(WatchedWrite):
@@ -27,6 +35,7 @@ class TokenStream(WatchedWrite):
 
     __slots__ = (
         "_events",
+        "_has_prompt",
         "_hold",
         "_on_ready",
         "_refusal",
@@ -42,6 +51,7 @@ class TokenStream(WatchedWrite):
         self._events: list[StreamEvent] = []
         # All of the backlog, where it is the text of one token of output 0: see `push_text`.
         self._text: str | None = None
+        self._has_prompt = False
         self._waiter: asyncio.Future[None] | None = None
         self._on_ready: Callable[[], None] | None = None
         self._refusal: Refusal | None = None
@@ -55,7 +65,12 @@ class TokenStream(WatchedWrite):
     @property
     def is_drained(self) -> bool:
         """True once nothing more will be taken."""
-        return self.is_closed and not self._events and self._text is None
+        return self.is_closed and not self.has_backlog
+
+    @property
+    def has_backlog(self) -> bool:
+        """Whether something was appended and not taken."""
+        return bool(self._events) or self._text is not None
 
     @property
     def refusal(self) -> Refusal | None:
@@ -76,6 +91,7 @@ class TokenStream(WatchedWrite):
         elif not self.is_closed:
             self._keep_text()
             self._events.append(event)
+            self._has_prompt = self._has_prompt or isinstance(event, PromptPiece)
             if self._hold is not None:
                 self._hold.add(event)
 
@@ -174,20 +190,34 @@ class TokenStream(WatchedWrite):
     def take_due(self, max_tokens: int | None = None) -> list[StreamEvent]:
         """What may go now, at most `max_tokens` of output; empty where that is nothing.
 
-        What stands behind a piece that exceeds `max_tokens` waits with it.
+        What stands behind a piece that exceeds `max_tokens` waits with it. No more comes at once
+        than can be written in one turn of the event loop; whoever is told of news is told of the
+        rest in a later turn.
         """
         self._keep_text()
-        if self._hold is None and max_tokens is None:
+        is_small = len(self._events) <= _FEW and not self._has_prompt
+        if is_small and self._hold is None and max_tokens is None:
             events, self._events = self._events, []
             self.num_backlog_tokens = 0
             return events
         due, held = (self._events, []) if self._hold is None else self._hold.split(self._events)
         num_due = len(due) if max_tokens is None else _num_within(due, max_tokens)
+        if not is_small:
+            num_due = self._num_at_once(due, num_due)
         taken, self._events = due[:num_due], due[num_due:] + held
         self.num_backlog_tokens -= num_tokens_of(taken)
         if self._hold is not None and num_due == len(due):
             self._hold.forget_due()
         return taken
+
+    def _num_at_once(self, due: list[StreamEvent], num_due: int) -> int:
+        """How many of the first `num_due` are taken now; sees to it that the others are."""
+        num_now = _num_in_a_turn(due, num_due)
+        if num_now < num_due and self._on_ready is not None:
+            asyncio.get_running_loop().call_soon(self.wake)
+        if num_now == len(due):
+            self._has_prompt = False
+        return num_now
 
     def _keep_text(self) -> None:
         """Make an event of a token that `take_text` has not taken."""
@@ -210,3 +240,19 @@ def _num_within(events: list[StreamEvent], max_tokens: int) -> int:
             if num_left < 0:
                 return position
     return len(events)
+
+
+def _num_in_a_turn(events: list[StreamEvent], num: int) -> int:
+    """How many of the first `num` one turn of the loop is for: of a long prompt one part."""
+    cost = 0
+    for position in range(num):
+        event = events[position]
+        if isinstance(event, PromptPiece):
+            cost += len(event.text) // 3
+            is_cheap = isinstance(event.records, IdRecords) or not event.records
+            cost += len(event.records) if is_cheap else _MAX_COST
+        elif isinstance(event, TokensPiece):
+            cost += 1 + sum([1 + len(record.top) for record in event.records])
+        if cost > _MAX_COST:
+            return max(1, position)
+    return num

@@ -32,7 +32,8 @@ _BANK_SIZES = 10
 _NUM_BANKS = 2
 """Steps that may be under way at once, each with its own keys."""
 _NUM_RUNNING, _NUM_USED_BLOCKS, _NUM_OUTPUT_TOKENS = range(12, 15)
-_TRIAL_KEYS, _MAX_ON_TRIAL = 16, 64
+_NUM_SHORTENED_RETENTIONS, _NUM_DROPPED_BLOCKS = range(15, 17)
+_TRIAL_KEYS, _MAX_ON_TRIAL = 17, 64
 _KEYS = _TRIAL_KEYS + _MAX_ON_TRIAL
 
 _ROW_WORDS = 4
@@ -64,7 +65,8 @@ class LoadState:
     """How busy an engine was after its last turn.
 
     `num_used_blocks`: of the KV cache, without those that are only kept for reuse.
-    `num_output_tokens`: made since the engine started.
+    `num_output_tokens`: made since the engine started; as of then too, `num_shortened_retentions`
+    and `num_dropped_blocks`: see `RetentionCuts`.
     """
 
     epoch: int
@@ -73,6 +75,8 @@ class LoadState:
     num_waiting_tokens: int
     num_used_blocks: int
     num_output_tokens: int
+    num_shortened_retentions: int = 0
+    num_dropped_blocks: int = 0
 
 
 def create_board(max_num_keys: int) -> int:
@@ -131,6 +135,12 @@ class EngineBoard:
         words[_NUM_RUNNING] = num_running
         words[_NUM_USED_BLOCKS] = num_used_blocks
         words[_NUM_OUTPUT_TOKENS] = num_output_tokens
+
+    def show_retention_cuts(self, num_shortened: int, num_dropped_blocks: int) -> None:
+        """What the budget of retention has cut."""
+        words = self._words
+        words[_NUM_SHORTENED_RETENTIONS] = num_shortened
+        words[_NUM_DROPPED_BLOCKS] = num_dropped_blocks
 
     def step_begins(self, keys: "NDArray[np.int64]") -> None:
         """The executor is about to get a step with these keys, int64 [n]."""
@@ -214,6 +224,8 @@ class BoardView:
             num_waiting_tokens=words[_NUM_WAITING_TOKENS],
             num_used_blocks=words[_NUM_USED_BLOCKS],
             num_output_tokens=words[_NUM_OUTPUT_TOKENS],
+            num_shortened_retentions=words[_NUM_SHORTENED_RETENTIONS],
+            num_dropped_blocks=words[_NUM_DROPPED_BLOCKS],
         )
 
     def keys_on_trial(self) -> frozenset[int]:

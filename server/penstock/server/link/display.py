@@ -13,7 +13,8 @@ class Display:
     """Tells `board` of the engine of `dispatcher`. The engine's loop calls it, on its thread.
 
     `queue_size`: how many requests wait, and the tokens they would prefill. `occupancy`: how many
-    run, and the blocks they use; None where that is not shown.
+    run, and the blocks they use; `retention_cuts`: what the budget of retention has cut; None where
+    that is not shown.
     """
 
     def __init__(
@@ -22,11 +23,13 @@ class Display:
         dispatcher: Dispatcher,
         queue_size: Callable[[], tuple[int, int]],
         occupancy: Callable[[], tuple[int, int]] | None = None,
+        retention_cuts: Callable[[], tuple[int, int]] | None = None,
     ) -> None:
         self._board = board
         self._dispatcher = dispatcher
         self._queue_size = queue_size
         self._occupancy = occupancy
+        self._retention_cuts = retention_cuts
 
     def came_round(self) -> None:
         """The loop lives."""
@@ -40,6 +43,8 @@ class Display:
         if self._occupancy is not None:
             num_running, num_blocks = self._occupancy()
             self._board.show_load(num_running, num_blocks, self._dispatcher.num_output_tokens)
+        if self._retention_cuts is not None:
+            self._board.show_retention_cuts(*self._retention_cuts())
 
     def rested(self) -> None:
         """All work is done, and the books balance."""

@@ -140,6 +140,13 @@ PREFILL_TOKENS: Final = _counter(
 )
 ADMISSIONS: Final = _counter("admissions_total", "Requests let into the batch, again included.")
 PREEMPTIONS: Final = _counter("preemptions_total", "Requests that gave their memory back.")
+SHORTENED_RETENTIONS: Final = _counter(
+    "retentions_shortened_total", "Retentions that were cut to --max-retention-s."
+)
+DROPPED_RETENTIONS: Final = _counter(
+    "retention_blocks_dropped_total",
+    "Blocks that lost or never got their retention, for its budget.",
+)
 STEP_SECONDS: Final = _histogram(
     "step_seconds", "A step of the executor, from launch to result.", ends.TOKEN_SECONDS
 )

@@ -61,6 +61,7 @@ class StepMetrics:
         # Of each count: as this epoch's rows told it, as its recording's totals did.
         self._from_rows: dict[str, int] = dict.fromkeys(_TOTALS, 0)
         self._from_totals: dict[str, int] = {}
+        self._cuts = (0, 0)
         for state in _STATES:
             board.gauge(catalogue.KV_BLOCKS).set(0, state)
         self.tell_gauges()
@@ -125,6 +126,14 @@ class StepMetrics:
         for reason in WaitReason:
             gauge(catalogue.HEAD_WAITS).set(float(reason == waits_for), reason.name.lower())
         self._tell_blocks(load.num_used_blocks, row)
+        self._count_cuts(load)
+
+    def _count_cuts(self, load: LoadState) -> None:
+        told = self._cuts
+        cuts = (load.num_shortened_retentions, load.num_dropped_blocks)
+        self._cuts = (max(told[0], cuts[0]), max(told[1], cuts[1]))
+        self._board.counter(catalogue.SHORTENED_RETENTIONS).add(self._cuts[0] - told[0])
+        self._board.counter(catalogue.DROPPED_RETENTIONS).add(self._cuts[1] - told[1])
 
     def _tell_blocks(self, used: int, row: Any) -> None:
         """`used`: of as many blocks as were ever told. `row`: the last step's, None without one.
@@ -150,6 +159,7 @@ class StepMetrics:
         self._epoch, self._last = epoch, None
         self._from_rows = dict.fromkeys(_TOTALS, 0)
         self._from_totals = {}
+        self._cuts = (0, 0)
 
     def _count_rows(self, epoch: int, name: str, num: int) -> None:
         if epoch == self._epoch:

@@ -86,7 +86,13 @@ def main(arguments: list[str]) -> int:
             cache_book=book,
         )
         hub = FrontHub(listener, dispatcher)
-        display = Display(board, dispatcher, lambda: engine.queue_size, lambda: engine.occupancy)
+        display = Display(
+            board,
+            dispatcher,
+            lambda: engine.queue_size,
+            lambda: engine.occupancy,
+            lambda: engine.retention_cuts,
+        )
         loop = EngineLoop(dispatcher, hub, time.monotonic, display)
         loop.add_chore(dispatcher.sweep)
         policy = _policy(launch, engine)

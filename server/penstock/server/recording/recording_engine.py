@@ -62,6 +62,11 @@ class RecordingEngine:
         return self.engine.occupancy
 
     @property
+    def retention_cuts(self) -> tuple[int, int]:
+        """See `Engine`."""
+        return self.engine.retention_cuts
+
+    @property
     def ready_fd(self) -> int | None:
         """See `Engine`."""
         return self.engine.ready_fd

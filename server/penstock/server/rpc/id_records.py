@@ -4,10 +4,11 @@ Owns the bytes of such a record. To make the objects and write them out takes so
 token: for a prompt of 128 Ki tokens the event loop would stop for over half a second.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 _RECORDS: Final = 2 << 3 | 2
 """Field 2 of `Prompt`, with a length."""
@@ -18,7 +19,7 @@ _IDS_AT_ONCE: Final = 4096
 """Arrays of so many fit into the cache."""
 
 
-def encoded_id_records(ids: Sequence[int], num_per_part: int) -> Iterator[bytes]:
+def encoded_id_records(ids: NDArray[np.int32], num_per_part: int) -> Iterator[bytes]:
     """Serialised `Prompt` messages with the records of `ids`, so many in each; none for no ids."""
     num_at_once = num_per_part * max(1, _IDS_AT_ONCE // num_per_part)
     for first in range(0, len(ids), num_at_once):
@@ -29,9 +30,9 @@ def encoded_id_records(ids: Sequence[int], num_per_part: int) -> Iterator[bytes]
             start = end
 
 
-def _records(ids: Sequence[int]) -> tuple[bytes, list[int]]:
+def _records(ids: NDArray[np.int32]) -> tuple[bytes, list[int]]:
     """The records of `ids`, and where each of them ends."""
-    values = np.array(ids, dtype=np.uint32)
+    values = ids.astype(np.uint32)
     rows = np.empty((len(values), 3 + _MAX_VARINT_BYTES), dtype=np.uint8)
     is_written = np.ones(rows.shape, dtype=np.bool_)
     rows[:, 0], rows[:, 2] = _RECORDS, _ID

@@ -5,7 +5,7 @@ Owns the shape of what goes out. Pieces of one output that came since the last w
 """
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
 from google.protobuf.duration_pb2 import Duration
 
@@ -20,7 +20,6 @@ from penstock.v1 import state_pb2
 _RECORD_BYTES = 20
 _TOP_BYTES = 13
 """Upper estimates of an encoded record and of each of its alternatives."""
-_RECORDS_AT_ONCE = 16 << 10
 
 
 class ResponseEncoder:
@@ -126,40 +125,6 @@ def encoder_for(chunks: ChunkLimits, config: FrontConfig) -> ResponseEncoder:
             max(config.max_message_bytes_hint, config.max_shared_message_bytes_hint)
         )
     return ResponseEncoder(config.max_message_bytes_hint)
-
-
-def once_response(collected: Iterable[events.StreamEvent]) -> service_pb.GenerateOnceResponse:
-    """A whole stream that ended well as one message; progress is left out."""
-    response = service_pb.GenerateOnceResponse()
-    pieces: dict[int, list[events.TokensPiece]] = {}
-    for event in collected:
-        match event:
-            case events.TokensPiece():
-                pieces.setdefault(event.output_index, []).append(event)
-            case events.Accepted():
-                response.accepted.CopyFrom(accepted_of(event))
-            case events.PromptPiece():
-                response.prompt.text += event.text
-                _add_records(response.prompt, event.records)
-            case events.Finished():
-                response.finished.CopyFrom(finished_of(event))
-            case events.Progress():
-                pass
-    for end in response.finished.outputs:
-        index = end.output_index
-        if index in pieces:
-            response.outputs.append(merge_pieces(pieces[index]))
-        else:
-            response.outputs.add(output_index=index)
-    return response
-
-
-def _add_records(prompt: pb.Prompt, records: Sequence[events.TokenRecord]) -> None:
-    if isinstance(records, events.IdRecords):
-        for data in encoded_id_records(records.ids, _RECORDS_AT_ONCE):
-            prompt.MergeFromString(data)
-    else:
-        prompt.records.extend(map(record_of, records))
 
 
 def merge_pieces(pieces: list[events.TokensPiece]) -> pb.Tokens:

@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import asyncio
 
+import numpy as np
 import pytest
 
 from penstock.scheduler.request import NO_TIME
 from penstock.server.front.errors import ErrorReason, Refusal, RequestError
-from penstock.server.front.events import PromptPiece, TokensPiece
+from penstock.server.front.events import (
+    PromptPiece,
+    StreamEvent,
+    TokenRecord,
+    TokensPiece,
+    TopToken,
+)
+from penstock.server.front.prompt_echo import PromptEcho
 from penstock.server.front.stream import TokenStream
 
 REFUSAL = Refusal(reason=ErrorReason.ENGINE_DOWN)
@@ -171,3 +179,40 @@ async def test_only_tokens_count_as_backlog() -> None:
     stream.push(PromptPiece(text="p"))
     assert stream.num_backlog_tokens == 0
     assert stream.blocked_since_s == NO_TIME
+
+
+async def test_of_much_a_part_is_taken_at_a_time() -> None:
+    """Whoever writes a long prompt or a long backlog would stop the loop for all others."""
+    stream = TokenStream()
+    parts = list(PromptEcho(np.arange(20_000, dtype=np.int32), "x" * 100_000).opening())
+    tops = tuple(TopToken(i, -1.0) for i in range(20))
+    pieces = [TokensPiece(0, "x", 1, (TokenRecord(1, -1.0, 1, tops),)) for _ in range(1000)]
+    for event in [*parts, *pieces]:
+        stream.push(event)
+    news = 0
+    taken: list[StreamEvent] = []
+
+    def on_news() -> None:
+        nonlocal news
+        news += 1
+        batch = stream.take_due()
+        assert len(batch) < 300
+        assert sum(isinstance(event, PromptPiece) for event in batch) <= 2, "a whole one and a rest"
+        taken.extend(batch)
+
+    stream.attach(on_news)
+    stream.close()
+    stream.wake()
+    assert news == 1
+    for _ in range(len(parts) + len(pieces)):
+        await asyncio.sleep(0)
+    assert stream.is_drained
+    assert taken == [*parts, *pieces]
+    assert stream.num_backlog_tokens == 0
+
+
+async def test_text_without_records_is_taken_at_once() -> None:
+    stream = TokenStream()
+    for _ in range(1000):
+        stream.push(piece("x"))
+    assert len(stream.take_due()) == 1000

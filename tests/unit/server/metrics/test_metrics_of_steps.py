@@ -183,3 +183,18 @@ def test_an_engine_that_has_taken_no_step_says_what_it_holds() -> None:
     assert value(samples, "num_requests_waiting") == 2
     assert value(samples, "kv_cache_blocks", state="free") == 30
     assert value(samples, "kv_cache_usage_ratio") == 0.25
+
+
+def test_cut_retentions_are_counted_over_engines() -> None:
+    said = load(num_shortened_retentions=2, num_dropped_blocks=40)
+    metrics = ServiceMetrics(model="demo", load=lambda: said)
+    metrics.take_beat(beat())
+    for _ in range(2):
+        samples = read(metrics)
+        assert value(samples, "retentions_shortened_total") == 2
+        assert value(samples, "retention_blocks_dropped_total") == 40
+    said = load(epoch=2, num_shortened_retentions=1, num_dropped_blocks=3)
+    metrics.take_beat(beat(epoch=2))
+    samples = read(metrics)
+    assert value(samples, "retentions_shortened_total") == 3
+    assert value(samples, "retention_blocks_dropped_total") == 43

@@ -5,19 +5,22 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.scheduler.batch import TokenLogprobs
 from penstock.scheduler.request import FinishReason
 from penstock.scheduler.state import RequestState
 from penstock.server.front import events
 from penstock.server.front.config import FrontConfig
 from penstock.server.front.generation import ChunkLimits
-from penstock.server.front.prompt_echo import PromptEcho
-from penstock.server.rpc.mapping_out import ResponseEncoder, encoder_for, once_response
+from penstock.server.front.prompt_echo import MAX_PART_LOGPROBS, PromptEcho
+from penstock.server.rpc.mapping_out import ResponseEncoder, encoder_for
+from penstock.server.rpc.once_encoding import once_parts
 from penstock.v1 import state_pb2
-from penstock.v1.generation_service_pb2 import GenerateResponse
+from penstock.v1.generation_service_pb2 import GenerateOnceResponse, GenerateResponse
 
 ACCEPTED = events.Accepted(request_id="r", model="m", num_prompt_tokens=3, seed=2**64 - 1)
 FINISHED = events.Finished(
@@ -46,6 +49,10 @@ def encode(*batches: list[events.StreamEvent], hint: int = 1024) -> list[Generat
     return [
         GenerateResponse.FromString(data) for batch in batches for data in encoder.encode(batch)
     ]
+
+
+def once(collected: list[events.StreamEvent]) -> GenerateOnceResponse:
+    return GenerateOnceResponse.FromString(b"".join(once_parts(collected)))
 
 
 def piece(text: str, index: int = 0, *records: events.TokenRecord) -> events.TokensPiece:
@@ -176,19 +183,67 @@ def test_long_prompt_comes_in_pieces() -> None:
 def test_records_of_bare_ids_are_what_they_are_one_by_one(num: int) -> None:
     edges = [0, 1, 127, 128, 16_383, 16_384, 2_097_151, 2_097_152, 2**31 - 1]
     ids = [*edges, *range(num)][:num]
-    piece = PromptEcho(ids, "text").opening()
-    assert piece is not None
-    assert isinstance(piece.records, events.IdRecords), "none of them is made before it is written"
-    plain = events.PromptPiece(text="text", records=tuple(map(events.TokenRecord, ids)))
-    assert encode([piece]) == encode([plain])
-    assert once_response([piece]) == once_response([plain])
-    assert [record.token_id for record in piece.records[num // 2 :]] == ids[num // 2 :]
+    pieces = list(PromptEcho(np.array(ids, dtype=np.int32), "text").opening())
+    records = [piece.records for piece in pieces[1:]]
+    assert all(isinstance(some, events.IdRecords) for some in records), "none is made yet"
+    plain: list[events.StreamEvent] = [events.PromptPiece(text="text")]
+    plain += [events.PromptPiece(records=tuple(some)) for some in records]
+    assert encode(list(pieces)) == encode(plain)
+    assert once(list(pieces)) == once(plain)
+    assert [record.token_id for some in records for record in some] == ids
+
+
+def test_a_whole_answer_with_long_records_is_made_in_parts() -> None:
+    """None of its parts takes long, and together they are the response."""
+    tops = tuple(events.TopToken(i, -float(i)) for i in range(20))
+    collected: list[events.StreamEvent] = [ACCEPTED, events.PromptPiece(text="pro")]
+    collected += [
+        events.PromptPiece(text="mpt"),
+        events.PromptPiece(records=tuple(events.TokenRecord(i, -1.0, 1, tops) for i in range(999))),
+    ]
+    collected += [piece("x", 0, events.TokenRecord(i, -2.0, 1, tops)) for i in range(999)]
+    parts = list(once_parts([*collected, FINISHED]))
+    assert len(parts) > 8
+    response = GenerateOnceResponse.FromString(b"".join(parts))
+    assert response.accepted.num_prompt_tokens == 3
+    assert response.prompt.text == "prompt"
+    assert [record.id for record in response.prompt.records] == list(range(999))
+    first, second = response.outputs
+    assert (first.output_index, first.text, first.num_tokens) == (0, "x" * 999, 999)
+    assert [record.id for record in first.records] == list(range(999))
+    assert (
+        len(first.records[998].top_logprobs) == len(response.prompt.records[0].top_logprobs) == 20
+    )
+    assert (second.output_index, second.text, second.num_tokens) == (1, "", 0)
+    assert response.finished.num_preemptions == 4
+
+
+def test_rows_of_a_prompt_come_in_parts_and_once() -> None:
+    ids = np.arange(1000, dtype=np.int32)
+    echo = PromptEcho(ids, num_logprobs=1)
+    assert [len(piece.records) for piece in echo.opening()] == [1]
+
+    def rows(first: int, end: int) -> list[events.TokenRecord]:
+        num = end - first
+        logprobs = TokenLogprobs(
+            chosen=-np.arange(first, end, dtype=np.float32),
+            ranks=np.ones(num, dtype=np.int32),
+            top_ids=np.arange(first, end, dtype=np.int32)[:, None],
+            top_logprobs=np.zeros((num, 1), dtype=np.float32),
+        )
+        pieces = list(echo.rows(first, logprobs))
+        assert all(2 * len(piece.records) <= MAX_PART_LOGPROBS for piece in pieces)
+        return [record for piece in pieces for record in piece.records]
+
+    told = [*rows(1, 700), *rows(300, 800), *rows(800, 1001)]
+    assert [record.token_id for record in told] == list(range(1, 1000))
+    assert [record.logprob for record in told] == [-float(i) for i in range(1, 1000)]
+    assert all(record.top[0].token_id == record.token_id for record in told)
+    assert echo.is_told
 
 
 def test_whole_answer_in_one_message() -> None:
-    response = once_response(
-        [ACCEPTED, events.PromptPiece(text="p"), piece("a"), piece("b"), FINISHED]
-    )
+    response = once([ACCEPTED, events.PromptPiece(text="p"), piece("a"), piece("b"), FINISHED])
     assert response.accepted.seed == 2**64 - 1
     assert response.prompt.text == "p"
     assert [(o.output_index, o.text) for o in response.outputs] == [(0, "ab"), (1, "")]

@@ -1,0 +1,155 @@
+"""Processes that check constraints, so that no constraint can hold up the engine's process.
+
+Owns their life and their limits: xgrammar compiles while it holds Python's lock, for as long and in
+as much memory as the constraint makes it. A process that takes too long is killed; one that asks
+for too much memory fails or dies. As a program, `python -m` with this module's name, it is such a
+process: a line of JSON comes in for each constraint, and one with its fault goes out.
+"""
+
+import contextlib
+import json
+import logging
+import os
+import resource
+import selectors
+import signal
+import subprocess
+import sys
+import threading
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Final
+
+from penstock.executor.trtllm.constraint_check import (
+    NOT_CHECKED,
+    TOO_LARGE,
+    fault_of,
+    installed_grammar,
+)
+from penstock.scheduler.request_options import Constraint, ConstraintKind
+
+log = logging.getLogger(__name__)
+
+CHECK_S: Final = 10.0
+START_S: Final = 120.0
+"""Time for one constraint, and for a process to load xgrammar, which loads torch."""
+_CHECK_BYTES: Final = 2 << 30
+"""Of address space, above what the process has when it is ready."""
+_READY: Final = "ready"
+
+
+class CheckProcesses:
+    """As many processes as check at the same time. Every method may be called on any thread."""
+
+    def __init__(self, check_s: float = CHECK_S) -> None:
+        """The first process starts now: to load takes it longer than to check."""
+        self._check_s = check_s
+        self._lock = threading.Lock()
+        self._is_closed = False
+        self._idle = [_Process()]
+
+    def fault(self, constraint: Constraint) -> str:
+        """As `fault_of`, within limits; or that nothing can check it. Blocks."""
+        with self._lock:
+            process = self._idle.pop() if self._idle else None
+        process = process or _Process()
+        is_kept = False
+        try:
+            answer = process.ask(constraint, self._check_s)
+            is_kept = answer not in (None, NOT_CHECKED)
+        finally:
+            with self._lock:
+                is_kept = is_kept and not self._is_closed
+                if is_kept:
+                    self._idle.append(process)
+            if not is_kept:
+                process.end()
+        return TOO_LARGE if answer is None else answer
+
+    def close(self) -> None:
+        """End those that check nothing; the others end after their check."""
+        with self._lock:
+            self._is_closed = True
+            idle, self._idle = self._idle, []
+        for process in idle:
+            process.end()
+
+
+class _Process:
+    """One process. It asks for no GPU."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            (sys.executable, "-m", __name__),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
+        )
+        self._is_ready = False
+
+    def ask(self, constraint: Constraint, check_s: float) -> str | None:
+        """The fault; None where it took too long, or ended the process."""
+        if not self._is_ready and self._line(START_S) != _READY:
+            log.error("the process that checks constraints does not start")
+            return NOT_CHECKED
+        self._is_ready = True
+        assert self._process.stdin is not None
+        question = {"kind": constraint.kind.value, "texts": constraint.texts}
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write(json.dumps(question).encode() + b"\n")
+            self._process.stdin.flush()
+        line = self._line(check_s)
+        return None if line is None else str(json.loads(line))
+
+    def end(self) -> None:
+        self._process.kill()
+        with self._process:
+            pass  # closes its pipes and waits
+
+    def _line(self, timeout_s: float) -> str | None:
+        """What it answers; None where it ends before, or takes longer."""
+        assert self._process.stdout is not None
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._process.stdout, selectors.EVENT_READ)
+            if not selector.select(timeout_s):
+                return None
+        return self._process.stdout.readline().decode().strip() or None
+
+
+def installed_checker() -> CheckProcesses | None:
+    """None, and a warning, where xgrammar is missing."""
+    if find_spec("xgrammar") is None:
+        log.warning("constraints are not checked before they reach the engine: no xgrammar")
+        return None
+    return CheckProcesses()
+
+
+def main() -> None:
+    """Check what comes in, until nothing more can."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    grammar_class = installed_grammar()
+    if grammar_class is None:
+        sys.exit(1)
+    # What a library prints is no answer.
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    with Path("/proc/self/statm").open(encoding="ascii") as statm:
+        used = int(statm.read().split()[0]) * resource.getpagesize()
+    limit = used + _CHECK_BYTES
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    print(_READY, file=answers, flush=True)
+    for line in sys.stdin:
+        question = json.loads(line)
+        constraint = Constraint(
+            kind=ConstraintKind(question["kind"]), texts=tuple(question["texts"])
+        )
+        # Ends this process even where whoever asked is gone.
+        signal.alarm(round(2 * CHECK_S))
+        fault = fault_of(grammar_class, constraint)
+        signal.alarm(0)
+        print(json.dumps(fault), file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    main()

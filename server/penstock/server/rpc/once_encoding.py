@@ -1,0 +1,81 @@
+"""A whole stream that ended well as one GenerateOnceResponse, a part at a time.
+
+Owns the parts: serialised messages that are the response when they stand one behind another, since
+merging appends to repeated fields. Each takes no more than some milliseconds to make, so that the
+event loop may turn in between: the records of a long prompt take over half a second in all.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from typing import Final
+
+from penstock.server.front import events
+from penstock.server.rpc.id_records import encoded_id_records
+from penstock.server.rpc.mapping_out import accepted_of, finished_of, merge_pieces, record_of
+from penstock.server.rpc.multiplex_encoding import varint
+from penstock.v1 import generation_service_pb2 as service_pb
+from penstock.v1 import output_pb2 as pb
+
+_PROMPT: Final = b"\x12"  # GenerateOnceResponse.prompt
+_OUTPUTS: Final = b"\x1a"  # GenerateOnceResponse.outputs
+_IDS_AT_ONCE: Final = 4096
+_RECORDS_AT_ONCE: Final = 64
+
+
+def once_parts(collected: Iterable[events.StreamEvent]) -> Iterator[bytes]:
+    """The parts of the response; progress is left out."""
+    head = service_pb.GenerateOnceResponse()
+    pieces: dict[int, list[events.TokensPiece]] = {}
+    prompt: list[events.PromptPiece] = []
+    for event in collected:
+        match event:
+            case events.TokensPiece():
+                pieces.setdefault(event.output_index, []).append(event)
+            case events.Accepted():
+                head.accepted.CopyFrom(accepted_of(event))
+            case events.PromptPiece():
+                prompt.append(event)
+            case events.Finished():
+                head.finished.CopyFrom(finished_of(event))
+            case events.Progress():
+                pass
+    if prompt:
+        head.prompt.text = "".join([piece.text for piece in prompt])
+    indices = [end.output_index for end in head.finished.outputs]
+    yield head.SerializeToString()
+    for piece in prompt:
+        yield from _framed(_PROMPT, _prompt_records(piece.records))
+    for index in indices:
+        yield from _output(index, pieces.get(index, []))
+
+
+def _prompt_records(records: Sequence[events.TokenRecord]) -> Iterator[bytes]:
+    """Serialised `Prompt` messages."""
+    if isinstance(records, events.IdRecords):
+        yield from encoded_id_records(records.ids, _IDS_AT_ONCE)
+        return
+    rest = iter(records)
+    while some := list(islice(rest, _RECORDS_AT_ONCE)):
+        yield pb.Prompt(records=map(record_of, some)).SerializeToString()
+
+
+def _output(index: int, pieces: list[events.TokensPiece]) -> Iterator[bytes]:
+    """One output: nothing is known of its length before all of it is there, so it is last."""
+    if not any(piece.records for piece in pieces):
+        message = merge_pieces(pieces) if pieces else pb.Tokens(output_index=index)
+        yield from _framed(_OUTPUTS, (message.SerializeToString(),))
+        return
+    text = "".join([piece.text for piece in pieces])
+    num_tokens = sum([piece.num_tokens for piece in pieces])
+    head = pb.Tokens(output_index=index, text=text, num_tokens=num_tokens)
+    parts = [head.SerializeToString()]
+    rest = (record for piece in pieces for record in piece.records)
+    while some := list(islice(rest, _RECORDS_AT_ONCE)):
+        parts.append(pb.Tokens(records=map(record_of, some)).SerializeToString())
+        yield b""
+    yield from _framed(_OUTPUTS, (b"".join(parts),))
+
+
+def _framed(tag: bytes, messages: Iterable[bytes]) -> Iterator[bytes]:
+    for data in messages:
+        yield b"".join((tag, varint(len(data)), data))
