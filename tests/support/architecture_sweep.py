@@ -62,7 +62,12 @@ def sweep(model_types: Sequence[str], device: str) -> Iterator[Verdict]:
     while left:
         command = [sys.executable, "-W", "ignore", __file__, "--worker", "--device", device]
         command += [f"--type={model_type}" for model_type in left]
-        environment = {**os.environ, "PYTHONPATH": str(TESTS), "OMP_NUM_THREADS": "1"}
+        roots = [str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])]
+        environment = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(roots),
+            "OMP_NUM_THREADS": "1",
+        }
         with subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment
         ) as worker:
