@@ -9,16 +9,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-import socket
-import tempfile
-import threading
 import time
-from collections.abc import AsyncGenerator, Generator
-from pathlib import Path
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import grpc.aio
 
+from engine_on_socket import engine_on_socket
 from penstock.executor.config import ExecutorConfig, ExecutorKind, SimulatedConfig, SimulatedPace
 from penstock.executor.create import create_executor
 from penstock.executor.models import resolve_model
@@ -28,10 +25,6 @@ from penstock.scheduler.engine import Engine
 from penstock.scheduler.events import StepEvents
 from penstock.scheduler.request import FinishReason
 from penstock.server.front.config import FrontConfig
-from penstock.server.link.dispatch import Dispatcher
-from penstock.server.link.engine_loop import EngineLoop
-from penstock.server.link.fronts import FrontHub
-from penstock.server.link.ports import EngineHello
 from penstock.server.link.unix_port import UnixEnginePort
 from penstock.server.rpc.server import FrontServer
 from penstock.server.text.model_text import ModelText
@@ -82,28 +75,6 @@ class CountedEngine(Engine):
                 self.freed[self._leaving.pop(key)] = (num_steps, time.monotonic())
 
 
-@contextlib.contextmanager
-def _running(engine: CountedEngine, hello: EngineHello) -> Generator[Path]:
-    """The engine on a thread of its own, as its process runs it; the socket that fronts use."""
-    with (
-        tempfile.TemporaryDirectory(prefix="penstock-") as folder,
-        socket.socket(socket.AF_UNIX) as listener,
-    ):
-        path = Path(folder) / "engine.sock"
-        listener.bind(str(path))
-        listener.listen()
-        hub = FrontHub(listener, Dispatcher(engine, hello))
-        loop = EngineLoop(hub.dispatcher, hub, time.monotonic)
-        thread = threading.Thread(target=loop.run)
-        thread.start()
-        try:
-            yield path
-        finally:
-            loop.stop()
-            thread.join()
-            hub.close()
-
-
 @contextlib.asynccontextmanager
 async def _service(depth: int) -> AsyncGenerator[tuple[CountedEngine, str]]:
     text = ModelText.load(resolve_model("demo"), name="demo")
@@ -123,18 +94,10 @@ async def _service(depth: int) -> AsyncGenerator[tuple[CountedEngine, str]]:
             simulated=simulated,
         )
     )
-    config = SchedulerConfig()
-    engine = CountedEngine(executor, config, time.monotonic)
-    hello = EngineHello(
-        epoch=1,
-        model="demo",
-        executor=executor.info,
-        max_num_waiting=config.max_num_waiting,
-        max_num_waiting_tokens=config.max_num_waiting_tokens,
-    )
+    engine = CountedEngine(executor, SchedulerConfig(), time.monotonic)
     async with contextlib.AsyncExitStack() as stack:
         stack.callback(text.close)
-        port = UnixEnginePort(stack.enter_context(_running(engine, hello)), 1)
+        port = UnixEnginePort(stack.enter_context(engine_on_socket(engine, executor)), 1)
         stack.push_async_callback(port.close)
         say_cancel = port.cancel
 

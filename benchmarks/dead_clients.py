@@ -12,24 +12,19 @@ from __future__ import annotations
 import os
 import socket
 import statistics
-import tempfile
-import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
+from engine_on_socket import engine_on_socket
 from penstock.scheduler.batch import Batch, StepResult
 from penstock.scheduler.config import SchedulerConfig
 from penstock.scheduler.engine import Engine
 from penstock.scheduler.executor import ExecutorInfo
 from penstock.scheduler.request import RequestSpec
-from penstock.server.link.dispatch import Dispatcher
-from penstock.server.link.engine_loop import EngineLoop
 from penstock.server.link.frames import FrontHello, encode
-from penstock.server.link.fronts import FrontHub
-from penstock.server.link.ports import EngineHello
 from penstock.server.link.spec_frames import Submit
 from report import Check, arguments, print_checks, print_table, write_json
 
@@ -97,33 +92,11 @@ def measured() -> float:
     """Seconds from the end of the front to the empty queue, once."""
     executor = SilentExecutor()
     engine = Engine(executor, SchedulerConfig(), time.monotonic)
-    hello = EngineHello(
-        epoch=1,
-        model="silent",
-        executor=executor.info,
-        max_num_waiting=1024,
-        max_num_waiting_tokens=1_000_000,
-    )
-    with (
-        tempfile.TemporaryDirectory(prefix="penstock-") as folder,
-        socket.socket(socket.AF_UNIX) as listener,
-    ):
-        path = Path(folder) / "engine.sock"
-        listener.bind(str(path))
-        listener.listen()
-        hub = FrontHub(listener, Dispatcher(engine, hello))
-        loop = EngineLoop(hub.dispatcher, hub, time.monotonic)
-        thread = threading.Thread(target=loop.run)
-        thread.start()
-        try:
-            with front_with_queue(path):
-                # One was admitted and is inside the executor.
-                wait_for(engine, NUM_QUEUED - 1)
-            return wait_for(engine, 0)
-        finally:
-            loop.stop()
-            thread.join()
-            hub.close()
+    with engine_on_socket(engine, executor) as path:
+        with front_with_queue(path):
+            # One was admitted and is inside the executor.
+            wait_for(engine, NUM_QUEUED - 1)
+        return wait_for(engine, 0)
 
 
 def checks_of(times_s: Sequence[float]) -> list[Check]:

@@ -4,9 +4,9 @@ Two shapes with random weights in bfloat16, made here: 1B (16 layers, hidden 204
 vocabulary 128,256, tied) and 8B (32 layers, hidden 4096, 32/8 heads x 128). Sections: `decode`
 (whole turns of the engine at a context of 640), `mixed` (decodes and a chunk of 512 over 2k),
 `long` (one request at 32k), `prefill`, `offline` (256 requests of 512 + 256 tokens), `sampling`
-(every option on, 1B at 256), `first` (the first request after start) and `served` (`penstock serve`
-with 256 streams). The column vLLM is recorded, not measured here: vLLM 0.20.2 on an
-H200.
+(every option on, 1B at 256), `first` (the first request after start), `timeline` (the kernels of
+two turns, by the profiler), `served` (`penstock serve` with 256 streams) and `curve` (1 to 256
+streams). The column vLLM is recorded, not measured here: vLLM 0.20.2 on an H200.
 
     python benchmarks/gpu.py [--only SECTION]... [--shapes 1B,8B] [--models DIR] [--json FILE]
         [--quantization fp8] [--kv-cache-dtype fp8]
@@ -21,7 +21,7 @@ import tempfile
 from collections.abc import Callable, Generator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from usage import needing
 
@@ -30,7 +30,8 @@ with needing("torch"):
 
     import gpu_engine as engine
     from gpu_models import SHAPES, model_folder
-    from gpu_service import served
+    from gpu_service import curve, served
+    from gpu_timeline import timeline
 
 from penstock.executor.config import KV_CACHE_DTYPES, QUANTIZATIONS
 from penstock.executor.device_defaults import device_defaults
@@ -38,7 +39,19 @@ from penstock.scheduler.executor import Executor
 from penstock.scheduler.request import SamplingParams
 from report import Check, arguments, print_checks, print_table, write_json
 
-SECTIONS = ("first", "decode", "sampling", "mixed", "long", "prefill", "offline", "served")
+SECTIONS = (
+    "first",
+    "decode",
+    "sampling",
+    "mixed",
+    "long",
+    "prefill",
+    "offline",
+    "timeline",
+    "served",
+    "curve",
+)
+STREAMS = (1, 8, 32, 64, 128, 256)
 ROWS = {"1B": (1, 32, 256), "8B": (1, 32, 128), "quick": (1, 8)}
 ALL_OPTIONS = SamplingParams(
     temperature=0.8,
@@ -105,6 +118,7 @@ class Results:
     """What was measured, in order."""
 
     figures: list[Figure] = field(default_factory=list)
+    timelines: dict[str, Any] = field(default_factory=dict)
 
     def add(self, name: str, value: float, unit: str) -> None:
         """Note a figure and print it: a run that is cut short has told what it found."""
@@ -202,6 +216,11 @@ def measure_offline(results: Results, executor: Executor, shape: str) -> None:
     results.add(f"{shape} offline, 256 x (512, 256)", rate, "tokens/s")
 
 
+def measure_timeline(results: Results, executor: Executor, shape: str) -> None:
+    """Where the time of two turns goes; a profiler that cannot count leaves no figure."""
+    results.timelines[shape] = timeline(executor, ROWS[shape][-1])
+
+
 IN_PROCESS: dict[str, Callable[[Results, Executor, str], None]] = {
     "first": measure_first,
     "decode": measure_decode,
@@ -210,6 +229,7 @@ IN_PROCESS: dict[str, Callable[[Results, Executor, str], None]] = {
     "long": measure_long,
     "prefill": measure_prefill,
     "offline": measure_offline,
+    "timeline": measure_timeline,
 }
 
 
@@ -234,6 +254,15 @@ def measure_served(
     offline = results.value_of(f"{shape} offline, 256 x (512, 256)")
     if offline is not None:
         results.add(f"{shape} served over offline", best.tokens_per_s / offline, "x")
+
+
+def measure_curve(results: Results, folder: Path, shape: str, *, budget: int) -> None:
+    """What each of so many streams gets."""
+    found = asyncio.run(curve(folder, STREAMS, num_prompt=512, num_new=256, budget=budget))
+    for count, wave in found.items():
+        results.add(f"{shape} curve, {count} streams", wave.tokens_per_s, "tokens/s")
+        results.add(f"{shape} curve TTFT p50, {count} streams", wave.ttft_p50_ms, "ms")
+        results.add(f"{shape} curve ITL p50, {count} streams", wave.itl_p50_ms, "ms")
 
 
 @contextlib.contextmanager
@@ -290,10 +319,13 @@ def main() -> None:
             if "served" in sections:
                 num_waves = 4 if options.full else 2
                 measure_served(results, folder, shape, num_waves=num_waves, budget=options.budget)
+            if "curve" in sections:
+                measure_curve(results, folder, shape, budget=options.budget)
     results.print()
     checks = results.checks()
     print_checks(checks)
-    write_json(options.json, [asdict(found) for found in results.figures], checks)
+    figures = [asdict(found) for found in results.figures]
+    write_json(options.json, {"figures": figures, "timelines": results.timelines}, checks)
 
 
 if __name__ == "__main__":

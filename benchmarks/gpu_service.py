@@ -11,12 +11,13 @@ import random
 import subprocess
 import sys
 import time
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from live_service import live_service
+from live_service import LiveService, live_service
 from penstock.client import Client
 from penstock.client.events import Tokens
 from penstock.client.prompt import TokenPrompt
@@ -47,16 +48,8 @@ async def served(
     num_waves: int,
     budget: int,
 ) -> tuple[list[Wave], list[float]]:
-    """Waves of streams, and the TTFT of single requests since the service was ready, ms.
-
-    Requests share no prefix; all else is as the service has it on a GPU.
-    """
-    async with live_service(
-        *("--model", str(folder), "--device", "cuda"),
-        *("--prefix-caching", "off", "--max-seq-len", "8192"),
-        *("--max-num-batched-tokens", str(budget)),
-        num_fronts=8,
-    ) as service:
+    """Waves of streams, and the TTFT of single requests since the service was ready, ms."""
+    async with _service(folder, budget) as service:
         singles = [
             (await _wave(service.address, 1, num_prompt, 4, seed)).ttft_p50_ms for seed in range(5)
         ]
@@ -65,6 +58,28 @@ async def served(
             for turn in range(num_waves)
         ]
     return waves, singles
+
+
+async def curve(
+    folder: Path, counts: tuple[int, ...], *, num_prompt: int, num_new: int, budget: int
+) -> dict[int, Wave]:
+    """By number of streams, what they get; the last of them first, to warm up."""
+    async with _service(folder, budget) as service:
+        await _wave(service.address, counts[-1], num_prompt, num_new, 0)
+        return {
+            count: await _wave(service.address, count, num_prompt, num_new, 1 + index)
+            for index, count in enumerate(counts)
+        }
+
+
+def _service(folder: Path, budget: int) -> AbstractAsyncContextManager[LiveService]:
+    """Requests share no prefix; all else is as the service has it on a GPU."""
+    return live_service(
+        *("--model", str(folder), "--device", "cuda"),
+        *("--prefix-caching", "off", "--max-seq-len", "8192"),
+        *("--max-num-batched-tokens", str(budget)),
+        num_fronts=8,
+    )
 
 
 async def _wave(address: str, num_streams: int, num_prompt: int, num_new: int, seed: int) -> Wave:

@@ -20,10 +20,10 @@ from transformers import PretrainedConfig
 from penstock.executor.config import ExecutorConfig
 from penstock.executor.torch.create import create_torch_executor
 from penstock.executor.torch.errors import ModelLoadError, UnsupportedModel
-from penstock.executor.torch.executor import TorchExecutor
 from penstock.scheduler.config import SchedulerConfig
 from penstock.scheduler.engine import Engine
 from penstock.scheduler.events import Admitted, Failed, Preempted, StepEvents
+from penstock.scheduler.executor import Executor
 from penstock.scheduler.request import RequestSpec, SamplingParams
 from support.core import FakeClock, ends, make_spec
 from support.tiny_configs import WINDOW, tiny_config, tiny_model
@@ -45,12 +45,14 @@ _SAMPLING = SamplingParams(temperature=0.0, num_logprobs=0, num_prompt_logprobs=
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """`detail`: why it is not exact; `largest_error`: of all log probabilities."""
+    """`detail`: why it is not exact; `largest_error`: of all log probabilities; `is_fused`: by the
+    step of our own instead of the modules of transformers."""
 
     model_type: str
     outcome: Outcome
     detail: str = ""
     largest_error: float = 0.0
+    is_fused: bool = False
 
 
 def check_architecture(
@@ -81,20 +83,17 @@ def check_architecture(
         return _compared(model_type, executor, naive)
 
 
-def _build(folder: Path, device: str, num_blocks: int) -> TorchExecutor:
-    config = ExecutorConfig(
-        model_path=folder,
-        device=device,
-        block_size=_BLOCK_SIZE,
-        num_blocks=num_blocks,
-        max_num_seqs=_NUM_SLOTS,
+def _build(folder: Path, device: str, num_blocks: int) -> Executor:
+    """By the path that serves it."""
+    return create_torch_executor(
+        ExecutorConfig(
+            model_path=folder,
+            device=device,
+            block_size=_BLOCK_SIZE,
+            num_blocks=num_blocks,
+            max_num_seqs=_NUM_SLOTS,
+        )
     )
-    if device != "cpu":
-        return TorchExecutor(config)
-    # By the path that serves it.
-    executor = create_torch_executor(config)
-    assert isinstance(executor, TorchExecutor)
-    return executor
 
 
 def _described(error: Exception) -> str:
@@ -133,7 +132,7 @@ def _requests(vocab_size: int, max_seq_len: int) -> list[RequestSpec]:
     ]
 
 
-def _run(executor: TorchExecutor, specs: Sequence[RequestSpec]) -> list[StepEvents]:
+def _run(executor: Executor, specs: Sequence[RequestSpec]) -> list[StepEvents]:
     engine = Engine(executor, SchedulerConfig(max_num_batched_tokens=_BUDGET), FakeClock())
     waiting = list(specs)
     events: list[StepEvents] = []
@@ -147,7 +146,7 @@ def _run(executor: TorchExecutor, specs: Sequence[RequestSpec]) -> list[StepEven
     raise AssertionError("the engine does not come to rest")
 
 
-def _compared(model_type: str, executor: TorchExecutor, naive: NaiveModel) -> Verdict:
+def _compared(model_type: str, executor: Executor, naive: NaiveModel) -> Verdict:
     specs = _requests(executor.info.vocab_size, executor.info.max_seq_len)
     events = _run(executor, specs)
     failed = [end.detail for end in ends(events).values() if isinstance(end, Failed)]
@@ -175,10 +174,11 @@ def _compared(model_type: str, executor: TorchExecutor, naive: NaiveModel) -> Ve
         outcome="wrong" if num_wrong else "exact",
         detail=f"{num_wrong} of {len(errors)} log probabilities" if num_wrong else _limit(executor),
         largest_error=largest,
+        is_fused="fused path" in executor.info.resources,
     )
 
 
-def _limit(executor: TorchExecutor) -> str:
+def _limit(executor: Executor) -> str:
     length = executor.info.max_seq_len
     return f"up to {length} tokens, its window" if length == WINDOW else ""
 

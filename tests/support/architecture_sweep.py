@@ -1,9 +1,9 @@
 """Every causal language model of the installed transformers, and docs/architectures.md of it.
 
 `python tests/support/architecture_sweep.py` checks all types (`architecture_check`) and writes the
-page; `--type NAME` checks one and writes none. Models run in worker processes with a limit of
-memory and time: one that hangs or dies is a result like any other. Exit code 1 when a type would be
-served wrongly.
+page, on a CUDA device its section on CUDA; `--type NAME` checks one and writes none. Models run in
+worker processes with a limit of memory and time: one that hangs or dies is a result like any other.
+Exit code 1 when a type would be served wrongly.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import select
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -62,7 +63,12 @@ def sweep(model_types: Sequence[str], device: str) -> Iterator[Verdict]:
     while left:
         command = [sys.executable, "-W", "ignore", __file__, "--worker", "--device", device]
         command += [f"--type={model_type}" for model_type in left]
-        environment = {**os.environ, "PYTHONPATH": str(TESTS), "OMP_NUM_THREADS": "1"}
+        roots = [str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])]
+        environment = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(roots),
+            "OMP_NUM_THREADS": "1",
+        }
         with subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment
         ) as worker:
@@ -115,6 +121,57 @@ No tiny model could be made or run by transformers itself: nothing is known abou
 {wrong}"""
 
 
+_CUDA_HEADING = "## On CUDA"
+_CUDA_SECTION = """\
+{heading}
+
+The same sweep with `--device cuda` on {name}: transformers {transformers}, torch {torch}. {counts}
+The largest difference found is {largest:.0e}.
+
+By the fused step: {fused}.
+
+By the modules of transformers: {eager}.
+{wrong}"""
+
+
+def cuda_section(verdicts: Sequence[Verdict], device: str) -> str:
+    """What a sweep on a CUDA device adds to the page."""
+    import torch
+    import transformers
+
+    exact = [one for one in verdicts if one.outcome == "exact"]
+    wrong = [one for one in verdicts if one.outcome == "wrong"]
+    outcomes = ("exact", "refused", "not buildable", "wrong")
+    counts = {name: sum(one.outcome == name for one in verdicts) for name in outcomes}
+
+    def names(is_fused: bool) -> str:
+        found = [f"`{one.model_type}`" for one in exact if one.is_fused is is_fused]
+        return ", ".join(found) or "none"
+
+    return _CUDA_SECTION.format(
+        heading=_CUDA_HEADING,
+        name=torch.cuda.get_device_name(device) if torch.cuda.is_available() else device,
+        transformers=transformers.__version__,
+        torch=torch.__version__,
+        counts=", ".join(f"{count} {name}" for name, count in counts.items()) + ".",
+        largest=max((one.largest_error for one in exact), default=0.0),
+        fused=names(True),
+        eager=names(False),
+        wrong=f"\n### Wrong on CUDA\n\n{_table(wrong)}\n" if wrong else "",
+    )
+
+
+def write_page(verdicts: Sequence[Verdict], device: str) -> None:
+    """The page anew, or its section on CUDA; the other part stays."""
+    page, _, section = PAGE.read_text(encoding="utf-8").partition(f"\n{_CUDA_HEADING}")
+    if device == "cpu":
+        page = page_of(verdicts, device)
+        section = section and f"\n{_CUDA_HEADING}{section}"
+    else:
+        section = f"\n{cuda_section(verdicts, device)}"
+    PAGE.write_text(page + section, encoding="utf-8")
+
+
 def page_of(verdicts: Sequence[Verdict], device: str) -> str:
     """docs/architectures.md."""
     import torch
@@ -154,6 +211,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Check every architecture of transformers.")
     parser.add_argument("--type", action="append", metavar="NAME", help="this one alone, repeat")
     parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N")
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="workers at a time")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     sys.path.insert(0, str(TESTS))
@@ -164,14 +222,20 @@ def main() -> int:
         return 0
     model_types = options.type or known_types()
     verdicts: list[Verdict] = []
-    for verdict in sweep(model_types, options.device):
-        verdicts.append(verdict)
-        error = f"{verdict.largest_error:.1e}" if verdict.outcome in ("exact", "wrong") else ""
-        progress = f"{len(verdicts)}/{len(model_types)}"
-        print(f"{progress} {verdict.model_type}: {verdict.outcome} {error} {verdict.detail}")
-        sys.stdout.flush()
+
+    def check(some: Sequence[str]) -> None:
+        for verdict in sweep(some, options.device):
+            verdicts.append(verdict)
+            error = f"{verdict.largest_error:.1e}" if verdict.outcome in ("exact", "wrong") else ""
+            progress = f"{len(verdicts)}/{len(model_types)}"
+            told = f"{progress} {verdict.model_type}: {verdict.outcome} {error} {verdict.detail}"
+            print(told, flush=True)
+
+    with ThreadPoolExecutor(options.jobs) as pool:
+        list(pool.map(check, (model_types[first :: options.jobs] for first in range(options.jobs))))
+    verdicts.sort(key=lambda verdict: verdict.model_type)
     if not options.type:
-        PAGE.write_text(page_of(verdicts, options.device), encoding="utf-8")
+        write_page(verdicts, options.device)
     return int(any(verdict.outcome == "wrong" for verdict in verdicts))
 
 

@@ -26,6 +26,7 @@ from transformers.utils import logging as transformers_logging
 from penstock.executor.config import ExecutorConfig
 from penstock.executor.torch.architecture import Architecture, read_architecture
 from penstock.executor.torch.attention_interface import ATTENTION_NAME, register_attention
+from penstock.executor.torch.device_move import move_module, select_device
 from penstock.executor.torch.errors import ModelLoadError, UnsupportedModel
 from penstock.executor.torch.kv_pages import HeadShape
 from penstock.executor.torch.load_probe import probe_model
@@ -80,8 +81,7 @@ def load_model(path: Path, *, device: str, dtype: str) -> LoadedModel:
         raise ModelLoadError(f"{path} has no config.json")
     if not any(path.glob("*.safetensors")):
         raise ModelLoadError(f"{path} has no *.safetensors weights")
-    if device.startswith("cuda") and not torch.cuda.is_available():
-        raise ModelLoadError(f"device {device} was asked for and CUDA is not available")
+    target = select_device(device)
     register_attention()
     transformers_logging.disable_progress_bar()
     with _named(str(path)):
@@ -90,7 +90,8 @@ def load_model(path: Path, *, device: str, dtype: str) -> LoadedModel:
         architecture = read_architecture(config.get_text_config())
     with _named(f"{path}: {architecture.name}"):
         module, stored = _load_module(path, config, dtype)
-        module.eval().requires_grad_(False).to(device)
+        module.eval().requires_grad_(False)
+        move_module(module, target)
         weight = next(module.get_input_embeddings().parameters())
     try:
         with _named(f"{path}: a test step of {architecture.name}"):
