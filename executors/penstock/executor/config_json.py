@@ -6,11 +6,12 @@ themselves.
 """
 
 import dataclasses
+import difflib
 import enum
 import json
 import math
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
@@ -45,6 +46,12 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
             raise ValueError(f"the key {key!r} is there twice")
         values[key] = value
     return values
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """`; did you mean a or b?` where something known is near."""
+    near = difflib.get_close_matches(name, list(known), n=2, cutoff=0.7)
+    return f"; did you mean {' or '.join(near)}?" if near else ""
 
 
 def to_json_value(value: object) -> Any:
@@ -166,7 +173,7 @@ def _decode_dataclass(kind: type[object], data: object, where: str) -> object:
     known = {field.name: field for field in dataclasses.fields(cast(Any, kind))}
     for name in values:
         if name not in known:
-            raise ValueError(f"{where}.{name} is unknown")
+            raise ValueError(f"{where}.{name} is unknown{did_you_mean(name, known)}")
     for name, field in known.items():
         is_required = (
             field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING

@@ -102,7 +102,7 @@ def test_what_is_not_said_is_modest() -> None:
         ("version = 1\n[default]\ntokens = []", "default.tokens is not known"),
         ("version = 1\n[tenants.a]\nmax_live = 3", "tenants.a.max_live is not known"),
         ('version = 1\n[tenants."a,b"]', "tenants.'a,b' is no name of a tenant"),
-        ("version = 1\n[tenants.a]\nmax_num_live = 0", "tenants.a.max_num_live must be from 1"),
+        ("version = 1\n[tenants.a]\nmax_num_live = 0", "tenants.a.max_num_live must be in 1.."),
         ("version = 1\n[tenants.a]\nmax_num_live = true", "tenants.a.max_num_live must be an"),
         ("version = 1\n[tenants.a]\nmax_num_live = 1.5", "tenants.a.max_num_live must be an"),
         ("version = 1\n[tenants.a]\nmax_priority = 101", "tenants.a.max_priority must be from"),
