@@ -41,7 +41,7 @@ def test_flag_and_variable() -> None:
 def test_an_unknown_one_is_refused_by_name() -> None:
     with pytest.raises(BadSetting, match="PENSTOCK_FACADE must be one of none, smg"):
         build_config(settings({"PENSTOCK_FACADE": "vllm"}))
-    with pytest.raises(BadSetting, match="PENSTOCK_FACADE must be one of none, smg"):
+    with pytest.raises(BadSetting, match="--facade must be one of none, smg"):
         build_config(settings(facade="vllm"))
 
 
