@@ -259,7 +259,7 @@ def test_the_smallest_chance_reaches_its_setting_and_needs_prediction() -> None:
         ),
         (["--step-prices", "none.json"], "step-prices: none.json cannot be read"),
         (["--step-prices", '{"step": 1}'], "step-prices.step is unknown"),
-        (["--step-prices", '{"step_s": -1}'], "step-prices: step_s must be in 0..3600"),
+        (["--step-prices", '{"step_s": -1}'], "step-prices.step_s must be in 0..3600"),
         (
             ["--step-prices", '{"step_s": 1}'],
             "prefill_token_s, decode_slot_s, context_token_s miss",

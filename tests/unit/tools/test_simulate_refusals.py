@@ -118,7 +118,7 @@ SMALL = ("--synthetic", '{"duration_s": 1, "rate_per_s": 5}')
         (("--deadline-share", "2"), "--deadline-share must be in"),
         (("--cost", '{"step_s": 1}'), "--cost: prefill_token_s, decode_slot_s, context_token_s mi"),
         (("--cost", "[1"), "--cost is no JSON"),
-        (("--cost", PRICES.replace("1", "1e300")), "--cost: step_s must be in 0..3600"),
+        (("--cost", PRICES.replace("1", "1e300")), "--cost.step_s must be in 0..3600"),
         (("--cost", "[1]"), "--cost must be an object, not a list"),
         (("--scheduler", '{"aging_s": 0}'), "--scheduler: aging_s must be above 0"),
         (
@@ -194,7 +194,7 @@ def test_a_field_of_made_up_traffic_is_named(
         (("--candidate", '{"name": "a"}', "--candidate", "{"), "--candidate: [1] is no JSON"),
         (
             ("--candidate", '{"name": "big", "num_blocks": 0}'),
-            "--candidate: [0]: num_blocks must be at least 1, not 0 (candidate 'big')",
+            "--candidate: [0].num_blocks must be at least 1, not 0 (candidate 'big')",
         ),
         (("--candidate", '{"name": "a", "price": -1}'), "[0]: price must be positive"),
         (("--candidate", '{"name": "\\ud800"}'), "[0]: name must be Unicode text"),

@@ -102,7 +102,7 @@ def test_files_that_are_off_are_told_at_the_start(premises: Premises, tmp_path: 
     cert, key = ("--tls-cert", premises.cert_file), ("--tls-key", premises.key_file)
     for arguments, wanted in (
         (("--policy-file", tmp_path / "none.toml"), "none.toml"),
-        (("--policy-file", bad), "tenants.a.speed is not known"),
+        (("--policy-file", bad), "tenants.a.speed is unknown"),
         (cert, "--tls-cert means nothing without --tls-key"),
         (key, "--tls-key means nothing without --tls-cert"),
         (("--tls-client-ca", premises.clients.ca_file), "tls-client-ca means nothing"),
