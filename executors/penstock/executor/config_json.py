@@ -197,7 +197,7 @@ def _decode_dataclass(kind: type[object], data: object, where: str) -> object:
     try:
         return kind(**decoded)
     except SettingError as refusal:
-        raise ValueError(refusal.spelled(lambda name: _at(where, name))) from None
+        raise ValueError(refusal.spelled(lambda name: f"{where}.{name}".lstrip("."))) from None
     except ValueError as refusal:
         raise ValueError(f"{where}: {refusal}") from None
 

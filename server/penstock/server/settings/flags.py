@@ -1,7 +1,8 @@
 """Settings as flags: groups with headings, those of every day first, every default shown."""
 
 import argparse
-from collections.abc import Mapping, Sequence
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
 
 from penstock.server.settings.table import Declared
 
@@ -16,15 +17,20 @@ def add_flags(
     )
     for name, heading in groups.items():
         items = [item for item in table if item.setting.group == name]
-        for item in items:
-            if item.setting.is_everyday:
-                _add(everyday, item)
+        add_to(everyday, [item for item in items if item.setting.is_everyday])
         others = [item for item in items if not item.setting.is_everyday]
-        group = parser.add_argument_group(heading) if others else everyday
-        for item in others:
-            _add(group, item)
+        if others:
+            add_to(parser.add_argument_group(heading), others)
 
 
-def _add(group: argparse._ArgumentGroup, item: Declared) -> None:  # pyright: ignore[reportPrivateUsage]  # it has no public name
-    text = f"{item.setting.help} (default: {item.shown_default})"
-    group.add_argument(f"--{item.flag}", metavar=item.metavar, help=text.replace("%", "%%"))
+def add_to(group: argparse._ArgumentGroup, items: Iterable[Declared]) -> None:  # pyright: ignore[reportPrivateUsage]  # it has no public name
+    """Add a flag for each of the settings; one without a default must be given."""
+    for item in items:
+        is_required = item.default is dataclasses.MISSING and not item.setting.shown
+        default = "" if is_required else f" (default: {item.shown_default})"
+        group.add_argument(
+            f"--{item.flag}",
+            metavar=item.metavar,
+            required=is_required,
+            help=(item.setting.help + default).replace("%", "%%"),
+        )
