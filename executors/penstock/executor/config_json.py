@@ -101,7 +101,8 @@ def _decode(kind: Any, data: object, where: str) -> object:
     if origin in (Union, types.UnionType):
         return _decode_optional(kind, data, where)
     if origin in (tuple, frozenset):
-        return origin(_decode_items(kind, data, where))
+        items = _decode_items(kind, data, where)
+        return tuple(items) if origin is tuple else frozenset(items)
     if origin is Mapping:
         return _decode_mapping(kind, data, where)
     if dataclasses.is_dataclass(kind):

@@ -119,11 +119,11 @@ def declarations(kind: Any) -> Mapping[str, tuple[Any, Setting | None]]:
 
 
 def without_none(hint: Any) -> Any:
-    """`int` of `int | None`."""
+    """`int` of `int | None`; a union of several stays."""
     if get_origin(hint) not in (Union, types.UnionType):
         return hint
-    (inner,) = (arg for arg in get_args(hint) if arg is not type(None))
-    return inner
+    inner = [arg for arg in get_args(hint) if arg is not type(None)]
+    return inner[0] if len(inner) == 1 else hint
 
 
 def _number(value: float) -> str:

@@ -6,7 +6,7 @@ bad usage is reported.
 
 import argparse
 import difflib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NoReturn, Protocol
 
 
@@ -26,9 +26,7 @@ class Parser(argparse.ArgumentParser):
             fill(self)
         return self
 
-    def parse_known_args(  # type: ignore[override]  # argparse's overloads
-        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
-    ) -> tuple[argparse.Namespace, list[str]]:
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]  # its overloads
         """As in argparse, with all options."""
         self.filled()
         return super().parse_known_args(args, namespace)

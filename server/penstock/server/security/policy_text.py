@@ -11,7 +11,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from penstock.executor.config_json import WrongKind, from_json_value
 from penstock.scheduler.setting import SettingError
@@ -104,16 +104,18 @@ def parse_policy(text: str, folder: Path) -> Policy:
 
 def _with_defaults(root: dict[str, Any]) -> dict[str, Any]:
     """What a tenant leaves out is as in `default`."""
-    default, tenants = root.get("default", {}), root.get("tenants")
-    if not isinstance(default, dict) or not isinstance(tenants, dict):
-        return root
+    default, tenants = _table(root.get("default")), _table(root.get("tenants"))
     known = {item.name for item in fields(TenantPolicy)}
     base = {name: value for name, value in default.items() if name in known}
     filled = {
-        name: {**base, **table} if isinstance(table, dict) else table
+        name: {**base, **_table(cast(object, table))} if isinstance(table, dict) else table
         for name, table in tenants.items()
     }
-    return {**root, "tenants": filled}
+    return {**root, "tenants": filled} if filled else root
+
+
+def _table(value: object) -> dict[str, Any]:
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
 
 
 def _limits(tenant: _Tenant) -> TenantPolicy:

@@ -46,6 +46,10 @@ class Sources:
         """The value that was given."""
         return self.given[name].value if name in self.given else default
 
+    def value(self, name: str) -> Any:
+        """The value that was given, or the default."""
+        return self.get(name, next(item.default for item in self.table if item.name == name))
+
     def spell(self, name: str) -> str:
         """What the user called it; the flag where it was not given."""
         return self.given[name].spelling if name in self.given else f"--{name.replace('_', '-')}"
@@ -183,9 +187,9 @@ def _of_text(item: Declared, text: str, spelling: str) -> Any:
 
 def _of_value(item: Declared, data: Any, spelling: str) -> Any:
     """A value of what a file says, or JSON."""
-    given: object = data
+    given = data
     if isinstance(data, dict):
-        given = {**(item.setting.base or {}), **data}
+        given = {**(item.setting.base or {}), **cast("dict[str, object]", data)}
     value = from_json_value(item.kind, given, spelling)
     if item.setting.needs_all:
         missing = [each.name for each in dataclasses.fields(item.kind) if each.name not in data]

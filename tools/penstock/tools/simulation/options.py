@@ -17,6 +17,7 @@ from penstock.tools.simulation.flight_replay import calibrate_from_flight, fligh
 if TYPE_CHECKING:
     from penstock.scheduler.cost_model import CostModel
     from penstock.server.recording.trace import TraceRequest
+    from penstock.server.settings.sources import Sources
     from penstock.server.settings.table import Declared
     from penstock.tools.simulation.routing import RouterKind, RoutingConfig
     from penstock.tools.simulation.settings import Policy, SimulationConfig, Targets
@@ -67,9 +68,14 @@ def read_settings(
     args: argparse.Namespace, kind: type[T], derived: Mapping[str, Any] | None = None
 ) -> T:
     """The configuration that the flags say. Raises BadSetting."""
+    return sources_of(args, kind).build(kind, derived or {})
+
+
+def sources_of(args: argparse.Namespace, kind: type) -> "Sources":
+    """What the flags say of a configuration. Raises BadSetting."""
     from penstock.server.settings.sources import gather
 
-    return gather(_table(kind), vars(args), {}).build(kind, derived or {})
+    return gather(_table(kind), vars(args), {})
 
 
 def add_trace_options(parser: argparse.ArgumentParser) -> None:
@@ -180,7 +186,6 @@ def config_of(
 ) -> "SimulationConfig":
     """One server. `targets`: where they are no flags. Raises UsageError, BadSetting."""
     from penstock.scheduler.config import SchedulerConfig
-    from penstock.server.settings.sources import gather
     from penstock.tools.simulation.settings import UNBOUNDED_QUEUE, Policy, SimulationConfig
 
     extra = json_object("--scheduler", args.scheduler)
@@ -190,8 +195,7 @@ def config_of(
         for name in _CACHE_FIELDS:
             if name in extra:
                 raise UsageError(f"--scheduler: {name} means nothing with --no-prefix-caching")
-    table = _table(SimulationConfig)
-    sources = gather(table, vars(args), {})
+    sources = sources_of(args, SimulationConfig)
     queue: dict[str, Any] = {
         "max_num_waiting": UNBOUNDED_QUEUE.max_num_waiting,
         "max_num_waiting_tokens": UNBOUNDED_QUEUE.max_num_waiting_tokens,
