@@ -8,12 +8,11 @@ import enum
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
 
 from penstock.executor.fault import Fault
 from penstock.executor.trtllm.config import TrtllmConfig
 from penstock.scheduler.cost_model import CostModel
-from penstock.scheduler.setting import Setting, SettingError, check
+from penstock.scheduler.setting import SettingError, check, made_by, setting
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 _EXIT_SLACK_S = 15.0
@@ -54,11 +53,11 @@ class SimulatedConfig:
     pass over the context).
     """
 
-    vocab_size: Annotated[int | None, Setting(at_least=2)] = None
-    kv_bytes_per_token: Annotated[int, Setting(at_least=1)] = 65_536
+    vocab_size: int | None = setting(None, at_least=2)
+    kv_bytes_per_token: int = setting(65_536, at_least=1)
     cost: CostModel = field(default_factory=CostModel)
     pace: SimulatedPace = SimulatedPace.IMMEDIATE
-    min_output_tokens: Annotated[int, Setting(at_least=1)] = 1
+    min_output_tokens: int = setting(1, at_least=1)
     max_output_tokens: int | None = None
     is_strict: bool = False
     faults: tuple[Fault, ...] = ()
@@ -87,101 +86,81 @@ class ExecutorConfig:
     one step, None for the device's usual one.
     """
 
-    kind: Annotated[
-        ExecutorKind, Setting("model", "what computes tokens", name="executor", is_everyday=True)
-    ] = ExecutorKind.TORCH
+    kind: ExecutorKind = setting(
+        ExecutorKind.TORCH, "model", "what computes tokens", name="executor", is_everyday=True
+    )
     model_path: Path | None = None
     tokenizer_path: Path | None = None
-    device: Annotated[
-        str, Setting("executor", "cpu, cuda or cuda:<index>", metavar="DEVICE", is_everyday=True)
-    ] = "cpu"
-    dtype: Annotated[
-        str, Setting("executor", "number format of weights and KV cache", choices=DTYPES)
-    ] = "auto"
-    block_size: Annotated[int, Setting("cache", "tokens per KV cache block", at_least=1)] = 16
-    num_blocks: Annotated[
-        int | None,
-        Setting(
-            "cache", "blocks in the KV cache", at_least=1, shown="what the cache's memory holds"
-        ),
-    ] = None
-    kv_cache_bytes: Annotated[
-        int | None,
-        Setting(
-            "cache",
-            "KV cache size in MiB, where num-blocks is not given",
-            name="kv_cache_mib",
-            scale=_MIB,
-            at_least=1,
-            is_everyday=True,
-            shown="512; on a GPU what kv-memory-fraction gives",
-        ),
-    ] = None
-    kv_memory_fraction: Annotated[
-        float,
-        Setting(
-            "cache",
-            "share of the GPU's memory beside weights and the largest step that the KV cache takes",
-            above=0,
-            at_most=1,
-        ),
-    ] = 0.9
-    max_num_seqs: Annotated[
-        int,
-        Setting(
-            "batching",
-            "requests that run at once",
-            at_least=1,
-            is_everyday=True,
-            shown="64, on a GPU 256",
-        ),
-    ] = 64
-    max_num_batched_tokens: Annotated[int | None, Setting(at_least=1)] = None
-    max_seq_len: Annotated[
-        int | None,
-        Setting(
-            "batching",
-            "prompt and output, in tokens",
-            at_least=2,
-            is_everyday=True,
-            shown="the model's",
-        ),
-    ] = None
-    num_threads: Annotated[
-        int | None,
-        Setting(
-            "executor",
-            "threads that compute, on a CPU",
-            name="threads",
-            at_least=1,
-            shown="the cores that fronts leave free",
-        ),
-    ] = None
-    pipeline_depth: Annotated[
-        int | None,
-        Setting(
-            "executor", "steps in flight", at_least=1, at_most=2, shown="the executor's choice"
-        ),
-    ] = None
-    simulated: Annotated[
+    device: str = setting(
+        "cpu", "executor", "cpu, cuda or cuda:<index>", metavar="DEVICE", is_everyday=True
+    )
+    dtype: str = setting(
+        "auto", "executor", "number format of weights and KV cache", choices=DTYPES
+    )
+    block_size: int = setting(16, "cache", "tokens per KV cache block", at_least=1)
+    num_blocks: int | None = setting(
+        None, "cache", "blocks in the KV cache", at_least=1, shown="what the cache's memory holds"
+    )
+    kv_cache_bytes: int | None = setting(
+        None,
+        "cache",
+        "KV cache size in MiB, where num-blocks is not given",
+        name="kv_cache_mib",
+        scale=_MIB,
+        at_least=1,
+        is_everyday=True,
+        shown="512; on a GPU what kv-memory-fraction gives",
+    )
+    kv_memory_fraction: float = setting(
+        0.9,
+        "cache",
+        "share of the GPU's memory beside weights and the largest step that the KV cache takes",
+        above=0,
+        at_most=1,
+    )
+    max_num_seqs: int = setting(
+        64,
+        "batching",
+        "requests that run at once",
+        at_least=1,
+        is_everyday=True,
+        shown="64, on a GPU 256",
+    )
+    max_num_batched_tokens: int | None = setting(None, at_least=1)
+    max_seq_len: int | None = setting(
+        None,
+        "batching",
+        "prompt and output, in tokens",
+        at_least=2,
+        is_everyday=True,
+        shown="the model's",
+    )
+    num_threads: int | None = setting(
+        None,
+        "executor",
+        "threads that compute, on a CPU",
+        name="threads",
+        at_least=1,
+        shown="the cores that fronts leave free",
+    )
+    pipeline_depth: int | None = setting(
+        None, "executor", "steps in flight", at_least=1, at_most=2, shown="the executor's choice"
+    )
+    simulated: SimulatedConfig = made_by(
         SimulatedConfig,
-        Setting(
-            "executor",
-            "settings of the simulated executor; executors/README.md lists the keys",
-            name="simulated_config",
-            base={"pace": "real_time"},
-            shown="none",
-        ),
-    ] = field(default_factory=SimulatedConfig)
-    trtllm: Annotated[
+        "executor",
+        "settings of the simulated executor; executors/README.md lists the keys",
+        name="simulated_config",
+        base={"pace": "real_time"},
+        shown="none",
+    )
+    trtllm: TrtllmConfig = made_by(
         TrtllmConfig,
-        Setting(
-            "executor",
-            "settings of the trtllm executor; executors/README.md lists the keys",
-            name="trtllm_config",
-            shown="none",
-        ),
-    ] = field(default_factory=TrtllmConfig)
+        "executor",
+        "settings of the trtllm executor; executors/README.md lists the keys",
+        name="trtllm_config",
+        shown="none",
+    )
 
     def __post_init__(self) -> None:
         check(self)

@@ -2,13 +2,12 @@
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Annotated
+from dataclasses import dataclass
 
 from penstock.scheduler.cost_model import CostModel
 from penstock.scheduler.quotas import NO_QUOTA, TenantQuota
 from penstock.scheduler.request_options import DEFAULT_RETENTION_PRIORITY
-from penstock.scheduler.setting import Setting, SettingError, check
+from penstock.scheduler.setting import SettingError, check, made_by, setting
 
 MAX_WEIGHT = 1e6
 """Of a tenant, and one over it: service is counted in floats."""
@@ -74,163 +73,133 @@ class SchedulerConfig:
     a cache retention above the default (see block_claims.py).
     """
 
-    max_num_batched_tokens: Annotated[
-        int,
-        Setting("batching", "token budget of one step", at_least=1, shown="2048, on a GPU 4096"),
-    ] = 2048
-    admission_policy: Annotated[
-        AdmissionPolicy, Setting("batching", "when a waiting request may run")
-    ] = AdmissionPolicy.MAX_UTILIZATION
-    watermark: Annotated[
-        float,
-        Setting(
-            "batching",
-            "share of the KV cache that admission under max_utilization leaves free",
-            at_least=0,
-            below=1,
-        ),
-    ] = 0.01
-    max_num_waiting: Annotated[int, Setting("queue", "requests that may wait", at_least=1)] = 1024
-    max_num_waiting_tokens: Annotated[
-        int, Setting("queue", "prompt tokens that may wait, all requests together", at_least=1)
-    ] = 4_194_304
-    max_num_waiting_per_tenant: Annotated[
-        int | None,
-        Setting("tenants", "requests of one tenant that may wait", at_least=1, shown="no limit"),
-    ] = None
+    max_num_batched_tokens: int = setting(
+        2048, "batching", "token budget of one step", at_least=1, shown="2048, on a GPU 4096"
+    )
+    admission_policy: AdmissionPolicy = setting(
+        AdmissionPolicy.MAX_UTILIZATION, "batching", "when a waiting request may run"
+    )
+    watermark: float = setting(
+        0.01,
+        "batching",
+        "share of the KV cache that admission under max_utilization leaves free",
+        at_least=0,
+        below=1,
+    )
+    max_num_waiting: int = setting(1024, "queue", "requests that may wait", at_least=1)
+    max_num_waiting_tokens: int = setting(
+        4_194_304, "queue", "prompt tokens that may wait, all requests together", at_least=1
+    )
+    max_num_waiting_per_tenant: int | None = setting(
+        None, "tenants", "requests of one tenant that may wait", at_least=1, shown="no limit"
+    )
     tenant_quota: TenantQuota = NO_QUOTA
-    max_num_running_per_tenant: Annotated[
-        int | None,
-        Setting(
-            "tenants", "requests of one tenant that may run at once", at_least=1, shown="no limit"
-        ),
-    ] = None
-    foresees_deadlines: Annotated[
-        bool,
-        Setting(
-            "deadlines",
-            "whether a request that cannot meet its deadline is refused before it passes",
-            name="foresee_deadlines",
-        ),
-    ] = True
-    min_deadline_chance: Annotated[
-        float,
-        Setting(
-            "deadlines",
-            "smallest probability of a whole answer before its deadline, by the lengths of earlier"
-            " outputs: a request with less is rejected or given up; 0 judges by min_tokens alone",
-            at_least=0,
-            below=1,
-        ),
-    ] = 0.1
-    target_itl_s: Annotated[
-        float | None,
-        Setting(
-            "batching",
-            "milliseconds between two tokens of a running request, which prefill must leave it",
-            name="target_itl_ms",
-            scale=1e-3,
-            above=0,
-            shown="no target",
-        ),
-    ] = None
-    known_prices: Annotated[
-        CostModel | None,
-        Setting(
-            "batching",
-            "what a step costs here, four prices of 0 to 3600 seconds, as penstock simulate"
-            " --calibrate-from prints it",
-            name="step_prices",
-            needs_all=True,
-            shown="learnt from the first steps",
-        ),
-    ] = None
-    order: Annotated[
-        SchedulingOrder,
-        Setting(
-            "queue",
-            "which request goes next: tenants by their share and the earliest deadline, or first"
-            " come, first served",
-        ),
-    ] = SchedulingOrder.FAIR
-    tenant_weights: Annotated[
-        Mapping[str, float],
-        Setting(
-            "tenants",
-            "shares of tenants, 1e-6 to 1e6; a tenant that is not named has 1",
-            metavar="NAME=WEIGHT,...",
-            shown="1 each",
-        ),
-    ] = field(default_factory=dict[str, float], hash=False)
-    prompt_token_weight: Annotated[float, Setting(at_least=0)] = 1.0
-    output_token_weight: Annotated[float, Setting(at_least=0)] = 2.0
-    aging_s: Annotated[
-        float,
-        Setting(
-            "queue",
-            "seconds after which a request that others passed counts as more urgent, inf for never",
-            above=0,
-            may_be_infinite=True,
-        ),
-    ] = 30.0
-    aging_stride: Annotated[int, Setting(at_least=1)] = 8
-    max_lookahead: Annotated[int, Setting(at_least=0)] = 16
-    max_num_overtakes: Annotated[int, Setting(at_least=0)] = 32
-    max_overtake_s: Annotated[float, Setting(at_least=0, may_be_infinite=True)] = 5.0
-    max_prefill_share: Annotated[
-        float,
-        Setting(
-            "batching",
-            "share of a step's prefill that one prompt may take while others wait for some",
-            above=0,
-            at_most=1,
-        ),
-    ] = 0.5
-    tenant_burst_tokens: Annotated[float, Setting(at_least=0, may_be_infinite=True)] = 32_768.0
-    yield_ratio: Annotated[float, Setting(above=1, may_be_infinite=True)] = 4.0
-    session_ttl_s: Annotated[
-        float,
-        Setting("cache", "seconds after its last turn that a session's blocks are kept", above=0),
-    ] = 300.0
-    session_retention_priority: Annotated[
-        int,
-        Setting(
-            "cache",
-            "higher keeps blocks of sessions longer against requests with a retention of their own",
-            at_least=DEFAULT_RETENTION_PRIORITY + 1,
-            at_most=100,
-        ),
-    ] = 60
-    max_session_share: Annotated[
-        float,
-        Setting("cache", "share of the KV cache that all sessions may keep", above=0, at_most=1),
-    ] = 0.5
-    max_session_tokens: Annotated[
-        int, Setting("cache", "tokens of one dialogue that its session may keep", at_least=1)
-    ] = 32_768
-    max_retention_share: Annotated[
-        float,
-        Setting(
-            "cache",
-            "share of the KV cache that requests may keep above the default retention priority",
-            at_least=0,
-            at_most=1,
-        ),
-    ] = 0.5
-    max_tenant_retention_share: Annotated[
-        float, Setting("cache", "the same of one tenant", at_least=0, at_most=1)
-    ] = 0.25
-    max_retention_s: Annotated[
-        float, Setting("cache", "longest time that such a retention lasts, seconds", above=0)
-    ] = 3600.0
-    eviction: Annotated[
-        EvictionPolicy,
-        Setting(
-            "cache",
-            "which cached block makes room: the one likely to bring the fewest hits for its time,"
-            " or the one used longest ago",
-        ),
-    ] = EvictionPolicy.HIT_DENSITY
+    max_num_running_per_tenant: int | None = setting(
+        None, "tenants", "requests of one tenant that may run at once", at_least=1, shown="no limit"
+    )
+    foresees_deadlines: bool = setting(
+        True,
+        "deadlines",
+        "whether a request that cannot meet its deadline is refused before it passes",
+        name="foresee_deadlines",
+    )
+    min_deadline_chance: float = setting(
+        0.1,
+        "deadlines",
+        "smallest probability of a whole answer before its deadline, by the lengths of earlier"
+        " outputs: a request with less is rejected or given up; 0 judges by min_tokens alone",
+        at_least=0,
+        below=1,
+    )
+    target_itl_s: float | None = setting(
+        None,
+        "batching",
+        "milliseconds between two tokens of a running request, which prefill must leave it",
+        name="target_itl_ms",
+        scale=1e-3,
+        above=0,
+        shown="no target",
+    )
+    known_prices: CostModel | None = setting(
+        None,
+        "batching",
+        "what a step costs here, four prices of 0 to 3600 seconds, as penstock simulate"
+        " --calibrate-from prints it",
+        name="step_prices",
+        needs_all=True,
+        shown="learnt from the first steps",
+    )
+    order: SchedulingOrder = setting(
+        SchedulingOrder.FAIR,
+        "queue",
+        "which request goes next: tenants by their share and the earliest deadline, or first"
+        " come, first served",
+    )
+    tenant_weights: Mapping[str, float] = made_by(
+        dict[str, float],
+        "tenants",
+        "shares of tenants, 1e-6 to 1e6; a tenant that is not named has 1",
+        metavar="NAME=WEIGHT,...",
+        shown="1 each",
+        is_hashed=False,
+    )
+    prompt_token_weight: float = setting(1.0, at_least=0)
+    output_token_weight: float = setting(2.0, at_least=0)
+    aging_s: float = setting(
+        30.0,
+        "queue",
+        "seconds after which a request that others passed counts as more urgent, inf for never",
+        above=0,
+        may_be_infinite=True,
+    )
+    aging_stride: int = setting(8, at_least=1)
+    max_lookahead: int = setting(16, at_least=0)
+    max_num_overtakes: int = setting(32, at_least=0)
+    max_overtake_s: float = setting(5.0, at_least=0, may_be_infinite=True)
+    max_prefill_share: float = setting(
+        0.5,
+        "batching",
+        "share of a step's prefill that one prompt may take while others wait for some",
+        above=0,
+        at_most=1,
+    )
+    tenant_burst_tokens: float = setting(32_768.0, at_least=0, may_be_infinite=True)
+    yield_ratio: float = setting(4.0, above=1, may_be_infinite=True)
+    session_ttl_s: float = setting(
+        300.0, "cache", "seconds after its last turn that a session's blocks are kept", above=0
+    )
+    session_retention_priority: int = setting(
+        60,
+        "cache",
+        "higher keeps blocks of sessions longer against requests with a retention of their own",
+        at_least=DEFAULT_RETENTION_PRIORITY + 1,
+        at_most=100,
+    )
+    max_session_share: float = setting(
+        0.5, "cache", "share of the KV cache that all sessions may keep", above=0, at_most=1
+    )
+    max_session_tokens: int = setting(
+        32_768, "cache", "tokens of one dialogue that its session may keep", at_least=1
+    )
+    max_retention_share: float = setting(
+        0.5,
+        "cache",
+        "share of the KV cache that requests may keep above the default retention priority",
+        at_least=0,
+        at_most=1,
+    )
+    max_tenant_retention_share: float = setting(
+        0.25, "cache", "the same of one tenant", at_least=0, at_most=1
+    )
+    max_retention_s: float = setting(
+        3600.0, "cache", "longest time that such a retention lasts, seconds", above=0
+    )
+    eviction: EvictionPolicy = setting(
+        EvictionPolicy.HIT_DENSITY,
+        "cache",
+        "which cached block makes room: the one likely to bring the fewest hits for its time,"
+        " or the one used longest ago",
+    )
 
     def __post_init__(self) -> None:
         check(self)

@@ -5,13 +5,12 @@ what the time is spent on.
 """
 
 from dataclasses import dataclass
-from typing import Annotated, Protocol
+from typing import Protocol
 
-from penstock.scheduler.setting import Setting, check
+from penstock.scheduler.setting import check, setting
 
 MAX_PRICE_S = 3600.0
 """Of anything in a step; more is a mistake in the units."""
-_PRICE = Setting(at_least=0, at_most=MAX_PRICE_S)
 
 
 class StepPrices(Protocol):
@@ -56,10 +55,10 @@ class CostModel:
     to (its position at the end of the step). SettingError names the field that is out of bounds.
     """
 
-    step_s: Annotated[float, _PRICE] = 0.004
-    prefill_token_s: Annotated[float, _PRICE] = 20e-6
-    decode_slot_s: Annotated[float, _PRICE] = 50e-6
-    context_token_s: Annotated[float, _PRICE] = 20e-9
+    step_s: float = setting(0.004, at_least=0, at_most=MAX_PRICE_S)
+    prefill_token_s: float = setting(20e-6, at_least=0, at_most=MAX_PRICE_S)
+    decode_slot_s: float = setting(50e-6, at_least=0, at_most=MAX_PRICE_S)
+    context_token_s: float = setting(20e-9, at_least=0, at_most=MAX_PRICE_S)
 
     def __post_init__(self) -> None:
         check(self)

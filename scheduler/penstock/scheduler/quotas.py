@@ -6,9 +6,8 @@ neither where the limits were written nor who has used what (quota_accounts.py).
 
 import enum
 from dataclasses import dataclass
-from typing import Annotated
 
-from penstock.scheduler.setting import Setting, check
+from penstock.scheduler.setting import check, setting
 
 MAX_QUOTA = 10**12
 """No limit may be larger: sums of tokens stay exact in floating point."""
@@ -26,39 +25,33 @@ class TenantQuota:
     Raises SettingError, which names the field, for a limit that is not in 1..MAX_QUOTA.
     """
 
-    max_num_live: Annotated[
-        int | None,
-        Setting(
-            "tenants",
-            "requests that each tenant may have waiting or running",
-            name="tenant_max_live",
-            at_least=1,
-            at_most=MAX_QUOTA,
-            shown="no limit",
-        ),
-    ] = None
-    max_requests_per_minute: Annotated[
-        int | None,
-        Setting(
-            "tenants",
-            "requests of each tenant that are let in, in a minute",
-            name="tenant_requests_per_minute",
-            at_least=1,
-            at_most=MAX_QUOTA,
-            shown="no limit",
-        ),
-    ] = None
-    max_tokens_per_minute: Annotated[
-        int | None,
-        Setting(
-            "tenants",
-            "tokens of each tenant's prompts and outputs, in a minute",
-            name="tenant_tokens_per_minute",
-            at_least=1,
-            at_most=MAX_QUOTA,
-            shown="no limit",
-        ),
-    ] = None
+    max_num_live: int | None = setting(
+        None,
+        "tenants",
+        "requests that each tenant may have waiting or running",
+        name="tenant_max_live",
+        at_least=1,
+        at_most=MAX_QUOTA,
+        shown="no limit",
+    )
+    max_requests_per_minute: int | None = setting(
+        None,
+        "tenants",
+        "requests of each tenant that are let in, in a minute",
+        name="tenant_requests_per_minute",
+        at_least=1,
+        at_most=MAX_QUOTA,
+        shown="no limit",
+    )
+    max_tokens_per_minute: int | None = setting(
+        None,
+        "tenants",
+        "tokens of each tenant's prompts and outputs, in a minute",
+        name="tenant_tokens_per_minute",
+        at_least=1,
+        at_most=MAX_QUOTA,
+        shown="no limit",
+    )
 
     def __post_init__(self) -> None:
         check(self)

@@ -1,4 +1,4 @@
-"""How a setting is declared: its group, help, name and bounds, in the annotation of its field.
+"""How a setting is declared: its default, group, help, name and bounds, where its field is.
 
 Owns the declaration and the check of bounds. Flags, variables and files are read elsewhere.
 """
@@ -7,9 +7,12 @@ import functools
 import math
 import types
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, field, fields
 from numbers import Integral, Real
-from typing import Annotated, Any, Union, cast, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+
+T = TypeVar("T")
+_KEY = "setting"
 
 
 class SettingError(ValueError):
@@ -33,7 +36,7 @@ class SettingError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """Declares a field: `Annotated[int, Setting("cache", "tokens per block", at_least=1)]`.
+    """Declares a field; `setting`, `made_by` and `required` put it there.
 
     `group`: the heading of its flag and its table in a file; empty: users cannot set it, only its
     bounds hold. `name`: where users' name is not the field's. `shown`: the default in words, where
@@ -97,6 +100,27 @@ class Setting:
         )
 
 
+def setting(default: T, group: str = "", text: str = "", **more: Any) -> T:
+    """A field: `block_size: int = setting(16, "cache", "tokens per block", at_least=1)`.
+
+    `text`: its help. `more`: the rest of `Setting`.
+    """
+    return field(default=default, metadata={_KEY: Setting(group, text, **more)})
+
+
+def made_by(
+    factory: Callable[[], T], group: str, text: str, *, is_hashed: bool = True, **more: Any
+) -> T:
+    """A field whose default is made anew. `is_hashed`: it is part of the hash."""
+    metadata = {_KEY: Setting(group, text, **more)}
+    return field(default_factory=factory, hash=is_hashed, metadata=metadata)
+
+
+def required(group: str = "", text: str = "", **more: Any) -> Any:
+    """A field without a default."""
+    return field(metadata={_KEY: Setting(group, text, **more)})
+
+
 def check(config: object) -> None:
     """Raise SettingError for a field of a dataclass whose value is out of its bounds."""
     for name, (kind, setting) in declarations(cast(Hashable, type(config))).items():
@@ -107,15 +131,12 @@ def check(config: object) -> None:
 
 @functools.cache
 def declarations(kind: Any) -> Mapping[str, tuple[Any, Setting | None]]:
-    """Of each field its type, without None, and its declaration if it has one."""
-    found: dict[str, tuple[Any, Setting | None]] = {}
-    for name, hint in get_type_hints(kind, include_extras=True).items():
-        setting = None
-        if get_origin(hint) is Annotated:
-            hint, *extras = get_args(hint)
-            setting = next((extra for extra in extras if isinstance(extra, Setting)), None)
-        found[name] = (without_none(hint), setting)
-    return found
+    """Of each field of a dataclass its type, without None, and its declaration if it has one."""
+    hints = get_type_hints(kind)
+    return {
+        item.name: (without_none(hints[item.name]), item.metadata.get(_KEY))
+        for item in fields(kind)
+    }
 
 
 def without_none(hint: Any) -> Any:

@@ -7,11 +7,11 @@ with. Reads no environment and no arguments: the command line does, once.
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import TypeVar
 
 from penstock.executor.config import ExecutorConfig
 from penstock.scheduler.config import SchedulerConfig
-from penstock.scheduler.setting import Setting, SettingError, check
+from penstock.scheduler.setting import SettingError, check, made_by, required, setting
 from penstock.server.facades import NO_FACADE
 from penstock.server.front.config import FrontConfig
 from penstock.server.link.suspect import Suspect
@@ -66,128 +66,99 @@ class ServerConfig:
     its steps and requests; `record_max_bytes` bounds each of the two files.
     """
 
-    model_path: Annotated[
-        Path,
-        Setting(
-            "model",
-            "model folder (Hugging Face layout), or demo for the one in the package",
-            name="model",
-            kind=str,
-            is_everyday=True,
-            shown="demo",
-        ),
-    ]
-    model: Annotated[
-        str,
-        Setting(
-            "model",
-            "name that clients use",
-            name="model_name",
-            is_everyday=True,
-            shown="the folder's",
-        ),
-    ]
-    tokenizer_path: Annotated[
-        Path | None,
-        Setting(
-            "model",
-            "Hugging Face folder with tokenizer and chat template",
-            name="tokenizer",
-            metavar="FOLDER",
-            shown="the model's",
-        ),
-    ] = None
+    model_path: Path = required(
+        "model",
+        "model folder (Hugging Face layout), or demo for the one in the package",
+        name="model",
+        kind=str,
+        is_everyday=True,
+        shown="demo",
+    )
+    model: str = required(
+        "model", "name that clients use", name="model_name", is_everyday=True, shown="the folder's"
+    )
+    tokenizer_path: Path | None = setting(
+        None,
+        "model",
+        "Hugging Face folder with tokenizer and chat template",
+        name="tokenizer",
+        metavar="FOLDER",
+        shown="the model's",
+    )
     executor: ExecutorConfig
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     front: FrontConfig = field(default_factory=FrontConfig)
     observer: ObserverConfig = field(default_factory=ObserverConfig)
     security: SecurityConfig = field(default_factory=SecurityConfig)
-    host: Annotated[str, Setting("network", "address to listen on", is_everyday=True)] = "127.0.0.1"
-    port: Annotated[
-        int,
-        Setting(
-            "network",
-            "port to listen on, 0 for any free one",
-            at_least=0,
-            at_most=65535,
-            is_everyday=True,
-        ),
-    ] = 50051
-    num_fronts: Annotated[
-        int,
-        Setting(
-            "network",
-            "front processes",
-            name="fronts",
-            at_least=1,
-            at_most=MAX_NUM_FRONTS,
-            is_everyday=True,
-            shown="cores / 2",
-        ),
-    ] = field(default_factory=default_num_fronts)
-    drain_grace_s: Annotated[
-        float,
-        Setting("survival", "seconds that streams may go on after the first signal", at_least=0),
-    ] = 30.0
-    engine_hang_s: Annotated[
-        float,
-        Setting(
-            "survival",
-            "seconds after which an engine that does not come round is killed and followed by"
-            " another, 0 for never, else at least 2; more than its longest step takes",
-        ),
-    ] = 30.0
-    front_hang_s: Annotated[float, Setting("survival", "the same for a front")] = 10.0
-    log_level: Annotated[
-        str, Setting("log", "least level that is logged", choices=LOG_LEVELS, is_everyday=True)
-    ] = "info"
-    log_format: Annotated[
-        str,
-        Setting(
-            "log",
-            "a line of the log: short text, text with process id and module, or one JSON object;"
-            " auto: short where stderr is a terminal, text elsewhere",
-            choices=LOG_FORMATS,
-        ),
-    ] = AUTO_FORMAT
-    log_foreign_text: Annotated[
-        bool,
-        Setting(
-            "log",
-            "whether the log has the words of exceptions of libraries, which may quote what clients"
-            " sent",
-        ),
-    ] = False
-    record_path: Annotated[
-        Path | None,
-        Setting(
-            "recording",
-            "write down steps and requests (lengths and times, no text) for penstock simulate",
-            name="record",
-            metavar="DIR",
-            shown="none",
-        ),
-    ] = None
-    record_max_bytes: Annotated[
-        int,
-        Setting(
-            "recording",
-            "most MiB of each of the two recorded files",
-            name="record_max_mib",
-            scale=1024 * 1024,
-            at_least=1,
-            shown="256",
-        ),
-    ] = 256 * 1024 * 1024
-    facade: Annotated[
-        str,
-        Setting(
-            "network",
-            "contract of a gateway to serve on the same port as well: smg for the gateway of that"
-            " name, which puts an OpenAI-compatible HTTP in front of many workers (extra gateway)",
-            metavar="NAME",
-        ),
-    ] = NO_FACADE
+    host: str = setting("127.0.0.1", "network", "address to listen on", is_everyday=True)
+    port: int = setting(
+        50051,
+        "network",
+        "port to listen on, 0 for any free one",
+        at_least=0,
+        at_most=65535,
+        is_everyday=True,
+    )
+    num_fronts: int = made_by(
+        default_num_fronts,
+        "network",
+        "front processes",
+        name="fronts",
+        at_least=1,
+        at_most=MAX_NUM_FRONTS,
+        is_everyday=True,
+        shown="cores / 2",
+    )
+    drain_grace_s: float = setting(
+        30.0, "survival", "seconds that streams may go on after the first signal", at_least=0
+    )
+    engine_hang_s: float = setting(
+        30.0,
+        "survival",
+        "seconds after which an engine that does not come round is killed and followed by"
+        " another, 0 for never, else at least 2; more than its longest step takes",
+    )
+    front_hang_s: float = setting(10.0, "survival", "the same for a front")
+    log_level: str = setting(
+        "info", "log", "least level that is logged", choices=LOG_LEVELS, is_everyday=True
+    )
+    log_format: str = setting(
+        AUTO_FORMAT,
+        "log",
+        "a line of the log: short text, text with process id and module, or one JSON object;"
+        " auto: short where stderr is a terminal, text elsewhere",
+        choices=LOG_FORMATS,
+    )
+    log_foreign_text: bool = setting(
+        False,
+        "log",
+        "whether the log has the words of exceptions of libraries, which may quote what clients"
+        " sent",
+    )
+    record_path: Path | None = setting(
+        None,
+        "recording",
+        "write down steps and requests (lengths and times, no text) for penstock simulate",
+        name="record",
+        metavar="DIR",
+        shown="none",
+    )
+    record_max_bytes: int = setting(
+        256 * 1024 * 1024,
+        "recording",
+        "most MiB of each of the two recorded files",
+        name="record_max_mib",
+        scale=1024 * 1024,
+        at_least=1,
+        shown="256",
+    )
+    facade: str = setting(
+        NO_FACADE,
+        "network",
+        "contract of a gateway to serve on the same port as well: smg for the gateway of that"
+        " name, which puts an OpenAI-compatible HTTP in front of many workers (extra gateway)",
+        metavar="NAME",
+    )
 
     def __post_init__(self) -> None:
         check(self)

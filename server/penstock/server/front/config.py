@@ -2,13 +2,11 @@
 
 import re
 from dataclasses import dataclass, field
-from typing import Annotated
 
-from penstock.scheduler.setting import Setting, SettingError, check
+from penstock.scheduler.setting import SettingError, check, setting
 from penstock.server.front.transport import TransportConfig
 
 _METADATA_KEY = re.compile(r"[a-z0-9_.-]{1,128}")
-_COUNT = Setting(at_least=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,129 +29,105 @@ class FrontConfig:
     a part of what is told of requests that have ended.
     """
 
-    front_id: Annotated[int, Setting(at_least=1, below=2**31)] = 1
-    model_aliases: Annotated[
-        tuple[str, ...], Setting("model", "other names it answers to", shown="none")
-    ] = ()
-    is_prefix_caching: Annotated[
-        bool,
-        Setting(
-            "cache", "whether requests share the blocks of equal prefixes", name="prefix_caching"
-        ),
-    ] = True
-    shares_prefixes_across_tenants: Annotated[
-        bool,
-        Setting(
-            "cache",
-            "whether tenants share the blocks of equal prefixes",
-            name="share_prefixes_across_tenants",
-        ),
-    ] = False
-    tenant_metadata_key: Annotated[
-        str,
-        Setting(
-            "tenants",
-            "metadata key that names the tenant of a call; only behind a proxy that sets it and"
-            " removes it from what clients send",
-            metavar="KEY",
-            shown="none: everybody is one tenant",
-        ),
-    ] = ""
+    front_id: int = setting(1, at_least=1, below=2**31)
+    model_aliases: tuple[str, ...] = setting((), "model", "other names it answers to", shown="none")
+    is_prefix_caching: bool = setting(
+        True, "cache", "whether requests share the blocks of equal prefixes", name="prefix_caching"
+    )
+    shares_prefixes_across_tenants: bool = setting(
+        False,
+        "cache",
+        "whether tenants share the blocks of equal prefixes",
+        name="share_prefixes_across_tenants",
+    )
+    tenant_metadata_key: str = setting(
+        "",
+        "tenants",
+        "metadata key that names the tenant of a call; only behind a proxy that sets it and"
+        " removes it from what clients send",
+        metavar="KEY",
+        shown="none: everybody is one tenant",
+    )
     has_content: bool = False
 
-    default_max_tokens: Annotated[
-        int, Setting("requests", "output tokens of a request that gives no max_tokens", at_least=1)
-    ] = 256
-    max_output_tokens: Annotated[
-        int | None,
-        Setting(
-            "requests",
-            "most output tokens that a request may ask for",
-            at_least=1,
-            shown="what the model's length allows",
-        ),
-    ] = None
-    max_prompt_bytes: Annotated[int, _COUNT] = 1 << 20
-    max_text_bytes_per_tenant: Annotated[
-        int,
-        Setting(
-            "requests",
-            "text that one tenant may have waiting to be tokenised at one front, in bytes",
-            at_least=1,
-        ),
-    ] = 8 << 20
-    max_chat_messages: Annotated[int, _COUNT] = 512
-    max_stop_strings: Annotated[int, _COUNT] = 16
-    max_stop_string_chars: Annotated[int, _COUNT] = 64
-    max_stop_string_bytes: Annotated[int, _COUNT] = 256
-    max_stop_token_ids: Annotated[int, Setting(at_least=1, at_most=16)] = 16
+    default_max_tokens: int = setting(
+        256, "requests", "output tokens of a request that gives no max_tokens", at_least=1
+    )
+    max_output_tokens: int | None = setting(
+        None,
+        "requests",
+        "most output tokens that a request may ask for",
+        at_least=1,
+        shown="what the model's length allows",
+    )
+    max_prompt_bytes: int = setting(1 << 20, at_least=1)
+    max_text_bytes_per_tenant: int = setting(
+        8 << 20,
+        "requests",
+        "text that one tenant may have waiting to be tokenised at one front, in bytes",
+        at_least=1,
+    )
+    max_chat_messages: int = setting(512, at_least=1)
+    max_stop_strings: int = setting(16, at_least=1)
+    max_stop_string_chars: int = setting(64, at_least=1)
+    max_stop_string_bytes: int = setting(256, at_least=1)
+    max_stop_token_ids: int = setting(16, at_least=1, at_most=16)
     """At most 16: the batch holds no more."""
-    max_n: Annotated[int, _COUNT] = 16
-    max_logprobs: Annotated[int, _COUNT] = 20
-    max_logit_bias: Annotated[int, _COUNT] = 300
-    max_constraint_bytes: Annotated[int, _COUNT] = 1 << 16
+    max_n: int = setting(16, at_least=1)
+    max_logprobs: int = setting(20, at_least=1)
+    max_logit_bias: int = setting(300, at_least=1)
+    max_constraint_bytes: int = setting(1 << 16, at_least=1)
 
-    max_live_requests: Annotated[int, _COUNT] = 4096
-    max_backlog_tokens: Annotated[
-        int,
-        Setting("delivery", "output that a client may leave unread before it is cut", at_least=1),
-    ] = 4096
-    max_reader_stall_s: Annotated[
-        float,
-        Setting(
-            "delivery", "seconds that one write may be blocked before its reader is cut", above=0
-        ),
-    ] = 30.0
-    max_message_bytes_hint: Annotated[int, _COUNT] = 1024
-    max_shared_message_bytes_hint: Annotated[int, _COUNT] = 65536
-    max_chunk_tokens: Annotated[int, _COUNT] = 256
+    max_live_requests: int = setting(4096, at_least=1)
+    max_backlog_tokens: int = setting(
+        4096, "delivery", "output that a client may leave unread before it is cut", at_least=1
+    )
+    max_reader_stall_s: float = setting(
+        30.0, "delivery", "seconds that one write may be blocked before its reader is cut", above=0
+    )
+    max_message_bytes_hint: int = setting(1024, at_least=1)
+    max_shared_message_bytes_hint: int = setting(65536, at_least=1)
+    max_chunk_tokens: int = setting(256, at_least=1)
 
-    default_deadline_s: Annotated[
-        float, Setting("deadlines", "deadline of a call that brings none, seconds", above=0)
-    ] = 600.0
-    max_deadline_s: Annotated[
-        float, Setting("deadlines", "longest deadline that is honoured, seconds", at_least=0)
-    ] = 3600.0
-    acceptance_delay_s: Annotated[float, Setting(at_least=0)] = 0.05
-    retry_after_s: Annotated[float, Setting(at_least=0)] = 1.0
+    default_deadline_s: float = setting(
+        600.0, "deadlines", "deadline of a call that brings none, seconds", above=0
+    )
+    max_deadline_s: float = setting(
+        3600.0, "deadlines", "longest deadline that is honoured, seconds", at_least=0
+    )
+    acceptance_delay_s: float = setting(0.05, at_least=0)
+    retry_after_s: float = setting(1.0, at_least=0)
 
     transport: TransportConfig = field(default_factory=TransportConfig)
 
-    max_replays: Annotated[
-        int,
-        Setting(
-            "survival",
-            "engines that a request may lose and go on with the next, 0 for none",
-            at_least=0,
-        ),
-    ] = 4
-    max_replay_wait_s: Annotated[
-        float, Setting("survival", "seconds that a request waits for the next engine", at_least=0)
-    ] = 60.0
+    max_replays: int = setting(
+        4,
+        "survival",
+        "engines that a request may lose and go on with the next, 0 for none",
+        at_least=0,
+    )
+    max_replay_wait_s: float = setting(
+        60.0, "survival", "seconds that a request waits for the next engine", at_least=0
+    )
 
-    max_resume_grace_s: Annotated[
-        float,
-        Setting(
-            "survival",
-            "seconds that a request may be kept for Resume, 0 to not offer it",
-            at_least=0,
-        ),
-    ] = 60.0
-    max_resume_bytes_per_request: Annotated[
-        int, Setting("survival", "bytes of messages that are kept of one of them", at_least=1)
-    ] = 1 << 20
-    max_resume_bytes: Annotated[
-        int,
-        Setting(
-            "survival", "bytes that each front keeps of such requests, all together", at_least=1
-        ),
-    ] = 64 << 20
-    max_parked_requests: Annotated[
-        int,
-        Setting(
-            "survival", "such requests that each front keeps while nobody reads them", at_least=1
-        ),
-    ] = 1024
+    max_resume_grace_s: float = setting(
+        60.0,
+        "survival",
+        "seconds that a request may be kept for Resume, 0 to not offer it",
+        at_least=0,
+    )
+    max_resume_bytes_per_request: int = setting(
+        1 << 20, "survival", "bytes of messages that are kept of one of them", at_least=1
+    )
+    max_resume_bytes: int = setting(
+        64 << 20,
+        "survival",
+        "bytes that each front keeps of such requests, all together",
+        at_least=1,
+    )
+    max_parked_requests: int = setting(
+        1024, "survival", "such requests that each front keeps while nobody reads them", at_least=1
+    )
 
     def __post_init__(self) -> None:
         check(self)

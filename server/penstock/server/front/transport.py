@@ -4,9 +4,8 @@ Owns the bounds. What enforces them is the gRPC core (`rpc/options.py`) and `rpc
 """
 
 from dataclasses import dataclass
-from typing import Annotated
 
-from penstock.scheduler.setting import Setting, check
+from penstock.scheduler.setting import check, setting
 
 _MAX_WAIT_S = 86_400.0
 
@@ -20,42 +19,34 @@ class TransportConfig:
     told to take no more calls, and its client makes another, which may find another server.
     """
 
-    max_connections: Annotated[
-        int,
-        Setting(
-            "connections",
-            "connections that one front holds open at a time",
-            at_least=1,
-            at_most=1_000_000,
-        ),
-    ] = 2000
-    handshake_timeout_s: Annotated[
-        float,
-        Setting(
-            "connections",
-            "seconds for the greetings of TLS and HTTP/2 on a new connection",
-            above=0,
-            at_most=_MAX_WAIT_S,
-        ),
-    ] = 10.0
-    max_arrival_s: Annotated[
-        float,
-        Setting(
-            "connections",
-            "seconds that the message of a call may take to arrive",
-            above=0,
-            at_most=_MAX_WAIT_S,
-        ),
-    ] = 30.0
-    max_connection_age_s: Annotated[
-        float,
-        Setting(
-            "connections",
-            "seconds after which a connection takes no more calls, so that clients spread anew",
-            above=0,
-            at_most=_MAX_WAIT_S,
-        ),
-    ] = 1800.0
+    max_connections: int = setting(
+        2000,
+        "connections",
+        "connections that one front holds open at a time",
+        at_least=1,
+        at_most=1_000_000,
+    )
+    handshake_timeout_s: float = setting(
+        10.0,
+        "connections",
+        "seconds for the greetings of TLS and HTTP/2 on a new connection",
+        above=0,
+        at_most=_MAX_WAIT_S,
+    )
+    max_arrival_s: float = setting(
+        30.0,
+        "connections",
+        "seconds that the message of a call may take to arrive",
+        above=0,
+        at_most=_MAX_WAIT_S,
+    )
+    max_connection_age_s: float = setting(
+        1800.0,
+        "connections",
+        "seconds after which a connection takes no more calls, so that clients spread anew",
+        above=0,
+        at_most=_MAX_WAIT_S,
+    )
 
     def __post_init__(self) -> None:
         check(self)

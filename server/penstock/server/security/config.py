@@ -5,53 +5,44 @@ Owns the settings and which of them need each other. Reads no file.
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
-from penstock.scheduler.setting import Setting, SettingError
+from penstock.scheduler.setting import SettingError, setting
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SecurityConfig:
     """Raises SettingError naming the field. `tls_cert` and `tls_key` are for the ports for gRPC."""
 
-    policy_file: Annotated[
-        Path | None,
-        Setting(
-            "security",
-            "TOML file with tenants, their rights, limits and credentials; docs/security.md has its"
-            " keys",
-            is_everyday=True,
-            shown="none: everybody may do everything",
-        ),
-    ] = None
-    tls_cert: Annotated[
-        Path | None,
-        Setting(
-            "security",
-            "PEM file with the certificate chain of all ports; may be replaced at any time",
-            is_everyday=True,
-            shown="none: plain text",
-        ),
-    ] = None
-    tls_key: Annotated[
-        Path | None, Setting("security", "PEM file with its key", is_everyday=True, shown="none")
-    ] = None
-    tls_client_ca: Annotated[
-        Path | None,
-        Setting(
-            "security",
-            "PEM file with authorities: clients must show a certificate of one (mutual TLS)",
-            shown="none",
-        ),
-    ] = None
-    allows_anonymous_network: Annotated[
-        bool,
-        Setting(
-            "security",
-            "whether callers from other machines may need no credentials",
-            name="allow_anonymous_network",
-        ),
-    ] = False
+    policy_file: Path | None = setting(
+        None,
+        "security",
+        "TOML file with tenants, their rights, limits and credentials; docs/security.md has its"
+        " keys",
+        is_everyday=True,
+        shown="none: everybody may do everything",
+    )
+    tls_cert: Path | None = setting(
+        None,
+        "security",
+        "PEM file with the certificate chain of all ports; may be replaced at any time",
+        is_everyday=True,
+        shown="none: plain text",
+    )
+    tls_key: Path | None = setting(
+        None, "security", "PEM file with its key", is_everyday=True, shown="none"
+    )
+    tls_client_ca: Path | None = setting(
+        None,
+        "security",
+        "PEM file with authorities: clients must show a certificate of one (mutual TLS)",
+        shown="none",
+    )
+    allows_anonymous_network: bool = setting(
+        False,
+        "security",
+        "whether callers from other machines may need no credentials",
+        name="allow_anonymous_network",
+    )
 
     def __post_init__(self) -> None:
         if (self.tls_cert is None) != (self.tls_key is None):

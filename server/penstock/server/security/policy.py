@@ -8,11 +8,11 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Final
 
 from penstock.scheduler.config import MAX_WEIGHT
 from penstock.scheduler.quotas import TenantQuota
-from penstock.scheduler.setting import Setting, SettingError, check
+from penstock.scheduler.setting import SettingError, check, setting
 from penstock.server.front.tenants import MAX_PRIORITY, PriorityCeilings
 from penstock.server.security.rights import CLIENT_RIGHTS, Caller, Right
 
@@ -30,9 +30,9 @@ class TenantPolicy(TenantQuota):
     """
 
     rights: frozenset[Right] = CLIENT_RIGHTS
-    max_priority: Annotated[int, Setting(at_least=-MAX_PRIORITY, at_most=MAX_PRIORITY)] = 0
-    max_retention_priority: Annotated[int, Setting(at_least=0, at_most=MAX_PRIORITY)] = MAX_PRIORITY
-    weight: Annotated[float, Setting(at_least=1 / MAX_WEIGHT, at_most=MAX_WEIGHT)] = 1.0
+    max_priority: int = setting(0, at_least=-MAX_PRIORITY, at_most=MAX_PRIORITY)
+    max_retention_priority: int = setting(MAX_PRIORITY, at_least=0, at_most=MAX_PRIORITY)
+    weight: float = setting(1.0, at_least=1 / MAX_WEIGHT, at_most=MAX_WEIGHT)
 
     @property
     def quota(self) -> TenantQuota:
@@ -68,7 +68,7 @@ class JwtPolicy:
     audience: str
     tenant_claim: str = "sub"
     algorithms: tuple[str, ...] = JWT_ALGORITHMS
-    leeway_s: Annotated[float, Setting(at_least=0, at_most=MAX_LEEWAY_S)] = 30.0
+    leeway_s: float = setting(30.0, at_least=0, at_most=MAX_LEEWAY_S)
     takes_unlisted_tenants: bool = False
 
     def __post_init__(self) -> None:

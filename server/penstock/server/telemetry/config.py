@@ -5,9 +5,8 @@ Raises SettingError naming the field.
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
 
-from penstock.scheduler.setting import Setting, SettingError, check
+from penstock.scheduler.setting import SettingError, check, setting
 
 MAX_METRICS_TENANTS = 256
 OTHER_TENANTS = "other"
@@ -27,43 +26,37 @@ class TracingConfig:
     """
 
     is_on: bool = False
-    otlp_endpoint: Annotated[
-        str | None,
-        Setting(
-            "observability",
-            "collector that traces go to, in place of OTEL_EXPORTER_OTLP_ENDPOINT and"
-            " OTEL_EXPORTER_OTLP_TRACES_ENDPOINT; the other OTEL_ variables hold as they are",
-            metavar="URL",
-            is_everyday=True,
-            shown="no traces",
-        ),
-    ] = None
-    slow_ttft_s: Annotated[
-        float | None,
-        Setting(
-            "observability",
-            "seconds to a first token beyond which a trace is always kept",
-            name="trace_slow_ttft_s",
-            above=0,
-            shown="no limit",
-        ),
-    ] = None
-    slow_s: Annotated[
-        float | None,
-        Setting(
-            "observability",
-            "seconds of a whole request beyond which a trace is always kept",
-            name="trace_slow_s",
-            above=0,
-            shown="no limit",
-        ),
-    ] = None
-    has_content: Annotated[
-        bool,
-        Setting(
-            "observability", "whether prompts and outputs go into the traces", name="trace_content"
-        ),
-    ] = False
+    otlp_endpoint: str | None = setting(
+        None,
+        "observability",
+        "collector that traces go to, in place of OTEL_EXPORTER_OTLP_ENDPOINT and"
+        " OTEL_EXPORTER_OTLP_TRACES_ENDPOINT; the other OTEL_ variables hold as they are",
+        metavar="URL",
+        is_everyday=True,
+        shown="no traces",
+    )
+    slow_ttft_s: float | None = setting(
+        None,
+        "observability",
+        "seconds to a first token beyond which a trace is always kept",
+        name="trace_slow_ttft_s",
+        above=0,
+        shown="no limit",
+    )
+    slow_s: float | None = setting(
+        None,
+        "observability",
+        "seconds of a whole request beyond which a trace is always kept",
+        name="trace_slow_s",
+        above=0,
+        shown="no limit",
+    )
+    has_content: bool = setting(
+        False,
+        "observability",
+        "whether prompts and outputs go into the traces",
+        name="trace_content",
+    )
     has_next_rpc_keys: bool = False
 
     def __post_init__(self) -> None:
@@ -79,25 +72,21 @@ class TracingConfig:
 class FlightConfig:
     """The flight recorder: how many steps are kept (a power of two), and where files go."""
 
-    num_steps: Annotated[
-        int,
-        Setting(
-            "observability",
-            "steps that the flight recorder keeps, a power of two in"
-            f" {MIN_FLIGHT_STEPS}..{MAX_FLIGHT_STEPS}",
-            name="flight_steps",
-        ),
-    ] = 4096
-    folder: Annotated[
-        Path | None,
-        Setting(
-            "observability",
-            "where flight records are written when the engine dies, on SIGUSR1 and on request",
-            name="flight_folder",
-            metavar="DIR",
-            shown="penstock-flight-<uid> among the temporary files",
-        ),
-    ] = None
+    num_steps: int = setting(
+        4096,
+        "observability",
+        "steps that the flight recorder keeps, a power of two in"
+        f" {MIN_FLIGHT_STEPS}..{MAX_FLIGHT_STEPS}",
+        name="flight_steps",
+    )
+    folder: Path | None = setting(
+        None,
+        "observability",
+        "where flight records are written when the engine dies, on SIGUSR1 and on request",
+        name="flight_folder",
+        metavar="DIR",
+        shown="penstock-flight-<uid> among the temporary files",
+    )
 
     def __post_init__(self) -> None:
         is_power = self.num_steps & (self.num_steps - 1) == 0
@@ -116,41 +105,35 @@ class ObserverConfig:
     Each of `metrics_tenants` costs a handful of series.
     """
 
-    operations_port: Annotated[
-        int | None,
-        Setting(
-            "observability",
-            "port of the operations service, 0 for any free one",
-            at_least=0,
-            at_most=65535,
-            may_be_off=True,
-            is_everyday=True,
-            shown="the port + 1, any free one where that is 0",
-        ),
-    ] = None
-    metrics_port: Annotated[
-        int | None,
-        Setting(
-            "observability",
-            "port of Prometheus metrics and the status page",
-            at_least=0,
-            at_most=65535,
-            may_be_off=True,
-            is_everyday=True,
-            shown="the port + 2, any free one where that is 0",
-        ),
-    ] = None
-    operations_host: Annotated[
-        str, Setting("observability", "address that operators connect to, on both ports")
-    ] = "127.0.0.1"
-    metrics_tenants: Annotated[
-        tuple[str, ...],
-        Setting(
-            "observability",
-            "tenants that metrics tell apart; all others are one",
-            shown="no metrics of tenants",
-        ),
-    ] = ()
+    operations_port: int | None = setting(
+        None,
+        "observability",
+        "port of the operations service, 0 for any free one",
+        at_least=0,
+        at_most=65535,
+        may_be_off=True,
+        is_everyday=True,
+        shown="the port + 1, any free one where that is 0",
+    )
+    metrics_port: int | None = setting(
+        None,
+        "observability",
+        "port of Prometheus metrics and the status page",
+        at_least=0,
+        at_most=65535,
+        may_be_off=True,
+        is_everyday=True,
+        shown="the port + 2, any free one where that is 0",
+    )
+    operations_host: str = setting(
+        "127.0.0.1", "observability", "address that operators connect to, on both ports"
+    )
+    metrics_tenants: tuple[str, ...] = setting(
+        (),
+        "observability",
+        "tenants that metrics tell apart; all others are one",
+        shown="no metrics of tenants",
+    )
     tracing: TracingConfig = field(default_factory=TracingConfig)
     flight: FlightConfig = field(default_factory=FlightConfig)
 

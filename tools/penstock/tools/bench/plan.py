@@ -5,9 +5,8 @@ Owns the settings of one run and their limits. Does not draw anything and does n
 
 import enum
 from dataclasses import dataclass
-from typing import Annotated
 
-from penstock.scheduler.setting import Setting, SettingError, check
+from penstock.scheduler.setting import SettingError, check, required, setting
 from penstock.tools.bench.lengths import FixedLength, Lengths
 
 MAX_CONCURRENCY = 100_000
@@ -55,20 +54,18 @@ class TraceRow:
 class Targets:
     """What makes a completed request good: its first token in time, and 99 % of its gaps."""
 
-    ttft_s: Annotated[
-        float, Setting("targets", "seconds to the first token", name="target_ttft_s", above=0)
-    ] = 1.0
-    itl_s: Annotated[
-        float,
-        Setting(
-            "targets",
-            "milliseconds between two tokens",
-            name="target_itl_ms",
-            scale=1e-3,
-            above=0,
-            shown="100",
-        ),
-    ] = 0.1
+    ttft_s: float = setting(
+        1.0, "targets", "seconds to the first token", name="target_ttft_s", above=0
+    )
+    itl_s: float = setting(
+        0.1,
+        "targets",
+        "milliseconds between two tokens",
+        name="target_itl_ms",
+        scale=1e-3,
+        above=0,
+        shown="100",
+    )
 
     def __post_init__(self) -> None:
         """Raise SettingError naming the field that is out of range."""
@@ -90,57 +87,43 @@ class LoadPlan:
     """
 
     arrivals: Arrivals
-    vocab_size: Annotated[int, Setting(at_least=1, at_most=2**31)]
-    rate_per_s: Annotated[float | None, Setting("points", name="rates", above=0, at_most=1e6)] = (
-        None
-    )
-    concurrency: Annotated[int | None, Setting("points", at_least=1, at_most=MAX_CONCURRENCY)] = (
-        None
-    )
+    vocab_size: int = required(at_least=1, at_most=2**31)
+    rate_per_s: float | None = setting(None, "points", name="rates", above=0, at_most=1e6)
+    concurrency: int | None = setting(None, "points", at_least=1, at_most=MAX_CONCURRENCY)
     rows: tuple[TraceRow, ...] = ()
     prompt_tokens: Lengths = DEFAULT_PROMPT_TOKENS
     output_tokens: Lengths = DEFAULT_OUTPUT_TOKENS
-    warm_up_s: Annotated[float, Setting("load", "seconds that are not counted", at_least=0)] = 5.0
-    duration_s: Annotated[float, Setting("load", "seconds that are counted", above=0)] = 30.0
-    max_requests: Annotated[
-        int | None,
-        Setting(
-            "load",
-            "count no more than N requests",
-            name="requests",
-            at_least=1,
-            at_most=MAX_REQUESTS,
-            shown="no limit",
-        ),
-    ] = None
-    drain_s: Annotated[
-        float, Setting("load", "seconds left for what is open at the end", at_least=0)
-    ] = 60.0
-    max_in_flight: Annotated[
-        int,
-        Setting(
-            "load",
-            "more requests at once, over all processes, are dropped",
-            at_least=1,
-            at_most=MAX_CONCURRENCY,
-        ),
-    ] = 20_000
-    deadline_s: Annotated[float | None, Setting("load", "of each call, seconds", above=0)] = 120.0
+    warm_up_s: float = setting(5.0, "load", "seconds that are not counted", at_least=0)
+    duration_s: float = setting(30.0, "load", "seconds that are counted", above=0)
+    max_requests: int | None = setting(
+        None,
+        "load",
+        "count no more than N requests",
+        name="requests",
+        at_least=1,
+        at_most=MAX_REQUESTS,
+        shown="no limit",
+    )
+    drain_s: float = setting(60.0, "load", "seconds left for what is open at the end", at_least=0)
+    max_in_flight: int = setting(
+        20_000,
+        "load",
+        "more requests at once, over all processes, are dropped",
+        at_least=1,
+        at_most=MAX_CONCURRENCY,
+    )
+    deadline_s: float | None = setting(120.0, "load", "of each call, seconds", above=0)
     targets: Targets = Targets()
-    model: Annotated[
-        str | None, Setting("service", "name of a model", shown="the service's default")
-    ] = None
-    tenant: Annotated[str, Setting("service", "whose the requests are", shown="none")] = ""
-    tenant_metadata_key: Annotated[
-        str,
-        Setting(
-            "service",
-            "the metadata key that the service takes the tenant from",
-            metavar="KEY",
-            shown="none",
-        ),
-    ] = ""
-    seed: Annotated[int, Setting("load", "the same load again", shown="drawn, and reported")] = 0
+    model: str | None = setting(None, "service", "name of a model", shown="the service's default")
+    tenant: str = setting("", "service", "whose the requests are", shown="none")
+    tenant_metadata_key: str = setting(
+        "",
+        "service",
+        "the metadata key that the service takes the tenant from",
+        metavar="KEY",
+        shown="none",
+    )
+    seed: int = setting(0, "load", "the same load again", shown="drawn, and reported")
     run_index: int = 0
 
     def __post_init__(self) -> None:

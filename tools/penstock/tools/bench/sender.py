@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Annotated, Any, Self
+from typing import Any, Self
 
 from penstock.client.channel import ChannelConfig, grpc_target
 from penstock.client.client import Client
@@ -17,7 +17,7 @@ from penstock.client.credentials import TlsConfig, token_from
 from penstock.client.events import Event
 from penstock.client.prompt import TokenPrompt
 from penstock.client.retry import NO_RETRY
-from penstock.scheduler.setting import Setting, check
+from penstock.scheduler.setting import check, setting
 from penstock.tools.bench.plan import LoadPlan
 from penstock.tools.bench.schedule import PlannedRequest
 
@@ -33,16 +33,9 @@ class SenderConfig:
 
     address: str
     is_multiplex: bool = False
-    num_channels: Annotated[
-        int,
-        Setting(
-            "service",
-            "connections of each process",
-            name="channels",
-            at_least=1,
-            at_most=1024,
-        ),
-    ] = 1
+    num_channels: int = setting(
+        1, "service", "connections of each process", name="channels", at_least=1, at_most=1024
+    )
     tls: TlsConfig | None = None
     server_name: str | None = None
     token_file: Path | None = None

@@ -5,11 +5,10 @@ Owns the definitions of the targets. Does not search.
 
 import math
 from dataclasses import dataclass
-from typing import Annotated
 
 import numpy as np
 
-from penstock.scheduler.setting import Setting, check
+from penstock.scheduler.setting import check, required, setting
 from penstock.tools.simulation.cluster import ClusterRun
 from penstock.tools.simulation.cluster_report import summarise_cluster
 from penstock.tools.simulation.summary import has_smooth_tokens
@@ -25,36 +24,28 @@ class PlanTarget:
     `itl_p99_s`: few gaps of a request: all of them.
     """
 
-    ttft_p99_s: Annotated[
-        float,
-        Setting(
-            "target",
-            "99 % of requests have their first token within so many seconds",
-            name="target_ttft_p99_s",
-            above=0,
-        ),
-    ]
-    itl_p99_s: Annotated[
-        float,
-        Setting(
-            "target",
-            "99 % of requests have 99 % of their gaps between tokens within so many milliseconds",
-            name="target_itl_p99_ms",
-            scale=1e-3,
-            above=0,
-        ),
-    ]
-    good_share: Annotated[
-        float | None,
-        Setting(
-            "target",
-            "this part of the requests completes within both, 0.99 say",
-            name="target_good_share",
-            above=0,
-            at_most=1,
-            shown="not asked",
-        ),
-    ] = None
+    ttft_p99_s: float = required(
+        "target",
+        "99 % of requests have their first token within so many seconds",
+        name="target_ttft_p99_s",
+        above=0,
+    )
+    itl_p99_s: float = required(
+        "target",
+        "99 % of requests have 99 % of their gaps between tokens within so many milliseconds",
+        name="target_itl_p99_ms",
+        scale=1e-3,
+        above=0,
+    )
+    good_share: float | None = setting(
+        None,
+        "target",
+        "this part of the requests completes within both, 0.99 say",
+        name="target_good_share",
+        above=0,
+        at_most=1,
+        shown="not asked",
+    )
 
     def __post_init__(self) -> None:
         check(self)

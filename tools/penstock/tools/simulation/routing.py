@@ -8,9 +8,9 @@ same every time and an idle cluster is used evenly.
 import enum
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Protocol
+from typing import Protocol
 
-from penstock.scheduler.setting import Setting, check
+from penstock.scheduler.setting import check, setting
 from penstock.server.recording.trace import TraceRequest
 from penstock.tools.simulation.load_signal import LoadSignal
 from penstock.tools.simulation.prefix_index import PrefixIndex
@@ -34,60 +34,46 @@ class RoutingConfig:
     for PREFIX_AWARE.
     """
 
-    router: Annotated[RouterKind, Setting("routing", "how a replica is chosen")] = (
-        RouterKind.ROUND_ROBIN
+    router: RouterKind = setting(RouterKind.ROUND_ROBIN, "routing", "how a replica is chosen")
+    load_signal: LoadSignal = setting(
+        LoadSignal.REQUESTS,
+        "routing",
+        "not round_robin: what of its unfinished requests is a replica's load: their number, or"
+        " the tokens of their prompts",
     )
-    load_signal: Annotated[
-        LoadSignal,
-        Setting(
-            "routing",
-            "not round_robin: what of its unfinished requests is a replica's load: their number, or"
-            " the tokens of their prompts",
-        ),
-    ] = LoadSignal.REQUESTS
-    load_signal_delay_s: Annotated[
-        float,
-        Setting(
-            "routing",
-            "not round_robin: how old the router's knowledge of loads is, seconds",
-            at_least=0,
-        ),
-    ] = 0.0
-    overload_factor: Annotated[
-        float,
-        Setting(
-            "routing",
-            "prefix_aware: overloaded is a replica above X times the least load...",
-            at_least=1,
-        ),
-    ] = 1.5
-    overload_slack: Annotated[
-        int | None,
-        Setting(
-            "routing",
-            "... and more than N above it",
-            at_least=0,
-            shown="8 requests, 16384 tokens",
-        ),
-    ] = None
-    min_prefix_share: Annotated[
-        float,
-        Setting(
-            "routing",
-            "prefix_aware: part of a prompt that a known prefix must be to count",
-            at_least=0,
-            at_most=1,
-        ),
-    ] = 0.3
-    max_index_tokens: Annotated[
-        int | None,
-        Setting(
-            "routing",
-            "prefix_aware: prompt tokens remembered of each replica",
-            at_least=1,
-            shown="what its KV memory holds",
-        ),
-    ] = None
+    load_signal_delay_s: float = setting(
+        0.0,
+        "routing",
+        "not round_robin: how old the router's knowledge of loads is, seconds",
+        at_least=0,
+    )
+    overload_factor: float = setting(
+        1.5,
+        "routing",
+        "prefix_aware: overloaded is a replica above X times the least load...",
+        at_least=1,
+    )
+    overload_slack: int | None = setting(
+        None,
+        "routing",
+        "... and more than N above it",
+        at_least=0,
+        shown="8 requests, 16384 tokens",
+    )
+    min_prefix_share: float = setting(
+        0.3,
+        "routing",
+        "prefix_aware: part of a prompt that a known prefix must be to count",
+        at_least=0,
+        at_most=1,
+    )
+    max_index_tokens: int | None = setting(
+        None,
+        "routing",
+        "prefix_aware: prompt tokens remembered of each replica",
+        at_least=1,
+        shown="what its KV memory holds",
+    )
 
     def __post_init__(self) -> None:
         check(self)

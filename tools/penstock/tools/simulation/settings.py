@@ -6,21 +6,16 @@ Owns the values and the making of an engine from them.
 import enum
 import math
 from dataclasses import dataclass, field, replace
-from typing import Annotated
 
 from penstock.executor.config import ExecutorConfig, ExecutorKind, SimulatedConfig
 from penstock.executor.simulated.pace import VirtualClock
 from penstock.scheduler.config import SchedulerConfig, SchedulingOrder
 from penstock.scheduler.cost_model import CostModel
 from penstock.scheduler.engine import Engine
-from penstock.scheduler.setting import Setting, SettingError, check
+from penstock.scheduler.setting import SettingError, check, setting
 from penstock.server.recording.trace import MAX_REQUEST_TOKENS
 from penstock.tools.simulation.gate import BatchGate, Gate, OpenGate
-from penstock.tools.simulation.watched_executor import (
-    OutputLength,
-    PrefillWatcher,
-    WatchedExecutor,
-)
+from penstock.tools.simulation.watched_executor import OutputLength, PrefillWatcher, WatchedExecutor
 
 DEFAULT_MAX_SEQ_LEN = 262_144
 UNBOUNDED_QUEUE = SchedulerConfig(max_num_waiting=1_000_000, max_num_waiting_tokens=2**62)
@@ -45,20 +40,18 @@ class Policy(enum.StrEnum):
 class Targets:
     """What a good request gets: its first token in time, and 99 % of its gaps no longer."""
 
-    ttft_s: Annotated[
-        float, Setting("targets", "seconds to the first token", name="target_ttft_s", above=0)
-    ] = 1.0
-    itl_s: Annotated[
-        float,
-        Setting(
-            "targets",
-            "milliseconds between two tokens",
-            name="target_itl_ms",
-            scale=1e-3,
-            above=0,
-            shown="100",
-        ),
-    ] = 0.1
+    ttft_s: float = setting(
+        1.0, "targets", "seconds to the first token", name="target_ttft_s", above=0
+    )
+    itl_s: float = setting(
+        0.1,
+        "targets",
+        "milliseconds between two tokens",
+        name="target_itl_ms",
+        scale=1e-3,
+        above=0,
+        shown="100",
+    )
 
     def __post_init__(self) -> None:
         check(self)
@@ -76,42 +69,36 @@ class SimulationConfig:
     when memory has run out.
     """
 
-    policy: Annotated[
-        Policy, Setting("server", "how requests get in; docs/simulation.md", shown="fair")
-    ] = Policy.FCFS
+    policy: Policy = setting(
+        Policy.FCFS, "server", "how requests get in; docs/simulation.md", shown="fair"
+    )
     cost: CostModel = field(default_factory=CostModel)
     targets: Targets = field(default_factory=Targets)
-    max_num_seqs: Annotated[int, Setting("server", "requests that run at once", at_most=2**16)] = (
-        256
+    max_num_seqs: int = setting(256, "server", "requests that run at once", at_most=2**16)
+    num_blocks: int = setting(16_384, "server", "blocks in the KV cache", at_most=2**24)
+    block_size: int = setting(16, "server", "tokens per block", at_most=2**16)
+    max_seq_len: int = setting(
+        DEFAULT_MAX_SEQ_LEN, "server", "prompt and output, in tokens", at_most=MAX_REQUEST_TOKENS
     )
-    num_blocks: Annotated[int, Setting("server", "blocks in the KV cache", at_most=2**24)] = 16_384
-    block_size: Annotated[int, Setting("server", "tokens per block", at_most=2**16)] = 16
-    max_seq_len: Annotated[
-        int, Setting("server", "prompt and output, in tokens", at_most=MAX_REQUEST_TOKENS)
-    ] = DEFAULT_MAX_SEQ_LEN
     scheduler: SchedulerConfig = field(default_factory=lambda: UNBOUNDED_QUEUE)
-    batch_size: Annotated[
-        int | None,
-        Setting("server", "of static and dynamic batches", at_least=1, shown="max-num-seqs"),
-    ] = None
-    batch_wait_s: Annotated[
-        float,
-        Setting("server", "dynamic: seconds for a batch to fill", at_least=0, may_be_infinite=True),
-    ] = 0.5
-    max_tokens: Annotated[int | None, Setting(at_least=1)] = None
+    batch_size: int | None = setting(
+        None, "server", "of static and dynamic batches", at_least=1, shown="max-num-seqs"
+    )
+    batch_wait_s: float = setting(
+        0.5, "server", "dynamic: seconds for a batch to fill", at_least=0, may_be_infinite=True
+    )
+    max_tokens: int | None = setting(None, at_least=1)
     has_prefix_caching: bool = True
-    front_s: Annotated[
-        float,
-        Setting(
-            "server",
-            "milliseconds of TTFT and E2E outside the engine: fronts, network",
-            name="front_ms",
-            scale=1e-3,
-            at_least=0,
-        ),
-    ] = 0.0
-    timeline_bin_s: Annotated[float, Setting(above=0, may_be_infinite=True)] = 10.0
-    sample_every_steps: Annotated[int, Setting(at_least=1)] = 8
+    front_s: float = setting(
+        0.0,
+        "server",
+        "milliseconds of TTFT and E2E outside the engine: fronts, network",
+        name="front_ms",
+        scale=1e-3,
+        at_least=0,
+    )
+    timeline_bin_s: float = setting(10.0, above=0, may_be_infinite=True)
+    sample_every_steps: int = setting(8, at_least=1)
 
     def __post_init__(self) -> None:
         check(self)

@@ -7,16 +7,11 @@ import heapq
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Annotated
 
 import numpy as np
 
-from penstock.scheduler.setting import Setting, SettingError, check
-from penstock.server.recording.trace import (
-    MAX_ARRIVAL_S,
-    TraceRequest,
-    check_unique,
-)
+from penstock.scheduler.setting import SettingError, check, setting
+from penstock.server.recording.trace import MAX_ARRIVAL_S, TraceRequest, check_unique
 from penstock.tools.simulation.synthetic import TenantChoice, TenantShare
 
 
@@ -29,34 +24,31 @@ class TransformConfig:
     Deadlines are seconds after arrival.
     """
 
-    load: Annotated[
-        float, Setting("trace", "arrivals so many times faster", at_least=1e-6, at_most=1e6)
-    ] = 1.0
-    start_s: Annotated[float, Setting("trace", "leave out before, seconds", at_least=0)] = 0.0
-    end_s: Annotated[
-        float, Setting("trace", "leave out after, seconds", above=0, may_be_infinite=True)
-    ] = math.inf
-    max_requests: Annotated[
-        int | None, Setting("trace", "of the window, the first N", at_least=1, shown="all")
-    ] = None
-    max_prompt_tokens: Annotated[
-        int | None, Setting("trace", "cut prompts to N", at_least=1, shown="uncut")
-    ] = None
-    max_output_tokens: Annotated[
-        int | None, Setting("trace", "cut outputs to N", at_least=1, shown="uncut")
-    ] = None
+    load: float = setting(1.0, "trace", "arrivals so many times faster", at_least=1e-6, at_most=1e6)
+    start_s: float = setting(0.0, "trace", "leave out before, seconds", at_least=0)
+    end_s: float = setting(
+        math.inf, "trace", "leave out after, seconds", above=0, may_be_infinite=True
+    )
+    max_requests: int | None = setting(
+        None, "trace", "of the window, the first N", at_least=1, shown="all"
+    )
+    max_prompt_tokens: int | None = setting(
+        None, "trace", "cut prompts to N", at_least=1, shown="uncut"
+    )
+    max_output_tokens: int | None = setting(
+        None, "trace", "cut outputs to N", at_least=1, shown="uncut"
+    )
     tenants: tuple[TenantShare, ...] = ()
-    ttft_deadline_s: Annotated[
-        float,
-        Setting("trace", "seconds for the first token", above=0, may_be_infinite=True),
-    ] = math.inf
-    deadline_s: Annotated[
-        float, Setting("trace", "seconds for the whole answer", above=0, may_be_infinite=True)
-    ] = math.inf
-    deadline_share: Annotated[
-        float, Setting("trace", "part that has the deadlines", at_least=0, at_most=1)
-    ] = 1.0
-    seed: Annotated[int, Setting("trace", "of tenants and deadlines", at_least=0)] = 0
+    ttft_deadline_s: float = setting(
+        math.inf, "trace", "seconds for the first token", above=0, may_be_infinite=True
+    )
+    deadline_s: float = setting(
+        math.inf, "trace", "seconds for the whole answer", above=0, may_be_infinite=True
+    )
+    deadline_share: float = setting(
+        1.0, "trace", "part that has the deadlines", at_least=0, at_most=1
+    )
+    seed: int = setting(0, "trace", "of tenants and deadlines", at_least=0)
 
     def __post_init__(self) -> None:
         check(self)
