@@ -160,6 +160,7 @@ docs: $(READY)
 
 pages: $(READY)
 	$(BIN)/python docs/tools/contract_page.py
+	$(BIN)/python docs/tools/settings_page.py
 	$(BIN)/python docs/tools/concept_pictures.py
 
 check: check-python check-types check-layers check-protos check-docker

@@ -30,13 +30,13 @@ async def spawn_saying(folder: Path, words: bytes, end: str = WAIT) -> Child:
     code = (
         "import socket, sys\n"
         "line = socket.socket(fileno=int(sys.argv[1]))\n"
-        f"assert line.recv(4096) == {TO_CHILD.encode(Launch(settings='settings'))!r}\n"
+        f"assert line.recv(4096) == {TO_CHILD.encode(Launch(settings=b'settings'))!r}\n"
         f"line.sendall({words!r})\n"
         f"{end}\n"
     )
     (folder / "speaking_child.py").write_text(code, encoding="utf-8")
     return await Child.spawn(
-        "speaker", "speaking_child", "settings", environment={"PYTHONPATH": str(folder)}
+        "speaker", "speaking_child", b"settings", environment={"PYTHONPATH": str(folder)}
     )
 
 
@@ -122,7 +122,7 @@ async def test_a_child_that_cannot_be_started_leaves_no_socket_open(
     monkeypatch.setattr(sys, "executable", str(tmp_path / "no such program"))
     monkeypatch.setattr(socket, "socketpair", remember)
     with pytest.raises(FileNotFoundError):
-        await Child.spawn("speaker", "speaking_child", "settings", environment={})
+        await Child.spawn("speaker", "speaking_child", b"settings", environment={})
     assert len(made) == 2
     assert [end.fileno() for end in made] == [-1, -1]
 
@@ -133,13 +133,13 @@ def test_an_order_that_comes_with_the_settings_is_obeyed(tmp_path: Path) -> None
         "import signal, sys; from pathlib import Path;"
         "from penstock.server.processes.control import ChildControl;"
         "control = ChildControl(int(sys.argv[1]));"
-        "assert control.read_launch() == '{}';"
+        "assert control.read_launch() == b'{}';"
         "control.hold_lifeline(Path(sys.argv[2]));"
         "signal.pause()"
     )
     with ours, theirs:
         # Both before the child looks, as when a service is stopped while a process starts.
-        ours.sendall(TO_CHILD.encode(Launch(settings="{}")) + TO_CHILD.encode(Stop()))
+        ours.sendall(TO_CHILD.encode(Launch(settings=b"{}")) + TO_CHILD.encode(Stop()))
         child = subprocess.run(
             [sys.executable, "-c", program, str(theirs.fileno()), str(tmp_path / "x.sock")],
             pass_fds=[theirs.fileno()],

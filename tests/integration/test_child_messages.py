@@ -19,7 +19,7 @@ from penstock.server.link.control_frames import Drain, LogLevel
 from penstock.server.processes.control import ChildControl
 
 control = ChildControl(int(sys.argv[1]))
-assert control.read_launch() == "settings"
+assert control.read_launch() == b"settings"
 stopped = threading.Event()
 control.on_stop(stopped.set)
 control.hold_lifeline(__import__("pathlib").Path({folder!r}) / "none" / "engine.sock")
@@ -50,7 +50,7 @@ class Place:
     async def _spawn(self) -> Child:
         path = os.pathsep.join([str(self._folder), os.environ.get("PYTHONPATH", "")])
         self.child = await Child.spawn(
-            "teller", "telling_child", "settings", environment={"PYTHONPATH": path}
+            "teller", "telling_child", b"settings", environment={"PYTHONPATH": path}
         )
         return self.child
 

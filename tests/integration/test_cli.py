@@ -210,7 +210,7 @@ async def test_nobody_there_has_its_own_exit_code(
         (("generate", ""), "prompt"),
         (("grow",), "grow"),
         (("serve", "--bogus"), "penstock serve: error: unrecognized arguments: --bogus (see"),
-        (("serve", "--max-num-seq=4", "--order", "lifo"), "argument --order: invalid choice"),
+        (("serve", "--max-num-seq=4", "--order", "lifo"), "--order must be one of fair, fcfs"),
         (("generate", "Hi", "--temprature=4"), "--temprature=4; did you mean --temperature? (see"),
     ],
 )

@@ -16,7 +16,7 @@ from penstock.executor.config import ExecutorConfig, ExecutorKind, SimulatedConf
 from penstock.executor.fault import Fault, FaultKind
 from penstock.scheduler.events import Finished, StepEvents
 from penstock.scheduler.request import RequestSpec
-from penstock.server.config import EngineLaunch, ServerConfig, launch_to_json
+from penstock.server.config import EngineLaunch, ServerConfig, encode_launch
 from penstock.server.link.ports import EngineHello
 from penstock.server.link.unix_port import UnixEnginePort
 from penstock.server.processes.child import Child, ChildFailed
@@ -70,7 +70,7 @@ async def engine(path: Path, executor: ExecutorConfig) -> AsyncGenerator[Child]:
         child = await Child.spawn(
             "engine",
             MODULE,
-            launch_to_json(launch),
+            encode_launch(launch),
             environment={},
             inherited_fds=(listener.fileno(),),
         )

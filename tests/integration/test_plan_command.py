@@ -88,7 +88,7 @@ def test_bad_usage_is_one_line_and_code_2(trace: Path, tmp_path: Path) -> None:
         ("--trace", trace, "--settings", broken): "candidates.json: [0].bloks is unknown",
         ("--trace", trace, "--candidate", "{"): "--candidate: ",
         ("--trace", trace, "--candidate", "{}"): "--candidate: [0].name must be a string",
-        ("--trace", trace, "--window-s", 0): "--window-s must be positive",
+        ("--trace", trace, "--window-s", 0): "--window-s must be above 0",
         ("--trace", trace, "--max-replicas", 0): "--max-replicas must be in 1 .. ",
         ("--trace", trace, "--target-good-share", 2): "--target-good-share must be in",
         ("--trace", trace, "--start-s", 1000): "nothing is left of the trace",

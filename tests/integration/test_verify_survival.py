@@ -1,6 +1,5 @@
 """`penstock verify` and the service under it: engines that die, services that end slowly."""
 
-import argparse
 import json
 import os
 import signal
@@ -10,6 +9,7 @@ import pytest
 
 from penstock.client import NO_RETRY, Client, HealthStatus, Tokens
 from penstock.server.cli import serve
+from penstock.server.cli.command import Parser
 from penstock.tools.own_service import OwnService
 from penstock.tools.verify.all_checks import ALL_CHECKS
 from penstock.tools.verify.check import Check
@@ -110,7 +110,7 @@ async def test_its_service_ends_as_it_would_by_itself() -> None:
 def test_a_service_has_the_time_to_stop_that_it_gives_itself(
     options: list[str], least_s: float
 ) -> None:
-    parser = argparse.ArgumentParser()
+    parser = Parser()
     serve.add_parser(parser.add_subparsers())
     given = vars(parser.parse_args(["serve", *options]))
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from penstock.executor.fault import Fault
 from penstock.executor.trtllm.config import TrtllmConfig
 from penstock.scheduler.cost_model import CostModel
+from penstock.scheduler.setting import SettingError, check, made_by, setting
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 QUANTIZATIONS = ("none", "fp8", "int8")
@@ -19,7 +20,8 @@ KV_CACHE_DTYPES = ("auto", "fp8", "int8")
 _EXIT_SLACK_S = 15.0
 """Beyond the engine's own shutdown: the loop around it, and the process."""
 _DEVICE = re.compile(r"cpu|cuda(:\d+)?")
-_DEFAULT_CACHE_BYTES = 512 * 1024 * 1024
+_MIB = 1024 * 1024
+_DEFAULT_CACHE_BYTES = 512 * _MIB
 
 
 class ExecutorKind(enum.StrEnum):
@@ -53,25 +55,27 @@ class SimulatedConfig:
     pass over the context).
     """
 
-    vocab_size: int | None = None
-    kv_bytes_per_token: int = 65_536
+    vocab_size: int | None = setting(None, at_least=2)
+    kv_bytes_per_token: int = setting(65_536, at_least=1)
     cost: CostModel = field(default_factory=CostModel)
     pace: SimulatedPace = SimulatedPace.IMMEDIATE
-    min_output_tokens: int = 1
+    min_output_tokens: int = setting(1, at_least=1)
     max_output_tokens: int | None = None
     is_strict: bool = False
     faults: tuple[Fault, ...] = ()
 
     def __post_init__(self) -> None:
-        _at_least("vocab_size", self.vocab_size, 2)
-        _at_least("kv_bytes_per_token", self.kv_bytes_per_token, 1)
-        _at_least("min_output_tokens", self.min_output_tokens, 1)
-        _at_least("max_output_tokens", self.max_output_tokens, self.min_output_tokens)
+        check(self)
+        most = self.max_output_tokens
+        if most is not None and most < self.min_output_tokens:
+            raise SettingError(
+                f"{{}} must be at least {self.min_output_tokens}, not {most}", "max_output_tokens"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutorConfig:
-    """Everything an executor is built from. Raises ValueError naming the field.
+    """Everything an executor is built from. Raises SettingError naming the field.
 
     `model_path`: a Hugging Face folder (see `penstock.executor.models.resolve_model`), required
     by torch and trtllm; the simulated executor takes vocabulary and length limits from it when
@@ -79,60 +83,110 @@ class ExecutorConfig:
     model's. For trtllm every other setting is in its section, under its own name; the two that the
     server reads, `max_num_seqs` and `max_seq_len`, repeat what stands there.
 
-    `device`: "cpu", "cuda" or "cuda:<i>". `dtype`: one of DTYPES, "auto" the executor's choice for
-    model and device. `quantization`: of the layers' weights, one of QUANTIZATIONS;
-    `kv_cache_dtype`: one of KV_CACHE_DTYPES, "auto" the model's number format. Both are refused at
-    load where device or model has no such path. `block_size`: tokens per block. `num_blocks` None:
-    as many as `kv_cache_bytes` holds. `kv_cache_bytes` None: 512 MiB on a CPU; on a CUDA device
-    `kv_memory_fraction` of what is free there beside the weights and a step of
-    `max_num_batched_tokens`. `max_num_batched_tokens`: the scheduler's token budget of one step,
-    None for the device's usual one. `max_seq_len` None: the model's own. `num_threads` None: as
-    many as the cores that a service's fronts leave free. `pipeline_depth` None: the executor's
-    choice for the device, else 1 or 2.
+    `kv_cache_bytes` None: 512 MiB on a CPU; on a CUDA device `kv_memory_fraction` of what is free
+    there beside the weights and a step of `max_num_batched_tokens`, the scheduler's token budget of
+    one step, None for the device's usual one.
     """
 
-    kind: ExecutorKind = ExecutorKind.TORCH
+    kind: ExecutorKind = setting(
+        ExecutorKind.TORCH, "model", "what computes tokens", name="executor", is_everyday=True
+    )
     model_path: Path | None = None
     tokenizer_path: Path | None = None
-    device: str = "cpu"
-    dtype: str = "auto"
-    quantization: str = "none"
-    kv_cache_dtype: str = "auto"
-    block_size: int = 16
-    num_blocks: int | None = None
-    kv_cache_bytes: int | None = None
-    kv_memory_fraction: float = 0.9
-    max_num_seqs: int = 64
-    max_num_batched_tokens: int | None = None
-    max_seq_len: int | None = None
-    num_threads: int | None = None
-    pipeline_depth: int | None = None
-    simulated: SimulatedConfig = field(default_factory=SimulatedConfig)
-    trtllm: TrtllmConfig = field(default_factory=TrtllmConfig)
+    device: str = setting(
+        "cpu", "executor", "cpu, cuda or cuda:<index>", metavar="DEVICE", is_everyday=True
+    )
+    dtype: str = setting(
+        "auto", "executor", "number format of weights and KV cache", choices=DTYPES
+    )
+    quantization: str = setting(
+        "none",
+        "executor",
+        "number format of the layers' weights: fp8 and int8 on CUDA, int8 on a CPU",
+        choices=QUANTIZATIONS,
+    )
+    kv_cache_dtype: str = setting(
+        "auto",
+        "cache",
+        "number format of the KV cache: fp8 on CUDA, int8 on a CPU",
+        choices=KV_CACHE_DTYPES,
+        shown="auto, the model's",
+    )
+    block_size: int = setting(16, "cache", "tokens per KV cache block", at_least=1)
+    num_blocks: int | None = setting(
+        None, "cache", "blocks in the KV cache", at_least=1, shown="what the cache's memory holds"
+    )
+    kv_cache_bytes: int | None = setting(
+        None,
+        "cache",
+        "KV cache size in MiB, where num-blocks is not given",
+        name="kv_cache_mib",
+        scale=_MIB,
+        at_least=1,
+        is_everyday=True,
+        shown="512; on a GPU what kv-memory-fraction gives",
+    )
+    kv_memory_fraction: float = setting(
+        0.9,
+        "cache",
+        "share of the GPU's memory beside weights and the largest step that the KV cache takes",
+        above=0,
+        at_most=1,
+    )
+    max_num_seqs: int = setting(
+        64,
+        "batching",
+        "requests that run at once",
+        at_least=1,
+        is_everyday=True,
+        shown="64, on a GPU 256",
+    )
+    max_num_batched_tokens: int | None = setting(None, at_least=1)
+    max_seq_len: int | None = setting(
+        None,
+        "batching",
+        "prompt and output, in tokens",
+        at_least=2,
+        is_everyday=True,
+        shown="the model's",
+    )
+    num_threads: int | None = setting(
+        None,
+        "executor",
+        "threads that compute, on a CPU",
+        name="threads",
+        at_least=1,
+        shown="the cores that fronts leave free",
+    )
+    pipeline_depth: int | None = setting(
+        None, "executor", "steps in flight", at_least=1, at_most=2, shown="the executor's choice"
+    )
+    simulated: SimulatedConfig = made_by(
+        SimulatedConfig,
+        "executor",
+        "settings of the simulated executor; executors/README.md lists the keys",
+        name="simulated_config",
+        base={"pace": "real_time"},
+        shown="none",
+    )
+    trtllm: TrtllmConfig = made_by(
+        TrtllmConfig,
+        "executor",
+        "settings of the trtllm executor; executors/README.md lists the keys",
+        name="trtllm_config",
+        shown="none",
+    )
 
     def __post_init__(self) -> None:
+        check(self)
         if self.kind is not ExecutorKind.SIMULATED and self.model_path is None:
-            raise ValueError(f"model_path must be given for the {self.kind} executor")
+            raise SettingError(f"{{}} must be given for the {self.kind} executor", "model_path")
         if not _DEVICE.fullmatch(self.device):
-            raise ValueError(f"device must be cpu, cuda or cuda:<index>, not {self.device!r}")
-        _one_of("dtype", self.dtype, DTYPES)
-        _one_of("quantization", self.quantization, QUANTIZATIONS)
-        _one_of("kv_cache_dtype", self.kv_cache_dtype, KV_CACHE_DTYPES)
-        if self.kind is ExecutorKind.SIMULATED and self.quantization != "none":
-            raise ValueError("quantization must be none for the simulated executor")
-        _at_least("block_size", self.block_size, 1)
-        _at_least("num_blocks", self.num_blocks, 1)
-        _at_least("kv_cache_bytes", self.kv_cache_bytes, 1)
-        if not 0.0 < self.kv_memory_fraction <= 1.0:
-            raise ValueError(
-                f"kv_memory_fraction must be above 0 and at most 1, not {self.kv_memory_fraction}"
+            raise SettingError(
+                f"{{}} must be cpu, cuda or cuda:<index>, not {self.device!r}", "device"
             )
-        _at_least("max_num_seqs", self.max_num_seqs, 1)
-        _at_least("max_num_batched_tokens", self.max_num_batched_tokens, 1)
-        _at_least("max_seq_len", self.max_seq_len, 2)
-        _at_least("num_threads", self.num_threads, 1)
-        if self.pipeline_depth not in (None, 1, 2):
-            raise ValueError(f"pipeline_depth must be 1 or 2, not {self.pipeline_depth}")
+        if self.kind is ExecutorKind.SIMULATED and self.quantization != "none":
+            raise SettingError("{} must be none for the simulated executor", "quantization")
 
     @property
     def host_cache_bytes(self) -> int:
@@ -145,13 +199,3 @@ class ExecutorConfig:
         if self.kind is ExecutorKind.TRTLLM:
             return self.trtllm.watch.shutdown_timeout_s + _EXIT_SLACK_S
         return 0.0
-
-
-def _one_of(name: str, value: str, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise ValueError(f"{name} must be one of {', '.join(choices)}, not {value!r}")
-
-
-def _at_least(name: str, value: int | None, lowest: int) -> None:
-    if value is not None and value < lowest:
-        raise ValueError(f"{name} must be at least {lowest}, not {value}")

@@ -1,30 +1,42 @@
 """Frozen settings as JSON values and back: dataclasses, enums, paths, tuples and plain values.
 
-Owns the mapping, so that a parent process can hand its settings to a child, and the strict reading
-of what people write. Does not know any one setting; ranges are checked by the dataclasses
-themselves.
+Owns the strict reading of what people write, as JSON or TOML. Does not know any one setting; ranges
+are checked by the dataclasses themselves.
 """
 
 import dataclasses
+import datetime
+import difflib
 import enum
 import json
 import math
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+
+from penstock.scheduler.setting import SettingError
 
 T = TypeVar("T")
 _MAX_TOLD_CHARS = 80
 
 
-_KIND_WORDS: Mapping[type, str] = {
+_KIND_WORDS: Mapping[Any, str] = {
     bool: "true or false",
+    datetime.datetime: "a time with its zone: 2027-01-31T00:00:00Z",
     int: "an integer",
     float: "a number",
     str: "a string",
     list: "a list",
 }
+
+
+class WrongKind(ValueError):
+    """A value is not of the kind it must be. `unquoted`: the message without the value."""
+
+    def __init__(self, where: str, wanted: str, data: object) -> None:
+        self.unquoted = f"{where} must be {wanted}"
+        super().__init__(f"{self.unquoted}, not {_told(data)}")
 
 
 def parse_json(text: str) -> Any:
@@ -45,6 +57,12 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
             raise ValueError(f"the key {key!r} is there twice")
         values[key] = value
     return values
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """`; did you mean a or b?` where something known is near."""
+    near = difflib.get_close_matches(name, list(known), n=2, cutoff=0.7)
+    return f"; did you mean {' or '.join(near)}?" if near else ""
 
 
 def to_json_value(value: object) -> Any:
@@ -68,22 +86,23 @@ def to_json_value(value: object) -> Any:
     raise TypeError(f"{type(value).__name__} has no JSON form")
 
 
-def from_json_value(kind: type[T], data: object, where: str = "") -> T:
+def from_json_value(kind: type[T], data: object, where: str | None = None) -> T:
     """Rebuild a value of `kind` from what `json.loads` gave.
 
-    Fields left out take their defaults. Raises ValueError naming the field (`where` is the path to
-    `data`) for an unknown field, a missing one without default, a wrong type or a value that the
-    dataclass refuses.
+    Fields left out take their defaults. Raises ValueError naming the field for an unknown field, a
+    missing one without default, a wrong type or a value that the dataclass refuses. `where`: the
+    path to `data`, by default the name of the kind.
     """
-    return cast(T, _decode(kind, data, where or kind.__name__))
+    return cast(T, _decode(kind, data, kind.__name__ if where is None else where))
 
 
 def _decode(kind: Any, data: object, where: str) -> object:
     origin = get_origin(kind)
     if origin in (Union, types.UnionType):
         return _decode_optional(kind, data, where)
-    if origin is tuple:
-        return _decode_tuple(kind, data, where)
+    if origin in (tuple, frozenset):
+        items = _decode_items(kind, data, where)
+        return tuple(items) if origin is tuple else frozenset(items)
     if origin is Mapping:
         return _decode_mapping(kind, data, where)
     if dataclasses.is_dataclass(kind):
@@ -94,7 +113,7 @@ def _decode(kind: Any, data: object, where: str) -> object:
         return Path(_checked(str, data, where))
     if kind is float:
         return _decode_float(data, where)
-    if kind in (bool, int, str):
+    if kind in (bool, int, str, datetime.datetime):
         return _checked(kind, data, where)
     raise TypeError(f"{where}: no JSON form for {kind}")
 
@@ -102,7 +121,7 @@ def _decode(kind: Any, data: object, where: str) -> object:
 def _checked(kind: Any, data: object, where: str) -> Any:
     # bool is an int to Python, never to a reader of settings.
     if not isinstance(data, kind) or (isinstance(data, bool) and kind is not bool):
-        raise ValueError(f"{where} must be {_KIND_WORDS[kind]}, not {_told(data)}")
+        raise WrongKind(where, _KIND_WORDS[kind], data)
     return data
 
 
@@ -136,18 +155,18 @@ def _decode_optional(kind: Any, data: object, where: str) -> object:
     return _decode(inner, data, where)
 
 
-def _decode_tuple(kind: Any, data: object, where: str) -> tuple[object, ...]:
+def _decode_items(kind: Any, data: object, where: str) -> list[object]:
     item_kind = get_args(kind)[0]
     items = cast(list[object], _checked(list, data, where))
-    return tuple(_decode(item_kind, item, f"{where}[{i}]") for i, item in enumerate(items))
+    return [_decode(item_kind, item, f"{where}[{i}]") for i, item in enumerate(items)]
 
 
 def _decode_mapping(kind: Any, data: object, where: str) -> dict[str, object]:
     if not isinstance(data, Mapping):
-        raise ValueError(f"{where} must be an object, not {_told(data)}")
+        raise WrongKind(where, "an object", data)
     item_kind = get_args(kind)[1]
     values = cast(Mapping[str, object], data)
-    return {name: _decode(item_kind, item, f"{where}.{name}") for name, item in values.items()}
+    return {name: _decode(item_kind, item, _at(where, name)) for name, item in values.items()}
 
 
 def _decode_enum(kind: type[enum.Enum], data: object, where: str) -> enum.Enum:
@@ -155,28 +174,35 @@ def _decode_enum(kind: type[enum.Enum], data: object, where: str) -> enum.Enum:
         return kind(data)
     except (TypeError, ValueError):  # a list cannot be looked up
         names = ", ".join(repr(member.value) for member in kind)
-        raise ValueError(f"{where} must be one of {names}, not {_told(data)}") from None
+        raise WrongKind(where, f"one of {names}", data) from None
 
 
 def _decode_dataclass(kind: type[object], data: object, where: str) -> object:
     if not isinstance(data, Mapping):
-        raise ValueError(f"{where} must be an object, not {_told(data)}")
+        raise WrongKind(where, "an object", data)
     values = cast(Mapping[str, object], data)
     hints = get_type_hints(kind)
     known = {field.name: field for field in dataclasses.fields(cast(Any, kind))}
     for name in values:
         if name not in known:
-            raise ValueError(f"{where}.{name} is unknown")
+            raise ValueError(f"{_at(where, name)} is unknown{did_you_mean(name, known)}")
     for name, field in known.items():
         is_required = (
             field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
         )
         if is_required and name not in values:
-            raise ValueError(f"{where}.{name} is missing")
+            raise ValueError(f"{_at(where, name)} is missing")
     decoded = {
-        name: _decode(hints[name], value, f"{where}.{name}") for name, value in values.items()
+        name: _decode(hints[name], value, _at(where, name)) for name, value in values.items()
     }
     try:
         return kind(**decoded)
+    except SettingError as refusal:
+        raise ValueError(refusal.spelled(lambda name: f"{where}.{name}".lstrip("."))) from None
     except ValueError as refusal:
         raise ValueError(f"{where}: {refusal}") from None
+
+
+def _at(where: str, name: str) -> str:
+    place = name if name.isidentifier() else repr(name)
+    return f"{where}.{place}" if where else place

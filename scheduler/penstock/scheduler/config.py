@@ -1,32 +1,13 @@
 """The scheduler's settings: frozen, validated once."""
 
 import enum
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from penstock.scheduler.cost_model import CostModel
 from penstock.scheduler.quotas import NO_QUOTA, TenantQuota
 from penstock.scheduler.request_options import DEFAULT_RETENTION_PRIORITY
-
-_COUNTS = (
-    "max_num_batched_tokens",
-    "max_num_waiting",
-    "max_num_waiting_tokens",
-    "max_num_waiting_per_tenant",
-    "max_num_running_per_tenant",
-    "aging_stride",
-    "max_session_tokens",
-)
-_NOT_NEGATIVE = (
-    "prompt_token_weight",
-    "output_token_weight",
-    "max_lookahead",
-    "max_num_overtakes",
-    "max_overtake_s",
-    "tenant_burst_tokens",
-)
-
+from penstock.scheduler.setting import SettingError, check, made_by, setting
 
 MAX_WEIGHT = 1e6
 """Of a tenant, and one over it: service is counted in floats."""
@@ -69,146 +50,173 @@ class EvictionPolicy(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerConfig:
-    """Limits and policy. Raises ValueError naming the field that is off.
+    """Limits and policy. Raises SettingError naming the field that is off.
 
-    `max_num_batched_tokens`: the token budget of one step. `watermark`: share of all blocks kept
-    free at admission under MAX_UTILIZATION. `max_num_waiting` and `max_num_waiting_tokens`
-    (prompt tokens) bound the queue, `max_num_waiting_per_tenant` one tenant's part of it, None for
-    no bound. `tenant_quota`: what each tenant may use that was given no quota of its own.
+    `tenant_quota`: what each tenant may use that was given no quota of its own. A tenant of weight
+    2 in `tenant_weights` may be served twice as much as one of weight 1, the default.
+    `min_deadline_chance`: see completion.py; `target_itl_s`: see pacing.py.
 
-    `foresees_deadlines`: refuse at once, and drop from the queue, whom the fitted prices of a step
-    say to miss their deadline; without it a deadline counts when it passes. `min_deadline_chance`:
-    the smallest probability, by the lengths of earlier outputs, that a whole answer meets its
-    deadline; a request with less is refused, dropped or given up (see completion.py); 0 judges by
-    `min_tokens` alone. `target_itl_s`: the
-    time between two tokens of a running request that prefill must leave them, None for no target
-    (see pacing.py). `known_prices`: what a step of this machine costs as measured earlier; None to
-    learn it from the first steps on.
-
-    The rest is for SchedulingOrder.FAIR. `max_num_running_per_tenant`: who has that many slots
-    waits, None for no bound. `tenant_weights`: a tenant of weight 2 may be served twice
-    as much as one of weight 1, which everybody has who is not named. `prompt_token_weight` and
-    `output_token_weight`: what a token counts as service. An output token costs a turn of the whole
-    batch where a prompt token shares one, and providers price it two to five times as high; 2 is
-    what the fair-serving literature uses (Sheng et al., OSDI 2024).
-
-    `aging_s`: how long a request may be passed over for others' sake before its age counts, inf for
-    ever. One in `aging_stride` admissions goes by age while somebody is that old; 1 for all.
-    `max_lookahead`: how many who stand behind are tried when the first does not fit (0 for none),
-    `max_num_overtakes` and `max_overtake_s`: until that many have passed it, or for that long.
-    `max_prefill_share`: of the prefill budget that is left, what one prompt may take while another
-    can use the rest (1 for all).
-
-    `tenant_burst_tokens`: weighted tokens by which a tenant that is known and was served less than
-    others may be behind them when it comes back, so that a burst of a quiet tenant goes first
-    (0: nobody keeps anything). `yield_ratio`: a tenant that would then still hold that many times
+    These are for SchedulingOrder.FAIR. `prompt_token_weight` and `output_token_weight`: what a
+    token counts as service. An output token costs a turn of the whole batch where a prompt token
+    shares one, and providers price it two to five times as high; 2 is what the fair-serving
+    literature uses (Sheng et al., OSDI 2024). One in `aging_stride` admissions goes by age while a
+    request is older than `aging_s`; 1 for all. `max_lookahead`: how many requests behind the first
+    are tried when it does not fit (0 for none), until `max_num_overtakes` have passed it, or for
+    `max_overtake_s`. `tenant_burst_tokens`: weighted tokens by which a tenant that is known and was
+    served less than others may be behind them when it comes back, so that a burst of a quiet tenant
+    goes first (0: no credit). `yield_ratio`: a tenant that would then still hold that many times
     less of slots and blocks than another is light: its prompts go before the other's, and what it
-    lacks is taken from the other's running requests; inf to let nobody yield (see shares.py,
+    lacks is taken from the other's running requests; inf to switch that off (see shares.py,
     yielders.py).
 
-    Sessions keep the blocks of a dialogue for its next turn (see sessions.py), `session_ttl_s` from
-    the last one on, at `session_retention_priority`. `max_session_share`: of all blocks, what they
-    may keep together; `max_session_tokens`: what each may keep, the head of its dialogue.
-
-    Requests may ask for a cache retention above the default (see block_claims.py):
-    `max_retention_share` and `max_tenant_retention_share` bound the blocks that have it, of all
-    tenants together and of each, as shares of all blocks; `max_retention_s` bounds its duration.
-
-    `eviction`: which cached block makes room.
+    Sessions keep the blocks of a dialogue for its next turn (see sessions.py). Requests may ask for
+    a cache retention above the default (see block_claims.py).
     """
 
-    max_num_batched_tokens: int = 2048
-    admission_policy: AdmissionPolicy = AdmissionPolicy.MAX_UTILIZATION
-    watermark: float = 0.01
-    max_num_waiting: int = 1024
-    max_num_waiting_tokens: int = 4_194_304
-    max_num_waiting_per_tenant: int | None = None
+    max_num_batched_tokens: int = setting(
+        2048, "batching", "token budget of one step", at_least=1, shown="2048, on a GPU 4096"
+    )
+    admission_policy: AdmissionPolicy = setting(
+        AdmissionPolicy.MAX_UTILIZATION, "batching", "when a waiting request may run"
+    )
+    watermark: float = setting(
+        0.01,
+        "batching",
+        "share of the KV cache that admission under max_utilization leaves free",
+        at_least=0,
+        below=1,
+    )
+    max_num_waiting: int = setting(1024, "queue", "requests that may wait", at_least=1)
+    max_num_waiting_tokens: int = setting(
+        4_194_304, "queue", "prompt tokens that may wait, all requests together", at_least=1
+    )
+    max_num_waiting_per_tenant: int | None = setting(
+        None, "tenants", "requests of one tenant that may wait", at_least=1, shown="no limit"
+    )
     tenant_quota: TenantQuota = NO_QUOTA
-    max_num_running_per_tenant: int | None = None
-    foresees_deadlines: bool = True
-    min_deadline_chance: float = 0.1
-    target_itl_s: float | None = None
-    known_prices: CostModel | None = None
-    order: SchedulingOrder = SchedulingOrder.FAIR
-    tenant_weights: Mapping[str, float] = field(default_factory=dict[str, float], hash=False)
-    prompt_token_weight: float = 1.0
-    output_token_weight: float = 2.0
-    aging_s: float = 30.0
-    aging_stride: int = 8
-    max_lookahead: int = 16
-    max_num_overtakes: int = 32
-    max_overtake_s: float = 5.0
-    max_prefill_share: float = 0.5
-    tenant_burst_tokens: float = 32_768.0
-    yield_ratio: float = 4.0
-    session_ttl_s: float = 300.0
-    session_retention_priority: int = 60
-    max_session_share: float = 0.5
-    max_session_tokens: int = 32_768
-    max_retention_share: float = 0.5
-    max_tenant_retention_share: float = 0.25
-    max_retention_s: float = 3600.0
-    eviction: EvictionPolicy = EvictionPolicy.HIT_DENSITY
+    max_num_running_per_tenant: int | None = setting(
+        None, "tenants", "requests of one tenant that may run at once", at_least=1, shown="no limit"
+    )
+    foresees_deadlines: bool = setting(
+        True,
+        "deadlines",
+        "whether a request that cannot meet its deadline is refused before it passes",
+        name="foresee_deadlines",
+    )
+    min_deadline_chance: float = setting(
+        0.1,
+        "deadlines",
+        "smallest probability of a whole answer before its deadline, by the lengths of earlier"
+        " outputs: a request with less is rejected or given up; 0 judges by min_tokens alone",
+        at_least=0,
+        below=1,
+    )
+    target_itl_s: float | None = setting(
+        None,
+        "batching",
+        "milliseconds between two tokens of a running request, which prefill must leave it",
+        name="target_itl_ms",
+        scale=1e-3,
+        above=0,
+        shown="no target",
+    )
+    known_prices: CostModel | None = setting(
+        None,
+        "batching",
+        "what a step costs here, four prices of 0 to 3600 seconds, as penstock simulate"
+        " --calibrate-from prints it",
+        name="step_prices",
+        needs_all=True,
+        shown="learnt from the first steps",
+    )
+    order: SchedulingOrder = setting(
+        SchedulingOrder.FAIR,
+        "queue",
+        "which request goes next: tenants by their share and the earliest deadline, or first"
+        " come, first served",
+    )
+    tenant_weights: Mapping[str, float] = made_by(
+        dict[str, float],
+        "tenants",
+        "shares of tenants, 1e-6 to 1e6; a tenant that is not named has 1",
+        metavar="NAME=WEIGHT,...",
+        shown="1 each",
+        is_hashed=False,
+    )
+    prompt_token_weight: float = setting(1.0, at_least=0)
+    output_token_weight: float = setting(2.0, at_least=0)
+    aging_s: float = setting(
+        30.0,
+        "queue",
+        "seconds after which a request that others passed counts as more urgent, inf for never",
+        above=0,
+        may_be_infinite=True,
+    )
+    aging_stride: int = setting(8, at_least=1)
+    max_lookahead: int = setting(16, at_least=0)
+    max_num_overtakes: int = setting(32, at_least=0)
+    max_overtake_s: float = setting(5.0, at_least=0, may_be_infinite=True)
+    max_prefill_share: float = setting(
+        0.5,
+        "batching",
+        "share of a step's prefill that one prompt may take while others wait for some",
+        above=0,
+        at_most=1,
+    )
+    tenant_burst_tokens: float = setting(32_768.0, at_least=0, may_be_infinite=True)
+    yield_ratio: float = setting(4.0, above=1, may_be_infinite=True)
+    session_ttl_s: float = setting(
+        300.0, "cache", "seconds after its last turn that a session's blocks are kept", above=0
+    )
+    session_retention_priority: int = setting(
+        60,
+        "cache",
+        "higher keeps blocks of sessions longer against requests with a retention of their own",
+        at_least=DEFAULT_RETENTION_PRIORITY + 1,
+        at_most=100,
+    )
+    max_session_share: float = setting(
+        0.5, "cache", "share of the KV cache that all sessions may keep", above=0, at_most=1
+    )
+    max_session_tokens: int = setting(
+        32_768, "cache", "tokens of one dialogue that its session may keep", at_least=1
+    )
+    max_retention_share: float = setting(
+        0.5,
+        "cache",
+        "share of the KV cache that requests may keep above the default retention priority",
+        at_least=0,
+        at_most=1,
+    )
+    max_tenant_retention_share: float = setting(
+        0.25, "cache", "the same of one tenant", at_least=0, at_most=1
+    )
+    max_retention_s: float = setting(
+        3600.0, "cache", "longest time that such a retention lasts, seconds", above=0
+    )
+    eviction: EvictionPolicy = setting(
+        EvictionPolicy.HIT_DENSITY,
+        "cache",
+        "which cached block makes room: the one likely to bring the fewest hits for its time,"
+        " or the one used longest ago",
+    )
 
     def __post_init__(self) -> None:
-        for name in _COUNTS:
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1")
-        for name in _NOT_NEGATIVE:
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"{name} must not be negative")
-        if not 0.0 <= self.watermark < 1.0:
-            raise ValueError("watermark must be in [0, 1)")
-        if not 0.0 <= self.min_deadline_chance < 1.0:
-            raise ValueError("min_deadline_chance must be in [0, 1)")
-        target_s = self.target_itl_s
-        if target_s is not None and not (math.isfinite(target_s) and target_s > 0.0):
-            raise ValueError("target_itl_s must be finite and above 0")
-        self._check_order()
-        self._check_sessions()
-        self._check_retention()
+        check(self)
         if self.order is SchedulingOrder.FCFS and self.max_num_running_per_tenant is not None:
-            raise ValueError("max_num_running_per_tenant needs the order FAIR")
-        self._check_weights()
-
-    def _check_order(self) -> None:
-        if not self.aging_s > 0.0:
-            raise ValueError("aging_s must be above 0")
-        if not self.yield_ratio > 1.0:
-            raise ValueError("yield_ratio must be above 1")
-        if not 0.0 < self.max_prefill_share <= 1.0:
-            raise ValueError("max_prefill_share must be in (0, 1]")
-
-    def _check_sessions(self) -> None:
-        if not 0.0 < self.max_session_share <= 1.0:
-            raise ValueError("max_session_share must be in (0, 1]")
-        if not (math.isfinite(self.session_ttl_s) and self.session_ttl_s > 0.0):
-            raise ValueError("session_ttl_s must be finite and above 0")
-        if not DEFAULT_RETENTION_PRIORITY < self.session_retention_priority <= 100:
-            least = DEFAULT_RETENTION_PRIORITY + 1
-            raise ValueError(f"session_retention_priority must be in {least} .. 100")
-
-    def _check_retention(self) -> None:
-        for name in ("max_retention_share", "max_tenant_retention_share"):
-            if not 0.0 <= getattr(self, name) <= 1.0:
-                raise ValueError(f"{name} must be in [0, 1]")
-        if not (math.isfinite(self.max_retention_s) and self.max_retention_s > 0.0):
-            raise ValueError("max_retention_s must be finite and above 0")
-
-    def _check_weights(self) -> None:
-        for name in ("prompt_token_weight", "output_token_weight"):
-            if not math.isfinite(getattr(self, name)):
-                raise ValueError(f"{name} must be finite")
+            raise SettingError("{} needs the order FAIR", "max_num_running_per_tenant")
         if not self.prompt_token_weight + self.output_token_weight > 0.0:
-            raise ValueError("prompt_token_weight and output_token_weight must not both be 0")
+            raise SettingError(
+                "{} and {} must not both be 0", "prompt_token_weight", "output_token_weight"
+            )
         check_weights(self.tenant_weights)
 
 
 def check_weights(weights: Mapping[str, float]) -> None:
-    """Raise ValueError naming the tenant whose weight is off."""
+    """Raise SettingError naming the tenant whose weight is off."""
     for tenant, weight in weights.items():
         if not 1.0 / MAX_WEIGHT <= weight <= MAX_WEIGHT:
-            raise ValueError(
-                f"tenant_weights[{tenant!r}] must be in {1.0 / MAX_WEIGHT:g} .. {MAX_WEIGHT:g}"
+            raise SettingError(
+                f"{{}}[{tenant!r}] must be in {1.0 / MAX_WEIGHT:g} .. {MAX_WEIGHT:g}",
+                "tenant_weights",
             )

@@ -4,8 +4,10 @@ Owns the formula. Does not know where the coefficients come from nor
 what the time is spent on.
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Protocol
+
+from penstock.scheduler.setting import check, setting
 
 MAX_PRICE_S = 3600.0
 """Of anything in a step; more is a mistake in the units."""
@@ -50,20 +52,16 @@ class CostModel:
 
     `step_s`: whatever the step holds. `prefill_token_s`: each prefill token computed.
     `decode_slot_s`: each decode row. `context_token_s`: each token of context that a row attends
-    to (its position at the end of the step). All are finite and not negative; ValueError names the
-    field otherwise.
+    to (its position at the end of the step). SettingError names the field that is out of bounds.
     """
 
-    step_s: float = 0.004
-    prefill_token_s: float = 20e-6
-    decode_slot_s: float = 50e-6
-    context_token_s: float = 20e-9
+    step_s: float = setting(0.004, at_least=0, at_most=MAX_PRICE_S)
+    prefill_token_s: float = setting(20e-6, at_least=0, at_most=MAX_PRICE_S)
+    decode_slot_s: float = setting(50e-6, at_least=0, at_most=MAX_PRICE_S)
+    context_token_s: float = setting(20e-9, at_least=0, at_most=MAX_PRICE_S)
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            value: float = getattr(self, field.name)
-            if not 0.0 <= value <= MAX_PRICE_S:
-                raise ValueError(f"{field.name} must be in 0 .. {MAX_PRICE_S:g} s, not {value}")
+        check(self)
 
     def step_time_s(
         self, *, num_prefill_tokens: int, num_decodes: int, num_context_tokens: int

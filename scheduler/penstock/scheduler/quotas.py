@@ -5,7 +5,9 @@ neither where the limits were written nor who has used what (quota_accounts.py).
 """
 
 import enum
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
+
+from penstock.scheduler.setting import check, setting
 
 MAX_QUOTA = 10**12
 """No limit may be larger: sums of tokens stay exact in floating point."""
@@ -20,23 +22,39 @@ class TenantQuota:
     `max_tokens_per_minute`: tokens of prompts, counted at admission, and of outputs, counted as
     they are generated.
 
-    Raises ValueError, which names the field, for a limit that is no whole number from 1 to
-    MAX_QUOTA.
+    Raises SettingError, which names the field, for a limit that is not in 1..MAX_QUOTA.
     """
 
-    max_num_live: int | None = None
-    max_requests_per_minute: int | None = None
-    max_tokens_per_minute: int | None = None
+    max_num_live: int | None = setting(
+        None,
+        "tenants",
+        "requests that each tenant may have waiting or running",
+        name="tenant_max_live",
+        at_least=1,
+        at_most=MAX_QUOTA,
+        shown="no limit",
+    )
+    max_requests_per_minute: int | None = setting(
+        None,
+        "tenants",
+        "requests of each tenant that are let in, in a minute",
+        name="tenant_requests_per_minute",
+        at_least=1,
+        at_most=MAX_QUOTA,
+        shown="no limit",
+    )
+    max_tokens_per_minute: int | None = setting(
+        None,
+        "tenants",
+        "tokens of each tenant's prompts and outputs, in a minute",
+        name="tenant_tokens_per_minute",
+        at_least=1,
+        at_most=MAX_QUOTA,
+        shown="no limit",
+    )
 
     def __post_init__(self) -> None:
-        for item in fields(self):
-            limit = getattr(self, item.name)
-            if limit is None:
-                continue
-            if isinstance(limit, bool) or not isinstance(limit, int):
-                raise ValueError(f"{item.name} must be a whole number, not {limit!r}")
-            if not 1 <= limit <= MAX_QUOTA:
-                raise ValueError(f"{item.name} must be from 1 to {MAX_QUOTA}, not {limit}")
+        check(self)
 
 
 NO_QUOTA = TenantQuota()

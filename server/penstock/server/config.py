@@ -1,25 +1,23 @@
 """The service's settings, and their way to the processes that make it up.
 
-Owns `ServerConfig`, what each child process is launched with, and the JSON form of both. Reads no
-environment and no arguments: the command line does, once.
+Owns `ServerConfig`, the groups that settings are shown in, and what each child process is launched
+with. Reads no environment and no arguments: the command line does, once.
 """
 
-import json
-import math
 import os
-from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
 from penstock.executor.config import ExecutorConfig
-from penstock.executor.config_json import from_json_value, to_json_value
 from penstock.scheduler.config import SchedulerConfig
+from penstock.scheduler.setting import SettingError, check, made_by, required, setting
 from penstock.server.facades import NO_FACADE
 from penstock.server.front.config import FrontConfig
 from penstock.server.link.suspect import Suspect
-from penstock.server.logs import LOG_FORMATS, LOG_LEVELS
+from penstock.server.logs import AUTO_FORMAT, LOG_FORMATS, LOG_LEVELS
 from penstock.server.security.config import SecurityConfig
+from penstock.server.settings.table import declared
 from penstock.server.telemetry.config import ObserverConfig
 
 MAX_NUM_FRONTS = 16
@@ -37,75 +35,147 @@ def num_usable_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+GROUPS = {
+    "model": "model",
+    "network": "network",
+    "security": "security",
+    "executor": "executor",
+    "batching": "batching",
+    "cache": "KV cache, sessions and retention",
+    "queue": "queue",
+    "tenants": "tenants",
+    "deadlines": "deadlines",
+    "requests": "limits of requests",
+    "delivery": "delivery",
+    "connections": "connections",
+    "survival": "replay, resume, hangs and drain",
+    "observability": "metrics, traces, flight recorder and operations",
+    "recording": "recording",
+    "log": "log",
+}
+"""Groups of settings, in the order in which they are shown, and their headings."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig:
-    """One service: a model, an engine and fronts on one port. Raises ValueError naming the field.
+    """One service: a model, an engine and fronts on one port. Raises SettingError naming the field.
 
-    `model`: the name that clients use. `model_path`: its folder. `tokenizer_path`: the folder that
-    fronts read tokenizer and chat template from, None for the model's. `port` 0: any free one.
-    `drain_grace_s`: how long streams may go on after the first SIGTERM or SIGINT; the service is
-    gone two seconds later. `engine_hang_s`, `front_hang_s`: an engine or a front that has not come
-    round for so long is killed and followed by another; 0: never. `front.front_id` is a
-    placeholder: each front gets its own.
-    `record_path`: the folder in which the engine writes down its steps and requests, None for
-    nowhere; `record_max_bytes` bounds each of the two files. `facade`: which contract of others is
-    served on the same port, one of FACADES.
+    `tokenizer_path`: the folder that fronts read tokenizer and chat template from, None for the
+    model's. The service is gone two seconds after `drain_grace_s`. `front.front_id` is a
+    placeholder: each front gets its own. `record_path`: the folder in which the engine writes down
+    its steps and requests; `record_max_bytes` bounds each of the two files.
     """
 
-    model: str
-    model_path: Path
-    tokenizer_path: Path | None = None
+    model_path: Path = required(
+        "model",
+        "model folder (Hugging Face layout), or demo for the one in the package",
+        name="model",
+        kind=str,
+        is_everyday=True,
+        shown="demo",
+    )
+    model: str = required(
+        "model", "name that clients use", name="model_name", is_everyday=True, shown="the folder's"
+    )
+    tokenizer_path: Path | None = setting(
+        None,
+        "model",
+        "Hugging Face folder with tokenizer and chat template",
+        name="tokenizer",
+        metavar="FOLDER",
+        shown="the model's",
+    )
     executor: ExecutorConfig
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     front: FrontConfig = field(default_factory=FrontConfig)
     observer: ObserverConfig = field(default_factory=ObserverConfig)
     security: SecurityConfig = field(default_factory=SecurityConfig)
-    host: str = "127.0.0.1"
-    port: int = 50051
-    num_fronts: int = field(default_factory=default_num_fronts)
-    drain_grace_s: float = 30.0
-    engine_hang_s: float = 30.0
-    front_hang_s: float = 10.0
-    log_level: str = "info"
-    log_format: str = "text"
-    log_foreign_text: bool = False
-    record_path: Path | None = None
-    record_max_bytes: int = 256 * 1024 * 1024
-    facade: str = NO_FACADE
+    host: str = setting("127.0.0.1", "network", "address to listen on", is_everyday=True)
+    port: int = setting(
+        50051,
+        "network",
+        "port to listen on, 0 for any free one",
+        at_least=0,
+        at_most=65535,
+        is_everyday=True,
+    )
+    num_fronts: int = made_by(
+        default_num_fronts,
+        "network",
+        "front processes",
+        name="fronts",
+        at_least=1,
+        at_most=MAX_NUM_FRONTS,
+        is_everyday=True,
+        shown="cores / 2",
+    )
+    drain_grace_s: float = setting(
+        30.0, "survival", "seconds that streams may go on after the first signal", at_least=0
+    )
+    engine_hang_s: float = setting(
+        30.0,
+        "survival",
+        "seconds after which an engine that does not come round is killed and followed by"
+        " another, 0 for never, else at least 2; more than its longest step takes",
+    )
+    front_hang_s: float = setting(10.0, "survival", "the same for a front")
+    log_level: str = setting(
+        "info", "log", "least level that is logged", choices=LOG_LEVELS, is_everyday=True
+    )
+    log_format: str = setting(
+        AUTO_FORMAT,
+        "log",
+        "a line of the log: short text, text with process id and module, or one JSON object;"
+        " auto: short where stderr is a terminal, text elsewhere",
+        choices=LOG_FORMATS,
+    )
+    log_foreign_text: bool = setting(
+        False,
+        "log",
+        "whether the log has the words of exceptions of libraries, which may quote what clients"
+        " sent",
+    )
+    record_path: Path | None = setting(
+        None,
+        "recording",
+        "write down steps and requests (lengths and times, no text) for penstock simulate",
+        name="record",
+        metavar="DIR",
+        shown="none",
+    )
+    record_max_bytes: int = setting(
+        256 * 1024 * 1024,
+        "recording",
+        "most MiB of each of the two recorded files",
+        name="record_max_mib",
+        scale=1024 * 1024,
+        at_least=1,
+        shown="256",
+    )
+    facade: str = setting(
+        NO_FACADE,
+        "network",
+        "contract of a gateway to serve on the same port as well: smg for the gateway of that"
+        " name, which puts an OpenAI-compatible HTTP in front of many workers (extra gateway)",
+        metavar="NAME",
+    )
 
     def __post_init__(self) -> None:
-        if not self.model:
-            raise ValueError("model must not be empty")
-        if not self.host:
-            raise ValueError("host must not be empty")
-        if not 0 <= self.port <= 65535:
-            raise ValueError(f"port must be in 0..65535, not {self.port}")
-        if not 1 <= self.num_fronts <= MAX_NUM_FRONTS:
-            raise ValueError(f"num_fronts must be in 1..{MAX_NUM_FRONTS}, not {self.num_fronts}")
-        if not (self.drain_grace_s >= 0 and math.isfinite(self.drain_grace_s)):
-            raise ValueError(f"drain_grace_s must be 0 or more, not {self.drain_grace_s}")
-        _check_limit("engine_hang_s", self.engine_hang_s)
-        _check_limit("front_hang_s", self.front_hang_s)
-        _check_choice("log_level", self.log_level, LOG_LEVELS)
-        _check_choice("log_format", self.log_format, LOG_FORMATS)
-        if self.record_max_bytes < 1:
-            raise ValueError(f"record_max_bytes must be at least 1, not {self.record_max_bytes}")
+        check(self)
+        for name in ("model", "host"):
+            if not getattr(self, name):
+                raise SettingError("{} must not be empty", name)
+        for name in ("engine_hang_s", "front_hang_s"):
+            limit_s = getattr(self, name)
+            if 0 != limit_s < 2:
+                raise SettingError(f"{{}} must be 0 or at least 2, not {limit_s}", name)
         num_tokens, num_seqs = self.scheduler.max_num_batched_tokens, self.executor.max_num_seqs
         if num_tokens < num_seqs:
-            raise ValueError(
-                f"max_num_batched_tokens must be at least max_num_seqs ({num_seqs}),"
-                f" not {num_tokens}"
+            raise SettingError(
+                f"{{}} must be at least {{}} ({num_seqs}), not {num_tokens}",
+                "scheduler.max_num_batched_tokens",
+                "executor.max_num_seqs",
             )
-
-
-def _check_choice(name: str, value: str, choices: Collection[str]) -> None:
-    if value not in choices:
-        raise ValueError(f"{name} must be one of {', '.join(choices)}")
-
-
-def _check_limit(name: str, limit_s: float) -> None:
-    if not (limit_s == 0 or (limit_s >= 2 and math.isfinite(limit_s))):
-        raise ValueError(f"{name} must be 0 or at least 2, not {limit_s}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,11 +236,20 @@ class ObserverLaunch:
     board_fd: int = -1
 
 
-def launch_to_json(launch: EngineLaunch | FrontLaunch | ObserverLaunch) -> str:
-    """One line of JSON."""
-    return json.dumps(to_json_value(launch))
+SETTINGS = declared(ServerConfig)
+"""Of `penstock serve`."""
 
 
-def launch_from_json(kind: type[LaunchT], text: str) -> LaunchT:
-    """The launch again. Raises ValueError naming the field."""
-    return from_json_value(kind, json.loads(text))
+def encode_launch(launch: EngineLaunch | FrontLaunch | ObserverLaunch) -> bytes:
+    """For the frame to the child process."""
+    # Here, because `penstock serve --help` works where the client alone is installed.
+    import msgspec
+
+    return msgspec.msgpack.encode(launch, enc_hook=str)
+
+
+def decode_launch(kind: type[LaunchT], data: bytes) -> LaunchT:
+    """The launch again."""
+    import msgspec
+
+    return msgspec.msgpack.decode(data, type=kind, dec_hook=lambda kind, text: kind(text))

@@ -7,6 +7,8 @@ before.
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Final, Protocol, cast
 
+from penstock.scheduler.setting import SettingError
+
 if TYPE_CHECKING:
     from penstock.server.front.front import Front
     from penstock.server.link.board import BoardView
@@ -32,8 +34,9 @@ class Facade(Protocol):
 
 
 def load_facade(name: str) -> Facade:
-    """The facade of this name. Raises ValueError with the names there are."""
+    """The facade of this name. Raises SettingError with the names there are."""
     found = {point.name: point for point in entry_points(group=_GROUP)}
     if name not in found:
-        raise ValueError(f"facade must be one of {', '.join([NO_FACADE, *sorted(found)])}")
+        names = ", ".join([NO_FACADE, *sorted(found)])
+        raise SettingError(f"{{}} must be one of {names}, not {name!r}", "facade")
     return cast("Facade", found[name].load())

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from penstock.server.cli.serve_options import OPTIONS
+from penstock.server.config import SETTINGS
 from penstock.tools.command_line import build_parser
 from support.dashboards import RULES, strangers
 
@@ -64,7 +64,7 @@ def test_every_command_parses() -> None:
 def test_every_option_is_one() -> None:
     flags = set(re.findall(r"(?<![\w-])--([a-z][a-z-]+)", PAGE))
     assert len(flags) > 10
-    assert flags - {option.flag for option in OPTIONS} == set()
+    assert flags - {option.flag for option in SETTINGS} == set()
 
 
 def test_every_query_and_metric_exists() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from penstock.server.cli.serve_options import OPTIONS
+from penstock.server.config import SETTINGS
 from penstock.server.metrics import labels
 from penstock.server.metrics.catalogue import CATALOGUE
 from support.dashboards import (
@@ -132,7 +132,7 @@ def test_what_alerts_and_runbooks_point_to_is_there() -> None:
     assert [link for link in links if not (RUNBOOK.parent / link).exists()] == []
     options = set(re.findall(r"`(--[a-z-]+)", text))
     assert options
-    assert options <= {f"--{option.flag}" for option in OPTIONS} | {"--address"}
+    assert options <= {f"--{option.flag}" for option in SETTINGS} | {"--address"}
 
 
 def test_promises_end_where_buckets_end() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 import tomllib
@@ -11,10 +10,10 @@ from typing import Any
 import pytest
 import yaml
 
+from penstock.executor.config_json import from_json_value
+from penstock.executor.trtllm.config import TrtllmConfig
 from penstock.server.cli.serve import build_config, merge_settings, unknown_variables
-from penstock.server.cli.serve_options import OPTIONS
-from penstock.server.cli.serve_trtllm import read_section
-from penstock.server.config import ServerConfig
+from penstock.server.config import SETTINGS, ServerConfig
 from penstock.server.rpc.generation_service import SERVICE_NAME
 from penstock.server.security.exposure import check_exposure
 from penstock.server.security.policy_text import parse_policy
@@ -48,12 +47,10 @@ def config_of(manifests: list[dict[str, Any]]) -> ServerConfig:
     settings.pop("PENSTOCK_TRTLLM_CONFIG", None)
     if settings.pop("PENSTOCK_EXECUTOR", "") == "trtllm":
         settings.pop("PENSTOCK_MODEL")
-    merged = merge_settings({}, settings)
-    for name in ("policy_file", "tls_cert", "tls_key"):
+    for name in ("POLICY_FILE", "TLS_CERT", "TLS_KEY"):
         # They are looked at when a configuration is made.
-        merged[name] = None
-    merged["allow_anonymous_network"] = "on"
-    return build_config(merged)
+        settings.pop(f"PENSTOCK_{name}", None)
+    return build_config(merge_settings({"allow_anonymous_network": "on"}, settings))
 
 
 def probe_of(manifests: list[dict[str, Any]], name: str) -> dict[str, Any]:
@@ -62,7 +59,7 @@ def probe_of(manifests: list[dict[str, Any]], name: str) -> dict[str, Any]:
 
 
 def test_every_setting_is_one_of_ours_and_is_taken(builds: Builds) -> None:
-    variables = {option.variable for option in OPTIONS}
+    variables = {option.variable for option in SETTINGS}
     for name, manifests in builds.items():
         settings = settings_of(manifests)
         assert settings.keys() <= variables, name
@@ -248,7 +245,7 @@ def test_only_the_trial_and_the_gateway_let_strangers_call(builds: Builds) -> No
 def test_the_engines_settings_fit_the_gpus() -> None:
     manifests = build_with("gpu")
     text = the(manifests, "ConfigMap", "penstock-engine")["data"]["trtllm.toml"]
-    config = read_section(json.dumps(tomllib.loads(text)))
+    config = from_json_value(TrtllmConfig, tomllib.loads(text), "trtllm.toml")
     num_gpus = config.tensor_parallel_size * config.pipeline_parallel_size
     limits = container_of(manifests)["resources"]["limits"]
     assert int(limits["nvidia.com/gpu"]) == num_gpus

@@ -17,6 +17,8 @@ from google.protobuf.descriptor import FileDescriptor
 
 import penstock.v1 as pb
 from markdown_source import Block, blocks
+from penstock.server.cli.serve import merge_settings
+from penstock.server.settings.sources import BadSetting
 from penstock.tools.command_line import build_parser
 from support.page_commands import Command, commands, spans, split_command
 from support.pages import REPOSITORY, markdown_pages, page_id
@@ -27,7 +29,12 @@ SHOWN = {"", "text", "mermaid", "diff", "promql", "dockerfile", "make", "cmake",
 FOREIGN = {"cpp", "c++", "go", "java", "javascript", "js", "typescript", "ts", "rust", "csharp"}
 CHECKED = {"python", "json", "jsonc", "yaml", "yml", "toml", "sh", "bash", "console", "shell"}
 PARSER = build_parser()
-SUBPARSERS = next(action.choices for action in PARSER._actions if isinstance(action.choices, dict))
+SUBPARSERS = {
+    name: parser.filled()
+    for action in PARSER._actions
+    if isinstance(action.choices, dict)
+    for name, parser in action.choices.items()
+}
 
 
 def read(page: Path) -> str:
@@ -67,8 +74,11 @@ def wrong_command(words: tuple[str, ...]) -> str | None:
     if wrong is not None or {"-h", "--help"} & set(own):
         return wrong
     try:
-        PARSER.parse_args(list(arguments))
-    except SystemExit:
+        parsed = vars(PARSER.parse_args(list(arguments)))
+        if arguments[0] == "serve":
+            files = ("config", "step_prices", "simulated_config", "trtllm_config")
+            merge_settings(parsed | dict.fromkeys(files), {})
+    except (SystemExit, BadSetting):
         return f"does not parse: {' '.join(words)}"
     return None
 

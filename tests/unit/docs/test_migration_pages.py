@@ -92,7 +92,7 @@ def is_setting(name: str, settings: Any = TrtllmConfig) -> bool:
 
 def is_option(name: str) -> bool:
     choices = next(a.choices for a in build_parser()._actions if isinstance(a.choices, dict))
-    return name in choices["serve"]._option_string_actions
+    return name in choices["serve"].filled()._option_string_actions
 
 
 def is_ours(name: str) -> bool:

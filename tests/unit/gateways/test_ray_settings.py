@@ -12,7 +12,7 @@ from penstock.gateway.ray.methods import METHODS, add_penstock_to_server
 from penstock.gateway.ray.scaling import QueueTimePolicy
 from penstock.gateway.ray.service import command_line
 from penstock.gateway.ray.settings import Settings, settings_of
-from penstock.server.cli.serve_options import OPTIONS
+from penstock.server.config import SETTINGS
 from penstock.v1 import generation_service_pb2, model_service_pb2
 
 ROOT = Path(__file__).parents[3]
@@ -29,7 +29,7 @@ def test_the_config_file_says_what_is_understood() -> None:
     settings = settings_of(application["args"])
     (deployment,) = application["deployments"]
 
-    known = {f"--{option.flag}" for option in OPTIONS}
+    known = {f"--{option.flag}" for option in SETTINGS}
     assert {option for option in settings.serve_options if option.startswith("--")} <= known
     assert settings.stop_timeout_s < deployment["graceful_shutdown_timeout_s"]
     policy = deployment["autoscaling_config"]["policy"]

@@ -233,7 +233,7 @@ def test_a_self_paced_engine_is_given_the_retention() -> None:
     [
         ("session_ttl_s", 0.0, "session_ttl_s"),
         ("session_ttl_s", float("inf"), "session_ttl_s"),
-        ("session_retention_priority", 35, "session_retention_priority must be in 36 .. 100"),
+        ("session_retention_priority", 35, "session_retention_priority must be in 36..100"),
         ("session_retention_priority", 101, "session_retention_priority"),
         ("max_session_share", 0.0, "max_session_share"),
         ("max_session_share", 1.1, "max_session_share"),

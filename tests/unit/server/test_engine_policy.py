@@ -28,10 +28,9 @@ class ScriptedFile(PolicyFile):
 
 
 def policy_of(limit: int, weight: float) -> Policy:
-    quota = TenantQuota(max_num_live=limit)
     return Policy(
-        default=TenantPolicy(quota=TenantQuota(max_requests_per_minute=9)),
-        tenants={"a": TenantPolicy(weight=weight, quota=quota)},
+        default=TenantPolicy(max_requests_per_minute=9),
+        tenants={"a": TenantPolicy(weight=weight, max_num_live=limit)},
     )
 
 

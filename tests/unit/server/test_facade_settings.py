@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 
-from penstock.server.cli.facade_options import check_facade
-from penstock.server.cli.serve import BadSetting, build_config, merge_settings
-from penstock.server.config import FrontLaunch, launch_from_json, launch_to_json
+from penstock.server.cli.serve import build_config, merge_settings
+from penstock.server.cli.serve_checks import check_facade
+from penstock.server.config import FrontLaunch, decode_launch, encode_launch
+from penstock.server.settings.sources import BadSetting, Sources
 from support.guarded import Premises
 
 
-def settings(environment: dict[str, str] | None = None, **arguments: Any) -> dict[str, Any]:
+def settings(environment: dict[str, str] | None = None, **arguments: Any) -> Sources:
     return merge_settings({"executor": "simulated", **arguments}, environment or {})
 
 
@@ -34,13 +35,13 @@ def test_flag_and_variable() -> None:
     config = build_config(settings({"PENSTOCK_FACADE": "smg"}))
     assert config.facade == "smg"
     launch = FrontLaunch(server=config, socket_path=Path("/tmp/x"), front_id=1, port=1)
-    assert launch_from_json(FrontLaunch, launch_to_json(launch)) == launch
+    assert decode_launch(FrontLaunch, encode_launch(launch)) == launch
 
 
 def test_an_unknown_one_is_refused_by_name() -> None:
-    with pytest.raises(BadSetting, match="facade must be one of none, smg"):
+    with pytest.raises(BadSetting, match="PENSTOCK_FACADE must be one of none, smg"):
         build_config(settings({"PENSTOCK_FACADE": "vllm"}))
-    with pytest.raises(BadSetting, match="facade must be one of none, smg"):
+    with pytest.raises(BadSetting, match="--facade must be one of none, smg"):
         build_config(settings(facade="vllm"))
 
 

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from penstock.executor.config import ExecutorConfig, ExecutorKind
-from penstock.server.cli.serve import BadSetting, build_config, merge_settings
-from penstock.server.config import EngineLaunch, ServerConfig, launch_from_json, launch_to_json
+from penstock.server.cli.serve import build_config, merge_settings
+from penstock.server.config import EngineLaunch, ServerConfig, decode_launch, encode_launch
 from penstock.server.link.suspect import Suspect
+from penstock.server.settings.sources import BadSetting
 
 
 def config() -> ServerConfig:
@@ -48,7 +49,7 @@ def test_an_engine_is_told_whom_it_is_to_be_careful_with() -> None:
         board_fd=7,
         suspects=(Suspect(key=1 << 40, num_trial_tokens=16), Suspect(key=3, is_poison=True)),
     )
-    assert launch_from_json(EngineLaunch, launch_to_json(launch)) == launch
+    assert decode_launch(EngineLaunch, encode_launch(launch)) == launch
 
 
 def test_the_account_of_many_suspects_fits_into_a_launch() -> None:
@@ -56,7 +57,7 @@ def test_the_account_of_many_suspects_fits_into_a_launch() -> None:
     launch = EngineLaunch(
         server=config(), socket_path=Path("/s"), listener_fd=5, epoch=2, suspects=suspects
     )
-    assert len(launch_to_json(launch)) < 1 << 20
+    assert len(encode_launch(launch)) < 1 << 20
 
 
 def test_a_suspect_is_checked() -> None:

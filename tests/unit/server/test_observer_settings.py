@@ -6,13 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from penstock.server.cli.serve import (
-    BadSetting,
-    build_config,
-    merge_settings,
-    unknown_variables,
-)
-from penstock.server.config import ObserverLaunch, launch_from_json, launch_to_json
+from penstock.server.cli.serve import build_config, merge_settings, unknown_variables
+from penstock.server.config import ObserverLaunch, decode_launch, encode_launch
+from penstock.server.settings.sources import BadSetting
 from penstock.server.telemetry.config import FlightConfig, ObserverConfig, TracingConfig
 from penstock.tools.command_line import build_parser
 
@@ -171,7 +167,7 @@ def test_an_observer_is_launched_with_all_it_needs() -> None:
         started_s=1.5,
         board_fd=6,
     )
-    assert launch_from_json(ObserverLaunch, launch_to_json(launch)) == launch
+    assert decode_launch(ObserverLaunch, encode_launch(launch)) == launch
 
 
 BEHIND_A_PROXY = ("--tenant-metadata-key", "x-tenant")
@@ -188,10 +184,10 @@ def test_tenants_that_metrics_tell_apart_are_named() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--metrics-tenants", "a"), "metrics-tenants needs tenant-metadata-key"),
+        (("--metrics-tenants", "a"), "metrics-tenants needs --tenant-metadata-key"),
         (
             (*BEHIND_A_PROXY, "--metrics-port", "off", "--metrics-tenants", "a"),
-            "metrics-tenants means nothing without metrics-port",
+            "metrics-tenants means nothing without --metrics-port",
         ),
         ((*BEHIND_A_PROXY, "--metrics-tenants", "a,,b"), "metrics-tenants must not hold an empty"),
         ((*BEHIND_A_PROXY, "--metrics-tenants", "a,a"), "metrics-tenants must not name one twice"),

@@ -27,22 +27,18 @@ from penstock.scheduler.config import (
     SchedulingOrder,
 )
 from penstock.scheduler.cost_model import CostModel
-from penstock.server.cli.serve import (
-    BadSetting,
-    build_config,
-    merge_settings,
-    unknown_variables,
-)
-from penstock.server.cli.serve_options import OPTIONS
+from penstock.server.cli.serve import build_config, merge_settings, unknown_variables
 from penstock.server.config import (
+    SETTINGS,
     EngineLaunch,
     FrontLaunch,
     ServerConfig,
-    launch_from_json,
-    launch_to_json,
+    decode_launch,
+    encode_launch,
 )
 from penstock.server.front.config import FrontConfig
 from penstock.server.logs import LOG_LEVELS
+from penstock.server.settings.sources import BadSetting
 from penstock.server.telemetry.config import ObserverConfig
 from penstock.tools.command_line import build_parser
 
@@ -97,7 +93,7 @@ def test_what_sessions_may_keep_reaches_the_engine_and_who_shares_the_fronts() -
     assert config.front == FrontConfig(shares_prefixes_across_tenants=True)
     assert configured("--share-prefixes-across-tenants", "off").front == FrontConfig()
     engine = EngineLaunch(server=config, socket_path=Path("/s"), listener_fd=5, epoch=2)
-    assert launch_from_json(EngineLaunch, launch_to_json(engine)) == engine
+    assert decode_launch(EngineLaunch, encode_launch(engine)) == engine
 
 
 EVERY_OPTION = (
@@ -183,7 +179,7 @@ def test_every_option_reaches_its_setting(tmp_path: Path) -> None:
         log_foreign_text=True,
     )
     engine = EngineLaunch(server=config, socket_path=Path("/s"), listener_fd=5, epoch=2)
-    assert launch_from_json(EngineLaunch, launch_to_json(engine)) == engine
+    assert decode_launch(EngineLaunch, encode_launch(engine)) == engine
 
 
 @pytest.mark.parametrize(
@@ -215,25 +211,30 @@ def test_the_order_is_one_of_two() -> None:
 
 def test_the_smallest_chance_reaches_its_setting_and_needs_prediction() -> None:
     assert configured("--min-deadline-chance", "0.3").scheduler.min_deadline_chance == 0.3
-    with pytest.raises(BadSetting, match="min-deadline-chance must be in"):
+    with pytest.raises(
+        BadSetting, match="--min-deadline-chance must be at least 0 and below 1, not 1"
+    ):
         configured("--min-deadline-chance", "1")
-    with pytest.raises(BadSetting, match="min-deadline-chance requires foresee-deadlines on"):
+    with pytest.raises(BadSetting, match="min-deadline-chance requires --foresee-deadlines on"):
         configured("--min-deadline-chance", "0.3", "--foresee-deadlines", "off")
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--target-itl-ms", "0"], "target-itl-ms must be finite and above 0, not 0.0"),
-        (["--target-itl-ms", "nan"], "target-itl-ms must be finite and above 0, not nan"),
+        (["--target-itl-ms", "0"], "target-itl-ms must be above 0, not 0.0"),
+        (["--target-itl-ms", "nan"], "target-itl-ms must be above 0, not nan"),
         (["--aging-s", "0"], "aging-s must be above 0"),
-        (["--max-prefill-share", "1.5"], "max-prefill-share must be in"),
+        (
+            ["--max-prefill-share", "1.5"],
+            "--max-prefill-share must be above 0 and at most 1, not 1.5",
+        ),
         (["--max-num-waiting-per-tenant", "0"], "max-num-waiting-per-tenant must be at least 1"),
         (["--max-num-running-per-tenant", "0"], "max-num-running-per-tenant must be at least 1"),
         (["--tenant-metadata-key", "X-Tenant"], "tenant-metadata-key must be 1 to 128 of a-z"),
         (["--tenant-metadata-key", "grpc-tenant"], "tenant-metadata-key must not be one of gRPC"),
         (["--tenant-metadata-key", "tenant-bin"], "tenant-metadata-key must not be one of gRPC"),
-        (["--tenant-weights", "a=2"], "tenant-weights needs tenant-metadata-key"),
+        (["--tenant-weights", "a=2"], "--tenant-weights needs --tenant-metadata-key"),
         (["--order", "fcfs", "--aging-s", "3"], "aging-s means nothing to the order fcfs"),
         (
             ["--order", "fcfs", "--max-num-running-per-tenant", "3"],
@@ -241,10 +242,10 @@ def test_the_smallest_chance_reaches_its_setting_and_needs_prediction() -> None:
         ),
         (["--step-prices", "{"], "step-prices is no JSON"),
         (["--step-prices", "[1"], "step-prices is no JSON"),
-        (["--session-ttl-s", "0"], "session-ttl-s must be finite and above 0"),
+        (["--session-ttl-s", "0"], "session-ttl-s must be above 0"),
         (["--max-num-waiting", "0"], "max-num-waiting must be at least 1"),
         (["--record", "r", "--record-max-mib", "0"], "record-max-mib must be at least 1, not 0"),
-        (["--record-max-mib", "9"], "record-max-mib means nothing without record"),
+        (["--record-max-mib", "9"], "record-max-mib means nothing without --record"),
         (["--kv-cache-mib", "0"], "kv-cache-mib must be at least 1, not 0"),
         (["--kv-memory-fraction", "0.5"], "kv-memory-fraction means nothing without a GPU"),
         (
@@ -262,7 +263,7 @@ def test_the_smallest_chance_reaches_its_setting_and_needs_prediction() -> None:
         ),
         (["--step-prices", "none.json"], "step-prices: none.json cannot be read"),
         (["--step-prices", '{"step": 1}'], "step-prices.step is unknown"),
-        (["--step-prices", '{"step_s": -1}'], "step-prices: step_s must be in 0 .. 3600 s"),
+        (["--step-prices", '{"step_s": -1}'], "step-prices.step_s must be in 0..3600"),
         (
             ["--step-prices", '{"step_s": 1}'],
             "prefill_token_s, decode_slot_s, context_token_s miss",
@@ -352,7 +353,7 @@ def test_settings_of_another_executor_are_refused() -> None:
 
 
 def test_a_budget_below_one_token_per_slot_is_refused() -> None:
-    with pytest.raises(BadSetting, match=r"max-num-batched-tokens .* max-num-seqs \(40\), not 32"):
+    with pytest.raises(BadSetting, match=r"batched-tokens must .* --max-num-seqs \(40\), not 32"):
         configured("--max-num-batched-tokens", "32", "--max-num-seqs", "40")
     configured("--max-num-batched-tokens", "40", "--max-num-seqs", "40")
 
@@ -374,7 +375,7 @@ def test_misspelt_variables_are_found() -> None:
 
 
 def test_choices_are_those_of_the_settings() -> None:
-    choices = {option.flag: option.choices for option in OPTIONS}
+    choices = {option.flag: option.choices for option in SETTINGS}
     assert choices["dtype"] == DTYPES
     assert choices["quantization"] == QUANTIZATIONS
     assert choices["kv-cache-dtype"] == KV_CACHE_DTYPES
@@ -416,6 +417,5 @@ def test_a_launch_survives_the_way_to_the_child() -> None:
     )
     engine = EngineLaunch(server=config, socket_path=Path("/s"), listener_fd=5, epoch=2)
     front = FrontLaunch(server=config, socket_path=Path("/s"), front_id=4, port=1)
-    assert launch_from_json(EngineLaunch, launch_to_json(engine)) == engine
-    assert launch_from_json(FrontLaunch, launch_to_json(front)) == front
-    assert "\n" not in launch_to_json(engine) + launch_to_json(front)
+    assert decode_launch(EngineLaunch, encode_launch(engine)) == engine
+    assert decode_launch(FrontLaunch, encode_launch(front)) == front

@@ -21,24 +21,17 @@ from penstock.executor.trtllm.config import (
     WatchSettings,
 )
 from penstock.scheduler.config import AdmissionPolicy, SchedulerConfig
-from penstock.server.cli.facade_options import FACADE_OPTIONS
-from penstock.server.cli.life_options import LIFE_OPTIONS
-from penstock.server.cli.observer_options import OBSERVER_OPTIONS
-from penstock.server.cli.quota_options import QUOTA_OPTIONS
-from penstock.server.cli.replay_options import REPLAY_OPTIONS
-from penstock.server.cli.resume_options import RESUME_OPTIONS
-from penstock.server.cli.security_options import SECURITY_OPTIONS
-from penstock.server.cli.serve import BadSetting, build_config, merge_settings
-from penstock.server.cli.serve_options import OPTIONS
-from penstock.server.cli.transport_options import TRANSPORT_OPTIONS
+from penstock.server.cli.serve import build_config, merge_settings
 from penstock.server.config import (
+    SETTINGS,
     EngineLaunch,
     FrontLaunch,
     ServerConfig,
-    launch_from_json,
-    launch_to_json,
+    decode_launch,
+    encode_launch,
 )
 from penstock.server.processes.environment import engine_environment
+from penstock.server.settings.sources import BadSetting
 from penstock.tools.command_line import build_parser
 from support.trtllm_folders import (
     adapter_folder,
@@ -158,8 +151,7 @@ def test_the_section_comes_from_a_json_file_a_toml_file_or_the_environment(
             "trtllm-config is no JSON: the key 'abort_grace_s' is there twice",
         ),
         ("nowhere.json", "trtllm-config: nowhere.json cannot be read: No such file"),
-        ("engine.yaml", "trtllm-config must be a JSON object or a .json or .toml file, not engine"),
-        ('{"max_batch": 3}', "trtllm-config.max_batch is unknown"),
+        ('{"max_batch": 3}', "--trtllm-config.max_batch is unknown; did you mean max_batch_size?"),
         ('{"max_batch_size": "8"}', "trtllm-config.max_batch_size must be an integer, not '8'"),
         ('{"kv_cache_config": {"size": 3}}', "trtllm-config.kv_cache_config.size is unknown"),
         (
@@ -236,12 +228,13 @@ REPLACED = {
 @pytest.mark.parametrize("flag", REPLACED)
 def test_a_flag_that_has_a_name_of_its_own_there_is_refused_with_it(model: Path, flag: str) -> None:
     value, key = REPLACED[flag]
-    message = f"^{flag}: for the trtllm executor set {re.escape(key)} in --trtllm-config$"
+    message = f"is set for the trtllm executor by {re.escape(key)} in --trtllm-config$"
 
-    with pytest.raises(BadSetting, match=message):
+    with pytest.raises(BadSetting, match=f"^--{flag} {message}"):
         configured(model, f"--{flag}", value)
-    with pytest.raises(BadSetting, match=message):
-        configured(model, **{f"PENSTOCK_{flag.upper().replace('-', '_')}": value})
+    variable = f"PENSTOCK_{flag.upper().replace('-', '_')}"
+    with pytest.raises(BadSetting, match=f"^{variable} {message}"):
+        configured(model, **{variable: value})
 
 
 MEANINGLESS = {
@@ -251,7 +244,7 @@ MEANINGLESS = {
     "max-prefill-share": "0.5",
     "foresee-deadlines": "on",
     "min-deadline-chance": "0.2",
-    "step-prices": "{}",
+    "step-prices": '{"step_s": 1, "prefill_token_s": 0, "decode_slot_s": 0, "context_token_s": 0}',
     "eviction": "lru",
     "max-session-share": "0.5",
     "max-session-tokens": "64",
@@ -260,32 +253,21 @@ MEANINGLESS = {
 
 @pytest.mark.parametrize(("flag", "value"), list(MEANINGLESS.items()))
 def test_a_flag_without_meaning_is_refused(model: Path, flag: str, value: str) -> None:
-    with pytest.raises(BadSetting, match=f"^{flag} means nothing to the trtllm executor: "):
+    with pytest.raises(BadSetting, match=f"^--{flag} means nothing to the trtllm executor: "):
         configured(model, f"--{flag}", value)
 
 
-def test_every_other_flag_is_either_the_services_or_refused(model: Path) -> None:
-    service = {
-        *("model", "tokenizer", "model-name", "model-aliases", "executor", "host", "port"),
-        *("fronts", "max-num-waiting", "max-num-waiting-tokens", "watermark", "prefix-caching"),
-        *("default-max-tokens", "max-output-tokens", "default-deadline-s", "max-deadline-s"),
-        *("max-backlog-tokens", "max-reader-stall-s", "drain-grace-s", "log-level"),
-        *("log-format", "log-foreign-text"),
-        *("max-num-waiting-per-tenant", "max-num-running-per-tenant", "order", "aging-s"),
-        *("tenant-metadata-key", "tenant-weights", "record", "record-max-mib"),
-        *("session-ttl-s", "session-retention-priority", "share-prefixes-across-tenants"),
-        *("max-retention-share", "max-tenant-retention-share", "max-retention-s"),
-        "max-text-bytes-per-tenant",
-        "trtllm-config",
+def test_every_setting_of_executors_is_refused_or_has_a_meaning(model: Path) -> None:
+    groups = ("executor", "batching", "cache")
+    names = {option.flag for option in SETTINGS if option.setting.group in groups}
+    has_meaning = {
+        *("watermark", "prefix-caching", "session-ttl-s", "session-retention-priority"),
+        *("share-prefixes-across-tenants", "max-retention-share", "max-tenant-retention-share"),
+        *("max-retention-s", "trtllm-config"),
     }
-    for options in (
-        *(LIFE_OPTIONS, OBSERVER_OPTIONS, QUOTA_OPTIONS, REPLAY_OPTIONS),
-        *(RESUME_OPTIONS, SECURITY_OPTIONS, TRANSPORT_OPTIONS, FACADE_OPTIONS),
-    ):
-        service.update(option.flag for option in options)
-    others = {option.flag for option in OPTIONS} - service
+    deadlines = {"foresee-deadlines", "min-deadline-chance"}
 
-    assert others == {*REPLACED, *MEANINGLESS, "simulated-config"}
+    assert names - has_meaning == {*REPLACED, *MEANINGLESS, "simulated-config"} - deadlines
     with pytest.raises(BadSetting, match="simulated-config means nothing to the trtllm executor"):
         configured(model, "--simulated-config", "{}")
 
@@ -354,7 +336,7 @@ def test_a_tokenizer_folder_without_its_files_is_refused_for_every_executor(
 ) -> None:
     (model / missing).unlink()
     words = ["serve", "--executor", "simulated", "--tokenizer", str(model)]
-    with pytest.raises(BadSetting, match=f"^tokenizer: .* holds no {re.escape(missing)}"):
+    with pytest.raises(BadSetting, match=f"^--tokenizer: .* holds no {re.escape(missing)}"):
         build_config(merge_settings(vars(build_parser().parse_args(words)), {}))
 
 
@@ -374,8 +356,8 @@ def test_the_section_survives_the_way_to_the_children(model: Path, tmp_path: Pat
     engine = EngineLaunch(server=config, socket_path=Path("/s"), listener_fd=5, epoch=2)
     front = FrontLaunch(server=config, socket_path=Path("/s"), front_id=4, port=1)
 
-    assert launch_from_json(EngineLaunch, launch_to_json(engine)) == engine
-    assert launch_from_json(FrontLaunch, launch_to_json(front)) == front
+    assert decode_launch(EngineLaunch, encode_launch(engine)) == engine
+    assert decode_launch(FrontLaunch, encode_launch(front)) == front
 
 
 def test_the_engine_downloads_nothing(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -231,7 +231,7 @@ def test_a_candidate_is_the_base_but_for_what_it_says() -> None:
         ([{"name": "a", "num_blocks": "1"}], r"\[0\].num_blocks must be an integer"),
         ([{"name": "a", "num_blocks": 0}], "num_blocks must be at least 1"),
         ([{"name": "a", "router": "best"}], r"\[0\].router must be one of"),
-        ([{"name": "a", "watermark": 2}], "watermark must be in"),
+        ([{"name": "a", "watermark": 2}], "watermark must be at least 0"),
         ([{"name": "a", "cost": {"step": 1}}], r"\[0\].cost.step is unknown"),
         ([{"name": "a", "cost": 1}], r"\[0\].cost must be an object"),
         ([{"name": "a", "order": "fcfs"}], "is decided by policy"),

@@ -40,28 +40,31 @@ _SERVER_PACKAGES = (
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the exit code. `argv` None: the process's arguments."""
     try:
+        words = sys.argv[1:] if argv is None else argv
         parser = build_parser()
-        if not (sys.argv[1:] if argv is None else argv):
+        if not words:
             parser.print_help(sys.stderr)
             return ExitCode.USAGE
-        args, unknown = parser.parse_known_args(argv)
+        missing = _missing_package(words[0])
+        if missing:
+            print(
+                f"penstock {words[0]}: needs {missing}: install penstock[server]", file=sys.stderr
+            )
+            return ExitCode.USAGE
+        args, unknown = parser.parse_known_args(words)
         if unknown:
             # Reported by the command's own parser, which knows its options.
             args.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     except SystemExit as stop:
         # argparse leaves this way after --help (0) and after bad usage (2).
         return stop.code if isinstance(stop.code, int) else 0
-    missing = _missing_package(args.parser)
-    if missing:
-        print(f"{args.parser.prog}: needs {missing}: install penstock[server]", file=sys.stderr)
-        return ExitCode.USAGE
     run: Callable[[argparse.Namespace], int] = args.run
     return run(args)
 
 
-def _missing_package(parser: argparse.ArgumentParser) -> str:
-    """The first package that the command of `parser` needs and the client alone does not bring."""
-    if parser.prog.split()[-1] not in _SERVER_COMMANDS:
+def _missing_package(command: str) -> str:
+    """The first package that a command needs and the client alone does not bring."""
+    if command not in _SERVER_COMMANDS:
         return ""
     return next((name for name in _SERVER_PACKAGES if not importlib.util.find_spec(name)), "")
 

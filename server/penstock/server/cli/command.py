@@ -6,11 +6,35 @@ bad usage is reported.
 
 import argparse
 import difflib
+from collections.abc import Callable
 from typing import Any, NoReturn, Protocol
 
 
 class Parser(argparse.ArgumentParser):
-    """Reports bad usage in one line, which the usage of a command with 84 options would hide."""
+    """Reports bad usage in one line, which the usage of a command with 84 options would hide.
+
+    `fill` adds the options of a command when it is the one that was called, or whose help is shown:
+    so what declares them is imported by that command alone.
+    """
+
+    fill: "Callable[[Parser], None] | None" = None
+
+    def filled(self) -> "Parser":
+        """Itself, with all options."""
+        fill, self.fill = self.fill, None
+        if fill is not None:
+            fill(self)
+        return self
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]  # its overloads
+        """As in argparse, with all options."""
+        self.filled()
+        return super().parse_known_args(args, namespace)
+
+    def format_help(self) -> str:
+        """As in argparse, with all options."""
+        self.filled()
+        return super().format_help()
 
     def error(self, message: str) -> NoReturn:
         """What is wrong, what may have been meant, and where the help is; exit code 2."""
@@ -27,6 +51,6 @@ class Parser(argparse.ArgumentParser):
 class Subparsers(Protocol):
     """What `ArgumentParser.add_subparsers` returns, as far as commands use it."""
 
-    def add_parser(self, name: str, **settings: Any) -> argparse.ArgumentParser:
+    def add_parser(self, name: str, **settings: Any) -> Parser:
         """Add a command; `settings` are those of ArgumentParser, and `help`."""
         ...

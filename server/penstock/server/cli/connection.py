@@ -133,6 +133,7 @@ def run_reporting(command: str, action: Callable[[], int]) -> int:
 def _report(command: str, error: BaseException) -> int:
     """Tell why a command ended; its exit code."""
     from penstock.client import PenstockError
+    from penstock.server.settings.sources import BadSetting
 
     if isinstance(error, BrokenPipeError):
         _discard_output()
@@ -140,7 +141,7 @@ def _report(command: str, error: BaseException) -> int:
     match error:
         case UnicodeDecodeError():
             line, code = f"stdin: is not {error.encoding} text", ExitCode.USAGE
-        case UsageError():
+        case UsageError() | BadSetting():
             line, code = str(error), ExitCode.USAGE
         case PenstockError():
             line, code = describe_error(error), exit_code_of(error)

@@ -3,34 +3,50 @@
 Owns the bounds. What enforces them is the gRPC core (`rpc/options.py`) and `rpc/arrival.py`.
 """
 
-import math
 from dataclasses import dataclass
 
-_MAX_CONNECTIONS = 1_000_000
+from penstock.scheduler.setting import check, setting
+
 _MAX_WAIT_S = 86_400.0
-_WAITS = ("handshake_timeout_s", "max_arrival_s", "max_connection_age_s")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransportConfig:
-    """Bounds of one front. Raises ValueError naming the field that is off.
+    """Bounds of one front. Raises SettingError naming the field that is off.
 
-    `max_connections`: open at a time; more are refused, whoever they are, so that a flood of them
-    cannot take all memory and descriptors. `handshake_timeout_s`: for TLS and the greetings of
-    HTTP/2. `max_arrival_s`: how long the message of a call that is begun may take to arrive.
-    `max_connection_age_s`, give or take a tenth: then a connection is told to take no more calls,
-    and its client makes another, which may find another server.
+    More than `max_connections` are refused, whoever they are, so that a flood of them cannot take
+    all memory and descriptors. `max_connection_age_s`, give or take a tenth: then a connection is
+    told to take no more calls, and its client makes another, which may find another server.
     """
 
-    max_connections: int = 2000
-    handshake_timeout_s: float = 10.0
-    max_arrival_s: float = 30.0
-    max_connection_age_s: float = 1800.0
+    max_connections: int = setting(
+        2000,
+        "connections",
+        "connections that one front holds open at a time",
+        at_least=1,
+        at_most=1_000_000,
+    )
+    handshake_timeout_s: float = setting(
+        10.0,
+        "connections",
+        "seconds for the greetings of TLS and HTTP/2 on a new connection",
+        above=0,
+        at_most=_MAX_WAIT_S,
+    )
+    max_arrival_s: float = setting(
+        30.0,
+        "connections",
+        "seconds that the message of a call may take to arrive",
+        above=0,
+        at_most=_MAX_WAIT_S,
+    )
+    max_connection_age_s: float = setting(
+        1800.0,
+        "connections",
+        "seconds after which a connection takes no more calls, so that clients spread anew",
+        above=0,
+        at_most=_MAX_WAIT_S,
+    )
 
     def __post_init__(self) -> None:
-        if not 1 <= self.max_connections <= _MAX_CONNECTIONS:
-            raise ValueError(f"max_connections must be in 1..{_MAX_CONNECTIONS}")
-        for name in _WAITS:
-            value = getattr(self, name)
-            if not (math.isfinite(value) and 0 < value <= _MAX_WAIT_S):
-                raise ValueError(f"{name} must be above 0 and at most {_MAX_WAIT_S:.0f} seconds")
+        check(self)

@@ -9,9 +9,9 @@ from penstock.server.link.wire import Codec, TaggedFrame
 
 
 class Launch(TaggedFrame, frozen=True, kw_only=True):
-    """What a child is told first: its settings, as JSON."""
+    """What a child is told first: its encoded settings."""
 
-    settings: str
+    settings: bytes
 
 
 class Stop(TaggedFrame, frozen=True, kw_only=True):

@@ -27,7 +27,9 @@ _FORMATTERS: dict[str, type[LineFormatter]] = {
     "json": JsonFormatter,
     "short": ShortFormatter,
 }
-LOG_FORMATS = tuple(_FORMATTERS)
+AUTO_FORMAT = "auto"
+"""`short` where stderr is a terminal, `text` elsewhere."""
+LOG_FORMATS = (AUTO_FORMAT, *_FORMATTERS)
 
 _log = logging.getLogger(__name__)
 
@@ -53,6 +55,8 @@ def configure_logging(
     `level`: a name such as "info". `form`: one of LOG_FORMATS. `has_foreign_text`: whether the
     words of exceptions that are not ours are written, which may quote what clients sent.
     """
+    if form == AUTO_FORMAT:
+        form = "short" if sys.stderr.isatty() else "text"
     handler = _StderrHandler(sys.stderr)
     handler.setFormatter(_FORMATTERS[form](process, has_foreign_text=has_foreign_text))
     handler.addFilter(NoFault())

@@ -58,7 +58,7 @@ class Child:
         cls,
         name: str,
         module: str,
-        launch: str,
+        launch: bytes,
         *,
         environment: Mapping[str, str],
         inherited_fds: Sequence[int] = (),

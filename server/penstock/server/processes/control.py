@@ -68,7 +68,7 @@ class ChildControl:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
             signal.signal(number, signal.SIG_IGN)
 
-    def read_launch(self) -> str:
+    def read_launch(self) -> bytes:
         """The settings, which come first. Ends the process if there are none."""
         with contextlib.suppress(OSError, LinkError):
             for first, *orders in self._received():

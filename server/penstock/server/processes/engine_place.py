@@ -8,7 +8,7 @@ import logging
 import time
 from collections.abc import Callable
 
-from penstock.server.config import EngineLaunch, launch_to_json, num_usable_cores
+from penstock.server.config import EngineLaunch, encode_launch, num_usable_cores
 from penstock.server.link.board import BoardView
 from penstock.server.logs.rate import ALWAYS
 from penstock.server.processes.autopsy import Autopsy, EngineDeath, is_its_own
@@ -89,7 +89,7 @@ class EnginePlace:
             lambda: Child.spawn(
                 "engine",
                 ENGINE_MODULE,
-                launch_to_json(launch),
+                encode_launch(launch),
                 environment={**environment, **self._orphans.mark},
                 inherited_fds=[fd for fd in fds if fd >= 0],
             )

@@ -20,7 +20,7 @@ from penstock.scheduler.cache_book import CacheBook
 from penstock.scheduler.engine import Engine
 from penstock.scheduler.executor import Executor, ExecutorInfo
 from penstock.scheduler.integrity import IntegrityError
-from penstock.server.config import EngineLaunch, ServerConfig, launch_from_json
+from penstock.server.config import EngineLaunch, ServerConfig, decode_launch
 from penstock.server.facades import NO_FACADE
 from penstock.server.flight.facts import facts_of
 from penstock.server.flight.flight_listener import FlightListener
@@ -61,7 +61,7 @@ def main(arguments: list[str]) -> int:
     # them for garbage meanwhile costs a fifth of the start.
     gc.disable()
     control = ChildControl(int(arguments[0]))
-    launch = launch_from_json(EngineLaunch, control.read_launch())
+    launch = decode_launch(EngineLaunch, control.read_launch())
     control.hold_lifeline(launch.socket_path)
     die_with_parent()
     start_logging("engine", launch.server)

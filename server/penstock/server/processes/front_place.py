@@ -7,7 +7,7 @@ the next.
 import logging
 from collections.abc import Callable, Iterator
 
-from penstock.server.config import FrontLaunch, launch_to_json
+from penstock.server.config import FrontLaunch, encode_launch
 from penstock.server.link.board import BeatsView
 from penstock.server.logs.rate import ALWAYS
 from penstock.server.processes.child import Child
@@ -83,7 +83,7 @@ class FrontPlace:
             lambda: Child.spawn(
                 "front",
                 FRONT_MODULE,
-                launch_to_json(launch),
+                encode_launch(launch),
                 environment=environment,
                 inherited_fds=[fd for fd in (now.board_fd, now.beats_fd) if fd >= 0],
             )

@@ -15,7 +15,7 @@ from functools import partial
 import uvloop
 
 from penstock.scheduler.quotas import TenantQuota
-from penstock.server.config import FrontLaunch, ServerConfig, launch_from_json
+from penstock.server.config import FrontLaunch, ServerConfig, decode_launch
 from penstock.server.facades import NO_FACADE, load_facade
 from penstock.server.front.queue_gate import QueueGate
 from penstock.server.front.spare_memory import keep_large_apart
@@ -45,7 +45,7 @@ log = logging.getLogger("penstock.server.processes.front_process")
 def main(arguments: list[str]) -> int:
     """Serve until told to finish, then drain; the exit code."""
     control = ChildControl(int(arguments[0]))
-    launch = launch_from_json(FrontLaunch, control.read_launch())
+    launch = decode_launch(FrontLaunch, control.read_launch())
     # An engine without supervisor is killed on the spot, and cannot see to what it started.
     control.hold_lifeline(launch.socket_path, last_act=end_marked)
     start_logging("front", launch.server)

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
 from pathlib import Path
 
-from penstock.server.config import ObserverLaunch, launch_to_json
+from penstock.server.config import ObserverLaunch, encode_launch
 from penstock.server.link.control_frames import FromChild
 from penstock.server.processes.child import Child
 from penstock.server.processes.environment import observer_environment
@@ -107,7 +107,7 @@ class ObserverPlace:
             lambda: Child.spawn(
                 "observer",
                 OBSERVER_MODULE,
-                launch_to_json(launch),
+                encode_launch(launch),
                 environment=observer_environment(now.config.observer.tracing),
                 inherited_fds=[fd for fd in fds if fd >= 0],
             )

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, NoReturn
 import uvloop
 
 from penstock.scheduler.live_view import LiveView
-from penstock.server.config import ObserverLaunch, launch_from_json
+from penstock.server.config import ObserverLaunch, decode_launch
 from penstock.server.link.board import BoardView, LoadState
 from penstock.server.link.ports import EngineHello
 from penstock.server.observer.consumer import Consumer
@@ -88,7 +88,7 @@ class _Listeners:
 def main(arguments: list[str]) -> int:
     """Observe until told to finish; the exit code."""
     control = ChildControl(int(arguments[0]))
-    launch = launch_from_json(ObserverLaunch, control.read_launch())
+    launch = decode_launch(ObserverLaunch, control.read_launch())
     control.hold_lifeline(launch.socket_path)
     start_logging("observer", launch.server)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

@@ -6,30 +6,50 @@ Owns the settings and which of them need each other. Reads no file.
 from dataclasses import dataclass
 from pathlib import Path
 
+from penstock.scheduler.setting import SettingError, setting
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SecurityConfig:
-    """Raises ValueError naming the field.
+    """Raises SettingError naming the field. `tls_cert` and `tls_key` are for the ports for gRPC."""
 
-    `policy_file`: tenants, rights, limits and credentials; without it everybody may do everything.
-    `tls_cert` and `tls_key`: PEM files with the chain and the key of the ports for gRPC; without
-    them these speak plain text. `tls_client_ca`: clients must show a certificate that one of these
-    has signed. `allows_anonymous_network`: whoever reaches an address beyond this machine may call,
-    and that is meant.
-    """
-
-    policy_file: Path | None = None
-    tls_cert: Path | None = None
-    tls_key: Path | None = None
-    tls_client_ca: Path | None = None
-    allows_anonymous_network: bool = False
+    policy_file: Path | None = setting(
+        None,
+        "security",
+        "TOML file with tenants, their rights, limits and credentials; docs/security.md has its"
+        " keys",
+        is_everyday=True,
+        shown="none: everybody may do everything",
+    )
+    tls_cert: Path | None = setting(
+        None,
+        "security",
+        "PEM file with the certificate chain of all ports; may be replaced at any time",
+        is_everyday=True,
+        shown="none: plain text",
+    )
+    tls_key: Path | None = setting(
+        None, "security", "PEM file with its key", is_everyday=True, shown="none"
+    )
+    tls_client_ca: Path | None = setting(
+        None,
+        "security",
+        "PEM file with authorities: clients must show a certificate of one (mutual TLS)",
+        shown="none",
+    )
+    allows_anonymous_network: bool = setting(
+        False,
+        "security",
+        "whether callers from other machines may need no credentials",
+        name="allow_anonymous_network",
+    )
 
     def __post_init__(self) -> None:
         if (self.tls_cert is None) != (self.tls_key is None):
             missing, given = ("tls_key", "tls_cert") if self.tls_cert else ("tls_cert", "tls_key")
-            raise ValueError(f"{given} means nothing without {missing}")
+            raise SettingError("{} means nothing without {}", given, missing)
         if self.tls_client_ca is not None and self.tls_cert is None:
-            raise ValueError("tls_client_ca means nothing without tls_cert")
+            raise SettingError("{} means nothing without {}", "tls_client_ca", "tls_cert")
 
     @property
     def has_tls(self) -> bool:

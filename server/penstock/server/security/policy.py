@@ -6,48 +6,38 @@ is judged by them the authenticator's.
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Final
 
+from penstock.scheduler.config import MAX_WEIGHT
 from penstock.scheduler.quotas import TenantQuota
+from penstock.scheduler.setting import SettingError, check, setting
 from penstock.server.front.tenants import MAX_PRIORITY, PriorityCeilings
 from penstock.server.security.rights import CLIENT_RIGHTS, Caller, Right
 
-MIN_WEIGHT: Final = 1e-6
-MAX_WEIGHT: Final = 1e6
 JWT_ALGORITHMS: Final = ("RS256", "ES256", "EdDSA")
 """Signatures of key pairs only: with a shared key, whoever can check a token can make one."""
 MAX_LEEWAY_S: Final = 300.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TenantPolicy:
-    """What one tenant may do and use. Raises ValueError naming the field.
+class TenantPolicy(TenantQuota):
+    """What one tenant may do and use. Raises SettingError naming the field.
 
     `max_priority`, `max_retention_priority`: a higher priority in the queue, or for blocks in the
     prefix cache, is lowered to this. `weight`: its share under fair order.
     """
 
     rights: frozenset[Right] = CLIENT_RIGHTS
-    max_priority: int = 0
-    max_retention_priority: int = MAX_PRIORITY
-    weight: float = 1.0
-    quota: TenantQuota = field(default_factory=TenantQuota)
+    max_priority: int = setting(0, at_least=-MAX_PRIORITY, at_most=MAX_PRIORITY)
+    max_retention_priority: int = setting(MAX_PRIORITY, at_least=0, at_most=MAX_PRIORITY)
+    weight: float = setting(1.0, at_least=1 / MAX_WEIGHT, at_most=MAX_WEIGHT)
 
-    def __post_init__(self) -> None:
-        if not -MAX_PRIORITY <= self.max_priority <= MAX_PRIORITY:
-            raise ValueError(
-                f"max_priority must be from -{MAX_PRIORITY} to {MAX_PRIORITY},"
-                f" not {self.max_priority}"
-            )
-        if not 0 <= self.max_retention_priority <= MAX_PRIORITY:
-            raise ValueError(
-                f"max_retention_priority must be from 0 to {MAX_PRIORITY},"
-                f" not {self.max_retention_priority}"
-            )
-        if not MIN_WEIGHT <= self.weight <= MAX_WEIGHT:
-            raise ValueError(f"weight must be from {MIN_WEIGHT:g} to {MAX_WEIGHT:g}")
+    @property
+    def quota(self) -> TenantQuota:
+        """Its limits alone."""
+        return TenantQuota(**{item.name: getattr(self, item.name) for item in fields(TenantQuota)})
 
     def caller(self, tenant: str) -> Caller:
         """A caller who is this tenant."""
@@ -78,22 +68,20 @@ class JwtPolicy:
     audience: str
     tenant_claim: str = "sub"
     algorithms: tuple[str, ...] = JWT_ALGORITHMS
-    leeway_s: float = 30.0
+    leeway_s: float = setting(30.0, at_least=0, at_most=MAX_LEEWAY_S)
     takes_unlisted_tenants: bool = False
 
     def __post_init__(self) -> None:
+        check(self)
         for name in ("issuer", "audience", "tenant_claim"):
             if not getattr(self, name):
-                raise ValueError(f"{name} must not be empty")
-        if not self.algorithms:
-            raise ValueError(f"algorithms must be some of {', '.join(JWT_ALGORITHMS)}")
-        for algorithm in self.algorithms:
-            if algorithm not in JWT_ALGORITHMS:
-                raise ValueError(
-                    f"algorithms must be some of {', '.join(JWT_ALGORITHMS)}, not {algorithm!r}"
-                )
-        if not 0.0 <= self.leeway_s <= MAX_LEEWAY_S:
-            raise ValueError(f"leeway_s must be from 0 to {MAX_LEEWAY_S:g}, not {self.leeway_s}")
+                raise SettingError("{} must not be empty", name)
+        others = [name for name in self.algorithms if name not in JWT_ALGORITHMS]
+        if others or not self.algorithms:
+            found = f", not {others[0]!r}" if others else ""
+            raise SettingError(
+                f"{{}} must be some of {', '.join(JWT_ALGORITHMS)}{found}", "algorithms"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

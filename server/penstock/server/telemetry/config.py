@@ -1,11 +1,12 @@
 """What of a service may be looked at, and how. Owns the settings; reads no environment.
 
-Raises ValueError naming the field.
+Raises SettingError naming the field.
 """
 
-import math
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from penstock.scheduler.setting import SettingError, check, setting
 
 MAX_METRICS_TENANTS = 256
 OTHER_TENANTS = "other"
@@ -20,46 +21,80 @@ class TracingConfig:
 
     `is_on`: whether there is anywhere for them to go. Kept whatever the ratio and whatever a
     parent decided: requests that failed or were preempted, whose first token took longer than
-    `slow_ttft_s`, or that took longer than `slow_s` as a whole (None: no such limit).
-    `has_content`: prompts and outputs go into the spans. `has_next_rpc_keys`: the RPC keys of the
-    next release of the conventions are written too. `otlp_endpoint`: where an OTLP collector
-    listens, in place of what OTEL_EXPORTER_OTLP_ENDPOINT says.
+    `slow_ttft_s`, or that took longer than `slow_s` as a whole. `has_next_rpc_keys`: the RPC keys
+    of the next release of the conventions are written too.
     """
 
     is_on: bool = False
-    slow_ttft_s: float | None = None
-    slow_s: float | None = None
-    has_content: bool = False
+    otlp_endpoint: str | None = setting(
+        None,
+        "observability",
+        "collector that traces go to, in place of OTEL_EXPORTER_OTLP_ENDPOINT and"
+        " OTEL_EXPORTER_OTLP_TRACES_ENDPOINT; the other OTEL_ variables hold as they are",
+        metavar="URL",
+        is_everyday=True,
+        shown="no traces",
+    )
+    slow_ttft_s: float | None = setting(
+        None,
+        "observability",
+        "seconds to a first token beyond which a trace is always kept",
+        name="trace_slow_ttft_s",
+        above=0,
+        shown="no limit",
+    )
+    slow_s: float | None = setting(
+        None,
+        "observability",
+        "seconds of a whole request beyond which a trace is always kept",
+        name="trace_slow_s",
+        above=0,
+        shown="no limit",
+    )
+    has_content: bool = setting(
+        False,
+        "observability",
+        "whether prompts and outputs go into the traces",
+        name="trace_content",
+    )
     has_next_rpc_keys: bool = False
-    otlp_endpoint: str | None = None
 
     def __post_init__(self) -> None:
         if self.otlp_endpoint is not None and not self.otlp_endpoint.startswith(_SCHEMES):
-            raise ValueError(
-                f"otlp_endpoint must begin with http:// or https://, not {self.otlp_endpoint!r}"
+            raise SettingError(
+                f"{{}} must begin with http:// or https://, not {self.otlp_endpoint!r}",
+                "otlp_endpoint",
             )
-        for name in ("slow_ttft_s", "slow_s"):
-            value = getattr(self, name)
-            if value is not None and not (value > 0 and math.isfinite(value)):
-                raise ValueError(f"{name} must be above 0, not {value}")
+        check(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlightConfig:
-    """The flight recorder: how many steps are kept (a power of two), and where files go.
+    """The flight recorder: how many steps are kept (a power of two), and where files go."""
 
-    `folder` None: a folder of this user's in the system's place for temporary files.
-    """
-
-    num_steps: int = 4096
-    folder: Path | None = None
+    num_steps: int = setting(
+        4096,
+        "observability",
+        "steps that the flight recorder keeps, a power of two in"
+        f" {MIN_FLIGHT_STEPS}..{MAX_FLIGHT_STEPS}",
+        name="flight_steps",
+    )
+    folder: Path | None = setting(
+        None,
+        "observability",
+        "where flight records are written when the engine dies, on SIGUSR1 and on request",
+        name="flight_folder",
+        metavar="DIR",
+        shown="penstock-flight-<uid> among the temporary files",
+    )
 
     def __post_init__(self) -> None:
         is_power = self.num_steps & (self.num_steps - 1) == 0
         if not (MIN_FLIGHT_STEPS <= self.num_steps <= MAX_FLIGHT_STEPS and is_power):
-            raise ValueError(
-                f"num_steps must be a power of two in {MIN_FLIGHT_STEPS}..{MAX_FLIGHT_STEPS},"
-                f" not {self.num_steps}"
+            raise SettingError(
+                f"{{}} must be a power of two in {MIN_FLIGHT_STEPS}..{MAX_FLIGHT_STEPS},"
+                f" not {self.num_steps}",
+                "num_steps",
             )
 
 
@@ -67,40 +102,59 @@ class FlightConfig:
 class ObserverConfig:
     """The observer process. Ports: None for none, 0 for any free one.
 
-    `metrics_port`: Prometheus and the status page, over HTTP. `operations_port`: the operations
-    service, over gRPC. Both on `operations_host`, apart from where clients connect.
-    `metrics_tenants`: those that metrics tell by name, each of which costs a handful of series; all
-    others together are one. Empty: tenants are not told.
+    Each of `metrics_tenants` costs a handful of series.
     """
 
-    metrics_port: int | None = None
-    operations_port: int | None = None
-    operations_host: str = "127.0.0.1"
-    metrics_tenants: tuple[str, ...] = ()
+    operations_port: int | None = setting(
+        None,
+        "observability",
+        "port of the operations service, 0 for any free one",
+        at_least=0,
+        at_most=65535,
+        may_be_off=True,
+        is_everyday=True,
+        shown="the port + 1, any free one where that is 0",
+    )
+    metrics_port: int | None = setting(
+        None,
+        "observability",
+        "port of Prometheus metrics and the status page",
+        at_least=0,
+        at_most=65535,
+        may_be_off=True,
+        is_everyday=True,
+        shown="the port + 2, any free one where that is 0",
+    )
+    operations_host: str = setting(
+        "127.0.0.1", "observability", "address that operators connect to, on both ports"
+    )
+    metrics_tenants: tuple[str, ...] = setting(
+        (),
+        "observability",
+        "tenants that metrics tell apart; all others are one",
+        shown="no metrics of tenants",
+    )
     tracing: TracingConfig = field(default_factory=TracingConfig)
     flight: FlightConfig = field(default_factory=FlightConfig)
 
     def __post_init__(self) -> None:
-        for name in ("metrics_port", "operations_port"):
-            port = getattr(self, name)
-            if port is not None and not 0 <= port <= 65535:
-                raise ValueError(f"{name} must be in 0..65535, not {port}")
+        check(self)
         if not self.operations_host:
-            raise ValueError("operations_host must not be empty")
+            raise SettingError("{} must not be empty", "operations_host")
         self._check_tenants()
 
     def _check_tenants(self) -> None:
-        names = self.metrics_tenants
+        names, fault = self.metrics_tenants, ""
         if len(names) > MAX_METRICS_TENANTS:
-            raise ValueError(
-                f"metrics_tenants must be at most {MAX_METRICS_TENANTS}, not {len(names)}"
-            )
-        if "" in names:
-            raise ValueError("metrics_tenants must not hold an empty name")
-        if len(set(names)) < len(names):
-            raise ValueError("metrics_tenants must not name one twice")
-        if OTHER_TENANTS in names:
-            raise ValueError(f"metrics_tenants must not hold {OTHER_TENANTS!r}: that is the rest")
+            fault = f"be at most {MAX_METRICS_TENANTS}, not {len(names)}"
+        elif "" in names:
+            fault = "not hold an empty name"
+        elif len(set(names)) < len(names):
+            fault = "not name one twice"
+        elif OTHER_TENANTS in names:
+            fault = f"not hold {OTHER_TENANTS!r}: that is the rest"
+        if fault:
+            raise SettingError(f"{{}} must {fault}", "metrics_tenants")
 
     @property
     def is_needed(self) -> bool:

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from penstock.server.cli.serve import BadSetting, build_config, merge_settings
-from penstock.server.config import FrontLaunch, ServerConfig, launch_from_json, launch_to_json
+from penstock.server.cli.serve import build_config, merge_settings
+from penstock.server.config import FrontLaunch, ServerConfig, decode_launch, encode_launch
 from penstock.server.security.exposure import is_loopback
+from penstock.server.settings.sources import BadSetting
 from penstock.tools.command_line import build_parser
 from support.authority import Authority
 from support.guarded import Premises
@@ -81,7 +82,7 @@ def test_credentials_open_the_network_and_plain_text_is_warned_of(
     config = configured("--host", "0.0.0.0", *policy, *tls)
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
     launch = FrontLaunch(server=config, socket_path=Path("/s"), front_id=1, port=1)
-    assert launch_from_json(FrontLaunch, launch_to_json(launch)) == launch
+    assert decode_launch(FrontLaunch, encode_launch(launch)) == launch
 
 
 def test_a_certificate_opens_the_ports_that_ask_for_one(premises: Premises) -> None:
@@ -101,9 +102,9 @@ def test_files_that_are_off_are_told_at_the_start(premises: Premises, tmp_path: 
     cert, key = ("--tls-cert", premises.cert_file), ("--tls-key", premises.key_file)
     for arguments, wanted in (
         (("--policy-file", tmp_path / "none.toml"), "none.toml"),
-        (("--policy-file", bad), "tenants.a.speed is not known"),
-        (cert, "tls-cert means nothing without tls-key"),
-        (key, "tls-key means nothing without tls-cert"),
+        (("--policy-file", bad), "tenants.a.speed is unknown"),
+        (cert, "--tls-cert means nothing without --tls-key"),
+        (key, "--tls-key means nothing without --tls-cert"),
         (("--tls-client-ca", premises.clients.ca_file), "tls-client-ca means nothing"),
         ((*cert, "--tls-key", other.key_file), "key values mismatch"),
         ((*cert, "--tls-key", tmp_path / "none.key"), "none.key"),

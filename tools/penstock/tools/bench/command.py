@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from penstock.server.cli.command import Subparsers
+from penstock.server.cli.command import Parser, Subparsers
 from penstock.server.cli.connection import UsageError, default_address, run_reporting
 from penstock.server.cli.connection_options import add_connection_options
 from penstock.server.cli.exit_codes import ExitCode
@@ -24,7 +24,6 @@ from penstock.tools.bench.options import (
     check_options,
     plans_of,
     sender_of,
-    told_by_flag,
 )
 from penstock.tools.bench.progress import BenchProgress
 from penstock.tools.own_service import OwnService, ServiceFailed
@@ -72,6 +71,11 @@ def add_parser(subparsers: Subparsers) -> None:
         help="HOST[:PORT] of the service (default: as of the other commands);"
         " with --own-service: the options of `penstock serve`, after --",
     )
+    parser.fill = _add_options
+    parser.set_defaults(run=run)
+
+
+def _add_options(parser: Parser) -> None:
     add_connection_options(parser)
     add_target_options(parser)
     add_load_options(parser)
@@ -79,7 +83,6 @@ def add_parser(subparsers: Subparsers) -> None:
     report.add_argument("--json", type=Path, metavar="FILE", help="write settings and figures")
     report.add_argument("--report", type=Path, metavar="DIR", help="write JSON and one HTML page")
     report.add_argument("--no-progress", action="store_true", help="no progress bar on stderr")
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -126,12 +129,11 @@ async def _measure(args: argparse.Namespace, address: str) -> int:
 
     sender = sender_of(args, address)
     model = await _model_at(sender, args.model)
-    seed = secrets.randbelow(2**32) if args.seed is None else args.seed
-    plans = plans_of(args, model, seed)
+    plans = plans_of(args, model, secrets.randbelow(2**32))
     try:
         fleet = Fleet(sender, args.processes)
     except ValueError as error:
-        raise UsageError(told_by_flag(str(error))) from error
+        raise UsageError(f"--processes: {error}") from error
     async with fleet:
         runs = await _run_all(args, fleet, plans)
     return _tell(args, sender, model, runs)

@@ -64,7 +64,7 @@ class Fleet:
 
     def __init__(self, config: SenderConfig, num_processes: int = 1) -> None:
         if not 1 <= num_processes <= MAX_PROCESSES:
-            raise ValueError(f"num_processes must be in 1 .. {MAX_PROCESSES}, not {num_processes}")
+            raise ValueError(f"must be in 1..{MAX_PROCESSES}, not {num_processes}")
         self._config = config
         self._num_processes = num_processes
         self._processes: list[SpawnProcess] = []

@@ -11,13 +11,19 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from penstock.server.cli.connection import UsageError, milliseconds, positive_number, seconds
+from penstock.server.cli.connection import UsageError, positive_number, seconds
 from penstock.server.cli.connection_options import refuse_connection_options, sender_options
-from penstock.server.cli.flag_names import flag_names
+from penstock.tools.simulation.options import (
+    add_settings,
+    flag_of,
+    read_settings,
+    sources_of,
+)
 
 if TYPE_CHECKING:
     from penstock.client import Model
     from penstock.server.recording.trace import TraceRequest
+    from penstock.server.settings.sources import Sources
     from penstock.tools.bench.plan import LoadPlan, TraceRow
     from penstock.tools.bench.sender import SenderConfig
 
@@ -25,31 +31,16 @@ T = TypeVar("T")
 
 MAX_POINTS = 64
 _FORMATS = ("azure", "mooncake", "recorded")
-_FLAG_OF = {
-    "rate_per_s": "--rates",
-    "concurrency": "--concurrency",
-    "max_requests": "--requests",
-    "warm_up_s + duration_s + drain_s": "--warm-up-s + --duration-s + --drain-s",
-    "warm_up_s": "--warm-up-s",
-    "duration_s": "--duration-s",
-    "drain_s": "--drain-s",
-    "deadline_s": "--deadline-s",
-    "max_in_flight": "--max-in-flight",
-    "tenant_metadata_key": "--tenant-metadata-key",
-    "num_channels": "--channels",
-    "num_processes": "--processes",
-    "load": "--load",
-    "start_s": "--start-s",
-    "max_prompt_tokens": "--max-prompt-tokens",
-    "max_output_tokens": "--max-output-tokens",
-}
+_NO_POINT = {"rate_per_s": None, "concurrency": None}
 _OF_TRACES = ("format", "load", "start_s", "max_prompt_tokens", "max_output_tokens")
 _OF_MADE_UP = ("prompt_tokens", "output_tokens")
-told_by_flag = flag_names(_FLAG_OF, before="^")
 
 
 def add_target_options(parser: argparse.ArgumentParser) -> None:
     """Add what is driven, and through what."""
+    from penstock.tools.bench.plan import LoadPlan
+    from penstock.tools.bench.sender import SenderConfig
+
     group = parser.add_argument_group("service")
     group.add_argument(
         "--own-service",
@@ -68,27 +59,20 @@ def add_target_options(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="send load to another machine: without it, only to this one",
     )
-    group.add_argument("--model", metavar="NAME", help="default: the service's default")
     group.add_argument(
         "--multiplex", action="store_true", help="all requests of a connection on one stream"
     )
     group.add_argument(
-        "--channels", type=int, default=1, metavar="N", help="connections of each process"
-    )
-    group.add_argument(
         "--processes", type=int, default=1, metavar="N", help="client processes (default: 1)"
     )
-    group.add_argument("--tenant", default="", metavar="NAME", help="whose the requests are")
-    group.add_argument(
-        "--tenant-metadata-key",
-        default="",
-        metavar="KEY",
-        help="the metadata key that the service takes the tenant from",
-    )
+    add_settings(group, SenderConfig)
+    add_settings(group, LoadPlan, ["service"])
 
 
 def add_load_options(parser: argparse.ArgumentParser) -> None:
     """Add when requests come, how long they are and how long it lasts."""
+    from penstock.tools.bench.plan import LoadPlan
+
     group = parser.add_argument_group("load")
     how = group.add_mutually_exclusive_group()
     how.add_argument(
@@ -112,19 +96,7 @@ def add_load_options(parser: argparse.ArgumentParser) -> None:
         help="N, uniform:MIN:MAX or lognormal:MEAN:SIGMA:MAX (default: 128)",
     )
     group.add_argument("--output-tokens", metavar="LENGTHS", help="the same (default: 64)")
-    group.add_argument("--warm-up-s", type=float, default=5.0, metavar="S", help="not counted")
-    group.add_argument("--duration-s", type=float, default=30.0, metavar="S", help="counted")
-    group.add_argument("--requests", type=int, metavar="N", help="count no more than N requests")
-    group.add_argument(
-        "--drain-s", type=float, default=60.0, metavar="S", help="left for what is open at the end"
-    )
-    group.add_argument(
-        "--deadline-s", type=seconds, default=120.0, metavar="S", help="of each call"
-    )
-    group.add_argument("--max-in-flight", type=int, default=20_000, metavar="N")
-    group.add_argument(
-        "--seed", type=int, metavar="N", help="the same load again (default: drawn, and told)"
-    )
+    add_settings(group, LoadPlan, ["load"])
     trace = parser.add_argument_group(
         "trace", "replayed at its own times, or with --rates or --concurrency for its lengths alone"
     )
@@ -135,8 +107,7 @@ def add_load_options(parser: argparse.ArgumentParser) -> None:
     trace.add_argument("--max-prompt-tokens", type=int, metavar="N", help="cut prompts to N")
     trace.add_argument("--max-output-tokens", type=int, metavar="N", help="cut outputs to N")
     targets = parser.add_argument_group("targets of a good request")
-    targets.add_argument("--target-ttft-s", type=seconds, default=1.0, metavar="S")
-    targets.add_argument("--target-itl-ms", type=milliseconds, default=100.0, metavar="MS")
+    add_settings(targets, LoadPlan, ["targets"])
 
 
 def _list_of(read: Callable[[str], T]) -> Callable[[str], list[T]]:
@@ -190,11 +161,10 @@ def sender_of(args: argparse.Namespace, address: str) -> "SenderConfig":
         refuse_connection_options(args, "--own-service: the options of serve go behind --")
     try:
         options: dict[str, Any] = {} if args.own_service else sender_options(args)
-        config = SenderConfig(
-            address=address, is_multiplex=args.multiplex, num_channels=args.channels, **options
-        )
+        derived = {"address": address, "is_multiplex": args.multiplex, **options}
+        config = read_settings(args, SenderConfig, derived)
     except ValueError as error:
-        raise UsageError(told_by_flag(str(error))) from error
+        raise UsageError(str(error)) from error
     if not (args.allow_remote or is_local(address)):
         raise UsageError(
             f"{address} is not this machine; say --allow-remote to send load to another"
@@ -203,12 +173,16 @@ def sender_of(args: argparse.Namespace, address: str) -> "SenderConfig":
 
 
 def plans_of(args: argparse.Namespace, model: "Model", seed: int) -> "list[LoadPlan]":
-    """One plan for each point. Raises UsageError, TraceError, OSError."""
-    from penstock.tools.bench.plan import Arrivals, LoadPlan, Targets
+    """One plan for each point. `seed`: where none is given.
+
+    Raises UsageError, BadSetting, TraceError, OSError.
+    """
+    from penstock.tools.bench.plan import Arrivals, LoadPlan
 
     if model.limits.vocab_size is None:
         raise UsageError(f"{model.name} does not tell the size of its vocabulary")
-    rows = _rows(args)
+    sources = sources_of(args, LoadPlan)
+    rows = _rows(args, sources)
     arrivals = Arrivals(args.arrivals or "poisson")
     points: list[dict[str, Any]]
     if args.rates is not None:
@@ -217,31 +191,17 @@ def plans_of(args: argparse.Namespace, model: "Model", seed: int) -> "list[LoadP
         points = [{"arrivals": Arrivals.CLOSED, "concurrency": num} for num in args.concurrency]
     else:
         points = [{"arrivals": Arrivals.REPLAY}]
-    try:
-        plans = [
-            LoadPlan(
-                **point,
-                vocab_size=model.limits.vocab_size,
-                rows=rows,
-                prompt_tokens=_lengths("--prompt-tokens", args.prompt_tokens or "128"),
-                output_tokens=_lengths("--output-tokens", args.output_tokens or "64"),
-                warm_up_s=args.warm_up_s,
-                duration_s=args.duration_s,
-                max_requests=args.requests,
-                drain_s=args.drain_s,
-                max_in_flight=args.max_in_flight,
-                deadline_s=args.deadline_s,
-                targets=Targets(ttft_s=args.target_ttft_s, itl_s=args.target_itl_ms / 1e3),
-                model=args.model,
-                tenant=args.tenant,
-                tenant_metadata_key=args.tenant_metadata_key,
-                seed=seed,
-                run_index=index,
-            )
-            for index, point in enumerate(points)
-        ]
-    except ValueError as error:
-        raise UsageError(told_by_flag(str(error))) from error
+    common = {
+        "vocab_size": model.limits.vocab_size,
+        "rows": rows,
+        "prompt_tokens": _lengths("--prompt-tokens", args.prompt_tokens or "128"),
+        "output_tokens": _lengths("--output-tokens", args.output_tokens or "64"),
+        "seed": sources.get("seed", seed),
+    }
+    plans = [
+        sources.build(LoadPlan, {**_NO_POINT, **common, **point, "run_index": index})
+        for index, point in enumerate(points)
+    ]
     _check_limits(plans[0], model)
     return plans
 
@@ -268,8 +228,9 @@ def _lengths(option: str, text: str) -> Any:
         raise UsageError(f"{option}: {error}") from error
 
 
-def _rows(args: argparse.Namespace) -> "tuple[TraceRow, ...]":
+def _rows(args: argparse.Namespace, sources: "Sources") -> "tuple[TraceRow, ...]":
     """The trace as rows, as far as the run can need it."""
+    from penstock.scheduler.setting import SettingError
     from penstock.server.recording.trace_formats import TraceFormat
     from penstock.tools.bench.plan import MAX_ROWS
     from penstock.tools.simulation.trace_files import read_trace
@@ -285,20 +246,25 @@ def _rows(args: argparse.Namespace) -> "tuple[TraceRow, ...]":
             max_prompt_tokens=args.max_prompt_tokens,
             max_output_tokens=args.max_output_tokens,
         )
-        rows = tuple(itertools.islice(_wanted(args, transformed(trace, config)), MAX_ROWS))
+        rows = tuple(itertools.islice(_wanted(args, sources, transformed(trace, config)), MAX_ROWS))
+    except SettingError as error:
+        raise UsageError(error.spelled(flag_of)) from error
     except ValueError as error:
-        raise UsageError(told_by_flag(str(error))) from error
+        raise UsageError(str(error)) from error
     if not rows:
         raise UsageError("nothing is left of the trace after --start-s")
     return rows
 
 
-def _wanted(args: argparse.Namespace, trace: "Iterator[TraceRequest]") -> "Iterator[TraceRow]":
+def _wanted(
+    args: argparse.Namespace, sources: "Sources", trace: "Iterator[TraceRequest]"
+) -> "Iterator[TraceRow]":
     from penstock.tools.bench.plan import TraceRow
 
+    end_s = sources.value("warm_up_s") + sources.value("duration_s")
     is_replay = args.rates is None and args.concurrency is None
     for request in trace:
-        if is_replay and request.arrival_s >= args.warm_up_s + args.duration_s:
+        if is_replay and request.arrival_s >= end_s:
             return
         row = TraceRow(
             arrival_s=request.arrival_s,
@@ -311,7 +277,7 @@ def _wanted(args: argparse.Namespace, trace: "Iterator[TraceRequest]") -> "Itera
             prefix_ids=request.prefix_ids,
             prefix_block_tokens=request.prefix_block_tokens,
         )
-        yield row if args.tenant == "" else dataclasses.replace(row, tenant="")
+        yield row if not args.tenant else dataclasses.replace(row, tenant="")
 
 
 def _finite(value_s: float) -> float | None:

@@ -17,6 +17,7 @@ from penstock.client.credentials import TlsConfig, token_from
 from penstock.client.events import Event
 from penstock.client.prompt import TokenPrompt
 from penstock.client.retry import NO_RETRY
+from penstock.scheduler.setting import check, setting
 from penstock.tools.bench.plan import LoadPlan
 from penstock.tools.bench.schedule import PlannedRequest
 
@@ -32,7 +33,9 @@ class SenderConfig:
 
     address: str
     is_multiplex: bool = False
-    num_channels: int = 1
+    num_channels: int = setting(
+        1, "service", "connections of each process", name="channels", at_least=1, at_most=1024
+    )
     tls: TlsConfig | None = None
     server_name: str | None = None
     token_file: Path | None = None
@@ -48,8 +51,7 @@ class SenderConfig:
     def __post_init__(self) -> None:
         """Raise ValueError naming the field that is off."""
         grpc_target(self.address)
-        if not 1 <= self.num_channels <= 1024:
-            raise ValueError(f"num_channels must be in 1 .. 1024, not {self.num_channels}")
+        check(self)
 
 
 class ClientSender:

@@ -9,27 +9,21 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from penstock.server.cli.command import Subparsers
-from penstock.server.cli.connection import (
-    UsageError,
-    milliseconds,
-    positive_number,
-    run_reporting,
-    seconds,
-)
+from penstock.server.cli.command import Parser, Subparsers
+from penstock.server.cli.connection import UsageError, positive_number, run_reporting
 from penstock.server.cli.exit_codes import ExitCode
-from penstock.tools.simulation.cluster_options import (
-    add_routing_options,
-    refuse_routing_for_others,
-    routing_of,
-)
 from penstock.tools.simulation.options import (
+    add_routing_options,
     add_server_options,
+    add_settings,
     add_trace_options,
     config_of,
     cost_of,
+    flag_of,
+    read_settings,
     refuse_batches_for_others,
-    told_by_flag,
+    refuse_routing_for_others,
+    routing_of,
     trace_of,
     transform_of,
 )
@@ -38,7 +32,7 @@ from penstock.tools.simulation.progress import ProgressLine
 if TYPE_CHECKING:
     from penstock.tools.plan.candidates import Candidate
     from penstock.tools.plan.plan import Plan
-    from penstock.tools.plan.target import Verdict
+    from penstock.tools.plan.target import PlanTarget, Verdict
     from penstock.tools.simulation.simulate import Progress
 
 _EXIT_CODES = """\
@@ -64,6 +58,11 @@ def add_parser(subparsers: Subparsers) -> None:
         epilog=_EXIT_CODES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.fill = _add_options
+    parser.set_defaults(run=run)
+
+
+def _add_options(parser: Parser) -> None:
     _add_target_options(parser)
     add_trace_options(parser)
     _add_candidate_options(parser)
@@ -78,33 +77,13 @@ def add_parser(subparsers: Subparsers) -> None:
     )
     report.add_argument("--json", action="store_true", help="print JSON instead of the table")
     report.add_argument("--no-progress", action="store_true", help="nothing of it on stderr")
-    parser.set_defaults(run=run)
 
 
 def _add_target_options(parser: argparse.ArgumentParser) -> None:
+    from penstock.tools.plan.target import PlanTarget
+
     target = parser.add_argument_group("target")
-    target.add_argument(
-        "--target-ttft-p99-s",
-        type=seconds,
-        required=True,
-        metavar="S",
-        dest="target_ttft_s",
-        help="99 %% of requests have their first token within S seconds",
-    )
-    target.add_argument(
-        "--target-itl-p99-ms",
-        type=milliseconds,
-        required=True,
-        metavar="MS",
-        dest="target_itl_ms",
-        help="99 %% of requests have 99 %% of their gaps between tokens within MS milliseconds",
-    )
-    target.add_argument(
-        "--target-good-share",
-        type=float,
-        metavar="X",
-        help="this part of the requests completes within both, 0.99 say (default: not asked)",
-    )
+    add_settings(target, PlanTarget)
     target.add_argument(
         "--window-s",
         type=float,
@@ -166,28 +145,25 @@ def _plan(args: argparse.Namespace) -> int:
     try:
         plan = _made(args)
     except (TraceError, CalibrationError) as error:
-        raise UsageError(told_by_flag(str(error))) from error
+        raise UsageError(str(error)) from error
     _tell(args, plan)
     return ExitCode.FAILED if plan.best is None else ExitCode.OK
 
 
 def _made(args: argparse.Namespace) -> "Plan":
+    from penstock.scheduler.setting import SettingError
     from penstock.tools.plan.plan import make_plan
     from penstock.tools.plan.target import PlanTarget
     from penstock.tools.plan.window import busiest_window
     from penstock.tools.simulation.cluster import MAX_REPLICAS
     from penstock.tools.simulation.transform import transformed
 
-    candidates = _candidates(args)
+    target = read_settings(args, PlanTarget)
+    candidates = _candidates(args, target)
     refuse_routing_for_others(args, {each.routing.router for each in candidates})
     refuse_batches_for_others(args, {each.replica.policy for each in candidates})
     transform = transform_of(args)
     try:
-        target = PlanTarget(
-            ttft_p99_s=args.target_ttft_s,
-            itl_p99_s=args.target_itl_ms / 1e3,
-            good_share=args.target_good_share,
-        )
         if not 1 <= args.max_replicas <= MAX_REPLICAS:
             raise UsageError(
                 f"--max-replicas must be in 1 .. {MAX_REPLICAS}, not {args.max_replicas}"
@@ -198,8 +174,8 @@ def _made(args: argparse.Namespace) -> "Plan":
         if not trace:
             raise UsageError("nothing is left of the trace between --start-s and --end-s")
         window = busiest_window(trace, args.window_s)
-    except ValueError as error:
-        raise UsageError(told_by_flag(str(error))) from error
+    except SettingError as error:
+        raise UsageError(error.spelled(flag_of)) from error
     watcher = _Watcher(is_shown=not args.no_progress)
     try:
         return make_plan(
@@ -214,13 +190,16 @@ def _made(args: argparse.Namespace) -> "Plan":
         watcher.line.end()
 
 
-def _candidates(args: argparse.Namespace) -> "tuple[Candidate, ...]":
+def _candidates(args: argparse.Namespace, target: "PlanTarget") -> "tuple[Candidate, ...]":
     from penstock.executor.config_json import parse_json
     from penstock.tools.plan.candidates import Candidate, candidates_from_json
+    from penstock.tools.simulation.settings import Targets
 
     base = Candidate(
         name="default",
-        replica=config_of(args, cost_of(args)),
+        replica=config_of(
+            args, cost_of(args), Targets(ttft_s=target.ttft_p99_s, itl_s=target.itl_p99_s)
+        ),
         routing=routing_of(args),
         price=args.price,
     )

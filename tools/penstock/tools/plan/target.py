@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from penstock.scheduler.setting import check, required, setting
 from penstock.tools.simulation.cluster import ClusterRun
 from penstock.tools.simulation.cluster_report import summarise_cluster
 from penstock.tools.simulation.summary import has_smooth_tokens
@@ -17,25 +18,37 @@ P99 = 0.99
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanTarget:
-    """What must hold of the requests of the trace. Raises ValueError naming the field.
+    """What must hold of the requests of the trace. Raises SettingError naming the field.
 
-    `ttft_p99_s`: at least 99 % of all requests have their first token within it, counted from
-    arrival; who never gets one has missed it. `itl_p99_s`: at least 99 % of all requests have at
-    least 99 % of their own gaps between tokens within it (few gaps: all of them).
-    `good_share`: at least this part of all requests completes within both; None: not asked for.
+    `ttft_p99_s`: counted from arrival; a request that never gets a token has missed it.
+    `itl_p99_s`: few gaps of a request: all of them.
     """
 
-    ttft_p99_s: float
-    itl_p99_s: float
-    good_share: float | None = None
+    ttft_p99_s: float = required(
+        "target",
+        "99 % of requests have their first token within so many seconds",
+        name="target_ttft_p99_s",
+        above=0,
+    )
+    itl_p99_s: float = required(
+        "target",
+        "99 % of requests have 99 % of their gaps between tokens within so many milliseconds",
+        name="target_itl_p99_ms",
+        scale=1e-3,
+        above=0,
+    )
+    good_share: float | None = setting(
+        None,
+        "target",
+        "this part of the requests completes within both, 0.99 say",
+        name="target_good_share",
+        above=0,
+        at_most=1,
+        shown="not asked",
+    )
 
     def __post_init__(self) -> None:
-        for name in ("ttft_p99_s", "itl_p99_s"):
-            value: float = getattr(self, name)
-            if not (math.isfinite(value) and value > 0.0):
-                raise ValueError(f"{name} must be positive, not {value}")
-        if self.good_share is not None and not 0.0 < self.good_share <= 1.0:
-            raise ValueError(f"good_share must be in (0, 1], not {self.good_share}")
+        check(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

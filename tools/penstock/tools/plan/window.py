@@ -7,6 +7,7 @@ trace many times over.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from penstock.scheduler.setting import SettingError
 from penstock.server.recording.trace import TraceRequest
 
 
@@ -43,7 +44,7 @@ def busiest_window(trace: Sequence[TraceRequest], window_s: float) -> PlanWindow
     positive.
     """
     if not window_s > 0.0:
-        raise ValueError(f"window_s must be positive, not {window_s}")
+        raise SettingError(f"{{}} must be above 0, not {window_s}", "window_s")
     first_s, last_s = trace[0].arrival_s, trace[-1].arrival_s
     begin, end = 0, len(trace)
     if last_s - first_s >= window_s:

@@ -12,21 +12,20 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from penstock.server.cli.command import Subparsers
-from penstock.server.cli.connection import UsageError, milliseconds, run_reporting, seconds
+from penstock.server.cli.command import Parser, Subparsers
+from penstock.server.cli.connection import UsageError, run_reporting
 from penstock.server.cli.exit_codes import ExitCode
-from penstock.tools.simulation.cluster_options import (
-    add_routing_options,
-    refuse_routing_for_others,
-    routing_of,
-)
 from penstock.tools.simulation.options import (
+    add_routing_options,
     add_server_options,
+    add_settings,
     add_trace_options,
     config_of,
     cost_of,
+    flag_of,
     refuse_batches_for_others,
-    told_by_flag,
+    refuse_routing_for_others,
+    routing_of,
     trace_of,
     transform_of,
 )
@@ -62,11 +61,16 @@ def add_parser(subparsers: Subparsers) -> None:
         epilog=_EXIT_CODES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.fill = _add_options
+    parser.set_defaults(run=run)
+
+
+def _add_options(parser: Parser) -> None:
+    from penstock.tools.simulation.settings import Targets
+
     add_trace_options(parser)
     add_server_options(parser)
-    targets = parser.add_argument_group("targets of a good request")
-    targets.add_argument("--target-ttft-s", type=seconds, default=1.0, metavar="S")
-    targets.add_argument("--target-itl-ms", type=milliseconds, default=100.0, metavar="MS")
+    add_settings(parser.add_argument_group("targets of a good request"), Targets)
     add_routing_options(parser, has_replicas=True)
     report = parser.add_argument_group("report")
     report.add_argument("--report", type=Path, metavar="DIR", help="write JSON, CSV and HTML here")
@@ -77,7 +81,6 @@ def add_parser(subparsers: Subparsers) -> None:
     )
     report.add_argument("--json", action="store_true", help="print JSON instead of the table")
     report.add_argument("--no-progress", action="store_true", help="no progress line on stderr")
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -86,6 +89,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _simulate(args: argparse.Namespace) -> int:
+    from penstock.scheduler.setting import SettingError
     from penstock.server.recording.trace import TraceError
     from penstock.tools.simulation.calibration import CalibrationError
 
@@ -97,8 +101,10 @@ def _simulate(args: argparse.Namespace) -> int:
             return ExitCode.OK
         config, transform = config_of(args, cost), transform_of(args)
         return _replay(args, trace_of(args), config, transform)
+    except SettingError as error:
+        raise UsageError(error.spelled(flag_of)) from error
     except (TraceError, CalibrationError) as error:
-        raise UsageError(told_by_flag(str(error))) from error
+        raise UsageError(str(error)) from error
 
 
 def _replay(
@@ -120,7 +126,7 @@ def _replay(
     refuse_batches_for_others(args, {config.policy})
     if not 1 <= args.replicas <= MAX_REPLICAS:
         raise UsageError(f"--replicas must be in 1 .. {MAX_REPLICAS}, not {args.replicas}")
-    if args.replicas * args.num_blocks > _MAX_ALL_BLOCKS:
+    if args.replicas * config.num_blocks > _MAX_ALL_BLOCKS:
         raise UsageError(f"--replicas x --num-blocks must be at most {_MAX_ALL_BLOCKS}")
     line = ProgressLine(is_shown=not args.no_progress)
     changed = transformed(trace, transform)

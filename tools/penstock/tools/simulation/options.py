@@ -1,59 +1,87 @@
-"""Flags that name a trace and a simulated server, and what they mean.
+"""Flags that name a trace and simulated servers, and what they mean.
 
-Owns the reading of them for every command that simulates. What is simulated is the simulation
-package's, and is imported when a command runs.
+Owns the reading of them for every command that simulates; most are declared with the settings of
+the simulation. What is simulated is the simulation package's, and is imported when a command runs.
 """
 
 import argparse
 import json
-import math
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from penstock.server.cli.connection import UsageError, seconds
-from penstock.server.cli.flag_names import flag_names
+from penstock.server.cli.connection import UsageError
 from penstock.tools.simulation.flight_replay import calibrate_from_flight, flight_trace_of
 
 if TYPE_CHECKING:
     from penstock.scheduler.cost_model import CostModel
     from penstock.server.recording.trace import TraceRequest
-    from penstock.tools.simulation.settings import Policy, SimulationConfig
+    from penstock.server.settings.sources import Sources
+    from penstock.server.settings.table import Declared
+    from penstock.tools.simulation.routing import RouterKind, RoutingConfig
+    from penstock.tools.simulation.settings import Policy, SimulationConfig, Targets
     from penstock.tools.simulation.transform import TransformConfig
 
 T = TypeVar("T")
 
-_POLICIES = ("fcfs", "fair", "static", "dynamic")
 _FORMATS = ("azure", "mooncake", "recorded")
-_BATCHES = {"batch_size": ("static", "dynamic"), "batch_wait_s": ("dynamic",)}
-"""Flags that only some policies take."""
+_BATCHES = {("static", "dynamic"): ("batch_size",), ("dynamic",): ("batch_wait_s",)}
+"""Policies, and the settings that only they take."""
+_ROUTING = {
+    ("least_loaded", "prefix_aware"): ("load_signal", "load_signal_delay_s"),
+    ("prefix_aware",): (
+        *("overload_factor", "overload_slack", "min_prefix_share", "max_index_tokens"),
+    ),
+}
+"""Routers, and the settings that only they take."""
 _CACHE_FIELDS = (
-    "eviction",
-    "session_ttl_s",
-    "session_retention_priority",
-    "max_session_share",
+    *("eviction", "session_ttl_s", "session_retention_priority", "max_session_share"),
     "max_session_tokens",
 )
-_FIELDS = (
-    *("load", "start_s", "end_s", "max_requests", "max_prompt_tokens", "max_output_tokens"),
-    *("tenants", "ttft_deadline_s", "deadline_s", "deadline_share", "seed", "window_s"),
-    *("max_num_seqs", "max_num_batched_tokens", "num_blocks", "block_size", "max_seq_len"),
-    *("batch_size", "batch_wait_s", "load_signal", "load_signal_delay_s", "overload_factor"),
-    *("overload_slack", "max_index_tokens", "min_prefix_share"),
-)
-_FLAGS = {
-    **{name: f"--{name.replace('_', '-')}" for name in _FIELDS},
-    "good_share": "--target-good-share",
-    "ttft_p99_s": "--target-ttft-p99-s",
-    "itl_p99_s": "--target-itl-p99-ms",
-}
-told_by_flag = flag_names(_FLAGS, before="^|at least |before ")
-"""Not anywhere: fields of traces have some of the names, behind the name of a file."""
+
+
+def flag_of(name: str) -> str:
+    """The flag of a field that a SettingError names."""
+    return f"--{name.rpartition('.')[2].replace('_', '-')}"
+
+
+def add_settings(group: Any, kind: type, names: Sequence[str] = ()) -> None:
+    """Add the settings that a configuration declares, all or those of the groups `names`."""
+    from penstock.server.settings.flags import add_to
+
+    add_to(group, [item for item in _table(kind) if item.setting.group in names or not names])
+
+
+def _table(kind: type) -> "tuple[Declared, ...]":
+    """The settings of a simulation; those of its scheduler are not flags, but for one."""
+    from penstock.server.settings.table import declared
+
+    return tuple(
+        item
+        for item in declared(kind)
+        if not item.path.startswith("scheduler.") or item.name == "max_num_batched_tokens"
+    )
+
+
+def read_settings(
+    args: argparse.Namespace, kind: type[T], derived: Mapping[str, Any] | None = None
+) -> T:
+    """The configuration that the flags say. Raises BadSetting."""
+    return sources_of(args, kind).build(kind, derived or {})
+
+
+def sources_of(args: argparse.Namespace, kind: type) -> "Sources":
+    """What the flags say of a configuration. Raises BadSetting."""
+    from penstock.server.settings.sources import gather
+
+    return gather(_table(kind), vars(args), {})
 
 
 def add_trace_options(parser: argparse.ArgumentParser) -> None:
     """Add the flags of a trace and of what is done to it."""
+    from penstock.tools.simulation.transform import TransformConfig
+
     trace = parser.add_argument_group("trace")
     source = trace.add_mutually_exclusive_group()
     source.add_argument(
@@ -67,57 +95,26 @@ def add_trace_options(parser: argparse.ArgumentParser) -> None:
     )
     trace.add_argument("--format", choices=_FORMATS, help="default: told by the first line")
     trace.add_argument(
-        "--load",
-        type=float,
-        default=1.0,
-        metavar="X",
-        help="arrivals X times faster, 1e-6 to 1e6",
-    )
-    trace.add_argument("--start-s", type=float, default=0.0, metavar="S", help="leave out before")
-    trace.add_argument("--end-s", type=float, default=math.inf, metavar="S", help="leave out after")
-    trace.add_argument("--max-requests", type=int, metavar="N", help="of the window, the first N")
-    trace.add_argument("--max-prompt-tokens", type=int, metavar="N", help="cut prompts to N")
-    trace.add_argument("--max-output-tokens", type=int, metavar="N", help="cut outputs to N")
-    trace.add_argument(
         "--tenants",
         metavar="NAME=SHARE,...",
-        help="give the requests to these tenants, by their shares",
+        help="give the requests to these tenants, by their shares (default: as in the trace)",
     )
-    trace.add_argument("--ttft-deadline-s", type=seconds, default=math.inf, metavar="S")
-    trace.add_argument("--deadline-s", type=seconds, default=math.inf, metavar="S")
-    trace.add_argument(
-        "--deadline-share", type=float, default=1.0, metavar="X", help="part that has the deadlines"
-    )
-    trace.add_argument("--seed", type=int, default=0, metavar="N", help="of tenants and deadlines")
+    add_settings(trace, TransformConfig)
 
 
 def add_server_options(parser: argparse.ArgumentParser) -> None:
     """Add the flags of one server, without its targets."""
+    from penstock.tools.simulation.settings import SimulationConfig
+
     server = parser.add_argument_group("server")
-    server.add_argument("--policy", choices=_POLICIES, default="fair", help="default: %(default)s")
-    server.add_argument("--max-num-seqs", type=int, default=256, metavar="N")
-    server.add_argument("--max-num-batched-tokens", type=int, metavar="N", help="default: 2048")
-    server.add_argument("--num-blocks", type=int, default=16_384, metavar="N")
-    server.add_argument("--block-size", type=int, default=16, metavar="N")
-    server.add_argument("--max-seq-len", type=int, default=262_144, metavar="N")
+    add_settings(server, SimulationConfig, ["server"])
+    server.add_argument(
+        "--max-num-batched-tokens", metavar="N", help="token budget of one step (default: 2048)"
+    )
     server.add_argument(
         "--scheduler", metavar="JSON", help="further fields of SchedulerConfig, all but the order"
     )
-    server.add_argument("--batch-size", type=int, metavar="N", help="of static and dynamic batches")
-    server.add_argument(
-        "--batch-wait-s",
-        type=float,
-        metavar="S",
-        help="dynamic: for a batch to fill (default: 0.5)",
-    )
     server.add_argument("--no-prefix-caching", action="store_true")
-    server.add_argument(
-        "--front-ms",
-        type=float,
-        default=0.0,
-        metavar="MS",
-        help="part of TTFT and E2E outside the engine: fronts, network (default: %(default)s)",
-    )
     cost = server.add_mutually_exclusive_group()
     cost.add_argument(
         "--cost",
@@ -130,6 +127,22 @@ def add_server_options(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="fit the cost model to measured steps; without a trace, print it and stop",
     )
+
+
+def add_routing_options(parser: argparse.ArgumentParser, *, has_replicas: bool) -> None:
+    """Add the flags of the router, and `--replicas`."""
+    from penstock.tools.simulation.routing import RoutingConfig
+
+    group = parser.add_argument_group("routing across replicas")
+    if has_replicas:
+        group.add_argument(
+            "--replicas",
+            type=int,
+            default=1,
+            metavar="N",
+            help="servers side by side, at most 1024 (default: 1)",
+        )
+    add_settings(group, RoutingConfig)
 
 
 def cost_of(args: argparse.Namespace) -> "CostModel":
@@ -168,15 +181,12 @@ def _prices(text: str) -> "CostModel":
     return read_step_prices("--cost", text, needs_all=True)
 
 
-def config_of(args: argparse.Namespace, cost: "CostModel") -> "SimulationConfig":
-    """One server. Raises UsageError."""
+def config_of(
+    args: argparse.Namespace, cost: "CostModel", targets: "Targets | None" = None
+) -> "SimulationConfig":
+    """One server. `targets`: where they are no flags. Raises UsageError, BadSetting."""
     from penstock.scheduler.config import SchedulerConfig
-    from penstock.tools.simulation.settings import (
-        UNBOUNDED_QUEUE,
-        Policy,
-        SimulationConfig,
-        Targets,
-    )
+    from penstock.tools.simulation.settings import UNBOUNDED_QUEUE, Policy, SimulationConfig
 
     extra = json_object("--scheduler", args.scheduler)
     if "order" in extra:
@@ -185,48 +195,60 @@ def config_of(args: argparse.Namespace, cost: "CostModel") -> "SimulationConfig"
         for name in _CACHE_FIELDS:
             if name in extra:
                 raise UsageError(f"--scheduler: {name} means nothing with --no-prefix-caching")
+    sources = sources_of(args, SimulationConfig)
     queue: dict[str, Any] = {
         "max_num_waiting": UNBOUNDED_QUEUE.max_num_waiting,
         "max_num_waiting_tokens": UNBOUNDED_QUEUE.max_num_waiting_tokens,
     }
-    if args.max_num_batched_tokens is not None:
+    if "max_num_batched_tokens" in sources:
         if "max_num_batched_tokens" in extra:
             raise UsageError("--scheduler: max_num_batched_tokens is given by its own flag too")
-        if args.max_num_batched_tokens < 1:
-            raise UsageError("--max-num-batched-tokens must be at least 1")
-        queue["max_num_batched_tokens"] = args.max_num_batched_tokens
-    if not (math.isfinite(args.front_ms) and args.front_ms >= 0.0):
-        raise UsageError(f"--front-ms must be finite and not negative, not {args.front_ms:g}")
-    scheduler = _built("--scheduler", SchedulerConfig, {**queue, **extra})
-    batches = {name: value for name in _BATCHES if (value := getattr(args, name)) is not None}
-    try:
-        return SimulationConfig(
-            policy=Policy(args.policy),
-            cost=cost,
-            targets=Targets(ttft_s=args.target_ttft_s, itl_s=args.target_itl_ms / 1e3),
-            max_num_seqs=args.max_num_seqs,
-            num_blocks=args.num_blocks,
-            block_size=args.block_size,
-            max_seq_len=args.max_seq_len,
-            scheduler=scheduler,
-            has_prefix_caching=not args.no_prefix_caching,
-            front_s=args.front_ms / 1e3,
-            **batches,
-        )
-    except ValueError as error:
-        raise UsageError(told_by_flag(str(error))) from error
+        queue["max_num_batched_tokens"] = sources.get("max_num_batched_tokens")
+    derived: dict[str, Any] = {
+        "policy": sources.get("policy", Policy.FAIR),
+        "cost": cost,
+        "scheduler": _built("--scheduler", SchedulerConfig, {**queue, **extra}),
+        "has_prefix_caching": not args.no_prefix_caching,
+    }
+    if targets is not None:
+        derived["targets"] = targets
+    return sources.build(SimulationConfig, derived)
+
+
+def routing_of(args: argparse.Namespace) -> "RoutingConfig":
+    """The router that the flags name. Raises BadSetting."""
+    from penstock.tools.simulation.routing import RoutingConfig
+
+    return read_settings(args, RoutingConfig)
 
 
 def refuse_batches_for_others(args: argparse.Namespace, policies: "Collection[Policy]") -> None:
     """Raise UsageError for a flag of batches that none of these policies, which are used, takes."""
-    for name, meant_for in _BATCHES.items():
-        if getattr(args, name) is not None and not {p.value for p in policies} & {*meant_for}:
-            used = ", ".join(sorted(policy.value for policy in policies))
-            raise UsageError(f"{_FLAGS[name]} means nothing to the policy {used}")
+    _refuse_for_others(args, _BATCHES, "policy", policies)
+
+
+def refuse_routing_for_others(args: argparse.Namespace, routers: "Collection[RouterKind]") -> None:
+    """Raise UsageError for a flag that none of these routers, which are used, takes."""
+    _refuse_for_others(args, _ROUTING, "router", routers)
+
+
+def _refuse_for_others(
+    args: argparse.Namespace,
+    takers: Mapping[tuple[str, ...], tuple[str, ...]],
+    what: str,
+    used: Collection[str],
+) -> None:
+    for meant_for, names in takers.items():
+        for name in names:
+            if getattr(args, name) is not None and not {*used} & {*meant_for}:
+                raise UsageError(
+                    f"{flag_of(name)} means nothing to the {what} {', '.join(sorted(used))}"
+                )
 
 
 def transform_of(args: argparse.Namespace) -> "TransformConfig":
-    """What is done to the trace. Raises UsageError."""
+    """What is done to the trace. Raises UsageError, BadSetting."""
+    from penstock.server.recording.trace import check_unique
     from penstock.tools.simulation.synthetic import TenantShare
     from penstock.tools.simulation.transform import TransformConfig
 
@@ -240,21 +262,10 @@ def transform_of(args: argparse.Namespace) -> "TransformConfig":
     except ValueError as error:
         raise UsageError(f"--tenants: must be NAME=SHARE,...: {error}") from error
     try:
-        return TransformConfig(
-            load=args.load,
-            start_s=args.start_s,
-            end_s=args.end_s,
-            max_requests=args.max_requests,
-            max_prompt_tokens=args.max_prompt_tokens,
-            max_output_tokens=args.max_output_tokens,
-            tenants=tenants,
-            ttft_deadline_s=args.ttft_deadline_s,
-            deadline_s=args.deadline_s,
-            deadline_share=args.deadline_share,
-            seed=args.seed,
-        )
+        check_unique("--tenants", (tenant.name for tenant in tenants))
     except ValueError as error:
-        raise UsageError(told_by_flag(str(error))) from error
+        raise UsageError(str(error)) from error
+    return read_settings(args, TransformConfig, {"tenants": tenants})
 
 
 def trace_of(args: argparse.Namespace) -> "Iterator[TraceRequest]":

@@ -6,11 +6,11 @@ same every time and an idle cluster is used evenly.
 """
 
 import enum
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from penstock.scheduler.setting import check, setting
 from penstock.server.recording.trace import TraceRequest
 from penstock.tools.simulation.load_signal import LoadSignal
 from penstock.tools.simulation.prefix_index import PrefixIndex
@@ -28,39 +28,55 @@ class RouterKind(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoutingConfig:
-    """How requests are spread. Raises ValueError naming the field.
+    """How requests are spread. Raises SettingError naming the field.
 
     `load_signal`, `load_signal_delay_s`: see `LoadAccount`; for all but ROUND_ROBIN. The rest is
-    for PREFIX_AWARE: `overload_factor`, `overload_slack` (None: 8 requests or 16,384 tokens, by the
-    signal) say when a replica is overloaded, `max_index_tokens` bounds what is remembered of each
-    (None: as many tokens as its KV memory holds), `min_prefix_share` is the part of a prompt that a
-    known prefix must be to count.
+    for PREFIX_AWARE.
     """
 
-    router: RouterKind = RouterKind.ROUND_ROBIN
-    load_signal: LoadSignal = LoadSignal.REQUESTS
-    load_signal_delay_s: float = 0.0
-    overload_factor: float = 1.5
-    overload_slack: int | None = None
-    max_index_tokens: int | None = None
-    min_prefix_share: float = 0.3
+    router: RouterKind = setting(RouterKind.ROUND_ROBIN, "routing", "how a replica is chosen")
+    load_signal: LoadSignal = setting(
+        LoadSignal.REQUESTS,
+        "routing",
+        "not round_robin: what of its unfinished requests is a replica's load: their number, or"
+        " the tokens of their prompts",
+    )
+    load_signal_delay_s: float = setting(
+        0.0,
+        "routing",
+        "not round_robin: how old the router's knowledge of loads is, seconds",
+        at_least=0,
+    )
+    overload_factor: float = setting(
+        1.5,
+        "routing",
+        "prefix_aware: overloaded is a replica above X times the least load...",
+        at_least=1,
+    )
+    overload_slack: int | None = setting(
+        None,
+        "routing",
+        "... and more than N above it",
+        at_least=0,
+        shown="8 requests, 16384 tokens",
+    )
+    min_prefix_share: float = setting(
+        0.3,
+        "routing",
+        "prefix_aware: part of a prompt that a known prefix must be to count",
+        at_least=0,
+        at_most=1,
+    )
+    max_index_tokens: int | None = setting(
+        None,
+        "routing",
+        "prefix_aware: prompt tokens remembered of each replica",
+        at_least=1,
+        shown="what its KV memory holds",
+    )
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.load_signal_delay_s) and self.load_signal_delay_s >= 0.0):
-            raise ValueError(
-                f"load_signal_delay_s must be finite and not negative,"
-                f" not {self.load_signal_delay_s}"
-            )
-        if not 1.0 <= self.overload_factor < math.inf:
-            raise ValueError(
-                f"overload_factor must be finite and at least 1, not {self.overload_factor}"
-            )
-        if self.overload_slack is not None and self.overload_slack < 0:
-            raise ValueError(f"overload_slack must not be negative, not {self.overload_slack}")
-        if not 0.0 <= self.min_prefix_share <= 1.0:
-            raise ValueError(f"min_prefix_share must be in [0, 1], not {self.min_prefix_share}")
-        if self.max_index_tokens is not None and self.max_index_tokens < 1:
-            raise ValueError(f"max_index_tokens must be at least 1, not {self.max_index_tokens}")
+        check(self)
 
     @property
     def slack(self) -> int:

@@ -12,25 +12,14 @@ from penstock.executor.simulated.pace import VirtualClock
 from penstock.scheduler.config import SchedulerConfig, SchedulingOrder
 from penstock.scheduler.cost_model import CostModel
 from penstock.scheduler.engine import Engine
+from penstock.scheduler.setting import SettingError, check, setting
 from penstock.server.recording.trace import MAX_REQUEST_TOKENS
 from penstock.tools.simulation.gate import BatchGate, Gate, OpenGate
-from penstock.tools.simulation.watched_executor import (
-    OutputLength,
-    PrefillWatcher,
-    WatchedExecutor,
-)
+from penstock.tools.simulation.watched_executor import OutputLength, PrefillWatcher, WatchedExecutor
 
-DEFAULT_NUM_BLOCKS = 16_384
 DEFAULT_MAX_SEQ_LEN = 262_144
 UNBOUNDED_QUEUE = SchedulerConfig(max_num_waiting=1_000_000, max_num_waiting_tokens=2**62)
 _VOCAB_SIZE = 32_000
-_MOST = {
-    "num_blocks": 2**24,
-    "block_size": 2**16,
-    "max_num_seqs": 2**16,
-    "max_seq_len": MAX_REQUEST_TOKENS,
-}
-"""What is more is a mistake, which would be found out when memory has run out."""
 
 
 class Policy(enum.StrEnum):
@@ -51,65 +40,73 @@ class Policy(enum.StrEnum):
 class Targets:
     """What a good request gets: its first token in time, and 99 % of its gaps no longer."""
 
-    ttft_s: float = 1.0
-    itl_s: float = 0.1
+    ttft_s: float = setting(
+        1.0, "targets", "seconds to the first token", name="target_ttft_s", above=0
+    )
+    itl_s: float = setting(
+        0.1,
+        "targets",
+        "milliseconds between two tokens",
+        name="target_itl_ms",
+        scale=1e-3,
+        above=0,
+        shown="100",
+    )
 
     def __post_init__(self) -> None:
-        for name in ("ttft_s", "itl_s"):
-            if not getattr(self, name) > 0.0:
-                raise ValueError(f"{name} must be positive, not {getattr(self, name)}")
+        check(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulationConfig:
-    """One simulated server. Raises ValueError naming the field; the engine's own limits too.
+    """One simulated server. Raises SettingError naming the field; the engine's own limits too.
 
     `scheduler`: everything but the order, which the policy decides; by default no trace meets the
-    queue's bound. `batch_size` (None: `max_num_seqs`) and `batch_wait_s` are for STATIC and
-    DYNAMIC.
-    `max_tokens`: how many tokens requests ask for, if they do not generate more; None: as many as
-    they generate, which tells the scheduler more than it would know of a model.
-    `front_s`: what a request spends outside the engine, on its way in and its answer's out: part
-    of every TTFT and E2E time, and of nothing else.
+    queue's bound. `max_tokens`: how many tokens requests ask for, if they do not generate more;
+    None: as many as they generate, which gives the scheduler more than it would know of a model.
     `timeline_bin_s`: width of the bins of served tokens. `sample_every_steps`: how often memory
-    and queue are sampled.
+    and queue are sampled. What is above the upper bounds is a mistake, which would be found out
+    when memory has run out.
     """
 
-    policy: Policy = Policy.FCFS
+    policy: Policy = setting(
+        Policy.FCFS, "server", "how requests get in; docs/simulation.md", shown="fair"
+    )
     cost: CostModel = field(default_factory=CostModel)
     targets: Targets = field(default_factory=Targets)
-    max_num_seqs: int = 256
-    num_blocks: int = DEFAULT_NUM_BLOCKS
-    block_size: int = 16
-    max_seq_len: int = DEFAULT_MAX_SEQ_LEN
+    max_num_seqs: int = setting(256, "server", "requests that run at once", at_most=2**16)
+    num_blocks: int = setting(16_384, "server", "blocks in the KV cache", at_most=2**24)
+    block_size: int = setting(16, "server", "tokens per block", at_most=2**16)
+    max_seq_len: int = setting(
+        DEFAULT_MAX_SEQ_LEN, "server", "prompt and output, in tokens", at_most=MAX_REQUEST_TOKENS
+    )
     scheduler: SchedulerConfig = field(default_factory=lambda: UNBOUNDED_QUEUE)
-    batch_size: int | None = None
-    batch_wait_s: float = 0.5
-    max_tokens: int | None = None
+    batch_size: int | None = setting(
+        None, "server", "of static and dynamic batches", at_least=1, shown="max-num-seqs"
+    )
+    batch_wait_s: float = setting(
+        0.5, "server", "dynamic: seconds for a batch to fill", at_least=0, may_be_infinite=True
+    )
+    max_tokens: int | None = setting(None, at_least=1)
     has_prefix_caching: bool = True
-    front_s: float = 0.0
-    timeline_bin_s: float = 10.0
-    sample_every_steps: int = 8
+    front_s: float = setting(
+        0.0,
+        "server",
+        "milliseconds of TTFT and E2E outside the engine: fronts, network",
+        name="front_ms",
+        scale=1e-3,
+        at_least=0,
+    )
+    timeline_bin_s: float = setting(10.0, above=0, may_be_infinite=True)
+    sample_every_steps: int = setting(8, at_least=1)
 
     def __post_init__(self) -> None:
-        for name, most in _MOST.items():
-            if getattr(self, name) > most:
-                raise ValueError(f"{name} must be at most {most}, not {getattr(self, name)}")
+        check(self)
         _executor_config(self)
-        if self.batch_size is not None and self.batch_size < 1:
-            raise ValueError(f"batch_size must be at least 1, not {self.batch_size}")
-        if not self.batch_wait_s >= 0.0:
-            raise ValueError(f"batch_wait_s must not be negative, not {self.batch_wait_s}")
-        if self.max_tokens is not None and self.max_tokens < 1:
-            raise ValueError(f"max_tokens must be at least 1, not {self.max_tokens}")
-        if not (math.isfinite(self.front_s) and self.front_s >= 0.0):
-            raise ValueError(f"front_s must be finite and not negative, not {self.front_s}")
-        if not self.timeline_bin_s > 0.0:
-            raise ValueError(f"timeline_bin_s must be positive, not {self.timeline_bin_s}")
-        if self.sample_every_steps < 1:
-            raise ValueError("sample_every_steps must be at least 1")
         if self.scheduler.max_num_batched_tokens < self.max_num_seqs:
-            raise ValueError("max_num_batched_tokens must be at least max_num_seqs")
+            raise SettingError(
+                "{} must be at least {}", "scheduler.max_num_batched_tokens", "max_num_seqs"
+            )
 
 
 def build_engine(

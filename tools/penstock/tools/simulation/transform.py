@@ -10,56 +10,51 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from penstock.server.recording.trace import (
-    MAX_ARRIVAL_S,
-    TraceError,
-    TraceRequest,
-    check_unique,
-)
+from penstock.scheduler.setting import SettingError, check, setting
+from penstock.server.recording.trace import MAX_ARRIVAL_S, TraceRequest, check_unique
 from penstock.tools.simulation.synthetic import TenantChoice, TenantShare
-
-MIN_LOAD, MAX_LOAD = 1e-6, 1e6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransformConfig:
-    """Changes to a trace. Raises ValueError naming the field.
+    """Changes to a trace. Raises SettingError naming the field.
 
-    `load`: arrivals come so many times faster; lengths and deadlines stay. `start_s`, `end_s`: the
-    part of the trace that is kept, in the trace's own time; the kept part begins at 0. `tenants`:
-    who the requests are given to, in place of what the trace says. `deadline_share`: the part of
-    the requests that carry the deadlines given here (seconds after arrival).
+    `load`: lengths and deadlines stay. `start_s`, `end_s`: in the trace's own time; the kept part
+    begins at 0. `tenants`: who the requests are given to, in place of what the trace says.
+    Deadlines are seconds after arrival.
     """
 
-    load: float = 1.0
-    start_s: float = 0.0
-    end_s: float = math.inf
-    max_requests: int | None = None
-    max_prompt_tokens: int | None = None
-    max_output_tokens: int | None = None
+    load: float = setting(1.0, "trace", "arrivals so many times faster", at_least=1e-6, at_most=1e6)
+    start_s: float = setting(0.0, "trace", "leave out before, seconds", at_least=0)
+    end_s: float = setting(
+        math.inf, "trace", "leave out after, seconds", above=0, may_be_infinite=True
+    )
+    max_requests: int | None = setting(
+        None, "trace", "of the window, the first N", at_least=1, shown="all"
+    )
+    max_prompt_tokens: int | None = setting(
+        None, "trace", "cut prompts to N", at_least=1, shown="uncut"
+    )
+    max_output_tokens: int | None = setting(
+        None, "trace", "cut outputs to N", at_least=1, shown="uncut"
+    )
     tenants: tuple[TenantShare, ...] = ()
-    ttft_deadline_s: float = math.inf
-    deadline_s: float = math.inf
-    deadline_share: float = 1.0
-    seed: int = 0
+    ttft_deadline_s: float = setting(
+        math.inf, "trace", "seconds for the first token", above=0, may_be_infinite=True
+    )
+    deadline_s: float = setting(
+        math.inf, "trace", "seconds for the whole answer", above=0, may_be_infinite=True
+    )
+    deadline_share: float = setting(
+        1.0, "trace", "part that has the deadlines", at_least=0, at_most=1
+    )
+    seed: int = setting(0, "trace", "of tenants and deadlines", at_least=0)
 
     def __post_init__(self) -> None:
-        if not MIN_LOAD <= self.load <= MAX_LOAD:
-            raise ValueError(f"load must be in {MIN_LOAD:g} .. {MAX_LOAD:g}, not {self.load}")
+        check(self)
         check_unique("tenants", (tenant.name for tenant in self.tenants))
-        if not 0.0 <= self.start_s < self.end_s:
-            raise ValueError("start_s must not be negative and must be before end_s")
-        for name in ("max_requests", "max_prompt_tokens", "max_output_tokens"):
-            value: int | None = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1, not {value}")
-        for name in ("ttft_deadline_s", "deadline_s"):
-            if not getattr(self, name) > 0.0:
-                raise ValueError(f"{name} must be positive, not {getattr(self, name)}")
-        if not 0.0 <= self.deadline_share <= 1.0:
-            raise ValueError(f"deadline_share must be in [0, 1], not {self.deadline_share}")
-        if self.seed < 0:
-            raise ValueError(f"seed must not be negative, not {self.seed}")
+        if not self.start_s < self.end_s:
+            raise SettingError("{} must be before {}", "start_s", "end_s")
 
 
 def transformed(trace: Iterable[TraceRequest], config: TransformConfig) -> Iterator[TraceRequest]:
@@ -74,9 +69,10 @@ def transformed(trace: Iterable[TraceRequest], config: TransformConfig) -> Itera
         capped = _capped(request, config)
         arrival_s = (request.arrival_s - config.start_s) / config.load
         if arrival_s > MAX_ARRIVAL_S:
-            raise TraceError(
-                f"load must be greater: with {config.load:g} a request arrives after {arrival_s:g}"
-                f" s, and {MAX_ARRIVAL_S:g} is the most"
+            raise SettingError(
+                f"{{}} must be greater: with {config.load:g} a request arrives after"
+                f" {arrival_s:g} s, and {MAX_ARRIVAL_S:g} is the most",
+                "load",
             )
         yield replace(
             capped,

@@ -11,12 +11,12 @@ import json
 import os
 import sys
 import time
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.server.cli.command import Subparsers
+from penstock.server.cli.command import Parser, Subparsers
 from penstock.server.cli.connection import (
     UsageError,
     add_address_option,
@@ -35,6 +35,7 @@ from penstock.tools.own_service import OwnService, ServiceFailed
 
 if TYPE_CHECKING:
     from penstock.client import Client, Model
+    from penstock.server.settings.sources import Sources
     from penstock.tools.verify.report import Report, ServedHere
     from penstock.tools.verify.subject import Subject
     from penstock.tools.verify.verdict import CheckResult
@@ -240,7 +241,7 @@ class _Run:
                 await _with_heartbeat(stack.enter_async_context(service))
                 self._note("start", f"ready after {service.start_s or 0:.1f} s", service.start_s)
                 # How it ends is a finding like the others, not a reason to give up the report.
-                is_reuse_off = settings["prefix_caching"] == "off"
+                is_reuse_off = not settings.get("prefix_caching", True)
                 await _while_alive(
                     service, self._check(service.address, is_prefix_reuse_off=is_reuse_off)
                 )
@@ -254,7 +255,7 @@ class _Run:
             start_s=service.start_s,
             stop_s=service.stop_s,
             exit_code=service.exit_code,
-            model_kind=_model_kind(settings["model"]),
+            model_kind=_model_kind(settings.get("model", "demo")),
         )
 
     async def _check(self, address: str, *, is_prefix_reuse_off: bool) -> None:
@@ -357,28 +358,30 @@ async def _with_heartbeat(start: Any) -> None:
         raise
 
 
-def _read_serve_options(arguments: list[str]) -> dict[str, Any]:
+def _read_serve_options(arguments: list[str]) -> "Sources":
     """What `serve` would make of its options. Raises UsageError when it would refuse them."""
     from penstock.server.cli import serve
+    from penstock.server.settings.sources import BadSetting
 
-    parser = argparse.ArgumentParser(prog="penstock")
+    parser = Parser(prog="penstock")
     serve.add_parser(parser.add_subparsers())
     try:
         options = vars(parser.parse_args(["serve", *arguments]))
         return serve.merge_settings(options, os.environ)
-    except serve.BadSetting as error:
+    except BadSetting as error:
         raise UsageError(str(error)) from error
     except SystemExit as stop:
         raise UsageError("the options after -- are not of `penstock serve`") from stop
 
 
-def stop_timeout_s(settings: Mapping[str, Any]) -> float:
+def stop_timeout_s(settings: "Sources") -> float:
     """How long a service of these settings has to stop: no less than it gives itself."""
     from penstock.server.cli import serve
+    from penstock.server.settings.sources import BadSetting
 
     try:
         config = serve.build_config(settings)
-    except serve.BadSetting:
+    except BadSetting:
         # It will not start, and says why better than we could.
         return _MIN_STOP_TIMEOUT_S
     own_s = config.drain_grace_s + config.executor.max_exit_s

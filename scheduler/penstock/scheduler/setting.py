@@ -1,0 +1,151 @@
+"""How a setting is declared: its default, group, help, name and bounds, where its field is.
+
+Owns the declaration and the check of bounds. Flags, variables and files are read elsewhere.
+"""
+
+import functools
+import math
+import types
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import KW_ONLY, dataclass, field, fields
+from numbers import Integral, Real
+from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+
+T = TypeVar("T")
+_KEY = "setting"
+
+
+class SettingError(ValueError):
+    """A value that is refused. `message` has `{}` where the names of fields stand.
+
+    So whoever knows how a user spelled them can say it in those words: `spelled`.
+    """
+
+    def __init__(self, message: str, *names: str) -> None:
+        self.message, self.names = message, names
+        super().__init__(self.spelled(str))
+
+    def spelled(self, spell: Callable[[str], str]) -> str:
+        """The message with other names."""
+        # Not str.format: what follows the names may quote a value with braces.
+        first, *rest = self.message.split("{}", len(self.names))
+        return first + "".join(
+            spell(name) + part for name, part in zip(self.names, rest, strict=True)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """Declares a field; `setting`, `made_by` and `required` put it there.
+
+    `group`: the heading of its flag and its table in a file; empty: users cannot set it, only its
+    bounds hold. `name`: where users' name is not the field's. `shown`: the default in words, where
+    None or the class's value does not say it. `scale`: of users' unit in the field's, such as MiB
+    in bytes. `may_be_off`: `off` stands for None. `is_everyday`: shown first. `kind`: the type that
+    users write where it is not the field's. `base`: keys of a table where users leave them out.
+    `needs_all`: a table must have every key. Numbers must be finite unless `may_be_infinite`.
+    """
+
+    group: str = ""
+    help: str = ""
+    _: KW_ONLY
+    name: str = ""
+    shown: str = ""
+    metavar: str = ""
+    choices: tuple[str, ...] = ()
+    at_least: float | None = None
+    above: float | None = None
+    at_most: float | None = None
+    below: float | None = None
+    scale: float = 1
+    may_be_infinite: bool = False
+    may_be_off: bool = False
+    is_everyday: bool = False
+    kind: type | None = None
+    base: Mapping[str, object] | None = None
+    needs_all: bool = False
+
+    @property
+    def bounds(self) -> str:
+        """What holds of every value, in words; empty: anything."""
+        if self.choices:
+            return f"one of {', '.join(self.choices)}"
+        if self.at_least is not None and self.at_most is not None:
+            words = [f"in {_number(self.at_least)}..{_number(self.at_most)}"]
+        else:
+            limits = {"at least": self.at_least, "above": self.above}
+            limits |= {"at most": self.at_most, "below": self.below}
+            words = [f"{word} {_number(x)}" for word, x in limits.items() if x is not None]
+        return " and ".join(words) + (" or off" if self.may_be_off and words else "")
+
+    def fault(self, value: object, kind: Any = None) -> str:
+        """What is wrong with a value of this kind, to follow its name; empty: nothing."""
+        if kind is int and (isinstance(value, bool) or not isinstance(value, Integral | None)):
+            return f"must be an integer, not {value!r}"
+        if isinstance(value, bool) or not isinstance(value, Real):
+            is_inside = not self.choices or value is None or value in self.choices
+        else:
+            is_inside = self._holds(value)
+        shown = repr(value) if isinstance(value, str) else value
+        return "" if is_inside else f"must be {self.bounds or 'finite'}, not {shown}"
+
+    def _holds(self, value: Any) -> bool:
+        is_finite = not isinstance(value, float) or math.isfinite(value)
+        return (
+            (is_finite or (self.may_be_infinite and value > 0))
+            and (self.at_least is None or value >= self.at_least)
+            and (self.above is None or value > self.above)
+            and (self.at_most is None or value <= self.at_most)
+            and (self.below is None or value < self.below)
+        )
+
+
+def setting(default: T, group: str = "", text: str = "", **more: Any) -> T:
+    """A field: `block_size: int = setting(16, "cache", "tokens per block", at_least=1)`.
+
+    `text`: its help. `more`: the rest of `Setting`.
+    """
+    return field(default=default, metadata={_KEY: Setting(group, text, **more)})
+
+
+def made_by(
+    factory: Callable[[], T], group: str, text: str, *, is_hashed: bool = True, **more: Any
+) -> T:
+    """A field whose default is made anew. `is_hashed`: it is part of the hash."""
+    metadata = {_KEY: Setting(group, text, **more)}
+    return field(default_factory=factory, hash=is_hashed, metadata=metadata)
+
+
+def required(group: str = "", text: str = "", **more: Any) -> Any:
+    """A field without a default."""
+    return field(metadata={_KEY: Setting(group, text, **more)})
+
+
+def check(config: object) -> None:
+    """Raise SettingError for a field of a dataclass whose value is out of its bounds."""
+    for name, (kind, setting) in declarations(cast(Hashable, type(config))).items():
+        fault = setting.fault(getattr(config, name), kind) if setting else ""
+        if fault:
+            raise SettingError("{} " + fault, name)
+
+
+@functools.cache
+def declarations(kind: Any) -> Mapping[str, tuple[Any, Setting | None]]:
+    """Of each field of a dataclass its type, without None, and its declaration if it has one."""
+    hints = get_type_hints(kind)
+    return {
+        item.name: (without_none(hints[item.name]), item.metadata.get(_KEY))
+        for item in fields(kind)
+    }
+
+
+def without_none(hint: Any) -> Any:
+    """`int` of `int | None`; a union of several stays."""
+    if get_origin(hint) not in (Union, types.UnionType):
+        return hint
+    inner = [arg for arg in get_args(hint) if arg is not type(None)]
+    return inner[0] if len(inner) == 1 else hint
+
+
+def _number(value: float) -> str:
+    return str(int(value)) if value == int(value) and abs(value) < 1e15 else f"{value:g}"

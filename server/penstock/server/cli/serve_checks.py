@@ -1,0 +1,67 @@
+"""Checks of a service's whole configuration that need files or packages, before anything starts."""
+
+import logging
+from typing import TYPE_CHECKING
+
+from penstock.server.facades import NO_FACADE, load_facade
+from penstock.server.logs.rate import ALWAYS
+from penstock.server.security.exposure import check_exposure, is_loopback
+from penstock.server.security.security import Security
+
+if TYPE_CHECKING:
+    from penstock.server.config import ServerConfig
+
+_log = logging.getLogger(__name__)
+
+
+def check_security(config: "ServerConfig") -> None:
+    """Raise ValueError where strangers would get in by accident, or a file cannot be used."""
+    security, observer = config.security, config.observer
+    is_behind_proxy = bool(config.front.tenant_metadata_key)
+    host = observer.operations_host
+    check_exposure(
+        security,
+        host=config.host,
+        operations_host=None if observer.operations_port is None else host,
+        metrics_host=None if observer.metrics_port is None else host,
+        is_behind_proxy=is_behind_proxy,
+    )
+    try:
+        opened = Security(security, is_behind_proxy=is_behind_proxy)
+    except OSError as error:
+        raise ValueError(str(error)) from error
+    if opened.authenticator is not None and not security.has_tls and not is_loopback(config.host):
+        _log.warning(
+            "tokens cross the network in plain text: give tls-cert and tls-key, or end TLS in front"
+            " of %s",
+            config.host,
+            extra=ALWAYS,
+        )
+
+
+def check_facade(config: "ServerConfig") -> None:
+    """Raise ValueError where a facade cannot be served; warn where no gateway would get in."""
+    if config.facade == NO_FACADE:
+        return
+    load_facade(config.facade).check_installed()
+    security = config.security
+    what = [
+        *(["TLS"] if security.has_tls else []),
+        *(["credentials"] if security.policy_file is not None else []),
+    ]
+    if config.num_fronts > 1:
+        _log.warning(
+            "the %s gateway keeps one connection to this worker, so one of its %d fronts gets all"
+            " requests: --fronts 1 says so, and more workers bring more",
+            config.facade,
+            config.num_fronts,
+            extra=ALWAYS,
+        )
+    if what:
+        _log.warning(
+            "the port asks for %s and the %s gateway has none: it needs a proxy of its own that"
+            " adds them",
+            " and ".join(what),
+            config.facade,
+            extra=ALWAYS,
+        )

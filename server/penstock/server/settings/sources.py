@@ -1,0 +1,240 @@
+"""What users give: flags over variables over a file; and the configuration that is built of it.
+
+Owns the order of the sources, the reading of texts, and messages in the words of the source: a flag
+is named as a flag, a variable as a variable, a key of a file with its table and its file.
+"""
+
+import dataclasses
+import difflib
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar, cast, get_origin
+
+from penstock.executor.config_json import did_you_mean, from_json_value, parse_json
+from penstock.scheduler.setting import SettingError, declarations
+from penstock.server.settings.table import OFF, ON, Declared
+
+T = TypeVar("T")
+
+
+class BadSetting(ValueError):
+    """A setting is wrong; the message names it as the user did."""
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """A value of the field's type, and what the user called it."""
+
+    value: Any
+    spelling: str
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """What was given of `table`, by name. `environment`: what other variables say is read there."""
+
+    table: Sequence[Declared] = field(repr=False)
+    given: Mapping[str, Given]
+    environment: Mapping[str, str] = field(default_factory=dict[str, str], compare=False)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.given
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """The value that was given."""
+        return self.given[name].value if name in self.given else default
+
+    def value(self, name: str) -> Any:
+        """The value that was given, or the default."""
+        return self.get(name, next(item.default for item in self.table if item.name == name))
+
+    def spell(self, name: str) -> str:
+        """What the user called it; the flag where it was not given."""
+        return self.given[name].spelling if name in self.given else f"--{name.replace('_', '-')}"
+
+    def refuse(self, names: Iterable[str], why: str) -> None:
+        """Raise BadSetting for the first of them that was given."""
+        for name in names:
+            if name in self.given:
+                raise BadSetting(f"{self.spell(name)} {why}")
+
+    def build(self, kind: type[T], derived: Mapping[str, Any]) -> T:
+        """The configuration. `derived`: fields by their path, over what was given.
+
+        Raises BadSetting.
+        """
+        names = {item.path: item.name for item in self.table}
+        values = {
+            item.path: self.given[item.name].value for item in self.table if item.name in self.given
+        }
+        values |= derived
+
+        def spell(path: str) -> str:
+            return self.spell(names[path]) if path in names else path.rpartition(".")[2]
+
+        def made(kind: type, prefix: str) -> Any:
+            arguments: dict[str, Any] = {}
+            for name, (inner, _) in declarations(kind).items():
+                path = prefix + name
+                if path in values:
+                    arguments[name] = values[path]
+                elif any(other.startswith(f"{path}.") for other in values):
+                    arguments[name] = made(inner, f"{path}.")
+            try:
+                return kind(**arguments)
+            except SettingError as error:
+                raise BadSetting(error.spelled(lambda name: spell(prefix + name))) from None
+            except ValueError as error:
+                raise BadSetting(str(error)) from error
+
+        return cast(T, made(kind, ""))
+
+
+def gather(
+    table: Sequence[Declared],
+    arguments: Mapping[str, Any],
+    environment: Mapping[str, str],
+    file: Path | None = None,
+) -> Sources:
+    """What was given, each value read and within its bounds. Raises BadSetting.
+
+    `arguments`: by name; texts are read, other values are taken as they are, None was not given.
+    """
+    given = {} if file is None else _read_file(table, file)
+    for item in table:
+        argument, text = arguments.get(item.name), environment.get(item.variable)
+        if argument is not None:
+            given[item.name] = _read(item, argument, f"--{item.flag}")
+        elif text is not None and not _is_made_up(item, text):
+            given[item.name] = _read(item, text, item.variable)
+    return Sources(table, given, environment)
+
+
+def _is_made_up(item: Declared, text: str) -> bool:
+    """Kubernetes sets PENSTOCK_PORT to a URL for a service that is called penstock, and so on."""
+    return item.name.endswith("port") and text.startswith("tcp://")
+
+
+def _read_file(table: Sequence[Declared], file: Path) -> dict[str, Given]:
+    known = {item.key: item for item in table}
+    groups = {item.setting.group for item in table}
+    given: dict[str, Given] = {}
+    for group, values in read_table(file, "--config", is_toml=True).items():
+        if group not in groups or not isinstance(values, dict):
+            raise BadSetting(f"{file}: {group} is no table{_meant(table, group, groups)}")
+        for name, value in cast("Mapping[str, object]", values).items():
+            key = f"{group}.{name}"
+            if key not in known:
+                raise BadSetting(f"{file}: {key} is unknown{_meant(table, name, known)}")
+            given[known[key].name] = _read(known[key], value, f"{file}: {key}", is_text=False)
+    return given
+
+
+def _meant(table: Sequence[Declared], name: str, known: Iterable[str]) -> str:
+    """The key of that very name elsewhere, else what is near."""
+    keys = [item.key for item in table if item.name == name]
+    names = {item.key.rpartition(".")[2]: item.key for item in table}
+    near = [names[word] for word in difflib.get_close_matches(name, names, n=2, cutoff=0.7)]
+    likely = keys or near
+    return f"; did you mean {' or '.join(likely)}?" if likely else did_you_mean(name, known)
+
+
+def _read(item: Declared, raw: object, spelling: str, *, is_text: bool = True) -> Given:
+    setting = item.setting
+    try:
+        if setting.may_be_off and raw == OFF:
+            return Given(None, spelling)
+        value = raw
+        if isinstance(raw, str) and (is_text or dataclasses.is_dataclass(item.kind)):
+            value = _of_text(item, raw, spelling)
+        elif not is_text:
+            value = _of_value(item, raw, spelling)
+    except ValueError as error:
+        raise BadSetting(str(error)) from error
+    fault = setting.fault(value)
+    if fault:
+        raise BadSetting(f"{spelling} {fault}")
+    if setting.scale != 1:
+        value = cast(Any, value) * setting.scale
+    return Given(value, spelling)
+
+
+def _of_text(item: Declared, text: str, spelling: str) -> Any:
+    """A value of what a flag or a variable says."""
+    kind = item.kind
+    if dataclasses.is_dataclass(kind):
+        return _of_value(item, *_read_json_or_file(text, spelling))
+    if item.choices:
+        if text not in item.choices:
+            raise BadSetting(f"{spelling} must be one of {', '.join(item.choices)}, not {text!r}")
+        return text == ON if kind is bool else kind(text)
+    if kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            wanted = "an integer" if kind is int else "a number"
+            if item.setting.may_be_off:
+                wanted = item.setting.bounds
+            raise BadSetting(f"{spelling} must be {wanted}, not {text!r}") from None
+    if get_origin(kind) is tuple:
+        return tuple(part.strip() for part in text.split(","))
+    if get_origin(kind) is Mapping:
+        return _pairs(text, spelling)
+    return Path(text) if kind is Path else text
+
+
+def _of_value(item: Declared, data: Any, spelling: str) -> Any:
+    """A value of what a file says, or JSON."""
+    given = data
+    if isinstance(data, dict):
+        given = {**(item.setting.base or {}), **cast("dict[str, object]", data)}
+    value = from_json_value(item.kind, given, spelling)
+    if item.setting.needs_all:
+        missing = [each.name for each in dataclasses.fields(item.kind) if each.name not in data]
+        if missing:
+            raise BadSetting(f"{spelling}: {', '.join(missing)} missing")
+    return value
+
+
+def _read_json_or_file(text: str, spelling: str) -> tuple[Any, str]:
+    """The value of a JSON text, or of a .toml or JSON file; and what to call it in messages."""
+    if not text.lstrip().startswith(("{", "[")):
+        return read_table(Path(text).expanduser(), spelling), spelling
+    try:
+        return parse_json(text), spelling
+    except ValueError as error:
+        raise BadSetting(f"{spelling} is no JSON: {error}") from error
+
+
+def read_table(path: Path, spelling: str, *, is_toml: bool = False) -> Any:
+    """The value of a .toml file or of a file with JSON. Raises BadSetting naming both."""
+    is_toml = is_toml or path.suffix == ".toml"
+    form, parse = ("TOML", tomllib.loads) if is_toml else ("JSON", parse_json)
+    try:
+        return parse(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise BadSetting(f"{spelling}: {path} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise BadSetting(f"{spelling}: {path} is no {form}: it is not UTF-8") from error
+    except ValueError as error:
+        raise BadSetting(f"{spelling}: {path} is no {form}: {error}") from error
+    except RecursionError as error:  # of TOML
+        raise BadSetting(f"{spelling}: {path} is nested too deep") from error
+
+
+def _pairs(text: str, spelling: str) -> dict[str, float]:
+    """`a=2,b=1`; what stands before the last `=` is the name, which may be empty."""
+    pairs: dict[str, float] = {}
+    for part in text.split(","):
+        name, is_pair, number = part.rpartition("=")
+        if name in pairs:
+            raise BadSetting(f"{spelling}: {name!r} is there twice")
+        try:
+            pairs[name] = float(number if is_pair else "")
+        except ValueError:
+            raise BadSetting(
+                f"{spelling} must be NAME=WEIGHT,... with numbers, not {part!r}"
+            ) from None
+    return pairs

@@ -1,0 +1,102 @@
+"""The settings that a configuration declares, found in the annotations of its dataclasses.
+
+Owns how a setting is called everywhere: one name, as a flag, as a variable, as a key of its group.
+"""
+
+import dataclasses
+import enum
+import functools
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast, get_origin
+
+from penstock.scheduler.setting import Setting, declarations
+
+ENVIRONMENT_PREFIX = "PENSTOCK_"
+ON, OFF = "on", "off"
+_METAVARS: Mapping[Any, str] = {int: "N", float: "X", str: "TEXT", Path: "FILE", tuple: "NAME,..."}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Declared:
+    """One setting. `path`: of its field, such as `scheduler.order`. `kind`: what users write.
+
+    `default`: of the field, MISSING where the configuration must be told.
+    """
+
+    path: str
+    setting: Setting
+    kind: Any
+    default: Any
+
+    @property
+    def name(self) -> str:
+        """The one name."""
+        return self.setting.name or self.path.rpartition(".")[2]
+
+    @property
+    def flag(self) -> str:
+        """On the command line, behind two dashes."""
+        return self.name.replace("_", "-")
+
+    @property
+    def variable(self) -> str:
+        """In the environment."""
+        return ENVIRONMENT_PREFIX + self.name.upper()
+
+    @property
+    def key(self) -> str:
+        """In a file: its table and its name there."""
+        return f"{self.setting.group}.{self.name}"
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """All values, where they are words."""
+        if self.kind is bool:
+            return ON, OFF
+        if isinstance(self.kind, type) and issubclass(self.kind, enum.Enum):
+            return tuple(str(member.value) for member in self.kind)
+        return self.setting.choices
+
+    @property
+    def metavar(self) -> str:
+        """What stands behind the flag in its help."""
+        if self.choices:
+            return f"{{{','.join(self.choices)}}}"
+        if dataclasses.is_dataclass(self.kind):
+            return "JSON|FILE"
+        word = self.setting.metavar or _METAVARS[get_origin(self.kind) or self.kind]
+        return f"{word}|{OFF}" if self.setting.may_be_off else word
+
+    @property
+    def shown_default(self) -> str:
+        """The default as users would write it, or in words."""
+        if self.setting.shown:
+            return self.setting.shown
+        if isinstance(self.default, bool):
+            return ON if self.default else OFF
+        if isinstance(self.default, enum.Enum):
+            return str(self.default.value)
+        return f"{self.default:g}" if isinstance(self.default, float) else str(self.default)
+
+
+@functools.cache
+def declared(kind: Any, prefix: str = "") -> tuple[Declared, ...]:
+    """The settings of a dataclass and of the dataclasses in it, in the order of their fields."""
+    found: list[Declared] = []
+    fields = {field.name: field for field in dataclasses.fields(kind)}
+    for name, (inner, setting) in declarations(kind).items():
+        if setting and setting.group:
+            default = fields[name].default
+            found.append(
+                Declared(
+                    path=prefix + name,
+                    setting=setting,
+                    kind=setting.kind or inner,
+                    default=default,
+                )
+            )
+        elif setting is None and dataclasses.is_dataclass(inner):
+            found += declared(cast(Hashable, inner), f"{prefix}{name}.")
+    return tuple(found)

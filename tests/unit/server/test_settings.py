@@ -1,0 +1,164 @@
+"""Settings from a file, what is said of a wrong one, and the page and help made of declarations."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from penstock.scheduler.config import SchedulingOrder
+from penstock.scheduler.setting import Setting, SettingError
+from penstock.server.cli.serve import build_config, merge_settings
+from penstock.server.config import GROUPS, SETTINGS, ServerConfig
+from penstock.server.settings.sources import BadSetting
+from penstock.tools.command_line import build_parser
+from settings_page import PAGE, settings_page
+
+
+def configured(file: Path, text: str, *words: str, **environment: str) -> ServerConfig:
+    file.write_text(text, encoding="utf-8")
+    arguments = vars(build_parser().parse_args(["serve", "--config", str(file), *words]))
+    return build_config(merge_settings(arguments, environment))
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "serve.toml"
+
+
+TEXT = """
+[model]
+executor = "simulated"
+model_aliases = ["a", "b"]
+[network]
+port = 7001
+host = "::1"
+[executor.simulated_config]
+is_strict = true
+[cache]
+kv_cache_mib = 3
+prefix_caching = true
+[queue]
+order = "fcfs"
+[tenants]
+tenant_metadata_key = "x-tenant"
+[batching]
+target_itl_ms = 40
+[observability]
+metrics_port = "off"
+operations_port = 9100
+"""
+
+
+def test_a_file_has_every_kind_of_value_and_gives_way_to_variables_and_flags(file: Path) -> None:
+    config = configured(file, TEXT, "--host", "127.0.0.1", PENSTOCK_PORT="7002")
+
+    assert (config.host, config.port) == ("127.0.0.1", 7002)
+    assert config.front.model_aliases == ("a", "b")
+    assert config.executor.simulated.is_strict
+    assert config.executor.simulated.pace is not None
+    assert config.executor.kv_cache_bytes == 3 * 1024 * 1024
+    assert config.scheduler.order is SchedulingOrder.FCFS
+    assert config.scheduler.target_itl_s == 0.04
+    assert (config.observer.metrics_port, config.observer.operations_port) == (None, 9100)
+
+
+def test_a_variable_names_the_file(file: Path) -> None:
+    file.write_text('[network]\nhost = "::1"\n')
+    assert merge_settings({}, {"PENSTOCK_CONFIG": str(file)}).get("host") == "::1"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[network]\nprt = 1", "network.prt is unknown; did you mean network.port?"),
+        ("[cache]\nport = 1", "cache.port is unknown; did you mean network.port?"),
+        ("port = 1", "port is no table; did you mean network.port?"),
+        ("[netwrk]\nport = 1", "netwrk is no table; did you mean network?"),
+        ("[network]\nport = 'x'", "network.port must be an integer, not 'x'"),
+        ("[network]\nport = 65536", "network.port must be in 0..65535, not 65536"),
+        ("[cache]\nprefix_caching = 'on'", "cache.prefix_caching must be true or false, not 'on'"),
+        ("[queue]\norder = 'lifo'", "queue.order must be one of 'fair', 'fcfs', not 'lifo'"),
+        ("[queue]\norder = 'fcfs'\naging_s = 3", "queue.aging_s means nothing to the order fcfs"),
+        (
+            "[executor.simulated_config]\nstrict = true\n[model]\nexecutor = 'simulated'",
+            "executor.simulated_config.strict is unknown; did you mean is_strict?",
+        ),
+        (
+            "[batching]\nmax_num_seqs = 40\nmax_num_batched_tokens = 32",
+            "batching.max_num_batched_tokens must be at least",
+        ),
+    ],
+)
+def test_a_wrong_key_is_named_with_its_file(file: Path, text: str, message: str) -> None:
+    with pytest.raises(BadSetting, match=f"^{re.escape(f'{file}: {message}')}"):
+        configured(file, text)
+
+
+def test_a_file_that_is_no_toml_is_refused(file: Path) -> None:
+    with pytest.raises(BadSetting, match=f"--config: {file} is no TOML"):
+        configured(file, "[network")
+    with pytest.raises(BadSetting, match=r"--config: nowhere\.toml cannot be read: No such file"):
+        merge_settings({"config": "nowhere.toml"}, {})
+
+
+def test_one_message_names_each_setting_by_its_source(file: Path) -> None:
+    with pytest.raises(BadSetting) as caught:
+        configured(
+            file,
+            "[batching]\nmax_num_seqs = 40",
+            *("--max-deadline-s", "5"),
+            PENSTOCK_MAX_NUM_BATCHED_TOKENS="32",
+            PENSTOCK_DEFAULT_DEADLINE_S="5",
+        )
+    assert str(caught.value) == (
+        f"PENSTOCK_MAX_NUM_BATCHED_TOKENS must be at least {file}: batching.max_num_seqs (40),"
+        " not 32"
+    )
+
+
+def test_every_setting_has_one_name_a_known_group_a_help_and_a_default() -> None:
+    names = [item.name for item in SETTINGS]
+    assert len(set(names)) == len(names) >= 90
+    assert {item.setting.group for item in SETTINGS} == set(GROUPS)
+    for item in SETTINGS:
+        assert item.setting.help, item.name
+        assert item.shown_default not in ("", "None"), item.name
+        assert "MISSING" not in item.shown_default, item.name
+
+
+def test_the_help_begins_with_everyday_flags_and_shows_every_default(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit):
+        build_parser().parse_args(["serve", "--help"])
+    text = " ".join(capsys.readouterr().out.split())
+    assert text.index("every day:") < text.index("--model ") < text.index("KV cache, sessions")
+    assert text.count("(default: ") == len(SETTINGS) + 1  # and of --config
+
+
+def test_the_page_of_settings_is_current() -> None:
+    assert PAGE.read_text(encoding="utf-8") == settings_page(), "docs/tools/settings_page.py"
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "fault"),
+    [
+        (Setting(at_least=1), 0, "must be at least 1, not 0"),
+        (Setting(above=0, at_most=1), 0.0, "must be above 0 and at most 1, not 0.0"),
+        (Setting(at_least=0, at_most=3), 4, "must be in 0..3, not 4"),
+        (Setting(above=0), float("nan"), "must be above 0, not nan"),
+        (Setting(above=0), float("inf"), "must be above 0, not inf"),
+        (Setting(above=0, may_be_infinite=True), float("inf"), ""),
+        (Setting(), float("inf"), "must be finite, not inf"),
+        (Setting(choices=("a", "b")), "c", "must be one of a, b, not 'c'"),
+        (Setting(at_least=1), None, ""),
+    ],
+)
+def test_bounds_are_said_in_full(setting: Setting, value: object, fault: str) -> None:
+    assert setting.fault(value) == fault
+
+
+def test_names_in_an_error_are_replaced_and_nothing_else_of_it() -> None:
+    error = SettingError("{} must not hold '{}' as {} does", "a_b", "c")
+    assert str(error) == "a_b must not hold 'c' as {} does"
+    assert error.spelled(str.upper) == "A_B must not hold 'C' as {} does"
