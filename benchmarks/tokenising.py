@@ -34,6 +34,7 @@ from penstock.v1 import generation_service_pb2_grpc as pb_grpc
 from penstock.v1 import model_service_pb2 as model_pb
 from penstock.v1 import model_service_pb2_grpc as model_grpc
 from penstock.v1.generation_service_pb2 import GenerateRequest
+from penstock.v1.prompt_pb2 import ContentPart
 from report import Check, arguments, print_checks, print_table, write_json
 
 GOAL_STOP_MS = 15.0
@@ -108,7 +109,9 @@ def calls_of(channel: grpc.aio.Channel) -> dict[str, Callable[[], Awaitable[str]
     async def chat() -> str:
         message = GenerateRequest()
         for _ in range(16):
-            message.chat.messages.add(role="user", content=_MIB[: (1 << 16) - 64])
+            message.chat_prompt.messages.add(
+                role="user", parts=[ContentPart(text=_MIB[: (1 << 16) - 64])]
+            )
         return await generate(channel, message)
 
     async def echoed() -> str:
@@ -118,7 +121,7 @@ def calls_of(channel: grpc.aio.Channel) -> dict[str, Callable[[], Awaitable[str]
 
     async def tokenized() -> str:
         request = model_pb.TokenizeRequest()
-        request.text.text = _MIB
+        request.text_prompt.text = _MIB
         ids = (await models.Tokenize(request, timeout=_CALL_S)).token_ids
         return f"{len(ids)} tokens"
 
@@ -143,7 +146,7 @@ def calls_of(channel: grpc.aio.Channel) -> dict[str, Callable[[], Awaitable[str]
 async def generate(channel: grpc.aio.Channel, message: GenerateRequest, text: str = "") -> str:
     """OK, or the status it failed with."""
     if text:
-        message.text.text = text
+        message.text_prompt.text = text
     message.stopping.max_tokens = 1
     stub = pb_grpc.GenerationServiceStub(channel)
     try:
@@ -188,7 +191,7 @@ async def flood(ticks: Path, folder: Path, duration_s: float) -> dict[str, Any]:
 async def first_tokens_ms(service: LiveService, duration_s: float) -> dict[str, float]:
     """Of short prompts, one after the other."""
     message = GenerateRequest()
-    message.text.text = _SHORT
+    message.text_prompt.text = _SHORT
     message.stopping.max_tokens = 1
     times: list[float] = []
     errors = 0
@@ -219,7 +222,7 @@ async def attack(address: str, duration_s: float) -> dict[str, int]:
     # An attacker has a machine of its own.
     os.nice(10)
     message = GenerateRequest()
-    message.text.text = _MB
+    message.text_prompt.text = _MB
     message.stopping.max_tokens = 1
     answers: Counter[str] = Counter()
     channels = [grpc.aio.insecure_channel(address, options=_OPTIONS) for _ in range(NUM_ATTACKERS)]

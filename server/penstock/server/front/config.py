@@ -63,7 +63,7 @@ class FrontConfig:
     max_stop_string_chars: int = 64
     max_stop_string_bytes: int = 256
     max_stop_token_ids: int = 16
-    max_n: int = 16
+    max_num_outputs: int = 16
     max_logprobs: int = 20
     max_logit_bias: int = 300
     max_constraint_bytes: int = 1 << 16
