@@ -130,18 +130,20 @@ class Service:
 
     def generate(self, request: pb.GenerateRequest, context: Any) -> Iterator[pb.GenerateResponse]:
         del context
-        prompt: list[int] = list(request.token_ids.ids)
+        prompt: list[int] = list(request.token_prompt.ids)
         tokens = self._link.generate(prompt, request.stopping.max_tokens)
-        accepted = output_pb2.Accepted(request_id="1", model="demo", num_prompt_tokens=len(prompt))
+        accepted = output_pb2.RequestAccepted(
+            request_id="1", model="demo", num_prompt_tokens=len(prompt)
+        )
         yield pb.GenerateResponse(accepted=accepted)
         sequence = 1
         while (token := tokens.get()) != _END:
             text = self._text.tokenizer.decode([token])
             yield pb.GenerateResponse(
-                sequence=sequence, tokens=output_pb2.Tokens(text=text, num_tokens=1)
+                sequence=sequence, tokens=output_pb2.TokenDelta(text=text, num_tokens=1)
             )
             sequence += 1
-        yield pb.GenerateResponse(sequence=sequence, finished=output_pb2.Finished())
+        yield pb.GenerateResponse(sequence=sequence, finished=output_pb2.RequestFinished())
 
 
 def run_front(path: str, port: int, num_threads: int) -> None:

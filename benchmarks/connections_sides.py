@@ -153,7 +153,7 @@ async def _keep_going(call: Callable[[], Awaitable[None]], tally: Tally) -> None
 def run_blocking(address: str, concurrency: int, duration_s: float) -> Seen:
     """A closed loop of so many threads on one channel."""
     request = generation_service_pb2.GenerateRequest(
-        token_ids=prompt_pb2.TokenPrompt(ids=_PROMPT.ids),
+        token_prompt=prompt_pb2.TokenPrompt(ids=_PROMPT.ids),
         stopping=options_pb2.StoppingOptions(max_tokens=NUM_TOKENS, ignore_eos=True),
     )
     with grpc.insecure_channel(address) as channel:

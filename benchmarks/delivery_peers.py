@@ -148,7 +148,7 @@ async def serve_aio(path: str, port: int) -> None:
         source.add(outbox.push)
         while True:
             for token in await outbox.take():
-                tokens = output_pb2.Tokens(text=_PIECES[token], num_tokens=1)
+                tokens = output_pb2.TokenDelta(text=_PIECES[token], num_tokens=1)
                 yield pb.GenerateResponse(sequence=sequence, tokens=tokens)
                 sequence += 1
 

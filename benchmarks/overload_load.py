@@ -48,7 +48,7 @@ class Seen:
 def message(num_tokens: int) -> bytes:
     """A request of four tokens for so many."""
     return pb.GenerateRequest(
-        token_ids=prompt_pb2.TokenPrompt(ids=[5, 6, 7, 8]),
+        token_prompt=prompt_pb2.TokenPrompt(ids=[5, 6, 7, 8]),
         sampling=options_pb2.SamplingOptions(temperature=0.0),
         stopping=options_pb2.StoppingOptions(max_tokens=num_tokens, ignore_eos=True),
     ).SerializeToString()

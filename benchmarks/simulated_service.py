@@ -56,7 +56,7 @@ def service(*options: str, num_fronts: int) -> Generator[tuple[int, list[int], i
 def request(num_tokens: int) -> str:
     """A short prompt that generates so much, encoded, in hexadecimal."""
     message = pb.GenerateRequest(
-        token_ids=prompt_pb2.TokenPrompt(ids=[5, 6, 7, 8]),
+        token_prompt=prompt_pb2.TokenPrompt(ids=[5, 6, 7, 8]),
         sampling=options_pb2.SamplingOptions(temperature=0.0),
         stopping=options_pb2.StoppingOptions(max_tokens=num_tokens, ignore_eos=True),
     )

@@ -149,7 +149,7 @@ def _nonsense(chance: random.Random) -> bytes:
     message.sampling.top_p = chance.choice([*odd, 0.5])
     message.stopping.max_tokens = chance.choice([0, 2**32 - 1, 4])
     if chance.random() < 0.5:
-        message.token_ids.ids.extend([chance.choice([2**31 - 1, 600_000])])
+        message.token_prompt.ids.extend([chance.choice([2**31 - 1, 600_000])])
     return message.SerializeToString()
 
 

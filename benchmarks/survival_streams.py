@@ -69,7 +69,9 @@ class References:
 def request(index: int, num_tokens: int, num_logprobs: int | None = None) -> pb.GenerateRequest:
     """A prompt of its own for each index, greedy, answered with token ids."""
     message = pb.GenerateRequest()
-    message.token_ids.ids.extend([60 + (37 * index + 11 * i) % 400 for i in range(8 + index % 24)])
+    message.token_prompt.ids.extend(
+        [60 + (37 * index + 11 * i) % 400 for i in range(8 + index % 24)]
+    )
     message.sampling.temperature = 0.0
     message.stopping.max_tokens = num_tokens
     message.stopping.ignore_eos = True

@@ -39,6 +39,7 @@ from penstock.v1.generation_service_pb2 import (
     MultiplexRequest,
 )
 from penstock.v1.options_pb2 import OutputOptions
+from penstock.v1.prompt_pb2 import ContentPart
 from report import Check, arguments, print_checks, print_table, write_json
 
 GOAL_STOP_MS = 15.0
@@ -113,12 +114,14 @@ def calls_of(channel: grpc.aio.Channel) -> dict[str, Callable[[], Awaitable[str]
     async def chat() -> str:
         message = GenerateRequest()
         for _ in range(16):
-            message.chat.messages.add(role="user", content=_MIB[: (1 << 16) - 64])
+            message.chat_prompt.messages.add(
+                role="user", parts=[ContentPart(text=_MIB[: (1 << 16) - 64])]
+            )
         return await generate(channel, message)
 
     async def tokenized() -> str:
         request = model_pb.TokenizeRequest()
-        request.text.text = _MIB
+        request.text_prompt.text = _MIB
         ids = (await models.Tokenize(request, timeout=_CALL_S)).token_ids
         return f"{len(ids)} tokens"
 
@@ -152,7 +155,7 @@ def told_again(channel: grpc.aio.Channel) -> dict[str, Callable[[], Awaitable[st
         message = MultiplexRequest()
         message.submit.key = 1
         message.submit.generation.output.echo = True
-        message.submit.generation.text.text = _MIB
+        message.submit.generation.text_prompt.text = _MIB
         message.submit.generation.stopping.max_tokens = 1
         call = pb_grpc.GenerationServiceStub(channel).Multiplex(timeout=_CALL_S)
         await call.write(message)
@@ -165,13 +168,13 @@ def told_again(channel: grpc.aio.Channel) -> dict[str, Callable[[], Awaitable[st
     async def resumable() -> str:
         message = GenerateRequest()
         message.output.echo = True
-        message.resume_grace_period.FromSeconds(10)
+        message.resume_timeout.FromSeconds(10)
         return await generate(channel, message, _MIB)
 
     async def once(output: OutputOptions) -> str:
         message = GenerateOnceRequest()
         message.generation.output.CopyFrom(output)
-        message.generation.text.text = _MIB
+        message.generation.text_prompt.text = _MIB
         message.generation.stopping.max_tokens = 1
         stub = pb_grpc.GenerationServiceStub(channel)
         prompt = (await stub.GenerateOnce(message, timeout=_CALL_S)).prompt
@@ -201,7 +204,7 @@ def told_again(channel: grpc.aio.Channel) -> dict[str, Callable[[], Awaitable[st
 async def generate(channel: grpc.aio.Channel, message: GenerateRequest, text: str = "") -> str:
     """OK, or the status it failed with."""
     if text:
-        message.text.text = text
+        message.text_prompt.text = text
     message.stopping.max_tokens = 1
     stub = pb_grpc.GenerationServiceStub(channel)
     try:
@@ -246,7 +249,7 @@ async def flood(ticks: Path, folder: Path, duration_s: float) -> dict[str, Any]:
 async def first_tokens_ms(service: LiveService, duration_s: float) -> dict[str, float]:
     """Of short prompts, one after the other."""
     message = GenerateRequest()
-    message.text.text = _SHORT
+    message.text_prompt.text = _SHORT
     message.stopping.max_tokens = 1
     times: list[float] = []
     errors = 0
@@ -277,7 +280,7 @@ async def attack(address: str, duration_s: float) -> dict[str, int]:
     # An attacker has a machine of its own.
     os.nice(10)
     message = GenerateRequest()
-    message.text.text = _MB
+    message.text_prompt.text = _MB
     message.stopping.max_tokens = 1
     answers: Counter[str] = Counter()
     channels = [grpc.aio.insecure_channel(address, options=_OPTIONS) for _ in range(NUM_ATTACKERS)]

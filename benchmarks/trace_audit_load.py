@@ -234,5 +234,5 @@ def _options(ask: Ask) -> dict[str, Any]:
     elif ask.kind is Kind.UNKNOWN_MODEL:
         options["model"] = "nobody-has-this"
     elif ask.kind is Kind.DEADLINE:
-        options["total_deadline_s"] = 0.005 + 0.4 * ask.amount
+        options["total_timeout_s"] = 0.005 + 0.4 * ask.amount
     return options

@@ -85,9 +85,9 @@ async def serve(note: Note | None, *, has_metadata: bool, interceptors: Sequence
         for sequence in range(request.stopping.max_tokens):
             await steps.next()
             first_ns = first_ns or time.time_ns()
-            tokens = output_pb2.Tokens(text=" word", num_tokens=1)
+            tokens = output_pb2.TokenDelta(text=" word", num_tokens=1)
             yield pb.GenerateResponse(sequence=sequence, tokens=tokens)
-        finished = output_pb2.Finished()
+        finished = output_pb2.RequestFinished()
         yield pb.GenerateResponse(sequence=NUM_TOKENS, finished=finished)
         if note is not None:
             note(came_ns, first_ns, time.time_ns())

@@ -94,7 +94,7 @@ class _Context:
 
 def _message() -> pb.GenerateRequest:
     return pb.GenerateRequest(
-        token_ids=prompt_pb2.TokenPrompt(ids=range(64)),
+        token_prompt=prompt_pb2.TokenPrompt(ids=range(64)),
         sampling=options_pb2.SamplingOptions(temperature=0.7, top_p=0.9, seed=7),
         stopping=options_pb2.StoppingOptions(max_tokens=_NUM_TOKENS, ignore_eos=True),
     )

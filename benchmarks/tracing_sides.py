@@ -241,7 +241,7 @@ def _prepare_environment(stack: contextlib.ExitStack, folder: Path) -> None:
 
 def _request() -> str:
     message = pb.GenerateRequest(
-        token_ids=prompt_pb2.TokenPrompt(ids=range(5, 5 + _PROMPT_TOKENS)),
+        token_prompt=prompt_pb2.TokenPrompt(ids=range(5, 5 + _PROMPT_TOKENS)),
         sampling=options_pb2.SamplingOptions(temperature=0.0),
         stopping=options_pb2.StoppingOptions(max_tokens=NUM_TOKENS, ignore_eos=True),
     )

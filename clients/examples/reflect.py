@@ -27,11 +27,12 @@ from google.protobuf import descriptor_pb2, json_format, message_factory
 from google.protobuf.descriptor import MethodDescriptor
 from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message import Message
-from google.rpc import error_details_pb2
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
     ProtoReflectionDescriptorDatabase,
 )
 from grpc_status import rpc_status
+
+from google.rpc import error_details_pb2
 
 
 class Server:

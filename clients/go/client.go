@@ -71,7 +71,7 @@ func Dial(address string, opts ...Option) (*Client, error) {
 	return c, nil
 }
 
-// Close hangs up. Open streams end with codes.Canceled; requests with a resume_grace_period live on
+// Close hangs up. Open streams end with codes.Canceled; requests with a resume_timeout live on
 // and can be resumed by another client. It waits, for 2 s at most, until requests that were left
 // before are cancelled.
 func (c *Client) Close() error {

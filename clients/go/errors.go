@@ -18,7 +18,7 @@ import (
 )
 
 const (
-	errorDomain = "penstock.v1"
+	errorDomain = "penstock.dev"
 	pushbackKey = "grpc-retry-pushback-ms"
 	// ReasonStreamBroken is the reason of an Error that the client finds and no server sends: the
 	// stream had a gap, events in the wrong order, or an end without finished.

@@ -48,7 +48,7 @@ func ExampleClient_Resume() {
 	}
 	defer client.Close()
 	request := text("To be, or not")
-	request.ResumeGracePeriod = durationpb.New(time.Minute)
+	request.ResumeTimeout = durationpb.New(time.Minute)
 	stream := client.Generate(context.Background(), request)
 	for stream.Next() && stream.Point().NextSequence < 20 {
 		fmt.Print(stream.Response().GetTokens().GetText())

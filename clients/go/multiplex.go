@@ -77,7 +77,7 @@ func (m *Multiplex) Close() error {
 	return nil
 }
 
-// Generate is Client.Generate over the shared call. The deadline of ctx travels as total_deadline;
+// Generate is Client.Generate over the shared call. The deadline of ctx travels as total_timeout;
 // of its metadata only traceparent does. Reading the Stream gives credit for more output, so a
 // request that nobody reads does not hold up the others.
 func (m *Multiplex) Generate(ctx context.Context, request *pb.GenerateRequest) *Stream {
@@ -169,7 +169,7 @@ func (m *Multiplex) submit(
 // What key and tags add to a submit at most.
 const commandBytes = 32
 
-// withDeadline is the request with the deadline of ctx as its total_deadline, unless that is earlier
+// withDeadline is the request with the deadline of ctx as its total_timeout, unless that is earlier
 // already.
 func withDeadline(ctx context.Context, request *pb.GenerateRequest) *pb.GenerateRequest {
 	deadline, ok := ctx.Deadline()
@@ -187,6 +187,6 @@ func withDeadline(ctx context.Context, request *pb.GenerateRequest) *pb.Generate
 	if limited.Scheduling == nil {
 		limited.Scheduling = &pb.SchedulingOptions{}
 	}
-	limited.Scheduling.TotalDeadline = durationpb.New(left)
+	limited.Scheduling.TotalTimeout = durationpb.New(left)
 	return limited
 }

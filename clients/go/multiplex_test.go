@@ -101,7 +101,7 @@ func TestDeadlineAndTraceTravelInTheSubmit(t *testing.T) {
 	submit := <-got
 	deadline := submit.GetGeneration().GetScheduling().GetTotalDeadline().AsDuration()
 	if deadline <= 0 || deadline > testTimeout {
-		t.Errorf("total_deadline is %v", deadline)
+		t.Errorf("total_timeout is %v", deadline)
 	}
 	if submit.GetTraceparent() != trace.Traceparent {
 		t.Errorf("traceparent is %q", submit.GetTraceparent())

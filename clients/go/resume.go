@@ -22,9 +22,9 @@ type ResumePoint struct {
 	RequestID string
 	// NextSequence is the sequence of the next message.
 	NextSequence uint64
-	// NumReceivedTokens counts the tokens of each output so far.
-	NumReceivedTokens []uint32
-	// GracePeriod is the request's resume_grace_period: for as long the resumed stream makes lost
+	// ReceivedTokenCounts counts the tokens of each output so far.
+	ReceivedTokenCounts []uint32
+	// GracePeriod is the request's resume_timeout: for as long the resumed stream makes lost
 	// connections good by itself. 0: it does not.
 	GracePeriod time.Duration
 }
@@ -33,20 +33,20 @@ func (p *ResumePoint) count(tokens *pb.Tokens) {
 	// The server has checked how many outputs there are; a wild index must not cost memory here.
 	const maxOutputs = 1 << 16
 	index := int(tokens.GetOutputIndex())
-	for index >= len(p.NumReceivedTokens) && index < maxOutputs {
-		p.NumReceivedTokens = append(p.NumReceivedTokens, 0)
+	for index >= len(p.ReceivedTokenCounts) && index < maxOutputs {
+		p.ReceivedTokenCounts = append(p.ReceivedTokenCounts, 0)
 	}
-	if index < len(p.NumReceivedTokens) {
-		p.NumReceivedTokens[index] += tokens.GetNumTokens()
+	if index < len(p.ReceivedTokenCounts) {
+		p.ReceivedTokenCounts[index] += tokens.GetNumTokens()
 	}
 }
 
-// Resume goes on with the stream of a request that asked for it by resume_grace_period, after its
+// Resume goes on with the stream of a request that asked for it by resume_timeout, after its
 // connection, the server process or the client itself was lost. It takes the stream over from
 // whoever reads it.
 func (c *Client) Resume(ctx context.Context, point ResumePoint) *Stream {
 	s := &Stream{client: c, attempts: newAttempts(c), requestID: point.RequestID}
-	point.NumReceivedTokens = append([]uint32(nil), point.NumReceivedTokens...)
+	point.ReceivedTokenCounts = append([]uint32(nil), point.ReceivedTokenCounts...)
 	s.reader.point = point
 	s.recovery = recovery{grace: point.GracePeriod, isUnderWay: true, sequence: point.NextSequence}
 	s.start(ctx)
@@ -120,7 +120,7 @@ func (c *Client) callResume(ctx context.Context, point ResumePoint) (source, err
 	call, err := c.generation.Resume(ctx, &pb.ResumeRequest{
 		RequestId:         point.RequestID,
 		NextSequence:      point.NextSequence,
-		NumReceivedTokens: point.NumReceivedTokens,
+		ReceivedTokenCounts: point.ReceivedTokenCounts,
 	})
 	if err != nil {
 		cancel()

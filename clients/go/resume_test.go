@@ -12,7 +12,7 @@ import (
 )
 
 func graceful() *pb.GenerateRequest {
-	return &pb.GenerateRequest{ResumeGracePeriod: durationpb.New(testTimeout)}
+	return &pb.GenerateRequest{ResumeTimeout: durationpb.New(testTimeout)}
 }
 
 // loseAfterOne delivers a token and is lost.
@@ -72,7 +72,7 @@ func TestResumeByHand(t *testing.T) {
 	if text, err := textOf(stream); text != "y" || err != nil {
 		t.Errorf("%q, %v", text, err)
 	}
-	if point := stream.Point(); point.NextSequence != 9 || point.NumReceivedTokens[0] != 1 {
+	if point := stream.Point(); point.NextSequence != 9 || point.ReceivedTokenCounts[0] != 1 {
 		t.Errorf("the point is %v", point)
 	}
 }

@@ -56,7 +56,7 @@ type source interface {
 // Generate streams the answer to a request. It reports failures by Stream.Err, and tries again as
 // the client's RetryPolicy says.
 //
-// A request with a resume_grace_period survives lost connections: the stream goes on by itself.
+// A request with a resume_timeout survives lost connections: the stream goes on by itself.
 func (c *Client) Generate(ctx context.Context, request *pb.GenerateRequest) *Stream {
 	return newStream(ctx, c, request, func(ctx context.Context) (source, error) {
 		return c.callGenerate(ctx, request)
@@ -141,7 +141,7 @@ func (s *Stream) Point() ResumePoint {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	point := s.reader.point
-	point.NumReceivedTokens = append([]uint32(nil), point.NumReceivedTokens...)
+	point.ReceivedTokenCounts = append([]uint32(nil), point.ReceivedTokenCounts...)
 	point.GracePeriod = s.recovery.grace
 	return point
 }
@@ -170,7 +170,7 @@ func (s *Stream) Close() error {
 	return nil
 }
 
-// Detach leaves the stream without ending the request: it lives on for its resume_grace_period, and
+// Detach leaves the stream without ending the request: it lives on for its resume_timeout, and
 // Client.Resume goes on from Point. Over a Multiplex that period begins with the end of its call.
 func (s *Stream) Detach() {
 	s.mu.Lock()

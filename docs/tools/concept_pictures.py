@@ -248,14 +248,14 @@ def resume() -> Canvas:
         canvas.line((100, y), (880, y), faint=True)
     canvas.box(110, 108, 230, 24, "messages 0 to 5", ORANGE)
     canvas.box(342, 108, 90, 24, "lost", RED)
-    canvas.box(110, 228, 760, 24, "the request goes on for resume_grace_period", GREEN)
+    canvas.box(110, 228, 760, 24, "the request goes on for resume_timeout", GREEN)
     for number in range(3):
         x = 150 + 50 * number
         canvas.arrow((x, 228), (x, 134))
         canvas.arrow((x, 108), (x, 64))
     canvas.arrow((520, 60), (560, 166))
     canvas.text(518, 82, "Resume(request_id, next_sequence 6,", anchor="end")
-    canvas.text(518, 100, "num_received_tokens)", anchor="end")
+    canvas.text(518, 100, "received_token_counts)", anchor="end")
     canvas.arrow((560, 180), (600, 226))
     canvas.text(440, 210, "claims the request")
     canvas.box(640, 168, 230, 24, "messages 6, 7, 8 ...", ORANGE)

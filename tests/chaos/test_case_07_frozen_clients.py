@@ -24,7 +24,7 @@ calls = []
 for number in range(2):
     channel = grpc.insecure_channel(sys.argv[1], options=[("grpc.use_local_subchannel_pool", 1)])
     message = pb.GenerateRequest(request_id=str(number))
-    message.text.text = "hello"
+    message.text_prompt.text = "hello"
     calls.append((channel, pb_grpc.GenerationServiceStub(channel).Generate(message)))
 for channel, call in calls:
     next(call)

@@ -94,7 +94,7 @@ async def texts_of(
 ) -> tuple[str, int]:
     """What one generation says, and in how many messages; `pause` is waited for after the first."""
     message = pb.GenerateRequest()
-    message.token_ids.ids.extend([5, 6, 7, 8])
+    message.token_prompt.ids.extend([5, 6, 7, 8])
     message.sampling.temperature = 0.0
     message.stopping.max_tokens = NUM_TOKENS
     message.stopping.ignore_eos = True

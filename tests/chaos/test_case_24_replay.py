@@ -49,7 +49,7 @@ class Heard:
 def request(number: int) -> pb.GenerateRequest:
     """Greedy ones and seeded ones in turn."""
     message = pb.GenerateRequest(request_id=f"stream-{number}")
-    message.token_ids.ids.extend([5 + number, 6, 7, 8])
+    message.token_prompt.ids.extend([5 + number, 6, 7, 8])
     message.sampling.temperature = float(number % 2)
     message.sampling.seed = number
     message.stopping.max_tokens = NUM_TOKENS

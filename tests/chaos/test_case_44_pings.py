@@ -55,7 +55,7 @@ async def test_case_44_the_documented_interval_decides(text: ModelText) -> None:
         grpc.aio.insecure_channel(tolerant_front.address, options=EVERY_SECOND) as other,
     ):
         message = pb.GenerateRequest()
-        message.text.text = "hello"
+        message.text_prompt.text = "hello"
         turned_out = pb_grpc.GenerationServiceStub(one).Generate(message)
         kept = pb_grpc.GenerationServiceStub(other).Generate(message)
         (spec,) = await tolerant_front.port.next_submission()

@@ -18,9 +18,9 @@ from typing import Any
 import grpc
 import grpc.aio
 import pytest
-from google.rpc import error_details_pb2, status_pb2
 from grpc_health.v1 import health_pb2
 
+from google.rpc import error_details_pb2, status_pb2
 from support.fake_trtllm import child_environment
 from support.service import (
     PATIENCE_S,

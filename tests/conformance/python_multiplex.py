@@ -102,7 +102,7 @@ class _Keys:
         self, key: int, num_tokens: int, num_credit_tokens: int | None = None
     ) -> None:
         generation = pb.GenerateRequest(
-            text=pb.TextPrompt(text=PROMPT),
+            text_prompt=pb.TextPrompt(text=PROMPT),
             sampling=pb.SamplingOptions(temperature=0.0),
             stopping=pb.StoppingOptions(max_tokens=num_tokens, ignore_eos=True),
         )

@@ -76,26 +76,25 @@ class Sent:
     def all_of(self, end: End) -> list[str]:
         return [trace_id for trace_id, found in self.ends.items() if found is end]
 
-    async def note(self, call: Any, end: End) -> None:
-        """`call` has to end so; its metadata says which trace it is."""
+    async def note(self, call: Any, end: End, trace_id: str = "") -> None:
+        """`call` has to end so; a refused one has its trace in its trailers."""
         assert await call.code() is end.code
-        told = dict([*await call.initial_metadata(), *await call.trailing_metadata()])
-        trace_id = told["x-trace-id"]
+        trace_id = trace_id or dict(await call.trailing_metadata())["x-trace-id"]
         assert trace_id not in self.ends
         self.ends[trace_id] = end
 
     async def run(self, num_tokens: int) -> None:
         one = stream(self._channel, num_tokens)
         await one.outcome()
-        await self.note(one._call, WELL)
+        await self.note(one._call, WELL, one.trace_id)
 
     async def once(self, num_tokens: int) -> None:
         request = pb.GenerateOnceRequest(generation=generation())
         request.generation.stopping.max_tokens = num_tokens
         request.generation.stopping.ignore_eos = True
         call = self._stub.GenerateOnce(request)
-        await call
-        await self.note(call, WELL)
+        response = await call
+        await self.note(call, WELL, response.accepted.trace_id)
 
     async def fail(self, request: pb.GenerateRequest, end: End) -> None:
         call = self._stub.Generate(request)
@@ -114,12 +113,12 @@ class Sent:
     async def leave(self, streams: list[Stream], end: End) -> None:
         for one in streams:
             one._call.cancel()
-            await self.note(one._call, end)
+            await self.note(one._call, end, one.trace_id)
 
 
 def generation() -> pb.GenerateRequest:
     request = pb.GenerateRequest()
-    request.token_ids.ids.extend([1, 2, 3])
+    request.token_prompt.ids.extend([1, 2, 3])
     return request
 
 
@@ -139,7 +138,7 @@ async def send_all(service: Service, sent: Sent, channel: grpc.aio.Channel) -> N
         await sent.fail(generation(), FULL)
     await sent.leave(waiting, LEFT_QUEUE)
     late = generation()
-    late.scheduling.total_deadline.FromMilliseconds(200)
+    late.scheduling.total_timeout.FromMilliseconds(200)
     for _ in range(2):
         await sent.fail(late, LATE)
     await sent.leave(running, LEFT_BATCH)
@@ -148,7 +147,7 @@ async def send_all(service: Service, sent: Sent, channel: grpc.aio.Channel) -> N
     os.kill(await service.next_pid("engine"), signal.SIGKILL)
     for one in running:
         await one.outcome()
-        await sent.note(one._call, KILLED)
+        await sent.note(one._call, KILLED, one.trace_id)
 
 
 @pytest.fixture

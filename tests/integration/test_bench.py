@@ -205,7 +205,7 @@ async def test_errors_are_counted_by_status_and_reason(tmp_path: Path) -> None:
     # What it wanted to be sent, and no second attempt.
     assert len(server.seen) == 6
     request = server.seen[0].request
-    assert len(request.token_ids.ids) == 8
+    assert len(request.token_prompt.ids) == 8
     assert (request.stopping.max_tokens, request.stopping.ignore_eos) == (3, True)
 
 

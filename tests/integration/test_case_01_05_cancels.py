@@ -197,7 +197,7 @@ async def test_case_05_cancel_while_a_write_is_blocked(text: ModelText, how: str
     config = FrontConfig(max_backlog_tokens=50_000, acceptance_delay_s=0.0)
     async with serving(text, config, channel_options=SMALL_WINDOW) as served:
         message = pb.GenerateRequest()
-        message.text.text = "hello"
+        message.text_prompt.text = "hello"
         message.output.return_token_ids = True
         call = served.stub.Generate(message)
         key = await until_blocked(served)

@@ -287,7 +287,7 @@ async def test_case_10_a_deadline_shorter_than_the_queue(
         service.step()
         num_computed = len(service.engine.computed)
         late = request(4)
-        late.scheduling.ttft_deadline.FromMilliseconds(5000)
+        late.scheduling.ttft_timeout.FromMilliseconds(5000)
         task = calls.send(service, late)
         await service.until(task.done, steps=True)
         (error,) = calls.refused

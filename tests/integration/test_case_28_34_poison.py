@@ -148,7 +148,7 @@ async def test_case_29_text_that_cannot_be_made_costs_one_request(
 ) -> None:
     """The engine is told to drop it at once, and what is still on its way does no more harm."""
     message = pb.GenerateRequest()
-    message.text.text = "hello"
+    message.text_prompt.text = "hello"
     if broken_for_x == "stop check":
         message.stopping.stop_strings.append("never")
     if broken_for_x == "detokeniser":

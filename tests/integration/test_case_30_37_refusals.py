@@ -37,11 +37,11 @@ def invalid(name: str) -> tuple[pb.GenerateRequest, str]:
             message.sampling.temperature = float("nan")
             return message, "sampling.temperature"
         case "unknown token":
-            message.token_ids.ids.append(1_000_000)
-            return message, "token_ids.ids[4]"
+            message.token_prompt.ids.append(1_000_000)
+            return message, "token_prompt.ids[4]"
         case _:
-            del message.token_ids.ids[:]
-            return message, "token_ids.ids"
+            del message.token_prompt.ids[:]
+            return message, "token_prompt.ids"
 
 
 async def refused(service: SteppedService, message: pb.GenerateRequest) -> RichError:

@@ -42,7 +42,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelText]:
 
 def edited(edit: Callable[[pb.GenerateRequest], object]) -> bytes:
     request = pb.GenerateRequest()
-    request.text.text = "hello"
+    request.text_prompt.text = "hello"
     request.stopping.max_tokens = 2
     edit(request)
     return request.SerializeToString()
@@ -59,7 +59,7 @@ def sampling(**values: float) -> bytes:
 ROWS = [
     ("garbage", b"\xff\xff\xff", C.INVALID_ARGUMENT, None),
     ("truncated", edited(lambda _: None)[:-1], C.INVALID_ARGUMENT, None),
-    ("no UTF-8", b"\x12\x03\x0a\x01\xff", C.INVALID_ARGUMENT, "text.text"),
+    ("no UTF-8", b"\x12\x03\x0a\x01\xff", C.INVALID_ARGUMENT, "text_prompt.text"),
     ("prompt of another wire type", b"\x10\x01", C.INVALID_ARGUMENT, "prompt"),
     ("empty", b"", C.INVALID_ARGUMENT, "prompt"),
     *(
@@ -74,7 +74,12 @@ ROWS = [
         }.items()
         for value in values
     ),
-    ("n 17", edited(lambda r: setattr(r.sampling, "n", 17)), C.INVALID_ARGUMENT, "sampling.n"),
+    (
+        "n 17",
+        edited(lambda r: setattr(r.sampling, "num_outputs", 17)),
+        C.INVALID_ARGUMENT,
+        "sampling.num_outputs",
+    ),
     (
         "max_tokens 0",
         edited(lambda r: setattr(r.stopping, "max_tokens", 0)),
@@ -89,21 +94,21 @@ ROWS = [
     ),
     (
         "token id beyond the vocabulary",
-        edited(lambda r: r.token_ids.ids.append(2**32 - 1)),
+        edited(lambda r: r.token_prompt.ids.append(2**32 - 1)),
         C.INVALID_ARGUMENT,
-        "token_ids.ids[0]",
+        "token_prompt.ids[0]",
     ),
     (
         "prompt beyond the context",
-        edited(lambda r: r.token_ids.ids.extend([5] * 1024)),
+        edited(lambda r: r.token_prompt.ids.extend([5] * 1024)),
         C.INVALID_ARGUMENT,
-        "token_ids.ids",
+        "token_prompt.ids",
     ),
     (
         "a prompt of nearly 4 MiB",
-        edited(lambda r: setattr(r.text, "text", "a" * 4_000_000)),
+        edited(lambda r: setattr(r.text_prompt, "text", "a" * 4_000_000)),
         C.INVALID_ARGUMENT,
-        "text.text",
+        "text_prompt.text",
     ),
     (
         "17 stop strings",
@@ -118,7 +123,12 @@ ROWS = [
         "stopping.stop_strings[0]",
     ),
     ("unknown fields", edited(lambda _: None) + b"\xfa\x7f\x01x", C.OK, None),
-    ("NUL and control characters", edited(lambda r: setattr(r.text, "text", "\0\x01")), C.OK, None),
+    (
+        "NUL and control characters",
+        edited(lambda r: setattr(r.text_prompt, "text", "\0\x01")),
+        C.OK,
+        None,
+    ),
 ]
 
 
@@ -171,7 +181,7 @@ def test_case_39_any_request_is_served_or_refused(text: ModelText) -> None:
         @given(message=requests())
         def play(message: pb.GenerateRequest) -> None:
             if message.WhichOneof("prompt") is None:
-                message.token_ids.ids.extend([5, 6, 7])
+                message.token_prompt.ids.extend([5, 6, 7])
             if not 0 < message.stopping.max_tokens <= 50:
                 message.stopping.max_tokens = 3
             runner.run(judge(message.SerializeToString()))

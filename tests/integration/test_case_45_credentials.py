@@ -66,7 +66,7 @@ def premises(tmp_path: Path) -> Premises:
 
 def request(priority: int = 0) -> pb.GenerateRequest:
     message = pb.GenerateRequest(request_id="r")
-    message.text.text = "hello"
+    message.text_prompt.text = "hello"
     message.scheduling.priority = priority
     return message
 
@@ -205,7 +205,7 @@ async def test_case_45_refusals_carry_a_reason_and_no_secret(
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await collect(served.stub.Generate(request(), metadata=bearing(token)))
             error = rich_error(caught.value)
-            assert (error.info.reason, error.info.domain) == (reason, "penstock.v1")
+            assert (error.info.reason, error.info.domain) == (reason, "penstock.dev")
             assert not error.info.metadata
             assert error.retry_s is None
             assert "Kanarie" not in repr(caught.value)

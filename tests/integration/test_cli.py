@@ -11,9 +11,9 @@ from typing import IO
 
 import grpc
 import pytest
-from google.rpc import error_details_pb2
 from grpc_health.v1 import health_pb2
 
+from google.rpc import error_details_pb2
 from support.cli_process import LIMIT_S, PROGRAM, environment, penstock, started
 from support.scripted_server import (
     ScriptedServer,
@@ -41,7 +41,7 @@ async def test_generate_prints_text_then_one_line(server: ScriptedServer) -> Non
         " | 2 tokens (prompt 3, cached 1)\n"
     )
     request = server.seen[0].request
-    assert request.text.text == "Hi"
+    assert request.text_prompt.text == "Hi"
     assert request.stopping.max_tokens == 5
     assert request.sampling.temperature == 0.5
 
@@ -78,10 +78,14 @@ async def test_every_option_reaches_the_request(server: ScriptedServer) -> None:
     assert result.code == 0
     call = server.seen[0]
     request = call.request
-    assert request.text.text == "from stdin"
+    assert request.text_prompt.text == "from stdin"
     assert request.model == "demo"
     assert request.sampling.top_p == 0.5
-    assert (request.sampling.top_k, request.sampling.seed, request.sampling.n) == (7, 9, 2)
+    assert (request.sampling.top_k, request.sampling.seed, request.sampling.num_outputs) == (
+        7,
+        9,
+        2,
+    )
     assert request.adapter.name == "poet"
     assert list(request.constraint.choice.choices) == ["yes", "no"]
     assert list(request.stopping.stop_strings) == ["a", "b"]
@@ -245,14 +249,14 @@ async def test_bytes_that_are_no_text_are_bad_usage(server: ScriptedServer) -> N
         _, err = await asyncio.wait_for(process.communicate(b"\xff\xfe"), LIMIT_S)
 
     assert process.returncode == 2
-    assert err == b"penstock generate: text.text: the prompt is not valid UTF-8\n"
+    assert err == b"penstock generate: text_prompt.text: the prompt is not valid UTF-8\n"
 
 
 async def test_an_argument_that_is_no_text_is_not_repeated(server: ScriptedServer) -> None:
     result = await penstock(server, "generate", "secret\udcff")
 
     assert result.code == 2
-    assert result.err == "penstock generate: text.text: the prompt is not valid UTF-8\n"
+    assert result.err == "penstock generate: text_prompt.text: the prompt is not valid UTF-8\n"
 
 
 @pytest.mark.parametrize("args", [("generate", "Hi"), ("models",), ("health",), ("chat",)])

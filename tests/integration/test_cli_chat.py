@@ -31,7 +31,10 @@ async def test_chat_in_a_pipe_keeps_the_history(server: ScriptedServer) -> None:
 
     assert result.code == 0
     assert result.out == "Hello, world\n" * 3
-    turns = [[(m.role, m.content) for m in call.request.chat.messages] for call in server.seen]
+    turns = [
+        [(m.role, m.parts[0].text) for m in call.request.chat_prompt.messages]
+        for call in server.seen
+    ]
     system, first, answer = ("system", "Be brief."), ("user", "Hi"), ("assistant", "Hello, world")
     assert turns == [
         [system, first],
@@ -115,7 +118,7 @@ async def test_chat_at_a_terminal_survives_ctrl_c_and_failures(
     assert code == 0
     await asyncio.wait_for(server.seen[0].cancelled.wait(), LIMIT_S)
     # What was cancelled or failed is not part of the dialogue.
-    assert [turn.content for turn in server.seen[2].request.chat.messages] == ["three"]
+    assert [turn.parts[0].text for turn in server.seen[2].request.chat_prompt.messages] == ["three"]
 
 
 async def test_chat_at_a_terminal_tells_the_way_out_of_a_full_context(

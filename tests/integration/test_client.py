@@ -49,7 +49,7 @@ async def test_a_stream_from_accepted_to_finished(face: Face, server: ScriptedSe
     assert kinds == ["Accepted", "Progress", "Progress", "Tokens", "Tokens", "Finished"]
     assert [event.sequence for event in events] == list(range(6))
     request = server.seen[0].request
-    assert request.text.text == "Hi"
+    assert request.text_prompt.text == "Hi"
     assert request.sampling.temperature == 0.5
     assert request.stopping.max_tokens == 2
     assert request.request_id == "mine"
@@ -142,7 +142,7 @@ async def test_never_tried_again_after_output(
 async def test_an_echoed_prompt_is_output(face: Face, server: ScriptedServer) -> None:
     async def echo(call: ServedCall) -> None:
         await call.accepted()
-        await call.send(pb.GenerateResponse(sequence=1, prompt=pb.Prompt(text="Hi")))
+        await call.send(pb.GenerateResponse(sequence=1, prompt=pb.PromptEcho(text="Hi")))
 
     server.scripts.append(failing(grpc.StatusCode.UNAVAILABLE, "ENGINE_DOWN", after=echo))
     events: list[Event] = []

@@ -38,7 +38,7 @@ from support.scripted_server import (
 
 async def echo(call: ServedCall) -> None:
     await call.accepted()
-    await call.tokens(call.request.text.text)
+    await call.tokens(call.request.text_prompt.text)
     await call.finished()
 
 
@@ -212,7 +212,7 @@ async def test_a_batch_has_the_grace_of_its_client(
     await graceful.all_of(["a"], max_concurrency=1)
     await graceful.close()
 
-    assert server.seen[0].request.resume_grace_period.ToMilliseconds() == 2500
+    assert server.seen[0].request.resume_timeout.ToMilliseconds() == 2500
 
 
 async def test_an_empty_batch(face: Face) -> None:

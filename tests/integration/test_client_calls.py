@@ -84,8 +84,8 @@ async def test_nobody_at_the_address(face: Face, time: FakeTime) -> None:
 
 async def test_generate_once(face: Face, server: ScriptedServer, time: FakeTime) -> None:
     whole = pb.GenerateOnceResponse(
-        accepted=pb.Accepted(request_id="r"),
-        outputs=[pb.Tokens(output_index=0, text="all of it", num_tokens=3)],
+        accepted=pb.RequestAccepted(request_id="r"),
+        outputs=[pb.TokenDelta(output_index=0, text="all of it", num_tokens=3)],
         finished=finished_message(3),
     )
     server.once.extend([(grpc.StatusCode.UNAVAILABLE, "later"), whole])
@@ -107,7 +107,9 @@ async def test_chat(face: Face, server: ScriptedServer) -> None:
         events = await asyncio.to_thread(lambda: list(face.client.chat(messages, max_tokens=4)))
 
     assert isinstance(events[-1], Finished)
-    turns = [(turn.role, turn.content) for turn in server.seen[0].request.chat.messages]
+    turns = [
+        (turn.role, turn.parts[0].text) for turn in server.seen[0].request.chat_prompt.messages
+    ]
     assert turns == [("system", "Be brief."), ("user", "Hi")]
 
 

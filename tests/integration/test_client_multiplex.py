@@ -72,7 +72,7 @@ async def test_requests_share_one_call(face: Face, server: MultiplexServer) -> N
     first = server.requests[0].submit
     assert first.generation.request_id == "mine"
     assert first.generation.stopping.max_tokens == 2
-    assert not first.generation.scheduling.HasField("total_deadline")
+    assert not first.generation.scheduling.HasField("total_timeout")
 
 
 async def test_a_whole_generation_is_gathered(
@@ -217,11 +217,11 @@ async def test_chunks_fit_the_window(kind: Any, server: MultiplexServer, time: F
 
 async def test_the_earlier_deadline_is_sent(face: Face, server: MultiplexServer) -> None:
     await face.events("Hi", deadline_s=30.0)
-    await face.events("Hi", deadline_s=30.0, total_deadline_s=10.0)
-    await face.events("Hi", deadline_s=30.0, total_deadline_s=90.0)
+    await face.events("Hi", deadline_s=30.0, total_timeout_s=10.0)
+    await face.events("Hi", deadline_s=30.0, total_timeout_s=90.0)
 
     sent_s = [
-        request.submit.generation.scheduling.total_deadline.ToNanoseconds() / 1e9
+        request.submit.generation.scheduling.total_timeout.ToNanoseconds() / 1e9
         for request in server.requests
     ]
     assert sent_s == [30.0, 10.0, 30.0]

@@ -91,7 +91,7 @@ async def test_calls_wait_for_their_turn(kind: Any, server: ScriptedServer, time
 
     go_on.set()
     await asyncio.gather(first, second)
-    assert [call.request.text.text for call in server.seen] == ["first", "second"]
+    assert [call.request.text_prompt.text for call in server.seen] == ["first", "second"]
     assert face.client.pool_state.num_open_calls == 0
     await face.close()
 

@@ -146,7 +146,7 @@ async def test_another_process_goes_on_from_a_point(service: SteppedService) -> 
         if len(events) == 10:
             break
     assert point.next_sequence == 10
-    assert point.num_received_tokens == (
+    assert point.received_token_counts == (
         sum(event.num_tokens for event in events if isinstance(event, Tokens)),
     )
     # A process that dies does not cancel: its connection goes, and that is all.

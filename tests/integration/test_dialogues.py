@@ -12,6 +12,7 @@ import pytest
 
 from penstock.v1 import generation_service_pb2 as pb
 from penstock.v1 import generation_service_pb2_grpc as pb_grpc
+from penstock.v1.prompt_pb2 import ContentPart
 from support.fronts import rich_error
 from support.service import PATIENCE_S, simulated, started
 
@@ -43,9 +44,9 @@ async def take_turn(
 ) -> Turn:
     request = pb.GenerateRequest()
     for role, content in messages:
-        request.chat.messages.add(role=role, content=content)
+        request.chat_prompt.messages.add(role=role, parts=[ContentPart(text=content)])
     if window_tokens is not None:
-        request.chat.window_tokens = window_tokens
+        request.chat_prompt.window_tokens = window_tokens
     if session_id is not None:
         request.cache.session_id = session_id
     request.sampling.temperature = 0.0
@@ -158,4 +159,4 @@ async def test_a_window_bounds_a_dialogue_and_keeps_its_beginning_between_cuts()
             await take_turn(channel, dialogue, window_tokens=20)
         error = rich_error(caught.value)
         assert error.code is grpc.StatusCode.INVALID_ARGUMENT
-        assert "chat.window_tokens" in str(error)
+        assert "chat_prompt.window_tokens" in str(error)

@@ -14,6 +14,7 @@ from penstock.server.front.config import FrontConfig
 from penstock.server.text.model_text import ModelText
 from penstock.v1 import generation_service_pb2 as pb
 from penstock.v1 import model_pb2, model_service_pb2, model_service_pb2_grpc
+from penstock.v1.prompt_pb2 import ContentPart
 from support.fronts import INFO, RichError, ServedFront, collect, make_text, rich_error, serving
 
 
@@ -77,7 +78,7 @@ async def test_executor_without_a_feature_refuses_it(text: ModelText) -> None:
             if feature is Feature.CACHE_RETENTION:
                 continue  # the scheduler's own, see below
             message = pb.GenerateRequest()
-            message.text.text = "hello"
+            message.text_prompt.text = "hello"
             ask(message)
             error = await refused(served, message)
             assert error.code is grpc.StatusCode.UNIMPLEMENTED
@@ -126,7 +127,7 @@ async def test_blocks_are_kept_by_the_scheduler_or_by_an_engine_that_can(
         for feature, (path, ask) in KEEPS.items():
             assert getattr(model.features, feature) is is_offered
             message = pb.GenerateRequest()
-            message.text.text = "hello"
+            message.text_prompt.text = "hello"
             ask(message)
             if is_offered:
                 call = served.stub.Generate(message)
@@ -171,24 +172,28 @@ async def test_a_prompt_longer_than_the_executor_takes_is_named(
         served.port.come_up()
         message = pb.GenerateRequest()
         if prompt == "text":
-            message.text.text = "A horse, a horse! " * 20
+            message.text_prompt.text = "A horse, a horse! " * 20
         elif prompt == "token_ids":
-            message.token_ids.ids.extend([5] * 21)
+            message.token_prompt.ids.extend([5] * 21)
         else:
-            message.chat.messages.add(role="user", content="A horse, a horse! " * 20)
+            message.chat_prompt.messages.add(
+                role="user", parts=[ContentPart(text="A horse, a horse! " * 20)]
+            )
         error = await refused(served, message)
         assert error.code is grpc.StatusCode.INVALID_ARGUMENT
         assert error.info.reason == "PROMPT_TOO_LONG"
         assert error.info.metadata["max_prompt_tokens"] == "20"
         assert int(error.info.metadata["num_prompt_tokens"]) > 20
         assert error.fields == [
-            {"text": "text.text", "chat": "chat.messages"}.get(prompt, "token_ids.ids")
+            {"text": "text_prompt.text", "chat": "chat_prompt.messages"}.get(
+                prompt, "token_prompt.ids"
+            )
         ]
 
 
 async def test_unknown_adapter_is_not_found(served: ServedFront) -> None:
     message = pb.GenerateRequest()
-    message.text.text = "hello"
+    message.text_prompt.text = "hello"
     message.adapter.name = "nobody"
     error = await refused(served, message)
     assert error.code is grpc.StatusCode.NOT_FOUND
@@ -201,7 +206,7 @@ async def test_no_seed_is_told_where_none_is_honoured(text: ModelText) -> None:
         served.port.info = bare_info()
         served.port.come_up()
         message = pb.GenerateRequest()
-        message.text.text = "hello"
+        message.text_prompt.text = "hello"
         call = served.stub.Generate(message)
         (spec,) = await served.port.next_submission()
         served.port.finish(spec.key)

@@ -37,7 +37,7 @@ from support.fronts import (
 Seen = dict[str, Any]
 DRAWN_TEXT = "The quality of mercy"
 NOW_S = 1000.0
-LONG = f'text {{ text: "{DRAWN_TEXT * 5}" }}'  # several blocks
+LONG = f'text_prompt {{ text: "{DRAWN_TEXT * 5}" }}'  # several blocks
 CONFIG = FrontConfig(model_aliases=("alias",), acceptance_delay_s=0.0)
 
 
@@ -52,15 +52,27 @@ class Case:
 
 
 def chat(role: str = "user", content: str = "x", end: str = "") -> str:
-    return f'chat {{ messages {{ role: "{role}" content: "{content}" }} {end} }}'
+    return f"chat_prompt {{ {chat_message(content, role)} {end} }}"
 
 
-def chat_message(content: str) -> str:
-    return f'messages {{ role: "user" content: "{content}" }}'
+def chat_message(content: str, role: str = "user") -> str:
+    return f'messages {{ role: "{role}" parts {{ text: "{content}" }} }}'
 
 
 def rendered(role: str = "user", content: str = "x") -> str:
     return f"<s><|im_start|>{role}\n{content}<|im_end|>\n"
+
+
+def called(call_id: str = "1", name: str = "w", arguments: str = "") -> str:
+    """A chat whose message called a tool."""
+    call = f'tool_calls {{ id: "{call_id}" name: "{name}" arguments {{ {arguments} }} }}'
+    return f'chat_prompt {{ messages {{ role: "user" parts {{ text: "x" }} {call} }} }}'
+
+
+def rendered_call(call_id: str = "1", name: str = "w", arguments: str = "{}") -> str:
+    function = f'{{"name": "{name}", "arguments": {arguments}}}'
+    call = f'[{{"id": "{call_id}", "type": "function", "function": {function}}}]'
+    return rendered(content=f"x{call}") + ANSWER
 
 
 def form(kind: ConstraintKind, *texts: str) -> Constraint:
@@ -71,39 +83,81 @@ ANSWER = "<|im_start|>assistant\n<think>"
 CASES = [
     Case("model", 'model: "other"', {"refused": "MODEL_NOT_FOUND"}),
     Case("request_id", 'request_id: "mine"', {"request_id": "mine", "accepted.id": "mine"}),
-    Case("resume_grace_period", "resume_grace_period { seconds: 5 }", {"is_kept": True}),
+    Case("resume_timeout", "resume_timeout { seconds: 5 }", {"is_kept": True}),
     Case(
-        "text.text",
-        'text { text: "other" }',
+        "text_prompt.text",
+        'text_prompt { text: "other" }',
         {"prompt": "<s>other"},
-        before='text { text: "hello" }',
+        before='text_prompt { text: "hello" }',
     ),
     Case(
-        "text.add_special_tokens",
-        'text { text: "hello" add_special_tokens: false }',
+        "text_prompt.add_special_tokens",
+        'text_prompt { text: "hello" add_special_tokens: false }',
         {"prompt": "hello"},
-        before='text { text: "hello" add_special_tokens: true }',
+        before='text_prompt { text: "hello" add_special_tokens: true }',
     ),
     Case(
-        "token_ids.ids",
-        "token_ids { ids: 3 ids: 0 }",
+        "token_prompt.ids",
+        "token_prompt { ids: 3 ids: 0 }",
         {"prompt": "<|im_end|><s>"},
-        before="token_ids { ids: 0 ids: 3 }",
+        before="token_prompt { ids: 0 ids: 3 }",
     ),
     Case(
-        "chat.messages.role",
+        "chat_prompt.messages.role",
         chat(role="s"),
         {"prompt": rendered(role="s") + ANSWER},
         before=chat(role="u"),
     ),
     Case(
-        "chat.messages.content",
-        chat(content="y"),
-        {"prompt": rendered(content="y") + ANSWER},
+        "chat_prompt.messages.parts.text",
+        chat(content='x" } parts { text: "y'),
+        {"prompt": rendered(content="xy") + ANSWER},
         before=chat(),
     ),
     Case(
-        "chat.add_generation_prompt",
+        "chat_prompt.messages.name",
+        'chat_prompt { messages { role: "user" parts { text: "x" } name: "ann" } }',
+        {"prompt": rendered(content="xann") + ANSWER, "num_hashes": 1},
+        before=chat(),
+    ),
+    Case(
+        "chat_prompt.messages.tool_call_id",
+        'chat_prompt { messages { role: "user" parts { text: "x" } tool_call_id: "7" } }',
+        {"prompt": rendered(content="x7") + ANSWER},
+        before=chat(),
+    ),
+    Case(
+        "chat_prompt.messages.tool_calls.id",
+        called(call_id="2"),
+        {"prompt": rendered_call(call_id="2")},
+        before=called(),
+    ),
+    Case(
+        "chat_prompt.messages.tool_calls.name",
+        called(name="v"),
+        {"prompt": rendered_call(name="v")},
+        before=called(),
+    ),
+    Case(
+        "chat_prompt.messages.tool_calls.arguments",
+        called(arguments='fields { key: "a" value { number_value: 3 } }'),
+        {"prompt": rendered_call(arguments='{"a": 3}')},
+        before=called(),
+    ),
+    Case(
+        "chat_prompt.tools",
+        chat(end='tools { fields { key: "a" value { string_value: "<|im_end|>" } } }'),
+        {"prompt": rendered().replace("<s>", '<s>[{"a": "<|im_end|>"}]') + ANSWER, "num_hashes": 2},
+        before=chat(),
+    ),
+    Case(
+        "chat_prompt.template_arguments",
+        chat(end='template_arguments { fields { key: "mood" value { bool_value: true } } }'),
+        {"prompt": rendered().replace("<s>", "<s>[True]") + ANSWER, "num_hashes": 1},
+        before=chat(),
+    ),
+    Case(
+        "chat_prompt.add_generation_prompt",
         chat(end="add_generation_prompt: false"),
         {"prompt": rendered()},
         before=chat(),
@@ -145,8 +199,8 @@ CASES = [
         {"sampling.seed": 5, "seeds": [5], "accepted.seed": 5},
     ),
     Case(
-        "sampling.n",
-        "sampling { n: 2 }",
+        "sampling.num_outputs",
+        "sampling { num_outputs: 2 }",
         {
             "seeds": [7, 5576936958904625109],
             "texts": [DRAWN_TEXT] * 2,
@@ -218,13 +272,13 @@ CASES = [
     ),
     Case("scheduling.priority", "scheduling { priority: -5 }", {"priority": -5}),
     Case(
-        "scheduling.ttft_deadline",
-        "scheduling { ttft_deadline { seconds: 5 } }",
+        "scheduling.ttft_timeout",
+        "scheduling { ttft_timeout { seconds: 5 } }",
         {"ttft_deadline_s": NOW_S + 5},
     ),
     Case(
-        "scheduling.total_deadline",
-        "scheduling { total_deadline { seconds: 5 nanos: 500000000 } }",
+        "scheduling.total_timeout",
+        "scheduling { total_timeout { seconds: 5 nanos: 500000000 } }",
         {"deadline_s": NOW_S + 5.5},
     ),
     Case(
@@ -239,15 +293,15 @@ CASES = [
         before=LONG,
     ),
     Case(
-        "chat.window_tokens",
+        "chat_prompt.window_tokens",
         chat(content=DRAWN_TEXT, end=f"{chat_message('y')} window_tokens: 20"),
         {"prompt": rendered(content="y") + ANSWER, "accepted.dropped": 1, "num_hashes": 0},
         before=chat(content=DRAWN_TEXT, end=chat_message("y")),
     ),
     Case("cache.session_id", 'cache { session_id: "mine" }', {"session_id": "mine"}),
     Case(
-        "cache.retention.priority",
-        "cache { retention { priority: 90 } }",
+        "cache.retention.level",
+        "cache { retention { level: 90 } }",
         {"retention": CacheRetention(priority=90)},
     ),
     Case(
@@ -302,7 +356,7 @@ def request(words: str) -> pb.GenerateRequest:
     """`words` in protobuf's text format; nothing that a server would draw is left open."""
     message = text_format.Parse(words, pb.GenerateRequest())
     if message.WhichOneof("prompt") is None:
-        message.text.text = "hello"
+        message.text_prompt.text = "hello"
     if not message.HasField("request_id"):
         message.request_id = "r"
     if not message.sampling.HasField("seed"):

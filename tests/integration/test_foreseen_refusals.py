@@ -48,7 +48,7 @@ async def refused(
     """What a client with a deadline of its own hears when the engine ends its request so."""
     retry = RetryPolicy(max_attempts=1 if reason is FailureReason.QUEUE_FULL else 4)
     async with Client(served.address, retry=retry, sleep=no_sleep) as client:
-        events = client.generate("hello", request_id="r", ttft_deadline_s=0.5, deadline_s=60.0)
+        events = client.generate("hello", request_id="r", ttft_timeout_s=0.5, deadline_s=60.0)
         first = asyncio.ensure_future(anext(events))
         (spec,) = await served.port.next_submission()
         if is_queued:
@@ -134,7 +134,7 @@ async def test_a_quota_is_waited_for_and_tried_again(served: ServedFront) -> Non
 
 async def test_one_that_ran_says_where_it_was(served: ServedFront) -> None:
     async with Client(served.address, sleep=no_sleep) as client:
-        events = client.generate("hello", total_deadline_s=30.0)
+        events = client.generate("hello", total_timeout_s=30.0)
         first = asyncio.ensure_future(anext(events))
         (spec,) = await served.port.next_submission()
         served.port.say(changes=[admitted(spec.key)])

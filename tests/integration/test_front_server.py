@@ -52,7 +52,7 @@ def health_stub(served: ServedFront) -> Any:
 
 def request() -> pb.GenerateRequest:
     message = pb.GenerateRequest()
-    message.text.text = "hello"
+    message.text_prompt.text = "hello"
     return message
 
 

@@ -44,7 +44,7 @@ async def served(text: ModelText) -> AsyncIterator[ServedFront]:
 
 def request(text: str = "hello", **fields: object) -> pb.GenerateRequest:
     message = pb.GenerateRequest(**fields)  # type: ignore[arg-type]
-    message.text.text = text
+    message.text_prompt.text = text
     return message
 
 
@@ -75,14 +75,14 @@ async def test_stream_delivers_text_accounts_and_one_end(served: ServedFront) ->
     assert end.usage.num_completion_tokens == len(ids)
     assert end.usage.num_cached_prompt_tokens == 3
     assert end.outputs[0].finish_reason == state_pb2.FINISH_REASON_LENGTH
-    assert end.timings.HasField("ttft")
+    assert end.timings.HasField("ttft_duration")
     assert await call.code() is grpc.StatusCode.OK
     assert served.server.num_live_requests == 0
 
 
 async def test_outputs_of_one_request_are_merged(served: ServedFront) -> None:
     message = request("hello")
-    message.sampling.n = 2
+    message.sampling.num_outputs = 2
     message.sampling.seed = 7
     call = served.stub.Generate(message)
     first, second = await served.port.next_submission()
@@ -119,7 +119,7 @@ async def test_outputs_share_the_prompt_even_without_prefix_caching(text: ModelT
         single = served.stub.Generate(message)
         (alone,) = await served.port.next_submission()
         assert alone.block_hashes == ()
-        message.sampling.n = 2
+        message.sampling.num_outputs = 2
         calls = [served.stub.Generate(message) for _ in range(2)]
         pairs = [await served.port.next_submission() for _ in range(2)]
         for first, second in pairs:
@@ -279,7 +279,7 @@ async def test_prompt_logprobs_and_echo_come_before_the_tokens(served: ServedFro
 
 async def test_generate_once_answers_as_a_whole(served: ServedFront) -> None:
     message = pb.GenerateOnceRequest(generation=request("hello"))
-    message.generation.sampling.n = 2
+    message.generation.sampling.num_outputs = 2
     call = asyncio.ensure_future(served.stub.GenerateOnce(message))
     first, second = await served.port.next_submission()
     served.port.say(changes=[admitted(first.key), admitted(second.key)])

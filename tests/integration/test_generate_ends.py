@@ -42,7 +42,7 @@ async def served(text: ModelText) -> AsyncIterator[ServedFront]:
 
 def request(text: str = "hello", **fields: object) -> pb.GenerateRequest:
     message = pb.GenerateRequest(**fields)  # type: ignore[arg-type]
-    message.text.text = text
+    message.text_prompt.text = text
     return message
 
 
@@ -134,7 +134,7 @@ async def test_refusal_of_the_engine_comes_before_the_first_message(
         assert received == []
         assert error.code is code
         assert error.info.reason == (name or reason.name)
-        assert error.info.domain == "penstock.v1"
+        assert error.info.domain == "penstock.dev"
         assert error.request_id == "r"
         assert (error.retry_s is not None) is is_retryable
         assert (error.pushback_ms is not None) is is_retryable
@@ -153,7 +153,7 @@ async def test_acceptance_is_told_after_a_while_without_news(text: ModelText) ->
 @pytest.mark.parametrize("phase", ["queue", "prefill", "decode"])
 async def test_deadline_says_where_the_request_was(served: ServedFront, phase: str) -> None:
     message = request("hello")
-    message.scheduling.total_deadline.FromSeconds(30)
+    message.scheduling.total_timeout.FromSeconds(30)
     call = served.stub.Generate(message)
     (spec,) = await served.port.next_submission()
     assert spec.deadline_s == pytest.approx(spec.arrival_s + 30)
@@ -173,10 +173,10 @@ async def test_deadline_says_where_the_request_was(served: ServedFront, phase: s
 
 async def test_ttft_deadline_and_time_limit_reach_the_engine(served: ServedFront) -> None:
     message = request("hello")
-    message.scheduling.ttft_deadline.FromMilliseconds(1500)
+    message.scheduling.ttft_timeout.FromMilliseconds(1500)
     message.scheduling.time_limit.FromSeconds(9)
     message.scheduling.priority = -3
-    message.sampling.n = 2
+    message.sampling.num_outputs = 2
     call = served.stub.Generate(message, timeout=100)
     leader, other = await served.port.next_submission()
     assert leader.ttft_deadline_s == pytest.approx(leader.arrival_s + 1.5)

@@ -29,7 +29,7 @@ async def test_many_streams_at_once_equal_each_alone(text: ModelText) -> None:
         messages = []
         for index in range(24):
             message = request(f"prompt {index} " * (index + 1), max_tokens=3 + index)
-            message.sampling.n = 1 + index % 3
+            message.sampling.num_outputs = 1 + index % 3
             message.output.return_token_ids = True
             messages.append(message)
         streams = await asyncio.gather(
@@ -38,7 +38,7 @@ async def test_many_streams_at_once_equal_each_alone(text: ModelText) -> None:
         for message, responses in zip(messages, streams, strict=True):
             alone = await served.stubs[0].GenerateOnce(pb.GenerateOnceRequest(generation=message))
             assert [r.sequence for r in responses] == list(range(len(responses)))
-            assert len(responses[-1].finished.outputs) == message.sampling.n
+            assert len(responses[-1].finished.outputs) == message.sampling.num_outputs
             for output in alone.outputs:
                 ids = [
                     record.id
@@ -56,9 +56,14 @@ async def test_many_streams_at_once_equal_each_alone(text: ModelText) -> None:
             )
             timings = end.timings
             parts_ms = sum(
-                part.ToMilliseconds() for part in (timings.queue, timings.prefill, timings.decode)
+                part.ToMilliseconds()
+                for part in (
+                    timings.queue_duration,
+                    timings.prefill_duration,
+                    timings.decode_duration,
+                )
             )
-            assert parts_ms <= timings.total.ToMilliseconds() + 1
+            assert parts_ms <= timings.total_duration.ToMilliseconds() + 1
         assert served.engine.num_live == 0
         assert served.fronts[0].num_live_requests == 0
 
@@ -136,7 +141,7 @@ async def test_death_of_the_engine_ends_all_streams_without_replay(text: ModelTe
 async def test_deadline_of_the_request_ends_it_with_the_reason(text: ModelText) -> None:
     async with service(text, pace=SimulatedPace.REAL_TIME) as served:
         message = request(max_tokens=1000)
-        message.scheduling.total_deadline.FromMilliseconds(150)
+        message.scheduling.total_timeout.FromMilliseconds(150)
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await collect(served.stubs[0].Generate(message))
         error = rich_error(caught.value)

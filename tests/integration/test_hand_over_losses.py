@@ -208,7 +208,7 @@ async def test_many_that_ask_on_several_fronts_all_find_it(text: ModelText) -> N
 @pytest.mark.parametrize("is_ended", [False, True])
 async def test_after_a_lost_front_every_point_is_to_be_had(text: ModelText, is_ended: bool) -> None:
     message = resumable(60)
-    message.sampling.n, message.sampling.temperature, message.sampling.seed = 2, 1.0, 3
+    message.sampling.num_outputs, message.sampling.temperature, message.sampling.seed = 2, 1.0, 3
     whole = await whole_of(text, message)
     async with stepped(text) as first, another_front(first) as second:
         told = await lose(first, first.stub.Generate(message), 20)

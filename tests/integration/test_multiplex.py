@@ -109,7 +109,7 @@ async def test_many_requests_one_cancelled_one_refused_one_slow(served: ServedFr
         served.port.say(tokens=[(key, a) for key in keys])
         if step == 10:
             await call.write(cancel(1))
-            await call.write(submit(1000, edit=lambda m: m.ClearField("text")))
+            await call.write(submit(1000, edit=lambda m: m.ClearField("text_prompt")))
             await reader.until(1000, "INVALID_ARGUMENT")
             assert await served.port.next_cancel() == ((keys[1],), FinishReason.CANCELLED)
             served.port.finish(keys.pop(1), FinishReason.CANCELLED)
@@ -271,7 +271,7 @@ async def test_a_dead_engine_is_a_pause_to_each_request(served: ServedFront) -> 
 async def test_the_calls_deadline_is_not_the_requests(served: ServedFront) -> None:
     call = served.stub.Multiplex(timeout=PATIENCE_S)
     await call.write(submit(1))
-    await call.write(submit(2, edit=lambda m: m.scheduling.total_deadline.FromSeconds(5)))
+    await call.write(submit(2, edit=lambda m: m.scheduling.total_timeout.FromSeconds(5)))
     one, two = sorted(
         [(await served.port.next_submission())[0] for _ in range(2)], key=lambda spec: spec.key
     )
@@ -294,7 +294,7 @@ async def test_the_tenant_is_the_calls(text: ModelText) -> None:
 
 async def test_chunks_come_when_their_delay_has_passed(served: ServedFront) -> None:
     message = pb.GenerateRequest()
-    message.text.text = "hello"
+    message.text_prompt.text = "hello"
     message.output.min_chunk_tokens = 100
     message.output.max_chunk_delay.FromMilliseconds(1)
     call = served.stub.Generate(message)

@@ -46,7 +46,7 @@ async def test_the_same_as_generate(text: ModelText) -> None:
         messages: list[pb.GenerateRequest] = []
         for index in range(24):
             message = request(f"prompt {index} " * (index + 1), max_tokens=3 + index)
-            message.sampling.n = 1 + index % 3
+            message.sampling.num_outputs = 1 + index % 3
             message.output.return_token_ids = index % 2 == 0
             if index % 4 > 1:
                 message.output.min_chunk_tokens = 5
@@ -56,7 +56,7 @@ async def test_the_same_as_generate(text: ModelText) -> None:
             alone = await collect(served.stubs[0].Generate(message))
             responses = [event.response for event in shared[key]]
             assert [r.sequence for r in responses] == list(range(len(responses)))
-            for index in range(message.sampling.n):
+            for index in range(message.sampling.num_outputs):
                 assert text_of(responses, index) == text_of(alone, index)
                 assert records_of(responses, index) == records_of(alone, index)
             assert list(responses[-1].finished.outputs) == list(alone[-1].finished.outputs)

@@ -133,7 +133,7 @@ async def test_a_policy_that_is_replaced_meanwhile_does_not_refuse_who_was_admit
     after_each_judgement(security, monkeypatch, replace_policy)
     async with serving(text, security=security) as served:
         request = pb.GenerateRequest(request_id="r")
-        request.text.text = "hello"
+        request.text_prompt.text = "hello"
         call = served.stub.Generate(request, metadata=bearing(ACME))
         (spec,) = await served.port.next_submission()
         assert spec.tenant == "acme"

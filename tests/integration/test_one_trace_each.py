@@ -135,7 +135,7 @@ async def deadline_in_the_queue(site: Site, style: str) -> None:
     blockers = await site.running("before a deadline", style, CANCELLED, 3)
     async with cancelled_after(blockers):
         message = request()
-        message.scheduling.total_deadline.FromMilliseconds(300)
+        message.scheduling.total_timeout.FromMilliseconds(300)
         why = {"queue": {keys.QUEUE_REASON: "slots", keys.QUEUE_OUTCOME: "deadline"}}
         wanted = Expected("DEADLINE_EXCEEDED", "DEADLINE_EXCEEDED", None, why)
         await site.ask("deadline in the queue", style, message, wanted)
@@ -263,7 +263,7 @@ async def test_one_that_cannot_meet_its_deadline_is_one_trace(style: str) -> Non
             await site.ask("before", style, request(40), Expected("OK", "", WHOLE))
             message = request(LONG)
             message.stopping.min_tokens = LONG
-            message.scheduling.total_deadline.FromMilliseconds(500)
+            message.scheduling.total_timeout.FromMilliseconds(500)
             wanted = Expected("DEADLINE_EXCEEDED", "DEADLINE_UNREACHABLE")
             await site.ask("unreachable", style, message, wanted)
             service.signal(signal.SIGTERM)

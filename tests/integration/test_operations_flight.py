@@ -38,10 +38,10 @@ async def test_the_flight_record_as_steps(served: ServedDesk) -> None:
     assert [step.step for step in steps] == list(range(6))
     last = steps[-1]
     assert last.launch_time.ToMilliseconds() == round((NOW_UNIX_S + 5 - 0.008) * 1000)
-    assert last.scheduler_time.ToMicroseconds() == 4000
-    assert last.executor_time.ToMicroseconds() == 6000
-    assert last.predicted_time.ToMilliseconds() == 500
-    assert not last.HasField("inter_token_latency")
+    assert last.scheduler_duration.ToMicroseconds() == 4000
+    assert last.executor_duration.ToMicroseconds() == 6000
+    assert last.predicted_duration.ToMilliseconds() == 500
+    assert not last.HasField("inter_token_duration")
     assert list(last.admitted_request_ids) == ["r5"]
     assert list(last.ended_request_ids) == ["r4"]
     assert [(share.request_id, share.num_tokens) for share in last.shares] == [("r5", 20)]

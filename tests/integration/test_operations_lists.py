@@ -33,7 +33,7 @@ async def test_live_requests_are_listed_with_everything_but_content(served: Serv
         request_view(1, time_to_deadline_s=1.5, num_preemptions=2),
         waiting_view(2, queue_position=4),
     )
-    response = await served.stub.ListRequests(pb.ListRequestsRequest())
+    response = await served.stub.ListLiveRequests(pb.ListLiveRequestsRequest())
     running, waiting = response.requests
 
     assert response.next_page_token == ""
@@ -42,19 +42,19 @@ async def test_live_requests_are_listed_with_everything_but_content(served: Serv
     assert running.phase == stats_pb2.REQUEST_PHASE_DECODE
     assert (running.usage.num_prompt_tokens, running.usage.num_cached_prompt_tokens) == (96, 32)
     assert running.usage.num_completion_tokens == 17
-    assert running.timings.queue.ToMilliseconds() == 1000
-    assert running.timings.prefill.ToMilliseconds() == 500
-    assert running.timings.ttft.ToMilliseconds() == 1750
-    assert running.timings.decode.ToMilliseconds() == 99_000 - 1750
-    assert running.timings.total.ToMilliseconds() == 99_000
-    assert running.time_to_deadline.ToMilliseconds() == 1500
+    assert running.timings.queue_duration.ToMilliseconds() == 1000
+    assert running.timings.prefill_duration.ToMilliseconds() == 500
+    assert running.timings.ttft_duration.ToMilliseconds() == 1750
+    assert running.timings.decode_duration.ToMilliseconds() == 99_000 - 1750
+    assert running.timings.total_duration.ToMilliseconds() == 99_000
+    assert running.remaining_duration.ToMilliseconds() == 1500
     assert (running.num_preemptions, running.num_backlog_tokens) == (2, 2)
     assert running.arrival_time.ToSeconds() == NOW_UNIX_S - 99
     assert [change.phase for change in running.history] == [1, 2, 3, 4]
     assert not running.HasField("queue_position")
     assert waiting.queue_position == 4
     assert waiting.wait_reason == state_pb2.WAIT_REASON_BLOCKS
-    assert not waiting.HasField("time_to_deadline")
+    assert not waiting.HasField("remaining_duration")
 
 
 async def test_lists_are_filtered(served: ServedDesk) -> None:
@@ -62,7 +62,7 @@ async def test_lists_are_filtered(served: ServedDesk) -> None:
     stub = served.stub
 
     async def ids(**filters: Any) -> list[str]:
-        response = await stub.ListRequests(pb.ListRequestsRequest(**filters))
+        response = await stub.ListLiveRequests(pb.ListLiveRequestsRequest(**filters))
         return [request.request_id for request in response.requests]
 
     assert await ids(tenant="b") == ["request-2"]
@@ -76,7 +76,7 @@ async def test_pages_make_the_list_although_requests_come_and_go(served: ServedD
     seen: list[str] = []
     token = ""
     for _ in range(10):
-        page = await served.stub.ListRequests(pb.ListRequestsRequest(page_token=token))
+        page = await served.stub.ListLiveRequests(pb.ListLiveRequestsRequest(page_token=token))
         seen += [request.request_id for request in page.requests]
         token = page.next_page_token
         if not token:
@@ -93,12 +93,12 @@ async def test_pages_make_the_list_although_requests_come_and_go(served: ServedD
 
 async def test_a_page_goes_on_by_name_when_the_clock_was_set(served: ServedDesk) -> None:
     served.desk.requests = numbered(4)
-    first = await served.stub.ListRequests(pb.ListRequestsRequest(page_size=2))
+    first = await served.stub.ListLiveRequests(pb.ListLiveRequestsRequest(page_size=2))
     served.desk.requests = tuple(
         dataclasses.replace(view, arrival_s=view.arrival_s + 3600) for view in numbered(4)
     )
-    rest = await served.stub.ListRequests(
-        pb.ListRequestsRequest(page_size=2, page_token=first.next_page_token)
+    rest = await served.stub.ListLiveRequests(
+        pb.ListLiveRequestsRequest(page_size=2, page_token=first.next_page_token)
     )
 
     assert [request.request_id for request in rest.requests] == ["request-2", "request-3"]
@@ -106,14 +106,14 @@ async def test_a_page_goes_on_by_name_when_the_clock_was_set(served: ServedDesk)
 
 async def test_a_token_of_another_list_is_refused(served: ServedDesk) -> None:
     served.desk.requests = numbered(5)
-    page = await served.stub.ListRequests(pb.ListRequestsRequest(page_size=2))
+    page = await served.stub.ListLiveRequests(pb.ListLiveRequestsRequest(page_size=2))
     token = page.next_page_token
 
     other = await refusal(
-        served.stub.ListRequests(pb.ListRequestsRequest(page_token=token, tenant="acme"))
+        served.stub.ListLiveRequests(pb.ListLiveRequestsRequest(page_token=token, tenant="acme"))
     )
     forged = await refusal(
-        served.stub.ListRequests(pb.ListRequestsRequest(page_token="A" + token[1:]))
+        served.stub.ListLiveRequests(pb.ListLiveRequestsRequest(page_token="A" + token[1:]))
     )
     assert other.fields == forged.fields == ["page_token"]
 
@@ -126,17 +126,17 @@ async def test_one_request_is_found_by_id_and_tenant(served: ServedDesk) -> None
     )
     stub = served.stub
 
-    found = await stub.GetRequest(pb.GetRequestRequest(request_id="request-3"))
+    found = await stub.GetLiveRequest(pb.GetLiveRequestRequest(request_id="request-3"))
     assert found.request.request_id == "request-3"
-    found = await stub.GetRequest(pb.GetRequestRequest(request_id="same", tenant="b"))
+    found = await stub.GetLiveRequest(pb.GetLiveRequestRequest(request_id="same", tenant="b"))
     assert found.request.tenant == "b"
-    error = await refusal(stub.GetRequest(pb.GetRequestRequest(request_id="same")))
+    error = await refusal(stub.GetLiveRequest(pb.GetLiveRequestRequest(request_id="same")))
     assert (error.code, error.fields) == (grpc.StatusCode.INVALID_ARGUMENT, ["tenant"])
     for missing in (
-        pb.GetRequestRequest(request_id="nobody"),
-        pb.GetRequestRequest(request_id="same", tenant="c"),
+        pb.GetLiveRequestRequest(request_id="nobody"),
+        pb.GetLiveRequestRequest(request_id="same", tenant="c"),
     ):
-        error = await refusal(stub.GetRequest(missing))
+        error = await refusal(stub.GetLiveRequest(missing))
         assert (error.code, error.info.reason) == (
             grpc.StatusCode.NOT_FOUND,
             "REQUEST_NOT_FOUND",

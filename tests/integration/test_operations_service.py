@@ -49,17 +49,17 @@ async def test_stats_are_the_desks(served: ServedDesk) -> None:
     stats = (await served.stub.GetStats(pb.GetStatsRequest())).stats
     (model,) = stats.models
 
-    assert stats.time.ToMicroseconds() == round(NOW_UNIX_S * 1e6)
-    assert stats.uptime.ToMilliseconds() == 7_384_500
+    assert stats.snapshot_time.ToMicroseconds() == round(NOW_UNIX_S * 1e6)
+    assert stats.uptime_duration.ToMilliseconds() == 7_384_500
     assert (model.model, model.state) == ("tiny", model_pb2.MODEL_STATE_READY)
     assert (model.num_pending, model.num_processing, model.max_num_seqs) == (3, 5, 8)
     assert (model.cache.num_used_blocks, model.cache.num_total_blocks) == (40, 100)
     assert (model.totals.num_completed, model.totals.num_cached_prompt_tokens) == (11, 1250)
     assert model.ttft.p90.ToMilliseconds() == 100
-    assert (model.itl.num_values, model.e2e.num_values) == (7000, 0)
-    assert not model.e2e.HasField("p50")
-    assert model.mean_step_time.ToMicroseconds() == 12_500
-    assert model.estimated_queue_time.ToMilliseconds() == 750
+    assert (model.itl.num_values, model.total.num_values) == (7000, 0)
+    assert not model.total.HasField("p50")
+    assert model.mean_step_duration.ToMicroseconds() == 12_500
+    assert model.estimated_queue_duration.ToMilliseconds() == 750
     assert model.wait_reason == state_pb2.WAIT_REASON_BLOCKS
     assert (model.engine_epoch, model.num_engine_restarts) == (2, 1)
     assert [(front.index, front.pid, front.num_live_requests) for front in stats.fronts] == [
@@ -87,7 +87,7 @@ async def test_where_a_model_stands(
     stats = (await served.stub.GetStats(pb.GetStatsRequest(model="tiny"))).stats
 
     assert stats.models[0].state == state
-    assert not stats.models[0].HasField("mean_step_time")
+    assert not stats.models[0].HasField("mean_step_duration")
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ async def test_where_a_model_stands(
     [
         lambda stub: stub.GetStats(pb.GetStatsRequest(model="other")),
         lambda stub: stub.WatchStats(pb.WatchStatsRequest(model="other")),
-        lambda stub: stub.ListRequests(pb.ListRequestsRequest(model="other")),
+        lambda stub: stub.ListLiveRequests(pb.ListLiveRequestsRequest(model="other")),
         lambda stub: stub.GetFlightRecord(pb.GetFlightRecordRequest(model="other")),
         lambda stub: stub.DumpFlightRecord(pb.DumpFlightRecordRequest(model="other")),
     ],
@@ -116,19 +116,34 @@ _INTERVAL_MIN = operations_methods.MIN_INTERVAL_S
         (lambda stub: stub.WatchStats(pb.WatchStatsRequest(interval=duration(0.05))), ["interval"]),
         (lambda stub: stub.WatchStats(pb.WatchStatsRequest(interval=duration(-1))), ["interval"]),
         (lambda stub: stub.WatchStats(pb.WatchStatsRequest(interval=duration(3601))), ["interval"]),
-        (lambda stub: stub.ListRequests(pb.ListRequestsRequest(page_size=0)), ["page_size"]),
-        (lambda stub: stub.ListRequests(pb.ListRequestsRequest(page_size=1001)), ["page_size"]),
-        (lambda stub: stub.ListRequests(pb.ListRequestsRequest(page_token="x")), ["page_token"]),
-        (lambda stub: stub.ListRequests(pb.ListRequestsRequest(page_token="ü")), ["page_token"]),
         (
-            lambda stub: stub.ListRequests(
-                pb.ListRequestsRequest(page_size=0, state=state_pb2.REQUEST_STATE_ERROR)
+            lambda stub: stub.ListLiveRequests(pb.ListLiveRequestsRequest(page_size=0)),
+            ["page_size"],
+        ),
+        (
+            lambda stub: stub.ListLiveRequests(pb.ListLiveRequestsRequest(page_size=1001)),
+            ["page_size"],
+        ),
+        (
+            lambda stub: stub.ListLiveRequests(pb.ListLiveRequestsRequest(page_token="x")),
+            ["page_token"],
+        ),
+        (
+            lambda stub: stub.ListLiveRequests(pb.ListLiveRequestsRequest(page_token="ü")),
+            ["page_token"],
+        ),
+        (
+            lambda stub: stub.ListLiveRequests(
+                pb.ListLiveRequestsRequest(page_size=0, state=state_pb2.REQUEST_STATE_ERROR)
             ),
             ["page_size", "state"],
         ),
-        (lambda stub: stub.ListRequests(cast("Any", pb.ListRequestsRequest)(state=77)), ["state"]),
-        (lambda stub: stub.GetRequest(pb.GetRequestRequest()), ["request_id"]),
-        (lambda stub: stub.Drain(pb.DrainRequest(timeout=duration(-1))), ["timeout"]),
+        (
+            lambda stub: stub.ListLiveRequests(cast("Any", pb.ListLiveRequestsRequest)(state=77)),
+            ["state"],
+        ),
+        (lambda stub: stub.GetLiveRequest(pb.GetLiveRequestRequest()), ["request_id"]),
+        (lambda stub: stub.Drain(pb.DrainRequest(drain_timeout=duration(-1))), ["drain_timeout"]),
         (lambda stub: stub.SetLogLevel(pb.SetLogLevelRequest()), ["level"]),
         (lambda stub: stub.SetLogLevel(cast("Any", pb.SetLogLevelRequest)(level=9)), ["level"]),
         (
@@ -183,7 +198,7 @@ async def test_a_watch_tells_at_once_and_again(served: ServedDesk) -> None:
     call.cancel()
 
     # The first snapshot of the list is asked for its models' names.
-    assert [cast("Any", each).stats.uptime.ToSeconds() for each in told] == [1, 2, 3]
+    assert [cast("Any", each).stats.uptime_duration.ToSeconds() for each in told] == [1, 2, 3]
 
 
 async def test_a_watch_is_let_go_when_the_server_stops(served: ServedDesk) -> None:
@@ -201,7 +216,7 @@ async def test_orders_reach_the_desk(served: ServedDesk) -> None:
     served.desk.requests = numbered(3)
 
     assert (await stub.Drain(pb.DrainRequest())).num_live_requests == 3
-    await stub.Drain(pb.DrainRequest(timeout=duration(0)))
+    await stub.Drain(pb.DrainRequest(drain_timeout=duration(0)))
     await stub.SetLogLevel(pb.SetLogLevelRequest(level=pb.LOG_LEVEL_DEBUG))
     dumped = await stub.DumpFlightRecord(pb.DumpFlightRecordRequest())
     profile = [
@@ -227,8 +242,8 @@ async def test_orders_reach_the_desk(served: ServedDesk) -> None:
 @pytest.mark.parametrize(
     "call",
     [
-        lambda stub: stub.ListRequests(pb.ListRequestsRequest()),
-        lambda stub: stub.GetRequest(pb.GetRequestRequest(request_id="r")),
+        lambda stub: stub.ListLiveRequests(pb.ListLiveRequestsRequest()),
+        lambda stub: stub.GetLiveRequest(pb.GetLiveRequestRequest(request_id="r")),
         lambda stub: stub.Drain(pb.DrainRequest()),
         lambda stub: stub.SetLogLevel(pb.SetLogLevelRequest(level=pb.LOG_LEVEL_INFO)),
         lambda stub: stub.GetFlightRecord(pb.GetFlightRecordRequest()),
@@ -252,7 +267,7 @@ async def test_what_cannot_be_had_now_is_said_with_its_reason(
 
 async def test_a_fault_is_told_without_its_text(served: ServedDesk) -> None:
     served.desk.error = cast("Any", RuntimeError("a secret"))
-    error = await refusal(served.stub.ListRequests(pb.ListRequestsRequest()))
+    error = await refusal(served.stub.ListLiveRequests(pb.ListLiveRequestsRequest()))
 
     assert error.code is grpc.StatusCode.INTERNAL
     assert "secret" not in error.message
@@ -307,7 +322,7 @@ async def test_calls_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     desk = FakeDesk()
     desk.hold = asyncio.Event()
     async with serving_desk(desk) as served, asyncio.timeout(PATIENCE_S):
-        calls = [served.stub.ListRequests(pb.ListRequestsRequest()) for _ in range(8)]
+        calls = [served.stub.ListLiveRequests(pb.ListLiveRequestsRequest()) for _ in range(8)]
         ends = [asyncio.ensure_future(call.code()) for call in calls]
         # Those that are refused end first; the others are then let go.
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)

@@ -21,7 +21,7 @@ COST = {"step_s": 0.1, "prefill_token_s": 0.0, "decode_slot_s": 0.0, "context_to
 
 def request(num_tokens: int) -> pb.GenerateRequest:
     message = pb.GenerateRequest()
-    message.token_ids.ids.extend((5, 6, 7, 8))
+    message.token_prompt.ids.extend((5, 6, 7, 8))
     message.stopping.max_tokens = num_tokens
     message.stopping.ignore_eos = True
     return message

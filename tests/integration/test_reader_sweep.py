@@ -31,7 +31,7 @@ async def test_a_stalled_reader_is_cut_by_the_server_itself(text: ModelText) -> 
     config = FrontConfig(max_reader_stall_s=0.2, max_backlog_tokens=10**9, acceptance_delay_s=0.0)
     async with serving(text, config, channel_options=SMALL_WINDOW) as served:
         message = pb.GenerateRequest()
-        message.text.text = "hello"
+        message.text_prompt.text = "hello"
         message.output.return_token_ids = True  # makes messages large
         call = served.stub.Generate(message)
         (spec,) = await served.port.next_submission()

@@ -11,11 +11,12 @@ import grpc.aio
 import pytest
 
 from penstock.server.front.config import FrontConfig
-from penstock.server.rpc.mapping_in.refused import REFUSED_FIELDS
+from penstock.server.rpc.mapping_in.chat_message import REFUSED_FIELDS
 from penstock.server.rpc.unimplemented import UNIMPLEMENTED_METHODS
 from penstock.server.text.model_text import ModelText
 from penstock.v1 import generation_service_pb2 as pb
-from penstock.v1 import model_pb2, model_service_pb2, model_service_pb2_grpc
+from penstock.v1 import model_pb2, model_service_pb2, model_service_pb2_grpc, prompt_pb2
+from penstock.v1.prompt_pb2 import ContentPart, ImagePart
 from support.fronts import PATIENCE_S, ServedFront, make_text, rich_error, serving
 
 GENERATE = "/penstock.v1.GenerationService/Generate"
@@ -68,7 +69,7 @@ async def test_text_that_is_not_utf8_is_named(served: ServedFront) -> None:
         await stream_bytes(served, b"\x12\x04\x0a\x02\xc3\x28")
     error = rich_error(caught.value)
     assert error.code is grpc.StatusCode.INVALID_ARGUMENT
-    assert error.fields == ["text.text"]
+    assert error.fields == ["text_prompt.text"]
 
 
 async def test_empty_body_and_wrong_wire_type_have_no_prompt(served: ServedFront) -> None:
@@ -82,7 +83,7 @@ async def test_empty_body_and_wrong_wire_type_have_no_prompt(served: ServedFront
 
 async def test_unknown_fields_are_ignored_and_counted(served: ServedFront) -> None:
     message = pb.GenerateRequest()
-    message.text.text = "hello"
+    message.text_prompt.text = "hello"
     data = message.SerializeToString() + b"\xfa\x7f\x03abc"
     call = asyncio.ensure_future(stream_bytes(served, data))
     (spec,) = await served.port.next_submission()
@@ -93,7 +94,7 @@ async def test_unknown_fields_are_ignored_and_counted(served: ServedFront) -> No
 
 async def test_every_violation_is_told_at_once(served: ServedFront) -> None:
     message = pb.GenerateRequest()
-    message.text.text = "hello"
+    message.text_prompt.text = "hello"
     message.sampling.temperature = float("nan")
     message.sampling.top_p = 0.0
     message.stopping.max_tokens = 0
@@ -110,10 +111,10 @@ async def test_every_violation_is_told_at_once(served: ServedFront) -> None:
 
 async def test_thousands_of_violations_fit_the_trailers(served: ServedFront) -> None:
     message = pb.GenerateRequest()
-    message.token_ids.ids.extend([10**6] * 500)
+    message.token_prompt.ids.extend([10**6] * 500)
     error = rich_error(await refusal(served, message))
     assert error.code is grpc.StatusCode.INVALID_ARGUMENT
-    assert error.fields[0] == "token_ids.ids[0]"
+    assert error.fields[0] == "token_prompt.ids[0]"
     assert len(error.fields) == 16
     assert error.info.metadata["num_more_violations"] == "484"
     assert len(error.message.encode()) <= 1024
@@ -121,7 +122,7 @@ async def test_thousands_of_violations_fit_the_trailers(served: ServedFront) -> 
 
 async def test_prompt_that_never_fits_is_refused_with_the_numbers(served: ServedFront) -> None:
     message = pb.GenerateRequest()
-    message.token_ids.ids.extend([1] * 500)
+    message.token_prompt.ids.extend([1] * 500)
     message.stopping.max_tokens = 100
     error = rich_error(await refusal(served, message))
     assert error.info.reason == "PROMPT_TOO_LONG"
@@ -129,10 +130,10 @@ async def test_prompt_that_never_fits_is_refused_with_the_numbers(served: Served
     assert dict(error.info.metadata) == {"num_prompt_tokens": "500", "max_total_tokens": "512"}
 
     message = pb.GenerateRequest()
-    message.text.text = "日" * 200_000
+    message.text_prompt.text = "日" * 200_000
     error = rich_error(await refusal(served, message))
     assert error.info.reason == "PROMPT_TOO_LONG"
-    assert error.fields == ["text.text"]
+    assert error.fields == ["text_prompt.text"]
 
 
 async def test_prompt_text_never_comes_back_in_an_error(served: ServedFront) -> None:
@@ -142,7 +143,7 @@ async def test_prompt_text_never_comes_back_in_an_error(served: ServedFront) -> 
         lambda m: setattr(m, "request_id", "canary\n"),
     ):
         message = pb.GenerateRequest()
-        message.text.text = "canary"
+        message.text_prompt.text = "canary"
         edit(message)
         error = await refusal(served, message)
         trailers = dict(error.trailing_metadata() or ())
@@ -170,28 +171,36 @@ async def test_a_valid_request_id_is_told_with_every_refusal(
 
 async def test_unknown_model_is_not_found(served: ServedFront) -> None:
     message = pb.GenerateRequest(model="other")
-    message.text.text = "hello"
+    message.text_prompt.text = "hello"
     error = rich_error(await refusal(served, message))
     assert error.code is grpc.StatusCode.NOT_FOUND
     assert error.info.reason == "MODEL_NOT_FOUND"
     assert error.info.metadata["model"] == "other"
 
 
+IMAGE = ContentPart(image=ImagePart(data=b"x", mime_type="image/png"))
 SET_FIELD: dict[str, Callable[[pb.GenerateRequest], object]] = {
-    "images": lambda m: m.images.add(data=b"x", mime_type="image/png"),
+    "chat_prompt.messages.parts.image": lambda m: m.MergeFrom(
+        pb.GenerateRequest(
+            chat_prompt=prompt_pb2.ChatPrompt(
+                messages=[prompt_pb2.ChatMessage(role="user", parts=[IMAGE])]
+            )
+        )
+    ),
 }
 
 
 @pytest.mark.parametrize("path", sorted(REFUSED_FIELDS))
 async def test_fields_to_come_are_unimplemented_by_name(served: ServedFront, path: str) -> None:
     message = pb.GenerateRequest()
-    message.text.text = "hello"
+    message.text_prompt.text = "hello"
     SET_FIELD[path](message)
     error = rich_error(await refusal(served, message))
     assert error.code is grpc.StatusCode.UNIMPLEMENTED
     assert error.info.reason == "FEATURE_UNSUPPORTED"
     assert error.info.metadata["feature"] == REFUSED_FIELDS[path]
-    assert error.info.metadata["field"] == path
+    indexed = path.replace("messages", "messages[0]").replace("parts", "parts[0]")
+    assert error.info.metadata["field"] == indexed
 
 
 @pytest.mark.parametrize("method", sorted(UNIMPLEMENTED_METHODS))
@@ -217,7 +226,7 @@ def test_features_told_and_refused_are_the_same_words() -> None:
 
 async def test_an_answer_in_one_message_is_not_cut_into_chunks(served: ServedFront) -> None:
     message = pb.GenerateRequest(request_id="mine")
-    message.text.text = "hello"
+    message.text_prompt.text = "hello"
     message.output.min_chunk_tokens = 1
     message.output.max_chunk_delay.FromMilliseconds(5)
     with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -241,7 +250,7 @@ async def test_oversized_message_and_metadata_never_reach_the_handler(
 
 async def test_strange_metadata_is_accepted(served: ServedFront) -> None:
     message = pb.GenerateRequest()
-    message.text.text = "hello\x00world"
+    message.text_prompt.text = "hello\x00world"
     metadata = (("x-request-id", "r" * 2000), ("traceparent", "00-zz-junk"))
     call = asyncio.ensure_future(
         stream_bytes(served, message.SerializeToString(), metadata=metadata)
@@ -254,7 +263,7 @@ async def test_strange_metadata_is_accepted(served: ServedFront) -> None:
 async def test_engine_that_was_never_there_is_unavailable(text: ModelText) -> None:
     async with serving(text, is_up=False) as served:
         message = pb.GenerateRequest()
-        message.text.text = "hello"
+        message.text_prompt.text = "hello"
         error = rich_error(await refusal(served, message))
         assert error.code is grpc.StatusCode.UNAVAILABLE
         assert error.info.reason == "ENGINE_DOWN"
@@ -264,7 +273,7 @@ async def test_engine_that_was_never_there_is_unavailable(text: ModelText) -> No
 async def test_front_that_is_full_says_so(text: ModelText) -> None:
     async with serving(text, FrontConfig(max_live_requests=1)) as served:
         message = pb.GenerateRequest()
-        message.text.text = "hello"
+        message.text_prompt.text = "hello"
         first = asyncio.ensure_future(stream_bytes(served, message.SerializeToString()))
         (spec,) = await served.port.next_submission()
         error = rich_error(await refusal(served, message))
@@ -293,14 +302,14 @@ async def test_model_service_answers_and_refuses(served: ServedFront) -> None:
     back = await models.Detokenize(model_service_pb2.DetokenizeRequest(token_ids=tokens.token_ids))
     assert back.text == "héllo"
     chat = model_service_pb2.TokenizeRequest()
-    chat.chat.messages.add(role="user", content="hi")
+    chat.chat_prompt.messages.add(role="user", parts=[ContentPart(text="hi")])
     rendered = await models.Tokenize(chat)
     assert "user\nhi" in rendered.rendered_text
     assert rendered.token_ids
 
     bad: list[tuple[Any, Any, list[str]]] = [
         (models.Tokenize, model_service_pb2.TokenizeRequest(), ["prompt"]),
-        (models.Tokenize, tokenize_request(""), ["text.text"]),
+        (models.Tokenize, tokenize_request(""), ["text_prompt.text"]),
         (
             models.Detokenize,
             model_service_pb2.DetokenizeRequest(token_ids=[1, 10**6]),
@@ -322,5 +331,5 @@ async def test_model_service_answers_and_refuses(served: ServedFront) -> None:
 
 def tokenize_request(text: str) -> model_service_pb2.TokenizeRequest:
     message = model_service_pb2.TokenizeRequest()
-    message.text.text = text
+    message.text_prompt.text = text
     return message

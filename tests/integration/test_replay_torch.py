@@ -44,7 +44,7 @@ def make_executor() -> Executor:
 def generation(params: SamplingParams, num_outputs: int = 1, min_tokens: int = 0) -> Generation:
     return Generation(
         prompt=TextInput(text="The gate opens and the water"),
-        prompt_path="text.text",
+        prompt_path="text_prompt.text",
         sampling=Sampling(params=params, seed=11, num_outputs=num_outputs),
         stopping=Stopping(max_tokens=16, min_tokens=min_tokens, ignore_eos=min_tokens == 0),
         output=Output(num_logprobs=params.num_logprobs, return_token_ids=True),

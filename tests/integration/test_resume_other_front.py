@@ -42,7 +42,7 @@ async def fronts(text: ModelText) -> AsyncIterator[tuple[SteppedService, Stepped
 
 
 def several(message: pb.GenerateRequest) -> None:
-    message.sampling.n = 3
+    message.sampling.num_outputs = 3
     message.sampling.temperature = 1.0
     message.sampling.seed = 5
 
@@ -141,7 +141,7 @@ async def test_what_a_lost_front_had_goes_on(
     first.memory.hang_up(1)
     first.step(2)
     assert first.is_clean(), "within two steps"
-    counts = num_tokens_of(told, message.sampling.n or 1)
+    counts = num_tokens_of(told, message.sampling.num_outputs or 1)
     request = resumed("r", next_sequence=len(told), num_received=counts)
     rest: list[Any] = await second.end_of(second.stub.Resume(request))
     responses = [*told, *(r.response for r in rest)]

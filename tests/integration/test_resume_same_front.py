@@ -186,7 +186,7 @@ async def test_cancel_while_nobody_reads(service: SteppedService) -> None:
 
 async def test_without_the_option_a_call_takes_its_request_along(service: SteppedService) -> None:
     message = resumable(num_tokens=400)
-    message.ClearField("resume_grace_period")
+    message.ClearField("resume_timeout")
     call = service.stub.Generate(message)
     await lose(service, call, 4)
     service.hear()
@@ -246,7 +246,7 @@ async def test_a_grace_out_of_bounds_is_named(service: SteppedService, grace_s: 
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await service.end_of(service.stub.Generate(resumable(grace_s=grace_s)))
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-    assert "resume_grace_period" in (caught.value.details() or "")
+    assert "resume_timeout" in (caught.value.details() or "")
 
 
 async def test_where_it_is_not_offered_it_is_refused(text: ModelText) -> None:
@@ -263,7 +263,7 @@ async def test_where_it_is_not_offered_it_is_refused(text: ModelText) -> None:
 async def test_one_answer_has_nothing_to_resume(service: SteppedService) -> None:
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await service.stub.GenerateOnce(pb.GenerateOnceRequest(generation=resumable()))
-    assert "resume_grace_period" in (caught.value.details() or "")
+    assert "resume_timeout" in (caught.value.details() or "")
 
 
 async def test_a_multiplexed_request_is_kept_too(service: SteppedService) -> None:

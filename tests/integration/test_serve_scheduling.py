@@ -79,7 +79,7 @@ async def test_a_total_deadline_below_the_shortest_answer_is_refused_at_once(
 ) -> None:
     async with client_of(service, "a") as client, asked(client) as running:
         await until_running(running)
-        events = client.generate(PROMPT, max_tokens=LONG, ignore_eos=True, total_deadline_s=0.5)
+        events = client.generate(PROMPT, max_tokens=LONG, ignore_eos=True, total_timeout_s=0.5)
         with pytest.raises(DeadlineUnreachable) as caught:
             await asyncio.wait_for(anext(events), PATIENCE_S)
         error = caught.value
@@ -96,7 +96,7 @@ async def test_a_first_token_that_would_come_too_late_is_refused_at_once(
 ) -> None:
     async with client_of(service, "a") as client, asked(client) as running:
         await until_running(running)
-        events = client.generate(PROMPT, max_tokens=5, ttft_deadline_s=0.2)
+        events = client.generate(PROMPT, max_tokens=5, ttft_timeout_s=0.2)
         with pytest.raises(DeadlineUnreachable) as caught:
             await asyncio.wait_for(anext(events), PATIENCE_S)
         error = caught.value

@@ -46,7 +46,7 @@ async def answer(service: Service, text: str) -> str:
     async with service.channel() as channel:
         stub = pb_grpc.GenerationServiceStub(channel)
         request = pb.GenerateOnceRequest()
-        request.generation.text.text = text
+        request.generation.text_prompt.text = text
         request.generation.stopping.max_tokens = 8
         response = await stub.GenerateOnce(request, timeout=PATIENCE_S)
     return "".join(output.text for output in response.outputs)

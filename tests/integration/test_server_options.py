@@ -157,7 +157,7 @@ async def test_a_stream_that_outlives_its_connections_grace_is_cut(text: ModelTe
     keepalive = KeepaliveConfig(max_connection_age_s=0.3, max_connection_age_grace_s=0.1)
     async with serving(text, keepalive=keepalive) as served:
         message = pb.GenerateRequest()
-        message.text.text = "hello"
+        message.text_prompt.text = "hello"
         call = served.stub.Generate(message)
         (spec,) = await served.port.next_submission()
         with pytest.raises(grpc.aio.AioRpcError) as caught:

@@ -74,7 +74,7 @@ async def block_writer(served: ServedFront) -> int:
 
 def request(request_id: str | None = None) -> pb.GenerateRequest:
     message = pb.GenerateRequest(request_id=request_id)
-    message.text.text = "hello"
+    message.text_prompt.text = "hello"
     # Records make messages large, so that a window fills soon.
     message.output.return_token_ids = True
     return message

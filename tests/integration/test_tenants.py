@@ -41,7 +41,7 @@ def named(*names: str) -> tuple[tuple[str, str], ...]:
 
 def request(request_id: str = "r") -> pb.GenerateRequest:
     message = pb.GenerateRequest(request_id=request_id)
-    message.text.text = "a prompt that is longer than one block of the cache"
+    message.text_prompt.text = "a prompt that is longer than one block of the cache"
     return message
 
 

@@ -214,9 +214,9 @@ LIES: Mapping[str, Lie] = {
     "penalties repetition": without("sampling", "repetition_penalty"),
     "penalties presence": without("sampling", "presence_penalty"),
     "penalties frequency": without("sampling", "frequency_penalty"),
-    "outputs": without("sampling", "n"),
+    "outputs": without("sampling", "num_outputs"),
     "prefix-reuse": answering(nothing_cached),
-    "unsupported": Lie(request=lambda request: request.ClearField("images")),
+    "unsupported": Lie(request=lambda request: request.ClearField("chat_prompt")),
     "priority": without("scheduling", "priority"),
 }
 

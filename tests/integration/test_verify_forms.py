@@ -33,8 +33,8 @@ def saying(
         await call.accepted()
         await call.tokens(text)
         end = pb.OutputEnd(finish_reason=reason, num_completion_tokens=1)
-        usage = pb.Usage(num_prompt_tokens=3, num_completion_tokens=1)
-        finished = pb.Finished(outputs=[end], usage=usage)
+        usage = pb.TokenUsage(num_prompt_tokens=3, num_completion_tokens=1)
+        finished = pb.RequestFinished(outputs=[end], usage=usage)
         await call.send(pb.GenerateResponse(sequence=call.next_sequence, finished=finished))
 
     return say
@@ -113,7 +113,7 @@ def ids(*token_ids: int) -> Callable[[ServedCall], Awaitable[None]]:
     async def say(call: ServedCall) -> None:
         await call.accepted()
         records = [pb.TokenRecord(id=token_id) for token_id in token_ids]
-        tokens = pb.Tokens(text="x", num_tokens=len(token_ids), records=records)
+        tokens = pb.TokenDelta(text="x", num_tokens=len(token_ids), records=records)
         await call.send(pb.GenerateResponse(sequence=call.next_sequence, tokens=tokens))
         call.next_sequence += 1
         await call.finished(len(token_ids))
@@ -161,7 +161,7 @@ async def test_a_retention_is_asked_for_and_does_no_harm(
     assert result.outcome.value == outcome, result.reason
     asked = [call.request.cache for call in server.seen]
     assert [cache.HasField("retention") for cache in asked] == [True, False]
-    assert asked[0].retention.priority == 80
+    assert asked[0].retention.level == 80
 
 
 async def test_no_adapters_are_nothing_to_check(server: ScriptedServer) -> None:

@@ -17,6 +17,7 @@ from penstock.server.text.chat_template import ChatMessage
 from penstock.server.text.model_text import ModelText
 from penstock.v1 import generation_service_pb2 as pb
 from penstock.v1 import model_service_pb2, model_service_pb2_grpc
+from penstock.v1.prompt_pb2 import ContentPart
 from support import tiny_tokenizers
 from support.fronts import INFO, PATIENCE_S, ServedFront, rich_error, serving
 
@@ -61,9 +62,9 @@ def house(request: pytest.FixtureRequest, tmp_path: Path) -> House:
 def asked(*, is_chat: bool = False) -> pb.GenerateRequest:
     message = pb.GenerateRequest()
     if is_chat:
-        message.chat.messages.add(role="user", content=TEXT)
+        message.chat_prompt.messages.add(role="user", parts=[ContentPart(text=TEXT)])
     else:
-        message.text.text = TEXT
+        message.text_prompt.text = TEXT
     return message
 
 
@@ -73,7 +74,9 @@ async def collected(served: ServedFront, message: pb.GenerateRequest) -> list[pb
         return [response async for response in cast("AsyncIterator[pb.GenerateResponse]", call)]
 
 
-@pytest.mark.parametrize(("is_chat", "path"), [(False, "text.text"), (True, "chat.messages")])
+@pytest.mark.parametrize(
+    ("is_chat", "path"), [(False, "text_prompt.text"), (True, "chat_prompt.messages")]
+)
 @pytest.mark.parametrize("share", [1.0, 0.5])
 async def test_a_prompt_that_the_model_cannot_take_is_refused_by_its_field(
     house: House, is_chat: bool, path: str, share: float
@@ -89,9 +92,9 @@ async def test_a_prompt_that_the_model_cannot_take_is_refused_by_its_field(
         stub = model_service_pb2_grpc.ModelServiceStub(served.channel)
         request = model_service_pb2.TokenizeRequest()
         if is_chat:
-            request.chat.messages.add(role="user", content=TEXT)
+            request.chat_prompt.messages.add(role="user", parts=[ContentPart(text=TEXT)])
         else:
-            request.text.text = TEXT
+            request.text_prompt.text = TEXT
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await stub.Tokenize(request, timeout=PATIENCE_S)
         error = rich_error(caught.value)

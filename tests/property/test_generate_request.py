@@ -41,7 +41,7 @@ def outcome(data: bytes) -> Generation | RequestError:
 @given(message=requests())
 def test_any_message_is_read_or_refused(message: GenerateRequest) -> None:
     if message.WhichOneof("prompt") is None:
-        message.text.text = "hello"
+        message.text_prompt.text = "hello"
     generation = outcome(message.SerializeToString())
     if isinstance(generation, RequestError):
         assert generation.reason in REFUSALS
@@ -94,8 +94,11 @@ def test_mutated_bytes_are_parsed_or_malformed(
     ("data", "path"),
     [
         (b"\x0a\x01\xff", "model"),
-        (b"\x12\x03\x0a\x01\xff", "text.text"),
-        (b"\x22\x0a\x0a\x03\x0a\x01a\x0a\x03\x12\x01\xff", "chat.messages[1].content"),
+        (b"\x12\x03\x0a\x01\xff", "text_prompt.text"),
+        (
+            b"\x22\x0c\x0a\x03\x0a\x01a\x0a\x05\x12\x03\x0a\x01\xff",
+            "chat_prompt.messages[1].parts[0].text",
+        ),
         (b"\x3a\x06\x1a\x01a\x1a\x01\xff", "stopping.stop_strings[1]"),
     ],
 )

@@ -78,7 +78,7 @@ def generation_of(
 ) -> Generation:
     return Generation(
         prompt=TextInput(text="hello"),
-        prompt_path="text.text",
+        prompt_path="text_prompt.text",
         request_id="r",
         sampling=Sampling(num_outputs=num_outputs, seed=1),
         stopping=Stopping(max_tokens=200, stop_strings=stops),
@@ -215,7 +215,7 @@ def is_plain(output: OwnOutput) -> bool:
 async def test_a_plain_token_is_not_handled_as_any_other(
     text: ModelText, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    generation = Generation(prompt=TextInput(text="hello"), prompt_path="text.text")
+    generation = Generation(prompt=TextInput(text="hello"), prompt_path="text_prompt.text")
     port = ScriptedPort()
     front = Front(text, FrontConfig(acceptance_delay_s=60.0), port=port)
     port.listener = front

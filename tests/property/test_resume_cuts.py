@@ -46,7 +46,7 @@ def requests(draw: st.DrawFn) -> pb.GenerateRequest:
     sampling, output = message.sampling, message.output
     if draw(st.booleans()):
         sampling.temperature, sampling.seed = 1.0, draw(st.integers(0, 2**63))
-        sampling.n = draw(st.integers(1, 3))
+        sampling.num_outputs = draw(st.integers(1, 3))
     output.return_token_ids = draw(st.booleans())
     if draw(st.booleans()):
         output.logprobs = draw(st.integers(0, 2))
@@ -129,7 +129,7 @@ async def lost(
         first.memory.hang_up(1)
         first.step(2)
         assert first.is_clean()
-        counts = num_tokens_of(got, message.sampling.n or 1)
+        counts = num_tokens_of(got, message.sampling.num_outputs or 1)
         if message.output.echo and not any(counts) and len(got) > 1:
             # Nobody knows how much of the prompt they were: it can only be had from the start.
             got.clear()

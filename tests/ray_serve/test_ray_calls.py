@@ -133,7 +133,7 @@ async def test_a_deadline_in_the_request_is_kept_by_the_engine(cluster: RayClust
     async with pc.Client(cluster.addresses[0]) as client:
         with pytest.raises(pc.DeadlineExceeded) as missed:
             async for _ in client.generate(
-                "hello", max_tokens=400, ignore_eos=True, total_deadline_s=0.3
+                "hello", max_tokens=400, ignore_eos=True, total_timeout_s=0.3
             ):
                 pass
 

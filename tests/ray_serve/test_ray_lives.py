@@ -137,7 +137,7 @@ async def test_a_session_finds_its_replica_again_to_resume(cluster: RayCluster) 
     for number in range(4):
         session = (("session_id", f"session-{number}"),)
         wanted = request(60, f"kept-{number}")
-        wanted.resume_grace_period.FromSeconds(30)
+        wanted.resume_timeout.FromSeconds(30)
         async with cluster.channel(0) as channel:
             call = stub(channel).Generate(wanted, metadata=session)
             seen = await read_until_tokens(call)

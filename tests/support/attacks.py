@@ -52,7 +52,7 @@ class Seen:
 def request(num_tokens: int, *, max_tokens: int = 64) -> bytes:
     """A valid request: a prompt of so many tokens."""
     message = pb.GenerateRequest()
-    message.token_ids.ids.extend([7] * num_tokens)
+    message.token_prompt.ids.extend([7] * num_tokens)
     message.stopping.max_tokens = max_tokens
     message.stopping.ignore_eos = True
     return message.SerializeToString()

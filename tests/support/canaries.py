@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from penstock.v1 import generation_service_pb2 as pb
+from penstock.v1.prompt_pb2 import ContentPart, ImagePart
 
 IDS = (397, 401, 389, 383, 379, 373, 367, 359)
 """A prompt that nobody else sends."""
@@ -62,8 +63,8 @@ def forms_of_ids(name: str, ids: Sequence[int]) -> Iterator[tuple[str, bytes]]:
         for kind in ("<i4", "<i8", "<u2"):
             yield f"{name} {start} as {kind}", np.array(four, dtype=kind).tobytes()
         packed = pb.GenerateRequest()
-        packed.token_ids.ids.extend(four)
-        yield f"{name} {start} packed", packed.token_ids.SerializeToString()[2:]
+        packed.token_prompt.ids.extend(four)
+        yield f"{name} {start} packed", packed.token_prompt.SerializeToString()[2:]
 
 
 def metadata() -> tuple[tuple[str, str], ...]:
@@ -79,7 +80,7 @@ def metadata() -> tuple[tuple[str, str], ...]:
 def text_request(num_tokens: int) -> pb.GenerateRequest:
     """A text prompt with a stop string, a salt and a session."""
     message = pb.GenerateRequest()
-    message.text.text = WORDS["text"]
+    message.text_prompt.text = WORDS["text"]
     message.sampling.temperature = 0.0
     message.stopping.max_tokens = num_tokens
     message.stopping.ignore_eos = True
@@ -92,14 +93,14 @@ def text_request(num_tokens: int) -> pb.GenerateRequest:
 def chat_request(num_tokens: int) -> pb.GenerateRequest:
     """The same as a dialogue."""
     message = text_request(num_tokens)
-    message.chat.messages.add(role="user", content=WORDS["chat"])
+    message.chat_prompt.messages.add(role="user", parts=[ContentPart(text=WORDS["chat"])])
     return message
 
 
 def ids_request(num_tokens: int, *more: int) -> pb.GenerateRequest:
     """The same as token ids; `more` at the end."""
     message = text_request(num_tokens)
-    message.token_ids.ids.extend((*IDS, *more))
+    message.token_prompt.ids.extend((*IDS, *more))
     return message
 
 
@@ -107,7 +108,9 @@ def refused_requests() -> dict[str, pb.GenerateRequest | bytes]:
     """Such as are refused, each with a secret in what it is refused for; but see `TAKEN`."""
     edits: dict[str, Callable[[pb.GenerateRequest], object]] = {
         "model": lambda message: setattr(message, "model", WORDS["model"]),
-        "role": lambda message: message.chat.messages.add(role=WORDS["role"], content="x"),
+        "role": lambda message: message.chat_prompt.messages.add(
+            role=WORDS["role"], parts=[ContentPart(text="x")]
+        ),
         "schema": lambda message: setattr(
             message.constraint.json_schema, "schema", f'{{"title": "{WORDS["schema"]}"}}'
         ),
@@ -118,10 +121,12 @@ def refused_requests() -> dict[str, pb.GenerateRequest | bytes]:
         "grammar": lambda message: setattr(message.constraint.grammar, "ebnf", WORDS["grammar"]),
         "choice": lambda message: message.constraint.choice.choices.append(WORDS["choice"]),
         "adapter": lambda message: setattr(message.adapter, "name", WORDS["adapter"]),
-        "image": lambda message: message.images.add(mime_type=WORDS["mime"]),
-        "long": lambda message: setattr(message.text, "text", WORDS["text"] * 2000),
+        "image": lambda message: message.chat_prompt.messages.add(
+            role="user", parts=[ContentPart(image=ImagePart(mime_type=WORDS["mime"]))]
+        ),
+        "long": lambda message: setattr(message.text_prompt, "text", WORDS["text"] * 2000),
         "temperature": lambda message: setattr(message.sampling, "temperature", -1.0),
-        "tokens": lambda message: message.token_ids.ids.extend((*IDS, 2**31 - 1)),
+        "tokens": lambda message: message.token_prompt.ids.extend((*IDS, 2**31 - 1)),
     }
     told: dict[str, pb.GenerateRequest | bytes] = {}
     for name, edit in edits.items():

@@ -93,7 +93,7 @@ def request(
     text: str = "hello", *, max_tokens: int = 20, request_id: str | None = None, seed: int = 1
 ) -> pb.GenerateRequest:
     message = pb.GenerateRequest(request_id=request_id)
-    message.text.text = text
+    message.text_prompt.text = text
     message.stopping.max_tokens = max_tokens
     message.sampling.seed = seed
     return message

@@ -13,6 +13,7 @@ from google.protobuf.message import Message
 
 from penstock.v1 import generation_service_pb2 as pb
 from penstock.v1 import model_service_pb2 as model_pb
+from penstock.v1.prompt_pb2 import ContentPart
 
 _GENERATION: Final = "/penstock.v1.GenerationService/"
 _MODEL: Final = "/penstock.v1.ModelService/"
@@ -27,12 +28,14 @@ _MAX_BYTES: Final = 4096
 def generation() -> pb.GenerateRequest:
     """A request with most of its fields set."""
     request = pb.GenerateRequest(model="demo", request_id="a-request")
-    request.chat.messages.add(role="user", content="Tell me of the sea. Zażółć gęślą jaźń.")
+    request.chat_prompt.messages.add(
+        role="user", parts=[ContentPart(text="Tell me of the sea. Zażółć gęślą jaźń.")]
+    )
     request.sampling.temperature = 0.7
     request.sampling.top_k = 40
     request.sampling.top_p = 0.9
     request.sampling.seed = 7
-    request.sampling.n = 2
+    request.sampling.num_outputs = 2
     request.sampling.logit_bias.add(token_id=9, bias=-1.5)
     request.stopping.max_tokens = 4
     request.stopping.stop_strings.extend(["end", "\n\n"])
@@ -41,10 +44,10 @@ def generation() -> pb.GenerateRequest:
     request.output.return_token_ids = True
     request.output.max_chunk_delay.FromMilliseconds(5)
     request.scheduling.priority = 3
-    request.scheduling.total_deadline.FromSeconds(20)
+    request.scheduling.total_timeout.FromSeconds(20)
     request.cache.salt = "salt"
     request.cache.session_id = "dialogue"
-    request.cache.retention.priority = 50
+    request.cache.retention.level = 50
     request.constraint.choice.choices.extend(["yes", "no"])
     return request
 
@@ -52,16 +55,16 @@ def generation() -> pb.GenerateRequest:
 def seeds() -> dict[str, list[bytes]]:
     """Valid messages by the method that takes them."""
     text = pb.GenerateRequest()
-    text.text.text = "hello"
+    text.text_prompt.text = "hello"
     text.stopping.max_tokens = 3
     ids = pb.GenerateRequest()
-    ids.token_ids.ids.extend([5, 6, 7])
+    ids.token_prompt.ids.extend([5, 6, 7])
     ids.stopping.max_tokens = 3
     generations = [generation(), text, ids]
     tokenize = model_pb.TokenizeRequest(model="demo")
-    tokenize.text.text = "some words"
+    tokenize.text_prompt.text = "some words"
     dialogue = model_pb.TokenizeRequest(model="demo")
-    dialogue.chat.messages.add(role="user", content="hello")
+    dialogue.chat_prompt.messages.add(role="user", parts=[ContentPart(text="hello")])
     detokenize = model_pb.DetokenizeRequest(model="demo", token_ids=[5, 6, 7])
     commands = [
         *(

@@ -32,7 +32,7 @@ def submit(
 ) -> pb.MultiplexRequest:
     message = pb.MultiplexRequest()
     message.submit.key = key
-    message.submit.generation.text.text = text
+    message.submit.generation.text_prompt.text = text
     if credit is not None:
         message.submit.num_credit_tokens = credit
     if edit is not None:

@@ -14,6 +14,7 @@ import grpc
 import grpc.aio
 from google.protobuf.any_pb2 import Any as AnyMessage
 from google.protobuf.message import Message
+from google.rpc.status_pb2 import Status
 
 import penstock.v1 as pb
 from support.scripted_server import error_info, finished_message
@@ -38,16 +39,16 @@ class ServedRequest:
 
     async def accepted(self, request_id: str = "") -> None:
         request_id = request_id or self.submit.generation.request_id or f"r-{self.key}"
-        await self.send(accepted=pb.Accepted(request_id=request_id, model="demo"))
+        await self.send(accepted=pb.RequestAccepted(request_id=request_id, model="demo"))
 
     async def tokens(self, text: str, num_tokens: int = 1) -> None:
-        await self.send(tokens=pb.Tokens(text=text, num_tokens=num_tokens))
+        await self.send(tokens=pb.TokenDelta(text=text, num_tokens=num_tokens))
 
     async def finished(self) -> None:
         await self.send(finished=finished_message(2))
 
     async def fail(self, code: grpc.StatusCode, message: str, *details: Message) -> None:
-        status = pb.Status(code=code.value[0], message=message)
+        status = Status(code=code.value[0], message=message)
         for detail in details:
             packed = AnyMessage()
             packed.Pack(detail)

@@ -22,7 +22,7 @@ def request(num_tokens: int, request_id: str = "") -> pb.GenerateRequest:
     message = pb.GenerateRequest()
     if request_id:
         message.request_id = request_id
-    message.token_ids.ids.extend([5, 6, 7, 8])
+    message.token_prompt.ids.extend([5, 6, 7, 8])
     message.stopping.max_tokens = num_tokens
     message.stopping.ignore_eos = True
     return message

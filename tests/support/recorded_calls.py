@@ -34,12 +34,15 @@ async def logged(
 
 def request(prompt: str = "hello", **fields: Any) -> pb.GenerateRequest:
     message = pb.GenerateRequest(**fields)
-    message.text.text = prompt
+    message.text_prompt.text = prompt
     return message
 
 
 class Call:
-    """A call of either style: `Generate` is read to its end, `GenerateOnce` awaited."""
+    """A call of either style: `Generate` is read to its end, `GenerateOnce` awaited.
+
+    `trace_id`: of the acceptance, once it was read.
+    """
 
     def __init__(
         self, served: ServedFront, style: str, message: pb.GenerateRequest | bytes, **options: Any
@@ -51,6 +54,7 @@ class Call:
             else:
                 data = message.SerializeToString()
         factory = served.channel.unary_stream if style == "Generate" else served.channel.unary_unary
+        self.trace_id = ""
         self.call: Any = factory(f"/{SERVICE}/{style}")(data, **options)
 
     async def end(self) -> grpc.StatusCode:
@@ -62,8 +66,9 @@ class Call:
         with contextlib.suppress(grpc.aio.AioRpcError, asyncio.CancelledError):
             async with asyncio.timeout(PATIENCE_S):
                 if hasattr(self.call, "read"):
-                    while await self.call.read() is not grpc.aio.EOF:
-                        pass
+                    while (data := await self.call.read()) is not grpc.aio.EOF:
+                        accepted = pb.GenerateResponse.FromString(data).accepted
+                        self.trace_id = accepted.trace_id or self.trace_id
                 else:
                     await self.call
         return await self.end()

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from penstock.v1.generation_service_pb2 import GenerateRequest
+from penstock.v1.prompt_pb2 import ContentPart
 
 Edit = Callable[[GenerateRequest], object]
 
 
 def base() -> GenerateRequest:
     message = GenerateRequest()
-    message.text.text = "hello"
+    message.text_prompt.text = "hello"
     return message
 
 
@@ -52,7 +53,7 @@ def bias(*entries: tuple[int, float]) -> Edit:
 
 
 def tokens(*ids: int) -> Edit:
-    return lambda message: message.token_ids.ids.extend(ids)
+    return lambda message: message.token_prompt.ids.extend(ids)
 
 
 def chat(
@@ -61,13 +62,13 @@ def chat(
     window_tokens: int | None = None,
 ) -> Edit:
     def edit(message: GenerateRequest) -> None:
-        message.chat.SetInParent()
+        message.chat_prompt.SetInParent()
         if window_tokens is not None:
-            message.chat.window_tokens = window_tokens
+            message.chat_prompt.window_tokens = window_tokens
         if add_generation_prompt is not None:
-            message.chat.add_generation_prompt = add_generation_prompt
+            message.chat_prompt.add_generation_prompt = add_generation_prompt
         for role, content in turns:
-            message.chat.messages.add(role=role, content=content)
+            message.chat_prompt.messages.add(role=role, parts=[ContentPart(text=content)])
 
     return edit
 
@@ -81,11 +82,11 @@ def duration(field: str, seconds: int, nanos: int = 0) -> Edit:
     return edit
 
 
-def retention(*, priority: int | None = None, seconds: int | None = None) -> Edit:
+def retention(*, level: int | None = None, seconds: int | None = None) -> Edit:
     def edit(message: GenerateRequest) -> None:
         message.cache.retention.SetInParent()
-        if priority is not None:
-            message.cache.retention.priority = priority
+        if level is not None:
+            message.cache.retention.level = level
         if seconds is not None:
             message.cache.retention.duration.seconds = seconds
             message.cache.retention.duration.SetInParent()

@@ -38,7 +38,7 @@ def resumable(
 ) -> pb.GenerateRequest:
     """Greedy, of exactly so many tokens, told by id, and kept for `grace_s`."""
     message = request(num_tokens, prompt, request_id=request_id)
-    message.resume_grace_period.FromMicroseconds(round(grace_s * 1e6))
+    message.resume_timeout.FromMicroseconds(round(grace_s * 1e6))
     return message
 
 
@@ -47,7 +47,7 @@ def resumed(
 ) -> pb.ResumeRequest:
     """Asks for the rest of it."""
     return pb.ResumeRequest(
-        request_id=request_id, next_sequence=next_sequence, num_received_tokens=num_received
+        request_id=request_id, next_sequence=next_sequence, received_token_counts=num_received
     )
 
 

@@ -14,10 +14,10 @@ import grpc.aio
 from google.protobuf.any_pb2 import Any as AnyMessage
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
-from google.rpc import error_details_pb2, status_pb2
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 import penstock.v1 as pb
+from google.rpc import error_details_pb2, status_pb2
 
 
 def duration(seconds: float) -> Duration:
@@ -27,7 +27,7 @@ def duration(seconds: float) -> Duration:
 
 
 def error_info(reason: str, **metadata: str) -> error_details_pb2.ErrorInfo:
-    return error_details_pb2.ErrorInfo(reason=reason, domain="penstock.v1", metadata=metadata)
+    return error_details_pb2.ErrorInfo(reason=reason, domain="penstock.dev", metadata=metadata)
 
 
 def retry_info(delay_s: float) -> error_details_pb2.RetryInfo:
@@ -64,16 +64,18 @@ class ServedCall:
         await self.send(response)
 
     async def accepted(self, request_id: str = "r-1") -> None:
-        event = pb.Accepted(
+        event = pb.RequestAccepted(
             request_id=request_id, model="demo", num_prompt_tokens=3, seed=2**63 + 5
         )
         await self._send_next(accepted=event)
 
     async def progress(self, state: pb.RequestState.ValueType) -> None:
-        await self._send_next(progress=pb.Progress(state=state, queue_time=duration(0.002)))
+        await self._send_next(
+            progress=pb.RequestProgress(state=state, queue_duration=duration(0.002))
+        )
 
     async def tokens(self, text: str, output_index: int = 0) -> None:
-        event = pb.Tokens(output_index=output_index, text=text, num_tokens=1)
+        event = pb.TokenDelta(output_index=output_index, text=text, num_tokens=1)
         await self._send_next(tokens=event)
 
     async def finished(self, *num_tokens: int) -> None:
@@ -96,8 +98,8 @@ class ServedCall:
         raise AssertionError
 
 
-def finished_message(*num_tokens: int) -> pb.Finished:
-    return pb.Finished(
+def finished_message(*num_tokens: int) -> pb.RequestFinished:
+    return pb.RequestFinished(
         outputs=[
             pb.OutputEnd(
                 output_index=index,
@@ -106,17 +108,17 @@ def finished_message(*num_tokens: int) -> pb.Finished:
             )
             for index, count in enumerate(num_tokens)
         ],
-        usage=pb.Usage(
+        usage=pb.TokenUsage(
             num_prompt_tokens=3,
             num_completion_tokens=sum(num_tokens),
             num_cached_prompt_tokens=1,
         ),
-        timings=pb.Timings(
-            queue=duration(0.002),
-            prefill=duration(0.01),
-            ttft=duration(0.0125),
-            decode=duration(0.5),
-            total=duration(0.6),
+        timings=pb.RequestTimings(
+            queue_duration=duration(0.002),
+            prefill_duration=duration(0.01),
+            ttft_duration=duration(0.0125),
+            decode_duration=duration(0.5),
+            total_duration=duration(0.6),
         ),
     )
 
@@ -191,7 +193,7 @@ class ScriptedServer(_Servicer):
         self, request: pb.ListModelsRequest, context: Any
     ) -> pb.ListModelsResponse:
         if request.page_token:
-            return pb.ListModelsResponse(models=[pb.Model(name="second", executor="torch")])
+            return pb.ListModelsResponse(models=[pb.ModelInfo(name="second", executor="torch")])
         return pb.ListModelsResponse(models=[demo_model()], next_page_token="more")
 
     async def GetModel(self, request: pb.GetModelRequest, context: Any) -> pb.GetModelResponse:
@@ -202,10 +204,12 @@ class ScriptedServer(_Servicer):
         return pb.GetModelResponse(model=demo_model())
 
     async def Tokenize(self, request: pb.TokenizeRequest, context: Any) -> pb.TokenizeResponse:
-        if request.HasField("chat"):
-            rendered = "".join(turn.content for turn in request.chat.messages)
+        if request.HasField("chat_prompt"):
+            rendered = "".join(
+                part.text for turn in request.chat_prompt.messages for part in turn.parts
+            )
             return pb.TokenizeResponse(token_ids=[9], rendered_text=rendered)
-        return pb.TokenizeResponse(token_ids=[ord(char) for char in request.text.text])
+        return pb.TokenizeResponse(token_ids=[ord(char) for char in request.text_prompt.text])
 
     async def Detokenize(
         self, request: pb.DetokenizeRequest, context: Any
@@ -213,8 +217,8 @@ class ScriptedServer(_Servicer):
         return pb.DetokenizeResponse(text="".join(map(chr, request.token_ids)))
 
 
-def demo_model() -> pb.Model:
-    return pb.Model(
+def demo_model() -> pb.ModelInfo:
+    return pb.ModelInfo(
         name="demo",
         aliases=["small"],
         is_default=True,
@@ -222,7 +226,7 @@ def demo_model() -> pb.Model:
         limits=pb.ModelLimits(
             max_total_tokens=512,
             vocab_size=2048,
-            max_reader_stall=duration(30),
+            reader_stall_timeout=duration(30),
             keepalive=pb.KeepalivePolicy(server_ping_interval=duration(20)),
         ),
         features=pb.ModelFeatures(logprobs=True, images=False),

@@ -177,13 +177,14 @@ class Stream:
 
     def __init__(self, channel: grpc.aio.Channel, num_tokens: int, prompt: Sequence[int]) -> None:
         request = pb.GenerateRequest()
-        request.token_ids.ids.extend(prompt)
+        request.token_prompt.ids.extend(prompt)
         request.sampling.temperature = 0.0
         request.stopping.max_tokens = num_tokens
         request.stopping.ignore_eos = True
         stub = pb_grpc.GenerationServiceStub(channel)
         self.num_tokens = 0
         self.text = ""
+        self.trace_id = ""
         self.has_finished = False
         self._call = stub.Generate(request, timeout=PATIENCE_S)
 
@@ -214,6 +215,7 @@ class Stream:
             return False
         self.num_tokens += message.tokens.num_tokens
         self.text += message.tokens.text
+        self.trace_id = message.accepted.trace_id or self.trace_id
         self.has_finished |= message.HasField("finished")
         return True
 

@@ -159,7 +159,7 @@ class SoakCall:
         self.next_sequence = 0
         message = request(len(self.reference), self.prompt, request_id=self.request_id)
         if self.is_resumable:
-            message.resume_grace_period.FromSeconds(GRACE_S)
+            message.resume_timeout.FromSeconds(GRACE_S)
         return self.lines.stub(self.chance).Generate(message, timeout=MOST_S)
 
     def _resumed(self) -> Any:
@@ -167,7 +167,7 @@ class SoakCall:
         message = pb.ResumeRequest(
             request_id=self.request_id,
             next_sequence=self.next_sequence,
-            num_received_tokens=[len(self.received)],
+            received_token_counts=[len(self.received)],
         )
         return self.lines.stub(self.chance).Resume(message, timeout=MOST_S)
 

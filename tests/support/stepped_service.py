@@ -141,7 +141,7 @@ def request(
 ) -> pb.GenerateRequest:
     """Greedy, of exactly so many tokens, which are told by id."""
     message = pb.GenerateRequest(request_id=request_id)
-    message.token_ids.ids.extend(prompt)
+    message.token_prompt.ids.extend(prompt)
     message.sampling.temperature = 0.0
     message.stopping.max_tokens = num_tokens
     message.stopping.ignore_eos = True

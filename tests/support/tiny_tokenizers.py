@@ -20,8 +20,12 @@ LINES = [
 
 SPECIAL = ["<unk>", "<s>", "</s>", "<|im_start|>", "<|im_end|>"]
 CHAT_TEMPLATE = (
-    "{{ bos_token }}{% for message in messages %}<|im_start|>{{ message.role }}\n"
-    "{{ message.content }}<|im_end|>\n{% endfor %}"
+    "{{ bos_token }}{% if tools %}{{ tools | tojson }}{% endif %}"
+    "{% if mood is defined %}[{{ mood }}]{% endif %}"
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}"
+    "{{ message.name }}{{ message.tool_call_id }}"
+    "{% if message.tool_calls %}{{ message.tool_calls | tojson }}{% endif %}"
+    "<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n<think>{% endif %}"
 )
 

@@ -34,7 +34,7 @@ _KEY = 7
 def request(num_tokens: int = 3, prompt: Sequence[int] = (5, 6, 7, 8)) -> pb.GenerateRequest:
     """Greedy, of so many tokens, whatever they are."""
     message = pb.GenerateRequest()
-    message.token_ids.ids.extend(prompt)
+    message.token_prompt.ids.extend(prompt)
     message.sampling.temperature = 0.0
     message.stopping.max_tokens = num_tokens
     message.stopping.ignore_eos = True

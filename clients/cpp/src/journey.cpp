@@ -10,7 +10,7 @@ namespace {
 constexpr auto kLeavingTimeout = std::chrono::seconds(2);
 
 Nanoseconds grace_of(const v1::GenerateRequest& request) {
-  const auto& grace = request.resume_grace_period();
+  const auto& grace = request.resume_timeout();
   return std::chrono::seconds(grace.seconds()) + Nanoseconds(grace.nanos());
 }
 

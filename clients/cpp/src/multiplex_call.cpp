@@ -23,12 +23,12 @@ v1::MultiplexRequest credit_command(std::uint64_t key, std::uint32_t num_tokens)
   return command;
 }
 
-// The deadline of a call of its own travels as total_deadline, unless that is earlier already.
+// The deadline of a call of its own travels as total_timeout, unless that is earlier already.
 void limit_deadline(v1::GenerateRequest& generation, Nanoseconds left) {
   constexpr std::int64_t kSecond = 1'000'000'000;
   auto* scheduling = generation.mutable_scheduling();
   if (scheduling->has_total_deadline()) {
-    const auto& told = scheduling->total_deadline();
+    const auto& told = scheduling->total_timeout();
     if (std::chrono::seconds(told.seconds()) + Nanoseconds(told.nanos()) <= left) return;
   }
   auto* deadline = scheduling->mutable_total_deadline();

@@ -9,7 +9,7 @@
 namespace penstock {
 namespace {
 
-constexpr auto kDomain = "penstock.v1";
+constexpr auto kDomain = "penstock.dev";
 constexpr auto kPushbackKey = "grpc-retry-pushback-ms";
 constexpr int kMaxCode = grpc::StatusCode::UNAUTHENTICATED;
 

@@ -26,7 +26,7 @@ bool StreamReader::receive(const v1::GenerateResponse& response) {
     has_output_ = true;
     const std::size_t index = response.tokens().output_index();
     if (index >= kMaxOutputs) fail("there is no output " + std::to_string(index));
-    auto& counts = point_.num_received_tokens;
+    auto& counts = point_.received_token_counts;
     if (counts.size() <= index) counts.resize(index + 1);
     counts[index] += response.tokens().num_tokens();
   } else if (response.has_accepted()) {

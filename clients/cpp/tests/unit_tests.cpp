@@ -127,7 +127,7 @@ void a_stream_is_counted() {
   CHECK(reader.receive(tokens(1, 3)));
   CHECK(reader.has_output());
   CHECK(reader.point().request_id == "a" && reader.point().next_sequence == 2);
-  CHECK(reader.point().num_received_tokens == std::vector<std::uint32_t>{3});
+  CHECK(reader.point().received_token_counts == std::vector<std::uint32_t>{3});
   CHECK(throws<StreamBroken>([&] { (void)reader.end(); }));
   v1::GenerateResponse last;
   last.set_sequence(2);
@@ -143,14 +143,14 @@ void a_broken_stream_is_told() {
   reader.receive(accepted());
   CHECK(throws<StreamBroken>([&] { reader.receive(tokens(2, 1)); }));
   StreamReader resumed(
-      ResumePoint{.request_id = "a", .next_sequence = 7, .num_received_tokens = {2}});
+      ResumePoint{.request_id = "a", .next_sequence = 7, .received_token_counts = {2}});
   CHECK(resumed.receive(tokens(7, 1)));
-  CHECK(resumed.point().num_received_tokens == std::vector<std::uint32_t>{3});
+  CHECK(resumed.point().received_token_counts == std::vector<std::uint32_t>{3});
 }
 
 void details_are_read() {
   google::rpc::ErrorInfo info;
-  info.set_domain("penstock.v1");
+  info.set_domain("penstock.dev");
   info.set_reason("QUEUE_FULL");
   (*info.mutable_metadata())["estimate_ms"] = "12";
   google::rpc::RetryInfo retry;

@@ -148,6 +148,7 @@ from penstock.client.prompt import (
     PromptLike,
     TextPrompt,
     TokenPrompt,
+    ToolCall,
 )
 from penstock.client.resuming import (
     ResumePoint,
@@ -276,6 +277,7 @@ __all__ = [
     "TokenRecord",
     "Tokenization",
     "Tokens",
+    "ToolCall",
     "TopLogprob",
     "TraceContext",
     "Unauthenticated",

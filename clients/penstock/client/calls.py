@@ -124,7 +124,7 @@ class Calls:
 
         `is_whole`: nobody sees them before the last, so output does not stand against a retry.
         """
-        recovery = self.settings.recovery(decode_seconds(request.resume_grace_period))
+        recovery = self.settings.recovery(decode_seconds(request.resume_timeout))
         passage = Passage(request, attempts, recovery, is_whole=is_whole)
         return self._travel(passage, metadata, canceller)
 

@@ -6,10 +6,18 @@ may raise is drawn in `errors.py`; when it is tried again is written in `retry.p
 
 import asyncio
 import dataclasses
-from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Iterable, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterable,
+    Awaitable,
+    Callable,
+    Iterable,
+    Mapping,
+    Sequence,
+)
 from contextlib import aclosing
 from types import TracebackType
-from typing import ClassVar, Self, Unpack
+from typing import Any, ClassVar, Self, Unpack
 
 import grpc
 
@@ -200,13 +208,20 @@ class Client(ModelCalls):
         self,
         messages: Sequence[ChatMessage],
         *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        template_arguments: Mapping[str, Any] | None = None,
         deadline_s: float | None = None,
         trace: TraceContext | None = None,
         metadata: Metadata = (),
         **options: Unpack[GenerationOptions],
     ) -> AsyncGenerator[Event, None]:
-        """Stream the events of the next turn of a dialogue; as `generate`."""
-        prompt = ChatPrompt(messages=tuple(messages))
+        """Stream the events of the next message of a conversation; as `generate`.
+
+        `tools`, `template_arguments`: see `ChatPrompt`.
+        """
+        prompt = ChatPrompt(
+            messages=tuple(messages), tools=tuple(tools), template_arguments=template_arguments
+        )
         return self.generate(
             prompt, deadline_s=deadline_s, trace=trace, metadata=metadata, **options
         )

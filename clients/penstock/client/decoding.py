@@ -98,7 +98,7 @@ def join_outputs(pieces: Iterable[Tokens], finished: Finished) -> tuple[Output, 
     )
 
 
-def decode_model(message: pb.Model) -> Model:
+def decode_model(message: pb.ModelInfo) -> Model:
     """Read a model's description."""
     ready_time = message.ready_time
     return Model(
@@ -127,7 +127,7 @@ def decode_health(value: int) -> HealthStatus:
     return decode_enum(HealthStatus, value)
 
 
-def decode_usage(message: pb.Usage) -> Usage:
+def decode_usage(message: pb.TokenUsage) -> Usage:
     """Read the token accounts of a request."""
     return Usage(
         num_prompt_tokens=message.num_prompt_tokens,
@@ -136,30 +136,31 @@ def decode_usage(message: pb.Usage) -> Usage:
     )
 
 
-def decode_timings(message: pb.Timings) -> Timings:
+def decode_timings(message: pb.RequestTimings) -> Timings:
     """Read where a request's time went."""
     return Timings(
-        queue_s=decode_seconds(message.queue),
-        prefill_s=decode_seconds(message.prefill),
-        ttft_s=decode_optional_s(message, "ttft"),
-        decode_s=decode_seconds(message.decode),
-        total_s=decode_seconds(message.total),
+        queue_s=decode_seconds(message.queue_duration),
+        prefill_s=decode_seconds(message.prefill_duration),
+        ttft_s=decode_optional_s(message, "ttft_duration"),
+        decode_s=decode_seconds(message.decode_duration),
+        total_s=decode_seconds(message.total_duration),
     )
 
 
-def _accepted(message: pb.Accepted, sequence: int) -> Accepted:
+def _accepted(message: pb.RequestAccepted, sequence: int) -> Accepted:
     return Accepted(
         sequence=sequence,
         request_id=message.request_id,
         model=message.model,
         num_prompt_tokens=message.num_prompt_tokens,
         seed=message.seed,
-        estimated_queue_s=decode_optional_s(message, "estimated_queue_time"),
+        estimated_queue_s=decode_optional_s(message, "estimated_queue_duration"),
         num_dropped_messages=message.num_dropped_messages,
+        trace_id=message.trace_id,
     )
 
 
-def _progress(message: pb.Progress, sequence: int) -> Progress:
+def _progress(message: pb.RequestProgress, sequence: int) -> Progress:
     has_position = message.HasField("queue_position")
     return Progress(
         sequence=sequence,
@@ -168,16 +169,16 @@ def _progress(message: pb.Progress, sequence: int) -> Progress:
         wait_reason=decode_enum(WaitReason, message.wait_reason),
         num_cached_prompt_tokens=message.num_cached_prompt_tokens,
         num_preemptions=message.num_preemptions,
-        queue_s=decode_seconds(message.queue_time),
-        estimated_queue_s=decode_optional_s(message, "estimated_queue_time"),
+        queue_s=decode_seconds(message.queue_duration),
+        estimated_queue_s=decode_optional_s(message, "estimated_queue_duration"),
     )
 
 
-def _prompt(message: pb.Prompt, sequence: int) -> PromptEcho:
+def _prompt(message: pb.PromptEcho, sequence: int) -> PromptEcho:
     return PromptEcho(sequence=sequence, text=message.text, records=_records(message.records))
 
 
-def _tokens(message: pb.Tokens, sequence: int) -> Tokens:
+def _tokens(message: pb.TokenDelta, sequence: int) -> Tokens:
     records = message.records
     return Tokens(
         sequence=sequence,
@@ -195,14 +196,20 @@ def _records(messages: Iterable[pb.TokenRecord]) -> tuple[TokenRecord, ...]:
             logprob=message.logprob if message.HasField("logprob") else None,
             rank=message.rank if message.HasField("rank") else None,
             top_logprobs=tuple(
-                TopLogprob(id=top.id, logprob=top.logprob) for top in message.top_logprobs
+                TopLogprob(
+                    id=top.id,
+                    logprob=top.logprob,
+                    token_bytes=top.token_bytes if top.HasField("token_bytes") else None,
+                )
+                for top in message.top_logprobs
             ),
+            token_bytes=message.token_bytes if message.HasField("token_bytes") else None,
         )
         for message in messages
     )
 
 
-def _finished(message: pb.Finished, sequence: int) -> Finished:
+def _finished(message: pb.RequestFinished, sequence: int) -> Finished:
     return Finished(
         sequence=sequence,
         outputs=tuple(_output_end(end) for end in message.outputs),

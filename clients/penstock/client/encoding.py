@@ -5,11 +5,13 @@ field as the contract names it; ranges beyond that are the server's to judge.
 """
 
 import reprlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from google.protobuf.duration_pb2 import Duration
+from google.protobuf.json_format import ParseDict, ParseError
 from google.protobuf.message import Message
+from google.protobuf.struct_pb2 import Struct
 
 import penstock.v1 as pb
 from penstock.client.options import (
@@ -33,7 +35,6 @@ _SAMPLING_SCALARS = (
     "presence_penalty",
     "frequency_penalty",
     "seed",
-    "n",
 )
 
 
@@ -53,12 +54,8 @@ def encode_request(request: GenerationRequest) -> pb.GenerateRequest:
     if request.adapter is not None:
         _set(message.adapter, "name", request.adapter.name, "adapter.name")
         _set(message.adapter, "scale", request.adapter.scale, "adapter.scale")
-    for index, image in enumerate(request.images):
-        image_message = message.images.add()
-        _set(image_message, "data", image.data, f"images[{index}].data")
-        _set(image_message, "mime_type", image.mime_type, f"images[{index}].mime_type")
     grace_s = request.resume_grace_s
-    _set_duration(message, "resume_grace_period", grace_s, "resume_grace_period")
+    _set_duration(message, "resume_timeout", grace_s, "resume_timeout")
     _clear_unused_groups(message)
     return message
 
@@ -69,22 +66,57 @@ def encode_prompt(prompt: Prompt, message: pb.GenerateRequest | pb.TokenizeReque
     Raises ValueError for token ids in a TokenizeRequest: there is nothing to tokenise.
     """
     if isinstance(prompt, TextPrompt):
-        message.text.SetInParent()
-        _set_prompt(message.text, "text", prompt.text, "text.text")
-        _set(message.text, "add_special_tokens", prompt.add_special_tokens, "text")
+        text = message.text_prompt
+        text.SetInParent()
+        _set_prompt(text, "text", prompt.text, "text_prompt.text")
+        _set(text, "add_special_tokens", prompt.add_special_tokens, "text_prompt")
     elif isinstance(prompt, ChatPrompt):
-        message.chat.SetInParent()
-        for index, turn in enumerate(prompt.messages):
-            chat_message = message.chat.messages.add()
-            _set(chat_message, "role", turn.role, f"chat.messages[{index}].role")
-            _set_prompt(chat_message, "content", turn.content, f"chat.messages[{index}].content")
-        _set(message.chat, "add_generation_prompt", prompt.add_generation_prompt, "chat")
-        _set(message.chat, "window_tokens", prompt.window_tokens, "chat.window_tokens")
+        _encode_chat(prompt, message.chat_prompt)
     elif isinstance(message, pb.TokenizeRequest):
         raise ValueError("prompt: token ids are tokenised already")
     else:
-        message.token_ids.SetInParent()
-        _extend(message.token_ids.ids, prompt.ids, "token_ids.ids")
+        message.token_prompt.SetInParent()
+        _extend(message.token_prompt.ids, prompt.ids, "token_prompt.ids")
+
+
+def _encode_chat(prompt: ChatPrompt, message: pb.ChatPrompt) -> None:
+    message.SetInParent()
+    for index, turn in enumerate(prompt.messages):
+        path = f"chat_prompt.messages[{index}]"
+        encoded = message.messages.add()
+        _set(encoded, "role", turn.role, f"{path}.role")
+        _set(encoded, "name", turn.name, f"{path}.name")
+        _set(encoded, "tool_call_id", turn.tool_call_id, f"{path}.tool_call_id")
+        parts = (turn.content,) if isinstance(turn.content, str) else turn.content
+        for number, part in enumerate(parts):
+            part_path = f"{path}.parts[{number}]"
+            if isinstance(part, str):
+                _set_prompt(encoded.parts.add(), "text", part, f"{part_path}.text")
+            else:
+                image = encoded.parts.add().image
+                _set(image, "data", part.data, f"{part_path}.image.data")
+                _set(image, "mime_type", part.mime_type, f"{part_path}.image.mime_type")
+        for number, call in enumerate(turn.tool_calls):
+            call_path = f"{path}.tool_calls[{number}]"
+            call_message = encoded.tool_calls.add()
+            _set(call_message, "id", call.id, f"{call_path}.id")
+            _set(call_message, "name", call.name, f"{call_path}.name")
+            _set_struct(call_message.arguments, call.arguments, f"{call_path}.arguments")
+    _set(message, "add_generation_prompt", prompt.add_generation_prompt, "chat_prompt")
+    _set(message, "window_tokens", prompt.window_tokens, "chat_prompt.window_tokens")
+    for index, tool in enumerate(prompt.tools):
+        _set_struct(message.tools.add(), tool, f"chat_prompt.tools[{index}]")
+    if prompt.template_arguments:
+        path = "chat_prompt.template_arguments"
+        _set_struct(message.template_arguments, prompt.template_arguments, path)
+
+
+def _set_struct(message: Struct, values: Mapping[str, Any], path: str) -> None:
+    """Raises ValueError for what JSON does not have."""
+    try:
+        ParseDict(dict(values), message)
+    except ParseError:
+        raise ValueError(f"{path}: must hold nothing but what JSON can") from None
 
 
 def encode_ids(ids: Sequence[int], message: pb.DetokenizeRequest) -> None:
@@ -95,6 +127,7 @@ def encode_ids(ids: Sequence[int], message: pb.DetokenizeRequest) -> None:
 def _encode_sampling(request: GenerationRequest, message: pb.SamplingOptions) -> None:
     for name in _SAMPLING_SCALARS:
         _set(message, name, getattr(request.sampling, name), f"sampling.{name}")
+    _set(message, "num_outputs", request.sampling.n, "sampling.num_outputs")
     for index, (token_id, bias) in enumerate(request.sampling.logit_bias):
         entry = message.logit_bias.add()
         _set(entry, "token_id", token_id, f"sampling.logit_bias[{index}].token_id")
@@ -118,7 +151,7 @@ def _encode_output(options: OutputOptions, message: pb.OutputOptions) -> None:
 def _encode_scheduling(request: GenerationRequest, message: pb.SchedulingOptions) -> None:
     options = request.scheduling
     _set(message, "priority", options.priority, "scheduling.priority")
-    for name in ("ttft_deadline", "total_deadline", "time_limit"):
+    for name in ("ttft_timeout", "total_timeout", "time_limit"):
         _set_duration(message, name, getattr(options, f"{name}_s"), f"scheduling.{name}")
 
 
@@ -126,14 +159,14 @@ def _encode_cache(request: GenerationRequest, message: pb.CacheOptions) -> None:
     options = request.cache
     _set(message, "salt", options.cache_salt, "cache.salt")
     _set(message, "session_id", options.session_id, "cache.session_id")
-    if options.retention_priority is not None or options.retention_s is not None:
+    if options.retention_level is not None or options.retention_s is not None:
         path = "cache.retention"
-        _set(message.retention, "priority", options.retention_priority, f"{path}.priority")
+        _set(message.retention, "level", options.retention_level, f"{path}.level")
         _set_duration(message.retention, "duration", options.retention_s, f"{path}.duration")
         message.retention.SetInParent()
 
 
-def _encode_constraint(constraint: Constraint, message: pb.Constraint) -> None:
+def _encode_constraint(constraint: Constraint, message: pb.OutputConstraint) -> None:
     match constraint:
         case JsonSchemaConstraint():
             message.json_schema.SetInParent()

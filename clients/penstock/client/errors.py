@@ -48,7 +48,7 @@ from typing import Self
 
 import grpc
 
-ERROR_DOMAIN = "penstock.v1"
+ERROR_DOMAIN = "penstock.dev"
 """`google.rpc.ErrorInfo.domain` of the reasons in the table below."""
 
 STREAM_BROKEN = "STREAM_BROKEN"

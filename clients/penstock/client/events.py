@@ -49,7 +49,8 @@ class Accepted:
     A second one means that the call was tried again before it had any output. `seed` sent back
     with the same request gives the same tokens, where the model has the feature "seed"; it is 0 and
     means nothing elsewhere. `estimated_queue_s` None: no estimate.
-    `num_dropped_messages`: what the window of a dialogue left out.
+    `num_dropped_messages`: what the window of a conversation left out. `trace_id`: in
+    hexadecimal, empty where the request is not traced.
     """
 
     sequence: int
@@ -59,6 +60,7 @@ class Accepted:
     seed: int
     estimated_queue_s: float | None
     num_dropped_messages: int = 0
+    trace_id: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,16 +83,21 @@ class TopLogprob:
 
     id: int
     logprob: float
+    token_bytes: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenRecord:
-    """One token. `logprob` (natural) and `rank` (1 is the most likely) only if asked for."""
+    """One token. `logprob` (natural) and `rank` (1 is the most likely) only if asked for.
+
+    `token_bytes`: what it adds to the text, with `logprob`; None where that depends on neighbours.
+    """
 
     id: int
     logprob: float | None
     rank: int | None
     top_logprobs: tuple[TopLogprob, ...]
+    token_bytes: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

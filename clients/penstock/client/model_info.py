@@ -14,6 +14,8 @@ class ModelState(enum.IntEnum):
     RECOVERING = 3
     DRAINING = 4
     FAILED = 5
+    REGISTERED = 6
+    UNLOADING = 7
 
 
 class HealthStatus(enum.IntEnum):
@@ -40,10 +42,10 @@ class ModelLimits:
     max_stop_string_chars: int | None = None
     max_stop_string_bytes: int | None = None
     max_stop_token_ids: int | None = None
-    max_n: int | None = None
+    max_num_outputs: int | None = None
     max_logprobs: int | None = None
     max_logit_bias: int | None = None
-    max_request_id_chars: int | None = None
+    max_identifier_chars: int | None = None
     max_chunk_tokens: int | None = None
     max_constraint_bytes: int | None = None
     max_images: int | None = None
@@ -53,10 +55,10 @@ class ModelLimits:
     max_concurrent_streams: int | None = None
     max_pending_requests: int | None = None
     max_pending_tokens: int | None = None
-    resume_grace_period_s: float | None = None
-    max_reader_stall_s: float | None = None
-    default_deadline_s: float | None = None
-    max_deadline_s: float | None = None
+    max_resume_timeout_s: float | None = None
+    reader_stall_timeout_s: float | None = None
+    default_timeout_s: float | None = None
+    max_timeout_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -164,7 +164,7 @@ class Lanes:
     ) -> tuple[Lane, pb.MultiplexRequest]:
         """Open a lane; the command that starts its request.
 
-        `timeout_s` becomes the request's total_deadline, unless that is earlier already.
+        `timeout_s` becomes the request's total_timeout, unless that is earlier already.
 
         Raises ResourceExhausted for a request that is too large, with no effect on others.
         """
@@ -247,12 +247,12 @@ class Lanes:
 
 
 def _limit_deadline(generation: pb.GenerateRequest, timeout_s: float) -> None:
-    """Set total_deadline to the earlier of the two; at least a nanosecond, as it is positive."""
+    """Set total_timeout to the earlier of the two; at least a nanosecond, as it is positive."""
     timeout_ns = max(1, round(timeout_s * 1e9))
     scheduling = generation.scheduling
-    if not scheduling.HasField("total_deadline") or (
-        timeout_ns < scheduling.total_deadline.ToNanoseconds()
+    if not scheduling.HasField("total_timeout") or (
+        timeout_ns < scheduling.total_timeout.ToNanoseconds()
     ):
         duration = Duration()
         duration.FromNanoseconds(timeout_ns)
-        scheduling.total_deadline.CopyFrom(duration)
+        scheduling.total_timeout.CopyFrom(duration)

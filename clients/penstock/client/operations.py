@@ -157,7 +157,9 @@ class OperationsClient:
         found: list[LiveRequest] = []
         for _ in range(MAX_NUM_PAGES):
             page = await self._ask(
-                lambda channel: pb.OperationsServiceStub(channel).ListRequests, request, deadline_s
+                lambda channel: pb.OperationsServiceStub(channel).ListLiveRequests,
+                request,
+                deadline_s,
             )
             found.extend(decode_live_request(each) for each in page.requests)
             num_left = None if max_requests is None else max_requests - len(found)
@@ -179,8 +181,8 @@ class OperationsClient:
         `tenant` is needed only if two tenants use the same id.
         """
         response = await self._ask(
-            lambda channel: pb.OperationsServiceStub(channel).GetRequest,
-            pb.GetRequestRequest(request_id=request_id, tenant=tenant),
+            lambda channel: pb.OperationsServiceStub(channel).GetLiveRequest,
+            pb.GetLiveRequestRequest(request_id=request_id, tenant=tenant),
             deadline_s,
         )
         return decode_live_request(response.request)

@@ -31,11 +31,11 @@ from penstock.client.operations_values import (
 )
 
 
-def decode_stats(message: pb.Stats) -> ServerStats:
+def decode_stats(message: pb.ServerStats) -> ServerStats:
     """Read a snapshot."""
     return ServerStats(
-        time_s=_moment_s(message.time),
-        uptime_s=decode_seconds(message.uptime),
+        time_s=_moment_s(message.snapshot_time),
+        uptime_s=decode_seconds(message.uptime_duration),
         is_draining=message.is_draining,
         models=tuple(_model_stats(model) for model in message.models),
         fronts=tuple(
@@ -70,11 +70,11 @@ def decode_live_request(message: pb.LiveRequest) -> LiveRequest:
         num_blocks=message.num_blocks,
         num_preemptions=message.num_preemptions,
         num_backlog_tokens=message.num_backlog_tokens,
-        time_to_deadline_s=decode_optional_s(message, "time_to_deadline"),
+        time_to_deadline_s=decode_optional_s(message, "remaining_duration"),
         trace_id=message.trace_id,
         history=tuple(
             PhaseChange(
-                phase=decode_enum(RequestPhase, change.phase), since_s=_moment_s(change.time)
+                phase=decode_enum(RequestPhase, change.phase), since_s=_moment_s(change.start_time)
             )
             for change in message.history
         ),
@@ -87,10 +87,10 @@ def decode_step(message: pb.StepRecord) -> StepRecord:
     return StepRecord(
         step=message.step,
         launch_s=_moment_s(message.launch_time),
-        scheduler_s=decode_seconds(message.scheduler_time),
-        executor_s=decode_seconds(message.executor_time),
-        predicted_s=decode_optional_s(message, "predicted_time"),
-        inter_token_s=decode_optional_s(message, "inter_token_latency"),
+        scheduler_s=decode_seconds(message.scheduler_duration),
+        executor_s=decode_seconds(message.executor_duration),
+        predicted_s=decode_optional_s(message, "predicted_duration"),
+        inter_token_s=decode_optional_s(message, "inter_token_duration"),
         num_inter_token=message.num_inter_token,
         num_prefill_tokens=message.num_prefill_tokens,
         num_prefill_requests=message.num_prefill_requests,
@@ -147,14 +147,14 @@ def _model_stats(message: pb.ModelStats) -> ModelStats:
         ),
         prefill_tokens_per_s=message.prefill_tokens_per_second,
         decode_tokens_per_s=message.decode_tokens_per_second,
-        mean_step_s=decode_optional_s(message, "mean_step_time"),
-        estimated_queue_s=decode_optional_s(message, "estimated_queue_time"),
+        mean_step_s=decode_optional_s(message, "mean_step_duration"),
+        estimated_queue_s=decode_optional_s(message, "estimated_queue_duration"),
         num_engine_restarts=message.num_engine_restarts,
         engine_epoch=message.engine_epoch,
         ttft=_percentiles(message.ttft),
         itl=_percentiles(message.itl),
         queue=_percentiles(message.queue),
-        e2e=_percentiles(message.e2e),
+        e2e=_percentiles(message.total),
         wait_reason=decode_enum(WaitReason, message.wait_reason),
     )
 

@@ -25,11 +25,11 @@ def watch_request(model: str | None, interval_s: float | None) -> pb.WatchStatsR
 
 def list_request(
     model: str | None, tenant: str | None, state: RequestState | None, max_requests: int | None
-) -> pb.ListRequestsRequest:
+) -> pb.ListLiveRequestsRequest:
     """The first page."""
     if max_requests is not None and max_requests < 1:
         raise ValueError(f"max_requests: must be at least 1, not {max_requests}")
-    return pb.ListRequestsRequest(
+    return pb.ListLiveRequestsRequest(
         model=model,
         tenant=tenant,
         state=None if state is None else pb.RequestState.ValueType(state),
@@ -40,7 +40,7 @@ def list_request(
 def drain_request(timeout_s: float | None) -> pb.DrainRequest:
     """`timeout_s` None: as the server is set."""
     timeout = None if timeout_s is None else _duration("timeout_s", timeout_s)
-    return pb.DrainRequest(timeout=timeout)
+    return pb.DrainRequest(drain_timeout=timeout)
 
 
 def flight_request(

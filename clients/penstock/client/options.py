@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from typing import Any, TypeAlias, TypedDict
 
-from penstock.client.prompt import Image, Prompt, PromptLike, as_prompt
+from penstock.client.prompt import Prompt, PromptLike, as_prompt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,13 +67,13 @@ class OutputOptions:
 class SchedulingOptions:
     """How urgent, and how long the answer is worth anything. Seconds from arrival at the server.
 
-    A higher `priority` is more urgent. `ttft_deadline_s` (first token) and `total_deadline_s` fail
+    A higher `priority` is more urgent. `ttft_timeout_s` (first token) and `total_timeout_s` fail
     the request; `time_limit_s` ends it well and keeps the text.
     """
 
     priority: int | None = None
-    ttft_deadline_s: float | None = None
-    total_deadline_s: float | None = None
+    ttft_timeout_s: float | None = None
+    total_timeout_s: float | None = None
     time_limit_s: float | None = None
 
 
@@ -81,12 +81,12 @@ class SchedulingOptions:
 class CacheOptions:
     """Reuse of KV cache: with whom it is shared, which dialogue it belongs to, how long it stays.
 
-    A higher `retention_priority` keeps the blocks longer, for `retention_s` after the end.
+    A higher `retention_level` keeps the blocks longer, for `retention_s` after the end.
     """
 
     cache_salt: str | None = None
     session_id: str | None = None
-    retention_priority: int | None = None
+    retention_level: int | None = None
     retention_s: float | None = None
 
 
@@ -150,7 +150,6 @@ class GenerationRequest:
     cache: CacheOptions = field(default_factory=CacheOptions)
     constraint: Constraint | None = None
     adapter: Adapter | None = None
-    images: tuple[Image, ...] = ()
     resume_grace_s: float | None = None
 
 
@@ -161,7 +160,6 @@ class GenerationOptions(TypedDict, total=False):
     request_id: str | None
     constraint: Constraint | None
     adapter: Adapter | None
-    images: Sequence[Image]
     resume_grace_s: float | None
     temperature: float | None
     top_k: int | None
@@ -186,12 +184,12 @@ class GenerationOptions(TypedDict, total=False):
     min_chunk_tokens: int | None
     max_chunk_delay_s: float | None
     priority: int | None
-    ttft_deadline_s: float | None
-    total_deadline_s: float | None
+    ttft_timeout_s: float | None
+    total_timeout_s: float | None
     time_limit_s: float | None
     cache_salt: str | None
     session_id: str | None
-    retention_priority: int | None
+    retention_level: int | None
     retention_s: float | None
 
 
@@ -214,9 +212,8 @@ _GROUPS: Mapping[str, type[Any]] = {
 _GROUP_OF: Mapping[str, str] = {
     option.name: name for name, group in _GROUPS.items() for option in fields(group)
 }
-_TOP_LEVEL = ("model", "request_id", "constraint", "adapter", "images", "resume_grace_s")
+_TOP_LEVEL = ("model", "request_id", "constraint", "adapter", "resume_grace_s")
 _FREEZE: Mapping[str, Callable[[Any], tuple[Any, ...]]] = {
-    "images": tuple,
     "logit_bias": _pairs,
     "stop": _strings,
     "stop_token_ids": tuple,

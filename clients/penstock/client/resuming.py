@@ -21,23 +21,23 @@ _MAX_DELAY_S = 1.0
 class ResumePoint:
     """How far a request's stream was read: all that another process needs to go on with it.
 
-    `next_sequence`: of the next message. `num_received_tokens`: tokens of each output so far.
+    `next_sequence`: of the next message. `received_token_counts`: tokens of each output so far.
     """
 
     request_id: str
     next_sequence: int = 0
-    num_received_tokens: tuple[int, ...] = ()
+    received_token_counts: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         """Raise ValueError naming the field that is out of range."""
         if self.next_sequence < 0:
             raise ValueError(f"next_sequence: must not be negative, not {self.next_sequence}")
-        if any(count < 0 for count in self.num_received_tokens):
-            raise ValueError("num_received_tokens: must not be negative")
+        if any(count < 0 for count in self.received_token_counts):
+            raise ValueError("received_token_counts: must not be negative")
 
     def after(self, event: Event) -> "ResumePoint":
         """The point behind an event of the stream. `Finished` is the last: nothing is behind it."""
-        counts = list(self.num_received_tokens)
+        counts = list(self.received_token_counts)
         request_id = self.request_id
         if isinstance(event, Accepted):
             request_id = event.request_id
@@ -48,7 +48,7 @@ class ResumePoint:
             self,
             request_id=request_id,
             next_sequence=event.sequence + 1,
-            num_received_tokens=tuple(counts),
+            received_token_counts=tuple(counts),
         )
 
     def message(self) -> pb.ResumeRequest:
@@ -56,7 +56,7 @@ class ResumePoint:
         return pb.ResumeRequest(
             request_id=self.request_id,
             next_sequence=self.next_sequence,
-            num_received_tokens=self.num_received_tokens,
+            received_token_counts=self.received_token_counts,
         )
 
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import grpc
 from google.protobuf.any_pb2 import Any
 from google.protobuf.message import DecodeError
-from google.rpc import error_details_pb2, status_pb2
+from google.rpc.status_pb2 import Status
 
-import penstock.v1 as pb
+from google.rpc import error_details_pb2, status_pb2
 from penstock.client.errors import (
     ERROR_DOMAIN,
     Failure,
@@ -72,7 +72,7 @@ def error_cause(failed: grpc.RpcError | PenstockError) -> grpc.RpcError | None:
     return None if isinstance(failed, PenstockError) else failed
 
 
-def error_from_status(status: pb.Status, *, request_id: str = "") -> PenstockError:
+def error_from_status(status: Status, *, request_id: str = "") -> PenstockError:
     """Make the typed error of a request that failed on a Multiplex call; as `error_from_call`.
 
     A code that gRPC does not have, or OK, becomes UNKNOWN.

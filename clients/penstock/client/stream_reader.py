@@ -25,7 +25,7 @@ class StreamReader:
         self._next_sequence: int = 0 if start is None else start.next_sequence
         self._num_tokens: dict[int, int] = {}
         if start is not None:
-            self._num_tokens.update(enumerate(start.num_received_tokens))
+            self._num_tokens.update(enumerate(start.received_token_counts))
         self.request_id = "" if start is None else start.request_id
         """The request, once the server told."""
         self._finished: Finished | None = None
@@ -38,7 +38,7 @@ class StreamReader:
         return ResumePoint(
             request_id=self.request_id,
             next_sequence=self._next_sequence,
-            num_received_tokens=counts,
+            received_token_counts=counts,
         )
 
     def receive(self, response: pb.GenerateResponse) -> Event | None:

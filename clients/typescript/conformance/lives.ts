@@ -75,7 +75,7 @@ export async function resume(talk: Talk): Promise<void> {
   const lost = talk.client();
   const once = await lost.generateOnce(greedy(numTokens), CALL);
   const before = new Heard(
-    lost.generate({ ...greedy(numTokens), resumeGracePeriod: milliseconds(30_000) }),
+    lost.generate({ ...greedy(numTokens), resumeTimeout: milliseconds(30_000) }),
   );
   await before.untilTokens(20);
   const { point } = before.stream;

@@ -72,7 +72,7 @@ export interface CallOptions {
 export interface ResumeOptions extends CallOptions {
   /**
    * For how long lost connections are made good again, and that leaving early cancels the request:
-   * the request's own resumeGracePeriod. Default 0.
+   * the request's own resumeTimeout. Default 0.
    */
   readonly graceMs?: number;
 }
@@ -95,7 +95,7 @@ export class Client {
   }
 
   /**
-   * The events of one request. Where it asks for a `resumeGracePeriod`, a lost connection is made
+   * The events of one request. Where it asks for a `resumeTimeout`, a lost connection is made
    * good by Resume, and nobody notices.
    */
   generate(request: GenerateInit, options: CallOptions = {}): GenerationStream {
@@ -213,7 +213,7 @@ export class Client {
           ResumeRequestSchema,
           create(ResumeRequestSchema, {
             ...point,
-            numReceivedTokens: [...point.numReceivedTokens],
+            receivedTokenCounts: [...point.receivedTokenCounts],
           }),
         );
         const { resume } = GenerationService.method;
@@ -229,7 +229,7 @@ export class Client {
   }
 
   #plan(request: GenerateRequest | undefined, options: CallOptions): StreamPlan {
-    const grace = request?.resumeGracePeriod;
+    const grace = request?.resumeTimeout;
     return {
       attempts: this.#attempts(options),
       recovery: new Recovery(grace ? durationMs(grace) : 0, this.#timing),

@@ -7,7 +7,7 @@ import { status as Status } from "@grpc/grpc-js";
 import type { ErrorReason } from "./generated/penstock/v1/error_pb.js";
 
 /** `ErrorInfo.domain` of the reasons below. */
-export const ERROR_DOMAIN = "penstock.v1";
+export const ERROR_DOMAIN = "penstock.dev";
 
 /** Names of `ErrorReason`; servers that are newer than this client may send others. */
 export type Reason = keyof typeof ErrorReason | "STREAM_BROKEN" | "" | (string & {});

@@ -83,7 +83,7 @@ export class MultiplexSession {
   }
 
   /**
-   * The events of one request. `deadlineMs` travels as its total_deadline, and of `trace` only
+   * The events of one request. `deadlineMs` travels as its total_timeout, and of `trace` only
    * `traceparent` does; leaving early cancels it by its key.
    */
   generate(request: GenerateInit, options: MultiplexCallOptions = {}): MultiplexStream {

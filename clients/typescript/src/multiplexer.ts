@@ -216,7 +216,7 @@ export class MultiplexAttempt implements Attempt<GenerateResponse> {
     this.#call = call;
     this.lane = lane;
     // Node fires timers at once that are set further ahead than it can count; there the server's
-    // total_deadline has to do.
+    // total_timeout has to do.
     if (timeoutMs !== undefined && timeoutMs <= MAX_TIMER_MS) {
       const expire = (): void => call.leave(lane, deadlinePassed(lane.requestId));
       this.#timer = setTimeout(expire, timeoutMs);
@@ -237,14 +237,14 @@ export class MultiplexAttempt implements Attempt<GenerateResponse> {
   }
 }
 
-/** The request with `timeoutMs` as its total_deadline, unless that is earlier already. */
+/** The request with `timeoutMs` as its total_timeout, unless that is earlier already. */
 function limitDeadline(request: GenerateRequest, timeoutMs: number | undefined): GenerateRequest {
   if (timeoutMs === undefined) return request;
-  const own = request.scheduling?.totalDeadline;
+  const own = request.scheduling?.totalTimeout;
   if (own && durationMs(own) <= timeoutMs) return request;
   const limited = clone(GenerateRequestSchema, request);
   limited.scheduling ??= create(SchedulingOptionsSchema);
-  limited.scheduling.totalDeadline = durationFromMs(Math.max(1, Math.floor(timeoutMs)));
+  limited.scheduling.totalTimeout = durationFromMs(Math.max(1, Math.floor(timeoutMs)));
   return limited;
 }
 

@@ -16,7 +16,7 @@ export interface ResumePoint {
   /** Sequence of the next message. */
   readonly nextSequence: bigint;
   /** Tokens of each output so far, by output index. */
-  readonly numReceivedTokens: readonly number[];
+  readonly receivedTokenCounts: readonly number[];
 }
 
 /** The losses of one stream, each of which is made good within `graceMs`, or told. */

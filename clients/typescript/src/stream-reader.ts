@@ -5,7 +5,7 @@ import type { GenerateResponse } from "./generated/penstock/v1/generation_servic
 import type { ResumePoint } from "./resume.js";
 
 export class StreamReader {
-  readonly #numReceivedTokens: number[];
+  readonly #receivedTokenCounts: number[];
   #nextSequence: bigint;
   #finished: GenerateResponse | undefined;
   requestId: string;
@@ -15,7 +15,7 @@ export class StreamReader {
   constructor(point?: ResumePoint) {
     this.requestId = point?.requestId ?? "";
     this.#nextSequence = point?.nextSequence ?? 0n;
-    this.#numReceivedTokens = [...(point?.numReceivedTokens ?? [])];
+    this.#receivedTokenCounts = [...(point?.receivedTokenCounts ?? [])];
   }
 
   /** Whether `finished` was received. */
@@ -28,7 +28,7 @@ export class StreamReader {
     return {
       requestId: this.requestId,
       nextSequence: this.#nextSequence,
-      numReceivedTokens: [...this.#numReceivedTokens],
+      receivedTokenCounts: [...this.#receivedTokenCounts],
     };
   }
 
@@ -74,8 +74,8 @@ export class StreamReader {
   }
 
   #count(outputIndex: number, numTokens: number): void {
-    while (this.#numReceivedTokens.length <= outputIndex) this.#numReceivedTokens.push(0);
-    this.#numReceivedTokens[outputIndex] = (this.#numReceivedTokens[outputIndex] ?? 0) + numTokens;
+    while (this.#receivedTokenCounts.length <= outputIndex) this.#receivedTokenCounts.push(0);
+    this.#receivedTokenCounts[outputIndex] = (this.#receivedTokenCounts[outputIndex] ?? 0) + numTokens;
   }
 
   #break(message: string): never {

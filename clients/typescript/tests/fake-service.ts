@@ -141,7 +141,7 @@ export function resumedWith(response: GenerateResponse): ResumeResponse {
 export function refusal(code: Codes, reason: string, retryAfterMs?: number) {
   const info = packed(ErrorInfoSchema, {
     reason,
-    domain: "penstock.v1",
+    domain: "penstock.dev",
     metadata: { key: "value" },
   });
   const nanos = (retryAfterMs ?? 0) * 1e6;

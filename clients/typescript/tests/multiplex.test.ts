@@ -126,16 +126,16 @@ test("a request that is too large fails alone and is not sent", async () => {
 });
 
 test("a request's deadline travels as its total deadline", async () => {
-  let totalDeadline: { seconds: bigint } | undefined;
+  let totalTimeout: { seconds: bigint } | undefined;
   const { client } = await connected((call) => {
     call.on("data", ({ command }) => {
       if (command.case !== "submit") return;
-      totalDeadline = command.value.generation?.scheduling?.totalDeadline;
+      totalTimeout = command.value.generation?.scheduling?.totalTimeout;
       send(call, command.value.key, acceptedAs("r"), finishedAt(1));
     });
   });
   for await (const _ of client.multiplex().generate(REQUEST, { deadlineMs: 3_600_900 }));
-  assert.equal(totalDeadline?.seconds, 3600n);
+  assert.equal(totalTimeout?.seconds, 3600n);
 });
 
 test("what cannot be sent fails alone, before anything is sent", async () => {

@@ -95,7 +95,7 @@ test("a loss is made good within its grace, and each that follows progress has i
   const timing = standing();
   const recovery = new Recovery(1000, timing);
   const lost = failed(Codes.UNAVAILABLE);
-  const at = (nextSequence: bigint) => ({ requestId: "r", nextSequence, numReceivedTokens: [] });
+  const at = (nextSequence: bigint) => ({ requestId: "r", nextSequence, receivedTokenCounts: [] });
   assert.equal(recovery.delayAfter(lost, at(3n)), 25);
   timing.timeMs = 980;
   assert.equal(recovery.delayAfter(lost, at(3n)), undefined);

@@ -24,7 +24,7 @@ import {
 } from "./fake-service.js";
 
 const REQUEST = { prompt: text("To be, or not") };
-const GRACE = { ...REQUEST, resumeGracePeriod: milliseconds(30_000) };
+const GRACE = { ...REQUEST, resumeTimeout: milliseconds(30_000) };
 const endings: (() => void)[] = [];
 
 afterEach(() => {
@@ -71,8 +71,8 @@ test("a lost connection is made good where the request outlives its call", async
   const service = await serve({
     generate: (call) => answer(call, 3),
     resume: (call) => {
-      const { requestId, nextSequence, numReceivedTokens } = call.request;
-      points.push({ requestId, nextSequence, numReceivedTokens });
+      const { requestId, nextSequence, receivedTokenCounts } = call.request;
+      points.push({ requestId, nextSequence, receivedTokenCounts });
       call.write(resumedWith(tokensAt(4)));
       call.write(resumedWith(finishedAt(5)));
       call.end();
@@ -84,7 +84,7 @@ test("a lost connection is made good where the request outlives its call", async
     if (received === "1 2 3 ") service.cut();
   }
   assert.equal(received, "1 2 3 4 ");
-  assert.deepEqual(points, [{ requestId: "r1", nextSequence: 4n, numReceivedTokens: [3] }]);
+  assert.deepEqual(points, [{ requestId: "r1", nextSequence: 4n, receivedTokenCounts: [3] }]);
 });
 
 test("without a grace period a lost connection is told", async () => {
@@ -189,7 +189,7 @@ test("a closed client leaves such a request to be resumed", async () => {
   await stream.next();
   client.close();
   assert.equal((await failure(stream.next())).code, Codes.CANCELLED);
-  assert.deepEqual(stream.point, { requestId: "r1", nextSequence: 2n, numReceivedTokens: [1] });
+  assert.deepEqual(stream.point, { requestId: "r1", nextSequence: 2n, receivedTokenCounts: [1] });
   assert.deepEqual(cancelled, []);
 });
 

@@ -22,19 +22,16 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
-from google.protobuf import any_pb2 as google_dot_protobuf_dot_any__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17penstock/v1/error.proto\x12\x0bpenstock.v1\x1a\x19google/protobuf/any.proto\"N\n\x06Status\x12\x0c\n\x04\x63ode\x18\x01 \x01(\x05\x12\x0f\n\x07message\x18\x02 \x01(\t\x12%\n\x07\x64\x65tails\x18\x03 \x03(\x0b\x32\x14.google.protobuf.Any*\xab\x07\n\x0b\x45rrorReason\x12\x1c\n\x18\x45RROR_REASON_UNSPECIFIED\x10\x00\x12!\n\x1d\x45RROR_REASON_INVALID_ARGUMENT\x10\x01\x12 \n\x1c\x45RROR_REASON_PROMPT_TOO_LONG\x10\x02\x12!\n\x1d\x45RROR_REASON_EXCEEDS_KV_CACHE\x10\x03\x12\"\n\x1e\x45RROR_REASON_MALFORMED_REQUEST\x10\x04\x12 \n\x1c\x45RROR_REASON_MODEL_NOT_FOUND\x10\x05\x12\"\n\x1e\x45RROR_REASON_ADAPTER_NOT_FOUND\x10\x06\x12\"\n\x1e\x45RROR_REASON_REQUEST_NOT_FOUND\x10\x07\x12\"\n\x1e\x45RROR_REASON_REQUEST_ID_IN_USE\x10\x08\x12\x1b\n\x17\x45RROR_REASON_QUEUE_FULL\x10\t\x12\x1f\n\x1b\x45RROR_REASON_QUOTA_EXCEEDED\x10\n\x12\x1f\n\x1b\x45RROR_REASON_READER_STALLED\x10\x0b\x12%\n!ERROR_REASON_DEADLINE_UNREACHABLE\x10\x0c\x12\"\n\x1e\x45RROR_REASON_DEADLINE_EXCEEDED\x10\r\x12\x19\n\x15\x45RROR_REASON_DRAINING\x10\x0e\x12\x1c\n\x18\x45RROR_REASON_ENGINE_DOWN\x10\x0f\x12$\n ERROR_REASON_FEATURE_UNSUPPORTED\x10\x10\x12(\n$ERROR_REASON_EXECUTOR_REQUEST_FAILED\x10\x11\x12\x19\n\x15\x45RROR_REASON_INTERNAL\x10\x12\x12 \n\x1c\x45RROR_REASON_UNAUTHENTICATED\x10\x13\x12\"\n\x1e\x45RROR_REASON_PERMISSION_DENIED\x10\x14\x12%\n!ERROR_REASON_SEQUENCE_UNAVAILABLE\x10\x15\x12 \n\x1c\x45RROR_REASON_MODEL_NOT_READY\x10\x16\x12\x1d\n\x19\x45RROR_REASON_MODEL_EXISTS\x10\x17\x12\"\n\x1e\x45RROR_REASON_STREAM_SUPERSEDED\x10\x18\x12!\n\x1d\x45RROR_REASON_EXECUTOR_REFUSED\x10\x19\x12!\n\x1d\x45RROR_REASON_NOT_POSSIBLE_NOW\x10\x1a\x42\'\n\x0bpenstock.v1P\x01Z\x16penstock/v1;penstockv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17penstock/v1/error.proto\x12\x0bpenstock.v1*\xab\x07\n\x0b\x45rrorReason\x12\x1c\n\x18\x45RROR_REASON_UNSPECIFIED\x10\x00\x12!\n\x1d\x45RROR_REASON_INVALID_ARGUMENT\x10\x01\x12 \n\x1c\x45RROR_REASON_PROMPT_TOO_LONG\x10\x02\x12!\n\x1d\x45RROR_REASON_EXCEEDS_KV_CACHE\x10\x03\x12\"\n\x1e\x45RROR_REASON_MALFORMED_REQUEST\x10\x04\x12 \n\x1c\x45RROR_REASON_MODEL_NOT_FOUND\x10\x05\x12\"\n\x1e\x45RROR_REASON_ADAPTER_NOT_FOUND\x10\x06\x12\"\n\x1e\x45RROR_REASON_REQUEST_NOT_FOUND\x10\x07\x12\"\n\x1e\x45RROR_REASON_REQUEST_ID_IN_USE\x10\x08\x12\x1b\n\x17\x45RROR_REASON_QUEUE_FULL\x10\t\x12\x1f\n\x1b\x45RROR_REASON_QUOTA_EXCEEDED\x10\n\x12\x1f\n\x1b\x45RROR_REASON_READER_STALLED\x10\x0b\x12%\n!ERROR_REASON_DEADLINE_UNREACHABLE\x10\x0c\x12\"\n\x1e\x45RROR_REASON_DEADLINE_EXCEEDED\x10\r\x12\x19\n\x15\x45RROR_REASON_DRAINING\x10\x0e\x12\x1c\n\x18\x45RROR_REASON_ENGINE_DOWN\x10\x0f\x12$\n ERROR_REASON_FEATURE_UNSUPPORTED\x10\x10\x12(\n$ERROR_REASON_EXECUTOR_REQUEST_FAILED\x10\x11\x12\x19\n\x15\x45RROR_REASON_INTERNAL\x10\x12\x12 \n\x1c\x45RROR_REASON_UNAUTHENTICATED\x10\x13\x12\"\n\x1e\x45RROR_REASON_PERMISSION_DENIED\x10\x14\x12%\n!ERROR_REASON_SEQUENCE_UNAVAILABLE\x10\x15\x12 \n\x1c\x45RROR_REASON_MODEL_NOT_READY\x10\x16\x12\x1d\n\x19\x45RROR_REASON_MODEL_EXISTS\x10\x17\x12\"\n\x1e\x45RROR_REASON_STREAM_SUPERSEDED\x10\x18\x12!\n\x1d\x45RROR_REASON_EXECUTOR_REFUSED\x10\x19\x12!\n\x1d\x45RROR_REASON_NOT_POSSIBLE_NOW\x10\x1a\x42\x91\x01\n\x0f\x64\x65v.penstock.v1P\x01Z\'penstock.dev/api/penstock/v1;penstockv1\xa2\x02\x03PSK\xaa\x02\x0bPenstock.V1\xba\x02\nPenstockV1\xca\x02\x0bPenstock\\V1\xe2\x02\x14Penstock\\V1\\Metadata\xea\x02\x0cPenstock::V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'penstock.v1.error_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
-  _globals['DESCRIPTOR']._serialized_options = b'\n\013penstock.v1P\001Z\026penstock/v1;penstockv1'
-  _globals['_ERRORREASON']._serialized_start=148
-  _globals['_ERRORREASON']._serialized_end=1087
-  _globals['_STATUS']._serialized_start=67
-  _globals['_STATUS']._serialized_end=145
+  _globals['DESCRIPTOR']._serialized_options = b'\n\017dev.penstock.v1P\001Z\'penstock.dev/api/penstock/v1;penstockv1\242\002\003PSK\252\002\013Penstock.V1\272\002\nPenstockV1\312\002\013Penstock\\V1\342\002\024Penstock\\V1\\Metadata\352\002\014Penstock::V1'
+  _globals['_ERRORREASON']._serialized_start=41
+  _globals['_ERRORREASON']._serialized_end=980
 # @@protoc_insertion_point(module_scope)

@@ -23,49 +23,49 @@ _sym_db = _symbol_database.Default()
 
 
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
-from penstock.v1 import error_pb2 as penstock_dot_v1_dot_error__pb2
+from google.rpc import status_pb2 as google_dot_rpc_dot_status__pb2
 from penstock.v1 import options_pb2 as penstock_dot_v1_dot_options__pb2
 from penstock.v1 import output_pb2 as penstock_dot_v1_dot_output__pb2
 from penstock.v1 import prompt_pb2 as penstock_dot_v1_dot_prompt__pb2
 from penstock.v1 import state_pb2 as penstock_dot_v1_dot_state__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$penstock/v1/generation_service.proto\x12\x0bpenstock.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x17penstock/v1/error.proto\x1a\x19penstock/v1/options.proto\x1a\x18penstock/v1/output.proto\x1a\x18penstock/v1/prompt.proto\x1a\x17penstock/v1/state.proto\"\xfc\x04\n\x0fGenerateRequest\x12\x12\n\x05model\x18\x01 \x01(\tH\x01\x88\x01\x01\x12\'\n\x04text\x18\x02 \x01(\x0b\x32\x17.penstock.v1.TextPromptH\x00\x12-\n\ttoken_ids\x18\x03 \x01(\x0b\x32\x18.penstock.v1.TokenPromptH\x00\x12\'\n\x04\x63hat\x18\x04 \x01(\x0b\x32\x17.penstock.v1.ChatPromptH\x00\x12\x17\n\nrequest_id\x18\x05 \x01(\tH\x02\x88\x01\x01\x12.\n\x08sampling\x18\x06 \x01(\x0b\x32\x1c.penstock.v1.SamplingOptions\x12.\n\x08stopping\x18\x07 \x01(\x0b\x32\x1c.penstock.v1.StoppingOptions\x12*\n\x06output\x18\x08 \x01(\x0b\x32\x1a.penstock.v1.OutputOptions\x12\x32\n\nscheduling\x18\t \x01(\x0b\x32\x1e.penstock.v1.SchedulingOptions\x12(\n\x05\x63\x61\x63he\x18\n \x01(\x0b\x32\x19.penstock.v1.CacheOptions\x12+\n\nconstraint\x18\x0b \x01(\x0b\x32\x17.penstock.v1.Constraint\x12%\n\x07\x61\x64\x61pter\x18\x0c \x01(\x0b\x32\x14.penstock.v1.Adapter\x12\"\n\x06images\x18\r \x03(\x0b\x32\x12.penstock.v1.Image\x12\x36\n\x13resume_grace_period\x18\x0e \x01(\x0b\x32\x19.google.protobuf.DurationB\x08\n\x06promptB\x08\n\x06_modelB\r\n\x0b_request_id\"\xfc\x01\n\x10GenerateResponse\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12)\n\x08\x61\x63\x63\x65pted\x18\x02 \x01(\x0b\x32\x15.penstock.v1.AcceptedH\x00\x12)\n\x08progress\x18\x03 \x01(\x0b\x32\x15.penstock.v1.ProgressH\x00\x12%\n\x06tokens\x18\x04 \x01(\x0b\x32\x13.penstock.v1.TokensH\x00\x12)\n\x08\x66inished\x18\x05 \x01(\x0b\x32\x15.penstock.v1.FinishedH\x00\x12%\n\x06prompt\x18\x06 \x01(\x0b\x32\x13.penstock.v1.PromptH\x00\x42\x07\n\x05\x65vent\"G\n\x13GenerateOnceRequest\x12\x30\n\ngeneration\x18\x01 \x01(\x0b\x32\x1c.penstock.v1.GenerateRequest\"\xb3\x01\n\x14GenerateOnceResponse\x12\'\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x0b\x32\x15.penstock.v1.Accepted\x12#\n\x06prompt\x18\x02 \x01(\x0b\x32\x13.penstock.v1.Prompt\x12$\n\x07outputs\x18\x03 \x03(\x0b\x32\x13.penstock.v1.Tokens\x12\'\n\x08\x66inished\x18\x04 \x01(\x0b\x32\x15.penstock.v1.Finished\"\xad\x01\n\x10MultiplexRequest\x12.\n\x06submit\x18\x01 \x01(\x0b\x32\x1c.penstock.v1.MultiplexSubmitH\x00\x12.\n\x06\x63\x61ncel\x18\x02 \x01(\x0b\x32\x1c.penstock.v1.MultiplexCancelH\x00\x12.\n\x06\x63redit\x18\x03 \x01(\x0b\x32\x1c.penstock.v1.MultiplexCreditH\x00\x42\t\n\x07\x63ommand\"\xb0\x01\n\x0fMultiplexSubmit\x12\x0b\n\x03key\x18\x01 \x01(\x04\x12\x30\n\ngeneration\x18\x02 \x01(\x0b\x32\x1c.penstock.v1.GenerateRequest\x12\x1e\n\x11num_credit_tokens\x18\x03 \x01(\rH\x00\x88\x01\x01\x12\x18\n\x0btraceparent\x18\x04 \x01(\tH\x01\x88\x01\x01\x42\x14\n\x12_num_credit_tokensB\x0e\n\x0c_traceparent\"\x1e\n\x0fMultiplexCancel\x12\x0b\n\x03key\x18\x01 \x01(\x04\"9\n\x0fMultiplexCredit\x12\x0b\n\x03key\x18\x01 \x01(\x04\x12\x19\n\x11num_credit_tokens\x18\x02 \x01(\r\"@\n\x11MultiplexResponse\x12+\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x1b.penstock.v1.MultiplexEvent\"\x81\x01\n\x0eMultiplexEvent\x12\x0b\n\x03key\x18\x01 \x01(\x04\x12\x31\n\x08response\x18\x02 \x01(\x0b\x32\x1d.penstock.v1.GenerateResponseH\x00\x12$\n\x05\x65rror\x18\x03 \x01(\x0b\x32\x13.penstock.v1.StatusH\x00\x42\t\n\x07outcome\"W\n\rResumeRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x15\n\rnext_sequence\x18\x02 \x01(\x04\x12\x1b\n\x13num_received_tokens\x18\x03 \x03(\r\"A\n\x0eResumeResponse\x12/\n\x08response\x18\x01 \x01(\x0b\x32\x1d.penstock.v1.GenerateResponse\"#\n\rCancelRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\":\n\x0e\x43\x61ncelResponse\x12(\n\x05state\x18\x01 \x01(\x0e\x32\x19.penstock.v1.RequestState2\x8b\x03\n\x11GenerationService\x12I\n\x08Generate\x12\x1c.penstock.v1.GenerateRequest\x1a\x1d.penstock.v1.GenerateResponse0\x01\x12S\n\x0cGenerateOnce\x12 .penstock.v1.GenerateOnceRequest\x1a!.penstock.v1.GenerateOnceResponse\x12N\n\tMultiplex\x12\x1d.penstock.v1.MultiplexRequest\x1a\x1e.penstock.v1.MultiplexResponse(\x01\x30\x01\x12\x43\n\x06Resume\x12\x1a.penstock.v1.ResumeRequest\x1a\x1b.penstock.v1.ResumeResponse0\x01\x12\x41\n\x06\x43\x61ncel\x12\x1a.penstock.v1.CancelRequest\x1a\x1b.penstock.v1.CancelResponseB\'\n\x0bpenstock.v1P\x01Z\x16penstock/v1;penstockv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$penstock/v1/generation_service.proto\x12\x0bpenstock.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x17google/rpc/status.proto\x1a\x19penstock/v1/options.proto\x1a\x18penstock/v1/output.proto\x1a\x18penstock/v1/prompt.proto\x1a\x17penstock/v1/state.proto\"\xf1\x04\n\x0fGenerateRequest\x12\x12\n\x05model\x18\x01 \x01(\tH\x01\x88\x01\x01\x12.\n\x0btext_prompt\x18\x02 \x01(\x0b\x32\x17.penstock.v1.TextPromptH\x00\x12\x30\n\x0ctoken_prompt\x18\x03 \x01(\x0b\x32\x18.penstock.v1.TokenPromptH\x00\x12.\n\x0b\x63hat_prompt\x18\x04 \x01(\x0b\x32\x17.penstock.v1.ChatPromptH\x00\x12\x17\n\nrequest_id\x18\x05 \x01(\tH\x02\x88\x01\x01\x12.\n\x08sampling\x18\x06 \x01(\x0b\x32\x1c.penstock.v1.SamplingOptions\x12.\n\x08stopping\x18\x07 \x01(\x0b\x32\x1c.penstock.v1.StoppingOptions\x12*\n\x06output\x18\x08 \x01(\x0b\x32\x1a.penstock.v1.OutputOptions\x12\x32\n\nscheduling\x18\t \x01(\x0b\x32\x1e.penstock.v1.SchedulingOptions\x12(\n\x05\x63\x61\x63he\x18\n \x01(\x0b\x32\x19.penstock.v1.CacheOptions\x12\x31\n\nconstraint\x18\x0b \x01(\x0b\x32\x1d.penstock.v1.OutputConstraint\x12,\n\x07\x61\x64\x61pter\x18\x0c \x01(\x0b\x32\x1b.penstock.v1.AdapterOptions\x12\x31\n\x0eresume_timeout\x18\r \x01(\x0b\x32\x19.google.protobuf.DurationB\x08\n\x06promptB\x08\n\x06_modelB\r\n\x0b_request_id\"\x99\x02\n\x10GenerateResponse\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x30\n\x08\x61\x63\x63\x65pted\x18\x02 \x01(\x0b\x32\x1c.penstock.v1.RequestAcceptedH\x00\x12\x30\n\x08progress\x18\x03 \x01(\x0b\x32\x1c.penstock.v1.RequestProgressH\x00\x12)\n\x06tokens\x18\x04 \x01(\x0b\x32\x17.penstock.v1.TokenDeltaH\x00\x12\x30\n\x08\x66inished\x18\x05 \x01(\x0b\x32\x1c.penstock.v1.RequestFinishedH\x00\x12)\n\x06prompt\x18\x06 \x01(\x0b\x32\x17.penstock.v1.PromptEchoH\x00\x42\x07\n\x05\x65vent\"G\n\x13GenerateOnceRequest\x12\x30\n\ngeneration\x18\x01 \x01(\x0b\x32\x1c.penstock.v1.GenerateRequest\"\xc9\x01\n\x14GenerateOnceResponse\x12.\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x0b\x32\x1c.penstock.v1.RequestAccepted\x12\'\n\x06prompt\x18\x02 \x01(\x0b\x32\x17.penstock.v1.PromptEcho\x12(\n\x07outputs\x18\x03 \x03(\x0b\x32\x17.penstock.v1.TokenDelta\x12.\n\x08\x66inished\x18\x04 \x01(\x0b\x32\x1c.penstock.v1.RequestFinished\"\xad\x01\n\x10MultiplexRequest\x12.\n\x06submit\x18\x01 \x01(\x0b\x32\x1c.penstock.v1.MultiplexSubmitH\x00\x12.\n\x06\x63\x61ncel\x18\x02 \x01(\x0b\x32\x1c.penstock.v1.MultiplexCancelH\x00\x12.\n\x06\x63redit\x18\x03 \x01(\x0b\x32\x1c.penstock.v1.MultiplexCreditH\x00\x42\t\n\x07\x63ommand\"\xb0\x01\n\x0fMultiplexSubmit\x12\x0b\n\x03key\x18\x01 \x01(\x04\x12\x30\n\ngeneration\x18\x02 \x01(\x0b\x32\x1c.penstock.v1.GenerateRequest\x12\x1e\n\x11num_credit_tokens\x18\x03 \x01(\rH\x00\x88\x01\x01\x12\x18\n\x0btraceparent\x18\x04 \x01(\tH\x01\x88\x01\x01\x42\x14\n\x12_num_credit_tokensB\x0e\n\x0c_traceparent\"\x1e\n\x0fMultiplexCancel\x12\x0b\n\x03key\x18\x01 \x01(\x04\"9\n\x0fMultiplexCredit\x12\x0b\n\x03key\x18\x01 \x01(\x04\x12\x19\n\x11num_credit_tokens\x18\x02 \x01(\r\"@\n\x11MultiplexResponse\x12+\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x1b.penstock.v1.MultiplexEvent\"\x80\x01\n\x0eMultiplexEvent\x12\x0b\n\x03key\x18\x01 \x01(\x04\x12\x31\n\x08response\x18\x02 \x01(\x0b\x32\x1d.penstock.v1.GenerateResponseH\x00\x12#\n\x05\x65rror\x18\x03 \x01(\x0b\x32\x12.google.rpc.StatusH\x00\x42\t\n\x07outcome\"Y\n\rResumeRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x15\n\rnext_sequence\x18\x02 \x01(\x04\x12\x1d\n\x15received_token_counts\x18\x03 \x03(\r\"A\n\x0eResumeResponse\x12/\n\x08response\x18\x01 \x01(\x0b\x32\x1d.penstock.v1.GenerateResponse\"#\n\rCancelRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\":\n\x0e\x43\x61ncelResponse\x12(\n\x05state\x18\x01 \x01(\x0e\x32\x19.penstock.v1.RequestState2\x8b\x03\n\x11GenerationService\x12I\n\x08Generate\x12\x1c.penstock.v1.GenerateRequest\x1a\x1d.penstock.v1.GenerateResponse0\x01\x12S\n\x0cGenerateOnce\x12 .penstock.v1.GenerateOnceRequest\x1a!.penstock.v1.GenerateOnceResponse\x12N\n\tMultiplex\x12\x1d.penstock.v1.MultiplexRequest\x1a\x1e.penstock.v1.MultiplexResponse(\x01\x30\x01\x12\x43\n\x06Resume\x12\x1a.penstock.v1.ResumeRequest\x1a\x1b.penstock.v1.ResumeResponse0\x01\x12\x41\n\x06\x43\x61ncel\x12\x1a.penstock.v1.CancelRequest\x1a\x1b.penstock.v1.CancelResponseB\x91\x01\n\x0f\x64\x65v.penstock.v1P\x01Z\'penstock.dev/api/penstock/v1;penstockv1\xa2\x02\x03PSK\xaa\x02\x0bPenstock.V1\xba\x02\nPenstockV1\xca\x02\x0bPenstock\\V1\xe2\x02\x14Penstock\\V1\\Metadata\xea\x02\x0cPenstock::V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'penstock.v1.generation_service_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
-  _globals['DESCRIPTOR']._serialized_options = b'\n\013penstock.v1P\001Z\026penstock/v1;penstockv1'
+  _globals['DESCRIPTOR']._serialized_options = b'\n\017dev.penstock.v1P\001Z\'penstock.dev/api/penstock/v1;penstockv1\242\002\003PSK\252\002\013Penstock.V1\272\002\nPenstockV1\312\002\013Penstock\\V1\342\002\024Penstock\\V1\\Metadata\352\002\014Penstock::V1'
   _globals['_GENERATEREQUEST']._serialized_start=215
-  _globals['_GENERATEREQUEST']._serialized_end=851
-  _globals['_GENERATERESPONSE']._serialized_start=854
-  _globals['_GENERATERESPONSE']._serialized_end=1106
-  _globals['_GENERATEONCEREQUEST']._serialized_start=1108
-  _globals['_GENERATEONCEREQUEST']._serialized_end=1179
-  _globals['_GENERATEONCERESPONSE']._serialized_start=1182
-  _globals['_GENERATEONCERESPONSE']._serialized_end=1361
-  _globals['_MULTIPLEXREQUEST']._serialized_start=1364
-  _globals['_MULTIPLEXREQUEST']._serialized_end=1537
-  _globals['_MULTIPLEXSUBMIT']._serialized_start=1540
-  _globals['_MULTIPLEXSUBMIT']._serialized_end=1716
-  _globals['_MULTIPLEXCANCEL']._serialized_start=1718
-  _globals['_MULTIPLEXCANCEL']._serialized_end=1748
-  _globals['_MULTIPLEXCREDIT']._serialized_start=1750
-  _globals['_MULTIPLEXCREDIT']._serialized_end=1807
-  _globals['_MULTIPLEXRESPONSE']._serialized_start=1809
-  _globals['_MULTIPLEXRESPONSE']._serialized_end=1873
-  _globals['_MULTIPLEXEVENT']._serialized_start=1876
-  _globals['_MULTIPLEXEVENT']._serialized_end=2005
-  _globals['_RESUMEREQUEST']._serialized_start=2007
-  _globals['_RESUMEREQUEST']._serialized_end=2094
-  _globals['_RESUMERESPONSE']._serialized_start=2096
-  _globals['_RESUMERESPONSE']._serialized_end=2161
-  _globals['_CANCELREQUEST']._serialized_start=2163
-  _globals['_CANCELREQUEST']._serialized_end=2198
-  _globals['_CANCELRESPONSE']._serialized_start=2200
-  _globals['_CANCELRESPONSE']._serialized_end=2258
-  _globals['_GENERATIONSERVICE']._serialized_start=2261
-  _globals['_GENERATIONSERVICE']._serialized_end=2656
+  _globals['_GENERATEREQUEST']._serialized_end=840
+  _globals['_GENERATERESPONSE']._serialized_start=843
+  _globals['_GENERATERESPONSE']._serialized_end=1124
+  _globals['_GENERATEONCEREQUEST']._serialized_start=1126
+  _globals['_GENERATEONCEREQUEST']._serialized_end=1197
+  _globals['_GENERATEONCERESPONSE']._serialized_start=1200
+  _globals['_GENERATEONCERESPONSE']._serialized_end=1401
+  _globals['_MULTIPLEXREQUEST']._serialized_start=1404
+  _globals['_MULTIPLEXREQUEST']._serialized_end=1577
+  _globals['_MULTIPLEXSUBMIT']._serialized_start=1580
+  _globals['_MULTIPLEXSUBMIT']._serialized_end=1756
+  _globals['_MULTIPLEXCANCEL']._serialized_start=1758
+  _globals['_MULTIPLEXCANCEL']._serialized_end=1788
+  _globals['_MULTIPLEXCREDIT']._serialized_start=1790
+  _globals['_MULTIPLEXCREDIT']._serialized_end=1847
+  _globals['_MULTIPLEXRESPONSE']._serialized_start=1849
+  _globals['_MULTIPLEXRESPONSE']._serialized_end=1913
+  _globals['_MULTIPLEXEVENT']._serialized_start=1916
+  _globals['_MULTIPLEXEVENT']._serialized_end=2044
+  _globals['_RESUMEREQUEST']._serialized_start=2046
+  _globals['_RESUMEREQUEST']._serialized_end=2135
+  _globals['_RESUMERESPONSE']._serialized_start=2137
+  _globals['_RESUMERESPONSE']._serialized_end=2202
+  _globals['_CANCELREQUEST']._serialized_start=2204
+  _globals['_CANCELREQUEST']._serialized_end=2239
+  _globals['_CANCELRESPONSE']._serialized_start=2241
+  _globals['_CANCELRESPONSE']._serialized_end=2299
+  _globals['_GENERATIONSERVICE']._serialized_start=2302
+  _globals['_GENERATIONSERVICE']._serialized_end=2697
 # @@protoc_insertion_point(module_scope)

@@ -9,7 +9,7 @@ import google.protobuf.descriptor
 import google.protobuf.duration_pb2
 import google.protobuf.internal.containers
 import google.protobuf.message
-import penstock.v1.error_pb2
+import google.rpc.status_pb2
 import penstock.v1.options_pb2
 import penstock.v1.output_pb2
 import penstock.v1.prompt_pb2
@@ -31,9 +31,9 @@ class GenerateRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     MODEL_FIELD_NUMBER: builtins.int
-    TEXT_FIELD_NUMBER: builtins.int
-    TOKEN_IDS_FIELD_NUMBER: builtins.int
-    CHAT_FIELD_NUMBER: builtins.int
+    TEXT_PROMPT_FIELD_NUMBER: builtins.int
+    TOKEN_PROMPT_FIELD_NUMBER: builtins.int
+    CHAT_PROMPT_FIELD_NUMBER: builtins.int
     REQUEST_ID_FIELD_NUMBER: builtins.int
     SAMPLING_FIELD_NUMBER: builtins.int
     STOPPING_FIELD_NUMBER: builtins.int
@@ -42,26 +42,25 @@ class GenerateRequest(google.protobuf.message.Message):
     CACHE_FIELD_NUMBER: builtins.int
     CONSTRAINT_FIELD_NUMBER: builtins.int
     ADAPTER_FIELD_NUMBER: builtins.int
-    IMAGES_FIELD_NUMBER: builtins.int
-    RESUME_GRACE_PERIOD_FIELD_NUMBER: builtins.int
+    RESUME_TIMEOUT_FIELD_NUMBER: builtins.int
     model: builtins.str
     """A name or alias from ListModels. Default: the server's default model."""
     request_id: builtins.str
     """Names the request for Cancel, Resume and traces, and guards against submitting it twice: a
     second request with the id of a live one of the same tenant is refused. 1 to 128 characters of
-    printable ASCII. Default: given by the server, see Accepted.request_id.
+    printable ASCII. Default: given by the server, see RequestAccepted.request_id.
     """
     @property
-    def text(self) -> penstock.v1.prompt_pb2.TextPrompt:
+    def text_prompt(self) -> penstock.v1.prompt_pb2.TextPrompt:
         """Plain text."""
 
     @property
-    def token_ids(self) -> penstock.v1.prompt_pb2.TokenPrompt:
+    def token_prompt(self) -> penstock.v1.prompt_pb2.TokenPrompt:
         """Token ids."""
 
     @property
-    def chat(self) -> penstock.v1.prompt_pb2.ChatPrompt:
-        """A dialogue."""
+    def chat_prompt(self) -> penstock.v1.prompt_pb2.ChatPrompt:
+        """A conversation."""
 
     @property
     def sampling(self) -> penstock.v1.options_pb2.SamplingOptions:
@@ -84,52 +83,47 @@ class GenerateRequest(google.protobuf.message.Message):
         """Reuse of KV cache."""
 
     @property
-    def constraint(self) -> penstock.v1.options_pb2.Constraint:
-        """A form the output must have."""
+    def constraint(self) -> penstock.v1.options_pb2.OutputConstraint:
+        """Structured output: what the text must conform to."""
 
     @property
-    def adapter(self) -> penstock.v1.options_pb2.Adapter:
+    def adapter(self) -> penstock.v1.options_pb2.AdapterOptions:
         """An adapter for the model."""
 
     @property
-    def images(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[penstock.v1.prompt_pb2.Image]:
-        """Images in the order in which the prompt refers to them. At most ModelLimits.max_images."""
-
-    @property
-    def resume_grace_period(self) -> google.protobuf.duration_pb2.Duration:
-        """Keeps the request for Resume: it outlives its call by this long, from each time that nobody
-        reads its stream, and its result is kept as long after its end. Then only Cancel, this period,
-        a deadline or its own end end it; the server cannot tell a call that was cancelled from one
-        whose connection was lost. At most ModelLimits.resume_grace_period. Not with GenerateOnce.
-        Default: the request ends with its call.
+    def resume_timeout(self) -> google.protobuf.duration_pb2.Duration:
+        """Keeps the request for Resume: it stays alive this long without a reader, each time that its
+        stream loses one, and its result is kept as long after its end. Then only Cancel, this timeout,
+        a deadline or its own end end it; a cancelled call and a lost connection are the same to the
+        server. Above 0, at most ModelLimits.max_resume_timeout. Not with GenerateOnce. Default: the
+        request ends with its call.
         """
 
     def __init__(
         self,
         *,
         model: builtins.str | None = ...,
-        text: penstock.v1.prompt_pb2.TextPrompt | None = ...,
-        token_ids: penstock.v1.prompt_pb2.TokenPrompt | None = ...,
-        chat: penstock.v1.prompt_pb2.ChatPrompt | None = ...,
+        text_prompt: penstock.v1.prompt_pb2.TextPrompt | None = ...,
+        token_prompt: penstock.v1.prompt_pb2.TokenPrompt | None = ...,
+        chat_prompt: penstock.v1.prompt_pb2.ChatPrompt | None = ...,
         request_id: builtins.str | None = ...,
         sampling: penstock.v1.options_pb2.SamplingOptions | None = ...,
         stopping: penstock.v1.options_pb2.StoppingOptions | None = ...,
         output: penstock.v1.options_pb2.OutputOptions | None = ...,
         scheduling: penstock.v1.options_pb2.SchedulingOptions | None = ...,
         cache: penstock.v1.options_pb2.CacheOptions | None = ...,
-        constraint: penstock.v1.options_pb2.Constraint | None = ...,
-        adapter: penstock.v1.options_pb2.Adapter | None = ...,
-        images: collections.abc.Iterable[penstock.v1.prompt_pb2.Image] | None = ...,
-        resume_grace_period: google.protobuf.duration_pb2.Duration | None = ...,
+        constraint: penstock.v1.options_pb2.OutputConstraint | None = ...,
+        adapter: penstock.v1.options_pb2.AdapterOptions | None = ...,
+        resume_timeout: google.protobuf.duration_pb2.Duration | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_model", b"_model", "_request_id", b"_request_id", "adapter", b"adapter", "cache", b"cache", "chat", b"chat", "constraint", b"constraint", "model", b"model", "output", b"output", "prompt", b"prompt", "request_id", b"request_id", "resume_grace_period", b"resume_grace_period", "sampling", b"sampling", "scheduling", b"scheduling", "stopping", b"stopping", "text", b"text", "token_ids", b"token_ids"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_model", b"_model", "_request_id", b"_request_id", "adapter", b"adapter", "cache", b"cache", "chat", b"chat", "constraint", b"constraint", "images", b"images", "model", b"model", "output", b"output", "prompt", b"prompt", "request_id", b"request_id", "resume_grace_period", b"resume_grace_period", "sampling", b"sampling", "scheduling", b"scheduling", "stopping", b"stopping", "text", b"text", "token_ids", b"token_ids"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_model", b"_model", "_request_id", b"_request_id", "adapter", b"adapter", "cache", b"cache", "chat_prompt", b"chat_prompt", "constraint", b"constraint", "model", b"model", "output", b"output", "prompt", b"prompt", "request_id", b"request_id", "resume_timeout", b"resume_timeout", "sampling", b"sampling", "scheduling", b"scheduling", "stopping", b"stopping", "text_prompt", b"text_prompt", "token_prompt", b"token_prompt"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_model", b"_model", "_request_id", b"_request_id", "adapter", b"adapter", "cache", b"cache", "chat_prompt", b"chat_prompt", "constraint", b"constraint", "model", b"model", "output", b"output", "prompt", b"prompt", "request_id", b"request_id", "resume_timeout", b"resume_timeout", "sampling", b"sampling", "scheduling", b"scheduling", "stopping", b"stopping", "text_prompt", b"text_prompt", "token_prompt", b"token_prompt"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_model", b"_model"]) -> typing.Literal["model"] | None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_request_id", b"_request_id"]) -> typing.Literal["request_id"] | None: ...
     @typing.overload
-    def WhichOneof(self, oneof_group: typing.Literal["prompt", b"prompt"]) -> typing.Literal["text", "token_ids", "chat"] | None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["prompt", b"prompt"]) -> typing.Literal["text_prompt", "token_prompt", "chat_prompt"] | None: ...
 
 Global___GenerateRequest: typing_extensions.TypeAlias = GenerateRequest
 
@@ -156,36 +150,38 @@ class GenerateResponse(google.protobuf.message.Message):
     FINISHED_FIELD_NUMBER: builtins.int
     PROMPT_FIELD_NUMBER: builtins.int
     sequence: builtins.int
-    """Counts the messages of a request: 0 for `accepted`, then always one more. A gap is a loss."""
+    """Counts the messages of a request: 0 for `accepted`, then always one more. A gap is a loss. (A
+    uint64 is a string in JSON, and a BigInt or a Long in JavaScript.)
+    """
     @property
-    def accepted(self) -> penstock.v1.output_pb2.Accepted:
+    def accepted(self) -> penstock.v1.output_pb2.RequestAccepted:
         """The request is in the queue."""
 
     @property
-    def progress(self) -> penstock.v1.output_pb2.Progress:
-        """The request moved."""
+    def progress(self) -> penstock.v1.output_pb2.RequestProgress:
+        """A change of state, or a report from the queue."""
 
     @property
-    def tokens(self) -> penstock.v1.output_pb2.Tokens:
+    def tokens(self) -> penstock.v1.output_pb2.TokenDelta:
         """New output."""
 
     @property
-    def finished(self) -> penstock.v1.output_pb2.Finished:
-        """The end."""
+    def finished(self) -> penstock.v1.output_pb2.RequestFinished:
+        """The end of the request."""
 
     @property
-    def prompt(self) -> penstock.v1.output_pb2.Prompt:
+    def prompt(self) -> penstock.v1.output_pb2.PromptEcho:
         """The prompt, if asked for."""
 
     def __init__(
         self,
         *,
         sequence: builtins.int = ...,
-        accepted: penstock.v1.output_pb2.Accepted | None = ...,
-        progress: penstock.v1.output_pb2.Progress | None = ...,
-        tokens: penstock.v1.output_pb2.Tokens | None = ...,
-        finished: penstock.v1.output_pb2.Finished | None = ...,
-        prompt: penstock.v1.output_pb2.Prompt | None = ...,
+        accepted: penstock.v1.output_pb2.RequestAccepted | None = ...,
+        progress: penstock.v1.output_pb2.RequestProgress | None = ...,
+        tokens: penstock.v1.output_pb2.TokenDelta | None = ...,
+        finished: penstock.v1.output_pb2.RequestFinished | None = ...,
+        prompt: penstock.v1.output_pb2.PromptEcho | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["accepted", b"accepted", "event", b"event", "finished", b"finished", "progress", b"progress", "prompt", b"prompt", "tokens", b"tokens"]) -> builtins.bool: ...
     def ClearField(self, field_name: typing.Literal["accepted", b"accepted", "event", b"event", "finished", b"finished", "progress", b"progress", "prompt", b"prompt", "sequence", b"sequence", "tokens", b"tokens"]) -> None: ...
@@ -225,28 +221,28 @@ class GenerateOnceResponse(google.protobuf.message.Message):
     OUTPUTS_FIELD_NUMBER: builtins.int
     FINISHED_FIELD_NUMBER: builtins.int
     @property
-    def accepted(self) -> penstock.v1.output_pb2.Accepted:
+    def accepted(self) -> penstock.v1.output_pb2.RequestAccepted:
         """What was accepted, with the request id, the model and the seed."""
 
     @property
-    def prompt(self) -> penstock.v1.output_pb2.Prompt:
+    def prompt(self) -> penstock.v1.output_pb2.PromptEcho:
         """The prompt, if asked for."""
 
     @property
-    def outputs(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[penstock.v1.output_pb2.Tokens]:
+    def outputs(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[penstock.v1.output_pb2.TokenDelta]:
         """The outputs, by output_index: all text and all records of each."""
 
     @property
-    def finished(self) -> penstock.v1.output_pb2.Finished:
+    def finished(self) -> penstock.v1.output_pb2.RequestFinished:
         """How the outputs ended, usage and timings."""
 
     def __init__(
         self,
         *,
-        accepted: penstock.v1.output_pb2.Accepted | None = ...,
-        prompt: penstock.v1.output_pb2.Prompt | None = ...,
-        outputs: collections.abc.Iterable[penstock.v1.output_pb2.Tokens] | None = ...,
-        finished: penstock.v1.output_pb2.Finished | None = ...,
+        accepted: penstock.v1.output_pb2.RequestAccepted | None = ...,
+        prompt: penstock.v1.output_pb2.PromptEcho | None = ...,
+        outputs: collections.abc.Iterable[penstock.v1.output_pb2.TokenDelta] | None = ...,
+        finished: penstock.v1.output_pb2.RequestFinished | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["accepted", b"accepted", "finished", b"finished", "prompt", b"prompt"]) -> builtins.bool: ...
     def ClearField(self, field_name: typing.Literal["accepted", b"accepted", "finished", b"finished", "outputs", b"outputs", "prompt", b"prompt"]) -> None: ...
@@ -304,8 +300,8 @@ class MultiplexSubmit(google.protobuf.message.Message):
     no limit, and credit is not needed.
     """
     traceparent: builtins.str
-    """W3C trace context of this request, in place of the `traceparent` metadata of a call of its
-    own. Default: the stream's.
+    """W3C trace context of this request, in place of the `traceparent` metadata of a separate
+    call. Default: the stream's.
     """
     @property
     def generation(self) -> Global___GenerateRequest:
@@ -330,8 +326,9 @@ Global___MultiplexSubmit: typing_extensions.TypeAlias = MultiplexSubmit
 
 @typing.final
 class MultiplexCancel(google.protobuf.message.Message):
-    """Cancels a request of this stream. It ends with Finished and FINISH_REASON_CANCELLED. Unknown and
-    ended keys are ignored, because the request may have ended while the command travelled.
+    """Cancels a request of this stream. It ends with RequestFinished and FINISH_REASON_CANCELLED.
+    Unknown and ended keys are ignored, because the request may have ended while the command
+    travelled.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -351,7 +348,7 @@ Global___MultiplexCancel: typing_extensions.TypeAlias = MultiplexCancel
 @typing.final
 class MultiplexCredit(google.protobuf.message.Message):
     """Lets the server send more output of a request that was submitted with num_credit_tokens. A
-    request without credit goes on generating into its backlog, and fails with READER_STALLED when
+    request without credit continues generating into its backlog, and fails with READER_STALLED when
     that is full for too long.
     """
 
@@ -409,15 +406,15 @@ class MultiplexEvent(google.protobuf.message.Message):
         """What Generate would have sent."""
 
     @property
-    def error(self) -> penstock.v1.error_pb2.Status:
-        """The status Generate would have ended with. The Multiplex stream goes on."""
+    def error(self) -> google.rpc.status_pb2.Status:
+        """The status Generate would have ended with. The Multiplex stream continues."""
 
     def __init__(
         self,
         *,
         key: builtins.int = ...,
         response: Global___GenerateResponse | None = ...,
-        error: penstock.v1.error_pb2.Status | None = ...,
+        error: google.rpc.status_pb2.Status | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["error", b"error", "outcome", b"outcome", "response", b"response"]) -> builtins.bool: ...
     def ClearField(self, field_name: typing.Literal["error", b"error", "key", b"key", "outcome", b"outcome", "response", b"response"]) -> None: ...
@@ -433,19 +430,20 @@ class ResumeRequest(google.protobuf.message.Message):
 
     REQUEST_ID_FIELD_NUMBER: builtins.int
     NEXT_SEQUENCE_FIELD_NUMBER: builtins.int
-    NUM_RECEIVED_TOKENS_FIELD_NUMBER: builtins.int
+    RECEIVED_TOKEN_COUNTS_FIELD_NUMBER: builtins.int
     request_id: builtins.str
-    """The request, see Accepted.request_id."""
+    """The request, see RequestAccepted.request_id."""
     next_sequence: builtins.int
     """The sequence of the first message that is wanted: one more than the last one received. 0 asks
     for all of them.
     """
     @property
-    def num_received_tokens(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
-        """How many tokens of each output were received, by output_index: the sums of Tokens.num_tokens.
-        Needed where the messages were lost together with the process that had sent them: the tokens
-        after these are then sent in new messages, from next_sequence on. Without it such a request can
-        only be had from the start, by next_sequence 0. Empty, or one for each output.
+    def received_token_counts(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """How many tokens of each output were received, by output_index: the sums of
+        TokenDelta.num_tokens. Needed where the messages were lost together with the process that had
+        sent them: the tokens after these are then sent in new messages, from next_sequence on. Without
+        it such a request can only be had from the start, by next_sequence 0. Empty, or one for each
+        output.
         """
 
     def __init__(
@@ -453,9 +451,9 @@ class ResumeRequest(google.protobuf.message.Message):
         *,
         request_id: builtins.str = ...,
         next_sequence: builtins.int = ...,
-        num_received_tokens: collections.abc.Iterable[builtins.int] | None = ...,
+        received_token_counts: collections.abc.Iterable[builtins.int] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["next_sequence", b"next_sequence", "num_received_tokens", b"num_received_tokens", "request_id", b"request_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["next_sequence", b"next_sequence", "received_token_counts", b"received_token_counts", "request_id", b"request_id"]) -> None: ...
 
 Global___ResumeRequest: typing_extensions.TypeAlias = ResumeRequest
 
@@ -488,7 +486,7 @@ class CancelRequest(google.protobuf.message.Message):
 
     REQUEST_ID_FIELD_NUMBER: builtins.int
     request_id: builtins.str
-    """The request, see Accepted.request_id."""
+    """The request, see RequestAccepted.request_id."""
     def __init__(
         self,
         *,
@@ -500,13 +498,15 @@ Global___CancelRequest: typing_extensions.TypeAlias = CancelRequest
 
 @typing.final
 class CancelResponse(google.protobuf.message.Message):
-    """The cancellation was taken."""
+    """The cancellation was accepted."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     STATE_FIELD_NUMBER: builtins.int
     state: penstock.v1.state_pb2.RequestState.ValueType
-    """Where the request stood when it was cancelled; COMPLETED or ERROR if it had ended already."""
+    """The request's state when it was cancelled; COMPLETED or ERROR if it had ended already and is
+    still known. A request that is not known any more is NOT_FOUND (REQUEST_NOT_FOUND).
+    """
     def __init__(
         self,
         *,

@@ -30,9 +30,10 @@ class GenerationServiceStub(object):
 
     Metadata understood by every RPC: `authorization` (who calls; the tenant follows from it, never
     from the client's word) and `traceparent`, `tracestate` (W3C trace context). gRPC deadlines and
-    cancellation are honoured within one step of the engine. Messages and metadata are limited, see
-    ModelLimits. What a server or model does not support is refused with UNIMPLEMENTED, never
-    ignored.
+    cancellation are honoured within one step of the engine. The server sends no metadata of its own
+    before the first message; a refusal has the W3C trace id of its request in the trailer
+    `x-trace-id` if the request is traced. Messages and metadata are limited, see ModelLimits. What a
+    server or model does not support is refused with UNIMPLEMENTED, never ignored.
     """
 
     def __init__(self, channel):
@@ -73,9 +74,10 @@ class GenerationServiceServicer(object):
 
     Metadata understood by every RPC: `authorization` (who calls; the tenant follows from it, never
     from the client's word) and `traceparent`, `tracestate` (W3C trace context). gRPC deadlines and
-    cancellation are honoured within one step of the engine. Messages and metadata are limited, see
-    ModelLimits. What a server or model does not support is refused with UNIMPLEMENTED, never
-    ignored.
+    cancellation are honoured within one step of the engine. The server sends no metadata of its own
+    before the first message; a refusal has the W3C trace id of its request in the trailer
+    `x-trace-id` if the request is traced. Messages and metadata are limited, see ModelLimits. What a
+    server or model does not support is refused with UNIMPLEMENTED, never ignored.
     """
 
     def Generate(self, request, context):
@@ -102,7 +104,7 @@ class GenerationServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Resume(self, request, context):
-        """Takes up the stream of a request that asked for it by GenerateRequest.resume_grace_period, on
+        """Takes up the stream of a request that asked for it by GenerateRequest.resume_timeout, on
         any server process of the service: after its connection, the process that served it or the
         client itself was lost. At most one stream serves a request: the older one ends with ABORTED.
         The end of this call ends the request no more than the end of the call before it did.
@@ -112,8 +114,9 @@ class GenerationServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Cancel(self, request, context):
-        """Cancels a request of the same tenant, wherever it was submitted. Its stream ends with Finished,
-        FINISH_REASON_CANCELLED and status OK. Cancelling twice is no error while the request is known.
+        """Cancels a request of the same tenant, wherever it was submitted. Its stream ends with
+        RequestFinished, FINISH_REASON_CANCELLED and status OK. Cancelling a request twice, or after
+        its end, is no error while it is known: the response has its state.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -160,9 +163,10 @@ class GenerationService(object):
 
     Metadata understood by every RPC: `authorization` (who calls; the tenant follows from it, never
     from the client's word) and `traceparent`, `tracestate` (W3C trace context). gRPC deadlines and
-    cancellation are honoured within one step of the engine. Messages and metadata are limited, see
-    ModelLimits. What a server or model does not support is refused with UNIMPLEMENTED, never
-    ignored.
+    cancellation are honoured within one step of the engine. The server sends no metadata of its own
+    before the first message; a refusal has the W3C trace id of its request in the trailer
+    `x-trace-id` if the request is traced. Messages and metadata are limited, see ModelLimits. What a
+    server or model does not support is refused with UNIMPLEMENTED, never ignored.
     """
 
     @staticmethod

@@ -110,9 +110,10 @@ class GenerationServiceStub(typing.Generic[_GenerationServiceGenerateType, _Gene
 
     Metadata understood by every RPC: `authorization` (who calls; the tenant follows from it, never
     from the client's word) and `traceparent`, `tracestate` (W3C trace context). gRPC deadlines and
-    cancellation are honoured within one step of the engine. Messages and metadata are limited, see
-    ModelLimits. What a server or model does not support is refused with UNIMPLEMENTED, never
-    ignored.
+    cancellation are honoured within one step of the engine. The server sends no metadata of its own
+    before the first message; a refusal has the W3C trace id of its request in the trailer
+    `x-trace-id` if the request is traced. Messages and metadata are limited, see ModelLimits. What a
+    server or model does not support is refused with UNIMPLEMENTED, never ignored.
     """
 
     @typing.overload
@@ -176,15 +177,16 @@ class GenerationServiceStub(typing.Generic[_GenerationServiceGenerateType, _Gene
     """
 
     Resume: _GenerationServiceResumeType
-    """Takes up the stream of a request that asked for it by GenerateRequest.resume_grace_period, on
+    """Takes up the stream of a request that asked for it by GenerateRequest.resume_timeout, on
     any server process of the service: after its connection, the process that served it or the
     client itself was lost. At most one stream serves a request: the older one ends with ABORTED.
     The end of this call ends the request no more than the end of the call before it did.
     """
 
     Cancel: _GenerationServiceCancelType
-    """Cancels a request of the same tenant, wherever it was submitted. Its stream ends with Finished,
-    FINISH_REASON_CANCELLED and status OK. Cancelling twice is no error while the request is known.
+    """Cancels a request of the same tenant, wherever it was submitted. Its stream ends with
+    RequestFinished, FINISH_REASON_CANCELLED and status OK. Cancelling a request twice, or after
+    its end, is no error while it is known: the response has its state.
     """
 
 GenerationServiceAsyncStub: typing_extensions.TypeAlias = GenerationServiceStub[
@@ -215,9 +217,10 @@ class GenerationServiceServicer(metaclass=abc.ABCMeta):
 
     Metadata understood by every RPC: `authorization` (who calls; the tenant follows from it, never
     from the client's word) and `traceparent`, `tracestate` (W3C trace context). gRPC deadlines and
-    cancellation are honoured within one step of the engine. Messages and metadata are limited, see
-    ModelLimits. What a server or model does not support is refused with UNIMPLEMENTED, never
-    ignored.
+    cancellation are honoured within one step of the engine. The server sends no metadata of its own
+    before the first message; a refusal has the W3C trace id of its request in the trailer
+    `x-trace-id` if the request is traced. Messages and metadata are limited, see ModelLimits. What a
+    server or model does not support is refused with UNIMPLEMENTED, never ignored.
     """
 
     @abc.abstractmethod
@@ -253,7 +256,7 @@ class GenerationServiceServicer(metaclass=abc.ABCMeta):
         request: penstock.v1.generation_service_pb2.ResumeRequest,
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[penstock.v1.generation_service_pb2.ResumeResponse], collections.abc.AsyncIterator[penstock.v1.generation_service_pb2.ResumeResponse]]:
-        """Takes up the stream of a request that asked for it by GenerateRequest.resume_grace_period, on
+        """Takes up the stream of a request that asked for it by GenerateRequest.resume_timeout, on
         any server process of the service: after its connection, the process that served it or the
         client itself was lost. At most one stream serves a request: the older one ends with ABORTED.
         The end of this call ends the request no more than the end of the call before it did.
@@ -265,8 +268,9 @@ class GenerationServiceServicer(metaclass=abc.ABCMeta):
         request: penstock.v1.generation_service_pb2.CancelRequest,
         context: _ServicerContext,
     ) -> typing.Union[penstock.v1.generation_service_pb2.CancelResponse, collections.abc.Awaitable[penstock.v1.generation_service_pb2.CancelResponse]]:
-        """Cancels a request of the same tenant, wherever it was submitted. Its stream ends with Finished,
-        FINISH_REASON_CANCELLED and status OK. Cancelling twice is no error while the request is known.
+        """Cancels a request of the same tenant, wherever it was submitted. Its stream ends with
+        RequestFinished, FINISH_REASON_CANCELLED and status OK. Cancelling a request twice, or after
+        its end, is no error while it is known: the response has its state.
         """
 
 def add_GenerationServiceServicer_to_server(servicer: GenerationServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

@@ -27,38 +27,64 @@ from penstock.v1 import model_pb2 as penstock_dot_v1_dot_model__pb2
 from penstock.v1 import prompt_pb2 as penstock_dot_v1_dot_prompt__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fpenstock/v1/model_service.proto\x12\x0bpenstock.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x17penstock/v1/model.proto\x1a\x18penstock/v1/prompt.proto\"M\n\x11ListModelsRequest\x12\x16\n\tpage_size\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x12\n\npage_token\x18\x02 \x01(\tB\x0c\n\n_page_size\"Q\n\x12ListModelsResponse\x12\"\n\x06models\x18\x01 \x03(\x0b\x32\x12.penstock.v1.Model\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"-\n\x0fGetModelRequest\x12\x11\n\x04name\x18\x01 \x01(\tH\x00\x88\x01\x01\x42\x07\n\x05_name\"5\n\x10GetModelResponse\x12!\n\x05model\x18\x01 \x01(\x0b\x32\x12.penstock.v1.Model\"\x8b\x01\n\x0fTokenizeRequest\x12\x12\n\x05model\x18\x01 \x01(\tH\x01\x88\x01\x01\x12\'\n\x04text\x18\x02 \x01(\x0b\x32\x17.penstock.v1.TextPromptH\x00\x12\'\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x17.penstock.v1.ChatPromptH\x00\x42\x08\n\x06promptB\x08\n\x06_model\"Z\n\x10TokenizeResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x15\n\rrendered_text\x18\x02 \x01(\t\x12\x1c\n\x14num_dropped_messages\x18\x03 \x01(\r\"~\n\x11\x44\x65tokenizeRequest\x12\x12\n\x05model\x18\x01 \x01(\tH\x00\x88\x01\x01\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12 \n\x13skip_special_tokens\x18\x03 \x01(\x08H\x01\x88\x01\x01\x42\x08\n\x06_modelB\x16\n\x14_skip_special_tokens\"\"\n\x12\x44\x65tokenizeResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\"S\n\x10LoadModelRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04path\x18\x02 \x01(\t\x12\x0f\n\x07\x61liases\x18\x03 \x03(\t\x12\x12\n\nis_default\x18\x04 \x01(\x08\"6\n\x11LoadModelResponse\x12!\n\x05model\x18\x01 \x01(\x0b\x32\x12.penstock.v1.Model\"T\n\x12UnloadModelRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x30\n\rdrain_timeout\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\"1\n\x13UnloadModelResponse\x12\x1a\n\x12num_requests_ended\x18\x01 \x01(\r2\xdc\x03\n\x0cModelService\x12M\n\nListModels\x12\x1e.penstock.v1.ListModelsRequest\x1a\x1f.penstock.v1.ListModelsResponse\x12G\n\x08GetModel\x12\x1c.penstock.v1.GetModelRequest\x1a\x1d.penstock.v1.GetModelResponse\x12G\n\x08Tokenize\x12\x1c.penstock.v1.TokenizeRequest\x1a\x1d.penstock.v1.TokenizeResponse\x12M\n\nDetokenize\x12\x1e.penstock.v1.DetokenizeRequest\x1a\x1f.penstock.v1.DetokenizeResponse\x12J\n\tLoadModel\x12\x1d.penstock.v1.LoadModelRequest\x1a\x1e.penstock.v1.LoadModelResponse\x12P\n\x0bUnloadModel\x12\x1f.penstock.v1.UnloadModelRequest\x1a .penstock.v1.UnloadModelResponseB\'\n\x0bpenstock.v1P\x01Z\x16penstock/v1;penstockv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fpenstock/v1/model_service.proto\x12\x0bpenstock.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x17penstock/v1/model.proto\x1a\x18penstock/v1/prompt.proto\"M\n\x11ListModelsRequest\x12\x16\n\tpage_size\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x12\n\npage_token\x18\x02 \x01(\tB\x0c\n\n_page_size\"U\n\x12ListModelsResponse\x12&\n\x06models\x18\x01 \x03(\x0b\x32\x16.penstock.v1.ModelInfo\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"-\n\x0fGetModelRequest\x12\x11\n\x04name\x18\x01 \x01(\tH\x00\x88\x01\x01\x42\x07\n\x05_name\"9\n\x10GetModelResponse\x12%\n\x05model\x18\x01 \x01(\x0b\x32\x16.penstock.v1.ModelInfo\"\x99\x01\n\x0fTokenizeRequest\x12\x12\n\x05model\x18\x01 \x01(\tH\x01\x88\x01\x01\x12.\n\x0btext_prompt\x18\x02 \x01(\x0b\x32\x17.penstock.v1.TextPromptH\x00\x12.\n\x0b\x63hat_prompt\x18\x03 \x01(\x0b\x32\x17.penstock.v1.ChatPromptH\x00\x42\x08\n\x06promptB\x08\n\x06_model\"Z\n\x10TokenizeResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x15\n\rrendered_text\x18\x02 \x01(\t\x12\x1c\n\x14num_dropped_messages\x18\x03 \x01(\r\"~\n\x11\x44\x65tokenizeRequest\x12\x12\n\x05model\x18\x01 \x01(\tH\x00\x88\x01\x01\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12 \n\x13skip_special_tokens\x18\x03 \x01(\x08H\x01\x88\x01\x01\x42\x08\n\x06_modelB\x16\n\x14_skip_special_tokens\"\"\n\x12\x44\x65tokenizeResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\"S\n\x10LoadModelRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04path\x18\x02 \x01(\t\x12\x0f\n\x07\x61liases\x18\x03 \x03(\t\x12\x12\n\nis_default\x18\x04 \x01(\x08\"t\n\x11LoadModelResponse\x12-\n\x08progress\x18\x01 \x01(\x0b\x32\x19.penstock.v1.LoadProgressH\x00\x12\'\n\x05model\x18\x02 \x01(\x0b\x32\x16.penstock.v1.ModelInfoH\x00\x42\x07\n\x05\x65vent\"\x9d\x01\n\x0cLoadProgress\x12%\n\x05phase\x18\x01 \x01(\x0e\x32\x16.penstock.v1.LoadPhase\x12\x18\n\x10num_loaded_bytes\x18\x02 \x01(\x04\x12\x17\n\x0fnum_total_bytes\x18\x03 \x01(\x04\x12\x33\n\x10\x65lapsed_duration\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\"T\n\x12UnloadModelRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x30\n\rdrain_timeout\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\"J\n\x13UnloadModelResponse\x12\x1a\n\x12num_requests_ended\x18\x01 \x01(\r\x12\x17\n\x0fnum_freed_bytes\x18\x02 \x01(\x04\"\x14\n\x12WatchModelsRequest\"=\n\x13WatchModelsResponse\x12&\n\x06models\x18\x01 \x03(\x0b\x32\x16.penstock.v1.ModelInfo\"4\n\x14SetModelAliasRequest\x12\r\n\x05\x61lias\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\"/\n\x15SetModelAliasResponse\x12\x16\n\x0eprevious_model\x18\x01 \x01(\t\"a\n\x12LoadAdapterRequest\x12\x12\n\x05model\x18\x01 \x01(\tH\x00\x88\x01\x01\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0c\n\x04path\x18\x03 \x01(\t\x12\x11\n\tis_pinned\x18\x04 \x01(\x08\x42\x08\n\x06_model\"@\n\x13LoadAdapterResponse\x12)\n\x07\x61\x64\x61pter\x18\x01 \x01(\x0b\x32\x18.penstock.v1.AdapterInfo\"t\n\x14UnloadAdapterRequest\x12\x12\n\x05model\x18\x01 \x01(\tH\x00\x88\x01\x01\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x30\n\rdrain_timeout\x18\x03 \x01(\x0b\x32\x19.google.protobuf.DurationB\x08\n\x06_model\"3\n\x15UnloadAdapterResponse\x12\x1a\n\x12num_requests_ended\x18\x01 \x01(\r\"m\n\x13ListAdaptersRequest\x12\x12\n\x05model\x18\x01 \x01(\tH\x00\x88\x01\x01\x12\x16\n\tpage_size\x18\x02 \x01(\rH\x01\x88\x01\x01\x12\x12\n\npage_token\x18\x03 \x01(\tB\x08\n\x06_modelB\x0c\n\n_page_size\"[\n\x14ListAdaptersResponse\x12*\n\x08\x61\x64\x61pters\x18\x01 \x03(\x0b\x32\x18.penstock.v1.AdapterInfo\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"{\n\x0b\x41\x64\x61pterInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06\x64igest\x18\x02 \x01(\t\x12\x0c\n\x04rank\x18\x03 \x01(\r\x12\x18\n\x10num_memory_bytes\x18\x04 \x01(\x04\x12\x13\n\x0bis_resident\x18\x05 \x01(\x08\x12\x11\n\tis_pinned\x18\x06 \x01(\x08*\x87\x01\n\tLoadPhase\x12\x1a\n\x16LOAD_PHASE_UNSPECIFIED\x10\x00\x12\x16\n\x12LOAD_PHASE_WAITING\x10\x01\x12\x17\n\x13LOAD_PHASE_STARTING\x10\x02\x12\x16\n\x12LOAD_PHASE_WEIGHTS\x10\x03\x12\x15\n\x11LOAD_PHASE_WARMUP\x10\x04\x32\x89\x07\n\x0cModelService\x12M\n\nListModels\x12\x1e.penstock.v1.ListModelsRequest\x1a\x1f.penstock.v1.ListModelsResponse\x12G\n\x08GetModel\x12\x1c.penstock.v1.GetModelRequest\x1a\x1d.penstock.v1.GetModelResponse\x12G\n\x08Tokenize\x12\x1c.penstock.v1.TokenizeRequest\x1a\x1d.penstock.v1.TokenizeResponse\x12M\n\nDetokenize\x12\x1e.penstock.v1.DetokenizeRequest\x1a\x1f.penstock.v1.DetokenizeResponse\x12L\n\tLoadModel\x12\x1d.penstock.v1.LoadModelRequest\x1a\x1e.penstock.v1.LoadModelResponse0\x01\x12P\n\x0bUnloadModel\x12\x1f.penstock.v1.UnloadModelRequest\x1a .penstock.v1.UnloadModelResponse\x12R\n\x0bWatchModels\x12\x1f.penstock.v1.WatchModelsRequest\x1a .penstock.v1.WatchModelsResponse0\x01\x12V\n\rSetModelAlias\x12!.penstock.v1.SetModelAliasRequest\x1a\".penstock.v1.SetModelAliasResponse\x12P\n\x0bLoadAdapter\x12\x1f.penstock.v1.LoadAdapterRequest\x1a .penstock.v1.LoadAdapterResponse\x12V\n\rUnloadAdapter\x12!.penstock.v1.UnloadAdapterRequest\x1a\".penstock.v1.UnloadAdapterResponse\x12S\n\x0cListAdapters\x12 .penstock.v1.ListAdaptersRequest\x1a!.penstock.v1.ListAdaptersResponseB\x91\x01\n\x0f\x64\x65v.penstock.v1P\x01Z\'penstock.dev/api/penstock/v1;penstockv1\xa2\x02\x03PSK\xaa\x02\x0bPenstock.V1\xba\x02\nPenstockV1\xca\x02\x0bPenstock\\V1\xe2\x02\x14Penstock\\V1\\Metadata\xea\x02\x0cPenstock::V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'penstock.v1.model_service_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
-  _globals['DESCRIPTOR']._serialized_options = b'\n\013penstock.v1P\001Z\026penstock/v1;penstockv1'
+  _globals['DESCRIPTOR']._serialized_options = b'\n\017dev.penstock.v1P\001Z\'penstock.dev/api/penstock/v1;penstockv1\242\002\003PSK\252\002\013Penstock.V1\272\002\nPenstockV1\312\002\013Penstock\\V1\342\002\024Penstock\\V1\\Metadata\352\002\014Penstock::V1'
+  _globals['_LOADPHASE']._serialized_start=2194
+  _globals['_LOADPHASE']._serialized_end=2329
   _globals['_LISTMODELSREQUEST']._serialized_start=131
   _globals['_LISTMODELSREQUEST']._serialized_end=208
   _globals['_LISTMODELSRESPONSE']._serialized_start=210
-  _globals['_LISTMODELSRESPONSE']._serialized_end=291
-  _globals['_GETMODELREQUEST']._serialized_start=293
-  _globals['_GETMODELREQUEST']._serialized_end=338
-  _globals['_GETMODELRESPONSE']._serialized_start=340
-  _globals['_GETMODELRESPONSE']._serialized_end=393
-  _globals['_TOKENIZEREQUEST']._serialized_start=396
-  _globals['_TOKENIZEREQUEST']._serialized_end=535
-  _globals['_TOKENIZERESPONSE']._serialized_start=537
-  _globals['_TOKENIZERESPONSE']._serialized_end=627
-  _globals['_DETOKENIZEREQUEST']._serialized_start=629
-  _globals['_DETOKENIZEREQUEST']._serialized_end=755
-  _globals['_DETOKENIZERESPONSE']._serialized_start=757
-  _globals['_DETOKENIZERESPONSE']._serialized_end=791
-  _globals['_LOADMODELREQUEST']._serialized_start=793
-  _globals['_LOADMODELREQUEST']._serialized_end=876
-  _globals['_LOADMODELRESPONSE']._serialized_start=878
-  _globals['_LOADMODELRESPONSE']._serialized_end=932
-  _globals['_UNLOADMODELREQUEST']._serialized_start=934
-  _globals['_UNLOADMODELREQUEST']._serialized_end=1018
-  _globals['_UNLOADMODELRESPONSE']._serialized_start=1020
-  _globals['_UNLOADMODELRESPONSE']._serialized_end=1069
-  _globals['_MODELSERVICE']._serialized_start=1072
-  _globals['_MODELSERVICE']._serialized_end=1548
+  _globals['_LISTMODELSRESPONSE']._serialized_end=295
+  _globals['_GETMODELREQUEST']._serialized_start=297
+  _globals['_GETMODELREQUEST']._serialized_end=342
+  _globals['_GETMODELRESPONSE']._serialized_start=344
+  _globals['_GETMODELRESPONSE']._serialized_end=401
+  _globals['_TOKENIZEREQUEST']._serialized_start=404
+  _globals['_TOKENIZEREQUEST']._serialized_end=557
+  _globals['_TOKENIZERESPONSE']._serialized_start=559
+  _globals['_TOKENIZERESPONSE']._serialized_end=649
+  _globals['_DETOKENIZEREQUEST']._serialized_start=651
+  _globals['_DETOKENIZEREQUEST']._serialized_end=777
+  _globals['_DETOKENIZERESPONSE']._serialized_start=779
+  _globals['_DETOKENIZERESPONSE']._serialized_end=813
+  _globals['_LOADMODELREQUEST']._serialized_start=815
+  _globals['_LOADMODELREQUEST']._serialized_end=898
+  _globals['_LOADMODELRESPONSE']._serialized_start=900
+  _globals['_LOADMODELRESPONSE']._serialized_end=1016
+  _globals['_LOADPROGRESS']._serialized_start=1019
+  _globals['_LOADPROGRESS']._serialized_end=1176
+  _globals['_UNLOADMODELREQUEST']._serialized_start=1178
+  _globals['_UNLOADMODELREQUEST']._serialized_end=1262
+  _globals['_UNLOADMODELRESPONSE']._serialized_start=1264
+  _globals['_UNLOADMODELRESPONSE']._serialized_end=1338
+  _globals['_WATCHMODELSREQUEST']._serialized_start=1340
+  _globals['_WATCHMODELSREQUEST']._serialized_end=1360
+  _globals['_WATCHMODELSRESPONSE']._serialized_start=1362
+  _globals['_WATCHMODELSRESPONSE']._serialized_end=1423
+  _globals['_SETMODELALIASREQUEST']._serialized_start=1425
+  _globals['_SETMODELALIASREQUEST']._serialized_end=1477
+  _globals['_SETMODELALIASRESPONSE']._serialized_start=1479
+  _globals['_SETMODELALIASRESPONSE']._serialized_end=1526
+  _globals['_LOADADAPTERREQUEST']._serialized_start=1528
+  _globals['_LOADADAPTERREQUEST']._serialized_end=1625
+  _globals['_LOADADAPTERRESPONSE']._serialized_start=1627
+  _globals['_LOADADAPTERRESPONSE']._serialized_end=1691
+  _globals['_UNLOADADAPTERREQUEST']._serialized_start=1693
+  _globals['_UNLOADADAPTERREQUEST']._serialized_end=1809
+  _globals['_UNLOADADAPTERRESPONSE']._serialized_start=1811
+  _globals['_UNLOADADAPTERRESPONSE']._serialized_end=1862
+  _globals['_LISTADAPTERSREQUEST']._serialized_start=1864
+  _globals['_LISTADAPTERSREQUEST']._serialized_end=1973
+  _globals['_LISTADAPTERSRESPONSE']._serialized_start=1975
+  _globals['_LISTADAPTERSRESPONSE']._serialized_end=2066
+  _globals['_ADAPTERINFO']._serialized_start=2068
+  _globals['_ADAPTERINFO']._serialized_end=2191
+  _globals['_MODELSERVICE']._serialized_start=2332
+  _globals['_MODELSERVICE']._serialized_end=3237
 # @@protoc_insertion_point(module_scope)

@@ -55,7 +55,7 @@ class ModelServiceStub(object):
                 request_serializer=penstock_dot_v1_dot_model__service__pb2.DetokenizeRequest.SerializeToString,
                 response_deserializer=penstock_dot_v1_dot_model__service__pb2.DetokenizeResponse.FromString,
                 _registered_method=True)
-        self.LoadModel = channel.unary_unary(
+        self.LoadModel = channel.unary_stream(
                 '/penstock.v1.ModelService/LoadModel',
                 request_serializer=penstock_dot_v1_dot_model__service__pb2.LoadModelRequest.SerializeToString,
                 response_deserializer=penstock_dot_v1_dot_model__service__pb2.LoadModelResponse.FromString,
@@ -64,6 +64,31 @@ class ModelServiceStub(object):
                 '/penstock.v1.ModelService/UnloadModel',
                 request_serializer=penstock_dot_v1_dot_model__service__pb2.UnloadModelRequest.SerializeToString,
                 response_deserializer=penstock_dot_v1_dot_model__service__pb2.UnloadModelResponse.FromString,
+                _registered_method=True)
+        self.WatchModels = channel.unary_stream(
+                '/penstock.v1.ModelService/WatchModels',
+                request_serializer=penstock_dot_v1_dot_model__service__pb2.WatchModelsRequest.SerializeToString,
+                response_deserializer=penstock_dot_v1_dot_model__service__pb2.WatchModelsResponse.FromString,
+                _registered_method=True)
+        self.SetModelAlias = channel.unary_unary(
+                '/penstock.v1.ModelService/SetModelAlias',
+                request_serializer=penstock_dot_v1_dot_model__service__pb2.SetModelAliasRequest.SerializeToString,
+                response_deserializer=penstock_dot_v1_dot_model__service__pb2.SetModelAliasResponse.FromString,
+                _registered_method=True)
+        self.LoadAdapter = channel.unary_unary(
+                '/penstock.v1.ModelService/LoadAdapter',
+                request_serializer=penstock_dot_v1_dot_model__service__pb2.LoadAdapterRequest.SerializeToString,
+                response_deserializer=penstock_dot_v1_dot_model__service__pb2.LoadAdapterResponse.FromString,
+                _registered_method=True)
+        self.UnloadAdapter = channel.unary_unary(
+                '/penstock.v1.ModelService/UnloadAdapter',
+                request_serializer=penstock_dot_v1_dot_model__service__pb2.UnloadAdapterRequest.SerializeToString,
+                response_deserializer=penstock_dot_v1_dot_model__service__pb2.UnloadAdapterResponse.FromString,
+                _registered_method=True)
+        self.ListAdapters = channel.unary_unary(
+                '/penstock.v1.ModelService/ListAdapters',
+                request_serializer=penstock_dot_v1_dot_model__service__pb2.ListAdaptersRequest.SerializeToString,
+                response_deserializer=penstock_dot_v1_dot_model__service__pb2.ListAdaptersResponse.FromString,
                 _registered_method=True)
 
 
@@ -79,14 +104,14 @@ class ModelServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def GetModel(self, request, context):
-        """Tells what one model can do and what it allows.
+        """Returns one model with its features and limits.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Tokenize(self, request, context):
-        """Turns text or a dialogue into token ids, exactly as Generate would.
+        """Turns text or a conversation into token ids, exactly as Generate would.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -100,14 +125,54 @@ class ModelServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def LoadModel(self, request, context):
-        """Loads a model and answers when it is ready. For operators.
+        """Loads a model and streams the progress; the last message has the model, READY. The load
+        continues when the call ends, and a second call with the same request follows the load that is
+        under way; UnloadModel ends it. A load that fails ends the call with the cause, and other
+        models are not affected. For operators.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def UnloadModel(self, request, context):
-        """Lets a model finish what it has, then unloads it and answers. For operators.
+        """Lets the live requests of a model finish, unloads it, and answers when its memory is free. The
+        work continues when the call ends. For operators.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def WatchModels(self, request, context):
+        """Sends all models the caller may use, at once and after every change of one, until the call is
+        cancelled.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SetModelAlias(self, request, context):
+        """Makes an alias name another model, for all requests that arrive later. For operators.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def LoadAdapter(self, request, context):
+        """Loads an adapter for a model. For operators.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UnloadAdapter(self, request, context):
+        """Lets the live requests of an adapter finish, then unloads it. For operators.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListAdapters(self, request, context):
+        """Lists the adapters of a model, by name.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -136,7 +201,7 @@ def add_ModelServiceServicer_to_server(servicer, server):
                     request_deserializer=penstock_dot_v1_dot_model__service__pb2.DetokenizeRequest.FromString,
                     response_serializer=penstock_dot_v1_dot_model__service__pb2.DetokenizeResponse.SerializeToString,
             ),
-            'LoadModel': grpc.unary_unary_rpc_method_handler(
+            'LoadModel': grpc.unary_stream_rpc_method_handler(
                     servicer.LoadModel,
                     request_deserializer=penstock_dot_v1_dot_model__service__pb2.LoadModelRequest.FromString,
                     response_serializer=penstock_dot_v1_dot_model__service__pb2.LoadModelResponse.SerializeToString,
@@ -145,6 +210,31 @@ def add_ModelServiceServicer_to_server(servicer, server):
                     servicer.UnloadModel,
                     request_deserializer=penstock_dot_v1_dot_model__service__pb2.UnloadModelRequest.FromString,
                     response_serializer=penstock_dot_v1_dot_model__service__pb2.UnloadModelResponse.SerializeToString,
+            ),
+            'WatchModels': grpc.unary_stream_rpc_method_handler(
+                    servicer.WatchModels,
+                    request_deserializer=penstock_dot_v1_dot_model__service__pb2.WatchModelsRequest.FromString,
+                    response_serializer=penstock_dot_v1_dot_model__service__pb2.WatchModelsResponse.SerializeToString,
+            ),
+            'SetModelAlias': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetModelAlias,
+                    request_deserializer=penstock_dot_v1_dot_model__service__pb2.SetModelAliasRequest.FromString,
+                    response_serializer=penstock_dot_v1_dot_model__service__pb2.SetModelAliasResponse.SerializeToString,
+            ),
+            'LoadAdapter': grpc.unary_unary_rpc_method_handler(
+                    servicer.LoadAdapter,
+                    request_deserializer=penstock_dot_v1_dot_model__service__pb2.LoadAdapterRequest.FromString,
+                    response_serializer=penstock_dot_v1_dot_model__service__pb2.LoadAdapterResponse.SerializeToString,
+            ),
+            'UnloadAdapter': grpc.unary_unary_rpc_method_handler(
+                    servicer.UnloadAdapter,
+                    request_deserializer=penstock_dot_v1_dot_model__service__pb2.UnloadAdapterRequest.FromString,
+                    response_serializer=penstock_dot_v1_dot_model__service__pb2.UnloadAdapterResponse.SerializeToString,
+            ),
+            'ListAdapters': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListAdapters,
+                    request_deserializer=penstock_dot_v1_dot_model__service__pb2.ListAdaptersRequest.FromString,
+                    response_serializer=penstock_dot_v1_dot_model__service__pb2.ListAdaptersResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -277,7 +367,7 @@ class ModelService(object):
             wait_for_ready=None,
             timeout=None,
             metadata=None):
-        return grpc.experimental.unary_unary(
+        return grpc.experimental.unary_stream(
             request,
             target,
             '/penstock.v1.ModelService/LoadModel',
@@ -310,6 +400,141 @@ class ModelService(object):
             '/penstock.v1.ModelService/UnloadModel',
             penstock_dot_v1_dot_model__service__pb2.UnloadModelRequest.SerializeToString,
             penstock_dot_v1_dot_model__service__pb2.UnloadModelResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WatchModels(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/penstock.v1.ModelService/WatchModels',
+            penstock_dot_v1_dot_model__service__pb2.WatchModelsRequest.SerializeToString,
+            penstock_dot_v1_dot_model__service__pb2.WatchModelsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetModelAlias(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.v1.ModelService/SetModelAlias',
+            penstock_dot_v1_dot_model__service__pb2.SetModelAliasRequest.SerializeToString,
+            penstock_dot_v1_dot_model__service__pb2.SetModelAliasResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def LoadAdapter(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.v1.ModelService/LoadAdapter',
+            penstock_dot_v1_dot_model__service__pb2.LoadAdapterRequest.SerializeToString,
+            penstock_dot_v1_dot_model__service__pb2.LoadAdapterResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UnloadAdapter(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.v1.ModelService/UnloadAdapter',
+            penstock_dot_v1_dot_model__service__pb2.UnloadAdapterRequest.SerializeToString,
+            penstock_dot_v1_dot_model__service__pb2.UnloadAdapterResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListAdapters(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.v1.ModelService/ListAdapters',
+            penstock_dot_v1_dot_model__service__pb2.ListAdaptersRequest.SerializeToString,
+            penstock_dot_v1_dot_model__service__pb2.ListAdaptersResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -27,58 +27,58 @@ from penstock.v1 import state_pb2 as penstock_dot_v1_dot_state__pb2
 from penstock.v1 import stats_pb2 as penstock_dot_v1_dot_stats__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$penstock/v1/operations_service.proto\x12\x0bpenstock.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x17penstock/v1/state.proto\x1a\x17penstock/v1/stats.proto\"/\n\x0fGetStatsRequest\x12\x12\n\x05model\x18\x01 \x01(\tH\x00\x88\x01\x01\x42\x08\n\x06_model\"5\n\x10GetStatsResponse\x12!\n\x05stats\x18\x01 \x01(\x0b\x32\x12.penstock.v1.Stats\"^\n\x11WatchStatsRequest\x12\x12\n\x05model\x18\x01 \x01(\tH\x00\x88\x01\x01\x12+\n\x08interval\x18\x02 \x01(\x0b\x32\x19.google.protobuf.DurationB\x08\n\x06_model\"7\n\x12WatchStatsResponse\x12!\n\x05stats\x18\x01 \x01(\x0b\x32\x12.penstock.v1.Stats\"\xc6\x01\n\x13ListRequestsRequest\x12\x12\n\x05model\x18\x01 \x01(\tH\x00\x88\x01\x01\x12\x13\n\x06tenant\x18\x02 \x01(\tH\x01\x88\x01\x01\x12-\n\x05state\x18\x03 \x01(\x0e\x32\x19.penstock.v1.RequestStateH\x02\x88\x01\x01\x12\x16\n\tpage_size\x18\x04 \x01(\rH\x03\x88\x01\x01\x12\x12\n\npage_token\x18\x05 \x01(\tB\x08\n\x06_modelB\t\n\x07_tenantB\x08\n\x06_stateB\x0c\n\n_page_size\"[\n\x14ListRequestsResponse\x12*\n\x08requests\x18\x01 \x03(\x0b\x32\x18.penstock.v1.LiveRequest\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"G\n\x11GetRequestRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x13\n\x06tenant\x18\x02 \x01(\tH\x00\x88\x01\x01\x42\t\n\x07_tenant\"?\n\x12GetRequestResponse\x12)\n\x07request\x18\x01 \x01(\x0b\x32\x18.penstock.v1.LiveRequest\":\n\x0c\x44rainRequest\x12*\n\x07timeout\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\"*\n\rDrainResponse\x12\x19\n\x11num_live_requests\x18\x01 \x01(\r\"\x8d\x01\n\x16GetFlightRecordRequest\x12\x12\n\x05model\x18\x01 \x01(\tH\x00\x88\x01\x01\x12\x16\n\tmax_steps\x18\x02 \x01(\rH\x01\x88\x01\x01\x12/\n\x06\x66ormat\x18\x03 \x01(\x0e\x32\x1f.penstock.v1.FlightRecordFormatB\x08\n\x06_modelB\x0c\n\n_max_steps\"h\n\x17GetFlightRecordResponse\x12/\n\x05steps\x18\x01 \x01(\x0b\x32\x1e.penstock.v1.FlightRecordStepsH\x00\x12\x14\n\nfile_chunk\x18\x02 \x01(\x0cH\x00\x42\x06\n\x04part\";\n\x11\x46lightRecordSteps\x12&\n\x05steps\x18\x01 \x03(\x0b\x32\x17.penstock.v1.StepRecord\"7\n\x17\x44umpFlightRecordRequest\x12\x12\n\x05model\x18\x01 \x01(\tH\x00\x88\x01\x01\x42\x08\n\x06_model\"(\n\x18\x44umpFlightRecordResponse\x12\x0c\n\x04path\x18\x01 \x01(\t\":\n\x12SetLogLevelRequest\x12$\n\x05level\x18\x01 \x01(\x0e\x32\x15.penstock.v1.LogLevel\"\x15\n\x13SetLogLevelResponse\"\x94\x01\n\x0eProfileRequest\x12+\n\x07process\x18\x01 \x01(\x0e\x32\x1a.penstock.v1.ServerProcess\x12\x18\n\x0b\x66ront_index\x18\x02 \x01(\rH\x00\x88\x01\x01\x12+\n\x08\x64uration\x18\x03 \x01(\x0b\x32\x19.google.protobuf.DurationB\x0e\n\x0c_front_index\"%\n\x0fProfileResponse\x12\x12\n\nfile_chunk\x18\x01 \x01(\x0c*\x9b\x01\n\x12\x46lightRecordFormat\x12$\n FLIGHT_RECORD_FORMAT_UNSPECIFIED\x10\x00\x12\x1e\n\x1a\x46LIGHT_RECORD_FORMAT_STEPS\x10\x01\x12!\n\x1d\x46LIGHT_RECORD_FORMAT_PERFETTO\x10\x02\x12\x1c\n\x18\x46LIGHT_RECORD_FORMAT_RAW\x10\x03*z\n\x08LogLevel\x12\x19\n\x15LOG_LEVEL_UNSPECIFIED\x10\x00\x12\x13\n\x0fLOG_LEVEL_DEBUG\x10\x01\x12\x12\n\x0eLOG_LEVEL_INFO\x10\x02\x12\x15\n\x11LOG_LEVEL_WARNING\x10\x03\x12\x13\n\x0fLOG_LEVEL_ERROR\x10\x04*\x81\x01\n\rServerProcess\x12\x1e\n\x1aSERVER_PROCESS_UNSPECIFIED\x10\x00\x12\x19\n\x15SERVER_PROCESS_ENGINE\x10\x01\x12\x18\n\x14SERVER_PROCESS_FRONT\x10\x02\x12\x1b\n\x17SERVER_PROCESS_OBSERVER\x10\x03\x32\xec\x05\n\x11OperationsService\x12G\n\x08GetStats\x12\x1c.penstock.v1.GetStatsRequest\x1a\x1d.penstock.v1.GetStatsResponse\x12O\n\nWatchStats\x12\x1e.penstock.v1.WatchStatsRequest\x1a\x1f.penstock.v1.WatchStatsResponse0\x01\x12S\n\x0cListRequests\x12 .penstock.v1.ListRequestsRequest\x1a!.penstock.v1.ListRequestsResponse\x12M\n\nGetRequest\x12\x1e.penstock.v1.GetRequestRequest\x1a\x1f.penstock.v1.GetRequestResponse\x12>\n\x05\x44rain\x12\x19.penstock.v1.DrainRequest\x1a\x1a.penstock.v1.DrainResponse\x12^\n\x0fGetFlightRecord\x12#.penstock.v1.GetFlightRecordRequest\x1a$.penstock.v1.GetFlightRecordResponse0\x01\x12_\n\x10\x44umpFlightRecord\x12$.penstock.v1.DumpFlightRecordRequest\x1a%.penstock.v1.DumpFlightRecordResponse\x12P\n\x0bSetLogLevel\x12\x1f.penstock.v1.SetLogLevelRequest\x1a .penstock.v1.SetLogLevelResponse\x12\x46\n\x07Profile\x12\x1b.penstock.v1.ProfileRequest\x1a\x1c.penstock.v1.ProfileResponse0\x01\x42\'\n\x0bpenstock.v1P\x01Z\x16penstock/v1;penstockv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$penstock/v1/operations_service.proto\x12\x0bpenstock.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x17penstock/v1/state.proto\x1a\x17penstock/v1/stats.proto\"/\n\x0fGetStatsRequest\x12\x12\n\x05model\x18\x01 \x01(\tH\x00\x88\x01\x01\x42\x08\n\x06_model\";\n\x10GetStatsResponse\x12\'\n\x05stats\x18\x01 \x01(\x0b\x32\x18.penstock.v1.ServerStats\"^\n\x11WatchStatsRequest\x12\x12\n\x05model\x18\x01 \x01(\tH\x00\x88\x01\x01\x12+\n\x08interval\x18\x02 \x01(\x0b\x32\x19.google.protobuf.DurationB\x08\n\x06_model\"=\n\x12WatchStatsResponse\x12\'\n\x05stats\x18\x01 \x01(\x0b\x32\x18.penstock.v1.ServerStats\"\xca\x01\n\x17ListLiveRequestsRequest\x12\x12\n\x05model\x18\x01 \x01(\tH\x00\x88\x01\x01\x12\x13\n\x06tenant\x18\x02 \x01(\tH\x01\x88\x01\x01\x12-\n\x05state\x18\x03 \x01(\x0e\x32\x19.penstock.v1.RequestStateH\x02\x88\x01\x01\x12\x16\n\tpage_size\x18\x04 \x01(\rH\x03\x88\x01\x01\x12\x12\n\npage_token\x18\x05 \x01(\tB\x08\n\x06_modelB\t\n\x07_tenantB\x08\n\x06_stateB\x0c\n\n_page_size\"_\n\x18ListLiveRequestsResponse\x12*\n\x08requests\x18\x01 \x03(\x0b\x32\x18.penstock.v1.LiveRequest\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"K\n\x15GetLiveRequestRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x13\n\x06tenant\x18\x02 \x01(\tH\x00\x88\x01\x01\x42\t\n\x07_tenant\"C\n\x16GetLiveRequestResponse\x12)\n\x07request\x18\x01 \x01(\x0b\x32\x18.penstock.v1.LiveRequest\"@\n\x0c\x44rainRequest\x12\x30\n\rdrain_timeout\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\"*\n\rDrainResponse\x12\x19\n\x11num_live_requests\x18\x01 \x01(\r\"\x8d\x01\n\x16GetFlightRecordRequest\x12\x12\n\x05model\x18\x01 \x01(\tH\x00\x88\x01\x01\x12\x16\n\tmax_steps\x18\x02 \x01(\rH\x01\x88\x01\x01\x12/\n\x06\x66ormat\x18\x03 \x01(\x0e\x32\x1f.penstock.v1.FlightRecordFormatB\x08\n\x06_modelB\x0c\n\n_max_steps\"h\n\x17GetFlightRecordResponse\x12/\n\x05steps\x18\x01 \x01(\x0b\x32\x1e.penstock.v1.FlightRecordStepsH\x00\x12\x14\n\nfile_chunk\x18\x02 \x01(\x0cH\x00\x42\x06\n\x04part\";\n\x11\x46lightRecordSteps\x12&\n\x05steps\x18\x01 \x03(\x0b\x32\x17.penstock.v1.StepRecord\"7\n\x17\x44umpFlightRecordRequest\x12\x12\n\x05model\x18\x01 \x01(\tH\x00\x88\x01\x01\x42\x08\n\x06_model\"(\n\x18\x44umpFlightRecordResponse\x12\x0c\n\x04path\x18\x01 \x01(\t\":\n\x12SetLogLevelRequest\x12$\n\x05level\x18\x01 \x01(\x0e\x32\x15.penstock.v1.LogLevel\"\x15\n\x13SetLogLevelResponse\"\x94\x01\n\x0eProfileRequest\x12+\n\x07process\x18\x01 \x01(\x0e\x32\x1a.penstock.v1.ServerProcess\x12\x18\n\x0b\x66ront_index\x18\x02 \x01(\rH\x00\x88\x01\x01\x12+\n\x08\x64uration\x18\x03 \x01(\x0b\x32\x19.google.protobuf.DurationB\x0e\n\x0c_front_index\"%\n\x0fProfileResponse\x12\x12\n\nfile_chunk\x18\x01 \x01(\x0c*\x9b\x01\n\x12\x46lightRecordFormat\x12$\n FLIGHT_RECORD_FORMAT_UNSPECIFIED\x10\x00\x12\x1e\n\x1a\x46LIGHT_RECORD_FORMAT_STEPS\x10\x01\x12!\n\x1d\x46LIGHT_RECORD_FORMAT_PERFETTO\x10\x02\x12\x1c\n\x18\x46LIGHT_RECORD_FORMAT_RAW\x10\x03*z\n\x08LogLevel\x12\x19\n\x15LOG_LEVEL_UNSPECIFIED\x10\x00\x12\x13\n\x0fLOG_LEVEL_DEBUG\x10\x01\x12\x12\n\x0eLOG_LEVEL_INFO\x10\x02\x12\x15\n\x11LOG_LEVEL_WARNING\x10\x03\x12\x13\n\x0fLOG_LEVEL_ERROR\x10\x04*\x81\x01\n\rServerProcess\x12\x1e\n\x1aSERVER_PROCESS_UNSPECIFIED\x10\x00\x12\x19\n\x15SERVER_PROCESS_ENGINE\x10\x01\x12\x18\n\x14SERVER_PROCESS_FRONT\x10\x02\x12\x1b\n\x17SERVER_PROCESS_OBSERVER\x10\x03\x32\x84\x06\n\x11OperationsService\x12G\n\x08GetStats\x12\x1c.penstock.v1.GetStatsRequest\x1a\x1d.penstock.v1.GetStatsResponse\x12O\n\nWatchStats\x12\x1e.penstock.v1.WatchStatsRequest\x1a\x1f.penstock.v1.WatchStatsResponse0\x01\x12_\n\x10ListLiveRequests\x12$.penstock.v1.ListLiveRequestsRequest\x1a%.penstock.v1.ListLiveRequestsResponse\x12Y\n\x0eGetLiveRequest\x12\".penstock.v1.GetLiveRequestRequest\x1a#.penstock.v1.GetLiveRequestResponse\x12>\n\x05\x44rain\x12\x19.penstock.v1.DrainRequest\x1a\x1a.penstock.v1.DrainResponse\x12^\n\x0fGetFlightRecord\x12#.penstock.v1.GetFlightRecordRequest\x1a$.penstock.v1.GetFlightRecordResponse0\x01\x12_\n\x10\x44umpFlightRecord\x12$.penstock.v1.DumpFlightRecordRequest\x1a%.penstock.v1.DumpFlightRecordResponse\x12P\n\x0bSetLogLevel\x12\x1f.penstock.v1.SetLogLevelRequest\x1a .penstock.v1.SetLogLevelResponse\x12\x46\n\x07Profile\x12\x1b.penstock.v1.ProfileRequest\x1a\x1c.penstock.v1.ProfileResponse0\x01\x42\x91\x01\n\x0f\x64\x65v.penstock.v1P\x01Z\'penstock.dev/api/penstock/v1;penstockv1\xa2\x02\x03PSK\xaa\x02\x0bPenstock.V1\xba\x02\nPenstockV1\xca\x02\x0bPenstock\\V1\xe2\x02\x14Penstock\\V1\\Metadata\xea\x02\x0cPenstock::V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'penstock.v1.operations_service_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
-  _globals['DESCRIPTOR']._serialized_options = b'\n\013penstock.v1P\001Z\026penstock/v1;penstockv1'
-  _globals['_FLIGHTRECORDFORMAT']._serialized_start=1612
-  _globals['_FLIGHTRECORDFORMAT']._serialized_end=1767
-  _globals['_LOGLEVEL']._serialized_start=1769
-  _globals['_LOGLEVEL']._serialized_end=1891
-  _globals['_SERVERPROCESS']._serialized_start=1894
-  _globals['_SERVERPROCESS']._serialized_end=2023
+  _globals['DESCRIPTOR']._serialized_options = b'\n\017dev.penstock.v1P\001Z\'penstock.dev/api/penstock/v1;penstockv1\242\002\003PSK\252\002\013Penstock.V1\272\002\nPenstockV1\312\002\013Penstock\\V1\342\002\024Penstock\\V1\\Metadata\352\002\014Penstock::V1'
+  _globals['_FLIGHTRECORDFORMAT']._serialized_start=1646
+  _globals['_FLIGHTRECORDFORMAT']._serialized_end=1801
+  _globals['_LOGLEVEL']._serialized_start=1803
+  _globals['_LOGLEVEL']._serialized_end=1925
+  _globals['_SERVERPROCESS']._serialized_start=1928
+  _globals['_SERVERPROCESS']._serialized_end=2057
   _globals['_GETSTATSREQUEST']._serialized_start=135
   _globals['_GETSTATSREQUEST']._serialized_end=182
   _globals['_GETSTATSRESPONSE']._serialized_start=184
-  _globals['_GETSTATSRESPONSE']._serialized_end=237
-  _globals['_WATCHSTATSREQUEST']._serialized_start=239
-  _globals['_WATCHSTATSREQUEST']._serialized_end=333
-  _globals['_WATCHSTATSRESPONSE']._serialized_start=335
-  _globals['_WATCHSTATSRESPONSE']._serialized_end=390
-  _globals['_LISTREQUESTSREQUEST']._serialized_start=393
-  _globals['_LISTREQUESTSREQUEST']._serialized_end=591
-  _globals['_LISTREQUESTSRESPONSE']._serialized_start=593
-  _globals['_LISTREQUESTSRESPONSE']._serialized_end=684
-  _globals['_GETREQUESTREQUEST']._serialized_start=686
-  _globals['_GETREQUESTREQUEST']._serialized_end=757
-  _globals['_GETREQUESTRESPONSE']._serialized_start=759
-  _globals['_GETREQUESTRESPONSE']._serialized_end=822
-  _globals['_DRAINREQUEST']._serialized_start=824
-  _globals['_DRAINREQUEST']._serialized_end=882
-  _globals['_DRAINRESPONSE']._serialized_start=884
-  _globals['_DRAINRESPONSE']._serialized_end=926
-  _globals['_GETFLIGHTRECORDREQUEST']._serialized_start=929
-  _globals['_GETFLIGHTRECORDREQUEST']._serialized_end=1070
-  _globals['_GETFLIGHTRECORDRESPONSE']._serialized_start=1072
-  _globals['_GETFLIGHTRECORDRESPONSE']._serialized_end=1176
-  _globals['_FLIGHTRECORDSTEPS']._serialized_start=1178
-  _globals['_FLIGHTRECORDSTEPS']._serialized_end=1237
-  _globals['_DUMPFLIGHTRECORDREQUEST']._serialized_start=1239
-  _globals['_DUMPFLIGHTRECORDREQUEST']._serialized_end=1294
-  _globals['_DUMPFLIGHTRECORDRESPONSE']._serialized_start=1296
-  _globals['_DUMPFLIGHTRECORDRESPONSE']._serialized_end=1336
-  _globals['_SETLOGLEVELREQUEST']._serialized_start=1338
-  _globals['_SETLOGLEVELREQUEST']._serialized_end=1396
-  _globals['_SETLOGLEVELRESPONSE']._serialized_start=1398
-  _globals['_SETLOGLEVELRESPONSE']._serialized_end=1419
-  _globals['_PROFILEREQUEST']._serialized_start=1422
-  _globals['_PROFILEREQUEST']._serialized_end=1570
-  _globals['_PROFILERESPONSE']._serialized_start=1572
-  _globals['_PROFILERESPONSE']._serialized_end=1609
-  _globals['_OPERATIONSSERVICE']._serialized_start=2026
-  _globals['_OPERATIONSSERVICE']._serialized_end=2774
+  _globals['_GETSTATSRESPONSE']._serialized_end=243
+  _globals['_WATCHSTATSREQUEST']._serialized_start=245
+  _globals['_WATCHSTATSREQUEST']._serialized_end=339
+  _globals['_WATCHSTATSRESPONSE']._serialized_start=341
+  _globals['_WATCHSTATSRESPONSE']._serialized_end=402
+  _globals['_LISTLIVEREQUESTSREQUEST']._serialized_start=405
+  _globals['_LISTLIVEREQUESTSREQUEST']._serialized_end=607
+  _globals['_LISTLIVEREQUESTSRESPONSE']._serialized_start=609
+  _globals['_LISTLIVEREQUESTSRESPONSE']._serialized_end=704
+  _globals['_GETLIVEREQUESTREQUEST']._serialized_start=706
+  _globals['_GETLIVEREQUESTREQUEST']._serialized_end=781
+  _globals['_GETLIVEREQUESTRESPONSE']._serialized_start=783
+  _globals['_GETLIVEREQUESTRESPONSE']._serialized_end=850
+  _globals['_DRAINREQUEST']._serialized_start=852
+  _globals['_DRAINREQUEST']._serialized_end=916
+  _globals['_DRAINRESPONSE']._serialized_start=918
+  _globals['_DRAINRESPONSE']._serialized_end=960
+  _globals['_GETFLIGHTRECORDREQUEST']._serialized_start=963
+  _globals['_GETFLIGHTRECORDREQUEST']._serialized_end=1104
+  _globals['_GETFLIGHTRECORDRESPONSE']._serialized_start=1106
+  _globals['_GETFLIGHTRECORDRESPONSE']._serialized_end=1210
+  _globals['_FLIGHTRECORDSTEPS']._serialized_start=1212
+  _globals['_FLIGHTRECORDSTEPS']._serialized_end=1271
+  _globals['_DUMPFLIGHTRECORDREQUEST']._serialized_start=1273
+  _globals['_DUMPFLIGHTRECORDREQUEST']._serialized_end=1328
+  _globals['_DUMPFLIGHTRECORDRESPONSE']._serialized_start=1330
+  _globals['_DUMPFLIGHTRECORDRESPONSE']._serialized_end=1370
+  _globals['_SETLOGLEVELREQUEST']._serialized_start=1372
+  _globals['_SETLOGLEVELREQUEST']._serialized_end=1430
+  _globals['_SETLOGLEVELRESPONSE']._serialized_start=1432
+  _globals['_SETLOGLEVELRESPONSE']._serialized_end=1453
+  _globals['_PROFILEREQUEST']._serialized_start=1456
+  _globals['_PROFILEREQUEST']._serialized_end=1604
+  _globals['_PROFILERESPONSE']._serialized_start=1606
+  _globals['_PROFILERESPONSE']._serialized_end=1643
+  _globals['_OPERATIONSSERVICE']._serialized_start=2060
+  _globals['_OPERATIONSSERVICE']._serialized_end=2832
 # @@protoc_insertion_point(module_scope)

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class OperationsServiceStub(object):
-    """Looks into a server and stops it gently. For operators. Health is told by grpc.health.v1.
+    """State of a server, and graceful shutdown. For operators. Health is served by grpc.health.v1.
     """
 
     def __init__(self, channel):
@@ -45,15 +45,15 @@ class OperationsServiceStub(object):
                 request_serializer=penstock_dot_v1_dot_operations__service__pb2.WatchStatsRequest.SerializeToString,
                 response_deserializer=penstock_dot_v1_dot_operations__service__pb2.WatchStatsResponse.FromString,
                 _registered_method=True)
-        self.ListRequests = channel.unary_unary(
-                '/penstock.v1.OperationsService/ListRequests',
-                request_serializer=penstock_dot_v1_dot_operations__service__pb2.ListRequestsRequest.SerializeToString,
-                response_deserializer=penstock_dot_v1_dot_operations__service__pb2.ListRequestsResponse.FromString,
+        self.ListLiveRequests = channel.unary_unary(
+                '/penstock.v1.OperationsService/ListLiveRequests',
+                request_serializer=penstock_dot_v1_dot_operations__service__pb2.ListLiveRequestsRequest.SerializeToString,
+                response_deserializer=penstock_dot_v1_dot_operations__service__pb2.ListLiveRequestsResponse.FromString,
                 _registered_method=True)
-        self.GetRequest = channel.unary_unary(
-                '/penstock.v1.OperationsService/GetRequest',
-                request_serializer=penstock_dot_v1_dot_operations__service__pb2.GetRequestRequest.SerializeToString,
-                response_deserializer=penstock_dot_v1_dot_operations__service__pb2.GetRequestResponse.FromString,
+        self.GetLiveRequest = channel.unary_unary(
+                '/penstock.v1.OperationsService/GetLiveRequest',
+                request_serializer=penstock_dot_v1_dot_operations__service__pb2.GetLiveRequestRequest.SerializeToString,
+                response_deserializer=penstock_dot_v1_dot_operations__service__pb2.GetLiveRequestResponse.FromString,
                 _registered_method=True)
         self.Drain = channel.unary_unary(
                 '/penstock.v1.OperationsService/Drain',
@@ -83,7 +83,7 @@ class OperationsServiceStub(object):
 
 
 class OperationsServiceServicer(object):
-    """Looks into a server and stops it gently. For operators. Health is told by grpc.health.v1.
+    """State of a server, and graceful shutdown. For operators. Health is served by grpc.health.v1.
     """
 
     def GetStats(self, request, context):
@@ -100,14 +100,14 @@ class OperationsServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def ListRequests(self, request, context):
+    def ListLiveRequests(self, request, context):
         """Lists the requests that have not ended, by arrival.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def GetRequest(self, request, context):
+    def GetLiveRequest(self, request, context):
         """Looks at one request that has not ended.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -123,28 +123,28 @@ class OperationsServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def GetFlightRecord(self, request, context):
-        """Gives out what the flight recorder has kept of an engine's last steps, oldest first.
+        """Streams an engine's last steps from the flight recorder, oldest first.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def DumpFlightRecord(self, request, context):
-        """Writes what the flight recorder has kept to a file on the server's machine.
+        """Writes the flight recorder's content to a file on the server's machine.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def SetLogLevel(self, request, context):
-        """Sets the least severity of what all processes of the server log, until it is set again.
+        """Sets the lowest severity that the processes of the server log, until it is set again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Profile(self, request, context):
-        """Samples what a process of the server does, and then gives out the profile. One at a time.
+        """Samples a process of the server, and then streams the profile. One at a time.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -163,15 +163,15 @@ def add_OperationsServiceServicer_to_server(servicer, server):
                     request_deserializer=penstock_dot_v1_dot_operations__service__pb2.WatchStatsRequest.FromString,
                     response_serializer=penstock_dot_v1_dot_operations__service__pb2.WatchStatsResponse.SerializeToString,
             ),
-            'ListRequests': grpc.unary_unary_rpc_method_handler(
-                    servicer.ListRequests,
-                    request_deserializer=penstock_dot_v1_dot_operations__service__pb2.ListRequestsRequest.FromString,
-                    response_serializer=penstock_dot_v1_dot_operations__service__pb2.ListRequestsResponse.SerializeToString,
+            'ListLiveRequests': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListLiveRequests,
+                    request_deserializer=penstock_dot_v1_dot_operations__service__pb2.ListLiveRequestsRequest.FromString,
+                    response_serializer=penstock_dot_v1_dot_operations__service__pb2.ListLiveRequestsResponse.SerializeToString,
             ),
-            'GetRequest': grpc.unary_unary_rpc_method_handler(
-                    servicer.GetRequest,
-                    request_deserializer=penstock_dot_v1_dot_operations__service__pb2.GetRequestRequest.FromString,
-                    response_serializer=penstock_dot_v1_dot_operations__service__pb2.GetRequestResponse.SerializeToString,
+            'GetLiveRequest': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetLiveRequest,
+                    request_deserializer=penstock_dot_v1_dot_operations__service__pb2.GetLiveRequestRequest.FromString,
+                    response_serializer=penstock_dot_v1_dot_operations__service__pb2.GetLiveRequestResponse.SerializeToString,
             ),
             'Drain': grpc.unary_unary_rpc_method_handler(
                     servicer.Drain,
@@ -207,7 +207,7 @@ def add_OperationsServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class OperationsService(object):
-    """Looks into a server and stops it gently. For operators. Health is told by grpc.health.v1.
+    """State of a server, and graceful shutdown. For operators. Health is served by grpc.health.v1.
     """
 
     @staticmethod
@@ -265,7 +265,7 @@ class OperationsService(object):
             _registered_method=True)
 
     @staticmethod
-    def ListRequests(request,
+    def ListLiveRequests(request,
             target,
             options=(),
             channel_credentials=None,
@@ -278,9 +278,9 @@ class OperationsService(object):
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/penstock.v1.OperationsService/ListRequests',
-            penstock_dot_v1_dot_operations__service__pb2.ListRequestsRequest.SerializeToString,
-            penstock_dot_v1_dot_operations__service__pb2.ListRequestsResponse.FromString,
+            '/penstock.v1.OperationsService/ListLiveRequests',
+            penstock_dot_v1_dot_operations__service__pb2.ListLiveRequestsRequest.SerializeToString,
+            penstock_dot_v1_dot_operations__service__pb2.ListLiveRequestsResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -292,7 +292,7 @@ class OperationsService(object):
             _registered_method=True)
 
     @staticmethod
-    def GetRequest(request,
+    def GetLiveRequest(request,
             target,
             options=(),
             channel_credentials=None,
@@ -305,9 +305,9 @@ class OperationsService(object):
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/penstock.v1.OperationsService/GetRequest',
-            penstock_dot_v1_dot_operations__service__pb2.GetRequestRequest.SerializeToString,
-            penstock_dot_v1_dot_operations__service__pb2.GetRequestResponse.FromString,
+            '/penstock.v1.OperationsService/GetLiveRequest',
+            penstock_dot_v1_dot_operations__service__pb2.GetLiveRequestRequest.SerializeToString,
+            penstock_dot_v1_dot_operations__service__pb2.GetLiveRequestResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -25,38 +25,38 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19penstock/v1/options.proto\x12\x0bpenstock.v1\x1a\x1egoogle/protobuf/duration.proto\"\x95\x03\n\x0fSamplingOptions\x12\x18\n\x0btemperature\x18\x01 \x01(\x02H\x00\x88\x01\x01\x12\x12\n\x05top_k\x18\x02 \x01(\rH\x01\x88\x01\x01\x12\x12\n\x05top_p\x18\x03 \x01(\x02H\x02\x88\x01\x01\x12\x12\n\x05min_p\x18\x04 \x01(\x02H\x03\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x05 \x01(\x02H\x04\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x06 \x01(\x02H\x05\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x07 \x01(\x02H\x06\x88\x01\x01\x12*\n\nlogit_bias\x18\x08 \x03(\x0b\x32\x16.penstock.v1.LogitBias\x12\x11\n\x04seed\x18\t \x01(\x04H\x07\x88\x01\x01\x12\x0e\n\x01n\x18\n \x01(\rH\x08\x88\x01\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_kB\x08\n\x06_top_pB\x08\n\x06_min_pB\x15\n\x13_repetition_penaltyB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\x07\n\x05_seedB\x04\n\x02_n\"+\n\tLogitBias\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0c\n\x04\x62ias\x18\x02 \x01(\x02\"\xc0\x01\n\x0fStoppingOptions\x12\x17\n\nmax_tokens\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x17\n\nmin_tokens\x18\x02 \x01(\rH\x01\x88\x01\x01\x12\x14\n\x0cstop_strings\x18\x03 \x03(\t\x12\x16\n\x0estop_token_ids\x18\x04 \x03(\r\x12\x12\n\nignore_eos\x18\x05 \x01(\x08\x12\x1b\n\x13include_stop_string\x18\x06 \x01(\x08\x42\r\n\x0b_max_tokensB\r\n\x0b_min_tokens\"\xf5\x01\n\rOutputOptions\x12\x15\n\x08logprobs\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x1c\n\x0fprompt_logprobs\x18\x02 \x01(\rH\x01\x88\x01\x01\x12\x18\n\x10return_token_ids\x18\x03 \x01(\x08\x12\x0c\n\x04\x65\x63ho\x18\x04 \x01(\x08\x12\x1d\n\x10min_chunk_tokens\x18\x05 \x01(\rH\x02\x88\x01\x01\x12\x32\n\x0fmax_chunk_delay\x18\x06 \x01(\x0b\x32\x19.google.protobuf.DurationB\x0b\n\t_logprobsB\x12\n\x10_prompt_logprobsB\x13\n\x11_min_chunk_tokens\"\xcb\x01\n\x11SchedulingOptions\x12\x15\n\x08priority\x18\x01 \x01(\x05H\x00\x88\x01\x01\x12\x30\n\rttft_deadline\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x31\n\x0etotal_deadline\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12-\n\ntime_limit\x18\x04 \x01(\x0b\x32\x19.google.protobuf.DurationB\x0b\n\t_priority\"\x82\x01\n\x0c\x43\x61\x63heOptions\x12\x11\n\x04salt\x18\x01 \x01(\tH\x00\x88\x01\x01\x12\x17\n\nsession_id\x18\x02 \x01(\tH\x01\x88\x01\x01\x12.\n\tretention\x18\x03 \x01(\x0b\x32\x1b.penstock.v1.CacheRetentionB\x07\n\x05_saltB\r\n\x0b_session_id\"a\n\x0e\x43\x61\x63heRetention\x12\x15\n\x08priority\x18\x01 \x01(\rH\x00\x88\x01\x01\x12+\n\x08\x64uration\x18\x02 \x01(\x0b\x32\x19.google.protobuf.DurationB\x0b\n\t_priority\"\xe1\x01\n\nConstraint\x12\x38\n\x0bjson_schema\x18\x01 \x01(\x0b\x32!.penstock.v1.JsonSchemaConstraintH\x00\x12-\n\x05regex\x18\x02 \x01(\x0b\x32\x1c.penstock.v1.RegexConstraintH\x00\x12\x31\n\x07grammar\x18\x03 \x01(\x0b\x32\x1e.penstock.v1.GrammarConstraintH\x00\x12/\n\x06\x63hoice\x18\x04 \x01(\x0b\x32\x1d.penstock.v1.ChoiceConstraintH\x00\x42\x06\n\x04kind\"&\n\x14JsonSchemaConstraint\x12\x0e\n\x06schema\x18\x01 \x01(\t\"\"\n\x0fRegexConstraint\x12\x0f\n\x07pattern\x18\x01 \x01(\t\"!\n\x11GrammarConstraint\x12\x0c\n\x04\x65\x62nf\x18\x01 \x01(\t\"#\n\x10\x43hoiceConstraint\x12\x0f\n\x07\x63hoices\x18\x01 \x03(\t\"5\n\x07\x41\x64\x61pter\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x12\n\x05scale\x18\x02 \x01(\x02H\x00\x88\x01\x01\x42\x08\n\x06_scaleB\'\n\x0bpenstock.v1P\x01Z\x16penstock/v1;penstockv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19penstock/v1/options.proto\x12\x0bpenstock.v1\x1a\x1egoogle/protobuf/duration.proto\"\xa9\x03\n\x0fSamplingOptions\x12\x18\n\x0btemperature\x18\x01 \x01(\x02H\x00\x88\x01\x01\x12\x12\n\x05top_k\x18\x02 \x01(\rH\x01\x88\x01\x01\x12\x12\n\x05top_p\x18\x03 \x01(\x02H\x02\x88\x01\x01\x12\x12\n\x05min_p\x18\x04 \x01(\x02H\x03\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x05 \x01(\x02H\x04\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x06 \x01(\x02H\x05\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x07 \x01(\x02H\x06\x88\x01\x01\x12*\n\nlogit_bias\x18\x08 \x03(\x0b\x32\x16.penstock.v1.LogitBias\x12\x11\n\x04seed\x18\t \x01(\x04H\x07\x88\x01\x01\x12\x18\n\x0bnum_outputs\x18\n \x01(\rH\x08\x88\x01\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_kB\x08\n\x06_top_pB\x08\n\x06_min_pB\x15\n\x13_repetition_penaltyB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\x07\n\x05_seedB\x0e\n\x0c_num_outputs\"+\n\tLogitBias\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0c\n\x04\x62ias\x18\x02 \x01(\x02\"\xc0\x01\n\x0fStoppingOptions\x12\x17\n\nmax_tokens\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x17\n\nmin_tokens\x18\x02 \x01(\rH\x01\x88\x01\x01\x12\x14\n\x0cstop_strings\x18\x03 \x03(\t\x12\x16\n\x0estop_token_ids\x18\x04 \x03(\r\x12\x12\n\nignore_eos\x18\x05 \x01(\x08\x12\x1b\n\x13include_stop_string\x18\x06 \x01(\x08\x42\r\n\x0b_max_tokensB\r\n\x0b_min_tokens\"\xf5\x01\n\rOutputOptions\x12\x15\n\x08logprobs\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x1c\n\x0fprompt_logprobs\x18\x02 \x01(\rH\x01\x88\x01\x01\x12\x18\n\x10return_token_ids\x18\x03 \x01(\x08\x12\x0c\n\x04\x65\x63ho\x18\x04 \x01(\x08\x12\x1d\n\x10min_chunk_tokens\x18\x05 \x01(\rH\x02\x88\x01\x01\x12\x32\n\x0fmax_chunk_delay\x18\x06 \x01(\x0b\x32\x19.google.protobuf.DurationB\x0b\n\t_logprobsB\x12\n\x10_prompt_logprobsB\x13\n\x11_min_chunk_tokens\"\xc9\x01\n\x11SchedulingOptions\x12\x15\n\x08priority\x18\x01 \x01(\x05H\x00\x88\x01\x01\x12/\n\x0cttft_timeout\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x30\n\rtotal_timeout\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12-\n\ntime_limit\x18\x04 \x01(\x0b\x32\x19.google.protobuf.DurationB\x0b\n\t_priority\"\x82\x01\n\x0c\x43\x61\x63heOptions\x12\x11\n\x04salt\x18\x01 \x01(\tH\x00\x88\x01\x01\x12\x17\n\nsession_id\x18\x02 \x01(\tH\x01\x88\x01\x01\x12.\n\tretention\x18\x03 \x01(\x0b\x32\x1b.penstock.v1.CacheRetentionB\x07\n\x05_saltB\r\n\x0b_session_id\"[\n\x0e\x43\x61\x63heRetention\x12\x12\n\x05level\x18\x01 \x01(\rH\x00\x88\x01\x01\x12+\n\x08\x64uration\x18\x02 \x01(\x0b\x32\x19.google.protobuf.DurationB\x08\n\x06_level\"\xe7\x01\n\x10OutputConstraint\x12\x38\n\x0bjson_schema\x18\x01 \x01(\x0b\x32!.penstock.v1.JsonSchemaConstraintH\x00\x12-\n\x05regex\x18\x02 \x01(\x0b\x32\x1c.penstock.v1.RegexConstraintH\x00\x12\x31\n\x07grammar\x18\x03 \x01(\x0b\x32\x1e.penstock.v1.GrammarConstraintH\x00\x12/\n\x06\x63hoice\x18\x04 \x01(\x0b\x32\x1d.penstock.v1.ChoiceConstraintH\x00\x42\x06\n\x04kind\"&\n\x14JsonSchemaConstraint\x12\x0e\n\x06schema\x18\x01 \x01(\t\"\"\n\x0fRegexConstraint\x12\x0f\n\x07pattern\x18\x01 \x01(\t\"!\n\x11GrammarConstraint\x12\x0c\n\x04\x65\x62nf\x18\x01 \x01(\t\"#\n\x10\x43hoiceConstraint\x12\x0f\n\x07\x63hoices\x18\x01 \x03(\t\"<\n\x0e\x41\x64\x61pterOptions\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x12\n\x05scale\x18\x02 \x01(\x02H\x00\x88\x01\x01\x42\x08\n\x06_scaleB\x91\x01\n\x0f\x64\x65v.penstock.v1P\x01Z\'penstock.dev/api/penstock/v1;penstockv1\xa2\x02\x03PSK\xaa\x02\x0bPenstock.V1\xba\x02\nPenstockV1\xca\x02\x0bPenstock\\V1\xe2\x02\x14Penstock\\V1\\Metadata\xea\x02\x0cPenstock::V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'penstock.v1.options_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
-  _globals['DESCRIPTOR']._serialized_options = b'\n\013penstock.v1P\001Z\026penstock/v1;penstockv1'
+  _globals['DESCRIPTOR']._serialized_options = b'\n\017dev.penstock.v1P\001Z\'penstock.dev/api/penstock/v1;penstockv1\242\002\003PSK\252\002\013Penstock.V1\272\002\nPenstockV1\312\002\013Penstock\\V1\342\002\024Penstock\\V1\\Metadata\352\002\014Penstock::V1'
   _globals['_SAMPLINGOPTIONS']._serialized_start=75
-  _globals['_SAMPLINGOPTIONS']._serialized_end=480
-  _globals['_LOGITBIAS']._serialized_start=482
-  _globals['_LOGITBIAS']._serialized_end=525
-  _globals['_STOPPINGOPTIONS']._serialized_start=528
-  _globals['_STOPPINGOPTIONS']._serialized_end=720
-  _globals['_OUTPUTOPTIONS']._serialized_start=723
-  _globals['_OUTPUTOPTIONS']._serialized_end=968
-  _globals['_SCHEDULINGOPTIONS']._serialized_start=971
-  _globals['_SCHEDULINGOPTIONS']._serialized_end=1174
-  _globals['_CACHEOPTIONS']._serialized_start=1177
-  _globals['_CACHEOPTIONS']._serialized_end=1307
-  _globals['_CACHERETENTION']._serialized_start=1309
-  _globals['_CACHERETENTION']._serialized_end=1406
-  _globals['_CONSTRAINT']._serialized_start=1409
-  _globals['_CONSTRAINT']._serialized_end=1634
-  _globals['_JSONSCHEMACONSTRAINT']._serialized_start=1636
-  _globals['_JSONSCHEMACONSTRAINT']._serialized_end=1674
-  _globals['_REGEXCONSTRAINT']._serialized_start=1676
-  _globals['_REGEXCONSTRAINT']._serialized_end=1710
-  _globals['_GRAMMARCONSTRAINT']._serialized_start=1712
-  _globals['_GRAMMARCONSTRAINT']._serialized_end=1745
-  _globals['_CHOICECONSTRAINT']._serialized_start=1747
-  _globals['_CHOICECONSTRAINT']._serialized_end=1782
-  _globals['_ADAPTER']._serialized_start=1784
-  _globals['_ADAPTER']._serialized_end=1837
+  _globals['_SAMPLINGOPTIONS']._serialized_end=500
+  _globals['_LOGITBIAS']._serialized_start=502
+  _globals['_LOGITBIAS']._serialized_end=545
+  _globals['_STOPPINGOPTIONS']._serialized_start=548
+  _globals['_STOPPINGOPTIONS']._serialized_end=740
+  _globals['_OUTPUTOPTIONS']._serialized_start=743
+  _globals['_OUTPUTOPTIONS']._serialized_end=988
+  _globals['_SCHEDULINGOPTIONS']._serialized_start=991
+  _globals['_SCHEDULINGOPTIONS']._serialized_end=1192
+  _globals['_CACHEOPTIONS']._serialized_start=1195
+  _globals['_CACHEOPTIONS']._serialized_end=1325
+  _globals['_CACHERETENTION']._serialized_start=1327
+  _globals['_CACHERETENTION']._serialized_end=1418
+  _globals['_OUTPUTCONSTRAINT']._serialized_start=1421
+  _globals['_OUTPUTCONSTRAINT']._serialized_end=1652
+  _globals['_JSONSCHEMACONSTRAINT']._serialized_start=1654
+  _globals['_JSONSCHEMACONSTRAINT']._serialized_end=1692
+  _globals['_REGEXCONSTRAINT']._serialized_start=1694
+  _globals['_REGEXCONSTRAINT']._serialized_end=1728
+  _globals['_GRAMMARCONSTRAINT']._serialized_start=1730
+  _globals['_GRAMMARCONSTRAINT']._serialized_end=1763
+  _globals['_CHOICECONSTRAINT']._serialized_start=1765
+  _globals['_CHOICECONSTRAINT']._serialized_end=1800
+  _globals['_ADAPTEROPTIONS']._serialized_start=1802
+  _globals['_ADAPTEROPTIONS']._serialized_end=1862
 # @@protoc_insertion_point(module_scope)

@@ -26,32 +26,32 @@ from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb
 from penstock.v1 import state_pb2 as penstock_dot_v1_dot_state__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18penstock/v1/output.proto\x12\x0bpenstock.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x17penstock/v1/state.proto\"\xad\x01\n\x08\x41\x63\x63\x65pted\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x19\n\x11num_prompt_tokens\x18\x03 \x01(\r\x12\x0c\n\x04seed\x18\x04 \x01(\x04\x12\x37\n\x14\x65stimated_queue_time\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x1c\n\x14num_dropped_messages\x18\x06 \x01(\r\"\xb5\x02\n\x08Progress\x12(\n\x05state\x18\x01 \x01(\x0e\x32\x19.penstock.v1.RequestState\x12\x1b\n\x0equeue_position\x18\x02 \x01(\rH\x00\x88\x01\x01\x12,\n\x0bwait_reason\x18\x03 \x01(\x0e\x32\x17.penstock.v1.WaitReason\x12 \n\x18num_cached_prompt_tokens\x18\x04 \x01(\r\x12\x17\n\x0fnum_preemptions\x18\x05 \x01(\r\x12-\n\nqueue_time\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x37\n\x14\x65stimated_queue_time\x18\x07 \x01(\x0b\x32\x19.google.protobuf.DurationB\x11\n\x0f_queue_position\"A\n\x06Prompt\x12\x0c\n\x04text\x18\x01 \x01(\t\x12)\n\x07records\x18\x02 \x03(\x0b\x32\x18.penstock.v1.TokenRecord\"k\n\x06Tokens\x12\x14\n\x0coutput_index\x18\x01 \x01(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12)\n\x07records\x18\x03 \x03(\x0b\x32\x18.penstock.v1.TokenRecord\x12\x12\n\nnum_tokens\x18\x04 \x01(\r\"\x86\x01\n\x0bTokenRecord\x12\n\n\x02id\x18\x01 \x01(\r\x12\x14\n\x07logprob\x18\x02 \x01(\x02H\x00\x88\x01\x01\x12\x11\n\x04rank\x18\x03 \x01(\rH\x01\x88\x01\x01\x12-\n\x0ctop_logprobs\x18\x04 \x03(\x0b\x32\x17.penstock.v1.TopLogprobB\n\n\x08_logprobB\x07\n\x05_rank\")\n\nTopLogprob\x12\n\n\x02id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\"\x96\x01\n\x08\x46inished\x12\'\n\x07outputs\x18\x01 \x03(\x0b\x32\x16.penstock.v1.OutputEnd\x12!\n\x05usage\x18\x02 \x01(\x0b\x32\x12.penstock.v1.Usage\x12%\n\x07timings\x18\x03 \x01(\x0b\x32\x14.penstock.v1.Timings\x12\x17\n\x0fnum_preemptions\x18\x04 \x01(\r\"\xb2\x01\n\tOutputEnd\x12\x14\n\x0coutput_index\x18\x01 \x01(\r\x12\x30\n\rfinish_reason\x18\x02 \x01(\x0e\x32\x19.penstock.v1.FinishReason\x12\x15\n\x0bstop_string\x18\x03 \x01(\tH\x00\x12\x17\n\rstop_token_id\x18\x04 \x01(\rH\x00\x12\x1d\n\x15num_completion_tokens\x18\x05 \x01(\rB\x0e\n\x0cmatched_stop\"c\n\x05Usage\x12\x19\n\x11num_prompt_tokens\x18\x01 \x01(\r\x12\x1d\n\x15num_completion_tokens\x18\x02 \x01(\r\x12 \n\x18num_cached_prompt_tokens\x18\x03 \x01(\r\"\xdd\x01\n\x07Timings\x12(\n\x05queue\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12*\n\x07prefill\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\'\n\x04ttft\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12)\n\x06\x64\x65\x63ode\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12(\n\x05total\x18\x05 \x01(\x0b\x32\x19.google.protobuf.DurationB\'\n\x0bpenstock.v1P\x01Z\x16penstock/v1;penstockv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18penstock/v1/output.proto\x12\x0bpenstock.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x17penstock/v1/state.proto\"\xca\x01\n\x0fRequestAccepted\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x19\n\x11num_prompt_tokens\x18\x03 \x01(\r\x12\x0c\n\x04seed\x18\x04 \x01(\x04\x12;\n\x18\x65stimated_queue_duration\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x1c\n\x14num_dropped_messages\x18\x06 \x01(\r\x12\x10\n\x08trace_id\x18\x07 \x01(\t\"\xc4\x02\n\x0fRequestProgress\x12(\n\x05state\x18\x01 \x01(\x0e\x32\x19.penstock.v1.RequestState\x12\x1b\n\x0equeue_position\x18\x02 \x01(\rH\x00\x88\x01\x01\x12,\n\x0bwait_reason\x18\x03 \x01(\x0e\x32\x17.penstock.v1.WaitReason\x12 \n\x18num_cached_prompt_tokens\x18\x04 \x01(\r\x12\x17\n\x0fnum_preemptions\x18\x05 \x01(\r\x12\x31\n\x0equeue_duration\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\x12;\n\x18\x65stimated_queue_duration\x18\x07 \x01(\x0b\x32\x19.google.protobuf.DurationB\x11\n\x0f_queue_position\"E\n\nPromptEcho\x12\x0c\n\x04text\x18\x01 \x01(\t\x12)\n\x07records\x18\x02 \x03(\x0b\x32\x18.penstock.v1.TokenRecord\"o\n\nTokenDelta\x12\x14\n\x0coutput_index\x18\x01 \x01(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12)\n\x07records\x18\x03 \x03(\x0b\x32\x18.penstock.v1.TokenRecord\x12\x12\n\nnum_tokens\x18\x04 \x01(\r\"\xb0\x01\n\x0bTokenRecord\x12\n\n\x02id\x18\x01 \x01(\r\x12\x14\n\x07logprob\x18\x02 \x01(\x02H\x00\x88\x01\x01\x12\x11\n\x04rank\x18\x03 \x01(\rH\x01\x88\x01\x01\x12-\n\x0ctop_logprobs\x18\x04 \x03(\x0b\x32\x17.penstock.v1.TopLogprob\x12\x18\n\x0btoken_bytes\x18\x05 \x01(\x0cH\x02\x88\x01\x01\x42\n\n\x08_logprobB\x07\n\x05_rankB\x0e\n\x0c_token_bytes\"S\n\nTopLogprob\x12\n\n\x02id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\x12\x18\n\x0btoken_bytes\x18\x03 \x01(\x0cH\x00\x88\x01\x01\x42\x0e\n\x0c_token_bytes\"\xa9\x01\n\x0fRequestFinished\x12\'\n\x07outputs\x18\x01 \x03(\x0b\x32\x16.penstock.v1.OutputEnd\x12&\n\x05usage\x18\x02 \x01(\x0b\x32\x17.penstock.v1.TokenUsage\x12,\n\x07timings\x18\x03 \x01(\x0b\x32\x1b.penstock.v1.RequestTimings\x12\x17\n\x0fnum_preemptions\x18\x04 \x01(\r\"\xb2\x01\n\tOutputEnd\x12\x14\n\x0coutput_index\x18\x01 \x01(\r\x12\x30\n\rfinish_reason\x18\x02 \x01(\x0e\x32\x19.penstock.v1.FinishReason\x12\x15\n\x0bstop_string\x18\x03 \x01(\tH\x00\x12\x17\n\rstop_token_id\x18\x04 \x01(\rH\x00\x12\x1d\n\x15num_completion_tokens\x18\x05 \x01(\rB\x0e\n\x0cmatched_stop\"h\n\nTokenUsage\x12\x19\n\x11num_prompt_tokens\x18\x01 \x01(\r\x12\x1d\n\x15num_completion_tokens\x18\x02 \x01(\r\x12 \n\x18num_cached_prompt_tokens\x18\x03 \x01(\r\"\x91\x02\n\x0eRequestTimings\x12\x31\n\x0equeue_duration\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x33\n\x10prefill_duration\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x30\n\rttft_duration\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x32\n\x0f\x64\x65\x63ode_duration\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x31\n\x0etotal_duration\x18\x05 \x01(\x0b\x32\x19.google.protobuf.DurationB\x91\x01\n\x0f\x64\x65v.penstock.v1P\x01Z\'penstock.dev/api/penstock/v1;penstockv1\xa2\x02\x03PSK\xaa\x02\x0bPenstock.V1\xba\x02\nPenstockV1\xca\x02\x0bPenstock\\V1\xe2\x02\x14Penstock\\V1\\Metadata\xea\x02\x0cPenstock::V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'penstock.v1.output_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
-  _globals['DESCRIPTOR']._serialized_options = b'\n\013penstock.v1P\001Z\026penstock/v1;penstockv1'
-  _globals['_ACCEPTED']._serialized_start=99
-  _globals['_ACCEPTED']._serialized_end=272
-  _globals['_PROGRESS']._serialized_start=275
-  _globals['_PROGRESS']._serialized_end=584
-  _globals['_PROMPT']._serialized_start=586
-  _globals['_PROMPT']._serialized_end=651
-  _globals['_TOKENS']._serialized_start=653
-  _globals['_TOKENS']._serialized_end=760
-  _globals['_TOKENRECORD']._serialized_start=763
-  _globals['_TOKENRECORD']._serialized_end=897
-  _globals['_TOPLOGPROB']._serialized_start=899
-  _globals['_TOPLOGPROB']._serialized_end=940
-  _globals['_FINISHED']._serialized_start=943
-  _globals['_FINISHED']._serialized_end=1093
-  _globals['_OUTPUTEND']._serialized_start=1096
-  _globals['_OUTPUTEND']._serialized_end=1274
-  _globals['_USAGE']._serialized_start=1276
-  _globals['_USAGE']._serialized_end=1375
-  _globals['_TIMINGS']._serialized_start=1378
-  _globals['_TIMINGS']._serialized_end=1599
+  _globals['DESCRIPTOR']._serialized_options = b'\n\017dev.penstock.v1P\001Z\'penstock.dev/api/penstock/v1;penstockv1\242\002\003PSK\252\002\013Penstock.V1\272\002\nPenstockV1\312\002\013Penstock\\V1\342\002\024Penstock\\V1\\Metadata\352\002\014Penstock::V1'
+  _globals['_REQUESTACCEPTED']._serialized_start=99
+  _globals['_REQUESTACCEPTED']._serialized_end=301
+  _globals['_REQUESTPROGRESS']._serialized_start=304
+  _globals['_REQUESTPROGRESS']._serialized_end=628
+  _globals['_PROMPTECHO']._serialized_start=630
+  _globals['_PROMPTECHO']._serialized_end=699
+  _globals['_TOKENDELTA']._serialized_start=701
+  _globals['_TOKENDELTA']._serialized_end=812
+  _globals['_TOKENRECORD']._serialized_start=815
+  _globals['_TOKENRECORD']._serialized_end=991
+  _globals['_TOPLOGPROB']._serialized_start=993
+  _globals['_TOPLOGPROB']._serialized_end=1076
+  _globals['_REQUESTFINISHED']._serialized_start=1079
+  _globals['_REQUESTFINISHED']._serialized_end=1248
+  _globals['_OUTPUTEND']._serialized_start=1251
+  _globals['_OUTPUTEND']._serialized_end=1429
+  _globals['_TOKENUSAGE']._serialized_start=1431
+  _globals['_TOKENUSAGE']._serialized_end=1535
+  _globals['_REQUESTTIMINGS']._serialized_start=1538
+  _globals['_REQUESTTIMINGS']._serialized_end=1811
 # @@protoc_insertion_point(module_scope)

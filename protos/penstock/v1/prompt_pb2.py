@@ -22,24 +22,29 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from google.protobuf import struct_pb2 as google_dot_protobuf_dot_struct__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18penstock/v1/prompt.proto\x12\x0bpenstock.v1\"R\n\nTextPrompt\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x1f\n\x12\x61\x64\x64_special_tokens\x18\x02 \x01(\x08H\x00\x88\x01\x01\x42\x15\n\x13_add_special_tokens\"\x1a\n\x0bTokenPrompt\x12\x0b\n\x03ids\x18\x01 \x03(\r\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"\xa4\x01\n\nChatPrompt\x12*\n\x08messages\x18\x01 \x03(\x0b\x32\x18.penstock.v1.ChatMessage\x12\"\n\x15\x61\x64\x64_generation_prompt\x18\x02 \x01(\x08H\x00\x88\x01\x01\x12\x1a\n\rwindow_tokens\x18\x03 \x01(\rH\x01\x88\x01\x01\x42\x18\n\x16_add_generation_promptB\x10\n\x0e_window_tokens\"(\n\x05Image\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\x12\x11\n\tmime_type\x18\x02 \x01(\tB4\n\x0bpenstock.v1B\x0bPromptProtoP\x01Z\x16penstock/v1;penstockv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18penstock/v1/prompt.proto\x12\x0bpenstock.v1\x1a\x1cgoogle/protobuf/struct.proto\"R\n\nTextPrompt\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x1f\n\x12\x61\x64\x64_special_tokens\x18\x02 \x01(\x08H\x00\x88\x01\x01\x42\x15\n\x13_add_special_tokens\"\x1a\n\x0bTokenPrompt\x12\x0b\n\x03ids\x18\x01 \x03(\r\"\xb7\x01\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\'\n\x05parts\x18\x02 \x03(\x0b\x32\x18.penstock.v1.ContentPart\x12\x11\n\x04name\x18\x03 \x01(\tH\x00\x88\x01\x01\x12)\n\ntool_calls\x18\x04 \x03(\x0b\x32\x15.penstock.v1.ToolCall\x12\x19\n\x0ctool_call_id\x18\x05 \x01(\tH\x01\x88\x01\x01\x42\x07\n\x05_nameB\x0f\n\r_tool_call_id\"Q\n\x0b\x43ontentPart\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12\'\n\x05image\x18\x02 \x01(\x0b\x32\x16.penstock.v1.ImagePartH\x00\x42\t\n\x07\x63ontent\",\n\tImagePart\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\x12\x11\n\tmime_type\x18\x02 \x01(\t\"P\n\x08ToolCall\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12*\n\targuments\x18\x03 \x01(\x0b\x32\x17.google.protobuf.Struct\"\x81\x02\n\nChatPrompt\x12*\n\x08messages\x18\x01 \x03(\x0b\x32\x18.penstock.v1.ChatMessage\x12\"\n\x15\x61\x64\x64_generation_prompt\x18\x02 \x01(\x08H\x00\x88\x01\x01\x12\x1a\n\rwindow_tokens\x18\x03 \x01(\rH\x01\x88\x01\x01\x12&\n\x05tools\x18\x04 \x03(\x0b\x32\x17.google.protobuf.Struct\x12\x33\n\x12template_arguments\x18\x05 \x01(\x0b\x32\x17.google.protobuf.StructB\x18\n\x16_add_generation_promptB\x10\n\x0e_window_tokensB\x91\x01\n\x0f\x64\x65v.penstock.v1P\x01Z\'penstock.dev/api/penstock/v1;penstockv1\xa2\x02\x03PSK\xaa\x02\x0bPenstock.V1\xba\x02\nPenstockV1\xca\x02\x0bPenstock\\V1\xe2\x02\x14Penstock\\V1\\Metadata\xea\x02\x0cPenstock::V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'penstock.v1.prompt_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
-  _globals['DESCRIPTOR']._serialized_options = b'\n\013penstock.v1B\013PromptProtoP\001Z\026penstock/v1;penstockv1'
-  _globals['_TEXTPROMPT']._serialized_start=41
-  _globals['_TEXTPROMPT']._serialized_end=123
-  _globals['_TOKENPROMPT']._serialized_start=125
-  _globals['_TOKENPROMPT']._serialized_end=151
-  _globals['_CHATMESSAGE']._serialized_start=153
-  _globals['_CHATMESSAGE']._serialized_end=197
-  _globals['_CHATPROMPT']._serialized_start=200
-  _globals['_CHATPROMPT']._serialized_end=364
-  _globals['_IMAGE']._serialized_start=366
-  _globals['_IMAGE']._serialized_end=406
+  _globals['DESCRIPTOR']._serialized_options = b'\n\017dev.penstock.v1P\001Z\'penstock.dev/api/penstock/v1;penstockv1\242\002\003PSK\252\002\013Penstock.V1\272\002\nPenstockV1\312\002\013Penstock\\V1\342\002\024Penstock\\V1\\Metadata\352\002\014Penstock::V1'
+  _globals['_TEXTPROMPT']._serialized_start=71
+  _globals['_TEXTPROMPT']._serialized_end=153
+  _globals['_TOKENPROMPT']._serialized_start=155
+  _globals['_TOKENPROMPT']._serialized_end=181
+  _globals['_CHATMESSAGE']._serialized_start=184
+  _globals['_CHATMESSAGE']._serialized_end=367
+  _globals['_CONTENTPART']._serialized_start=369
+  _globals['_CONTENTPART']._serialized_end=450
+  _globals['_IMAGEPART']._serialized_start=452
+  _globals['_IMAGEPART']._serialized_end=496
+  _globals['_TOOLCALL']._serialized_start=498
+  _globals['_TOOLCALL']._serialized_end=578
+  _globals['_CHATPROMPT']._serialized_start=581
+  _globals['_CHATPROMPT']._serialized_end=838
 # @@protoc_insertion_point(module_scope)

@@ -24,14 +24,14 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17penstock/v1/state.proto\x12\x0bpenstock.v1*\x9c\x01\n\x0cRequestState\x12\x1d\n\x19REQUEST_STATE_UNSPECIFIED\x10\x00\x12\x19\n\x15REQUEST_STATE_PENDING\x10\x01\x12\x1c\n\x18REQUEST_STATE_PROCESSING\x10\x02\x12\x1b\n\x17REQUEST_STATE_COMPLETED\x10\x03\x12\x17\n\x13REQUEST_STATE_ERROR\x10\x04*\x9a\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x1c\n\x18\x46INISH_REASON_TIME_LIMIT\x10\x03\x12\x1b\n\x17\x46INISH_REASON_CANCELLED\x10\x04*\x90\x01\n\nWaitReason\x12\x1b\n\x17WAIT_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12WAIT_REASON_BLOCKS\x10\x01\x12\x15\n\x11WAIT_REASON_SLOTS\x10\x02\x12\x1c\n\x18WAIT_REASON_TOKEN_BUDGET\x10\x03\x12\x18\n\x14WAIT_REASON_FAIRNESS\x10\x04\x42\'\n\x0bpenstock.v1P\x01Z\x16penstock/v1;penstockv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17penstock/v1/state.proto\x12\x0bpenstock.v1*\x9c\x01\n\x0cRequestState\x12\x1d\n\x19REQUEST_STATE_UNSPECIFIED\x10\x00\x12\x19\n\x15REQUEST_STATE_PENDING\x10\x01\x12\x1c\n\x18REQUEST_STATE_PROCESSING\x10\x02\x12\x1b\n\x17REQUEST_STATE_COMPLETED\x10\x03\x12\x17\n\x13REQUEST_STATE_ERROR\x10\x04*\x9a\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x1c\n\x18\x46INISH_REASON_TIME_LIMIT\x10\x03\x12\x1b\n\x17\x46INISH_REASON_CANCELLED\x10\x04*\x90\x01\n\nWaitReason\x12\x1b\n\x17WAIT_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12WAIT_REASON_BLOCKS\x10\x01\x12\x15\n\x11WAIT_REASON_SLOTS\x10\x02\x12\x1c\n\x18WAIT_REASON_TOKEN_BUDGET\x10\x03\x12\x18\n\x14WAIT_REASON_FAIRNESS\x10\x04\x42\x91\x01\n\x0f\x64\x65v.penstock.v1P\x01Z\'penstock.dev/api/penstock/v1;penstockv1\xa2\x02\x03PSK\xaa\x02\x0bPenstock.V1\xba\x02\nPenstockV1\xca\x02\x0bPenstock\\V1\xe2\x02\x14Penstock\\V1\\Metadata\xea\x02\x0cPenstock::V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'penstock.v1.state_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
-  _globals['DESCRIPTOR']._serialized_options = b'\n\013penstock.v1P\001Z\026penstock/v1;penstockv1'
+  _globals['DESCRIPTOR']._serialized_options = b'\n\017dev.penstock.v1P\001Z\'penstock.dev/api/penstock/v1;penstockv1\242\002\003PSK\252\002\013Penstock.V1\272\002\nPenstockV1\312\002\013Penstock\\V1\342\002\024Penstock\\V1\\Metadata\352\002\014Penstock::V1'
   _globals['_REQUESTSTATE']._serialized_start=41
   _globals['_REQUESTSTATE']._serialized_end=197
   _globals['_FINISHREASON']._serialized_start=200

@@ -235,7 +235,7 @@ def hopeless_at_s(
 ) -> float:
     """The moment from which on a waiting request cannot meet its deadlines, engine clock.
 
-    min(ttft_deadline, deadline - decode alone) - prefill alone: even if it were admitted at once
+    min(ttft_timeout, deadline - decode alone) - prefill alone: even if it were admitted at once
     and had the machine to itself (`forecast_alone`). Holds while the prices do, so whoever waited
     until then asks again; NO_TIME when there is no deadline. Give NO_TIME for a time to first token
     that was met before a preemption.
@@ -268,7 +268,7 @@ def retry_after_s(
 
     `expected`: the `forecast` of the refused request. The same request with the same
     time to its deadlines would be likely to meet them once the queue is shorter by what it lacks
-    now: max(now + ttft - ttft_deadline, now + total - deadline), but not by more than the whole
+    now: max(now + ttft - ttft_timeout, now + total - deadline), but not by more than the whole
     queue. Without deadlines (the queue was full) the time until the head of the queue may move, a
     forecast for nobody ahead. Within `min_s` .. `max_s`; spread by the caller, who has randomness.
     """

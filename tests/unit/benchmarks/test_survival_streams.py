@@ -38,6 +38,6 @@ def test_the_first_token_after_a_moment_is_found(streams: Any) -> None:
 
 
 def test_every_stream_asks_for_something_else(streams: Any) -> None:
-    prompts = {tuple(streams.request(index, 5).token_ids.ids) for index in range(80)}
+    prompts = {tuple(streams.request(index, 5).token_prompt.ids) for index in range(80)}
 
     assert len(prompts) == 80

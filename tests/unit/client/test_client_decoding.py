@@ -26,7 +26,7 @@ from support.scripted_server import demo_model, duration, finished_message
 
 
 def test_accepted() -> None:
-    message = pb.Accepted(request_id="r", model="m", num_prompt_tokens=3, seed=2**64 - 1)
+    message = pb.RequestAccepted(request_id="r", model="m", num_prompt_tokens=3, seed=2**64 - 1)
 
     event = decode_event(pb.GenerateResponse(sequence=0, accepted=message))
 
@@ -41,12 +41,12 @@ def test_accepted() -> None:
 
 
 def test_progress_tells_next_in_queue_from_not_known() -> None:
-    message = pb.Progress(
+    message = pb.RequestProgress(
         state=pb.RequestState.REQUEST_STATE_PENDING,
         queue_position=0,
         wait_reason=pb.WaitReason.WAIT_REASON_BLOCKS,
-        queue_time=duration(0.25),
-        estimated_queue_time=duration(1.5),
+        queue_duration=duration(0.25),
+        estimated_queue_duration=duration(1.5),
         num_preemptions=1,
     )
 
@@ -69,7 +69,7 @@ def test_progress_tells_next_in_queue_from_not_known() -> None:
 
 
 def test_records_tell_an_unset_logprob_from_zero() -> None:
-    message = pb.Tokens(output_index=2, text="x", num_tokens=2)
+    message = pb.TokenDelta(output_index=2, text="x", num_tokens=2)
     message.records.add(id=7)
     message.records.add(id=8, logprob=0.0, rank=1, top_logprobs=[pb.TopLogprob(id=8, logprob=-0.5)])
 
@@ -104,7 +104,7 @@ def test_finished_with_figures() -> None:
 
 def test_no_first_token_and_no_speed() -> None:
     message = finished_message(1)
-    message.timings.ClearField("ttft")
+    message.timings.ClearField("ttft_duration")
 
     event = decode_event(pb.GenerateResponse(finished=message))
 
@@ -119,7 +119,7 @@ def test_matched_stop(field: str | None) -> None:
     if field is not None:
         setattr(end, field, "" if field == "stop_string" else 0)
 
-    event = decode_event(pb.GenerateResponse(finished=pb.Finished(outputs=[end])))
+    event = decode_event(pb.GenerateResponse(finished=pb.RequestFinished(outputs=[end])))
 
     assert isinstance(event, Finished)
     assert event.outputs[0].stop_string == ("" if field == "stop_string" else None)
@@ -127,7 +127,7 @@ def test_matched_stop(field: str | None) -> None:
 
 
 def test_enum_values_from_the_future_are_unknown() -> None:
-    message = pb.Progress()
+    message = pb.RequestProgress()
     message.ParseFromString(bytes([0x08, 77, 0x18, 88]))  # state = 77, wait_reason = 88
 
     event = decode_event(pb.GenerateResponse(progress=message))
@@ -154,8 +154,11 @@ def test_enums_are_those_of_the_contract(ours: Any, theirs: Any, prefix: str) ->
 
 def test_whole_generation_joins_outputs() -> None:
     response = pb.GenerateOnceResponse(
-        accepted=pb.Accepted(request_id="r"),
-        outputs=[pb.Tokens(output_index=1, text="two"), pb.Tokens(output_index=0, text="one")],
+        accepted=pb.RequestAccepted(request_id="r"),
+        outputs=[
+            pb.TokenDelta(output_index=1, text="two"),
+            pb.TokenDelta(output_index=0, text="one"),
+        ],
         finished=finished_message(1, 2),
     )
 
@@ -169,7 +172,7 @@ def test_whole_generation_joins_outputs() -> None:
 
 @pytest.mark.parametrize("missing", ["accepted", "finished"])
 def test_whole_generation_without_a_part_is_broken(missing: Any) -> None:
-    response = pb.GenerateOnceResponse(accepted=pb.Accepted(), finished=finished_message(1))
+    response = pb.GenerateOnceResponse(accepted=pb.RequestAccepted(), finished=finished_message(1))
     response.ClearField(missing)
 
     with pytest.raises(StreamBroken):
@@ -182,8 +185,8 @@ def test_model() -> None:
     assert model.name == "demo"
     assert model.state is ModelState.READY
     assert model.limits.max_total_tokens == 512
-    assert model.limits.max_reader_stall_s == 30.0
-    assert model.limits.max_n is None
+    assert model.limits.reader_stall_timeout_s == 30.0
+    assert model.limits.max_num_outputs is None
     assert model.keepalive.server_ping_interval_s == 20.0
     assert model.supports("logprobs") is True
     assert model.supports("images") is False
@@ -192,7 +195,7 @@ def test_model() -> None:
 
 
 def test_limits_are_those_of_the_contract() -> None:
-    durations = {"resume_grace_period", "max_reader_stall", "default_deadline", "max_deadline"}
+    durations = {"max_resume_timeout", "reader_stall_timeout", "default_timeout", "max_timeout"}
     contract = {
         f"{field.name}_s" if field.name in durations else field.name
         for field in pb.ModelLimits.DESCRIPTOR.fields

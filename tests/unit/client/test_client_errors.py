@@ -7,9 +7,9 @@ from pathlib import Path
 import grpc
 import grpc.aio
 import pytest
-from google.rpc import error_details_pb2
 
 import penstock.v1 as pb
+from google.rpc import error_details_pb2
 from penstock.client import (
     DeadlineExceeded,
     DeadlineUnreachable,
@@ -111,7 +111,7 @@ def test_text_names_a_reason_that_says_no_more_than_the_status_once() -> None:
 def test_all_details_are_read() -> None:
     code = grpc.StatusCode.INVALID_ARGUMENT
     bad_request = error_details_pb2.BadRequest()
-    bad_request.field_violations.add(field="text.text", description="too long")
+    bad_request.field_violations.add(field="text_prompt.text", description="too long")
     trailer = status_trailer(
         code,
         "too big",
@@ -128,7 +128,9 @@ def test_all_details_are_read() -> None:
     assert error.code is code
     assert error.message == "too big"
     assert error.metadata == {"num_blocks": "8"}
-    assert error.field_violations == (FieldViolation(field="text.text", description="too long"),)
+    assert error.field_violations == (
+        FieldViolation(field="text_prompt.text", description="too long"),
+    )
     assert error.request_id == "r-7"
     assert error.retry_after_s is None
 

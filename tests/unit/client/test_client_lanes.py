@@ -5,6 +5,7 @@ from typing import Any
 import grpc
 import pytest
 from google.protobuf.any_pb2 import Any as AnyMessage
+from google.rpc.status_pb2 import Status
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -31,19 +32,19 @@ def lanes(**config: Any) -> Lanes:
 
 
 def submit(calls: Lanes, **options: Any) -> tuple[Lane, pb.MultiplexSubmit]:
-    request = pb.GenerateRequest(text=pb.TextPrompt(text="Hi"))
+    request = pb.GenerateRequest(text_prompt=pb.TextPrompt(text="Hi"))
     given: dict[str, Any] = {"timeout_s": None, "traceparent": None, "wake": lambda: None}
     lane, command = calls.submit(request, **{**given, **options})
     return lane, command.submit
 
 
 def tokens(lane: Lane, sequence: int, num_tokens: int = 1) -> pb.MultiplexResponse:
-    event = pb.GenerateResponse(sequence=sequence, tokens=pb.Tokens(num_tokens=num_tokens))
+    event = pb.GenerateResponse(sequence=sequence, tokens=pb.TokenDelta(num_tokens=num_tokens))
     return pb.MultiplexResponse(events=[pb.MultiplexEvent(key=lane.key, response=event)])
 
 
 def finished(key: int) -> pb.MultiplexResponse:
-    event = pb.GenerateResponse(finished=pb.Finished())
+    event = pb.GenerateResponse(finished=pb.RequestFinished())
     return pb.MultiplexResponse(events=[pb.MultiplexEvent(key=key, response=event)])
 
 
@@ -51,7 +52,7 @@ def failed(key: int, code: int, *details: Any) -> pb.MultiplexResponse:
     packed = [AnyMessage() for _ in details]
     for message, detail in zip(packed, details, strict=True):
         message.Pack(detail)
-    status = pb.Status(code=code, message="no", details=packed)
+    status = Status(code=code, message="no", details=packed)
     return pb.MultiplexResponse(events=[pb.MultiplexEvent(key=key, error=status)])
 
 
@@ -135,7 +136,7 @@ def test_an_end_of_the_call_is_told_with_each_request_id() -> None:
     calls = lanes()
     named, _ = submit(calls)
     unnamed, _ = submit(calls)
-    accepted = pb.GenerateResponse(accepted=pb.Accepted(request_id="r-9"))
+    accepted = pb.GenerateResponse(accepted=pb.RequestAccepted(request_id="r-9"))
     calls.receive(
         pb.MultiplexResponse(events=[pb.MultiplexEvent(key=named.key, response=accepted)])
     )
@@ -187,12 +188,12 @@ def test_the_earlier_deadline_counts(
 ) -> None:
     request = pb.GenerateRequest()
     if own_s is not None:
-        request.scheduling.total_deadline.seconds = own_s
+        request.scheduling.total_timeout.seconds = own_s
     before = request.SerializeToString()
 
     _, command = lanes().submit(request, timeout_s=timeout_s, traceparent=None, wake=lambda: None)
 
-    assert command.submit.generation.scheduling.total_deadline.ToNanoseconds() == sent_ns
+    assert command.submit.generation.scheduling.total_timeout.ToNanoseconds() == sent_ns
     assert request.SerializeToString() == before, "the next attempt has another deadline"
 
 
@@ -200,7 +201,7 @@ def test_details_of_a_status_are_read_as_those_of_a_call() -> None:
     packed = [AnyMessage(), AnyMessage()]
     packed[0].Pack(error_info("PROMPT_TOO_LONG", num_prompt_tokens="9"))
     packed[1].Pack(retry_info(1.5))
-    error = error_from_status(pb.Status(code=3, message="long", details=packed), request_id="r")
+    error = error_from_status(Status(code=3, message="long", details=packed), request_id="r")
 
     assert isinstance(error, PromptTooLong)
     assert error.metadata == {"num_prompt_tokens": "9"}
@@ -209,7 +210,7 @@ def test_details_of_a_status_are_read_as_those_of_a_call() -> None:
 
 @pytest.mark.parametrize("code", [0, 99])
 def test_codes_that_mean_nothing_are_unknown(code: int) -> None:
-    error = error_from_status(pb.Status(code=code, message="?"))
+    error = error_from_status(Status(code=code, message="?"))
 
     assert type(error) is PenstockError
     assert error.code is grpc.StatusCode.UNKNOWN
@@ -247,7 +248,7 @@ def test_what_the_channel_does_not_let_through_is_too_large() -> None:
 def test_a_request_that_is_too_large_opens_no_lane() -> None:
     calls = lanes(max_request_bytes=100)
     kept, _ = submit(calls)
-    request = pb.GenerateRequest(text=pb.TextPrompt(text="x" * 100))
+    request = pb.GenerateRequest(text_prompt=pb.TextPrompt(text="x" * 100))
 
     with pytest.raises(ResourceExhausted, match="bytes, and may have 100") as caught:
         calls.submit(request, timeout_s=None, traceparent=None, wake=lambda: None)

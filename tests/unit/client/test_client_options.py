@@ -27,6 +27,7 @@ from penstock.client import (
     StoppingOptions,
     TextPrompt,
     TokenPrompt,
+    ToolCall,
 )
 from penstock.client.encoding import encode_request
 from penstock.client.options import build_request
@@ -36,7 +37,6 @@ EVERYTHING: dict[str, Any] = {
     "request_id": "r-1",
     "constraint": RegexConstraint(pattern="a+"),
     "adapter": Adapter(name="lora", scale=0.5),
-    "images": [Image(data=b"i", mime_type="image/png")],
     "resume_grace_s": 2.5,
     "temperature": 0.5,
     "top_k": 3,
@@ -61,12 +61,12 @@ EVERYTHING: dict[str, Any] = {
     "min_chunk_tokens": 4,
     "max_chunk_delay_s": 0.5,
     "priority": -3,
-    "ttft_deadline_s": 1.5,
-    "total_deadline_s": 20.0,
+    "ttft_timeout_s": 1.5,
+    "total_timeout_s": 20.0,
     "time_limit_s": 0.25,
     "cache_salt": "salt",
     "session_id": "s",
-    "retention_priority": 90,
+    "retention_level": 90,
     "retention_s": 60.0,
 }
 
@@ -84,8 +84,8 @@ def set_paths(message: Any, prefix: str = "") -> set[str]:
     paths: set[str] = set()
     for field, value in message.ListFields():
         path = f"{prefix}{field.name}"
-        inner = value[0] if field.is_repeated else value
-        paths |= set_paths(inner, f"{path}.") if is_ours(field) else {path}
+        for inner in value if field.is_repeated and is_ours(field) else [value]:
+            paths |= set_paths(inner, f"{path}.") if is_ours(field) else {path}
     return paths
 
 
@@ -114,7 +114,15 @@ def test_every_field_of_the_contract_can_be_said() -> None:
         TextPrompt(text="t", add_special_tokens=False),
         TokenPrompt(ids=(1,)),
         ChatPrompt(
-            messages=(ChatMessage("user", "c"),), add_generation_prompt=False, window_tokens=9
+            messages=(
+                ChatMessage("user", ("c", Image(data=b"i", mime_type="image/png"))),
+                ChatMessage("tool", "9", name="add", tool_call_id="1"),
+                ChatMessage("assistant", tool_calls=(ToolCall("add", {"a": 1}, id="1"),)),
+            ),
+            add_generation_prompt=False,
+            window_tokens=9,
+            tools=({"type": "function"},),
+            template_arguments={"enable_thinking": False},
         ),
     ]
     constraints: list[Constraint] = [
@@ -134,22 +142,22 @@ def test_every_field_of_the_contract_can_be_said() -> None:
 def test_values_arrive_in_their_fields() -> None:
     message = encode("hi", **EVERYTHING)
 
-    assert message.text.text == "hi"
-    assert not message.text.HasField("add_special_tokens")
+    assert message.text_prompt.text == "hi"
+    assert not message.text_prompt.HasField("add_special_tokens")
     assert message.sampling.seed == 2**64 - 1
     assert [(e.token_id, e.bias) for e in message.sampling.logit_bias] == [(5, -1.0)]
     assert list(message.stopping.stop_strings) == ["x", "y"]
     assert message.output.max_chunk_delay.ToMilliseconds() == 500
-    assert message.scheduling.ttft_deadline.ToMilliseconds() == 1500
+    assert message.scheduling.ttft_timeout.ToMilliseconds() == 1500
     assert message.scheduling.priority == -3
     assert message.cache.salt == "salt"
     assert message.cache.retention.duration.ToSeconds() == 60
-    assert message.resume_grace_period.ToMilliseconds() == 2500
+    assert message.resume_timeout.ToMilliseconds() == 2500
     assert message.adapter.scale == 0.5
 
 
 def test_what_is_not_said_is_not_set() -> None:
-    assert encode("hi") == pb.GenerateRequest(text=pb.TextPrompt(text="hi"))
+    assert encode("hi") == pb.GenerateRequest(text_prompt=pb.TextPrompt(text="hi"))
 
 
 def test_zero_is_not_unset() -> None:
@@ -167,14 +175,18 @@ def test_a_lone_stop_string_is_not_its_letters() -> None:
 
 @pytest.mark.parametrize(
     ("prompt", "arm"),
-    [("text", "text"), ([1, 2], "token_ids"), ([ChatMessage("user", "hi")], "chat")],
+    [
+        ("text", "text_prompt"),
+        ([1, 2], "token_prompt"),
+        ([ChatMessage("user", "hi")], "chat_prompt"),
+    ],
 )
 def test_prompts_by_their_type(prompt: Any, arm: str) -> None:
     assert encode(prompt).WhichOneof("prompt") == arm
 
 
 def test_an_empty_text_is_sent_for_the_server_to_judge() -> None:
-    assert encode("").WhichOneof("prompt") == "text"
+    assert encode("").WhichOneof("prompt") == "text_prompt"
 
 
 @pytest.mark.parametrize("prompt", [[1, "a"], [True], [1.5], [ChatMessage("user", "x"), 1]])
@@ -197,9 +209,9 @@ def test_an_empty_sequence_is_no_prompt() -> None:
         ({"logit_bias": {-1: 0.0}}, r"sampling.logit_bias\[0\].token_id"),
         ({"stop": ["a", 7]}, r"stopping.stop_strings\[1\]"),
         ({"stop_token_ids": [2**32]}, r"stopping.stop_token_ids\[0\]"),
-        ({"ttft_deadline_s": math.nan}, "scheduling.ttft_deadline"),
+        ({"ttft_timeout_s": math.nan}, "scheduling.ttft_timeout"),
         ({"time_limit_s": math.inf}, "scheduling.time_limit"),
-        ({"total_deadline_s": 1e30}, "scheduling.total_deadline"),
+        ({"total_timeout_s": 1e30}, "scheduling.total_timeout"),
         ({"priority": 2**31}, "scheduling.priority"),
         ({"request_id": 7}, "request_id"),
     ],
@@ -212,12 +224,12 @@ def test_what_does_not_fit_is_refused_by_path(options: dict[str, Any], path: str
 @pytest.mark.parametrize(
     ("prompt", "path", "complaint"),
     [
-        ("secret\udcff" * 999, "text.text", "is not valid UTF-8"),
-        (TextPrompt(text=cast(str, b"secret\xff")), "text.text", "is not valid UTF-8"),
-        (TextPrompt(text=cast(str, ["secret"])), "text.text", "must be a str, not list"),
+        ("secret\udcff" * 999, "text_prompt.text", "is not valid UTF-8"),
+        (TextPrompt(text=cast(str, b"secret\xff")), "text_prompt.text", "is not valid UTF-8"),
+        (TextPrompt(text=cast(str, ["secret"])), "text_prompt.text", "must be a str, not list"),
         (
             [ChatMessage("user", "Hi"), ChatMessage("user", "secret\udcff")],
-            "chat.messages[1].content",
+            "chat_prompt.messages[1].parts[0].text",
             "is not valid UTF-8",
         ),
     ],
@@ -244,7 +256,7 @@ def test_a_long_value_that_does_not_fit_is_cut_short() -> None:
 
 
 def test_token_ids_that_do_not_fit_name_their_place() -> None:
-    with pytest.raises(ValueError, match=r"^token_ids.ids\[1\]: "):
+    with pytest.raises(ValueError, match=r"^token_prompt.ids\[1\]: "):
         encode([1, -1])
 
 

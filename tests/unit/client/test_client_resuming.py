@@ -94,11 +94,11 @@ def test_a_point_counts_messages_and_tokens() -> None:
     )
     tokens = Tokens(sequence=1, output_index=2, text="x", records=(), num_tokens=3)
     point = point.after(accepted).after(tokens)
-    assert point == ResumePoint(request_id="r", next_sequence=2, num_received_tokens=(0, 0, 3))
-    assert list(point.message().num_received_tokens) == [0, 0, 3]
+    assert point == ResumePoint(request_id="r", next_sequence=2, received_token_counts=(0, 0, 3))
+    assert list(point.message().received_token_counts) == [0, 0, 3]
 
 
-@pytest.mark.parametrize("fields", [{"next_sequence": -1}, {"num_received_tokens": (1, -1)}])
+@pytest.mark.parametrize("fields", [{"next_sequence": -1}, {"received_token_counts": (1, -1)}])
 def test_a_point_out_of_range_is_named(fields: dict[str, object]) -> None:
     with pytest.raises(ValueError, match=next(iter(fields))):
         ResumePoint(request_id="r", **fields)  # type: ignore[arg-type]

@@ -9,10 +9,12 @@ from penstock.client import Accepted, Event, Finished, Progress, StreamBroken, T
 from penstock.client.stream_reader import StreamReader
 from support.scripted_server import finished_message
 
-ACCEPTED: dict[str, Any] = {"accepted": pb.Accepted(request_id="r-1")}
-PROGRESS: dict[str, Any] = {"progress": pb.Progress(state=pb.RequestState.REQUEST_STATE_PENDING)}
-TOKENS: dict[str, Any] = {"tokens": pb.Tokens(text="a", num_tokens=1)}
-PROMPT: dict[str, Any] = {"prompt": pb.Prompt(text="p")}
+ACCEPTED: dict[str, Any] = {"accepted": pb.RequestAccepted(request_id="r-1")}
+PROGRESS: dict[str, Any] = {
+    "progress": pb.RequestProgress(state=pb.RequestState.REQUEST_STATE_PENDING)
+}
+TOKENS: dict[str, Any] = {"tokens": pb.TokenDelta(text="a", num_tokens=1)}
+PROMPT: dict[str, Any] = {"prompt": pb.PromptEcho(text="p")}
 FINISHED: dict[str, Any] = {"finished": finished_message(1)}
 UNKNOWN: dict[str, Any] = {}
 

@@ -17,8 +17,8 @@ DIALOGUE = [ChatMessage(role="user", content="Hi"), ChatMessage(role="user", con
 @pytest.mark.parametrize(
     ("prompt", "options", "field"),
     [
-        (HALF, {}, "text.text"),
-        (DIALOGUE, {}, "chat.messages[1].content"),
+        (HALF, {}, "text_prompt.text"),
+        (DIALOGUE, {}, "chat_prompt.messages[1].parts[0].text"),
         ("Hi", {"stop": ["a", HALF]}, "stopping.stop_strings[1]"),
         ("Hi", {"model": HALF}, "model"),
         ("Hi", {"request_id": HALF}, "request_id"),
@@ -46,7 +46,7 @@ def test_a_trace_that_cannot_be_a_header_is_refused(value: str) -> None:
 
 def test_what_a_submit_cannot_carry_fails_alone() -> None:
     calls = Lanes(MultiplexConfig(), opened_at_s=0.0)
-    request = pb.GenerateRequest(text=pb.TextPrompt(text="Hi"))
+    request = pb.GenerateRequest(text_prompt=pb.TextPrompt(text="Hi"))
     lane, _ = calls.submit(request, timeout_s=None, traceparent=None, wake=lambda: None)
     with pytest.raises(ValueError, match="surrogates not allowed"):
         calls.submit(request, timeout_s=None, traceparent=HALF, wake=lambda: None)

@@ -225,7 +225,7 @@ def test_calls_by_reflection_name_what_there_is(page: Path) -> None:
 @pytest.mark.parametrize(
     ("data", "method", "reason"),
     [
-        ('{"text": {"text": "x"}}', "GenerationService/Generate", None),
+        ('{"text_prompt": {"text": "x"}}', "GenerationService/Generate", None),
         ('{"txt": {"text": "x"}}', "GenerationService/Generate", "txt"),
         ("{}", "GenerationService/Genrate", "no such method"),
         ("{}", "GenerationService.Generate", None),
@@ -309,9 +309,9 @@ def test_pieces_of_the_contract_are_as_it_is(page: Path) -> None:
 
 
 def test_a_wrong_field_is_found() -> None:
-    text = "message Usage {\n  uint32 num_prompt_tokens = 1;\n  uint32 num_x = 2;\n}\n"
+    text = "message TokenUsage {\n  uint32 num_prompt_tokens = 1;\n  uint32 num_x = 2;\n}\n"
 
-    assert wrong_fields(text) == ["Usage.num_x"]
+    assert wrong_fields(text) == ["TokenUsage.num_x"]
 
 
 # --- files

@@ -60,10 +60,10 @@ def test_a_file_without_a_place_on_the_page_is_refused(tmp_path: Path) -> None:
 
 
 def test_comments_link_what_they_name_and_keep_their_drawings() -> None:
-    text = CommentWriter(anchors={"ModelLimits", "ModelLimits.max_n", "Prompt"})
+    text = CommentWriter(anchors={"ModelLimits", "ModelLimits.max_num_outputs", "Prompt"})
 
-    assert text.line("At most ModelLimits.max_n; Prompt is English.") == (
-        "At most [ModelLimits.max_n](#ModelLimits.max_n); Prompt is English."
+    assert text.line("At most ModelLimits.max_num_outputs; Prompt is English.") == (
+        "At most [ModelLimits.max_num_outputs](#ModelLimits.max_num_outputs); Prompt is English."
     )
     assert text.cell("Repeats {n} | `a|b`.\n\nAnd <more>.") == (
         "Repeats \\{n\\} \\| `a\\|b`.<br>And &lt;more&gt;."

@@ -138,7 +138,13 @@ def test_rows_without_a_counterpart_say_so(page: Path) -> None:
 
 
 def test_a_name_that_does_not_exist_is_found() -> None:
-    wrong = ("sampling.topk", "Usage.num_tokens", "GenerationService.Generat", "--prot", "kv.x")
+    wrong = (
+        "sampling.topk",
+        "TokenUsage.num_tokens",
+        "GenerationService.Generat",
+        "--prot",
+        "kv.x",
+    )
 
     assert [name for name in wrong if is_ours(name)] == []
 

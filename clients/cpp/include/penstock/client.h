@@ -28,7 +28,7 @@ class Client {
   Client& operator=(Client&&) noexcept;
   ~Client();
 
-  // Streams a generation, which is sent at once. Where `request` has a resume_grace_period, the
+  // Streams a generation, which is sent at once. Where `request` has a resume_timeout, the
   // stream goes on over lost connections.
   [[nodiscard]] Stream generate(v1::GenerateRequest request, CallOptions options = {});
   // The whole answer. Throws Error.

@@ -21,7 +21,7 @@ struct ResumePoint {
   // Of the next message.
   std::uint64_t next_sequence = 0;
   // Tokens of each output so far.
-  std::vector<std::uint32_t> num_received_tokens{};
+  std::vector<std::uint32_t> received_token_counts{};
 };
 
 // Reads as a range, `for (const auto& event : stream)`, or by next(). A stream that ends without an
@@ -51,7 +51,7 @@ class Stream {
   // Asks the server to end the request: the stream ends well, FINISH_REASON_CANCELLED, with what
   // was generated until then. To be called by the thread that reads, once `accepted` came.
   void stop();
-  // Gives the stream up without ending the request, which lives for its resume_grace_period.
+  // Gives the stream up without ending the request, which lives for its resume_timeout.
   ResumePoint detach();
   // Behind the event that next() gave last.
   [[nodiscard]] ResumePoint point() const;

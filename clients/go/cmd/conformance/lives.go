@@ -71,7 +71,7 @@ func resume(ctx context.Context, t *talk) error {
 		return err
 	}
 	request := greedy(num)
-	request.ResumeGracePeriod = durationpb.New(30 * time.Second)
+	request.ResumeTimeout = durationpb.New(30 * time.Second)
 	before := hear(client.Generate(ctx, request))
 	if err := before.untilTokens(20); err != nil {
 		_ = client.Close()

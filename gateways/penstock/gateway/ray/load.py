@@ -46,7 +46,7 @@ class LoadGauge:
         return load_of(answer.stats)
 
 
-def load_of(stats: stats_pb2.Stats) -> Load:
+def load_of(stats: stats_pb2.ServerStats) -> Load:
     """The load of the fullest model.
 
     Where the engine has no forecast (nothing ended yet), the median wait of the last minute stands
@@ -61,7 +61,11 @@ def load_of(stats: stats_pb2.Stats) -> Load:
 
 
 def _model_load(model: stats_pb2.ModelStats) -> Load:
-    wait = model.estimated_queue_time if model.HasField("estimated_queue_time") else model.queue.p50
+    wait = (
+        model.estimated_queue_duration
+        if model.HasField("estimated_queue_duration")
+        else model.queue.p50
+    )
     return Load(
         queue_time_s=wait.ToTimedelta().total_seconds(),
         busy_share=min(1.0, model.num_processing / max(1, model.max_num_seqs)),

@@ -13,8 +13,8 @@ from penstock.server.front.errors import FieldViolation, Refusal
 
 PATHS: Final[Mapping[str, str]] = {
     "prompt": "input",
-    "text.text": "text",
-    "token_ids.ids": "tokenized.input_ids",
+    "text_prompt.text": "text",
+    "token_prompt.ids": "tokenized.input_ids",
     "sampling": "sampling_params",
     "stopping.max_tokens": "sampling_params.max_tokens",
     "stopping.min_tokens": "sampling_params.min_tokens",

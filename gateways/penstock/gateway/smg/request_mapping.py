@@ -84,9 +84,9 @@ def own_request(message: vllm.GenerateRequest) -> pb.GenerateRequest:
         own.request_id = message.request_id
     match message.WhichOneof("input"):
         case "tokenized":
-            own.token_ids.ids.MergeFrom(message.tokenized.input_ids)
+            own.token_prompt.ids.MergeFrom(message.tokenized.input_ids)
         case "text":
-            own.text.text = message.text
+            own.text_prompt.text = message.text
         case _:
             raise refuse_field("input", "one of tokenized and text is required")
     params = message.sampling_params
@@ -95,7 +95,7 @@ def own_request(message: vllm.GenerateRequest) -> pb.GenerateRequest:
     _map_output(params, own)
     kind = params.WhichOneof("constraint")
     if kind is not None:
-        constraint = options_pb2.Constraint()
+        constraint = options_pb2.OutputConstraint()
         _CONSTRAINTS[kind](params, constraint)
         if constraint.WhichOneof("kind") is not None:
             own.constraint.CopyFrom(constraint)
@@ -119,9 +119,11 @@ def _map_sampling(params: vllm.SamplingParams, own: pb.GenerateRequest) -> None:
     sampling = own.sampling
     if params.HasField("temperature"):
         sampling.temperature = params.temperature
-    for name in ("top_p", "top_k", "min_p", "repetition_penalty", "n"):
+    for name in ("top_p", "top_k", "min_p", "repetition_penalty"):
         if value := getattr(params, name):
             setattr(sampling, name, value)
+    if params.n:
+        sampling.num_outputs = params.n
     for name in ("presence_penalty", "frequency_penalty"):
         if value := getattr(params, name):
             setattr(sampling, name, value)
@@ -158,28 +160,30 @@ def _map_output(params: vllm.SamplingParams, own: pb.GenerateRequest) -> None:
         setattr(own.output, name, value)
 
 
-def _map_schema(params: vllm.SamplingParams, constraint: options_pb2.Constraint) -> None:
+def _map_schema(params: vllm.SamplingParams, constraint: options_pb2.OutputConstraint) -> None:
     constraint.json_schema.CopyFrom(options_pb2.JsonSchemaConstraint(schema=params.json_schema))
 
 
-def _map_regex(params: vllm.SamplingParams, constraint: options_pb2.Constraint) -> None:
+def _map_regex(params: vllm.SamplingParams, constraint: options_pb2.OutputConstraint) -> None:
     constraint.regex.CopyFrom(options_pb2.RegexConstraint(pattern=params.regex))
 
 
-def _map_grammar(params: vllm.SamplingParams, constraint: options_pb2.Constraint) -> None:
+def _map_grammar(params: vllm.SamplingParams, constraint: options_pb2.OutputConstraint) -> None:
     constraint.grammar.CopyFrom(options_pb2.GrammarConstraint(ebnf=params.grammar))
 
 
-def _map_choice(params: vllm.SamplingParams, constraint: options_pb2.Constraint) -> None:
+def _map_choice(params: vllm.SamplingParams, constraint: options_pb2.OutputConstraint) -> None:
     constraint.choice.CopyFrom(options_pb2.ChoiceConstraint(choices=params.choice.choices))
 
 
-def _map_any_object(params: vllm.SamplingParams, constraint: options_pb2.Constraint) -> None:
+def _map_any_object(params: vllm.SamplingParams, constraint: options_pb2.OutputConstraint) -> None:
     if params.json_object:
         constraint.json_schema.CopyFrom(options_pb2.JsonSchemaConstraint(schema=_ANY_OBJECT))
 
 
-_CONSTRAINTS: Final[Mapping[str, Callable[[vllm.SamplingParams, options_pb2.Constraint], None]]] = {
+_CONSTRAINTS: Final[
+    Mapping[str, Callable[[vllm.SamplingParams, options_pb2.OutputConstraint], None]]
+] = {
     "json_schema": _map_schema,
     "regex": _map_regex,
     "grammar": _map_grammar,

@@ -114,7 +114,7 @@ class VllmEngineService:
             del message
             request = await open_request(self._front, own, times, account)
             del own
-            await deliver(self._front, request, encoder, context, account)
+            await deliver(self._front, request, encoder, context)
             if encoder.usage is not None:
                 self._loads.note(encoder.usage)
         except CallFailed as error:

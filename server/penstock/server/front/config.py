@@ -73,7 +73,7 @@ class FrontConfig:
     max_stop_string_bytes: int = setting(256, at_least=1)
     max_stop_token_ids: int = setting(16, at_least=1, at_most=16)
     """At most 16: the batch holds no more."""
-    max_n: int = setting(16, at_least=1)
+    max_num_outputs: int = setting(16, at_least=1)
     max_logprobs: int = setting(20, at_least=1)
     max_logit_bias: int = setting(300, at_least=1)
     max_constraint_bytes: int = setting(1 << 16, at_least=1)

@@ -78,7 +78,8 @@ class PromptPiece:
 class Accepted:
     """The engine holds the request. `estimated_queue_s`: how long it will wait, None if unknown.
 
-    `num_dropped_messages`: what a window left out of the dialogue.
+    `num_dropped_messages`: what a window left out of the conversation. `trace_id`: in
+    hexadecimal, empty where the request is not traced.
     """
 
     request_id: str
@@ -87,6 +88,7 @@ class Accepted:
     seed: int
     estimated_queue_s: float | None = None
     num_dropped_messages: int = 0
+    trace_id: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

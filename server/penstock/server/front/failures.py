@@ -95,7 +95,7 @@ def _violations(end: Failed, generation: Generation) -> tuple[FieldViolation, ..
             limit = "the queue has places"
             if end.breach is not None:
                 limit = f"{_QUOTA_NAMES[end.breach.kind]}, which is {end.breach.limit}"
-            path, description = "sampling.n", f"is more than {limit}"
+            path, description = "sampling.num_outputs", f"is more than {limit}"
         case FailureReason.CONSTRAINT_REFUSED if generation.constraint is not None:
             path, description = _CONSTRAINT_PATHS[generation.constraint.kind], _NOT_COMPILED
         case _:

@@ -41,6 +41,8 @@ from penstock.server.telemetry.journal import Journal
 from penstock.server.text.model_text import ModelText
 
 log = logging.getLogger(__name__)
+_SEED_BITS = 53
+"""A number of JSON or JavaScript holds no more."""
 
 
 class Front:
@@ -369,7 +371,7 @@ class Front:
             times=times,
             request_id=request.request_id,
             keys=self.table.new_keys(generation.sampling.num_outputs),
-            seed=secrets.randbits(64) if seed is None else seed,
+            seed=secrets.randbits(_SEED_BITS) if seed is None else seed,
             eos_ids=self.text.files.eos_ids,
         )
         request.start(

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from penstock.scheduler.request import SamplingParams
 from penstock.scheduler.request_options import CacheRetention, Constraint
 from penstock.server.front.tenants import NOBODY
-from penstock.server.text.chat_template import ChatMessage
+from penstock.server.text.chat_template import NO_DATA, ChatMessage, TemplateData
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +44,7 @@ class ChatInput:
     messages: tuple[ChatMessage, ...]
     add_generation_prompt: bool = True
     window_tokens: int | None = None
+    data: TemplateData = NO_DATA
 
 
 PromptInput = TextInput | TokenInput | ChatInput

@@ -84,7 +84,9 @@ class Limits:
     def max_chunk_tokens(self) -> int:
         """Largest `min_chunk_tokens`: what all outputs hold back is within a stream's backlog."""
         config = self.config
-        return max(1, min(config.max_chunk_tokens, config.max_backlog_tokens // config.max_n))
+        return max(
+            1, min(config.max_chunk_tokens, config.max_backlog_tokens // config.max_num_outputs)
+        )
 
     @property
     def max_constraint_bytes(self) -> int:

@@ -337,7 +337,13 @@ class LiveRequest:
         )
         seed = self.generation.sampling.seed or 0
         self.stream.push(
-            Accepted(request_id=self.request_id, model=model, num_prompt_tokens=0, seed=seed)
+            Accepted(
+                request_id=self.request_id,
+                model=model,
+                num_prompt_tokens=0,
+                seed=seed,
+                trace_id=self.trace_id.hex(),
+            )
         )
         self._finish(now_s)
         self.stream.wake()

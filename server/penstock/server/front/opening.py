@@ -33,6 +33,7 @@ def first_words(
         num_prompt_tokens=leader.num_prompt_tokens,
         seed=submission.seed,
         num_dropped_messages=submission.num_dropped_messages,
+        trace_id=leader.trace_id.hex(),
     )
     return accepted, prompt
 

@@ -12,14 +12,16 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.server.front.errors import refuse_feature, refuse_field
+from penstock.server.front.errors import RequestError, refuse_feature, refuse_field
 from penstock.server.front.generation import ChatInput, Generation, TextInput, TokenInput
 from penstock.server.front.limits import Limits
 from penstock.server.front.submission import TokenisedPrompt, hash_prompt, refuse_prompt
 from penstock.server.front.text_quota import TextQuotas, refuse_waiting_text
 from penstock.server.text.errors import (
+    BadTemplateArgument,
     ChatTemplateMissing,
     TextError,
+    ToolsUnsupported,
     TooManyTokens,
     TooMuchText,
     WindowTooSmall,
@@ -32,7 +34,9 @@ _MAX_TOKENS_HASHED_ON_LOOP = 4096
 """About a third of a millisecond."""
 _MAX_TOKENS_DECODED_ON_LOOP = 1024
 _SALT_BYTES = 16
-_WINDOW_PATH = "chat.window_tokens"
+_WINDOW_PATH = "chat_prompt.window_tokens"
+_TOOLS_PATH = "chat_prompt.tools"
+_ARGUMENTS_PATH = "chat_prompt.template_arguments"
 T = TypeVar("T")
 
 
@@ -94,12 +98,8 @@ class Prompts:
         except TooManyTokens as error:
             num_tokens = error.num_tokens
             raise refuse_prompt(path, num_tokens, limits, qualifier="at least ") from None
-        except ChatTemplateMissing:
-            raise refuse_feature("chat_prompt", path) from None
-        except WindowTooSmall as error:
-            raise refuse_field(_WINDOW_PATH, str(error)) from error
         except TextError as error:
-            raise refuse_field(path, str(error)) from error
+            raise _refuse_text(error, path) from error
         finally:
             if not is_replay:
                 self.quotas.settle(tenant, num_tokens - least)
@@ -214,6 +214,7 @@ class Prompts:
             max_bytes=limits.config.max_prompt_bytes,
             window_tokens=prompt.window_tokens,
             max_tokens=max_tokens,
+            data=prompt.data,
             tenant=tenant,
             is_bounded=not is_replay,
         )
@@ -228,6 +229,21 @@ class Prompts:
         else:
             num_bytes = sum(num_utf8_bytes(message.content) for message in prompt.messages)
         return self._text.tokenizer.min_num_tokens(num_bytes)
+
+
+def _refuse_text(error: TextError, path: str) -> RequestError:
+    """The refusal of a text; `path`: where it is in the request."""
+    match error:
+        case ChatTemplateMissing():
+            return refuse_feature("chat_prompt", path)
+        case ToolsUnsupported():
+            return refuse_feature("tools", _TOOLS_PATH)
+        case BadTemplateArgument():
+            return refuse_field(_ARGUMENTS_PATH, str(error))
+        case WindowTooSmall():
+            return refuse_field(_WINDOW_PATH, str(error))
+        case _:
+            return refuse_field(path, str(error))
 
 
 def _check_embedded(ids: NDArray[np.int32], path: str, limits: Limits) -> None:

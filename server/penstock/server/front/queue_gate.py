@@ -103,7 +103,7 @@ class QueueGate:
             return
         most = hello.max_num_waiting
         if num_requests > most:
-            raise refuse_field("sampling.n", f"is more than the queue has places, {most}")
+            raise refuse_field("sampling.num_outputs", f"is more than the queue has places, {most}")
         self._forget_seen(self._show.num_beats)
         queue = self._show.queue
         if queue.epoch != hello.epoch:

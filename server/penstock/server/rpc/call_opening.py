@@ -14,7 +14,6 @@ from penstock.server.rpc.handlers import CallFailed, Context
 from penstock.server.rpc.mapping_in.generation import read_generation, valid_request_id
 from penstock.server.rpc.outcomes import call_timeout_s
 from penstock.server.rpc.parsing import num_unknown_fields
-from penstock.server.telemetry.trace_context import trace_metadata
 from penstock.v1 import generation_service_pb2 as pb
 
 
@@ -44,13 +43,3 @@ async def open_request(
     except RequestError as error:
         account.request_id = valid_request_id(message)
         raise CallFailed(error.refusal, account.request_id) from None
-
-
-async def tell_trace(context: Context, account: RequestAccount) -> None:
-    """Say where the request can be looked up, before its first message and never sooner.
-
-    Whoever has headers cannot try again: a refusal must come before them, so it brings its trace in
-    its trailers.
-    """
-    if metadata := trace_metadata(account.trace):
-        await context.send_initial_metadata(metadata)

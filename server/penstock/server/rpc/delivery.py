@@ -12,8 +12,6 @@ from penstock.server.front import events
 from penstock.server.front.errors import RequestError
 from penstock.server.front.front import Front
 from penstock.server.front.live_request import LiveRequest
-from penstock.server.front.request_account import RequestAccount
-from penstock.server.rpc.call_opening import tell_trace
 from penstock.server.rpc.handlers import Context
 
 
@@ -25,20 +23,15 @@ class Encoder(Protocol):
         ...
 
 
-async def deliver(
-    front: Front, request: LiveRequest, encoder: Encoder, context: Context, account: RequestAccount
-) -> None:
+async def deliver(front: Front, request: LiveRequest, encoder: Encoder, context: Context) -> None:
     """Write until the stream ends. Raises RequestError when it ends in failure."""
     stream, clock = request.stream, front.clock
     try:
-        batch = await stream.take()
-        await tell_trace(context, account)
-        while batch:
+        while batch := await stream.take():
             for message in encoder.encode(batch):
                 stream.begin_write(clock())
                 await context.write(message)
                 stream.end_write(clock())
-            batch = await stream.take()
     except asyncio.CancelledError:
         # Either the peer left, or its reader stalled and we cut it off in mid-write.
         if stream.was_cut_off() and stream.refusal is not None:

@@ -6,7 +6,6 @@ the front's business.
 """
 
 import asyncio
-import functools
 import time
 from collections.abc import Iterator
 from typing import Any, Final
@@ -18,7 +17,7 @@ from penstock.server.front.errors import RequestError
 from penstock.server.front.front import Front
 from penstock.server.front.live_request import LiveRequest
 from penstock.server.front.request_account import RequestAccount
-from penstock.server.rpc.call_opening import begin_call, open_request, tell_trace
+from penstock.server.rpc.call_opening import begin_call, open_request
 from penstock.server.rpc.delivery import deliver
 from penstock.server.rpc.gate import Gate
 from penstock.server.rpc.handlers import CallFailed, Context, HandlerWrapper
@@ -86,8 +85,10 @@ class GenerationService:
             await self._deliver_resumable(request, context, account)
             return
         try:
-            encoder = encoder_for(request.generation.output.chunks, self._front.config)
-            await deliver(self._front, request, encoder, context, account)
+            encoder = encoder_for(
+                request.generation.output.chunks, self._front.config, self._front.text.token_bytes
+            )
+            await deliver(self._front, request, encoder, context)
         except RequestError as error:
             raise CallFailed(error.refusal, request.request_id) from None
         finally:
@@ -110,13 +111,12 @@ class GenerationService:
         try:
             while batch := await request.stream.take():
                 collected.extend(batch)
-            await tell_trace(context, account)
         except RequestError as error:
             raise CallFailed(error.refusal, request.request_id) from None
         finally:
             self._front.release(request)
         account.num_messages = 1
-        return await _joined(once_parts(collected))
+        return await _joined(once_parts(collected, self._front.text.token_bytes))
 
     async def cancel(self, data: bytes, context: Context, caller: Caller) -> bytes:
         """Cancel a live request of the caller's tenant by its id."""
@@ -136,9 +136,8 @@ class GenerationService:
         self, request: LiveRequest, context: Context, account: RequestAccount
     ) -> None:
         """As for any other, but the request stays when the call ends."""
-        tell = functools.partial(tell_trace, context, account)
         try:
-            await self._resume.serve(request, context, account, tell)
+            await self._resume.serve(request, context, account)
         except RequestError as error:
             raise CallFailed(error.refusal, request.request_id) from None
 

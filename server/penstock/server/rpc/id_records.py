@@ -1,4 +1,4 @@
-"""Token ids as the records of a `Prompt` message, without an object of Python for each.
+"""Token ids as the records of a `PromptEcho` message, without an object of Python for each.
 
 Owns the bytes of such a record. To make the objects and write them out takes some microseconds a
 token: for a prompt of 128 Ki tokens the event loop would stop for over half a second.
@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 _RECORDS: Final = 2 << 3 | 2
-"""Field 2 of `Prompt`, with a length."""
+"""Field 2 of `PromptEcho`, with a length."""
 _ID: Final = 1 << 3
 """Field 1 of `TokenRecord`, a varint."""
 _MAX_VARINT_BYTES: Final = 5
@@ -20,7 +20,7 @@ _IDS_AT_ONCE: Final = 4096
 
 
 def encoded_id_records(ids: NDArray[np.int32], num_per_part: int) -> Iterator[bytes]:
-    """Serialised `Prompt` messages with the records of `ids`, so many in each; none for no ids."""
+    """Serialised `PromptEcho` messages with the records of `ids`, so many in each; none of none."""
     num_at_once = num_per_part * max(1, _IDS_AT_ONCE // num_per_part)
     for first in range(0, len(ids), num_at_once):
         data, ends = _records(ids[first : first + num_at_once])

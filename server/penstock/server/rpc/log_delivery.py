@@ -43,17 +43,10 @@ class LogDelivery(WatchedWrite):
             self.break_off()
             self.on_news()
 
-    async def run(self, write: Write, before_first: Callable[[], Awaitable[None]]) -> None:
-        """Write until the request's stream ends, well or with its RequestError.
-
-        `before_first` is awaited once there is something to write, and not before.
-        """
-        is_begun = False
+    async def run(self, write: Write) -> None:
+        """Write until the request's stream ends, with or without its RequestError."""
         try:
             while messages := await self._next():
-                if not is_begun:
-                    is_begun = True
-                    await before_first()
                 for message in messages:
                     self.begin_write(self._clock())
                     await write(message)
@@ -88,16 +81,12 @@ class LogDelivery(WatchedWrite):
 
 
 async def deliver(
-    delivery: LogDelivery,
-    resumable: Resumable,
-    resumptions: Resumptions,
-    write: Write,
-    before_first: Callable[[], Awaitable[None]],
+    delivery: LogDelivery, resumable: Resumable, resumptions: Resumptions, write: Write
 ) -> None:
     """Make `delivery` the reader of the request until its call ends. Raises RequestError."""
     resumptions.take_over(resumable, delivery)
     try:
-        await delivery.run(write, before_first)
+        await delivery.run(write)
     finally:
         resumptions.left(resumable, delivery)
 

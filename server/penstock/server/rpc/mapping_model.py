@@ -1,7 +1,7 @@
 """What the model is, can do and allows, as published by ModelService.
 
 Owns the translation of limits and features. A feature that is not built yet is told as false here
-and refused in `mapping_in.refused` and `unimplemented`; a test holds the three together. What
+and refused in `mapping_in.chat_message` and `unimplemented`; a test holds the three together. What
 depends on the executor is told as its features say, and not before they are known.
 """
 
@@ -21,9 +21,11 @@ from penstock.server.rpc.options import (
 from penstock.v1 import model_pb2 as pb
 
 
-def model_of(front: Front, keepalive: KeepaliveConfig, *, has_operations: bool = False) -> pb.Model:
+def model_of(
+    front: Front, keepalive: KeepaliveConfig, *, has_operations: bool = False
+) -> pb.ModelInfo:
     """The one model of a front. `has_operations`: OperationsService is there, on its own port."""
-    return pb.Model(
+    return pb.ModelInfo(
         name=front.model,
         aliases=front.config.model_aliases,
         is_default=True,
@@ -63,19 +65,19 @@ def _limits_of(front: Front, keepalive: KeepaliveConfig) -> pb.ModelLimits:
         max_stop_string_chars=config.max_stop_string_chars,
         max_stop_string_bytes=config.max_stop_string_bytes,
         max_stop_token_ids=config.max_stop_token_ids,
-        max_n=config.max_n,
+        max_num_outputs=config.max_num_outputs,
         max_logprobs=config.max_logprobs,
         max_logit_bias=config.max_logit_bias,
-        max_request_id_chars=MAX_ID_CHARS,
+        max_identifier_chars=MAX_ID_CHARS,
         max_images=0,
         max_image_bytes=0,
         max_message_bytes=MAX_MESSAGE_BYTES,
         max_metadata_bytes=MAX_METADATA_BYTES,
         max_concurrent_streams=MAX_CONCURRENT_STREAMS,
-        resume_grace_period=duration_of(config.max_resume_grace_s),
-        max_reader_stall=duration_of(config.max_reader_stall_s),
-        default_deadline=duration_of(config.default_deadline_s),
-        max_deadline=duration_of(config.max_deadline_s),
+        max_resume_timeout=duration_of(config.max_resume_grace_s),
+        reader_stall_timeout=duration_of(config.max_reader_stall_s),
+        default_timeout=duration_of(config.default_deadline_s),
+        max_timeout=duration_of(config.max_deadline_s),
         keepalive=pb.KeepalivePolicy(
             min_client_ping_interval=duration_of(keepalive.min_client_ping_interval_s),
             server_ping_interval=duration_of(keepalive.server_ping_interval_s),
@@ -110,7 +112,7 @@ def _features_of(front: Front, *, has_operations: bool) -> pb.ModelFeatures:
         multiple_outputs=True,
         echo=True,
         priority=True,
-        deadlines=True,
+        timeouts=True,
         time_limit=True,
         cache_salt=True,
         images=False,
@@ -118,6 +120,8 @@ def _features_of(front: Front, *, has_operations: bool) -> pb.ModelFeatures:
         multiplex=True,
         resume=front.config.max_resume_grace_s > 0,
         model_loading=False,
+        tools=front.text.tokenizer.has_tools,
+        adapter_loading=False,
         flight_record=has_operations,
         request_listing=has_operations,
         stats=has_operations,

@@ -28,11 +28,11 @@ _MAX_UINT32: Final = 2**32 - 1
 _QUEUE, _PREFILL, _DECODE = "queue", "prefill", "decode"
 
 
-def stats_of(snapshot: Snapshot, model: str | None = None) -> pb.Stats:
+def stats_of(snapshot: Snapshot, model: str | None = None) -> pb.ServerStats:
     """The whole service; with `model`, of its models only that one."""
-    return pb.Stats(
-        time=timestamp_of(snapshot.time_s),
-        uptime=duration_of(snapshot.uptime_s),
+    return pb.ServerStats(
+        snapshot_time=timestamp_of(snapshot.time_s),
+        uptime_duration=duration_of(snapshot.uptime_s),
         is_draining=snapshot.is_draining,
         models=[
             _model_stats_of(each, snapshot)
@@ -54,7 +54,7 @@ def live_request_of(view: RequestView) -> pb.LiveRequest:
         queue_position=view.queue_position,
         priority=view.priority,
         arrival_time=timestamp_of(view.arrival_s),
-        usage=output_pb2.Usage(
+        usage=output_pb2.TokenUsage(
             num_prompt_tokens=view.num_prompt_tokens,
             num_completion_tokens=view.num_output_tokens,
             num_cached_prompt_tokens=view.num_cached_tokens,
@@ -63,11 +63,11 @@ def live_request_of(view: RequestView) -> pb.LiveRequest:
         num_computed_tokens=view.num_computed_tokens,
         num_blocks=view.num_blocks,
         num_preemptions=view.num_preemptions,
-        time_to_deadline=duration_if_known(view.time_to_deadline_s),
+        remaining_duration=duration_if_known(view.time_to_deadline_s),
         trace_id=view.trace_id,
         phase=_phase_of(view.phase),
         history=[
-            pb.PhaseChange(phase=_phase_of(change.phase), time=timestamp_of(change.since_s))
+            pb.PhaseChange(phase=_phase_of(change.phase), start_time=timestamp_of(change.since_s))
             for change in view.history
         ],
         num_backlog_tokens=view.num_backlog_tokens,
@@ -123,13 +123,13 @@ def _model_stats_of(model: ModelSnapshot, snapshot: Snapshot) -> pb.ModelStats:
         ),
         prefill_tokens_per_second=model.prefill_tokens_per_s,
         decode_tokens_per_second=model.decode_tokens_per_s,
-        mean_step_time=duration_if_known(model.mean_step_s),
-        estimated_queue_time=duration_if_known(model.estimated_queue_s),
+        mean_step_duration=duration_if_known(model.mean_step_s),
+        estimated_queue_duration=duration_if_known(model.estimated_queue_s),
         num_engine_restarts=model.num_engine_restarts,
         ttft=_percentiles_of(model.ttft),
         itl=_percentiles_of(model.itl),
         queue=_percentiles_of(model.queue),
-        e2e=_percentiles_of(model.e2e),
+        total=_percentiles_of(model.e2e),
         wait_reason=wait_reason_of(model.waits_for),
         engine_epoch=model.epoch,
     )
@@ -179,7 +179,7 @@ def _phase_of(name: str) -> pb.RequestPhase.ValueType:
     return pb.RequestPhase.Value(f"REQUEST_PHASE_{name.upper()}")
 
 
-def _timings_of(view: RequestView) -> output_pb2.Timings:
+def _timings_of(view: RequestView) -> output_pb2.RequestTimings:
     """Sums over the history, up to now; nothing but the age where there is none."""
     now_s = view.arrival_s + view.age_s
     ends_s = [change.since_s for change in view.history[1:]]
@@ -187,12 +187,12 @@ def _timings_of(view: RequestView) -> output_pb2.Timings:
     for change, end_s in zip(view.history, [*ends_s, now_s], strict=False):
         if change.phase in spent_s:
             spent_s[change.phase] += max(0.0, end_s - change.since_s)
-    return output_pb2.Timings(
-        queue=duration_of(spent_s[_QUEUE]),
-        prefill=duration_of(spent_s[_PREFILL]),
-        ttft=duration_if_known(_ttft_s(view.arrival_s, view.history)),
-        decode=duration_of(spent_s[_DECODE]),
-        total=duration_of(view.age_s),
+    return output_pb2.RequestTimings(
+        queue_duration=duration_of(spent_s[_QUEUE]),
+        prefill_duration=duration_of(spent_s[_PREFILL]),
+        ttft_duration=duration_if_known(_ttft_s(view.arrival_s, view.history)),
+        decode_duration=duration_of(spent_s[_DECODE]),
+        total_duration=duration_of(view.age_s),
     )
 
 

@@ -1,11 +1,11 @@
 """Stream events to response messages: numbered, grouped, split.
 
 Owns the shape of what goes out. Pieces of one output that came since the last write become one
-`Tokens` message; a message that would grow past the size hint is split where a piece ends.
+`TokenDelta` message; a message that would grow past the size hint is split where a piece ends.
 """
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from google.protobuf.duration_pb2 import Duration
 
@@ -20,15 +20,27 @@ from penstock.v1 import state_pb2
 _RECORD_BYTES = 20
 _TOP_BYTES = 13
 """Upper estimates of an encoded record and of each of its alternatives."""
+_BYTES_HEAD = 6
+"""Tag and length around the bytes of a token, and what its length adds to those around it."""
+
+TokenBytes = Callable[[int], bytes | None]
+
+
+def no_token_bytes(token_id: int) -> bytes | None:
+    """For a model whose tokens have no bytes of their own."""
+    del token_id
+    return None
 
 
 class ResponseEncoder:
     """The messages of one stream. Numbers them from 0; `sequence` is the next one's number."""
 
-    __slots__ = ("_max_message_bytes", "sequence")
+    __slots__ = ("_max_message_bytes", "_token_bytes", "sequence")
 
-    def __init__(self, max_message_bytes: int) -> None:
+    def __init__(self, max_message_bytes: int, token_bytes: TokenBytes = no_token_bytes) -> None:
+        """`token_bytes`: see `ModelText.token_bytes`."""
         self._max_message_bytes = max_message_bytes
+        self._token_bytes = token_bytes
         self.sequence = 0
 
     def encode(self, batch: Iterable[events.StreamEvent]) -> Iterator[bytes]:
@@ -42,7 +54,7 @@ class ResponseEncoder:
         for event in batch:
             if isinstance(event, events.TokensPiece):
                 index = event.output_index
-                size = _piece_bytes(event)
+                size = _piece_bytes(event, self._token_bytes)
                 if sizes.get(index, 0) + size > self._max_message_bytes and index in pending:
                     yield self._tokens(pending.pop(index))
                     sizes[index] = 0
@@ -58,7 +70,7 @@ class ResponseEncoder:
             yield self._tokens(pieces)
 
     def _tokens(self, pieces: list[events.TokensPiece]) -> bytes:
-        return self._message(tokens=merge_pieces(pieces))
+        return self._message(tokens=merge_pieces(pieces, self._token_bytes))
 
     def _single(self, event: events.StreamEvent) -> Iterator[bytes]:
         match event:
@@ -77,7 +89,7 @@ class ResponseEncoder:
         """A long prompt in several messages: its text first, then its records."""
         step = max(1, self._max_message_bytes // 4)  # a character has up to four bytes
         for start in range(0, len(piece.text), step):
-            yield self._message(prompt=pb.Prompt(text=piece.text[start : start + step]))
+            yield self._message(prompt=pb.PromptEcho(text=piece.text[start : start + step]))
         if isinstance(piece.records, events.IdRecords):
             num_per_message = max(1, self._max_message_bytes // _RECORD_BYTES)
             for data in encoded_id_records(piece.records.ids, num_per_message):
@@ -86,25 +98,25 @@ class ResponseEncoder:
                 self.sequence += 1
                 yield response.SerializeToString()
             return
-        message = pb.Prompt()
+        message = pb.PromptEcho()
         size = 0
         for record in piece.records:
-            if size and size + _record_bytes(record) > self._max_message_bytes:
+            if size and size + _record_bytes(record, self._token_bytes) > self._max_message_bytes:
                 yield self._message(prompt=message)
-                message, size = pb.Prompt(), 0
-            message.records.append(record_of(record))
-            size += _record_bytes(record)
+                message, size = pb.PromptEcho(), 0
+            message.records.append(record_of(record, self._token_bytes))
+            size += _record_bytes(record, self._token_bytes)
         if message.records:
             yield self._message(prompt=message)
 
     def _message(
         self,
         *,
-        accepted: pb.Accepted | None = None,
-        progress: pb.Progress | None = None,
-        tokens: pb.Tokens | None = None,
-        finished: pb.Finished | None = None,
-        prompt: pb.Prompt | None = None,
+        accepted: pb.RequestAccepted | None = None,
+        progress: pb.RequestProgress | None = None,
+        tokens: pb.TokenDelta | None = None,
+        finished: pb.RequestFinished | None = None,
+        prompt: pb.PromptEcho | None = None,
     ) -> bytes:
         response = service_pb.GenerateResponse(
             sequence=self.sequence,
@@ -118,16 +130,19 @@ class ResponseEncoder:
         return response.SerializeToString()
 
 
-def encoder_for(chunks: ChunkLimits, config: FrontConfig) -> ResponseEncoder:
-    """The encoder of one stream: who asks for large messages does not get them in parts again."""
+def encoder_for(
+    chunks: ChunkLimits, config: FrontConfig, token_bytes: TokenBytes = no_token_bytes
+) -> ResponseEncoder:
+    """The encoder of one stream: messages that were asked to be large are not split again."""
+    max_bytes = config.max_message_bytes_hint
     if chunks.is_holding:
-        return ResponseEncoder(
-            max(config.max_message_bytes_hint, config.max_shared_message_bytes_hint)
-        )
-    return ResponseEncoder(config.max_message_bytes_hint)
+        max_bytes = max(max_bytes, config.max_shared_message_bytes_hint)
+    return ResponseEncoder(max_bytes, token_bytes)
 
 
-def merge_pieces(pieces: list[events.TokensPiece]) -> pb.Tokens:
+def merge_pieces(
+    pieces: list[events.TokensPiece], token_bytes: TokenBytes = no_token_bytes
+) -> pb.TokenDelta:
     """One message for consecutive pieces of one output."""
     first = pieces[0]
     if len(pieces) == 1:
@@ -135,64 +150,72 @@ def merge_pieces(pieces: list[events.TokensPiece]) -> pb.Tokens:
     else:
         text = "".join([piece.text for piece in pieces])
         num_tokens = sum([piece.num_tokens for piece in pieces])
-    message = pb.Tokens(output_index=first.output_index, text=text, num_tokens=num_tokens)
+    message = pb.TokenDelta(output_index=first.output_index, text=text, num_tokens=num_tokens)
     for piece in pieces:
         for record in piece.records:
-            message.records.append(record_of(record))
+            message.records.append(record_of(record, token_bytes))
     return message
 
 
-def record_of(record: events.TokenRecord) -> pb.TokenRecord:
-    """One token; logprob and rank are set together or not at all."""
+def record_of(
+    record: events.TokenRecord, token_bytes: TokenBytes = no_token_bytes
+) -> pb.TokenRecord:
+    """One token; logprob, rank and bytes are set together or not at all."""
     message = pb.TokenRecord(id=record.token_id)
     if record.logprob is not None:
         message.logprob = record.logprob
         message.rank = record.rank
+        data = token_bytes(record.token_id)
+        if data is not None:
+            message.token_bytes = data
         for top in record.top:
-            message.top_logprobs.add(id=top.token_id, logprob=top.logprob)
+            message.top_logprobs.add(
+                id=top.token_id, logprob=top.logprob, token_bytes=token_bytes(top.token_id)
+            )
     return message
 
 
-def accepted_of(event: events.Accepted) -> pb.Accepted:
+def accepted_of(event: events.Accepted) -> pb.RequestAccepted:
     """The first message of a stream."""
-    return pb.Accepted(
+    return pb.RequestAccepted(
         request_id=event.request_id,
         model=event.model,
         num_prompt_tokens=event.num_prompt_tokens,
         seed=event.seed,
-        estimated_queue_time=_if_known(event.estimated_queue_s),
+        trace_id=event.trace_id,
+        estimated_queue_duration=_if_known(event.estimated_queue_s),
         num_dropped_messages=event.num_dropped_messages,
     )
 
 
-def progress_of(event: events.Progress) -> pb.Progress:
+def progress_of(event: events.Progress) -> pb.RequestProgress:
     """A change of state, or a place in the queue."""
-    return pb.Progress(
+    return pb.RequestProgress(
         state=state_pb2.RequestState.ValueType(event.state.value),
         num_cached_prompt_tokens=event.num_cached_prompt_tokens,
         num_preemptions=event.num_preemptions,
-        queue_time=duration_of(event.queue_s),
+        queue_duration=duration_of(event.queue_s),
         queue_position=event.queue_position,
-        estimated_queue_time=_if_known(event.estimated_queue_s),
+        estimated_queue_duration=_if_known(event.estimated_queue_s),
     )
 
 
-def finished_of(event: events.Finished) -> pb.Finished:
+def finished_of(event: events.Finished) -> pb.RequestFinished:
     """The last message of a stream that ended well."""
     timings = event.timings
-    return pb.Finished(
+    return pb.RequestFinished(
         outputs=[_end_of(end) for end in event.outputs],
-        usage=pb.Usage(
+        usage=pb.TokenUsage(
             num_prompt_tokens=event.usage.num_prompt_tokens,
             num_completion_tokens=event.usage.num_completion_tokens,
             num_cached_prompt_tokens=event.usage.num_cached_prompt_tokens,
         ),
-        timings=pb.Timings(
-            queue=duration_of(timings.queue_s),
-            prefill=duration_of(timings.prefill_s),
-            ttft=_if_known(timings.ttft_s),
-            decode=duration_of(timings.decode_s),
-            total=duration_of(timings.total_s),
+        timings=pb.RequestTimings(
+            queue_duration=duration_of(timings.queue_s),
+            prefill_duration=duration_of(timings.prefill_s),
+            ttft_duration=_if_known(timings.ttft_s),
+            decode_duration=duration_of(timings.decode_s),
+            total_duration=duration_of(timings.total_s),
         ),
         num_preemptions=event.num_preemptions,
     )
@@ -222,9 +245,15 @@ def _end_of(end: events.OutputEnd) -> pb.OutputEnd:
     return message
 
 
-def _piece_bytes(piece: events.TokensPiece) -> int:
-    return 4 * len(piece.text) + sum([_record_bytes(record) for record in piece.records])
+def _piece_bytes(piece: events.TokensPiece, token_bytes: TokenBytes) -> int:
+    return 4 * len(piece.text) + sum(
+        [_record_bytes(record, token_bytes) for record in piece.records]
+    )
 
 
-def _record_bytes(record: events.TokenRecord) -> int:
-    return _RECORD_BYTES + _TOP_BYTES * len(record.top)
+def _record_bytes(record: events.TokenRecord, token_bytes: TokenBytes) -> int:
+    if record.logprob is None:
+        return _RECORD_BYTES
+    ids = (record.token_id, *(top.token_id for top in record.top))
+    num_bytes = sum(_BYTES_HEAD + len(token_bytes(token_id) or b"") for token_id in ids)
+    return _RECORD_BYTES + _TOP_BYTES * len(record.top) + num_bytes

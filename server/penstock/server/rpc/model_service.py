@@ -93,12 +93,12 @@ class ModelService:
         prompt: TextInput | ChatInput | None = None
         path = TEXT_PATH
         match request.WhichOneof("prompt"):
-            case "text":
-                prompt = read_text(request.text, limits, violations)
-            case "chat":
-                prompt, path = read_chat(request.chat, limits, violations), CHAT_PATH
+            case "text_prompt":
+                prompt = read_text(request.text_prompt, limits, violations)
+            case "chat_prompt":
+                prompt, path = read_chat(request.chat_prompt, limits, violations), CHAT_PATH
             case _:
-                violations.add("prompt", "one of text and chat is required")
+                violations.add("prompt", "one of text_prompt and chat_prompt is required")
         violations.raise_if_any()
         assert prompt is not None
         prompts = self._front.prompts
@@ -125,7 +125,7 @@ class ModelService:
         text = await self._front.prompts.detokenise(ids, tenant=tenant, skip_special_tokens=skip)
         return pb.DetokenizeResponse(text=text).SerializeToString()
 
-    def _model(self) -> model_pb2.Model:
+    def _model(self) -> model_pb2.ModelInfo:
         return model_of(self._front, self._keepalive, has_operations=self._has_operations)
 
     def _limits(self) -> Limits:

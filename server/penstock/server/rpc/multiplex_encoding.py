@@ -21,9 +21,9 @@ _RESPONSE = b"\x12"  # MultiplexEvent.response
 _ERROR = b"\x1a"  # MultiplexEvent.error
 _SEQUENCE = b"\x08"  # GenerateResponse.sequence
 _TOKENS = b"\x22"  # GenerateResponse.tokens
-_OUTPUT_INDEX = b"\x08"  # Tokens.output_index
-_TEXT = b"\x12"  # Tokens.text
-_NUM_TOKENS = b"\x20"  # Tokens.num_tokens
+_OUTPUT_INDEX = b"\x08"  # TokenDelta.output_index
+_TEXT = b"\x12"  # TokenDelta.text
+_NUM_TOKENS = b"\x20"  # TokenDelta.num_tokens
 
 _MAX_SHORT_TEXT_BYTES: Final = 64
 """With a text no longer than this, every length around it takes one byte, whatever the numbers."""

@@ -6,8 +6,8 @@ Owns its credit and whether it is marked as ready. Does not know the other reque
 from collections.abc import Callable, Sequence
 
 from penstock.scheduler.request import NO_TIME
-from penstock.server.front.config import FrontConfig
 from penstock.server.front.errors import Refusal
+from penstock.server.front.front import Front
 from penstock.server.front.live_request import LiveRequest
 from penstock.server.front.request_account import RequestAccount
 from penstock.server.front.resumable import Resumable
@@ -86,14 +86,15 @@ class MultiplexedRequest:
         """What is known of its id; empty for nothing."""
         return self._request_id if self.request is None else self.request.request_id
 
-    def live(self, request: LiveRequest, config: FrontConfig, clock: Callable[[], float]) -> None:
-        """The front has taken it: what its stream gets is written from now on."""
+    def live(self, request: LiveRequest, front: Front) -> None:
+        """`front` has taken it: what its stream gets is written from now on."""
+        config = front.config
         self.request = request
         self._stream = request.stream
-        self._clock = clock
+        self._clock = front.clock
         self._encoder = MultiplexEncoder(
             self.key,
-            encoder_for(request.generation.output.chunks, config),
+            encoder_for(request.generation.output.chunks, config, front.text.token_bytes),
             config.max_message_bytes_hint // _MAX_BYTES_PER_CHAR,
         )
         request.stream.attach(self.mark)

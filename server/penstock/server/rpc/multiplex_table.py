@@ -105,7 +105,7 @@ class MultiplexTable:
             account.request_id = valid_request_id(message.generation)
             self._refuse(request, error.refusal, account.request_id)
             return
-        request.live(live, self._front.config, self._front.clock)
+        request.live(live, self._front)
         if live.generation.resumption is not None:
             self._front.resumptions.add(
                 request.keep(functools.partial(resumable_of, self._front, live))

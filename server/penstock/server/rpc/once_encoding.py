@@ -11,7 +11,14 @@ from typing import Final
 
 from penstock.server.front import events
 from penstock.server.rpc.id_records import encoded_id_records
-from penstock.server.rpc.mapping_out import accepted_of, finished_of, merge_pieces, record_of
+from penstock.server.rpc.mapping_out import (
+    TokenBytes,
+    accepted_of,
+    finished_of,
+    merge_pieces,
+    no_token_bytes,
+    record_of,
+)
 from penstock.server.rpc.multiplex_encoding import varint
 from penstock.v1 import generation_service_pb2 as service_pb
 from penstock.v1 import output_pb2 as pb
@@ -22,7 +29,9 @@ _IDS_AT_ONCE: Final = 4096
 _RECORDS_AT_ONCE: Final = 64
 
 
-def once_parts(collected: Iterable[events.StreamEvent]) -> Iterator[bytes]:
+def once_parts(
+    collected: Iterable[events.StreamEvent], token_bytes: TokenBytes = no_token_bytes
+) -> Iterator[bytes]:
     """The parts of the response; progress is left out."""
     head = service_pb.GenerateOnceResponse()
     pieces: dict[int, list[events.TokensPiece]] = {}
@@ -44,34 +53,40 @@ def once_parts(collected: Iterable[events.StreamEvent]) -> Iterator[bytes]:
     indices = [end.output_index for end in head.finished.outputs]
     yield head.SerializeToString()
     for piece in prompt:
-        yield from _framed(_PROMPT, _prompt_records(piece.records))
+        yield from _framed(_PROMPT, _prompt_records(piece.records, token_bytes))
     for index in indices:
-        yield from _output(index, pieces.get(index, []))
+        yield from _output(index, pieces.get(index, []), token_bytes)
 
 
-def _prompt_records(records: Sequence[events.TokenRecord]) -> Iterator[bytes]:
-    """Serialised `Prompt` messages."""
+def _prompt_records(
+    records: Sequence[events.TokenRecord], token_bytes: TokenBytes
+) -> Iterator[bytes]:
+    """Serialised `PromptEcho` messages."""
     if isinstance(records, events.IdRecords):
         yield from encoded_id_records(records.ids, _IDS_AT_ONCE)
         return
     rest = iter(records)
     while some := list(islice(rest, _RECORDS_AT_ONCE)):
-        yield pb.Prompt(records=map(record_of, some)).SerializeToString()
+        made = [record_of(record, token_bytes) for record in some]
+        yield pb.PromptEcho(records=made).SerializeToString()
 
 
-def _output(index: int, pieces: list[events.TokensPiece]) -> Iterator[bytes]:
+def _output(
+    index: int, pieces: list[events.TokensPiece], token_bytes: TokenBytes
+) -> Iterator[bytes]:
     """One output: nothing is known of its length before all of it is there, so it is last."""
     if not any(piece.records for piece in pieces):
-        message = merge_pieces(pieces) if pieces else pb.Tokens(output_index=index)
+        message = merge_pieces(pieces) if pieces else pb.TokenDelta(output_index=index)
         yield from _framed(_OUTPUTS, (message.SerializeToString(),))
         return
     text = "".join([piece.text for piece in pieces])
     num_tokens = sum([piece.num_tokens for piece in pieces])
-    head = pb.Tokens(output_index=index, text=text, num_tokens=num_tokens)
+    head = pb.TokenDelta(output_index=index, text=text, num_tokens=num_tokens)
     parts = [head.SerializeToString()]
     rest = (record for piece in pieces for record in piece.records)
     while some := list(islice(rest, _RECORDS_AT_ONCE)):
-        parts.append(pb.Tokens(records=map(record_of, some)).SerializeToString())
+        made = [record_of(record, token_bytes) for record in some]
+        parts.append(pb.TokenDelta(records=made).SerializeToString())
         yield b""
     yield from _framed(_OUTPUTS, (b"".join(parts),))
 

@@ -67,8 +67,8 @@ class OperationsMethods:
         """All methods of the service."""
         unary: dict[str, UnaryHandler] = {
             "GetStats": self.get_stats,
-            "ListRequests": self.list_requests,
-            "GetRequest": self.get_request,
+            "ListLiveRequests": self.list_requests,
+            "GetLiveRequest": self.get_request,
             "Drain": self.drain,
             "DumpFlightRecord": self.dump_flight_record,
             "SetLogLevel": self.set_log_level,
@@ -113,7 +113,7 @@ class OperationsMethods:
     async def list_requests(self, data: bytes, context: Context) -> bytes:
         """One page of live requests."""
         del context
-        request = parse(pb.ListRequestsRequest, data)
+        request = parse(pb.ListLiveRequestsRequest, data)
         violations = Violations()
         size = DEFAULT_PAGE_SIZE
         if request.HasField("page_size"):
@@ -123,7 +123,7 @@ class OperationsMethods:
         violations.raise_if_any()
         self._model_of(request)
         found = [view for view in await self._live_requests() if _is_asked_for(view, request)]
-        filters = pb.ListRequestsRequest()
+        filters = pb.ListLiveRequestsRequest()
         filters.CopyFrom(request)
         filters.ClearField("page_size")
         filters.ClearField("page_token")
@@ -137,7 +137,7 @@ class OperationsMethods:
             )
         except BadPageToken:
             raise refuse_field("page_token", "is not one this server gave for this list") from None
-        return pb.ListRequestsResponse(
+        return pb.ListLiveRequestsResponse(
             requests=[live_request_of(view) for view in page.entries],
             next_page_token=page.next_token,
         ).SerializeToString()
@@ -145,7 +145,7 @@ class OperationsMethods:
     async def get_request(self, data: bytes, context: Context) -> bytes:
         """One live request."""
         del context
-        request = parse(pb.GetRequestRequest, data)
+        request = parse(pb.GetLiveRequestRequest, data)
         if not request.request_id:
             raise refuse_field("request_id", "is required")
         tenant = request.tenant if request.HasField("tenant") else None
@@ -158,7 +158,7 @@ class OperationsMethods:
             raise refuse(ErrorReason.REQUEST_NOT_FOUND)
         if len({view.tenant for view in found}) > 1:
             raise refuse_field("tenant", "is required: several tenants use this request id")
-        return pb.GetRequestResponse(request=live_request_of(found[0])).SerializeToString()
+        return pb.GetLiveRequestResponse(request=live_request_of(found[0])).SerializeToString()
 
     async def drain(self, data: bytes, context: Context) -> bytes:
         """Begin to drain."""
@@ -166,8 +166,10 @@ class OperationsMethods:
         request = parse(pb.DrainRequest, data)
         violations = Violations()
         timeout_s: float | None = None
-        if request.HasField("timeout"):
-            timeout_s = violations.duration_s("timeout", request.timeout, can_be_zero=True)
+        if request.HasField("drain_timeout"):
+            timeout_s = violations.duration_s(
+                "drain_timeout", request.drain_timeout, can_be_zero=True
+            )
         violations.raise_if_any()
         with _told():
             num_live = await self._desk.drain(timeout_s)
@@ -247,7 +249,7 @@ class OperationsMethods:
         self,
         request: pb.GetStatsRequest
         | pb.WatchStatsRequest
-        | pb.ListRequestsRequest
+        | pb.ListLiveRequestsRequest
         | pb.GetFlightRecordRequest
         | pb.DumpFlightRecordRequest,
     ) -> str | None:
@@ -270,7 +272,7 @@ def _told() -> Generator[None]:
         raise refuse(ErrorReason.NOT_POSSIBLE_NOW, str(error)) from None
 
 
-def _is_asked_for(view: RequestView, request: pb.ListRequestsRequest) -> bool:
+def _is_asked_for(view: RequestView, request: pb.ListLiveRequestsRequest) -> bool:
     return (
         (not request.HasField("model") or view.model == request.model)
         and (not request.HasField("tenant") or view.tenant == request.tenant)

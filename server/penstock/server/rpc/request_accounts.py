@@ -89,9 +89,9 @@ def _options_of(message: pb.GenerateRequest, *, is_stream: bool) -> RequestOptio
     sampling, stopping = message.sampling, message.stopping
     is_set = sampling.HasField
     return RequestOptions(
-        message.HasField("chat"),
+        message.HasField("chat_prompt"),
         is_stream,
-        sampling.n if is_set("n") else 1,
+        sampling.num_outputs if is_set("num_outputs") else 1,
         stopping.max_tokens if stopping.HasField("max_tokens") else None,
         round(sampling.temperature, _OPTION_DIGITS) if is_set("temperature") else None,
         round(sampling.top_p, _OPTION_DIGITS) if is_set("top_p") else None,

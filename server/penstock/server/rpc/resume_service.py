@@ -5,7 +5,7 @@ is closed when the request is over. How long and how much is kept is the front's
 """
 
 import functools
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Iterable
 
 from penstock.server.front.adoption import Adoptions, Wanted
 from penstock.server.front.errors import ErrorReason, RequestError, refuse, refuse_feature
@@ -52,18 +52,17 @@ class ResumeService:
         live: LiveRequest,
         context: Context,
         account: RequestAccount,
-        before_first: Callable[[], Awaitable[None]],
     ) -> None:
         """Deliver a request that was opened; it stays when the call ends. Raises RequestError."""
         front = self._front
-        encoder = encoder_for(live.generation.output.chunks, front.config)
+        encoder = encoder_for(live.generation.output.chunks, front.config, front.text.token_bytes)
         resumable = resumable_of(front, live, encoder)
         delivery = LogDelivery(resumable, 0, front.clock)
         resumable.take_over(delivery)
         front.resumptions.add(resumable)
         account.share(delivery)
         try:
-            await deliver(delivery, resumable, front.resumptions, context.write, before_first)
+            await deliver(delivery, resumable, front.resumptions, context.write)
         finally:
             account.num_messages = delivery.num_writes
             hand_on(front, resumable, account)
@@ -76,8 +75,11 @@ class ResumeService:
         message = parse(pb.ResumeRequest, data)
         violations = Violations()
         check_request_id("request_id", message.request_id, violations)
-        if len(message.num_received_tokens) > front.config.max_n:
-            violations.add("num_received_tokens", f"must have at most {front.config.max_n} entries")
+        if len(message.received_token_counts) > front.config.max_num_outputs:
+            violations.add(
+                "received_token_counts",
+                f"must have at most {front.config.max_num_outputs} entries",
+            )
         violations.raise_if_any()
         try:
             resumable = await self._find(message, caller)
@@ -92,7 +94,7 @@ class ResumeService:
             tenant=caller.tenant,
             ceilings=caller.ceilings,
             next_sequence=message.next_sequence,
-            num_received=tuple(message.num_received_tokens),
+            num_received=tuple(message.received_token_counts),
         )
         found = self._front.resumptions.find(wanted.request_id, wanted.tenant)
         if found is None:
@@ -113,12 +115,9 @@ class ResumeService:
         async def write(message: bytes) -> None:
             await context.write(b"".join((_RESPONSE, varint(len(message)), message)))
 
-        async def nothing() -> None:
-            return
-
         # It may have nothing to tell for a long time: its client knows by this that it stands.
         await context.send_initial_metadata(())
-        await deliver(delivery, resumable, front.resumptions, write, nothing)
+        await deliver(delivery, resumable, front.resumptions, write)
 
 
 class FrontReviver:
@@ -144,7 +143,9 @@ class FrontReviver:
 
     def resumable(self, live: LiveRequest, log: MessageLog, told: AlreadyTold) -> Resumable:
         """See `Reviver`."""
-        encoder = encoder_for(live.generation.output.chunks, self._front.config)
+        encoder = encoder_for(
+            live.generation.output.chunks, self._front.config, self._front.text.token_bytes
+        )
         encoder.sequence = log.next_sequence
         return resumable_of(self._front, live, encoder, log=log, untold=told.untold)
 

@@ -24,7 +24,7 @@ from google.rpc.status_pb2 import Status
 
 from penstock.server.front.errors import ErrorReason, QuotaViolation, Refusal
 
-DOMAIN: Final = "penstock.v1"
+DOMAIN: Final = "penstock.dev"
 MAX_MESSAGE_BYTES: Final = 1024
 MAX_VIOLATIONS: Final = 16
 """Violations told in one status: details travel in metadata, which peers bound."""

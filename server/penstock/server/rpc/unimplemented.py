@@ -10,12 +10,21 @@ import grpc
 
 from penstock.server.front.errors import refuse_feature
 from penstock.server.rpc.handlers import Context, HandlerWrapper
+from penstock.server.security.rights import Caller
 
 UNIMPLEMENTED_METHODS: Final[Mapping[str, str]] = {
     "penstock.v1.ModelService/LoadModel": "model_loading",
     "penstock.v1.ModelService/UnloadModel": "model_loading",
+    "penstock.v1.ModelService/WatchModels": "model_loading",
+    "penstock.v1.ModelService/SetModelAlias": "model_loading",
+    "penstock.v1.ModelService/LoadAdapter": "adapter_loading",
+    "penstock.v1.ModelService/UnloadAdapter": "adapter_loading",
+    "penstock.v1.ModelService/ListAdapters": "adapter_loading",
 }
 """Method -> feature, a field of ModelFeatures."""
+_STREAMS: Final = frozenset(
+    {"penstock.v1.ModelService/LoadModel", "penstock.v1.ModelService/WatchModels"}
+)
 
 
 def unimplemented_handlers(
@@ -35,4 +44,10 @@ def _handler(path: str, feature: str, wrapper: HandlerWrapper) -> "grpc.RpcMetho
         del data, context
         raise refuse_feature(feature)
 
+    async def refuse_stream(data: bytes, context: Context, caller: Caller) -> None:
+        del data, context, caller
+        raise refuse_feature(feature)
+
+    if path in _STREAMS:
+        return wrapper.stream_with_caller(path, refuse_stream)
     return wrapper.unary(path, refuse_unary)

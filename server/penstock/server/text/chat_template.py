@@ -6,25 +6,63 @@ on it. Does not tokenise, and does not know what a control token is.
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
+from typing import Any, Final
 
 import jinja2
-from jinja2 import nodes
+from jinja2 import meta, nodes
 from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from penstock.server.text.errors import ChatTemplateError, ModelFilesError
+from penstock.server.text.errors import (
+    BadTemplateArgument,
+    ChatTemplateError,
+    ModelFilesError,
+    ToolsUnsupported,
+)
+
+_TOOLS: Final = "tools"
+_OWN_VARIABLES: Final = frozenset({"messages", _TOOLS, "documents", "add_generation_prompt"})
+
+
+JsonValue = None | bool | int | float | str | Sequence["JsonValue"] | Mapping[str, "JsonValue"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolCall:
+    """A call of a tool in an earlier message. `id`: for the message with its result."""
+
+    id: str
+    name: str
+    arguments: Mapping[str, JsonValue]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatMessage:
-    """One turn of a dialogue. `role` in the template's words."""
+    """One message of a conversation. `role` in the template's words; the rest where it is set."""
 
     role: str
     content: str
+    name: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TemplateData:
+    """What a template gets besides messages: `tools`, and `arguments`, its other variables.
+
+    `num_bytes`: of both as JSON, and of the messages' tool calls.
+    """
+
+    tools: tuple[Mapping[str, JsonValue], ...] = ()
+    arguments: Mapping[str, JsonValue] = field(default_factory=dict[str, JsonValue])
+    num_bytes: int = 0
+
+
+NO_DATA: Final = TemplateData()
 
 
 class ChatTemplate:
@@ -41,25 +79,47 @@ class ChatTemplate:
         self._source = source
         self._variables = dict(special_tokens)
         try:
-            self._template = _environment().from_string(source, globals=_functions(local_time))
+            environment, functions = _environment(), _functions(local_time)
+            self._template = environment.from_string(source, globals=functions)
+            known = meta.find_undeclared_variables(environment.parse(source))
         except jinja2.TemplateSyntaxError as error:
             raise ModelFilesError(f"chat template: line {error.lineno}: {error.message}") from error
+        self.has_tools = _TOOLS in known
+        self._arguments = known - _OWN_VARIABLES - {*self._variables, *functions}
+
+    def check(self, messages: Sequence[ChatMessage], data: TemplateData) -> None:
+        """Raise ToolsUnsupported or BadTemplateArgument for what would have no effect."""
+        has_tools = data.tools or any(message.tool_calls for message in messages)
+        if has_tools and not self.has_tools:
+            raise ToolsUnsupported("the model's chat template has no tools")
+        for name in data.arguments:
+            if name not in self._arguments:
+                known = ", ".join(sorted(self._arguments)) or "none"
+                raise BadTemplateArgument(
+                    f"the chat template has no variable {name[:64]!r} to set; it has: {known[:256]}"
+                )
 
     def render(
-        self, messages: Sequence[ChatMessage], *, add_generation_prompt: bool, max_bytes: int
+        self,
+        messages: Sequence[ChatMessage],
+        *,
+        add_generation_prompt: bool,
+        max_bytes: int,
+        data: TemplateData = NO_DATA,
     ) -> str:
         """The prompt's text. Raises ChatTemplateError, also above `max_bytes` of UTF-8.
 
         Stops in the middle once it is too long, so a template cannot multiply its input.
         """
-        turns = [{"role": message.role, "content": message.content} for message in messages]
+        turns = [_turn(message) for message in messages]
         pieces: list[str] = []
         num_chars = 0
         try:
             for piece in self._template.generate(
+                **data.arguments,
                 **self._variables,
                 messages=turns,
-                tools=None,
+                tools=list(data.tools) or None,
                 documents=None,
                 add_generation_prompt=add_generation_prompt,
             ):
@@ -84,6 +144,25 @@ class ChatTemplate:
         if message and message in self._source:
             return f"the model's chat template refuses this dialogue: {message[:200]}"
         return "the model's chat template refuses this dialogue"
+
+
+def _turn(message: ChatMessage) -> dict[str, object]:
+    """A message as templates expect it; keys only for what is set, which they may ask for."""
+    turn: dict[str, object] = {"role": message.role, "content": message.content}
+    if message.name:
+        turn["name"] = message.name
+    if message.tool_call_id:
+        turn["tool_call_id"] = message.tool_call_id
+    if message.tool_calls:
+        turn["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.name, "arguments": call.arguments},
+            }
+            for call in message.tool_calls
+        ]
+    return turn
 
 
 class _Refusal(Exception):

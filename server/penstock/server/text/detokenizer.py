@@ -86,6 +86,16 @@ class Detokenizer:
             return _TableStream(table)
         return _OpeningStream(table)
 
+    def token_bytes(self, token_id: int) -> bytes | None:
+        """What a token adds to a text, its name if it is special; None where neither is known."""
+        table = self._table
+        if table is None or token_id >= len(table.pieces):
+            return None
+        piece: str | bytes | None = table.pieces[token_id]
+        if token_id in table.skipped:
+            piece = self._tokenizer.id_to_token(token_id)
+        return piece.encode() if isinstance(piece, str) else piece
+
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of all of them."""
         stream = self.new_stream()

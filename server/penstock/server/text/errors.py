@@ -17,6 +17,14 @@ class ChatTemplateMissing(TextError):
     """The model has no chat template."""
 
 
+class ToolsUnsupported(TextError):
+    """The chat template has no variable `tools`."""
+
+
+class BadTemplateArgument(TextError):
+    """The chat template has no such variable, or another field sets it."""
+
+
 class WindowTooSmall(TextError):
     """Not even the last turn of a dialogue fits the window that was asked for."""
 

@@ -45,6 +45,10 @@ class ModelText:
             max_bytes_per_tenant=max_bytes_per_tenant,
         )
 
+    def token_bytes(self, token_id: int) -> bytes | None:
+        """What a token adds to the text; None where that depends on its neighbours."""
+        return self.detokenizer.token_bytes(token_id)
+
     def new_stream(
         self,
         *,

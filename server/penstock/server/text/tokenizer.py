@@ -16,10 +16,11 @@ from typing import TypeVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.server.text.chat_template import ChatMessage, ChatTemplate
+from penstock.server.text.chat_guard import guarded_chat
+from penstock.server.text.chat_template import NO_DATA, ChatMessage, ChatTemplate, TemplateData
 from penstock.server.text.chat_window import TemplateCost, fit_window, measure_template
 from penstock.server.text.control_tokens import MARK, ControlTokens
-from penstock.server.text.errors import ChatTemplateMissing, ControlTokenError, TooManyTokens
+from penstock.server.text.errors import ChatTemplateMissing, TooManyTokens
 from penstock.server.text.model_files import ModelFiles
 from penstock.server.text.text_cuts import SLICE_CHARS
 from penstock.server.text.token_bound import TokenBound
@@ -33,7 +34,6 @@ MAX_INLINE_CHARS = 256
 
 MAX_RENDERED_BYTES = 1 << 20
 MAX_BYTES_PER_TENANT = 8 << 20
-_ASSISTANT = "assistant"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -84,6 +84,11 @@ class Tokenizer:
         """Whether dialogues can be encoded."""
         return self._template is not None
 
+    @property
+    def has_tools(self) -> bool:
+        """Whether conversations can have tools."""
+        return self._template is not None and self._template.has_tools
+
     def decode(self, token_ids: list[int], *, skip_special_tokens: bool = True) -> str:
         """The text of all of them at once; ids that mean nothing give none."""
         # Not `decode`, which keeps all other threads from running until it is done.
@@ -122,11 +127,12 @@ class Tokenizer:
         add_generation_prompt: bool = True,
         max_bytes: int = MAX_RENDERED_BYTES,
         max_tokens: int | None = None,
+        data: TemplateData = NO_DATA,
     ) -> EncodedChat:
         """Render with the chat template and encode; the template adds the special tokens.
 
         Raises ChatTemplateMissing, ChatTemplateError (also when the text is longer than
-        `max_bytes`), ControlTokenError, and TooManyTokens.
+        `max_bytes`), ToolsUnsupported, BadTemplateArgument, ControlTokenError, and TooManyTokens.
         """
         return _result(
             self._encode_chat(
@@ -134,6 +140,7 @@ class Tokenizer:
                 add_generation_prompt=add_generation_prompt,
                 max_bytes=max_bytes,
                 max_tokens=max_tokens,
+                data=data,
             )
         )
 
@@ -145,6 +152,7 @@ class Tokenizer:
         max_bytes: int = MAX_RENDERED_BYTES,
         window_tokens: int | None = None,
         max_tokens: int | None = None,
+        data: TemplateData = NO_DATA,
         tenant: str = "",
         is_bounded: bool = True,
     ) -> EncodedChat:
@@ -153,13 +161,14 @@ class Tokenizer:
         With `window_tokens` at most so many: the oldest turns are left out (chat_window.py), or
         WindowTooSmall is raised.
         """
-        num_chars = sum(len(message.content) for message in messages)
+        num_chars = sum(len(message.content) for message in messages) + data.num_bytes
         if window_tokens is None:
             steps = self._encode_chat(
                 messages,
                 add_generation_prompt=add_generation_prompt,
                 max_bytes=max_bytes,
                 max_tokens=max_tokens,
+                data=data,
             )
         else:
             encode = functools.partial(
@@ -167,9 +176,15 @@ class Tokenizer:
                 add_generation_prompt=add_generation_prompt,
                 max_bytes=max_bytes,
                 max_tokens=window_tokens,
+                data=data,
             )
             steps = in_larger_steps(
-                self._encode_window(messages, window_tokens, encode, is_open=add_generation_prompt),
+                self._encode_window(
+                    messages,
+                    window_tokens,
+                    encode,
+                    cost_key=add_generation_prompt if data == NO_DATA else None,
+                ),
                 SLICE_CHARS // 2,
             )
         return await self._run(steps, num_chars, tenant, is_bounded=is_bounded)
@@ -200,14 +215,19 @@ class Tokenizer:
         add_generation_prompt: bool,
         max_bytes: int,
         max_tokens: int | None,
+        data: TemplateData,
     ) -> Steps[EncodedChat]:
         if self._template is None:
             raise ChatTemplateMissing("the model has no chat template; send text or token ids")
-        num_chars = sum(len(message.content) for message in messages)
+        num_chars = sum(len(message.content) for message in messages) + data.num_bytes
         yield self._controls.first_step_bytes(num_chars)
-        guarded, is_guarded = self._guarded(messages)
+        self._template.check(messages, data)
+        guarded, guarded_data, is_guarded = guarded_chat(messages, data, self._controls)
         text = self._template.render(
-            guarded, add_generation_prompt=add_generation_prompt, max_bytes=max_bytes
+            guarded,
+            add_generation_prompt=add_generation_prompt,
+            max_bytes=max_bytes,
+            data=guarded_data,
         )
         ids = yield from self._controls.encode(
             text, is_guarded=is_guarded, add_special_tokens=False, max_tokens=max_tokens
@@ -220,8 +240,10 @@ class Tokenizer:
         window_tokens: int,
         encode: Callable[[Sequence[ChatMessage]], Steps[EncodedChat]],
         *,
-        is_open: bool,
+        cost_key: bool | None,
     ) -> Steps[EncodedChat]:
+        """`cost_key`: under which the template's cost is kept; None measures it for this call."""
+
         def num_tokens(text: str) -> Steps[int]:
             ids = yield from self._encode(text, add_special_tokens=False)
             return len(ids)
@@ -234,16 +256,19 @@ class Tokenizer:
                 return EncodedChat(ids=np.broadcast_to(np.int32(0), error.num_tokens), text="")
 
         # Two threads may measure at once, and find the same.
-        if is_open not in self._template_costs:
-            self._template_costs[is_open] = measure_template(
+        cost = None if cost_key is None else self._template_costs.get(cost_key)
+        if cost is None:
+            cost = measure_template(
                 lambda turns: _result(encode_up_to(turns)), lambda text: _result(num_tokens(text))
             )
+        if cost_key is not None:
+            self._template_costs[cost_key] = cost
         encoded, num_dropped = yield from fit_window(
             messages,
             window_tokens,
             encode=encode_up_to,
             num_tokens=num_tokens,
-            cost=self._template_costs[is_open],
+            cost=cost,
         )
         return replace(encoded, num_dropped_messages=num_dropped)
 
@@ -251,22 +276,6 @@ class Tokenizer:
         if num_chars <= MAX_INLINE_CHARS:
             return _result(steps)
         return await self.pool.run(steps, tenant=tenant, num_bytes=num_chars, is_bounded=is_bounded)
-
-    def _guarded(self, messages: Sequence[ChatMessage]) -> tuple[list[ChatMessage], bool]:
-        """The messages with broken control tokens, and whether there was any."""
-        guarded = [
-            ChatMessage(
-                role=self._controls.guard(message.role),
-                content=self._controls.guard(
-                    message.content, is_models_own=message.role == _ASSISTANT
-                ),
-            )
-            for message in messages
-        ]
-        is_guarded = guarded != list(messages)
-        if is_guarded and any(MARK in message.role + message.content for message in messages):
-            raise ControlTokenError("the dialogue holds U+FDD0 beside a control token's spelling")
-        return guarded, is_guarded
 
 
 def _result(steps: Steps[_T]) -> _T:

@@ -62,7 +62,7 @@ def test_what_is_not_said_is_not_said_to_us() -> None:
     own = own_request(asked())
 
     wanted = pb.GenerateRequest(request_id="r-1")
-    wanted.token_ids.ids.extend([5, 6])
+    wanted.token_prompt.ids.extend([5, 6])
     wanted.output.return_token_ids = True
     wanted.sampling.SetInParent()
     wanted.stopping.SetInParent()
@@ -92,7 +92,7 @@ def test_every_option_has_its_place() -> None:
     assert sampling.temperature == 0.0
     assert (sampling.top_p, sampling.top_k, sampling.min_p) == (0.5, 7, 0.25)
     assert (sampling.frequency_penalty, sampling.presence_penalty) == (0.5, -0.5)
-    assert (sampling.repetition_penalty, sampling.n, sampling.seed) == (1.5, 2, 11)
+    assert (sampling.repetition_penalty, sampling.num_outputs, sampling.seed) == (1.5, 2, 11)
     assert [(one.token_id, one.bias) for one in sampling.logit_bias] == [(4, -2.0), (8, 1.5)]
     assert (stopping.max_tokens, stopping.min_tokens) == (9, 2)
     assert list(stopping.stop_strings) == ["a", "b"]
@@ -105,7 +105,7 @@ def test_every_option_has_its_place() -> None:
 
 
 def test_text_goes_where_text_belongs() -> None:
-    assert own_request(vllm.GenerateRequest(text="hello")).text.text == "hello"
+    assert own_request(vllm.GenerateRequest(text="hello")).text_prompt.text == "hello"
 
 
 @pytest.mark.parametrize("seed", [-1, -(2**31)])
@@ -193,8 +193,8 @@ def test_other_ways_that_lead_nowhere() -> None:
         ("sampling.top_p", "sampling_params.top_p"),
         ("sampling.logit_bias", "sampling_params.logit_bias"),
         ("stopping.stop_strings[3]", "sampling_params.stop[3]"),
-        ("token_ids.ids[7]", "tokenized.input_ids[7]"),
-        ("token_ids.ids", "tokenized.input_ids"),
+        ("token_prompt.ids[7]", "tokenized.input_ids[7]"),
+        ("token_prompt.ids", "tokenized.input_ids"),
         ("constraint.choice.choices[1]", "sampling_params.choice.choices[1]"),
         ("constraint.json_schema", "sampling_params.json_schema"),
         ("constraint.json_schema.schema", "sampling_params.json_schema"),

@@ -39,7 +39,7 @@ class Site:
     def live(self, key: int) -> RequestAccount:
         """The account of a request that the engine has."""
         account = self.accounts.open("Generate", arrival_s=0.0)
-        generation = Generation(prompt=TextInput(text="canary"), prompt_path="text.text")
+        generation = Generation(prompt=TextInput(text="canary"), prompt_path="text_prompt.text")
         account.live = LiveRequest(f"r-{key}", generation, 0.0)
         account.live.phases.submit(1.0)
         account.live._submission = Submission(key)  # type: ignore[assignment]  # pyright: ignore[reportPrivateUsage]

@@ -25,7 +25,7 @@ from support.fronts import ScriptedPort, make_text
 
 GENERATION = Generation(
     prompt=TextInput(text="hello"),
-    prompt_path="text.text",
+    prompt_path="text_prompt.text",
     request_id="r",
     sampling=Sampling(num_outputs=2),
 )
@@ -214,7 +214,13 @@ async def test_keys_carry_the_front_and_skip_live_ones() -> None:
 
 @pytest.mark.parametrize(
     "field",
-    ["front_id", "max_backlog_tokens", "max_n", "default_max_tokens", "max_output_tokens"],
+    [
+        "front_id",
+        "max_backlog_tokens",
+        "max_num_outputs",
+        "default_max_tokens",
+        "max_output_tokens",
+    ],
 )
 def test_config_names_what_is_off(field: str) -> None:
     with pytest.raises(ValueError, match=field):

@@ -36,7 +36,7 @@ async def test_a_view_follows_its_request(text: ModelText) -> None:
     port.come_up()
     generation = Generation(
         prompt=TextInput(text="canary"),
-        prompt_path="text.text",
+        prompt_path="text_prompt.text",
         request_id="r-1",
         sampling=Sampling(num_outputs=2),
         urgency=Urgency(priority=7),

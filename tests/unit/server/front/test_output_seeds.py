@@ -23,7 +23,7 @@ def seeds_of(seed: int, num_outputs: int) -> list[int]:
     """As the engine is given them, in the order of the outputs."""
     generation = Generation(
         prompt=TokenInput(ids=(1,)),
-        prompt_path="token_ids.ids",
+        prompt_path="token_prompt.ids",
         sampling=Sampling(num_outputs=num_outputs),
     )
     submission = submission_for(

@@ -83,7 +83,7 @@ def test_more_outputs_than_the_queue_has_places_are_refused_for_good(num_waiting
     assert error is not None
     assert error.reason is ErrorReason.INVALID_ARGUMENT
     assert error.refusal.retry_after_s is None
-    assert [each.path for each in error.refusal.violations] == ["sampling.n"]
+    assert [each.path for each in error.refusal.violations] == ["sampling.num_outputs"]
 
 
 def test_what_was_sent_counts_until_the_engine_shows_it() -> None:

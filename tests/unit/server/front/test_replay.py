@@ -183,7 +183,7 @@ async def test_an_output_that_has_ended_does_not_run_again(text: ModelText) -> N
 async def test_a_stop_string_may_lie_across_a_death(text: ModelText) -> None:
     site = Site(text)
     stopping = Stopping(max_tokens=20, ignore_eos=True, stop_strings=("dogma",))
-    made = generation(prompt=TextInput(text="x"), prompt_path="text.text", stopping=stopping)
+    made = generation(prompt=TextInput(text="x"), prompt_path="text_prompt.text", stopping=stopping)
     request, [first] = await site.open(made)
     ids = text.tokenizer.encode("hot dogma!", add_special_tokens=False).tolist()
     cut = len(text.tokenizer.encode("hot dog", add_special_tokens=False))
@@ -259,7 +259,7 @@ async def test_a_prompt_in_preparation_waits_for_the_next_engine(
         return np.array(PROMPT, dtype=np.int32)
 
     monkeypatch.setattr(text.tokenizer, "encode_async", slowly)
-    made = generation(prompt=TextInput(text="x"), prompt_path="text.text")
+    made = generation(prompt=TextInput(text="x"), prompt_path="text_prompt.text")
     opening = asyncio.ensure_future(site.front.open(made, CallTimes(arrival_s=site.now_s)))
     await entered.wait()
     site.port.go_down()

@@ -35,7 +35,7 @@ from penstock.server.front.submission import (
 from support.fronts import INFO
 
 LIMITS = Limits.of(FrontConfig(default_max_tokens=100), INFO)
-GENERATION = Generation(prompt=TokenInput(ids=(1,)), prompt_path="token_ids.ids")
+GENERATION = Generation(prompt=TokenInput(ids=(1,)), prompt_path="token_prompt.ids")
 IDS = np.arange(40, dtype=np.int32)
 
 
@@ -80,8 +80,8 @@ def test_default_max_tokens_is_what_there_is_room_for() -> None:
 def test_what_never_fits_the_context() -> None:
     too_long = ErrorReason.PROMPT_TOO_LONG
     assert refusal(with_stopping(max_tokens=503), 10) == (too_long, "stopping.max_tokens")
-    assert refusal(GENERATION, 512) == (too_long, "token_ids.ids")
-    assert refusal(GENERATION, 10**6) == (too_long, "token_ids.ids")
+    assert refusal(GENERATION, 512) == (too_long, "token_prompt.ids")
+    assert refusal(GENERATION, 10**6) == (too_long, "token_prompt.ids")
 
 
 def test_a_prompt_longer_than_the_executor_takes() -> None:
@@ -89,9 +89,9 @@ def test_a_prompt_longer_than_the_executor_takes() -> None:
     too_long = ErrorReason.PROMPT_TOO_LONG
     assert limits.max_prompt_tokens == 20
     assert check_prompt_fits(GENERATION, 20, limits) == 256
-    assert refusal(GENERATION, 21, limits) == (too_long, "token_ids.ids")
+    assert refusal(GENERATION, 21, limits) == (too_long, "token_prompt.ids")
     # The prompt is to blame even where max_tokens would be as well.
-    assert refusal(with_stopping(max_tokens=511), 21, limits) == (too_long, "token_ids.ids")
+    assert refusal(with_stopping(max_tokens=511), 21, limits) == (too_long, "token_prompt.ids")
     assert refusal(with_stopping(max_tokens=511), 20, limits) == (too_long, "stopping.max_tokens")
     # A bound beyond the context, or beyond the cache, is none.
     assert Limits.of(FrontConfig(), replace(INFO, max_prompt_tokens=9999)).max_prompt_tokens == 511
@@ -104,7 +104,7 @@ def test_what_never_fits_the_cache() -> None:
     assert small.max_total_tokens == 64
     exceeds = ErrorReason.EXCEEDS_KV_CACHE
     assert refusal(with_stopping(max_tokens=60), 10, small) == (exceeds, "stopping.max_tokens")
-    assert refusal(GENERATION, 64, small) == (exceeds, "token_ids.ids")
+    assert refusal(GENERATION, 64, small) == (exceeds, "token_prompt.ids")
     assert check_prompt_fits(GENERATION, 60, small) == 4
 
 
@@ -130,7 +130,7 @@ def test_an_output_that_only_its_limit_ends_has_all_tokens(
 
 def test_no_tokens_and_min_tokens_beyond_the_default() -> None:
     invalid = ErrorReason.INVALID_ARGUMENT
-    assert refusal(GENERATION, 0) == (invalid, "token_ids.ids")
+    assert refusal(GENERATION, 0) == (invalid, "token_prompt.ids")
     assert refusal(with_stopping(min_tokens=101), 10) == (invalid, "stopping.min_tokens")
 
 

@@ -82,7 +82,7 @@ def front_of(text: ModelText, **limits: int) -> Front:
 
 
 async def refusal_of(front: Front, prompt: TextInput | ChatInput) -> RequestError:
-    made = Generation(prompt=prompt, prompt_path="text.text", tenant="t")
+    made = Generation(prompt=prompt, prompt_path="text_prompt.text", tenant="t")
     with pytest.raises(RequestError) as caught:
         await front.open(made, CallTimes(arrival_s=front.clock()))
     return caught.value
@@ -104,16 +104,18 @@ async def test_prompts_that_are_refused_count(text: ModelText) -> None:
 
 async def test_tokens_of_refused_prompts_and_of_mere_questions_count(text: ModelText) -> None:
     prompts = front_of(text, max_tokens_per_minute=1000).prompts
-    first = await prompts.encode(TextInput(text=WORDS * 400), "text.text", LIMITS, tenant="t")
+    first = await prompts.encode(
+        TextInput(text=WORDS * 400), "text_prompt.text", LIMITS, tenant="t"
+    )
     assert len(first.ids) > 1000
     with pytest.raises(RequestError) as caught:
-        await prompts.encode(TextInput(text="x"), "text.text", LIMITS, tenant="t")
+        await prompts.encode(TextInput(text="x"), "text_prompt.text", LIMITS, tenant="t")
     assert caught.value.reason is ErrorReason.QUOTA_EXCEEDED
     with pytest.raises(RequestError):
         await prompts.detokenise(first.ids, tenant="t", skip_special_tokens=True)
     # What was let in before and comes once more is not refused.
     again = TextInput(text="x")
-    told = await prompts.encode(again, "text.text", LIMITS, tenant="t", is_replay=True)
+    told = await prompts.encode(again, "text_prompt.text", LIMITS, tenant="t", is_replay=True)
     assert len(told.ids) > 0
 
 
@@ -123,10 +125,10 @@ async def test_all_of_a_dialogue_counts_whatever_is_kept_of_it(text: ModelText) 
     prompts = front_of(text, max_tokens_per_minute=least).prompts
     turns = tuple(ChatMessage(role="user", content=WORDS * 40) for _ in range(100))
     chat = ChatInput(messages=turns, window_tokens=200)
-    found = await prompts.encode(chat, "chat.messages", LIMITS, tenant="t")
+    found = await prompts.encode(chat, "chat_prompt.messages", LIMITS, tenant="t")
     assert len(found.ids) <= 200
     with pytest.raises(RequestError) as caught:
-        await prompts.encode(TextInput(text="x"), "text.text", LIMITS, tenant="t")
+        await prompts.encode(TextInput(text="x"), "text_prompt.text", LIMITS, tenant="t")
     assert caught.value.reason is ErrorReason.QUOTA_EXCEEDED
 
 

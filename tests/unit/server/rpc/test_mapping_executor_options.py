@@ -64,7 +64,7 @@ OFF_BY_RANGE: list[tuple[str, Edit, str]] = [
     ("empty choice", choices("a", ""), "constraint.choice.choices[1]"),
     ("choice twice", choices("a", "b", "a"), "constraint.choice.choices[2]"),
     ("long choices", choices("a" * 100, "é" * 51), "constraint.choice.choices"),
-    ("retention priority", retention(priority=101), "cache.retention.priority"),
+    ("retention level", retention(level=101), "cache.retention.level"),
     ("retention of no time", retention(seconds=0), "cache.retention.duration"),
     ("retention of negative time", retention(seconds=-1), "cache.retention.duration"),
     ("adapter without name", adapter(None), "adapter.name"),
@@ -98,8 +98,8 @@ AT_THE_EDGE: list[Edit] = [
     grammar("a ::= 'x'\n  root\n ::= a | root a\n"),
     choices("a" * 200),
     choices("a", "A", " a"),
-    retention(priority=0, seconds=1),
-    retention(priority=100),
+    retention(level=0, seconds=1),
+    retention(level=100),
     adapter("pirate", 1.0),
 ]
 
@@ -166,7 +166,7 @@ def test_what_leaves_no_blocks_cannot_ask_to_keep_them(edit: Edit, path: str) ->
 
 @pytest.mark.parametrize(("wanted", "kept"), [(100, 40), (40, 40), (7, 7)])
 def test_a_retention_priority_above_the_tenants_is_lowered(wanted: int, kept: int) -> None:
-    message = edited(retention(priority=wanted))
+    message = edited(retention(level=wanted))
     generation = read_generation(
         message, LIMITS, ("tiny",), ceilings=PriorityCeilings(retention=40)
     )
@@ -205,7 +205,7 @@ def test_a_schema_may_be_nested_so_deep_and_no_deeper() -> None:
 
 
 def test_what_is_asked_of_the_executor_is_read_as_it_was_said() -> None:
-    generation = read(edited(retention(priority=90, seconds=60)))
+    generation = read(edited(retention(level=90, seconds=60)))
     assert generation.retention == CacheRetention(priority=90, duration_s=60.0)
     assert read(edited(retention())).retention == CacheRetention()
     assert read(edited(choices("b", "a"))).constraint == Constraint(

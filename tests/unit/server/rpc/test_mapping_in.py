@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from google.protobuf.descriptor import Descriptor
+from google.protobuf.json_format import ParseDict
 
 from penstock.scheduler.executor import Feature
 from penstock.server.front.config import FrontConfig
@@ -20,8 +22,8 @@ from penstock.server.front.generation import (
     TokenInput,
 )
 from penstock.server.front.limits import Limits
+from penstock.server.rpc.mapping_in.chat_message import REFUSED_FIELDS
 from penstock.server.rpc.mapping_in.generation import MAPPED_FIELDS, read_generation
-from penstock.server.rpc.mapping_in.refused import REFUSED_FIELDS
 from penstock.v1.generation_service_pb2 import GenerateRequest
 from support.fronts import INFO
 from support.request_edits import (
@@ -69,7 +71,7 @@ OFF_BY_RANGE: list[tuple[str, Edit, str]] = [
             "presence_penalty": (NAN, INF, -2.1, 2.1),
             "frequency_penalty": (NAN, -INF, -2.1, 2.1),
             "top_k": (0,),
-            "n": (0, 17, 2**32 - 1),
+            "num_outputs": (0, 17, 2**32 - 1),
         }.items()
         for value in values
     ],
@@ -99,29 +101,29 @@ OFF_BY_RANGE: list[tuple[str, Edit, str]] = [
     ("priority", put("scheduling", "priority", -101), "scheduling.priority"),
     *[
         (f"{field} {seconds} {nanos}", duration(field, seconds, nanos), f"scheduling.{field}")
-        for field in ("ttft_deadline", "total_deadline", "time_limit")
+        for field in ("ttft_timeout", "total_timeout", "time_limit")
         for seconds, nanos in ((0, 0), (-1, 0), (0, -5), (1, -1), (1, 10**9), (2**60, 0))
     ],
-    ("long deadline", duration("total_deadline", 3601), "scheduling.total_deadline"),
-    ("long ttft", duration("ttft_deadline", 3600, 1000), "scheduling.ttft_deadline"),
+    ("long deadline", duration("total_timeout", 3601), "scheduling.total_timeout"),
+    ("long ttft", duration("ttft_timeout", 3600, 1000), "scheduling.ttft_timeout"),
     ("salt empty", put("cache", "salt", ""), "cache.salt"),
     ("salt long", put("cache", "salt", "s" * 129), "cache.salt"),
     ("id empty", lambda m: setattr(m, "request_id", ""), "request_id"),
     ("id long", lambda m: setattr(m, "request_id", "r" * 129), "request_id"),
     ("id control", lambda m: setattr(m, "request_id", "a\x00b"), "request_id"),
     ("id not ASCII", lambda m: setattr(m, "request_id", "ü"), "request_id"),
-    ("no prompt", lambda m: m.ClearField("text"), "prompt"),
-    ("empty text", lambda m: setattr(m.text, "text", ""), "text.text"),
-    ("long text", lambda m: setattr(m.text, "text", "é" * 501), "text.text"),
-    ("no ids", lambda m: m.token_ids.SetInParent(), "token_ids.ids"),
-    ("id out of vocabulary", tokens(1, 600), "token_ids.ids[1]"),
-    ("varint -1 as id", tokens(2**32 - 1), "token_ids.ids[0]"),
-    ("too many ids", tokens(*[1] * 513), "token_ids.ids"),
-    ("no turns", chat(), "chat.messages"),
-    ("many turns", chat(*[("user", "x")] * 5), "chat.messages"),
-    ("no role", chat(("user", "x"), ("", "y")), "chat.messages[1].role"),
-    ("long role", chat(("r" * 65, "y")), "chat.messages[0].role"),
-    ("long chat", chat(("user", "x" * 600), ("user", "x" * 600)), "chat.messages"),
+    ("no prompt", lambda m: m.ClearField("text_prompt"), "prompt"),
+    ("empty text", lambda m: setattr(m.text_prompt, "text", ""), "text_prompt.text"),
+    ("long text", lambda m: setattr(m.text_prompt, "text", "é" * 501), "text_prompt.text"),
+    ("no ids", lambda m: m.token_prompt.SetInParent(), "token_prompt.ids"),
+    ("id out of vocabulary", tokens(1, 600), "token_prompt.ids[1]"),
+    ("varint -1 as id", tokens(2**32 - 1), "token_prompt.ids[0]"),
+    ("too many ids", tokens(*[1] * 513), "token_prompt.ids"),
+    ("no turns", chat(), "chat_prompt.messages"),
+    ("many turns", chat(*[("user", "x")] * 5), "chat_prompt.messages"),
+    ("no role", chat(("user", "x"), ("", "y")), "chat_prompt.messages[1].role"),
+    ("long role", chat(("r" * 65, "y")), "chat_prompt.messages[0].role"),
+    ("long chat", chat(("user", "x" * 600), ("user", "x" * 600)), "chat_prompt.messages"),
     ("constraint of no kind", lambda m: m.constraint.SetInParent(), "constraint"),
 ]
 
@@ -151,7 +153,7 @@ AT_THE_EDGE: list[Edit] = [
             "presence_penalty": (-2.0, 2.0),
             "frequency_penalty": (-2.0, 2.0),
             "top_k": (1, 2**32 - 1),
-            "n": (1, 16),
+            "num_outputs": (1, 16),
             "seed": (0, 2**64 - 1),
         }.items()
         for value in values
@@ -164,12 +166,12 @@ AT_THE_EDGE: list[Edit] = [
     put("output", "prompt_logprobs", 20),
     put("scheduling", "priority", 100),
     put("scheduling", "priority", -100),
-    duration("ttft_deadline", 0, 1),
-    duration("ttft_deadline", 3600),
-    duration("total_deadline", 3600),
+    duration("ttft_timeout", 0, 1),
+    duration("ttft_timeout", 3600),
+    duration("total_timeout", 3600),
     lambda m: setattr(m, "request_id", "r" * 128),
     lambda m: setattr(m, "model", "alias"),
-    lambda m: setattr(m.text, "text", "nul \x00 is text"),
+    lambda m: setattr(m.text_prompt, "text", "nul \x00 is text"),
     tokens(*[599] * 512),
     chat(("r" * 64, "")),
 ]
@@ -211,7 +213,7 @@ def test_unset_means_the_default_and_zero_does_not() -> None:
     zeros = edited(put("sampling", "temperature", 0.0))
     zeros.sampling.seed = 0
     zeros.output.logprobs = 0
-    zeros.text.add_special_tokens = False
+    zeros.text_prompt.add_special_tokens = False
     read_zeros = read(zeros)
     assert read_zeros.sampling.params.temperature == 0.0
     assert read_zeros.sampling.seed == 0
@@ -303,7 +305,7 @@ def test_chunk_limits_and_their_defaults() -> None:
     assert read(wanted).output.chunks == ChunkLimits(min_tokens=256, max_delay_s=10.0)
     chunk_delay(0, 0)(wanted)
     assert not read(wanted).output.chunks.is_holding
-    small = Limits.of(FrontConfig(max_backlog_tokens=64, max_n=16), INFO)
+    small = Limits.of(FrontConfig(max_backlog_tokens=64, max_num_outputs=16), INFO)
     assert small.max_chunk_tokens == 4, "all outputs together stay within the backlog"
 
 
@@ -318,16 +320,39 @@ def test_every_field_of_the_contract_is_mapped_or_refused() -> None:
     assert all_fields == refused | MAPPED_FIELDS
 
 
+CALL: dict[str, Any] = {"id": "1", "name": "weather", "arguments": {"city": "Oslo"}}
+
+
+def chat_with(**fields: Any) -> Edit:
+    """A chat prompt with other fields of the message."""
+    prompt = {"messages": [{"role": "user", "parts": [{"text": "x"}]}], **fields}
+    return lambda m: ParseDict({"chatPrompt": prompt}, m)
+
+
+def message_with(**fields: Any) -> Edit:
+    """A chat prompt of one message with other fields."""
+    return chat_with(messages=[{"role": "user", "parts": [{"text": "x"}], **fields}])
+
+
 EXAMPLES: dict[str, Edit] = {
     "model": lambda m: setattr(m, "model", "other"),
     "request_id": lambda m: setattr(m, "request_id", "r"),
-    "text.text": lambda m: setattr(m.text, "text", "other"),
-    "text.add_special_tokens": lambda m: setattr(m.text, "add_special_tokens", False),
-    "token_ids.ids": tokens(1),
-    "chat.messages.role": chat(("system", "x")),
-    "chat.messages.content": chat(("user", "y")),
-    "chat.add_generation_prompt": chat(("user", "x"), add_generation_prompt=False),
-    "chat.window_tokens": chat(("user", "x"), window_tokens=9),
+    "text_prompt.text": lambda m: setattr(m.text_prompt, "text", "other"),
+    "text_prompt.add_special_tokens": lambda m: setattr(m.text_prompt, "add_special_tokens", False),
+    "token_prompt.ids": tokens(1),
+    "chat_prompt.messages.role": chat(("system", "x")),
+    "chat_prompt.messages.parts.text": chat(("user", "y")),
+    "chat_prompt.messages.name": message_with(name="ann"),
+    "chat_prompt.messages.tool_calls.id": message_with(tool_calls=[CALL, {**CALL, "id": "2"}]),
+    "chat_prompt.messages.tool_calls.name": message_with(tool_calls=[CALL, {**CALL, "name": "n"}]),
+    "chat_prompt.messages.tool_calls.arguments": message_with(
+        tool_calls=[CALL, {**CALL, "arguments": {"city": "Rome"}}]
+    ),
+    "chat_prompt.messages.tool_call_id": message_with(tool_call_id="1"),
+    "chat_prompt.tools": chat_with(tools=[{"type": "function"}]),
+    "chat_prompt.template_arguments": chat_with(template_arguments={"enable_thinking": False}),
+    "chat_prompt.add_generation_prompt": chat(("user", "x"), add_generation_prompt=False),
+    "chat_prompt.window_tokens": chat(("user", "x"), window_tokens=9),
     "sampling.temperature": put("sampling", "temperature", 0.5),
     "sampling.top_k": put("sampling", "top_k", 5),
     "sampling.top_p": put("sampling", "top_p", 0.5),
@@ -338,7 +363,7 @@ EXAMPLES: dict[str, Edit] = {
     "sampling.logit_bias.token_id": bias((3, 1.0)),
     "sampling.logit_bias.bias": bias((2, 2.0)),
     "sampling.seed": put("sampling", "seed", 5),
-    "sampling.n": put("sampling", "n", 2),
+    "sampling.num_outputs": put("sampling", "num_outputs", 2),
     "stopping.max_tokens": put("stopping", "max_tokens", 5),
     "stopping.min_tokens": put("stopping", "min_tokens", 5),
     "stopping.stop_strings": add("stopping", "stop_strings", "x"),
@@ -351,14 +376,14 @@ EXAMPLES: dict[str, Edit] = {
     "output.echo": put("output", "echo", True),
     "output.min_chunk_tokens": put("output", "min_chunk_tokens", 4),
     "output.max_chunk_delay": chunk_delay(2, 0),
-    "resume_grace_period": lambda message: message.resume_grace_period.FromSeconds(5),
+    "resume_timeout": lambda message: message.resume_timeout.FromSeconds(5),
     "scheduling.priority": put("scheduling", "priority", 5),
-    "scheduling.ttft_deadline": duration("ttft_deadline", 5),
-    "scheduling.total_deadline": duration("total_deadline", 5),
+    "scheduling.ttft_timeout": duration("ttft_timeout", 5),
+    "scheduling.total_timeout": duration("total_timeout", 5),
     "scheduling.time_limit": duration("time_limit", 5),
     "cache.salt": put("cache", "salt", "x"),
     "cache.session_id": put("cache", "session_id", "x"),
-    "cache.retention.priority": retention(priority=5),
+    "cache.retention.level": retention(level=5),
     "cache.retention.duration": retention(seconds=5),
     "constraint.json_schema.schema": schema("{}"),
     "constraint.regex.pattern": regex("a"),
@@ -369,13 +394,13 @@ EXAMPLES: dict[str, Edit] = {
 }
 """One request per mapped field, which differs from its neighbour in that field alone."""
 NEIGHBOURS: dict[str, Edit] = {
-    "chat.messages.role": chat(("user", "x")),
-    "chat.messages.content": chat(("user", "x")),
-    "chat.add_generation_prompt": chat(("user", "x")),
-    "chat.window_tokens": chat(("user", "x")),
+    "chat_prompt.messages.role": chat(("user", "x")),
+    "chat_prompt.messages.content": chat(("user", "x")),
+    "chat_prompt.add_generation_prompt": chat(("user", "x")),
+    "chat_prompt.window_tokens": chat(("user", "x")),
     "sampling.logit_bias.token_id": bias((2, 1.0)),
     "sampling.logit_bias.bias": bias((2, 1.0)),
-    "cache.retention.priority": retention(),
+    "cache.retention.level": retention(),
     "cache.retention.duration": retention(),
     "constraint.json_schema.schema": schema("true"),
     "constraint.regex.pattern": regex("b"),

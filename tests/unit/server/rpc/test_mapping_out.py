@@ -86,10 +86,10 @@ def test_all_fields_of_the_end() -> None:
     ]
     assert end.outputs[0].finish_reason == state_pb2.FINISH_REASON_STOP
     assert end.usage.num_cached_prompt_tokens == 1
-    assert end.timings.queue.ToMilliseconds() == 500
-    assert end.timings.decode.ToMilliseconds() == 1000
-    assert end.timings.total.ToMilliseconds() == 1750
-    assert not end.timings.HasField("ttft")
+    assert end.timings.queue_duration.ToMilliseconds() == 500
+    assert end.timings.decode_duration.ToMilliseconds() == 1000
+    assert end.timings.total_duration.ToMilliseconds() == 1750
+    assert not end.timings.HasField("ttft_duration")
     assert end.num_preemptions == 4
 
 
@@ -105,9 +105,9 @@ def test_progress() -> None:
         ]
     )
     assert message.progress.state == state_pb2.REQUEST_STATE_PENDING
-    assert message.progress.queue_time.ToMilliseconds() == 250
+    assert message.progress.queue_duration.ToMilliseconds() == 250
     assert not message.progress.HasField("queue_position")
-    assert not message.progress.HasField("estimated_queue_time")
+    assert not message.progress.HasField("estimated_queue_duration")
 
 
 def test_a_place_in_the_queue_and_the_time_it_will_take() -> None:
@@ -120,16 +120,16 @@ def test_a_place_in_the_queue_and_the_time_it_will_take() -> None:
         estimated_queue_s=1.5,
     )
     accepted, progress = encode([replace(ACCEPTED, estimated_queue_s=0.0), place])
-    assert accepted.accepted.HasField("estimated_queue_time")
-    assert accepted.accepted.estimated_queue_time.ToMilliseconds() == 0
+    assert accepted.accepted.HasField("estimated_queue_duration")
+    assert accepted.accepted.estimated_queue_duration.ToMilliseconds() == 0
     assert progress.progress.HasField("queue_position")
-    assert progress.progress.estimated_queue_time.ToMilliseconds() == 1500
+    assert progress.progress.estimated_queue_duration.ToMilliseconds() == 1500
 
 
 def test_a_time_that_is_not_known_is_not_told() -> None:
     unknown, endless = encode([ACCEPTED, replace(ACCEPTED, estimated_queue_s=math.inf)])
-    assert not unknown.accepted.HasField("estimated_queue_time")
-    assert not endless.accepted.HasField("estimated_queue_time")
+    assert not unknown.accepted.HasField("estimated_queue_duration")
+    assert not endless.accepted.HasField("estimated_queue_duration")
 
 
 def test_records_carry_logprobs_only_when_known() -> None:

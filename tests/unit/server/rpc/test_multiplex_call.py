@@ -158,7 +158,7 @@ async def test_a_refused_request_leaves_the_others(text: ModelText) -> None:
         call.wire.send(
             submit(1),
             submit(2, edit=lambda m: setattr(m, "request_id", "second")),
-            submit(3, edit=lambda m: m.ClearField("text")),
+            submit(3, edit=lambda m: m.ClearField("text_prompt")),
         )
         key = await call.submitted()
         await call.settle()
@@ -207,7 +207,7 @@ async def test_cancel_ends_well_and_unknown_keys_are_ignored(text: ModelText) ->
 
 async def test_cancel_in_the_same_breath_as_the_submit(text: ModelText) -> None:
     async with played_call(text) as call:
-        call.wire.send(submit(1, edit=lambda m: setattr(m.sampling, "n", 2)), cancel(1))
+        call.wire.send(submit(1, edit=lambda m: setattr(m.sampling, "num_outputs", 2)), cancel(1))
         await call.settle()
         await call.settle()
         # Whether the engine was told yet depends on the tokenizer's thread.
@@ -233,7 +233,7 @@ async def test_an_output_that_ends_is_not_held_for_the_others(text: ModelText) -
     async with played_call(text) as call:
 
         def two_large(message: pb.GenerateRequest) -> None:
-            message.sampling.n = 2
+            message.sampling.num_outputs = 2
             message.output.min_chunk_tokens = 9
             message.output.max_chunk_delay.FromSeconds(10)
 

@@ -44,7 +44,7 @@ async def refusal_of(task: asyncio.Task[None]) -> RequestError:
         (
             b"\x0a\x08\x12\x06\x12\x04\x0a\x02\xc3\x28",
             ErrorReason.MALFORMED_REQUEST,
-            "submit.generation.text.text",
+            "submit.generation.text_prompt.text",
         ),
     ],
 )
@@ -289,7 +289,7 @@ async def test_engine_lost_is_each_requests_error_and_the_call_stays(text: Model
 async def test_a_client_that_does_not_read_refusals_is_not_read_either(text: ModelText) -> None:
     async with played_call(text) as call:
         call.wire.is_open.clear()
-        bad = submit(0, edit=lambda m: m.ClearField("text")).submit.generation
+        bad = submit(0, edit=lambda m: m.ClearField("text_prompt")).submit.generation
         num_commands = 4 * MAX_UNSENT_REFUSALS
         for key in range(num_commands):
             call.wire.send(pb.MultiplexRequest(submit=pb.MultiplexSubmit(key=key, generation=bad)))

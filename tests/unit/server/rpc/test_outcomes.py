@@ -59,7 +59,7 @@ def test_what_we_had_to_say_counts() -> None:
     told.refusal = Refusal(reason=ErrorReason.QUEUE_FULL)
     assert outcome_of_failure(told, Clock(None)) == outcome_of(told.refusal)
     failed = account()
-    generation = Generation(prompt=TextInput(text="x"), prompt_path="text.text")
+    generation = Generation(prompt=TextInput(text="x"), prompt_path="text_prompt.text")
     failed.live = LiveRequest("r", generation, 0.0)
     failed.live.fail(Refusal(reason=ErrorReason.DRAINING), 1.0)
     expected = Outcome(grpc.StatusCode.UNAVAILABLE.value[0], "DRAINING")

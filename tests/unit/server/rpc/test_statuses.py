@@ -98,7 +98,7 @@ def test_code_and_details_of_every_reason(reason: ErrorReason) -> None:
     found = details(status)
     info = found["ErrorInfo"]
     assert isinstance(info, ErrorInfo)
-    assert (info.reason, info.domain) == (reason.value, "penstock.v1")
+    assert (info.reason, info.domain) == (reason.value, "penstock.dev")
     request = found["RequestInfo"]
     assert isinstance(request, RequestInfo)
     assert request.request_id == "r-1"
@@ -118,7 +118,7 @@ def test_no_request_id_no_request_info() -> None:
 
 def test_violations_are_told_and_bounded() -> None:
     many = tuple(
-        FieldViolation(path=f"token_ids.ids[{i}]" + "x" * 999, description="é" * 999)
+        FieldViolation(path=f"token_prompt.ids[{i}]" + "x" * 999, description="é" * 999)
         for i in range(100)
     )
     abort = abort_of(Refusal(reason=ErrorReason.INVALID_ARGUMENT, violations=many))
@@ -154,7 +154,7 @@ def refused(end: Failed) -> Refusal:
         end,
         Generation(
             prompt=TextInput(text="x"),
-            prompt_path="text.text",
+            prompt_path="text_prompt.text",
             constraint=Constraint(kind=ConstraintKind.REGEX, texts=("(",)),
         ),
         phases=PhaseClock(0.0),
@@ -211,7 +211,10 @@ def test_too_many_outputs_are_named_by_their_field_and_never_fit(
     bad = details(status_of(refusal))["BadRequest"]
     assert isinstance(bad, BadRequest)
     (violation,) = bad.field_violations
-    assert (violation.field, violation.description) == ("sampling.n", f"is more than {limit}")
+    assert (violation.field, violation.description) == (
+        "sampling.num_outputs",
+        f"is more than {limit}",
+    )
     assert retry_delay_s(refusal, default_s=9.0, chance=0.0) is None
 
 

@@ -16,9 +16,9 @@ NUMBERS = st.integers(0, 2**32 - 1) | st.integers(0, 300)
 @given(ids=st.lists(NUMBERS, max_size=300))
 def test_an_array_has_the_numbers_of_the_list(ids: list[int]) -> None:
     prompt = GenerateRequest()
-    prompt.token_ids.ids.extend(ids)
+    prompt.token_prompt.ids.extend(ids)
     parsed = GenerateRequest.FromString(prompt.SerializeToString())
-    for listed in (parsed.token_ids.ids, DetokenizeRequest(token_ids=ids).token_ids):
+    for listed in (parsed.token_prompt.ids, DetokenizeRequest(token_ids=ids).token_ids):
         found = token_array(listed)
         assert found.dtype == np.int64
         assert found.tolist() == ids

@@ -16,7 +16,7 @@ from penstock.v1 import options_pb2, prompt_pb2
 from support.record_log import RecordLog
 
 ALL = pb.GenerateRequest(
-    chat=prompt_pb2.ChatPrompt(),
+    chat_prompt=prompt_pb2.ChatPrompt(),
     sampling=options_pb2.SamplingOptions(
         temperature=0.7,
         top_p=0.9,
@@ -24,13 +24,13 @@ ALL = pb.GenerateRequest(
         frequency_penalty=0.1,
         presence_penalty=-0.3,
         seed=7,
-        n=3,
+        num_outputs=3,
     ),
     stopping=options_pb2.StoppingOptions(max_tokens=64),
     scheduling=options_pb2.SchedulingOptions(priority=-5),
 )
 ZEROS = pb.GenerateRequest(
-    sampling=options_pb2.SamplingOptions(temperature=0.0, top_k=0, seed=0, n=0),
+    sampling=options_pb2.SamplingOptions(temperature=0.0, top_k=0, seed=0, num_outputs=0),
     stopping=options_pb2.StoppingOptions(max_tokens=0),
 )
 

@@ -12,6 +12,7 @@ from penstock.server.rpc import parsing
 from penstock.server.rpc.options import MAX_MESSAGE_BYTES
 from penstock.server.rpc.parsing import MAX_UNKNOWN_BYTES, MAX_UNKNOWN_FIELDS, num_unknown_fields
 from penstock.v1.generation_service_pb2 import GenerateRequest, MultiplexSubmit
+from penstock.v1.prompt_pb2 import ContentPart
 
 FIELD = b"\xf8\x3f\x01"
 
@@ -33,13 +34,13 @@ def num_listed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def padded(num_fields: int, field: bytes = FIELD, num_messages: int = 1) -> GenerateRequest:
     message = GenerateRequest()
     for _ in range(num_messages):
-        message.chat.messages.add(role="user", content="hi")
+        message.chat_prompt.messages.add(role="user", parts=[ContentPart(text="hi")])
     return GenerateRequest.FromString(message.SerializeToString() + field * num_fields)
 
 
 def test_a_few_are_counted_at_any_depth() -> None:
     message = padded(3)
-    message.chat.messages[0].MergeFromString(FIELD * 4)
+    message.chat_prompt.messages[0].MergeFromString(FIELD * 4)
     assert num_unknown_fields(message) == 7
     assert num_unknown_fields(padded(MAX_UNKNOWN_FIELDS)) == MAX_UNKNOWN_FIELDS
     large = b"\xfa\x3f" + b"\xe0\x5d" + b"x" * 12_000
@@ -48,11 +49,11 @@ def test_a_few_are_counted_at_any_depth() -> None:
 
 def test_token_ids_are_not_written_out_to_count_what_is_unknown() -> None:
     submit = MultiplexSubmit()
-    submit.generation.token_ids.ids.extend(range(1000))
+    submit.generation.token_prompt.ids.extend(range(1000))
     submit.generation.sampling.logit_bias.add(token_id=1, bias=2.0)
     submit.generation.MergeFromString(FIELD * 2)
     assert num_unknown_fields(submit) == 2
-    assert not submit.generation.token_ids.ids
+    assert not submit.generation.token_prompt.ids
     assert num_unknown_fields(submit) == 0
 
 

@@ -87,8 +87,8 @@ class ClientSender:
             "max_tokens": row.num_output_tokens,
             "ignore_eos": True,
             "priority": row.priority or None,
-            "ttft_deadline_s": row.ttft_deadline_s,
-            "total_deadline_s": row.total_deadline_s,
+            "ttft_timeout_s": row.ttft_deadline_s,
+            "total_timeout_s": row.total_deadline_s,
             "model": plan.model,
         }
         return self._client.generate(

@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from penstock.client import (
     Adapter,
     CallCancelled,
+    ChatMessage,
+    ChatPrompt,
     ChoiceConstraint,
     DeadlineExceeded,
     FinishReason,
@@ -41,10 +43,11 @@ ASKING: Mapping[str, GenerationOptions] = {
     "regex": {"constraint": RegexConstraint(pattern="[a-z]+")},
     "grammar": {"constraint": GrammarConstraint(ebnf='root ::= "yes"')},
     "choice": {"constraint": ChoiceConstraint(choices=("yes", "no"))},
-    "images": {"images": [Image(data=_TINY_PNG, mime_type="image/png")]},
+    "images": {},
+    "tools": {},
     "adapters": {"adapter": Adapter(name="none-of-this-name")},
     "sessions": {"session_id": "verify"},
-    "cache_retention": {"retention_priority": 50},
+    "cache_retention": {"retention_level": 50},
     "prompt_logprobs": {"prompt_logprobs": 0},
     "min_p": {"min_p": 0.5, "temperature": 1.0},
     "penalties": {"repetition_penalty": 1.2},
@@ -52,6 +55,13 @@ ASKING: Mapping[str, GenerationOptions] = {
     "logprobs": {"logprobs": 0},
     "min_tokens": {"min_tokens": 2},
     "seed": {"seed": 7},
+}
+
+PROMPTS: Mapping[str, ChatPrompt] = {
+    "images": ChatPrompt(
+        messages=(ChatMessage("user", (Image(data=_TINY_PNG, mime_type="image/png"),)),)
+    ),
+    "tools": ChatPrompt(messages=(ChatMessage("user", "Hi"),), tools=({"type": "function"},)),
 }
 
 
@@ -100,7 +110,7 @@ async def _still_serves(subject: Subject) -> None:
 
 async def _deadline(subject: Subject) -> str:
     try:
-        wanted: GenerationOptions = {**_long(subject), "total_deadline_s": _DEADLINE_S}
+        wanted: GenerationOptions = {**_long(subject), "total_timeout_s": _DEADLINE_S}
         await subject.generate(**wanted)
     except DeadlineExceeded as error:
         known = {"phase", "deadline", "estimate_ms"} & error.metadata.keys()
@@ -121,7 +131,7 @@ async def _unsupported(subject: Subject) -> str:
         asked.append(feature)
         try:
             wanted: GenerationOptions = {"max_tokens": 4, **options}
-            await subject.generate(**wanted)
+            await subject.generate(PROMPTS.get(feature), **wanted)
         except Unimplemented as error:
             told = error.metadata.get("feature", "")
             require(told == feature, f"{feature} was refused as {told!r}")
@@ -150,7 +160,7 @@ async def _too_long(subject: Subject) -> str:
 CHECKS = (
     Check(name="cancel", run=_cancel),
     Check(name="leave", run=_leave),
-    Check(name="deadline", run=_deadline, feature="deadlines"),
+    Check(name="deadline", run=_deadline, feature="timeouts"),
     Check(name="unsupported", run=_unsupported),
     Check(name="too-long", run=_too_long, feature="token_prompt"),
 )

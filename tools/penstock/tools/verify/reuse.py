@@ -23,7 +23,7 @@ async def _prefix_reuse(subject: Subject) -> str:
 
 
 async def _cache_retention(subject: Subject) -> str:
-    return await _kept(subject, {"retention_priority": _RETENTION, "retention_s": _RETENTION_S})
+    return await _kept(subject, {"retention_level": _RETENTION, "retention_s": _RETENTION_S})
 
 
 async def _sessions(subject: Subject) -> str:

@@ -89,7 +89,7 @@ async def _logit_bias(subject: Subject) -> str:
 
 
 async def _outputs(subject: Subject) -> str:
-    num = min(3, subject.model.limits.max_n or 1)
+    num = min(3, subject.model.limits.max_num_outputs or 1)
     if num < 2:
         raise CheckSkipped("the service allows one output")
     transcript: Transcript = await subject.greedy(_NUM_TOKENS, temperature=_WARM, n=num)

@@ -62,10 +62,10 @@ def read_retention(
     return CacheRetention(
         priority=(
             min(
-                violations.integer(f"{_RETENTION}.priority", wanted.priority, 0, MAX_PRIORITY),
+                violations.integer(f"{_RETENTION}.level", wanted.level, 0, MAX_PRIORITY),
                 max_priority,
             )
-            if wanted.HasField("priority")
+            if wanted.HasField("level")
             else default.priority
         ),
         duration_s=(

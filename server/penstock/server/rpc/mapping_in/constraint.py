@@ -54,7 +54,7 @@ def _check_company(request: GenerateRequest, violations: Violations) -> None:
 
 
 def _read_schema(
-    message: pb.Constraint, limits: Limits, violations: Violations
+    message: pb.OutputConstraint, limits: Limits, violations: Violations
 ) -> Constraint | None:
     schema = message.json_schema.schema
     if not _is_size_right(_SCHEMA, schema, limits, violations):
@@ -67,7 +67,7 @@ def _read_schema(
 
 
 def _read_regex(
-    message: pb.Constraint, limits: Limits, violations: Violations
+    message: pb.OutputConstraint, limits: Limits, violations: Violations
 ) -> Constraint | None:
     pattern = message.regex.pattern
     if not _is_size_right(_PATTERN, pattern, limits, violations):
@@ -80,7 +80,7 @@ def _read_regex(
 
 
 def _read_grammar(
-    message: pb.Constraint, limits: Limits, violations: Violations
+    message: pb.OutputConstraint, limits: Limits, violations: Violations
 ) -> Constraint | None:
     grammar = message.grammar.ebnf
     if not _is_size_right(_GRAMMAR, grammar, limits, violations):
@@ -96,7 +96,7 @@ def _read_grammar(
 
 
 def _read_choice(
-    message: pb.Constraint, limits: Limits, violations: Violations
+    message: pb.OutputConstraint, limits: Limits, violations: Violations
 ) -> Constraint | None:
     choices = tuple(message.choice.choices)
     if not choices:
@@ -115,7 +115,7 @@ def _read_choice(
     return Constraint(kind=ConstraintKind.CHOICE, texts=choices) if is_right else None
 
 
-_READERS: Mapping[str, Callable[[pb.Constraint, Limits, Violations], Constraint | None]] = {
+_READERS: Mapping[str, Callable[[pb.OutputConstraint, Limits, Violations], Constraint | None]] = {
     "json_schema": _read_schema,
     "regex": _read_regex,
     "grammar": _read_grammar,

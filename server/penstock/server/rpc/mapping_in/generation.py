@@ -1,7 +1,7 @@
 """GenerateRequest to `Generation`: every bound checked, every violation told at once.
 
-Owns the walk over the option groups. What is not handled here is listed in `refused.py`; a test
-holds both against the descriptor, so that no field can be forgotten.
+Owns the walk over the option groups. What is refused wherever it is set is listed in
+`chat_message.py`; a test holds both against the descriptor, so that no field can be forgotten.
 """
 
 from collections.abc import Collection
@@ -28,7 +28,6 @@ from penstock.server.rpc.mapping_in.prompt import (
     read_text,
     read_token_ids,
 )
-from penstock.server.rpc.mapping_in.refused import check_refused
 from penstock.server.rpc.mapping_in.resume import read_resumption
 from penstock.server.rpc.mapping_in.sampling import read_sampling
 from penstock.server.rpc.mapping_in.stopping import read_stopping
@@ -42,13 +41,20 @@ MAPPED_FIELDS: Final[frozenset[str]] = frozenset(
     {
         "model",
         "request_id",
-        "text.text",
-        "text.add_special_tokens",
-        "token_ids.ids",
-        "chat.messages.role",
-        "chat.messages.content",
-        "chat.add_generation_prompt",
-        "chat.window_tokens",
+        "text_prompt.text",
+        "text_prompt.add_special_tokens",
+        "token_prompt.ids",
+        "chat_prompt.messages.role",
+        "chat_prompt.messages.parts.text",
+        "chat_prompt.messages.name",
+        "chat_prompt.messages.tool_calls.id",
+        "chat_prompt.messages.tool_calls.name",
+        "chat_prompt.messages.tool_calls.arguments",
+        "chat_prompt.messages.tool_call_id",
+        "chat_prompt.tools",
+        "chat_prompt.template_arguments",
+        "chat_prompt.add_generation_prompt",
+        "chat_prompt.window_tokens",
         "sampling.temperature",
         "sampling.top_k",
         "sampling.top_p",
@@ -59,7 +65,7 @@ MAPPED_FIELDS: Final[frozenset[str]] = frozenset(
         "sampling.logit_bias.token_id",
         "sampling.logit_bias.bias",
         "sampling.seed",
-        "sampling.n",
+        "sampling.num_outputs",
         "stopping.max_tokens",
         "stopping.min_tokens",
         "stopping.stop_strings",
@@ -73,12 +79,12 @@ MAPPED_FIELDS: Final[frozenset[str]] = frozenset(
         "output.min_chunk_tokens",
         "output.max_chunk_delay",
         "scheduling.priority",
-        "scheduling.ttft_deadline",
-        "scheduling.total_deadline",
+        "scheduling.ttft_timeout",
+        "scheduling.total_timeout",
         "scheduling.time_limit",
         "cache.salt",
         "cache.session_id",
-        "cache.retention.priority",
+        "cache.retention.level",
         "cache.retention.duration",
         "constraint.json_schema.schema",
         "constraint.regex.pattern",
@@ -86,7 +92,7 @@ MAPPED_FIELDS: Final[frozenset[str]] = frozenset(
         "constraint.choice.choices",
         "adapter.name",
         "adapter.scale",
-        "resume_grace_period",
+        "resume_timeout",
     }
 )
 """Every field that has an effect, as a path without indexes."""
@@ -109,7 +115,6 @@ def read_generation(
     """
     check_model(request.model if request.HasField("model") else None, model_names)
     violations = Violations()
-    check_refused(request, violations)
     prompt, prompt_path = _read_prompt(request, limits, violations)
     sampling = read_sampling(request.sampling, request.output, limits, violations)
     check_leaves_blocks(request.cache, sampling.params.num_prompt_logprobs, violations)
@@ -164,15 +169,15 @@ def _read_prompt(
     request: GenerateRequest, limits: Limits, violations: Violations
 ) -> tuple[PromptInput, str]:
     match request.WhichOneof("prompt"):
-        case "text":
-            return read_text(request.text, limits, violations), TEXT_PATH
-        case "token_ids":
-            ids = read_token_ids(request.token_ids.ids, TOKENS_PATH, limits, violations)
+        case "text_prompt":
+            return read_text(request.text_prompt, limits, violations), TEXT_PATH
+        case "token_prompt":
+            ids = read_token_ids(request.token_prompt.ids, TOKENS_PATH, limits, violations)
             return TokenInput(ids=ids), TOKENS_PATH
-        case "chat":
-            return read_chat(request.chat, limits, violations), CHAT_PATH
+        case "chat_prompt":
+            return read_chat(request.chat_prompt, limits, violations), CHAT_PATH
         case _:
-            violations.add("prompt", "one of text, token_ids and chat is required")
+            violations.add("prompt", "one of text_prompt, token_prompt and chat_prompt is required")
             return TokenInput(ids=()), "prompt"
 
 
@@ -196,13 +201,13 @@ def _read_urgency(
             max_priority,
         ),
         ttft_deadline_s=(
-            violations.duration_s("scheduling.ttft_deadline", options.ttft_deadline, max_s)
-            if has("ttft_deadline")
+            violations.duration_s("scheduling.ttft_timeout", options.ttft_timeout, max_s)
+            if has("ttft_timeout")
             else None
         ),
         total_deadline_s=(
-            violations.duration_s("scheduling.total_deadline", options.total_deadline, max_s)
-            if has("total_deadline")
+            violations.duration_s("scheduling.total_timeout", options.total_timeout, max_s)
+            if has("total_timeout")
             else None
         ),
         time_limit_s=(

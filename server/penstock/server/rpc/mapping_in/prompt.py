@@ -9,18 +9,18 @@ from numpy.typing import NDArray
 from penstock.server.front.generation import ChatInput, TextInput
 from penstock.server.front.limits import Limits
 from penstock.server.front.submission import refuse_prompt
+from penstock.server.rpc.mapping_in.chat_message import read_message, read_template_data
 from penstock.server.rpc.mapping_in.token_ids import token_array
 from penstock.server.rpc.mapping_in.violations import Violations
 from penstock.server.text.chat_template import ChatMessage
 from penstock.server.text.token_bound import num_utf8_bytes
 from penstock.v1.prompt_pb2 import ChatPrompt, TextPrompt
 
-_MAX_ROLE_CHARS = 64
 _NO_IDS: Final = np.array([], dtype=np.int32)
-TEXT_PATH = "text.text"
-TOKENS_PATH = "token_ids.ids"
-CHAT_PATH = "chat.messages"
-WINDOW_PATH = "chat.window_tokens"
+TEXT_PATH = "text_prompt.text"
+TOKENS_PATH = "token_prompt.ids"
+CHAT_PATH = "chat_prompt.messages"
+WINDOW_PATH = "chat_prompt.window_tokens"
 
 
 def read_text(prompt: TextPrompt, limits: Limits, violations: Violations) -> TextInput:
@@ -63,15 +63,15 @@ def check_token_ids(
 
 
 def read_chat(prompt: ChatPrompt, limits: Limits, violations: Violations) -> ChatInput:
-    """A dialogue; what the template makes of it is bounded when it is rendered."""
+    """A conversation; what the template makes of it is bounded when it is rendered."""
     messages: list[ChatMessage] = []
     if not prompt.messages:
         violations.add(CHAT_PATH, "must not be empty")
     if violations.count(CHAT_PATH, len(prompt.messages), limits.config.max_chat_messages):
         for index, message in enumerate(prompt.messages):
-            violations.text_length(f"{CHAT_PATH}[{index}].role", message.role, 1, _MAX_ROLE_CHARS)
-            messages.append(ChatMessage(role=message.role, content=message.content))
-    num_bytes = sum(num_utf8_bytes(message.content) for message in messages)
+            messages.append(read_message(message, f"{CHAT_PATH}[{index}]", violations))
+    data = read_template_data(prompt, messages, violations)
+    num_bytes = sum(num_utf8_bytes(message.content) for message in messages) + data.num_bytes
     _check_bytes(CHAT_PATH, num_bytes, limits, violations)
     return ChatInput(
         messages=tuple(messages),
@@ -83,6 +83,7 @@ def read_chat(prompt: ChatPrompt, limits: Limits, violations: Violations) -> Cha
             if prompt.HasField("window_tokens")
             else None
         ),
+        data=data,
     )
 
 

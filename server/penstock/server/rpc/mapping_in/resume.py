@@ -1,4 +1,4 @@
-"""Whether a request outlives its call: `GenerateRequest.resume_grace_period`.
+"""Whether a request outlives its call: `GenerateRequest.resume_timeout`.
 
 Owns the reading of that one field, and what is kept of a request that sets it.
 """
@@ -12,24 +12,24 @@ from penstock.server.rpc.mapping_in.violations import Violations
 from penstock.v1.generation_service_pb2 import GenerateRequest
 
 _FEATURE: Final = "resume"
-_PATH: Final = "resume_grace_period"
+_PATH: Final = "resume_timeout"
 
 
 def read_resumption(
     request: GenerateRequest, limits: Limits, violations: Violations
 ) -> Resumption | None:
     """How long the request is kept for Resume, and as what; None where it does not ask for it."""
-    if not request.HasField("resume_grace_period"):
+    if not request.HasField("resume_timeout"):
         return None
     max_s = limits.config.max_resume_grace_s
     if not max_s:
         violations.require_feature(_FEATURE, _PATH, is_supported=False)
         return None
-    grace_s = violations.duration_s(_PATH, request.resume_grace_period, max_s)
+    grace_s = violations.duration_s(_PATH, request.resume_timeout, max_s)
     return Resumption(grace_s=grace_s, keepsake=request.SerializeToString())
 
 
 def check_not_resumable(request: GenerateRequest) -> None:
     """For an answer in one message. Raises RequestError: there is no stream to resume."""
-    if request.HasField("resume_grace_period"):
+    if request.HasField("resume_timeout"):
         raise refuse_field(_PATH, "must not be set: the answer is one message")

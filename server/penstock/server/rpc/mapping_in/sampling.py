@@ -50,7 +50,11 @@ def read_sampling(
         params=params,
         seed=options.seed if has("seed") else None,
         num_outputs=(
-            check.integer("sampling.n", options.n, 1, limits.config.max_n) if has("n") else 1
+            check.integer(
+                "sampling.num_outputs", options.num_outputs, 1, limits.config.max_num_outputs
+            )
+            if has("num_outputs")
+            else 1
         ),
     )
 

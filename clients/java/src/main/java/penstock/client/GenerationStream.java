@@ -53,7 +53,7 @@ public final class GenerationStream
     this.client = client;
     this.terms = terms;
     this.opener = opener;
-    com.google.protobuf.Duration told = request.getResumeGracePeriod();
+    com.google.protobuf.Duration told = request.getResumeTimeout();
     grace = Duration.ofSeconds(told.getSeconds(), told.getNanos());
     attempts = client.newAttempts();
     recovery = new Recovery(grace, System::nanoTime);
@@ -174,7 +174,7 @@ public final class GenerationStream
   }
 
   /**
-   * Leaves the stream without ending the request: it lives on for its resume_grace_period. Over a
+   * Leaves the stream without ending the request: it lives on for its resume_timeout. Over a
    * {@link Multiplex} that period begins with the end of its call.
    */
   public void detach() {

@@ -40,7 +40,7 @@ public final class Multiplex implements AutoCloseable {
 
   /**
    * As {@link PenstockClient#generate}, over the shared call. The deadline travels as
-   * total_deadline; of the trace only traceparent does. Reading the stream gives credit for more
+   * total_timeout; of the trace only traceparent does. Reading the stream gives credit for more
    * output, so a request that nobody reads does not hold up the others. Of the gRPC context only
    * the deadline holds.
    *
@@ -126,15 +126,15 @@ public final class Multiplex implements AutoCloseable {
     return MultiplexRequest.newBuilder().setSubmit(submit).build();
   }
 
-  /** The request with the deadline as its total_deadline, unless that is earlier already. */
+  /** The request with the deadline as its total_timeout, unless that is earlier already. */
   private static GenerateRequest withDeadline(GenerateRequest request, CallTerms terms) {
     if (terms.deadline() == null) {
       return request;
     }
     // It must be positive, and this one is about to pass.
     Duration left = Duration.ofNanos(Math.max(terms.leftNanos(), 1));
-    if (request.getScheduling().hasTotalDeadline()) {
-      com.google.protobuf.Duration told = request.getScheduling().getTotalDeadline();
+    if (request.getScheduling().hasTotalTimeout()) {
+      com.google.protobuf.Duration told = request.getScheduling().getTotalTimeout();
       if (Duration.ofSeconds(told.getSeconds(), told.getNanos()).compareTo(left) <= 0) {
         return request;
       }

@@ -82,7 +82,7 @@ public final class PenstockClient implements AutoCloseable {
 
   /**
    * Streams the answer to a request. Failures are told by reading the stream. A request with a
-   * resume_grace_period survives lost connections: the stream goes on by itself.
+   * resume_timeout survives lost connections: the stream goes on by itself.
    */
   public GenerationStream generate(GenerateRequest request, CallSettings settings) {
     Unicode.require(request);
@@ -108,7 +108,7 @@ public final class PenstockClient implements AutoCloseable {
   }
 
   /**
-   * Goes on with the stream of a request that asked for it by resume_grace_period, after its
+   * Goes on with the stream of a request that asked for it by resume_timeout, after its
    * connection, the server process or the client itself was lost. Takes the stream over from
    * whoever reads it.
    */
@@ -170,7 +170,7 @@ public final class PenstockClient implements AutoCloseable {
   }
 
   /**
-   * Hangs up. Open streams end with CANCELLED; requests with a resume_grace_period live on and can
+   * Hangs up. Open streams end with CANCELLED; requests with a resume_timeout live on and can
    * be resumed by another client. Waits, for 2 s at most, until requests that were left before are
    * cancelled.
    */
@@ -210,7 +210,7 @@ public final class PenstockClient implements AutoCloseable {
     ResumeRequest request = ResumeRequest.newBuilder()
                                 .setRequestId(point.requestId())
                                 .setNextSequence(point.nextSequence())
-                                .addAllNumReceivedTokens(point.numReceivedTokens())
+                                .addAllNumReceivedTokens(point.receivedTokenCounts())
                                 .build();
     Unicode.require(request);
     return CallSource.open(connections, GenerationServiceGrpc.getResumeMethod(), terms, request,

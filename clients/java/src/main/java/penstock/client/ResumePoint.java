@@ -9,16 +9,16 @@ import java.util.Objects;
  *
  * @param requestId the request, as {@code accepted} told it
  * @param nextSequence the sequence of the next message
- * @param numReceivedTokens the tokens of each output so far, by output_index
- * @param gracePeriod the request's resume_grace_period: for as long the resumed stream makes lost
+ * @param receivedTokenCounts the tokens of each output so far, by output_index
+ * @param gracePeriod the request's resume_timeout: for as long the resumed stream makes lost
  *     connections good by itself; zero: it does not
  */
 public record ResumePoint(
-    String requestId, long nextSequence, List<Integer> numReceivedTokens, Duration gracePeriod) {
+    String requestId, long nextSequence, List<Integer> receivedTokenCounts, Duration gracePeriod) {
   /** Refuses null. */
   public ResumePoint {
     Objects.requireNonNull(requestId, "requestId");
     Objects.requireNonNull(gracePeriod, "gracePeriod");
-    numReceivedTokens = List.copyOf(numReceivedTokens);
+    receivedTokenCounts = List.copyOf(receivedTokenCounts);
   }
 }

@@ -17,7 +17,7 @@ import penstock.client.wire.ErrorInfo;
 
 /** Makes a {@link PenstockException} of a status and its details. Does not know what follows. */
 final class StatusReader {
-  private static final String DOMAIN = "penstock.v1";
+  private static final String DOMAIN = "penstock.dev";
   private static final Metadata.Key<String> PUSHBACK =
       Metadata.Key.of("grpc-retry-pushback-ms", Metadata.ASCII_STRING_MARSHALLER);
 

@@ -15,7 +15,7 @@ final class StreamReader {
   private static final int MAX_OUTPUTS = 1 << 16;
 
   private final Duration gracePeriod;
-  private final List<Integer> numReceivedTokens;
+  private final List<Integer> receivedTokenCounts;
   private String requestId;
   private long nextSequence;
   private boolean hasOutput;
@@ -30,7 +30,7 @@ final class StreamReader {
     gracePeriod = point.gracePeriod();
     requestId = point.requestId();
     nextSequence = point.nextSequence();
-    numReceivedTokens = new ArrayList<>(point.numReceivedTokens());
+    receivedTokenCounts = new ArrayList<>(point.receivedTokenCounts());
   }
 
   /**
@@ -85,7 +85,7 @@ final class StreamReader {
   }
 
   synchronized ResumePoint point() {
-    return new ResumePoint(requestId, nextSequence, numReceivedTokens, gracePeriod);
+    return new ResumePoint(requestId, nextSequence, receivedTokenCounts, gracePeriod);
   }
 
   private void count(Tokens tokens) {
@@ -94,9 +94,9 @@ final class StreamReader {
     if (index < 0 || index >= MAX_OUTPUTS) {
       return;
     }
-    while (numReceivedTokens.size() <= index) {
-      numReceivedTokens.add(0);
+    while (receivedTokenCounts.size() <= index) {
+      receivedTokenCounts.add(0);
     }
-    numReceivedTokens.set(index, numReceivedTokens.get(index) + tokens.getNumTokens());
+    receivedTokenCounts.set(index, receivedTokenCounts.get(index) + tokens.getNumTokens());
   }
 }

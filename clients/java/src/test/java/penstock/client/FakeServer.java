@@ -85,7 +85,7 @@ final class FakeServer implements AutoCloseable {
 
   /** A refusal with a reason of the contract. */
   static StatusRuntimeException refusal(Status.Code code, String reason) {
-    ErrorInfo info = ErrorInfo.newBuilder().setDomain("penstock.v1").setReason(reason).build();
+    ErrorInfo info = ErrorInfo.newBuilder().setDomain("penstock.dev").setReason(reason).build();
     com.google.rpc.Status status = com.google.rpc.Status.newBuilder()
                                        .setCode(code.value())
                                        .setMessage("refused")

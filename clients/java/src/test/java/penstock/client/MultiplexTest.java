@@ -142,7 +142,7 @@ class MultiplexTest {
       penstock.v1.Status.Builder status =
           penstock.v1.Status.newBuilder().setCode(Status.Code.UNAVAILABLE.value());
       penstock.client.wire.ErrorInfo info = penstock.client.wire.ErrorInfo.newBuilder()
-                                                .setDomain("penstock.v1")
+                                                .setDomain("penstock.dev")
                                                 .setReason("DRAINING")
                                                 .build();
       status.addDetails(Details.packed("google.rpc.ErrorInfo", info));
@@ -183,7 +183,7 @@ class MultiplexTest {
          Multiplex multiplex = multiplex(server, 2);
          GenerationStream stream = multiplex.generate(REQUEST, soon)) {
       MultiplexSubmit submit = service.submitted();
-      assertTrue(submit.getGeneration().getScheduling().hasTotalDeadline());
+      assertTrue(submit.getGeneration().getScheduling().hasTotalTimeout());
       assertEquals(Status.Code.DEADLINE_EXCEEDED, failureOf(stream).code());
       assertEquals(submit.getKey(), service.commands.take().getCancel().getKey());
     }

@@ -43,7 +43,7 @@ class StatusReaderTest {
     bad.addFieldViolationsBuilder().setField("sampling.top_p").setDescription("too large");
     RequestInfo request = RequestInfo.newBuilder().setRequestId("a").build();
     PenstockException failure = read(Status.Code.RESOURCE_EXHAUSTED, new Metadata(),
-        errorInfo("penstock.v1"), Details.packed("google.rpc.RetryInfo", retry.build()),
+        errorInfo("penstock.dev"), Details.packed("google.rpc.RetryInfo", retry.build()),
         Details.packed("google.rpc.BadRequest", bad.build()),
         Details.packed("google.rpc.RequestInfo", request));
     assertEquals(Status.Code.RESOURCE_EXHAUSTED, failure.code());
