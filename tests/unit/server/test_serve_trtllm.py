@@ -156,7 +156,7 @@ def test_the_section_comes_from_a_json_file_a_toml_file_or_the_environment(
         ('{"kv_cache_config": {"size": 3}}', "trtllm-config.kv_cache_config.size is unknown"),
         (
             '{"kv_cache_config": {"tokens_per_block": 24}}',
-            "trtllm-config.kv_cache_config: tokens_per_block must be a power of 2, not 24",
+            "trtllm-config.kv_cache_config.tokens_per_block must be a power of 2, not 24",
         ),
         (
             '{"lora_config": {"adapters": [{"name": "a", "path": "/a"}]}}',
