@@ -90,9 +90,14 @@ def test_bad_usage_is_one_line_and_code_2(trace: Path, tmp_path: Path) -> None:
         ("--trace", trace, "--candidate", "{}"): "--candidate: [0].name must be a string",
         ("--trace", trace, "--window-s", 0): "--window-s must be above 0",
         ("--trace", trace, "--max-replicas", 0): "--max-replicas must be in 1 .. ",
-        ("--trace", trace, "--target-good-share", 2): "--target-good-share must be in",
+        (
+            "--trace",
+            trace,
+            "--target-good-share",
+            2,
+        ): "--target-good-share must be above 0",
         ("--trace", trace, "--start-s", 1000): "nothing is left of the trace",
-        ("--trace", trace, "--load-signal-delay-s", -1): "--load-signal-delay-s must be finite",
+        ("--trace", trace, "--load-signal-delay-s", -1): "--load-signal-delay-s must be at least 0",
         ("--trace", trace, "--png"): "--png: needs",
     }
     for arguments, message in cases.items():

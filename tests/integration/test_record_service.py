@@ -14,7 +14,7 @@ import pytest
 
 from penstock.client import NO_RETRY, Client, Finished, TokenPrompt
 from penstock.scheduler.cost_model import CostModel
-from penstock.server.cli.step_prices import read_step_prices
+from penstock.server.cli.serve import merge_settings
 from penstock.tools.simulation.calibration import read_steps
 from penstock.tools.simulation.trace_files import read_trace
 from support.service import launched, simulated, started
@@ -103,7 +103,8 @@ async def test_a_service_can_be_played_again(tmp_path: Path) -> None:
     assert fitted.returncode == 0, fitted.stderr
     prices: dict[str, Any] = json.loads(fitted.stdout)
     assert (
-        dataclasses.asdict(read_step_prices("step-prices", fitted.stdout, needs_all=True)) == prices
+        dataclasses.asdict(merge_settings({"step_prices": fitted.stdout}, {}).get("step_prices"))
+        == prices
     )
     limits = ("--num-blocks", 512, "--max-num-seqs", 8, "--front-ms", 5, "--json")
     for cost_options in (("--cost", fitted.stdout), ("--calibrate-from", steps)):

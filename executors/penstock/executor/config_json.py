@@ -198,7 +198,10 @@ def _decode_dataclass(kind: type[object], data: object, where: str) -> object:
     try:
         return kind(**decoded)
     except SettingError as refusal:
-        raise ValueError(refusal.spelled(lambda name: f"{where}.{name}".lstrip("."))) from None
+        # The first name has its path, the others are its neighbours.
+        first = refusal.names[0]
+        path = f"{where}.{first}".lstrip(".")
+        raise ValueError(refusal.spelled(lambda name: path if name == first else name)) from None
     except ValueError as refusal:
         raise ValueError(f"{where}: {refusal}") from None
 

@@ -13,6 +13,7 @@ from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hin
 
 T = TypeVar("T")
 _KEY = "setting"
+_MAX_SHOWN_CHARS = 80
 
 
 class SettingError(ValueError):
@@ -81,13 +82,12 @@ class Setting:
     def fault(self, value: object, kind: Any = None) -> str:
         """What is wrong with a value of this kind, to follow its name; empty: nothing."""
         if kind is int and (isinstance(value, bool) or not isinstance(value, Integral | None)):
-            return f"must be an integer, not {value!r}"
+            return f"must be an integer, not {_shortened(value)}"
         if isinstance(value, bool) or not isinstance(value, Real):
             is_inside = not self.choices or value is None or value in self.choices
         else:
             is_inside = self._holds(value)
-        shown = repr(value) if isinstance(value, str) else value
-        return "" if is_inside else f"must be {self.bounds or 'finite'}, not {shown}"
+        return "" if is_inside else f"must be {self.bounds or 'finite'}, not {_shortened(value)}"
 
     def _holds(self, value: Any) -> bool:
         is_finite = not isinstance(value, float) or math.isfinite(value)
@@ -147,5 +147,12 @@ def without_none(hint: Any) -> Any:
     return inner[0] if len(inner) == 1 else hint
 
 
+def _shortened(value: object) -> str:
+    if isinstance(value, int) and abs(value) >= 2**63:
+        return "an integer of more than 64 bits"
+    text = repr(value)
+    return text if len(text) <= _MAX_SHOWN_CHARS else f"{text[:_MAX_SHOWN_CHARS]}..."
+
+
 def _number(value: float) -> str:
-    return str(int(value)) if value == int(value) and abs(value) < 1e15 else f"{value:g}"
+    return str(value) if isinstance(value, int) else f"{value:.15g}"

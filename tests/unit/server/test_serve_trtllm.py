@@ -156,7 +156,7 @@ def test_the_section_comes_from_a_json_file_a_toml_file_or_the_environment(
         ('{"kv_cache_config": {"size": 3}}', "trtllm-config.kv_cache_config.size is unknown"),
         (
             '{"kv_cache_config": {"tokens_per_block": 24}}',
-            "trtllm-config.kv_cache_config: tokens_per_block must be a power of 2, not 24",
+            "trtllm-config.kv_cache_config.tokens_per_block must be a power of 2, not 24",
         ),
         (
             '{"lora_config": {"adapters": [{"name": "a", "path": "/a"}]}}',
@@ -222,6 +222,7 @@ REPLACED = {
     "kv-memory-fraction": ("0.5", "kv_cache_config.free_gpu_memory_fraction"),
     "dtype": ("bfloat16", "dtype"),
     "pipeline-depth": ("1", "disable_overlap_scheduler"),
+    "kv-cache-dtype": ("fp8", "kv_cache_config.dtype"),
 }
 
 
@@ -240,6 +241,7 @@ def test_a_flag_that_has_a_name_of_its_own_there_is_refused_with_it(model: Path,
 MEANINGLESS = {
     "device": "cuda:1",
     "threads": "2",
+    "quantization": "int8",
     "target-itl-ms": "50",
     "max-prefill-share": "0.5",
     "foresee-deadlines": "on",

@@ -6,9 +6,10 @@ nothing heavy: the server reads these in every process.
 """
 
 import enum
-import math
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
+
+from penstock.scheduler.setting import SettingError, check, required, setting
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 KV_CACHE_DTYPES = ("auto", "fp8", "nvfp4")
@@ -82,28 +83,21 @@ class KvCacheSettings:
     the model or, where it is quantised with its cache, the checkpoint.
     """
 
-    free_gpu_memory_fraction: float = 0.9
-    max_tokens: int | None = None
-    tokens_per_block: int = 32
+    free_gpu_memory_fraction: float = setting(0.9, above=0, at_most=1)
+    max_tokens: int | None = setting(None, at_least=1, at_most=_MAX_INT64)
+    tokens_per_block: int = setting(32, at_least=1, at_most=_MAX_COUNT)
     enable_block_reuse: bool = True
     enable_partial_reuse: bool = True
-    host_cache_size: int | None = None
-    dtype: str = "auto"
+    host_cache_size: int | None = setting(None, at_least=0, at_most=_MAX_INT64)
+    dtype: str = setting("auto", choices=KV_CACHE_DTYPES)
 
     def __post_init__(self) -> None:
-        if not 0.0 < self.free_gpu_memory_fraction <= 1.0:
-            raise ValueError(
-                "free_gpu_memory_fraction must be above 0 and at most 1,"
-                f" not {self.free_gpu_memory_fraction}"
-            )
-        _within("max_tokens", self.max_tokens, 1, _MAX_INT64)
-        if self.tokens_per_block < 1 or self.tokens_per_block & (self.tokens_per_block - 1):
-            raise ValueError(f"tokens_per_block must be a power of 2, not {self.tokens_per_block}")
-        _within("tokens_per_block", self.tokens_per_block, 1, _MAX_COUNT)
-        if self.max_tokens is not None and self.max_tokens < self.tokens_per_block:
-            raise ValueError(f"max_tokens must hold one block of {self.tokens_per_block} tokens")
-        _within("host_cache_size", self.host_cache_size, 0, _MAX_INT64)
-        _one_of("dtype", self.dtype, KV_CACHE_DTYPES)
+        check(self)
+        block = self.tokens_per_block
+        if block & (block - 1):
+            raise SettingError(f"{{}} must be a power of 2, not {block}", "tokens_per_block")
+        if self.max_tokens is not None and self.max_tokens < block:
+            raise SettingError(f"{{}} must hold one block of {block} tokens", "max_tokens")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,17 +118,19 @@ class CudaGraphSettings:
 
     enabled: bool = True
     batch_sizes: tuple[int, ...] = ()
-    max_batch_size: int | None = None
+    max_batch_size: int | None = setting(None, at_least=1, at_most=_MAX_COUNT)
     enable_padding: bool = False
 
     def __post_init__(self) -> None:
+        check(self)
         for size in self.batch_sizes:
-            _within("batch_sizes", size, 1, _MAX_COUNT)
-        _within("max_batch_size", self.max_batch_size, 1, _MAX_COUNT)
+            if not 1 <= size <= _MAX_COUNT:
+                raise SettingError(f"{{}} must be in 1..{_MAX_COUNT}, not {size}", "batch_sizes")
         if self.batch_sizes and self.max_batch_size not in (None, max(self.batch_sizes)):
-            raise ValueError(
-                f"max_batch_size must be the largest of batch_sizes, {max(self.batch_sizes)},"
-                f" not {self.max_batch_size}"
+            raise SettingError(
+                f"{{}} must be the largest of {{}}, {max(self.batch_sizes)}, not"
+                f" {self.max_batch_size}",
+                *("max_batch_size", "batch_sizes"),
             )
 
 
@@ -144,12 +140,12 @@ class Adapter:
 
     name: str
     path: Path
-    id: int
+    id: int = required(at_least=1, at_most=_MAX_INT32)
 
     def __post_init__(self) -> None:
+        check(self)
         if not self.name:
-            raise ValueError("name must not be empty")
-        _within("id", self.id, 1, _MAX_INT32)
+            raise SettingError("{} must not be empty", "name")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,19 +158,17 @@ class LoraSettings:
     """
 
     adapters: tuple[Adapter, ...] = ()
-    max_lora_rank: int = 64
-    max_loras: int | None = None
-    max_cpu_loras: int | None = None
+    max_lora_rank: int = setting(64, at_least=1, at_most=_MAX_COUNT)
+    max_loras: int | None = setting(None, at_least=1, at_most=_MAX_COUNT)
+    max_cpu_loras: int | None = setting(None, at_least=1, at_most=_MAX_COUNT)
     lora_target_modules: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("name", "id"):
             values = [getattr(adapter, name) for adapter in self.adapters]
             if len(set(values)) < len(values):
-                raise ValueError(f"adapters must differ in {name}")
-        _within("max_lora_rank", self.max_lora_rank, 1, _MAX_COUNT)
-        _within("max_loras", self.max_loras, 1, _MAX_COUNT)
-        _within("max_cpu_loras", self.max_cpu_loras, 1, _MAX_COUNT)
+                raise SettingError(f"{{}} must differ in {name}", "adapters")
+        check(self)
 
 
 _DRAFT_SETTINGS = {
@@ -198,10 +192,10 @@ class SpeculativeSettings:
     """
 
     decoding_type: DecodingType
-    max_draft_len: int | None = None
+    max_draft_len: int | None = setting(None, at_least=1, at_most=_MAX_COUNT)
     speculative_model: Path | None = None
-    max_matching_ngram_size: int | None = None
-    num_nextn_predict_layers: int | None = None
+    max_matching_ngram_size: int | None = setting(None, at_least=1, at_most=_MAX_COUNT)
+    num_nextn_predict_layers: int | None = setting(None, at_least=1, at_most=_MAX_COUNT)
     eagle3_one_model: bool = True
 
     def __post_init__(self) -> None:
@@ -209,13 +203,12 @@ class SpeculativeSettings:
         for name, takers in _DRAFT_SETTINGS.items():
             value = getattr(self, name)
             if value is not None and kind not in takers:
-                raise ValueError(f"{name} means nothing to decoding_type {kind}")
+                raise SettingError(f"{{}} means nothing to decoding_type {kind}", name)
             if value is None and kind in takers and name in _NEEDED_DRAFT_SETTINGS:
-                raise ValueError(f"{name} must be given with decoding_type {kind}")
-            if isinstance(value, int):
-                _within(name, value, 1, _MAX_COUNT)
+                raise SettingError(f"{{}} must be given with decoding_type {kind}", name)
+        check(self)
         if not self.eagle3_one_model and kind is not DecodingType.EAGLE:
-            raise ValueError(f"eagle3_one_model means nothing to decoding_type {kind}")
+            raise SettingError(f"{{}} means nothing to decoding_type {kind}", "eagle3_one_model")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -230,21 +223,15 @@ class WatchSettings:
     another, by no fault of their own, mean that the engine is sick and must be started anew.
     """
 
-    response_timeout_s: float = 120.0
-    abort_grace_s: float = 10.0
-    load_timeout_s: float = 1800.0
-    limits_timeout_s: float = 120.0
-    shutdown_timeout_s: float = 30.0
-    max_failures_in_row: int = 16
+    response_timeout_s: float = setting(120.0, above=0, at_most=_MAX_WAIT_S)
+    abort_grace_s: float = setting(10.0, above=0, at_most=_MAX_WAIT_S)
+    load_timeout_s: float = setting(1800.0, above=0, at_most=_MAX_WAIT_S)
+    limits_timeout_s: float = setting(120.0, above=0, at_most=_MAX_WAIT_S)
+    shutdown_timeout_s: float = setting(30.0, above=0, at_most=_MAX_WAIT_S)
+    max_failures_in_row: int = setting(16, at_least=1, at_most=_MAX_COUNT)
 
     def __post_init__(self) -> None:
-        _within("max_failures_in_row", self.max_failures_in_row, 1, _MAX_COUNT)
-        for item in fields(self):
-            value = getattr(self, item.name)
-            if not (value > 0 and math.isfinite(value)):
-                raise ValueError(f"{item.name} must be above 0 and finite, not {value}")
-            if value > _MAX_WAIT_S:
-                raise ValueError(f"{item.name} must be at most {_MAX_WAIT_S:g}, not {value:g}")
+        check(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -260,12 +247,12 @@ class TrtllmConfig:
     requests cannot ask for a form.
     """
 
-    max_batch_size: int = 256
-    max_num_tokens: int = 8192
-    max_seq_len: int | None = None
-    tensor_parallel_size: int = 1
-    pipeline_parallel_size: int = 1
-    dtype: str = "auto"
+    max_batch_size: int = setting(256, at_least=1, at_most=_MAX_COUNT)
+    max_num_tokens: int = setting(8192, at_least=1, at_most=_MAX_INT32)
+    max_seq_len: int | None = setting(None, at_least=2, at_most=_MAX_INT32)
+    tensor_parallel_size: int = setting(1, at_least=1, at_most=_MAX_COUNT)
+    pipeline_parallel_size: int = setting(1, at_least=1, at_most=_MAX_COUNT)
+    dtype: str = setting("auto", choices=DTYPES)
     trust_remote_code: bool = False
     enable_chunked_prefill: bool = True
     disable_overlap_scheduler: bool = False
@@ -281,20 +268,15 @@ class TrtllmConfig:
     watch: WatchSettings = field(default_factory=WatchSettings)
 
     def __post_init__(self) -> None:
-        _within("max_batch_size", self.max_batch_size, 1, _MAX_COUNT)
-        _within("max_num_tokens", self.max_num_tokens, 1, _MAX_INT32)
-        _within("max_seq_len", self.max_seq_len, 2, _MAX_INT32)
-        _within("tensor_parallel_size", self.tensor_parallel_size, 1, _MAX_COUNT)
-        _within("pipeline_parallel_size", self.pipeline_parallel_size, 1, _MAX_COUNT)
-        _one_of("dtype", self.dtype, DTYPES)
+        check(self)
         if not self.attn_backend:
-            raise ValueError("attn_backend must not be empty")
+            raise SettingError("{} must not be empty", "attn_backend")
         if len(set(self.sampler_honours)) < len(self.sampler_honours):
-            raise ValueError("sampler_honours must not name a thing twice")
+            raise SettingError("{} must not name a thing twice", "sampler_honours")
         if self.max_num_tokens < self.max_batch_size:
-            raise ValueError(
-                f"max_num_tokens must be at least max_batch_size ({self.max_batch_size}),"
-                f" not {self.max_num_tokens}"
+            raise SettingError(
+                f"{{}} must be at least {{}} ({self.max_batch_size}), not {self.max_num_tokens}",
+                *("max_num_tokens", "max_batch_size"),
             )
         self._check_parts()
 
@@ -340,19 +322,3 @@ class TrtllmConfig:
     def world_size(self) -> int:
         """GPUs that the engine runs on."""
         return self.tensor_parallel_size * self.pipeline_parallel_size
-
-
-def _within(name: str, value: int | None, lowest: int, highest: int) -> None:
-    if value is not None and value < lowest:
-        raise ValueError(f"{name} must be at least {lowest}, not {_shortened(value)}")
-    if value is not None and value > highest:
-        raise ValueError(f"{name} must be at most {highest}, not {_shortened(value)}")
-
-
-def _shortened(value: int) -> str:
-    return str(value) if abs(value) <= _MAX_INT64 else "an integer of more than 64 bits"
-
-
-def _one_of(name: str, value: str, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise ValueError(f"{name} must be one of {', '.join(choices)}, not {value!r}")

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, cast
 
-from penstock.executor.config_json import from_json_value, to_json_value
+from penstock.executor.config_json import did_you_mean, from_json_value, to_json_value
 from penstock.scheduler.config import SchedulerConfig
 from penstock.server.recording.trace import check_text
 from penstock.tools.simulation.routing import RoutingConfig
@@ -91,7 +91,8 @@ def _named(name: str, price: Any, values: dict[str, Any], base: Candidate, where
         elif key in _SERVER:
             server[key] = value
         else:
-            raise ValueError(f"{place} is unknown")
+            known = _SCHEDULER | _ROUTING | _SERVER
+            raise ValueError(f"{place} is unknown{did_you_mean(key, known)}")
     replica = from_json_value(SimulationConfig, server, where)
     router = from_json_value(RoutingConfig, routing, where)
     try:

@@ -116,11 +116,7 @@ def add_server_options(parser: argparse.ArgumentParser) -> None:
     )
     server.add_argument("--no-prefix-caching", action="store_true")
     cost = server.add_mutually_exclusive_group()
-    cost.add_argument(
-        "--cost",
-        metavar="JSON|FILE",
-        help="the cost model: all four prices, 0 to 3600 seconds each, by name of field",
-    )
+    add_settings(cost, SimulationConfig, ["cost"])
     cost.add_argument(
         "--calibrate-from",
         type=Path,
@@ -146,17 +142,15 @@ def add_routing_options(parser: argparse.ArgumentParser, *, has_replicas: bool) 
 
 
 def cost_of(args: argparse.Namespace) -> "CostModel":
-    """The prices of a step. Raises UsageError, CalibrationError, OSError."""
+    """The prices of a step. Raises BadSetting, CalibrationError, OSError."""
     from penstock.executor.config_json import to_json_value
     from penstock.scheduler.cost_model import CostModel
     from penstock.tools.simulation.calibration import calibrate
     from penstock.tools.simulation.flight_trace import is_flight_file
+    from penstock.tools.simulation.settings import SimulationConfig
 
     if args.calibrate_from is None:
-        try:
-            return CostModel() if args.cost is None else _prices(args.cost)
-        except ValueError as error:
-            raise UsageError(str(error)) from error
+        return cast("CostModel", sources_of(args, SimulationConfig).get("cost", CostModel()))
     path: Path = args.calibrate_from
     fit = calibrate_from_flight(path) if is_flight_file(path) else calibrate(path)
     is_all = args.trace is None and args.synthetic is None
@@ -173,12 +167,6 @@ def cost_of(args: argparse.Namespace) -> "CostModel":
         )
     print(json.dumps(to_json_value(fit.cost)), file=sys.stdout if is_all else sys.stderr)
     return fit.cost
-
-
-def _prices(text: str) -> "CostModel":
-    from penstock.server.cli.step_prices import read_step_prices
-
-    return read_step_prices("--cost", text, needs_all=True)
 
 
 def config_of(

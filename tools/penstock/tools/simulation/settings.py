@@ -12,7 +12,7 @@ from penstock.executor.simulated.pace import VirtualClock
 from penstock.scheduler.config import SchedulerConfig, SchedulingOrder
 from penstock.scheduler.cost_model import CostModel
 from penstock.scheduler.engine import Engine
-from penstock.scheduler.setting import SettingError, check, setting
+from penstock.scheduler.setting import SettingError, check, made_by, setting
 from penstock.server.recording.trace import MAX_REQUEST_TOKENS
 from penstock.tools.simulation.gate import BatchGate, Gate, OpenGate
 from penstock.tools.simulation.watched_executor import OutputLength, PrefillWatcher, WatchedExecutor
@@ -72,7 +72,13 @@ class SimulationConfig:
     policy: Policy = setting(
         Policy.FCFS, "server", "how requests get in; docs/simulation.md", shown="fair"
     )
-    cost: CostModel = field(default_factory=CostModel)
+    cost: CostModel = made_by(
+        CostModel,
+        "cost",
+        "the cost model: all four prices, 0 to 3600 seconds each, by name of field",
+        needs_all=True,
+        shown="made up",
+    )
     targets: Targets = field(default_factory=Targets)
     max_num_seqs: int = setting(256, "server", "requests that run at once", at_most=2**16)
     num_blocks: int = setting(16_384, "server", "blocks in the KV cache", at_most=2**24)
