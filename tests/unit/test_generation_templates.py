@@ -17,7 +17,7 @@ WRITTEN = {
     "typescript": "penstock/v1/generation_service_pb.ts",
     "cpp": "penstock/v1/generation_service.grpc.pb.cc",
     "go": "penstock/v1/generation_service_grpc.pb.go",
-    "java": "penstock/v1/GenerationServiceGrpc.java",
+    "java": "dev/penstock/v1/GenerationServiceGrpc.java",
 }
 REMOTE = ("csharp", "rust", "swift")
 KINDS = {"local", "remote", "protoc_builtin"}
