@@ -106,8 +106,8 @@ func (c *Client) Cancel(ctx context.Context, requestID string) (pb.RequestState,
 }
 
 // ListModels answers the models that the caller may use, by name.
-func (c *Client) ListModels(ctx context.Context) ([]*pb.Model, error) {
-	var models []*pb.Model
+func (c *Client) ListModels(ctx context.Context) ([]*pb.ModelInfo, error) {
+	var models []*pb.ModelInfo
 	for token := ""; ; {
 		request := &pb.ListModelsRequest{PageToken: token}
 		page, err := retrying(ctx, c, func() (*pb.ListModelsResponse, error) {
@@ -124,7 +124,7 @@ func (c *Client) ListModels(ctx context.Context) ([]*pb.Model, error) {
 }
 
 // GetModel tells what a model can do and what it allows; "" is the server's default model.
-func (c *Client) GetModel(ctx context.Context, name string) (*pb.Model, error) {
+func (c *Client) GetModel(ctx context.Context, name string) (*pb.ModelInfo, error) {
 	request := &pb.GetModelRequest{}
 	if name != "" {
 		request.Name = &name

@@ -75,19 +75,19 @@ func serve(t *testing.T, service *fakeService, opts ...Option) (context.Context,
 
 func accepted(id string) *pb.GenerateResponse {
 	return &pb.GenerateResponse{Event: &pb.GenerateResponse_Accepted{
-		Accepted: &pb.Accepted{RequestId: id},
+		Accepted: &pb.RequestAccepted{RequestId: id},
 	}}
 }
 
 func tokens(sequence uint64, text string) *pb.GenerateResponse {
 	return &pb.GenerateResponse{Sequence: sequence, Event: &pb.GenerateResponse_Tokens{
-		Tokens: &pb.Tokens{Text: text, NumTokens: 1},
+		Tokens: &pb.TokenDelta{Text: text, NumTokens: 1},
 	}}
 }
 
 func finished(sequence uint64) *pb.GenerateResponse {
 	return &pb.GenerateResponse{Sequence: sequence, Event: &pb.GenerateResponse_Finished{
-		Finished: &pb.Finished{},
+		Finished: &pb.RequestFinished{},
 	}}
 }
 
@@ -223,7 +223,7 @@ func TestBrokenStreamsAreErrors(t *testing.T) {
 // notUnicode is a request that no message can carry.
 func notUnicode() *pb.GenerateRequest {
 	return &pb.GenerateRequest{
-		Prompt:   &pb.GenerateRequest_Text{Text: &pb.TextPrompt{Text: "private\xff"}},
+		Prompt:   &pb.GenerateRequest_TextPrompt{TextPrompt: &pb.TextPrompt{Text: "private\xff"}},
 		Stopping: &pb.StoppingOptions{StopStrings: []string{"a", "\xc3"}},
 	}
 }
@@ -236,7 +236,7 @@ func requireNotUnicode(t *testing.T, err error) {
 	}
 	wanted := []FieldViolation{
 		{Field: "stopping.stop_strings[1]", Description: "is not valid UTF-8"},
-		{Field: "text.text", Description: "is not valid UTF-8"},
+		{Field: "text_prompt.text", Description: "is not valid UTF-8"},
 	}
 	if !reflect.DeepEqual(failed.FieldViolations, wanted) {
 		t.Errorf("violations: %v", failed.FieldViolations)

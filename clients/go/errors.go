@@ -96,7 +96,7 @@ func errorFromCall(err error, trailer metadata.MD) *Error {
 }
 
 // errorFromStatus reads the status of one request of a Multiplex call.
-func errorFromStatus(failed *pb.Status) *Error {
+func errorFromStatus(failed *spb.Status) *Error {
 	s := status.FromProto(&spb.Status{
 		Code: failed.GetCode(), Message: failed.GetMessage(), Details: failed.GetDetails(),
 	})

@@ -15,7 +15,7 @@ import (
 
 func text(prompt string) *pb.GenerateRequest {
 	return &pb.GenerateRequest{
-		Prompt: &pb.GenerateRequest_Text{Text: &pb.TextPrompt{Text: prompt}},
+		Prompt: &pb.GenerateRequest_TextPrompt{TextPrompt: &pb.TextPrompt{Text: prompt}},
 	}
 }
 

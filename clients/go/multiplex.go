@@ -180,7 +180,7 @@ func withDeadline(ctx context.Context, request *pb.GenerateRequest) *pb.Generate
 	if left <= 0 {
 		left = 1 // it must be positive, and ctx is about to end
 	}
-	if own := request.GetScheduling().GetTotalDeadline(); own != nil && own.AsDuration() <= left {
+	if own := request.GetScheduling().GetTotalTimeout(); own != nil && own.AsDuration() <= left {
 		return request
 	}
 	limited := proto.Clone(request).(*pb.GenerateRequest)

@@ -99,7 +99,7 @@ func TestDeadlineAndTraceTravelInTheSubmit(t *testing.T) {
 		t.Fatal(err)
 	}
 	submit := <-got
-	deadline := submit.GetGeneration().GetScheduling().GetTotalDeadline().AsDuration()
+	deadline := submit.GetGeneration().GetScheduling().GetTotalTimeout().AsDuration()
 	if deadline <= 0 || deadline > testTimeout {
 		t.Errorf("total_timeout is %v", deadline)
 	}
@@ -226,8 +226,8 @@ func TestTooLargeRequestFailsAlone(t *testing.T) {
 	ctx, client := serve(t, &fakeService{})
 	config := DefaultMultiplex()
 	config.MaxRequestBytes = 100
-	request := &pb.GenerateRequest{Prompt: &pb.GenerateRequest_Text{
-		Text: &pb.TextPrompt{Text: string(make([]byte, 100))},
+	request := &pb.GenerateRequest{Prompt: &pb.GenerateRequest_TextPrompt{
+		TextPrompt: &pb.TextPrompt{Text: string(make([]byte, 100))},
 	}}
 	_, err := textOf(share(ctx, t, client, config).Generate(ctx, request))
 	if status.Code(err) != codes.ResourceExhausted {

@@ -29,7 +29,7 @@ type ResumePoint struct {
 	GracePeriod time.Duration
 }
 
-func (p *ResumePoint) count(tokens *pb.Tokens) {
+func (p *ResumePoint) count(tokens *pb.TokenDelta) {
 	// The server has checked how many outputs there are; a wild index must not cost memory here.
 	const maxOutputs = 1 << 16
 	index := int(tokens.GetOutputIndex())
@@ -118,8 +118,8 @@ func (c *Client) callGenerate(ctx context.Context, request *pb.GenerateRequest) 
 func (c *Client) callResume(ctx context.Context, point ResumePoint) (source, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	call, err := c.generation.Resume(ctx, &pb.ResumeRequest{
-		RequestId:         point.RequestID,
-		NextSequence:      point.NextSequence,
+		RequestId:           point.RequestID,
+		NextSequence:        point.NextSequence,
 		ReceivedTokenCounts: point.ReceivedTokenCounts,
 	})
 	if err != nil {

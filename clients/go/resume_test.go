@@ -38,7 +38,7 @@ func TestLostStreamGoesOn(t *testing.T) {
 				return status.Error(codes.Unavailable, "still gone")
 			}
 			if r.GetRequestId() != "a" || r.GetNextSequence() != 2 ||
-				len(r.GetNumReceivedTokens()) != 1 || r.GetNumReceivedTokens()[0] != 1 {
+				len(r.GetReceivedTokenCounts()) != 1 || r.GetReceivedTokenCounts()[0] != 1 {
 				return status.Errorf(codes.InvalidArgument, "asked for %v", r)
 			}
 			return resumed(s, tokens(2, "y"), finished(3))

@@ -68,7 +68,7 @@ func newStream(
 	open func(context.Context) (source, error),
 ) *Stream {
 	s := &Stream{client: c, open: open, attempts: newAttempts(c)}
-	s.recovery.grace = request.GetResumeGracePeriod().AsDuration()
+	s.recovery.grace = request.GetResumeTimeout().AsDuration()
 	s.requestID = request.GetRequestId()
 	s.start(ctx)
 	return s

@@ -8,7 +8,7 @@ import (
 	"google.golang.org/grpc/metadata"
 )
 
-// TraceIDHeader is the initial metadata in which the server tells the trace id of a call.
+// TraceIDHeader is the trailing metadata in which a refused call has its trace id.
 const TraceIDHeader = "x-trace-id"
 
 const (

@@ -17,7 +17,7 @@ WRITTEN = {
     "typescript": "penstock/v1/generation_service_pb.ts",
     "cpp": "penstock/v1/generation_service.grpc.pb.cc",
     "go": "penstock/v1/generation_service_grpc.pb.go",
-    "java": "penstock/v1/GenerationServiceGrpc.java",
+    "java": "dev/penstock/v1/GenerationServiceGrpc.java",
 }
 REMOTE = ("csharp", "rust", "swift")
 KINDS = {"local", "remote", "protoc_builtin"}
@@ -55,7 +55,9 @@ def test_form(language: str) -> None:
     text = template(language).read_text(encoding="utf-8")
     document: dict[str, Any] = yaml.safe_load(text)
     assert document["version"] == "v2"
-    assert document["inputs"] == [{"directory": "protos"}]
+    (source,) = document["inputs"]
+    assert source["directory"] == "protos"
+    assert source.get("exclude_paths", ["protos/google"]) == ["protos/google"]
     assert set(document) <= {"version", "inputs", "managed", "plugins"}
     for plugin in document["plugins"]:
         assert len(KINDS & set(plugin)) == 1

@@ -117,11 +117,9 @@ void metadata(const Talk& talk) {
   options.traceparent = "00-" + trace_id + "-" + draw_hex(16) + "-01";
   auto client = talk.client();
   Heard heard(client.generate(request, options));
-  const auto told = heard.stream().initial_metadata();
   heard.until_end();
-  const auto found = told.find("x-trace-id");
-  require(found != told.end(), "there is no x-trace-id");
-  require(found->second == trace_id, "x-trace-id is " + found->second + ", not " + trace_id);
+  const auto& told = heard.until_accepted().trace_id();
+  require(told == trace_id, "the trace id is " + told + ", not " + trace_id);
   const auto& request_id = heard.until_accepted().request_id();
   require(request_id == request.request_id(), "accepted as " + request_id);
 }

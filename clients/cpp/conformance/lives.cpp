@@ -74,7 +74,7 @@ void deadline(const Talk& talk) {
 void resume(const Talk& talk) {
   constexpr std::uint32_t kNumTokens = 200;
   auto request = greedy(kNumTokens);
-  request.mutable_resume_grace_period()->set_seconds(30);
+  request.mutable_resume_timeout()->set_seconds(30);
   penstock::ResumePoint point;
   std::string text;
   std::uint32_t num_before = 0;

@@ -59,7 +59,7 @@ penstock::Failure refused(const Talk& talk, penstock::Client& client,
   throw NotHeld("it was answered, not refused with " + reason);
 }
 
-const v1::Accepted& Heard::until_accepted() {
+const v1::RequestAccepted& Heard::until_accepted() {
   while (!has_accepted_) read();
   return accepted_;
 }
@@ -68,7 +68,7 @@ void Heard::until_tokens(std::uint32_t num_tokens) {
   while (num_tokens_ < num_tokens) read();
 }
 
-const v1::Finished& Heard::until_end() {
+const v1::RequestFinished& Heard::until_end() {
   while (!has_finished_) read();
   require(!stream_.next().has_value(), "an event after finished");
   return finished_;

@@ -77,10 +77,10 @@ class Heard {
   explicit Heard(penstock::Stream stream, std::uint64_t next_sequence = 0)
       : stream_(std::move(stream)), next_sequence_(next_sequence) {}
 
-  const v1::Accepted& until_accepted();
+  const v1::RequestAccepted& until_accepted();
   void until_tokens(std::uint32_t num_tokens = 1);
   // To the end, past the last event.
-  const v1::Finished& until_end();
+  const v1::RequestFinished& until_end();
 
   [[nodiscard]] penstock::Stream& stream() { return stream_; }
   [[nodiscard]] const std::string& text() const { return text_; }
@@ -95,8 +95,8 @@ class Heard {
 
   penstock::Stream stream_;
   std::uint64_t next_sequence_;
-  v1::Accepted accepted_{};
-  v1::Finished finished_{};
+  v1::RequestAccepted accepted_{};
+  v1::RequestFinished finished_{};
   bool has_accepted_ = false;
   bool has_finished_ = false;
   std::string text_{};

@@ -145,7 +145,7 @@ std::unique_ptr<Source> Client::Core::resume(const ResumePoint& point, const Cal
   v1::ResumeRequest request;
   request.set_request_id(point.request_id);
   request.set_next_sequence(point.next_sequence);
-  request.mutable_num_received_tokens()->Add(point.received_token_counts.begin(),
+  request.mutable_received_token_counts()->Add(point.received_token_counts.begin(),
                                              point.received_token_counts.end());
   return std::make_unique<ServerStream<v1::ResumeResponse>>(
       context(options, deadline), point.request_id,

@@ -27,11 +27,11 @@ v1::MultiplexRequest credit_command(std::uint64_t key, std::uint32_t num_tokens)
 void limit_deadline(v1::GenerateRequest& generation, Nanoseconds left) {
   constexpr std::int64_t kSecond = 1'000'000'000;
   auto* scheduling = generation.mutable_scheduling();
-  if (scheduling->has_total_deadline()) {
+  if (scheduling->has_total_timeout()) {
     const auto& told = scheduling->total_timeout();
     if (std::chrono::seconds(told.seconds()) + Nanoseconds(told.nanos()) <= left) return;
   }
-  auto* deadline = scheduling->mutable_total_deadline();
+  auto* deadline = scheduling->mutable_total_timeout();
   deadline->set_seconds(left.count() / kSecond);
   deadline->set_nanos(static_cast<std::int32_t>(left.count() % kSecond));
 }

@@ -57,7 +57,7 @@ void read_pushback(const std::string& value, Failure& failure) {
   failure.retry_after = std::max(failure.retry_after.value_or(told), told);
 }
 
-Failure failure_of_status(const v1::Status& status, const std::string& request_id) {
+Failure failure_of_status(const google::rpc::Status& status, const std::string& request_id) {
   const bool is_known = status.code() > grpc::StatusCode::OK && status.code() <= kMaxCode;
   Failure failure{
       .code = is_known ? static_cast<grpc::StatusCode>(status.code()) : grpc::StatusCode::UNKNOWN,
@@ -71,7 +71,7 @@ Failure failure_of_status(const v1::Status& status, const std::string& request_i
 Failure failure_of_call(const grpc::Status& status, const grpc::ClientContext& context,
                         const std::string& request_id) {
   // Has the numbers of google.rpc.Status, so that it reads its bytes; error.proto promises that.
-  v1::Status details;
+  google::rpc::Status details;
   if (!details.ParseFromString(status.error_details())) details.Clear();
   details.set_code(status.error_code());
   details.set_message(status.error_message());

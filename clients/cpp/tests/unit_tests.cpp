@@ -161,7 +161,7 @@ void details_are_read() {
   violation->set_description("too low");
   google::rpc::RequestInfo request;
   request.set_request_id("b");
-  v1::Status status;
+  google::rpc::Status status;
   status.set_code(grpc::StatusCode::RESOURCE_EXHAUSTED);
   status.add_details()->PackFrom(info);
   status.add_details()->PackFrom(retry);

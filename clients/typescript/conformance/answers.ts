@@ -94,8 +94,7 @@ export async function metadata(talk: Talk): Promise<void> {
   const trace = { traceparent: `00-${traceId}-${randomBytes(8).toString("hex")}-01` };
   const heard = new Heard(talk.client().generate({ ...greedy(4), requestId }, { ...CALL, trace }));
   const accepted = await heard.untilAccepted();
-  const { traceId: told } = heard.stream;
   await heard.untilEnd();
   require(accepted.requestId === requestId, `accepted as ${accepted.requestId}`);
-  require(told === traceId, `the trace id told is ${told}, not ${traceId}`);
+  require(accepted.traceId === traceId, `the trace id is ${accepted.traceId}, not ${traceId}`);
 }

@@ -9,12 +9,12 @@ import {
   FinishReason,
   NO_RETRY,
   text,
-  type Accepted,
+  type RequestAccepted,
   type ClientOptions,
-  type Finished,
+  type RequestFinished,
   type GenerateInit,
   type GenerationStream,
-  type Tokens,
+  type TokenDelta,
 } from "../src/index.js";
 
 export const PROMPT = "The old lighthouse keeper climbed the stairs";
@@ -73,9 +73,9 @@ export class Talk {
 /** The messages of one stream as they are read, each checked against the one before. */
 export class Heard<S extends GenerationStream = GenerationStream> {
   readonly stream: S;
-  readonly chunks: Tokens[] = [];
-  accepted: Accepted | undefined;
-  finished: Finished | undefined;
+  readonly chunks: TokenDelta[] = [];
+  accepted: RequestAccepted | undefined;
+  finished: RequestFinished | undefined;
   promptText = "";
   #nextSequence: bigint;
 
@@ -102,7 +102,7 @@ export class Heard<S extends GenerationStream = GenerationStream> {
     return reason === undefined ? "" : (FinishReason[reason] ?? "");
   }
 
-  async untilAccepted(): Promise<Accepted> {
+  async untilAccepted(): Promise<RequestAccepted> {
     while (!this.accepted) await this.#read();
     return this.accepted;
   }
@@ -112,7 +112,7 @@ export class Heard<S extends GenerationStream = GenerationStream> {
   }
 
   /** Read to the end, past the last message. */
-  async untilEnd(): Promise<Finished> {
+  async untilEnd(): Promise<RequestFinished> {
     while (!this.finished) await this.#read();
     const late = await this.stream.next();
     require(late.done === true, "a message came after finished");

@@ -32,7 +32,7 @@ import {
   TokenizeRequestSchema,
   type TokenizeResponse,
 } from "./generated/penstock/v1/model_service_pb.js";
-import type { Model } from "./generated/penstock/v1/model_pb.js";
+import type { ModelInfo } from "./generated/penstock/v1/model_pb.js";
 import type { RequestState } from "./generated/penstock/v1/state_pb.js";
 import { GenerationStream, type StreamPlan } from "./generation-stream.js";
 import type { Headers } from "./headers.js";
@@ -111,8 +111,9 @@ export class Client {
 
   /** The text of a request, as it comes. Throws RangeError for one with several outputs. */
   generateText(request: GenerateInit, options: CallOptions = {}): AsyncGenerator<string, void> {
-    const n = request.sampling?.n ?? 1;
-    if (n > 1) throw new RangeError(`sampling.n: a stream of text has one output, not ${n}`);
+    const n = request.sampling?.numOutputs ?? 1;
+    if (n > 1)
+      throw new RangeError(`sampling.num_outputs: a stream of text has one output, not ${n}`);
     return textOf(this.generate(request, options));
   }
 
@@ -150,15 +151,15 @@ export class Client {
   }
 
   /** The model of this name; of none, the server's default. */
-  async getModel(name?: string, options: CallOptions = {}): Promise<Model> {
+  async getModel(name?: string, options: CallOptions = {}): Promise<ModelInfo> {
     const message = create(GetModelRequestSchema, name === undefined ? {} : { name });
     const { model } = await this.#control(ModelService.method.getModel, message, options);
     return present(model, "GetModelResponse.model");
   }
 
   /** All models of the server. */
-  async listModels(options: CallOptions = {}): Promise<Model[]> {
-    const models: Model[] = [];
+  async listModels(options: CallOptions = {}): Promise<ModelInfo[]> {
+    const models: ModelInfo[] = [];
     let pageToken = "";
     for (let page = 0; page < MAX_PAGES; page++) {
       const message = create(ListModelsRequestSchema, { pageToken });

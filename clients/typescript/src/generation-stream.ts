@@ -69,11 +69,6 @@ export class GenerationStream implements AsyncIterableIterator<GenerateResponse>
     return this.#attempt?.headers;
   }
 
-  /** The W3C trace id under which the server traces the request; once the first message is there. */
-  get traceId(): string | undefined {
-    return this.responseMetadata?.get("x-trace-id")[0]?.toString();
-  }
-
   /** End the call and the request. Whoever waits for a message meets CANCELLED. */
   cancel(): void {
     this.#abort.abort();

@@ -15,20 +15,27 @@ export interface ChatTurn {
 
 /** Plain text as a prompt. */
 export function text(value: string) {
-  return { case: "text", value: { text: value } } as const satisfies GenerateInit["prompt"];
+  return { case: "textPrompt", value: { text: value } } as const satisfies GenerateInit["prompt"];
 }
 
 /** Token ids as a prompt. */
 export function tokenIds(ids: Iterable<number>) {
-  return { case: "tokenIds", value: { ids: [...ids] } } as const satisfies GenerateInit["prompt"];
+  return {
+    case: "tokenPrompt",
+    value: { ids: [...ids] },
+  } as const satisfies GenerateInit["prompt"];
 }
 
 /** A dialogue as a prompt. `windowTokens`: its oldest turns are left out beyond that. */
 export function chat(turns: Iterable<ChatTurn>, options: { readonly windowTokens?: number } = {}) {
   return {
-    case: "chat",
-    value: { messages: [...turns].map(({ role, content }) => ({ role, content })), ...options },
+    case: "chatPrompt",
+    value: { messages: [...turns].map(message), ...options },
   } as const satisfies GenerateInit["prompt"];
+}
+
+function message({ role, content }: ChatTurn) {
+  return { role, parts: [{ content: { case: "text", value: content } as const }] };
 }
 
 /** A duration of the contract. Throws RangeError unless it is finite. */

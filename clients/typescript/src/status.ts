@@ -7,7 +7,7 @@ import { fromBinary, type DescMessage, type MessageShape } from "@bufbuild/proto
 import { durationMs, type Any } from "@bufbuild/protobuf/wkt";
 import { Metadata, status as Codes, type ServiceError } from "@grpc/grpc-js";
 import { ERROR_DOMAIN, PenstockError, type Failure } from "./errors.js";
-import { StatusSchema, type Status } from "./generated/penstock/v1/error_pb.js";
+import { StatusSchema, type Status } from "./generated/google/rpc/status_pb.js";
 import {
   BadRequestSchema,
   ErrorInfoSchema,

@@ -75,7 +75,8 @@ export class StreamReader {
 
   #count(outputIndex: number, numTokens: number): void {
     while (this.#receivedTokenCounts.length <= outputIndex) this.#receivedTokenCounts.push(0);
-    this.#receivedTokenCounts[outputIndex] = (this.#receivedTokenCounts[outputIndex] ?? 0) + numTokens;
+    this.#receivedTokenCounts[outputIndex] =
+      (this.#receivedTokenCounts[outputIndex] ?? 0) + numTokens;
   }
 
   #break(message: string): never {

@@ -28,7 +28,7 @@ import {
   type ServerWritableStream,
   type UntypedHandleCall,
 } from "@grpc/grpc-js";
-import { StatusSchema } from "../src/generated/penstock/v1/error_pb.js";
+import { StatusSchema } from "../src/generated/google/rpc/status_pb.js";
 import { ErrorInfoSchema, RetryInfoSchema } from "../src/generated/google/rpc/error_details_pb.js";
 import {
   GenerationService,

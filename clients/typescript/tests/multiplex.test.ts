@@ -154,7 +154,7 @@ test("what cannot be sent fails alone, before anything is sent", async () => {
   await neighbour.next();
   assert.throws(() => session.generate({ prompt: text("x\ud83d") }), {
     name: "TypeError",
-    message: /^text\.text: /,
+    message: /^text_prompt\.text: /,
   });
   assert.throws(() => session.generate(REQUEST, { trace: { traceparent: "x\n" } }), {
     name: "TypeError",

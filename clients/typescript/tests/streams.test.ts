@@ -229,7 +229,7 @@ test("a value that does not fit its field is refused before anything is sent", a
   assert.throws(() => client.generate(request), { name: "TypeError", message: /top_k/ });
   const half = { role: "user", content: "\ud83d" };
   const dialogue = { prompt: chat([{ role: "user", content: "🚀" }, half]) };
-  const message = "chat.messages[1].content: has half a surrogate pair";
+  const message = "chat_prompt.messages[1].parts[0].text: has half a surrogate pair";
   assert.throws(() => client.generate(dialogue), { name: "TypeError", message });
   const stopping = { stopStrings: ["a", "\ude80"] };
   assert.throws(() => client.generate({ ...REQUEST, stopping }), /stopping.stop_strings\[1\]/);
@@ -304,12 +304,12 @@ test("a stream of text has one output, which is told before anything is sent", a
   });
   const client = clientOf(service);
   assert.throws(
-    () => client.generateText({ ...REQUEST, sampling: { n: 2 } }),
-    /^RangeError: sampling\.n: /,
+    () => client.generateText({ ...REQUEST, sampling: { numOutputs: 2 } }),
+    /^RangeError: sampling\.num_outputs: /,
   );
   assert.equal(numCalls, 0);
   let received = "";
-  for await (const piece of client.generateText({ ...REQUEST, sampling: { n: 1 } })) {
+  for await (const piece of client.generateText({ ...REQUEST, sampling: { numOutputs: 1 } })) {
     received += piece;
   }
   assert.equal(received, "1 ");

@@ -13,7 +13,7 @@ namespace penstock {
 
 inline v1::GenerateRequest text_request(std::string prompt, std::uint32_t max_tokens) {
   v1::GenerateRequest request;
-  request.mutable_text()->set_text(std::move(prompt));
+  request.mutable_text_prompt()->set_text(std::move(prompt));
   request.mutable_stopping()->set_max_tokens(max_tokens);
   return request;
 }
@@ -21,7 +21,7 @@ inline v1::GenerateRequest text_request(std::string prompt, std::uint32_t max_to
 inline v1::GenerateRequest token_request(std::span<const std::uint32_t> ids,
                                          std::uint32_t max_tokens) {
   v1::GenerateRequest request;
-  request.mutable_token_ids()->mutable_ids()->Add(ids.begin(), ids.end());
+  request.mutable_token_prompt()->mutable_ids()->Add(ids.begin(), ids.end());
   request.mutable_stopping()->set_max_tokens(max_tokens);
   return request;
 }
@@ -31,9 +31,9 @@ inline v1::GenerateRequest chat_request(
     std::initializer_list<std::pair<const char*, const char*>> turns, std::uint32_t max_tokens) {
   v1::GenerateRequest request;
   for (const auto& [role, content] : turns) {
-    auto* message = request.mutable_chat()->add_messages();
+    auto* message = request.mutable_chat_prompt()->add_messages();
     message->set_role(role);
-    message->set_content(content);
+    message->add_parts()->set_text(content);
   }
   request.mutable_stopping()->set_max_tokens(max_tokens);
   return request;

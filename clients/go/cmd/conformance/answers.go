@@ -83,9 +83,9 @@ func chat(ctx context.Context, t *talk) error {
 	}
 	defer client.Close()
 	request := greedy(24)
-	request.Prompt = &pb.GenerateRequest_Chat{Chat: &pb.ChatPrompt{Messages: []*pb.ChatMessage{
-		{Role: "system", Content: "You answer in one sentence."},
-		{Role: "user", Content: "Where is the Globe?"},
+	request.Prompt = &pb.GenerateRequest_ChatPrompt{ChatPrompt: &pb.ChatPrompt{Messages: []*pb.ChatMessage{
+		{Role: "system", Parts: []*pb.ContentPart{textPart("You answer in one sentence.")}},
+		{Role: "user", Parts: []*pb.ContentPart{textPart("Where is the Globe?")}},
 	}}}
 	h := hear(client.Generate(ctx, request))
 	if err := h.untilWhole(24); err != nil {
@@ -95,6 +95,10 @@ func chat(ctx context.Context, t *talk) error {
 		return errors.New("there is no text")
 	}
 	return nil
+}
+
+func textPart(text string) *pb.ContentPart {
+	return &pb.ContentPart{Content: &pb.ContentPart_Text{Text: text}}
 }
 
 func utf8AcrossChunks(ctx context.Context, t *talk) error {
@@ -153,16 +157,12 @@ func traceMetadata(ctx context.Context, t *talk) error {
 	defer client.Close()
 	trace, id := penstock.NewTraceContext(), newID()
 	stream := client.Generate(penstock.ContextWithTrace(ctx, trace), named(greedy(4), id))
-	header, err := stream.Header()
-	if err != nil {
-		return err
-	}
-	told := strings.Join(header.Get(penstock.TraceIDHeader), ",")
-	if err := same(told, strings.Split(trace.Traceparent, "-")[1], "x-trace-id"); err != nil {
-		return err
-	}
 	h := hear(stream)
 	if err := h.untilWhole(4); err != nil {
+		return err
+	}
+	traceID := strings.Split(trace.Traceparent, "-")[1]
+	if err := same(h.accepted.GetTraceId(), traceID, "the trace id in accepted"); err != nil {
 		return err
 	}
 	return same(h.accepted.GetRequestId(), id, "the request id in accepted")

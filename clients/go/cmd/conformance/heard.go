@@ -33,7 +33,7 @@ func greedy(num uint32) *pb.GenerateRequest { return greedyAfter(prompt, num) }
 func greedyAfter(text string, num uint32) *pb.GenerateRequest {
 	var temperature float32
 	return &pb.GenerateRequest{
-		Prompt:   &pb.GenerateRequest_Text{Text: &pb.TextPrompt{Text: text}},
+		Prompt:   &pb.GenerateRequest_TextPrompt{TextPrompt: &pb.TextPrompt{Text: text}},
 		Sampling: &pb.SamplingOptions{Temperature: &temperature},
 		Stopping: &pb.StoppingOptions{MaxTokens: &num, IgnoreEos: true},
 	}
@@ -41,7 +41,7 @@ func greedyAfter(text string, num uint32) *pb.GenerateRequest {
 
 // ofIDs replaces the prompt of a request.
 func ofIDs(request *pb.GenerateRequest, ids []uint32) *pb.GenerateRequest {
-	request.Prompt = &pb.GenerateRequest_TokenIds{TokenIds: &pb.TokenPrompt{Ids: ids}}
+	request.Prompt = &pb.GenerateRequest_TokenPrompt{TokenPrompt: &pb.TokenPrompt{Ids: ids}}
 	return request
 }
 
@@ -73,8 +73,8 @@ func onceText(
 type heard struct {
 	stream    *penstock.Stream
 	next      uint64
-	accepted  *pb.Accepted
-	finished  *pb.Finished
+	accepted  *pb.RequestAccepted
+	finished  *pb.RequestFinished
 	echo      strings.Builder
 	text      strings.Builder
 	ids       []uint32
@@ -112,7 +112,7 @@ func (h *heard) read() error {
 	return nil
 }
 
-func (h *heard) hearTokens(tokens *pb.Tokens) error {
+func (h *heard) hearTokens(tokens *pb.TokenDelta) error {
 	if !utf8.ValidString(tokens.GetText()) {
 		return fmt.Errorf("chunk %d is no UTF-8: %q", h.numChunks, tokens.GetText())
 	}

@@ -61,7 +61,7 @@ func unimplementedFeature(ctx context.Context, t *talk) error {
 	defer client.Close()
 	request := greedy(4)
 	request.Stopping.IgnoreEos = false
-	request.Constraint = &pb.Constraint{Kind: &pb.Constraint_JsonSchema{
+	request.Constraint = &pb.OutputConstraint{Kind: &pb.OutputConstraint_JsonSchema{
 		JsonSchema: &pb.JsonSchemaConstraint{Schema: `{"type": "object"}`},
 	}}
 	h := hear(client.Generate(ctx, request))

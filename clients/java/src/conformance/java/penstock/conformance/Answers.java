@@ -13,14 +13,15 @@ import java.util.concurrent.Future;
 import java.util.stream.IntStream;
 import penstock.client.PenstockClient;
 import penstock.client.TraceContext;
-import penstock.v1.Accepted;
-import penstock.v1.ChatMessage;
-import penstock.v1.FinishReason;
-import penstock.v1.Finished;
-import penstock.v1.GenerateOnceResponse;
-import penstock.v1.GenerateRequest;
-import penstock.v1.TokenPrompt;
-import penstock.v1.Tokens;
+import dev.penstock.v1.RequestAccepted;
+import dev.penstock.v1.ChatMessage;
+import dev.penstock.v1.ContentPart;
+import dev.penstock.v1.FinishReason;
+import dev.penstock.v1.RequestFinished;
+import dev.penstock.v1.GenerateOnceResponse;
+import dev.penstock.v1.GenerateRequest;
+import dev.penstock.v1.TokenPrompt;
+import dev.penstock.v1.TokenDelta;
 
 /** The scenarios about answers: streams, prompts, text and metadata. */
 final class Answers {
@@ -32,8 +33,8 @@ final class Answers {
   static void streamInOrder(Talk talk) {
     try (PenstockClient client = talk.client();
          Heard heard = new Heard(client.generate(greedy(12).build(), CALL))) {
-      Finished finished = heard.untilEnd();
-      Accepted accepted = heard.untilAccepted();
+      RequestFinished finished = heard.untilEnd();
+      RequestAccepted accepted = heard.untilAccepted();
       boolean isNamed = !accepted.getRequestId().isEmpty() && !accepted.getModel().isEmpty();
       require(isNamed, "accepted without names: " + accepted);
       require(heard.numTokens() == 12, heard.numTokens() + " tokens, not 12");
@@ -56,7 +57,7 @@ final class Answers {
 
   static void tokenPrompt(Talk talk) {
     List<Integer> ids = IntStream.range(5, 25).boxed().toList();
-    GenerateRequest.Builder request = greedy(12).setTokenIds(tokens(ids));
+    GenerateRequest.Builder request = greedy(12).setTokenPrompt(tokens(ids));
     request.getOutputBuilder().setReturnTokenIds(true);
     try (PenstockClient client = talk.client();
          Heard first = new Heard(client.generate(request.build(), CALL));
@@ -73,7 +74,7 @@ final class Answers {
 
   static void chat(Talk talk) {
     GenerateRequest.Builder request = greedy(24);
-    request.getChatBuilder()
+    request.getChatPromptBuilder()
         .addMessages(message("system", "You answer in one sentence."))
         .addMessages(message("user", "Where is the Globe?"));
     try (PenstockClient client = talk.client();
@@ -86,7 +87,7 @@ final class Answers {
 
   static void utf8AcrossChunks(Talk talk) throws Exception {
     GenerateRequest.Builder request = greedy(200);
-    request.getTextBuilder().setText(TEXT);
+    request.getTextPromptBuilder().setText(TEXT);
     GenerateRequest.Builder echoing = request.clone();
     echoing.getOutputBuilder().setEcho(true);
     request.getOutputBuilder().setMinChunkTokens(1);
@@ -101,7 +102,7 @@ final class Answers {
       requireSame(heard.text(), textOf(once));
       boolean isAscii = heard.text().chars().allMatch(character -> character < 128);
       require(!isAscii, "the text has no character beyond ASCII");
-      for (Tokens chunk : heard.chunks()) {
+      for (TokenDelta chunk : heard.chunks()) {
         // False for a lone surrogate.
         boolean isWhole = StandardCharsets.UTF_8.newEncoder().canEncode(chunk.getText());
         require(isWhole && chunk.getTextBytes().isValidUtf8(), "half a character in " + chunk);
@@ -114,7 +115,7 @@ final class Answers {
         IntStream.range(0, NUM_LARGE_TOKENS).map(number -> 5 + number % 1000).boxed().toList();
     try (PenstockClient client = talk.client();
          Heard heard =
-             new Heard(client.generate(greedy(4).setTokenIds(tokens(ids)).build(), CALL))) {
+             new Heard(client.generate(greedy(4).setTokenPrompt(tokens(ids)).build(), CALL))) {
       int numTold = heard.untilEnd().getUsage().getNumPromptTokens();
       require(numTold == NUM_LARGE_TOKENS, "usage tells " + numTold + " prompt tokens");
       require(heard.numTokens() == 4, heard.numTokens() + " tokens, not 4");
@@ -127,9 +128,9 @@ final class Answers {
     GenerateRequest request = greedy(4).setRequestId(Talk.newId()).build();
     try (PenstockClient client = talk.client();
          Heard heard = new Heard(client.generate(request, CALL.withTrace(trace)))) {
-      String told = heard.stream().headers().get(TraceContext.TRACE_ID);
-      require(traceId.equals(told), "x-trace-id is " + told + ", not " + traceId);
       heard.untilEnd();
+      String told = heard.untilAccepted().getTraceId();
+      require(traceId.equals(told), "the trace id is " + told + ", not " + traceId);
       String accepted = heard.untilAccepted().getRequestId();
       require(accepted.equals(request.getRequestId()), "accepted as " + accepted);
     }
@@ -141,7 +142,7 @@ final class Answers {
 
   static GenerateRequest numbered(int number, int numTokens) {
     GenerateRequest.Builder request = greedy(numTokens);
-    request.getTextBuilder().setText(PROMPT + ", number " + number);
+    request.getTextPromptBuilder().setText(PROMPT + ", number " + number);
     return request.build();
   }
 
@@ -150,6 +151,6 @@ final class Answers {
   }
 
   private static ChatMessage message(String role, String content) {
-    return ChatMessage.newBuilder().setRole(role).setContent(content).build();
+    return ChatMessage.newBuilder().setRole(role).addParts(ContentPart.newBuilder().setText(content)).build();
   }
 }

@@ -6,12 +6,12 @@ import java.util.ArrayList;
 import java.util.List;
 import java.util.stream.Collectors;
 import penstock.client.GenerationStream;
-import penstock.v1.Accepted;
-import penstock.v1.FinishReason;
-import penstock.v1.Finished;
-import penstock.v1.GenerateResponse;
-import penstock.v1.TokenRecord;
-import penstock.v1.Tokens;
+import dev.penstock.v1.RequestAccepted;
+import dev.penstock.v1.FinishReason;
+import dev.penstock.v1.RequestFinished;
+import dev.penstock.v1.GenerateResponse;
+import dev.penstock.v1.TokenRecord;
+import dev.penstock.v1.TokenDelta;
 
 /**
  * The messages of one stream as they are read, each checked against the one before. The client
@@ -19,10 +19,10 @@ import penstock.v1.Tokens;
  */
 final class Heard implements AutoCloseable {
   private final GenerationStream stream;
-  private final List<Tokens> chunks = new ArrayList<>();
+  private final List<TokenDelta> chunks = new ArrayList<>();
   private long nextSequence;
-  private Accepted accepted;
-  private Finished finished;
+  private RequestAccepted accepted;
+  private RequestFinished finished;
 
   Heard(GenerationStream stream) {
     this.stream = stream;
@@ -33,7 +33,7 @@ final class Heard implements AutoCloseable {
     return stream;
   }
 
-  Accepted untilAccepted() {
+  RequestAccepted untilAccepted() {
     while (accepted == null) {
       read();
     }
@@ -47,7 +47,7 @@ final class Heard implements AutoCloseable {
     return this;
   }
 
-  Finished untilEnd() {
+  RequestFinished untilEnd() {
     while (finished == null) {
       read();
     }
@@ -60,15 +60,15 @@ final class Heard implements AutoCloseable {
   }
 
   String text() {
-    return chunks.stream().map(Tokens::getText).collect(Collectors.joining());
+    return chunks.stream().map(TokenDelta::getText).collect(Collectors.joining());
   }
 
-  List<Tokens> chunks() {
+  List<TokenDelta> chunks() {
     return chunks;
   }
 
   int numTokens() {
-    return chunks.stream().mapToInt(Tokens::getNumTokens).sum();
+    return chunks.stream().mapToInt(TokenDelta::getNumTokens).sum();
   }
 
   List<Integer> tokenIds() {

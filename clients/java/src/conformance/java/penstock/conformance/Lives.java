@@ -16,10 +16,10 @@ import penstock.client.PenstockClient;
 import penstock.client.PenstockException;
 import penstock.client.ResumePoint;
 import penstock.client.RetryPolicy;
-import penstock.v1.ErrorReason;
-import penstock.v1.FinishReason;
-import penstock.v1.GenerateRequest;
-import penstock.v1.RequestState;
+import dev.penstock.v1.ErrorReason;
+import dev.penstock.v1.FinishReason;
+import dev.penstock.v1.GenerateRequest;
+import dev.penstock.v1.RequestState;
 
 /** The scenarios about how a request lives and ends, and what it survives. */
 final class Lives {
@@ -89,7 +89,7 @@ final class Lives {
 
   static void resume(Talk talk) throws Exception {
     GenerateRequest.Builder request = greedy(200);
-    request.getResumeGracePeriodBuilder().setSeconds(30);
+    request.getResumeTimeoutBuilder().setSeconds(30);
     PenstockClient lost = talk.client();
     Heard before = new Heard(lost.generate(request.build(), CALL)).untilTokens(20);
     // The connection is cut and nothing is cancelled: the stream is not closed.

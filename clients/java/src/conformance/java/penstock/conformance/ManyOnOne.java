@@ -18,8 +18,8 @@ import penstock.client.Multiplex;
 import penstock.client.MultiplexSettings;
 import penstock.client.PenstockClient;
 import penstock.client.PenstockException;
-import penstock.v1.FinishReason;
-import penstock.v1.GenerateRequest;
+import dev.penstock.v1.FinishReason;
+import dev.penstock.v1.GenerateRequest;
 
 /** The scenario about many requests on one Multiplex call. */
 final class ManyOnOne {

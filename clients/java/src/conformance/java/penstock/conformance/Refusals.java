@@ -23,9 +23,9 @@ import penstock.client.FieldViolation;
 import penstock.client.PenstockClient;
 import penstock.client.PenstockException;
 import penstock.client.RetryPolicy;
-import penstock.v1.ErrorReason;
-import penstock.v1.GenerateOnceResponse;
-import penstock.v1.GenerateRequest;
+import dev.penstock.v1.ErrorReason;
+import dev.penstock.v1.GenerateOnceResponse;
+import dev.penstock.v1.GenerateRequest;
 
 /** The scenarios about refusals: what cannot be served, and that the status says so in full. */
 final class Refusals {

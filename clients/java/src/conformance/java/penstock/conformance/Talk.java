@@ -9,8 +9,8 @@ import java.util.concurrent.Future;
 import penstock.client.CallSettings;
 import penstock.client.PenstockClient;
 import penstock.client.RetryPolicy;
-import penstock.v1.GenerateOnceResponse;
-import penstock.v1.GenerateRequest;
+import dev.penstock.v1.GenerateOnceResponse;
+import dev.penstock.v1.GenerateRequest;
 
 /** What the scenarios share: the service, the driver, requests, work beside the scenario's own. */
 record Talk(String address, Driver driver, ExecutorService threads) {
@@ -39,7 +39,7 @@ record Talk(String address, Driver driver, ExecutorService threads) {
   /** Exactly so many tokens, a function of the prompt. */
   static GenerateRequest.Builder greedy(int numTokens) {
     GenerateRequest.Builder request = GenerateRequest.newBuilder();
-    request.getTextBuilder().setText(PROMPT);
+    request.getTextPromptBuilder().setText(PROMPT);
     request.getSamplingBuilder().setTemperature(0);
     request.getStoppingBuilder().setMaxTokens(numTokens).setIgnoreEos(true);
     return request;

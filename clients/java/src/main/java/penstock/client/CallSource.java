@@ -11,7 +11,7 @@ import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.ExecutionException;
 import java.util.concurrent.LinkedBlockingQueue;
 import java.util.function.Function;
-import penstock.v1.GenerateResponse;
+import dev.penstock.v1.GenerateResponse;
 
 /**
  * A call with one request and many answers, read by blocking. No more is held than was asked for: a

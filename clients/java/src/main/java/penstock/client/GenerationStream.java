@@ -11,8 +11,8 @@ import java.util.concurrent.TimeUnit;
 import java.util.function.Supplier;
 import java.util.stream.Stream;
 import java.util.stream.StreamSupport;
-import penstock.v1.GenerateRequest;
-import penstock.v1.GenerateResponse;
+import dev.penstock.v1.GenerateRequest;
+import dev.penstock.v1.GenerateResponse;
 
 /**
  * The answer to one request, message by message as they come.

@@ -5,9 +5,9 @@ import io.grpc.Status;
 import java.util.concurrent.BlockingQueue;
 import java.util.concurrent.LinkedBlockingQueue;
 import java.util.concurrent.TimeUnit;
-import penstock.v1.GenerateResponse;
-import penstock.v1.MultiplexCredit;
-import penstock.v1.MultiplexRequest;
+import dev.penstock.v1.GenerateResponse;
+import dev.penstock.v1.MultiplexCredit;
+import dev.penstock.v1.MultiplexRequest;
 
 /**
  * One request on a Multiplex call: what came and was not taken yet, and its credit. What waits is

@@ -6,9 +6,9 @@ import java.time.Duration;
 import java.util.Objects;
 import java.util.Set;
 import java.util.concurrent.ConcurrentHashMap;
-import penstock.v1.GenerateRequest;
-import penstock.v1.MultiplexRequest;
-import penstock.v1.MultiplexSubmit;
+import dev.penstock.v1.GenerateRequest;
+import dev.penstock.v1.MultiplexRequest;
+import dev.penstock.v1.MultiplexSubmit;
 
 /**
  * Sends many requests over one call, and opens another when that is lost, grows old, or the server
@@ -141,7 +141,7 @@ public final class Multiplex implements AutoCloseable {
     }
     GenerateRequest.Builder limited = request.toBuilder();
     limited.getSchedulingBuilder()
-        .getTotalDeadlineBuilder()
+        .getTotalTimeoutBuilder()
         .setSeconds(left.getSeconds())
         .setNanos(left.getNano());
     return limited.build();

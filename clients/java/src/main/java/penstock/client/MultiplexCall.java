@@ -11,13 +11,13 @@ import java.util.HashSet;
 import java.util.Map;
 import java.util.Set;
 import java.util.function.Consumer;
-import penstock.v1.ErrorReason;
-import penstock.v1.GenerationServiceGrpc;
-import penstock.v1.MultiplexCancel;
-import penstock.v1.MultiplexEvent;
-import penstock.v1.MultiplexRequest;
-import penstock.v1.MultiplexResponse;
-import penstock.v1.MultiplexSubmit;
+import dev.penstock.v1.ErrorReason;
+import dev.penstock.v1.GenerationServiceGrpc;
+import dev.penstock.v1.MultiplexCancel;
+import dev.penstock.v1.MultiplexEvent;
+import dev.penstock.v1.MultiplexRequest;
+import dev.penstock.v1.MultiplexResponse;
+import dev.penstock.v1.MultiplexSubmit;
 
 /**
  * One Multiplex call and the requests that are open on it. Knows their keys; what comes of them is

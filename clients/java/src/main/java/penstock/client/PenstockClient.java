@@ -19,23 +19,23 @@ import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.ExecutionException;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.TimeoutException;
-import penstock.v1.CancelRequest;
-import penstock.v1.CancelResponse;
-import penstock.v1.DetokenizeRequest;
-import penstock.v1.GenerateOnceRequest;
-import penstock.v1.GenerateOnceResponse;
-import penstock.v1.GenerateRequest;
-import penstock.v1.GenerationServiceGrpc;
-import penstock.v1.GetModelRequest;
-import penstock.v1.ListModelsRequest;
-import penstock.v1.ListModelsResponse;
-import penstock.v1.Model;
-import penstock.v1.ModelServiceGrpc;
-import penstock.v1.RequestState;
-import penstock.v1.ResumeRequest;
-import penstock.v1.ResumeResponse;
-import penstock.v1.TokenizeRequest;
-import penstock.v1.TokenizeResponse;
+import dev.penstock.v1.CancelRequest;
+import dev.penstock.v1.CancelResponse;
+import dev.penstock.v1.DetokenizeRequest;
+import dev.penstock.v1.GenerateOnceRequest;
+import dev.penstock.v1.GenerateOnceResponse;
+import dev.penstock.v1.GenerateRequest;
+import dev.penstock.v1.GenerationServiceGrpc;
+import dev.penstock.v1.GetModelRequest;
+import dev.penstock.v1.ListModelsRequest;
+import dev.penstock.v1.ListModelsResponse;
+import dev.penstock.v1.ModelInfo;
+import dev.penstock.v1.ModelServiceGrpc;
+import dev.penstock.v1.RequestState;
+import dev.penstock.v1.ResumeRequest;
+import dev.penstock.v1.ResumeResponse;
+import dev.penstock.v1.TokenizeRequest;
+import dev.penstock.v1.TokenizeResponse;
 
 /**
  * Makes calls to one address, of Penstock: a gRPC service that streams what language models
@@ -133,8 +133,8 @@ public final class PenstockClient implements AutoCloseable {
   }
 
   /** The models that the caller may use, by name. */
-  public List<Model> listModels(CallSettings settings) {
-    List<Model> models = new ArrayList<>();
+  public List<ModelInfo> listModels(CallSettings settings) {
+    List<ModelInfo> models = new ArrayList<>();
     String token = "";
     do {
       ListModelsRequest request = ListModelsRequest.newBuilder().setPageToken(token).build();
@@ -146,7 +146,7 @@ public final class PenstockClient implements AutoCloseable {
   }
 
   /** What a model can do and what it allows; an empty name is the server's default model. */
-  public Model getModel(String name, CallSettings settings) {
+  public ModelInfo getModel(String name, CallSettings settings) {
     GetModelRequest.Builder request = GetModelRequest.newBuilder();
     if (!name.isEmpty()) {
       request.setName(name);
@@ -210,7 +210,7 @@ public final class PenstockClient implements AutoCloseable {
     ResumeRequest request = ResumeRequest.newBuilder()
                                 .setRequestId(point.requestId())
                                 .setNextSequence(point.nextSequence())
-                                .addAllNumReceivedTokens(point.receivedTokenCounts())
+                                .addAllReceivedTokenCounts(point.receivedTokenCounts())
                                 .build();
     Unicode.require(request);
     return CallSource.open(connections, GenerationServiceGrpc.getResumeMethod(), terms, request,

@@ -4,7 +4,7 @@ import io.grpc.Status;
 import java.time.Duration;
 import java.util.List;
 import java.util.Map;
-import penstock.v1.ErrorReason;
+import dev.penstock.v1.ErrorReason;
 
 /**
  * A failed call: its status, and what the server's google.rpc details say.

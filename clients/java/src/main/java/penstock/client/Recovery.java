@@ -5,7 +5,7 @@ import java.time.Duration;
 import java.util.Optional;
 import java.util.concurrent.ThreadLocalRandom;
 import java.util.function.LongSupplier;
-import penstock.v1.ErrorReason;
+import dev.penstock.v1.ErrorReason;
 
 /**
  * The account of one stream's losses, each of which is made good within the grace period, or told.

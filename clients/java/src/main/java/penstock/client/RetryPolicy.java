@@ -2,7 +2,7 @@ package penstock.client;
 
 import io.grpc.Status;
 import java.time.Duration;
-import penstock.v1.ErrorReason;
+import dev.penstock.v1.ErrorReason;
 
 /**
  * How often and how patiently a call is tried again.

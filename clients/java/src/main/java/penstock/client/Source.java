@@ -1,7 +1,7 @@
 package penstock.client;
 
 import io.grpc.Metadata;
-import penstock.v1.GenerateResponse;
+import dev.penstock.v1.GenerateResponse;
 
 /** One attempt at a stream. One thread reads; any may stop it. */
 interface Source {

@@ -46,7 +46,7 @@ final class StatusReader {
   }
 
   /** The failure of one request of a Multiplex call. */
-  static PenstockException ofRequest(penstock.v1.Status status) {
+  static PenstockException ofRequest(com.google.rpc.Status status) {
     StatusReader reader = new StatusReader();
     reader.readDetails(status.getDetailsList());
     Status.Code code = Status.fromCodeValue(status.getCode()).getCode();

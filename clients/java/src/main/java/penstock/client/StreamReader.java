@@ -3,8 +3,8 @@ package penstock.client;
 import java.time.Duration;
 import java.util.ArrayList;
 import java.util.List;
-import penstock.v1.GenerateResponse;
-import penstock.v1.Tokens;
+import dev.penstock.v1.GenerateResponse;
+import dev.penstock.v1.TokenDelta;
 
 /**
  * Checks that a stream keeps the contract: order, sequence numbers, one end. Knows how far it was
@@ -88,7 +88,7 @@ final class StreamReader {
     return new ResumePoint(requestId, nextSequence, receivedTokenCounts, gracePeriod);
   }
 
-  private void count(Tokens tokens) {
+  private void count(TokenDelta tokens) {
     hasOutput = true;
     int index = tokens.getOutputIndex();
     if (index < 0 || index >= MAX_OUTPUTS) {

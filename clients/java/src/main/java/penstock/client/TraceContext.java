@@ -12,7 +12,7 @@ import java.util.Objects;
  * @param tracestate the header of this name; empty for none
  */
 public record TraceContext(String traceparent, String tracestate) {
-  /** The initial metadata in which the server tells the trace id of a call. */
+  /** The trailer with the trace id of a refused call. */
   public static final Metadata.Key<String> TRACE_ID = key("x-trace-id");
 
   private static final Metadata.Key<String> TRACEPARENT = key("traceparent");

@@ -28,9 +28,9 @@ import java.util.stream.Collectors;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
 import org.junit.jupiter.api.io.TempDir;
-import penstock.v1.GenerateRequest;
-import penstock.v1.GenerateResponse;
-import penstock.v1.GenerationServiceGrpc;
+import dev.penstock.v1.GenerateRequest;
+import dev.penstock.v1.GenerateResponse;
+import dev.penstock.v1.GenerationServiceGrpc;
 
 /** Addresses, TLS and tokens; over a socket where that is the point. */
 @Timeout(60)

@@ -15,11 +15,11 @@ import java.time.Duration;
 import java.util.List;
 import java.util.UUID;
 import penstock.client.wire.ErrorInfo;
-import penstock.v1.Accepted;
-import penstock.v1.Finished;
-import penstock.v1.GenerateRequest;
-import penstock.v1.GenerateResponse;
-import penstock.v1.Tokens;
+import dev.penstock.v1.RequestAccepted;
+import dev.penstock.v1.RequestFinished;
+import dev.penstock.v1.GenerateRequest;
+import dev.penstock.v1.GenerateResponse;
+import dev.penstock.v1.TokenDelta;
 
 /** A service of the test's own within the process, a client of it, and what services send. */
 final class FakeServer implements AutoCloseable {
@@ -47,29 +47,29 @@ final class FakeServer implements AutoCloseable {
 
   static GenerateRequest request(Duration grace) {
     GenerateRequest.Builder request = GenerateRequest.newBuilder();
-    request.getTextBuilder().setText("To be, or not");
+    request.getTextPromptBuilder().setText("To be, or not");
     if (!grace.isZero()) {
-      request.getResumeGracePeriodBuilder().setSeconds(grace.getSeconds());
+      request.getResumeTimeoutBuilder().setSeconds(grace.getSeconds());
     }
     return request.build();
   }
 
   static GenerateResponse accepted() {
     return GenerateResponse.newBuilder()
-        .setAccepted(Accepted.newBuilder().setRequestId(ID))
+        .setAccepted(RequestAccepted.newBuilder().setRequestId(ID))
         .build();
   }
 
   /** One token. */
   static GenerateResponse token(long sequence) {
-    Tokens tokens = Tokens.newBuilder().setText("t" + sequence + " ").setNumTokens(1).build();
+    TokenDelta tokens = TokenDelta.newBuilder().setText("t" + sequence + " ").setNumTokens(1).build();
     return GenerateResponse.newBuilder().setSequence(sequence).setTokens(tokens).build();
   }
 
   static GenerateResponse finished(long sequence) {
     return GenerateResponse.newBuilder()
         .setSequence(sequence)
-        .setFinished(Finished.getDefaultInstance())
+        .setFinished(RequestFinished.getDefaultInstance())
         .build();
   }
 

@@ -16,13 +16,13 @@ import java.util.concurrent.atomic.AtomicInteger;
 import java.util.stream.Collectors;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
-import penstock.v1.CancelRequest;
-import penstock.v1.CancelResponse;
-import penstock.v1.GenerateRequest;
-import penstock.v1.GenerateResponse;
-import penstock.v1.GenerationServiceGrpc;
-import penstock.v1.ResumeRequest;
-import penstock.v1.ResumeResponse;
+import dev.penstock.v1.CancelRequest;
+import dev.penstock.v1.CancelResponse;
+import dev.penstock.v1.GenerateRequest;
+import dev.penstock.v1.GenerateResponse;
+import dev.penstock.v1.GenerationServiceGrpc;
+import dev.penstock.v1.ResumeRequest;
+import dev.penstock.v1.ResumeResponse;
 
 @Timeout(20)
 class GenerationStreamTest {
@@ -140,7 +140,7 @@ class GenerationStreamTest {
       assertEquals("t1 t2 ", stream.text().collect(Collectors.joining()));
       ResumeRequest asked = service.resumed.get();
       assertEquals(2, asked.getNextSequence());
-      assertEquals(List.of(1), asked.getNumReceivedTokensList());
+      assertEquals(List.of(1), asked.getReceivedTokenCountsList());
     }
     assertFalse(service.cancelled.isDone());
   }

@@ -13,14 +13,14 @@ import java.util.concurrent.LinkedBlockingQueue;
 import java.util.stream.Collectors;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
-import penstock.v1.ErrorReason;
-import penstock.v1.GenerateRequest;
-import penstock.v1.GenerateResponse;
-import penstock.v1.GenerationServiceGrpc;
-import penstock.v1.MultiplexEvent;
-import penstock.v1.MultiplexRequest;
-import penstock.v1.MultiplexResponse;
-import penstock.v1.MultiplexSubmit;
+import dev.penstock.v1.ErrorReason;
+import dev.penstock.v1.GenerateRequest;
+import dev.penstock.v1.GenerateResponse;
+import dev.penstock.v1.GenerationServiceGrpc;
+import dev.penstock.v1.MultiplexEvent;
+import dev.penstock.v1.MultiplexRequest;
+import dev.penstock.v1.MultiplexResponse;
+import dev.penstock.v1.MultiplexSubmit;
 
 @Timeout(20)
 class MultiplexTest {
@@ -139,8 +139,8 @@ class MultiplexTest {
          Multiplex multiplex = multiplex(server, 2)) {
       GenerationStream refused = multiplex.generate(REQUEST);
       long key = service.submitted().getKey();
-      penstock.v1.Status.Builder status =
-          penstock.v1.Status.newBuilder().setCode(Status.Code.UNAVAILABLE.value());
+      com.google.rpc.Status.Builder status =
+          com.google.rpc.Status.newBuilder().setCode(Status.Code.UNAVAILABLE.value());
       penstock.client.wire.ErrorInfo info = penstock.client.wire.ErrorInfo.newBuilder()
                                                 .setDomain("penstock.dev")
                                                 .setReason("DRAINING")
@@ -167,7 +167,7 @@ class MultiplexTest {
   @Test
   void aRequestThatIsTooLargeFailsAlone() throws Exception {
     GenerateRequest.Builder large = REQUEST.toBuilder();
-    large.getTextBuilder().setText("x".repeat(1000));
+    large.getTextPromptBuilder().setText("x".repeat(1000));
     try (FakeServer server = new FakeServer(service, RetryPolicy.STANDARD);
          Multiplex multiplex = multiplex(server, 2);
          GenerationStream stream = multiplex.generate(large.build())) {

@@ -94,7 +94,7 @@ class StatusReaderTest {
 
   @Test
   void anOkOfOneRequestIsAFailure() {
-    PenstockException failure = StatusReader.ofRequest(penstock.v1.Status.getDefaultInstance());
+    PenstockException failure = StatusReader.ofRequest(com.google.rpc.Status.getDefaultInstance());
     assertEquals(Status.Code.UNKNOWN, failure.code());
   }
 }

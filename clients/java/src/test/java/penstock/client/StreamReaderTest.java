@@ -10,8 +10,8 @@ import java.time.Duration;
 import java.util.List;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.function.Executable;
-import penstock.v1.GenerateResponse;
-import penstock.v1.Tokens;
+import dev.penstock.v1.GenerateResponse;
+import dev.penstock.v1.TokenDelta;
 
 class StreamReaderTest {
   private final StreamReader reader = new StreamReader(Duration.ofSeconds(3));
@@ -36,10 +36,10 @@ class StreamReaderTest {
   @Test
   void countsTokensByOutput() {
     reader.receive(FakeServer.accepted());
-    Tokens second = Tokens.newBuilder().setOutputIndex(1).setNumTokens(3).build();
+    TokenDelta second = TokenDelta.newBuilder().setOutputIndex(1).setNumTokens(3).build();
     reader.receive(GenerateResponse.newBuilder().setSequence(1).setTokens(second).build());
     reader.receive(FakeServer.token(2));
-    Tokens wild = Tokens.newBuilder().setOutputIndex(-1).setNumTokens(3).build();
+    TokenDelta wild = TokenDelta.newBuilder().setOutputIndex(-1).setNumTokens(3).build();
     reader.receive(GenerateResponse.newBuilder().setSequence(3).setTokens(wild).build());
     ResumePoint expected = new ResumePoint(FakeServer.ID, 4, List.of(1, 3), Duration.ofSeconds(3));
     assertEquals(expected, reader.point());

@@ -11,12 +11,12 @@ import java.util.concurrent.atomic.AtomicInteger;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
 import org.junit.jupiter.api.function.Executable;
-import penstock.v1.GenerateRequest;
-import penstock.v1.GenerateResponse;
-import penstock.v1.GenerationServiceGrpc;
-import penstock.v1.MultiplexRequest;
-import penstock.v1.MultiplexResponse;
-import penstock.v1.TokenizeRequest;
+import dev.penstock.v1.GenerateRequest;
+import dev.penstock.v1.GenerateResponse;
+import dev.penstock.v1.GenerationServiceGrpc;
+import dev.penstock.v1.MultiplexRequest;
+import dev.penstock.v1.MultiplexResponse;
+import dev.penstock.v1.TokenizeRequest;
 
 @Timeout(20)
 class UnicodeTest {
@@ -41,7 +41,7 @@ class UnicodeTest {
 
   private static GenerateRequest request(String prompt) {
     GenerateRequest.Builder request = GenerateRequest.newBuilder();
-    request.getTextBuilder().setText(prompt);
+    request.getTextPromptBuilder().setText(prompt);
     return request.build();
   }
 
@@ -52,12 +52,12 @@ class UnicodeTest {
   @Test
   void halfPairsAreNamedWhereverTheyAre() {
     GenerateRequest.Builder dialogue = GenerateRequest.newBuilder();
-    dialogue.getChatBuilder().addMessagesBuilder().setRole("user").setContent("\ud83d\ude80");
+    dialogue.getChatPromptBuilder().addMessagesBuilder().setRole("user").setContent("\ud83d\ude80");
     Unicode.require(dialogue.build());
     for (String half :
         List.of("\ud83d", "\ude80", "\ude80\ud83d", "\ud83d\ud83d\ude80", "\ud83da")) {
       GenerateRequest.Builder bad = dialogue.build().toBuilder();
-      bad.getChatBuilder().addMessagesBuilder().setRole("user").setContent(half);
+      bad.getChatPromptBuilder().addMessagesBuilder().setRole("user").setContent(half);
       assertEquals("chat.messages[1].content: has half a surrogate pair",
           refusalOf(() -> Unicode.require(bad.build())));
     }
@@ -75,7 +75,7 @@ class UnicodeTest {
              server.client().multiplex(MultiplexSettings.STANDARD, CallSettings.NONE)) {
       PenstockClient client = server.client();
       TokenizeRequest.Builder words = TokenizeRequest.newBuilder();
-      words.getTextBuilder().setText(HALF);
+      words.getTextPromptBuilder().setText(HALF);
       List<Executable> calls = List.of(()
                                            -> client.generate(bad),
           ()
