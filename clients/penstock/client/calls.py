@@ -228,7 +228,7 @@ class Calls:
                 is_unavailable = self._is_unserved(index, error, error.request_id)
                 delay_s = attempts.delay_after(error)
                 if delay_s is None:
-                    raise error from failed
+                    raise attempts.explain(error) from failed
             except asyncio.CancelledError:
                 self._explain_cancellation()
                 raise

@@ -62,11 +62,11 @@ class Passage:
         if self._request is None:
             # To resume again costs nothing: nothing is delivered twice.
             return self.attempts.delay_after(error)
-        delay_s = self.attempts.delay_after(self.explain(error), has_output=has_output)
+        delay_s = self.attempts.delay_after(self._recovery.explain(error), has_output=has_output)
         if delay_s is not None:
             self.reader = StreamReader()
         return delay_s
 
     def explain(self, error: PenstockError) -> PenstockError:
         """What to tell of it."""
-        return self._recovery.explain(error)
+        return self.attempts.explain(self._recovery.explain(error))

@@ -114,6 +114,7 @@ class Attempts:
         self._random = random
         self._expires_s = math.inf if deadline_s is None else clock() + deadline_s
         self._num_failed = 0
+        self._reasoned: PenstockError | None = None
         self._budget = budget
         if budget is not None:
             budget.pay_in()
@@ -126,6 +127,8 @@ class Attempts:
     def delay_after(self, error: PenstockError, *, has_output: bool = False) -> float | None:
         """Count a failed attempt; seconds to wait before the next, None for no next one."""
         self._num_failed += 1
+        if error.reason:
+            self._reasoned = error
         delay_s = retry_delay_s(
             self._policy,
             error,
@@ -137,6 +140,14 @@ class Attempts:
         if delay_s is None or self._budget is None or self._budget.take():
             return delay_s
         return None
+
+    def explain(self, error: PenstockError) -> PenstockError:
+        """What to raise in the end: the server's own reason, where it only left after it.
+
+        A server that drains is soon gone: of the attempts that follow nobody says anything.
+        """
+        is_bare = error.code is grpc.StatusCode.UNAVAILABLE and not error.reason
+        return self._reasoned if is_bare and self._reasoned is not None else error
 
     def _remaining_s(self) -> float:
         return max(0.0, self._expires_s - self._clock())

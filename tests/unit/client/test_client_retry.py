@@ -185,3 +185,14 @@ def test_no_retry_means_none() -> None:
 def test_bad_deadline_is_refused(deadline_s: float) -> None:
     with pytest.raises(ValueError, match=r"^deadline_s:"):
         open_attempts(Clock(), deadline_s=deadline_s)
+
+
+def test_a_reason_is_kept_where_the_server_is_gone_afterwards() -> None:
+    attempts = Attempts(POLICY, deadline_s=None, clock=lambda: 0.0, random=lambda: 0.5)
+    draining, gone = failure(reason="DRAINING"), failure()
+    assert attempts.explain(gone) is gone
+    attempts.delay_after(draining)
+    attempts.delay_after(gone)
+    assert attempts.explain(gone) is draining
+    other = failure(grpc.StatusCode.INVALID_ARGUMENT)
+    assert attempts.explain(other) is other, "an answer of another server counts"
