@@ -218,7 +218,7 @@ def measure_offline(results: Results, executor: Executor, shape: str) -> None:
 
 def measure_timeline(results: Results, executor: Executor, shape: str) -> None:
     """Where the time of two turns goes; a profiler that cannot count leaves no figure."""
-    results.timelines[shape] = timeline(executor, ROWS[shape][-1])
+    results.timelines[shape] = timeline(executor, ROWS[shape.split()[0]][-1])
 
 
 IN_PROCESS: dict[str, Callable[[Results, Executor, str], None]] = {

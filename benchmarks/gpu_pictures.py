@@ -149,18 +149,23 @@ def timeline(source: dict[str, Any]) -> str:
             x = LEFT + begun * scale
             drawing.rect(x, top + 10, took * scale - 1, 20, LINE, title=f"turn {turn}: {took} µs")
         sums: dict[str, float] = {}
+        boxes: dict[str, list[str]] = {}
         for index, begun, took in found["kernels"]:
             kind, colour = kind_of(found["names"][index])
             sums[kind] = sums.get(kind, 0.0) + took
-            title = f"{found['names'][index]}: {took} µs"
-            x, width = LEFT + begun * scale, max(min(took, end - begun) * scale, 0.4)
-            drawing.rect(x, top + 40, width, 20, colour, title=title)
+            x, width = LEFT + begun * scale, max(min(took, end - begun) * scale, 0.2)
+            box = f"M{x:.1f},{top + 40}h{width:.1f}v20h{-width:.1f}z"
+            boxes.setdefault(colour, []).append(box)
+        for colour, some in boxes.items():
+            drawing.path("".join(some), fill=colour)
         for place in ticks(end, 6):
             x = LEFT + place * scale
             drawing.line(x, top + 60, x, top + 65)
             drawing.text(x, top + 78, f"{place / 1e3:g} ms", anchor="middle", fill=QUIET, size=11)
         busy = sum(sums.values()) / end
-        shares = ", ".join(f"{kind} {took / end:.0%}" for kind, took in _falling(sums))
+        shares = ", ".join(
+            f"{kind} {took / end:.0%}" for kind, took in _falling(sums) if took > end / 200
+        )
         drawing.text(LEFT, top + 98, f"device busy {busy:.0%}: {shares}", fill=QUIET, size=11)
         top += 136
     _legend(drawing, [(kind, colour) for kind, colour, _ in KINDS])
@@ -178,7 +183,7 @@ def latency(source: dict[str, Any]) -> str:
         most = (max(itl for _, itl in every) * 1.15, max(rate for rate, _ in every) * 1.1)
         left = LEFT + number * 366
         axes = Axes(x=(0, most[0]), y=(0, most[1]), left=left, width=300, height=250)
-        drawing.text(left, TOP + 2, shape, is_bold=True)
+        drawing.text(left + 6, TOP + 14, shape, is_bold=True)
         for value in ticks(most[1], 5):
             _, y = axes.at(0, value)
             drawing.line(left, y, left + axes.width, y)
@@ -189,12 +194,16 @@ def latency(source: dict[str, Any]) -> str:
         places = [axes.at(itl, rate) for rate, itl in ours.values()]
         path = " L".join(f"{x:.1f},{y:.1f}" for x, y in places)
         drawing.path(f"M{path}", stroke=COLOURS[shape])
-        for found, colour in ((ours, COLOURS[shape]), (VLLM_SERVED[shape], GREY)):
+        for found, colour, x, anchor in (
+            (ours, COLOURS[shape], -8, "end"),
+            (VLLM_SERVED[shape], GREY, 7, "start"),
+        ):
             for streams, (rate, itl) in found.items():
                 place = axes.at(itl, rate)
                 _dot(drawing, place, colour)
-                drawing.text(*_moved(place, 7, 12), str(streams), size=11, fill=QUIET)
-    _legend(drawing, [("here", BLUE), ("here", ORANGE), (VLLM, GREY)])
+                words = _moved(place, x, 12 if x > 0 else -3)
+                drawing.text(*words, str(streams), size=11, fill=QUIET, anchor=anchor)
+    _legend(drawing, [("1B here", BLUE), ("8B here", ORANGE), (VLLM, GREY)])
     foot = "x: ITL p50, ms; numbers: streams at once, prompts of 512 and answers of 256 tokens"
     drawing.text(LEFT, 340, foot, fill=QUIET)
     return drawing.svg(356, title)

@@ -15,7 +15,7 @@ import resource
 import select
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
@@ -55,6 +55,12 @@ def work(model_types: Sequence[str], device: str) -> None:
         print(json.dumps(asdict(verdict)), flush=True)
 
 
+def worker_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """One thread each; what finds the package here finds it there too."""
+    roots = [str(TESTS), *filter(None, [environ.get("PYTHONPATH")])]
+    return {**environ, "PYTHONPATH": os.pathsep.join(roots), "OMP_NUM_THREADS": "1"}
+
+
 def sweep(model_types: Sequence[str], device: str) -> Iterator[Verdict]:
     """Verdicts in order; a worker that hangs or dies is replaced."""
     from support.architecture_check import Verdict
@@ -63,12 +69,7 @@ def sweep(model_types: Sequence[str], device: str) -> Iterator[Verdict]:
     while left:
         command = [sys.executable, "-W", "ignore", __file__, "--worker", "--device", device]
         command += [f"--type={model_type}" for model_type in left]
-        roots = [str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])]
-        environment = {
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join(roots),
-            "OMP_NUM_THREADS": "1",
-        }
+        environment = worker_environment(os.environ)
         with subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment
         ) as worker:

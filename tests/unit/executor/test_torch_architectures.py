@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+from pathlib import Path
 
 import pytest
 import transformers
 
+from support import architecture_sweep
 from support.architecture_check import Verdict, check_architecture
-from support.architecture_sweep import PAGE, known_types, page_of, work
+from support.architecture_sweep import (
+    PAGE,
+    known_types,
+    page_of,
+    work,
+    worker_environment,
+    write_page,
+)
 
 EXACT = ("llama", "gpt_oss", "gemma2", "qwen2", "gpt2", "opt")
 REFUSED = {
@@ -70,3 +80,30 @@ def test_the_page_has_every_type_and_none_is_wrong() -> None:
 
     assert set(known_types()) <= set(re.findall(r"`([\w-]+)`", page))
     assert "| wrong | 0 |" in page
+
+
+def test_a_worker_finds_what_its_parent_finds() -> None:
+    found = worker_environment({"PYTHONPATH": "/a:/b"})["PYTHONPATH"]
+
+    assert found.split(os.pathsep)[1:] == ["/a", "/b"]
+
+
+def test_each_device_writes_its_part_of_the_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("old\n")
+    monkeypatch.setattr(architecture_sweep, "PAGE", page)
+    fused = Verdict(model_type="first", outcome="exact", is_fused=True)
+    write_page([fused], "cuda")
+    on_cuda = page.read_text()
+
+    write_page([Verdict(model_type="second", outcome="exact")], "cpu")
+
+    assert on_cuda.startswith("old\n")
+    section = on_cuda.removeprefix("old\n")
+    assert "By the fused step: `first`." in section
+    assert page.read_text().endswith(section)
+    assert "`second`" in page.read_text()
+    write_page([fused], "cuda")
+    assert page.read_text().count("## On CUDA") == 1

@@ -31,7 +31,7 @@ def select_device(device: str) -> torch.device:
     if not torch.cuda.is_available():
         raise ModelLoadError(f"device {device} was asked for and CUDA is not available")
     count = torch.cuda.device_count()
-    index = torch.cuda.current_device() if found.index is None else found.index
+    index = found.index if ":" in device else torch.cuda.current_device()
     if index >= count:
         raise ModelLoadError(f"device {device} was asked for; CUDA devices here: {count}")
     torch.cuda.set_device(index)
