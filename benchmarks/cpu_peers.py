@@ -210,6 +210,10 @@ def checks_of(results: list[dict[str, Any]]) -> list[Check]:
     ]
 
 
+def _leave(number: int, _frame: object) -> None:
+    raise SystemExit(128 + number)
+
+
 def main() -> None:
     """Measure and report."""
     parser = arguments(__doc__ or "")
@@ -222,7 +226,7 @@ def main() -> None:
     parser.add_argument("--openvino-int8", metavar="FOLDER", help="the same in 8 bits")
     options = parser.parse_args()
     # Ended from outside it still ends its sides, which are stopped.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    signal.signal(signal.SIGTERM, _leave)
     with started(ways_of(options), options.threads) as sides:
         results = measure(sides, 2 * options.rounds if options.full else options.rounds)
     columns = list(results[0])
