@@ -7,7 +7,8 @@ and over the eager one, `transformers` generate over one padded batch, and a bar
 a dense cache (the floor of PyTorch's own operators). Then latency of both paths in a closed loop of
 1, 8, 32 and 64 requests at a time. Only ratios carry to another machine.
 
-    python benchmarks/engine_cpu.py [--shape 13.8M|91M] [--threads N] [--full] [--json FILE]
+    python benchmarks/engine_cpu.py [--shape 13.8M|91M] [--threads N] [--int8] [--full]
+        [--json FILE]
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -216,6 +217,7 @@ def main() -> None:
     parser.add_argument("--budget", type=int, default=2048, help="tokens in one step at most")
     parser.add_argument("--shape", choices=list(SHAPES), default="13.8M", help="parameters")
     parser.add_argument("--threads", type=int, help="threads that compute")
+    parser.add_argument("--int8", action="store_true", help="the fused path all in 8 bits")
     options = parser.parse_args()
     if options.threads:
         torch.set_num_threads(options.threads)
@@ -223,7 +225,10 @@ def main() -> None:
         path = Path(folder)
         build_model(path, options.shape)
         config = ExecutorConfig(model_path=path, max_num_seqs=NUM_REQUESTS, max_seq_len=768)
-        engine = EngineRun(create_torch_executor(config), options.budget)
+        settings: dict[str, Any] = (
+            {"quantization": "int8", "kv_cache_dtype": "int8"} if options.int8 else {}
+        )
+        engine = EngineRun(create_torch_executor(replace(config, **settings)), options.budget)
         eager = EngineRun(TorchExecutor(config), options.budget)
         model: Any = AutoModelForCausalLM.from_pretrained(
             path, dtype=torch.bfloat16, attn_implementation="sdpa"

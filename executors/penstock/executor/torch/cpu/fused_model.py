@@ -22,8 +22,6 @@ from penstock.executor.torch.rotary_table import RotaryTable, make_rotary_table
 
 Linear = Callable[[Tensor], Tensor]
 """x [rows, in]; returns [rows, out]."""
-_PRODUCTS = ("qkv", "out", "gate_up", "down")
-"""Of a layer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -109,14 +107,25 @@ def pack_model(
     layers: list[FusedLayer] = []
     for layer, names in zip(model.layers, tree.layers, strict=True):
         _release(names)
-        packed = {name: pack(getattr(layer, name)) for name in _PRODUCTS}
-        layers.append(replace(layer, **packed))
+        layers.append(
+            replace(
+                layer,
+                qkv=pack(layer.qkv),
+                out=pack(layer.out),
+                gate_up=pack(layer.gate_up),
+                down=pack(layer.down),
+            )
+        )
     return replace(model, layers=tuple(layers), head=pack(model.head))
 
 
 def num_packed_bytes(model: FusedModel) -> int:
     """Memory of the matrices that are packed for our own kernels."""
-    linears = [getattr(layer, name) for layer in model.layers for name in _PRODUCTS]
+    linears = [
+        linear
+        for layer in model.layers
+        for linear in (layer.qkv, layer.out, layer.gate_up, layer.down)
+    ]
     return sum(one.num_bytes for one in (*linears, model.head) if isinstance(one, PackedLinear))
 
 
@@ -140,9 +149,7 @@ def _layer(layer: LayerWeights) -> FusedLayer:
     )
 
 
-def _packing(
-    dtype: torch.dtype, kernels: Kernels, *, is_int8: bool
-) -> Callable[[JoinedLinear], Linear]:
+def _packing(dtype: torch.dtype, kernels: Kernels, *, is_int8: bool) -> Callable[[Linear], Linear]:
     """How a model of `dtype` has its products computed."""
     if is_int8:
         return partial(_pack, kernels, torch.int8)
@@ -153,11 +160,17 @@ def _packing(
     return lambda joined: joined
 
 
-def _pack(kernels: Kernels, dtype: torch.dtype, joined: JoinedLinear) -> Linear:
-    projection = joined.take()
+def _pack(kernels: Kernels, dtype: torch.dtype, joined: Linear) -> Linear:
+    projection = _take(joined)
     return PackedLinear(kernels, projection.weight, projection.bias, dtype)
 
 
-def _prepack(joined: JoinedLinear) -> Linear:
-    projection = joined.take()
+def _prepack(joined: Linear) -> Linear:
+    projection = _take(joined)
     return PrepackedLinear(projection.weight, projection.bias)
+
+
+def _take(linear: Linear) -> Projection:
+    if not isinstance(linear, JoinedLinear):
+        raise TypeError("packed already")
+    return linear.take()
