@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,11 @@ def torch_on_cuda(depth: int) -> Callable[[Path], ExecutorConfig]:
     return config
 
 
+def torch_eight_bit(folder: Path) -> ExecutorConfig:
+    """Weights in int8 under float32: products that do not depend on the company."""
+    return replace(torch_on_cuda(2)(folder), quantization="int8", kv_cache_dtype="fp8")
+
+
 def trtllm(sampler: SamplerType) -> Callable[[Path], ExecutorConfig]:
     """The stand-in for the engine that cannot be had here; see tests/fakes."""
 
@@ -116,6 +122,7 @@ CASES = [
     pytest.param(torch_eager, id="torch-eager", marks=needs_torch),
     pytest.param(ON_CUDA[1], id="torch-cuda", marks=needs_cuda),
     pytest.param(ON_CUDA[2], id="torch-cuda-depth-2", marks=needs_cuda),
+    pytest.param(torch_eight_bit, id="torch-cuda-8-bit", marks=needs_cuda),
 ]
 
 
@@ -123,7 +130,7 @@ CASES = [
 def house(request: pytest.FixtureRequest, tmp_path: Path, fake_trtllm: None) -> Iterator[House]:
     make: Callable[[Path], ExecutorConfig] = request.param
     folder = tmp_path
-    if make in (torch_on_cpu, torch_eager, *ON_CUDA.values()):
+    if make in (torch_on_cpu, torch_eager, torch_eight_bit, *ON_CUDA.values()):
         folder = request.getfixturevalue("make_tiny_llama")(VOCAB, POISON)
     if make is torch_eager:
         from penstock.executor.torch.executor import TorchExecutor

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from penstock.executor.config import ExecutorConfig
 from penstock.executor.torch.create import create_torch_executor
@@ -152,3 +153,24 @@ def test_eight_bits_give_every_token_and_say_so(
     info = executor.info
     pages = "bfloat16" if kv_cache_dtype == "auto" else "float8_e4m3fn"
     assert (info.quantization, info.kv_cache_dtype) == (quantization, pages)
+
+
+def test_pages_in_fp8_follow_the_magnitude_of_keys_and_values(tmp_path: Path) -> None:
+    """Keys beyond what e4m3 holds and values below: the same model but for powers of two."""
+    plain = save_tiny_model("llama", tmp_path / "plain")
+    scaled = save_tiny_model("llama", tmp_path / "scaled")
+    tensors = load_file(scaled / "model.safetensors")
+    powers = {"q_proj": -10, "k_proj": 10, "v_proj": -10, "o_proj": 10}
+    for name in tensors:
+        tensors[name] *= 2.0 ** powers.get(name.split(".")[-2], 0)
+    save_file(tensors, scaled / "model.safetensors", metadata={"format": "pt"})
+    sampling = SamplingParams(temperature=0.0, num_prompt_logprobs=0)
+    specs = mixed_specs(hashed=False, sampling=sampling)
+
+    told = [
+        run_mixed(make_executor(path, dtype="bfloat16", kv_cache_dtype="fp8"), specs, budget=24)
+        for path in (plain, scaled)
+    ]
+
+    assert outputs(told[0]) == outputs(told[1])
+    assert prompt_scores(told[0]) == pytest.approx(prompt_scores(told[1]), abs=1e-3)

@@ -27,6 +27,7 @@ class Case:
     is_normed: bool = False
     dtype: torch.dtype = torch.float32
     page_dtype: torch.dtype | None = None
+    is_scaled: bool = False
 
     def __str__(self) -> str:
         extras = f"-w{self.window}" if self.window else ""
@@ -34,7 +35,8 @@ class Case:
         kind = str(self.dtype).removeprefix("torch.")
         shape = f"{self.heads}x{self.kv_heads}x{self.head_dim}b{self.block_size}"
         pages = "" if self.page_dtype is None else "-fp8"
-        return f"{shape}{extras}{norms}-{kind}{pages}"
+        scales = "-scaled" if self.is_scaled else ""
+        return f"{shape}{extras}{norms}-{kind}{pages}{scales}"
 
 
 class AttentionBench:
@@ -60,6 +62,8 @@ class AttentionBench:
             device=device,
         )
         self.pages.layer(0).fill_(float("nan"))
+        scales = torch.rand(2, case.kv_heads, generator=generator) + 0.5
+        self.scales = scales.to(device) if case.is_scaled else torch.ones_like(scales).to(device)
         order = torch.randperm(num_blocks, generator=generator).int()
         self.table = torch.full((len(totals), widest), num_blocks - 1, dtype=torch.int32)
         first = 0
@@ -93,6 +97,7 @@ class AttentionBench:
             self.rotary,
             dtype=case.dtype,
             max_rows=max(len(totals), 8),
+            scales=(self.scales,) if case.is_scaled else None,
         )
         self.attention._part_sums.fill_(float("nan"))
         self.attention._part_scales.fill_(float("nan"))
@@ -111,19 +116,21 @@ class AttentionBench:
 
     def _write_past(self, slot: int, length: int) -> None:
         case = self.case
-        keys, values = (
-            self._paged(self.random(length, case.kv_heads, case.head_dim)) for _ in range(2)
-        )
+        stored = [
+            self.random(length, case.kv_heads, case.head_dim).to(self.pages.dtype) for _ in range(2)
+        ]
+        keys, values = (part.float() * self.scales[i, :, None] for i, part in enumerate(stored))
         self.past.append((keys, values))
         at = torch.arange(length)
         blocks = self.table[slot].long()[at // case.block_size].to(self.device)
         offsets = (at % case.block_size).to(self.device)
-        self.pages.layer(0)[blocks, 0, :, offsets] = keys.to(self.pages.dtype)
-        self.pages.layer(0)[blocks, 1, :, offsets] = values.to(self.pages.dtype)
+        self.pages.layer(0)[blocks, 0, :, offsets] = stored[0]
+        self.pages.layer(0)[blocks, 1, :, offsets] = stored[1]
 
-    def _paged(self, values: Tensor) -> Tensor:
+    def _paged(self, values: Tensor, part: int) -> Tensor:
         """As the pages keep them."""
-        return values.to(self.pages.dtype).to(values.dtype)
+        scales = self.scales[part, :, None]
+        return (values / scales).to(self.pages.dtype).float() * scales
 
     def random(self, *shape: int) -> Tensor:
         values = torch.randn(*shape, generator=self.generator)
@@ -141,8 +148,8 @@ class AttentionBench:
         query = self._rotated(heads[:, : case.heads], self.norms[0], start)
         key = self._rotated(heads[:, case.heads : case.heads + case.kv_heads], self.norms[1], start)
         value = heads[:, case.heads + case.kv_heads :]
-        keys = torch.cat((self.past[slot][0][:start].float(), self._paged(key)))
-        values = torch.cat((self.past[slot][1][:start].float(), self._paged(value)))
+        keys = torch.cat((self.past[slot][0][:start], self._paged(key, 0)))
+        values = torch.cat((self.past[slot][1][:start], self._paged(value, 1)))
         group = case.heads // case.kv_heads
         scores = torch.einsum("qhd,khd->hqk", query, keys.repeat_interleave(group, 1))
         at = torch.arange(len(keys), device=self.device)

@@ -28,7 +28,7 @@ NOTHING = Projection(weight=torch.zeros(1), bias=None)
 SMALL = [
     Case(),
     Case(head_dim=8, block_size=4),
-    Case(heads=6, kv_heads=2, head_dim=24),
+    Case(heads=6, kv_heads=2, head_dim=24, is_scaled=True),
     Case(window=20),
     Case(is_normed=True, kv_heads=4),
 ]
@@ -41,7 +41,7 @@ LARGE = [
     Case(heads=16, kv_heads=16, head_dim=256, dtype=BF16),
     Case(heads=32, kv_heads=8, head_dim=128, block_size=32, dtype=torch.float16),
     Case(heads=8, kv_heads=2, head_dim=128, window=100),
-    Case(heads=32, kv_heads=8, head_dim=64, dtype=BF16, page_dtype=FP8),
+    Case(heads=32, kv_heads=8, head_dim=64, dtype=BF16, page_dtype=FP8, is_scaled=True),
     Case(heads=32, kv_heads=8, head_dim=128, dtype=BF16, page_dtype=FP8),
 ]
 CASES = SMALL if IS_INTERPRETED else SMALL + LARGE

@@ -80,10 +80,7 @@ class KVPages:
 
 
 def page_dtype(kv_cache_dtype: str, dtype: torch.dtype) -> torch.dtype:
-    """The number format of pages under a setting, for a model in `dtype`.
-
-    fp8 has no scale: e4m3 reaches 448, and larger elements are cut to that.
-    """
+    """The number format of pages under a setting, for a model in `dtype`."""
     return {"auto": dtype, "fp8": torch.float8_e4m3fn, "int8": torch.int8}[kv_cache_dtype]
 
 

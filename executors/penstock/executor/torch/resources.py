@@ -21,11 +21,14 @@ def describe_resources(
     path: str,
     num_graphs: int = 0,
     num_weight_bytes: int | None = None,
+    quantization: str = "none",
+    page_dtype: torch.dtype | None = None,
 ) -> str:
     """Device, threads on a CPU, number format, bytes of weights and pages, graphs captured.
 
     `path`: which way of computing serves the model. `num_weight_bytes`: where the model's own
-    tensors do not tell any more.
+    tensors do not tell any more. `quantization` of the weights, and `page_dtype`, None for the
+    model's: told where they are not the model's number format.
     """
     if num_weight_bytes is None:
         num_weight_bytes = weight_bytes(model)
@@ -36,12 +39,16 @@ def describe_resources(
         *([_threads()] if device.type == "cpu" else []),
         str(model.dtype).removeprefix("torch."),
         f"{path} path",
-        f"weights {_size(num_weight_bytes)}",
-        f"pages {_size(page_bytes)}",
+        f"weights {_size(num_weight_bytes)}{_apart(quantization, 'none')}",
+        f"pages {_size(page_bytes)}{_apart(page_dtype or model.dtype, model.dtype)}",
     ]
     if num_graphs:
         parts.append(f"{num_graphs} graphs")
     return ", ".join(parts)
+
+
+def _apart(kind: object, usual: object) -> str:
+    return "" if kind == usual else f" in {str(kind).removeprefix('torch.')}"
 
 
 def _threads() -> str:

@@ -94,6 +94,8 @@ class FusedExecutor:
                 path="fused",
                 num_graphs=self._graphs.num_graphs,
                 num_weight_bytes=parts.num_weight_bytes,
+                quantization=info.quantization,
+                page_dtype=parts.page_dtype,
             ),
         )
         self._flights: deque[StepFlight | StepResult] = deque()

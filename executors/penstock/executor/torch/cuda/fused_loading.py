@@ -16,15 +16,17 @@ from penstock.executor.config import ExecutorConfig
 from penstock.executor.device_defaults import device_defaults
 from penstock.executor.torch.cuda.device_queue import DeviceQueue
 from penstock.executor.torch.cuda.device_sampler import DeviceSampler
+from penstock.executor.torch.cuda.eight_bit_check import check_eight_bit
 from penstock.executor.torch.cuda.fused_executor import FusedExecutor, FusedParts
 from penstock.executor.torch.cuda.fused_model import Ends, FusedModel
 from penstock.executor.torch.cuda.page_attention import HeadLayout, PageAttention
+from penstock.executor.torch.cuda.page_scales import measure_scales
 from penstock.executor.torch.cuda.trial_steps import (
     NUM_TRIAL_TOKENS,
     run_widest_step,
     trial_logits,
 )
-from penstock.executor.torch.errors import ModelLoadError, UnsupportedModel
+from penstock.executor.torch.errors import ModelLoadError
 from penstock.executor.torch.fused_weights import LayerWeights, fuse_weights
 from penstock.executor.torch.health_probe import NUM_PROBE_BLOCKS
 from penstock.executor.torch.kv_pages import KVPages, block_bytes, page_dtype
@@ -50,29 +52,38 @@ class _Parts:
     ends: Ends
     layout: HeadLayout
     rotary: RotaryTable
+    page_dtype: torch.dtype
+    page_scales: tuple[Tensor, ...] | None = None
 
 
 @torch.inference_mode()
 def build_fused(config: ExecutorConfig, model: LoadedModel, queue: DeviceQueue) -> FusedExecutor:
     """The executor. Raises NotFused, saying why, when the fused step does not fit the model."""
     tree = read_module_tree(model)
-    _check_eight_bit(config, model, tree)
+    check_eight_bit(
+        config,
+        dtype=model.dtype,
+        capability=torch.cuda.get_device_capability(queue.device),
+        linears=(*tree.layers[0].qkv, tree.layers[0].out, *tree.layers[0].gate_up),
+    )
     max_seq_len = served_length(config, model)
     with queue.active():
         expected = reference_logits(model, tree.embedding, NUM_TRIAL_TOKENS)
         parts = _parts(tree, queue, num_positions=max(max_seq_len, NUM_TRIAL_TOKENS) + 1)
         try:
-            error = _relative_error(config, model, parts, queue, expected, model.dtype)
+            error, pages = _try(config, model, parts, queue, expected)
         except Exception as failure:  # a device that a kernel does not fit, or no compiler
             raise NotFused(f"its kernels do not run here: {failure}") from failure
         if not error <= MAX_ERROR[model.dtype]:
             raise NotFused(f"its logits differ from those of its modules by {error:.1e}")
-        dtype = page_dtype(config.kv_cache_dtype, model.dtype)
+        if config.kv_cache_dtype != "auto":
+            dtype = page_dtype(config.kv_cache_dtype, model.dtype)
+            parts = replace(parts, page_dtype=dtype, page_scales=measure_scales(pages))
         if config.quantization != "none":
             layers = quantise_layers(tree, parts.layers, config.quantization, model.stored)
             parts = replace(parts, layers=layers)
-        if config.quantization != "none" or dtype != model.dtype:
-            loss = _relative_error(config, model, parts, queue, expected, dtype)
+        if (config.quantization, config.kv_cache_dtype) != ("none", "auto"):
+            loss, _ = _try(config, model, parts, queue, expected)
             if not math.isfinite(loss):
                 raise ModelLoadError("quantization or kv_cache_dtype: logits are not finite")
             _log.info("in 8 bits its logits are within %.1e of its modules'", loss)
@@ -81,38 +92,17 @@ def build_fused(config: ExecutorConfig, model: LoadedModel, queue: DeviceQueue) 
         )
         num_blocks = num_device_blocks(
             config,
-            bytes_each=block_bytes(model.shapes, config.block_size, dtype),
+            bytes_each=block_bytes(model.shapes, config.block_size, parts.page_dtype),
             max_seq_len=max_seq_len,
             step_bytes=_step_bytes(config, model, parts, queue),
             free_bytes=queue.free_bytes(),
         )
-        built = _build(
-            config, model, parts, queue, num_blocks + NUM_PROBE_BLOCKS, max_seq_len, dtype
-        )
+        built, _ = _build(config, model, parts, queue, num_blocks + NUM_PROBE_BLOCKS, max_seq_len)
     _log.info("the fused path serves this model: its logits are within %.1e of its modules'", error)
     info = serving_info(
         config, model, num_blocks=num_blocks, pipeline_depth=config.pipeline_depth or 2
     )
     return FusedExecutor(info, queue, model, built, sampler)
-
-
-def _check_eight_bit(config: ExecutorConfig, model: LoadedModel, tree: DecoderTree) -> None:
-    """Raise UnsupportedModel naming the setting that model or device have no kernels for."""
-    if config.kv_cache_dtype == "int8":
-        raise UnsupportedModel("kv_cache_dtype int8 is for a CPU; a CUDA device takes fp8")
-    if model.dtype == torch.float32 and "fp8" in (config.quantization, config.kv_cache_dtype):
-        raise UnsupportedModel("fp8 needs a model in bfloat16 or float16, not float32: set dtype")
-    if config.quantization != "fp8":
-        return
-    if model.dtype != torch.bfloat16:
-        raise UnsupportedModel("quantization fp8 needs dtype bfloat16, whose range products need")
-    if model.device.type == "cuda" and torch.cuda.get_device_capability(model.device) < (8, 9):
-        raise UnsupportedModel(
-            "quantization fp8 needs a GPU of compute capability 8.9 or later: set int8"
-        )
-    for linear in (*tree.layers[0].qkv, tree.layers[0].out, *tree.layers[0].gate_up):
-        if linear.in_features % 16 or linear.out_features % 16:
-            raise UnsupportedModel("quantization fp8 needs widths of multiples of 16: set int8")
 
 
 def num_slots(config: ExecutorConfig) -> int:
@@ -139,6 +129,7 @@ def _parts(tree: DecoderTree, queue: DeviceQueue, *, num_positions: int) -> _Par
             num_positions=num_positions,
             device=queue.device,
         ),
+        page_dtype=tree.embedding.dtype,
     )
 
 
@@ -149,13 +140,12 @@ def _build(
     queue: DeviceQueue,
     num_blocks: int,
     max_seq_len: int,
-    dtype: torch.dtype,
-) -> FusedParts:
+) -> tuple[FusedParts, KVPages]:
     pages = KVPages(
         model.shapes,
         num_blocks=num_blocks,
         block_size=config.block_size,
-        dtype=dtype,
+        dtype=parts.page_dtype,
         device=queue.device,
     )
     slots = num_slots(config) + 1
@@ -170,34 +160,35 @@ def _build(
         parts.rotary,
         dtype=model.dtype,
         max_rows=num_slots(config),
+        scales=parts.page_scales,
     )
     fused = FusedModel(
         parts.layers, parts.ends, attention, table, last_tokens, block_size=config.block_size
     )
     layers = [(layer.qkv, layer.out, layer.gate_up, layer.down) for layer in parts.layers]
     weights = [projection.weight for layer in layers for projection in layer]
-    return FusedParts(
+    built = FusedParts(
         model=fused,
         table=table,
         last_tokens=last_tokens,
         num_weight_bytes=weight_bytes(model, weights),
-        page_dtype=dtype,
+        page_dtype=parts.page_dtype,
     )
+    return built, pages
 
 
-def _relative_error(
+def _try(
     config: ExecutorConfig,
     model: LoadedModel,
     parts: _Parts,
     queue: DeviceQueue,
     expected: Tensor,
-    dtype: torch.dtype,
-) -> float:
-    """Of the fused step's logits, over pages of `dtype`, against those of the modules."""
+) -> tuple[float, KVPages]:
+    """Relative error of the fused step's logits against the modules' own, and what it wrote."""
     num_blocks = -(-NUM_TRIAL_TOKENS // config.block_size) + NUM_PROBE_BLOCKS
-    built = _build(config, model, parts, queue, num_blocks, NUM_TRIAL_TOKENS, dtype)
+    built, pages = _build(config, model, parts, queue, num_blocks, NUM_TRIAL_TOKENS)
     found = trial_logits(built.model, queue, config.block_size)
-    return float((found.float() - expected).norm() / expected.norm())
+    return float((found.float() - expected).norm() / expected.norm()), pages
 
 
 def _step_bytes(
@@ -208,8 +199,7 @@ def _step_bytes(
     if budget is None:
         budget = device_defaults(config.device).max_num_batched_tokens
     max_seq_len = served_length(config, model)
-    dtype = page_dtype(config.kv_cache_dtype, model.dtype)
-    built = _build(config, model, parts, queue, 1, max_seq_len, dtype)
+    built, _ = _build(config, model, parts, queue, 1, max_seq_len)
 
     def run(num_tokens: int) -> None:
         run_widest_step(

@@ -59,7 +59,8 @@ class Chunks:
 class PageAttention:
     """Rotates, writes and attends. `table` int32 [slots, blocks]: the device's block table.
 
-    `dtype`: of what is computed; the pages may be in 8 bits.
+    `dtype`: of what is computed; the pages may be in 8 bits. `scales`: of each layer's pages, see
+    `page_scales`, None for none.
     """
 
     def __init__(
@@ -71,22 +72,23 @@ class PageAttention:
         *,
         dtype: torch.dtype,
         max_rows: int,
+        scales: tuple[Tensor, ...] | None = None,
     ) -> None:
         self.layout = layout
         self._pages = pages
         self._table = table
         self._rotary = rotary
-        self._dtype = dtype
-        self._chunk_tile = chunk_tile(group=layout.group, head_dim=layout.head_dim, dtype=dtype)
-        self._precision = "ieee" if dtype == torch.float32 else "tf32"
+        self._scales = scales
+        # As the kernels multiply with what lies in pages of 8 bits.
+        self._query_dtype = torch.float16 if pages.dtype.itemsize == 1 else dtype
+        self._chunk_tile = chunk_tile(
+            group=layout.group, head_dim=layout.head_dim, dtype=self._query_dtype
+        )
+        self._precision = "ieee" if self._query_dtype == torch.float32 else "tf32"
         self._dim_width = max(16, 1 << (layout.head_dim - 1).bit_length())
         num_pairs = max_rows * layout.num_kv_heads
-        # Of row counts that share a number of splits, the largest decides; see `decode_tile`.
-        num_parts = max(
-            512,
-            min(num_pairs, 512) * 2,
-            min(max_rows, MAX_LONG_ROWS) * layout.num_kv_heads * 32,
-        )
+        # Short contexts have 1,024 parts at most; see `decode_tile`.
+        num_parts = max(1024, min(max_rows, MAX_LONG_ROWS) * layout.num_kv_heads * 32)
         num_parts *= layout.group
         device = pages.device
         self._part_sums = torch.empty(num_parts * layout.head_dim, device=device)
@@ -105,8 +107,9 @@ class PageAttention:
             rows=rows,
             kv_heads=layout.num_kv_heads,
             head_dim=layout.head_dim,
-            dtype=self._dtype,
+            dtype=self._query_dtype,
             is_long=is_long,
+            is_fp8=self._pages.dtype.itemsize == 1,
         )
 
     def decode(
@@ -127,6 +130,7 @@ class PageAttention:
             qkv if layer.query_norm is None else layer.query_norm,
             qkv if layer.key_norm is None else layer.key_norm,
             self._pages.layer(index),
+            qkv if self._scales is None else self._scales[index],
             self._table,
             self._table.stride(0),
             staged[0],
@@ -140,6 +144,7 @@ class PageAttention:
             layout.scaling * _LOG2_E,
             layout.eps,
             layer.window,
+            has_scales=self._scales is not None,
             has_norm=layer.query_norm is not None,
             has_window=layer.window > 0,
             kv_heads=layout.num_kv_heads,
@@ -167,10 +172,14 @@ class PageAttention:
         """The packed tokens of `chunks`: written to the pages, then attended from them."""
         layout = self.layout
         queries = torch.empty(
-            (qkv.shape[0], layout.num_query_elements), dtype=qkv.dtype, device=qkv.device
+            (qkv.shape[0], layout.num_query_elements),
+            dtype=self._query_dtype,
+            device=qkv.device,
         )
         pages = self._pages.layer(index)
+        scales = qkv if self._scales is None else self._scales[index]
         shape = {
+            "has_scales": self._scales is not None,
             "kv_heads": layout.num_kv_heads,
             "group": layout.group,
             "dim": layout.head_dim,
@@ -184,6 +193,7 @@ class PageAttention:
             qkv if layer.key_norm is None else layer.key_norm,
             queries,
             pages,
+            scales,
             staged[1],
             staged[3],
             self._rotary.cosines,
@@ -198,6 +208,7 @@ class PageAttention:
         chunk_attention[(chunks.num_tiles, layout.num_kv_heads)](
             queries,
             pages,
+            scales,
             self._table,
             self._table.stride(0),
             chunks.tile_chunks,

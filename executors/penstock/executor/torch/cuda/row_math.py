@@ -99,8 +99,8 @@ class RowMath:
         if rows.scales is None:
             values = self._projection.project(rows.values, projection)
             return Product(values, None, projection)
-        # Unscaled: a call that scales by row and column takes twice as long.
-        values = torch._scaled_mm(  # noqa: SLF001  # there is no public name for it
+        # Unscaled: a call that scales by row and column takes twice as long. No public name for it.
+        values = torch._scaled_mm(  # noqa: SLF001  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
             rows.values,
             projection.weight.T,
             scale_a=self._one,

@@ -80,10 +80,23 @@ def buckets_up_to(max_rows: int) -> tuple[int, ...]:
 
 
 def decode_tile(
-    *, rows: int, kv_heads: int, head_dim: int, dtype: torch.dtype, is_long: bool
+    *,
+    rows: int,
+    kv_heads: int,
+    head_dim: int,
+    dtype: torch.dtype,
+    is_long: bool,
+    is_fp8: bool = False,
 ) -> DecodeTile:
-    """Enough programs to fill the device; few splits where the rows do that by themselves."""
+    """Enough programs to fill the device; few splits where the rows do that by themselves.
+
+    `is_fp8`: pages in 8 bits. Their conversion is what takes long; many programs of one warp share
+    it best.
+    """
     pairs = rows * kv_heads
+    if is_fp8 and head_dim <= 128 and pairs >= (32 if is_long else 33):
+        few = 8 if pairs <= 64 else 4 if pairs <= 256 else 2 if pairs <= 512 else 1
+        return DecodeTile(splits=32 if is_long else few, keys=32, warps=1, stages=5)
     if is_long:
         splits = 32
     elif pairs <= 32:

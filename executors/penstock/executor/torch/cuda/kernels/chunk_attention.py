@@ -19,11 +19,13 @@ def rotate_and_write(
     key_norm,
     queries,
     pages,
+    page_scales,
     positions,
     blocks,
     cosines,
     sines,
     eps,
+    has_scales: tl.constexpr,
     has_norm: tl.constexpr,
     kv_heads: tl.constexpr,
     group: tl.constexpr,
@@ -33,7 +35,7 @@ def rotate_and_write(
     block_size: tl.constexpr,
 ):
     """Tokens from `first_token` on: rotated queries [tokens, heads, dim] out; keys and values to
-    the pages."""
+    the pages. `has_scales`: those of keys go into the queries."""
     token = first_token + tl.program_id(0)
     head = tl.program_id(1)
     half: tl.constexpr = dim // 2
@@ -48,6 +50,8 @@ def rotate_and_write(
     query = rotated_rows(
         qkv_row + place, query_norm, column, is_query, is_in, cosine, sine, eps, has_norm, half
     )
+    if has_scales:
+        query *= tl.load(page_scales + head)
     tl.store(
         queries + token.to(tl.int64) * (group * kv_heads * dim) + place + column[None, :],
         query.to(queries.dtype.element_ty),
@@ -56,11 +60,15 @@ def rotate_and_write(
     key_row = qkv_row + (group * kv_heads + head) * dim
     key = rotated_row(key_row, key_norm, column, is_in, cosine, sine, eps, has_norm, half)
     value = tl.load(qkv_row + ((group + 1) * kv_heads + head) * dim + column, mask=is_in)
-    value = value.to(tl.float32).to(pages.dtype.element_ty)
+    value = value.to(tl.float32)
+    if has_scales:
+        key /= tl.load(page_scales + head)
+        value /= tl.load(page_scales + kv_heads + head)
     block = tl.load(blocks + token).to(tl.int64)
     at = (block * (2 * kv_heads) + head) * (block_size * dim) + (position % block_size) * dim
     tl.store(pages + at + column, key.to(pages.dtype.element_ty), mask=is_in)
-    tl.store(pages + kv_heads * block_size * dim + at + column, value, mask=is_in)
+    place = pages + kv_heads * block_size * dim + at
+    tl.store(place + column, value.to(pages.dtype.element_ty), mask=is_in)
 
 
 @triton.jit
@@ -112,6 +120,7 @@ def _walk(query, pages, table_row, head, start, end, row_position, window, great
 def chunk_attention(
     queries,
     pages,
+    page_scales,
     table,
     table_stride,
     tile_chunks,
@@ -122,6 +131,7 @@ def chunk_attention(
     out,
     scale2,
     window,
+    has_scales: tl.constexpr,
     has_window: tl.constexpr,
     kv_heads: tl.constexpr,
     group: tl.constexpr,
@@ -173,4 +183,6 @@ def chunk_attention(
                                     has_window, kv_heads, dim, block_size, tile,
                                     precision)  # fmt: skip
     value = summed / total[:, None]
+    if has_scales:
+        value *= tl.load(page_scales + kv_heads + head)
     tl.store(out + place, value.to(out.dtype.element_ty), mask=mask)

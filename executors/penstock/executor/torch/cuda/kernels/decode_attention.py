@@ -14,16 +14,17 @@ from penstock.executor.torch.cuda.kernels.rotary import angles, rotated_row, rot
 
 @triton.jit
 def _write_key_value(qkv_row, key_norm, page, column, is_in, cosine, sine, eps, head,
-                     has_norm: tl.constexpr, kv_heads: tl.constexpr, group: tl.constexpr,
-                     dim: tl.constexpr, block_size: tl.constexpr):  # fmt: skip
+                     key_scale, value_scale, has_norm: tl.constexpr, kv_heads: tl.constexpr,
+                     group: tl.constexpr, dim: tl.constexpr, block_size: tl.constexpr):  # fmt: skip
     """Write one head's new key and value; `page` points at the key's first element."""
     half: tl.constexpr = dim // 2
     key_row = qkv_row + (group * kv_heads + head) * dim
     key = rotated_row(key_row, key_norm, column, is_in, cosine, sine, eps, has_norm, half)
     value_row = qkv_row + ((group + 1) * kv_heads + head) * dim
     value = tl.load(value_row + column, mask=is_in).to(tl.float32)
-    tl.store(page + column, key.to(page.dtype.element_ty), mask=is_in)
-    value = value.to(page.dtype.element_ty)
+    key = (key / key_scale).to(page.dtype.element_ty)
+    value = (value / value_scale).to(page.dtype.element_ty)
+    tl.store(page + column, key, mask=is_in)
     tl.store(page + kv_heads * block_size * dim + column, value, mask=is_in)
 
 
@@ -88,16 +89,18 @@ def _add_parts(part_sums, part_scales, out_row, first_part, column, is_in, group
 
 @triton.jit(do_not_specialize=["window"])
 def decode_attention(
-    qkv, query_norm, key_norm, pages, table, table_stride, slots, positions, cosines, sines, out,
-    part_sums, part_scales, counters, scale2, eps, window,
-    has_norm: tl.constexpr, has_window: tl.constexpr, kv_heads: tl.constexpr,
-    group: tl.constexpr, group_width: tl.constexpr, dim: tl.constexpr, dim_width: tl.constexpr,
-    block_size: tl.constexpr, tile: tl.constexpr, splits: tl.constexpr, precision: tl.constexpr,
+    qkv, query_norm, key_norm, pages, page_scales, table, table_stride, slots, positions, cosines,
+    sines, out, part_sums, part_scales, counters, scale2, eps, window,
+    has_scales: tl.constexpr, has_norm: tl.constexpr, has_window: tl.constexpr,
+    kv_heads: tl.constexpr, group: tl.constexpr, group_width: tl.constexpr, dim: tl.constexpr,
+    dim_width: tl.constexpr, block_size: tl.constexpr, tile: tl.constexpr, splits: tl.constexpr,
+    precision: tl.constexpr,
 ):  # fmt: skip
     """qkv [rows, (group + 2) * kv_heads * dim] in, out [rows, group * kv_heads * dim].
 
     `slots`, `positions` int32 [rows]; pages [block, 2, kv_heads, block_size, dim]; `scale2` is the
     scale of scores over ln 2; `window` keys a row sees. `counters` are zero before and after.
+    `has_scales`: what a page holds times `page_scales` [2, kv_heads] are keys and values.
     """
     head = tl.program_id(0)
     row = tl.program_id(1)
@@ -107,6 +110,9 @@ def decode_attention(
     is_in = column < dim
     query_head = tl.arange(0, group_width)
     is_query = query_head < group
+    # e4m3 becomes float16 by one instruction, and bfloat16 by several.
+    is_fp8: tl.constexpr = pages.dtype.element_ty.primitive_bitwidth == 8
+    number: tl.constexpr = tl.float16 if is_fp8 else qkv.dtype.element_ty
     position = tl.load(positions + row)
     table_row = table + tl.load(slots + row).to(tl.int64) * table_stride
     first_key = tl.maximum(position + 1 - window, 0) if has_window else 0
@@ -120,16 +126,21 @@ def decode_attention(
     query_rows = qkv_row + (head * group + query_head)[:, None] * dim
     query = rotated_rows(
         query_rows, query_norm, column, is_query, is_in, cosine, sine, eps, has_norm, half
-    ).to(qkv.dtype.element_ty)
+    )
+    key_scale = tl.load(page_scales + head) if has_scales else 1.0
+    value_scale = tl.load(page_scales + kv_heads + head) if has_scales else 1.0
+    query = (query * key_scale).to(number)
     if (start <= position) & (position < end):
         block = tl.load(table_row + position // block_size).to(tl.int64)
         at = (block * (2 * kv_heads) + head) * (block_size * dim) + (position % block_size) * dim
         _write_key_value(qkv_row, key_norm, pages + at, column, is_in, cosine, sine, eps, head,
-                         has_norm, kv_heads, group, dim, block_size)  # fmt: skip
+                         key_scale, value_scale, has_norm, kv_heads, group, dim,
+                         block_size)  # fmt: skip
         tl.debug_barrier()
     greatest, total, summed = _attend(query, pages, table_row, head, start, end, column, is_in,
                                       scale2, kv_heads, dim, block_size, tile,
                                       precision)  # fmt: skip
+    summed *= value_scale
 
     out_row = out + (row.to(tl.int64) * kv_heads + head) * (group * dim)
     mask = is_query[:, None] & is_in[None, :]

@@ -1,0 +1,25 @@
+"""Scales of keys and values in pages of 8 bits, one for each KV head of a layer.
+
+Owns their making. e4m3 is a floating-point format: it rounds all that lies within a factor of 2**14
+below its greatest element alike, so a scale has to meet a head's magnitude and no more. A short
+sequence shows it. Without scales, biases of keys pass 448 and small values fall below 2**-6.
+"""
+
+import torch
+from torch import Tensor
+
+from penstock.executor.torch.kv_pages import KVPages
+
+_GREATEST = 448.0
+_HEADROOM = 8.0
+"""How far beyond the greatest element of the short sequence another may lie and not be cut."""
+
+
+def measure_scales(pages: KVPages) -> tuple[Tensor, ...]:
+    """float32 [2, heads] of each layer. `pages`: a sequence's keys and values, otherwise zero."""
+    return tuple(_scales(pages.layer(index)) for index in range(len(pages.shapes)))
+
+
+def _scales(layer: Tensor) -> Tensor:
+    greatest = layer.abs().amax((0, 3, 4)).float()
+    return torch.where(greatest > 0, greatest * (_HEADROOM / _GREATEST), 1.0)
