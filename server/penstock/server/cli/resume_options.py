@@ -16,19 +16,13 @@ RESUME_OPTIONS = (
         flag="max-resume-bytes",
         parse=int,
         default=None,
-        help="bytes that each front keeps of such requests, all together (default: 64 MiB)",
-    ),
-    Option(
-        flag="max-resume-bytes-per-request",
-        parse=int,
-        default=None,
-        help="bytes of messages that are kept of one of them (default: 1 MiB)",
+        help="bytes that the engine keeps of such requests, all together (default: 64 MiB)",
     ),
     Option(
         flag="max-parked-requests",
         parse=int,
         default=None,
-        help="such requests that each front keeps while nobody reads them (default: 1024)",
+        help="such requests that the engine keeps while nobody reads them (default: 1024)",
     ),
 )
 

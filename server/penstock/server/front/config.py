@@ -38,9 +38,8 @@ class FrontConfig:
     ends with its first. `max_replay_wait_s`: how long it waits for the next one, each time.
 
     `max_resume_grace_s`: how long at most a request is kept for Resume after its call; 0 does not
-    offer it. What is kept of such requests is bounded in bytes, `max_resume_bytes_per_request` of
-    messages for each and `max_resume_bytes` for all of them with their prompts, and in number,
-    `max_parked_requests` that nobody reads: beyond a bound the oldest go.
+    offer it. What the engine keeps of such requests is bounded: `max_resume_bytes` of all of them,
+    and `max_parked_requests` that nobody reads. Beyond a bound the longest unread go.
 
     `transport`: how patient it is with connections and with calls that are only begun.
 
@@ -86,7 +85,6 @@ class FrontConfig:
     max_replay_wait_s: float = 60.0
 
     max_resume_grace_s: float = 60.0
-    max_resume_bytes_per_request: int = 1 << 20
     max_resume_bytes: int = 64 << 20
     max_parked_requests: int = 1024
 

@@ -26,13 +26,21 @@ class Encoder(Protocol):
 
 
 async def deliver(
-    front: Front, request: LiveRequest, encoder: Encoder, context: Context, account: RequestAccount
+    front: Front,
+    request: LiveRequest,
+    encoder: Encoder,
+    context: Context,
+    account: RequestAccount | None,
 ) -> None:
-    """Write until the stream ends. Raises RequestError when it ends in failure."""
+    """Write until the stream ends. Raises RequestError when it ends in failure.
+
+    `account`: of a call that has not told its trace yet.
+    """
     stream, clock = request.stream, front.clock
     try:
         batch = await stream.take()
-        await tell_trace(context, account)
+        if account is not None:
+            await tell_trace(context, account)
         while batch:
             for message in encoder.encode(batch):
                 stream.begin_write(clock())

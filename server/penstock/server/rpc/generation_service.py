@@ -5,7 +5,6 @@ Owns the path of one call: parse, map, open, write, release. What is generated a
 the front's business.
 """
 
-import functools
 from typing import Any
 
 import grpc
@@ -13,7 +12,6 @@ import grpc
 from penstock.server.front import events
 from penstock.server.front.errors import RequestError
 from penstock.server.front.front import Front
-from penstock.server.front.live_request import LiveRequest
 from penstock.server.front.request_account import RequestAccount
 from penstock.server.rpc.call_opening import begin_call, open_request, tell_trace
 from penstock.server.rpc.delivery import deliver
@@ -61,14 +59,14 @@ class GenerationService:
             "Generate": wrapper.stream_request("Generate", self.generate, accounts),
             "GenerateOnce": wrapper.unary_request("GenerateOnce", self.generate_once, accounts),
             "Cancel": wrapper.unary_with_caller("Cancel", self.cancel),
-            "Resume": wrapper.stream_with_caller("Resume", self._resume.resume),
+            "Resume": wrapper.stream_request("Resume", self._resume.resume, accounts),
             "Multiplex": wrapper.bidirectional("Multiplex", multiplex.handle),
         }
         return grpc.method_handlers_generic_handler(SERVICE_NAME, methods)
 
-    def hear_claims(self) -> None:
+    def on_engine(self) -> None:
         """An engine is there: see `ResumeService`."""
-        self._resume.hear_claims()
+        self._resume.on_engine()
 
     async def generate(self, data: bytes, context: Context, account: RequestAccount) -> None:
         """Stream the outputs of one request."""
@@ -77,9 +75,6 @@ class GenerationService:
         del data
         self._accounts.describe(account, message, is_stream=True)
         request = await open_request(self._front, message, times, account)
-        if request.generation.resumption is not None:
-            await self._deliver_resumable(request, context, account)
-            return
         try:
             encoder = encoder_for(request.generation.output.chunks, self._front.config)
             await deliver(self._front, request, encoder, context, account)
@@ -126,13 +121,3 @@ class GenerationService:
             raise CallFailed(error.refusal, message.request_id) from None
         response = pb.CancelResponse(state=state_pb2.RequestState.ValueType(state.value))
         return response.SerializeToString()
-
-    async def _deliver_resumable(
-        self, request: LiveRequest, context: Context, account: RequestAccount
-    ) -> None:
-        """As for any other, but the request stays when the call ends."""
-        tell = functools.partial(tell_trace, context, account)
-        try:
-            await self._resume.serve(request, context, account, tell)
-        except RequestError as error:
-            raise CallFailed(error.refusal, request.request_id) from None
