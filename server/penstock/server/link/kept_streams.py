@@ -10,7 +10,7 @@ to nobody. Knows neither sockets nor the engine; times are seconds on the engine
 import operator
 from array import array
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, TypeAlias, TypeVar
 
 import numpy as np
@@ -136,7 +136,8 @@ class KeptStream:
         self.is_lost = True
         self._segments.clear()
         self._keys, self._tokens, self._rows = array("q"), array("i"), []
-        self.num_bytes = _STREAM_BYTES
+        self.keepsake = replace(self.keepsake, message=b"")
+        self.num_bytes = 0  # no more than the request itself, of which there are only so many
 
     def _append(self, events: StepEvents, num_bytes: int = _EVENT_BYTES) -> None:
         if not self.is_lost:
