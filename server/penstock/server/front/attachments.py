@@ -19,7 +19,6 @@ from penstock.server.front.generation import Generation
 from penstock.server.front.live_request import LiveRequest
 from penstock.server.front.output_texts import output_texts
 from penstock.server.front.received import refuse_sequence
-from penstock.server.front.request_account import RequestAccount
 from penstock.server.front.submission import CallTimes, submission_for
 from penstock.server.front.tenants import PriorityCeilings, engine_request_id
 from penstock.server.link.attaching import ResumePort
@@ -53,15 +52,15 @@ class Attachments:
         self._read = read
         self._tasks: set[asyncio.Task[LiveRequest]] = set()
 
-    async def attach(self, request_id: str, account: RequestAccount) -> LiveRequest:
-        """The request of the account's tenant, with all of its stream; the caller releases it.
+    async def attach(self, request_id: str, tenant: str, ceilings: PriorityCeilings) -> LiveRequest:
+        """The request of a tenant, with all of its stream; the caller releases it.
 
         While there is no engine to ask, waits for one as long as requests wait for one.
 
         Raises RequestError: REQUEST_NOT_FOUND, or when it cannot be had or said now.
         """
         due_s = self._front.clock() + self._front.config.max_replay_wait_s
-        task = asyncio.create_task(self._attach(request_id, account, due_s), name="attach")
+        task = asyncio.create_task(self._attach(request_id, tenant, ceilings, due_s), name="attach")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         try:
@@ -83,11 +82,13 @@ class Attachments:
         if not task.cancelled() and task.exception() is None:
             self._front.release(task.result())
 
-    async def _attach(self, request_id: str, account: RequestAccount, due_s: float) -> LiveRequest:
+    async def _attach(
+        self, request_id: str, tenant: str, ceilings: PriorityCeilings, due_s: float
+    ) -> LiveRequest:
         front = self._front
-        name = engine_request_id(account.tenant, request_id)
+        name = engine_request_id(tenant, request_id)
         while True:
-            port = await self._port(request_id, account.tenant, due_s)
+            port = await self._port(request_id, tenant, due_s)
             answers: list[_Arrival | RequestError | Lack] = []
 
             def arrive(
@@ -95,7 +96,7 @@ class Attachments:
                 answers: list[_Arrival | RequestError | Lack] = answers,
                 port: ResumePort = port,
             ) -> None:
-                answers.append(self._arrive(name, answer, account, port))
+                answers.append(self._arrive(answer, tenant, ceilings, port))
 
             with contextlib.suppress(EngineUnavailable):  # it went while it was asked
                 await port.attach_stream(name, arrive)
@@ -137,23 +138,21 @@ class Attachments:
             await asyncio.sleep(0)
 
     def _arrive(
-        self, name: str, answer: Attached, account: RequestAccount, port: ResumePort
+        self, answer: Attached, tenant: str, ceilings: PriorityCeilings, port: ResumePort
     ) -> "_Arrival | RequestError | Lack":
         """The engine has given a stream to this front: from now on all its news come here."""
         front, keepsake = self._front, answer.keepsake
         if keepsake is None:
             return answer.lack
+        name = engine_request_id(tenant, keepsake.request_id)
         self.let_go(name)
         try:
-            generation = self._read(
-                keepsake.message, keepsake.request_id, account.tenant, account.ceilings
-            )
+            generation = self._read(keepsake.message, keepsake.request_id, tenant, ceilings)
             request = LiveRequest(keepsake.request_id, generation, keepsake.arrival_s)
             front.table.add(request)
         except RequestError as error:
             port.detach((name,))
             return error
-        account.live = request
         news = front.arriving[request] = [frame.value() for frame in answer.history]
         return _Arrival(request, keepsake, answer.keys, news, front.hello)
 

@@ -59,7 +59,7 @@ class GenerationService:
             "Generate": wrapper.stream_request("Generate", self.generate, accounts),
             "GenerateOnce": wrapper.unary_request("GenerateOnce", self.generate_once, accounts),
             "Cancel": wrapper.unary_with_caller("Cancel", self.cancel),
-            "Resume": wrapper.stream_request("Resume", self._resume.resume, accounts),
+            "Resume": wrapper.stream_with_caller("Resume", self._resume.resume),
             "Multiplex": wrapper.bidirectional("Multiplex", multiplex.handle),
         }
         return grpc.method_handlers_generic_handler(SERVICE_NAME, methods)

@@ -12,7 +12,6 @@ from penstock.server.front.front import Front
 from penstock.server.front.generation import Generation
 from penstock.server.front.live_request import LiveRequest
 from penstock.server.front.received import Received, received
-from penstock.server.front.request_account import RequestAccount
 from penstock.server.front.tenants import PriorityCeilings
 from penstock.server.link.attaching import ResumePort
 from penstock.server.rpc.delivery import deliver
@@ -22,7 +21,7 @@ from penstock.server.rpc.mapping_in.violations import Violations
 from penstock.server.rpc.mapping_out import ResponseEncoder, encoder_for
 from penstock.server.rpc.multiplex_encoding import varint
 from penstock.server.rpc.parsing import parse
-from penstock.server.telemetry.trace_context import trace_metadata
+from penstock.server.security.rights import Caller
 from penstock.v1 import generation_service_pb2 as pb
 
 FEATURE = "resume"
@@ -41,7 +40,7 @@ class ResumeService:
         if isinstance(self._front.port, ResumePort):
             self._front.port.on_detached(self._attachments.let_go)
 
-    async def resume(self, data: bytes, context: Context, account: RequestAccount) -> None:
+    async def resume(self, data: bytes, context: Context, caller: Caller) -> None:
         """Deliver the rest of a request's stream, after the tokens that were received."""
         front = self._front
         if not front.config.max_resume_grace_s:
@@ -52,11 +51,12 @@ class ResumeService:
         if len(message.num_received_tokens) > front.config.max_n:
             violations.add("num_received_tokens", f"must have at most {front.config.max_n} entries")
         violations.raise_if_any()
-        account.request_id = message.request_id
         try:
-            request = await self._attachments.attach(message.request_id, account)
+            request = await self._attachments.attach(
+                message.request_id, caller.tenant, caller.ceilings
+            )
             try:
-                await self._deliver(request, message, context, account)
+                await self._deliver(request, message, context)
             finally:
                 front.release(request)
         except RequestError as error:
@@ -67,14 +67,13 @@ class ResumeService:
         request: LiveRequest,
         message: pb.ResumeRequest,
         context: Context,
-        account: RequestAccount,
     ) -> None:
         front, generation = self._front, request.generation
         had = received(generation, message.next_sequence, message.num_received_tokens)
         encoder = encoder_for(generation.output.chunks, front.config)
         encoder.sequence = message.next_sequence
         # It may have nothing to tell for a long time: its client knows by this that it stands.
-        await context.send_initial_metadata(trace_metadata(account.trace))
+        await context.send_initial_metadata(())
         await deliver(front, request, _RestEncoder(encoder, request, had), context, None)
 
     def _read(
