@@ -157,7 +157,7 @@ async def test_after_a_lost_front_every_point_is_to_be_had(text: ModelText, is_e
         if is_ended:
             await second.end_of(newest)
         else:
-            await read_some(second, newest, 6)
+            await read_some(second, newest, 1)
         for num_had in (17, 9, 1, 0, 0):
             had = told[:num_had]
             rest: list[Any] = await second.end_of(second.stub.Resume(rest_after(had, 2)))

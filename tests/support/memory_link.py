@@ -15,7 +15,7 @@ from penstock.scheduler.cache_book import CacheBook
 from penstock.scheduler.events import StepEvents
 from penstock.scheduler.request import FinishReason, RequestSpec
 from penstock.scheduler.state import RequestState
-from penstock.server.link.attaching import Arrive, AttachDesk
+from penstock.server.link.attaching import Arrive, AttachDesk, LetGo
 from penstock.server.link.cache_desk import CacheDesk, CacheListener
 from penstock.server.link.cache_frames import CacheNews
 from penstock.server.link.dispatch import Dispatcher, EngineCore, cancel_frame
@@ -276,7 +276,7 @@ class MemoryPort:
         if self.is_up:
             self._write(encode(Detach(names=names)))
 
-    def on_detached(self, let_go: Callable[[str], None]) -> None:
+    def on_detached(self, let_go: LetGo) -> None:
         """See `ResumePort.on_detached`."""
         self._attaching.on_detached(let_go)
 

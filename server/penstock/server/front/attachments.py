@@ -50,6 +50,7 @@ class Attachments:
     def __init__(self, front: Front, read: ReadGeneration) -> None:
         self._front = front
         self._read = read
+        self._arrivals: set[_Arrival] = set()
         self._tasks: set[asyncio.Task[LiveRequest]] = set()
 
     async def attach(self, request_id: str, tenant: str, ceilings: PriorityCeilings) -> LiveRequest:
@@ -69,13 +70,17 @@ class Attachments:
             task.add_done_callback(self._park)
             raise
 
-    def let_go(self, name: str) -> None:
-        """Another stream has this request, by the engine's name for it."""
+    def let_go(self, name: str, keys: tuple[int, ...]) -> None:
+        """Another has this request, by the engine's name for it, of these `keys`, or nobody."""
         front = self._front
-        front.results.pop(name, None)
-        for request in front.table:
-            if engine_request_id(request.tenant, request.request_id) == name:
-                front.let_go(request, SUPERSEDED)
+        result = front.results.get(name)
+        if result is not None and result.keys == keys:
+            del front.results[name]
+        for request in {output.request for key in keys if (output := front.table.output(key))}:
+            front.let_go(request, SUPERSEDED)
+        for arrival in tuple(self._arrivals):
+            if arrival.keys == keys:
+                front.let_go(arrival.request, SUPERSEDED)
 
     def _park(self, task: asyncio.Task[LiveRequest]) -> None:
         """Nobody has waited for it."""
@@ -145,7 +150,7 @@ class Attachments:
         if keepsake is None:
             return answer.lack
         name = engine_request_id(tenant, keepsake.request_id)
-        self.let_go(name)
+        self.let_go(name, answer.keys)
         try:
             generation = self._read(keepsake.message, keepsake.request_id, tenant, ceilings)
             request = LiveRequest(keepsake.request_id, generation, keepsake.arrival_s)
@@ -154,7 +159,9 @@ class Attachments:
             port.detach((name,))
             return error
         news = front.arriving[request] = [frame.value() for frame in answer.history]
-        return _Arrival(request, keepsake, answer.keys, news, front.hello)
+        arrival = _Arrival(request, keepsake, answer.keys, news, front.hello)
+        self._arrivals.add(arrival)
+        return arrival
 
     async def _start(self, arrival: _Arrival) -> LiveRequest:
         """Bring it to where it is: its prompt, its outputs, and what came of them."""
@@ -178,6 +185,8 @@ class Attachments:
             front.arriving.pop(request, None)
             front.release(request)
             raise
+        finally:
+            self._arrivals.discard(arrival)
         request.start(
             submission,
             output_texts(generation, front.text, submission.specs[0].stop_ids),

@@ -13,6 +13,8 @@ from penstock.server.link.ports import EnginePort, EngineUnavailable
 from penstock.server.link.resume_frames import Attach, Attached, Detach, Kept
 
 Arrive = Callable[[Attached], None]
+LetGo = Callable[[str, tuple[int, ...]], None]
+"""Takes the engine's name of a request, and the keys of its outputs."""
 
 
 @runtime_checkable
@@ -39,8 +41,8 @@ class ResumePort(EnginePort, Protocol):
         """Nobody reads these streams here any more. A no-op without an engine."""
         ...
 
-    def on_detached(self, let_go: Callable[[str], None]) -> None:
-        """`let_go` is called with each request that another front has now."""
+    def on_detached(self, let_go: LetGo) -> None:
+        """`let_go` is called with each request that another front has now, or nobody."""
         ...
 
 
@@ -49,11 +51,11 @@ class AttachDesk:
 
     def __init__(self, write: Callable[[Attach], None]) -> None:
         self._write = write
-        self._let_go: Callable[[str], None] | None = None
+        self._let_go: LetGo | None = None
         self._open: dict[int, tuple[asyncio.Future[None], Arrive]] = {}
         self._next_ticket = 0
 
-    def on_detached(self, let_go: Callable[[str], None]) -> None:
+    def on_detached(self, let_go: LetGo) -> None:
         """See `ResumePort`."""
         self._let_go = let_go
 
@@ -74,7 +76,7 @@ class AttachDesk:
         if isinstance(word, Detach):
             for name in word.names:
                 if self._let_go is not None:
-                    self._let_go(name)
+                    self._let_go(name, word.keys)
             return
         answered, arrive = self._open.pop(word.ticket, (None, None))
         if answered is not None and arrive is not None and not answered.done():

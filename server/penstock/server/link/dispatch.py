@@ -281,7 +281,7 @@ class Dispatcher:
 
     def _detach(self, stream: KeptStream) -> None:
         """Its front does not have it any more, and is told so with the next step's news."""
-        self._mail.append((stream.front_id, encode(Detach(names=(stream.name,)))))
+        self._mail.append((stream.front_id, encode(Detach(names=(stream.name,), keys=stream.keys))))
 
     def _drop(self, stream: KeptStream) -> None:
         """Nobody can come for it any more: what still runs of it ends."""
@@ -336,9 +336,11 @@ class Dispatcher:
             stream = self.kept.find(kept.name)
             is_new = bool(specs) and not specs[0].num_replays
             if is_new and stream is not None and not stream.live:
+                self._drop(stream)
                 self.kept.forget(stream)
             elif not is_new and self._is_elsewhere(front_id, kept):
-                self._mail.append((front_id, encode(Detach(names=(kept.name,)))))
+                detach = Detach(names=(kept.name,), keys=kept.keys)
+                self._mail.append((front_id, encode(detach)))
                 return
             if self.kept.find(kept.name) is None:
                 self.kept.begin(front_id, specs, kept)

@@ -79,9 +79,13 @@ class Attached(TaggedFrame, frozen=True, kw_only=True, eq=False):
 
 
 class Detach(TaggedFrame, frozen=True, kw_only=True):
-    """Of these requests, by the engine's names: see the module."""
+    """Of these requests, by the engine's names: see the module.
+
+    `keys`: from the engine, of the one request's outputs: another may have its name by now.
+    """
 
     names: tuple[str, ...]
+    keys: tuple[int, ...] = ()
 
 
 ResumeFrame: TypeAlias = Attach | Attached | Detach
