@@ -257,14 +257,14 @@ def resume() -> Canvas:
     canvas.text(518, 82, "Resume(request_id, next_sequence 6,", anchor="end")
     canvas.text(518, 100, "received_token_counts)", anchor="end")
     canvas.arrow((560, 180), (600, 226))
-    canvas.text(440, 210, "claims the request")
+    canvas.text(440, 210, "gets the stream")
     canvas.box(640, 168, 230, 24, "messages 6, 7, 8 ...", ORANGE)
     for number in range(3):
         x = 690 + 70 * number
         canvas.arrow((x, 228), (x, 194))
         canvas.arrow((x, 168), (x, 64))
     canvas.text(
-        20, 286, "Nothing comes twice and nothing is missing: every message has its number."
+        20, 286, "Nothing comes twice and nothing is missing: the client counts its tokens."
     )
     return canvas
 

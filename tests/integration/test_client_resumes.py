@@ -161,7 +161,9 @@ async def test_another_process_goes_on_from_a_point(service: SteppedService) -> 
         assert told(everything) == told(whole)
         with pytest.raises(SequenceUnavailable):
             async for _ in second.resume(
-                ResumePoint(request_id=point.request_id, next_sequence=999)
+                ResumePoint(
+                    request_id=point.request_id, next_sequence=9, received_token_counts=(999,)
+                )
             ):
                 pass
         with pytest.raises(RequestNotFound):
@@ -210,9 +212,8 @@ async def test_what_nobody_knows_any_more_is_the_loss_it_was(
 
 
 def forget_all(service: SteppedService) -> None:
-    """As if a front had come up anew."""
-    for kept in service.front.resumptions:
-        live = kept.live
-        service.front.resumptions.drop(kept)
-        assert live is not None
-        service.front.release(live)
+    """As if its grace were over."""
+    service.hear()
+    kept = service.memory.kept
+    for stream in tuple(kept._streams.values()):  # pyright: ignore[reportPrivateUsage]
+        kept._drop(stream)  # pyright: ignore[reportPrivateUsage]

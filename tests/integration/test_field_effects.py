@@ -380,8 +380,10 @@ async def seen(served: ServedFront, words: str) -> Seen:
     async with asyncio.timeout(PATIENCE_S):
         for spec in specs:
             await play(served, spec)
-    kept = delivered(await answer) | {"is_kept": len(served.server.front.resumptions) > 0}
-    return given(served, specs) | kept
+    received = delivered(await answer)
+    async with asyncio.timeout(PATIENCE_S):
+        await served.server._wrapper.wait_until_idle()  # pyright: ignore[reportPrivateUsage]
+    return given(served, specs) | received | {"is_kept": bool(served.server.front.results)}
 
 
 async def play(served: ServedFront, spec: RequestSpec) -> None:

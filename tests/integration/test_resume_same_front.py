@@ -11,12 +11,20 @@ import grpc.aio
 import pytest
 
 from penstock.server.front.config import FrontConfig
-from penstock.server.front.errors import ErrorReason, Refusal
 from penstock.server.text.model_text import ModelText
 from penstock.v1 import generation_service_pb2 as pb
 from penstock.v1 import state_pb2
 from support.fronts import make_text, rich_error
-from support.resumed import Clock, lose, outputs_of, read_some, resumable, resumed, until_read
+from support.resumed import (
+    Clock,
+    lose,
+    outputs_of,
+    read_some,
+    rest_after,
+    resumable,
+    resumed,
+    until_read,
+)
 from support.stepped_service import SteppedService, stepped
 
 
@@ -39,6 +47,11 @@ async def undisturbed(service: SteppedService, **fields: Any) -> list[pb.Generat
     return await service.end_of(call)
 
 
+async def answer_of(call: Any) -> Any:
+    """The one message of a call."""
+    return await call
+
+
 async def read_one(call: Any) -> Any:
     """The next message of a call."""
     return await call.read()
@@ -50,20 +63,21 @@ async def test_a_lost_stream_goes_on_where_it_was(service: SteppedService) -> No
     first = await lose(service, call, 8)
     await service.until(lambda: not service.step())
     assert service.is_clean(), "it went on without a reader, to its end"
-    rest: list[Any] = await service.end_of(service.stub.Resume(resumed("r", next_sequence=8)))
+    rest: list[Any] = await service.end_of(service.stub.Resume(rest_after(first)))
     responses = [*first, *(r.response for r in rest)]
     assert [r.sequence for r in responses] == list(range(len(responses)))
     assert outputs_of(responses) == outputs_of(whole)
 
 
-async def test_the_log_is_told_message_for_message(service: SteppedService) -> None:
-    call = service.stub.Generate(resumable(num_tokens=20))
-    told = await service.end_of(call)
-    for start in range(len(told) + 1):
-        rest: list[Any] = await service.end_of(
-            service.stub.Resume(resumed("r", next_sequence=start))
-        )
-        assert [r.response for r in rest] == told[start:]
+async def test_the_rest_of_a_finished_result_begins_anywhere(service: SteppedService) -> None:
+    whole = await service.end_of(service.stub.Generate(resumable(num_tokens=20)))
+    for start in range(len(whole) + 1):
+        first = whole[:start]
+        rest: list[Any] = await service.end_of(service.stub.Resume(rest_after(first)))
+        responses = [*first, *(r.response for r in rest)]
+        assert [r.sequence for r in responses] == list(range(len(responses)))
+        if rest:
+            assert outputs_of(responses) == outputs_of(whole)
 
 
 async def test_a_finished_result_can_be_had_twice(service: SteppedService) -> None:
@@ -72,19 +86,21 @@ async def test_a_finished_result_can_be_had_twice(service: SteppedService) -> No
     again: list[list[Any]] = [
         await service.end_of(service.stub.Resume(resumed("r"))) for _ in range(2)
     ]
-    assert [[r.response for r in rs] for rs in again] == [told, told]
+    for responses in again:
+        assert outputs_of([r.response for r in responses]) == outputs_of(told)
 
 
 async def test_resume_goes_on_live(service: SteppedService) -> None:
-    whole = await undisturbed(service, num_tokens=30)
-    call = service.stub.Generate(resumable(num_tokens=30))
+    whole = await undisturbed(service, num_tokens=200)
+    call = service.stub.Generate(resumable(num_tokens=200))
     first = await lose(service, call, 5)
-    resume = service.stub.Resume(resumed("r", next_sequence=5))
-    second = await read_some(service, resume, 6)
+    resume = service.stub.Resume(rest_after(first))
+    second = await read_some(service, resume, 3)
     resume.cancel()
     await service.until(lambda: not service.server.num_active_calls)
-    rest: list[Any] = await service.end_of(service.stub.Resume(resumed("r", next_sequence=11)))
-    responses = [*first, *(r.response for r in second), *(r.response for r in rest)]
+    so_far = [*first, *(r.response for r in second)]
+    rest: list[Any] = await service.end_of(service.stub.Resume(rest_after(so_far)))
+    responses = [*so_far, *(r.response for r in rest)]
     assert [r.sequence for r in responses] == list(range(len(responses)))
     assert outputs_of(responses) == outputs_of(whole)
 
@@ -125,17 +141,19 @@ async def test_only_the_tenant_that_has_it_finds_it(
     assert error.info.reason == "REQUEST_NOT_FOUND"
 
 
-async def test_messages_that_are_not_there_are_out_of_range(service: SteppedService) -> None:
+@pytest.mark.parametrize("num_received", [[9], [1, 1]], ids=["tokens", "outputs"])
+async def test_counts_that_never_were_are_out_of_range(
+    service: SteppedService, num_received: list[int]
+) -> None:
     told = await service.end_of(service.stub.Generate(resumable()))
+    wrong = resumed("r", next_sequence=3, num_received=num_received)
     with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await service.end_of(service.stub.Resume(resumed("r", next_sequence=len(told) + 1)))
+        await service.end_of(service.stub.Resume(wrong))
     error = rich_error(caught.value)
     assert error.code is grpc.StatusCode.OUT_OF_RANGE
     assert error.info.reason == "SEQUENCE_UNAVAILABLE"
-    assert dict(error.info.metadata) == {
-        "first_sequence": "0",
-        "next_sequence": str(len(told)),
-    }
+    again: list[Any] = await service.end_of(service.stub.Resume(resumed("r")))
+    assert outputs_of([r.response for r in again]) == outputs_of(told)
 
 
 async def test_what_nobody_comes_for_ends_with_its_grace(text: ModelText) -> None:
@@ -143,12 +161,13 @@ async def test_what_nobody_comes_for_ends_with_its_grace(text: ModelText) -> Non
     async with stepped(text, clock=clock) as service:
         call = service.stub.Generate(resumable(num_tokens=400, grace_s=5.0))
         await lose(service, call, 4)
-        service.server.front.resumptions.sweep(clock.now_s + 4.9)
-        assert service.server.num_live_requests == 1
-        clock.now_s += 5.0
-        service.server.front.resumptions.sweep(clock.now_s)
-        assert service.server.num_live_requests == 0
         service.hear()
+        clock.now_s += 4.9
+        service.memory.sweep()
+        assert service.server.num_live_requests == 1
+        clock.now_s += 0.1
+        service.memory.sweep()
+        await service.until(lambda: not service.server.num_live_requests, steps=True)
         assert service.is_clean()
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await service.end_of(service.stub.Resume(resumed("r", next_sequence=4)))
@@ -159,28 +178,31 @@ async def test_a_kept_result_expires(text: ModelText) -> None:
     clock = Clock()
     async with stepped(text, clock=clock) as service:
         await service.end_of(service.stub.Generate(resumable(grace_s=5.0)))
-        resumptions = service.front.resumptions
+        service.hear()
+        kept = service.memory.kept
         clock.now_s += 4.0
         await service.end_of(service.stub.Resume(resumed("r")))
+        service.hear()
         clock.now_s += 4.0
-        resumptions.sweep(clock.now_s)
-        assert len(resumptions) == 1, "whoever reads it prolongs it"
+        kept.sweep()
+        assert len(kept) == 1, "whoever reads it prolongs it"
         clock.now_s += 1.0
-        resumptions.sweep(clock.now_s)
-        assert (len(resumptions), resumptions.num_bytes) == (0, 0)
+        kept.sweep()
+        assert (len(kept), kept.num_bytes) == (0, 0)
 
 
 async def test_cancel_while_nobody_reads(service: SteppedService) -> None:
     call = service.stub.Generate(resumable(num_tokens=400))
-    await lose(service, call, 4)
+    told = await lose(service, call, 4)
     answer = await service.stub.Cancel(pb.CancelRequest(request_id="r"))
     assert answer.state == state_pb2.REQUEST_STATE_PROCESSING
     service.step(2)
     assert service.is_clean()
-    rest: list[Any] = await service.end_of(service.stub.Resume(resumed("r", next_sequence=4)))
+    rest: list[Any] = await service.end_of(service.stub.Resume(rest_after(told)))
     (end,) = rest[-1].response.finished.outputs
     assert end.finish_reason == state_pb2.FINISH_REASON_CANCELLED
-    again = await service.stub.Cancel(pb.CancelRequest(request_id="r"))
+    cancelling = service.stub.Cancel(pb.CancelRequest(request_id="r"))
+    again = await until_read(service, asyncio.ensure_future(answer_of(cancelling)))
     assert again.state == state_pb2.REQUEST_STATE_COMPLETED
 
 
@@ -196,40 +218,30 @@ async def test_without_the_option_a_call_takes_its_request_along(service: Steppe
     assert caught.value.code() is grpc.StatusCode.NOT_FOUND
 
 
-async def test_the_oldest_messages_go_where_a_log_is_full(text: ModelText) -> None:
-    front = FrontConfig(max_resume_bytes_per_request=1000)
-    async with stepped(text, front=front) as service:
-        told = await service.end_of(service.stub.Generate(resumable(num_tokens=100)))
-        log = service.front.resumptions.find("r", "").log  # type: ignore[union-attr]
-        assert 0 < log.num_bytes <= 1000
-        rest: list[Any] = await service.end_of(
-            service.stub.Resume(resumed("r", next_sequence=log.first_sequence))
-        )
-        assert [r.response for r in rest] == told[log.first_sequence :]
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await service.end_of(service.stub.Resume(resumed("r", next_sequence=0)))
-        assert caught.value.code() is grpc.StatusCode.OUT_OF_RANGE
-
-
 async def test_only_so_many_are_kept_unread(text: ModelText) -> None:
     front = FrontConfig(max_parked_requests=2)
     async with stepped(text, front=front) as service:
         for name in "abc":
             await service.end_of(service.stub.Generate(resumable(request_id=name)))
-        assert {kept.request_id for kept in service.front.resumptions} == {"b", "c"}
+            service.hear()
+        assert [service.memory.kept.find(name) is not None for name in "abc"] == [False, True, True]
 
 
-async def test_all_logs_together_are_bounded(text: ModelText) -> None:
-    front = FrontConfig(max_resume_bytes=900)
+async def test_all_that_is_kept_is_bounded(text: ModelText) -> None:
+    front = FrontConfig(max_resume_bytes=4000)
     async with stepped(text, front=front) as service:
         for name in "abcdef":
             await service.end_of(service.stub.Generate(resumable(request_id=name)))
-            assert service.front.resumptions.num_bytes <= 900
-        assert service.front.resumptions.find("f", "") is not None
-        assert service.front.resumptions.find("a", "") is None
-        big = resumable(prompt=[300] * 470)
+            service.hear()
+            assert service.memory.kept.num_bytes <= 4000
+        assert service.memory.kept.find("f") is not None
+        assert service.memory.kept.find("a") is None
+
+
+async def test_what_is_too_large_to_be_kept_is_refused(text: ModelText) -> None:
+    async with stepped(text, front=FrontConfig(max_resume_bytes=900)) as service:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await service.end_of(service.stub.Generate(big))
+            await service.end_of(service.stub.Generate(resumable(prompt=[300] * 470)))
         assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
@@ -238,7 +250,8 @@ async def test_a_refused_request_leaves_nothing(text: ModelText) -> None:
         call = service.stub.Generate(resumable(num_tokens=100_000))
         with pytest.raises(grpc.aio.AioRpcError):
             await service.end_of(call)
-        assert len(service.front.resumptions) == 0
+        service.hear()
+        assert len(service.memory.kept) == 0
 
 
 @pytest.mark.parametrize("grace_s", [0.0, 61.0])
@@ -280,8 +293,7 @@ async def test_a_multiplexed_request_is_kept_too(service: SteppedService) -> Non
     await until_read(service, asyncio.ensure_future(read()))
     call.cancel()
     await service.until(lambda: not service.server.num_active_calls)
-    start = len(first)
-    rest: list[Any] = await service.end_of(service.stub.Resume(resumed("r", next_sequence=start)))
+    rest: list[Any] = await service.end_of(service.stub.Resume(rest_after(first)))
     responses = [*first, *(r.response for r in rest)]
     assert [r.sequence for r in responses] == list(range(len(responses)))
     assert outputs_of(responses) == outputs_of(whole)
@@ -328,39 +340,17 @@ async def test_a_drain_does_not_wait_for_what_nobody_reads(text: ModelText) -> N
             await service.server.drain(1000.0)
 
 
-class Stuck:
-    """A reader whose peer has not taken a write since `blocked_since_s`."""
-
-    def __init__(self, blocked_since_s: float) -> None:
-        self.blocked_since_s = blocked_since_s
-        self.told: Refusal | None = None
-
-    def on_news(self) -> None:
-        return
-
-    def dismiss(self, refusal: Refusal) -> None:
-        self.told = refusal
-
-
-async def test_a_reader_that_stalls_ends_its_request(text: ModelText) -> None:
-    clock = Clock()
-    async with stepped(text, clock=clock) as service:
-        call = service.stub.Generate(resumable(num_tokens=400))
-        await read_some(service, call, 3)
-        (kept,) = service.front.resumptions
-        reader = Stuck(clock.now_s)
-        service.front.resumptions.take_over(kept, reader)
-        clock.now_s += 31.0
-        service.front.resumptions.sweep(clock.now_s)
-        assert reader.told is not None
-        assert reader.told.reason is ErrorReason.READER_STALLED
-        service.step(2)
-        assert service.is_clean()
-        service.front.resumptions.left(kept, reader)
-        assert service.server.num_live_requests == 0
+async def test_a_reader_that_stalls_loses_its_call_and_not_its_request(text: ModelText) -> None:
+    async with stepped(text, front=FrontConfig(max_backlog_tokens=20)) as service:
+        whole = await undisturbed(service, num_tokens=100)
+        call = service.stub.Generate(resumable(num_tokens=100))
+        told = await read_some(service, call, 3)
+        service.step(30)  # before its writer comes to any of it
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await service.end_of(service.stub.Resume(resumed("r", next_sequence=3)))
+            await service.end_of(call)
         assert rich_error(caught.value).info.reason == "READER_STALLED"
+        rest: list[Any] = await service.end_of(service.stub.Resume(rest_after(told)))
+        assert outputs_of([*told, *(r.response for r in rest)]) == outputs_of(whole)
 
 
 class Records:
@@ -380,15 +370,13 @@ class Records:
         raise AssertionError(f"{method} {code} {reason}")
 
 
-async def test_a_request_has_one_record_when_it_is_over(service: SteppedService) -> None:
+async def test_the_call_that_brought_a_request_has_its_record(service: SteppedService) -> None:
     records = Records()
     service.front.accounts._journal = records  # type: ignore[assignment]  # pyright: ignore
     whole = service.stub.Generate(resumable(request_id="whole"))
     await service.end_of(whole)
-    assert [record.request_id for record in records.values] == ["whole"]
-    await lose(service, service.stub.Generate(resumable(num_tokens=40)), 5)
-    assert len(records.values) == 1, "it is not over"
-    await service.end_of(service.stub.Resume(resumed("r", next_sequence=5)))
+    told = await lose(service, service.stub.Generate(resumable(num_tokens=40)), 5)
+    await service.end_of(service.stub.Resume(rest_after(told)))
     await service.until(lambda: not service.server.num_active_calls)
-    assert [record.request_id for record in records.values] == ["whole", "r"]
-    assert [record.code for record in records.values] == [0, 0], "both ended well"
+    service.front.accounts.settle()
+    assert [(one.request_id, one.code) for one in records.values] == [("whole", 0), ("r", 1)]

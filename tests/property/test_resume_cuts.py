@@ -22,8 +22,8 @@ from support.resumed import (
     num_tokens_of,
     outputs_of,
     read_some,
+    rest_after,
     resumable,
-    resumed,
     unbroken,
 )
 from support.stepped_service import SteppedService, stepped
@@ -81,6 +81,13 @@ async def rest_of(
     return responses, False
 
 
+def after(got: list[pb.GenerateResponse], message: pb.GenerateRequest) -> pb.ResumeRequest:
+    """What asks for the rest. Forgets what nobody knows how much of the prompt it was."""
+    if message.output.echo and not any(num_tokens_of(got, message.sampling.num_outputs or 1)):
+        del got[1:]
+    return rest_after(got, message.sampling.num_outputs or 1)
+
+
 async def undisturbed(text: ModelText, message: pb.GenerateRequest) -> list[pb.GenerateResponse]:
     async with stepped(text) as service:
         return await service.end_of(service.stub.Generate(message))
@@ -105,7 +112,7 @@ async def cut(
             first.step(num_steps)
             if is_other:
                 fronts.reverse()
-            call = fronts[0].stub.Resume(resumed("r", next_sequence=len(got)))
+            call = fronts[0].stub.Resume(after(got, message))
         while not is_whole:
             more, is_whole = await rest_of(fronts[0], call, 100)
             got += more
@@ -127,15 +134,7 @@ async def lost(
             return got
         first.step(num_steps)
         first.memory.hang_up(1)
-        first.step(2)
-        assert first.is_clean()
-        counts = num_tokens_of(got, message.sampling.num_outputs or 1)
-        if message.output.echo and not any(counts) and len(got) > 1:
-            # Nobody knows how much of the prompt they were: it can only be had from the start.
-            got.clear()
-            counts.clear()
-        request = resumed("r", next_sequence=len(got), num_received=counts)
-        rest: list[Any] = await second.end_of(second.stub.Resume(request))
+        rest: list[Any] = await second.end_of(second.stub.Resume(after(got, message)))
         return [*got, *(message.response for message in rest)]
 
 

@@ -12,7 +12,6 @@ from collections.abc import AsyncGenerator, Callable, Generator
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from penstock.executor.config import ExecutorConfig, ExecutorKind
 from penstock.executor.create import create_executor
@@ -99,10 +98,6 @@ class FakeEngine:
 
     def look(self) -> tuple[LiveView, ...]:
         return ()
-
-    def output_tokens(self, key: int) -> NDArray[np.int32] | None:
-        del key
-        return None
 
 
 class EngineThread:

@@ -15,13 +15,14 @@ from penstock.scheduler.cache_book import CacheBook
 from penstock.scheduler.events import StepEvents
 from penstock.scheduler.request import FinishReason, RequestSpec
 from penstock.scheduler.state import RequestState
+from penstock.server.link.attaching import Arrive, AttachDesk, LetGo
 from penstock.server.link.cache_desk import CacheDesk, CacheListener
 from penstock.server.link.cache_frames import CacheNews
-from penstock.server.link.claims import ClaimDesk, Claimed, Keeper
 from penstock.server.link.dispatch import Dispatcher, EngineCore, cancel_frame
 from penstock.server.link.frames import CancelAnswer, CancelById, decode, encode
+from penstock.server.link.kept_streams import DEFAULT_LIMITS, KeptLimits, KeptStreams
 from penstock.server.link.ports import EngineHello, EngineListener, EngineUnavailable
-from penstock.server.link.resume_frames import Ask, ClaimAnswer, Gone, Keep, Lack
+from penstock.server.link.resume_frames import Attached, Detach, Kept
 from penstock.server.link.spec_frames import Submit
 from penstock.server.link.wire import FrameBuffer
 
@@ -31,8 +32,8 @@ _MAX_WAIT_S = 60.0
 class MemoryEngine:
     """One engine and the fronts connected to it.
 
-    `clock` is the engine's, used to wait for `next_wakeup_s` when a thread drives it. `num_fronts`
-    and `cache_book`: see `Dispatcher`.
+    `clock` is the engine's, used to wait for `next_wakeup_s` when a thread drives it. All else: see
+    `Dispatcher`.
     """
 
     def __init__(
@@ -41,12 +42,16 @@ class MemoryEngine:
         hello: EngineHello,
         clock: Callable[[], float] = time.monotonic,
         *,
-        num_fronts: int = 0,
         cache_book: CacheBook | None = None,
+        kept_limits: KeptLimits = DEFAULT_LIMITS,
     ) -> None:
         self._clock = clock
         self._dispatcher = Dispatcher(
-            engine, hello, clock=clock, num_fronts=num_fronts, cache_book=cache_book
+            engine,
+            hello,
+            clock=clock,
+            cache_book=cache_book,
+            kept_limits=kept_limits,
         )
         self._ports: dict[int, MemoryPort] = {}
         self._inbox: deque[Callable[[], None]] = deque()
@@ -79,6 +84,11 @@ class MemoryEngine:
             num_steps += 1
             self._drain_inbox()
         return num_steps
+
+    @property
+    def kept(self) -> KeptStreams:
+        """The streams that the engine keeps."""
+        return self._dispatcher.kept
 
     def sweep(self) -> None:
         """Do what an engine does about once a second. Call it between pumps."""
@@ -202,7 +212,7 @@ class MemoryPort:
         self._up = asyncio.Event()
         self._answers: dict[int, asyncio.Future[RequestState | None]] = {}
         self._next_ticket = 0
-        self._claims = ClaimDesk(lambda frame: self._write(encode(frame)))
+        self._attaching = AttachDesk(lambda frame: self._write(encode(frame)))
         self._cache = CacheDesk(lambda frame: self._write(encode(frame)))
 
     def attach(self, listener: EngineListener) -> None:
@@ -253,18 +263,22 @@ class MemoryPort:
         finally:
             self._answers.pop(ticket, None)
 
-    def keep(self, keep: Keep) -> None:
-        """See `ClaimPort.keep`."""
+    def submit_kept(self, specs: tuple[RequestSpec, ...], kept: Kept) -> None:
+        """See `ResumePort.submit_kept`."""
+        self._write(encode(Submit(specs=specs, kept=kept)))
+
+    async def attach_stream(self, name: str, arrive: Arrive) -> None:
+        """See `ResumePort.attach_stream`."""
+        await self._attaching.attach(name, arrive)
+
+    def detach(self, names: tuple[str, ...]) -> None:
+        """See `ResumePort.detach`."""
         if self.is_up:
-            self._write(encode(keep))
+            self._write(encode(Detach(names=names)))
 
-    async def claim(self, name: str) -> Claimed | Lack:
-        """See `ClaimPort.claim`."""
-        return await self._claims.claim(name)
-
-    def on_asked(self, keeper: Keeper) -> None:
-        """See `ClaimPort.on_asked`."""
-        self._claims.on_asked(keeper)
+    def on_detached(self, let_go: LetGo) -> None:
+        """See `ResumePort.on_detached`."""
+        self._attaching.on_detached(let_go)
 
     def follow_cache(self, salt: bytes, listener: CacheListener) -> Callable[[], None]:
         """See `CachePort.follow_cache`."""
@@ -309,15 +323,15 @@ class MemoryPort:
                     answer = self._answers.get(ticket)
                     if answer is not None and not answer.done():
                         answer.set_result(state)
-                case Ask() | ClaimAnswer() | Gone() as word:
-                    self._claims.hear(word)
+                case Attached() | Detach() as word:
+                    self._attaching.hear(word)
                 case CacheNews() as news:
                     self._cache.hear(news)
                 case other:
                     raise AssertionError(f"an engine does not send {type(other).__name__}")
 
     def _lost(self) -> None:
-        self._claims.lose()
+        self._attaching.lose()
         self._cache.lose()
         for answer in self._answers.values():
             if not answer.done():

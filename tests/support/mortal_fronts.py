@@ -56,7 +56,7 @@ class MortalFronts:
         old.engine.close()
         await asyncio.sleep(0)
         self._epoch += 1
-        engine, memory = stepped_engine(self._text, epoch=self._epoch, num_fronts=2)
+        engine, memory = stepped_engine(self._text, epoch=self._epoch)
         order = sorted(self.fronts, key=lambda one: one.front.config.front_id == late)
         for service in self.fronts:
             service.engine, service.memory = engine, memory
@@ -70,9 +70,7 @@ class MortalFronts:
         """Resume after what there is; "" or the reason why it ended. Adds to `got`."""
         service = self.fronts[what.front]
         counts = num_tokens_of(got)
-        call: Any = service.stub.Resume(
-            resumed("r", next_sequence=len(got), num_received=counts if any(counts) else [])
-        )
+        call: Any = service.stub.Resume(resumed("r", next_sequence=len(got), num_received=counts))
         await service.until(lambda: service.server.num_active_calls == 1)
         if what.num_turns is not None:
             await self.turns(what.num_turns)

@@ -51,6 +51,18 @@ def resumed(
     )
 
 
+def rest_after(
+    responses: Iterable[pb.GenerateResponse], num_outputs: int = 1, *, request_id: str = "r"
+) -> pb.ResumeRequest:
+    """Asks for what comes after these messages."""
+    responses = list(responses)
+    return resumed(
+        request_id,
+        next_sequence=len(responses),
+        num_received=num_tokens_of(responses, num_outputs),
+    )
+
+
 async def until_read(service: SteppedService, reading: asyncio.Future[Any]) -> Any:
     """Let the engine run until something was read; raises what the reading raised."""
     await service.until(reading.done, steps=True)

@@ -24,6 +24,7 @@ from penstock.scheduler.events import StepEvents
 from penstock.scheduler.request import FinishReason
 from penstock.server.front.config import FrontConfig
 from penstock.server.front.front import Front
+from penstock.server.link.kept_streams import KeptLimits
 from penstock.server.link.ports import EngineHello
 from penstock.server.rpc.foreign import FacadeMaker
 from penstock.server.rpc.options import ServerOptions
@@ -155,8 +156,8 @@ def stepped_engine(
     scheduler: SchedulerConfig | None = None,
     clock: Callable[[], float] = time.monotonic,
     epoch: int = 1,
-    num_fronts: int = 0,
     tells_cache: bool = False,
+    front: FrontConfig | None = None,
     **executor: Any,
 ) -> tuple[WatchedEngine, MemoryEngine]:
     """An engine, and what fronts reach it by. `executor`: as of `stepped`."""
@@ -178,7 +179,16 @@ def stepped_engine(
         tells_cache=tells_cache,
     )
     book = engine.keep_cache_book() if tells_cache else None
-    memory = MemoryEngine(engine, hello, clock, num_fronts=num_fronts, cache_book=book)
+    bounds = front or FrontConfig()
+    memory = MemoryEngine(
+        engine,
+        hello,
+        clock,
+        cache_book=book,
+        kept_limits=KeptLimits(
+            max_bytes=bounds.max_resume_bytes, max_unread=bounds.max_parked_requests
+        ),
+    )
     return engine, memory
 
 
@@ -195,7 +205,12 @@ async def stepped(
 ) -> AsyncGenerator[SteppedService]:
     """`executor`: more fields of ExecutorConfig; by default 64 blocks of 16 tokens, 8 slots."""
     engine, memory = stepped_engine(
-        text, scheduler=scheduler, clock=clock, tells_cache=facade is not None, **executor
+        text,
+        scheduler=scheduler,
+        clock=clock,
+        tells_cache=facade is not None,
+        front=front,
+        **executor,
     )
     port = memory.port(1)
     server = FrontServer(text, front or FrontConfig(), port=port, clock=clock, facade=facade)

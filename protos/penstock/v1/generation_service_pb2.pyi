@@ -434,16 +434,13 @@ class ResumeRequest(google.protobuf.message.Message):
     request_id: builtins.str
     """The request, see RequestAccepted.request_id."""
     next_sequence: builtins.int
-    """The sequence of the first message that is wanted: one more than the last one received. 0 asks
-    for all of them.
+    """The sequence of the first message of this call: one more than the last one received, so that
+    numbers go on without a gap. With 0 `accepted` and the prompt are sent again.
     """
     @property
     def received_token_counts(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
-        """How many tokens of each output were received, by output_index: the sums of
-        TokenDelta.num_tokens. Needed where the messages were lost together with the process that had
-        sent them: the tokens after these are then sent in new messages, from next_sequence on. Without
-        it such a request can only be had from the start, by next_sequence 0. Empty, or one for each
-        output.
+        """How many tokens of each output were received, by output_index: the sums of TokenDelta.num_tokens.
+        The tokens after these are sent. Outputs that are left out count as 0.
         """
 
     def __init__(
@@ -466,7 +463,9 @@ class ResumeResponse(google.protobuf.message.Message):
     RESPONSE_FIELD_NUMBER: builtins.int
     @property
     def response(self) -> Global___GenerateResponse:
-        """What Generate sent or would have sent, with the sequence it has there."""
+        """What Generate would have sent of the rest, numbered from ResumeRequest.next_sequence on. How
+        tokens are divided into messages is the call's own.
+        """
 
     def __init__(
         self,

@@ -7,9 +7,6 @@ calls it. The clock is injected; it must be the one fronts stamp deadlines with.
 from collections import deque
 from collections.abc import Callable, Mapping
 
-import numpy as np
-from numpy.typing import NDArray
-
 from penstock.scheduler.batch import Batch
 from penstock.scheduler.cache_book import CacheBook
 from penstock.scheduler.census import census
@@ -19,7 +16,6 @@ from penstock.scheduler.events import StepEvents
 from penstock.scheduler.executor import Executor
 from penstock.scheduler.integrity import IntegrityCheck, check_integrity
 from penstock.scheduler.live_view import LiveView
-from penstock.scheduler.output_tokens import output_tokens
 from penstock.scheduler.quotas import TenantQuota
 from penstock.scheduler.request import FinishReason, RequestSpec
 from penstock.scheduler.scheduler import Scheduler
@@ -193,10 +189,6 @@ class Engine:
         check_weights({"": default})
         self.scheduler.life.tenants.set_weights(weights, default)
         self.scheduler.life.queue.sums.set_weights(weights, default)
-
-    def output_tokens(self, key: int) -> NDArray[np.int32] | None:
-        """What a live output has generated so far, int32 [n]; None when it is not live."""
-        return output_tokens(self.scheduler.life, key)
 
     def keep_cache_book(self) -> CacheBook:
         """From now on write down what is cached. To be called before anything is submitted.

@@ -108,7 +108,9 @@ class EngineHandle:
             request_error=package.request_error,
             abort_grace_s=self._watch.abort_grace_s,
             on_submit=poller.on_submit,
-            constraint_fault=self._checker and ConstraintCheck(self._checker.fault).fault,
+            constraint_fault=(
+                None if self._checker is None else ConstraintCheck(self._checker.fault).fault
+            ),
         )
         self._tasks = [
             asyncio.ensure_future(self._guarded(self._poll_stats)),

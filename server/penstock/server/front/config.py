@@ -24,9 +24,10 @@ class FrontConfig:
     one tenant what another has sent.
 
     `max_text_bytes_per_tenant`: a single text that is longer is taken when its tenant has no other.
-    `tenant_metadata_key`: empty to tell no tenants apart. `max_resume_bytes` counts prompts too;
-    beyond a bound on what is kept for Resume the oldest go. `has_content`: prompts and outputs are
-    a part of what is told of requests that have ended.
+    `tenant_metadata_key`: empty to tell no tenants apart. What the engine keeps for Resume is
+    bounded by `max_resume_bytes`, prompts included, and `max_parked_requests`; beyond a bound the
+    longest unread go. `has_content`: prompts and outputs are a part of what is told of requests
+    that have ended.
     """
 
     front_id: int = setting(1, at_least=1, below=2**31)
@@ -116,17 +117,14 @@ class FrontConfig:
         "seconds that a request may be kept for Resume, 0 to not offer it",
         at_least=0,
     )
-    max_resume_bytes_per_request: int = setting(
-        1 << 20, "survival", "bytes of messages that are kept of one of them", at_least=1
-    )
     max_resume_bytes: int = setting(
         64 << 20,
         "survival",
-        "bytes that each front keeps of such requests, all together",
+        "bytes that the engine keeps of such requests, all together",
         at_least=1,
     )
     max_parked_requests: int = setting(
-        1024, "survival", "such requests that each front keeps while nobody reads them", at_least=1
+        1024, "survival", "such requests that the engine keeps while nobody reads them", at_least=1
     )
 
     def __post_init__(self) -> None:

@@ -59,9 +59,13 @@ class EventDispatcher:
         self._cuts = CutLog(_log)
         self.newest_place: Queued | None = None
 
-    def dispatch(self, events: StepEvents, now_s: float) -> None:
-        """Take in one step, seen by this front at `now_s`."""
+    def dispatch(self, events: StepEvents, now_s: float, *, is_history: bool = False) -> None:
+        """Take in one step, seen by this front at `now_s`.
+
+        `is_history`: it was kept, and whoever reads it has not begun yet.
+        """
         touched: dict[LiveRequest, None] = {}
+        newest = self.newest_place
         self._changes(events, now_s, touched)
         self._prompt_logprobs(events, now_s, touched)
         self._tokens(events, now_s, touched)
@@ -69,20 +73,23 @@ class EventDispatcher:
         if events.changes:
             for request in touched:
                 request.tell_place()
+        if is_history:
+            self.newest_place = newest
         for request in touched:
             num_unread = request.stream.num_backlog_tokens
-            if num_unread > self._max_backlog_tokens:
+            if num_unread > self._max_backlog_tokens and not request.is_catching_up:
                 self.cut(request, f"{num_unread} tokens unread", now_s)
             request.stream.wake()
 
     def cut(self, request: LiveRequest, why: str, now_s: float) -> None:
-        """Give up on a reader that does not read; the engine drops the request at once."""
+        """Give up on a reader that does not read; with it goes what does not outlive its call."""
         extra = {"request_id": request.request_id, "trace_id": request.trace_id.hex()}
         self._cuts.tell(now_s, f"request {request.request_id}", why, extra)
         self._counters.num_cut_readers += 1
         request.phases.stop(now_s)
         request.stream.cut(STALLED)
-        self._cancel(request.live_keys, FinishReason.CANCELLED)
+        if request.generation.resumption is None:
+            self._cancel(request.live_keys, FinishReason.CANCELLED)
 
     def cut_shared(self, writer: SharedWriter[Any], why: str, now_s: float) -> None:
         """Give up on the reader of many requests; whoever runs its writer releases them."""

@@ -5,12 +5,15 @@ Everything runs on one event loop; what the engine calls (`on_*`) neither blocks
 """
 
 import asyncio
+import contextlib
 import logging
 import secrets
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
+
+import numpy as np
 
 from penstock.scheduler.events import Queued, StepEvents
 from penstock.scheduler.request import FinishReason
@@ -20,7 +23,7 @@ from penstock.server.front.config import FrontConfig
 from penstock.server.front.dispatch import EventDispatcher, FrontCounters
 from penstock.server.front.errors import ErrorReason, Refusal, refuse
 from penstock.server.front.generation import Generation
-from penstock.server.front.inheriting import tell_engine
+from penstock.server.front.keepsakes import result_of, submit
 from penstock.server.front.limits import Limits
 from penstock.server.front.live_request import LiveRequest
 from penstock.server.front.output_texts import output_texts
@@ -29,13 +32,15 @@ from penstock.server.front.queue_gate import QueueGate
 from penstock.server.front.replay import Replays
 from penstock.server.front.request_account import Outcome, RequestAccount
 from penstock.server.front.request_table import RequestTable
-from penstock.server.front.resumptions import Resumptions
 from penstock.server.front.shared_writer import SharedWriter
 from penstock.server.front.submission import CallTimes, submission_for
 from penstock.server.front.tenants import NOBODY, engine_request_id
 from penstock.server.front.text_quota import TextQuotas
 from penstock.server.front.views import view_of
+from penstock.server.link.attaching import ResumePort
 from penstock.server.link.ports import EngineHello, EnginePort, EngineUnavailable
+from penstock.server.link.resume_frames import Kept
+from penstock.server.link.step_frames import part_of
 from penstock.server.telemetry.front_view import FrontView
 from penstock.server.telemetry.journal import Journal
 from penstock.server.text.model_text import ModelText
@@ -91,9 +96,10 @@ class Front:
             cancel=self._cancel_keys,
             hear_late_end=self.accounts.hear_late_end,
         )
-        self.resumptions = Resumptions(
-            config, clock=clock, release=self.release, cut=self._dispatcher.cut
-        )
+        self.results: dict[str, Kept] = {}
+        """Of requests that have ended, as long as the engine keeps them: for the next engine."""
+        self.arriving: dict[LiveRequest, list[StepEvents]] = {}
+        """Requests that are brought here from the engine, and what has come of them so far."""
         self.replays = Replays(
             config, self.table, lambda: self.port, clock, note_sent=self._note_sent
         )
@@ -117,6 +123,11 @@ class Front:
     def num_backlog_tokens(self) -> int:
         """Output that readers have not taken."""
         return sum(request.stream.num_backlog_tokens for request in self.table)
+
+    @property
+    def num_parked(self) -> int:
+        """Requests that nobody reads."""
+        return sum(request.is_parked for request in self.table)
 
     @property
     def newest_place(self) -> Queued | None:
@@ -171,8 +182,9 @@ class Front:
             raise refuse(
                 ErrorReason.DEADLINE_EXCEEDED, state="PENDING", phase="queue", deadline="grpc"
             )
-        if generation.resumption is not None:
-            self.resumptions.make_room(len(generation.resumption.keepsake))
+        kept = generation.resumption
+        if kept is not None and len(kept.message) > self.config.max_resume_bytes:
+            raise refuse(ErrorReason.QUEUE_FULL, "it is too much to be kept for Resume")
         self.gate.check(
             self.hello,
             generation.sampling.num_outputs,
@@ -202,21 +214,52 @@ class Front:
         self.release_all((request,))
 
     def release_all(self, requests: Iterable[LiveRequest]) -> None:
-        """Release each, with one word to the engine for all of them."""
+        """Release each, with one word to the engine for all of them.
+
+        What outlives its call is only parked: it stays as long as it runs.
+        """
         live_keys: list[int] = []
+        unread: list[str] = []
         for request in requests:
-            if request.is_released:
+            if request.is_released or request.is_parked:
                 continue
-            request.is_released = True
-            self.replays.forget(request)
-            if request.is_at_engine:
-                num_queued = request.num_queued
-                self.gate.note_sent(-num_queued, -num_queued * request.num_prompt_tokens)
-            request.opening.stop_waiting()
-            request.stream.close()
-            self.table.remove(request)
+            if request.generation.resumption is not None and request.outputs:
+                unread.append(engine_request_id(request.tenant, request.request_id))
+                if request.stream.is_closed:
+                    self._keep_result(request)
+                    self._remove(request)
+                else:
+                    self._park(request)
+                continue
+            self._remove(request)
             live_keys += request.live_keys
         self._cancel_keys(tuple(live_keys), FinishReason.CANCELLED)
+        if unread and isinstance(self.port, ResumePort):
+            self.port.detach(tuple(unread))
+
+    def let_go(self, request: LiveRequest, refusal: Refusal) -> None:
+        """The request goes on elsewhere; who reads it here is told `refusal`."""
+        request.fail(refusal, self.clock())
+        self._remove(request)
+
+    def take_up(self, request: LiveRequest, is_same_engine: bool) -> None:
+        """A request of `arriving` was started: what has come of it comes into its stream.
+
+        `is_same_engine`: more comes from the engine that has told this. Another has to be given it.
+        """
+        self.table.add_outputs(request)
+        request.is_catching_up = True
+        keys = {output.key for output in request.outputs}
+        for events in self.arriving.pop(request):
+            mine = part_of(events, keys.__contains__, np.flatnonzero(np.isin(events.keys, [*keys])))
+            self._dispatcher.dispatch(mine, mine.at_s, is_history=True)
+        if request.stream.is_closed:
+            return
+        if is_same_engine:
+            self._note_sent(request)
+        else:
+            request.suspend(self.clock())
+            self.replays.adopt(request, self.known_limits())
 
     def close_account(self, account: RequestAccount, outcome: Outcome) -> None:
         """The request of `account` is over, and released. Only the first time counts."""
@@ -231,9 +274,6 @@ class Front:
         request = self.table.get(request_id, tenant)
         if request is not None:
             return self.cancel_here(request)
-        ended = self.resumptions.state_of(request_id, tenant)
-        if ended is not None:
-            return ended
         if self.port is None:
             raise refuse(ErrorReason.ENGINE_DOWN)
         try:
@@ -285,9 +325,17 @@ class Front:
                 self.limits.vocab_size,
             )
         self.replays.resubmit(self.limits, is_same_engine=is_same_engine)
+        if isinstance(self.port, ResumePort):
+            for request in self.table:
+                self._keep_result(request)  # of those whose readers are not at their end
+            with contextlib.suppress(EngineUnavailable):  # the one after it gets them
+                for result in self.results.values():
+                    self.port.submit_kept((), result)
 
     def on_events(self, events: StepEvents) -> None:
         """One step's news."""
+        for news in self.arriving.values():
+            news.append(events)
         self._dispatcher.dispatch(events, self.clock())
 
     def on_lost(self) -> None:
@@ -311,10 +359,15 @@ class Front:
 
         Whoever reads it is told `refusal`.
         """
-        for request in self.resumptions.dismiss_all(refusal):
-            request.is_released = True
-            request.opening.stop_waiting()
-            self.table.remove(request)
+        left = [
+            request
+            for request in self.table
+            if request.generation.resumption is not None and request.is_at_engine
+        ]
+        for request in left:
+            self.let_go(request, refusal)
+        if left and isinstance(self.port, ResumePort):
+            self.port.detach(tuple(engine_request_id(one.tenant, one.request_id) for one in left))
 
     def cut_stalled(self) -> None:
         """Cut every reader that has blocked one write for longer than allowed."""
@@ -389,8 +442,7 @@ class Front:
             raise refuse(ErrorReason.ENGINE_DOWN)
         self.table.add_outputs(request)
         try:
-            self.port.submit(request.specs)
-            tell_engine(self.port, request)
+            submit(self.port, request, request.specs)
         except EngineUnavailable:
             if not self.replays.are_on:
                 raise refuse(ErrorReason.ENGINE_DOWN) from None
@@ -402,6 +454,38 @@ class Front:
         # An engine that refuses says so with its next step; only then has a client something to
         # retry, so the first message waits a little for that word.
         request.opening.accept_after(self.config.acceptance_delay_s, asyncio.get_running_loop())
+
+    def _remove(self, request: LiveRequest) -> None:
+        """It leaves this front, whatever becomes of it elsewhere. Idempotent."""
+        if request.is_released:
+            return
+        request.is_released = True
+        self.replays.forget(request)
+        if request.is_at_engine:
+            num_queued = request.num_queued
+            self.gate.note_sent(-num_queued, -num_queued * request.num_prompt_tokens)
+        request.opening.stop_waiting()
+        request.stream.close()
+        self.table.remove(request)
+
+    def _park(self, request: LiveRequest) -> None:
+        """Nobody reads it here: the engine keeps what comes of it; here it is for the next one."""
+        request.is_parked = True
+        stream = request.stream
+
+        def pass_over() -> None:
+            stream.take_due()
+            if stream.is_closed:
+                self._keep_result(request)
+                self._remove(request)
+
+        stream.attach(pass_over)
+        pass_over()
+
+    def _keep_result(self, request: LiveRequest) -> None:
+        result = result_of(request)
+        if result is not None:
+            self.results[result.name] = result
 
     def _note_sent(self, request: LiveRequest) -> None:
         """The engine was given the request: its outputs wait there."""

@@ -121,12 +121,12 @@ class Urgency:
 class Resumption:
     """That the request outlives its call, by `grace_s` from when nobody reads its stream.
 
-    `keepsake`: the request as its client sent it, serialised, from which any front can make it
+    `message`: the request as its client sent it, serialised, from which any front can make it
     again. It holds the prompt: no log and no dump may show it.
     """
 
     grace_s: float
-    keepsake: bytes = field(repr=False)
+    message: bytes = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

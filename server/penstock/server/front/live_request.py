@@ -45,7 +45,9 @@ class LiveRequest:
 
     `ends`: of its outputs, once all have ended. `has_last_word`: the engine has said how its first
     output ended. `first_token_s`: NO_TIME before it. `is_cancelled`: the engine was told to end it.
-    `num_replays`: engines that it was given to after the first.
+    `num_replays`: engines that it was given to after the first. `is_parked`: nobody reads it, and
+    it is here only for another engine to get it. `is_catching_up`: what was kept of it waits here,
+    however much that is, for a reader who is about to begin.
     """
 
     __slots__ = (
@@ -59,6 +61,8 @@ class LiveRequest:
         "has_last_word",
         "is_at_engine",
         "is_cancelled",
+        "is_catching_up",
+        "is_parked",
         "is_released",
         "num_cached_tokens",
         "num_replays",
@@ -83,6 +87,8 @@ class LiveRequest:
         self.has_last_word = False
         self.is_at_engine = False
         self.is_cancelled = False
+        self.is_catching_up = False
+        self.is_parked = False
         self.is_released = False
         self.num_replays = 0
         self._submission: Submission | None = None

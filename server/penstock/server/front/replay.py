@@ -17,7 +17,7 @@ from penstock.scheduler.events import Failed, Finished
 from penstock.scheduler.request import NO_TIME, FailureReason, FinishReason
 from penstock.server.front.config import FrontConfig
 from penstock.server.front.errors import ErrorReason, Refusal
-from penstock.server.front.inheriting import tell_engine
+from penstock.server.front.keepsakes import submit, submit_result
 from penstock.server.front.limits import Limits
 from penstock.server.front.live_request import LiveRequest, OwnOutput
 from penstock.server.front.replay_specs import replay_specs
@@ -114,7 +114,7 @@ class Replays:
         self._send_some()
 
     def adopt(self, request: LiveRequest, limits: Limits) -> None:
-        """A request from another front goes on here."""
+        """A request that came here from an engine that is gone goes on with the next."""
         port = self._port()
         if port is None:
             self.suspend(request)
@@ -176,11 +176,11 @@ class Replays:
         _end_complete(request, now_s)
         submission = request.submission
         if request.stream.is_closed or submission is None:
+            submit_result(port, request)
             return
-        if self._has_new_keys:
+        if self._has_new_keys or not self._table.owns_keys(request):
             self._table.renew_keys(request)
-        port.submit(replay_specs(request, limits))
-        tell_engine(port, request)
+        submit(port, request, replay_specs(request, limits))
         keys = {output.index: output.key for output in request.outputs}
         first = tuple(replace(spec, key=keys[spec.output_index]) for spec in submission.specs)
         request.resubmit(replace(submission, specs=first), now_s)

@@ -14,6 +14,7 @@ from dataclasses import replace
 import numpy as np
 
 from penstock.scheduler.block_hash import chain_root, hash_blocks
+from penstock.scheduler.executor import Feature
 from penstock.scheduler.request import NO_TIME, RequestSpec
 from penstock.server.front.limits import Limits
 from penstock.server.front.live_request import LiveRequest, OwnOutput
@@ -36,7 +37,9 @@ def replay_specs(request: LiveRequest, limits: Limits) -> tuple[RequestSpec, ...
         spec = submission.specs[output.index]
         is_first_due = request.first_token_s == NO_TIME
         sampling = spec.sampling
-        if request.opening.prompt.is_told:
+        is_kept = request.generation.resumption is not None
+        # Of one that is kept the next engine has to keep it too.
+        if request.opening.prompt.is_told and not is_kept:
             sampling = replace(sampling, num_prompt_logprobs=-1)
         spec = replace(
             spec,
@@ -48,7 +51,7 @@ def replay_specs(request: LiveRequest, limits: Limits) -> tuple[RequestSpec, ...
             ttft_deadline_s=spec.ttft_deadline_s if is_first_due else NO_TIME,
             sampling=sampling,
         )
-        specs.append(_continued(spec, output, limits))
+        specs.append(_continued(spec, output, limits, is_kept=is_kept))
     return tuple(specs)
 
 
@@ -60,13 +63,17 @@ def _prompt_hashes(submission: Submission, limits: Limits) -> tuple[bytes, ...]:
     return hash_blocks(leader.prompt_ids, limits.block_size, chain_root(leader.hash_salt))
 
 
-def _continued(spec: RequestSpec, output: OwnOutput, limits: Limits) -> RequestSpec:
+def _continued(
+    spec: RequestSpec, output: OwnOutput, limits: Limits, *, is_kept: bool
+) -> RequestSpec:
     """`spec`, which begins the output, going on after what came of it."""
     num_tokens = len(output.token_ids)
     output.num_repeating = 0
     if not num_tokens:
         return spec
-    if _must_begin_anew(spec, num_tokens, limits):
+    has_logprobs = spec.sampling.num_logprobs >= 0 and Feature.SEED in limits.features
+    if _must_begin_anew(spec, num_tokens, limits) or (is_kept and has_logprobs):
+        # Log probabilities are not kept here: whoever resumes it wants them again.
         output.num_repeating = num_tokens
         return spec
     prompt_ids = np.concatenate((spec.prompt_ids, np.array(output.token_ids, dtype=np.int32)))

@@ -44,8 +44,7 @@ class RequestAccount:
     `ceilings`: the highest priorities of its tenant's requests.
     `refusal`: what its caller is told, once that is known. `shared`: the writer that it shares with
     others, if it does, and `shared_stalls` what that had been blocked before. `num_messages`: sent
-    other than by its own stream. `is_handed_on`: the request outlives its call, and the account
-    with it. `outcome` and `end_s`: set when it is closed.
+    other than by its own stream. `outcome` and `end_s`: set when it is closed.
     """
 
     method: str
@@ -63,7 +62,6 @@ class RequestAccount:
     shared: WatchedWrite | None = None
     shared_stalls: tuple[float, int] = (0.0, 0)
     num_messages: int = 0
-    is_handed_on: bool = False
     outcome: Outcome | None = None
     end_s: float = math.nan
     stalled_s: float = 0.0

@@ -69,6 +69,11 @@ class RequestTable:
         for output in request.outputs:
             self._by_key[output.key] = output
 
+    def owns_keys(self, request: LiveRequest) -> bool:
+        """Whether all its keys are of this front, and not of another that submitted it."""
+        first = self._first_key
+        return all(first < key <= first + 2**_NUM_COUNTER_BITS - 1 for key in request.live_keys)
+
     def renew_keys(self, request: LiveRequest) -> None:
         """Give the outputs that live new keys; whatever comes under the old ones is late."""
         outputs = [output for output in request.outputs if output.is_live]

@@ -11,25 +11,28 @@ from collections.abc import Callable, Iterable
 from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from penstock.scheduler.cache_book import CacheBook
-from penstock.scheduler.events import Failed, Finished, Queued, StepEvents
-from penstock.scheduler.executor import Feature
+from penstock.scheduler.events import Failed, Queued, StepEvents
 from penstock.scheduler.live_view import LiveView
 from penstock.scheduler.request import FinishReason, RequestSpec
 from penstock.scheduler.state import RequestState
 from penstock.server.link.cache_feeds import CacheFeeds
 from penstock.server.link.cache_frames import Follow, Unfollow
 from penstock.server.link.frames import Cancel, CancelAnswer, CancelById, Frame, encode
-from penstock.server.link.hand_over import HandOvers, Mail
+from penstock.server.link.kept_streams import (
+    DEFAULT_LIMITS,
+    NO_FRONT,
+    KeptLimits,
+    KeptStream,
+    KeptStreams,
+)
 from penstock.server.link.look_frames import Look, LookAnswer, Order, OrderAnswer
-from penstock.server.link.orphanage import Orphanage
 from penstock.server.link.ports import EngineHello
 from penstock.server.link.quarantine import Quarantine
-from penstock.server.link.resume_frames import Claim, Give, Gone, Keep, Settle
+from penstock.server.link.resume_frames import Attach, Attached, Detach, Kept, Lack
 from penstock.server.link.spec_frames import Submit
-from penstock.server.link.step_frames import FRONT_SHIFT, split_by_front
+from penstock.server.link.step_frames import FRONT_SHIFT, StepFrame, split_by_front
 from penstock.server.link.wire import LinkError
 
 log = logging.getLogger(__name__)
@@ -37,9 +40,8 @@ log = logging.getLogger(__name__)
 _MAX_CANCELS = 64
 """Requests that are cancelled between two steps, some 20 us each: a thousand at once would hold up
 every other stream."""
-
-
-_OWN_ENDS = frozenset({FinishReason.STOP, FinishReason.LENGTH})
+_SETTLING_S = 5.0
+"""After the death of an engine: how long fronts may take to submit to the next one what it had."""
 
 
 class EngineCore(Protocol):
@@ -75,10 +77,6 @@ class EngineCore(Protocol):
         """When, on the engine's clock, time ends a request."""
         ...
 
-    def output_tokens(self, key: int) -> NDArray[np.int32] | None:
-        """What a live output has generated so far; None when it is not live."""
-        ...
-
     def check_next_piece(self) -> bool:
         """Check a part of the accounts; True when it was the last. Raises when they are wrong."""
         ...
@@ -99,8 +97,8 @@ class Dispatcher:
     `carry_out`: whoever does what an observer orders; None: nobody, and observers are told so.
     `quarantine`: what becomes of requests that may have killed an engine before. `show_door` is
     told whose outputs are being taken in, by the first one's key, and 0 when they are. `clock`: the
-    engine's. `num_fronts`: as long as fewer are here, one that is not may have any request.
-    `cache_book`: what is cached in the engine, None where fronts may not follow that.
+    engine's. `cache_book`: what is cached in the engine, None where fronts may not follow that.
+    `kept_limits`: of streams that outlive their calls.
     """
 
     def __init__(
@@ -112,27 +110,25 @@ class Dispatcher:
         quarantine: Quarantine | None = None,
         show_door: Callable[[int], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
-        num_fronts: int = 0,
         cache_book: CacheBook | None = None,
+        kept_limits: KeptLimits = DEFAULT_LIMITS,
     ) -> None:
         self.engine = engine
         self.newest_queue_s: float | None = None
         """How long the request that was queued last will probably wait, seconds."""
         self.num_output_tokens = 0
         """Of all requests, so far."""
-        can_repeat = Feature.SEED in hello.executor.features
-        orphanage = Orphanage(clock, can_repeat=can_repeat)
-        self._orphanage = orphanage
-        self._hand_overs = HandOvers(
-            orphanage, self._cancel_named, num_fronts=num_fronts, clock=clock
-        )
+        self.kept = KeptStreams(clock, on_drop=self._drop, limits=kept_limits)
+        self._clock = clock
+        self._settled_at_s = clock() + _SETTLING_S if hello.epoch > 1 else clock()
         self._cache_feeds = CacheFeeds(cache_book)
         self._mail: list[tuple[int, bytes]] = []
         self._quarantine = quarantine or Quarantine((), lambda _: None)
         self._show_door = show_door
         self.hello_frame = encode(hello)
         self._carry_out = carry_out
-        self._live_keys: dict[int, set[int]] = {}
+        # By front; of NO_FRONT those of kept streams that no front has.
+        self._live_keys: dict[int, set[int]] = {NO_FRONT: set()}
         self._to_cancel: deque[tuple[int, FinishReason]] = deque()
 
     @property
@@ -155,19 +151,21 @@ class Dispatcher:
             # One that has come back may use its keys again.
             self._cancel_first(len(self._to_cancel))
         self._live_keys[front_id] = set()
-        self._post(self._hand_overs.front_came(front_id))
         return self.hello_frame
 
     def front_gone(self, front_id: int) -> None:
         """A front has disconnected: what cannot be resumed elsewhere is of no use any more."""
         keys = self._live_keys.pop(front_id, set())
-        num_kept = self._orphanage.front_gone(front_id, self.engine.output_tokens)
-        self._post(self._hand_overs.front_gone(front_id))
+        kept = self.kept.front_gone(front_id)
+        orphaned = self._live_keys[NO_FRONT]
+        for stream in kept:
+            orphaned |= stream.live
+        keys -= orphaned
         self._cache_feeds.front_gone(front_id)
-        self._quarantine.front_gone(front_id)
-        if num_kept:
+        self._quarantine.front_gone(front_id, orphaned)
+        if kept:
             others = f", {len(keys)} running outputs are stopped" if keys else ""
-            log.info("front %d is gone, %d requests can be resumed%s", front_id, num_kept, others)
+            log.info("front %d is gone, %d requests can be resumed%s", front_id, len(kept), others)
         elif keys:
             log.info("front %d is gone, its %d requests are cancelled", front_id, len(keys))
         if keys:
@@ -179,21 +177,18 @@ class Dispatcher:
         Raises LinkError when the front breaks the protocol: hang up on it.
         """
         match frame:
-            case Submit(specs=specs):
-                self._submit(front_id, specs)
+            case Submit(specs=specs, kept=kept):
+                self._submit(front_id, specs, kept)
             case Cancel(keys=keys, reason=reason):
                 self._cancel_soon(self._live_keys[front_id].intersection(keys.tolist()), reason)
             case CancelById(ticket=ticket, request_id=request_id):
-                state = self._cancel_named(request_id)
+                state = self._cancel_named(request_id) or self.kept.state_of(request_id)
                 return encode(CancelAnswer(ticket=ticket, state=state))
-            case Keep() as keep:
-                self._keep(front_id, keep)
-            case Claim() as claim:
-                self._post(self._hand_overs.claim(front_id, claim, self._live_keys))
-            case Give(ticket=ticket, inheritance=inheritance, lack=lack):
-                self._post(self._hand_overs.given(front_id, ticket, inheritance, lack))
-            case Settle() as settle:
-                self._post(self._hand_overs.settle(front_id, settle))
+            case Attach() as attach:
+                return encode(self._attach(front_id, attach))
+            case Detach(names=names):
+                for name in names:
+                    self.kept.detach(name, front_id)
             case Follow() as wish:
                 self._cache_feeds.follow(front_id, wish)
             case Unfollow(ticket=ticket):
@@ -230,12 +225,24 @@ class Dispatcher:
         if events.is_empty:
             return frames
         self.num_output_tokens += len(events.keys)
+        self._note(events)
+        parts = split_by_front(events, self.kept.moved)
+        self.kept.record(events)
+        for front_id, news in parts:
+            live = self._live_keys.get(front_id)
+            if live is None:
+                continue
+            live.difference_update([end.key for end in news.ends])
+            if front_id != NO_FRONT:
+                frames.append((front_id, encode(news)))
+        return frames
+
+    def _note(self, events: StepEvents) -> None:
+        """What whoever watches this engine wants to know of a step."""
         for change in events.changes:
             if isinstance(change, Queued):
                 self.newest_queue_s = change.estimated_queue_s
         for end in events.ends:
-            is_well = isinstance(end, Finished) and end.reason in _OWN_ENDS
-            self._orphanage.ended(end.key, is_well=is_well)
             if isinstance(end, Failed) and end.detail:
                 # The one place that hears of it: clients are told the reason only.
                 log.warning(
@@ -247,31 +254,57 @@ class Dispatcher:
                         "step": events.step,
                     },
                 )
-        for front_id, news in split_by_front(events):
-            live = self._live_keys.get(front_id)
-            if live is None:
-                continue
-            live.difference_update([end.key for end in news.ends])
-            frames.append((front_id, encode(news)))
-        return frames
 
     def sweep(self) -> None:
         """To be called about once a second: nothing is kept for longer, and nobody waits longer."""
-        self._orphanage.sweep()
-        self._post(self._hand_overs.sweep())
+        self.kept.sweep()
 
-    def _keep(self, front_id: int, keep: Keep) -> None:
-        if any(key not in self._live_keys[front_id] for _, key in keep.keys):
-            return  # it ended while this travelled
-        if self._hand_overs.is_elsewhere(front_id, keep):
-            # Its front was away, and somebody came for it meanwhile.
-            self._post([(front_id, Gone(name=keep.name))])
-            return
-        self._orphanage.keep(front_id, keep)
+    def _attach(self, front_id: int, attach: Attach) -> Attached:
+        """A client is at this front: what its request does from now on goes there."""
+        stream = self.kept.find(attach.name)
+        if stream is None or stream.is_lost:
+            lack = Lack.NOT_THERE if stream is None else Lack.LOST
+            if stream is None and self._clock() < self._settled_at_s:
+                lack = Lack.UNSURE
+            return Attached(ticket=attach.ticket, keepsake=None, lack=lack)
+        if stream.front_id not in (NO_FRONT, front_id):
+            self._detach(stream)
+        self._live_keys[stream.front_id] -= stream.live
+        self._live_keys[front_id] |= stream.live
+        self.kept.move(stream, front_id)
+        return Attached(
+            ticket=attach.ticket,
+            keepsake=stream.keepsake,
+            keys=stream.keys,
+            history=tuple(map(StepFrame.of, stream.history())),
+        )
 
-    def _post(self, mail: Mail) -> None:
-        """For fronts, with the next step's news."""
-        self._mail += [(front_id, encode(frame)) for front_id, frame in mail]
+    def _detach(self, stream: KeptStream) -> None:
+        """Its front does not have it any more, and is told so with the next step's news."""
+        self._mail.append((stream.front_id, encode(Detach(names=(stream.name,), keys=stream.keys))))
+
+    def _drop(self, stream: KeptStream) -> None:
+        """Nobody can come for it any more: what still runs of it ends."""
+        if stream.front_id != NO_FRONT:
+            self._detach(stream)
+        self._live_keys[stream.front_id] -= stream.live
+        self._cancel_soon(tuple(stream.live), FinishReason.CANCELLED)
+
+    def _is_elsewhere(self, front_id: int, kept: Kept) -> bool:
+        """Whether what a front submits again is with another, who reads it or came first.
+
+        What is there of it otherwise makes room.
+        """
+        stream = self.kept.find(kept.name)
+        if stream is None:
+            return False
+        is_others = stream.front_id not in (NO_FRONT, front_id)
+        if is_others and (stream.is_read or not kept.is_read):
+            return True
+        self._drop(stream)
+        self._cancel_first(len(self._to_cancel))
+        self.kept.forget(stream)
+        return False
 
     def _cancel_named(self, request_id: str) -> RequestState | None:
         state = self._quarantine.cancel_by_id(request_id)
@@ -291,7 +324,7 @@ class Dispatcher:
             if not self._quarantine.cancel(key, reason):
                 self.engine.cancel(key, reason)
 
-    def _submit(self, front_id: int, specs: tuple[RequestSpec, ...]) -> None:
+    def _submit(self, front_id: int, specs: tuple[RequestSpec, ...], kept: Kept | None) -> None:
         live = self._live_keys[front_id]
         keys = [spec.key for spec in specs]
         for key in keys:
@@ -299,8 +332,20 @@ class Dispatcher:
                 raise LinkError(f"key {key} does not belong to front {front_id}")
         if not live.isdisjoint(keys) or len(set(keys)) != len(keys):
             raise LinkError("a key is used twice")
+        if kept is not None:
+            stream = self.kept.find(kept.name)
+            is_new = bool(specs) and not specs[0].num_replays
+            if is_new and stream is not None and not stream.live:
+                self._drop(stream)
+                self.kept.forget(stream)
+            elif not is_new and self._is_elsewhere(front_id, kept):
+                detach = Detach(names=(kept.name,), keys=kept.keys)
+                self._mail.append((front_id, encode(detach)))
+                return
+            if self.kept.find(kept.name) is None:
+                self.kept.begin(front_id, specs, kept)
         live.update(keys)
-        if not self._quarantine.takes(front_id, specs):
+        if specs and not self._quarantine.takes(front_id, specs):
             self._hand_in(specs)
 
     def _hand_in(self, specs: tuple[RequestSpec, ...]) -> None:

@@ -6,7 +6,7 @@ again is judged by the supervisor. Knows neither boards nor sockets, and has no 
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from penstock.scheduler.events import Failed, Finished, StepEvents
@@ -97,9 +97,11 @@ class Quarantine:
                 return RequestState.PENDING
         return None
 
-    def front_gone(self, front_id: int) -> None:
-        """Nobody waits any more for what that front handed in."""
-        self._held = deque(held for held in self._held if held.front_id != front_id)
+    def front_gone(self, front_id: int, kept: Container[int] = ()) -> None:
+        """Nobody waits any more for what that front handed in, but for these keys."""
+        self._held = deque(
+            held for held in self._held if held.front_id != front_id or held.specs[0].key in kept
+        )
 
     def _leave(self, held: _Held, leaver: RequestSpec, reason: FinishReason) -> None:
         self._ended.append((leaver, reason))

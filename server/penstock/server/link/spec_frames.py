@@ -13,6 +13,7 @@ import numpy as np
 
 from penstock.scheduler.block_hash import DIGEST_BYTES
 from penstock.scheduler.request import RequestSpec
+from penstock.server.link.resume_frames import Kept
 from penstock.server.link.wire import TaggedFrame
 
 TRACE_ID_BYTES = 16
@@ -37,33 +38,42 @@ else:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Submit:
-    """The outputs of one request, leader first."""
+    """The outputs of one request, leader first. `kept` None: it ends with its front.
+
+    Without outputs it has ended, and is only kept.
+    """
 
     specs: tuple[RequestSpec, ...]
+    kept: Kept | None = None
 
 
 class SubmitFrame(TaggedFrame, frozen=True, eq=False, tag="Submit"):
     """A `Submit` as it travels."""
 
-    leader: RequestSpec
+    leader: RequestSpec | None
     others: tuple[_Difference, ...]
+    kept: Kept | None = None
 
     @classmethod
     def of(cls, submit: Submit) -> "SubmitFrame":
         """The frame of `submit`. Raises ValueError for an id or a digest of a wrong length."""
+        if not submit.specs:
+            return cls(None, (), submit.kept)
         leader, *others = submit.specs
         for spec in submit.specs:
             _check_lengths(spec)
-        return cls(leader, tuple(_difference(other, leader) for other in others))
+        return cls(leader, tuple(_difference(other, leader) for other in others), submit.kept)
 
     def value(self) -> Submit:
         """The request again; what is shared is the same object. Raises ValueError like `of`."""
         leader = self.leader
+        if leader is None:
+            return Submit(specs=(), kept=self.kept)
         others = (replace(leader, **_given(other)) for other in self.others)
         specs = (leader, *others)
         for spec in specs:
             _check_lengths(spec)
-        return Submit(specs=specs)
+        return Submit(specs=specs, kept=self.kept)
 
 
 def _difference(spec: RequestSpec, leader: RequestSpec) -> _Difference:

@@ -4,7 +4,9 @@ Owns its frame. Tokens travel as arrays, never one by one; what happens once to 
 as the value that the engine made of it. Does not know who reads them.
 """
 
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 
 import msgspec
 import numpy as np
@@ -24,6 +26,7 @@ from penstock.server.link.wire import TaggedFrame
 
 FRONT_SHIFT = 32
 """A key's upper half is the id of the front that owns it."""
+_NOTHING_MOVED: Mapping[int, int] = MappingProxyType({})
 
 
 class _Logprobs(msgspec.Struct, frozen=True, eq=False, array_like=True):
@@ -154,29 +157,51 @@ class StepFrame(TaggedFrame, frozen=True, eq=False, tag="Step"):
         )
 
 
-def split_by_front(events: StepEvents) -> list[tuple[int, StepEvents]]:
-    """The step's news by front id, each front only its own; fronts without news are left out."""
+def split_by_front(
+    events: StepEvents, moved: Mapping[int, int] = _NOTHING_MOVED
+) -> list[tuple[int, StepEvents]]:
+    """The step's news by front id, each front only its own; fronts without news are left out.
+
+    `moved`: keys whose news go to another front than the one that owns them.
+    """
     token_fronts = events.keys >> FRONT_SHIFT
+    if moved:
+        for row, key in enumerate(events.keys.tolist()):
+            token_fronts[row] = moved.get(key, token_fronts[row])
+
+    def front_of(key: int) -> int:
+        return moved.get(key, key >> FRONT_SHIFT)
+
     fronts: set[int] = set(np.unique(token_fronts).tolist())
-    fronts.update(change.key >> FRONT_SHIFT for change in events.changes)
-    fronts.update(end.key >> FRONT_SHIFT for end in events.ends)
-    fronts.update(key >> FRONT_SHIFT for key, _, _ in events.prompt_logprobs)
+    fronts.update(front_of(change.key) for change in events.changes)
+    fronts.update(front_of(end.key) for end in events.ends)
+    fronts.update(front_of(key) for key, _, _ in events.prompt_logprobs)
     if len(fronts) == 1:
         return [(fronts.pop(), events)]
-    return [(front, _only(events, front, token_fronts)) for front in sorted(fronts)]
+    return [
+        (
+            front,
+            part_of(
+                events,
+                lambda key, front=front: front_of(key) == front,  # type: ignore[misc]
+                np.flatnonzero(token_fronts == front),
+            ),
+        )
+        for front in sorted(fronts)
+    ]
 
 
-def _only(events: StepEvents, front: int, token_fronts: NDArray[np.int64]) -> StepEvents:
-    rows = np.flatnonzero(token_fronts == front)
+def part_of(
+    events: StepEvents, is_mine: Callable[[int], bool], rows: NDArray[np.intp]
+) -> StepEvents:
+    """What of a step concerns some keys. `rows`: of their tokens."""
     logprobs = events.logprobs
     return replace(
         events,
         keys=events.keys[rows],
         tokens=events.tokens[rows],
         logprobs=None if logprobs is None or not len(rows) else logprobs.take(rows),
-        prompt_logprobs=tuple(
-            entry for entry in events.prompt_logprobs if entry[0] >> FRONT_SHIFT == front
-        ),
-        changes=tuple(c for c in events.changes if c.key >> FRONT_SHIFT == front),
-        ends=tuple(end for end in events.ends if end.key >> FRONT_SHIFT == front),
+        prompt_logprobs=tuple(entry for entry in events.prompt_logprobs if is_mine(entry[0])),
+        changes=tuple(change for change in events.changes if is_mine(change.key)),
+        ends=tuple(end for end in events.ends if is_mine(end.key)),
     )

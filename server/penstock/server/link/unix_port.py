@@ -15,14 +15,14 @@ from pathlib import Path
 from penstock.scheduler.events import StepEvents
 from penstock.scheduler.request import FinishReason, RequestSpec
 from penstock.scheduler.state import RequestState
+from penstock.server.link.attaching import Arrive, AttachDesk, LetGo
 from penstock.server.link.cache_desk import CacheDesk, CacheListener
 from penstock.server.link.cache_frames import CacheNews
-from penstock.server.link.claims import ClaimDesk, Claimed, Keeper
 from penstock.server.link.connection import Connection, keep_connected
 from penstock.server.link.dispatch import cancel_frame
 from penstock.server.link.frames import CancelAnswer, CancelById, Frame, FrontHello, decode, encode
 from penstock.server.link.ports import EngineHello, EngineListener, EngineUnavailable
-from penstock.server.link.resume_frames import Ask, ClaimAnswer, Gone, Keep, Lack
+from penstock.server.link.resume_frames import Attached, Detach, Kept
 from penstock.server.link.spec_frames import Submit
 from penstock.server.link.wire import LinkError
 
@@ -44,7 +44,7 @@ class UnixEnginePort:
         self._up = asyncio.Event()
         self._answers: dict[int, asyncio.Future[RequestState | None]] = {}
         self._next_ticket = 0
-        self._claims = ClaimDesk(lambda frame: self._write(encode(frame)))
+        self._attaching = AttachDesk(lambda frame: self._write(encode(frame)))
         self._cache = CacheDesk(lambda frame: self._write(encode(frame)))
         self._newest_epoch = 0
         self._is_closing = False
@@ -107,19 +107,23 @@ class UnixEnginePort:
         finally:
             self._answers.pop(ticket, None)
 
-    def keep(self, keep: Keep) -> None:
-        """See `ClaimPort.keep`."""
-        # An engine that cannot be told is on its way out, and the next one will be told.
+    def submit_kept(self, specs: tuple[RequestSpec, ...], kept: Kept) -> None:
+        """See `ResumePort.submit_kept`."""
+        self._write(encode(Submit(specs=specs, kept=kept)))
+
+    async def attach_stream(self, name: str, arrive: Arrive) -> None:
+        """See `ResumePort.attach_stream`."""
+        await self._attaching.attach(name, arrive)
+
+    def detach(self, names: tuple[str, ...]) -> None:
+        """See `ResumePort.detach`."""
+        # What an engine that is gone kept is gone too.
         with contextlib.suppress(EngineUnavailable):
-            self._write(encode(keep))
+            self._write(encode(Detach(names=names)))
 
-    async def claim(self, name: str) -> Claimed | Lack:
-        """See `ClaimPort.claim`."""
-        return await self._claims.claim(name)
-
-    def on_asked(self, keeper: Keeper) -> None:
-        """See `ClaimPort.on_asked`."""
-        self._claims.on_asked(keeper)
+    def on_detached(self, let_go: LetGo) -> None:
+        """See `ResumePort.on_detached`."""
+        self._attaching.on_detached(let_go)
 
     def follow_cache(self, salt: bytes, listener: CacheListener) -> Callable[[], None]:
         """See `CachePort.follow_cache`."""
@@ -171,8 +175,8 @@ class UnixEnginePort:
                 answer = self._answers.get(ticket)
                 if answer is not None and not answer.done():
                     answer.set_result(state)
-            case Ask() | ClaimAnswer() | Gone() as word:
-                self._claims.hear(word)
+            case Attached() | Detach() as word:
+                self._attaching.hear(word)
             case CacheNews() as news:
                 self._cache.hear(news)
             case other:
@@ -181,7 +185,7 @@ class UnixEnginePort:
     def _on_closed(self, connection: Connection[Frame]) -> None:
         self._connection = None
         self._up.clear()
-        self._claims.lose()
+        self._attaching.lose()
         self._cache.lose()
         answers, self._answers = self._answers, {}
         for answer in answers.values():

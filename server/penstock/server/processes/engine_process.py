@@ -31,6 +31,7 @@ from penstock.server.link.dispatch import Dispatcher
 from penstock.server.link.display import Display
 from penstock.server.link.engine_loop import EngineLoop
 from penstock.server.link.fronts import FrontHub
+from penstock.server.link.kept_streams import KeptLimits
 from penstock.server.link.ports import EngineHello
 from penstock.server.link.quarantine import Quarantine
 from penstock.server.link.shown_executor import ShownExecutor
@@ -82,8 +83,11 @@ def main(arguments: list[str]) -> int:
             carry_out=Orders("engine").carry_out,
             quarantine=Quarantine(launch.suspects, board.show_trial),
             show_door=board.show_door,
-            num_fronts=launch.server.num_fronts,
             cache_book=book,
+            kept_limits=KeptLimits(
+                max_bytes=launch.server.front.max_resume_bytes,
+                max_unread=launch.server.front.max_parked_requests,
+            ),
         )
         hub = FrontHub(listener, dispatcher)
         display = Display(

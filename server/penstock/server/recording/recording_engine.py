@@ -8,9 +8,6 @@ just as much, so a step here lasts from the end of the one before to its own.
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-import numpy as np
-from numpy.typing import NDArray
-
 from penstock.scheduler.cache_book import CacheBook
 from penstock.scheduler.config import SchedulerConfig
 from penstock.scheduler.engine import Engine
@@ -116,10 +113,6 @@ class RecordingEngine:
     def set_weights(self, weights: Mapping[str, float], default: float = 1.0) -> None:
         """See `Engine`."""
         self.engine.set_weights(weights, default)
-
-    def output_tokens(self, key: int) -> NDArray[np.int32] | None:
-        """See `Engine`."""
-        return self.engine.output_tokens(key)
 
     def look(self) -> tuple[LiveView, ...]:
         """See `Engine`."""

@@ -15,7 +15,6 @@ import grpc
 from penstock.server.front import events
 from penstock.server.front.errors import RequestError
 from penstock.server.front.front import Front
-from penstock.server.front.live_request import LiveRequest
 from penstock.server.front.request_account import RequestAccount
 from penstock.server.rpc.call_opening import begin_call, open_request
 from penstock.server.rpc.delivery import deliver
@@ -70,9 +69,9 @@ class GenerationService:
         }
         return grpc.method_handlers_generic_handler(SERVICE_NAME, methods)
 
-    def hear_claims(self) -> None:
+    def on_engine(self) -> None:
         """An engine is there: see `ResumeService`."""
-        self._resume.hear_claims()
+        self._resume.on_engine()
 
     async def generate(self, data: bytes, context: Context, account: RequestAccount) -> None:
         """Stream the outputs of one request."""
@@ -81,9 +80,6 @@ class GenerationService:
         del data
         self._accounts.describe(account, message, is_stream=True)
         request = await open_request(self._front, message, times, account)
-        if request.generation.resumption is not None:
-            await self._deliver_resumable(request, context, account)
-            return
         try:
             encoder = encoder_for(
                 request.generation.output.chunks, self._front.config, self._front.text.token_bytes
@@ -131,15 +127,6 @@ class GenerationService:
             raise CallFailed(error.refusal, message.request_id) from None
         response = pb.CancelResponse(state=state_pb2.RequestState.ValueType(state.value))
         return response.SerializeToString()
-
-    async def _deliver_resumable(
-        self, request: LiveRequest, context: Context, account: RequestAccount
-    ) -> None:
-        """As for any other, but the request stays when the call ends."""
-        try:
-            await self._resume.serve(request, context, account)
-        except RequestError as error:
-            raise CallFailed(error.refusal, request.request_id) from None
 
 
 async def _joined(parts: Iterator[bytes]) -> bytes:

@@ -10,10 +10,9 @@ from penstock.server.front.errors import Refusal
 from penstock.server.front.front import Front
 from penstock.server.front.live_request import LiveRequest
 from penstock.server.front.request_account import RequestAccount
-from penstock.server.front.resumable import Resumable
 from penstock.server.front.shared_writer import SharedWriter
 from penstock.server.front.stream import TokenStream, num_tokens_of
-from penstock.server.rpc.mapping_out import ResponseEncoder, encoder_for
+from penstock.server.rpc.mapping_out import encoder_for
 from penstock.server.rpc.multiplex_encoding import MultiplexEncoder
 
 _MAX_BYTES_PER_CHAR = 4
@@ -22,8 +21,8 @@ _MAX_BYTES_PER_CHAR = 4
 class MultiplexedRequest:
     """A request under its key. `num_credit_tokens` None: no limit.
 
-    `request`: what lives on the front, None for one that was refused. `resumable`: what keeps it
-    when the stream is over, None where nothing does. `is_ended`: its last event was taken.
+    `request`: what lives on the front, None for one that was refused. `is_ended`: its last event
+    was taken.
     """
 
     __slots__ = (
@@ -39,7 +38,6 @@ class MultiplexedRequest:
         "is_ended",
         "key",
         "request",
-        "resumable",
     )
 
     def __init__(
@@ -53,7 +51,6 @@ class MultiplexedRequest:
         self.key = key
         self.account = account
         self.request: LiveRequest | None = None
-        self.resumable: Resumable | None = None
         self.is_ended = False
         self._clock: Callable[[], float] = lambda: NO_TIME
         self._writer = writer
@@ -70,11 +67,6 @@ class MultiplexedRequest:
         if self._refusal is not None or self.request is None:
             return self._refusal
         return self.request.stream.refusal
-
-    @property
-    def can_be_resumed(self) -> bool:
-        """Whether it goes on without this stream: the engine knows it, and it was asked for."""
-        return self.resumable is not None and self.request is not None and bool(self.request.specs)
 
     @property
     def num_messages(self) -> int:
@@ -98,27 +90,6 @@ class MultiplexedRequest:
             config.max_message_bytes_hint // _MAX_BYTES_PER_CHAR,
         )
         request.stream.attach(self.mark)
-        self.mark()
-
-    def keep(self, resumable_of: Callable[[ResponseEncoder], Resumable]) -> Resumable:
-        """It outlives the stream: what is written goes through a log. After `live`."""
-        assert self._encoder is not None
-        self.resumable = resumable_of(self._encoder.responses)
-        self.resumable.take_over(self)
-        return self.resumable
-
-    @property
-    def blocked_since_s(self) -> float:
-        """See `LogReader`: the stream that all share is watched, not each request."""
-        return NO_TIME
-
-    def on_news(self) -> None:
-        """See `LogReader`."""
-        self.mark()
-
-    def dismiss(self, refusal: Refusal) -> None:
-        """See `LogReader`."""
-        self._refusal = refusal
         self.mark()
 
     def refuse(self, refusal: Refusal, request_id: str) -> None:
@@ -149,17 +120,14 @@ class MultiplexedRequest:
             self.is_ended = self._refusal is not None
             return ()
         # Most requests have one token, and no more than its text, each time they are looked at.
-        text = stream.take_text() if credit != 0 and self.resumable is None else None
+        text = stream.take_text() if credit != 0 else None
         if text is not None:
             num_tokens = 1
             events: Sequence[bytes] = (encoder.encode_text(text),)
         else:
             batch = stream.take_due(credit)
             num_tokens = 0 if credit is None else num_tokens_of(batch)
-            if self.resumable is not None:
-                events = encoder.frame(self.resumable.add(batch))
-            else:
-                events = encoder.encode(batch) if batch else ()
+            events = encoder.encode(batch) if batch else ()
         self.is_ended = stream.is_closed and stream.is_drained
         if credit is not None:
             self._num_credit_tokens = credit - num_tokens

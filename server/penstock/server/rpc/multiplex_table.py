@@ -5,7 +5,6 @@ lives when the stream ends. Does not know how commands arrive or events leave.
 """
 
 import asyncio
-import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
@@ -14,7 +13,6 @@ from penstock.server.front.errors import Refusal, RequestError, refuse_field
 from penstock.server.front.front import Front
 from penstock.server.front.live_request import LiveRequest
 from penstock.server.front.request_account import Outcome, RequestAccount
-from penstock.server.front.resumable import Resumable
 from penstock.server.front.shared_writer import SharedWriter
 from penstock.server.front.submission import CallTimes
 from penstock.server.rpc.handlers import HandlerWrapper
@@ -23,7 +21,6 @@ from penstock.server.rpc.multiplex_request import MultiplexedRequest
 from penstock.server.rpc.outcomes import OK, outcome_of
 from penstock.server.rpc.parsing import num_unknown_fields
 from penstock.server.rpc.request_accounts import CallAccounts
-from penstock.server.rpc.resume_service import hand_on, resumable_of
 from penstock.server.security.rights import Caller
 from penstock.server.telemetry.trace_context import RemoteParent, parse_traceparent
 from penstock.v1 import generation_service_pb2 as pb
@@ -106,10 +103,6 @@ class MultiplexTable:
             self._refuse(request, error.refusal, account.request_id)
             return
         request.live(live, self._front)
-        if live.generation.resumption is not None:
-            self._front.resumptions.add(
-                request.keep(functools.partial(resumable_of, self._front, live))
-            )
         task = asyncio.create_task(self._start(live, times), name="multiplex start")
         self._starting.add(task)
         task.add_done_callback(self._starting.discard)
@@ -136,9 +129,6 @@ class MultiplexTable:
         request.account.num_messages = request.num_messages
         outcome = OK if request.refusal is None else outcome_of(request.refusal)
         self._ended.append((request.account, outcome))
-        if request.resumable is not None:
-            self._let_go(request, request.resumable)
-            return
         if request.request is not None:
             self._front.release(request.request)
             return
@@ -161,13 +151,8 @@ class MultiplexTable:
             task.cancel()
         requests, self._requests = self._requests, {}
         self._front.release_all(
-            request.request
-            for request in requests.values()
-            if request.request is not None and not request.can_be_resumed
+            request.request for request in requests.values() if request.request is not None
         )
-        for request in requests.values():
-            if request.resumable is not None:
-                self._let_go(request, request.resumable)
         for account, end in self._ended:
             self._accounts.close(account, outcome if end is OK else end)
         for request in requests.values():
@@ -175,12 +160,6 @@ class MultiplexTable:
             account.num_messages = request.num_messages
             refusal = request.refusal
             self._accounts.close(account, outcome if refusal is None else outcome_of(refusal))
-
-    def _let_go(self, request: MultiplexedRequest, resumable: Resumable) -> None:
-        """Its reader leaves; where it goes on, so does its account."""
-        request.account.num_messages = request.num_messages
-        self._front.resumptions.left(resumable, request)
-        hand_on(self._front, resumable, request.account)
 
     def _open_account(self, message: pb.MultiplexSubmit) -> RequestAccount:
         accounts, caller = self._accounts, self._caller

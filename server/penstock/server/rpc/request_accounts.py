@@ -47,7 +47,7 @@ class CallAccounts:
 
     def close(self, account: RequestAccount, outcome: Outcome) -> None:
         """See `AccountKeeper`."""
-        if self._accounts.are_kept and not account.is_handed_on:
+        if self._accounts.are_kept:
             self._front.close_account(account, outcome)
 
     def parent_of(self, context: Context) -> RemoteParent | None:

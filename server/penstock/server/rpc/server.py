@@ -161,7 +161,7 @@ class FrontServer:
     def on_hello(self, hello: EngineHello) -> None:
         """See `EngineListener`."""
         self.front.on_hello(hello)
-        self._generation.hear_claims()
+        self._generation.on_engine()
         self.health.set_serving(True)
 
     def on_events(self, events: StepEvents) -> None:
@@ -188,7 +188,7 @@ class FrontServer:
             async with asyncio.timeout(grace_s):
                 await self._wrapper.wait_until_idle()
         if self.num_live_requests:
-            num_unread = self.front.resumptions.num_unread
+            num_unread = self.front.num_parked
             if num_unread:
                 _log.info("drain: %d requests that nobody reads are left to others", num_unread)
             if self.num_live_requests > num_unread:
@@ -253,7 +253,6 @@ class FrontServer:
                 await asyncio.to_thread(trim)
                 memory.note_trimmed()
             self.front.accounts.sweep(self.front.clock())
-            self.front.resumptions.sweep(self.front.clock())
 
     def _count_internal_error(self) -> None:
         self.front.counters.num_internal_errors += 1

@@ -187,7 +187,8 @@ async def test_of_much_a_part_is_taken_at_a_time() -> None:
     parts = list(PromptEcho(np.arange(20_000, dtype=np.int32), "x" * 100_000).opening())
     tops = tuple(TopToken(i, -1.0) for i in range(20))
     pieces = [TokensPiece(0, "x", 1, (TokenRecord(1, -1.0, 1, tops),)) for _ in range(1000)]
-    for event in [*parts, *pieces]:
+    events: list[StreamEvent] = [*parts, *pieces]
+    for event in events:
         stream.push(event)
     news = 0
     taken: list[StreamEvent] = []

@@ -26,7 +26,7 @@ def read_resumption(
         violations.require_feature(_FEATURE, _PATH, is_supported=False)
         return None
     grace_s = violations.duration_s(_PATH, request.resume_timeout, max_s)
-    return Resumption(grace_s=grace_s, keepsake=request.SerializeToString())
+    return Resumption(grace_s=grace_s, message=request.SerializeToString())
 
 
 def check_not_resumable(request: GenerateRequest) -> None:

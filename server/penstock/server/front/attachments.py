@@ -1,0 +1,205 @@
+"""Requests whose streams the engine keeps: how one comes to this front, and how it is let go of.
+
+Owns the way from an engine's answer to a request that lives here: it is started as it was at first,
+and what has come of it meanwhile is taken in like any other news. A reader that gives up does not
+stop that: a request that has come here must not be lost on its way. Does not know gRPC: how a
+request is read from its bytes is given.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from penstock.scheduler.events import StepEvents
+from penstock.server.front.errors import ErrorReason, Refusal, RequestError, refuse
+from penstock.server.front.front import Front
+from penstock.server.front.generation import Generation
+from penstock.server.front.live_request import LiveRequest
+from penstock.server.front.output_texts import output_texts
+from penstock.server.front.received import refuse_sequence
+from penstock.server.front.submission import CallTimes, submission_for
+from penstock.server.front.tenants import PriorityCeilings, engine_request_id
+from penstock.server.link.attaching import ResumePort
+from penstock.server.link.ports import EngineHello, EngineUnavailable
+from penstock.server.link.resume_frames import Attached, Keepsake, Lack
+
+SUPERSEDED: Final = Refusal(reason=ErrorReason.STREAM_SUPERSEDED)
+_LOOK_AGAIN_S: Final = 0.05
+"""Whoever waits for an engine to have a request looks so often."""
+
+ReadGeneration = Callable[[bytes, str, str, PriorityCeilings], Generation]
+"""Reads a request as it was sent, under an id, for a tenant. Raises RequestError."""
+
+
+@dataclass(slots=True, eq=False)
+class _Arrival:
+    """A request on its way here: what has come of it, and under which engine."""
+
+    request: LiveRequest
+    keepsake: Keepsake
+    keys: tuple[int, ...]
+    news: list[StepEvents]
+    hello: EngineHello | None
+
+
+class Attachments:
+    """Brings streams to one front."""
+
+    def __init__(self, front: Front, read: ReadGeneration) -> None:
+        self._front = front
+        self._read = read
+        self._arrivals: set[_Arrival] = set()
+        self._tasks: set[asyncio.Task[LiveRequest]] = set()
+
+    async def attach(self, request_id: str, tenant: str, ceilings: PriorityCeilings) -> LiveRequest:
+        """The request of a tenant, with all of its stream; the caller releases it.
+
+        While there is no engine to ask, waits for one as long as requests wait for one.
+
+        Raises RequestError: REQUEST_NOT_FOUND, or when it cannot be had or said now.
+        """
+        due_s = self._front.clock() + self._front.config.max_replay_wait_s
+        task = asyncio.create_task(self._attach(request_id, tenant, ceilings, due_s), name="attach")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            task.add_done_callback(self._park)
+            raise
+
+    def let_go(self, name: str, keys: tuple[int, ...]) -> None:
+        """Another has this request, by the engine's name for it, of these `keys`, or nobody."""
+        front = self._front
+        result = front.results.get(name)
+        if result is not None and result.keys == keys:
+            del front.results[name]
+        for request in {output.request for key in keys if (output := front.table.output(key))}:
+            front.let_go(request, SUPERSEDED)
+        for arrival in tuple(self._arrivals):
+            if arrival.keys == keys:
+                front.let_go(arrival.request, SUPERSEDED)
+
+    def _park(self, task: asyncio.Task[LiveRequest]) -> None:
+        """Nobody has waited for it."""
+        if not task.cancelled() and task.exception() is None:
+            self._front.release(task.result())
+
+    async def _attach(
+        self, request_id: str, tenant: str, ceilings: PriorityCeilings, due_s: float
+    ) -> LiveRequest:
+        front = self._front
+        name = engine_request_id(tenant, request_id)
+        while True:
+            port = await self._port(request_id, tenant, due_s)
+            answers: list[_Arrival | RequestError | Lack] = []
+
+            def arrive(
+                answer: Attached,
+                answers: list[_Arrival | RequestError | Lack] = answers,
+                port: ResumePort = port,
+            ) -> None:
+                answers.append(self._arrive(answer, tenant, ceilings, port))
+
+            with contextlib.suppress(EngineUnavailable):  # it went while it was asked
+                await port.attach_stream(name, arrive)
+            match answers:
+                case [_Arrival() as arrival]:
+                    return await self._start(arrival)
+                case [RequestError() as error]:
+                    raise error
+                case [Lack.NOT_THERE]:
+                    raise refuse(ErrorReason.REQUEST_NOT_FOUND)
+                case [Lack.LOST]:
+                    raise refuse_sequence()
+                case _ if front.clock() >= due_s:
+                    raise refuse(ErrorReason.ENGINE_DOWN, "who has the request cannot be said now")
+                case _:
+                    await asyncio.sleep(_LOOK_AGAIN_S)
+
+    async def _port(self, request_id: str, tenant: str, due_s: float) -> ResumePort:
+        """The way to an engine that has what this front has. Raises RequestError."""
+        front = self._front
+        while True:
+            port = front.port
+            here = front.table.get(request_id, tenant)
+            if here is not None and here.generation.resumption is None:
+                raise refuse(ErrorReason.REQUEST_NOT_FOUND)
+            is_ready = here is None or here.is_at_engine
+            if isinstance(port, ResumePort) and front.is_engine_up and is_ready:
+                front.current_limits()
+                return port
+            if front.is_draining or not front.replays.are_on or front.clock() >= due_s:
+                front.current_limits()
+                raise refuse(ErrorReason.ENGINE_DOWN)
+            if isinstance(port, ResumePort) and not front.is_engine_up:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(_LOOK_AGAIN_S):
+                        await port.wait_up()
+            else:
+                await asyncio.sleep(_LOOK_AGAIN_S)
+            await asyncio.sleep(0)
+
+    def _arrive(
+        self, answer: Attached, tenant: str, ceilings: PriorityCeilings, port: ResumePort
+    ) -> "_Arrival | RequestError | Lack":
+        """The engine has given a stream to this front: from now on all its news come here."""
+        front, keepsake = self._front, answer.keepsake
+        if keepsake is None:
+            return answer.lack
+        name = engine_request_id(tenant, keepsake.request_id)
+        self.let_go(name, answer.keys)
+        try:
+            generation = self._read(keepsake.message, keepsake.request_id, tenant, ceilings)
+            request = LiveRequest(keepsake.request_id, generation, keepsake.arrival_s)
+            front.table.add(request)
+        except RequestError as error:
+            port.detach((name,))
+            return error
+        news = front.arriving[request] = [frame.value() for frame in answer.history]
+        arrival = _Arrival(request, keepsake, answer.keys, news, front.hello)
+        self._arrivals.add(arrival)
+        return arrival
+
+    async def _start(self, arrival: _Arrival) -> LiveRequest:
+        """Bring it to where it is: its prompt, its outputs, and what came of them."""
+        front, request, keepsake = self._front, arrival.request, arrival.keepsake
+        generation = request.generation
+        try:
+            limits = front.known_limits()
+            prompt, prompt_text = await front.prompts.tokenise(generation, limits, is_replay=True)
+            _raise_if_over(request)
+            submission = submission_for(
+                generation,
+                prompt,
+                limits=limits,
+                times=CallTimes(arrival_s=keepsake.arrival_s, call_deadline_s=keepsake.deadline_s),
+                request_id=request.request_id,
+                keys=arrival.keys,
+                seed=keepsake.seed,
+                eos_ids=front.text.files.eos_ids,
+            )
+        except BaseException:
+            front.arriving.pop(request, None)
+            front.release(request)
+            raise
+        finally:
+            self._arrivals.discard(arrival)
+        request.start(
+            submission,
+            output_texts(generation, front.text, submission.specs[0].stop_ids),
+            model=front.model,
+            prompt_text=prompt_text,
+            now_s=keepsake.arrival_s,
+            has_content=front.accounts.has_content,
+        )
+        front.take_up(request, arrival.hello is front.hello and front.is_engine_up)
+        return request
+
+
+def _raise_if_over(request: LiveRequest) -> None:
+    """Somebody else has asked for it meanwhile, or it was given up."""
+    if request.stream.refusal is not None:
+        raise RequestError(request.stream.refusal)

@@ -1,0 +1,100 @@
+"""What an engine is given of a request that outlives its call, so that it keeps its stream.
+
+Owns the way from a live request to that, at first and when another engine gets it: then what came
+of it before is told too, for whoever resumes it there. Pure but for the sending.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+
+from penstock.scheduler.events import Finished, StepEvents
+from penstock.scheduler.request import FinishReason, RequestSpec
+from penstock.server.front.live_request import LiveRequest
+from penstock.server.front.tenants import engine_request_id
+from penstock.server.link.attaching import ResumePort
+from penstock.server.link.ports import EnginePort
+from penstock.server.link.resume_frames import Keepsake, Kept
+from penstock.server.link.step_frames import StepFrame
+
+
+def submit(port: EnginePort, request: LiveRequest, specs: tuple[RequestSpec, ...]) -> None:
+    """Hand `specs`, of a request, to the engine. Raises EngineUnavailable."""
+    if request.generation.resumption is not None and isinstance(port, ResumePort):
+        kept = kept_of(request)
+        if kept is not None:
+            port.submit_kept(specs, kept)
+            return
+    port.submit(specs)
+
+
+def kept_of(request: LiveRequest) -> Kept | None:
+    """What is kept of a request that was started; None where it ends with its call.
+
+    None too where an engine died that had told log probabilities which cannot be told again.
+    """
+    resumption = request.generation.resumption
+    if resumption is None:
+        return None
+    history = _history_of(request)
+    if history is not None and request.generation.output.num_logprobs >= 0:
+        return None
+    first = request.specs[0]
+    return Kept(
+        name=engine_request_id(request.tenant, request.request_id),
+        keepsake=Keepsake(
+            request_id=request.request_id,
+            seed=first.sampling.seed,
+            arrival_s=request.arrival_s,
+            deadline_s=first.deadline_s,
+            grace_s=resumption.grace_s,
+            message=resumption.message,
+        ),
+        keys=tuple(output.key for output in request.outputs),
+        is_read=not request.is_parked,
+        history=history,
+    )
+
+
+def result_of(request: LiveRequest) -> Kept | None:
+    """What is kept of a request that has ended by itself; None of another."""
+    own = (FinishReason.STOP, FinishReason.LENGTH)
+    if not request.ends or any(end.reason not in own for end in request.ends):
+        return None
+    kept = kept_of(request)
+    return None if kept is None else replace(kept, is_read=False)
+
+
+def submit_result(port: EnginePort, request: LiveRequest) -> None:
+    """Have the engine keep what an engine before it had generated. Raises EngineUnavailable."""
+    result = result_of(request)
+    if result is not None and isinstance(port, ResumePort):
+        port.submit_kept((), result)
+
+
+def _history_of(request: LiveRequest) -> StepFrame | None:
+    """What came of an engine before and does not come again."""
+    told = [output for output in request.outputs if not output.num_repeating]
+    keys = [np.full(len(output.token_ids), output.key, dtype=np.int64) for output in told]
+    tokens = [np.array(output.token_ids, dtype=np.int32) for output in told]
+    ends = tuple(
+        Finished(
+            key=output.key,
+            at_s=request.first_token_s,
+            reason=output.end.reason,
+            stop_id=-1 if output.end.stop_token_id is None else output.end.stop_token_id,
+        )
+        for output in told
+        if output.end is not None
+    )
+    if not ends and not any(map(len, tokens)):
+        return None
+    return StepFrame.of(
+        StepEvents(
+            step=0,
+            at_s=request.first_token_s,
+            keys=np.concatenate(keys),
+            tokens=np.concatenate(tokens),
+            ends=ends,
+        )
+    )

@@ -1,0 +1,272 @@
+"""What an engine keeps of streams that outlive their calls: all of it, once, and within bounds."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.scheduler.batch import TokenLogprobs
+from penstock.scheduler.events import Admitted, Failed, Finished, Queued, StepEvents
+from penstock.scheduler.request import FailureReason, FinishReason, RequestSpec, SamplingParams
+from penstock.scheduler.state import RequestState
+from penstock.server.link.kept_streams import NO_FRONT, KeptLimits, KeptStream, KeptStreams
+from penstock.server.link.resume_frames import Keepsake, Kept
+from penstock.server.link.step_frames import FRONT_SHIFT, StepFrame
+from support.resumed import Clock
+
+GRACE_S = 10.0
+
+
+class Store:
+    """A store, the time, and whom it has dropped."""
+
+    def __init__(self, *, max_bytes: int = 1 << 20, max_unread: int = 100) -> None:
+        self.clock = Clock()
+        self.dropped: list[str] = []
+        self.kept = KeptStreams(
+            self.clock,
+            on_drop=lambda stream: self.dropped.append(stream.name),
+            limits=KeptLimits(max_bytes=max_bytes, max_unread=max_unread),
+        )
+
+    def begin(
+        self,
+        name: str,
+        *keys: int,
+        front_id: int = 1,
+        is_read: bool = True,
+        num_logprobs: int = -1,
+        history: StepEvents | None = None,
+    ) -> KeptStream:
+        keys = tuple(front_id << FRONT_SHIFT | key for key in keys)
+        kept = Kept(
+            name=name,
+            keepsake=Keepsake(
+                request_id=name, seed=1, arrival_s=0, deadline_s=9, grace_s=GRACE_S, message=b"m"
+            ),
+            keys=keys,
+            is_read=is_read,
+            history=None if history is None else StepFrame.of(history),
+        )
+        sampling = SamplingParams(num_logprobs=num_logprobs)
+        prompt = np.array([5], dtype=np.int32)
+        specs = tuple(
+            RequestSpec(
+                key=key, request_id=name, prompt_ids=prompt, max_tokens=9, sampling=sampling
+            )
+            for key in keys
+        )
+        self.kept.begin(front_id, specs, kept)
+        stream = self.kept.find(name)
+        assert stream is not None
+        return stream
+
+    def tokens(self, *pairs: tuple[int, int], front_id: int = 1) -> None:
+        keys = [front_id << FRONT_SHIFT | key for key, _ in pairs]
+        self.kept.record(
+            StepEvents(
+                step=1,
+                at_s=1.0,
+                keys=np.array(keys, dtype=np.int64),
+                tokens=np.array([token for _, token in pairs], dtype=np.int32),
+            )
+        )
+
+    def end(self, key: int, *, is_refused: bool = False, front_id: int = 1) -> None:
+        key |= front_id << FRONT_SHIFT
+        end = (
+            Failed(key=key, at_s=1.0, reason=FailureReason.QUEUE_FULL)
+            if is_refused
+            else Finished(key=key, at_s=1.0, reason=FinishReason.LENGTH)
+        )
+        self.kept.record(StepEvents(step=1, at_s=1.0, ends=(end,)))
+
+
+def tokens_of(stream: KeptStream) -> dict[int, list[int]]:
+    """By the lower half of the key."""
+    told: dict[int, list[int]] = {}
+    for events in stream.history():
+        for key, token in zip(events.keys.tolist(), events.tokens.tolist(), strict=True):
+            told.setdefault(key % 2**FRONT_SHIFT, []).append(token)
+    return told
+
+
+def test_a_stream_has_its_tokens_between_what_else_happened() -> None:
+    store = Store()
+    stream = store.begin("a", 1)
+    key = stream.keys[0]
+    queued = Queued(key=key, at_s=1.0, num_ahead=0, estimated_queue_s=None)
+    admitted = Admitted(key=key, at_s=1.0, num_cached_tokens=0, num_preemptions=0)
+    store.kept.record(StepEvents(step=0, at_s=1.0, changes=(queued, admitted)))
+    for token in (7, 8):
+        store.tokens((1, token), (2, 99))
+    store.end(1)
+    first, second, tokens, last = stream.history()
+    assert (first.changes, second.changes) == ((queued,), (admitted,))
+    assert tokens.tokens.tolist() == [7, 8]
+    assert last.ends[0].key == key
+    assert store.kept.state_of("a") is RequestState.COMPLETED
+
+
+def test_log_probabilities_are_those_of_the_request_and_no_more() -> None:
+    store = Store()
+    stream = store.begin("a", 1, num_logprobs=1)
+    rows = TokenLogprobs(
+        chosen=np.array([-1.0, -2.0], np.float32),
+        ranks=np.array([1, 2], np.int32),
+        top_ids=np.array([[1, 2, 3], [4, 5, 6]], np.int32),
+        top_logprobs=np.zeros((2, 3), np.float32),
+    )
+    keys = np.array([2, 1], dtype=np.int64) + (1 << FRONT_SHIFT)
+    step = StepEvents(step=1, at_s=1.0, keys=keys, tokens=np.array([8, 9], np.int32), logprobs=rows)
+    store.kept.record(step)
+    (news,) = stream.history()
+    assert news.logprobs is not None
+    assert (news.logprobs.chosen.tolist(), news.logprobs.top_ids.tolist()) == ([-2.0], [[4]])
+
+
+def test_what_an_earlier_engine_told_comes_first() -> None:
+    store = Store()
+    key = 1 << FRONT_SHIFT | 1
+    history = StepEvents(
+        step=0, at_s=0.0, keys=np.array([key, key]), tokens=np.array([3, 4], np.int32)
+    )
+    stream = store.begin("a", 1, history=history)
+    store.tokens((1, 5))
+    assert tokens_of(stream) == {1: [3, 4, 5]}
+
+
+def test_a_front_that_goes_leaves_what_it_had_for_its_grace() -> None:
+    store = Store()
+    store.begin("a", 1)
+    store.begin("b", 1, front_id=2)
+    (lost,) = store.kept.front_gone(1)
+    assert (lost.name, lost.front_id) == ("a", NO_FRONT)
+    assert store.kept.moved == {lost.keys[0]: NO_FRONT}
+    store.clock.now_s += GRACE_S - 0.1
+    store.kept.sweep()
+    assert store.kept.find("a") is lost
+    store.kept.move(lost, 2)
+    assert store.kept.moved == {lost.keys[0]: 2}
+    store.clock.now_s += GRACE_S
+    store.kept.sweep()
+    assert store.kept.find("a") is lost, "whoever reads it keeps it"
+    store.kept.detach("a", 1)
+    assert lost.is_read, "another front has it"
+    store.kept.detach("a", 2)
+    store.clock.now_s += GRACE_S
+    store.kept.sweep()
+    assert (store.dropped, store.kept.moved) == (["a"], {})
+
+
+def test_what_the_engine_refused_is_not_kept() -> None:
+    store = Store()
+    store.begin("a", 1)
+    store.end(1, is_refused=True)
+    assert (len(store.kept), store.kept.num_bytes) == (0, 0)
+
+
+def test_the_longest_unread_go_first() -> None:
+    store = Store(max_unread=2)
+    for number, name in enumerate("abc", start=1):
+        store.begin(name, number)
+    for name in "bac":
+        store.kept.detach(name, 1)
+    assert store.dropped == ["b"]
+
+
+def test_where_all_are_read_the_one_that_grows_is_lost_and_runs_on() -> None:
+    store = Store(max_bytes=2200)
+    first, second = store.begin("a", 1), store.begin("b", 2)
+    for _ in range(20):
+        store.tokens((2, 7))
+    assert (first.is_lost, second.is_lost) == (False, True)
+    assert store.dropped == []
+    assert store.kept.num_bytes <= 2200
+    store.end(2)
+    assert store.kept.state_of("b") is RequestState.COMPLETED
+
+
+actions = st.lists(
+    st.one_of(
+        st.tuples(st.just("begin"), st.integers(1, 6)),
+        st.tuples(st.just("tokens"), st.integers(1, 6)),
+        st.tuples(st.just("end"), st.integers(1, 6)),
+        st.tuples(st.just("detach"), st.integers(1, 6)),
+        st.tuples(st.just("attach"), st.integers(1, 6)),
+        st.tuples(st.just("gone"), st.just(0)),
+        st.tuples(st.just("wait"), st.integers(1, 12)),
+    ),
+    max_size=60,
+)
+
+
+class Model:
+    """Drives a store, and knows what each stream must hold. Of every name there is one key."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self.told: dict[str, tuple[int, list[int]]] = {}
+        self._next_key = 100
+
+    def do(self, number: int, what: str, which: int) -> None:
+        kept, name = self.store.kept, str(which)
+        stream = kept.find(name)
+        if what == "begin" and stream is None:
+            self._next_key += 1
+            self.told[name] = (self._next_key, [])
+            self.store.begin(name, self._next_key)
+        elif what == "tokens":
+            self._tokens(number)
+        elif what == "end" and stream is not None and stream.live:
+            self.store.end(self.told[name][0])
+        elif what == "attach" and stream is not None:
+            kept.move(stream, 1)
+        elif what == "wait":
+            self.store.clock.now_s += which
+            kept.sweep()
+        elif what == "detach":
+            kept.detach(name, 1)
+        elif what == "gone":
+            kept.front_gone(1)
+
+    def _tokens(self, token: int) -> None:
+        """One of each that runs, wherever it is kept."""
+        for name, (key, ids) in self.told.items():
+            stream = self.store.kept.find(name)
+            if stream is not None and 1 << FRONT_SHIFT | key in stream.live:
+                ids.append(token)
+        self.store.tokens(*((key, token) for key, _ in self.told.values()))
+
+    def check(self) -> list[KeptStream]:
+        found = [stream for name in self.told if (stream := self.store.kept.find(name))]
+        for stream in found:
+            key, ids = self.told[stream.name]
+            assert stream.is_lost or tokens_of(stream) == ({key: ids} if ids else {})
+        return found
+
+
+@settings(max_examples=60, deadline=None)
+@given(actions=actions, max_bytes=st.integers(1100, 8000), max_unread=st.integers(1, 4))
+def test_every_token_is_kept_once_within_the_bounds(
+    actions: list[tuple[str, int]], max_bytes: int, max_unread: int
+) -> None:
+    model = Model(Store(max_bytes=max_bytes, max_unread=max_unread))
+    kept = model.store.kept
+    for number, (what, which) in enumerate(actions):
+        model.do(number, what, which)
+        streams = model.check()
+        assert sum(not stream.is_read for stream in streams) <= max_unread
+        assert kept.num_bytes == sum(stream.num_bytes for stream in streams)
+        assert kept.num_bytes <= max_bytes
+
+
+@pytest.mark.parametrize("is_kept", [True, False])
+def test_only_what_is_kept_is_looked_at(is_kept: bool) -> None:
+    store = Store()
+    if is_kept:
+        store.begin("a", 1)
+    store.tokens((5, 5))
+    assert len(store.kept) == is_kept
