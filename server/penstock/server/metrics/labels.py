@@ -29,6 +29,11 @@ METHODS: Final = frozenset(
         "ModelService/Detokenize",
         "ModelService/LoadModel",
         "ModelService/UnloadModel",
+        "ModelService/WatchModels",
+        "ModelService/SetModelAlias",
+        "ModelService/LoadAdapter",
+        "ModelService/UnloadAdapter",
+        "ModelService/ListAdapters",
     )
 )
 FOREIGN_METHODS: Final = frozenset(("vllm.grpc.engine.VllmEngine/Generate",))

@@ -103,7 +103,7 @@ def test_the_catalogue_follows_the_customs_of_prometheus() -> None:
         assert spec.help.endswith(".") or spec.help.endswith("to 1.")
 
 
-@pytest.mark.parametrize("name", ["time_to_first_token", "inter_token_duration"])
+@pytest.mark.parametrize("name", ["time_to_first_token", "inter_token_latency"])
 def test_buckets_resolve_a_token_of_a_millisecond(name: str) -> None:
     (spec,) = (spec for spec in CATALOGUE if spec.name == f"penstock_{name}_seconds")
     assert spec.buckets[0] <= 0.0005
