@@ -49,6 +49,11 @@ class ChatMessage:
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str = ""
 
+    @property
+    def text(self) -> str:
+        """All that a template may write of it, but for tool calls: `TemplateData` counts them."""
+        return "".join((self.role, self.content, self.name, self.tool_call_id))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TemplateData:

@@ -161,7 +161,7 @@ class Tokenizer:
         With `window_tokens` at most so many: the oldest turns are left out (chat_window.py), or
         WindowTooSmall is raised.
         """
-        num_chars = sum(len(message.content) for message in messages) + data.num_bytes
+        num_chars = sum(len(message.text) for message in messages) + data.num_bytes
         if window_tokens is None:
             steps = self._encode_chat(
                 messages,
@@ -219,7 +219,7 @@ class Tokenizer:
     ) -> Steps[EncodedChat]:
         if self._template is None:
             raise ChatTemplateMissing("the model has no chat template; send text or token ids")
-        num_chars = sum(len(message.content) for message in messages) + data.num_bytes
+        num_chars = sum(len(message.text) for message in messages) + data.num_bytes
         yield self._controls.first_step_bytes(num_chars)
         self._template.check(messages, data)
         guarded, guarded_data, is_guarded = guarded_chat(messages, data, self._controls)

@@ -268,3 +268,23 @@ async def test_a_long_dialogue_is_cut_in_steps(
     assert 40 < len(sizes) < 60
     assert max(sizes) < 3 * len(long)
     tokenizer.close()
+
+
+@pytest.mark.parametrize("field", ["role", "name", "tool_call_id"])
+async def test_all_text_of_a_message_counts_when_a_thread_is_chosen(
+    field: str, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Encoded inline, a dialogue of long roles would hold up the loop."""
+    sizes: list[int] = []
+
+    async def noting(steps: Steps[T], *, num_bytes: int, **_: Any) -> T:
+        sizes.append(num_bytes)
+        raise WindowTooSmall("noted")
+
+    monkeypatch.setattr(tokenizer.pool, "run", noting)
+    fields = {"role": "user", "content": "", field: "r" * 64}
+    dialogue = [ChatMessage(**fields) for _ in range(512)]
+    with pytest.raises(WindowTooSmall):
+        await tokenizer.encode_chat_async(dialogue, window_tokens=64)
+    assert sizes[0] >= 512 * 64
+    tokenizer.close()

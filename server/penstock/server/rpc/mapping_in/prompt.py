@@ -71,7 +71,7 @@ def read_chat(prompt: ChatPrompt, limits: Limits, violations: Violations) -> Cha
         for index, message in enumerate(prompt.messages):
             messages.append(read_message(message, f"{CHAT_PATH}[{index}]", violations))
     data = read_template_data(prompt, messages, violations)
-    num_bytes = sum(num_utf8_bytes(message.content) for message in messages) + data.num_bytes
+    num_bytes = sum(num_utf8_bytes(message.text) for message in messages) + data.num_bytes
     _check_bytes(CHAT_PATH, num_bytes, limits, violations)
     return ChatInput(
         messages=tuple(messages),
