@@ -282,7 +282,7 @@ async def test_all_text_of_a_message_counts_when_a_thread_is_chosen(
         raise WindowTooSmall("noted")
 
     monkeypatch.setattr(tokenizer.pool, "run", noting)
-    fields = {"role": "user", "content": "", field: "r" * 64}
+    fields: dict[str, Any] = {"role": "user", "content": "", field: "r" * 64}
     dialogue = [ChatMessage(**fields) for _ in range(512)]
     with pytest.raises(WindowTooSmall):
         await tokenizer.encode_chat_async(dialogue, window_tokens=64)
