@@ -15,8 +15,6 @@ from penstock.server.cli.command import Subparsers
 from penstock.server.cli.connection import run_reporting, seconds
 from penstock.server.cli.exit_codes import EXIT_CODES_HELP, ExitCode
 from penstock.server.cli.interruption import until_signal
-from penstock.tools.demo import deadline, flood
-from penstock.tools.demo.kill import kill_scene
 from penstock.tools.demo.run import DemoRequest, DemoRun, final_table
 from penstock.tools.demo.view import View, choose_view
 from penstock.tools.own_service import OwnService, ServiceFailed
@@ -141,6 +139,9 @@ def _service(args: argparse.Namespace, *serve_args: str) -> OwnService:
 
 async def _scene(args: argparse.Namespace) -> int:
     """One of the scenes, on services of its own."""
+    from penstock.tools.demo import deadline, flood
+    from penstock.tools.demo.kill import kill_scene
+
     print(f"starting ({args.executor} executor, demo model) ...", flush=True)
     try:
         if args.scene == "kill":
