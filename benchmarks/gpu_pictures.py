@@ -8,9 +8,9 @@ their noise of digits. vLLM's marks are recorded ones, of another day.
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -257,11 +257,13 @@ def take_in(source: dict[str, Any], results: dict[str, Any]) -> None:
 
 def main() -> None:
     """Take in results, write source and pictures."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("results", nargs="*", type=Path, help="what benchmarks/gpu.py wrote")
     source: dict[str, Any] = {"figures": {}, "timelines": {}}
     if SOURCE.exists():
         source = json.loads(SOURCE.read_text(encoding="utf-8"))
-    for path in sys.argv[1:]:
-        take_in(source, json.loads(Path(path).read_text(encoding="utf-8"))["results"])
+    for path in parser.parse_args().results:
+        take_in(source, json.loads(path.read_text(encoding="utf-8"))["results"])
     parts = [f'"figures": {json.dumps(source["figures"], indent=1)}']
     parts.append(f'"timelines": {json.dumps(source["timelines"], separators=(",", ":"))}')
     SOURCE.write_text("{" + ",\n".join(parts) + "}\n", encoding="utf-8")

@@ -183,7 +183,9 @@ def test_nothing_is_left_of_thousands_of_requests(
             FailureReason.EXECUTOR_REQUEST_FAILED,
             FailureReason.DEADLINE_EXCEEDED,
         }
-        assert (storm.num_preempted > 0) == (policy is CapacityPolicy.MAX_UTILIZATION)
+        # Whether there is enough at once to preempt depends on the machine.
+        if policy is not CapacityPolicy.MAX_UTILIZATION:
+            assert storm.num_preempted == 0
         house.control.pause()
         house.iterate()
         house.check_clean(num_lost=house.executor.num_given_up)

@@ -44,8 +44,8 @@ class Answering:
         self.answers = list(answers)
         self.ttft_deadlines_s: list[float] = []
 
-    async def generate_once(self, prompt: str, *, ttft_deadline_s: float) -> Any:
-        self.ttft_deadlines_s.append(ttft_deadline_s)
+    async def generate_once(self, prompt: str, *, ttft_timeout_s: float) -> Any:
+        self.ttft_deadlines_s.append(ttft_timeout_s)
         answer = self.answers.pop(0)
         if isinstance(answer, PenstockError):
             raise answer
