@@ -180,7 +180,7 @@ async def test_tools_with_tls_and_a_token(tmp_path: Path) -> None:
         headers = f"--reflect-header {header} --header {header}"
         buf = f'buf curl --protocol grpc --cacert "$CA" {headers}'
         method = "penstock.v1.GenerationService/GenerateOnce"
-        data = '{"generation": {"text": {"text": "To be"}, "stopping": {"max_tokens": 3}}}'
+        data = '{"generation": {"text_prompt": {"text": "To be"}, "stopping": {"max_tokens": 3}}}'
         outcomes = [
             await run(command, {**with_programs(), **known})
             for command in (

@@ -86,6 +86,7 @@ def draw_settings(random: Random, order: SchedulingOrder) -> dict[str, Any]:
         "eviction": random.choice(list(EvictionPolicy)).value,
         "session_ttl_s": random.choice([2.0, 300.0]),
         "max_session_share": random.choice([0.2, 0.5, 1.0]),
+        "max_tenant_session_share": random.choice([0.1, 0.25, 1.0]),
         "max_session_tokens": random.choice([8, 1000]),
         "max_retention_share": random.choice([0.1, 0.5, 1.0]),
         "max_tenant_retention_share": random.choice([0.05, 0.25, 1.0]),

@@ -178,6 +178,13 @@ class SchedulerConfig:
     max_session_share: float = setting(
         0.5, "cache", "share of the KV cache that all sessions may keep", above=0, at_most=1
     )
+    max_tenant_session_share: float = setting(
+        0.25,
+        "cache",
+        "the same of one tenant's sessions, where tenants have names",
+        above=0,
+        at_most=1,
+    )
     max_session_tokens: int = setting(
         32_768, "cache", "tokens of one dialogue that its session may keep", at_least=1
     )

@@ -13,6 +13,9 @@ reservation: admission counts its blocks as available.
   it lapses: its blocks fall back to where they would be without it.
 - While all sessions together hold more than `max_num_blocks`, the one used longest ago lapses. A
   block that two sessions hold counts once and stays while one of them does.
+- While those of one tenant hold more than `max_num_of_tenant`, its oldest lapses: a new session
+  with every request would take the cache from all others. Each session's blocks count. A tenant
+  without a name is the only one and has no bound.
 - A block that is evicted is lost to its sessions; one without blocks is gone.
 
 There are never more sessions than held blocks, hence the account is bounded by the pool.
@@ -45,10 +48,19 @@ class _Session:
 class Sessions:
     """The sessions over one pool.
 
-    `level`: of held blocks. `max_num_blocks` bounds all sessions together, `max_num_each` each.
+    `level`: of held blocks. `max_num_blocks` bounds all sessions together, `max_num_of_tenant`
+    those of a tenant with a name (None: not), `max_num_each` each.
     """
 
-    def __init__(self, *, level: int, ttl_s: float, max_num_blocks: int, max_num_each: int) -> None:
+    def __init__(
+        self,
+        *,
+        level: int,
+        ttl_s: float,
+        max_num_blocks: int,
+        max_num_each: int,
+        max_num_of_tenant: int | None = None,
+    ) -> None:
         self.level = level
         self._ttl_s = ttl_s
         self._max_num_blocks = max_num_blocks
@@ -57,6 +69,10 @@ class Sessions:
         # in which they lapse.
         self._sessions: OrderedDict[SessionKey, _Session] = OrderedDict()
         self._holders: dict[int, set[_Session]] = {}
+        self._max_num_of_tenant = max_num_of_tenant
+        # Blocks by tenant, and its sessions in the order of all.
+        self._num_of: dict[str, int] = {}
+        self._keys_of: dict[str, OrderedDict[SessionKey, None]] = {}
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -70,7 +86,7 @@ class Sessions:
         Several outputs of one turn (the same `turn`) are held side by side, as far as the bound of
         one session goes. Returns the blocks that are held now and were not, or the other way round.
         """
-        session = self._sessions.pop(key, None) or _Session(key, turn, 0.0, {})
+        session = self._take(key) or _Session(key, turn, 0.0, {})
         before, holders = session.blocks, self._holders
         wanted = dict.fromkeys((*before, *blocks) if session.turn == turn else blocks)
         while len(wanted) > self._max_num_each:
@@ -86,7 +102,8 @@ class Sessions:
         changed += [b for b in before if b not in wanted and self._release(session, b)]
         session.turn, session.until_s, session.blocks = turn, now + self._ttl_s, wanted
         if wanted:
-            self._sessions[key] = session
+            self._put(session)
+        changed += self._keep_share(key[0])
         while len(self._holders) > self._max_num_blocks:
             changed += self._lapse()
         return changed
@@ -97,6 +114,7 @@ class Sessions:
         if session is not None:
             session.until_s = now + self._ttl_s
             self._sessions.move_to_end(key)
+            self._keys_of[key[0]].move_to_end(key)
 
     def expire(self, now: float) -> list[int]:
         """Let go of every session whose time is up; the blocks that nobody holds now."""
@@ -109,8 +127,9 @@ class Sessions:
         """The content of a block is gone."""
         for session in self._holders.pop(block, ()):
             del session.blocks[block]
+            self._num_of[session.key[0]] -= 1
             if not session.blocks:
-                del self._sessions[session.key]
+                self._take(session.key)
 
     def faults(self) -> Faults:
         """What is wrong with the account, piece by piece."""
@@ -133,13 +152,61 @@ class Sessions:
             yield "sessions and held blocks disagree"
         if len(self._holders) > self._max_num_blocks:
             yield "sessions hold more than they may together"
+        yield self._fault_of_tenants()
         for is_in_order in is_sorted(session.until_s for session in self._sessions.values()):
             yield "" if is_in_order else "sessions are out of order"
 
+    def _fault_of_tenants(self) -> str:
+        most = self._max_num_of_tenant
+        if most is not None and any(num > most for name, num in self._num_of.items() if name):
+            return "a tenant's sessions hold more than they may"
+        counted = dict.fromkeys(self._keys_of, 0)
+        for key, session in self._sessions.items():
+            counted[key[0]] += len(session.blocks)
+        return "" if counted == self._num_of else "blocks of a tenant's sessions are miscounted"
+
     def _lapse(self) -> list[int]:
         """Let go of the session used longest ago; the blocks that nobody holds now."""
-        _, session = self._sessions.popitem(last=False)
+        return self._let_go(next(iter(self._sessions)))
+
+    def _keep_share(self, tenant: str) -> list[int]:
+        """Let go of a tenant's oldest sessions beyond its share, of a single one of its tail."""
+        most = self._max_num_of_tenant
+        if most is None or not tenant:
+            return []
+        freed: list[int] = []
+        while self._num_of.get(tenant, 0) > most and len(self._keys_of[tenant]) > 1:
+            freed += self._let_go(next(iter(self._keys_of[tenant])))
+        while self._num_of.get(tenant, 0) > most:
+            session = self._sessions[next(iter(self._keys_of[tenant]))]
+            block, _ = session.blocks.popitem()
+            self._num_of[tenant] -= 1
+            if self._release(session, block):
+                freed.append(block)
+            if not session.blocks:
+                self._take(session.key)
+        return freed
+
+    def _let_go(self, key: SessionKey) -> list[int]:
+        session = self._take(key)
+        assert session is not None
         return [block for block in session.blocks if self._release(session, block)]
+
+    def _put(self, session: _Session) -> None:
+        tenant = session.key[0]
+        self._sessions[session.key] = session
+        self._num_of[tenant] = self._num_of.get(tenant, 0) + len(session.blocks)
+        self._keys_of.setdefault(tenant, OrderedDict())[session.key] = None
+
+    def _take(self, key: SessionKey) -> _Session | None:
+        session = self._sessions.pop(key, None)
+        if session is not None:
+            tenant = key[0]
+            self._num_of[tenant] -= len(session.blocks)
+            del self._keys_of[tenant][key]
+            if not self._keys_of[tenant]:
+                del self._keys_of[tenant], self._num_of[tenant]
+        return session
 
     def _release(self, session: _Session, block: int) -> bool:
         """Whether nobody holds the block any more."""
@@ -158,6 +225,7 @@ def sessions_of(config: SchedulerConfig, info: ExecutorInfo) -> Sessions:
         ttl_s=config.session_ttl_s,
         max_num_blocks=max(1, int(config.max_session_share * info.num_blocks)),
         max_num_each=max(1, config.max_session_tokens // info.block_size),
+        max_num_of_tenant=max(1, int(config.max_tenant_session_share * info.num_blocks)),
     )
 
 

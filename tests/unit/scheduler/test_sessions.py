@@ -146,6 +146,21 @@ def test_the_share_of_the_pool_is_a_budget() -> None:
     assert blocks_of(sessions, ("", "a", SALT)) == ()
 
 
+def test_a_tenant_with_many_sessions_loses_its_own_oldest() -> None:
+    engine = engine_of(16, max_tenant_session_share=0.25)
+    sessions = engine.scheduler.life.cache.pool.sessions
+    told(engine, replace(turn(1, prompt=list(range(50, 58))), tenant="quiet"))
+    for key in range(2, 7):
+        prompt = list(range(100 * key, 100 * key + 8))
+        told(engine, replace(turn(key, f"s{key}", prompt=prompt), tenant="hog"))
+    assert len(blocks_of(sessions, ("quiet", "a", SALT))) == 2
+    held = [len(blocks_of(sessions, ("hog", f"s{key}", SALT))) for key in range(2, 7)]
+    assert held == [0, 0, 0, 2, 2]
+    # One that is larger than the share keeps its head.
+    told(engine, replace(turn(7, "long", prompt=list(range(900, 924))), tenant="hog"))
+    assert len(blocks_of(sessions, ("hog", "long", SALT))) == 4
+
+
 def test_a_session_keeps_so_many_tokens_of_its_head() -> None:
     engine = engine_of(16, max_session_tokens=2 * BLOCK_SIZE)
     told(engine, turn(1, prompt=list(range(16))))

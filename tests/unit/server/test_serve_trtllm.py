@@ -249,6 +249,7 @@ MEANINGLESS = {
     "step-prices": '{"step_s": 1, "prefill_token_s": 0, "decode_slot_s": 0, "context_token_s": 0}',
     "eviction": "lru",
     "max-session-share": "0.5",
+    "max-tenant-session-share": "0.25",
     "max-session-tokens": "64",
 }
 

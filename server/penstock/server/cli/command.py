@@ -19,6 +19,10 @@ class Parser(argparse.ArgumentParser):
 
     fill: "Callable[[Parser], None] | None" = None
 
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        # The beginning of a flag is no flag: it may be the beginning of another one tomorrow.
+        super().__init__(*args, **{"allow_abbrev": False, **settings})
+
     def filled(self) -> "Parser":
         """Itself, with all options."""
         fill, self.fill = self.fill, None

@@ -44,7 +44,10 @@ _MEANINGLESS = {
         _OWN_PACE,
     ),
     "step_prices": _OWN_PACE,
-    **dict.fromkeys(("eviction", "max_session_share", "max_session_tokens"), _OWN_CACHE),
+    **dict.fromkeys(
+        ("eviction", "max_session_share", "max_tenant_session_share", "max_session_tokens"),
+        _OWN_CACHE,
+    ),
 }
 
 

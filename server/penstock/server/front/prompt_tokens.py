@@ -44,12 +44,14 @@ T = TypeVar("T")
 class EncodedPrompt:
     """Token ids int32 [n] and the `text` they came from, empty for token ids.
 
-    `num_dropped_messages`: how many of a dialogue's oldest its window left out.
+    `num_dropped_messages`: how many of a dialogue's oldest its window left out. `num_tokenised`: as
+    in `EncodedChat`.
     """
 
     ids: NDArray[np.int32]
     text: str = ""
     num_dropped_messages: int = 0
+    num_tokenised: int = 0
 
 
 class Prompts:
@@ -91,7 +93,7 @@ class Prompts:
         try:
             encoded = await self._encoded(prompt, limits, tenant, max_tokens, is_replay=is_replay)
             # Of a dialogue that is cut to a window all was tokenised.
-            num_tokens = max(least, len(encoded.ids))
+            num_tokens = max(least, len(encoded.ids), encoded.num_tokenised)
         except TooMuchText as error:
             self.quotas.take_back(tenant, least)
             raise refuse_waiting_text(tenant, error) from None
@@ -99,6 +101,8 @@ class Prompts:
             num_tokens = error.num_tokens
             raise refuse_prompt(path, num_tokens, limits, qualifier="at least ") from None
         except TextError as error:
+            if isinstance(error, WindowTooSmall):
+                num_tokens = max(least, error.num_tokenised)
             raise _refuse_text(error, path) from error
         finally:
             if not is_replay:
@@ -219,7 +223,10 @@ class Prompts:
             is_bounded=not is_replay,
         )
         return EncodedPrompt(
-            ids=chat.ids, text=chat.text, num_dropped_messages=chat.num_dropped_messages
+            ids=chat.ids,
+            text=chat.text,
+            num_dropped_messages=chat.num_dropped_messages,
+            num_tokenised=chat.num_tokenised,
         )
 
     def _least(self, prompt: TextInput | ChatInput) -> int:

@@ -77,8 +77,9 @@ def fit_window(
     encode: Callable[[Sequence[ChatMessage]], Steps[EncodedT]],
     num_tokens: Callable[[str], Steps[int]],
     cost: TemplateCost,
-) -> Steps[tuple[EncodedT, int]]:
-    """The kept part of a dialogue, encoded, at most `window_tokens` long; and how many were cut.
+) -> Steps[tuple[EncodedT, int, int]]:
+    """The kept part of a dialogue, encoded, at most `window_tokens` long; how many messages were
+    cut; how many tokens were made in all.
 
     `encode` renders and encodes a dialogue, `num_tokens` counts those of a plain text. Raises
     WindowTooSmall when what leads the dialogue and its last turn alone are longer, and what the
@@ -97,6 +98,7 @@ def fit_window(
     last_start = max((index for index, may in enumerate(may_start) if may), default=0)
     tried: set[int] = set()
     num_encoded = 0
+    num_made = sum(costs)
     for share in _SMALLER_WINDOWS:
         room_tokens = int(window_tokens * share) - base_tokens
         start = last_start if share == _SMALLER_WINDOWS[-1] else cut(sums, may_start, room_tokens)
@@ -105,11 +107,13 @@ def fit_window(
         tried.add(start)
         encoded = yield from encode([*messages[:num_leading], *turns[start:]])
         num_encoded = len(encoded)
+        num_made += num_encoded
         if num_encoded <= window_tokens:
-            return encoded, start
+            return encoded, start, num_made
     raise WindowTooSmall(
         "is too small for what leads the dialogue and its last turn, which have at"
-        f" least {num_encoded} tokens"
+        f" least {num_encoded} tokens",
+        num_made,
     )
 
 

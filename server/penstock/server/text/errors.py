@@ -26,7 +26,14 @@ class BadTemplateArgument(TextError):
 
 
 class WindowTooSmall(TextError):
-    """Not even the last turn of a dialogue fits the window that was asked for."""
+    """Not even the last turn of a dialogue fits the window that was asked for.
+
+    `num_tokenised`: tokens that were made to find that out.
+    """
+
+    def __init__(self, message: str, num_tokenised: int = 0) -> None:
+        super().__init__(message)
+        self.num_tokenised = num_tokenised
 
 
 class ControlTokenError(TextError):

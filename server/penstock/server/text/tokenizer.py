@@ -40,12 +40,14 @@ MAX_BYTES_PER_TENANT = 8 << 20
 class EncodedChat:
     """A dialogue as the model sees it: `ids` int32 [n], and the `text` the template made of it.
 
-    `num_dropped_messages`: how many of the oldest a window left out.
+    `num_dropped_messages`: how many of the oldest a window left out. `num_tokenised`: tokens that
+    were made for it, those left out by a window too; 0: no more than `ids`.
     """
 
     ids: NDArray[np.int32]
     text: str
     num_dropped_messages: int = 0
+    num_tokenised: int = 0
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -263,14 +265,14 @@ class Tokenizer:
             )
         if cost_key is not None:
             self._template_costs[cost_key] = cost
-        encoded, num_dropped = yield from fit_window(
+        encoded, num_dropped, num_made = yield from fit_window(
             messages,
             window_tokens,
             encode=encode_up_to,
             num_tokens=num_tokens,
             cost=cost,
         )
-        return replace(encoded, num_dropped_messages=num_dropped)
+        return replace(encoded, num_dropped_messages=num_dropped, num_tokenised=num_made)
 
     async def _run(self, steps: Steps[_T], num_chars: int, tenant: str, *, is_bounded: bool) -> _T:
         if num_chars <= MAX_INLINE_CHARS:

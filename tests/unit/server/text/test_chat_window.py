@@ -71,7 +71,7 @@ def kept(
     messages: Sequence[ChatMessage], window_tokens: int, encode: Encoder | None = None
 ) -> tuple[list[ChatMessage], int]:
     encode = encode or Encoder()
-    encoded, num_dropped = result_of(
+    encoded, num_dropped, num_made = result_of(
         fit_window(
             messages,
             window_tokens,
@@ -81,6 +81,7 @@ def kept(
         )
     )
     assert len(encoded) <= window_tokens
+    assert num_made >= sum(num_tokens(message.content) for message in messages)
     return [message for message in encoded if message is not None], num_dropped
 
 
