@@ -42,10 +42,10 @@ class Answering:
 
     def __init__(self, *answers: PenstockError | str) -> None:
         self.answers = list(answers)
-        self.ttft_deadlines_s: list[float] = []
+        self.ttft_timeouts_s: list[float] = []
 
-    async def generate_once(self, prompt: str, *, ttft_deadline_s: float) -> Any:
-        self.ttft_deadlines_s.append(ttft_deadline_s)
+    async def generate_once(self, prompt: str, *, ttft_timeout_s: float) -> Any:
+        self.ttft_timeouts_s.append(ttft_timeout_s)
         answer = self.answers.pop(0)
         if isinstance(answer, PenstockError):
             raise answer
@@ -78,4 +78,4 @@ def test_the_example_does_what_it_says(estimate_ms: str | None, asked_s: list[fl
             asyncio.run(names["answer"](client, "prompt"))
     else:
         assert asyncio.run(names["answer"](client, "prompt")) == "text"
-    assert client.ttft_deadlines_s == asked_s
+    assert client.ttft_timeouts_s == asked_s
