@@ -17,7 +17,7 @@ PAGE = (Path(__file__).parents[3] / "docs" / "scheduling.md").read_text(encoding
 ROWS = dict(re.findall(r"^\| `--([a-z-]+)` \| (.+?) \|", PAGE, re.MULTILINE))
 SETTINGS_BY_FLAG = {item.flag: item for item in SETTINGS}
 LEARNT = "learnt from the first steps"
-WORDS = {"none": "none: everybody is one tenant", "no bound": "no limit", "learnt": LEARNT}
+WORDS = {"none": "none: everybody is one tenant", "learnt": LEARNT}
 
 
 def test_every_flag_on_the_page_is_one() -> None:
