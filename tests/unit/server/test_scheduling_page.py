@@ -1,7 +1,6 @@
-"""docs/scheduling.md: its settings are those of `penstock serve`, its example runs."""
+"""docs/scheduling.md: its flags are those of `penstock serve`, its example runs."""
 
 import asyncio
-import contextlib
 import re
 from pathlib import Path
 from typing import Any
@@ -14,27 +13,12 @@ from penstock.client.errors import Failure, error_of
 from penstock.server.config import SETTINGS
 
 PAGE = (Path(__file__).parents[3] / "docs" / "scheduling.md").read_text(encoding="utf-8")
-ROWS = dict(re.findall(r"^\| `--([a-z-]+)` \| (.+?) \|", PAGE, re.MULTILINE))
-SETTINGS_BY_FLAG = {item.flag: item for item in SETTINGS}
-LEARNT = "learnt from the first steps"
-WORDS = {"none": "none: everybody is one tenant", "no bound": "no limit", "learnt": LEARNT}
 
 
 def test_every_flag_on_the_page_is_one() -> None:
     flags = {option.flag for option in SETTINGS}
     others = {"cost", "calibrate-from"}  # of penstock simulate
     assert set(re.findall(r"`--([a-z-]+)", PAGE)) - others <= flags
-    assert len(ROWS) == len(re.findall(r"^\| `--", PAGE, re.MULTILINE)) > 10
-
-
-@pytest.mark.parametrize("flag", ROWS)
-def test_the_defaults_are_those_of_the_settings(flag: str) -> None:
-    written = ROWS[flag].strip("`")
-    shown = SETTINGS_BY_FLAG[flag].shown_default
-    with contextlib.suppress(ValueError):
-        shown = str(float(shown))
-        written = str(float(written))
-    assert WORDS.get(written, written) == shown or shown.startswith(f"{written},")
 
 
 class Answering:
@@ -42,10 +26,10 @@ class Answering:
 
     def __init__(self, *answers: PenstockError | str) -> None:
         self.answers = list(answers)
-        self.ttft_deadlines_s: list[float] = []
+        self.ttft_timeouts_s: list[float] = []
 
     async def generate_once(self, prompt: str, *, ttft_timeout_s: float) -> Any:
-        self.ttft_deadlines_s.append(ttft_timeout_s)
+        self.ttft_timeouts_s.append(ttft_timeout_s)
         answer = self.answers.pop(0)
         if isinstance(answer, PenstockError):
             raise answer
@@ -78,4 +62,4 @@ def test_the_example_does_what_it_says(estimate_ms: str | None, asked_s: list[fl
             asyncio.run(names["answer"](client, "prompt"))
     else:
         assert asyncio.run(names["answer"](client, "prompt")) == "text"
-    assert client.ttft_deadlines_s == asked_s
+    assert client.ttft_timeouts_s == asked_s
