@@ -86,7 +86,8 @@ def test_a_machine_that_is_a_line_is_learnt_and_trusted(
         fit.observe(truth.step_time_s(**step), **step)
 
     assert fit.is_trusted
-    assert fit.error_p90 < 0.1
+    # The first steps, priced by the prior, still count a little.
+    assert fit.error_p90 < 0.2
 
 
 @given(measured_s=st.floats(0.011, 1e6))
