@@ -214,7 +214,8 @@ async def test_nobody_there_has_its_own_exit_code(
         (("generate", ""), "prompt"),
         (("grow",), "grow"),
         (("serve", "--bogus"), "penstock serve: error: unrecognized arguments: --bogus (see"),
-        (("serve", "--max-num-seq=4", "--order", "lifo"), "--order must be one of fair, fcfs"),
+        (("serve", "--order", "lifo"), "--order must be one of fair, fcfs"),
+        (("serve", "--max-num-seq=4"), "--max-num-seq=4; did you mean --max-num-seqs? (see"),
         (("generate", "Hi", "--temprature=4"), "--temprature=4; did you mean --temperature? (see"),
     ],
 )
