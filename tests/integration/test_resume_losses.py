@@ -212,13 +212,14 @@ async def test_others_have_their_turn_while_a_history_is_taken_in(
         await second.until(lambda: sum(sizes) > 20, steps=True)
         assert max(sizes) <= 2
         (request,) = second.front.arriving
+        rest: list[Any] = []
         if meanwhile == "engine dies":
             await site.replace_engine()
             assert request in second.front.arriving
         elif meanwhile == "cancelled":
             second.front.cancel_here(request)
         elif meanwhile == "taken back":
-            rest: list[Any] = await first.end_of(first.stub.Resume(rest_after(told)))
+            rest = await first.end_of(first.stub.Resume(rest_after(told)))
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await second.end_of(call)
             assert rich_error(caught.value).info.reason == "STREAM_SUPERSEDED"
@@ -258,7 +259,8 @@ async def test_an_unkept_replay_has_its_way_in_the_engine_that_kept_it(text: Mod
         told = await read_some(first, call, 90)
         first.memory.hang_up(1)
         first.hear()
-        await first.front.port.start(first.server)
+        first.front.port = port = first.memory.port(1)
+        await port.start(first.server)
         rest = await first.end_of(call)
         assert outputs_of([*told, *rest]) == outputs_of(whole)
         assert len(first.memory.kept) == 0
