@@ -10,9 +10,12 @@ import grpc
 import grpc.aio
 import pytest
 
+from penstock.scheduler.events import StepEvents
 from penstock.server.front import attachments
+from penstock.server.front.live_request import LiveRequest
 from penstock.server.text.model_text import ModelText
 from penstock.v1 import generation_service_pb2 as pb
+from penstock.v1 import state_pb2
 from support.fronts import make_text, rich_error
 from support.mortal_fronts import mortal_fronts
 from support.resumed import (
@@ -182,3 +185,93 @@ async def test_an_older_point_whose_counts_do_not_fit_harms_nothing(text: ModelT
         rest: list[Any] = await second.end_of(second.stub.Resume(rest_after(had)))
         responses = [*had, *(r.response for r in rest)]
         assert outputs_of(responses) == outputs_of(whole)
+
+
+@pytest.mark.parametrize("meanwhile", ["nothing", "engine dies", "cancelled", "taken back"])
+async def test_others_have_their_turn_while_a_history_is_taken_in(
+    text: ModelText,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    meanwhile: str,
+) -> None:
+    monkeypatch.setattr(attachments, "_TOKENS_IN_A_TURN", 2)
+    whole = await whole_of(text, resumable(200))
+    async with mortal_fronts(text) as site:
+        first, second = site.fronts
+        told = await lose(first, first.stub.Generate(resumable(200)), 5)
+        first.step(60)
+        sizes: list[int] = []
+        take_in = second.front.take_in
+
+        def watched(request: LiveRequest, events: StepEvents) -> None:
+            sizes.append(len(events.tokens))
+            take_in(request, events)
+
+        monkeypatch.setattr(second.front, "take_in", watched)
+        call = second.stub.Resume(rest_after(told))
+        await second.until(lambda: sum(sizes) > 20, steps=True)
+        assert max(sizes) <= 2
+        (request,) = second.front.arriving
+        rest: list[Any] = []
+        if meanwhile == "engine dies":
+            await site.replace_engine()
+            assert request in second.front.arriving
+        elif meanwhile == "cancelled":
+            second.front.cancel_here(request)
+        elif meanwhile == "taken back":
+            rest = await first.end_of(first.stub.Resume(rest_after(told)))
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await second.end_of(call)
+            assert rich_error(caught.value).info.reason == "STREAM_SUPERSEDED"
+        if meanwhile != "taken back":
+            rest = await second.end_of(call)
+        assert request.num_replays == (meanwhile == "engine dies"), "once, with all of it"
+        assert not [record for record in caplog.records if record.levelname == "ERROR"]
+        responses = [*told, *(r.response for r in rest)]
+        assert unbroken(responses)
+        if meanwhile == "cancelled":
+            ((_, ids, _),) = outputs_of(responses)
+            assert (
+                responses[-1].finished.outputs[0].finish_reason == state_pb2.FINISH_REASON_CANCELLED
+            )
+            assert ids == outputs_of(whole)[0][1][: len(ids)]
+        else:
+            assert outputs_of(responses) == outputs_of(whole)
+
+
+async def one_of_two_ends(text: ModelText) -> pb.GenerateRequest:
+    """Of two outputs with log probabilities, the second ends long before the first."""
+    message = resumable(200)
+    message.sampling.num_outputs, message.sampling.temperature, message.sampling.seed = 2, 1.0, 3
+    message.output.logprobs = 1
+    (longer, _, _), (shorter, _, _) = outputs_of(await whole_of(text, message))
+    assert shorter[5:9] not in longer
+    message.stopping.stop_strings.append(shorter[5:9])
+    return message
+
+
+async def test_an_unkept_replay_has_its_way_in_the_engine_that_kept_it(text: ModelText) -> None:
+    message = await one_of_two_ends(text)
+    whole = await whole_of(text, message)
+    async with mortal_fronts(text) as site:
+        first = site.fronts[0]
+        call = first.stub.Generate(message)
+        told = await read_some(first, call, 90)
+        first.memory.hang_up(1)
+        first.hear()
+        first.front.port = port = first.memory.port(1)
+        await port.start(first.server)
+        rest = await first.end_of(call)
+        assert outputs_of([*told, *rest]) == outputs_of(whole)
+        assert len(first.memory.kept) == 0
+
+
+async def test_what_nobody_can_resume_does_not_run_for_nobody(text: ModelText) -> None:
+    message = await one_of_two_ends(text)
+    async with mortal_fronts(text) as site:
+        first = site.fronts[0]
+        await lose(first, first.stub.Generate(message), 90)
+        assert first.server.num_live_requests == 1
+        await site.replace_engine()
+        assert first.server.num_live_requests == 0
+        assert first.memory.num_live == 0

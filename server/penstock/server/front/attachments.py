@@ -8,9 +8,12 @@ request is read from its bytes is given.
 
 import asyncio
 import contextlib
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from typing import Final
+
+import numpy as np
 
 from penstock.scheduler.events import StepEvents
 from penstock.server.front.errors import ErrorReason, Refusal, RequestError, refuse
@@ -24,10 +27,13 @@ from penstock.server.front.tenants import PriorityCeilings, engine_request_id
 from penstock.server.link.attaching import ResumePort
 from penstock.server.link.ports import EngineHello, EngineUnavailable
 from penstock.server.link.resume_frames import Attached, Keepsake, Lack
+from penstock.server.link.step_frames import part_of
 
 SUPERSEDED: Final = Refusal(reason=ErrorReason.STREAM_SUPERSEDED)
 _LOOK_AGAIN_S: Final = 0.05
 """Whoever waits for an engine to have a request looks so often."""
+_TOKENS_IN_A_TURN: Final = 256
+"""So many tokens of a history are taken in before others have their turn: about a millisecond."""
 
 ReadGeneration = Callable[[bytes, str, str, PriorityCeilings], Generation]
 """Reads a request as it was sent, under an id, for a tenant. Raises RequestError."""
@@ -40,7 +46,7 @@ class _Arrival:
     request: LiveRequest
     keepsake: Keepsake
     keys: tuple[int, ...]
-    news: list[StepEvents]
+    news: deque[StepEvents]
     hello: EngineHello | None
 
 
@@ -73,9 +79,7 @@ class Attachments:
     def let_go(self, name: str, keys: tuple[int, ...]) -> None:
         """Another has this request, by the engine's name for it, of these `keys`, or nobody."""
         front = self._front
-        result = front.results.get(name)
-        if result is not None and result.keys == keys:
-            del front.results[name]
+        front.results.forget(name, keys)
         for request in {output.request for key in keys if (output := front.table.output(key))}:
             front.let_go(request, SUPERSEDED)
         for arrival in tuple(self._arrivals):
@@ -158,7 +162,7 @@ class Attachments:
         except RequestError as error:
             port.detach((name,))
             return error
-        news = front.arriving[request] = [frame.value() for frame in answer.history]
+        news = front.arriving[request] = deque(frame.value() for frame in answer.history)
         arrival = _Arrival(request, keepsake, answer.keys, news, front.hello)
         self._arrivals.add(arrival)
         return arrival
@@ -181,22 +185,67 @@ class Attachments:
                 seed=keepsake.seed,
                 eos_ids=front.text.files.eos_ids,
             )
+            request.start(
+                submission,
+                output_texts(generation, front.text, submission.specs[0].stop_ids),
+                model=front.model,
+                prompt_text=prompt_text,
+                now_s=keepsake.arrival_s,
+                has_content=front.accounts.has_content,
+            )
+            await self._catch_up(arrival)
         except BaseException:
             front.arriving.pop(request, None)
             front.release(request)
             raise
         finally:
             self._arrivals.discard(arrival)
-        request.start(
-            submission,
-            output_texts(generation, front.text, submission.specs[0].stop_ids),
-            model=front.model,
-            prompt_text=prompt_text,
-            now_s=keepsake.arrival_s,
-            has_content=front.accounts.has_content,
-        )
         front.take_up(request, arrival.hello is front.hello and front.is_engine_up)
         return request
+
+    async def _catch_up(self, arrival: _Arrival) -> None:
+        """Take in what has come of it, and what comes meanwhile, a part in each turn of the loop.
+
+        Raises RequestError.
+        """
+        request = arrival.request
+        request.is_catching_up = True
+        keys = set(arrival.keys)
+        num_tokens = 0
+        while arrival.news:
+            events = arrival.news.popleft()
+            rows = np.flatnonzero(np.isin(events.keys, arrival.keys))
+            for part in _parts_of(part_of(events, keys.__contains__, rows)):
+                self._front.take_in(request, part)
+                num_tokens += 1 + len(part.tokens)  # what is not a token costs about as much
+                if num_tokens >= _TOKENS_IN_A_TURN:
+                    num_tokens = 0
+                    await asyncio.sleep(0)
+                    _raise_if_over(request)
+
+
+def _parts_of(events: StepEvents) -> Iterator[StepEvents]:
+    """The same news, at most `_TOKENS_IN_A_TURN` tokens in one."""
+    logprobs = events.logprobs
+    while len(events.tokens) > _TOKENS_IN_A_TURN:
+        now, later = slice(_TOKENS_IN_A_TURN), slice(_TOKENS_IN_A_TURN, None)
+        yield replace(
+            events,
+            keys=events.keys[now],
+            tokens=events.tokens[now],
+            logprobs=None if logprobs is None else logprobs.take(now),
+            ends=(),
+        )
+        logprobs = None if logprobs is None else logprobs.take(later)
+        events = replace(
+            events,
+            keys=events.keys[later],
+            tokens=events.tokens[later],
+            logprobs=logprobs,
+            prompt_logprobs=(),
+            changes=(),
+        )
+    yield events
 
 
 def _raise_if_over(request: LiveRequest) -> None:

@@ -10,10 +10,9 @@ import logging
 import secrets
 import time
 import uuid
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
-
-import numpy as np
 
 from penstock.scheduler.events import Queued, StepEvents
 from penstock.scheduler.request import FinishReason
@@ -32,6 +31,7 @@ from penstock.server.front.queue_gate import QueueGate
 from penstock.server.front.replay import Replays
 from penstock.server.front.request_account import Outcome, RequestAccount
 from penstock.server.front.request_table import RequestTable
+from penstock.server.front.results import Results
 from penstock.server.front.shared_writer import SharedWriter
 from penstock.server.front.submission import CallTimes, submission_for
 from penstock.server.front.tenants import NOBODY, engine_request_id
@@ -39,8 +39,6 @@ from penstock.server.front.text_quota import TextQuotas
 from penstock.server.front.views import view_of
 from penstock.server.link.attaching import ResumePort
 from penstock.server.link.ports import EngineHello, EnginePort, EngineUnavailable
-from penstock.server.link.resume_frames import Kept
-from penstock.server.link.step_frames import part_of
 from penstock.server.telemetry.front_view import FrontView
 from penstock.server.telemetry.journal import Journal
 from penstock.server.text.model_text import ModelText
@@ -96,9 +94,8 @@ class Front:
             cancel=self._cancel_keys,
             hear_late_end=self.accounts.hear_late_end,
         )
-        self.results: dict[str, Kept] = {}
-        """Of requests that have ended, as long as the engine keeps them: for the next engine."""
-        self.arriving: dict[LiveRequest, list[StepEvents]] = {}
+        self.results = Results(config.max_resume_bytes)
+        self.arriving: dict[LiveRequest, deque[StepEvents]] = {}
         """Requests that are brought here from the engine, and what has come of them so far."""
         self.replays = Replays(
             config, self.table, lambda: self.port, clock, note_sent=self._note_sent
@@ -242,24 +239,29 @@ class Front:
         request.fail(refusal, self.clock())
         self._remove(request)
 
+    def take_in(self, request: LiveRequest, events: StepEvents) -> None:
+        """News of a request of `arriving`, which was started: they come into its stream.
+
+        Only these: what an engine reports meanwhile comes after them, and does not find it yet.
+        """
+        self.table.add_outputs(request)
+        self._dispatcher.dispatch(events, events.at_s, is_history=True)
+        self.table.remove_outputs(request)
+
     def take_up(self, request: LiveRequest, is_same_engine: bool) -> None:
-        """A request of `arriving` was started: what has come of it comes into its stream.
+        """All that has come of a request of `arriving` is in its stream: it lives here now.
 
         `is_same_engine`: more comes from the engine that has told this. Another has to be given it.
         """
+        del self.arriving[request]
         self.table.add_outputs(request)
-        request.is_catching_up = True
-        keys = {output.key for output in request.outputs}
-        for events in self.arriving.pop(request):
-            mine = part_of(events, keys.__contains__, np.flatnonzero(np.isin(events.keys, [*keys])))
-            self._dispatcher.dispatch(mine, mine.at_s, is_history=True)
         if request.stream.is_closed:
             return
         if is_same_engine:
             self._note_sent(request)
         else:
             request.suspend(self.clock())
-            self.replays.adopt(request, self.known_limits())
+            self.replays.adopt(request, self.limits)
 
     def close_account(self, account: RequestAccount, outcome: Outcome) -> None:
         """The request of `account` is over, and released. Only the first time counts."""
@@ -329,7 +331,7 @@ class Front:
             for request in self.table:
                 self._keep_result(request)  # of those whose readers are not at their end
             with contextlib.suppress(EngineUnavailable):  # the one after it gets them
-                for result in self.results.values():
+                for result in self.results:
                     self.port.submit_kept((), result)
 
     def on_events(self, events: StepEvents) -> None:
@@ -342,7 +344,9 @@ class Front:
         """The engine is gone, and every request waits for the next one."""
         self.accounts.settle()
         self._dispatcher.newest_place = None
-        self.replays.lose(self.table)
+        # Of those on their way here not all is known yet: the next engine gets them once it is.
+        waits = [one for one in self.table if one not in self.arriving or not self.replays.are_on]
+        self.replays.lose(waits)
 
     def on_given_up(self) -> None:
         """No engine will come any more: whoever waits for one ends now."""
@@ -485,7 +489,7 @@ class Front:
     def _keep_result(self, request: LiveRequest) -> None:
         result = result_of(request)
         if result is not None:
-            self.results[result.name] = result
+            self.results.add(result)
 
     def _note_sent(self, request: LiveRequest) -> None:
         """The engine was given the request: its outputs wait there."""

@@ -18,14 +18,19 @@ from penstock.server.link.resume_frames import Keepsake, Kept
 from penstock.server.link.step_frames import StepFrame
 
 
-def submit(port: EnginePort, request: LiveRequest, specs: tuple[RequestSpec, ...]) -> None:
-    """Hand `specs`, of a request, to the engine. Raises EngineUnavailable."""
-    if request.generation.resumption is not None and isinstance(port, ResumePort):
-        kept = kept_of(request)
-        if kept is not None:
-            port.submit_kept(specs, kept)
-            return
-    port.submit(specs)
+def submit(port: EnginePort, request: LiveRequest, specs: tuple[RequestSpec, ...]) -> bool:
+    """Hand `specs`, of a request, to the engine. Raises EngineUnavailable.
+
+    False, and nothing is done, where nobody could have what comes of it.
+    """
+    kept = kept_of(request)
+    if kept is not None and isinstance(port, ResumePort):
+        port.submit_kept(specs, kept)
+    elif request.is_parked:
+        return False
+    else:
+        port.submit(specs)
+    return True
 
 
 def kept_of(request: LiveRequest) -> Kept | None:

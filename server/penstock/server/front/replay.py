@@ -113,10 +113,10 @@ class Replays:
         self._has_new_keys = is_same_engine
         self._send_some()
 
-    def adopt(self, request: LiveRequest, limits: Limits) -> None:
+    def adopt(self, request: LiveRequest, limits: Limits | None) -> None:
         """A request that came here from an engine that is gone goes on with the next."""
         port = self._port()
-        if port is None:
+        if port is None or limits is None:
             self.suspend(request)
             return
         try:
@@ -180,7 +180,9 @@ class Replays:
             return
         if self._has_new_keys or not self._table.owns_keys(request):
             self._table.renew_keys(request)
-        submit(port, request, replay_specs(request, limits))
+        if not submit(port, request, replay_specs(request, limits)):
+            request.fail(_ENGINE_DOWN, now_s)
+            return
         keys = {output.index: output.key for output in request.outputs}
         first = tuple(replace(spec, key=keys[spec.output_index]) for spec in submission.specs)
         request.resubmit(replace(submission, specs=first), now_s)

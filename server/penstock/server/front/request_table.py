@@ -69,6 +69,11 @@ class RequestTable:
         for output in request.outputs:
             self._by_key[output.key] = output
 
+    def remove_outputs(self, request: LiveRequest) -> None:
+        """Let nobody find its outputs by key. Idempotent."""
+        for output in request.outputs:
+            self._by_key.pop(output.key, None)
+
     def owns_keys(self, request: LiveRequest) -> bool:
         """Whether all its keys are of this front, and not of another that submitted it."""
         first = self._first_key
@@ -86,8 +91,7 @@ class RequestTable:
         """Forget the request and its outputs. Idempotent."""
         if self.get(request.request_id, request.tenant) is request:
             del self._by_id[request.tenant, request.request_id]
-        for output in request.outputs:
-            self._by_key.pop(output.key, None)
+        self.remove_outputs(request)
         if not self._by_id:
             self._empty.set()
 

@@ -290,16 +290,13 @@ class Dispatcher:
         self._live_keys[stream.front_id] -= stream.live
         self._cancel_soon(tuple(stream.live), FinishReason.CANCELLED)
 
-    def _is_elsewhere(self, front_id: int, kept: Kept) -> bool:
+    def _is_elsewhere(self, front_id: int, stream: KeptStream, *, is_read: bool) -> bool:
         """Whether what a front submits again is with another, who reads it or came first.
 
-        What is there of it otherwise makes room.
+        What is there of it otherwise makes room. `is_read`: at the front that submits it.
         """
-        stream = self.kept.find(kept.name)
-        if stream is None:
-            return False
         is_others = stream.front_id not in (NO_FRONT, front_id)
-        if is_others and (stream.is_read or not kept.is_read):
+        if is_others and (stream.is_read or not is_read):
             return True
         self._drop(stream)
         self._cancel_first(len(self._to_cancel))
@@ -332,21 +329,40 @@ class Dispatcher:
                 raise LinkError(f"key {key} does not belong to front {front_id}")
         if not live.isdisjoint(keys) or len(set(keys)) != len(keys):
             raise LinkError("a key is used twice")
-        if kept is not None:
-            stream = self.kept.find(kept.name)
-            is_new = bool(specs) and not specs[0].num_replays
-            if is_new and stream is not None and not stream.live:
-                self._drop(stream)
-                self.kept.forget(stream)
-            elif not is_new and self._is_elsewhere(front_id, kept):
-                detach = Detach(names=(kept.name,), keys=kept.keys)
-                self._mail.append((front_id, encode(detach)))
-                return
+        if not self._makes_way(front_id, specs, kept):
+            return
+        if kept is not None and self.kept.find(kept.name) is None:
+            self.kept.begin(front_id, specs, kept)
             if self.kept.find(kept.name) is None:
-                self.kept.begin(front_id, specs, kept)
+                return  # it is not read, there is no room for it, and its front was told
         live.update(keys)
         if specs and not self._quarantine.takes(front_id, specs):
             self._hand_in(specs)
+
+    def _makes_way(self, front_id: int, specs: tuple[RequestSpec, ...], kept: Kept | None) -> bool:
+        """Let go of an older stream of what is submitted; False where that is with another front.
+
+        One that is not kept any more has left a stream where only the way to its front was lost.
+        """
+        if kept is not None:
+            name, keys, is_read = kept.name, kept.keys, kept.is_read
+        elif specs:
+            name, keys, is_read = specs[0].request_id, tuple(spec.key for spec in specs), True
+        else:
+            return True
+        stream = self.kept.find(name)
+        is_new = bool(specs) and not specs[0].num_replays
+        if stream is None or (kept is None and (is_new or not stream.live)):
+            return True
+        if is_new:
+            if not stream.live:
+                self._drop(stream)
+                self.kept.forget(stream)
+            return True
+        if not self._is_elsewhere(front_id, stream, is_read=is_read):
+            return True
+        self._mail.append((front_id, encode(Detach(names=(name,), keys=keys))))
+        return False
 
     def _hand_in(self, specs: tuple[RequestSpec, ...]) -> None:
         if not specs:

@@ -1,0 +1,56 @@
+"""What came of requests that have ended and may still be resumed: for the next engine to keep.
+
+Owns the bound on it, which is each front's own: the engine forgets what outgrows its memory without
+a word, as long as that is read. Holds outputs, and shows them to nobody.
+"""
+
+from collections.abc import Iterator
+from typing import Final
+
+from penstock.server.link.resume_frames import Kept
+
+_RESULT_BYTES: Final = 1024
+_TOKEN_BYTES: Final = 12
+
+
+class Results:
+    """By the engine's names, as long as the engine keeps them.
+
+    `max_bytes`: of all. Beyond, the oldest go: the death of the engine is the end of these.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._by_name: dict[str, Kept] = {}
+        self.num_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._by_name)
+
+    def __iter__(self) -> Iterator[Kept]:
+        """The oldest first."""
+        return iter(tuple(self._by_name.values()))
+
+    def add(self, result: Kept) -> None:
+        """One has ended. What was of its name before goes."""
+        self._remove(result.name)
+        self._by_name[result.name] = result
+        self.num_bytes += _size_of(result)
+        while self.num_bytes > self._max_bytes:
+            self._remove(next(iter(self._by_name)))
+
+    def forget(self, name: str, keys: tuple[int, ...]) -> None:
+        """The engine does not keep it any more, where it has these keys."""
+        result = self._by_name.get(name)
+        if result is not None and result.keys == keys:
+            self._remove(name)
+
+    def _remove(self, name: str) -> None:
+        result = self._by_name.pop(name, None)
+        if result is not None:
+            self.num_bytes -= _size_of(result)
+
+
+def _size_of(result: Kept) -> int:
+    num_tokens = 0 if result.history is None else len(result.history.tokens)
+    return _RESULT_BYTES + len(result.keepsake.message) + num_tokens * _TOKEN_BYTES

@@ -1,0 +1,50 @@
+"""What a front keeps of ended requests for the next engine: no more than it may."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from penstock.scheduler.events import StepEvents
+from penstock.server.front.results import Results
+from penstock.server.link.resume_frames import Keepsake, Kept
+from penstock.server.link.step_frames import StepFrame
+
+MAX_BYTES = 100_000
+
+
+def result(name: str, num_tokens: int = 100, key: int = 1, message: bytes = b"m") -> Kept:
+    news = StepEvents(
+        step=0,
+        at_s=1.0,
+        keys=np.full(num_tokens, key, dtype=np.int64),
+        tokens=np.arange(num_tokens, dtype=np.int32),
+    )
+    keepsake = Keepsake(
+        request_id=name, seed=1, arrival_s=0, deadline_s=9, grace_s=9, message=message
+    )
+    return Kept(name=name, keepsake=keepsake, keys=(key,), history=StepFrame.of(news))
+
+
+def test_the_oldest_go_where_there_are_too_many_bytes() -> None:
+    results = Results(MAX_BYTES)
+    for number in range(300):
+        results.add(result(str(number)))
+        assert results.num_bytes <= MAX_BYTES
+    names = [kept.name for kept in results]
+    assert names == [str(number) for number in range(300 - len(names), 300)]
+    assert len(names) > 30
+    results.add(result("large", message=bytes(MAX_BYTES)))
+    assert (len(results), results.num_bytes) == (0, 0)
+
+
+def test_one_is_counted_once_and_forgotten_by_its_keys() -> None:
+    results = Results(MAX_BYTES)
+    results.add(result("a", 50))
+    num_bytes = results.num_bytes
+    results.add(result("a", 2000))
+    results.add(result("a", 50, key=2))
+    assert (len(results), results.num_bytes) == (1, num_bytes)
+    results.forget("a", (1,))
+    assert len(results) == 1, "another has its name by now"
+    results.forget("a", (2,))
+    assert (len(results), results.num_bytes) == (0, 0)
