@@ -19,6 +19,7 @@ import contextlib
 import statistics
 import tempfile
 from collections.abc import Callable, Generator
+from contextlib import AbstractAsyncContextManager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -30,14 +31,15 @@ with needing("torch"):
 
     import gpu_engine as engine
     from gpu_models import SHAPES, model_folder
-    from gpu_service import curve, served
     from gpu_timeline import timeline
 
+from live_service import LiveService, live_service
 from penstock.executor.config import KV_CACHE_DTYPES, QUANTIZATIONS
 from penstock.executor.device_defaults import device_defaults
 from penstock.scheduler.executor import Executor
 from penstock.scheduler.request import SamplingParams
 from report import Check, arguments, print_checks, print_table, write_json
+from served_model import Load, Wave, curve, served
 
 SECTIONS = (
     "first",
@@ -52,6 +54,7 @@ SECTIONS = (
     "curve",
 )
 STREAMS = (1, 8, 32, 64, 128, 256)
+LOAD = Load(num_prompt=512, num_new=256, vocab_size=128_256)
 ROWS = {"1B": (1, 32, 256), "8B": (1, 32, 128), "quick": (1, 8)}
 ALL_OPTIONS = SamplingParams(
     temperature=0.8,
@@ -233,13 +236,26 @@ IN_PROCESS: dict[str, Callable[[Results, Executor, str], None]] = {
 }
 
 
+def _service(folder: Path, budget: int) -> AbstractAsyncContextManager[LiveService]:
+    """Requests share no prefix; all else is as the service has it on a GPU."""
+    return live_service(
+        *("--model", str(folder), "--device", "cuda"),
+        *("--prefix-caching", "off", "--max-seq-len", "8192"),
+        *("--max-num-batched-tokens", str(budget)),
+        num_fronts=8,
+    )
+
+
 def measure_served(
     results: Results, folder: Path, shape: str, *, num_waves: int, budget: int
 ) -> None:
     """The service as a whole; the best wave, as a first one warms up clients too."""
-    waves, singles = asyncio.run(
-        served(folder, 256, num_prompt=512, num_new=256, num_waves=num_waves, budget=budget)
-    )
+
+    async def run() -> tuple[list[Wave], list[float]]:
+        async with _service(folder, budget) as service:
+            return await served(service, LOAD, 256, num_waves=num_waves)
+
+    waves, singles = asyncio.run(run())
     first, *later = singles
     results.add(
         f"{shape} served, first request over later ones, TTFT",
@@ -258,7 +274,12 @@ def measure_served(
 
 def measure_curve(results: Results, folder: Path, shape: str, *, budget: int) -> None:
     """What each of so many streams gets."""
-    found = asyncio.run(curve(folder, STREAMS, num_prompt=512, num_new=256, budget=budget))
+
+    async def run() -> dict[int, Wave]:
+        async with _service(folder, budget) as service:
+            return await curve(service, LOAD, STREAMS)
+
+    found = asyncio.run(run())
     for count, wave in found.items():
         results.add(f"{shape} curve, {count} streams", wave.tokens_per_s, "tokens/s")
         results.add(f"{shape} curve TTFT p50, {count} streams", wave.ttft_p50_ms, "ms")

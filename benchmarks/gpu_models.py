@@ -5,12 +5,13 @@ Owns the shapes and the folders. Random weights compute as fast as trained ones 
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
+
+from word_tokenizer import write_tokenizer
 
 VOCAB_SIZE = 128_256
 _COMMON = {
@@ -56,16 +57,5 @@ def model_folder(parent: Path, shape: str) -> Path:
         model.save_pretrained(folder)
         del model
         torch.cuda.empty_cache()
-        _write_tokenizer(folder)
+        write_tokenizer(folder, VOCAB_SIZE)
     return folder
-
-
-def _write_tokenizer(folder: Path) -> None:
-    from tokenizers import Tokenizer, models, pre_tokenizers
-
-    words = {f"w{token}": token for token in range(VOCAB_SIZE)}
-    tokenizer = Tokenizer(models.WordLevel(words, unk_token="w0"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    kind = {"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "w0", "eos_token": "w2"}
-    (folder / "tokenizer_config.json").write_text(json.dumps(kind))
-    tokenizer.save(str(folder / "tokenizer.json"))

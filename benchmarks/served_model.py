@@ -1,6 +1,7 @@
-"""`penstock serve` on a GPU under many streams, read by client processes on the same machine.
+"""`penstock serve` with a model under many streams, read by client processes on the same machine.
 
-gpu_service.py ADDRESS STREAMS PROMPT_TOKENS OUTPUT_TOKENS SEED START_AT     one client process
+served_model.py ADDRESS STREAMS PROMPT_TOKENS OUTPUT_TOKENS VOCABULARY SEED START_AT
+                                                                            one client process
 """
 
 from __future__ import annotations
@@ -11,13 +12,11 @@ import random
 import subprocess
 import sys
 import time
-from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from live_service import LiveService, live_service
+from live_service import LiveService
 from penstock.client import Client
 from penstock.client.events import Tokens
 from penstock.client.prompt import TokenPrompt
@@ -26,7 +25,16 @@ from usage import tell_usage
 _NUM_CLIENTS = 8
 _LEAD_S = 3.0
 _LIMIT_S = 120.0
-_VOCAB_SIZE = 128_256
+_NUM_SINGLES = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """What every stream asks for, in tokens; `vocab_size`: what prompts are drawn from."""
+
+    num_prompt: int
+    num_new: int
+    vocab_size: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,49 +48,29 @@ class Wave:
 
 
 async def served(
-    folder: Path,
-    num_streams: int,
-    *,
-    num_prompt: int,
-    num_new: int,
-    num_waves: int,
-    budget: int,
+    service: LiveService, load: Load, num_streams: int, *, num_waves: int
 ) -> tuple[list[Wave], list[float]]:
     """Waves of streams, and the TTFT of single requests since the service was ready, ms."""
-    async with _service(folder, budget) as service:
-        singles = [
-            (await _wave(service.address, 1, num_prompt, 4, seed)).ttft_p50_ms for seed in range(5)
-        ]
-        waves = [
-            await _wave(service.address, num_streams, num_prompt, num_new, 100 + turn)
-            for turn in range(num_waves)
-        ]
+    single = replace(load, num_new=4)
+    singles = [
+        (await _wave(service.address, single, 1, seed)).ttft_p50_ms for seed in range(_NUM_SINGLES)
+    ]
+    waves = [
+        await _wave(service.address, load, num_streams, 100 + turn) for turn in range(num_waves)
+    ]
     return waves, singles
 
 
-async def curve(
-    folder: Path, counts: tuple[int, ...], *, num_prompt: int, num_new: int, budget: int
-) -> dict[int, Wave]:
+async def curve(service: LiveService, load: Load, counts: tuple[int, ...]) -> dict[int, Wave]:
     """By number of streams, what they get; the last of them first, to warm up."""
-    async with _service(folder, budget) as service:
-        await _wave(service.address, counts[-1], num_prompt, num_new, 0)
-        return {
-            count: await _wave(service.address, count, num_prompt, num_new, 1 + index)
-            for index, count in enumerate(counts)
-        }
+    await _wave(service.address, load, counts[-1], 0)
+    return {
+        count: await _wave(service.address, load, count, 1 + index)
+        for index, count in enumerate(counts)
+    }
 
 
-def _service(folder: Path, budget: int) -> AbstractAsyncContextManager[LiveService]:
-    """Requests share no prefix; all else is as the service has it on a GPU."""
-    return live_service(
-        *("--model", str(folder), "--device", "cuda"),
-        *("--prefix-caching", "off", "--max-seq-len", "8192"),
-        *("--max-num-batched-tokens", str(budget)),
-        num_fronts=8,
-    )
-
-
-async def _wave(address: str, num_streams: int, num_prompt: int, num_new: int, seed: int) -> Wave:
+async def _wave(address: str, load: Load, num_streams: int, seed: int) -> Wave:
     num_clients = min(_NUM_CLIENTS, num_streams)
     start_at = time.time() + (_LEAD_S if num_clients > 1 else _LEAD_S / 2)
     found = await asyncio.gather(
@@ -92,8 +80,9 @@ async def _wave(address: str, num_streams: int, num_prompt: int, num_new: int, s
                 [
                     address,
                     num_streams // num_clients,
-                    num_prompt,
-                    num_new,
+                    load.num_prompt,
+                    load.num_new,
+                    load.vocab_size,
                     100 * seed + i,
                     start_at,
                 ],
@@ -126,7 +115,7 @@ def _client(arguments: list[object]) -> dict[str, list[float]]:
 
 
 async def _read(
-    address: str, num_streams: int, num_prompt: int, num_new: int, seed: int, start_at: float
+    address: str, load: Load, num_streams: int, seed: int, start_at: float
 ) -> dict[str, list[float]]:
     """Read streams that start together; seconds."""
     source = random.Random(seed)
@@ -136,7 +125,9 @@ async def _read(
     async with Client(address) as client:
         await client.health(deadline_s=30)
         prompts = [
-            TokenPrompt(ids=tuple(source.randrange(3, _VOCAB_SIZE) for _ in range(num_prompt)))
+            TokenPrompt(
+                ids=tuple(source.randrange(3, load.vocab_size) for _ in range(load.num_prompt))
+            )
             for _ in range(num_streams)
         ]
         await asyncio.sleep(max(0.0, start_at - time.time()))
@@ -147,7 +138,11 @@ async def _read(
             last_s = time.perf_counter()
             is_first = True
             async for event in client.generate(
-                prompt, max_tokens=num_new, ignore_eos=True, temperature=1.0, deadline_s=_LIMIT_S
+                prompt,
+                max_tokens=load.num_new,
+                ignore_eos=True,
+                temperature=1.0,
+                deadline_s=_LIMIT_S,
             ):
                 if isinstance(event, Tokens):
                     now_s = time.perf_counter()
@@ -161,10 +156,11 @@ async def _read(
 
 
 def _main() -> None:
-    tell_usage(__doc__, num_arguments=6)
+    tell_usage(__doc__, num_arguments=7)
     address, *numbers = sys.argv[1:]
-    num_streams, num_prompt, num_new, seed = map(int, numbers[:4])
-    found = asyncio.run(_read(address, num_streams, num_prompt, num_new, seed, float(numbers[4])))
+    num_streams, num_prompt, num_new, vocab_size, seed = map(int, numbers[:5])
+    load = Load(num_prompt=num_prompt, num_new=num_new, vocab_size=vocab_size)
+    found = asyncio.run(_read(address, load, num_streams, seed, float(numbers[5])))
     print(json.dumps(found))
 
 

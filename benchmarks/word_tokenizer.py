@@ -1,0 +1,18 @@
+"""A tokenizer for models of random weights: token n is the word "wn", split at spaces."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+
+def write_tokenizer(folder: Path, vocab_size: int) -> None:
+    """Into a model's folder; token 2 ends a sequence."""
+    words = {f"w{token}": token for token in range(vocab_size)}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="w0"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    kind = {"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "w0", "eos_token": "w2"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(kind))
+    tokenizer.save(str(folder / "tokenizer.json"))
