@@ -21,17 +21,22 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 _FOLDER = Path(__file__).resolve().parent / "executors/penstock/executor/torch/cpu_kernels"
 _CSRC = _FOLDER / "csrc"
-_SOURCES = ("attention.c", "elementwise.c", "packed_linear.c", "page_write.c", "sampling.c")
+_SOURCES = (
+    *("attention.c", "elementwise.c", "layers.c", "packed_linear.c", "page_write.c"),
+    "sampling.c",
+)
 _FLAGS = (
     *("-std=gnu11", "-O3", "-fPIC", "-fopenmp", "-fvisibility=hidden"),
     *("-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math"),
 )
 _AVX2 = ("-mavx2", "-mfma")
 _AVX512 = (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl")
+_AVX512_BF16 = (*_AVX512, "-mavx512bf16", "-mavx512vnni")
 _X86_SETS = {
     "avx2": _AVX2,
     "avx512": _AVX512,
-    "avx512_bf16": (*_AVX512, "-mavx512bf16", "-mavx512vnni"),
+    "avx512_bf16": _AVX512_BF16,
+    "amx": (*_AVX512_BF16, "-mamx-tile", "-mamx-bf16", "-mamx-int8"),
 }
 """Flags of each instruction set; the baseline needs none."""
 

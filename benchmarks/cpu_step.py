@@ -2,8 +2,9 @@
 
 One Llama of random weights, a number of requests that run side by side at a context of about 352
 tokens, and the engine stepped by hand, over the eager path and the fused one. Causes: the scheduler
-(all of a step but the executor), sampling, products of the linears, attention over pages, other
-kernels of ours, and the rest: small operators, their launching, packing. Their number is that of
+(all of a step but the executor), sampling, all layers where one call runs them, and where it does
+not, or would not ("by operator"), products of the linears, attention over pages, other kernels of
+ours; and the rest: small operators, their launching, packing. Their number is that of
 PyTorch's profiler. The floors: bytes of weights, keys and values at the speed of a copy, products
 at the speed of a large one, both measured here with the same threads. "processor": time of all
 threads, waiting included where it spins. On one thread every figure is processor time, so that
@@ -34,7 +35,9 @@ with needing("torch"):
 
     from penstock.executor.torch import executor as executor_module
     from penstock.executor.torch.cpu.fused_path import fused_path
+    from penstock.executor.torch.cpu.packed_linear import PackedLinear
     from penstock.executor.torch.cpu_kernels import kernels as kernel_module
+    from penstock.executor.torch.cpu_kernels.native import NativeKernels
     from penstock.executor.torch.executor import TorchExecutor
     from penstock.executor.torch.loading import load_configured
     from penstock.executor.torch.paged_attention import PagedAttention
@@ -45,11 +48,18 @@ from report import arguments, print_table, write_json
 
 CONTEXT = 352
 RUNNING = (1, 8, 64)
-CAUSES = ("scheduler", "sampling", "linears", "attention", "other kernels", "rest")
-CAUSE_OF = {"attend": "attention", "bf16_linear": "linears", "int8_linear": "linears"}
-"""Of calls of the kernels."""
+CAUSES = ("scheduler", "sampling", "layers", "linears", "attention", "other kernels", "rest")
+CAUSE_OF = {"attend": "attention", "bf16_linear": "packed", "int8_linear": "packed"}
+"""Of calls of the kernels; those in packed linears are counted there."""
 INT8 = {"quantization": "int8", "kv_cache_dtype": "int8"}
-PATHS: dict[str, dict[str, str]] = {"eager": {}, "fused": {}, "fused, int8": INT8}
+BY_OPERATOR = ", by operator"
+PATHS: dict[str, dict[str, str]] = {
+    "eager": {},
+    "fused" + BY_OPERATOR: {},
+    "fused": {},
+    "fused, int8" + BY_OPERATOR: INT8,
+    "fused, int8": INT8,
+}
 """And the settings of each."""
 
 
@@ -101,7 +111,9 @@ def build_engine(folder: Path, watch: Stopwatch, name: str) -> EngineRun:
         model_path=folder, max_num_seqs=max(RUNNING), max_seq_len=768, **settings
     )
     model = load_configured(config)
-    kernels: Any = TimedKernels(kernel_module.load(), watch)
+    kernels: Any = kernel_module.load()
+    if name.endswith(BY_OPERATOR):
+        kernels = TimedKernels(kernels, watch)
     path = None if name == "eager" else fused_path(config, model, kernels)
     executor: Any = TorchExecutor(config, model, path)
     executor.launch = watch.wrapped(executor.launch, "executor")
@@ -194,6 +206,8 @@ def main() -> None:
         (executor_module, "sample", "sampling"),
         (PrepackedLinear, "__call__", "linears"),
         (PagedAttention, "attend", "attention"),
+        (NativeKernels, "run_layers", "layers"),
+        (PackedLinear, "__call__", "linears"),
     ):
         setattr(owner, name, watch.wrapped(getattr(owner, name), cause))
     num_steps = 40 if options.full else 12
@@ -203,7 +217,7 @@ def main() -> None:
         engines = {name: build_engine(Path(folder), watch, name) for name in PATHS}
         for num_running in RUNNING:
             for name, run in engines.items():
-                floor = floors(options.shape, num_running, is_int8=name.endswith("int8"))
+                floor = floors(options.shape, num_running, is_int8="int8" in name)
                 found = measure(run, watch, num_running, num_steps)
                 results.append({"path": name, "running": num_running, **found, **floor})
     columns = list(results[0])

@@ -37,9 +37,14 @@ def test_a_small_layer_is_computed_by_one_thread_and_the_others_come_back() -> N
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
-        with threads_for(1 << 30):
+        with threads_for(1 << 30, 0, barrier_us=1.0):
             assert torch.get_num_threads() == 2
-        with threads_for(1000):
+        with threads_for(0, 1 << 24, barrier_us=1.0):
+            assert torch.get_num_threads() == 2
+        with threads_for(1000, 1000, barrier_us=1.0):
+            assert torch.get_num_threads() == 1
+        # Beside others threads wait for each other longer than they compute.
+        with threads_for(0, 1 << 20, barrier_us=50.0):
             assert torch.get_num_threads() == 1
         assert torch.get_num_threads() == 2
     finally:

@@ -1,11 +1,12 @@
 """The fused step on a CPU: four matrix products and five kernels a layer, over packed tokens.
 
-Owns the order of operators. Rows of one token and chunks go through one forward, in the batch's own
-order. A kernel reads keys and values from the pages alone, and nothing behind the end of a
+Owns the order of operators. Where all matrices are packed for the compiled kernels one call runs
+all layers (`NativeDecoder`). Rows of one token and chunks go through one forward, in the batch's
+own order. A kernel reads keys and values from the pages alone, and nothing behind the end of a
 sequence, so no place has to be cleared before its first use.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,13 +14,19 @@ import torch
 from torch import Tensor
 
 from penstock.executor.torch.cpu.fused_model import FusedLayer, FusedModel
+from penstock.executor.torch.cpu.packed_linear import PackedLinear
 from penstock.executor.torch.cpu.step_threads import threads_for
 from penstock.executor.torch.cpu_kernels.kernels import Kernels, LayerAttention
+from penstock.executor.torch.cpu_kernels.native import NativeKernels, NativeLayer
+from penstock.executor.torch.cpu_kernels.native_decoder import DecoderLayer, NativeDecoder
 from penstock.executor.torch.cpu_kernels.step_rows import StepRows
 from penstock.executor.torch.kv_pages import KVPages
 from penstock.executor.torch.step_forward import Forwarded
 from penstock.executor.torch.step_inputs import Ints
 from penstock.scheduler.batch import Batch
+
+_NUM_LINEARS = 4
+"""Of a layer."""
 
 
 class FusedForward:
@@ -42,39 +49,48 @@ class FusedForward:
             )
             for index, weights in enumerate(model.layers)
         ]
+        self._decoder = _native_decoder(model, kernels, self._layers)
 
     def run(self, batch: Batch, choose: Callable[[Ints], Ints]) -> Forwarded:
         """See `StepForward`."""
         model, ends = self._model, np.cumsum(batch.num_tokens, dtype=np.int64)
         residual = model.embedding.index_select(0, self._input_ids(batch, ends))
-        normed = torch.empty_like(residual)
-        added: Tensor | None = None
         is_token_good: Tensor | None = None
-        with threads_for(self._work(batch)):
-            for layer in self._layers[:-1]:
-                qkv = self._project(layer, residual, added, normed)
-                added = self._rest(layer, residual, qkv, normed)
-            qkv = self._project(self._layers[-1], residual, added, normed)
+        with threads_for(*self._work(batch), self._kernels.barrier_us):
+            added, qkv = self._run_layers(residual)
             if len(residual) > len(batch.sampled_slots):
                 # Whatever went wrong below shows in the last layer's keys and values, also for
                 # tokens whose logits nobody looks at.
                 is_token_good = torch.isfinite(qkv[:, model.num_heads * model.head_dim :]).all(1)
-            added = self._rest(self._layers[-1], residual, qkv, normed)
-        wanted = choose(ends - 1)
-        if not np.array_equal(wanted, np.arange(len(residual))):
-            rows = torch.from_numpy(wanted)
-            residual, added = residual.index_select(0, rows), added.index_select(0, rows)
-        self._kernels.add_rms_norm(residual, added, model.final_norm, model.eps, residual)
-        return Forwarded(
-            logits=model.head(residual), last_of_row=ends - 1, is_token_good=is_token_good
-        )
+            wanted = choose(ends - 1)
+            if not np.array_equal(wanted, np.arange(len(residual))):
+                rows = torch.from_numpy(wanted)
+                residual, added = residual.index_select(0, rows), added.index_select(0, rows)
+            self._kernels.add_rms_norm(residual, added, model.final_norm, model.eps, residual)
+            logits = model.head(residual)
+        return Forwarded(logits=logits, last_of_row=ends - 1, is_token_good=is_token_good)
 
-    def _work(self, batch: Batch) -> int:
-        """Multiplications of one layer."""
+    def _run_layers(self, residual: Tensor) -> tuple[Tensor, Tensor]:
+        """What is still to be added to `residual`, and the last layer's keys and values behind its
+        queries."""
+        if self._decoder is not None:
+            return self._decoder.run(self._rows, residual)
+        normed = torch.empty_like(residual)
+        first, *others = self._layers
+        qkv = self._project(first, residual, None, normed)
+        added = self._rest(first, residual, qkv, normed)
+        for layer in others:
+            qkv = self._project(layer, residual, added, normed)
+            added = self._rest(layer, residual, qkv, normed)
+        return added, qkv
+
+    def _work(self, batch: Batch) -> tuple[int, int]:
+        """Multiplications of one layer, and bytes of its weights."""
         model, counts = self._model, batch.num_tokens.astype(np.int64)
         num_keys = int(counts @ (batch.starts + counts))
         num_attended = 2 * num_keys * model.num_heads * model.head_dim
-        return int(counts.sum()) * model.num_layer_weights + num_attended
+        multiplications = int(counts.sum()) * model.num_layer_weights + num_attended
+        return multiplications, model.num_layer_weights * model.embedding.itemsize
 
     def _input_ids(self, batch: Batch, ends: Ints) -> Tensor:
         """Input tokens of the packed step; its rows are told to the kernels."""
@@ -129,3 +145,36 @@ class FusedForward:
 class _Layer:
     weights: FusedLayer
     attention: LayerAttention
+
+
+def _native_decoder(
+    model: FusedModel, kernels: Kernels, layers: Sequence[_Layer]
+) -> NativeDecoder | None:
+    """None unless everything of the layers is packed for compiled kernels."""
+    if not isinstance(kernels, NativeKernels):
+        return None
+    native: list[DecoderLayer] = []
+    for layer in layers:
+        weights, attention = layer.weights, layer.attention
+        linears = [
+            one.matrix
+            for one in (weights.qkv, weights.out, weights.gate_up, weights.down)
+            if isinstance(one, PackedLinear)
+        ]
+        if len(linears) < _NUM_LINEARS or not isinstance(attention, NativeLayer):
+            return None
+        qkv, out, gate_up, down = linears
+        native.append(
+            DecoderLayer(
+                attention=attention,
+                qkv=qkv,
+                out=out,
+                gate_up=gate_up,
+                down=down,
+                input_norm=weights.input_norm,
+                output_norm=weights.output_norm,
+                query_norm=weights.query_norm,
+                key_norm=weights.key_norm,
+            )
+        )
+    return NativeDecoder(kernels, native, model.rotary, eps=model.eps, dtype=model.embedding.dtype)

@@ -17,15 +17,15 @@ class PackedLinear:
         self, kernels: Kernels, weight: Tensor, bias: Tensor | None, dtype: torch.dtype
     ) -> None:
         self._multiply = kernels.int8_linear if dtype is torch.int8 else kernels.bf16_linear
-        self._matrix = PackedMatrix(weight, bias, dtype)
+        self.matrix = PackedMatrix(weight, bias, dtype)
 
     @property
     def num_bytes(self) -> int:
         """Memory of the matrix."""
-        return self._matrix.num_bytes
+        return self.matrix.num_bytes
 
     def __call__(self, x: Tensor) -> Tensor:
         """x [rows, in]; returns [rows, out]."""
-        out = x.new_empty((len(x), self._matrix.num_outputs))
-        self._multiply(x, self._matrix, out)
+        out = x.new_empty((len(x), self.matrix.num_outputs))
+        self._multiply(x, self.matrix, out)
         return out

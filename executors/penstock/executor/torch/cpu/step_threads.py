@@ -1,7 +1,6 @@
-"""How many threads compute a layer: one where waking the others costs more than they take over.
+"""How many threads compute a layer: one where meeting the others takes longer than they take over.
 
-Owns the limit. It depends on what is computed and not on a clock, so that a step repeated is the
-same step.
+Owns the estimate. A result does not depend on the number of threads.
 """
 
 from collections.abc import Generator
@@ -9,16 +8,20 @@ from contextlib import contextmanager
 
 import torch
 
-_SERIAL_WORK = 1 << 25
-"""Multiplications of a layer. A layer has five places where threads are woken, some 50 microseconds
-each where they sleep in between; a core does so much in half a millisecond."""
+_NUM_BARRIERS = 12
+"""Places of a layer where threads meet."""
+_MULTIPLICATIONS_PER_US = 60_000
+_BYTES_PER_US = 15_000
+"""Of one core, from memory."""
 
 
 @contextmanager
-def threads_for(work: int) -> Generator[None]:
-    """Compute layers of `work` multiplications inside."""
+def threads_for(multiplications: int, num_bytes: int, barrier_us: float) -> Generator[None]:
+    """Compute layers inside that take so many multiplications and read so much, where threads meet
+    in `barrier_us`."""
     num_threads = torch.get_num_threads()
-    if work >= _SERIAL_WORK or num_threads == 1:
+    alone_us = max(multiplications / _MULTIPLICATIONS_PER_US, num_bytes / _BYTES_PER_US)
+    if alone_us * (1 - 1 / num_threads) >= _NUM_BARRIERS * barrier_us or num_threads == 1:
         yield
         return
     torch.set_num_threads(1)

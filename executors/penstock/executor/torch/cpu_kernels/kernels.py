@@ -94,6 +94,12 @@ class Kernels(Protocol):
         ...
 
     @property
+    def barrier_us(self) -> float:
+        """Microseconds in which the threads meet between two operators, measured when loaded: one
+        or two on cores of their own, many where others compute too."""
+        ...
+
+    @property
     def has_fast_bf16_linear(self) -> bool:
         """Whether `bf16_linear` is the best product here, for any number of rows."""
         ...

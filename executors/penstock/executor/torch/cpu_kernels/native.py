@@ -18,7 +18,7 @@ from penstock.executor.torch.cpu_kernels.packed_matrix import PackedMatrix
 from penstock.executor.torch.cpu_kernels.step_rows import StepRows
 from penstock.executor.torch.kv_pages import SCALE_BYTES
 
-INSTRUCTION_SETS = ("avx512_bf16", "avx512", "avx2", "baseline")
+INSTRUCTION_SETS = ("amx", "avx512_bf16", "avx512", "avx2", "baseline")
 """The best first."""
 MAX_HEAD_DIM = 512
 INT8_DIM_STEP = 16
@@ -43,8 +43,10 @@ _ARGUMENTS: dict[str, tuple[Any, ...]] = {
         *(_POINTER, _LONG, _LONG, ctypes.c_int),
     ),
     "bf16_linear": (_POINTER, _POINTER, _LONG, _POINTER, _LONG, _LONG),
+    "run_layers": (_POINTER, _POINTER, _POINTER, _LONG),
 }
-_CAN_FAIL = ("attend", "int8_linear")
+_CAN_FAIL = ("attend", "int8_linear", "run_layers")
+_NUM_BARRIERS = 1000
 
 
 class _Layer(ctypes.Structure):
@@ -80,6 +82,8 @@ def _library() -> ctypes.CDLL | None:
     except OSError:
         return None
     library.penstock_supports.argtypes = (ctypes.c_char_p,)
+    library.penstock_barrier_us.argtypes = (ctypes.c_int,)
+    library.penstock_barrier_us.restype = ctypes.c_double
     return library
 
 
@@ -107,10 +111,9 @@ class NativeKernels:
     def __init__(self, instructions: str) -> None:
         self.instructions = instructions
         library: Any = _library()
-        # Of few rows it is twice as fast as oneDNN, of many as fast, but where oneDNN has tiles.
-        self.has_fast_bf16_linear = instructions == "avx512_bf16" and not bool(
-            library.penstock_has_tiles()
-        )
+        self.barrier_us: float = library.penstock_barrier_us(_NUM_BARRIERS)
+        # Of few rows it is twice as fast as oneDNN, of many as fast.
+        self.has_fast_bf16_linear = instructions in ("amx", "avx512_bf16")
         for name, arguments in _ARGUMENTS.items():
             function = getattr(library, f"penstock_{name}_{instructions}")
             function.argtypes = arguments
@@ -124,6 +127,7 @@ class NativeKernels:
         self._argmax_rows: Any
         self._int8_linear: Any
         self._bf16_linear: Any
+        self._run_layers: Any
 
     def layer(
         self,
@@ -242,6 +246,11 @@ class NativeKernels:
         if failed:
             raise MemoryError("a product with 8-bit weights: out of memory")
 
+    def run_layers(self, decoder: int, rows: StepRows, activations: int, num_tokens: int) -> None:
+        """All layers of a decoder; addresses of what `NativeDecoder` keeps."""
+        if self._run_layers(decoder, rows.address, activations, num_tokens):
+            raise MemoryError("a step: out of memory")
+
 
 class NativeLayer:
     """See `LayerAttention`."""
@@ -261,6 +270,17 @@ class NativeLayer:
         self._queries = (int(struct.num_heads), int(struct.head_dim))
         self._keys = (int(struct.num_kv_heads), int(struct.head_dim))
         self._rotary: tuple[Tensor, Tensor, _Rotary] | None = None
+
+    @property
+    def address(self) -> int:
+        """Of the C structure."""
+        return self._address
+
+    @property
+    def widths(self) -> tuple[int, int]:
+        """Elements of a token's queries, and of its queries, keys and values."""
+        (num_heads, dim), (num_kv_heads, _) = self._queries, self._keys
+        return num_heads * dim, (num_heads + 2 * num_kv_heads) * dim
 
     def write(self, rows: StepRows, key: Tensor, value: Tensor) -> None:
         """See `LayerAttention`."""
@@ -283,19 +303,13 @@ class NativeLayer:
         eps: float = 0.0,
     ) -> None:
         """See `LayerAttention`."""
-        size = (self._queries[0] + 2 * self._keys[0]) * self._queries[1]
-        stride = _row_stride(qkv, (rows.num_tokens, size), self._dtype)
-        if self._rotary is None or self._rotary[0] is not cosines or self._rotary[1] is not sines:
-            self._rotary = cosines, sines, self._checked_rotary(cosines, sines)
-        for norm in (query_norm, key_norm):
-            if norm is not None and (
-                norm.shape != self._queries[1:] or norm.dtype != self._dtype or norm.stride(0) != 1
-            ):
-                raise ValueError("a norm's weight does not fit a head")
+        stride = _row_stride(qkv, (rows.num_tokens, self.widths[1]), self._dtype)
+        rotary = self.rotary_address(cosines, sines)
+        self.check_norms(query_norm, key_norm)
         self._rotate_and_write(
             self._address,
             rows.address,
-            ctypes.addressof(self._rotary[2]),
+            rotary,
             qkv.data_ptr(),
             stride,
             None if query_norm is None else query_norm.data_ptr(),
@@ -313,6 +327,20 @@ class NativeLayer:
         )
         if failed:
             raise MemoryError("attention: out of memory")
+
+    def rotary_address(self, cosines: Tensor, sines: Tensor) -> int:
+        """Of the C structure, which is kept with its tables."""
+        if self._rotary is None or self._rotary[0] is not cosines or self._rotary[1] is not sines:
+            self._rotary = cosines, sines, self._checked_rotary(cosines, sines)
+        return ctypes.addressof(self._rotary[2])
+
+    def check_norms(self, *norms: Tensor | None) -> None:
+        """Raise ValueError unless these can be weights of a head's norm."""
+        for norm in norms:
+            if norm is not None and (
+                norm.shape != self._queries[1:] or norm.dtype != self._dtype or norm.stride(0) != 1
+            ):
+                raise ValueError("a norm's weight does not fit a head")
 
     def _heads(
         self, tensor: Tensor, heads: tuple[int, int], rows: StepRows

@@ -20,6 +20,7 @@ class PlainKernels:
     is_native = False
     instructions = "none"
     has_fast_bf16_linear = False
+    barrier_us = 0.0
 
     def layer(
         self,

@@ -11,6 +11,7 @@
  * threads nor on what else the step holds. */
 #include "kernels.h"
 #include "matrix_product.h"
+#include "norm.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -410,42 +411,71 @@ static void attend_item_of(const Call *call, const Item *item) {
     attend_item(call, item, false, false);
 }
 
+struct Attention {
+  Call call;
+  int64_t num_items;
+  bool has_parts;
+  Item items[]; /* and behind them what parts add up to */
+};
+
+static Call call_of(const Layer *layer, const Rows *rows) {
+  Call call = {.layer = layer, .rows = rows};
+  call.group = layer->num_heads / layer->num_kv_heads;
+  call.pad = (layer->head_dim + 31) & -32;
+  return call;
+}
+
+int64_t TEAM(attention_bytes)(const Layer *layer, const Rows *rows) {
+  const Call call = call_of(layer, rows);
+  const Extent extent = measure(&call);
+  const int64_t most = extent.num_tiles * layer->num_kv_heads;
+  return sizeof(Attention) + most * sizeof(Item) + extent.num_floats * sizeof(float);
+}
+
+void TEAM(start_attention)(Attention *to, const Layer *layer, const Rows *rows, const char *query,
+                           int64_t query_token, int64_t query_head, char *out, int64_t out_token,
+                           int64_t out_head, int64_t num_threads) {
+  Call *call = &to->call;
+  *call = call_of(layer, rows);
+  call->query = query, call->query_token = query_token, call->query_head = query_head;
+  call->out = out, call->out_token = out_token, call->out_head = out_head;
+  const Extent extent = measure(call);
+  const int64_t num_wanted = ITEMS_PER_THREAD * num_threads;
+  call->max_heads = larger(layer->num_kv_heads * extent.num_tiles / num_wanted, 1);
+  call->max_heads = smaller(call->max_heads, layer->num_kv_heads);
+  to->has_parts = extent.num_floats > 0;
+  to->num_items =
+      list_items(call, to->items, (float *)(to->items + extent.num_tiles * layer->num_kv_heads));
+}
+
+void TEAM(attend)(const Attention *attention) {
+  const Call *call = &attention->call;
+  const Item *items = attention->items;
+#pragma omp for schedule(dynamic, 1)
+  for (int64_t i = 0; i < attention->num_items; i++)
+    attend_item_of(call, items + i);
+  if (!attention->has_parts)
+    return;
+#pragma omp for schedule(static)
+  for (int64_t i = 0; i < attention->num_items; i++) {
+    const int64_t row = items[i].row;
+    if (!items[i].partial || items[i].low != first_key(call->layer, call->rows->starts[row]))
+      continue;
+    BY_TYPE(call->layer->is_bf16, add_parts, call, items + i, parts_of(call, row));
+  }
+}
+
 /* query and out [tokens, heads, head_dim]. Returns 0; -1: out of memory. */
 int EXPORT(attend)(const Layer *layer, const Rows *rows, const void *query, int64_t query_token,
                    int64_t query_head, void *out, int64_t out_token, int64_t out_head) {
-  Call call = {.layer = layer, .rows = rows, .query = query, .out = out};
-  call.query_token = query_token, call.query_head = query_head;
-  call.out_token = out_token, call.out_head = out_head;
-  call.group = layer->num_heads / layer->num_kv_heads;
-  call.pad = (layer->head_dim + 31) & -32;
-  const Extent extent = measure(&call);
-  const int64_t num_threads = omp_get_max_threads(), num_wanted = ITEMS_PER_THREAD * num_threads;
-  call.max_heads = larger(layer->num_kv_heads * extent.num_tiles / num_wanted, 1);
-  call.max_heads = smaller(call.max_heads, layer->num_kv_heads);
-  Item *items = malloc(extent.num_tiles * layer->num_kv_heads * sizeof(Item) +
-                       extent.num_floats * sizeof(float));
-  if (!items)
+  Attention *attention = malloc(TEAM(attention_bytes)(layer, rows));
+  if (!attention)
     return -1;
-  float *partial = (float *)(items + extent.num_tiles * layer->num_kv_heads);
-  const int64_t count = list_items(&call, items, partial);
-#pragma omp parallel if (extent.work >= MIN_PARALLEL_WORK && count > 1)
-  {
-#pragma omp for schedule(dynamic, 1)
-    for (int64_t i = 0; i < count; i++)
-      attend_item_of(&call, items + i);
-    if (extent.num_floats) {
-#pragma omp for schedule(static)
-      for (int64_t i = 0; i < count; i++) {
-        if (!items[i].partial || items[i].low != first_key(layer, rows->starts[items[i].row]))
-          continue;
-        const int64_t num_parts = parts_of(&call, items[i].row);
-        if (layer->is_bf16)
-          add_parts(&call, items + i, num_parts, true);
-        else
-          add_parts(&call, items + i, num_parts, false);
-      }
-    }
-  }
-  free(items);
+  TEAM(start_attention)(attention, layer, rows, query, query_token, query_head, out, out_token,
+                        out_head, omp_get_max_threads());
+  const Call call = attention->call;
+#pragma omp parallel if (measure(&call).work >= MIN_PARALLEL_WORK && attention->num_items > 1)
+  TEAM(attend)(attention);
+  free(attention);
   return 0;
 }

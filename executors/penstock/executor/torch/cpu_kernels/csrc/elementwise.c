@@ -14,17 +14,25 @@ INLINE void add_row(void *to, const void *added, int64_t size, bool half) {
 }
 
 /* residual [rows, size] += added, when there is one; out = its norm. */
-void EXPORT(add_rms_norm)(char *residual, int64_t residual_stride, const char *added,
-                          int64_t added_stride, const void *weight, float eps, char *out,
-                          int64_t out_stride, int64_t num_rows, int64_t size, int is_bf16) {
+void TEAM(add_rms_norm)(char *residual, int64_t residual_stride, const char *added,
+                        int64_t added_stride, const void *weight, float eps, char *out,
+                        int64_t out_stride, int64_t num_rows, int64_t size, int is_bf16) {
   const int64_t bytes = is_bf16 ? 2 : 4;
-#pragma omp parallel for schedule(static) if (num_rows * size >= MIN_PARALLEL_ELEMENTS)
+#pragma omp for schedule(static)
   for (int64_t i = 0; i < num_rows; i++) {
     char *row = residual + i * residual_stride * bytes;
     if (added)
       BY_TYPE(is_bf16, add_row, row, added + i * added_stride * bytes, size);
     BY_TYPE(is_bf16, norm_row, row, weight, eps, size, out + i * out_stride * bytes);
   }
+}
+
+void EXPORT(add_rms_norm)(char *residual, int64_t residual_stride, const char *added,
+                          int64_t added_stride, const void *weight, float eps, char *out,
+                          int64_t out_stride, int64_t num_rows, int64_t size, int is_bf16) {
+#pragma omp parallel if (num_rows * size >= MIN_PARALLEL_ELEMENTS)
+  TEAM(add_rms_norm)(residual, residual_stride, added, added_stride, weight, eps, out, out_stride,
+                     num_rows, size, is_bf16);
 }
 
 INLINE vec silu(vec x) { return x / (1.0f + exp2_of(x * -LOG2_E)); }
@@ -38,14 +46,20 @@ INLINE void gate_row(const void *gate, const void *up, int64_t size, void *out, 
 }
 
 /* gate_up [rows, 2 * size]: out = silu(gate) * up. */
-void EXPORT(silu_mul)(const char *gate_up, int64_t stride, char *out, int64_t out_stride,
-                      int64_t num_rows, int64_t size, int is_bf16) {
+void TEAM(silu_mul)(const char *gate_up, int64_t stride, char *out, int64_t out_stride,
+                    int64_t num_rows, int64_t size, int is_bf16) {
   const int64_t bytes = is_bf16 ? 2 : 4;
-#pragma omp parallel for schedule(static) if (num_rows * size >= MIN_PARALLEL_ELEMENTS / 2)
+#pragma omp for schedule(static)
   for (int64_t i = 0; i < num_rows; i++) {
     const char *gate = gate_up + i * stride * bytes;
     BY_TYPE(is_bf16, gate_row, gate, gate + size * bytes, size, out + i * out_stride * bytes);
   }
+}
+
+void EXPORT(silu_mul)(const char *gate_up, int64_t stride, char *out, int64_t out_stride,
+                      int64_t num_rows, int64_t size, int is_bf16) {
+#pragma omp parallel if (num_rows * size >= MIN_PARALLEL_ELEMENTS / 2)
+  TEAM(silu_mul)(gate_up, stride, out, out_stride, num_rows, size, is_bf16);
 }
 
 INLINE int64_t greatest_index(const void *row, int64_t size, bool *is_finite, bool half) {

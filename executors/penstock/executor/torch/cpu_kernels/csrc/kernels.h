@@ -34,9 +34,52 @@ typedef struct {
   int64_t row_bytes;
 } Layer;
 
+/* The cosines and sines of position p in row p, [positions, size / 2]. */
+typedef struct {
+  const float *cosines;
+  const float *sines;
+  int64_t size;
+} Rotary;
+
+/* Weights as packed_linear.c reads them. `depth`, in bytes, and `columns`: multiples of what lies
+ * together. `offsets` and `scales` of 8 bits, else NULL; `bias` or NULL. */
+typedef struct {
+  const char *packed;
+  const int32_t *offsets; /* what the zero of a row in 8 bits adds to each column's sum, negated */
+  const float *scales;
+  const float *bias;
+  int64_t depth, columns;
+  int64_t num_outputs; /* columns without those that only fill the last panel */
+} PackedMatrix;
+
 /* Compiled once per instruction set; the name carries it. */
 #define JOIN_(name, set) penstock_##name##_##set
 #define JOIN(name, set) JOIN_(name, set)
 #define EXPORT(name) __attribute__((visibility("default"))) JOIN(name, INSTRUCTIONS)
+
+/* What every thread of a team calls, each for its share; it returns when all is done. */
+#define TEAM(name) JOIN(team_##name, INSTRUCTIONS)
+
+typedef struct Attention Attention;
+
+void TEAM(add_rms_norm)(char *residual, int64_t residual_stride, const char *added,
+                        int64_t added_stride, const void *weight, float eps, char *out,
+                        int64_t out_stride, int64_t num_rows, int64_t size, int is_bf16);
+void TEAM(silu_mul)(const char *gate_up, int64_t stride, char *out, int64_t out_stride,
+                    int64_t num_rows, int64_t size, int is_bf16);
+void TEAM(rotate_and_write)(const Layer *layer, const Rows *rows, const Rotary *rotary, char *qkv,
+                            int64_t stride, const void *query_norm, const void *key_norm,
+                            float eps);
+/* `room`: LINEAR_ROOM bytes for each row, when the matrix is in 8 bits. */
+void TEAM(linear)(const PackedMatrix *matrix, const char *x, int64_t x_stride, int64_t size,
+                  char *out, int64_t out_stride, int64_t num_rows, int is_bf16, char *room);
+#define LINEAR_ROOM(matrix) ((int64_t)sizeof(float) + (matrix)->depth)
+
+/* `attend` in three steps: the bytes it needs, what one thread does before, and the team's part. */
+int64_t TEAM(attention_bytes)(const Layer *layer, const Rows *rows);
+void TEAM(start_attention)(Attention *to, const Layer *layer, const Rows *rows, const char *query,
+                           int64_t query_token, int64_t query_head, char *out, int64_t out_token,
+                           int64_t out_head, int64_t num_threads);
+void TEAM(attend)(const Attention *attention);
 
 #endif

@@ -6,30 +6,138 @@
 
 #include <stdlib.h>
 
+int omp_get_num_threads(void);
+
 enum {
   PANEL = 64, /* columns that lie together: [depth / GROUP, PANEL, GROUP] */
   GROUP = 4,  /* bytes of depth that one instruction multiplies and adds */
   ZERO = 128, /* what stands for 0 in a row of 8 bits: one factor of the instruction is unsigned */
+#if defined(__AMX_TILE__)
+  HEIGHT = 32, /* rows of two tiles */
+  TILE_ROWS = 16,
+  TILE_BYTES = 64, /* of a tile's row */
+#else
   WIDE = LANES == 16 ? 4 : 2, /* vectors of columns that the inner loop takes at once */
   HEIGHT = LANES == 16 ? 6 : 3,
+#endif
   AHEAD = 4096, /* bytes of a panel to ask for: memory is slower than the products of few rows */
   FEW_ROWS = 16,
   PANELS_OF_FEW_ROWS = 4, /* at once: each takes a microsecond or two */
   ROWS = 96, /* rows of an item: with a panel they fit into the second cache */
 };
-static const int64_t MIN_PARALLEL_WORK = 1 << 21;
+static const int64_t MIN_PARALLEL_WORK = 1 << 20; /* bytes of weights times rows, of one product */
 
-/* `depth`, in bytes, and `columns` of the packed matrix: multiples of GROUP and PANEL. `offsets`
- * and `scales` of 8 bits, else NULL; `bias` or NULL. */
+/* Rows `stride` bytes apart. */
 typedef struct {
-  const char *packed;
-  const int32_t *offsets; /* what ZERO adds to each column's sum, negated */
-  const float *scales;
-  const float *bias;
-  int64_t depth, columns;
-  int64_t num_outputs; /* columns without those that only fill the last panel */
-} PackedMatrix;
+  const char *at;
+  int64_t stride;
+} Inputs;
 
+#if defined(__AMX_TILE__)
+/* Tiles 0 to 3 are sums, 4 inputs, 5 weights, whose layout in a panel is what the instructions read.
+ * Up to 16 rows: sums of 16 columns each; 6 and 7 inputs and weights of what is left of `depth`. */
+#define INPUTS 4
+#define WEIGHTS 5
+#define LAST_INPUTS 6
+#define LAST_WEIGHTS 7
+/* Up to 32 rows: sums 2 and 3, and inputs 6, are those of the rows from the 17th on. */
+#define MORE_INPUTS 6
+
+typedef struct {
+  uint8_t palette, first_row, none[14];
+  uint16_t bytes[16];
+  uint8_t rows[16];
+} TileConfig;
+
+static void configure_tiles(int64_t num_rows, int64_t depth) {
+  TileConfig config = {.palette = 1};
+  const int64_t left = depth % TILE_BYTES ? depth % TILE_BYTES : TILE_BYTES;
+  for (int i = 0; i < 8; i++) {
+    const bool is_weights = i == WEIGHTS || i == LAST_WEIGHTS;
+    config.bytes[i] = i == LAST_INPUTS ? left : TILE_BYTES;
+    config.rows[i] = !is_weights ? num_rows : i == WEIGHTS ? TILE_BYTES / GROUP : left / GROUP;
+  }
+  _tile_loadconfig(&config);
+}
+
+static void configure_pairs(int64_t num_rows) {
+  TileConfig config = {.palette = 1};
+  for (int i = 0; i < 7; i++) {
+    const bool is_more = i == 2 || i == 3 || i == MORE_INPUTS;
+    config.bytes[i] = TILE_BYTES;
+    config.rows[i] = is_more ? num_rows - TILE_ROWS : TILE_ROWS;
+  }
+  _tile_loadconfig(&config);
+}
+
+#define ADD(sum, x)                                                                                \
+  if (is_int8)                                                                                     \
+    _tile_dpbusd(sum, x, WEIGHTS);                                                                 \
+  else                                                                                             \
+    _tile_dpbf16ps(sum, x, WEIGHTS);
+
+#define START_TILE(sum, column)                                                                    \
+  if (is_int8)                                                                                     \
+    _tile_loadd(sum, matrix->offsets + panel * PANEL + column, 0);                                 \
+  else                                                                                             \
+    _tile_zero(sum);
+
+/* to [configured rows, PANEL]: sums of a panel's columns; `depth` is a multiple of TILE_BYTES. Each
+ * tile of weights serves two of inputs. */
+INLINE void sum_pairs(const PackedMatrix *matrix, int64_t panel, Inputs x, int32_t *to,
+                      bool is_int8) {
+  for (int first = 0; first < PANEL; first += 2 * LANES) {
+    START_TILE(0, first) START_TILE(1, first + LANES)
+    START_TILE(2, first) START_TILE(3, first + LANES)
+    const char *weights = matrix->packed + panel * matrix->depth * PANEL + first * GROUP;
+    for (int64_t k = 0; k < matrix->depth; k += TILE_BYTES, weights += TILE_BYTES * PANEL) {
+      _tile_loadd(INPUTS, x.at + k, x.stride);
+      _tile_loadd(MORE_INPUTS, x.at + TILE_ROWS * x.stride + k, x.stride);
+      _tile_loadd(WEIGHTS, weights, PANEL * GROUP);
+      ADD(0, INPUTS) ADD(2, MORE_INPUTS)
+      _tile_loadd(WEIGHTS, weights + TILE_BYTES, PANEL * GROUP);
+      ADD(1, INPUTS) ADD(3, MORE_INPUTS)
+    }
+    _tile_stored(0, to + first, PANEL * 4);
+    _tile_stored(1, to + first + LANES, PANEL * 4);
+    _tile_stored(2, to + TILE_ROWS * PANEL + first, PANEL * 4);
+    _tile_stored(3, to + TILE_ROWS * PANEL + first + LANES, PANEL * 4);
+  }
+}
+
+#define ADD_TILE(sum, x, weights, at)                                                              \
+  _tile_loadd(weights, at + sum * TILE_BYTES, PANEL * GROUP);                                       \
+  if (is_int8)                                                                                     \
+    _tile_dpbusd(sum, x, weights);                                                                 \
+  else                                                                                             \
+    _tile_dpbf16ps(sum, x, weights);
+
+#define ADD_TILES(x, weights, at)                                                                  \
+  ADD_TILE(0, x, weights, at)                                                                      \
+  ADD_TILE(1, x, weights, at)                                                                      \
+  ADD_TILE(2, x, weights, at)                                                                      \
+  ADD_TILE(3, x, weights, at)
+
+/* The same of any depth, for up to 16 rows. */
+INLINE void sum_tiles(const PackedMatrix *matrix, int64_t panel, Inputs x, int32_t *to,
+                      bool is_int8) {
+  START_TILE(0, 0) START_TILE(1, LANES) START_TILE(2, 2 * LANES) START_TILE(3, 3 * LANES)
+  const char *weights = matrix->packed + panel * matrix->depth * PANEL;
+  int64_t k = 0;
+  for (; k + TILE_BYTES <= matrix->depth; k += TILE_BYTES, weights += TILE_BYTES * PANEL) {
+    _tile_loadd(INPUTS, x.at + k, x.stride);
+    ADD_TILES(INPUTS, WEIGHTS, weights)
+  }
+  if (k < matrix->depth) {
+    _tile_loadd(LAST_INPUTS, x.at + k, x.stride);
+    ADD_TILES(LAST_INPUTS, LAST_WEIGHTS, weights)
+  }
+  _tile_stored(0, to, PANEL * 4);
+  _tile_stored(1, to + LANES, PANEL * 4);
+  _tile_stored(2, to + 2 * LANES, PANEL * 4);
+  _tile_stored(3, to + 3 * LANES, PANEL * 4);
+}
+#else
 #if defined(__AVX512BW__)
 #define MULTIPLY_PAIRS(a, b) (ivec) _mm512_madd_epi16((__m512i)(a), (__m512i)(b))
 #elif defined(__AVX2__)
@@ -68,12 +176,6 @@ INLINE ivec dot_groups(ivec sum, const char *x, const char *weights, bool is_int
   return sum;
 #endif
 }
-
-/* Rows `stride` bytes apart. */
-typedef struct {
-  const char *at;
-  int64_t stride;
-} Inputs;
 
 /* to [num_rows, PANEL]: sums of WIDE vectors of columns from `first` on. */
 INLINE void sum_block(const PackedMatrix *matrix, int64_t panel, int first, Inputs x, int32_t *to,
@@ -127,6 +229,7 @@ INLINE void sum_panel(const PackedMatrix *matrix, int64_t panel, Inputs x, int32
 #endif
     }
 }
+#endif
 
 /* One row's sums of a panel as outputs; `scale` of a row in 8 bits. */
 INLINE void finish_row(const PackedMatrix *matrix, int64_t panel, const int32_t *sums, float scale,
@@ -163,14 +266,33 @@ typedef struct {
 INLINE void multiply_item(const Product *product, int64_t panel, int64_t first, int64_t last,
                           bool is_int8, bool half) {
   int32_t sums[HEIGHT * PANEL] __attribute__((aligned(64)));
-  for (int64_t row = first; row < last; row += HEIGHT) {
-    const int64_t count = last - row < HEIGHT ? last - row : HEIGHT;
+#if defined(__AMX_TILE__)
+  const int64_t height = product->matrix->depth % TILE_BYTES ? TILE_ROWS : HEIGHT;
+#else
+  const int64_t height = HEIGHT;
+#endif
+  for (int64_t row = first; row < last; row += height) {
+    const int64_t count = last - row < height ? last - row : height;
     const Inputs x = {product->x.at + row * product->x.stride, product->x.stride};
+#if defined(__AMX_TILE__)
+    if (count > TILE_ROWS) {
+      if (row == first || count < HEIGHT)
+        configure_pairs(count);
+      sum_pairs(product->matrix, panel, x, sums, is_int8);
+    } else {
+      configure_tiles(count, product->matrix->depth);
+      sum_tiles(product->matrix, panel, x, sums, is_int8);
+    }
+#else
     sum_panel(product->matrix, panel, x, sums, count, is_int8);
+#endif
     for (int64_t i = 0; i < count; i++)
       finish_row(product->matrix, panel, sums + i * PANEL, is_int8 ? product->scales[row + i] : 0,
                  product->out + (row + i) * product->out_bytes, is_int8, half);
   }
+#if defined(__AMX_TILE__)
+  _tile_release();
+#endif
 }
 
 static void multiply_int8_bf16(const Product *product, int64_t panel, int64_t first, int64_t last) {
@@ -189,7 +311,9 @@ INLINE void multiply_items(const Product *product, int64_t num_rows, Multiply *m
   const int64_t num_panels = product->matrix->columns / PANEL;
   const int64_t num_parts = (num_rows + ROWS - 1) / ROWS;
   /* Not in equal shares: another process may have a core of ours for a while. */
-  const int64_t chunk = num_rows < FEW_ROWS ? PANELS_OF_FEW_ROWS : 1;
+  const int64_t share = num_parts * num_panels / (2 * omp_get_num_threads());
+  const int64_t most = num_rows < FEW_ROWS ? PANELS_OF_FEW_ROWS : 1;
+  const int64_t chunk = share < 1 ? 1 : share < most ? share : most;
 #pragma omp for schedule(dynamic, chunk)
   for (int64_t i = 0; i < num_parts * num_panels; i++) {
     const int64_t first = i / num_panels * ROWS;
@@ -198,35 +322,45 @@ INLINE void multiply_items(const Product *product, int64_t num_rows, Multiply *m
   }
 }
 
-/* x [rows, size] times a matrix in 8 bits; the strides are in elements. Returns 1 without memory. */
+/* x [rows, size] times the matrix; the strides are in elements. */
+void TEAM(linear)(const PackedMatrix *matrix, const char *x, int64_t x_stride, int64_t size,
+                  char *out, int64_t out_stride, int64_t num_rows, int is_bf16, char *room) {
+  const int64_t bytes = is_bf16 ? 2 : 4, depth = matrix->depth;
+  Product product = {matrix, {x, x_stride * bytes}, NULL, out, out_stride * bytes};
+  if (!matrix->scales) {
+    multiply_items(&product, num_rows, multiply_bf16);
+    return;
+  }
+  float *scales = (float *)room;
+  char *rows = room + num_rows * (int64_t)sizeof(float);
+#pragma omp for schedule(static)
+  for (int64_t i = 0; i < num_rows; i++) {
+    const char *from = x + i * x_stride * bytes;
+    uint8_t *to = (uint8_t *)rows + i * depth;
+    scales[i] = is_bf16 ? quantise_row(from, size, ZERO, to, true)
+                        : quantise_row(from, size, ZERO, to, false);
+    memset(to + size, ZERO, depth - size);
+  }
+  product.x = (Inputs){rows, depth};
+  product.scales = scales;
+  multiply_items(&product, num_rows, is_bf16 ? multiply_int8_bf16 : multiply_int8_f32);
+}
+
+/* A matrix in 8 bits. Returns 1 without memory. */
 int EXPORT(int8_linear)(const PackedMatrix *matrix, const char *x, int64_t x_stride, int64_t size,
                         char *out, int64_t out_stride, int64_t num_rows, int is_bf16) {
-  const int64_t bytes = is_bf16 ? 2 : 4, depth = matrix->depth;
-  float *scales = malloc((size_t)num_rows * (sizeof(float) + (size_t)depth));
-  if (!scales)
+  char *room = malloc((size_t)(num_rows * LINEAR_ROOM(matrix)));
+  if (!room)
     return 1;
-  uint8_t *rows = (uint8_t *)(scales + num_rows);
-  const Product product = {matrix, {(char *)rows, depth}, scales, out, out_stride * bytes};
-#pragma omp parallel if (num_rows * depth * matrix->columns >= MIN_PARALLEL_WORK)
-  {
-#pragma omp for schedule(static)
-    for (int64_t i = 0; i < num_rows; i++) {
-      const char *from = x + i * x_stride * bytes;
-      uint8_t *to = rows + i * depth;
-      scales[i] = is_bf16 ? quantise_row(from, size, ZERO, to, true)
-                          : quantise_row(from, size, ZERO, to, false);
-      memset(to + size, ZERO, depth - size);
-    }
-    multiply_items(&product, num_rows, is_bf16 ? multiply_int8_bf16 : multiply_int8_f32);
-  }
-  free(scales);
+#pragma omp parallel if (num_rows * matrix->depth * matrix->columns >= MIN_PARALLEL_WORK)
+  TEAM(linear)(matrix, x, x_stride, size, out, out_stride, num_rows, is_bf16, room);
+  free(room);
   return 0;
 }
 
-/* The same of bfloat16; as many inputs as the matrix has. */
+/* One in bfloat16; as many inputs as the matrix has. */
 void EXPORT(bf16_linear)(const PackedMatrix *matrix, const char *x, int64_t x_stride, char *out,
                          int64_t out_stride, int64_t num_rows) {
-  const Product product = {matrix, {x, x_stride * 2}, NULL, out, out_stride * 2};
-#pragma omp parallel if (num_rows * matrix->depth * matrix->columns >= 2 * MIN_PARALLEL_WORK)
-  multiply_items(&product, num_rows, multiply_bf16);
+#pragma omp parallel if (num_rows * matrix->depth * matrix->columns >= MIN_PARALLEL_WORK)
+  TEAM(linear)(matrix, x, x_stride, 0, out, out_stride, num_rows, 1, NULL);
 }

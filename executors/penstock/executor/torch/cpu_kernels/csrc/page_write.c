@@ -80,13 +80,6 @@ void EXPORT(write)(const Layer *layer, const Rows *rows, const char *key, int64_
   }
 }
 
-/* The cosines and sines of position p in row p, [positions, size / 2]. */
-typedef struct {
-  const float *cosines;
-  const float *sines;
-  int64_t size;
-} Rotary;
-
 /* One head: normed when there is a weight, its first `size` elements rotated in halves. */
 INLINE void rotate_head(const void *head, const void *norm, float eps, int64_t dim,
                         const Rotary *rotary, int64_t position, void *to, bool half) {
@@ -132,12 +125,11 @@ INLINE void rotate_token(const Layer *layer, const Rotary *rotary, int64_t posit
 
 /* qkv [tokens, (heads + 2 * key heads) * head_dim]: queries normed and rotated in place, keys so
  * into the pages, values into the pages. */
-void EXPORT(rotate_and_write)(const Layer *layer, const Rows *rows, const Rotary *rotary, char *qkv,
-                              int64_t stride, const void *query_norm, const void *key_norm,
-                              float eps) {
+void TEAM(rotate_and_write)(const Layer *layer, const Rows *rows, const Rotary *rotary, char *qkv,
+                            int64_t stride, const void *query_norm, const void *key_norm,
+                            float eps) {
   const int64_t bytes = layer->is_bf16 ? 2 : 4, total = count_tokens(rows);
-  const int64_t row_size = (layer->num_heads + 2 * layer->num_kv_heads) * layer->head_dim;
-#pragma omp parallel for schedule(static) if (total * row_size >= MIN_PARALLEL_ELEMENTS)
+#pragma omp for schedule(static)
   for (int64_t first = 0; first < total; first += SPAN) {
     Place place = find_place(rows, first);
     for (int64_t i = first; i < first + SPAN && i < total; i++, next_place(rows, &place)) {
@@ -146,4 +138,12 @@ void EXPORT(rotate_and_write)(const Layer *layer, const Rows *rows, const Rotary
               row, query_norm, key_norm, eps, place_of(layer, rows, place));
     }
   }
+}
+
+void EXPORT(rotate_and_write)(const Layer *layer, const Rows *rows, const Rotary *rotary, char *qkv,
+                              int64_t stride, const void *query_norm, const void *key_norm,
+                              float eps) {
+  const int64_t row_size = (layer->num_heads + 2 * layer->num_kv_heads) * layer->head_dim;
+#pragma omp parallel if (count_tokens(rows) * row_size >= MIN_PARALLEL_ELEMENTS)
+  TEAM(rotate_and_write)(layer, rows, rotary, qkv, stride, query_norm, key_norm, eps);
 }

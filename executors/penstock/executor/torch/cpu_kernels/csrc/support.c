@@ -1,8 +1,27 @@
 /* Which of the compiled instruction sets this processor and its operating system run. */
 #include <string.h>
+#include <time.h>
 
 #if defined(__x86_64__)
 #include <cpuid.h>
+#endif
+#if defined(__x86_64__) && defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+
+enum { REQUEST_PERMISSION = 0x1023, TILE_DATA = 18 }; /* arch_prctl's, asm/prctl.h */
+
+/* Tiles of bfloat16 and of 8 bits (AMX); the system saves their registers only for a process that
+ * asks. */
+static int has_tiles(void) {
+  unsigned a, b, c, d;
+  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d))
+    return 0;
+  const unsigned wanted = 1u << 22 | 1u << 24 | 1u << 25;
+  return (d & wanted) == wanted && syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0;
+}
+#else
+static int has_tiles(void) { return 0; }
 #endif
 
 /* Of the sources that this was compiled from. */
@@ -21,19 +40,25 @@ __attribute__((visibility("default"))) int penstock_supports(const char *set) {
                          __builtin_cpu_supports("avx512vl");
   if (strcmp(set, "avx512") == 0)
     return has_avx512;
+  const int has_bf16 = has_avx512 && __builtin_cpu_supports("avx512bf16") &&
+                       __builtin_cpu_supports("avx512vnni");
   if (strcmp(set, "avx512_bf16") == 0)
-    return has_avx512 && __builtin_cpu_supports("avx512bf16") &&
-           __builtin_cpu_supports("avx512vnni");
+    return has_bf16;
+  if (strcmp(set, "amx") == 0)
+    return has_bf16 && has_tiles();
 #endif
   return 0;
 }
 
-/* Whether the processor multiplies tiles of bfloat16 (AMX). */
-__attribute__((visibility("default"))) int penstock_has_tiles(void) {
-#if defined(__x86_64__)
-  unsigned a, b, c, d;
-  if (__get_cpuid_count(7, 0, &a, &b, &c, &d))
-    return d >> 22 & 1;
-#endif
-  return 0;
+/* Microseconds in which all threads meet, on average over `num_rounds`. */
+__attribute__((visibility("default"))) double penstock_barrier_us(int num_rounds) {
+  struct timespec start, end;
+  clock_gettime(CLOCK_MONOTONIC, &start);
+#pragma omp parallel
+  for (int i = 0; i < num_rounds; i++) {
+#pragma omp barrier
+  }
+  clock_gettime(CLOCK_MONOTONIC, &end);
+  const double seconds = (double)(end.tv_sec - start.tv_sec) + 1e-9 * (end.tv_nsec - start.tv_nsec);
+  return seconds * 1e6 / num_rounds;
 }

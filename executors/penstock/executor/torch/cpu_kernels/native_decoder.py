@@ -1,0 +1,148 @@
+"""All layers of a decoder in one call of the compiled kernels.
+
+Owns the mirror of layers.c and the memory that lies between two operators, which is kept from step
+to step.
+"""
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from penstock.executor.torch.cpu_kernels.native import NativeKernels, NativeLayer
+from penstock.executor.torch.cpu_kernels.packed_matrix import PackedMatrix
+from penstock.executor.torch.cpu_kernels.step_rows import StepRows
+from penstock.executor.torch.rotary_table import RotaryTable
+
+
+class _CLayer(ctypes.Structure):
+    """`DecoderLayer` of layers.c."""
+
+    _fields_ = tuple(
+        (name, ctypes.c_void_p)
+        for name in (
+            *("attention", "qkv", "out", "gate_up", "down"),
+            *("input_norm", "output_norm", "query_norm", "key_norm"),
+        )
+    )
+
+
+class _CDecoder(ctypes.Structure):
+    """`Decoder` of layers.c."""
+
+    _fields_ = (
+        ("layers", ctypes.c_void_p),
+        ("num_layers", ctypes.c_int64),
+        ("rotary", ctypes.c_void_p),
+        ("eps", ctypes.c_float),
+        ("hidden", ctypes.c_int64),
+        ("feed_forward", ctypes.c_int64),
+        ("is_bf16", ctypes.c_int64),
+    )
+
+
+_ACTIVATIONS = ("residual", "added", "normed", "qkv", "attended", "gate_up", "activated")
+
+
+class _CActivations(ctypes.Structure):
+    """`Activations` of layers.c."""
+
+    _fields_ = tuple((name, ctypes.c_void_p) for name in _ACTIVATIONS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class DecoderLayer:
+    """One layer. Norms [hidden], and of query and key [head size] or None."""
+
+    attention: NativeLayer
+    qkv: PackedMatrix
+    out: PackedMatrix
+    gate_up: PackedMatrix
+    down: PackedMatrix
+    input_norm: Tensor
+    output_norm: Tensor
+    query_norm: Tensor | None
+    key_norm: Tensor | None
+
+    def to_c(self, hidden: int, dtype: torch.dtype) -> _CLayer:
+        """Raises ValueError where parts do not fit together: C trusts them."""
+        for norm in (self.input_norm, self.output_norm):
+            if norm.shape != (hidden,) or norm.dtype is not dtype or norm.stride(0) != 1:
+                raise ValueError("a norm's weight does not fit the hidden size")
+        self.attention.check_norms(self.query_norm, self.key_norm)
+        wide = self.down.num_inputs
+        sizes = (self.qkv.num_inputs, self.gate_up.num_inputs, self.out.num_outputs)
+        if {*sizes, self.down.num_outputs} != {hidden} or self.gate_up.num_outputs != 2 * wide:
+            raise ValueError("matrices of a layer do not fit together")
+        if (self.out.num_inputs, self.qkv.num_outputs) != self.attention.widths:
+            raise ValueError("matrices of a layer do not fit its heads")
+        return _CLayer(
+            attention=self.attention.address,
+            qkv=self.qkv.address,
+            out=self.out.address,
+            gate_up=self.gate_up.address,
+            down=self.down.address,
+            input_norm=self.input_norm.data_ptr(),
+            output_norm=self.output_norm.data_ptr(),
+            query_norm=None if self.query_norm is None else self.query_norm.data_ptr(),
+            key_norm=None if self.key_norm is None else self.key_norm.data_ptr(),
+        )
+
+
+class NativeDecoder:
+    """`layers` over embeddings of `dtype`."""
+
+    def __init__(
+        self,
+        kernels: NativeKernels,
+        layers: Sequence[DecoderLayer],
+        rotary: RotaryTable,
+        *,
+        eps: float,
+        dtype: torch.dtype,
+    ) -> None:
+        self._kernels = kernels
+        self._kept = tuple(layers), rotary
+        first = layers[0]
+        hidden, wide = first.qkv.num_inputs, first.down.num_inputs
+        query_size, qkv_size = first.attention.widths
+        self._widths = (hidden, hidden, qkv_size, query_size, 2 * wide, wide)
+        self._room = torch.empty((0, sum(self._widths)), dtype=dtype)
+        self._layers = (_CLayer * len(layers))(*(layer.to_c(hidden, dtype) for layer in layers))
+        if any(layer.attention.widths != first.attention.widths for layer in layers):
+            raise ValueError("layers of different heads")
+        self._struct = _CDecoder(
+            layers=ctypes.addressof(self._layers),
+            num_layers=len(layers),
+            rotary=first.attention.rotary_address(rotary.cosines, rotary.sines),
+            eps=eps,
+            hidden=hidden,
+            feed_forward=wide,
+            is_bf16=dtype is torch.bfloat16,
+        )
+
+    def run(self, rows: StepRows, residual: Tensor) -> tuple[Tensor, Tensor]:
+        """residual [tokens, hidden], changed in place. Returns what is still to be added to it, and
+        the last layer's queries, keys and values [tokens, elements]; both hold until the next call.
+        """
+        num_tokens, hidden = residual.shape
+        dtype = self._room.dtype
+        if hidden != self._widths[0] or residual.dtype is not dtype:
+            raise ValueError(f"{residual.dtype} {tuple(residual.shape)} is no row of this decoder")
+        if rows.num_tokens != num_tokens or not residual.is_contiguous():
+            raise ValueError(f"{num_tokens} rows for {rows.num_tokens} tokens, or not dense ones")
+        if len(self._room) < num_tokens:
+            self._room = torch.empty((num_tokens, sum(self._widths)), dtype=dtype)
+        flat = self._room.view(-1)[: num_tokens * sum(self._widths)]
+        parts = [
+            part.view(num_tokens, -1)
+            for part in flat.split([num_tokens * width for width in self._widths])
+        ]
+        addresses = (part.data_ptr() for part in (residual, *parts))
+        activations = _CActivations(*addresses)
+        self._kernels.run_layers(
+            ctypes.addressof(self._struct), rows, ctypes.addressof(activations), num_tokens
+        )
+        return parts[0], parts[2]

@@ -1,0 +1,87 @@
+"""All layers in one call against the same layers operator by operator: the same bits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch", reason="the torch extra is not installed")
+
+import numpy as np
+import torch
+
+from penstock.executor.config import ExecutorConfig
+from penstock.executor.torch.cpu.fused_forward import FusedForward
+from penstock.executor.torch.cpu.fused_model import join_model, pack_model
+from penstock.executor.torch.cpu_kernels.kernels import load
+from penstock.executor.torch.cpu_kernels.native import INSTRUCTION_SETS, is_supported
+from penstock.executor.torch.kv_pages import KVPages
+from penstock.executor.torch.loading import load_configured
+from penstock.executor.torch.module_tree import read_module_tree
+from penstock.scheduler.batch import Batch
+from penstock.scheduler.slot_arrays import SlotArrays
+from support.torch_models import save_tiny_model
+
+_BLOCK = 16
+_LENGTHS = (1, 40, 23, 7)
+
+
+def _batch(counts: tuple[int, ...], starts: tuple[int, ...]) -> Batch:
+    arrays = SlotArrays(num_slots=len(counts), max_seq_len=64, block_size=_BLOCK)
+    random = np.random.default_rng(0)
+    arrays.token_ids[:] = random.integers(3, 90, arrays.token_ids.shape)
+    arrays.block_table[:] = np.arange(arrays.block_table.size).reshape(arrays.block_table.shape)
+    slots = np.arange(len(counts), dtype=np.int32)
+    return Batch(
+        step=0,
+        arrays=arrays,
+        slots=slots,
+        num_tokens=np.array(counts, dtype=np.int32),
+        starts=np.array(starts, dtype=np.int32),
+        num_decodes=0,
+        sampled_slots=slots,
+    )
+
+
+@pytest.mark.parametrize("instructions", [*filter(is_supported, INSTRUCTION_SETS)])
+@pytest.mark.parametrize("num_threads", [1, 3])
+@pytest.mark.parametrize("is_int8", [False, True], ids=["bf16", "int8"])
+@pytest.mark.parametrize("name", ["llama", "qwen3"])
+def test_the_same_bits_as_operator_by_operator(
+    name: str, is_int8: bool, num_threads: int, instructions: str, tmp_path: Path
+) -> None:
+    kernels = load(instructions)
+    if not (is_int8 or kernels.has_fast_bf16_linear):
+        pytest.skip("its products are oneDNN's")
+    config = ExecutorConfig(model_path=save_tiny_model(name, tmp_path), dtype="bfloat16")
+    before = torch.get_num_threads()
+    torch.set_num_threads(num_threads)
+    kernels.barrier_us = 0.0  # every layer by all threads
+    try:
+        found = [_logits(config, instructions, is_int8=is_int8, whole=w) for w in (True, False)]
+    finally:
+        torch.set_num_threads(before)
+
+    assert torch.equal(*found)
+
+
+@torch.inference_mode()
+def _logits(
+    config: ExecutorConfig, instructions: str, *, is_int8: bool, whole: bool
+) -> torch.Tensor:
+    """Of chunks, and of a token of each sequence after them."""
+    kernels = load(instructions)
+    kernels.barrier_us = 0.0
+    model = load_configured(config)
+    tree = read_module_tree(model)
+    fused = pack_model(join_model(tree, num_positions=64), tree, kernels, is_int8=is_int8)
+    pages = KVPages(
+        model.shapes, num_blocks=16, block_size=_BLOCK, dtype=model.dtype, device=model.device
+    )
+    forward = FusedForward(fused, kernels, pages)
+    assert forward._decoder is not None  # noqa: SLF001 - the two ways have one name outside
+    if not whole:
+        forward._decoder = None  # noqa: SLF001
+    steps = [_batch(_LENGTHS, (0,) * len(_LENGTHS)), _batch((1,) * len(_LENGTHS), _LENGTHS)]
+    return torch.cat([forward.run(step, lambda last: last).logits for step in steps])
