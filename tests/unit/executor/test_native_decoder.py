@@ -80,8 +80,8 @@ def _logits(
         model.shapes, num_blocks=16, block_size=_BLOCK, dtype=model.dtype, device=model.device
     )
     forward = FusedForward(fused, kernels, pages)
-    assert forward._decoder is not None  # noqa: SLF001 - the two ways have one name outside
+    assert forward._decoder is not None
     if not whole:
-        forward._decoder = None  # noqa: SLF001
+        forward._decoder = None
     steps = [_batch(_LENGTHS, (0,) * len(_LENGTHS)), _batch((1,) * len(_LENGTHS), _LENGTHS)]
     return torch.cat([forward.run(step, lambda last: last).logits for step in steps])
