@@ -15,7 +15,7 @@ from penstock.executor.config import ExecutorConfig
 from penstock.executor.torch.cpu.fused_forward import FusedForward
 from penstock.executor.torch.cpu.fused_model import join_model, pack_model
 from penstock.executor.torch.cpu_kernels.kernels import load
-from penstock.executor.torch.cpu_kernels.native import INSTRUCTION_SETS, is_supported
+from penstock.executor.torch.cpu_kernels.native import INSTRUCTION_SETS, NativeKernels, is_supported
 from penstock.executor.torch.kv_pages import KVPages
 from penstock.executor.torch.loading import load_configured
 from penstock.executor.torch.module_tree import read_module_tree
@@ -57,7 +57,6 @@ def test_the_same_bits_as_operator_by_operator(
     config = ExecutorConfig(model_path=save_tiny_model(name, tmp_path), dtype="bfloat16")
     before = torch.get_num_threads()
     torch.set_num_threads(num_threads)
-    kernels.barrier_us = 0.0  # every layer by all threads
     try:
         found = [_logits(config, instructions, is_int8=is_int8, whole=w) for w in (True, False)]
     finally:
@@ -72,7 +71,8 @@ def _logits(
 ) -> torch.Tensor:
     """Of chunks, and of a token of each sequence after them."""
     kernels = load(instructions)
-    kernels.barrier_us = 0.0
+    assert isinstance(kernels, NativeKernels)
+    kernels.barrier_us = 0.0  # every layer by all threads
     model = load_configured(config)
     tree = read_module_tree(model)
     fused = pack_model(join_model(tree, num_positions=64), tree, kernels, is_int8=is_int8)
