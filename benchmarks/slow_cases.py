@@ -223,7 +223,10 @@ def _killed() -> Case:
     asks.append(Ask(name="late-1", at_s=4.5, num_prompt_tokens=64, num_tokens=40))
     return Case(
         name="killed",
-        options=("--max-num-seqs", "4", "--block-size", "16", "--num-blocks", "400"),
+        options=(
+            *("--max-num-seqs", "4", "--block-size", "16", "--num-blocks", "400"),
+            *("--max-replays", "0"),  # else the streams go on in the next engine
+        ),
         asks=tuple(asks),
         groups=("essay-", "late-"),
         queries={

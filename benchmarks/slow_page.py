@@ -34,8 +34,8 @@ class Told:
 def block(told: Told) -> str:
     """Markdown that tells it."""
     case = told.case
-    names = ["as it was", *([f"with {case.cured}"] if len(told.answers) > 1 else [])]
-    lines = [f"| who says | what | {' | '.join(names)} |", "|---|---|" + "---|" * len(names)]
+    names = ["before", *([f"with {case.cured}"] if len(told.answers) > 1 else [])]
+    lines = [f"| source | figure | {' | '.join(names)} |", "|---|---|" + "---|" * len(names)]
     for group in case.groups:
         figures = [figures_of(answers, group) for answers in told.answers]
         for row in figures[0]:

@@ -100,7 +100,7 @@ def test_every_case_has_its_figures_and_tells_its_own_queries(name: str) -> None
     (case,) = (each for each in importlib.import_module("slow_cases").cases() if each.name == name)
     assert page.with_told(PAGE, name, "") != PAGE
     told = PAGE.partition(page.MARK.format(name))[2].partition(page.MARK_END)[0]
-    assert "| who says | what |" in told
+    assert "| source | figure |" in told
     assert "\nsteps " in told
     assert [query for query in case.queries if f"`{query}`" not in told] == []
 

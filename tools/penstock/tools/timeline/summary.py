@@ -1,4 +1,4 @@
-"""A flight recording in a dozen lines: how long, how fast, how well foretold, who waited for what.
+"""A flight recording in a dozen lines: duration, speed, prediction errors, waits.
 
 Owns the figures and the wording. Pure.
 """
@@ -65,12 +65,12 @@ def _step_times(steps: NDArray[Any], *, is_self_paced: bool) -> list[str]:
     p50_s, p99_s = np.percentile(seconds, (50, 99)).tolist()
     what = "turn time" if is_self_paced else "step time"
     lines = [f"{what}    p50 {_ms(p50_s)}, p99 {_ms(p99_s)}, longest {_ms(float(seconds.max()))}"]
-    is_foretold = np.isfinite(steps["predicted_s"]) & (seconds > 0.0)
-    if is_foretold.any():
-        measured = seconds[is_foretold]
-        errors = steps["predicted_s"][is_foretold] / measured - 1.0
+    is_predicted = np.isfinite(steps["predicted_s"]) & (seconds > 0.0)
+    if is_predicted.any():
+        measured = seconds[is_predicted]
+        errors = steps["predicted_s"][is_predicted] / measured - 1.0
         lines.append(
-            f"foretold     {int(is_foretold.sum()):,} steps: off by"
+            f"predicted    {int(is_predicted.sum()):,} steps: off by"
             f" {float(np.abs(errors).mean()):.1%} on average, {float(errors.mean()):+.1%} in all"
         )
     return lines
@@ -82,7 +82,7 @@ def _waited_for(steps: NDArray[Any]) -> str:
     for reason, span_s in zip(
         steps["waits_for"].tolist(), step_seconds(steps).tolist(), strict=True
     ):
-        seconds[waits_for(reason) or "nobody waited"] += span_s
+        seconds[waits_for(reason) or "none"] += span_s
     all_s = sum(seconds.values()) or 1.0
     parts = [f"{name} {span_s / all_s:.0%}" for name, span_s in seconds.most_common()]
     return f"waits for    {', '.join(parts)}"

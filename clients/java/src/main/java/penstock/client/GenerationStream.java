@@ -123,7 +123,7 @@ public final class GenerationStream
 
   /**
    * Waits for the initial metadata of the attempt under way; that of a request of a {@link
-   * Multiplex} is empty. {@link TraceContext#TRACE_ID} is a key of it.
+   * Multiplex} is empty.
    */
   public Metadata headers() {
     return source.headers();
