@@ -177,7 +177,7 @@ async def test_a_full_queue_says_when_to_come_back(server: ScriptedServer) -> No
     result = await penstock(server, "generate", "Hi", "--deadline", "60")
 
     assert result.code == 1
-    assert "RESOURCE_EXHAUSTED (QUEUE_FULL): full; try again in 90 s" in result.err
+    assert "RESOURCE_EXHAUSTED (QUEUE_FULL): full; retry in 90 s" in result.err
 
 
 async def test_a_deadline_has_its_own_exit_code(server: ScriptedServer) -> None:

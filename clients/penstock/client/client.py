@@ -55,7 +55,7 @@ from penstock.client.options import (
     with_grace,
 )
 from penstock.client.pool import PoolConfig, PoolState
-from penstock.client.prompt import ChatMessage, ChatPrompt, PromptLike
+from penstock.client.prompt import ChatMessageLike, ChatPrompt, PromptLike
 from penstock.client.resuming import ResumePoint
 from penstock.client.retry import Attempts, RetryPolicy
 from penstock.client.runtime import ASYNCIO, Canceller, Runtime
@@ -206,7 +206,7 @@ class Client(ModelCalls):
 
     def chat(
         self,
-        messages: Sequence[ChatMessage],
+        messages: Sequence[ChatMessageLike],
         *,
         tools: Sequence[Mapping[str, Any]] = (),
         template_arguments: Mapping[str, Any] | None = None,
@@ -215,14 +215,30 @@ class Client(ModelCalls):
         metadata: Metadata = (),
         **options: Unpack[GenerationOptions],
     ) -> AsyncGenerator[Event, None]:
-        """Stream the events of the next message of a conversation; as `generate`.
+        """Stream the events of the next message of a conversation; otherwise as `generate`.
 
-        `tools`, `template_arguments`: see `ChatPrompt`.
+        `messages`: `ChatMessage` values or dicts such as {"role": "user", "content": "Hello"},
+        oldest first. `tools`, `template_arguments`: see `ChatPrompt`.
         """
-        prompt = ChatPrompt(
-            messages=tuple(messages), tools=tuple(tools), template_arguments=template_arguments
-        )
+        prompt = _conversation(messages, tools, template_arguments)
         return self.generate(
+            prompt, deadline_s=deadline_s, trace=trace, metadata=metadata, **options
+        )
+
+    async def chat_once(
+        self,
+        messages: Sequence[ChatMessageLike],
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        template_arguments: Mapping[str, Any] | None = None,
+        deadline_s: float | None = None,
+        trace: TraceContext | None = None,
+        metadata: Metadata = (),
+        **options: Unpack[GenerationOptions],
+    ) -> Generation:
+        """Return the next message of a conversation as a whole: `chat`, as `generate_once`."""
+        prompt = _conversation(messages, tools, template_arguments)
+        return await self.generate_once(
             prompt, deadline_s=deadline_s, trace=trace, metadata=metadata, **options
         )
 
@@ -358,6 +374,16 @@ class Client(ModelCalls):
             async for event in events:
                 builder.add(event)
         return builder.result()
+
+
+def _conversation(
+    messages: Sequence[ChatMessageLike],
+    tools: Sequence[Mapping[str, Any]],
+    template_arguments: Mapping[str, Any] | None,
+) -> ChatPrompt:
+    return ChatPrompt(
+        messages=tuple(messages), tools=tuple(tools), template_arguments=template_arguments
+    )
 
 
 async def _texts(events: AsyncGenerator[Event, None]) -> AsyncGenerator[str, None]:

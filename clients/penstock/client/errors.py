@@ -91,15 +91,20 @@ class PenstockError(Exception):
         self.failure = failure
 
     def __str__(self) -> str:
-        """One line: status, reason, message, and the fields that the message does not name."""
-        is_told = self.reason in ("", self.code.name)
-        reason = "" if is_told else f" ({self.reason})"
-        fields = "".join(
-            f"; {bad.field}: {bad.description}"
+        """One line: status, reason, message, fields it does not name, retry time, request id."""
+        reason = "" if self.reason in ("", self.code.name) else f" ({self.reason})"
+        parts = [f"{self.code.name}{reason}: {self.message}"]
+        parts += [
+            f"{bad.field}: {bad.description}"
             for bad in self.field_violations
             if bad.field not in self.message
-        )
-        return f"{self.code.name}{reason}: {self.message}{fields}"
+        ]
+        if self.estimate_s is not None:
+            parts.append(f"estimated time {self.estimate_s:g} s")
+        if self.retry_after_s is not None:
+            parts.append(f"retry in {self.retry_after_s:g} s")
+        request = f" [request {self.request_id}]" if self.request_id else ""
+        return "; ".join(parts) + request
 
     def of_request(self, request_id: str) -> Self:
         """The same failure as it befell one request."""

@@ -4,12 +4,13 @@ Owns the events of a stream and the whole result. Every event carries `sequence`
 messages of one stream from 0. Durations are seconds, as the server measured them.
 """
 
-import enum
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from penstock.client.contract_enum import ContractEnum
 
-class RequestState(enum.IntEnum):
+
+class RequestState(ContractEnum):
     """Where a request stands. UNKNOWN: a state that is newer than this client."""
 
     UNKNOWN = -1
@@ -20,7 +21,7 @@ class RequestState(enum.IntEnum):
     ERROR = 4
 
 
-class FinishReason(enum.IntEnum):
+class FinishReason(ContractEnum):
     """Why an output ended well. UNKNOWN: a reason that is newer than this client."""
 
     UNKNOWN = -1
@@ -31,7 +32,7 @@ class FinishReason(enum.IntEnum):
     CANCELLED = 4
 
 
-class WaitReason(enum.IntEnum):
+class WaitReason(ContractEnum):
     """What a PENDING request waits for. UNKNOWN: a reason that is newer than this client."""
 
     UNKNOWN = -1

@@ -1,10 +1,11 @@
 """What a server tells about its models, as frozen values."""
 
-import enum
 from dataclasses import dataclass
 
+from penstock.client.contract_enum import ContractEnum
 
-class ModelState(enum.IntEnum):
+
+class ModelState(ContractEnum):
     """Where a model stands. UNKNOWN: a state that is newer than this client."""
 
     UNKNOWN = -1
@@ -18,7 +19,7 @@ class ModelState(enum.IntEnum):
     UNLOADING = 7
 
 
-class HealthStatus(enum.IntEnum):
+class HealthStatus(ContractEnum):
     """What grpc.health.v1 says. UNKNOWN: not told, or newer than this client."""
 
     UNKNOWN = 0

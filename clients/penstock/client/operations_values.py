@@ -3,14 +3,14 @@
 Owns the shapes. Durations are seconds, moments seconds since 1970-01-01 UTC; None: not known.
 """
 
-import enum
 from dataclasses import dataclass
 
+from penstock.client.contract_enum import ContractEnum
 from penstock.client.events import RequestState, Timings, Usage, WaitReason
 from penstock.client.model_info import ModelState
 
 
-class RequestPhase(enum.IntEnum):
+class RequestPhase(ContractEnum):
     """What a live request does. UNKNOWN: a phase that is newer than this client."""
 
     UNKNOWN = -1
@@ -22,7 +22,7 @@ class RequestPhase(enum.IntEnum):
     DELIVER = 5
 
 
-class LogLevel(enum.IntEnum):
+class LogLevel(ContractEnum):
     """How severe what a server logs must at least be."""
 
     DEBUG = 1
@@ -31,7 +31,7 @@ class LogLevel(enum.IntEnum):
     ERROR = 4
 
 
-class ServerProcess(enum.IntEnum):
+class ServerProcess(ContractEnum):
     """A kind of process of a server."""
 
     ENGINE = 1
@@ -39,7 +39,7 @@ class ServerProcess(enum.IntEnum):
     OBSERVER = 3
 
 
-class FlightFormat(enum.IntEnum):
+class FlightFormat(ContractEnum):
     """How a flight record is written as a file.
 
     PERFETTO opens in ui.perfetto.dev; RAW is read by `penstock timeline` and `penstock simulate`.

@@ -255,4 +255,4 @@ def with_grace(request: GenerationRequest, grace_s: float | None) -> GenerationR
 
 def _no_such_option(name: str) -> str:
     nearest = get_close_matches(name, (*_TOP_LEVEL, *_GROUP_OF), n=1)
-    return f"{name}: no such option" + "".join(f"; is it {one}?" for one in nearest)
+    return f"{name}: no such option" + "".join(f"; did you mean {one}?" for one in nearest)

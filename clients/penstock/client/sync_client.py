@@ -103,6 +103,7 @@ class SyncClient(BlockingFace[Client]):
     generate = iterating(Client.generate)
     resume = iterating(Client.resume)
     chat = iterating(Client.chat)
+    chat_once = answering(Client.chat_once)
     generate_text = iterating(Client.generate_text)
     generate_once = answering(Client.generate_once)
     cancel = answering(Client.cancel)

@@ -20,7 +20,7 @@ def test_a_refused_deadline_says_what_it_takes_and_when_to_come_back() -> None:
     )
     assert describe_error(error) == (
         "DEADLINE_EXCEEDED (DEADLINE_UNREACHABLE): the deadline cannot be met;"
-        " it would take about 1.75 s; try again in 2.5 s [request r]"
+        " estimated time 1.75 s; retry in 2.5 s [request r]"
     )
 
 

@@ -167,17 +167,11 @@ def _told(error: BaseException) -> str:
 
 
 def describe_error(error: "PenstockError") -> str:
-    """One line: status, reason, message, fields, and what the caller may do about it."""
+    """The error in one line, with what to check where the failure did not come from a service."""
     line = str(error).replace("\n", " ")
     if not error.reason:
-        # The service has a reason for each failure: this one did not come from it.
+        # The service gives a reason for each failure: this one did not come from it.
         line += next((f"; {hint}" for words, hint in _HINTS.items() if words in line), "")
-    if error.estimate_s is not None:
-        line += f"; it would take about {error.estimate_s:g} s"
-    if error.retry_after_s is not None:
-        line += f"; try again in {error.retry_after_s:g} s"
-    if error.request_id:
-        line += f" [request {error.request_id}]"
     return line
 
 
