@@ -57,7 +57,6 @@ def check_exposure(
     for door, address in doors.items():
         if address is not None and not is_loopback(address):
             raise ValueError(
-                f"{door}: {address} can be reached from the network, and who calls there needs no"
-                f" credentials: give a policy-file that has some, or set {FLAG} to on if that is"
-                " meant"
+                f"{door}: {address} accepts remote connections without credentials: set policy-file"
+                f" to a file with credentials, or {FLAG} to on"
             )
