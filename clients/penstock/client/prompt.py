@@ -14,9 +14,11 @@ from typing import Any, TypeAlias, cast
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Image:
-    """An image in a message: the bytes of the file and their type.
+    """An image in a message.
 
-    `mime_type`: "image/png", "image/jpeg" or "image/webp".
+    Attributes:
+        data: The bytes of its file.
+        mime_type: "image/png", "image/jpeg" or "image/webp".
     """
 
     data: bytes
@@ -27,7 +29,10 @@ class Image:
 class ToolCall:
     """A tool call that the model made in an earlier answer.
 
-    `arguments`: a JSON object. `id`: what the message with the result gives as `tool_call_id`.
+    Attributes:
+        name: Name of the tool.
+        arguments: A JSON object.
+        id: The message with the result has it as `tool_call_id`.
     """
 
     name: str
@@ -39,9 +44,12 @@ class ToolCall:
 class ChatMessage:
     """One message of a conversation.
 
-    `role`: usually "system", "user", "assistant" or "tool". `content`: a text, or texts and images
-    in the order in which the model reads them. `name`: of the author, or of the tool.
-    `tool_call_id`: the tool call that this message is the result of.
+    Attributes:
+        role: Usually "system", "user", "assistant" or "tool".
+        content: A text, or texts and images in the order in which the model reads them.
+        name: Of the author, or of the tool.
+        tool_calls: Tool calls of an assistant's message.
+        tool_call_id: The tool call that this message is the result of.
     """
 
     role: str
@@ -66,8 +74,10 @@ with the value None are ignored; an unknown key raises TypeError.
 class TextPrompt:
     """Plain text, which the server tokenizes.
 
-    `add_special_tokens`: put a token such as BOS first, if the model has one; None: the server's
-    default, True.
+    Attributes:
+        text: The text.
+        add_special_tokens: Put a token such as BOS first, if the model has one; None: the server's
+            default, True.
     """
 
     text: str
@@ -76,21 +86,28 @@ class TextPrompt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenPrompt:
-    """Token ids of the model's vocabulary, used unchanged."""
+    """Token ids, used unchanged.
+
+    Attributes:
+        ids: Ids of the model's vocabulary.
+    """
 
     ids: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatPrompt:
-    """A conversation, oldest message first; the server renders it with the model's chat template.
+    """A conversation, which the server renders with the model's chat template.
 
-    `add_generation_prompt`: end with the start of the assistant's message; None: the server's
-    default, True. `window_tokens`: the longest rendered prompt, in tokens; the oldest messages are
-    left out to fit it, and `Accepted.num_dropped_messages` counts them. None: a conversation that
-    is too long raises `PromptTooLong`. `tools`: JSON objects for the template, {"type": "function",
-    "function": {...}}. `template_arguments`: the template's other variables, e.g.
-    {"enable_thinking": False}.
+    Attributes:
+        messages: Oldest first.
+        add_generation_prompt: End with the start of the assistant's message; None: the server's
+            default, True.
+        window_tokens: Longest rendered prompt, in tokens; the oldest messages are left out to fit,
+            see `Accepted.num_dropped_messages`. None: a conversation that is too long raises
+            `PromptTooLong`.
+        tools: JSON objects for the template, {"type": "function", "function": {...}}.
+        template_arguments: Other variables of the template, e.g. {"enable_thinking": False}.
     """
 
     messages: Sequence[ChatMessageLike]
