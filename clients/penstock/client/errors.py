@@ -57,7 +57,7 @@ STREAM_BROKEN = "STREAM_BROKEN"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FieldViolation:
-    """A bad `field` of a request, e.g. "sampling.temperature", and the `description` of its fault."""
+    """A bad `field` of a request, e.g. "sampling.temperature", and a `description` of its fault."""
 
     field: str
     description: str

@@ -41,7 +41,7 @@ class Parser(argparse.ArgumentParser):
         return super().format_help()
 
     def error(self, message: str) -> NoReturn:
-        """What is wrong, what may have been meant, and where the help is; exit code 2."""
+        """Print the error, a suggestion, and how to get help; exit code 2."""
         if message.startswith("unrecognized"):
             options = [name for action in self._actions for name in action.option_strings]
             words = (word.partition("=")[0] for word in message.split())
@@ -51,8 +51,9 @@ class Parser(argparse.ArgumentParser):
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         """As in argparse; an unknown command is reported with the one that may have been meant."""
-        if isinstance(action.choices, dict) and value not in action.choices:
-            known = list(action.choices)
+        commands: Any = action.choices
+        if isinstance(action.choices, dict) and value not in commands:
+            known = list(commands)
             likely = _did_you_mean(value, known) or f"; known are {', '.join(known)}"
             self.error(f"unknown command {value!r}{likely}")
         super()._check_value(action, value)
