@@ -207,20 +207,9 @@ async def test_nobody_there_has_its_own_exit_code(
 @pytest.mark.parametrize(
     ("args", "named"),
     [
-        (("generate",), "prompt"),
         (("generate", "Hi", "--top-k", "-1"), "sampling.top_k"),
         (("generate", "Hi", "--deadline", "nan"), "--deadline"),
-        (("generate", "Hi", "--max-tokens", "many"), "--max-tokens"),
         (("generate", ""), "prompt"),
-        (("grow",), "penstock: error: unknown command 'grow'; known are serve, build, generate,"),
-        (("generat",), "penstock: error: unknown command 'generat'; did you mean generate? (see"),
-        (("--verson",), "penstock: error: unrecognized arguments: --verson; did you mean"),
-        (("--",), "penstock: error: "),
-        (("bench", "--address", "x", "--rate", "3"), "--rate 3; did you mean --rates? (see"),
-        (("serve", "--bogus"), "penstock serve: error: unrecognized arguments: --bogus (see"),
-        (("serve", "--order", "lifo"), "--order must be one of fair, fcfs"),
-        (("serve", "--max-num-seq=4"), "--max-num-seq=4; did you mean --max-num-seqs? (see"),
-        (("generate", "Hi", "--temprature=4"), "--temprature=4; did you mean --temperature? (see"),
     ],
 )
 async def test_bad_usage_names_the_argument(
@@ -232,21 +221,6 @@ async def test_bad_usage_names_the_argument(
     assert named in result.err
     assert result.err.count("\n") == 1, "the usage does not hide what is wrong"
     assert server.seen == []
-
-
-async def test_no_command_prints_the_help(server: ScriptedServer) -> None:
-    result = await penstock(server)
-
-    assert (result.code, result.out) == (2, "")
-    assert result.err.startswith("usage: penstock")
-    assert "generate" in result.err
-
-
-async def test_the_version_is_an_option_too(server: ScriptedServer) -> None:
-    result = await penstock(server, "--version")
-
-    assert (result.code, result.err) == (0, "")
-    assert result.out.startswith("penstock ")
 
 
 async def test_bytes_that_are_no_text_are_bad_usage(server: ScriptedServer) -> None:
