@@ -31,6 +31,9 @@ class ModelCalls:
     def __init__(self, calls: Calls) -> None:
         self._calls = calls
 
+    def __repr__(self) -> str:
+        return f"Client({self._calls.pool.addresses!r})"
+
     async def list_models(
         self, *, deadline_s: float | None = CONTROL_DEADLINE_S, metadata: Metadata = ()
     ) -> tuple[Model, ...]:

@@ -97,6 +97,9 @@ class OperationsClient:
             pool, runtime=self._runtime, settings=settings, multiplex=None, sleep=sleep
         )
 
+    def __repr__(self) -> str:
+        return f"OperationsClient({self._calls.pool.addresses!r})"
+
     async def __aenter__(self) -> Self:
         return self
 

@@ -15,7 +15,9 @@ from penstock.client import (
     ChannelConfig,
     Client,
     PenstockError,
+    PoolConfig,
     SyncClient,
+    SyncOperationsClient,
     TraceContext,
     trace_context,
 )
@@ -108,6 +110,11 @@ def test_what_is_no_address_is_refused(
 ) -> None:
     with pytest.raises(ValueError, match=f"^address: .*{complaint}"):
         kind(address)
+
+
+def test_a_client_is_shown_with_its_addresses() -> None:
+    assert repr(SyncClient("a,b:1", pool=PoolConfig(num_channels=2))) == "SyncClient('a:50051,b:1')"
+    assert repr(SyncOperationsClient("a")) == "SyncOperationsClient('a:50052')"
 
 
 @pytest.fixture
