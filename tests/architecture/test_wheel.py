@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import pathlib
+import tomllib
 
 import pytest
 from hatchling.builders.wheel import WheelBuilder
+from packaging.requirements import Requirement
 
 REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
 FOLDERS = ("server/penstock/server/metrics/page",)
@@ -30,3 +32,12 @@ def test_compiled_kernels_are_in_the_wheel_although_git_ignores_them() -> None:
     builder = WheelBuilder(str(REPOSITORY))
     shipped = {file.distribution_path for file in builder.recurse_included_files()}
     assert "penstock/executor/torch/cpu_kernels/_kernels.so" in shipped
+
+
+def test_without_extras_only_what_the_client_needs_is_installed() -> None:
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text("utf-8"))["project"]
+    names = {Requirement(line).name for line in project["dependencies"]}
+    assert names == {
+        *("googleapis-common-protos", "grpcio", "grpcio-health-checking", "grpcio-status"),
+        "protobuf",
+    }

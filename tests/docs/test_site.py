@@ -15,10 +15,11 @@ from urllib.parse import urldefrag
 import pytest
 import yaml
 
+from penstock import client
 from support.pages import REPOSITORY
 
-pytest.importorskip("mkdocs", reason="needs the extra docs: pip install 'penstock[docs]'")
-pytest.importorskip("material", reason="needs the extra docs: pip install 'penstock[docs]'")
+for needed in ("mkdocs", "material", "mkdocstrings_handlers.python"):
+    pytest.importorskip(needed, reason="needs the extra docs: pip install 'penstock[docs]'")
 pytestmark = pytest.mark.docs
 
 # What a browser fetches by itself; where a reader may click is another matter.
@@ -110,6 +111,15 @@ def test_links_of_the_pages_lead_to_files(site: Path) -> None:
     }
 
     assert missing == set()
+
+
+def test_the_reference_of_the_client_is_made_from_its_docstrings(site: Path) -> None:
+    page = (site / "python-client.html").read_text(encoding="utf-8")
+
+    shown = set(re.findall(r'id="penstock\.client\.(?:errors\.)?(\w+)"', page))
+
+    assert set(client.__all__) - shown == set()
+    assert ":::" not in page
 
 
 def test_no_block_of_code_is_left_as_text(site: Path) -> None:

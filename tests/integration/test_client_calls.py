@@ -11,6 +11,7 @@ import penstock.v1 as pb
 from penstock.client import (
     CallCancelled,
     ChatMessage,
+    ChatMessageLike,
     Client,
     DeadlineExceeded,
     Finished,
@@ -99,7 +100,10 @@ async def test_generate_once(face: Face, server: ScriptedServer, time: FakeTime)
 
 
 async def test_chat(face: Face, server: ScriptedServer) -> None:
-    messages = [ChatMessage("system", "Be brief."), ChatMessage("user", "Hi")]
+    messages: list[ChatMessageLike] = [
+        ChatMessage("system", "Be brief."),
+        {"role": "user", "content": "Hi"},
+    ]
 
     if isinstance(face, AsyncFace):
         events = [event async for event in face.client.chat(messages, max_tokens=4)]
@@ -111,6 +115,23 @@ async def test_chat(face: Face, server: ScriptedServer) -> None:
         (turn.role, turn.parts[0].text) for turn in server.seen[0].request.chat_prompt.messages
     ]
     assert turns == [("system", "Be brief."), ("user", "Hi")]
+
+
+async def test_a_whole_answer_of_a_conversation(face: Face, server: ScriptedServer) -> None:
+    server.once.append(
+        pb.GenerateOnceResponse(
+            accepted=pb.RequestAccepted(request_id="r"),
+            outputs=[pb.TokenDelta(output_index=0, text="Aye.", num_tokens=1)],
+            finished=finished_message(1),
+        )
+    )
+
+    answer = await face.call("chat_once", [{"role": "user", "content": "Hi"}], max_tokens=4)
+
+    assert answer.text == "Aye."
+    request = server.seen[-1].request
+    assert request.chat_prompt.messages[0].parts[0].text == "Hi"
+    assert request.stopping.max_tokens == 4
 
 
 async def test_cancel_by_id(face: Face, server: ScriptedServer) -> None:

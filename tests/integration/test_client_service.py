@@ -1,6 +1,8 @@
 """Both clients with pool, batch and multiplex against a real `penstock serve`."""
 
+import ast
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -19,8 +21,10 @@ from penstock.client import (
     Tokens,
 )
 from support.client_faces import AsyncFace, Face, FakeTime, SyncFace, until_true
+from support.pages import REPOSITORY
 from support.service import Service, simulated, started
 
+NOTEBOOK = REPOSITORY / "clients" / "examples" / "penstock.ipynb"
 PROMPT = TokenPrompt(ids=(5, 6, 7, 8))
 GREEDY: dict[str, Any] = {"temperature": 0.0, "ignore_eos": True, "return_token_ids": True}
 
@@ -104,3 +108,25 @@ async def test_a_refusal_names_its_field(face: Face) -> None:
         await face.events(PROMPT, temperature=-1.0)
 
     assert [bad.field for bad in caught.value.field_violations] == ["sampling.temperature"]
+
+
+async def test_the_notebook_of_examples_runs(
+    service: Service, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PENSTOCK_ADDRESS", service.address)
+    cells = json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
+    names: dict[str, Any] = {}
+    for cell in cells:
+        if cell["cell_type"] == "code":
+            assert cell["outputs"] == []
+            code = compile(
+                "".join(cell["source"]), cell["id"], "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+            )
+            running = eval(code, names)
+            if running is not None:
+                await running
+
+    printed = capsys.readouterr().out
+    assert "FinishReason.LENGTH" in printed
+    assert "-> PromptTooLong" in printed
+    assert "sampling.top_p: must be" in printed

@@ -260,7 +260,7 @@ async def test_against_nothing_it_could_not_run() -> None:
         result = await verify("--address", f"127.0.0.1:{nobody.getsockname()[1]}")
 
     assert result.code == 2
-    assert "penstock verify: no service answers: UNAVAILABLE" in result.err
+    assert "penstock verify: no service at 127.0.0.1:" in result.err
     assert "Traceback" not in result.err
 
 

@@ -142,6 +142,7 @@ from penstock.client.pool import (
 )
 from penstock.client.prompt import (
     ChatMessage,
+    ChatMessageLike,
     ChatPrompt,
     Image,
     Prompt,
@@ -185,6 +186,7 @@ __all__ = [
     "CallSettings",
     "ChannelConfig",
     "ChatMessage",
+    "ChatMessageLike",
     "ChatPrompt",
     "ChoiceConstraint",
     "Client",

@@ -13,14 +13,16 @@ from penstock.client.options import GenerationRequest
 from penstock.client.prompt import PromptLike
 
 BatchRequest: TypeAlias = PromptLike | GenerationRequest
+"""One request of a batch: a prompt, or a whole request."""
+
 BatchItem: TypeAlias = tuple[int, Event | PenstockError]
-"""Which request of the batch, counted from 0, and what happened to it; an error comes last."""
+"""Index of the request in the batch, from 0, and its next event; an error comes last."""
 
 OnEvent: TypeAlias = Callable[[int, Event], None]
 
 
 class GenerationBuilder:
-    """Puts the events of one stream together. A second Accepted begins anew: it was retried."""
+    """Collects the events of one stream into a `Generation`; a second `Accepted` starts again."""
 
     def __init__(self) -> None:
         self._accepted: Accepted | None = None
@@ -42,7 +44,7 @@ class GenerationBuilder:
             self._finished = event
 
     def result(self) -> Generation:
-        """The whole. Raises StreamBroken before Finished."""
+        """The whole generation. Raises `StreamBroken` before `Finished`."""
         if self._accepted is None or self._finished is None:
             raise StreamBroken.because("the stream has not ended")
         return Generation(

@@ -46,6 +46,9 @@ class BlockingFace(Generic[AsyncT_co]):
     def __init__(self, asynchronous: AsyncT_co) -> None:
         self._asynchronous = asynchronous
 
+    def __repr__(self) -> str:
+        return f"Sync{self._asynchronous!r}"
+
 
 def _beneath(face: BlockingFace[AsyncT]) -> AsyncT:
     return face._asynchronous  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]

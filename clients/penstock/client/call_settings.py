@@ -32,9 +32,15 @@ MAX_NUM_PAGES = 1000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallSettings:
-    """Retry policy, metadata and token sent with every call, and the sources of time and chance.
+    """What a client sends with every call, and its sources of time and random numbers, for tests.
 
-    A call whose metadata has an `authorization` of its own is sent with that one.
+    Attributes:
+        retry: When failed calls are retried.
+        metadata: Pairs of key and value; with an `authorization`, `token` is not sent.
+        token: Bearer token, or a function that returns it.
+        clock: Monotonic time in seconds.
+        random: Random numbers from 0 to 1.
+        budget: Limits retries to a share of the client's calls.
     """
 
     retry: RetryPolicy

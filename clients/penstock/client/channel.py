@@ -12,10 +12,10 @@ from penstock.client.service_config import default_service_config
 
 DEFAULT_PORT = 50051
 DEFAULT_ADDRESS = f"127.0.0.1:{DEFAULT_PORT}"
-"""Where `penstock serve` listens unless told otherwise."""
+"""Where `penstock serve` listens by default."""
 DEFAULT_OPERATIONS_PORT = DEFAULT_PORT + 1
 DEFAULT_OPERATIONS_ADDRESS = f"127.0.0.1:{DEFAULT_OPERATIONS_PORT}"
-"""Where its OperationsService is, unless told otherwise."""
+"""The operations port of `penstock serve` by default."""
 
 _TARGET_SCHEMES = ("dns", "unix", "unix-abstract", "vsock", "ipv4", "ipv6", "xds", "google-c2p")
 _COMMA_SCHEMES = ("ipv4:", "ipv6:", "unix:", "unix-abstract:")
@@ -76,15 +76,18 @@ def grpc_targets(address: str | Sequence[str]) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChannelConfig:
-    """Connection settings.
+    """How connections are made. Raises ValueError, which names the field, for a value out of range.
 
-    `keepalive_s`: seconds between pings while calls are open, at least 20; a ping that is not
-    answered within `keepalive_timeout_s` ends the connection. `max_message_bytes` bounds messages
-    either way. `max_reconnect_backoff_s` bounds the wait between attempts to connect. After
-    `idle_timeout_s` without a call the connection is dropped; the next call makes another.
-    `service_config`: JSON for gRPC in place of our own, which is round robin for targets with
-    several servers; one with a retryPolicy goes with `retry=NO_RETRY` only. `server_name`: what the
-    server's certificate must be for, where that is not the host of the address.
+    Attributes:
+        keepalive_s: Seconds between pings while calls are open, at least 20.
+        keepalive_timeout_s: A ping without an answer for this long ends the connection.
+        max_message_bytes: Largest message, either way.
+        max_reconnect_backoff_s: Longest wait between attempts to connect.
+        idle_timeout_s: The connection is dropped after this long without a call; the next call
+            makes another one.
+        service_config: gRPC's service config as JSON. Default: round robin for targets of several
+            servers. One with a `retryPolicy` requires `retry=NO_RETRY`.
+        server_name: The name that the server's certificate must have, if not the address's host.
     """
 
     keepalive_s: float = 30.0

@@ -55,7 +55,7 @@ from penstock.client.options import (
     with_grace,
 )
 from penstock.client.pool import PoolConfig, PoolState
-from penstock.client.prompt import ChatMessage, ChatPrompt, PromptLike
+from penstock.client.prompt import ChatMessageLike, ChatPrompt, PromptLike
 from penstock.client.resuming import ResumePoint
 from penstock.client.retry import Attempts, RetryPolicy
 from penstock.client.runtime import ASYNCIO, Canceller, Runtime
@@ -64,13 +64,13 @@ from penstock.client.trace_context import TraceContext
 
 
 class Client(ModelCalls):
-    """Talks to one service. Use it from one event loop; it may serve any number of tasks.
+    """The asyncio client of a server. Use it in one event loop; any number of tasks may share it.
 
-    Every call raises a `PenstockError` when it fails, ValueError or TypeError for arguments that
-    do not fit the contract, RuntimeError on a closed client. `deadline_s` is the time a call may
-    take in seconds, all attempts together and the wait for a turn with them; the server learns it
-    as the gRPC deadline. `trace` stands in for the current OpenTelemetry context. `metadata` is
-    sent with the call.
+    Every call raises `PenstockError` when it fails, ValueError or TypeError for arguments that do
+    not fit the contract, RuntimeError on a closed client. `deadline_s`: seconds that a call may
+    take, with all attempts and the wait for its turn; it is sent as the gRPC deadline. `trace`: the
+    trace of the call; None: that of the current OpenTelemetry span. `metadata`: gRPC metadata of
+    the call.
     """
 
     _runtime: ClassVar[Runtime] = ASYNCIO
@@ -91,16 +91,16 @@ class Client(ModelCalls):
         settings: CallSettings | None = None,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        """Connects at the first call. Without `tls` or `credentials` the connection is plain text.
+        """The client connects at its first call, in plain text without `tls` or `credentials`.
 
-        `token`: the bearer token of every call, or what is asked for it before each; not over plain
-        text to another machine (ValueError). `tls` True: TLS as the system believes in authorities.
-        `address`: HOST:PORT (50051 for a host alone) or another gRPC target, or several of them,
-        in a sequence or with commas between; ValueError for what is neither. `metadata` goes with
-        every call, e.g. `authorization`. `pool`: how many connections and calls. `multiplex`: send
-        all generations of a connection over one Multiplex call. `resume_grace_s`: how long streams
-        outlive a lost connection, where the request does not say. `settings` replaces `retry` and
-        `metadata` as a whole; with it and `sleep` tests bring their own time.
+        `address`: HOST, HOST:PORT (default 50051) or another gRPC target; several in a sequence or
+        separated by commas. `token`: bearer token of every call, or a function that returns it,
+        called for each; ValueError if it would cross a network in plain text. `tls`: True, with the
+        system's authorities, or a `TlsConfig`. `credentials`: gRPC's own, in place of `tls`.
+        `metadata`: sent with every call. `pool`: numbers of connections and calls. `multiplex`:
+        send all generations of a connection over one Multiplex call. `resume_grace_s`: seconds for
+        which streams survive a lost connection, unless the request sets it. `settings` replaces
+        `retry` and `metadata`; it and `sleep` let tests control time.
         """
         settings = settings or CallSettings(retry=retry or RetryPolicy(), metadata=tuple(metadata))
         credentials = channel_credentials(tls, credentials)
@@ -144,7 +144,7 @@ class Client(ModelCalls):
         await self.close()
 
     async def close(self, *, grace_s: float = 0.0) -> None:
-        """Take no more calls, wait up to `grace_s` for open ones, cancel the rest and hang up.
+        """Take no more calls, wait up to `grace_s` seconds for open ones, then disconnect.
 
         Calls that wait for their turn end at once. May be called twice.
         """
@@ -152,7 +152,7 @@ class Client(ModelCalls):
 
     @property
     def pool_state(self) -> PoolState:
-        """How many connections and calls there are now."""
+        """Numbers of connections and calls now."""
         return self._calls.pool.state
 
     def generate(
@@ -164,12 +164,12 @@ class Client(ModelCalls):
         metadata: Metadata = (),
         **options: Unpack[GenerationOptions],
     ) -> AsyncGenerator[Event, None]:
-        """Stream the events of one generation: Accepted first, Finished last.
+        """Stream the events of one generation: `Accepted` first, `Finished` last.
 
-        Sent when iteration starts. Leaving the iterator early (closing it, a `break`, a
-        cancelled task, Ctrl-C) cancels the request; `contextlib.aclosing`, `closing` for the
-        blocking client, makes that prompt. A call that is tried again begins anew with Accepted;
-        that never happens after output was delivered.
+        The request is sent when iteration starts. Leaving the iterator early (`aclose`, `break`, a
+        cancelled task, Ctrl-C) cancels it, at once with `contextlib.aclosing` (`closing` for the
+        blocking client). A retried call starts again with `Accepted`; it is never retried after
+        output.
         """
         wanted = with_grace(build_request(prompt, options), self._resume_grace_s)
         request = encode_request(wanted)
@@ -185,13 +185,13 @@ class Client(ModelCalls):
         trace: TraceContext | None = None,
         metadata: Metadata = (),
     ) -> AsyncGenerator[Event, None]:
-        """Stream the rest of a request that outlived its stream, from `point` on.
+        """Stream the rest of a request whose stream was lost, from `point` on.
 
-        A request id alone asks for all of it. Whoever still reads the older stream meets
-        StreamSuperseded there. Connections that are lost again are made good for `resume_grace_s`,
-        the client's own unless given; leaving the iterator early then cancels the request, and
-        otherwise leaves it to its grace. Raises RequestNotFound when that is over,
-        SequenceUnavailable for messages that are no longer kept.
+        A request id alone means from the start. An older stream of the request ends with
+        `StreamSuperseded`. Connections that are lost again are restored for `resume_grace_s`
+        seconds, by default the client's; then leaving the iterator early cancels the request,
+        otherwise the request keeps its grace. Raises `RequestNotFound` after the grace, and
+        `SequenceUnavailable` for messages that are no longer kept.
         """
         if isinstance(point, str):
             point = ResumePoint(request_id=point)
@@ -206,7 +206,7 @@ class Client(ModelCalls):
 
     def chat(
         self,
-        messages: Sequence[ChatMessage],
+        messages: Sequence[ChatMessageLike],
         *,
         tools: Sequence[Mapping[str, Any]] = (),
         template_arguments: Mapping[str, Any] | None = None,
@@ -215,14 +215,30 @@ class Client(ModelCalls):
         metadata: Metadata = (),
         **options: Unpack[GenerationOptions],
     ) -> AsyncGenerator[Event, None]:
-        """Stream the events of the next message of a conversation; as `generate`.
+        """Stream the events of the next message of a conversation; otherwise as `generate`.
 
-        `tools`, `template_arguments`: see `ChatPrompt`.
+        `messages`: `ChatMessage` values or dicts such as {"role": "user", "content": "Hello"},
+        oldest first. `tools`, `template_arguments`: see `ChatPrompt`.
         """
-        prompt = ChatPrompt(
-            messages=tuple(messages), tools=tuple(tools), template_arguments=template_arguments
-        )
+        prompt = _conversation(messages, tools, template_arguments)
         return self.generate(
+            prompt, deadline_s=deadline_s, trace=trace, metadata=metadata, **options
+        )
+
+    async def chat_once(
+        self,
+        messages: Sequence[ChatMessageLike],
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        template_arguments: Mapping[str, Any] | None = None,
+        deadline_s: float | None = None,
+        trace: TraceContext | None = None,
+        metadata: Metadata = (),
+        **options: Unpack[GenerationOptions],
+    ) -> Generation:
+        """Return the next message of a conversation as a whole: `chat`, as `generate_once`."""
+        prompt = _conversation(messages, tools, template_arguments)
+        return await self.generate_once(
             prompt, deadline_s=deadline_s, trace=trace, metadata=metadata, **options
         )
 
@@ -235,7 +251,7 @@ class Client(ModelCalls):
         metadata: Metadata = (),
         **options: Unpack[GenerationOptions],
     ) -> AsyncGenerator[str, None]:
-        """Stream the text of one output, in pieces that are never empty. `n` must be 1."""
+        """Stream the text of one output, in pieces that are not empty. `n` must be 1."""
         request = build_request(prompt, options)
         require_one_output(request)
         events = self.generate(request, deadline_s=deadline_s, trace=trace, metadata=metadata)
@@ -250,7 +266,7 @@ class Client(ModelCalls):
         metadata: Metadata = (),
         **options: Unpack[GenerationOptions],
     ) -> Generation:
-        """Generate and answer as a whole. Give a deadline: nothing comes before the end."""
+        """Return a whole generation. Set a deadline: nothing is delivered before the end."""
         message = encode_request(build_request(prompt, options))
         attempts = self._calls.settings.attempts(deadline_s)
         pairs = self._calls.pairs(metadata, trace)
@@ -275,14 +291,14 @@ class Client(ModelCalls):
         metadata: Metadata = (),
         **options: Unpack[GenerationOptions],
     ) -> AsyncGenerator[BatchItem, None]:
-        """Generate for many prompts, `max_concurrency` at a time: (index, event) as they come.
+        """Generate for many prompts, `max_concurrency` at a time: (index, event) as they arrive.
 
-        A request that fails ends with (index, PenstockError), and the others go on. The next one
-        is taken from `requests` when one has ended, so that they may be endless; no more are open
-        than `PoolConfig.max_concurrent_calls` allows. Whoever iterates slowly slows the streams
-        down. `deadline_s` holds for each request from its start; `options` are those of each.
-        Leaving the iterator early cancels what is open. Raises ValueError or TypeError for a
-        request that does not fit the contract, which ends the batch.
+        A request that fails ends with (index, PenstockError); the others continue. `requests` may
+        be endless: the next one is taken when one has ended, and no more are open than
+        `PoolConfig.max_concurrent_calls`. A slow reader slows the streams down. `deadline_s` counts
+        from the start of each request; `options` apply to each. Leaving the iterator early cancels
+        what is open. ValueError or TypeError for a request that does not fit the contract ends the
+        batch.
         """
         require_requests(requests)
         width = batch_width(max_concurrency, self._pool_config.max_concurrent_calls)
@@ -310,11 +326,11 @@ class Client(ModelCalls):
         metadata: Metadata = (),
         **options: Unpack[GenerationOptions],
     ) -> list[Generation | PenstockError]:
-        """Generate for many prompts; the results in the order of `requests`.
+        """Generate for many prompts; return the results in the order of `requests`.
 
-        A request that fails has its PenstockError there. `on_event` is called with (index, event)
-        for each event as it comes, in this task or thread; what it raises ends the batch.
-        Otherwise as `generate_many`.
+        The result of a request that fails is its `PenstockError`. `on_event` is called with (index,
+        event) for each event, in this task or thread; an exception in it ends the batch. Otherwise
+        as `generate_many`.
         """
         results = BatchResults(on_event)
         items = self.generate_many(
@@ -337,7 +353,7 @@ class Client(ModelCalls):
         trace: TraceContext | None = None,
         metadata: Metadata = (),
     ) -> RequestState:
-        """Cancel a live request of the same tenant; where it stood. Raises RequestNotFound."""
+        """Cancel a live request of the same tenant; its state before. Raises `RequestNotFound`."""
         request = pb.CancelRequest(request_id=request_id)
         settings = self._calls.settings
         response = await self._calls.unary(
@@ -358,6 +374,16 @@ class Client(ModelCalls):
             async for event in events:
                 builder.add(event)
         return builder.result()
+
+
+def _conversation(
+    messages: Sequence[ChatMessageLike],
+    tools: Sequence[Mapping[str, Any]],
+    template_arguments: Mapping[str, Any] | None,
+) -> ChatPrompt:
+    return ChatPrompt(
+        messages=tuple(messages), tools=tuple(tools), template_arguments=template_arguments
+    )
 
 
 async def _texts(events: AsyncGenerator[Event, None]) -> AsyncGenerator[str, None]:

@@ -55,6 +55,11 @@ class Connections:
         self.is_closed = False
 
     @property
+    def addresses(self) -> str:
+        """The targets, separated by commas."""
+        return ",".join(dict.fromkeys(self._targets))
+
+    @property
     def state(self) -> PoolState:
         """A snapshot."""
         with self._lock:

@@ -12,7 +12,7 @@ from typing import TypeAlias
 import grpc
 
 Token: TypeAlias = str | Callable[[], str]
-"""A bearer token, or what is asked for one before each call: tokens expire."""
+"""A bearer token, or a function that returns one, called for each call: tokens expire."""
 
 MAX_TOKEN_BYTES = 16384
 """Of a file with a token: servers take less."""
@@ -21,10 +21,14 @@ _UNIX_SCHEMES = ("unix:", "unix-abstract:")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TlsConfig:
-    """TLS. `ca`: PEM file with the authorities that are believed, None for those of the system.
+    """TLS with PEM files, which are read when a client is made.
 
-    `cert` and `key`: PEM files with the client's own chain and key, where TLS is mutual. They are
-    read when a client is made. Raises ValueError naming the field when one is missing.
+    Raises ValueError when only one of `cert` and `key` is given.
+
+    Attributes:
+        ca: Certificates of the trusted authorities; None: those of the system.
+        cert: The client's certificate chain, for mutual TLS.
+        key: The client's private key, for mutual TLS.
     """
 
     ca: Path | None = None

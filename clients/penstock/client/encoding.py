@@ -23,7 +23,7 @@ from penstock.client.options import (
     OutputOptions,
     RegexConstraint,
 )
-from penstock.client.prompt import ChatPrompt, Prompt, TextPrompt
+from penstock.client.prompt import ChatPrompt, Prompt, TextPrompt, as_message
 
 _GROUPS: Final = ("sampling", "stopping", "output", "scheduling", "cache")
 _SAMPLING_SCALARS = (
@@ -81,8 +81,9 @@ def encode_prompt(prompt: Prompt, message: pb.GenerateRequest | pb.TokenizeReque
 
 def _encode_chat(prompt: ChatPrompt, message: pb.ChatPrompt) -> None:
     message.SetInParent()
-    for index, turn in enumerate(prompt.messages):
+    for index, item in enumerate(prompt.messages):
         path = f"chat_prompt.messages[{index}]"
+        turn = as_message(item, path)
         encoded = message.messages.add()
         _set(encoded, "role", turn.role, f"{path}.role")
         _set(encoded, "name", turn.name, f"{path}.name")

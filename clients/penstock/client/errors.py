@@ -1,28 +1,28 @@
 """What a call may raise, and the one table from status and reason to exception class.
 
-Owns the exception tree. Does not know how a status travels: see `status.py`.
+Owns the exception tree. How a status is read from a call: see `status.py`.
 
     PenstockError                  every failure of a call; catch this to catch them all
     +-- InvalidArgument            a field is missing or out of range; see `field_violations`
     |   +-- PromptTooLong          the prompt, with max_tokens, exceeds the model's context
     |   +-- ExceedsKVCache         would not fit the KV cache even alone
     |   +-- MalformedRequest       the bytes were not the expected message
-    |   +-- ExecutorRefused        cannot be done, now or later: a constraint that does not compile
+    |   +-- ExecutorRefused        can never be done, e.g. a constraint that does not compile
     +-- NotFound
     |   +-- ModelNotFound
     |   +-- AdapterNotFound
-    |   +-- RequestNotFound        cancel of a request that is not live, or not yours
+    |   +-- RequestNotFound        the request is not live, or of another tenant
     +-- AlreadyExists
-    |   +-- RequestIdInUse         a request with this id is in flight; it goes on unharmed
+    |   +-- RequestIdInUse         a live request has this id; it is not affected
     |   +-- ModelExists
     +-- ResourceExhausted          see `retry_after_s`
     |   +-- QueueFull
     |   +-- QuotaExceeded
     |   +-- ReaderStalled          the stream was not read for too long
-    |   +-- BacklogFull            found by the client: too many calls of its own wait
+    |   +-- BacklogFull            raised by the client: too many of its calls wait
     +-- DeadlineExceeded           see `deadline_s`
-    |   +-- DeadlineUnreachable    it could not have been met; see `estimate_s`, `retry_after_s`
-    +-- Unavailable                nobody answers at the address, or the server takes no requests
+    |   +-- DeadlineUnreachable    it could not be met; see `estimate_s`, `retry_after_s`
+    +-- Unavailable                no server at the address, or it takes no requests
     |   +-- Draining               the server is about to stop; try another
     |   +-- EngineDown
     +-- Unimplemented
@@ -34,10 +34,10 @@ Owns the exception tree. Does not know how a status travels: see `status.py`.
     +-- OutOfRange
     |   +-- SequenceUnavailable
     +-- FailedPrecondition
-    |   +-- ModelNotReady          being loaded or unloaded, or could not be loaded
-    |   +-- NotPossibleNow         told to operators; the message says why
+    |   +-- ModelNotReady          it is loaded or unloaded, or could not be loaded
+    |   +-- NotPossibleNow         an operator's call; the message names the reason
     +-- Aborted
-    |   +-- StreamSuperseded       another stream took the request over
+    |   +-- StreamSuperseded       another stream resumed the request
     +-- CallCancelled              the call was cancelled by the server or a proxy
     +-- StreamBroken               the stream broke the contract: a gap, or no Finished at its end
 """
@@ -52,12 +52,12 @@ ERROR_DOMAIN = "penstock.dev"
 """`google.rpc.ErrorInfo.domain` of the reasons in the table below."""
 
 STREAM_BROKEN = "STREAM_BROKEN"
-"""Reason of `StreamBroken`, which the client finds and no server sends."""
+"""Reason of `StreamBroken`, which the client raises and no server sends."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FieldViolation:
-    """One bad field: its path in the request message, e.g. "sampling.temperature"."""
+    """A bad `field` of a request, e.g. "sampling.temperature", and a `description` of its fault."""
 
     field: str
     description: str
@@ -67,10 +67,16 @@ class FieldViolation:
 class Failure:
     """What is known of a failed call.
 
-    `reason` is a name of `ErrorReason` without its prefix, "" when the status carried none (a
-    proxy, the network, gRPC itself). `retry_after_s`: seconds after which the server suggests to
-    try again, None for no suggestion. `is_retry_refused`: the server asked not to retry.
-    `metadata`: what ErrorInfo carried besides.
+    Attributes:
+        code: The gRPC status.
+        message: For people.
+        reason: Name of an `ErrorReason`, e.g. "QUEUE_FULL"; "" when the status has none, because
+            it came from a proxy, the network or gRPC.
+        retry_after_s: Seconds after which the server suggests a retry; None: no suggestion.
+        is_retry_refused: Whether the server asked not to retry.
+        field_violations: The bad fields of a request.
+        request_id: The request; "" if not known.
+        metadata: More values of the reason, from `google.rpc.ErrorInfo`.
     """
 
     code: grpc.StatusCode
@@ -84,25 +90,30 @@ class Failure:
 
 
 class PenstockError(Exception):
-    """A call failed. The properties are those of `Failure`."""
+    """A failed call. Its text has status, reason, message, fields, retry time, request id."""
 
     def __init__(self, failure: Failure) -> None:
         super().__init__(failure)
         self.failure = failure
 
     def __str__(self) -> str:
-        """One line: status, reason, message, and the fields that the message does not name."""
-        is_told = self.reason in ("", self.code.name)
-        reason = "" if is_told else f" ({self.reason})"
-        fields = "".join(
-            f"; {bad.field}: {bad.description}"
+        """One line: status, reason, message, fields it does not name, retry time, request id."""
+        reason = "" if self.reason in ("", self.code.name) else f" ({self.reason})"
+        parts = [f"{self.code.name}{reason}: {self.message}"]
+        parts += [
+            f"{bad.field}: {bad.description}"
             for bad in self.field_violations
             if bad.field not in self.message
-        )
-        return f"{self.code.name}{reason}: {self.message}{fields}"
+        ]
+        if self.estimate_s is not None:
+            parts.append(f"estimated time {self.estimate_s:g} s")
+        if self.retry_after_s is not None:
+            parts.append(f"retry in {self.retry_after_s:g} s")
+        request = f" [request {self.request_id}]" if self.request_id else ""
+        return "; ".join(parts) + request
 
     def of_request(self, request_id: str) -> Self:
-        """The same failure as it befell one request."""
+        """The same failure with the id of one request."""
         return type(self)(replace(self.failure, request_id=request_id))
 
     @property
@@ -122,24 +133,17 @@ class PenstockError(Exception):
 
     @property
     def retry_after_s(self) -> float | None:
-        """Seconds after which the server suggests to try again."""
+        """Seconds after which the server suggests a retry; None: no suggestion."""
         return self.failure.retry_after_s
 
     @property
     def estimate_s(self) -> float | None:
-        """Seconds from the request's arrival to what it was refused for want of, as foreseen.
-
-        That is its first token or its end, whichever the deadline in question is for. None where
-        the server has no estimate.
-        """
+        """Estimated seconds from arrival to what missed its deadline; None: no estimate."""
         return _seconds(self.metadata.get("estimate_ms"))
 
     @property
     def chance(self) -> float | None:
-        """Probability, 0 to 1, that the whole answer would have met its deadline.
-
-        Of a request that was refused, dropped or given up for a small one; None of others.
-        """
+        """Probability, 0 to 1, of meeting the deadline, where it was too small; None otherwise."""
         try:
             return float(self.metadata["chance"])
         except (KeyError, ValueError):
@@ -152,12 +156,12 @@ class PenstockError(Exception):
 
     @property
     def request_id(self) -> str:
-        """The request, if the server told; "" otherwise."""
+        """The request; "" if not known."""
         return self.failure.request_id
 
     @property
     def metadata(self) -> Mapping[str, str]:
-        """Values that belong to the reason, e.g. `num_prompt_tokens`."""
+        """More values of the reason, e.g. `num_prompt_tokens`."""
         return self.failure.metadata
 
 
@@ -174,11 +178,11 @@ class ExceedsKVCache(InvalidArgument):
 
 
 class MalformedRequest(InvalidArgument):
-    """The bytes were not the expected message."""
+    """The server could not parse the message."""
 
 
 class ExecutorRefused(InvalidArgument):
-    """The executor cannot do what was asked, now or later, e.g. compile the constraint."""
+    """The executor can never do what was asked, e.g. compile the constraint."""
 
 
 class NotFound(PenstockError):
@@ -194,23 +198,23 @@ class AdapterNotFound(NotFound):
 
 
 class RequestNotFound(NotFound):
-    """The request is not live, or not the caller's."""
+    """No live request of this tenant has the id."""
 
 
 class AlreadyExists(PenstockError):
-    """What the call would create exists."""
+    """What the call would create already exists."""
 
 
 class RequestIdInUse(AlreadyExists):
-    """A request with this id is in flight; it goes on unharmed."""
+    """A live request has this id; it is not affected."""
 
 
 class ModelExists(AlreadyExists):
-    """The model is loaded already."""
+    """The model is already loaded."""
 
 
 class ResourceExhausted(PenstockError):
-    """A limit was met."""
+    """A limit was reached."""
 
 
 class QueueFull(ResourceExhausted):
@@ -218,36 +222,36 @@ class QueueFull(ResourceExhausted):
 
 
 class QuotaExceeded(ResourceExhausted):
-    """The tenant has used its share."""
+    """A quota of the tenant is exceeded; the message names it."""
 
 
 class ReaderStalled(ResourceExhausted):
-    """The stream was not read for too long, and its backlog was cut."""
+    """The stream was not read for too long, so the server ended it."""
 
 
 class BacklogFull(ResourceExhausted):
-    """Too many calls of this client wait for their turn; nothing was sent."""
+    """Too many calls wait in this client, see `PoolConfig.max_waiting_calls`; nothing was sent."""
 
 
 class DeadlineExceeded(PenstockError):
-    """A deadline passed. `metadata["deadline"]` tells which: ttft, total, grpc or server."""
+    """A deadline passed. `metadata["deadline"]` is its kind: ttft, total, grpc or server."""
 
     @property
     def deadline_s(self) -> float | None:
-        """Seconds from the request's arrival to that deadline; None if the server did not say."""
+        """Seconds from the request's arrival to that deadline; None: not known."""
         return _seconds(self.metadata.get("deadline_ms"))
 
 
 class DeadlineUnreachable(DeadlineExceeded):
-    """Refused at once, or dropped from the queue: the deadline could not have been met.
+    """The deadline could not be met: the request was rejected, or dropped from the queue.
 
-    Nothing was computed for it. It is not tried again on its own, because the same deadline will
-    usually have passed by then: whoever sets a new one may, after `retry_after_s`.
+    Nothing was computed. The client does not retry, because the deadline would have passed by then;
+    the caller may, with a new deadline, after `retry_after_s`.
     """
 
 
 class Unavailable(PenstockError):
-    """Nobody answers at the address, or the server takes no requests."""
+    """No server at the address, or the server takes no requests."""
 
 
 class Draining(Unavailable):
@@ -255,11 +259,11 @@ class Draining(Unavailable):
 
 
 class EngineDown(Unavailable):
-    """The engine stopped and could not take the request up again."""
+    """The engine stopped and could not continue the request."""
 
 
 class Unimplemented(PenstockError):
-    """The server does not do this."""
+    """The server does not implement this."""
 
 
 class FeatureUnsupported(Unimplemented):
@@ -267,7 +271,7 @@ class FeatureUnsupported(Unimplemented):
 
 
 class Internal(PenstockError):
-    """A fault of the server, or an answer that makes no sense."""
+    """A fault of the server, or an invalid answer."""
 
 
 class ExecutorRequestFailed(Internal):
@@ -283,11 +287,11 @@ class PermissionDenied(PenstockError):
 
 
 class OutOfRange(PenstockError):
-    """What was asked for lies outside of what there is."""
+    """A value is outside of what exists."""
 
 
 class SequenceUnavailable(OutOfRange):
-    """The messages asked for are no longer kept, or were never sent."""
+    """The messages to resume from are no longer kept, or were never sent."""
 
 
 class FailedPrecondition(PenstockError):
@@ -295,19 +299,19 @@ class FailedPrecondition(PenstockError):
 
 
 class ModelNotReady(FailedPrecondition):
-    """The model is being loaded or unloaded, or could not be loaded."""
+    """The model is it is loaded or unloaded, or could not be loaded."""
 
 
 class NotPossibleNow(FailedPrecondition):
-    """What an operator asked for cannot be had now."""
+    """An operator's call is not possible now; the message names the reason."""
 
 
 class Aborted(PenstockError):
-    """The call was ended in favour of another."""
+    """The call ended in favour of another."""
 
 
 class StreamSuperseded(Aborted):
-    """Another stream took the request over; it goes on there."""
+    """Another stream resumed the request and continues it."""
 
 
 class CallCancelled(PenstockError):
@@ -319,7 +323,7 @@ class StreamBroken(PenstockError):
 
     @classmethod
     def because(cls, message: str, request_id: str = "") -> "StreamBroken":
-        """Make the error; its code is DATA_LOSS and its reason STREAM_BROKEN."""
+        """Make the error, with the code DATA_LOSS and the reason STREAM_BROKEN."""
         return cls(
             Failure(
                 code=grpc.StatusCode.DATA_LOSS,
@@ -331,7 +335,7 @@ class StreamBroken(PenstockError):
 
 
 def _seconds(milliseconds: str | None) -> float | None:
-    """What ErrorInfo tells as milliseconds; None for what is no number."""
+    """Milliseconds of ErrorInfo in seconds; None for what is not a number."""
     if milliseconds is None or not (milliseconds.isascii() and milliseconds.isdigit()):
         return None
     return int(milliseconds) / 1e3
@@ -387,8 +391,8 @@ _BY_REASON: Mapping[tuple[grpc.StatusCode, str], type[PenstockError]] = {
 def error_of(failure: Failure) -> PenstockError:
     """Make the exception for a failure: by status and reason, else by status alone.
 
-    A reason that does not belong to the status is not believed; a status outside the table gives
-    a plain PenstockError.
+    A reason that does not belong to the status is ignored; a status outside the table gives a plain
+    PenstockError.
     """
     by_code = _BY_CODE.get(failure.code, PenstockError)
     return _BY_REASON.get((failure.code, failure.reason), by_code)(failure)

@@ -1,16 +1,26 @@
 """What comes back from a generation, as frozen values.
 
-Owns the events of a stream and the whole result. Every event carries `sequence`, which counts the
-messages of one stream from 0. Durations are seconds, as the server measured them.
+Owns the events of a stream and the whole result. The server measures durations, in seconds. Every
+event of a stream has `sequence`, which counts its messages from 0.
 """
 
-import enum
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from penstock.client.contract_enum import ContractEnum
 
-class RequestState(enum.IntEnum):
-    """Where a request stands. UNKNOWN: a state that is newer than this client."""
+
+class RequestState(ContractEnum):
+    """The state of a request.
+
+    Attributes:
+        UNKNOWN: A state that is newer than this client.
+        UNSPECIFIED: Not reported.
+        PENDING: In the queue; it has no KV cache blocks.
+        PROCESSING: In the running batch: prefill or decode.
+        COMPLETED: Ended without a failure; cancelled requests too.
+        ERROR: Failed.
+    """
 
     UNKNOWN = -1
     UNSPECIFIED = 0
@@ -20,8 +30,17 @@ class RequestState(enum.IntEnum):
     ERROR = 4
 
 
-class FinishReason(enum.IntEnum):
-    """Why an output ended well. UNKNOWN: a reason that is newer than this client."""
+class FinishReason(ContractEnum):
+    """Why an output ended well.
+
+    Attributes:
+        UNKNOWN: A reason that is newer than this client.
+        UNSPECIFIED: Not reported.
+        STOP: The model's end-of-sequence token, a stop string or a stop token id.
+        LENGTH: `max_tokens`, or the end of the model's context.
+        TIME_LIMIT: `time_limit_s` passed; the text until then was delivered.
+        CANCELLED: The request was cancelled.
+    """
 
     UNKNOWN = -1
     UNSPECIFIED = 0
@@ -31,8 +50,17 @@ class FinishReason(enum.IntEnum):
     CANCELLED = 4
 
 
-class WaitReason(enum.IntEnum):
-    """What a PENDING request waits for. UNKNOWN: a reason that is newer than this client."""
+class WaitReason(ContractEnum):
+    """What a PENDING request waits for.
+
+    Attributes:
+        UNKNOWN: A reason that is newer than this client.
+        UNSPECIFIED: Not waiting, or not planned yet.
+        BLOCKS: KV cache blocks.
+        SLOTS: A place in the running batch.
+        TOKEN_BUDGET: The tokens of the step went to requests before it.
+        FAIRNESS: Requests of other tenants are first, by their fair share.
+    """
 
     UNKNOWN = -1
     UNSPECIFIED = 0
@@ -44,13 +72,18 @@ class WaitReason(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Accepted:
-    """The request is in the queue: always the first event.
+    """The request is in the queue; the first event. A second one means that the call was retried.
 
-    A second one means that the call was tried again before it had any output. `seed` sent back
-    with the same request gives the same tokens, where the model has the feature "seed"; it is 0 and
-    means nothing elsewhere. `estimated_queue_s` None: no estimate.
-    `num_dropped_messages`: what the window of a conversation left out. `trace_id`: in
-    hexadecimal, empty where the request is not traced.
+    Attributes:
+        sequence: Number of the message in the stream, from 0.
+        request_id: The caller's id, or the one that the server gave.
+        model: Name of the model that answers.
+        num_prompt_tokens: Tokens of the prompt, with chat template and special tokens.
+        seed: The same request with this seed gives the same tokens; 0 where the model has no
+            feature "seed".
+        estimated_queue_s: Estimated wait before the first step; None: no estimate.
+        num_dropped_messages: Messages that `ChatPrompt.window_tokens` left out.
+        trace_id: W3C trace id, 32 hexadecimal digits; "" if the request is not traced.
     """
 
     sequence: int
@@ -65,7 +98,18 @@ class Accepted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """The request moved. `queue_position` 0 is next; None and `estimated_queue_s` None: unknown."""
+    """The request changed its state, or still waits.
+
+    Attributes:
+        sequence: Number of the message in the stream, from 0.
+        state: PENDING or PROCESSING.
+        queue_position: Requests before this one in the queue; None: not known or not PENDING.
+        wait_reason: What it waits for, while PENDING.
+        num_cached_prompt_tokens: Prompt tokens found in the KV cache, which are not computed again.
+        num_preemptions: How often the request was preempted.
+        queue_s: Time in the queue so far.
+        estimated_queue_s: Estimated wait from now; None: no estimate.
+    """
 
     sequence: int
     state: RequestState
@@ -79,7 +123,13 @@ class Progress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopLogprob:
-    """One of the most likely tokens at a position; `logprob` is natural."""
+    """One of the most likely tokens at a position.
+
+    Attributes:
+        id: Token id.
+        logprob: Natural logarithm of its probability.
+        token_bytes: What the token adds to the text; None where that depends on its neighbours.
+    """
 
     id: int
     logprob: float
@@ -88,9 +138,15 @@ class TopLogprob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenRecord:
-    """One token. `logprob` (natural) and `rank` (1 is the most likely) only if asked for.
+    """One token of a prompt or an output.
 
-    `token_bytes`: what it adds to the text, with `logprob`; None where that depends on neighbours.
+    Attributes:
+        id: Token id.
+        logprob: Natural logarithm of its probability; None unless `logprobs` asked for it.
+        rank: 1 for the most likely token; None unless `logprobs` asked for it.
+        top_logprobs: The k most likely tokens, for `logprobs=k`.
+        token_bytes: What it adds to the text, with `logprobs`; None where that depends on its
+            neighbours.
     """
 
     id: int
@@ -102,7 +158,13 @@ class TokenRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptEcho:
-    """The next piece of the prompt, as asked for with `echo` or `prompt_logprobs`."""
+    """The next piece of the prompt, with `echo` or `prompt_logprobs`.
+
+    Attributes:
+        sequence: Number of the message in the stream, from 0.
+        text: To append to the prompt's text; "" without `echo`.
+        records: The next tokens of the prompt; the first token of a prompt has no `logprob`.
+    """
 
     sequence: int
     text: str
@@ -111,10 +173,15 @@ class PromptEcho:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tokens:
-    """New output: `text` to append to output `output_index`, for `num_tokens` new tokens.
+    """New tokens of one output.
 
-    `records` is empty unless ids or logprobs were asked for. `text` may lag behind: it holds whole
-    characters only, and nothing that may still become a stop string.
+    Attributes:
+        sequence: Number of the message in the stream, from 0.
+        output_index: Which of the `n` outputs, from 0.
+        text: To append to the output's text. It may be behind `num_tokens`: it has whole characters
+            only, and nothing that may become a stop string.
+        records: One for each token; empty without `return_token_ids` and `logprobs`.
+        num_tokens: How many tokens are new.
     """
 
     sequence: int
@@ -126,7 +193,15 @@ class Tokens:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputEnd:
-    """How one output ended. At most one of `stop_string` and `stop_token_id` is set."""
+    """How one output ended.
+
+    Attributes:
+        output_index: Which of the `n` outputs, from 0.
+        finish_reason: Why it ended.
+        stop_string: The stop string that ended it, or None.
+        stop_token_id: The stop token id that ended it, or None.
+        num_completion_tokens: Tokens generated.
+    """
 
     output_index: int
     finish_reason: FinishReason
@@ -137,7 +212,13 @@ class OutputEnd:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """Token accounts of a request, over all its outputs."""
+    """Tokens of a request, over all its outputs.
+
+    Attributes:
+        num_prompt_tokens: Tokens of the prompt.
+        num_completion_tokens: Tokens generated.
+        num_cached_prompt_tokens: Prompt tokens found in the KV cache.
+    """
 
     num_prompt_tokens: int
     num_completion_tokens: int
@@ -146,7 +227,15 @@ class Usage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timings:
-    """Where the time went, in seconds. `ttft_s` None: there was no token."""
+    """Where the time of a request went, in seconds.
+
+    Attributes:
+        queue_s: Waiting in the queue, over all visits.
+        prefill_s: From admission to the first token, and recomputation after preemptions.
+        ttft_s: From arrival to the first token of any output; None: there was none.
+        decode_s: From the first token to the last.
+        total_s: From arrival to the end.
+    """
 
     queue_s: float
     prefill_s: float
@@ -157,7 +246,15 @@ class Timings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finished:
-    """The request ended well: always the last event."""
+    """The request ended well; the last event.
+
+    Attributes:
+        sequence: Number of the message in the stream; 0 in a `Generation` of `generate_once`.
+        outputs: How each output ended.
+        usage: Tokens of the request.
+        timings: Where its time went.
+        num_preemptions: How often the request was preempted.
+    """
 
     sequence: int
     outputs: tuple[OutputEnd, ...]
@@ -178,11 +275,19 @@ class Finished:
 
 
 Event: TypeAlias = Accepted | Progress | PromptEcho | Tokens | Finished
+"""An event of a stream."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Output:
-    """One whole output."""
+    """One whole output.
+
+    Attributes:
+        index: Which of the `n` outputs, from 0.
+        text: Its text.
+        records: One for each token; empty without `return_token_ids` and `logprobs`.
+        end: How it ended.
+    """
 
     index: int
     text: str
@@ -192,7 +297,14 @@ class Output:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generation:
-    """A whole generation. `prompt` None unless asked for; `outputs` by index."""
+    """A whole generation.
+
+    Attributes:
+        accepted: The first event.
+        prompt: The prompt; None without `echo` and `prompt_logprobs`.
+        outputs: By index.
+        finished: The last event.
+    """
 
     accepted: Accepted
     prompt: PromptEcho | None

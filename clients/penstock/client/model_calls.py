@@ -26,15 +26,18 @@ from penstock.client.status import error_from_call
 
 
 class ModelCalls:
-    """What `Client` asks of models and of the server's health."""
+    """The calls of `Client` about models, tokens and health."""
 
     def __init__(self, calls: Calls) -> None:
         self._calls = calls
 
+    def __repr__(self) -> str:
+        return f"Client({self._calls.pool.addresses!r})"
+
     async def list_models(
         self, *, deadline_s: float | None = CONTROL_DEADLINE_S, metadata: Metadata = ()
     ) -> tuple[Model, ...]:
-        """All models the caller may use, by name. `deadline_s` holds for each page."""
+        """All models that the caller may use, by name. `deadline_s` applies to each page."""
         models: list[Model] = []
         request = pb.ListModelsRequest()
         for _ in range(MAX_NUM_PAGES):
@@ -57,7 +60,7 @@ class ModelCalls:
         deadline_s: float | None = CONTROL_DEADLINE_S,
         metadata: Metadata = (),
     ) -> Model:
-        """Limits and features of one model; None: the default one."""
+        """Limits and features of one model; None: the default one. Raises `ModelNotFound`."""
         request = pb.GetModelRequest(name=name)
         response = await self._ask(
             lambda channel: pb.ModelServiceStub(channel).GetModel, request, deadline_s, metadata
@@ -72,7 +75,7 @@ class ModelCalls:
         deadline_s: float | None = CONTROL_DEADLINE_S,
         metadata: Metadata = (),
     ) -> Tokenization:
-        """Token ids of a text or a dialogue, exactly as `generate` would use them."""
+        """Token ids of a text or a conversation, exactly as `generate` uses them."""
         request = pb.TokenizeRequest(model=model)
         encode_prompt(as_prompt(prompt), request)
         response = await self._ask(
@@ -93,7 +96,7 @@ class ModelCalls:
         deadline_s: float | None = CONTROL_DEADLINE_S,
         metadata: Metadata = (),
     ) -> str:
-        """Text of token ids. `skip_special_tokens` None: as the server does, True."""
+        """Text of token ids. `skip_special_tokens` None: the server's default, True."""
         request = pb.DetokenizeRequest(model=model, skip_special_tokens=skip_special_tokens)
         encode_ids(token_ids, request)
         response = await self._ask(
@@ -104,7 +107,7 @@ class ModelCalls:
     async def health(
         self, service: str = "", *, deadline_s: float = CONTROL_DEADLINE_S
     ) -> HealthStatus:
-        """What grpc.health.v1 says now, "" for the server as a whole. Never tried again."""
+        """The state that grpc.health.v1 reports; "" for the server as a whole. Never retried."""
         request = health_pb2.HealthCheckRequest(service=service)
         async with self._calls.borrowed_channel() as channel:
             method = channel.unary_unary(
@@ -119,9 +122,9 @@ class ModelCalls:
         return decode_health(response.status)
 
     async def wait_until_serving(self, service: str = "", *, deadline_s: float) -> None:
-        """Return once the server says SERVING, also if it is not there yet.
+        """Return when the server reports SERVING; it need not be running yet.
 
-        Raises DeadlineExceeded when that takes too long.
+        Raises `DeadlineExceeded` after `deadline_s` seconds.
         """
         request = health_pb2.HealthCheckRequest(service=service)
         async with self._calls.borrowed_channel() as channel:

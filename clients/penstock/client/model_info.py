@@ -1,11 +1,24 @@
-"""What a server tells about its models, as frozen values."""
+"""Models of a server and its health, as frozen values."""
 
-import enum
 from dataclasses import dataclass
 
+from penstock.client.contract_enum import ContractEnum
 
-class ModelState(enum.IntEnum):
-    """Where a model stands. UNKNOWN: a state that is newer than this client."""
+
+class ModelState(ContractEnum):
+    """The state of a model.
+
+    Attributes:
+        UNKNOWN: A state that is newer than this client.
+        UNSPECIFIED: Not reported.
+        LOADING: Being loaded; requests fail with `ModelNotReady`.
+        READY: Serving.
+        RECOVERING: Its engine restarts; live requests wait for it.
+        DRAINING: Finishes its live requests and rejects new ones.
+        FAILED: Could not be loaded, or its engine stopped too often.
+        REGISTERED: Not in memory; the first request for it loads it.
+        UNLOADING: Frees its memory.
+    """
 
     UNKNOWN = -1
     UNSPECIFIED = 0
@@ -18,8 +31,15 @@ class ModelState(enum.IntEnum):
     UNLOADING = 7
 
 
-class HealthStatus(enum.IntEnum):
-    """What grpc.health.v1 says. UNKNOWN: not told, or newer than this client."""
+class HealthStatus(ContractEnum):
+    """The state that grpc.health.v1 reports.
+
+    Attributes:
+        UNKNOWN: Not reported, or newer than this client.
+        SERVING: Takes requests.
+        NOT_SERVING: Takes no requests, e.g. while it starts or drains.
+        SERVICE_UNKNOWN: The server has no service of this name.
+    """
 
     UNKNOWN = 0
     SERVING = 1
@@ -29,7 +49,38 @@ class HealthStatus(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelLimits:
-    """Every bound a request is checked against; None: not known, which is not "no bound"."""
+    """The limits of a model; None: not known, which does not mean "no limit".
+
+    Attributes:
+        max_prompt_tokens: Tokens of a prompt.
+        max_output_tokens: Largest `max_tokens`.
+        max_total_tokens: Prompt and output together.
+        default_max_tokens: `max_tokens` of a request that does not set it.
+        vocab_size: Token ids are below this.
+        max_prompt_bytes: UTF-8 bytes of prompt text, before and after the chat template.
+        max_chat_messages: Messages of a conversation.
+        max_stop_strings: Entries of `stop`.
+        max_stop_string_chars: Characters of one stop string.
+        max_stop_string_bytes: UTF-8 bytes of one stop string.
+        max_stop_token_ids: Entries of `stop_token_ids`.
+        max_num_outputs: Largest `n`.
+        max_logprobs: Largest `logprobs` and `prompt_logprobs`.
+        max_logit_bias: Entries of `logit_bias`.
+        max_identifier_chars: Characters of `request_id`, `cache_salt` and `session_id`.
+        max_chunk_tokens: Largest `min_chunk_tokens`.
+        max_constraint_bytes: UTF-8 bytes of a constraint.
+        max_images: Images of a conversation.
+        max_image_bytes: Bytes of one image.
+        max_message_bytes: Bytes of a request message.
+        max_metadata_bytes: Bytes of a call's metadata.
+        max_concurrent_streams: Open calls of one connection.
+        max_pending_requests: Requests in the queue.
+        max_pending_tokens: Prompt tokens in the queue.
+        max_resume_timeout_s: Largest `resume_grace_s`; 0: resuming is not offered.
+        reader_stall_timeout_s: How long a client may leave a stream unread.
+        default_timeout_s: Timeout of a request that has none.
+        max_timeout_s: Largest timeout; a longer deadline counts as this.
+    """
 
     max_prompt_tokens: int | None = None
     max_output_tokens: int | None = None
@@ -63,7 +114,15 @@ class ModelLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeepalivePolicy:
-    """How connections are kept alive and renewed, in seconds; None: not known."""
+    """How connections are kept alive and renewed, in seconds; None: not known.
+
+    Attributes:
+        min_client_ping_interval_s: The server disconnects clients that ping more often.
+        server_ping_interval_s: Time between pings of the server.
+        server_ping_timeout_s: An unanswered ping ends the connection after this time.
+        max_connection_age_s: The server ends a connection after about this time.
+        max_connection_age_grace_s: How long open calls continue after that.
+    """
 
     min_client_ping_interval_s: float | None = None
     server_ping_interval_s: float | None = None
@@ -74,12 +133,21 @@ class KeepalivePolicy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """A model a server knows.
+    """A model of a server.
 
-    `features`: names of `ModelFeatures` and whether they are there; a missing name is not known.
-    `ready_at_s`: when it became ready, in seconds since 1970-01-01 UTC; None before that.
-    `quantization`, `kv_cache_dtype`: number formats of weights and of cached keys and values, e.g.
-    "fp8"; "" where they are not known.
+    Attributes:
+        name: Unique on the server.
+        aliases: Other names.
+        is_default: Whether requests without a model use this one.
+        state: Its state.
+        limits: What requests are checked against.
+        keepalive: How the server treats connections.
+        features: Pairs of a feature's name and whether the model has it; see `supports`.
+        adapters: Names of its LoRA adapters.
+        executor: "torch", "trtllm" or "simulated".
+        ready_at_s: When it became ready, seconds since 1970-01-01 UTC; None before.
+        quantization: Number format of the weights, e.g. "fp8"; "": not known.
+        kv_cache_dtype: Number format of the KV cache, e.g. "fp8"; "": not known.
     """
 
     name: str
@@ -102,9 +170,12 @@ class Model:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tokenization:
-    """Token ids of a prompt, and what the chat template made of a dialogue ("" for plain text).
+    """The tokens of a prompt.
 
-    `num_dropped_messages`: what the window of a dialogue left out.
+    Attributes:
+        token_ids: Token ids.
+        rendered_text: A conversation as the chat template renders it; "" for plain text.
+        num_dropped_messages: Messages that `ChatPrompt.window_tokens` left out.
     """
 
     token_ids: tuple[int, ...]

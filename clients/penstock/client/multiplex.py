@@ -18,16 +18,16 @@ from penstock.client.status import error_from_status
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MultiplexConfig:
-    """How requests share a call.
+    """How requests share a Multiplex call. Raises ValueError, which names the field.
 
-    `window_tokens`: output tokens the server may send of one request beyond what was taken from its
-    iterator; twice `min_chunk_tokens` where that is more. It bounds what a slow reader holds in
-    memory, and should exceed what is generated in one round trip. `max_call_age_s`: after this many
-    seconds new requests go to a new call and the old one ends with its last request, so that no
-    call outlives its connection, to which servers give 1800 s, give or take a tenth.
-    `max_request_bytes`: a larger request fails by itself; sent, it would end the call, and every
-    request on it. Not more than the server's `ModelLimits.max_message_bytes`, 4 MiB unless it was
-    changed.
+    Attributes:
+        window_tokens: Output tokens that the server may send of a request before they are read
+            from its iterator; at least twice `min_chunk_tokens`. It limits the memory of a slow
+            reader, and should be more than what is generated in one round trip.
+        max_call_age_s: New requests take a new call after this many seconds, so that no call
+            is older than a server lets its connection be, 1800 s within a tenth.
+        max_request_bytes: A larger request fails and is not sent: it would end the call for all
+            requests. At most the server's `ModelLimits.max_message_bytes`.
     """
 
     window_tokens: int = 256

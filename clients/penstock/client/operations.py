@@ -55,11 +55,11 @@ from penstock.client.runtime import ASYNCIO, Runtime
 
 
 class OperationsClient:
-    """Talks to one server's operations port. Use it from one event loop.
+    """The asyncio client of a server's operations port. Use it in one event loop.
 
-    Every call raises a `PenstockError` when it fails, ValueError for arguments that do not fit the
-    contract, RuntimeError on a closed client. `deadline_s`: the time a call may take in seconds.
-    Calls with one answer are tried again as `RetryPolicy` says; streams and files are not.
+    Every call raises `PenstockError` when it fails, ValueError for arguments that do not fit the
+    contract, RuntimeError on a closed client. `deadline_s`: seconds that a call may take. Calls
+    with one answer are retried by `RetryPolicy`; streams and files are not.
     """
 
     _runtime: ClassVar[Runtime] = ASYNCIO
@@ -76,10 +76,10 @@ class OperationsClient:
         channel: ChannelConfig | None = None,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        """Connects at the first call. `address`: HOST:PORT (50052 for a host alone).
+        """The client connects at its first call, in plain text without `tls` or `credentials`.
 
-        ValueError for what is no address. Without `tls` or `credentials` the connection is plain
-        text. `metadata` goes with every call. `token` and `tls` as for `Client`.
+        `address`: HOST or HOST:PORT (default 50052); ValueError for anything else. `metadata`: sent
+        with every call. `token` and `tls`: as for `Client`.
         """
         credentials = channel_credentials(tls, credentials)
         targets = (grpc_target(address, DEFAULT_OPERATIONS_PORT),)
@@ -97,6 +97,9 @@ class OperationsClient:
             pool, runtime=self._runtime, settings=settings, multiplex=None, sleep=sleep
         )
 
+    def __repr__(self) -> str:
+        return f"OperationsClient({self._calls.pool.addresses!r})"
+
     async def __aenter__(self) -> Self:
         return self
 
@@ -109,13 +112,13 @@ class OperationsClient:
         await self.close()
 
     async def close(self) -> None:
-        """Cancel open calls and hang up. May be called twice."""
+        """Cancel open calls and disconnect. May be called twice."""
         await self._calls.close(0.0)
 
     async def get_stats(
         self, model: str | None = None, *, deadline_s: float | None = CONTROL_DEADLINE_S
     ) -> ServerStats:
-        """A snapshot; with `model`, of its models only that one."""
+        """A snapshot of the server; with `model`, of that model alone."""
         response = await self._ask(
             lambda channel: pb.OperationsServiceStub(channel).GetStats,
             pb.GetStatsRequest(model=model),
@@ -130,7 +133,7 @@ class OperationsClient:
         interval_s: float | None = None,
         deadline_s: float | None = None,
     ) -> AsyncGenerator[ServerStats, None]:
-        """Snapshots, the first at once, until iteration stops. `interval_s` None: a second."""
+        """Snapshots every `interval_s` (None: 1 s), the first at once, until iteration stops."""
         responses = self._stream(
             lambda channel: pb.OperationsServiceStub(channel).WatchStats,
             watch_request(model, interval_s),
@@ -149,9 +152,10 @@ class OperationsClient:
         max_requests: int | None = None,
         deadline_s: float | None = CONTROL_DEADLINE_S,
     ) -> tuple[LiveRequest, ...]:
-        """Requests that have not ended, by arrival; the oldest `max_requests` of them.
+        """Live requests by arrival; the oldest `max_requests` of them.
 
-        Read in pages, so one that ends meanwhile may be missing. `deadline_s` holds for each page.
+        They are read in pages, so one that ends meanwhile may be missing. `deadline_s` applies to
+        each.
         """
         request = list_request(model, tenant, state, max_requests)
         found: list[LiveRequest] = []
@@ -176,7 +180,7 @@ class OperationsClient:
         tenant: str | None = None,
         deadline_s: float | None = CONTROL_DEADLINE_S,
     ) -> LiveRequest:
-        """One request that has not ended. Raises RequestNotFound.
+        """One live request. Raises `RequestNotFound`.
 
         `tenant` is needed only if two tenants use the same id.
         """
@@ -193,9 +197,9 @@ class OperationsClient:
         timeout_s: float | None = None,
         deadline_s: float | None = CONTROL_DEADLINE_S,
     ) -> int:
-        """Stop the server gently: no new requests; how many live ones there are.
+        """Stop the server: it rejects new requests; returns how many are live.
 
-        `timeout_s`: how long those may go on; None: as the server is set. No way back.
+        `timeout_s`: how long those may continue; None: the server's setting. It cannot be undone.
         """
         response = await self._ask(
             lambda channel: pb.OperationsServiceStub(channel).Drain,
@@ -211,7 +215,7 @@ class OperationsClient:
         max_steps: int | None = None,
         deadline_s: float | None = FILE_DEADLINE_S,
     ) -> tuple[StepRecord, ...]:
-        """The engine's last steps, oldest first; `max_steps` None: all that are kept."""
+        """The engine's latest steps, oldest first; `max_steps` None: all that are kept."""
         request = flight_request(model, max_steps, None)
         pieces = self._flight_record(request, deadline_s)
         async with aclosing(pieces):
@@ -227,7 +231,7 @@ class OperationsClient:
         max_steps: int | None = None,
         deadline_s: float | None = FILE_DEADLINE_S,
     ) -> bytes:
-        """The flight record as a file. `max_steps`: only the latest, not for RAW."""
+        """The flight record as a file. `max_steps`: only the latest; not for RAW."""
         request = flight_request(model, max_steps, file_format)
         pieces = self._flight_record(request, deadline_s)
         async with aclosing(pieces):
@@ -236,7 +240,7 @@ class OperationsClient:
     async def dump_flight_record(
         self, model: str | None = None, *, deadline_s: float | None = CONTROL_DEADLINE_S
     ) -> str:
-        """Have the flight record written to a file on the server's machine; its path there."""
+        """Write the flight record to a file on the server's machine; returns its path there."""
         response = await self._ask(
             lambda channel: pb.OperationsServiceStub(channel).DumpFlightRecord,
             pb.DumpFlightRecordRequest(model=model),
@@ -247,7 +251,7 @@ class OperationsClient:
     async def set_log_level(
         self, level: LogLevel, *, deadline_s: float | None = CONTROL_DEADLINE_S
     ) -> None:
-        """What all processes of the server log from now on."""
+        """Set the lowest severity that all processes of the server log."""
         await self._ask(
             lambda channel: pb.OperationsServiceStub(channel).SetLogLevel,
             pb.SetLogLevelRequest(level=pb.LogLevel.ValueType(level)),
@@ -262,9 +266,10 @@ class OperationsClient:
         duration_s: float = DEFAULT_PROFILE_S,
         deadline_s: float | None = None,
     ) -> bytes:
-        """Sample what a process does for `duration_s`; a file for www.speedscope.app.
+        """Sample a process for `duration_s` seconds; returns a file for www.speedscope.app.
 
-        `front_index`: which front, for FRONT alone. `deadline_s` None: some time over the duration.
+        `front_index`: which front, only with FRONT. `deadline_s` None: `duration_s` and some time
+        more.
         """
         pieces = self._stream(
             lambda channel: pb.OperationsServiceStub(channel).Profile,

@@ -31,11 +31,9 @@ class _ThreadOperationsClient(OperationsClient):
 
 
 class SyncOperationsClient(BlockingFace[OperationsClient]):
-    """Talks to one server's operations port. Any number of threads may use it at a time.
+    """The blocking client of a server's operations port, for any number of threads.
 
-    Every call raises a `PenstockError` when it fails, ValueError for arguments that do not fit the
-    contract, RuntimeError on a closed client. `deadline_s`: the time a call may take in seconds.
-    Calls with one answer are tried again as `RetryPolicy` says; streams and files are not.
+    It has the methods of `OperationsClient` and raises the same exceptions.
     """
 
     def __init__(
@@ -50,7 +48,7 @@ class SyncOperationsClient(BlockingFace[OperationsClient]):
         channel: ChannelConfig | None = None,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """Connects at the first call. As `OperationsClient`; `sleep` blocks."""
+        """The arguments are those of `OperationsClient`; `sleep` blocks."""
         super().__init__(
             _ThreadOperationsClient(
                 address,

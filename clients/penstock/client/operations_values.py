@@ -1,17 +1,27 @@
-"""What a server tells its operators, as frozen values.
+"""What a server reports to its operators, as frozen values.
 
-Owns the shapes. Durations are seconds, moments seconds since 1970-01-01 UTC; None: not known.
+Owns the shapes. Durations are seconds, times seconds since 1970-01-01 UTC; None: not known.
 """
 
-import enum
 from dataclasses import dataclass
 
+from penstock.client.contract_enum import ContractEnum
 from penstock.client.events import RequestState, Timings, Usage, WaitReason
 from penstock.client.model_info import ModelState
 
 
-class RequestPhase(enum.IntEnum):
-    """What a live request does. UNKNOWN: a phase that is newer than this client."""
+class RequestPhase(ContractEnum):
+    """What a live request does.
+
+    Attributes:
+        UNKNOWN: A phase that is newer than this client.
+        UNSPECIFIED: Not known.
+        PREPARE: Being checked and tokenized.
+        QUEUE: Waiting in the queue.
+        PREFILL: Its prompt is computed, or recomputed.
+        DECODE: Its output is generated.
+        DELIVER: The engine is done; its last messages are sent.
+    """
 
     UNKNOWN = -1
     UNSPECIFIED = 0
@@ -22,8 +32,8 @@ class RequestPhase(enum.IntEnum):
     DELIVER = 5
 
 
-class LogLevel(enum.IntEnum):
-    """How severe what a server logs must at least be."""
+class LogLevel(ContractEnum):
+    """The lowest severity that a server logs: DEBUG, INFO, WARNING or ERROR."""
 
     DEBUG = 1
     INFO = 2
@@ -31,18 +41,26 @@ class LogLevel(enum.IntEnum):
     ERROR = 4
 
 
-class ServerProcess(enum.IntEnum):
-    """A kind of process of a server."""
+class ServerProcess(ContractEnum):
+    """A kind of process of a server.
+
+    Attributes:
+        ENGINE: Scheduler and executor.
+        FRONT: Serves clients; there may be several.
+        OBSERVER: Traces, metrics and operations.
+    """
 
     ENGINE = 1
     FRONT = 2
     OBSERVER = 3
 
 
-class FlightFormat(enum.IntEnum):
-    """How a flight record is written as a file.
+class FlightFormat(ContractEnum):
+    """The format of a flight record as a file.
 
-    PERFETTO opens in ui.perfetto.dev; RAW is read by `penstock timeline` and `penstock simulate`.
+    Attributes:
+        PERFETTO: For ui.perfetto.dev.
+        RAW: For `penstock timeline` and `penstock simulate`.
     """
 
     PERFETTO = 2
@@ -51,7 +69,14 @@ class FlightFormat(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Percentiles:
-    """How a duration was spread over the last minute, to within one percent; None: no value."""
+    """Percentiles of a duration over the last minute, to within one percent; None: no value.
+
+    Attributes:
+        p50_s: Median.
+        p90_s: 90th percentile.
+        p99_s: 99th percentile.
+        num_values: How many values there were.
+    """
 
     p50_s: float | None = None
     p90_s: float | None = None
@@ -61,7 +86,15 @@ class Percentiles:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheStats:
-    """The KV cache in blocks; used + cached + free = total."""
+    """The KV cache in blocks; used + cached + free = total.
+
+    Attributes:
+        block_size_tokens: Tokens of one block.
+        num_total_blocks: All blocks.
+        num_used_blocks: Held by running requests.
+        num_cached_blocks: Not in use, kept for reuse.
+        num_free_blocks: Not in use and empty.
+    """
 
     block_size_tokens: int
     num_total_blocks: int
@@ -72,7 +105,20 @@ class CacheStats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelTotals:
-    """Counts since the server started. Cancelled requests are among the completed ones."""
+    """Counts since the server started.
+
+    Attributes:
+        num_accepted: Requests handed to the engine.
+        num_refused: Requests rejected.
+        num_completed: Requests that ended well, cancelled ones included.
+        num_cancelled: Requests that ended by cancellation.
+        num_failed: Requests that ended with an error.
+        num_preemptions: Preemptions.
+        num_steps: Steps of the engine.
+        num_prompt_tokens: Prompt tokens of requests that have ended.
+        num_cached_prompt_tokens: Those found in the KV cache.
+        num_completion_tokens: Tokens generated.
+    """
 
     num_accepted: int
     num_refused: int
@@ -88,11 +134,28 @@ class ModelTotals:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelStats:
-    """How full one model's engine is, and what it has done.
+    """Load, speed and latency of one model.
 
-    Speeds and `mean_step_s` are over the last ten seconds. `ttft`, `queue` and `e2e` are of
-    requests that ended in the last minute, `itl` of all tokens of the last minute. `wait_reason`:
-    what the next in line lacks.
+    Attributes:
+        model: The model's name.
+        state: Its state.
+        num_pending: Requests in the queue.
+        num_processing: Requests in the running batch.
+        max_num_seqs: Largest running batch, in sequences.
+        max_num_batched_tokens: Most tokens of one step.
+        cache: The KV cache.
+        totals: Counts since the server started.
+        prefill_tokens_per_s: Prompt tokens computed, over the last ten seconds.
+        decode_tokens_per_s: Tokens generated, over the last ten seconds.
+        mean_step_s: Mean duration of a step, over the last ten seconds.
+        estimated_queue_s: Estimated wait of a request that arrives now with default priority.
+        num_engine_restarts: Restarts of the engine since the server started.
+        engine_epoch: 1 for the first engine, one more for each restart.
+        ttft: Time to first token, of requests that ended in the last minute.
+        itl: Inter-token latency, of all tokens of the last minute.
+        queue: Time in the queue, of requests that ended in the last minute.
+        e2e: From arrival to the end, of requests that ended in the last minute.
+        wait_reason: What the first request of the queue waits for.
     """
 
     model: str
@@ -118,7 +181,15 @@ class ModelStats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrontStats:
-    """One front process. `num_backlog_tokens`: output that readers have not taken."""
+    """One front process.
+
+    Attributes:
+        index: Its number, from 1; a process that replaces another has a new one.
+        pid: Its process id.
+        num_streams: Open streams.
+        num_live_requests: Requests that have not ended.
+        num_backlog_tokens: Output that clients have not read.
+    """
 
     index: int
     pid: int
@@ -129,7 +200,15 @@ class FrontStats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerStats:
-    """A snapshot of a server, taken at `time_s`."""
+    """A snapshot of a server.
+
+    Attributes:
+        time_s: When it was taken.
+        uptime_s: How long the server has been running.
+        is_draining: Whether it rejects new requests because it is about to stop.
+        models: One for each model.
+        fronts: One for each front process.
+    """
 
     time_s: float
     uptime_s: float
@@ -140,7 +219,12 @@ class ServerStats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PhaseChange:
-    """A live request entered a phase."""
+    """A live request entered a phase.
+
+    Attributes:
+        phase: The phase.
+        since_s: When.
+    """
 
     phase: RequestPhase
     since_s: float
@@ -148,10 +232,27 @@ class PhaseChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveRequest:
-    """One request that has not ended, without its content. `timings.total_s` is its age.
+    """One request that has not ended, without its content.
 
-    `queue_position` (0 is next) and `wait_reason` only while it is PENDING. `trace_id`: 32
-    hexadecimal digits, "" if it is not traced.
+    Attributes:
+        request_id: Its id.
+        model: Name of its model.
+        tenant: The tenant that submitted it.
+        state: PENDING or PROCESSING.
+        phase: What it does now.
+        wait_reason: What it waits for, while PENDING.
+        queue_position: Requests before it in the queue; None unless PENDING.
+        priority: -100 to 100; higher is more urgent.
+        arrival_s: When it arrived.
+        usage: Its tokens so far.
+        timings: Where its time went; `total_s` is its age.
+        num_computed_tokens: Tokens in the KV cache.
+        num_blocks: Blocks of the KV cache that its outputs hold; shared ones count for each.
+        num_preemptions: How often it was preempted.
+        num_backlog_tokens: Output that its client has not read.
+        time_to_deadline_s: Time left; None without a deadline.
+        trace_id: 32 hexadecimal digits; "" if it is not traced.
+        history: The phases it entered, oldest first; empty if its front process is gone.
     """
 
     request_id: str
@@ -176,7 +277,13 @@ class LiveRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepShare:
-    """How far one output's prompt was computed in a step."""
+    """The part of one output in a step.
+
+    Attributes:
+        request_id: Its request; "" if the recorder no longer has it.
+        output_index: Which of the request's outputs, from 0.
+        num_tokens: Prompt tokens computed.
+    """
 
     request_id: str
     output_index: int
@@ -185,12 +292,34 @@ class StepShare:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRecord:
-    """One step of an engine, as its flight recorder kept it.
+    """One step of an engine, from its flight recorder.
 
-    `scheduler_s`: deciding what runs and taking in the result; `executor_s`: from launch to
-    result; `predicted_s`: what that was expected to be. `inter_token_s`: since the step before, for
-    the `num_inter_token` outputs who got a token of both. Request ids are those that the recorder
-    still had; numbers are exact.
+    Attributes:
+        step: Its number since the engine started.
+        launch_s: When it was launched.
+        scheduler_s: Time to plan the step and process its result.
+        executor_s: From launch to result.
+        predicted_s: Predicted `executor_s`; None: no prediction.
+        inter_token_s: Time since the step before, for outputs with a token in both.
+        num_inter_token: How many outputs those are.
+        num_prefill_tokens: Prompt tokens computed.
+        num_prefill_requests: Outputs whose prompt was computed.
+        num_decode_requests: Outputs with a new token.
+        num_context_tokens: Context of those outputs, in tokens.
+        num_tokens: Tokens generated.
+        num_running: Outputs in the running batch.
+        num_waiting: Outputs in the queue.
+        num_waiting_tokens: Prompt tokens in the queue.
+        num_admitted: Outputs admitted.
+        num_preempted: Outputs preempted.
+        num_finished: Outputs that ended well.
+        num_failed: Outputs that failed.
+        wait_reason: What the first request of the queue waits for.
+        shares: Prompt tokens by output.
+        admitted_request_ids: Those the recorder still has; the counts above are exact.
+        preempted_request_ids: As above.
+        ended_request_ids: As above.
+        cache: The KV cache after the step.
     """
 
     step: int

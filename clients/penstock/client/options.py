@@ -1,8 +1,7 @@
 """How a generation is to be done: the contract's option groups as frozen values.
 
-Owns the groups and `GenerationRequest`, and the flat keyword form of them. None always means "not
-said": the server's default, written in the contract, applies. Ranges are checked by the server,
-whose limits `get_model` tells. Durations are seconds.
+Owns the groups, `GenerationRequest` and their form as keywords. None always means "not set": the
+server's default applies. The server checks ranges; `get_model` returns its limits.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -17,9 +16,18 @@ from penstock.client.prompt import Prompt, PromptLike, as_prompt
 class SamplingOptions:
     """How the next token is drawn.
 
-    `temperature` 0 is greedy. `top_k`, `top_p`, `min_p` cut the distribution. `logit_bias`: pairs
-    of token id and what is added to its logit. `seed` makes the output reproducible. `n`: how many
-    independent outputs.
+    Attributes:
+        temperature: 0 to 2; 0 takes the most likely token. Default 1.
+        top_k: Draw from the k most likely tokens. Default: all.
+        top_p: Draw from the smallest set with this total probability, above 0 to 1. Default 1.
+        min_p: Drop tokens less likely than this fraction of the most likely one, 0 to 1. Default 0.
+        repetition_penalty: Divides logits of tokens in prompt or output, above 0 to 2. Default 1.
+        presence_penalty: Subtracted once from tokens in the output, -2 to 2. Default 0.
+        frequency_penalty: Subtracted for each occurrence in the output, -2 to 2. Default 0.
+        logit_bias: Pairs of a token id and what is added to its logit.
+        seed: Makes the output reproducible, 0 to 2**64 - 1. Default: drawn by the server, see
+            `Accepted.seed`.
+        n: Independent outputs of one prompt. Default 1.
     """
 
     temperature: float | None = None
@@ -36,7 +44,16 @@ class SamplingOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoppingOptions:
-    """When an output ends: after `max_tokens`, at the first of `stop`, after a `stop_token_ids`."""
+    """When an output ends.
+
+    Attributes:
+        max_tokens: Most tokens of each output. Default: `ModelLimits.default_max_tokens`.
+        min_tokens: No output ends before. Default 0.
+        stop: The output ends where the first of these strings appears.
+        stop_token_ids: The output ends with the first of these tokens.
+        ignore_eos: Continue after the model's end-of-sequence token.
+        include_stop_string: Deliver the stop string as part of the text.
+    """
 
     max_tokens: int | None = None
     min_tokens: int | None = None
@@ -48,11 +65,16 @@ class StoppingOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputOptions:
-    """What comes back, and how often.
+    """What is delivered, and in what pieces.
 
-    `logprobs`, `prompt_logprobs`: 0 for the chosen token alone, k for the k most likely as well.
-    `min_chunk_tokens` holds output back until that many tokens are there, at most for
-    `max_chunk_delay_s`.
+    Attributes:
+        logprobs: Log-probabilities of output tokens: 0 for the drawn token alone, k for the k most
+            likely as well. Default: none.
+        prompt_logprobs: The same for the prompt's tokens, in `PromptEcho`. Default: none.
+        return_token_ids: Deliver token ids in `Tokens.records`.
+        echo: Deliver the prompt in `PromptEcho` first.
+        min_chunk_tokens: Hold output back until a message has this many tokens. Default 1.
+        max_chunk_delay_s: Send what there is after this long, 0 to 10 s. Default 0.1 s.
     """
 
     logprobs: int | None = None
@@ -65,10 +87,13 @@ class OutputOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulingOptions:
-    """How urgent, and how long the answer is worth anything. Seconds from arrival at the server.
+    """How urgent a request is, and how long it may take, in seconds from its arrival at the server.
 
-    A higher `priority` is more urgent. `ttft_timeout_s` (first token) and `total_timeout_s` fail
-    the request; `time_limit_s` ends it well and keeps the text.
+    Attributes:
+        priority: -100 to 100; higher is more urgent. Default 0.
+        ttft_timeout_s: The request fails with `DeadlineExceeded` unless the first token is in time.
+        total_timeout_s: The same for the whole answer.
+        time_limit_s: Outputs end well after this time, with the text generated so far.
     """
 
     priority: int | None = None
@@ -79,9 +104,14 @@ class SchedulingOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheOptions:
-    """Reuse of KV cache: with whom it is shared, which dialogue it belongs to, how long it stays.
+    """How the KV cache is shared and kept.
 
-    A higher `retention_level` keeps the blocks longer, for `retention_s` after the end.
+    Attributes:
+        cache_salt: Share cached blocks only with requests of the same salt, 1 to 128 characters.
+        session_id: The conversation that this request continues: its blocks are kept for the next
+            turn. 1 to 128 characters.
+        retention_level: 0 to 100; higher keeps the blocks longer. Default 35.
+        retention_s: How long the level holds after the end. Default: no end.
     """
 
     cache_salt: str | None = None
@@ -92,28 +122,44 @@ class CacheOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JsonSchemaConstraint:
-    """The output is a JSON document that fits `schema`, itself JSON text; "{}" allows any."""
+    """The output is a JSON document that fits a schema.
+
+    Attributes:
+        schema: The JSON schema as JSON text; "{}" allows any document.
+    """
 
     schema: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegexConstraint:
-    """The output matches `pattern` as a whole."""
+    """The output matches a regular expression as a whole.
+
+    Attributes:
+        pattern: The expression.
+    """
 
     pattern: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GrammarConstraint:
-    """The output is a sentence of the grammar `ebnf` (as of GBNF, start symbol `root`)."""
+    """The output is a sentence of a grammar.
+
+    Attributes:
+        ebnf: The grammar in GBNF; its start symbol is `root`.
+    """
 
     ebnf: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChoiceConstraint:
-    """The output is exactly one of `choices`."""
+    """The output is exactly one of several texts.
+
+    Attributes:
+        choices: The texts.
+    """
 
     choices: tuple[str, ...]
 
@@ -121,11 +167,17 @@ class ChoiceConstraint:
 Constraint: TypeAlias = (
     JsonSchemaConstraint | RegexConstraint | GrammarConstraint | ChoiceConstraint
 )
+"""What the output must conform to."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adapter:
-    """A low-rank adapter, by a name of `Model.adapters`; `scale` is its strength, 1 unless said."""
+    """A LoRA adapter.
+
+    Attributes:
+        name: A name of `Model.adapters`.
+        scale: Its strength, -4 to 4. Default 1.
+    """
 
     name: str
     scale: float | None = None
@@ -133,11 +185,22 @@ class Adapter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationRequest:
-    """One generation. `model` None: the server's default; `request_id` None: given by the server.
+    """One generation with its options in groups, in place of keywords.
 
-    Name a request to cancel it from elsewhere, or to guard against submitting it twice.
-    `resume_grace_s`: how long it outlives a lost connection, None for not at all (or for what the
-    client was made with): then its stream goes on where it was, and nothing is raised.
+    Attributes:
+        prompt: What the generation starts from.
+        model: Name of the model; None: the server's default.
+        request_id: An id to cancel or resume by, which also prevents a second submission; None: the
+            server gives one.
+        sampling: How the next token is drawn.
+        stopping: When an output ends.
+        output: What is delivered.
+        scheduling: Priority and timeouts.
+        cache: Sharing and retention of the KV cache.
+        constraint: What the output must conform to.
+        adapter: A LoRA adapter.
+        resume_grace_s: How long the server keeps the request after its connection is lost; the
+            stream then continues on a new connection. None: the client's setting.
     """
 
     prompt: Prompt
@@ -154,7 +217,12 @@ class GenerationRequest:
 
 
 class GenerationOptions(TypedDict, total=False):
-    """The same in keywords: every field of the groups above under its own name."""
+    """The keywords of a call: every field of `GenerationRequest` and of its groups, but `prompt`.
+
+    `SamplingOptions`, `StoppingOptions`, `OutputOptions`, `SchedulingOptions` and `CacheOptions`
+    describe them. `stop` may be one string, `logit_bias` a mapping. An unknown keyword raises
+    TypeError.
+    """
 
     model: str | None
     request_id: str | None
@@ -255,4 +323,4 @@ def with_grace(request: GenerationRequest, grace_s: float | None) -> GenerationR
 
 def _no_such_option(name: str) -> str:
     nearest = get_close_matches(name, (*_TOP_LEVEL, *_GROUP_OF), n=1)
-    return f"{name}: no such option" + "".join(f"; is it {one}?" for one in nearest)
+    return f"{name}: no such option" + "".join(f"; did you mean {one}?" for one in nearest)

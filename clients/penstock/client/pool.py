@@ -18,14 +18,17 @@ _MAX_AVOID_S = 30.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolConfig:
-    """How many connections a client holds, and how many calls it lets go at once.
+    """How many connections a client has, and how many generations it sends at a time.
 
-    `num_channels` connections are kept to each address. The kernel deals connections, not calls, to
-    the front processes that share a port: one is enough for a server with one front, and about four
-    for each front spread evenly. `max_concurrent_calls` bounds the generations that are open at a
-    time (None: no bound); up to `max_waiting_calls` more wait for their turn, in order, and the
-    next one raises `BacklogFull` at once. Calls that do not generate, such as `cancel` and
-    `health`, never wait.
+    Calls that do not generate, such as `cancel` and `health`, never wait. Raises ValueError, which
+    names the field, for a value out of range.
+
+    Attributes:
+        num_channels: Connections to each address. One is enough for a server with one front
+            process; for several, about four for each front spread calls evenly, because the
+            kernel assigns connections to fronts, not calls.
+        max_concurrent_calls: Generations open at a time; None: no limit.
+        max_waiting_calls: Generations that wait for their turn; one more raises `BacklogFull`.
     """
 
     num_channels: int = 1
@@ -48,9 +51,14 @@ class PoolConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolState:
-    """What a client is doing now. `num_open_channels`: those that a call has needed so far.
+    """What a client does now.
 
-    `num_open_calls` generations are under way and `num_waiting_calls` wait for their turn.
+    Attributes:
+        num_channels: Connections it may have.
+        num_open_channels: Connections that calls have needed so far.
+        num_open_calls: Generations that are open.
+        num_waiting_calls: Generations that wait for their turn.
+        is_closed: Whether `close` was called.
     """
 
     num_channels: int

@@ -19,9 +19,14 @@ _MAX_DELAY_S = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResumePoint:
-    """How far a request's stream was read: all that another process needs to go on with it.
+    """How far the stream of a request was read: what another process needs to continue it.
 
-    `next_sequence`: of the next message. `received_token_counts`: tokens of each output so far.
+    Raises ValueError for negative numbers.
+
+    Attributes:
+        request_id: The request.
+        next_sequence: `sequence` of the next message.
+        received_token_counts: Tokens received of each output.
     """
 
     request_id: str

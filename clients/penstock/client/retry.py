@@ -22,12 +22,19 @@ from penstock.client.retry_budget import RetryBudget
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryPolicy:
-    """How often and how patiently to try again.
+    """When failed calls are retried, after gRFC A6 without hedging.
 
-    The wait before attempt k+1 is drawn evenly from half to the whole of
-    `min(initial_backoff_s * multiplier**(k-1), max_backoff_s)`. Where the server says how long to
-    wait, it is that long and up to `pushback_jitter` of it longer, never less, so that clients
-    refused together do not come back together. After gRFC A6 (client-side retry), without hedging.
+    The wait before attempt k+1 is random, from half to all of `min(initial_backoff_s *
+    multiplier**(k-1), max_backoff_s)`. A retry time of the server replaces it; up to
+    `pushback_jitter` of it is added, so that rejected clients do not return together. Raises
+    ValueError, which names the field, for a value out of range.
+
+    Attributes:
+        max_attempts: Attempts of one call, the first included.
+        initial_backoff_s: Longest wait before the second attempt.
+        multiplier: Growth of the wait with each attempt.
+        max_backoff_s: Longest wait, unless the server asks for more.
+        pushback_jitter: Random part added to the server's retry time.
     """
 
     max_attempts: int = 4
@@ -49,7 +56,7 @@ class RetryPolicy:
 
 
 NO_RETRY = RetryPolicy(max_attempts=1)
-"""Every failure is told at once."""
+"""The first failure is raised."""
 
 
 def is_passing(error: PenstockError) -> bool:

@@ -44,10 +44,10 @@ def check_service_config(text: str, retry: RetryPolicy) -> None:
 
 
 def retry_service_config(policy: RetryPolicy) -> str:
-    """The part of `policy` that gRPC's own retries can do, for clients without this library.
+    """gRPC's service config with what gRPC can do of `policy`, for other clients.
 
-    gRPC too retries only before the first message, and heeds grpc-retry-pushback-ms. It knows
-    statuses and no reasons: RESOURCE_EXHAUSTED is left out, because a message that is too large
+    gRPC retries only before the first message, and respects grpc-retry-pushback-ms. It retries by
+    status and not by reason: RESOURCE_EXHAUSTED is left out, because a message that is too large
     would be sent again. `max_attempts` is cut to gRPC's 5. Raises ValueError for fewer than 2.
     """
     if policy.max_attempts < 2:

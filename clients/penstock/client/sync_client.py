@@ -40,13 +40,11 @@ class _ThreadClient(Client):
 
 
 class SyncClient(BlockingFace[Client]):
-    """Talks to one service. Any number of threads may use it at a time.
+    """The blocking client of a server, for any number of threads: `Client` without async and await.
 
-    Every call raises a `PenstockError` when it fails, ValueError or TypeError for arguments that
-    do not fit the contract, RuntimeError on a closed client. `deadline_s` is the time a call may
-    take in seconds, all attempts together and the wait for a turn with them; the server learns it
-    as the gRPC deadline. `trace` stands in for the current OpenTelemetry context. `metadata` is
-    sent with the call.
+    It has the methods of `Client`, with iterators in place of asynchronous ones, and raises the
+    same exceptions. Leaving an iterator early cancels the request; `contextlib.closing` does it at
+    once.
     """
 
     def __init__(  # noqa: PLR0913 - each is one choice of whoever makes a client
@@ -65,7 +63,7 @@ class SyncClient(BlockingFace[Client]):
         settings: CallSettings | None = None,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """Connects at the first call. The arguments are those of `Client`; `sleep` blocks."""
+        """The arguments are those of `Client`; `sleep` blocks."""
         super().__init__(
             _ThreadClient(
                 address,
@@ -96,13 +94,14 @@ class SyncClient(BlockingFace[Client]):
 
     @property
     def pool_state(self) -> PoolState:
-        """How many connections and calls there are now."""
+        """Numbers of connections and calls now."""
         return self._asynchronous.pool_state
 
     close = answering(Client.close)
     generate = iterating(Client.generate)
     resume = iterating(Client.resume)
     chat = iterating(Client.chat)
+    chat_once = answering(Client.chat_once)
     generate_text = iterating(Client.generate_text)
     generate_once = answering(Client.generate_once)
     cancel = answering(Client.cancel)
@@ -123,7 +122,7 @@ class SyncClient(BlockingFace[Client]):
         metadata: Metadata = (),
         **options: Unpack[GenerationOptions],
     ) -> Generator[BatchItem, None, None]:
-        """Generate for many prompts; as `Client.generate_many`, each open request in a thread."""
+        """As `Client.generate_many`; each open request has a thread."""
         items = self._asynchronous.generate_many(
             requests,
             max_concurrency=max_concurrency,
@@ -143,7 +142,7 @@ class SyncClient(BlockingFace[Client]):
         metadata: Metadata = (),
         **options: Unpack[GenerationOptions],
     ) -> list[Generation | PenstockError]:
-        """Generate for many prompts; the results in their order, as `Client.generate_all`."""
+        """As `Client.generate_all`."""
         results = self._asynchronous.generate_all(
             requests,
             max_concurrency=max_concurrency,

@@ -13,9 +13,13 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceContext:
-    """`traceparent` and `tracestate` headers as of W3C Trace Context; "" for none.
+    """The trace that a call belongs to, as W3C Trace Context headers.
 
-    Raises ValueError for what cannot be a header; what it says is the server's to judge.
+    Raises ValueError for what cannot be a header; the server checks the content.
+
+    Attributes:
+        traceparent: The header of that name.
+        tracestate: The header of that name; "" for none.
     """
 
     traceparent: str

@@ -19,6 +19,7 @@ from penstock.scheduler.setting import SettingError
 
 T = TypeVar("T")
 _MAX_TOLD_CHARS = 80
+_MOST_LISTED = 20
 
 
 _KIND_WORDS: Mapping[Any, str] = {
@@ -60,9 +61,12 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """`; did you mean a or b?` where something known is near."""
-    near = difflib.get_close_matches(name, list(known), n=2, cutoff=0.7)
-    return f"; did you mean {' or '.join(near)}?" if near else ""
+    """`; did you mean a or b?` where something known is near, else what is known, if not much."""
+    names = list(known)
+    near = difflib.get_close_matches(name, names, n=2, cutoff=0.7)
+    if near:
+        return f"; did you mean {' or '.join(near)}?"
+    return f"; known are {', '.join(sorted(names))}" if 0 < len(names) <= _MOST_LISTED else ""
 
 
 def to_json_value(value: object) -> Any:

@@ -1,9 +1,12 @@
 """Messages of the contract as frozen values of the client."""
 
+import enum
+import pickle
 from typing import Any
 
 import pytest
 
+import penstock.client
 import penstock.v1 as pb
 from penstock.client import (
     Accepted,
@@ -202,3 +205,20 @@ def test_limits_are_those_of_the_contract() -> None:
     }
 
     assert set(ModelLimits.__dataclass_fields__) == contract - {"keepalive"}
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        value
+        for value in vars(penstock.client).values()
+        if isinstance(value, type) and issubclass(value, enum.Enum)
+    ],
+    ids=lambda kind: kind.__name__,
+)
+def test_enums_are_shown_by_name_and_numbered_as_in_the_contract(kind: type[enum.IntEnum]) -> None:
+    for value in kind:
+        name = f"{kind.__name__}.{value.name}"
+        assert [str(value), repr(value), f"{value}", f"{value:>40}".strip()] == [name] * 4
+        assert value == int(value)
+        assert pickle.loads(pickle.dumps(value)) is value

@@ -102,6 +102,22 @@ def test_text_names_status_reason_and_every_field_once() -> None:
     )
 
 
+def test_text_names_retry_time_estimate_and_request() -> None:
+    failure = Failure(
+        code=grpc.StatusCode.RESOURCE_EXHAUSTED,
+        message="queue full",
+        reason="QUEUE_FULL",
+        retry_after_s=2.5,
+        request_id="r-1",
+        metadata={"estimate_ms": "1750"},
+    )
+
+    assert str(error_of(failure)) == (
+        "RESOURCE_EXHAUSTED (QUEUE_FULL): queue full; estimated time 1.75 s; retry in 2.5 s"
+        " [request r-1]"
+    )
+
+
 def test_text_names_a_reason_that_says_no_more_than_the_status_once() -> None:
     code = grpc.StatusCode.INVALID_ARGUMENT
     failure = Failure(code=code, message="bad request", reason="INVALID_ARGUMENT")

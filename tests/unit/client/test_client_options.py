@@ -261,7 +261,7 @@ def test_token_ids_that_do_not_fit_name_their_place() -> None:
 
 
 def test_an_unknown_option_is_refused() -> None:
-    with pytest.raises(TypeError, match=r"^temprature: no such option; is it temperature\?"):
+    with pytest.raises(TypeError, match=r"^temprature: no such option; did you mean temperature\?"):
         encode("hi", temprature=1.0)
 
 

@@ -1,5 +1,7 @@
 """What the client package shows, and the trace context and channel settings it sends."""
 
+import dataclasses
+import re
 import sys
 import types
 from collections.abc import Iterator
@@ -13,7 +15,9 @@ from penstock.client import (
     ChannelConfig,
     Client,
     PenstockError,
+    PoolConfig,
     SyncClient,
+    SyncOperationsClient,
     TraceContext,
     trace_context,
 )
@@ -34,6 +38,18 @@ def test_all_names_exactly_what_is_public() -> None:
 
     assert len(penstock.client.__all__) == len(set(penstock.client.__all__))
     assert set(penstock.client.__all__) == public
+
+
+@pytest.mark.parametrize("name", penstock.client.__all__)
+def test_docstrings_describe_every_field_and_value(name: str) -> None:
+    public = getattr(penstock.client, name)
+    if dataclasses.is_dataclass(public):
+        names = [field.name for field in dataclasses.fields(public)]
+    else:
+        names = list(getattr(public, "__members__", ()))
+    text = (getattr(public, "__doc__", None) or "").replace("`", "")
+
+    assert [each for each in names if not re.search(rf"\b{each}\b", text)] == []
 
 
 def test_readme_lists_every_exception() -> None:
@@ -94,6 +110,11 @@ def test_what_is_no_address_is_refused(
 ) -> None:
     with pytest.raises(ValueError, match=f"^address: .*{complaint}"):
         kind(address)
+
+
+def test_a_client_is_shown_with_its_addresses() -> None:
+    assert repr(SyncClient("a,b:1", pool=PoolConfig(num_channels=2))) == "SyncClient('a:50051,b:1')"
+    assert repr(SyncOperationsClient("a")) == "SyncOperationsClient('a:50052')"
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from penstock.executor.config import ExecutorConfig
 
 pytest.importorskip("torch")
 
-from penstock.executor.torch.num_blocks import num_device_blocks
+from penstock.executor.torch.num_blocks import num_device_blocks, num_host_blocks
 
 MIB = 1 << 20
 
@@ -35,6 +35,23 @@ def test_pages_take_their_share_of_what_weights_and_the_largest_step_leave() -> 
 def test_no_more_pages_than_all_slots_can_fill() -> None:
     assert blocks(1000, max_num_seqs=4, max_seq_len=33, block_size=16) == 12
     assert blocks(1000, max_num_seqs=4, max_seq_len=33, kv_cache_bytes=90 * MIB) == 12
+
+
+def test_a_setting_beyond_what_can_be_used_is_reported(caplog: pytest.LogCaptureFixture) -> None:
+    limits: dict[str, Any] = {"max_num_seqs": 4, "max_seq_len": 33, "block_size": 16}
+    config = ExecutorConfig(
+        model_path=Path("/m"), kv_cache_bytes=90 * MIB, max_num_seqs=4, block_size=16
+    )
+
+    assert blocks(1000, **limits) == 12
+    assert caplog.messages == []
+
+    assert blocks(1000, kv_cache_bytes=90 * MIB, **limits) == 12
+    assert num_host_blocks(config, bytes_each=MIB, max_seq_len=33) == 12
+    assert (
+        caplog.messages
+        == ["kv_cache_bytes is 90 MiB; 12 MiB are used: 4 sequences of 33 tokens need no more"] * 2
+    )
 
 
 def test_what_was_asked_for_is_what_is_taken() -> None:

@@ -52,9 +52,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             )
             return ExitCode.USAGE
         args, unknown = parser.parse_known_args(words)
+        # The command's own parser knows its options.
+        asked = getattr(args, "parser", parser)
         if unknown:
-            # Reported by the command's own parser, which knows its options.
-            args.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+            asked.error(f"unrecognized arguments: {' '.join(unknown)}")
+        if asked is parser:
+            parser.error("a command is required")
     except SystemExit as stop:
         # argparse leaves this way after --help (0) and after bad usage (2).
         return stop.code if isinstance(stop.code, int) else 0
@@ -80,7 +83,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--version", action="version", version=f"penstock {version_of('penstock') or 'unknown'}"
     )
-    subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    subparsers = parser.add_subparsers(title="commands", metavar="COMMAND")
     for command in _COMMANDS:
         command.add_parser(subparsers)
     for command_parser in subparsers.choices.values():

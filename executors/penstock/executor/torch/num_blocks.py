@@ -1,18 +1,22 @@
 """How many blocks of keys and values: what is asked for, or what a device has memory for."""
 
+import logging
+
 from penstock.executor.config import ExecutorConfig
 
 _GIB = 1 << 30
+_MIB = 1 << 20
+_log = logging.getLogger(__name__)
 
 
 def num_host_blocks(config: ExecutorConfig, *, bytes_each: int, max_seq_len: int) -> int:
-    """Pages that the settings ask for: never more than all slots could fill at full length."""
+    """Pages that the settings ask for, at most what all sequences fill at full length."""
     if config.num_blocks is not None:
         return config.num_blocks
     num_blocks = config.host_cache_bytes // bytes_each
     if num_blocks < 1:
         raise ValueError(f"kv_cache_bytes must hold a block of {bytes_each} bytes")
-    return min(num_blocks, _most_blocks(config, max_seq_len))
+    return _usable_blocks(config, num_blocks, bytes_each=bytes_each, max_seq_len=max_seq_len)
 
 
 def num_device_blocks(
@@ -28,10 +32,12 @@ def num_device_blocks(
         num_blocks, name = config.num_blocks, "num_blocks"
     elif config.kv_cache_bytes is not None:
         num_blocks, name = config.kv_cache_bytes // bytes_each, "kv_cache_bytes"
-        num_blocks = min(num_blocks, _most_blocks(config, max_seq_len))
     else:
         num_blocks, name = int(room * config.kv_memory_fraction) // bytes_each, "kv_memory_fraction"
-        num_blocks = min(num_blocks, _most_blocks(config, max_seq_len))
+    if config.num_blocks is None:
+        num_blocks = _usable_blocks(
+            config, num_blocks, bytes_each=bytes_each, max_seq_len=max_seq_len
+        )
     if num_blocks < 1:
         raise ValueError(
             f"{name} leaves no room for a block of {bytes_each} bytes: {room / _GIB:.1f} GiB are"
@@ -46,5 +52,19 @@ def num_device_blocks(
     return num_blocks
 
 
-def _most_blocks(config: ExecutorConfig, max_seq_len: int) -> int:
-    return config.max_num_seqs * -(-max_seq_len // config.block_size)
+def _usable_blocks(
+    config: ExecutorConfig, num_blocks: int, *, bytes_each: int, max_seq_len: int
+) -> int:
+    """At most what all sequences fill at full length; a larger setting is reported."""
+    most = config.max_num_seqs * -(-max_seq_len // config.block_size)
+    if num_blocks <= most:
+        return num_blocks
+    if config.kv_cache_bytes is not None:
+        _log.warning(
+            "kv_cache_bytes is %d MiB; %d MiB are used: %d sequences of %d tokens need no more",
+            config.kv_cache_bytes // _MIB,
+            most * bytes_each // _MIB,
+            config.max_num_seqs,
+            max_seq_len,
+        )
+    return most

@@ -41,15 +41,27 @@ class Parser(argparse.ArgumentParser):
         return super().format_help()
 
     def error(self, message: str) -> NoReturn:
-        """What is wrong, what may have been meant, and where the help is; exit code 2."""
-        options = [name for action in self._actions for name in action.option_strings]
-        for word in message.split():
-            name = word.partition("=")[0]
-            if message.startswith("unrecognized") and name.startswith("--"):
-                likely = difflib.get_close_matches(name, options, n=1, cutoff=0.75)
-                message += "".join(f"; did you mean {meant}?" for meant in likely)
-                break
+        """Print the error, a suggestion, and how to get help; exit code 2."""
+        if message.startswith("unrecognized"):
+            options = [name for action in self._actions for name in action.option_strings]
+            words = (word.partition("=")[0] for word in message.split())
+            likely = (_did_you_mean(word, options) for word in words if word.startswith("--"))
+            message += next(filter(None, likely), "")
         self.exit(2, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        """As in argparse; an unknown command is reported with the one that may have been meant."""
+        commands: Any = action.choices
+        if isinstance(action.choices, dict) and value not in commands:
+            known = list(commands)
+            likely = _did_you_mean(value, known) or f"; known are {', '.join(known)}"
+            self.error(f"unknown command {value!r}{likely}")
+        super()._check_value(action, value)
+
+
+def _did_you_mean(name: str, known: list[str]) -> str:
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.75)
+    return "".join(f"; did you mean {meant}?" for meant in near)
 
 
 class Subparsers(Protocol):

@@ -9,11 +9,13 @@ import contextlib
 import io
 import math
 import os
+import re
 import sys
 import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import unquote
 
 from penstock.server.cli.exit_codes import ExitCode
 
@@ -27,15 +29,17 @@ OPERATIONS_VARIABLE = "PENSTOCK_OPERATIONS"
 OPERATIONS_PORT_VARIABLE = "PENSTOCK_OPERATIONS_PORT"
 
 
-# By words of gRPC where no service answered.
+# By gRPC's words, where the failure did not come from a service.
 _HINTS = {
-    "Connection refused": "no service there: is `penstock serve` running?",
-    "Failed parsing HTTP/2": "this port speaks no gRPC: see the ports that `penstock serve` prints",
-    "Method not found": "another gRPC service: `penstock top` needs the operations port, the other"
-    " commands the main port",
+    "Connection refused": "no service at {address}: is `penstock serve` running?",
+    "No such file or directory": "no service at {address}: is `penstock serve` running?",
+    "Failed parsing HTTP/2": "{address} is not a gRPC port: `penstock serve` prints its ports",
+    "Method not found": "wrong port: `penstock top` needs the operations port, the other commands"
+    " the main port",
     "handshake failed": "only one side uses TLS, or the certificate is not trusted",
     "Domain name not found": "no such host",
 }
+_ADDRESS = re.compile(r"\b(?:ipv[46]|unix):(\S+?): ")
 
 
 class UsageError(Exception):
@@ -167,18 +171,15 @@ def _told(error: BaseException) -> str:
 
 
 def describe_error(error: "PenstockError") -> str:
-    """One line: status, reason, message, fields, and what the caller may do about it."""
+    """The error in one line; what to check comes first where it did not come from a service."""
     line = str(error).replace("\n", " ")
-    if not error.reason:
-        # The service has a reason for each failure: this one did not come from it.
-        line += next((f"; {hint}" for words, hint in _HINTS.items() if words in line), "")
-    if error.estimate_s is not None:
-        line += f"; it would take about {error.estimate_s:g} s"
-    if error.retry_after_s is not None:
-        line += f"; try again in {error.retry_after_s:g} s"
-    if error.request_id:
-        line += f" [request {error.request_id}]"
-    return line
+    # The service gives a reason for each failure.
+    hint = next((hint for words, hint in _HINTS.items() if words in line and not error.reason), "")
+    if not hint:
+        return line
+    found = _ADDRESS.search(line)
+    address = unquote(found[1]) if found else "the address"
+    return f"{hint.format(address=address)} ({line})"
 
 
 def exit_code_of(error: "PenstockError") -> ExitCode:

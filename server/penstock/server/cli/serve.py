@@ -78,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
         for variable in unknown_variables(os.environ):
             log = logging.getLogger(__name__)
             likely = did_you_mean(variable, _variables())
-            log.warning("%s is set and means nothing here%s", variable, likely, extra=ALWAYS)
+            log.warning("%s is set but is not a known setting%s", variable, likely, extra=ALWAYS)
         config = build_config(sources)
     except BadSetting as error:
         return _cannot_start(str(error))

@@ -100,6 +100,7 @@ def test_what_is_not_said_is_modest() -> None:
         ("version = 1\ntenant = 1", "tenant is unknown; did you mean tenants?"),
         ("version = 1\ntenants = 1", "tenants must be an object"),
         ("version = 1\n[default]\ntokens = []", "default.tokens is unknown"),
+        ("version = 1\nquota = 1", "quota is unknown; known are default, jwt, tenants, version"),
         (
             "version = 1\n[tenants.a]\nmax_live = 3",
             "tenants.a.max_live is unknown; did you mean max_num_live?",

@@ -323,7 +323,7 @@ async def _require_somebody(client: "Client") -> None:
     try:
         await client.health()
     except (Unavailable, DeadlineExceeded) as error:
-        raise CouldNotRun(f"no service answers: {describe_error(error)}") from error
+        raise CouldNotRun(describe_error(error)) from error
     except PenstockError:
         # Somebody is there; what is wrong with it is for the checks to say.
         return

@@ -1,0 +1,42 @@
+"""Bad usage is one line that names what is wrong and what may have been meant; exit code 2."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock.tools.command_line import main
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ("grow", "penstock: error: unknown command 'grow'; known are serve, build, generate,"),
+        ("generat", "penstock: error: unknown command 'generat'; did you mean generate? (see"),
+        ("--verson", "penstock: error: unrecognized arguments: --verson; did you mean --version?"),
+        ("--", "penstock: error: "),
+        ("generate", "penstock generate: error: the following arguments are required: prompt"),
+        ("generate Hi --max-tokens many", "penstock generate: error: argument --max-tokens: "),
+        ("generate Hi --temprature=4", "--temprature=4; did you mean --temperature? (see penstock"),
+        ("bench --address x --rate 3", "--address --rate 3; did you mean --rates? (see penstock"),
+        ("serve --bogus", "penstock serve: error: unrecognized arguments: --bogus (see penstock"),
+        ("serve --max-num-seq=4", "--max-num-seq=4; did you mean --max-num-seqs? (see penstock"),
+        ("serve --order lifo", "penstock serve: --order must be one of fair, fcfs, not 'lifo'"),
+    ],
+)
+def test_bad_usage_is_one_line(words: str, line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words.split()) == 2
+
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert line.lower() in printed.err.lower()
+    assert printed.err.count("\n") == 1
+
+
+def test_no_command_prints_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 2
+    assert capsys.readouterr().err.startswith("usage: penstock")
+
+
+def test_the_version_is_an_option_too(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("penstock ")
