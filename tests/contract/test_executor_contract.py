@@ -378,8 +378,10 @@ def test_prompt_logprobs_cover_the_prompt_whatever_the_chunks(house: House) -> N
     chunked = house.run(specs[0], budget=8)[0]
 
     assert sorted(whole.prompt_logprobs) == list(range(1, 17))
-    assert again.prompt_logprobs == pytest.approx(whole.prompt_logprobs, abs=1e-4)
-    assert chunked.prompt_logprobs == pytest.approx(whole.prompt_logprobs, abs=1e-4)
+    # Tiles of scores are rounded where a chunk ends, and keys in 8 bits leave more to round.
+    near = 2e-3 if house.has_8_bit_pages else 1e-4
+    assert again.prompt_logprobs == pytest.approx(whole.prompt_logprobs, abs=near)
+    assert chunked.prompt_logprobs == pytest.approx(whole.prompt_logprobs, abs=near)
 
 
 def test_close_is_idempotent_and_final(house: House) -> None:

@@ -97,6 +97,10 @@ class House:
         self._create = create
         self._built: list[Executor] = []
 
+    @property
+    def has_8_bit_pages(self) -> bool:
+        return self._config.kv_cache_dtype != "auto"
+
     def executor(self, *, num_blocks: int = 64, max_num_seqs: int = 8) -> Witness:
         if self._config.kind is ExecutorKind.TRTLLM:
             config = self._config_of_engine(num_blocks, max_num_seqs)
