@@ -7,8 +7,8 @@ what in the past is tenants.py's. Does not decide anything.
 A tenant is *light* while what it holds, with what it asks for, times `yield_ratio` is at most what
 another tenant holds, each divided by its weight. So two tenants are never light beside each
 other, nor is any of several that hold about the same. The ratio is the distance that keeps tenants
-from throwing each other out in turn: with the usual 4, being light brings a tenant to a quarter of
-what the greatest holds, and the order of the queue (fair_order.py) brings it the rest.
+from throwing each other out in turn: with the usual 2, being light brings a tenant to half of what
+the greatest holds, and the order of the queue (fair_order.py) brings it the rest.
 """
 
 import numpy as np
@@ -52,6 +52,11 @@ class Shares:
     def is_light(self, tenant: int, *, num_slots: int = 0, num_blocks: int = 0) -> bool:
         """Whether a tenant is light, with so many slots and blocks more."""
         return self._limit(tenant, num_slots, num_blocks) <= self._greatest
+
+    def is_light_anew(self, weight: float, *, num_slots: int, num_blocks: int) -> bool:
+        """The same of a tenant of so much weight that holds nothing and is not known."""
+        slots, blocks = num_slots / self._all_slots, num_blocks / self._all_blocks
+        return self._ratio * max(slots, blocks) / weight <= self._greatest
 
     def are_light(self, tenants: NDArray[np.int32]) -> NDArray[np.bool_]:
         """`is_light` of each entry of `tenants` [m], as they stand."""

@@ -1,0 +1,124 @@
+"""What a request shares the machine with: who runs, and who waits and goes before it.
+
+Owns both as the sums that forecast.py takes. Does not judge, nor know deadlines.
+
+A request of a light tenant (shares.py) goes before the others of its class. Before it are higher
+classes, its own tenant's requests and the prompts of light tenants under way; where running
+requests yield (yielders.py), it lacks neither a slot nor blocks. It counts as light if its tenant
+still is with all that goes before it. Forecast like any other it would be refused for the length
+of a queue in which it does not stand.
+"""
+
+import math
+from dataclasses import replace
+
+from penstock.scheduler.config import AdmissionPolicy, SchedulerConfig, SchedulingOrder
+from penstock.scheduler.forecast import Ahead, Load, Want
+from penstock.scheduler.kv_cache import KVCache
+from penstock.scheduler.output_lengths import OutputLengths
+from penstock.scheduler.pace import Pace
+from penstock.scheduler.request import Request
+from penstock.scheduler.running import Running
+from penstock.scheduler.shares import Shares
+from penstock.scheduler.slot_arrays import SlotArrays
+from penstock.scheduler.tenants import Tenants
+from penstock.scheduler.waiting_queue import WaitingQueue
+
+
+class Contention:
+    """Sums over what runs and waits in one engine."""
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        pace: Pace,
+        lengths: OutputLengths,
+        *,
+        arrays: SlotArrays,
+        cache: KVCache,
+        running: Running,
+        queue: WaitingQueue,
+        tenants: Tenants,
+    ) -> None:
+        self._pace = pace
+        self._lengths = lengths
+        self._arrays = arrays
+        self._cache = cache
+        self._running = running
+        self._queue = queue
+        self._tenants = tenants
+        self._max_tokens = config.max_num_batched_tokens
+        self._yield_ratio = config.yield_ratio
+        is_fair = config.order is SchedulingOrder.FAIR
+        self._serves_light = is_fair and math.isfinite(config.yield_ratio)
+        self._has_yielders = config.admission_policy is AdmissionPolicy.MAX_UTILIZATION
+
+    def load(self, *, has_place: bool = False) -> Load:
+        """All that runs. `has_place`: one more fits, whatever the limit on the batch."""
+        arrays, cache, running = self._arrays, self._cache, self._running
+        num_running = len(running)
+        columns = slice(0, running.high_water)
+        prefilling = running.prefilling()
+        num_left = int(arrays.max_total[columns].sum()) - int(arrays.num_tokens[columns].sum())
+        num_places = max(self._pace.max_num_running - num_running, int(has_place), 0)
+        return Load(
+            num_running=num_running,
+            num_decodes=num_running - len(prefilling),
+            num_context_tokens=int(arrays.num_computed[columns].sum()),
+            num_prefill_tokens=self._num_left(prefilling),
+            num_output_tokens=self._lengths.expected_remaining(num_running, num_left),
+            num_free_slots=num_places,
+            num_free_blocks=max(cache.pool.num_available - cache.num_reserved, 0),
+            num_used_blocks=cache.pool.num_used,
+            prefill_budget_tokens=max(
+                min(self._pace.prefill_budget_tokens, self._max_tokens - num_running), 1
+            ),
+        )
+
+    def of_arrival(self, request: Request, want: Want) -> tuple[Load, Ahead]:
+        """What runs and waits before a request that is about to join the queue."""
+        queue, load = self._queue, self.load()
+        ahead = queue.ahead_of(request, want.num_prefill_tokens, is_light=True)
+        light = self._of_light(request, want, load, ahead)
+        if light is not None:
+            return light, ahead
+        return load, queue.ahead_of(request, want.num_prefill_tokens)
+
+    def of_admission(self, request: Request, want: Want) -> Load:
+        """What runs beside a request that is about to get a slot."""
+        load = self.load(has_place=True)
+        load = self._of_light(request, want, load, Ahead()) or load
+        # Prompts under way share the budget with this one, each as long as both last.
+        num_shared = min(load.num_prefill_tokens, want.num_prefill_tokens)
+        return replace(load, num_prefill_tokens=num_shared)
+
+    def _of_light(self, request: Request, want: Want, load: Load, ahead: Ahead) -> Load | None:
+        """Of `load` what is before a light tenant's request; None if its tenant is not light."""
+        tenants, name = self._tenants, request.spec.tenant
+        if not (self._serves_light and tenants.has_others(name)):
+            return None
+        shares = Shares(self._arrays, self._cache, self._running, tenants, self._yield_ratio)
+        num_slots = ahead.num_requests + 1
+        num_blocks = ahead.num_blocks + want.num_blocks
+        index = tenants.index_of(name)
+        if index is None:
+            weight = tenants.weight_of(name)
+            is_light = shares.is_light_anew(weight, num_slots=num_slots, num_blocks=num_blocks)
+        else:
+            is_light = shares.is_light(index, num_slots=num_slots, num_blocks=num_blocks)
+        if not is_light:
+            return None
+        under_way = [one for one in self._running.prefilling() if shares.is_light(one.tenant)]
+        load = replace(load, num_prefill_tokens=self._num_left(under_way))
+        if not self._has_yielders:
+            return load
+        return replace(
+            load,
+            num_free_slots=max(load.num_free_slots, num_slots),
+            num_free_blocks=max(load.num_free_blocks, num_blocks),
+        )
+
+    def _num_left(self, prefilling: list[Request]) -> int:
+        """Tokens that these have still to compute before they decode."""
+        slots = [request.slot for request in prefilling]
+        return int((self._arrays.num_tokens[slots] - self._arrays.num_computed[slots]).sum())
