@@ -19,6 +19,7 @@ do prices that no step has confirmed for a second on an idle machine: that one i
 """
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from penstock.scheduler.completion import CompletionPredictor
@@ -45,6 +46,7 @@ from penstock.scheduler.request import NO_TIME, FailureReason, Request
 from penstock.scheduler.running import Running
 from penstock.scheduler.slot_arrays import SlotArrays
 from penstock.scheduler.tenants import Tenants
+from penstock.scheduler.urgency import urgent_of
 from penstock.scheduler.waiting_queue import WaitingQueue
 
 _TRIAL_AFTER_S = 1.0
@@ -104,6 +106,7 @@ class Outlook:
             tenants=tenants,
         )
         self.prefixes = LivePrefixes()
+        self._arrays = arrays
         self._cache = cache
         self._running = running
         self._queue = queue
@@ -244,6 +247,15 @@ class Outlook:
             done_s = now + want.min_output_tokens * token_s
             found.append((request, self._unlikely(request, want, likely, chance, done_s)))
         return found
+
+    def urgent(self, under_way: Iterable[Request], now: float) -> dict[int, float]:
+        """Slots of prompts under way that must not share (urgency.py), and when they are due."""
+        due = {request.slot: deadlines_of(request).ttft_s for request in under_way}
+        due = {slot: due_s for slot, due_s in due.items() if due_s != NO_TIME}
+        if not (due and self._is_able):
+            return {}
+        load, arrays = self._contention.load(), self._arrays
+        return urgent_of(due, machine=self._machine(), load=load, arrays=arrays, now=now)
 
     def _is_far(self, request: Request, deadlines: Deadlines, now: float) -> bool:
         """Whether a deadline is so far away that nobody need reckon: a matter of cost alone."""
