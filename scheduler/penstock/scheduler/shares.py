@@ -8,7 +8,9 @@ A tenant is *light* while what it holds, with what it asks for, times `yield_rat
 another tenant holds, each divided by its weight. So two tenants are never light beside each
 other, nor is any of several that hold about the same. The ratio is the distance that keeps tenants
 from throwing each other out in turn: with the usual 2, being light brings a tenant to half of what
-the greatest holds, and the order of the queue (fair_order.py) brings it the rest.
+the greatest holds, and the order of the queue (fair_order.py) brings it the rest. Where no
+tenant holds more than all others together it is half of that: in a crowd there are always tenants
+that hold much less than the greatest one, and every preemption costs compute that is lost.
 """
 
 import numpy as np
@@ -19,6 +21,9 @@ from penstock.scheduler.request import Request
 from penstock.scheduler.running import Running
 from penstock.scheduler.slot_arrays import SlotArrays
 from penstock.scheduler.tenants import Tenants
+
+_CROWD = 2.0
+"""Times `yield_ratio`, where nobody holds more than all others together."""
 
 
 class Shares:
@@ -44,10 +49,12 @@ class Shares:
         self._num_blocks = np.bincount(index, weights=held, minlength=count)
         self._all_slots, self._all_blocks = arrays.num_slots, cache.pool.num_blocks
         self._weight = tenants.weight
-        self._ratio = yield_ratio
         slots, blocks = self._num_slots / self._all_slots, self._num_blocks / self._all_blocks
         self.dominant: NDArray[np.float64] = np.maximum(slots, blocks) / self._weight
         self._greatest = float(self.dominant.max(initial=0.0))
+        others = float(self.dominant.sum()) - self._greatest
+        is_flood = self._greatest >= others
+        self._ratio = yield_ratio if is_flood else _CROWD * yield_ratio
 
     def is_light(self, tenant: int, *, num_slots: int = 0, num_blocks: int = 0) -> bool:
         """Whether a tenant is light, with so many slots and blocks more."""

@@ -229,3 +229,17 @@ def test_a_tenant_of_few_large_requests_gets_its_second_one() -> None:
     told = engine.step()
     assert admitted(told) == [12], "with 12 of 40 blocks it holds less than half of the flood's 28"
     assert len(preempted(told)) == 1
+
+
+@pytest.mark.parametrize(("crowd", "is_light"), [(("a",), True), (("a", "b"), False)])
+def test_where_nobody_holds_most_of_all_a_light_tenant_holds_less(
+    crowd: tuple[str, ...], is_light: bool
+) -> None:
+    engine, _ = build(max_num_seqs=32, max_num_batched_tokens=256)
+    for key, tenant in enumerate((*crowd, "quiet"), 1):
+        submit(engine, tenant, [key], prompt=9 if tenant == "quiet" else 28, max_tokens=8)
+    engine.step()
+    index = engine.scheduler.life.tenants.index_of("quiet")
+    assert index is not None
+    # 3 blocks beside 7 of each other one.
+    assert shares_of(engine).is_light(index) is is_light
