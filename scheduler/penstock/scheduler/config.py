@@ -164,7 +164,7 @@ class SchedulerConfig:
         at_most=1,
     )
     tenant_burst_tokens: float = setting(32_768.0, at_least=0, may_be_infinite=True)
-    yield_ratio: float = setting(4.0, above=1, may_be_infinite=True)
+    yield_ratio: float = setting(2.0, above=1, may_be_infinite=True)
     session_ttl_s: float = setting(
         300.0, "cache", "seconds after its last turn that a session's blocks are kept", above=0
     )

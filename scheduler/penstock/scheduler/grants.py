@@ -62,10 +62,12 @@ class Grants:
         """Whether a prompt ends in this step."""
         return any(grant.count == grant.remaining for grant in self._grants)
 
-    def size(self, num_remaining: int) -> int:
+    def size(self, num_remaining: int, *, is_shared: bool = True) -> int:
         """Tokens that a prompt with `num_remaining` to compute is granted now."""
         if self._is_whole or num_remaining <= self.budget_tokens:
             return num_remaining
+        if not is_shared:
+            return self.budget_tokens
         most = max(int(self.budget_tokens * self._max_share), self._min_tokens)
         return min(most, self.budget_tokens)
 

@@ -97,6 +97,7 @@ class Lifecycle:
             cache=self.cache,
             running=self.running,
             queue=self.queue,
+            tenants=self.tenants,
         )
         self.waits = WaitClock()
         self.requests: dict[int, Request] = {}

@@ -19,10 +19,12 @@ do prices that no step has confirmed for a second on an idle machine: that one i
 """
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from penstock.scheduler.completion import CompletionPredictor
 from penstock.scheduler.config import AdmissionPolicy, SchedulerConfig
+from penstock.scheduler.contention import Contention
 from penstock.scheduler.deadlines import Deadlines, deadlines_of
 from penstock.scheduler.executor import ExecutorInfo
 from penstock.scheduler.forecast import (
@@ -43,6 +45,8 @@ from penstock.scheduler.quotas import QuotaBreach
 from penstock.scheduler.request import NO_TIME, FailureReason, Request
 from penstock.scheduler.running import Running
 from penstock.scheduler.slot_arrays import SlotArrays
+from penstock.scheduler.tenants import Tenants
+from penstock.scheduler.urgency import urgent_of
 from penstock.scheduler.waiting_queue import WaitingQueue
 
 _TRIAL_AFTER_S = 1.0
@@ -85,10 +89,21 @@ class Outlook:
         cache: KVCache,
         running: Running,
         queue: WaitingQueue,
+        tenants: Tenants,
     ) -> None:
         self.pace = Pace(info, config)
         self.completion = CompletionPredictor(
             config.min_deadline_chance, self.pace.fit, arrays=arrays, running=running
+        )
+        self._contention = Contention(
+            config,
+            self.pace,
+            self.completion.lengths,
+            arrays=arrays,
+            cache=cache,
+            running=running,
+            queue=queue,
+            tenants=tenants,
         )
         self.prefixes = LivePrefixes()
         self._arrays = arrays
@@ -129,10 +144,10 @@ class Outlook:
             self.completion.note_arrival(request, now, finds_queue=has_line)
         if not (deadlines.is_any or len(self._queue)) and self._has_place:
             return Prospect(num_ahead=0, queue_s=0.0)
-        machine, load = self._machine(), self._load()
+        machine = self._machine()
         matched = self._cache.match(request)
         want = self._want(request, matched)
-        ahead = self._queue.ahead_of(request, want.num_prefill_tokens)
+        load, ahead = self._contention.of_arrival(request, want)
         likely = forecast(machine, want, load, ahead)
         verdict = None
         if deadlines.is_any and self._is_able and not self._is_trial(request, now):
@@ -162,8 +177,8 @@ class Outlook:
         if not self.pace.has_prices:
             return Verdict(reason=deadlines.passed_by(now))
         want = self._want(request, self._cache.match(request))
-        ahead = self._queue.ahead_of(request, want.num_prefill_tokens)
-        likely = forecast(self._machine(), want, self._load(), ahead)
+        load, ahead = self._contention.of_arrival(request, want)
+        likely = forecast(self._machine(), want, load, ahead)
         verdict = self._late(request, want, likely, likely, now)
         is_over = deadlines.earliest_s <= now
         return replace(verdict, reason=deadlines.passed_by(now)) if is_over else verdict
@@ -173,8 +188,8 @@ class Outlook:
         if not self.pace.has_prices:
             return Verdict(reason=reason)
         want = self._want(request, self._cache.match(request))
-        ahead = self._queue.ahead_of(request, want.num_prefill_tokens)
-        likely = forecast(self._machine(), want, self._load(), ahead)
+        load, ahead = self._contention.of_arrival(request, want)
+        likely = forecast(self._machine(), want, load, ahead)
         # As much as it would bring itself must have left the queue by then.
         leaving = Ahead(
             num_requests=1,
@@ -182,7 +197,7 @@ class Outlook:
             num_blocks=want.num_blocks,
             num_output_tokens=want.expected_output_tokens,
         )
-        until = forecast(self._machine(), want, self._load(), leaving)
+        until = forecast(self._machine(), want, load, leaving)
         return Verdict(
             reason=reason, estimate_s=likely.ttft_s, retry_after_s=retry_after_s(until, now)
         )
@@ -200,11 +215,8 @@ class Outlook:
             return None
         if self._is_far(request, deadlines, now):
             return None
-        machine, load = self._machine(), self._load(has_place=True)
-        want = self._want(request, matched)
-        # Prompts under way share the budget with this one, each as long as both last.
-        num_shared = min(load.num_prefill_tokens, want.num_prefill_tokens)
-        load = replace(load, num_prefill_tokens=num_shared)
+        machine, want = self._machine(), self._want(request, matched)
+        load = self._contention.of_admission(request, want)
         likely = forecast(machine, want, load, Ahead())
         alone = forecast_alone(machine, want)
         hope = Forecast(
@@ -226,7 +238,7 @@ class Outlook:
         """
         if not (self._is_able and self.completion.is_check_due(now)):
             return []
-        load = self._load()
+        load = self._contention.load()
         token_s = self.completion.token_time.beside(load, now)
         found: list[tuple[Request, Verdict]] = []
         for request, chance in self.completion.running_late(token_s, now):
@@ -235,6 +247,15 @@ class Outlook:
             done_s = now + want.min_output_tokens * token_s
             found.append((request, self._unlikely(request, want, likely, chance, done_s)))
         return found
+
+    def urgent(self, under_way: Iterable[Request], now: float) -> dict[int, float]:
+        """Slots of prompts under way that must not share (urgency.py), and when they are due."""
+        due = {request.slot: deadlines_of(request).ttft_s for request in under_way}
+        due = {slot: due_s for slot, due_s in due.items() if due_s != NO_TIME}
+        if not (due and self._is_able):
+            return {}
+        load, arrays = self._contention.load(), self._arrays
+        return urgent_of(due, machine=self._machine(), load=load, arrays=arrays, now=now)
 
     def _is_far(self, request: Request, deadlines: Deadlines, now: float) -> bool:
         """Whether a deadline is so far away that nobody need reckon: a matter of cost alone."""
@@ -350,29 +371,6 @@ class Outlook:
             max_prefill_tokens=self._max_tokens,
             prefill_error=fit.prefill_error,
             decode_error=fit.decode_error,
-        )
-
-    def _load(self, *, has_place: bool = False) -> Load:
-        arrays, cache, running = self._arrays, self._cache, self._running
-        num_running = len(running)
-        columns = slice(0, running.high_water)
-        prefilling = running.prefilling()
-        slots = [request.slot for request in prefilling]
-        num_prefill_tokens = int((arrays.num_tokens[slots] - arrays.num_computed[slots]).sum())
-        num_left = int(arrays.max_total[columns].sum()) - int(arrays.num_tokens[columns].sum())
-        num_places = max(self.pace.max_num_running - num_running, int(has_place), 0)
-        return Load(
-            num_running=num_running,
-            num_decodes=num_running - len(prefilling),
-            num_context_tokens=int(arrays.num_computed[columns].sum()),
-            num_prefill_tokens=num_prefill_tokens,
-            num_output_tokens=self.completion.lengths.expected_remaining(num_running, num_left),
-            num_free_slots=num_places,
-            num_free_blocks=max(cache.pool.num_available - cache.num_reserved, 0),
-            num_used_blocks=cache.pool.num_used,
-            prefill_budget_tokens=max(
-                min(self.pace.prefill_budget_tokens, self._max_tokens - num_running), 1
-            ),
         )
 
     def _want(self, request: Request, matched: list[int]) -> Want:

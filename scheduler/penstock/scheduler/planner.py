@@ -24,7 +24,7 @@ from penstock.scheduler.executor import ExecutorInfo
 from penstock.scheduler.flight import Chunk, Flight
 from penstock.scheduler.grants import Grants
 from penstock.scheduler.lifecycle import Lifecycle
-from penstock.scheduler.request import Request
+from penstock.scheduler.request import NO_TIME, Request
 from penstock.scheduler.running import DecodeRoster
 from penstock.scheduler.shares import Shares
 from penstock.scheduler.victims import choose_victim
@@ -191,7 +191,11 @@ class Planner:
         self._continue(under_way, grants, now)
 
     def _continue(self, under_way: list[Request], grants: Grants, now: float) -> None:
-        arrays = self._life.arrays
+        arrays, urgent = self._life.arrays, self._urgent(under_way, now)
+        if urgent:
+            under_way = sorted(
+                under_way, key=lambda r: (-int(arrays.level[r.slot]), urgent.get(r.slot, NO_TIME))
+            )
         served = grants.slots
         for request in under_way:
             if grants.budget_tokens <= 0 and not self._takes_whole_prompts:
@@ -201,9 +205,26 @@ class Planner:
                 continue
             start = int(arrays.num_computed[request.slot])
             remaining = int(arrays.num_tokens[request.slot]) - start
-            count = grants.size(remaining)
+            count = grants.size(remaining, is_shared=request.slot not in urgent)
             if self._make_room(request, start + count, grants, now):
                 grants.add(request, start, count, remaining)
+
+    def _urgent(self, under_way: list[Request], now: float) -> dict[int, float]:
+        """Slots of prompts that go first in their class and share with nobody; when they are due.
+
+        See urgency.py. None while a request of a higher class waits, which needs budget to get in.
+
+        **Bound.** In one step of `aging_stride` all are served as if nobody were urgent.
+        """
+        life = self._life
+        if not life.is_fair or self._step % self._stride == 0:
+            return {}
+        urgent = life.outlook.urgent(under_way, now)
+        first = life.queue.peek(now) if urgent else None
+        if first is None:
+            return urgent
+        level = life.arrays.level
+        return {slot: s for slot, s in urgent.items() if level[slot] >= first.spec.priority}
 
     def _make_room(self, request: Request, num_tokens: int, grants: Grants, now: float) -> bool:
         """Blocks for a running request, at others' cost; False if it was preempted itself.

@@ -7,8 +7,10 @@ what in the past is tenants.py's. Does not decide anything.
 A tenant is *light* while what it holds, with what it asks for, times `yield_ratio` is at most what
 another tenant holds, each divided by its weight. So two tenants are never light beside each
 other, nor is any of several that hold about the same. The ratio is the distance that keeps tenants
-from throwing each other out in turn: with the usual 4, being light brings a tenant to a quarter of
-what the greatest holds, and the order of the queue (fair_order.py) brings it the rest.
+from throwing each other out in turn: with the usual 2, being light brings a tenant to half of what
+the greatest holds, and the order of the queue (fair_order.py) brings it the rest. Where no
+tenant holds more than all others together it is half of that: in a crowd there are always tenants
+that hold much less than the greatest one, and every preemption costs compute that is lost.
 """
 
 import numpy as np
@@ -19,6 +21,9 @@ from penstock.scheduler.request import Request
 from penstock.scheduler.running import Running
 from penstock.scheduler.slot_arrays import SlotArrays
 from penstock.scheduler.tenants import Tenants
+
+_CROWD = 2.0
+"""Times `yield_ratio`, where nobody holds more than all others together."""
 
 
 class Shares:
@@ -44,14 +49,21 @@ class Shares:
         self._num_blocks = np.bincount(index, weights=held, minlength=count)
         self._all_slots, self._all_blocks = arrays.num_slots, cache.pool.num_blocks
         self._weight = tenants.weight
-        self._ratio = yield_ratio
         slots, blocks = self._num_slots / self._all_slots, self._num_blocks / self._all_blocks
         self.dominant: NDArray[np.float64] = np.maximum(slots, blocks) / self._weight
         self._greatest = float(self.dominant.max(initial=0.0))
+        others = float(self.dominant.sum()) - self._greatest
+        is_flood = self._greatest >= others
+        self._ratio = yield_ratio if is_flood else _CROWD * yield_ratio
 
     def is_light(self, tenant: int, *, num_slots: int = 0, num_blocks: int = 0) -> bool:
         """Whether a tenant is light, with so many slots and blocks more."""
         return self._limit(tenant, num_slots, num_blocks) <= self._greatest
+
+    def is_light_anew(self, weight: float, *, num_slots: int, num_blocks: int) -> bool:
+        """The same of a tenant of so much weight that holds nothing and is not known."""
+        slots, blocks = num_slots / self._all_slots, num_blocks / self._all_blocks
+        return self._ratio * max(slots, blocks) / weight <= self._greatest
 
     def are_light(self, tenants: NDArray[np.int32]) -> NDArray[np.bool_]:
         """`is_light` of each entry of `tenants` [m], as they stand."""

@@ -73,6 +73,12 @@ class Tenants:
         """Tenants with somebody waiting or running."""
         return len(self._index_of) - len(self._idle)
 
+    def has_others(self, name: str) -> bool:
+        """Whether tenants besides this one have somebody waiting or running."""
+        index = self._index_of.get(name)
+        is_live = index is not None and index not in self._idle
+        return self.num_live > is_live
+
     def num_waiting_of(self, name: str) -> int:
         """How many requests of a tenant wait."""
         index = self._index_of.get(name)

@@ -158,9 +158,9 @@ class WaitingQueue:
             ]
             heapq.heapify(self._rechecks)
 
-    def ahead_of(self, request: Request, num_prefill: int) -> Ahead:
+    def ahead_of(self, request: Request, num_prefill: int, *, is_light: bool = False) -> Ahead:
         """Who is likely to go before one that does not wait yet, or goes to the end of its like."""
-        return self.sums.ahead_of(request, expiry_s(request), num_prefill)
+        return self.sums.ahead_of(request, expiry_s(request), num_prefill, is_light=is_light)
 
     def due(self, now: float) -> list[Request]:
         """Waiting requests whose `recheck_s` is at or before `now`; each is told once."""

@@ -137,13 +137,16 @@ class WaitingSums:
             return False
         return not self._is_fair or request.spec.tenant in of_class.lines
 
-    def ahead_of(self, request: Request, due_s: float, num_prefill: int) -> Ahead:
+    def ahead_of(
+        self, request: Request, due_s: float, num_prefill: int, *, is_light: bool = False
+    ) -> Ahead:
         """Who is likely to go before a request that is not in the order yet.
 
         Higher classes and, inside the tenant's own part of the class, whoever is due no later (for
         arrival order: all of the class). While those are served, and the request's own
         `num_prefill` tokens, tenants share by weight: the others of the class are expected to get
-        weight of the others / own weight as much, but no more than they have waiting.
+        weight of the others / own weight as much, but no more than they have waiting. `is_light`:
+        before its tenant's requests none of the others of the class goes (shares.py).
         """
         total, spec = _Sum(), request.spec
         for priority, of_class in self._classes.items():
@@ -163,6 +166,8 @@ class WaitingSums:
             own = line.due_by(self._bucket(request, due_s))
             others_weight -= line.weight
         total.add(own)
+        if is_light:
+            return self._ahead(total)
         others = _Sum()
         others.add(mine.all)
         others.take(own_all)

@@ -215,3 +215,31 @@ def test_a_known_tenant_keeps_a_burst_of_what_it_left_to_others_and_a_new_name_n
 def test_a_ratio_that_makes_equals_yield_is_refused(ratio: float) -> None:
     with pytest.raises(ValueError, match="yield_ratio"):
         SchedulerConfig(yield_ratio=ratio)
+
+
+def test_a_tenant_of_few_large_requests_gets_its_second_one() -> None:
+    engine, _ = make_engine(
+        make_info(num_blocks=40, max_num_seqs=8), SchedulerConfig(max_num_batched_tokens=256)
+    )
+    submit(engine, "quiet", [11], prompt=24, max_tokens=8)
+    engine.step()
+    submit(engine, "flood", range(1, 9), prompt=28, max_tokens=8)
+    engine.step()
+    submit(engine, "quiet", [12], prompt=24, max_tokens=8)
+    told = engine.step()
+    assert admitted(told) == [12], "with 12 of 40 blocks it holds less than half of the flood's 28"
+    assert len(preempted(told)) == 1
+
+
+@pytest.mark.parametrize(("crowd", "is_light"), [(("a",), True), (("a", "b"), False)])
+def test_where_nobody_holds_most_of_all_a_light_tenant_holds_less(
+    crowd: tuple[str, ...], is_light: bool
+) -> None:
+    engine, _ = build(max_num_seqs=32, max_num_batched_tokens=256)
+    for key, tenant in enumerate((*crowd, "quiet"), 1):
+        submit(engine, tenant, [key], prompt=9 if tenant == "quiet" else 28, max_tokens=8)
+    engine.step()
+    index = engine.scheduler.life.tenants.index_of("quiet")
+    assert index is not None
+    # 3 blocks beside 7 of each other one.
+    assert shares_of(engine).is_light(index) is is_light

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from penstock.scheduler.config import AdmissionPolicy, SchedulingOrder
+from penstock.scheduler.contention import Contention
 from penstock.scheduler.events import Failed, Finished
 from penstock.scheduler.forecast import Load
-from penstock.scheduler.outlook import Outlook
 from penstock.scheduler.request import FailureReason, FinishReason, SamplingParams
 from penstock.scheduler.step_errors import StepError
 from penstock.scheduler.step_fit import StepFit
@@ -110,13 +110,13 @@ def test_nobody_reckons_where_the_deadline_is_far_away(
     site = PricedSite()
     assert site.outlook.pace.last_step_s == pytest.approx(STEP_S)
     calls: list[bool] = []
-    load = Outlook._load
+    load = Contention.load
 
-    def noted(outlook: Outlook, *, has_place: bool = False) -> Load:
+    def noted(contention: Contention, *, has_place: bool = False) -> Load:
         calls.append(has_place)
-        return load(outlook, has_place=has_place)
+        return load(contention, has_place=has_place)
 
-    monkeypatch.setattr(Outlook, "_load", noted)
+    monkeypatch.setattr(Contention, "load", noted)
     request = site.request(1, num_prompt, min_tokens=min_tokens, max_tokens=20, deadline_s=left_s)
     assert site.outlook.verdict_at_admission(request, [], site.clock()) is None
     assert len(calls) == num_reckoned

@@ -1,0 +1,57 @@
+"""What a request of a light tenant shares the machine with, and what it is therefore told."""
+
+import pytest
+
+from penstock.scheduler.config import AdmissionPolicy
+from penstock.scheduler.events import Failed, Finished
+from penstock.scheduler.request import FailureReason
+from support.priced_site import PricedSite
+
+
+def flooded(num_prompts: int = 4, **options: object) -> PricedSite:
+    """Four slots, of which the last prefills, and a queue: all are one tenant's."""
+    site = PricedSite(**options)
+    for key in range(1, num_prompts + 1):
+        site.submit(key, 300, max_tokens=100, tenant="flood")
+    while site.engine.scheduler.num_running < 4:
+        site.step()
+    return site
+
+
+@pytest.mark.parametrize("num_prompts", [4, 40])
+def test_a_light_tenant_is_not_refused_for_the_prompts_and_the_queue_of_others(
+    num_prompts: int,
+) -> None:
+    site = flooded(num_prompts)
+    # 330 ms alone.
+    site.submit(100, 300, max_tokens=1, tenant="quiet", ttft_deadline_s=0.5)
+    site.run_until(site.clock() + 0.5)
+    site.step()
+    assert isinstance(site.ends[100], Finished)
+    told = site.queued[100][0]
+    assert told.num_ahead == 0
+    assert told.estimated_queue_s is not None
+    assert told.estimated_queue_s < 0.1
+
+
+def test_one_of_the_flood_itself_is_refused() -> None:
+    site = flooded()
+    site.submit(100, 300, max_tokens=1, tenant="flood", ttft_deadline_s=0.5)
+    site.step()
+    assert site.failure(100).reason is FailureReason.TTFT_DEADLINE_UNREACHABLE
+
+
+def test_its_own_requests_before_it_count() -> None:
+    site = flooded(40)
+    for key in (100, 101):
+        site.submit(key, 300, max_tokens=1, tenant="quiet", ttft_deadline_s=5.0)
+    site.submit(102, 300, max_tokens=1, tenant="quiet", ttft_deadline_s=5.0)
+    site.step()
+    assert site.queued[102][0].num_ahead >= 2
+
+
+def test_where_nobody_yields_it_waits_for_a_place_like_all() -> None:
+    site = flooded(40, admission_policy=AdmissionPolicy.GUARANTEED_NO_EVICT)
+    site.submit(100, 300, max_tokens=1, tenant="quiet", ttft_deadline_s=0.5)
+    site.step()
+    assert isinstance(site.ends[100], Failed)

@@ -1,0 +1,83 @@
+"""Prompts under way that are late if they share: who has the steps, and who is let in beside."""
+
+from typing import Any
+
+from penstock.scheduler.events import Finished
+from support.priced_site import PricedSite
+
+LONG = 400
+"""Tokens of a prompt: 440 ms with whole steps, a third more where another has its share."""
+
+
+def site_of(**config: Any) -> PricedSite:
+    return PricedSite(max_prefill_share=0.5, **config)
+
+
+def test_a_prompt_that_would_be_late_has_the_whole_budget() -> None:
+    site = site_of()
+    site.submit(1, 2 * LONG, max_tokens=1, ttft_deadline_s=0.95)
+    site.step()
+    site.submit(2, LONG, max_tokens=1)
+    site.run()
+    assert isinstance(site.ends[1], Finished)
+    assert isinstance(site.ends[2], Finished)
+
+
+def test_of_two_the_one_due_first_goes_first() -> None:
+    site = site_of()
+    site.submit(1, LONG, max_tokens=1, ttft_deadline_s=1.1)
+    site.step()
+    site.submit(2, LONG, max_tokens=1, ttft_deadline_s=0.8)
+    site.run()
+    assert isinstance(site.ends[1], Finished)
+    assert isinstance(site.ends[2], Finished)
+    assert site.ends[2].at_s < site.ends[1].at_s
+
+
+def test_while_there_is_time_they_share() -> None:
+    site = site_of()
+    site.submit(1, LONG, max_tokens=1, ttft_deadline_s=5.0)
+    site.step()
+    site.submit(2, 20, max_tokens=1)
+    site.step()
+    site.step()
+    assert isinstance(site.ends[2], Finished)
+
+
+def test_no_class_waits_for_a_lower_one() -> None:
+    site = site_of()
+    site.submit(1, LONG, max_tokens=1, ttft_deadline_s=0.5)
+    site.step()
+    site.submit(2, LONG, max_tokens=1, priority=1)
+    site.step()
+    assert 2 in site.admitted
+
+
+def test_others_have_their_share_in_one_step_of_the_stride() -> None:
+    site = site_of(aging_stride=3)
+    other = site.submit(1, 3 * LONG, max_tokens=1)
+    assert other is not None
+    site.step()
+    site.submit(2, LONG, max_tokens=1, ttft_deadline_s=0.9)
+    num_computed = site.engine.scheduler.life.arrays.num_computed
+    had_some: list[bool] = []
+    while 2 not in site.ends:
+        num_before = int(num_computed[other.slot])
+        site.step()
+        had_some.append(int(num_computed[other.slot]) > num_before)
+    assert isinstance(site.ends[2], Finished)
+    assert False in had_some, "it was urgent for some steps"
+    assert all(any(had_some[at : at + 3]) for at in range(len(had_some) - 2))
+
+
+def test_who_would_be_late_behind_those_due_earlier_is_not_let_in() -> None:
+    site = site_of()
+    for key in (1, 2):
+        site.submit(key, LONG, max_tokens=1, ttft_deadline_s=0.9)
+    site.step()
+    # 770 ms of prompts that are due before it, and 220 ms of its own.
+    site.submit(3, LONG // 2, max_tokens=1, ttft_deadline_s=0.8)
+    site.run()
+    assert isinstance(site.ends[1], Finished)
+    assert isinstance(site.ends[2], Finished)
+    assert 3 not in site.admitted
