@@ -40,7 +40,7 @@ _NOT_YET = (
     "docs/settings.md",
     "docs/stock-tools.md",
     "docs/survival",
-    "docs/tensorrt-llm",
+    "docs/tensorrt-llm-mapping.md",
     "docs/threat-model.md",
     "docs/timeline.md",
     "docs/tracing.md",
