@@ -33,7 +33,6 @@ _NOT_YET = (
     "docs/logs.md",
     "docs/metrics.md",
     "docs/migration/",
-    "docs/operations.md",
     "docs/quick-start.md",
     "docs/ray-serve.md",
     "docs/settings.md",
