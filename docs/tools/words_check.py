@@ -28,7 +28,6 @@ _NOT_YET = (
     "docs/cpu.md",
     "docs/decisions/",
     "docs/figures.md",
-    "docs/gateway.md",
     "docs/gpu.md",
     "docs/logs.md",
     "docs/metrics.md",
