@@ -33,7 +33,6 @@ _NOT_YET = (
     "docs/metrics.md",
     "docs/migration/",
     "docs/quick-start.md",
-    "docs/ray-serve.md",
     "docs/settings.md",
     "docs/stock-tools.md",
     "docs/survival",
