@@ -36,7 +36,6 @@ _NOT_YET = (
     "docs/settings.md",
     "docs/stock-tools.md",
     "docs/survival",
-    "docs/tensorrt-llm-mapping.md",
     "docs/timeline.md",
     "docs/tracing.md",
     "docs/verify.md",
