@@ -30,7 +30,6 @@ _NOT_YET = (
     "docs/figures.md",
     "docs/gpu.md",
     "docs/logs.md",
-    "docs/metrics.md",
     "docs/migration/",
     "docs/quick-start.md",
     "docs/settings.md",
