@@ -1,4 +1,4 @@
-"""What a server tells its operators, as frozen values.
+"""What a server reports to its operators, as frozen values.
 
 Owns the shapes. Durations are seconds, moments seconds since 1970-01-01 UTC; None: not known.
 """
