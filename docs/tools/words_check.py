@@ -22,7 +22,6 @@ _CHECKED = (
 _NOT_YET = (
     "README.md",
     "docs/alerts.md",
-    "docs/decisions/",
     "docs/logs.md",
     "docs/settings.md",
     "docs/survival",
@@ -30,7 +29,6 @@ _NOT_YET = (
     "docs/tracing.md",
     "docs/verify.md",
     "docs/why-is-it-slow.md",
-    "executors/",
     "scheduler/",
     "server/",
 )
