@@ -20,7 +20,7 @@ OnEvent: TypeAlias = Callable[[int, Event], None]
 
 
 class GenerationBuilder:
-    """Collects the events of one stream. A second Accepted starts again: it was retried."""
+    """Puts the events of one stream together. A second Accepted begins anew: it was retried."""
 
     def __init__(self) -> None:
         self._accepted: Accepted | None = None

@@ -34,7 +34,7 @@ MAX_NUM_PAGES = 1000
 class CallSettings:
     """Retry policy, metadata and token sent with every call, and the sources of time and chance.
 
-    A call with `authorization` in its metadata is sent with that one.
+    A call whose metadata has an `authorization` of its own is sent with that one.
     """
 
     retry: RetryPolicy
@@ -55,7 +55,7 @@ class CallSettings:
         )
 
     def recovery(self, grace_s: float) -> Recovery:
-        """Track the lost connections of one stream; `grace_s` 0: they are raised."""
+        """Open the account of one stream's losses; `grace_s` 0: they are told."""
         return Recovery(grace_s, clock=self.clock, random=self.random)
 
     def call_metadata(self, metadata: Metadata, trace: TraceContext | None) -> Pairs:
@@ -85,7 +85,9 @@ def traceparent_of(metadata: Pairs) -> str | None:
 def require_no_metadata(metadata: Metadata) -> None:
     """Raise ValueError for metadata of one multiplexed request: only the shared call has any."""
     if metadata:
-        raise ValueError("metadata: a multiplexed request has none; set it on the client")
+        raise ValueError(
+            "metadata: a multiplexed request carries none of its own; give it to the client"
+        )
 
 
 def require_one_output(request: GenerationRequest) -> None:

@@ -12,10 +12,10 @@ from penstock.client.service_config import default_service_config
 
 DEFAULT_PORT = 50051
 DEFAULT_ADDRESS = f"127.0.0.1:{DEFAULT_PORT}"
-"""Where `penstock serve` listens by default."""
+"""Where `penstock serve` listens unless told otherwise."""
 DEFAULT_OPERATIONS_PORT = DEFAULT_PORT + 1
 DEFAULT_OPERATIONS_ADDRESS = f"127.0.0.1:{DEFAULT_OPERATIONS_PORT}"
-"""Where its OperationsService is by default."""
+"""Where its OperationsService is, unless told otherwise."""
 
 _TARGET_SCHEMES = ("dns", "unix", "unix-abstract", "vsock", "ipv4", "ipv6", "xds", "google-c2p")
 _COMMA_SCHEMES = ("ipv4:", "ipv6:", "unix:", "unix-abstract:")
@@ -70,9 +70,7 @@ def grpc_targets(address: str | Sequence[str]) -> tuple[str, ...]:
         raise ValueError("address: there is none")
     for target in targets:
         if targets.count(target) > 1:
-            raise ValueError(
-                f"address: {target} is named twice; use PoolConfig.num_channels for more"
-            )
+            raise ValueError(f"address: {target} is named twice; PoolConfig.num_channels says more")
     return targets
 
 

@@ -75,7 +75,7 @@ class Client(ModelCalls):
 
     _runtime: ClassVar[Runtime] = ASYNCIO
 
-    def __init__(  # noqa: PLR0913 - each is one choice of the caller
+    def __init__(  # noqa: PLR0913 - each is one choice of whoever makes a client
         self,
         address: str | Sequence[str] = DEFAULT_ADDRESS,
         *,
@@ -93,13 +93,13 @@ class Client(ModelCalls):
     ) -> None:
         """Connects at the first call. Without `tls` or `credentials` the connection is plain text.
 
-        `token`: the bearer token of every call, or a function called before each; not over plain
-        text to another machine (ValueError). `tls` True: TLS with the system's authorities.
+        `token`: the bearer token of every call, or what is asked for it before each; not over plain
+        text to another machine (ValueError). `tls` True: TLS as the system believes in authorities.
         `address`: HOST:PORT (50051 for a host alone) or another gRPC target, or several of them,
         in a sequence or with commas between; ValueError for what is neither. `metadata` goes with
         every call, e.g. `authorization`. `pool`: how many connections and calls. `multiplex`: send
         all generations of a connection over one Multiplex call. `resume_grace_s`: how long streams
-        outlive a lost connection, unless the request sets it. `settings` replaces `retry` and
+        outlive a lost connection, where the request does not say. `settings` replaces `retry` and
         `metadata` as a whole; with it and `sleep` tests bring their own time.
         """
         settings = settings or CallSettings(retry=retry or RetryPolicy(), metadata=tuple(metadata))
@@ -168,7 +168,7 @@ class Client(ModelCalls):
 
         Sent when iteration starts. Leaving the iterator early (closing it, a `break`, a
         cancelled task, Ctrl-C) cancels the request; `contextlib.aclosing`, `closing` for the
-        blocking client, makes that prompt. A retried call starts again with Accepted;
+        blocking client, makes that prompt. A call that is tried again begins anew with Accepted;
         that never happens after output was delivered.
         """
         wanted = with_grace(build_request(prompt, options), self._resume_grace_s)
@@ -187,8 +187,8 @@ class Client(ModelCalls):
     ) -> AsyncGenerator[Event, None]:
         """Stream the rest of a request that outlived its stream, from `point` on.
 
-        A request id alone asks for all of it. A reader of the older stream gets
-        StreamSuperseded. Connections that are lost again are made good for `resume_grace_s`,
+        A request id alone asks for all of it. Whoever still reads the older stream meets
+        StreamSuperseded there. Connections that are lost again are made good for `resume_grace_s`,
         the client's own unless given; leaving the iterator early then cancels the request, and
         otherwise leaves it to its grace. Raises RequestNotFound when that is over,
         SequenceUnavailable for messages that are no longer kept.
@@ -277,9 +277,9 @@ class Client(ModelCalls):
     ) -> AsyncGenerator[BatchItem, None]:
         """Generate for many prompts, `max_concurrency` at a time: (index, event) as they come.
 
-        A request that fails ends with (index, PenstockError), and the others continue. The next one
+        A request that fails ends with (index, PenstockError), and the others go on. The next one
         is taken from `requests` when one has ended, so that they may be endless; no more are open
-        than `PoolConfig.max_concurrent_calls` allows. A slow consumer slows the streams
+        than `PoolConfig.max_concurrent_calls` allows. Whoever iterates slowly slows the streams
         down. `deadline_s` holds for each request from its start; `options` are those of each.
         Leaving the iterator early cancels what is open. Raises ValueError or TypeError for a
         request that does not fit the contract, which ends the batch.

@@ -21,7 +21,7 @@ _UNIX_SCHEMES = ("unix:", "unix-abstract:")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TlsConfig:
-    """TLS. `ca`: PEM file with the trusted authorities, None for those of the system.
+    """TLS. `ca`: PEM file with the authorities that are believed, None for those of the system.
 
     `cert` and `key`: PEM files with the client's own chain and key, where TLS is mutual. They are
     read when a client is made. Raises ValueError naming the field when one is missing.
@@ -33,7 +33,7 @@ class TlsConfig:
 
     def __post_init__(self) -> None:
         if (self.cert is None) != (self.key is None):
-            raise ValueError("cert and key: one requires the other")
+            raise ValueError("cert and key: one means nothing without the other")
 
     def credentials(self) -> grpc.ChannelCredentials:
         """For gRPC. Raises OSError for a file that cannot be read."""
@@ -64,19 +64,19 @@ def token_from(path: Path) -> Callable[[], str]:
 def channel_credentials(
     tls: bool | TlsConfig, credentials: grpc.ChannelCredentials | None
 ) -> grpc.ChannelCredentials | None:
-    """What connections are made with; None for plain text. `tls` True: the system's authorities.
+    """What connections are made with; None for plain text. `tls` True: as the system believes.
 
     Raises ValueError for both, OSError for a file that cannot be read.
     """
     if tls is False:
         return credentials
     if credentials is not None:
-        raise ValueError("tls and credentials: only one of them can be set")
+        raise ValueError("tls and credentials: only one of them can say how to connect")
     return (TlsConfig() if tls is True else tls).credentials()
 
 
 def check_token(token: Token | None, targets: Sequence[str], *, is_encrypted: bool) -> None:
-    """Raise ValueError for an invalid token, or one that would be sent in plain text."""
+    """Raise ValueError for a token that is none, or that anybody on the way could read."""
     if token is None:
         return
     if isinstance(token, str):

@@ -13,16 +13,16 @@ Owns the exception tree. Does not know how a status travels: see `status.py`.
     |   +-- AdapterNotFound
     |   +-- RequestNotFound        cancel of a request that is not live, or not yours
     +-- AlreadyExists
-    |   +-- RequestIdInUse         a request with this id is in flight; it continues
+    |   +-- RequestIdInUse         a request with this id is in flight; it goes on unharmed
     |   +-- ModelExists
     +-- ResourceExhausted          see `retry_after_s`
     |   +-- QueueFull
     |   +-- QuotaExceeded
     |   +-- ReaderStalled          the stream was not read for too long
-    |   +-- BacklogFull            raised by the client: too many of its calls wait
+    |   +-- BacklogFull            found by the client: too many calls of its own wait
     +-- DeadlineExceeded           see `deadline_s`
     |   +-- DeadlineUnreachable    it could not have been met; see `estimate_s`, `retry_after_s`
-    +-- Unavailable                no server at the address, or it takes no requests
+    +-- Unavailable                nobody answers at the address, or the server takes no requests
     |   +-- Draining               the server is about to stop; try another
     |   +-- EngineDown
     +-- Unimplemented
@@ -35,7 +35,7 @@ Owns the exception tree. Does not know how a status travels: see `status.py`.
     |   +-- SequenceUnavailable
     +-- FailedPrecondition
     |   +-- ModelNotReady          being loaded or unloaded, or could not be loaded
-    |   +-- NotPossibleNow         for operators; the message has the cause
+    |   +-- NotPossibleNow         told to operators; the message says why
     +-- Aborted
     |   +-- StreamSuperseded       another stream took the request over
     +-- CallCancelled              the call was cancelled by the server or a proxy
@@ -152,7 +152,7 @@ class PenstockError(Exception):
 
     @property
     def request_id(self) -> str:
-        """The request, if the server sent its id; "" otherwise."""
+        """The request, if the server told; "" otherwise."""
         return self.failure.request_id
 
     @property
@@ -202,7 +202,7 @@ class AlreadyExists(PenstockError):
 
 
 class RequestIdInUse(AlreadyExists):
-    """A request with this id is in flight; it continues."""
+    """A request with this id is in flight; it goes on unharmed."""
 
 
 class ModelExists(AlreadyExists):
@@ -230,11 +230,11 @@ class BacklogFull(ResourceExhausted):
 
 
 class DeadlineExceeded(PenstockError):
-    """A deadline passed. `metadata["deadline"]` names it: ttft, total, grpc or server."""
+    """A deadline passed. `metadata["deadline"]` tells which: ttft, total, grpc or server."""
 
     @property
     def deadline_s(self) -> float | None:
-        """Seconds from the request's arrival to that deadline; None if not sent."""
+        """Seconds from the request's arrival to that deadline; None if the server did not say."""
         return _seconds(self.metadata.get("deadline_ms"))
 
 
@@ -242,12 +242,12 @@ class DeadlineUnreachable(DeadlineExceeded):
     """Refused at once, or dropped from the queue: the deadline could not have been met.
 
     Nothing was computed for it. It is not tried again on its own, because the same deadline will
-    usually have passed by then: retry with a new one after `retry_after_s`.
+    usually have passed by then: whoever sets a new one may, after `retry_after_s`.
     """
 
 
 class Unavailable(PenstockError):
-    """No server responds at the address, or it takes no requests."""
+    """Nobody answers at the address, or the server takes no requests."""
 
 
 class Draining(Unavailable):
@@ -307,7 +307,7 @@ class Aborted(PenstockError):
 
 
 class StreamSuperseded(Aborted):
-    """Another stream took the request over; it continues there."""
+    """Another stream took the request over; it goes on there."""
 
 
 class CallCancelled(PenstockError):
@@ -331,7 +331,7 @@ class StreamBroken(PenstockError):
 
 
 def _seconds(milliseconds: str | None) -> float | None:
-    """Seconds from milliseconds in ErrorInfo; None if it is no number."""
+    """What ErrorInfo tells as milliseconds; None for what is no number."""
     if milliseconds is None or not (milliseconds.isascii() and milliseconds.isdigit()):
         return None
     return int(milliseconds) / 1e3
@@ -387,7 +387,7 @@ _BY_REASON: Mapping[tuple[grpc.StatusCode, str], type[PenstockError]] = {
 def error_of(failure: Failure) -> PenstockError:
     """Make the exception for a failure: by status and reason, else by status alone.
 
-    A reason that does not belong to the status is ignored; a status outside the table gives
+    A reason that does not belong to the status is not believed; a status outside the table gives
     a plain PenstockError.
     """
     by_code = _BY_CODE.get(failure.code, PenstockError)

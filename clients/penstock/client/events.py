@@ -47,8 +47,8 @@ class Accepted:
     """The request is in the queue: always the first event.
 
     A second one means that the call was tried again before it had any output. `seed` sent back
-    with the same request gives the same tokens, where the model has the feature "seed"; it is 0
-    elsewhere. `estimated_queue_s` None: no estimate.
+    with the same request gives the same tokens, where the model has the feature "seed"; it is 0 and
+    means nothing elsewhere. `estimated_queue_s` None: no estimate.
     `num_dropped_messages`: what the window of a conversation left out. `trace_id`: in
     hexadecimal, empty where the request is not traced.
     """
@@ -167,7 +167,7 @@ class Finished:
 
     @property
     def tokens_per_s(self) -> float | None:
-        """Output tokens per second of decoding, over all outputs; None if there are too few.
+        """Output tokens per second of decoding, over all outputs; None if too few to tell.
 
         The first token of each output belongs to prefill and is not counted.
         """

@@ -104,7 +104,7 @@ class ModelCalls:
     async def health(
         self, service: str = "", *, deadline_s: float = CONTROL_DEADLINE_S
     ) -> HealthStatus:
-        """The status in grpc.health.v1, "" for the whole server. Never retried."""
+        """What grpc.health.v1 says now, "" for the server as a whole. Never tried again."""
         request = health_pb2.HealthCheckRequest(service=service)
         async with self._calls.borrowed_channel() as channel:
             method = channel.unary_unary(
@@ -119,7 +119,7 @@ class ModelCalls:
         return decode_health(response.status)
 
     async def wait_until_serving(self, service: str = "", *, deadline_s: float) -> None:
-        """Return once the server reports SERVING, even if it is not running yet.
+        """Return once the server says SERVING, also if it is not there yet.
 
         Raises DeadlineExceeded when that takes too long.
         """

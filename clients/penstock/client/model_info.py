@@ -1,4 +1,4 @@
-"""What a server reports about its models, as frozen values."""
+"""What a server tells about its models, as frozen values."""
 
 import enum
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ class ModelState(enum.IntEnum):
 
 
 class HealthStatus(enum.IntEnum):
-    """The status in grpc.health.v1. UNKNOWN: not set, or newer than this client."""
+    """What grpc.health.v1 says. UNKNOWN: not told, or newer than this client."""
 
     UNKNOWN = 0
     SERVING = 1

@@ -59,7 +59,7 @@ class OperationsClient:
 
     Every call raises a `PenstockError` when it fails, ValueError for arguments that do not fit the
     contract, RuntimeError on a closed client. `deadline_s`: the time a call may take in seconds.
-    Unary calls are retried by `RetryPolicy`; streams and files are not.
+    Calls with one answer are tried again as `RetryPolicy` says; streams and files are not.
     """
 
     _runtime: ClassVar[Runtime] = ASYNCIO
@@ -195,7 +195,7 @@ class OperationsClient:
     ) -> int:
         """Stop the server gently: no new requests; how many live ones there are.
 
-        `timeout_s`: how long those may continue; None: the server's setting. Irreversible.
+        `timeout_s`: how long those may go on; None: as the server is set. No way back.
         """
         response = await self._ask(
             lambda channel: pb.OperationsServiceStub(channel).Drain,

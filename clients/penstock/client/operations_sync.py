@@ -35,7 +35,7 @@ class SyncOperationsClient(BlockingFace[OperationsClient]):
 
     Every call raises a `PenstockError` when it fails, ValueError for arguments that do not fit the
     contract, RuntimeError on a closed client. `deadline_s`: the time a call may take in seconds.
-    Unary calls are retried by `RetryPolicy`; streams and files are not.
+    Calls with one answer are tried again as `RetryPolicy` says; streams and files are not.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
 """How a generation is to be done: the contract's option groups as frozen values.
 
 Owns the groups and `GenerationRequest`, and the flat keyword form of them. None always means "not
-set": the server's default, given in the contract, applies. The server checks the ranges;
-`get_model` returns its limits. Durations are seconds.
+said": the server's default, written in the contract, applies. Ranges are checked by the server,
+whose limits `get_model` tells. Durations are seconds.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -125,7 +125,7 @@ Constraint: TypeAlias = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adapter:
-    """A low-rank adapter, by a name of `Model.adapters`; `scale` is its strength, default 1."""
+    """A low-rank adapter, by a name of `Model.adapters`; `scale` is its strength, 1 unless said."""
 
     name: str
     scale: float | None = None
@@ -137,7 +137,7 @@ class GenerationRequest:
 
     Name a request to cancel it from elsewhere, or to guard against submitting it twice.
     `resume_grace_s`: how long it outlives a lost connection, None for not at all (or for what the
-    client was made with): then its stream continues where it was, and nothing is raised.
+    client was made with): then its stream goes on where it was, and nothing is raised.
     """
 
     prompt: Prompt
@@ -230,9 +230,7 @@ def build_request(
     """
     if isinstance(prompt, GenerationRequest):
         if options:
-            raise TypeError(
-                f"options together with a GenerationRequest: {', '.join(sorted(options))}"
-            )
+            raise TypeError(f"options beside a GenerationRequest: {', '.join(sorted(options))}")
         return prompt
     top_level: dict[str, Any] = {}
     groups: dict[str, dict[str, Any]] = {}
@@ -249,7 +247,7 @@ def build_request(
 
 
 def with_grace(request: GenerationRequest, grace_s: float | None) -> GenerationRequest:
-    """The request, kept for Resume for `grace_s` unless it sets `resume_grace_s`."""
+    """The request, kept for Resume for `grace_s` where it does not say for how long."""
     if grace_s is None or request.resume_grace_s is not None:
         return request
     return replace(request, resume_grace_s=grace_s)

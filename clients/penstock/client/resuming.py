@@ -1,4 +1,4 @@
-"""How a stream continues after its connection was lost: from where, and how long it is tried.
+"""How a stream goes on after its connection was lost: from where, and for how long it is tried.
 
 Owns the point that a stream has come to, as a value that a program may keep, and the account of one
 stream's losses. Does no I/O and does not sleep: the clients do.
@@ -19,7 +19,7 @@ _MAX_DELAY_S = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResumePoint:
-    """How far a request's stream was read: all that another process needs to continue it.
+    """How far a request's stream was read: all that another process needs to go on with it.
 
     `next_sequence`: of the next message. `received_token_counts`: tokens of each output so far.
     """
@@ -61,7 +61,7 @@ class ResumePoint:
 
 
 class Recovery:
-    """The lost connections of one stream, each restored within `grace_s`, or raised.
+    """The losses of one stream, each of which is made good within `grace_s`, or told.
 
     `grace_s` 0: none is. `is_under_way`: the next attempt is a Resume.
     """
@@ -85,7 +85,7 @@ class Recovery:
 
     @property
     def is_possible(self) -> bool:
-        """Whether a stream can continue after a lost connection."""
+        """Whether a lost connection leaves anything to go on with."""
         return self._grace_s > 0
 
     def delay_after(
@@ -93,18 +93,18 @@ class Recovery:
     ) -> float | None:
         """Seconds to wait before the stream is resumed; None where it cannot be.
 
-        `request_id`: "" as long as the server has not responded: then it keeps no request.
+        `request_id`: "" as long as the server said nothing: then nobody waits for us.
         """
-        has_continued = next_sequence > self._sequence
-        # Then there is no engine over which it could be fetched; a stream that has continued gets
-        # the failure of the request itself.
-        is_out_of_reach = self.is_under_way and not has_continued and isinstance(error, EngineDown)
+        has_gone_on = next_sequence > self._sequence
+        # Then there is no engine over which it could be fetched; a stream that has gone on is told
+        # so of the request itself.
+        is_out_of_reach = self.is_under_way and not has_gone_on and isinstance(error, EngineDown)
         if not self.is_possible or not request_id or not (is_loss(error) or is_out_of_reach):
             self.is_under_way = False
             return None
         now_s = self._clock()
-        if self._first is None or has_continued:
-            # It had continued: this is a new loss, with a new grace period.
+        if self._first is None or has_gone_on:
+            # It had gone on: this is a new loss, with a grace of its own.
             self._first, self._lost_at_s, self._num_failed = error, now_s, 0
         self._sequence = next_sequence
         self.is_under_way = True
@@ -117,8 +117,8 @@ class Recovery:
         return delay_s
 
     def explain(self, error: PenstockError) -> PenstockError:
-        """The error to raise for a failed attempt: "request not found" is only a consequence of
-        the first loss."""
+        """What to tell of an attempt that failed: that nobody knows the request any more is only
+        the end of a story that began with the loss."""
         if isinstance(error, RequestNotFound) and self._first is not None:
             return self._first
         return error

@@ -6,8 +6,8 @@ clock and the random numbers are arguments.
 A call is tried again only if all of this holds: no output of it was delivered; the status is
 UNAVAILABLE, or RESOURCE_EXHAUSTED for a reason that passes (see `is_passing`); the server did not
 ask to be left alone; attempts are left, and retries in the client's budget (retry_budget.py); and
-the wait ends before the call's deadline. A deadline that cannot be met is raised at once, although
-its status has a retry time: by then it is over.
+the wait ends before the call's deadline. A deadline that cannot be met is told at once, although
+its status says when to come back: by then it is over.
 """
 
 import math
@@ -25,7 +25,7 @@ class RetryPolicy:
     """How often and how patiently to try again.
 
     The wait before attempt k+1 is drawn evenly from half to the whole of
-    `min(initial_backoff_s * multiplier**(k-1), max_backoff_s)`. If the server sends a time to
+    `min(initial_backoff_s * multiplier**(k-1), max_backoff_s)`. Where the server says how long to
     wait, it is that long and up to `pushback_jitter` of it longer, never less, so that clients
     refused together do not come back together. After gRFC A6 (client-side retry), without hedging.
     """
@@ -49,7 +49,7 @@ class RetryPolicy:
 
 
 NO_RETRY = RetryPolicy(max_attempts=1)
-"""Every failure is raised at once."""
+"""Every failure is told at once."""
 
 
 def is_passing(error: PenstockError) -> bool:
@@ -74,7 +74,7 @@ def retry_delay_s(
     remaining_s: float,
     jitter: float,
 ) -> float | None:
-    """Seconds to wait before the next attempt; None if the error is to be raised.
+    """Seconds to wait before the next attempt; None when the error is to be told instead.
 
     `attempt` counts from 1 and is the one that failed. `remaining_s` is the time to the call's
     deadline, infinity for none. `jitter` is drawn evenly from [0, 1).
@@ -144,7 +144,7 @@ class Attempts:
     def explain(self, error: PenstockError) -> PenstockError:
         """What to raise in the end: the server's own reason, where it only left after it.
 
-        A draining server is soon gone: later attempts get no response.
+        A server that drains is soon gone: of the attempts that follow nobody says anything.
         """
         is_bare = error.code is grpc.StatusCode.UNAVAILABLE and not error.reason
         return self._reasoned if is_bare and self._reasoned is not None else error

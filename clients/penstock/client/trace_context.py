@@ -15,7 +15,7 @@ from typing import Any
 class TraceContext:
     """`traceparent` and `tracestate` headers as of W3C Trace Context; "" for none.
 
-    Raises ValueError for what cannot be a header; the server validates its content.
+    Raises ValueError for what cannot be a header; what it says is the server's to judge.
     """
 
     traceparent: str

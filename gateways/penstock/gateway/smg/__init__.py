@@ -25,7 +25,7 @@ def check_installed() -> None:
 
 
 def make_service(front: "Front", gate: "Gate", board: "BoardView | None") -> "ForeignService":
-    """The service over one front. `board`: the engine's load, None if it has none."""
+    """The service over one front. `board`: where the engine shows its load, None for nowhere."""
     from penstock.gateway.smg.service import VllmEngineService
 
     return VllmEngineService(front, gate, board)

@@ -31,7 +31,7 @@ class KvBatches:
         return batch
 
     def batch_of(self, news: CacheNews) -> common.KvEventBatch:
-        """One batch. A snapshot's first part begins by clearing earlier events."""
+        """One batch. A snapshot's first part begins by clearing what was told before."""
         batch = self._next_batch()
         part = news.part
         if part is not None:

@@ -52,7 +52,7 @@ def add_target_options(parser: argparse.ArgumentParser) -> None:
         type=seconds,
         default=600.0,
         metavar="S",
-        help="how long the started service may take to start (default: %(default)g)",
+        help="how long a service of its own may take to start (default: %(default)g)",
     )
     group.add_argument(
         "--allow-remote",
@@ -101,7 +101,7 @@ def add_load_options(parser: argparse.ArgumentParser) -> None:
         "trace", "replayed at its own times, or with --rates or --concurrency for its lengths alone"
     )
     trace.add_argument("--trace", type=Path, metavar="FILE", help="a trace, also compressed (.gz)")
-    trace.add_argument("--format", choices=_FORMATS, help="default: determined by the first line")
+    trace.add_argument("--format", choices=_FORMATS, help="default: told by the first line")
     trace.add_argument("--load", type=float, metavar="X", help="arrivals X times faster")
     trace.add_argument("--start-s", type=float, metavar="S", help="leave out before")
     trace.add_argument("--max-prompt-tokens", type=int, metavar="N", help="cut prompts to N")
@@ -127,9 +127,9 @@ def check_options(args: argparse.Namespace) -> None:
     """Raise UsageError for flags that do not go together, before anything is started."""
     _check_source(args)
     if args.arrivals is not None and args.rates is None:
-        raise UsageError("--arrivals requires --rates")
+        raise UsageError("--arrivals means nothing without --rates")
     for option, path in (("--json", args.json), ("--report", args.report)):
-        # Checked now: after the load it would cost it all.
+        # Said now: after the load it would cost it all.
         if path is not None and not path.absolute().parent.is_dir():
             raise UsageError(f"{option}: there is no folder {path.parent}")
     if len(args.rest) > 1 and not args.own_service:
@@ -142,12 +142,12 @@ def _check_source(args: argparse.Namespace) -> None:
         if not has_points:
             raise UsageError("--rates, --concurrency or --trace must be given")
         needless: tuple[str, ...] = _OF_TRACES
-        reason = "requires --trace"
+        reason = "means nothing without --trace"
     else:
         needless = _OF_MADE_UP
-        reason = "cannot be combined with --trace, which has the lengths"
+        reason = "means nothing with --trace, which tells the lengths"
         if args.load is not None and has_points:
-            raise UsageError("--load cannot be combined with --rates or --concurrency")
+            raise UsageError("--load means nothing with --rates or --concurrency")
     for name in needless:
         if getattr(args, name) is not None:
             raise UsageError(f"--{name.replace('_', '-')} {reason}")
@@ -167,7 +167,7 @@ def sender_of(args: argparse.Namespace, address: str) -> "SenderConfig":
         raise UsageError(str(error)) from error
     if not (args.allow_remote or is_local(address)):
         raise UsageError(
-            f"{address} is not this machine; use --allow-remote to send load to another"
+            f"{address} is not this machine; say --allow-remote to send load to another"
         )
     return config
 
@@ -180,7 +180,7 @@ def plans_of(args: argparse.Namespace, model: "Model", seed: int) -> "list[LoadP
     from penstock.tools.bench.plan import Arrivals, LoadPlan
 
     if model.limits.vocab_size is None:
-        raise UsageError(f"{model.name} does not report the size of its vocabulary")
+        raise UsageError(f"{model.name} does not tell the size of its vocabulary")
     sources = sources_of(args, LoadPlan)
     rows = _rows(args, sources)
     arrivals = Arrivals(args.arrivals or "poisson")

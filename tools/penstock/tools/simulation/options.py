@@ -67,12 +67,12 @@ def _table(kind: type) -> "tuple[Declared, ...]":
 def read_settings(
     args: argparse.Namespace, kind: type[T], derived: Mapping[str, Any] | None = None
 ) -> T:
-    """The configuration in the flags. Raises BadSetting."""
+    """The configuration that the flags say. Raises BadSetting."""
     return sources_of(args, kind).build(kind, derived or {})
 
 
 def sources_of(args: argparse.Namespace, kind: type) -> "Sources":
-    """The sources of a configuration in the flags. Raises BadSetting."""
+    """What the flags say of a configuration. Raises BadSetting."""
     from penstock.server.settings.sources import gather
 
     return gather(_table(kind), vars(args), {})
@@ -93,7 +93,7 @@ def add_trace_options(parser: argparse.ArgumentParser) -> None:
     source.add_argument(
         "--synthetic", metavar="JSON", help="a made-up trace; the fields of SyntheticConfig"
     )
-    trace.add_argument("--format", choices=_FORMATS, help="default: determined by the first line")
+    trace.add_argument("--format", choices=_FORMATS, help="default: told by the first line")
     trace.add_argument(
         "--tenants",
         metavar="NAME=SHARE,...",
@@ -182,7 +182,7 @@ def config_of(
     if args.no_prefix_caching:
         for name in _CACHE_FIELDS:
             if name in extra:
-                raise UsageError(f"--scheduler: {name} has no effect with --no-prefix-caching")
+                raise UsageError(f"--scheduler: {name} means nothing with --no-prefix-caching")
     sources = sources_of(args, SimulationConfig)
     queue: dict[str, Any] = {
         "max_num_waiting": UNBOUNDED_QUEUE.max_num_waiting,
@@ -230,7 +230,7 @@ def _refuse_for_others(
         for name in names:
             if getattr(args, name) is not None and not {*used} & {*meant_for}:
                 raise UsageError(
-                    f"{flag_of(name)} does not apply to the {what} {', '.join(sorted(used))}"
+                    f"{flag_of(name)} means nothing to the {what} {', '.join(sorted(used))}"
                 )
 
 
@@ -283,7 +283,7 @@ def _built(option: str, kind: type[T], values: dict[str, Any]) -> T:
     try:
         return from_json_value(kind, values)
     except (TypeError, ValueError) as error:
-        # The author of the JSON knows its keys, not our class.
+        # Whoever typed the JSON knows its keys, not our class.
         reason = str(error).removeprefix(kind.__name__).lstrip(".: ")
         raise UsageError(f"{option}: {reason}") from error
 
