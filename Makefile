@@ -5,7 +5,7 @@
 #   make quick     the tests of the scheduler, the front, the contract's mapping, text and the link: seconds
 #   make unit      all tests that only compute
 #   make nightly   the proofs that take minutes, each property with ten times the examples
-#   make check     format, lint, types, layers, contract, generated code, Dockerfiles
+#   make check     format, lint, types, layers, words, contract, generated code, Dockerfiles
 #   make soak      five minutes of load while processes are stopped and killed (SOAK_ARGS=--full)
 #   make cases     write the tests into the table of docs/survival-cases.md
 #   make architectures every causal language model of transformers, tiny, against its own forward;
@@ -61,7 +61,7 @@ PROTOS_READY := $(PROTOS_VENV)/.ready-$(shell cat protos/requirements.txt | cksu
 PIP := -m pip --disable-pip-version-check --quiet
 
 .PHONY: help install demo test test-pure test-served test-chaos test-clients test-transformers-4 quick unit nightly soak cases architectures conformance ray docs pages check format protos clean \
-	check-python check-types check-layers check-protos check-docker
+	check-python check-types check-layers check-words check-protos check-docker
 
 help:
 	@sed -n 's/^# \{3\}//p' Makefile
@@ -163,7 +163,7 @@ pages: $(READY)
 	$(BIN)/python docs/tools/settings_page.py
 	$(BIN)/python docs/tools/concept_pictures.py
 
-check: check-python check-types check-layers check-protos check-docker
+check: check-python check-types check-layers check-words check-protos check-docker
 
 check-python: $(READY)
 	$(BIN)/ruff format --check
@@ -175,6 +175,9 @@ check-types: $(READY)
 
 check-layers: $(READY)
 	$(BIN)/lint-imports
+
+check-words: $(READY)
+	$(BIN)/python docs/tools/words_check.py
 
 # The generated code must be what the toolchain writes today; the contract must be clean, and
 # compatible with BASE.

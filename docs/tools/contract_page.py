@@ -57,8 +57,8 @@ Package `{package}`: every service, message and field, with the comments of the 
 [protos/](../protos/README.md), from which this page is made. Those files are what stubs are
 generated from, and what compatibility is checked against.
 
-How to read the tables: *optional* fields tell unset from zero; of the fields that are *one of* a
-group at most one is set. The number of a field is in the first column.
+How to read the tables: *optional* fields distinguish unset from zero; of the fields that
+are *one of* a group at most one is set. The number of a field is in the first column.
 
 | service | what it does |
 |---|---|

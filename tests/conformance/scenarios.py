@@ -36,7 +36,7 @@ SCENARIOS = (
     Scenario(name="invalid_field", holds="INVALID_ARGUMENT names the field in BadRequest"),
     Scenario(name="unknown_model", holds="NOT_FOUND with ErrorInfo MODEL_NOT_FOUND"),
     Scenario(name="unimplemented_feature", holds="UNIMPLEMENTED names the feature"),
-    Scenario(name="duplicate_request_id", holds="ALREADY_EXISTS; the first goes on"),
+    Scenario(name="duplicate_request_id", holds="ALREADY_EXISTS; the first continues"),
     Scenario(name="cancel_after_first_token", holds="leaving the call ends the request"),
     Scenario(name="cancel_by_id", holds="Cancel ends a stream well, CANCELLED"),
     Scenario(name="deadline", holds="DEADLINE_EXCEEDED after 300 ms"),

@@ -84,8 +84,8 @@ def _head() -> list[str]:
         f" {len(NAMES)} scenarios against a live service.",
         "The service is the real one: supervisor, two fronts and an engine, whose executor is the"
         " simulated one at 10 ms a step.",
-        "[tests/conformance/README.md](../tests/conformance/README.md) says what each scenario"
-        " asks, and how a program in another language joins in.",
+        "[tests/conformance/README.md](../tests/conformance/README.md) lists what each scenario"
+        " requests, and how to add a program in another language.",
         "",
     ]
 

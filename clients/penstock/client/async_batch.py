@@ -16,7 +16,7 @@ _MAX_HELD_ITEMS = 2
 
 
 class _Failed:
-    """The batch itself cannot go on: a request that does not fit, or a source that broke."""
+    """The batch itself cannot continue: an invalid request, or a failed source."""
 
     def __init__(self, error: BaseException) -> None:
         self.error = error
@@ -64,8 +64,8 @@ class _Batch:
                     self.add_task()
                 await self._read(index, request)
         except BaseException as error:
-            # SystemExit and CancelledError too, which a source may raise: whoever reads the batch
-            # is to meet them, and not to wait for ever.
+            # SystemExit and CancelledError too, which a source may raise: the reader of the batch
+            # receives them instead of waiting for ever.
             self._outbox.put_nowait(_Failed(error))
             if _is_being_cancelled():
                 raise

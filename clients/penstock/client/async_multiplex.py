@@ -31,7 +31,7 @@ _STATUS_PATIENCE_S = 5.0
 
 
 class AsyncMultiplexStream:
-    """The messages of one request, as a call of its own would give them."""
+    """The messages of one request, as a separate call would return them."""
 
     def __init__(self, call: "_Call", request: pb.GenerateRequest) -> None:
         self._call = call
@@ -168,7 +168,7 @@ class _Call:
         self._end_when_unused()
 
     def leave(self, lane: Lane) -> bool:
-        """Nobody reads this request any more; whether it was still open."""
+        """Abandon this request; return whether it was still open."""
         command = self.lanes.leave(lane)
         self.send(command)
         self._end_when_unused()
@@ -224,10 +224,10 @@ class _Call:
             self._on_end(self)
 
     async def _explained(self, failed: grpc.RpcError) -> PenstockError:
-        """The failure of the call, by what the server said.
+        """The failure of the call, by the server's status.
 
         grpc.aio ends a call as INTERNAL when a write on it fails, as one does on a call that the
-        server has just ended; what the server said comes a little later, or came just before.
+        server has just ended; the server's status comes shortly after, or came just before.
         """
         if not isinstance(failed, grpc.aio.AioRpcError) or failed.details() != _CORE_GAVE_UP:
             return multiplex_error(error_from_call(failed))

@@ -130,9 +130,9 @@ class _Channel:
         return self.channel.stream_stream(*args, **options)
 
     def get_state(self) -> grpc.ChannelConnectivity | None:
-        """What gRPC says of the connection; None when it does not say. Takes a moment.
+        """State of the connection; None if gRPC does not report it. May take a moment.
 
-        It tells subscribers only, each first of all how things are.
+        gRPC reports it to subscribers only, first of all the current one.
         """
         states: queue.SimpleQueue[grpc.ChannelConnectivity] = queue.SimpleQueue()
         self.channel.subscribe(states.put)

@@ -36,7 +36,7 @@ from penstock.client.status import as_error, error_cause
 from penstock.client.trace_context import TraceContext
 
 _LEAVING_DEADLINE_S = 2.0
-"""How long whoever leaves a stream early waits at most for its end to be taken."""
+"""Longest wait of a caller that leaves a stream early, until its end is processed."""
 
 RequestT = TypeVar("RequestT")
 ResponseT = TypeVar("ResponseT")
@@ -50,7 +50,7 @@ StreamMethod: TypeAlias = (
 
 
 class _Resumed:
-    """A Resume call as the stream that it goes on with."""
+    """A Resume call as the stream that it continues."""
 
     def __init__(
         self, call: "grpc.aio.UnaryStreamCall[pb.ResumeRequest, pb.ResumeResponse]"
@@ -122,7 +122,7 @@ class Calls:
     ) -> AsyncGenerator[Event, None]:
         """The events of a generation.
 
-        `is_whole`: nobody sees them before the last, so output does not stand against a retry.
+        `is_whole`: none is delivered before the last, so output does not prevent a retry.
         """
         recovery = self.settings.recovery(decode_seconds(request.resume_timeout))
         passage = Passage(request, attempts, recovery, is_whole=is_whole)
@@ -144,7 +144,7 @@ class Calls:
     async def _cancelling(
         self, passage: Passage, events: AsyncGenerator[Event, None], metadata: Pairs
     ) -> AsyncGenerator[Event, None]:
-        """`events` of a request that does not end with its call: whoever leaves cancels it."""
+        """`events` of a request that does not end with its call: leaving cancels it."""
         is_left = True
         try:
             async for event in events:
@@ -159,7 +159,7 @@ class Calls:
                 await self._cancel(passage.reader.request_id, metadata)
 
     async def _cancel(self, request_id: str, metadata: Pairs) -> None:
-        """End a request that nobody reads; what fails here ends with its grace."""
+        """End an abandoned request; if this fails, it ends with its grace period."""
         with suppress(PenstockError, RuntimeError):
             await self.unary(
                 lambda channel: pb.GenerationServiceStub(channel).Cancel,
@@ -271,7 +271,7 @@ class Calls:
             self.pool.release(index)
 
     def _is_unserved(self, index: int, error: PenstockError, request_id: str) -> bool:
-        """Whether an attempt says that nobody serves calls on its channel."""
+        """Whether an attempt shows that no server serves calls on its channel."""
         if is_silence(error, request_id):
             return self.pool.is_lost(index)
         return isinstance(error, Unavailable)
@@ -312,7 +312,7 @@ class Calls:
         return self.pool.is_closed or (canceller is not None and canceller.is_cancelled)
 
     def _explain_cancellation(self) -> None:
-        """gRPC shows a closed channel as CancelledError, which nobody asked this task for."""
+        """gRPC raises CancelledError for a closed channel, though the task was not cancelled."""
         task = asyncio.current_task()
         if self.pool.is_closed and not (task is not None and task.cancelling()):
             raise client_closed() from None

@@ -109,7 +109,7 @@ class Connections:
             self._picker.release(index, is_unavailable=is_unavailable, now_s=self._clock())
 
     def answered(self, index: int) -> None:
-        """The server has said something on this channel."""
+        """The server has responded on this channel."""
         with self._lock:
             self._picker.answered(index)
 
@@ -149,7 +149,7 @@ class Connections:
         try:
             await ticket.news.wait(timeout_s)
         except BaseException:
-            # A cancelled task or Ctrl-C: a place that came in the same moment goes on to the next.
+            # A cancelled task or Ctrl-C: a place granted in the same moment passes to the next.
             self._stop_waiting(ticket)
             if ticket.has_place:
                 self._leave()

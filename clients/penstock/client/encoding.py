@@ -184,7 +184,7 @@ def _encode_constraint(constraint: Constraint, message: pb.OutputConstraint) -> 
 
 
 def _clear_unused_groups(message: pb.GenerateRequest) -> None:
-    """Touching a group marks it present; one in which nothing was set says nothing."""
+    """Touching a group marks it present; one in which nothing was set is removed."""
     for name in _GROUPS:
         if not getattr(message, name).ListFields():
             message.ClearField(name)

@@ -1,6 +1,6 @@
 """Many requests on one Multiplex call: keys, credit, and which event belongs to whom.
 
-Owns the state of one call, for both clients. Does no I/O, has no clock and wakes nobody by itself:
+Owns the state of one call, for both clients. Does no I/O, has no clock and wakes no reader itself:
 each lane brings the function that does.
 """
 
@@ -147,7 +147,7 @@ class Lanes:
 
     @property
     def num_open(self) -> int:
-        """Requests that somebody waits for."""
+        """Requests with a reader."""
         return len(self._lanes)
 
     def can_submit(self, now_s: float) -> bool:
@@ -192,7 +192,7 @@ class Lanes:
         self._is_draining = True
 
     def receive(self, response: pb.MultiplexResponse) -> None:
-        """Hand out the events of one message. Raises StreamBroken for a key nobody submitted."""
+        """Hand out the events of one message. Raises StreamBroken for an unknown key."""
         lanes = self._lanes
         for event in response.events:
             key = event.key
@@ -211,9 +211,9 @@ class Lanes:
                 lane.wake()
 
     def leave(self, lane: Lane) -> pb.MultiplexRequest | None:
-        """Nobody wants this lane any more; the command that cancels it, if it is still open.
+        """Abandon this lane; return the command that cancels it, if it is still open.
 
-        Whoever reads it all the same, in another thread or task, meets CallCancelled.
+        A reader in another thread or task gets CallCancelled.
         """
         return self._drop(lane, request_cancelled(lane.request_id))
 

@@ -60,10 +60,10 @@ def request_too_large(num_bytes: int, max_bytes: int) -> ResourceExhausted:
 
 
 def unless_asked(error: PenstockError) -> PenstockError:
-    """A call that somebody else cancelled before it began counts as not served.
+    """A call that another party cancelled before it started counts as not served.
 
     A server that shuts down does so with calls that reach it in the same moment: gRPC cancels what
-    no handler has seen yet. A reason would say that it was meant.
+    no handler has seen yet. A reason would mean that it was intended.
     """
     if not isinstance(error, CallCancelled) or error.reason:
         return error
@@ -104,7 +104,7 @@ def multiplex_broken() -> Unavailable:
 def multiplex_error(error: PenstockError) -> PenstockError:
     """What the failure of a whole Multiplex call means for its requests.
 
-    A client that closes tells them so by itself, before: cancelled, the call was by another.
+    A closing client fails its requests first: a cancelled call was cancelled by another party.
     """
     if isinstance(error, Unimplemented) and not error.reason:
         return Unimplemented(

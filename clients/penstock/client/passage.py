@@ -1,6 +1,6 @@
 """One logical stream over all its attempts: what was read of it, and what the next attempt asks.
 
-Owns the choice between going on where a stream broke off, beginning it anew and telling the error.
+Owns the choice between resuming a broken stream, retrying it and raising the error.
 Does no I/O: the clients make the attempts.
 """
 
@@ -14,7 +14,7 @@ from penstock.client.stream_reader import StreamReader
 class Passage:
     """The stream of `request`; None: of a request that is resumed at `point`.
 
-    `is_whole`: nobody sees its events before the last, so output does not stand against a retry.
+    `is_whole`: no event is delivered before the last, so output does not prevent a retry.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class Passage:
 
     @property
     def may_live_on(self) -> bool:
-        """Whether the server knows of it and goes on with it when its call ends."""
+        """Whether the server has accepted it and continues it when its call ends."""
         return self.can_live_on and bool(self.reader.request_id)
 
     def next_request(self) -> pb.GenerateRequest | pb.ResumeRequest:
@@ -51,7 +51,7 @@ class Passage:
         return self._request
 
     def delay_after(self, error: PenstockError) -> float | None:
-        """Seconds to wait before the next attempt; None where the error is to be told."""
+        """Seconds to wait before the next attempt; None if the error is to be raised."""
         reader = self.reader
         delay_s = self._recovery.delay_after(
             error, request_id=reader.request_id, next_sequence=reader.point.next_sequence
@@ -68,5 +68,5 @@ class Passage:
         return delay_s
 
     def explain(self, error: PenstockError) -> PenstockError:
-        """What to tell of it."""
+        """The error to raise."""
         return self.attempts.explain(self._recovery.explain(error))

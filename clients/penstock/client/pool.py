@@ -71,8 +71,8 @@ class PoolState:
 class ChannelPicker:
     """Chooses a channel for each attempt: the one with the fewest open calls.
 
-    A channel that nobody answers on has no open calls, and would draw all of them; after a failure
-    it is passed over for a while, longer each time, as long as there is another. Then one call at a
+    A channel without a server has no open calls, and would attract all of them; after a failure
+    it is skipped for a while, longer each time, as long as there is another. Then one call at a
     time tries it, until one is answered.
     """
 
@@ -96,7 +96,7 @@ class ChannelPicker:
         return index
 
     def release(self, index: int, *, is_unavailable: bool, now_s: float) -> None:
-        """The attempt ended; `is_unavailable` when nobody served it there."""
+        """The attempt ended; `is_unavailable` if no server served it."""
         self._num_open[index] -= 1
         if not is_unavailable:
             self.answered(index)
@@ -107,7 +107,7 @@ class ChannelPicker:
             self._avoid_until_s[index] = now_s + avoid_s
 
     def answered(self, index: int) -> None:
-        """Somebody serves calls there."""
+        """A server serves calls there."""
         self._num_failures[index] = 0
         self._avoid_until_s[index] = -math.inf
 
@@ -121,7 +121,7 @@ class ChannelPicker:
 
 
 def is_silence(error: PenstockError, request_id: str) -> bool:
-    """Whether a deadline passed on a request of which the server has not said a word.
+    """Whether a deadline passed on a request without any response of the server.
 
     `request_id`: "" for one that was not accepted. A server that names a deadline gives a reason.
     """
@@ -150,7 +150,7 @@ class Admission(Generic[TicketT]):
         return len(self._waiting)
 
     def can_enter(self) -> bool:
-        """Take a place if one is free and nobody waits for it."""
+        """Take a place if one is free and no call waits for it."""
         if self._waiting or self.num_open >= self._max_open:
             return False
         self.num_open += 1
@@ -178,7 +178,7 @@ class Admission(Generic[TicketT]):
         return True
 
     def send_away(self) -> tuple[TicketT, ...]:
-        """Empty the backlog; the tickets to be told."""
+        """Empty the backlog; return the tickets to notify."""
         tickets = tuple(self._waiting)
         self._waiting.clear()
         return tickets

@@ -23,7 +23,7 @@ ChannelOptions: TypeAlias = tuple[tuple[str, int | str], ...]
 
 
 class News(Protocol):
-    """Something that one side waits for and the other tells, once."""
+    """Something that one side waits for and the other notifies, once."""
 
     def tell(self) -> None:
         """It has happened."""
@@ -35,7 +35,7 @@ class News(Protocol):
 
 
 class Stream(Protocol):
-    """One attempt at a stream: a call of its own, or a request on a Multiplex call."""
+    """One attempt at a stream: a separate call, or a request on a Multiplex call."""
 
     def __aiter__(self) -> AsyncIterator[pb.GenerateResponse]: ...
 
@@ -116,7 +116,7 @@ class _LoopNews:
             async with asyncio.timeout(timeout_s):
                 await self._event.wait()
         except TimeoutError:
-            return  # whoever waits looks for what has happened
+            return  # the caller checks what has happened
 
 
 def _loop_channel(

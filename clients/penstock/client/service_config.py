@@ -1,4 +1,4 @@
-"""What gRPC itself is told about a target: how to spread calls over what a name resolves to.
+"""gRPC's own configuration for a target: how to spread calls over what a name resolves to.
 
 Owns the service config (gRFC A2 and the load balancing config of A24) as JSON. It carries no retry
 policy of ours: `retry.py` sees reasons, time limits and whether output was delivered, which gRPC
@@ -20,7 +20,7 @@ def default_service_config(target: str) -> str | None:
     """Round robin for targets that may stand for several servers; None: gRPC's own choice.
 
     gRPC's choice is to stay with the first that answers. A plain HOST:PORT keeps that, because the
-    addresses of one host are ways to the same server. What a resolver says takes precedence.
+    addresses of one host are ways to the same server. A resolver's configuration takes precedence.
     """
     scheme, separator, _ = target.partition(":")
     return _ROUND_ROBIN if separator and scheme in _SPREAD_SCHEMES else None

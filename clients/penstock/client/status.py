@@ -43,7 +43,7 @@ class _Details:
 def error_from_call(call: grpc.RpcError, *, request_id: str = "") -> PenstockError:
     """Make the typed error of a call that ended with a status other than OK.
 
-    `request_id`: the request as known so far, in case the status does not say. Details that cannot
+    `request_id`: the request as known so far, in case the status lacks it. Details that cannot
     be read are left out rather than hiding the status itself.
     """
     if not isinstance(call, grpc.Call | grpc.aio.AioRpcError):
@@ -59,7 +59,7 @@ def as_error(
 ) -> PenstockError:
     """The typed error of an attempt, whether gRPC ended it or the client did.
 
-    `request_id`: "" as long as the server said nothing. `is_asked`: this client cancels its calls.
+    `request_id`: "" until the server responds. `is_asked`: this client cancels its calls.
     """
     if isinstance(failed, PenstockError):
         return failed

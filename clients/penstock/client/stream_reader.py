@@ -27,12 +27,12 @@ class StreamReader:
         if start is not None:
             self._num_tokens.update(enumerate(start.received_token_counts))
         self.request_id = "" if start is None else start.request_id
-        """The request, once the server told."""
+        """The request, once the server sent its id."""
         self._finished: Finished | None = None
 
     @property
     def point(self) -> ResumePoint:
-        """Where the stream goes on."""
+        """Where the stream continues."""
         num_outputs = max(self._num_tokens, default=-1) + 1
         counts = tuple(self._num_tokens.get(index, 0) for index in range(num_outputs))
         return ResumePoint(

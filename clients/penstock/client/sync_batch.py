@@ -46,7 +46,7 @@ class _Cancellation:
 
 
 class _Failed:
-    """The batch itself cannot go on: a request that does not fit, or a source that broke."""
+    """The batch itself cannot continue: an invalid request, or a failed source."""
 
     def __init__(self, error: BaseException) -> None:
         self.error = error
@@ -96,7 +96,7 @@ class _Batch:
         self._width = width
         self._lock = threading.Lock()
         self._has_closed_stream = threading.Condition(self._lock)
-        # Of its own, because a source may keep a thread waiting, and must not keep `cancel` too.
+        # Separate, because a source may block a thread, and must not block `cancel` too.
         self._source_lock = threading.Lock()
         self._num_requests = 0
         self._num_threads = 0
@@ -135,8 +135,8 @@ class _Batch:
                 self.add_thread()
                 self._read(*taken)
         except BaseException as error:
-            # SystemExit too, which a source may raise: whoever reads the batch is to meet it, and
-            # not to wait for ever.
+            # SystemExit too, which a source may raise: the reader of the batch receives it instead
+            # of waiting for ever.
             self.outbox.put_end(_Failed(error))
         finally:
             with self._lock:

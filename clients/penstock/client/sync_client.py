@@ -47,7 +47,7 @@ class SyncClient(BlockingFace[Client]):
     once.
     """
 
-    def __init__(  # noqa: PLR0913 - each is one choice of whoever makes a client
+    def __init__(  # noqa: PLR0913 - each is one choice of the caller
         self,
         address: str | Sequence[str] = DEFAULT_ADDRESS,
         *,

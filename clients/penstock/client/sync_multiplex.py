@@ -26,7 +26,7 @@ from penstock.client.status import error_from_call
 
 
 class SyncMultiplexStream:
-    """The messages of one request, as a call of its own would give them."""
+    """The messages of one request, as a separate call would return them."""
 
     def __init__(
         self, call: "_Call", lane: Lane, has_news: threading.Event, timeout_s: float | None
@@ -179,7 +179,7 @@ class _Call:
             self._end_when_unused()
 
     def leave(self, lane: Lane) -> bool:
-        """Nobody reads this request any more; whether it was still open."""
+        """Abandon this request; return whether it was still open."""
         with self._lock:
             command = self._lanes.leave(lane)
             self.send(command)

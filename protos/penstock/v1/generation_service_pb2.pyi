@@ -305,7 +305,7 @@ class MultiplexSubmit(google.protobuf.message.Message):
     """
     @property
     def generation(self) -> Global___GenerateRequest:
-        """The generation. Its deadlines stand in for the gRPC deadline of a call of its own."""
+        """The generation. Its deadlines replace the gRPC deadline of a separate call."""
 
     def __init__(
         self,
@@ -435,7 +435,7 @@ class ResumeRequest(google.protobuf.message.Message):
     """The request, see RequestAccepted.request_id."""
     next_sequence: builtins.int
     """The sequence of the first message of this call: one more than the last one received, so that
-    numbers go on without a gap. With 0 `accepted` and the prompt are sent again.
+    numbers continue without a gap. With 0 `accepted` and the prompt are sent again.
     """
     @property
     def received_token_counts(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:

@@ -110,7 +110,7 @@ class GenerationServiceStub(typing.Generic[_GenerationServiceGenerateType, _Gene
 
     Metadata understood by every RPC: `authorization` (who calls; the tenant follows from it, never
     from the client's word) and `traceparent`, `tracestate` (W3C trace context). gRPC deadlines and
-    cancellation are honoured within one step of the engine. The server sends no metadata of its own
+    cancellation are honoured within one step of the engine. The server sends no custom metadata
     before the first message; a refusal has the W3C trace id of its request in the trailer
     `x-trace-id` if the request is traced. Messages and metadata are limited, see ModelLimits. What a
     server or model does not support is refused with UNIMPLEMENTED, never ignored.
@@ -217,7 +217,7 @@ class GenerationServiceServicer(metaclass=abc.ABCMeta):
 
     Metadata understood by every RPC: `authorization` (who calls; the tenant follows from it, never
     from the client's word) and `traceparent`, `tracestate` (W3C trace context). gRPC deadlines and
-    cancellation are honoured within one step of the engine. The server sends no metadata of its own
+    cancellation are honoured within one step of the engine. The server sends no custom metadata
     before the first message; a refusal has the W3C trace id of its request in the trailer
     `x-trace-id` if the request is traced. Messages and metadata are limited, see ModelLimits. What a
     server or model does not support is refused with UNIMPLEMENTED, never ignored.

@@ -187,7 +187,7 @@ class ModelLimits(google.protobuf.message.Message):
     MAX_PENDING_TOKENS_FIELD_NUMBER: builtins.int
     max_prompt_tokens: builtins.int
     """Tokens in a prompt: what the context and the KV cache leave room for, or less where the
-    executor has a bound of its own.
+    executor has its own bound.
     """
     max_output_tokens: builtins.int
     """Largest StoppingOptions.max_tokens."""
@@ -372,7 +372,7 @@ class KeepalivePolicy(google.protobuf.message.Message):
 
     @property
     def max_connection_age(self) -> google.protobuf.duration_pb2.Duration:
-        """Connections older than this are asked to reconnect; open calls go on."""
+        """Connections older than this are asked to reconnect; open calls continue."""
 
     @property
     def max_connection_age_grace(self) -> google.protobuf.duration_pb2.Duration:

@@ -104,14 +104,14 @@ def words_of(path: Path) -> str:
     return "\n".join(literals)
 
 
-def test_words_that_are_called_ours_are_in_the_code() -> None:
+def test_messages_that_the_page_ascribes_to_penstock_are_in_the_code() -> None:
     files = [
         path
         for root in ("executors", "server", "deploy")
         for path in sorted((REPOSITORY / root).rglob("*.py"))
     ]
     said = "\n".join(words_of(path) for path in files)
-    rows = re.findall(r"^\| (.*?) \| ours \| ", TEXT, re.M)
+    rows = re.findall(r"^\| (.*?) \| Penstock \| ", TEXT, re.M)
     quoted = [words for row in rows for words in re.findall(r"`([^`]+)`", row)]
 
     assert len(quoted) >= 12

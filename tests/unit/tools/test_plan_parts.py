@@ -236,7 +236,7 @@ def test_a_candidate_is_the_base_but_for_what_it_says() -> None:
         ([{"name": "a", "cost": 1}], r"\[0\].cost must be an object"),
         ([{"name": "a", "order": "fcfs"}], "is decided by policy"),
         ([{"name": "a", "targets": {}}], "are those of the plan"),
-        ([{"name": "a", "scheduler": {}}], "beside the others"),
+        ([{"name": "a", "scheduler": {}}], "next to the others"),
     ],
 )
 def test_what_is_off_in_a_candidate_is_named(data: object, message: str) -> None:

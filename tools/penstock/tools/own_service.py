@@ -27,7 +27,7 @@ _MAX_LINE_BYTES = 16 << 20
 
 
 class ServiceFailed(Exception):
-    """The service did not start, or did not end as it should; the message says how."""
+    """The service did not start, or did not end as it should; the message has the cause."""
 
 
 class OwnService:
@@ -175,7 +175,7 @@ class OwnService:
         return process.returncode
 
     async def _read_output(self, stream: asyncio.StreamReader) -> None:
-        """Look for the line that says it is ready; "" in its place when the output ends before."""
+        """Look for its ready line; "" in its place when the output ends before."""
         assert self._ready_line is not None
         async for raw in stream:
             line = raw.decode("utf-8", "replace").rstrip()

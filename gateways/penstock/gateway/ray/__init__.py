@@ -4,6 +4,6 @@ penstock.gateway.ray.methods   the calls that go through, and what Serve's proxy
 penstock.gateway.ray.app       the deployment; the only module that knows Ray
 penstock.gateway.ray.relay     a call that came in, made again to the replica's own service
 penstock.gateway.ray.service   the process of that service
-penstock.gateway.ray.load      what it says of its load
-penstock.gateway.ray.scaling   how many replicas that asks for
+penstock.gateway.ray.load      its load
+penstock.gateway.ray.scaling   the number of replicas for it
 """

@@ -1,6 +1,6 @@
 """The deployment: every replica owns one Penstock service and relays to it what Serve hands it.
 
-Owns what Serve calls: one method per RPC, health, load, the end. The only module, beside
+Owns what Serve calls: one method per RPC, health, load, the end. The only module, except
 `ending_carrier`, that knows Ray.
 """
 
@@ -41,7 +41,7 @@ DEPLOYMENT: dict[str, Any] = {
     # For streams to end, and then for the service.
     "graceful_shutdown_timeout_s": 120.0,
 }
-"""What holds where a config file says nothing else."""
+"""Defaults, unless a config file sets others."""
 
 
 class PenstockReplica:
@@ -75,7 +75,7 @@ class PenstockReplica:
         return await self.relay.unary(_CANCEL, data, metadata)
 
     def about(self) -> dict[str, str | int]:
-        """Where this replica is, for whoever runs the cluster: `handle.broadcast("about")`."""
+        """Where this replica is, for the operator: `handle.broadcast("about")`."""
         return {
             "replica": serve.get_replica_context().replica_id.unique_id,
             "node": ray.get_runtime_context().get_node_id(),

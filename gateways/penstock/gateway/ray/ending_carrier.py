@@ -7,9 +7,9 @@ Where the replica itself is the ingress (`RAY_SERVE_ENABLE_HA_PROXY`), the statu
 on its context goes out when the method returns. Where Serve's proxy stands between, the context
 travels with each message, and with nothing else: Serve's public ways to fail a stream either drop
 the trailers, where the google.rpc details are (an exception), or cost the caller a message too many
-(a yield). The proxy does take an object of its own `ResponseStatus` for the end in place of a
+(a yield). The proxy does take an object of its class `ResponseStatus` for the end in place of a
 message, context included, which is not promised. Where a release has no such class, failed streams
-keep their status and their message alone; a test on a real cluster tells when that happens.
+keep their status and their message alone; a test on a real cluster detects this.
 """
 
 import enum

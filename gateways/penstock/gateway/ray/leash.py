@@ -1,6 +1,6 @@
-"""Runs a program that is killed when whoever started it dies: `python leash.py PROGRAM ...`.
+"""Runs a program that is killed when its parent dies: `python leash.py PROGRAM ...`.
 
-Ray ends a replica with SIGKILL, which nobody can pass on. The kernel does it then, and the
+Ray ends a replica with SIGKILL, which cannot be forwarded. The kernel does it then, and the
 supervisor's own children hang on the supervisor in the same way.
 """
 
@@ -16,7 +16,7 @@ def main() -> None:
     """Become the program. Linux only, like all of this."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
     if os.getppid() == 1:
-        sys.exit("leash: whoever started it is gone")
+        sys.exit("leash: the parent process is gone")
     os.execv(sys.argv[1], sys.argv[1:])
 
 

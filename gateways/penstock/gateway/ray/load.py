@@ -1,4 +1,4 @@
-"""What a replica's own service says of its load.
+"""The load of a replica's service.
 
 Owns the question and the figures that scaling goes by. Does not know what is made of them.
 """
@@ -25,7 +25,7 @@ class Load:
     num_pending: int
 
     def figures(self) -> dict[str, float]:
-        """By the names under which Serve is told them."""
+        """By the names that Serve uses."""
         return asdict(self)
 
 
@@ -50,7 +50,7 @@ def load_of(stats: stats_pb2.ServerStats) -> Load:
     """The load of the fullest model.
 
     Where the engine has no forecast (nothing ended yet), the median wait of the last minute stands
-    for it, and that is zero when nobody waited.
+    for it, and that is zero if no request waited.
     """
     loads = [_model_load(model) for model in stats.models]
     return Load(

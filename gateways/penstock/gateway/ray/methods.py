@@ -18,7 +18,7 @@ _SERVICES = (
 )
 _HEALTH = health_pb2.DESCRIPTOR.services_by_name["Health"]
 # A Watch never ends by itself, so each would hold back the end of a replica. Clients that watch
-# take UNIMPLEMENTED for healthy, as the protocol says.
+# take UNIMPLEMENTED for healthy, as the protocol requires.
 _HEALTH_METHODS = ("Check",)
 
 
@@ -55,7 +55,7 @@ def _methods() -> dict[str, Method]:
 
 
 METHODS = _methods()
-"""By name. No two services have a method of one name: Serve could not tell them apart."""
+"""By name. No two services have a method of one name: Serve could not distinguish them."""
 
 
 def add_penstock_to_server(servicer: object, server: grpc.Server) -> None:

@@ -1,7 +1,7 @@
 """A call that came to a replica, made again to the replica's own service.
 
 Owns what passes: messages as bytes, metadata, cancellation, and how the call ended, with its
-trailers. Knows neither Serve nor what a message says.
+trailers. Knows neither Serve nor the content of messages.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from penstock.gateway.ray.methods import Method
 
 Pairs: TypeAlias = "tuple[tuple[str, str | bytes], ...]"
 
-# What is said to Serve, or about the connection to Serve, and means nothing behind it.
+# Metadata for Serve, or about the connection to Serve, of no use to the service.
 _NOT_PASSED = frozenset(
     {"application", "multiplexed_model_id", "request_id", "session_id", "user-agent", "te"}
 )
@@ -81,7 +81,7 @@ class Relay:
     ) -> AsyncGenerator[bytes | Ending]:
         """Make a call with one message; what comes back, and as the last item how it ended.
 
-        Whoever stops reading it cancels the call.
+        To stop reading it cancels the call.
         """
         call = self._channel.unary_stream(method.path)(data, metadata=metadata)
         async with contextlib.aclosing(_received(call)) as received:
@@ -117,9 +117,9 @@ async def _send(call: Any, requests: AsyncIterator[bytes]) -> None:
             await call.write(data)
         await call.done_writing()
     except (asyncio.InvalidStateError, grpc.aio.AioRpcError):
-        return  # the call is over; its reader tells how
+        return  # the call is over; its reader raises the status
     except BaseException:
-        # Nothing more will come, which must not look like a caller who has said all.
+        # Nothing more will come, which must not look like a caller that has sent everything.
         call.cancel()
         raise
 

@@ -4,8 +4,8 @@ Owns the rule, which Serve's controller calls about ten times a second. The stan
 the controller gets a copy of this module. Bounds and delays are Serve's (`autoscaling_config`).
 
 Up goes by the wait: how long a queue is in seconds, not in requests, is what callers feel, whatever
-their requests are like. An empty queue does not tell how much there is too much of everything, so
-down goes by how full the batches are.
+their requests are like. An empty queue does not show how much capacity is unused, so
+scaling down uses how full the batches are.
 """
 
 import math
@@ -55,10 +55,10 @@ class QueueTimePolicy:
         queue_time_s: Mapping[Any, float],
         busy_share: Mapping[Any, float],
     ) -> int:
-        """Replicas wanted, from what each of them last said, by replica.
+        """Replicas wanted, from the last report of each, by replica.
 
         Of `num_planned` that are meant to run, `num_replicas` do. Nothing changes while one of
-        these has not said anything, and no more are asked for while some are on their way: what the
+        these has not reported, and no more are asked for while some are on their way: what the
         others feel now is what those will change.
         """
         if num_replicas == 0 or len(queue_time_s) < num_replicas:

@@ -1,7 +1,7 @@
 """The `penstock serve` that a replica owns: its start, its addresses, its end.
 
-Knows nothing of Ray or gRPC. The service is a process of its own, so that everything about it is as
-it is without Serve: supervisor, fronts, an engine that may die and be followed by the next.
+Knows nothing of Ray or gRPC. The service is a separate process, so that everything is as without
+Serve: supervisor, fronts, an engine that may die and be followed by the next.
 """
 
 import logging
@@ -23,7 +23,7 @@ _READY = re.compile(r"penstock ready on (\S+) ")
 _OPERATIONS = re.compile(r"penstock operations on (\S+)")
 _ENDED = ""
 _LEASH = Path(__file__).with_name("leash.py")
-# Where it listens is the replica's affair: nobody else is to know of it.
+# The replica chooses the addresses, and no other process needs them.
 RESERVED = ("--host", "--port", "--operations-host", "--operations-port")
 
 
@@ -89,7 +89,7 @@ class OwnService:
 
     def check(self) -> None:
         """Raise ServiceFailed when its process is gone. An engine that restarts is no such case:
-        the service itself takes care of that, and requests go on."""
+        the service itself takes care of that, and requests continue."""
         code = self._process.poll()
         if code is not None:
             raise ServiceFailed(f"penstock serve ended with {code}")

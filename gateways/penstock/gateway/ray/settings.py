@@ -1,4 +1,4 @@
-"""What a deployment is told: the `args` of Serve's config, checked.
+"""The settings of a deployment: the `args` of Serve's config, validated.
 
 Owns names, defaults and bounds. How many replicas there are, and on what, is in Serve's part of it.
 """
@@ -13,7 +13,7 @@ from penstock.gateway.ray.service import command_line
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """`serve_options`: those of `penstock serve`, the same for each replica. `start_timeout_s`:
-    until it must be ready, its model loaded. `stop_timeout_s`: for its end once it is told to; less
+    until it must be ready, its model loaded. `stop_timeout_s`: for its shutdown; less
     than Serve's `graceful_shutdown_timeout_s`, which has begun before."""
 
     serve_options: tuple[str, ...] = ()
@@ -29,7 +29,7 @@ class Settings:
 
 
 def settings_of(args: Mapping[str, Any]) -> Settings:
-    """The settings that `args` say. Raises ValueError naming what is unknown or off."""
+    """The settings in `args`. Raises ValueError naming an unknown or invalid one."""
     known = {field.name for field in fields(Settings)}
     if unknown := sorted(set(args) - known):
         raise ValueError(f"args: unknown: {', '.join(unknown)}; known: {', '.join(sorted(known))}")

@@ -1,7 +1,7 @@
 """Refusals in the words of the contract that was spoken.
 
-Owns the table from our field paths to a gateway's. Whoever sent `sampling_params.stop` has never
-heard of `stopping.stop_strings`.
+Owns the table from our field paths to a gateway's. A caller that sent `sampling_params.stop`
+does not know `stopping.stop_strings`.
 """
 
 import dataclasses
@@ -29,7 +29,7 @@ PATHS: Final[Mapping[str, str]] = {
     "constraint.grammar.ebnf": "sampling_params.grammar",
     "constraint": "sampling_params",
 }
-"""Ours and theirs. What begins with one, at a border between names, is told by the other."""
+"""Our and the gateway's paths: prefixes, at a boundary between names, are replaced."""
 _BIAS: Final = re.compile(r"sampling\.logit_bias\[(\d+)\]\.(token_id|bias)")
 _ENTRY: Final = {"token_id": "key", "bias": "value"}
 """A list here, a map there. Its entries have keys and no places."""

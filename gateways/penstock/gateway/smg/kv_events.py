@@ -1,8 +1,8 @@
 """A gateway follows what is cached: one stream for each that does.
 
-Owns who may follow, whose blocks they are told of, and what becomes of a subscriber that does not
-read. A stream tells of the blocks that its caller's own requests may share: tokens of a prompt are
-nobody else's business.
+Owns the right to subscribe, the choice of blocks, and the end of a subscriber that does not read. A
+stream has the blocks that its caller's requests may share, because blocks reveal the tokens of
+prompts.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ class KvEvents:
         self._num_streams = 0
 
     async def subscribe(self, data: bytes, context: Context, caller: Caller) -> None:
-        """Tell what is cached, and then every change, until one of the two goes.
+        """Send what is cached, then every change, until the stream or the service ends.
 
         Raises RequestError: FEATURE_UNSUPPORTED where nothing is known of the cache,
         SEQUENCE_UNAVAILABLE for the number of an earlier stream, of which nothing is kept,
@@ -71,7 +71,7 @@ class KvEvents:
         self._num_streams += 1
         stop = port.follow_cache(shared_salt("" if shares else tenant), stream.hear)
         try:
-            # At once: a gateway that hears nothing for two seconds gives the worker up.
+            # At once: a gateway without a response for two seconds drops the worker.
             await context.send_initial_metadata(())
             await stream.run(context, lambda: self._gate.admit_again(context, right, tenant))
         finally:
@@ -81,7 +81,7 @@ class KvEvents:
 
 
 class _Stream:
-    """What one subscriber is told. `max_backlog`: changes that it may leave unread."""
+    """The events of one subscriber. `max_backlog`: changes that it may leave unread."""
 
     def __init__(self, front: Front, batches: KvBatches, max_backlog: int) -> None:
         self.ready: SharedWriter[CacheNews | None] = SharedWriter()
@@ -102,7 +102,7 @@ class _Stream:
             self.ready.cut(STALLED)
 
     async def run(self, context: Context, admit_again: Callable[[], object]) -> None:
-        """Write what comes, until somebody goes. Raises RequestError."""
+        """Write the events until either side ends. Raises RequestError."""
         ready, clock = self.ready, self._front.clock
         try:
             while not self._front.is_draining:

@@ -14,7 +14,7 @@ from penstock.server.link.board import LoadState
 
 _WINDOW_S: Final = 10.0
 _MIN_SPAN_S: Final = 1.0
-"""Speed is told of at most that long, and two looks closer together than this are one."""
+"""Rates cover at most `_WINDOW_S`; samples closer together than this are not kept."""
 _MAX_REQUESTS: Final = 256
 """The share of cached tokens is of so many requests, the last ones."""
 
@@ -48,7 +48,7 @@ class Load:
 
 
 class LoadReport:
-    """`show` None: an engine that shows nothing, of which only what this front knows is told."""
+    """`show` None: an engine without a load report: only this front's figures are reported."""
 
     def __init__(self, show: LoadShow | None, clock: Callable[[], float]) -> None:
         self._show = show

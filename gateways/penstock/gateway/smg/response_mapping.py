@@ -1,8 +1,8 @@
-"""Our stream as a gateway's messages: token ids and counts, and one last word for each output.
+"""Our stream as a gateway's messages: token ids and counts, and one final message for each output.
 
 Owns the shape of what goes out. Text is not sent: the gateway has the tokenizer and makes it. In a
-stream the chunks carry what is new, and the last word of an output carries no tokens again; without
-one the last word carries them all.
+stream the chunks carry what is new, and the final message of an output repeats no tokens; without a
+stream it carries them all.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -26,7 +26,7 @@ REASONS: Final[dict[FinishReason, str]] = {
 
 
 class _Told:
-    """What was said of a request before its first token."""
+    """What was sent for a request before its first token."""
 
     def __init__(self) -> None:
         self.num_prompt_tokens = 0
@@ -49,7 +49,7 @@ class _Told:
                 pass
 
     def prompt_logprobs(self) -> vllm.InputLogProbs | None:
-        """Of the whole prompt; None where nobody asked."""
+        """Of the whole prompt; None if not requested."""
         return _input_logprobs(self.prompt_records) if self.prompt_records else None
 
 

@@ -58,7 +58,7 @@ _MAX_ABORTS: Final = 1024
 
 
 class VllmEngineService:
-    """The handlers. `show`: where the engine shows its load, None for nowhere.
+    """The handlers. `show`: the engine's load, None if it has none.
 
     `wall_clock`: seconds since 1970.
     """
@@ -144,14 +144,14 @@ class VllmEngineService:
         return vllm.AbortResponse().SerializeToString()
 
     async def health_check(self, data: bytes, context: Context) -> bytes:
-        """Whether requests are taken. Where not, a status says so: gateways route to any answer."""
+        """Whether requests are accepted; else an error status: gateways route to any response."""
         del context
         parse(vllm.HealthCheckRequest, data)
         self._hello()
         return vllm.HealthCheckResponse(healthy=True, message="serving").SerializeToString()
 
     async def model_info(self, data: bytes, context: Context) -> bytes:
-        """What the model is, for whoever is about to route to it."""
+        """Information on the model, for routing."""
         del context
         parse(vllm.GetModelInfoRequest, data)
         self._hello()

@@ -1,7 +1,7 @@
-"""What a worker tells a gateway of itself: model, engine, load.
+"""What a worker reports to a gateway: model, engine, load.
 
-Owns the foreign messages for it. What a gateway has no field for is not told here; GetModel of our
-own contract tells it all.
+Owns the foreign messages for it. It has only the gateway's fields; GetModel of `penstock.v1`
+has everything.
 """
 
 from typing import Final
@@ -15,7 +15,7 @@ from penstock.server.text.model_files import ModelFiles
 
 SERVER_TYPE: Final = "penstock"
 NOWHERE: Final = "/nonexistent/penstock/"
-"""Where a gateway is told to find the tokenizer. It looks there, and for a public model of that
+"""Where a gateway looks for the tokenizer first. It looks there, and for a public model of that
 name, and then asks the worker. So the name must be that of no file and of no model: one that
 happened to be there would count tokens otherwise than we do."""
 

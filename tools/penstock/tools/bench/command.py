@@ -1,6 +1,6 @@
-"""`penstock bench`: load for a service, and what it says about it.
+"""`penstock bench`: load for a service, and a report on it.
 
-Owns the order: reach or start a service, run each point, tell. The flags are in `bench_options`,
+Owns the order: reach or start a service, run each point, report. The flags are in `bench_options`,
 what is sent and measured is in the other modules of this package, the report in `report`.
 """
 
@@ -38,10 +38,10 @@ if TYPE_CHECKING:
 _EXIT_CODES = """\
 exit codes:
   0    the load was sent and measured; requests that failed are figures like others
-  1    not one counted request completed, a process of the load died, or a service of its own
+  1    not one counted request completed, a process of the load died, or the started service
        did not end well
   2    bad usage: also another machine without --allow-remote, and a missing extra `bench`
-  3    no service at the address, or a service of its own did not start
+  3    no service at the address, or the started service did not start
   4    the service did not answer in time
   5    a file could not be read or written
   70   a fault of penstock that nobody foresaw; the line says where
@@ -208,7 +208,7 @@ def _tell(
 
 
 def _trace_settings(args: argparse.Namespace) -> dict[str, object] | None:
-    """What was made of which trace; its folder is nobody's business."""
+    """The trace and its changes; its folder is not reported."""
     if args.trace is None:
         return None
     names = ("load", "start_s", "max_prompt_tokens", "max_output_tokens")

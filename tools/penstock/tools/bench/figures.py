@@ -1,4 +1,4 @@
-"""What a run says about a service: percentiles, rates, errors, and whether to believe them.
+"""The figures of a run: percentiles, rates, errors, and whether they are reliable.
 
 Owns the figures and the warnings. Does not measure and does not format.
 """
@@ -143,7 +143,7 @@ def percentile_curve(histogram: LatencyHistogram) -> tuple[list[float], list[flo
 
 
 def warnings_of(figures: LoadFigures) -> list[str]:
-    """Why the figures may say something else than they seem to."""
+    """Why the figures may be misleading."""
     warnings: list[str] = []
     late_s, median_s = figures.lateness.p99_s, figures.ttft.p50_s
     if late_s > max(_HARMLESS_LATENESS_S, MAX_LATE_SHARE * median_s):

@@ -34,12 +34,12 @@ _START_S = 60.0
 _LEAD_S = 0.1
 """Between the order to start and the start: it must have reached every process."""
 _END_S = 30.0
-"""What a process may take, after the last bound of its plan, to tell what it recorded."""
+"""What a process may take, after the last bound of its plan, to report what it recorded."""
 _STOP_S = 5.0
 
 
 class FleetFailed(Exception):
-    """A process of the load died or hung; the message says which and how."""
+    """A process of the load died or hung; the message has which and how."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,7 +142,7 @@ class Fleet:
                 case WorkerDone() as done:
                     return done
                 case other:
-                    raise FleetFailed(f"process {worker} of the load said {other!r}")
+                    raise FleetFailed(f"process {worker} of the load sent {other!r}")
 
     async def _all_ready(self, limit_s: float) -> None:
         try:
@@ -152,7 +152,7 @@ class Fleet:
                     if isinstance(answer, Unreachable):
                         raise answer.error
                     if not isinstance(answer, Ready):
-                        raise FleetFailed(f"process {worker} of the load said {answer!r}")
+                        raise FleetFailed(f"process {worker} of the load sent {answer!r}")
         except TimeoutError:
             raise FleetFailed(f"the load's processes were not ready after {limit_s:g} s") from None
 
@@ -176,7 +176,7 @@ class Fleet:
         )
 
     async def _end(self) -> None:
-        """Hang up, which ends them; whoever does not is ended."""
+        """Disconnect, which ends them; kill the ones that remain."""
         for pipe in self._pipes:
             pipe.close()
         await asyncio.to_thread(_join_all, self._processes)

@@ -1,1 +1,1 @@
-"""`penstock demo`: a service of its own on the embedded executor, and three streams from it."""
+"""`penstock demo`: a separate service on the embedded executor, and three streams from it."""

@@ -1,6 +1,6 @@
 """`penstock demo`: a service with the demo model, three generations at once, and a clean end.
 
-Owns the order of events: start, stream, tell, stop. Everything is real: a process of its own, gRPC
+Owns the order of events: start, stream, report, stop. Everything is real: a separate process, gRPC
 on a socket, the model that ships with the package.
 """
 
@@ -29,9 +29,9 @@ _DRAIN_GRACE_S = 5.0
 _GENERATION_DEADLINE_S = 120.0
 _DEFAULT_MAX_TOKENS = 120
 _SCENES = {
-    "kill": "kill the engine process while the texts stream: they go on, token for token",
-    "flood": "one tenant floods the service: what another one notices",
-    "deadline": "twice the load that can be served, with deadlines: who is in time",
+    "kill": "kill the engine process while the texts stream: they continue, token for token",
+    "flood": "one tenant floods the service: the effect on another one",
+    "deadline": "twice the load that can be served, with deadlines: which requests are in time",
 }
 _KILLED_TOKENS = 600
 _INTERRUPTED = "penstock demo: interrupted, service stopped"
@@ -138,7 +138,7 @@ def _service(args: argparse.Namespace, *serve_args: str) -> OwnService:
 
 
 async def _scene(args: argparse.Namespace) -> int:
-    """One of the scenes, on services of its own."""
+    """One of the scenes, on separate services."""
     from penstock.tools.demo import deadline, flood
     from penstock.tools.demo.kill import kill_scene
 

@@ -1,6 +1,6 @@
 """`penstock demo --flood`: one tenant floods the service, and another one does not notice.
 
-Owns the scene: a quiet tenant alone, beside the flood in fair order, and beside it first come,
+Owns the scene: a quiet tenant alone, during the flood in fair order, and during it first come,
 first served.
 """
 
@@ -33,7 +33,7 @@ async def flood_scene(fair: OwnService, fcfs: OwnService) -> int:
         alone = await _quiet(client)
     rows = [_row("alone", alone)]
     for name, service in (("fair (the default)", fair), ("first come, first served", fcfs)):
-        print(f"beside {_NUM_FLOODING} requests of another tenant, {name} ...", flush=True)
+        print(f"next to {_NUM_FLOODING} requests of another tenant, {name} ...", flush=True)
         async with Client(service.address) as client:
             flood = [asyncio.create_task(_flood(client, seed)) for seed in range(_NUM_FLOODING)]
             try:

@@ -1,4 +1,4 @@
-"""`penstock demo --kill`: the engine process is killed while three texts stream, and they go on.
+"""`penstock demo --kill`: the engine process is killed while three texts stream, and they continue.
 
 Owns the scene: the same three requests with and without a `kill -9` in between, and the comparison.
 """

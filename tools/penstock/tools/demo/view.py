@@ -19,7 +19,7 @@ _BOLD, _PLAIN = "\x1b[1m", "\x1b[0m"
 
 
 class View(Protocol):
-    """Shows how runs go on."""
+    """Shows the progress of runs."""
 
     def on_state(self, run: DemoRun) -> None:
         """The run is in another state."""

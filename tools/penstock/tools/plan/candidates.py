@@ -20,7 +20,7 @@ _SERVER = {field.name for field in fields(SimulationConfig)} - {"targets", "sche
 _REFUSED = {
     "order": "is decided by policy",
     "targets": "are those of the plan",
-    "scheduler": "write its fields beside the others",
+    "scheduler": "write its fields next to the others",
 }
 
 

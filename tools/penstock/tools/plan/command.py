@@ -52,7 +52,7 @@ def add_parser(subparsers: Subparsers) -> None:
     """Add `plan` to the command line."""
     parser = subparsers.add_parser(
         "plan",
-        help="say how many replicas of which settings a trace needs",
+        help="determine how many replicas of which settings a trace needs",
         description="Replay a trace on simulated replicas of each candidate and find the least\n"
         "number that keeps to the targets. See docs/planning.md.",
         epilog=_EXIT_CODES,
@@ -108,7 +108,7 @@ def _add_candidate_options(parser: argparse.ArgumentParser) -> None:
         "--candidate",
         action="append",
         metavar="JSON",
-        help='one more candidate, {"name": "big", "price": 4, "num_blocks": 65536} say',
+        help='one more candidate, {"name": "big", "price": 4, "num_blocks": 65536} for example',
     )
     group.add_argument(
         "--price",

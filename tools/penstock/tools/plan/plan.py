@@ -25,7 +25,7 @@ DEFAULT_CURVE_REQUESTS = 2000
 
 
 class PlanWatcher(Protocol):
-    """Is told where a plan is. `what`: which simulation, for people."""
+    """Receives the progress of a plan. `what`: which simulation, for people."""
 
     def progress(self, what: str, progress: Progress) -> None:
         """A simulation runs; about twice a second."""
@@ -61,7 +61,7 @@ class CandidatePlan:
 
     @property
     def price(self) -> float | None:
-        """Of all replicas; None: it does not serve, or nobody said what one costs."""
+        """Of all replicas; None: it does not serve, or has no price."""
         if self.num_replicas is None or self.candidate.price is None:
             return None
         return self.num_replicas * self.candidate.price

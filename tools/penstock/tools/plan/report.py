@@ -1,6 +1,6 @@
-"""How a plan is told: a table for people, JSON for programs, one page to pass on.
+"""A plan's report: a table for people, JSON for programs, one page to pass on.
 
-Owns the forms, the charts and what is said of the plan's limits. Does not plan.
+Owns the formats, the charts and the text on the plan's limits. Does not plan.
 """
 
 import dataclasses
@@ -57,7 +57,7 @@ _LIMITS = (
     "Nothing fails here: buy one replica more, so that one may be lost or restarted at the peak.",
     "The trace is one draw of its traffic. Its burstiness is kept, but a worse hour is not in it,"
     " and a trace that is made faster by --load has the same users asking sooner, not more users.",
-    "A step takes what the cost model says. Calibrate it on the machine that is to be bought"
+    "A step takes the time of the cost model. Calibrate it on the machine that is to be bought"
     " (penstock simulate --calibrate-from) and look at the error of the fit.",
     "Every replica starts empty and cold: less is found in caches than later on.",
     "The number before the answer failed and the answer held, both simulated; other numbers only"

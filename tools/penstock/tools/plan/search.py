@@ -1,6 +1,6 @@
 """The least number of replicas that holds.
 
-Owns the search. Does not know what is tried, and believes only what was: the answer is a number
+Owns the search. Does not know what is tried, and trusts only trials: the answer is a number
 that held next to one that did not.
 """
 

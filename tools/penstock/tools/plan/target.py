@@ -40,7 +40,7 @@ class PlanTarget:
     good_share: float | None = setting(
         None,
         "target",
-        "this part of the requests completes within both, 0.99 say",
+        "this part of the requests completes within both, e.g. 0.99",
         name="target_good_share",
         above=0,
         at_most=1,

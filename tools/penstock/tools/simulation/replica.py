@@ -1,6 +1,6 @@
 """One simulated server: an engine, its clock and the gate before it.
 
-Owns the turn of virtual time: a step takes what the cost model says, idle time is jumped over. What
+Owns virtual time: a step takes the time of the cost model, idle time is skipped. What
 arrives while a step runs enters after it, as in the engine process. Several replicas can stand
 side by side: bring all of them to the same time, then offer a request to one.
 """
@@ -25,11 +25,11 @@ _NEVER_SET = threading.Event()
 
 
 class SimulationStuck(Exception):
-    """Requests are left that nobody will ever run: a fault of the scheduler."""
+    """Requests are left that will never run: a fault of the scheduler."""
 
 
 class Replica:
-    """A server that is told what arrives and until when it may run."""
+    """A server, driven with arrivals and with the time until which it may run."""
 
     def __init__(self, config: SimulationConfig, recorder: RunRecorder) -> None:
         self._clock = VirtualClock()
@@ -109,8 +109,8 @@ class Replica:
         self._recorder.note(events, self.engine, len(self._gate))
         if self._clock() > before_s or not events.is_empty or not self.engine.has_work:
             return
-        # Nobody could run: only time or an arrival can change that.
+        # No request could run: only time or an arrival can change that.
         at_s = min(until_s, self.engine.next_wakeup_s())
         if at_s == NO_TIME:
-            raise SimulationStuck(f"at {before_s} s nobody runs, nobody ends and nobody comes")
+            raise SimulationStuck(f"at {before_s} s no request runs, ends or arrives")
         self._clock.wait_until(at_s, _NEVER_SET)

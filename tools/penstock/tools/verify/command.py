@@ -1,7 +1,7 @@
 """`penstock verify`: whether an installation does what it promises, end to end, as a report.
 
-Owns the order: find or start a service, check it through the client, end it, tell. What is checked
-is in `all_checks`, what the report says in `report`.
+Owns the order: find or start a service, check it by the client, end it, report. What is checked
+is in `all_checks`, the content of the report in `report`.
 """
 
 import argparse
@@ -46,7 +46,7 @@ exit codes:
   1    something failed
   2    could not run: bad usage, no service at the address, or the service did not start
   5    the report could not be written
-  130  interrupted by Ctrl-C (143: SIGTERM); a service of its own was stopped
+  130  interrupted by Ctrl-C (143: SIGTERM); the started service was stopped
 """
 _EXIT_PASSED, _EXIT_FAILED, _EXIT_COULD_NOT_RUN = 0, 1, 2
 _INTERRUPTED = "penstock verify: interrupted"
@@ -60,7 +60,7 @@ _HEARTBEAT_S = 10.0
 
 
 class CouldNotRun(Exception):
-    """There is nothing to verify; the message says why."""
+    """There is nothing to verify; the message has the reason."""
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -69,7 +69,7 @@ def add_parser(subparsers: Subparsers) -> None:
         "verify",
         help="check an installation end to end and print a report",
         description="Check a service end to end through the Python client, and print a report to\n"
-        "send back. Either one that runs (--address), or one of its own:\n\n"
+        "send back. Either a running one (--address), or a new one:\n\n"
         "  penstock verify --serve -- --executor trtllm --model /models/llama\n\n"
         "The report holds versions, limits, outcomes and figures; no prompts but the canned ones,\n"
         "no host names, no environment variables, and no paths without --with-paths.",
@@ -139,7 +139,7 @@ async def _verify(args: argparse.Namespace) -> int:
     if args.serve_args and not args.serve:
         raise UsageError(f"{args.serve_args[0]}: options of serve go with --serve, after --")
     if args.json is not None and not args.json.parent.is_dir():
-        # Said now: after the checks it would cost them all.
+        # Checked now: after the checks it would cost them all.
         raise UsageError(f"--json: there is no folder {args.json.parent}")
     installation = await asyncio.to_thread(look_around)
     print("\n".join(heading_lines(installation)), flush=True)
@@ -199,7 +199,7 @@ class _Run:
         return {} if self._subject is None else self._subject.figures
 
     async def verify(self) -> None:
-        """Check, with a service of its own if that is wanted. Raises CouldNotRun."""
+        """Check, with a new service if requested. Raises CouldNotRun."""
         await self._check_vendor_source()
         if self._args.serve:
             await self._verify_own()
@@ -317,7 +317,7 @@ class _Run:
 
 
 async def _require_somebody(client: "Client") -> None:
-    """Raise CouldNotRun when nobody answers at all."""
+    """Raise CouldNotRun if there is no service."""
     from penstock.client import DeadlineExceeded, PenstockError, Unavailable
 
     try:
@@ -325,7 +325,7 @@ async def _require_somebody(client: "Client") -> None:
     except (Unavailable, DeadlineExceeded) as error:
         raise CouldNotRun(describe_error(error)) from error
     except PenstockError:
-        # Somebody is there; what is wrong with it is for the checks to say.
+        # There is a service; the checks will report what is wrong with it.
         return
 
 
@@ -344,7 +344,7 @@ async def _while_alive(service: OwnService, checks: Coroutine[Any, Any, None]) -
 
 
 async def _with_heartbeat(start: Any) -> None:
-    """Await the start; say on stderr that it takes its time."""
+    """Await the start; report on stderr that it is still starting."""
     task = asyncio.ensure_future(start)
     started_s = time.monotonic()
     try:
@@ -382,7 +382,7 @@ def stop_timeout_s(settings: "Sources") -> float:
     try:
         config = serve.build_config(settings)
     except BadSetting:
-        # It will not start, and says why better than we could.
+        # It will not start, and reports the reason itself.
         return _MIN_STOP_TIMEOUT_S
     own_s = config.drain_grace_s + config.executor.max_exit_s
     return max(_MIN_STOP_TIMEOUT_S, own_s + _STOP_SLACK_S)

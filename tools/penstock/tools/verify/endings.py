@@ -86,7 +86,7 @@ async def _cancel(subject: Subject) -> str:
         raise CheckSkipped("the request was over before it could be cancelled")
     require(
         stood is RequestState.PROCESSING,
-        f"Cancel says that it was {stood.name if stood is not None else 'nowhere'}",
+        f"Cancel reported that it was {stood.name if stood is not None else 'nowhere'}",
     )
     require(reason is FinishReason.CANCELLED, f"ended by {reason.name}")
     await _still_serves(subject)
@@ -114,9 +114,7 @@ async def _deadline(subject: Subject) -> str:
         await subject.generate(**wanted)
     except DeadlineExceeded as error:
         known = {"phase", "deadline", "estimate_ms"} & error.metadata.keys()
-        require(
-            bool(error.reason and known), f"DEADLINE_EXCEEDED does not say where it was: {error}"
-        )
+        require(bool(error.reason and known), f"DEADLINE_EXCEEDED lacks its place: {error}")
         where = error.metadata.get("phase", "admission")
         await _still_serves(subject)
         return f"{error.reason} in {where}, the next request runs"

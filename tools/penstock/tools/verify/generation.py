@@ -67,7 +67,7 @@ async def _text_of_tokens(subject: Subject) -> str:
     # The end may be half a character.
     streamed, whole = transcript.text().strip(_REPLACEMENT + " "), whole.strip(_REPLACEMENT + " ")
     require(streamed == whole, f"streamed {streamed!r}, the tokens are {whole!r}")
-    return f"{len(streamed)} characters, as the tokens say"
+    return f"{len(streamed)} characters, equal to the tokens"
 
 
 async def _max_tokens(subject: Subject) -> str:

@@ -37,7 +37,7 @@ _ROUND_TRIPS = (
 
 async def _health(subject: Subject) -> str:
     status = await subject.client.health()
-    require(status is HealthStatus.SERVING, f"grpc.health.v1 says {status.name}")
+    require(status is HealthStatus.SERVING, f"grpc.health.v1 reports {status.name}")
     return "SERVING"
 
 

@@ -1,7 +1,7 @@
 """Checks of what steers the drawing of tokens: cuts of the distribution, penalties, adapters.
 
 Each is held against what comes without it: an engine that takes an option and ignores it gives the
-same tokens, and nothing else tells.
+same tokens, and nothing else shows it.
 """
 
 from collections.abc import Awaitable, Callable
@@ -74,7 +74,7 @@ async def _penalties(subject: Subject) -> str:
         name for name, penalty in _PENALTIES if not await _is_changed(subject, ways, free, penalty)
     ]
     if unchanged and all(num <= len(ids) // 2 for num, ids in zip(repeated, free, strict=True)):
-        raise CheckSkipped(f"too little repetition to tell {' and '.join(unchanged)}")
+        raise CheckSkipped(f"too little repetition to judge {' and '.join(unchanged)}")
     require(not unchanged, f"{' and '.join(unchanged)} changed nothing")
     return f"up to {max(repeated)} of {len(free[0])} tokens repeated, each penalty changes that"
 

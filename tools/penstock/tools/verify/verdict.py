@@ -16,11 +16,11 @@ class Outcome(enum.Enum):
 
 
 class CheckFailed(Exception):
-    """The service does not do what it promises; the message says what was seen."""
+    """The service does not do what it promises; the message has what was observed."""
 
 
 class CheckSkipped(Exception):
-    """There is nothing to check, or no way to provoke it; the message says why."""
+    """There is nothing to check, or no way to provoke it; the message has the reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,130 @@
+"""Check the words of the documentation: `python docs/tools/words_check.py [--count] [FILE ...]`.
+
+Owns the markers of unclear prose with their replacements, and the paths that still have some. Reads
+prose alone: Markdown without code, comments of protos, comments and strings of Python.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import re
+import tokenize
+from collections.abc import Iterator
+from pathlib import Path
+
+_ROOT = Path(__file__).parents[2]
+_CHECKED = (
+    *("*.md", "docs/**/*.md", "*/README.md", "*/*/README.md"),
+    *("protos/**/*.proto", "clients/penstock/**/*.py", "gateways/**/*.py"),
+)
+# Paths that still have markers, by prefix. Remove an entry once its text is clean; add none.
+_NOT_YET = (
+    "README.md",
+    "clients/",
+    "deploy/kubernetes/",
+    "docs/alerts.md",
+    "docs/architecture.md",
+    "docs/cpu.md",
+    "docs/decisions/",
+    "docs/figures.md",
+    "docs/gpu.md",
+    "docs/logs.md",
+    "docs/migration/",
+    "docs/planning.md",
+    "docs/quick-start.md",
+    "docs/settings.md",
+    "docs/stock-tools.md",
+    "docs/survival",
+    "docs/timeline.md",
+    "docs/tracing.md",
+    "docs/verify.md",
+    "docs/why-is-it-slow.md",
+    "executors/",
+    "gateways/penstock/gateway/smg/__init__.py",
+    "gateways/penstock/gateway/smg/kv_batches.py",
+    "protos/README.md",
+    "scheduler/",
+    "server/",
+    "tests/",
+)
+# A marker (a regular expression, case ignored; a space is a line break too) -> what to write.
+_MARKERS = {
+    r"tells?|telling|told|untold|foretells?|foretold": "report, return; delivered; predicted",
+    r"says?|said|saying": "report, state, specify, return",
+    r"hears?|heard": "receive, detect",
+    r"(?:no|some|every|any)body|whoever|whomever": "no client, a caller, all tenants",
+    r"(?<=[.;:,|(]\s)who(?! [^.|]*\?)": "a caller (client, tenant) that",
+    r"anew": "again",
+    r"(?:go|goes|going|went|gone) on": "continue",
+    r"turn(?:s|ed)? (?:\w+ ){0,2}away": "reject",
+    r"hop(?:es?|ed|ing)": "expect, predict",
+    r"strikes?": "fault",
+    r"strangers?|newcomers?": "unauthenticated caller; new request",
+    r"of (?:its|their) own": "own, separate, dedicated",
+    r"beside": "next to, as well as, compared with",
+    r"(?:last|first) words?": "final message, first message",
+    r"without a word": "silently",
+    r"means? nothing|meant nothing|of no meaning": "requires; has no effect; unknown",
+    r"comes? round|by and by|thrown out": "repeat; gradually; preempted",
+    r"the books|book-?keeping": "accounting, integrity",
+    r"believes?|believed|knew": "trust, accept; has, records",
+    r"bur(?:y|ies|ied)|bequeath\w*|keepsakes?|orphan\w*": "detached request, transfer",
+    r"(?<=[.:]\s)(?:whether|what|how|where) (?:\w+ ){1,8}(?:says|shows|decides)": "subject first",
+}
+_SPACE = r"\s+(?:(?://+|\#+|>) )?"
+_MARKER = re.compile("|".join(rf"(\b(?:{m})\b)" for m in _MARKERS).replace(" ", _SPACE), re.I)
+_CODE = re.compile(
+    r"^ *(`{3,})[^`]*$.*?^ *\1|<!--.*?-->|`[^`]+`|\]\([^)]*\)|https?://\S+", re.M | re.S
+)
+
+
+def prose(path: Path, text: str) -> str:
+    """The prose of a file, each word in its line."""
+    if path.suffix == ".proto":
+        text = "\n".join(line.partition("//")[2] for line in text.splitlines())
+    if path.suffix == ".py":
+        lines = [""] * (text.count("\n") + 2)
+        for token in tokenize.generate_tokens(io.StringIO(text).readline):
+            if token.type in (tokenize.COMMENT, tokenize.STRING):
+                for number, line in enumerate(token.string.splitlines(), token.start[0] - 1):
+                    lines[number] += f" {line}"
+        text = "\n".join(lines)
+    return _CODE.sub(lambda code: " _ " + "\n" * code[0].count("\n"), text)
+
+
+def markers(text: str) -> Iterator[tuple[int, str, str]]:
+    """Line, words and replacement of each marker in prose."""
+    for found in _MARKER.finditer(text):
+        line = text.count("\n", 0, found.start()) + 1
+        yield line, " ".join(found[0].split()), list(_MARKERS.values())[(found.lastindex or 1) - 1]
+
+
+def _checked() -> list[Path]:
+    found = {path.relative_to(_ROOT) for pattern in _CHECKED for path in _ROOT.glob(pattern)}
+    return sorted(path for path in found if not path.as_posix().startswith(_NOT_YET))
+
+
+def main() -> int:
+    """Print each marker, or with `--count` words and markers of each file; 1 where one is left."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--count", action="store_true", help="words and markers, file by file")
+    parser.add_argument("files", nargs="*", type=Path, help="default: all that must be clean")
+    arguments = parser.parse_args()
+    num_words = num_markers = 0
+    for path in arguments.files or _checked():
+        text = prose(path, (_ROOT / path).read_text(encoding="utf-8"))
+        words, found = len(re.findall(r"[A-Za-z]\w*", text)), list(markers(text))
+        num_words, num_markers = num_words + words, num_markers + len(found)
+        if arguments.count:
+            print(f"{words:7} {len(found):5} {len(found) * 1000 / max(words, 1):6.1f}  {path}")
+            continue
+        for line, marker, instead in found:
+            print(f"{path}:{line}: {marker} -> {instead}")
+    if arguments.count:
+        print(f"{num_words:7} {num_markers:5} {num_markers * 1000 / num_words:6.1f}  in all")
+    return bool(num_markers) and not arguments.count
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
