@@ -15,7 +15,6 @@ from penstock.scheduler.lifecycle import Lifecycle
 from penstock.scheduler.scheduler import Scheduler
 from penstock.scheduler.state import RequestState
 
-
 _NO_BLOCKS: NDArray[np.int32] = np.zeros(0, dtype=np.int32)
 
 
