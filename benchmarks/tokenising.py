@@ -2,7 +2,8 @@
 
 A service with one front on the simulated executor, real time. First 1 MiB of text comes in, as a
 prompt that is served, one that is refused as too long, a chat, and for `Tokenize`: told is the
-longest that the front's event loop was held up. Then one tenant sends 64 prompts of 1 MB at once,
+longest that the front's event loop was held up, and the same of a long answer with log
+probabilities. Then one tenant sends 64 prompts of 1 MB at once,
 wave after wave, all of which are refused: told is the time to first token of another tenant's
 short prompts, beside what it is without the flood, and whether a front was killed. Where the
 machine held up an idle loop, neither can be told.
@@ -129,17 +130,29 @@ def calls_of(channel: grpc.aio.Channel) -> dict[str, Callable[[], Awaitable[str]
         request = model_pb.DetokenizeRequest(token_ids=[60] * (1 << 18))
         return f"{len((await models.Detokenize(request, timeout=_CALL_S)).text)} characters"
 
+    async def answered() -> str:
+        message = GenerateOnceRequest()
+        message.generation.output.logprobs = 20
+        message.generation.text_prompt.text = _SHORT
+        message.generation.sampling.num_outputs = 16
+        message.generation.stopping.max_tokens = 1250
+        message.generation.stopping.ignore_eos = True
+        stub = pb_grpc.GenerationServiceStub(channel)
+        outputs = (await stub.GenerateOnce(message, timeout=_CALL_S)).outputs
+        return f"{sum(len(output.records) for output in outputs)} records"
+
     async def nothing() -> str:
         await asyncio.sleep(1.0)
         return ""
 
     return {
         "nothing": nothing,
-        "a prompt, served": served,
+        "a prompt of 1 MiB, served": served,
         **told_again(channel),
-        "a chat": chat,
-        "Tokenize": tokenized,
+        "a chat of 1 MiB": chat,
+        "Tokenize, 1 MiB": tokenized,
         "Detokenize, 256 Ki tokens": detokenized,
+        "GenerateOnce, 16 outputs of 1,250 tokens with 20 logprobs": answered,
     }
 
 
@@ -314,7 +327,7 @@ def checks_of(found: dict[str, dict[str, Any]], flooded: dict[str, Any]) -> list
     return [
         *(
             Check(
-                name=f"longest stop of the front's loop, 1 MiB: {name}",
+                name=f"longest stop of the front's loop, {name}",
                 value=row["stop_ms"],
                 goal=GOAL_STOP_MS,
                 unit="ms",

@@ -9,12 +9,16 @@ import json
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from penstock.executor.trtllm.constraint_check import TOO_LARGE
+from penstock.executor.trtllm.constraint_process import CheckProcesses
 from penstock.executor.trtllm.refusals import is_constraint_refusal, is_fatal
+from penstock.scheduler.request_options import Constraint, ConstraintKind
 from support import xgrammar_forms
 from support.xgrammar_forms import BROKEN, expected
 
@@ -52,3 +56,20 @@ def test_what_the_engine_reports_of_a_broken_form_is_the_requests_fault(
     assert len(found["texts"]) == len(BROKEN) == 28
     assert [text for text, form in found["texts"] if not is_constraint_refusal(text, form)] == []
     assert not any(is_fatal(text, form) for text, form in found["texts"])
+
+
+def test_a_pattern_that_takes_the_square_of_its_length_holds_up_nothing_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """32 kB, which the oldest compiles for minutes and with Python's lock."""
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(VERSIONS[0]), *sys.path)))
+    slow = Constraint(kind=ConstraintKind.REGEX, texts=("(a?)" * 8192,))
+    quick = Constraint(kind=ConstraintKind.REGEX, texts=("a?",))
+    checks = CheckProcesses(check_s=2.0)
+    try:
+        with ThreadPoolExecutor(1) as threads:
+            checking = threads.submit(checks.fault, slow)
+            assert checks.fault(quick) == ""
+            assert checking.result() == TOO_LARGE
+    finally:
+        checks.close()

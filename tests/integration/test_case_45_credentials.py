@@ -274,6 +274,7 @@ async def test_urgency_ends_where_the_tenants_policy_says(
         call = served.stub.Generate(request(asked), metadata=bearing(ACME))
         (spec,) = await served.port.next_submission()
         assert spec.priority == given
+        assert served.server.front.counters.num_lowered_priorities == (asked > given)
         served.port.finish(spec.key)
         await collect(call)
 
@@ -295,6 +296,7 @@ async def test_a_shared_call_does_not_outlive_its_token(
         )
         (spec,) = await served.port.next_submission()
         assert (spec.tenant, spec.priority) == ("acme", 5)
+        assert served.server.front.counters.num_lowered_priorities == 1
         without = premises.policy_file.read_text().replace("[tenants.acme]", "[tenants.heir]")
         premises.policy_file.write_text(without + "\n# moved\n")
         security.poll()

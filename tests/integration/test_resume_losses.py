@@ -11,7 +11,9 @@ import grpc.aio
 import pytest
 
 from penstock.scheduler.events import StepEvents
+from penstock.scheduler.state import RequestState
 from penstock.server.front import attachments
+from penstock.server.front.errors import ErrorReason, refuse
 from penstock.server.front.live_request import LiveRequest
 from penstock.server.text.model_text import ModelText
 from penstock.v1 import generation_service_pb2 as pb
@@ -28,6 +30,7 @@ from support.resumed import (
     resumable,
     resumed,
     unbroken,
+    until_read,
 )
 from support.stepped_service import SteppedService, stepped
 
@@ -217,7 +220,7 @@ async def test_others_have_their_turn_while_a_history_is_taken_in(
             await site.replace_engine()
             assert request in second.front.arriving
         elif meanwhile == "cancelled":
-            second.front.cancel_here(request)
+            await until_read(second, asyncio.ensure_future(second.front.cancel("r")))
         elif meanwhile == "taken back":
             rest = await first.end_of(first.stub.Resume(rest_after(told)))
             with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -239,6 +242,52 @@ async def test_others_have_their_turn_while_a_history_is_taken_in(
             assert outputs_of(responses) == outputs_of(whole)
 
 
+@pytest.mark.parametrize("meanwhile", ["nothing", "engine dies", "prompt is refused"])
+async def test_a_cancel_while_the_prompt_is_tokenised_again_ends_it(
+    text: ModelText, monkeypatch: pytest.MonkeyPatch, meanwhile: str
+) -> None:
+    async with mortal_fronts(text) as site:
+        first, second = site.fronts
+        told = await lose(first, first.stub.Generate(resumable(200)), 5)
+        is_tokenising, may_go_on = asyncio.Event(), asyncio.Event()
+        tokenise = second.front.prompts.tokenise
+
+        async def slowly(*args: Any, **options: Any) -> Any:
+            is_tokenising.set()
+            await may_go_on.wait()
+            if meanwhile == "prompt is refused":
+                raise refuse(ErrorReason.ENGINE_DOWN)
+            return await tokenise(*args, **options)
+
+        monkeypatch.setattr(second.front.prompts, "tokenise", slowly)
+        call = second.stub.Resume(rest_after(told))
+        await second.until(is_tokenising.is_set, steps=True)
+        if meanwhile != "prompt is refused":
+            cancelling = asyncio.ensure_future(second.front.cancel("r"))
+            state = await until_read(second, cancelling)
+            assert state is RequestState.PROCESSING
+        if meanwhile == "nothing":
+            second.step(2)
+            assert second.is_clean(), "the engine knows it at once"
+        elif meanwhile == "engine dies":
+            await site.replace_engine()
+        may_go_on.set()
+        if meanwhile == "prompt is refused":
+            with pytest.raises(grpc.aio.AioRpcError):
+                await second.end_of(call)
+            second.hear()
+            stream = second.memory.kept.find("r")
+            assert stream is not None
+            assert not stream.is_read, "its grace runs"
+            await until_read(second, asyncio.ensure_future(second.front.cancel("r")))
+            return
+        rest: list[Any] = await second.end_of(call)
+        (end,) = rest[-1].response.finished.outputs
+        assert end.finish_reason == state_pb2.FINISH_REASON_CANCELLED
+        second.step(2)
+        assert second.is_clean()
+
+
 async def one_of_two_ends(text: ModelText) -> pb.GenerateRequest:
     """Of two outputs with log probabilities, the second ends long before the first."""
     message = resumable(200)
@@ -256,7 +305,7 @@ async def test_an_unkept_replay_has_its_way_in_the_engine_that_kept_it(text: Mod
     async with mortal_fronts(text) as site:
         first = site.fronts[0]
         call = first.stub.Generate(message)
-        told = await read_some(first, call, 90)
+        told = await read_some(first, call, 45)
         first.memory.hang_up(1)
         first.hear()
         first.front.port = port = first.memory.port(1)
@@ -270,7 +319,7 @@ async def test_what_nobody_can_resume_does_not_run_for_nobody(text: ModelText) -
     message = await one_of_two_ends(text)
     async with mortal_fronts(text) as site:
         first = site.fronts[0]
-        await lose(first, first.stub.Generate(message), 90)
+        await lose(first, first.stub.Generate(message), 45)
         assert first.server.num_live_requests == 1
         await site.replace_engine()
         assert first.server.num_live_requests == 0

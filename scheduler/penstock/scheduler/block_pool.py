@@ -272,6 +272,7 @@ class BlockPool:
             self.num_blocks
         ):
             yield "free, cached and used blocks are not a partition of the pool"
+        yield ""
         if self.num_available != self._num_free + len(self._cached):
             yield "the number of available blocks is not that of free and cached ones"
         if not num_named == len(self._block_of) == len(self._hash_of):

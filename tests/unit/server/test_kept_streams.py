@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import gc
+import tracemalloc
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.scheduler.batch import TokenLogprobs
-from penstock.scheduler.events import Admitted, Failed, Finished, Queued, StepEvents
+from penstock.scheduler.events import Admitted, Failed, Finished, Preempted, Queued, StepEvents
 from penstock.scheduler.request import FailureReason, FinishReason, RequestSpec, SamplingParams
 from penstock.scheduler.state import RequestState
-from penstock.server.link.kept_streams import NO_FRONT, KeptLimits, KeptStream, KeptStreams
+from penstock.server.link.kept_stream import NO_FRONT, KeptStream
+from penstock.server.link.kept_streams import KeptLimits, KeptStreams
 from penstock.server.link.resume_frames import Keepsake, Kept
 from penstock.server.link.step_frames import FRONT_SHIFT, StepFrame
 from support.resumed import Clock
@@ -39,6 +43,7 @@ class Store:
         is_read: bool = True,
         num_logprobs: int = -1,
         history: StepEvents | None = None,
+        tenant: str = "",
     ) -> KeptStream:
         keys = tuple(front_id << FRONT_SHIFT | key for key in keys)
         kept = Kept(
@@ -47,6 +52,7 @@ class Store:
                 request_id=name, seed=1, arrival_s=0, deadline_s=9, grace_s=GRACE_S, message=b"m"
             ),
             keys=keys,
+            tenant=tenant,
             is_read=is_read,
             history=None if history is None else StepFrame.of(history),
         )
@@ -177,14 +183,61 @@ def test_the_longest_unread_go_first() -> None:
     assert store.dropped == ["b"]
 
 
-def test_where_all_are_read_the_one_that_grows_is_lost_and_runs_on() -> None:
-    store = Store(max_bytes=2200)
+@pytest.mark.parametrize("is_read", [True, False])
+def test_the_tenant_that_has_most_gives_way(is_read: bool) -> None:
+    store = Store(max_bytes=20_000, max_unread=8)
+    small = store.begin("small", 1, tenant="small")
+    store.kept.detach("small", 1)
+    for number in range(2, 30):
+        store.begin(str(number), number, tenant="large")
+        if not is_read:
+            store.kept.detach(str(number), 1)
+        assert store.kept.num_bytes <= 20_000
+    assert store.kept.find("small") is small
+    assert not small.is_lost
+    dropped = [] if is_read else [str(number) for number in range(2, 23)]
+    assert store.dropped == dropped, "the longest unread of the other"
+
+
+@pytest.mark.parametrize("num_logprobs", [-1, 0, 1, 20])
+def test_the_bytes_that_count_are_those_of_the_memory(num_logprobs: int) -> None:
+    store = Store()
+    store.begin("a", 1, num_logprobs=num_logprobs)
+    key = np.array([1 << FRONT_SHIFT | 1], dtype=np.int64)
+    num_top = max(num_logprobs, 0)
+    tracemalloc.start()
+    try:
+        had, counted = tracemalloc.get_traced_memory()[0], store.kept.num_bytes
+        for token in range(300):
+            row = TokenLogprobs(
+                chosen=np.zeros(1, np.float32),
+                ranks=np.zeros(1, np.int32),
+                top_ids=np.zeros((1, num_top), np.int32),
+                top_logprobs=np.zeros((1, num_top), np.float32),
+            )
+            tokens = np.array([token], np.int32)
+            store.kept.record(
+                StepEvents(step=token, at_s=1.0, keys=key, tokens=tokens, logprobs=row)
+            )
+            if token % 30 == 0:
+                store.kept.record(
+                    StepEvents(step=token, at_s=1.0, changes=(Preempted(key=int(key[0]), at_s=1),))
+                )
+        gc.collect()
+        grown = tracemalloc.get_traced_memory()[0] - had
+    finally:
+        tracemalloc.stop()
+    assert grown <= 1.2 * (store.kept.num_bytes - counted) + 2000
+
+
+def test_where_all_are_read_the_longest_is_lost_and_runs_on() -> None:
+    store = Store(max_bytes=3600)
     first, second = store.begin("a", 1), store.begin("b", 2)
-    for _ in range(20):
+    for _ in range(60):
         store.tokens((2, 7))
     assert (first.is_lost, second.is_lost) == (False, True)
     assert store.dropped == []
-    assert store.kept.num_bytes <= 2200
+    assert store.kept.num_bytes <= 3600
     store.end(2)
     assert store.kept.state_of("b") is RequestState.COMPLETED
 
@@ -217,7 +270,7 @@ class Model:
         if what == "begin" and stream is None:
             self._next_key += 1
             self.told[name] = (self._next_key, [])
-            self.store.begin(name, self._next_key)
+            self.store.begin(name, self._next_key, tenant=str(which % 2))
         elif what == "tokens":
             self._tokens(number)
         elif what == "end" and stream is not None and stream.live:
@@ -249,7 +302,7 @@ class Model:
 
 
 @settings(max_examples=60, deadline=None)
-@given(actions=actions, max_bytes=st.integers(1100, 8000), max_unread=st.integers(1, 4))
+@given(actions=actions, max_bytes=st.integers(1500, 12000), max_unread=st.integers(1, 4))
 def test_every_token_is_kept_once_within_the_bounds(
     actions: list[tuple[str, int]], max_bytes: int, max_unread: int
 ) -> None:

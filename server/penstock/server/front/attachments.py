@@ -195,8 +195,8 @@ class Attachments:
             )
             await self._catch_up(arrival)
         except BaseException:
-            front.arriving.pop(request, None)
             front.release(request)
+            front.arriving.pop(request, None)
             raise
         finally:
             self._arrivals.discard(arrival)

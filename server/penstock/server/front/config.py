@@ -26,8 +26,8 @@ class FrontConfig:
     `max_text_bytes_per_tenant`: a single text that is longer is taken when its tenant has no other.
     `tenant_metadata_key`: empty to tell no tenants apart. What the engine keeps for Resume is
     bounded by `max_resume_bytes`, prompts included, and `max_parked_requests`; beyond a bound the
-    longest unread go. `has_content`: prompts and outputs are a part of what is told of requests
-    that have ended.
+    tenant that has most gives way. `has_content`: prompts and outputs are a part of what is told of
+    requests that have ended.
     """
 
     front_id: int = setting(1, at_least=1, below=2**31)
@@ -120,7 +120,8 @@ class FrontConfig:
     max_resume_bytes: int = setting(
         64 << 20,
         "survival",
-        "bytes that the engine keeps of such requests, all together",
+        "bytes that the engine keeps of such requests, all together; each front keeps at most as"
+        " many of their results",
         at_least=1,
     )
     max_parked_requests: int = setting(

@@ -32,6 +32,7 @@ class FrontCounters:
     num_cut_readers: int = 0
     num_late_events: int = 0
     num_unknown_fields: int = 0
+    num_lowered_priorities: int = 0
     num_internal_errors: int = 0
 
 

@@ -220,10 +220,13 @@ class Front:
         for request in requests:
             if request.is_released or request.is_parked:
                 continue
-            if request.generation.resumption is not None and request.outputs:
+            is_arriving = self.arriving.pop(request, None) is not None
+            if request.generation.resumption is not None and (request.outputs or is_arriving):
                 unread.append(engine_request_id(request.tenant, request.request_id))
                 if request.stream.is_closed:
                     self._keep_result(request)
+                    self._remove(request)
+                elif is_arriving:  # not all that has come of it is here
                     self._remove(request)
                 else:
                     self._park(request)
@@ -274,13 +277,18 @@ class Front:
         Raises RequestError when nobody has it or no engine is there to ask.
         """
         request = self.table.get(request_id, tenant)
-        if request is not None:
+        if request is not None and request not in self.arriving:
             return self.cancel_here(request)
+        if request is not None:
+            # The engine has it, and only that knows where it stands; unless it goes first.
+            request.is_cancelled = True
         if self.port is None:
             raise refuse(ErrorReason.ENGINE_DOWN)
         try:
             known = await self.port.cancel_by_id(engine_request_id(tenant, request_id))
         except EngineUnavailable:
+            if request is not None:
+                return request.state
             raise refuse(ErrorReason.ENGINE_DOWN) from None
         if known is None:
             raise refuse(ErrorReason.REQUEST_NOT_FOUND)

@@ -56,6 +56,7 @@ def kept_of(request: LiveRequest) -> Kept | None:
             message=resumption.message,
         ),
         keys=tuple(output.key for output in request.outputs),
+        tenant=request.tenant,
         is_read=not request.is_parked,
         history=history,
     )

@@ -116,7 +116,7 @@ class Replays:
     def adopt(self, request: LiveRequest, limits: Limits | None) -> None:
         """A request that came here from an engine that is gone goes on with the next."""
         port = self._port()
-        if port is None or limits is None:
+        if port is None or limits is None or request.is_cancelled:
             self.suspend(request)
             return
         try:

@@ -8,21 +8,29 @@ from collections.abc import Iterator
 from typing import Final
 
 from penstock.server.link.resume_frames import Kept
+from penstock.server.link.tenant_bytes import TenantBytes
 
-_RESULT_BYTES: Final = 1024
+_RESULT_BYTES: Final = 1536
 _TOKEN_BYTES: Final = 12
 
 
 class Results:
     """By the engine's names, as long as the engine keeps them.
 
-    `max_bytes`: of all. Beyond, the oldest go: the death of the engine is the end of these.
+    `max_bytes`: of all. Beyond, the oldest of the tenant that has most go: the death of the engine
+    is the end of these.
     """
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._by_name: dict[str, Kept] = {}
-        self.num_bytes = 0
+        self._names: dict[str, dict[str, None]] = {}  # by tenant, each the oldest first
+        self._bytes = TenantBytes()
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all."""
+        return self._bytes.total
 
     def __len__(self) -> int:
         return len(self._by_name)
@@ -35,9 +43,10 @@ class Results:
         """One has ended. What was of its name before goes."""
         self._remove(result.name)
         self._by_name[result.name] = result
-        self.num_bytes += _size_of(result)
+        self._names.setdefault(result.tenant, {})[result.name] = None
+        self._bytes.add(result.tenant, _size_of(result))
         while self.num_bytes > self._max_bytes:
-            self._remove(next(iter(self._by_name)))
+            self._remove(next(iter(self._names[self._bytes.largest])))
 
     def forget(self, name: str, keys: tuple[int, ...]) -> None:
         """The engine does not keep it any more, where it has these keys."""
@@ -47,8 +56,13 @@ class Results:
 
     def _remove(self, name: str) -> None:
         result = self._by_name.pop(name, None)
-        if result is not None:
-            self.num_bytes -= _size_of(result)
+        if result is None:
+            return
+        self._bytes.add(result.tenant, -_size_of(result))
+        names = self._names[result.tenant]
+        del names[name]
+        if not names:
+            del self._names[result.tenant]
 
 
 def _size_of(result: Kept) -> int:

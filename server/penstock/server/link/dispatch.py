@@ -20,13 +20,8 @@ from penstock.scheduler.state import RequestState
 from penstock.server.link.cache_feeds import CacheFeeds
 from penstock.server.link.cache_frames import Follow, Unfollow
 from penstock.server.link.frames import Cancel, CancelAnswer, CancelById, Frame, encode
-from penstock.server.link.kept_streams import (
-    DEFAULT_LIMITS,
-    NO_FRONT,
-    KeptLimits,
-    KeptStream,
-    KeptStreams,
-)
+from penstock.server.link.kept_stream import NO_FRONT, KeptStream
+from penstock.server.link.kept_streams import DEFAULT_LIMITS, KeptLimits, KeptStreams
 from penstock.server.link.look_frames import Look, LookAnswer, Order, OrderAnswer
 from penstock.server.link.ports import EngineHello
 from penstock.server.link.quarantine import Quarantine

@@ -1,163 +1,25 @@
 """The streams of requests that outlive their calls, kept by the engine that generates them.
 
-Owns what has come of each, which front has it, and the bounds on all of them: in time, their grace
-from when nobody reads one; in bytes and in number, the longest unread go first, and with them what
-still runs. A stream is kept as the step news that made it, with what came between two events put
-together: a front that gets it takes it in as it takes any other news. Holds outputs, and shows them
-to nobody. Knows neither sockets nor the engine; times are seconds on the engine's clock.
+Owns which front has which, and the bounds on all of them: in time, their grace from when nobody
+reads one; in bytes and in number, where the tenant that has most gives way: its longest unread go
+first, and with them what still runs. Knows neither sockets nor the engine; times are seconds on the
+engine's clock.
 """
 
 import operator
-from array import array
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
-from typing import Final, TypeAlias, TypeVar
+from dataclasses import dataclass
+from typing import Final, TypeVar
 
-import numpy as np
-
-from penstock.scheduler.batch import TokenLogprobs
-from penstock.scheduler.events import (
-    Admitted,
-    Failed,
-    Finished,
-    Preempted,
-    PrefixFound,
-    Queued,
-    StepEvents,
-)
+from penstock.scheduler.events import StepEvents
 from penstock.scheduler.request import NO_TIME, RequestSpec
 from penstock.scheduler.state import RequestState
-from penstock.server.link.resume_frames import Keepsake, Kept
+from penstock.server.link.kept_stream import NO_FRONT, KeptStream
+from penstock.server.link.resume_frames import Kept
+from penstock.server.link.tenant_bytes import TenantBytes
 
 T = TypeVar("T")
-
-NO_FRONT: Final = 0
-_Change: TypeAlias = Queued | Admitted | Preempted | PrefixFound
-_STREAM_BYTES: Final = 1024
-_EVENT_BYTES: Final = 256
-_TOKEN_BYTES: Final = 12
-_LOGPROB_BYTES: Final = 8
-
-
-class KeptStream:
-    """One stream. `keys`: of its outputs, by index. `live`: of those that have not ended.
-
-    `front_id`: who has it, NO_FRONT for nobody. `is_read`: somebody reads it there; otherwise it is
-    kept until `expires_s`. `is_lost`: what came of it was too much to be kept.
-    """
-
-    __slots__ = (
-        "_at_s",
-        "_keys",
-        "_num_top",
-        "_rows",
-        "_segments",
-        "_step",
-        "_tokens",
-        "expires_s",
-        "front_id",
-        "has_failed",
-        "is_lost",
-        "is_read",
-        "keepsake",
-        "keys",
-        "live",
-        "name",
-        "num_bytes",
-    )
-
-    def __init__(self, kept: Kept, front_id: int, specs: Iterable[RequestSpec]) -> None:
-        specs = tuple(specs)
-        self.name = kept.name
-        self.keepsake: Keepsake = kept.keepsake
-        self.keys = kept.keys
-        self.live = {spec.key for spec in specs}
-        self.front_id = front_id
-        self.is_read = True
-        self.expires_s = NO_TIME
-        self.is_lost = self.has_failed = False
-        self.num_bytes = _STREAM_BYTES + len(kept.keepsake.message)
-        self._num_top = max((spec.sampling.num_logprobs for spec in specs), default=-1)
-        self._segments: list[StepEvents] = []
-        self._step = 0
-        self._at_s = 0.0
-        self._keys = array("q")
-        self._tokens = array("i")
-        self._rows: list[TokenLogprobs] = []
-        if kept.history is not None:
-            history = kept.history.value()
-            self._append(history, _EVENT_BYTES + len(history.tokens) * _TOKEN_BYTES)
-
-    @property
-    def has_come_to_something(self) -> bool:
-        """Whether the engine has taken it: one that it refused has nothing to come back to."""
-        return bool(self._tokens) or any(
-            segment.changes or len(segment.tokens) for segment in self._segments
-        )
-
-    def add_token(self, events: StepEvents, key: int, token: int, row: int) -> None:
-        """A token, the `row`th of a step's news."""
-        if self.is_lost:
-            return
-        if not self._tokens:
-            self._step, self._at_s = events.step, events.at_s
-        self._keys.append(key)
-        self._tokens.append(token)
-        self.num_bytes += _TOKEN_BYTES
-        if self._num_top >= 0 and events.logprobs is not None:
-            self._rows.append(_row_of(events.logprobs, row, self._num_top))
-            self.num_bytes += _LOGPROB_BYTES * (1 + self._num_top)
-
-    def add_change(self, events: StepEvents, change: _Change) -> None:
-        """What happened to an output besides tokens."""
-        self._append(StepEvents(step=events.step, at_s=events.at_s, changes=(change,)))
-
-    def add_prompt(self, events: StepEvents, entry: tuple[int, int, TokenLogprobs]) -> None:
-        """What the engine says of the prompt."""
-        size = _EVENT_BYTES + len(entry[2].chosen) * _LOGPROB_BYTES * (
-            1 + entry[2].top_ids.shape[1]
-        )
-        news = StepEvents(step=events.step, at_s=events.at_s, prompt_logprobs=(entry,))
-        self._append(news, size)
-
-    def add_end(self, events: StepEvents, end: Finished | Failed) -> None:
-        """An output has ended."""
-        self.live.discard(end.key)
-        self.has_failed = self.has_failed or isinstance(end, Failed)
-        self._append(StepEvents(step=events.step, at_s=events.at_s, ends=(end,)))
-
-    def history(self) -> tuple[StepEvents, ...]:
-        """All that has come so far."""
-        self._seal()
-        return tuple(self._segments)
-
-    def lose(self) -> None:
-        """Forget what came: the request runs on, and its stream is to be had no more."""
-        self.is_lost = True
-        self._segments.clear()
-        self._keys, self._tokens, self._rows = array("q"), array("i"), []
-        self.keepsake = replace(self.keepsake, message=b"")
-        self.num_bytes = 0  # no more than the request itself, of which there are only so many
-
-    def _append(self, events: StepEvents, num_bytes: int = _EVENT_BYTES) -> None:
-        if not self.is_lost:
-            self._seal()
-            self._segments.append(events)
-            self.num_bytes += num_bytes
-
-    def _seal(self) -> None:
-        if not self._tokens:
-            return
-        self._segments.append(
-            StepEvents(
-                step=self._step,
-                at_s=self._at_s,
-                keys=np.array(self._keys, dtype=np.int64),
-                tokens=np.array(self._tokens, dtype=np.int32),
-                logprobs=_joined(self._rows) if self._rows else None,
-            )
-        )
-        self._keys, self._tokens, self._rows = array("q"), array("i"), []
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,14 +53,20 @@ class KeptStreams:
         self._max_unread = limits.max_unread
         self._streams: dict[str, KeptStream] = {}
         self._by_key: dict[int, KeptStream] = {}
-        # The longest unread first.
-        self._unread: dict[KeptStream, None] = {}
-        self._sizes: dict[KeptStream, int] = {}
+        # By tenant; of each the longest unread first.
+        self._unread: defaultdict[str, dict[KeptStream, None]] = defaultdict(dict)
+        self._num_unread = 0
+        self._sizes: defaultdict[str, dict[KeptStream, int]] = defaultdict(dict)
+        self._bytes = TenantBytes()
         self.moved: dict[int, int] = {}
-        self.num_bytes = 0
 
     def __len__(self) -> int:
         return len(self._streams)
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all streams."""
+        return self._bytes.total
 
     def find(self, name: str) -> KeptStream | None:
         """The stream of this request."""
@@ -224,8 +92,10 @@ class KeptStreams:
         """Nothing is kept of it from now on. Idempotent."""
         if self._streams.get(stream.name) is stream:
             del self._streams[stream.name]
-        self.num_bytes -= self._sizes.pop(stream, 0)
-        self._unread.pop(stream, None)
+        self._bytes.add(stream.tenant, -self._sizes[stream.tenant].pop(stream, 0))
+        if not self._sizes[stream.tenant]:
+            del self._sizes[stream.tenant]
+        self._unpark(stream)
         for key in stream.live:
             self._by_key.pop(key, None)
             self.moved.pop(key, None)
@@ -235,7 +105,7 @@ class KeptStreams:
         stream.front_id = front_id
         stream.is_read = True
         stream.expires_s = NO_TIME
-        self._unread.pop(stream, None)
+        self._unpark(stream)
         self.moved.update(dict.fromkeys(stream.live, front_id))
 
     def detach(self, name: str, front_id: int) -> None:
@@ -295,8 +165,10 @@ class KeptStreams:
     def sweep(self) -> None:
         """To be called about once a second: what nobody came for in time goes."""
         now_s = self._clock()
-        for stream in [stream for stream in self._unread if stream.expires_s <= now_s]:
-            self._drop(stream)
+        unread = [stream for streams in self._unread.values() for stream in streams]
+        for stream in unread:
+            if stream.expires_s <= now_s:
+                self._drop(stream)
 
     def _ended(self, stream: KeptStream, key: int) -> None:
         del self._by_key[key]
@@ -310,23 +182,42 @@ class KeptStreams:
         """Nobody reads it: its time runs from now on."""
         stream.is_read = False
         stream.expires_s = self._clock() + stream.keepsake.grace_s
-        self._unread.pop(stream, None)
-        self._unread[stream] = None
+        self._unpark(stream)
+        self._unread[stream.tenant][stream] = None
+        self._num_unread += 1
+
+    def _unpark(self, stream: KeptStream) -> None:
+        unread = self._unread.get(stream.tenant, {})
+        if stream in unread:
+            del unread[stream]
+            self._num_unread -= 1
+            if not unread:
+                del self._unread[stream.tenant]
 
     def _grew(self, stream: KeptStream) -> None:
-        self.num_bytes += stream.num_bytes - self._sizes.get(stream, 0)
-        self._sizes[stream] = stream.num_bytes
+        self._count(stream)
         self._make_room()
-        if self.num_bytes > self._max_bytes and not stream.is_lost:
-            # All of it belongs to streams that are read: this one cannot be had again.
-            stream.lose()
-            self._grew(stream)
+
+    def _count(self, stream: KeptStream) -> None:
+        sizes = self._sizes[stream.tenant]
+        self._bytes.add(stream.tenant, stream.num_bytes - sizes.get(stream, 0))
+        sizes[stream] = stream.num_bytes
 
     def _make_room(self) -> None:
-        while self._unread and (
-            self.num_bytes > self._max_bytes or len(self._unread) > self._max_unread
-        ):
-            self._drop(next(iter(self._unread)))
+        unread = self._unread
+        while self._num_unread > self._max_unread:
+            tenant = max(unread, key=lambda tenant: len(unread[tenant]))
+            self._drop(next(iter(unread[tenant])))
+        while self.num_bytes > self._max_bytes:
+            tenant = self._bytes.largest
+            if tenant in unread:
+                self._drop(next(iter(unread[tenant])))
+                continue
+            # All that it has is read: its longest cannot be had again.
+            sizes = self._sizes[tenant]
+            stream = max(sizes, key=sizes.__getitem__)
+            stream.lose()
+            self._count(stream)
 
     def _drop(self, stream: KeptStream) -> None:
         self._on_drop(stream)
@@ -335,23 +226,3 @@ class KeptStreams:
 
 _key_of: Final = operator.attrgetter("key")
 _first_of: Final = operator.itemgetter(0)
-
-
-def _row_of(logprobs: TokenLogprobs, row: int, num_top: int) -> TokenLogprobs:
-    rows = logprobs.take(slice(row, row + 1))
-    return TokenLogprobs(
-        # Copies: the step's matrices must not live as long as one row of them.
-        chosen=rows.chosen.copy(),
-        ranks=rows.ranks.copy(),
-        top_ids=rows.top_ids[:, :num_top].copy(),
-        top_logprobs=rows.top_logprobs[:, :num_top].copy(),
-    )
-
-
-def _joined(rows: list[TokenLogprobs]) -> TokenLogprobs:
-    return TokenLogprobs(
-        chosen=np.concatenate([row.chosen for row in rows]),
-        ranks=np.concatenate([row.ranks for row in rows]),
-        top_ids=np.concatenate([row.top_ids for row in rows]),
-        top_logprobs=np.concatenate([row.top_logprobs for row in rows]),
-    )

@@ -36,14 +36,15 @@ class Keepsake:
 class Kept:
     """What is submitted besides the outputs of a request that outlives its call.
 
-    `name`: the engine's. `keys`: of all outputs, those that have ended included, by index.
-    `is_read`: somebody reads its stream. `history`: tokens and ends that came of an engine before,
-    under these keys; None where nothing did.
+    `name`: the engine's. `tenant`: whose bytes they are. `keys`: of all outputs, those that have
+    ended included, by index. `is_read`: somebody reads its stream. `history`: tokens and ends that
+    came of an engine before, under these keys; None where nothing did.
     """
 
     name: str
     keepsake: Keepsake
     keys: tuple[int, ...]
+    tenant: str = ""
     is_read: bool = True
     history: StepFrame | None = field(default=None, repr=False)
 

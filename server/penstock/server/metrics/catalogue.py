@@ -185,6 +185,9 @@ LATE_EVENTS: Final = _counter(
 UNKNOWN_FIELDS: Final = _counter(
     "unknown_fields_total", "Requests with fields that this server does not know."
 )
+LOWERED_PRIORITIES: Final = _counter(
+    "priorities_lowered_total", "Priorities of requests that were lowered to their tenant's."
+)
 INTERNAL_ERRORS: Final = _counter("internal_errors_total", "Faults caught at the edge of a call.")
 LOOP_LAG: Final = _histogram(
     "event_loop_lag_seconds", "How late event loops of fronts ran.", ends.OVERHEAD_SECONDS

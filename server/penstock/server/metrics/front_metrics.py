@@ -112,6 +112,7 @@ class FrontMetrics:
         counts[catalogue.CUT_READERS, ()] = beat.num_cut_readers
         counts[catalogue.LATE_EVENTS, ()] = beat.num_late_events
         counts[catalogue.UNKNOWN_FIELDS, ()] = beat.num_unknown_fields
+        counts[catalogue.LOWERED_PRIORITIES, ()] = beat.num_lowered_priorities
         counts[catalogue.INTERNAL_ERRORS, ()] = beat.num_internal_errors
         counts[catalogue.RECORDS, ()] = beat.num_records
         for reason, num in beat.dropped_records.items():

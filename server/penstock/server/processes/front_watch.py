@@ -81,6 +81,7 @@ class FrontWatch:
                 num_cut_readers=counters.num_cut_readers,
                 num_late_events=counters.num_late_events,
                 num_unknown_fields=counters.num_unknown_fields,
+                num_lowered_priorities=counters.num_lowered_priorities,
                 num_internal_errors=counters.num_internal_errors,
                 num_records=journal.num_records,
                 dropped_records={**dropped, **self._outbox.dropped},

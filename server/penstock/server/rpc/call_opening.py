@@ -11,7 +11,11 @@ from penstock.server.front.live_request import LiveRequest
 from penstock.server.front.request_account import RequestAccount
 from penstock.server.front.submission import CallTimes
 from penstock.server.rpc.handlers import CallFailed, Context
-from penstock.server.rpc.mapping_in.generation import read_generation, valid_request_id
+from penstock.server.rpc.mapping_in.generation import (
+    num_lowered_priorities,
+    read_generation,
+    valid_request_id,
+)
 from penstock.server.rpc.outcomes import call_timeout_s
 from penstock.server.rpc.parsing import num_unknown_fields
 from penstock.v1 import generation_service_pb2 as pb
@@ -39,6 +43,7 @@ async def open_request(
             trace_id=account.trace.trace_id,
         )
         front.counters.num_unknown_fields += num_unknown_fields(message)
+        front.counters.num_lowered_priorities += num_lowered_priorities(message, account.ceilings)
         return await front.open(generation, times, account)
     except RequestError as error:
         account.request_id = valid_request_id(message)

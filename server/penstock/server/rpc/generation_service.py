@@ -8,11 +8,10 @@ the front's business.
 import asyncio
 import time
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import grpc
 
-from penstock.server.front import events
 from penstock.server.front.errors import RequestError
 from penstock.server.front.front import Front
 from penstock.server.front.request_account import RequestAccount
@@ -27,7 +26,7 @@ from penstock.server.rpc.mapping_in.resume import check_not_resumable
 from penstock.server.rpc.mapping_in.violations import Violations
 from penstock.server.rpc.mapping_out import encoder_for
 from penstock.server.rpc.multiplex_service import MultiplexService
-from penstock.server.rpc.once_encoding import once_parts
+from penstock.server.rpc.once_encoding import OnceEncoder
 from penstock.server.rpc.parsing import parse
 from penstock.server.rpc.request_accounts import CallAccounts
 from penstock.server.rpc.resume_service import ResumeService
@@ -37,6 +36,7 @@ from penstock.v1 import state_pb2
 
 SERVICE_NAME = "penstock.v1.GenerationService"
 _MAX_TURN_S: Final = 0.002
+T = TypeVar("T")
 
 
 class GenerationService:
@@ -103,16 +103,18 @@ class GenerationService:
             account.request_id = valid_request_id(message)
             raise CallFailed(error.refusal, account.request_id) from None
         request = await open_request(self._front, message, times, account)
-        collected: list[events.StreamEvent] = []
+        # What the loop has not come to encode is not what a client leaves unread.
+        request.is_catching_up = True
+        encoder = OnceEncoder(self._front.text.token_bytes)
         try:
             while batch := await request.stream.take():
-                collected.extend(batch)
+                await _in_turns(encoder.add(batch))
         except RequestError as error:
             raise CallFailed(error.refusal, request.request_id) from None
         finally:
             self._front.release(request)
         account.num_messages = 1
-        return await _joined(once_parts(collected, self._front.text.token_bytes))
+        return b"".join(await _in_turns(encoder.parts()))
 
     async def cancel(self, data: bytes, context: Context, caller: Caller) -> bytes:
         """Cancel a live request of the caller's tenant by its id."""
@@ -129,13 +131,13 @@ class GenerationService:
         return response.SerializeToString()
 
 
-async def _joined(parts: Iterator[bytes]) -> bytes:
+async def _in_turns(parts: Iterator[T]) -> list[T]:
     """All of them; the loop turns in between where they take long to make."""
-    made: list[bytes] = []
+    made: list[T] = []
     began_s = time.perf_counter()
     for part in parts:
         made.append(part)
         if time.perf_counter() - began_s > _MAX_TURN_S:
             await asyncio.sleep(0)
             began_s = time.perf_counter()
-    return b"".join(made)
+    return made

@@ -16,7 +16,11 @@ from penstock.server.front.request_account import Outcome, RequestAccount
 from penstock.server.front.shared_writer import SharedWriter
 from penstock.server.front.submission import CallTimes
 from penstock.server.rpc.handlers import HandlerWrapper
-from penstock.server.rpc.mapping_in.generation import read_generation, valid_request_id
+from penstock.server.rpc.mapping_in.generation import (
+    num_lowered_priorities,
+    read_generation,
+    valid_request_id,
+)
 from penstock.server.rpc.multiplex_request import MultiplexedRequest
 from penstock.server.rpc.outcomes import OK, outcome_of
 from penstock.server.rpc.parsing import num_unknown_fields
@@ -186,6 +190,9 @@ class MultiplexTable:
             trace_id=account.trace.trace_id,
         )
         front.counters.num_unknown_fields += num_unknown_fields(message)
+        front.counters.num_lowered_priorities += num_lowered_priorities(
+            message.generation, caller.ceilings
+        )
         return front.reserve(generation, times, account)
 
     async def _start(self, live: LiveRequest, times: CallTimes) -> None:

@@ -2,7 +2,9 @@
 
 Owns the parts: serialised messages that are the response when they stand one behind another, since
 merging appends to repeated fields. Each takes no more than some milliseconds to make, so that the
-event loop may turn in between: the records of a long prompt take over half a second in all.
+event loop may turn in between: the records of a long prompt take over half a second in all. What
+has come is kept as bytes, not as objects: of hundreds of thousands of those, a single run of the
+garbage collector takes a quarter of a second.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,7 +17,6 @@ from penstock.server.rpc.mapping_out import (
     TokenBytes,
     accepted_of,
     finished_of,
-    merge_pieces,
     no_token_bytes,
     record_of,
 )
@@ -29,33 +30,73 @@ _IDS_AT_ONCE: Final = 4096
 _RECORDS_AT_ONCE: Final = 64
 
 
-def once_parts(
-    collected: Iterable[events.StreamEvent], token_bytes: TokenBytes = no_token_bytes
-) -> Iterator[bytes]:
-    """The parts of the response; progress is left out."""
-    head = service_pb.GenerateOnceResponse()
-    pieces: dict[int, list[events.TokensPiece]] = {}
-    prompt: list[events.PromptPiece] = []
-    for event in collected:
-        match event:
-            case events.TokensPiece():
-                pieces.setdefault(event.output_index, []).append(event)
-            case events.Accepted():
-                head.accepted.CopyFrom(accepted_of(event))
-            case events.PromptPiece():
-                prompt.append(event)
-            case events.Finished():
-                head.finished.CopyFrom(finished_of(event))
-            case events.Progress():
-                pass
-    if prompt:
-        head.prompt.text = "".join([piece.text for piece in prompt])
-    indices = [end.output_index for end in head.finished.outputs]
-    yield head.SerializeToString()
-    for piece in prompt:
-        yield from _framed(_PROMPT, _prompt_records(piece.records, token_bytes))
-    for index in indices:
-        yield from _output(index, pieces.get(index, []), token_bytes)
+class OnceEncoder:
+    """Takes the events of one stream in, and makes its response once it has ended."""
+
+    def __init__(self, token_bytes: TokenBytes = no_token_bytes) -> None:
+        self._token_bytes = token_bytes
+        self._head = service_pb.GenerateOnceResponse()
+        self._prompt_texts: list[str] = []
+        self._prompt: list[bytes] = []
+        self._outputs: dict[int, _Output] = {}
+
+    def add(self, batch: Iterable[events.StreamEvent]) -> Iterator[None]:
+        """Take these in, a part in each turn; progress is left out."""
+        for event in batch:
+            match event:
+                case events.TokensPiece():
+                    output = self._outputs.setdefault(event.output_index, _Output())
+                    yield from output.add(event, self._token_bytes)
+                case events.Accepted():
+                    self._head.accepted.CopyFrom(accepted_of(event))
+                case events.PromptPiece():
+                    self._prompt_texts.append(event.text)
+                    for data in _prompt_records(event.records, self._token_bytes):
+                        self._prompt.append(b"".join((_PROMPT, varint(len(data)), data)))
+                        yield
+                case events.Finished():
+                    self._head.finished.CopyFrom(finished_of(event))
+                case events.Progress():
+                    pass
+
+    def parts(self) -> Iterator[bytes]:
+        """The parts of the response."""
+        if self._prompt_texts:
+            self._head.prompt.text = "".join(self._prompt_texts)
+        yield self._head.SerializeToString()
+        yield from self._prompt
+        for end in self._head.finished.outputs:
+            index = end.output_index
+            yield from self._outputs.get(index, _Output()).parts(index)
+
+
+class _Output:
+    """What has come of one output."""
+
+    __slots__ = ("_num_tokens", "_records", "_texts")
+
+    def __init__(self) -> None:
+        self._texts: list[str] = []
+        self._num_tokens = 0
+        self._records: list[bytes] = []  # serialised `TokenDelta` messages
+
+    def add(self, piece: events.TokensPiece, token_bytes: TokenBytes) -> Iterator[None]:
+        self._texts.append(piece.text)
+        self._num_tokens += piece.num_tokens
+        rest = iter(piece.records)
+        while some := list(islice(rest, _RECORDS_AT_ONCE)):
+            made = [record_of(record, token_bytes) for record in some]
+            self._records.append(pb.TokenDelta(records=made).SerializeToString())
+            yield
+
+    def parts(self, index: int) -> Iterator[bytes]:
+        """Nothing is known of its length before all of it is there."""
+        text = "".join(self._texts)
+        head = pb.TokenDelta(output_index=index, text=text, num_tokens=self._num_tokens)
+        data = head.SerializeToString()
+        num_bytes = len(data) + sum(map(len, self._records))
+        yield b"".join((_OUTPUTS, varint(num_bytes), data))
+        yield from self._records
 
 
 def _prompt_records(
@@ -69,28 +110,3 @@ def _prompt_records(
     while some := list(islice(rest, _RECORDS_AT_ONCE)):
         made = [record_of(record, token_bytes) for record in some]
         yield pb.PromptEcho(records=made).SerializeToString()
-
-
-def _output(
-    index: int, pieces: list[events.TokensPiece], token_bytes: TokenBytes
-) -> Iterator[bytes]:
-    """One output: nothing is known of its length before all of it is there, so it is last."""
-    if not any(piece.records for piece in pieces):
-        message = merge_pieces(pieces) if pieces else pb.TokenDelta(output_index=index)
-        yield from _framed(_OUTPUTS, (message.SerializeToString(),))
-        return
-    text = "".join([piece.text for piece in pieces])
-    num_tokens = sum([piece.num_tokens for piece in pieces])
-    head = pb.TokenDelta(output_index=index, text=text, num_tokens=num_tokens)
-    parts = [head.SerializeToString()]
-    rest = (record for piece in pieces for record in piece.records)
-    while some := list(islice(rest, _RECORDS_AT_ONCE)):
-        made = [record_of(record, token_bytes) for record in some]
-        parts.append(pb.TokenDelta(records=made).SerializeToString())
-        yield b""
-    yield from _framed(_OUTPUTS, (b"".join(parts),))
-
-
-def _framed(tag: bytes, messages: Iterable[bytes]) -> Iterator[bytes]:
-    for data in messages:
-        yield b"".join((tag, varint(len(data)), data))

@@ -50,6 +50,7 @@ class Beat(TaggedFrame, frozen=True, kw_only=True):
     num_unknown_fields: int
     num_internal_errors: int
     num_records: int
+    num_lowered_priorities: int = 0
     dropped_records: dict[str, int] = msgspec.field(default_factory=dict[str, int])
     outcomes: tuple[OutcomeCount, ...] = ()
     loop_lag_s: tuple[float, ...] = ()

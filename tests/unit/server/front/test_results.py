@@ -12,7 +12,9 @@ from penstock.server.link.step_frames import StepFrame
 MAX_BYTES = 100_000
 
 
-def result(name: str, num_tokens: int = 100, key: int = 1, message: bytes = b"m") -> Kept:
+def result(
+    name: str, num_tokens: int = 100, key: int = 1, message: bytes = b"m", tenant: str = ""
+) -> Kept:
     news = StepEvents(
         step=0,
         at_s=1.0,
@@ -22,7 +24,9 @@ def result(name: str, num_tokens: int = 100, key: int = 1, message: bytes = b"m"
     keepsake = Keepsake(
         request_id=name, seed=1, arrival_s=0, deadline_s=9, grace_s=9, message=message
     )
-    return Kept(name=name, keepsake=keepsake, keys=(key,), history=StepFrame.of(news))
+    return Kept(
+        name=name, keepsake=keepsake, keys=(key,), tenant=tenant, history=StepFrame.of(news)
+    )
 
 
 def test_the_oldest_go_where_there_are_too_many_bytes() -> None:
@@ -35,6 +39,15 @@ def test_the_oldest_go_where_there_are_too_many_bytes() -> None:
     assert len(names) > 30
     results.add(result("large", message=bytes(MAX_BYTES)))
     assert (len(results), results.num_bytes) == (0, 0)
+
+
+def test_the_tenant_that_has_most_gives_way() -> None:
+    results = Results(MAX_BYTES)
+    results.add(result("small", tenant="small"))
+    for number in range(300):
+        results.add(result(str(number), tenant="large"))
+    names = [kept.name for kept in results]
+    assert names == ["small", *(str(number) for number in range(301 - len(names), 300))]
 
 
 def test_one_is_counted_once_and_forgotten_by_its_keys() -> None:

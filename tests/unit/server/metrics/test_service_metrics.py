@@ -167,7 +167,9 @@ def test_requests_are_counted_by_beats_and_not_by_records() -> None:
 
 def test_a_front_that_dies_keeps_its_counts_and_loses_its_gauges() -> None:
     metrics = service_metrics()
-    metrics.take_beat(beat(1, outcome(4), num_streams=9, num_live=9, num_submitted=13))
+    metrics.take_beat(
+        beat(1, outcome(4), num_streams=9, num_live=9, num_submitted=13, num_lowered_priorities=3)
+    )
     metrics.take_beat(beat(2, outcome(6), num_streams=1, num_submitted=7, is_draining=True))
     assert value(read(metrics), "draining") == 0  # front 1 goes on serving
 
@@ -177,6 +179,7 @@ def test_a_front_that_dies_keeps_its_counts_and_loses_its_gauges() -> None:
     samples = read(metrics)
     assert total(samples, "requests_total") == 10
     assert value(samples, "requests_submitted_total") == 20
+    assert value(samples, "priorities_lowered_total") == 3
     assert value(samples, "streams") == 1
     assert value(samples, "num_requests_live") == 0
     assert value(samples, "fronts") == 1

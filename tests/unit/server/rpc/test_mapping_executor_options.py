@@ -16,7 +16,7 @@ from penstock.server.front.generation import Generation
 from penstock.server.front.limits import Limits
 from penstock.server.front.tenants import PriorityCeilings
 from penstock.server.rpc.mapping_in.form_size import MAX_DEPTH
-from penstock.server.rpc.mapping_in.generation import read_generation
+from penstock.server.rpc.mapping_in.generation import num_lowered_priorities, read_generation
 from penstock.v1.generation_service_pb2 import GenerateRequest
 from support.fronts import INFO
 from support.request_edits import (
@@ -167,11 +167,11 @@ def test_what_leaves_no_blocks_cannot_ask_to_keep_them(edit: Edit, path: str) ->
 @pytest.mark.parametrize(("wanted", "kept"), [(100, 40), (40, 40), (7, 7)])
 def test_a_retention_priority_above_the_tenants_is_lowered(wanted: int, kept: int) -> None:
     message = edited(retention(level=wanted))
-    generation = read_generation(
-        message, LIMITS, ("tiny",), ceilings=PriorityCeilings(retention=40)
-    )
+    ceilings = PriorityCeilings(retention=40)
+    generation = read_generation(message, LIMITS, ("tiny",), ceilings=ceilings)
     assert generation.retention is not None
     assert generation.retention.priority == kept
+    assert num_lowered_priorities(message, ceilings) == (wanted > kept)
 
 
 def test_an_adapter_is_taken_at_its_own_strength_or_refused() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 from dataclasses import replace
 
@@ -18,7 +19,7 @@ from penstock.server.front.config import FrontConfig
 from penstock.server.front.generation import ChunkLimits
 from penstock.server.front.prompt_echo import MAX_PART_LOGPROBS, PromptEcho
 from penstock.server.rpc.mapping_out import ResponseEncoder, encoder_for
-from penstock.server.rpc.once_encoding import once_parts
+from penstock.server.rpc.once_encoding import OnceEncoder
 from penstock.v1 import state_pb2
 from penstock.v1.generation_service_pb2 import GenerateOnceResponse, GenerateResponse
 
@@ -53,6 +54,14 @@ def encode(*batches: list[events.StreamEvent], hint: int = 1024) -> list[Generat
 
 def once(collected: list[events.StreamEvent]) -> GenerateOnceResponse:
     return GenerateOnceResponse.FromString(b"".join(once_parts(collected)))
+
+
+def once_parts(collected: list[events.StreamEvent]) -> list[bytes]:
+    encoder = OnceEncoder()
+    for event in collected:
+        for _ in encoder.add([event]):
+            pass
+    return list(encoder.parts())
 
 
 def piece(text: str, index: int = 0, *records: events.TokenRecord) -> events.TokensPiece:
@@ -202,8 +211,9 @@ def test_a_whole_answer_with_long_records_is_made_in_parts() -> None:
         events.PromptPiece(records=tuple(events.TokenRecord(i, -1.0, 1, tops) for i in range(999))),
     ]
     collected += [piece("x", 0, events.TokenRecord(i, -2.0, 1, tops)) for i in range(999)]
-    parts = list(once_parts([*collected, FINISHED]))
+    parts = once_parts([*collected, FINISHED])
     assert len(parts) > 8
+    assert max(map(len, parts)) < 64 * 20 * 20
     response = GenerateOnceResponse.FromString(b"".join(parts))
     assert response.accepted.num_prompt_tokens == 3
     assert response.prompt.text == "prompt"
@@ -216,6 +226,19 @@ def test_a_whole_answer_with_long_records_is_made_in_parts() -> None:
     )
     assert (second.output_index, second.text, second.num_tokens) == (1, "", 0)
     assert response.finished.num_preemptions == 4
+
+
+def test_what_has_come_of_a_whole_answer_is_no_objects() -> None:
+    """The garbage collector looks at each of them, again and again."""
+    encoder = OnceEncoder()
+    gc.collect()
+    num_before = len(gc.get_objects())
+    for token in range(2000):
+        tops = tuple(events.TopToken(i, -float(i)) for i in range(20))
+        for _ in encoder.add([piece("x", 0, events.TokenRecord(token, -1.0, 1, tops))]):
+            pass
+    del tops
+    assert len(gc.get_objects()) - num_before < 100
 
 
 def test_rows_of_a_prompt_come_in_parts_and_once() -> None:

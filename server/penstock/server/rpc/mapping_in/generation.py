@@ -139,6 +139,13 @@ def read_generation(
     return generation
 
 
+def num_lowered_priorities(request: GenerateRequest, ceilings: PriorityCeilings) -> int:
+    """How many of its priorities, in the queue and in the prefix cache, are above `ceilings`."""
+    return (request.scheduling.priority > ceilings.scheduling) + (
+        request.cache.retention.level > ceilings.retention
+    )
+
+
 _MAX_NAMED_CHARS = 128
 """Of a name that a message quotes."""
 
