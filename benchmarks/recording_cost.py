@@ -22,8 +22,8 @@ from penstock.scheduler.config import SchedulerConfig
 from penstock.scheduler.engine import Engine
 from penstock.scheduler.request import RequestSpec
 from penstock.server.link.dispatch import EngineCore
-from penstock.server.recording.recorder import Recorder
-from penstock.server.recording.recording_engine import RecordingEngine
+from penstock.server.observe.recording.recorder import Recorder
+from penstock.server.observe.recording.recording_engine import RecordingEngine
 from report import Check, arguments, print_checks, print_table, write_json
 
 NUM_PROMPT = 64

@@ -34,11 +34,11 @@ from penstock.server.front.live_output import LiveOutput
 from penstock.server.front.live_request import LiveRequest
 from penstock.server.front.request_account import Outcome
 from penstock.server.front.submission import Submission
+from penstock.server.observe.exporter import Outbox
+from penstock.server.observe.frames import Hello
+from penstock.server.observe.request_recorder import Journal
+from penstock.server.observe.trace_context import TraceIds, trace_metadata
 from penstock.server.rpc.request_accounts import CallAccounts
-from penstock.server.telemetry.journal import Journal
-from penstock.server.telemetry.observer_frames import Hello
-from penstock.server.telemetry.outbox import Outbox
-from penstock.server.telemetry.trace_context import TraceIds, trace_metadata
 from penstock.v1 import generation_service_pb2 as pb
 from penstock.v1 import options_pb2, prompt_pb2
 from simulated_service import RunFailed, expect_ready, process

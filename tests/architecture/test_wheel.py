@@ -8,7 +8,7 @@ import pytest
 from hatchling.builders.wheel import WheelBuilder
 
 REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
-FOLDERS = ("server/penstock/server/metrics/page",)
+FOLDERS = ("server/penstock/server/observe/metrics/page",)
 
 
 def test_the_files_of_the_status_page_are_in_the_wheel() -> None:

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from numpy.typing import NDArray
 
-from penstock.server.observer.hub import FrontsHub
+from penstock.server.observe import heartbeat_timer as pulse
+from penstock.server.observe.front_receiver import FrontsHub
+from penstock.server.observe.heartbeat import Beat
+from penstock.server.observe.request_record import RequestRecord
 from penstock.server.processes.front_watch import FrontWatch
-from penstock.server.telemetry import pulse
-from penstock.server.telemetry.beat import Beat
-from penstock.server.telemetry.request_record import RequestRecord
 from penstock.server.text.model_text import ModelText
 from support.fronts import make_text, serving
 

@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 
 from penstock.scheduler.events import Wait
-from penstock.server.metrics.http import MetricsServer
-from penstock.server.metrics.service_metrics import ServiceMetrics
-from penstock.server.metrics.step_metrics import EngineShape
-from penstock.server.telemetry.request_record import Segment, SegmentKind
+from penstock.server.observe.metrics.http import MetricsServer
+from penstock.server.observe.metrics.service_metrics import ServiceMetrics
+from penstock.server.observe.metrics.step_metrics import EngineShape
+from penstock.server.observe.request_record import Segment, SegmentKind
 from support.metric_tellings import beat, outcome, record, steps
 from support.prometheus import PATIENCE_S, Prometheus, shown_queries
 from support.service import Service, simulated, started

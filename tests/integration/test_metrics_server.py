@@ -11,11 +11,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from penstock.server.metrics.application import MAX_STATUS_CALLS
-from penstock.server.metrics.exposition import COMPAT_NAMES
-from penstock.server.metrics.http import MetricsServer
-from penstock.server.metrics.service_metrics import ServiceMetrics
-from penstock.server.operations.desk import DeskError
+from penstock.server.observe.metrics.application import MAX_STATUS_CALLS
+from penstock.server.observe.metrics.exposition import COMPAT_NAMES
+from penstock.server.observe.metrics.http import MetricsServer
+from penstock.server.observe.metrics.service_metrics import ServiceMetrics
+from penstock.server.observe.operations.desk import DeskError
 from support.metric_tellings import beat, outcome, record, samples_of, steps
 from support.metrics_house import PATIENCE_S, House
 

@@ -31,7 +31,7 @@ from penstock.client import (
     Unavailable,
     WaitReason,
 )
-from penstock.server.operations.desk import DeskError
+from penstock.server.observe.operations.desk import DeskError
 from support.fronts import PATIENCE_S
 from support.operations_house import (
     NOW_UNIX_S,

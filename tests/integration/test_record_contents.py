@@ -11,7 +11,7 @@ import pytest
 
 from penstock.scheduler.request import FailureReason
 from penstock.server.front.config import FrontConfig
-from penstock.server.telemetry.request_record import RequestRecord
+from penstock.server.observe.request_record import RequestRecord
 from penstock.server.text.model_text import ModelText
 from penstock.v1 import generation_service_pb2 as pb
 from support.fronts import PATIENCE_S, ServedFront, make_text, serving

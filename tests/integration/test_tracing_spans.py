@@ -15,11 +15,11 @@ import msgspec
 import pytest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
-from penstock.server.observer.consumer import Consumer
-from penstock.server.telemetry.config import TracingConfig
-from penstock.server.telemetry.request_record import Content, RequestRecord, TraceParent
-from penstock.server.tracing import keys
-from penstock.server.tracing.export import start_tracing
+from penstock.server.observe.config import TracingConfig
+from penstock.server.observe.listener import Consumer
+from penstock.server.observe.request_record import Content, RequestRecord, TraceParent
+from penstock.server.observe.spans import keys
+from penstock.server.observe.spans.export import start_tracing
 from support.otlp_receiver import Receiver, attributes_of, grpc_receiver
 from support.request_records import (
     GENERATE,

@@ -7,9 +7,9 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.server.telemetry.request_record import RequestRecord, Segment, SegmentKind
-from penstock.server.tracing.clock import to_unix_ns
-from penstock.server.tracing.plan import MAX_CHILDREN, PlanOptions, plan_trace
+from penstock.server.observe.request_record import RequestRecord, Segment, SegmentKind
+from penstock.server.observe.spans.clock import to_unix_ns
+from penstock.server.observe.spans.plan import MAX_CHILDREN, PlanOptions, plan_trace
 from support.request_records import request_record, trace_parent
 
 OFFSET_NS = 1_763_000_000_123_456_789

@@ -15,8 +15,8 @@ from penstock.scheduler.config import SchedulerConfig
 from penstock.scheduler.engine import Engine
 from penstock.server.front.config import FrontConfig
 from penstock.server.link.ports import EngineHello
+from penstock.server.observe.request_recorder import Journal
 from penstock.server.rpc.server import FrontServer
-from penstock.server.telemetry.journal import Journal
 from penstock.server.text.model_text import ModelText
 from penstock.v1 import generation_service_pb2 as pb
 from penstock.v1 import generation_service_pb2_grpc as pb_grpc

@@ -11,10 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 from prometheus_client.parser import text_string_to_metric_families
 
-from penstock.server.flight.layout import STEP
-from penstock.server.metrics.exposition import Exposition
-from penstock.server.metrics.service_metrics import ServiceMetrics
-from penstock.server.operations.snapshot import (
+from penstock.server.observe.flight.layout import STEP
+from penstock.server.observe.heartbeat import Beat, OutcomeCount
+from penstock.server.observe.metrics.exposition import Exposition
+from penstock.server.observe.metrics.service_metrics import ServiceMetrics
+from penstock.server.observe.operations.snapshot import (
     CacheSnapshot,
     FrontSnapshot,
     ModelSnapshot,
@@ -22,8 +23,7 @@ from penstock.server.operations.snapshot import (
     RequestView,
     Snapshot,
 )
-from penstock.server.telemetry.beat import Beat, OutcomeCount
-from penstock.server.telemetry.request_record import (
+from penstock.server.observe.request_record import (
     RequestOptions,
     RequestRecord,
     Segment,

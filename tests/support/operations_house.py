@@ -20,13 +20,20 @@ from numpy.typing import NDArray
 
 from penstock.scheduler.live_view import LiveView
 from penstock.scheduler.state import RequestState
-from penstock.server.flight.facts import FlightFacts
-from penstock.server.flight.layout import STEP, EventKind
-from penstock.server.flight.memory import create_memory
-from penstock.server.flight.reader import FlightReader
-from penstock.server.flight.ring_memory import EVENT_RING, REQUEST_RING, STEP_RING, RingMemory
-from penstock.server.operations.desk import DeskError
-from penstock.server.operations.snapshot import (
+from penstock.server.observe.flight.facts import FlightFacts
+from penstock.server.observe.flight.layout import STEP, EventKind
+from penstock.server.observe.flight.memory import create_memory
+from penstock.server.observe.flight.reader import FlightReader
+from penstock.server.observe.flight.ring_memory import (
+    EVENT_RING,
+    REQUEST_RING,
+    STEP_RING,
+    RingMemory,
+)
+from penstock.server.observe.front_view import FrontView
+from penstock.server.observe.heartbeat import Beat, OutcomeCount
+from penstock.server.observe.operations.desk import DeskError
+from penstock.server.observe.operations.snapshot import (
     CacheSnapshot,
     FrontSnapshot,
     ModelSnapshot,
@@ -36,8 +43,6 @@ from penstock.server.operations.snapshot import (
     Snapshot,
 )
 from penstock.server.rpc.operations_service import OperationsServer
-from penstock.server.telemetry.beat import Beat, OutcomeCount
-from penstock.server.telemetry.front_view import FrontView
 from penstock.v1 import operations_service_pb2_grpc as pb_grpc
 from support.fronts import PATIENCE_S, RichError, rich_error
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 
-from penstock.server.telemetry.journal import Journal
-from penstock.server.telemetry.request_record import RequestRecord, decode_record
+from penstock.server.observe.request_record import RequestRecord, decode_record
+from penstock.server.observe.request_recorder import Journal
 from support.fronts import PATIENCE_S
 
 

@@ -10,8 +10,8 @@ import traceback
 from penstock.scheduler.events import Failed, Finished
 from penstock.server.front.last_words import PATIENCE_S, LastWords
 from penstock.server.front.request_account import Outcome, RequestAccount
-from penstock.server.telemetry.journal import Journal
-from penstock.server.telemetry.trace_context import NOT_TRACED, RemoteParent, TraceIds
+from penstock.server.observe.request_recorder import Journal
+from penstock.server.observe.trace_context import NOT_TRACED, RemoteParent, TraceIds
 
 _log = logging.getLogger(__name__)
 

@@ -34,13 +34,13 @@ from penstock.server.front.request_table import RequestTable
 from penstock.server.front.results import Results
 from penstock.server.front.shared_writer import SharedWriter
 from penstock.server.front.submission import CallTimes, submission_for
-from penstock.server.front.tenants import NOBODY, engine_request_id
 from penstock.server.front.text_quota import TextQuotas
 from penstock.server.front.views import view_of
 from penstock.server.link.attaching import ResumePort
 from penstock.server.link.ports import EngineHello, EnginePort, EngineUnavailable
-from penstock.server.telemetry.front_view import FrontView
-from penstock.server.telemetry.journal import Journal
+from penstock.server.observe.front_view import FrontView
+from penstock.server.observe.request_recorder import Journal
+from penstock.server.tenants import NOBODY, engine_request_id
 from penstock.server.text.model_text import ModelText
 
 log = logging.getLogger(__name__)

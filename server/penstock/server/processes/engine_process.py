@@ -22,10 +22,6 @@ from penstock.scheduler.executor import Executor, ExecutorInfo
 from penstock.scheduler.integrity import IntegrityError
 from penstock.server.config import EngineLaunch, ServerConfig, decode_launch
 from penstock.server.facades import NO_FACADE
-from penstock.server.flight.facts import facts_of
-from penstock.server.flight.flight_listener import FlightListener
-from penstock.server.flight.geometry import FlightError
-from penstock.server.flight.writer import FlightWriter
 from penstock.server.link.board import EngineBoard, create_board
 from penstock.server.link.dispatch import Dispatcher
 from penstock.server.link.display import Display
@@ -35,6 +31,12 @@ from penstock.server.link.kept_streams import KeptLimits
 from penstock.server.link.ports import EngineHello
 from penstock.server.link.quarantine import Quarantine
 from penstock.server.link.shown_executor import ShownExecutor
+from penstock.server.observe.flight.facts import facts_of
+from penstock.server.observe.flight.flight_listener import FlightListener
+from penstock.server.observe.flight.geometry import FlightError
+from penstock.server.observe.flight.writer import FlightWriter
+from penstock.server.observe.recording.recorder import Recorder
+from penstock.server.observe.recording.recording_engine import RecordingEngine
 from penstock.server.processes.control import ChildControl, die_with_parent
 from penstock.server.processes.engine_policy import EnginePolicy
 from penstock.server.processes.exit_codes import (
@@ -46,8 +48,6 @@ from penstock.server.processes.exit_codes import (
 from penstock.server.processes.failure import in_one_line
 from penstock.server.processes.logging_start import start_logging
 from penstock.server.processes.orders import Orders
-from penstock.server.recording.recorder import Recorder
-from penstock.server.recording.recording_engine import RecordingEngine
 from penstock.server.security.policy_file import PolicyFile
 
 # Run as a program, its own name would be __main__.

@@ -22,6 +22,7 @@ from penstock.server.front.spare_memory import keep_large_apart
 from penstock.server.front.text_quota import TextQuotas
 from penstock.server.link.board import BoardView, FrontBeat
 from penstock.server.link.unix_port import UnixEnginePort
+from penstock.server.observe.request_recorder import Journal
 from penstock.server.processes.control import ChildControl
 from penstock.server.processes.descriptors import allow_many_descriptors
 from penstock.server.processes.exit_codes import EXIT_CANNOT_START, EXIT_OK
@@ -35,7 +36,6 @@ from penstock.server.rpc.foreign import FacadeMaker
 from penstock.server.rpc.options import keepalive_of
 from penstock.server.rpc.server import FrontServer
 from penstock.server.security.security import Security
-from penstock.server.telemetry.journal import Journal
 from penstock.server.text.model_text import ModelText
 
 # Run as a program, its own name would be __main__.

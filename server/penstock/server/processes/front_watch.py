@@ -10,14 +10,14 @@ from pathlib import Path
 
 from penstock.scheduler.events import Queued, StepEvents
 from penstock.server.link.ports import EngineHello, EngineListener
+from penstock.server.observe.exporter import Outbox
+from penstock.server.observe.frames import Hello
+from penstock.server.observe.front_view import FrontView
+from penstock.server.observe.heartbeat import Beat
+from penstock.server.observe.heartbeat_timer import Pulse
+from penstock.server.observe.request_recorder import NO_ROOM, Journal
 from penstock.server.processes.orders import Orders
 from penstock.server.rpc.server import FrontServer
-from penstock.server.telemetry.beat import Beat
-from penstock.server.telemetry.front_view import FrontView
-from penstock.server.telemetry.journal import NO_ROOM, Journal
-from penstock.server.telemetry.observer_frames import Hello
-from penstock.server.telemetry.outbox import Outbox
-from penstock.server.telemetry.pulse import Pulse
 
 _LAST_WORDS_S = 0.2
 """How long the observer may take to take the last records."""

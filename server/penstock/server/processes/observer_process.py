@@ -25,14 +25,16 @@ from penstock.scheduler.live_view import LiveView
 from penstock.server.config import ObserverLaunch, decode_launch
 from penstock.server.link.board import BoardView, LoadState
 from penstock.server.link.ports import EngineHello
-from penstock.server.observer.consumer import Consumer
-from penstock.server.observer.desk import ServiceDesk
-from penstock.server.observer.engine_line import EngineLine
-from penstock.server.observer.fanout import Fanout
-from penstock.server.observer.flight_box import FlightBox
-from penstock.server.observer.hub import FrontsHub
-from penstock.server.observer.steps import StepPoll
-from penstock.server.operations.snapshot import RequestView
+from penstock.server.observe.engine_client import EngineLine
+from penstock.server.observe.fanout import Fanout
+from penstock.server.observe.flight_box import FlightBox
+from penstock.server.observe.front_receiver import FrontsHub
+from penstock.server.observe.front_view import FrontView
+from penstock.server.observe.listener import Consumer
+from penstock.server.observe.operations.service import ServiceDesk
+from penstock.server.observe.operations.snapshot import RequestView
+from penstock.server.observe.spans.variables import forget_blank_numbers
+from penstock.server.observe.step_poll import StepPoll
 from penstock.server.processes import process_table
 from penstock.server.processes.control import ChildControl
 from penstock.server.processes.exit_codes import EXIT_CANNOT_START, EXIT_OK
@@ -41,13 +43,11 @@ from penstock.server.processes.logging_start import start_logging
 from penstock.server.processes.modules import ENGINE_MODULE
 from penstock.server.processes.orders import Orders
 from penstock.server.security.security import Security
-from penstock.server.telemetry.front_view import FrontView
-from penstock.server.telemetry.tracing_variables import forget_blank_numbers
 
 if TYPE_CHECKING:
-    from penstock.server.metrics.service_metrics import ServiceMetrics
-    from penstock.server.operations.snapshots import SnapshotMaker
-    from penstock.server.tracing.export import Tracing
+    from penstock.server.observe.metrics.service_metrics import ServiceMetrics
+    from penstock.server.observe.operations.snapshots import SnapshotMaker
+    from penstock.server.observe.spans.export import Tracing
 
 # Run as a program, its own name would be __main__.
 log = logging.getLogger("penstock.server.processes.observer_process")
@@ -145,7 +145,7 @@ class _Observer:
         """Begin to listen; the ports, by name."""
         launch, listeners = self._launch, self._listeners
         if launch.server.observer.tracing.is_on:
-            from penstock.server.tracing.export import start_tracing
+            from penstock.server.observe.spans.export import start_tracing
 
             forget_blank_numbers(os.environ)
             listeners.tracing = start_tracing(
@@ -184,8 +184,8 @@ class _Observer:
         desk = self._desk()
         ports: dict[str, int] = {}
         if launch.metrics_port is not None and metrics is not None:
-            from penstock.server.metrics.http import MetricsServer
-            from penstock.server.metrics.live_status import LiveStatus
+            from penstock.server.observe.metrics.http import MetricsServer
+            from penstock.server.observe.metrics.live_status import LiveStatus
 
             page = MetricsServer(
                 host=host,
@@ -213,7 +213,7 @@ class _Observer:
         return ports
 
     def _desk(self) -> ServiceDesk:
-        from penstock.server.operations.merging import merge
+        from penstock.server.observe.operations.merging import merge
 
         model = self._launch.server.model
 
@@ -240,7 +240,7 @@ class _Observer:
         )
 
     def _on_engine(self, hello: EngineHello) -> None:
-        from penstock.server.operations.snapshots import EngineFacts
+        from penstock.server.observe.operations.snapshots import EngineFacts
 
         info = hello.executor
         self._listeners.snapshots.set_engine(
@@ -252,7 +252,7 @@ class _Observer:
             )
         )
         if self._listeners.metrics is not None:
-            from penstock.server.metrics.step_metrics import EngineShape
+            from penstock.server.observe.metrics.step_metrics import EngineShape
 
             self._listeners.metrics.take_engine(
                 EngineShape(
@@ -265,13 +265,13 @@ class _Observer:
 
 
 def _snapshots(launch: ObserverLaunch) -> "SnapshotMaker":
-    from penstock.server.operations.snapshots import SnapshotMaker
+    from penstock.server.observe.operations.snapshots import SnapshotMaker
 
     return SnapshotMaker(launch.server.model, started_s=launch.started_s)
 
 
 def _metrics(launch: ObserverLaunch, listeners: _Listeners, hub: FrontsHub) -> "ServiceMetrics":
-    from penstock.server.metrics.service_metrics import ServiceMetrics
+    from penstock.server.observe.metrics.service_metrics import ServiceMetrics
 
     def traces() -> dict[str, int]:
         return {} if listeners.tracing is None else listeners.tracing.counters()

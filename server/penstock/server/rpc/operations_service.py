@@ -11,7 +11,7 @@ import grpc
 import grpc.aio
 from grpc_health.v1 import health_pb2_grpc
 
-from penstock.server.operations.desk import Desk
+from penstock.server.observe.operations.desk import Desk
 from penstock.server.rpc import health, reflection
 from penstock.server.rpc.arrival import TimelyServer
 from penstock.server.rpc.gate import Gate

@@ -23,6 +23,7 @@ from penstock.server.front.errors import ErrorReason, Refusal
 from penstock.server.front.front import Front
 from penstock.server.front.spare_memory import SpareMemory, resident_bytes, trim
 from penstock.server.link.ports import EngineHello, EnginePort
+from penstock.server.observe.request_recorder import Journal
 from penstock.server.rpc import (
     generation_service,
     health,
@@ -40,7 +41,6 @@ from penstock.server.rpc.model_service import ModelService
 from penstock.server.rpc.options import KeepaliveConfig, ServerOptions, server_options
 from penstock.server.rpc.secure_port import add_port
 from penstock.server.security.security import Security
-from penstock.server.telemetry.journal import Journal
 from penstock.server.text.model_text import ModelText
 
 _log = logging.getLogger(__name__)

@@ -14,7 +14,7 @@ from penstock.server.front.last_words import MAX_WAITING, PATIENCE_S
 from penstock.server.front.live_request import LiveRequest
 from penstock.server.front.request_account import Outcome, RequestAccount
 from penstock.server.front.watched_write import STALL_S, WatchedWrite
-from penstock.server.telemetry.journal import UNREADABLE
+from penstock.server.observe.request_recorder import UNREADABLE
 from support.record_log import RecordLog
 
 CANCELLED = Outcome(1)

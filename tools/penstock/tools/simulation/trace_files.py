@@ -11,8 +11,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Self, cast
 
-from penstock.server.recording.trace import TraceError, TraceRequest
-from penstock.server.recording.trace_formats import (
+from penstock.server.observe.recording.trace import TraceError, TraceRequest
+from penstock.server.observe.recording.trace_formats import (
     TraceFormat,
     format_of,
     parser_of,

@@ -1,0 +1,142 @@
+"""All metrics of a service, made of what the observer process hears.
+
+Owns the board and its lock: what is told comes on the event loop, scrapes come on threads.
+"""
+
+import threading
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+from numpy.typing import NDArray
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
+
+from penstock.server.link.board import LoadState
+from penstock.server.observe.heartbeat import Beat
+from penstock.server.observe.metrics import catalogue, labels
+from penstock.server.observe.metrics.board import Board
+from penstock.server.observe.metrics.front_metrics import FrontMetrics
+from penstock.server.observe.metrics.process_usage import Processes, ProcessUsage
+from penstock.server.observe.metrics.request_metrics import RequestMetrics
+from penstock.server.observe.metrics.step_metrics import EngineShape, StepMetrics
+from penstock.server.observe.request_record import RequestRecord
+
+Drops = Callable[[], Mapping[str, int]]
+"""How many traces or spans were lost since the start, by reason. Asked on any thread."""
+TraceCounts = Callable[[], Mapping[str, int]]
+"""What became of traces and spans since the start: numbers by names such as `traces_kept` or
+`spans_dropped_export`, what follows `_dropped_` being the reason. Asked on any thread."""
+
+Load = Callable[[], LoadState | None]
+"""How busy the engine is at this moment, as it says itself; None: it says nothing. Asked on any
+thread."""
+
+
+def _no_drops() -> Mapping[str, int]:
+    return {}
+
+
+def _no_processes() -> Mapping[str, int]:
+    return {}
+
+
+def _no_load() -> None:
+    return None
+
+
+class ServiceMetrics(Collector):
+    """A `Consumer` that Prometheus can collect.
+
+    `model`: the one name that series bear; names that clients send are not told. `tenants`: those
+    that get series of their own. `trace_drops`, `trace_counts`, `processes` and `load` are asked
+    when metrics are collected; without `load`, how busy the engine is is told as of its last step.
+    """
+
+    def __init__(
+        self,
+        *,
+        model: str,
+        version: str = "",
+        tenants: Collection[str] = (),
+        trace_drops: Drops = _no_drops,
+        trace_counts: TraceCounts = _no_drops,
+        processes: Processes = _no_processes,
+        load: Load = _no_load,
+    ) -> None:
+        self._lock = threading.Lock()
+        self._board = Board({"model": model})
+        self._requests = RequestMetrics(self._board, tenants)
+        self._steps = StepMetrics(self._board)
+        self._fronts = FrontMetrics(self._board)
+        self._usage = ProcessUsage(self._board, processes)
+        self._load = load
+        self._trace_drops = trace_drops
+        self._trace_counts = trace_counts
+        self._told_drops: dict[str, int] = {}
+        self._board.gauge(catalogue.BUILD).set(1, version or labels.NONE)
+        for reason in labels.TRACE_DROPS:
+            self._board.counter(catalogue.TRACE_DROPPED).begin(reason)
+        for outcome in labels.TRACE_OUTCOMES:
+            self._board.counter(catalogue.TRACES).begin(outcome)
+        for outcome in labels.SPAN_OUTCOMES:
+            self._board.counter(catalogue.SPANS).begin(outcome)
+
+    def take_records(self, records: Sequence[RequestRecord]) -> None:
+        """Requests that have ended."""
+        with self._lock:
+            self._requests.take(records)
+            self._fronts.take_records(records)
+
+    def take_beat(self, beat: Beat) -> None:
+        """A front's state."""
+        with self._lock:
+            self._fronts.take_beat(beat)
+            self._steps.take_up(self._fronts.epoch, self._fronts.is_engine_up)
+
+    def take_steps(self, epoch: int, rows: NDArray[Any], num_missed: int) -> None:
+        """New steps of the engine of `epoch`."""
+        with self._lock:
+            self._steps.take_steps(epoch, rows, num_missed)
+
+    def take_totals(self, epoch: int, totals: Mapping[str, int]) -> None:
+        """The flight recorder's counts (`flight.layout.TOTALS`), exact where steps were missed.
+
+        Optional: without them, counts are those of the steps that were read.
+        """
+        with self._lock:
+            self._steps.take_totals(epoch, totals)
+
+    def take_engine(self, shape: EngineShape) -> None:
+        """An engine is up and says how large it is. Optional: steps tell the number of blocks."""
+        with self._lock:
+            self._steps.take_shape(shape)
+
+    def front_gone(self, front_id: int) -> None:
+        """A front is no more: its gauges are nobody's, its counts stay."""
+        with self._lock:
+            self._fronts.front_gone(front_id)
+            self._steps.take_up(self._fronts.epoch, self._fronts.is_engine_up)
+
+    def collect(self) -> Iterator[Metric]:
+        """All metrics as of now. On any thread."""
+        with self._lock:
+            self._steps.tell_gauges(self._load())
+            self._usage.tell()
+            for reason, num in self._trace_drops().items():
+                before = self._told_drops.get(reason, 0)
+                self._board.counter(catalogue.TRACE_DROPPED).add(max(0, num - before), reason)
+                self._told_drops[reason] = max(before, num)
+            self._tell_traces()
+            families = list(self._board.families())
+        return iter(families)
+
+    def _tell_traces(self) -> None:
+        counts = self._trace_counts()
+        for spec, unit, outcomes in (
+            (catalogue.TRACES, "traces_", labels.TRACE_OUTCOMES),
+            (catalogue.SPANS, "spans_", labels.SPAN_OUTCOMES),
+        ):
+            table = self._board.counter(spec)
+            for outcome in outcomes:
+                num = sum(n for name, n in counts.items() if name.startswith(unit + outcome))
+                table.add(max(0, num - table.value(outcome)), outcome)

@@ -1,0 +1,200 @@
+"""Makes the snapshot of a service from what the observer hears.
+
+Owns how records, beats and steps become the operators' figures; a `Consumer`. Asks nobody, so it
+costs no other process anything. Times come and go as seconds on the machine's monotonic clock,
+except for the snapshot's own.
+"""
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from numpy.typing import NDArray
+
+from penstock.server.observe.heartbeat import Beat
+from penstock.server.observe.operations.engine_steps import EngineSteps
+from penstock.server.observe.operations.front_lives import FrontLives
+from penstock.server.observe.operations.snapshot import CacheSnapshot, ModelSnapshot, Snapshot
+from penstock.server.observe.operations.window import DurationWindow
+from penstock.server.observe.request_record import RequestRecord, SegmentKind
+
+MAX_ESTIMATE_AGE_S = 10.0
+"""How long what was foretold of the queue is worth telling."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineFacts:
+    """What does not change while an engine lives."""
+
+    max_num_seqs: int = 0
+    max_num_batched_tokens: int = 0
+    block_size_tokens: int = 0
+    num_blocks: int = 0
+
+
+class SnapshotMaker:
+    """Listens, and tells on demand how the service is.
+
+    `model`: the one model's name. `started_s`: when the service started, on `clock`; None for now.
+    `clock`: the monotonic one; `unix_clock`: seconds since 1970.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        started_s: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        unix_clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._model = model
+        self._clock = clock
+        self._unix_clock = unix_clock
+        self._started_s = clock() if started_s is None else started_s
+        self._facts = EngineFacts()
+        self._steps = EngineSteps()
+        self._fronts = FrontLives()
+        self._ttft, self._queue, self._e2e = DurationWindow(), DurationWindow(), DurationWindow()
+        self._num_prompt_tokens = 0
+        self._num_cached_tokens = 0
+        self._is_draining = False
+
+    def set_engine(self, facts: EngineFacts) -> None:
+        """The engine that runs now."""
+        self._facts = facts
+
+    def begin_drain(self) -> None:
+        """The service was told to drain; beats will say so later."""
+        self._is_draining = True
+
+    def take_records(self, records: Sequence[RequestRecord]) -> None:
+        """See `Consumer`."""
+        if not records:
+            return
+        now_s = self._clock()
+        admitted = [record for record in records if _was_admitted(record)]
+        self._num_prompt_tokens += sum(record.num_prompt_tokens for record in admitted)
+        self._num_cached_tokens += sum(record.num_cached_tokens for record in admitted)
+        queued = [record for record in records if record.num_ahead >= 0]
+        # All that is NaN is left out: who has had no token has no time to it.
+        self._ttft.add(now_s, [record.ttft_s for record in records])
+        self._queue.add(now_s, [_queue_s(record) for record in queued])
+        self._e2e.add(now_s, [record.end_s - record.arrival_s for record in queued])
+
+    def take_beat(self, beat: Beat) -> None:
+        """See `Consumer`."""
+        self._fronts.take(beat)
+        living = self._fronts.living
+        if not any(front.is_engine_up for front in living):
+            self._steps.engine_gone()
+        elif not any(front.num_live for front in living) and self._is_settled():
+            self._steps.nobody_is_there()
+
+    def take_steps(self, epoch: int, rows: NDArray[Any], num_missed: int) -> None:
+        """See `Consumer`."""
+        self._steps.take(epoch, rows, num_missed)
+
+    def front_gone(self, front_id: int) -> None:
+        """See `Consumer`."""
+        self._fronts.gone(front_id)
+
+    def snapshot(self) -> Snapshot:
+        """How the service is now."""
+        living = self._fronts.living
+        # One front that drains while others serve is being replaced: the service goes on.
+        is_draining = bool(living) and all(beat.is_draining for beat in living)
+        return Snapshot(
+            time_s=self._unix_clock(),
+            uptime_s=max(0.0, self._clock() - self._started_s),
+            is_draining=self._is_draining or is_draining,
+            models=(self._model_snapshot(living),),
+            fronts=self._fronts.views(),
+        )
+
+    def _model_snapshot(self, living: Sequence[Beat]) -> ModelSnapshot:
+        now_s = self._clock()
+        steps, facts, counts = self._steps, self._facts, self._fronts.counts
+        epoch = max([steps.epoch, *(beat.epoch for beat in living)])
+        rates = steps.rates(now_s)
+        return ModelSnapshot(
+            model=self._model,
+            is_up=any(beat.is_engine_up for beat in living),
+            epoch=epoch,
+            num_pending=steps.num_waiting,
+            num_processing=steps.num_running,
+            max_num_seqs=facts.max_num_seqs,
+            max_num_batched_tokens=facts.max_num_batched_tokens,
+            cache=self._cache(),
+            num_accepted=counts["accepted"],
+            num_refused=counts["refused"],
+            num_completed=counts["completed"],
+            num_cancelled=counts["cancelled"],
+            num_failed=counts["failed"],
+            num_preemptions=steps.num_preempted,
+            num_steps=steps.num_steps,
+            num_prompt_tokens=self._num_prompt_tokens,
+            num_cached_prompt_tokens=self._num_cached_tokens,
+            num_completion_tokens=steps.num_tokens,
+            prefill_tokens_per_s=rates.prefill_tokens_per_s,
+            decode_tokens_per_s=rates.decode_tokens_per_s,
+            mean_step_s=rates.mean_step_s,
+            estimated_queue_s=self._estimate(now_s, living),
+            # The supervisor counts its engines from 1.
+            num_engine_restarts=max(0, epoch - 1),
+            ttft=self._ttft.percentiles(now_s),
+            itl=steps.itl(now_s),
+            queue=self._queue.percentiles(now_s),
+            e2e=self._e2e.percentiles(now_s),
+            waits_for=steps.waits_for,
+        )
+
+    def _cache(self) -> CacheSnapshot:
+        """Before its first step an engine's blocks are all free."""
+        steps, facts = self._steps, self._facts
+        num_seen = steps.num_used_blocks + steps.num_cached_blocks + steps.num_free_blocks
+        return CacheSnapshot(
+            block_size_tokens=facts.block_size_tokens,
+            num_total_blocks=num_seen or facts.num_blocks,
+            num_used_blocks=steps.num_used_blocks,
+            num_cached_blocks=steps.num_cached_blocks,
+            num_free_blocks=steps.num_free_blocks if num_seen else facts.num_blocks,
+        )
+
+    def _estimate(self, now_s: float, living: Sequence[Beat]) -> float | None:
+        """What who came now would wait, None where that is not known.
+
+        Behind others that is what the newest of them was foretold, less the time since. Where it
+        has run out and there still is a queue, it was wrong: nothing is told then, least of all 0.
+        """
+        up = [beat for beat in living if beat.is_engine_up]
+        steps = self._steps
+        if not up:
+            return None
+        if not steps.num_waiting:
+            has_slot = steps.num_running < self._facts.max_num_seqs
+            return 0.0 if has_slot else None
+        newest = max(up, key=lambda beat: beat.queue_estimate_at_s)
+        age_s = now_s - newest.queue_estimate_at_s
+        if newest.queue_estimate_s is None or age_s > MAX_ESTIMATE_AGE_S:
+            return None
+        left_s = newest.queue_estimate_s - max(0.0, age_s)
+        return left_s if left_s > 0.0 else None
+
+    def _is_settled(self) -> bool:
+        """Whether the beats are younger than the last step by enough to know better."""
+        return self._clock() - self._steps.updated_s > 1.0
+
+
+def _was_admitted(record: RequestRecord) -> bool:
+    return any(segment.kind is SegmentKind.PREFILL for segment in record.segments)
+
+
+def _queue_s(record: RequestRecord) -> float:
+    """All its visits to the queue together."""
+    return math.fsum(
+        segment.end_s - segment.start_s
+        for segment in record.segments
+        if segment.kind is SegmentKind.QUEUE
+    )

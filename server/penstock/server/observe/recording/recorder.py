@@ -1,0 +1,173 @@
+"""Writes down what a serving engine does, without being in its way.
+
+Owns the way from the engine's thread to the files: what happens is put on a list, in a microsecond,
+and a thread of its own makes lines of it about once a second. Whatever goes wrong there is said
+once and ends the recording, never the service.
+"""
+
+import json
+import logging
+import os
+import threading
+from collections import deque
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.scheduler.events import Failed, Finished
+from penstock.scheduler.request import RequestSpec
+from penstock.scheduler.step_measure import StepMeasure
+from penstock.server.observe.recording.record_file import RecordFile, open_pair
+from penstock.server.observe.recording.request_log import RequestLog
+from penstock.server.observe.recording.trace_formats import recorded_line
+
+DEFAULT_MAX_BYTES = 256 * 1024 * 1024
+_NAMES = ("steps", "requests")
+_INTERVAL_S = 1.0
+_MAX_BACKLOG = 200_000
+_CLOSE_S = 2.0
+_SECRET_BYTES = 32
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Turn:
+    """One turn of an engine: whose tokens (int64 [m]), who ended, the step that was timed."""
+
+    keys: NDArray[np.int64]
+    ends: tuple[Finished | Failed, ...]
+    measure: StepMeasure | None
+
+
+class Recorder:
+    """Two files in a folder: `steps.jsonl` and `requests.jsonl`, numbered where they exist.
+
+    `max_bytes` bounds each of them. `note_submit` and `note_turn` are for the engine's thread; they
+    neither block nor raise. Raises OSError when the files cannot be made.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        block_size: int,
+        max_bytes: int = DEFAULT_MAX_BYTES,
+        max_backlog: int = _MAX_BACKLOG,
+    ) -> None:
+        self._steps, self._requests = open_pair(folder, _NAMES, max_bytes)
+        self._log = RequestLog(block_size=block_size, secret=os.urandom(_SECRET_BYTES))
+        self._max_backlog = max_backlog
+        self._inbox: deque[Turn | tuple[RequestSpec, ...]] = deque()
+        self._is_recording = True
+        self._ended = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    @property
+    def is_recording(self) -> bool:
+        """False once it was closed, or something went wrong."""
+        return self._is_recording
+
+    def start(self) -> None:
+        """Write from now on, on a thread of its own."""
+        self._thread = threading.Thread(target=self._run, name="recorder", daemon=True)
+        self._thread.start()
+        log.info("recording to %s and %s", self._steps.path, self._requests.path)
+
+    def note_submit(self, specs: tuple[RequestSpec, ...]) -> None:
+        """These requests were handed to the engine."""
+        self._put(specs)
+
+    def note_turn(self, turn: Turn) -> None:
+        """The engine took a turn."""
+        self._put(turn)
+
+    def close(self) -> None:
+        """Write what is left and finish the files; a disk that hangs is not waited for."""
+        self._ended.set()
+        if self._thread is not None:
+            self._thread.join(_CLOSE_S)
+            if self._thread.is_alive():
+                self._is_recording = False
+                log.warning("the record is cut off: %s does not answer", self._steps.path.parent)
+                return
+        if self._is_recording:
+            self.drain()
+            self._is_recording = False
+            log.info(
+                "recorded; %d requests left out that have no output, %d that had not ended",
+                self._log.num_left_out,
+                self._log.num_live,
+            )
+        self._steps.close()
+        self._requests.close()
+
+    def drain(self) -> None:
+        """Make lines of all that was noted so far."""
+        try:
+            self._write(*self._lines())
+        except OSError as error:
+            self._stop(f"{error}")
+
+    def _put(self, item: Turn | tuple[RequestSpec, ...]) -> None:
+        if not self._is_recording:
+            return
+        if len(self._inbox) >= self._max_backlog:
+            self._stop(f"{self._steps.path.parent} is too slow")
+            return
+        self._inbox.append(item)
+
+    def _stop(self, reason: str) -> None:
+        # What was noted stays where it is: the other thread may be looking at it.
+        self._is_recording = False
+        log.warning("recording stopped: %s", reason)
+
+    def _run(self) -> None:
+        try:
+            while not self._ended.wait(_INTERVAL_S) and self._is_recording:
+                self.drain()
+        except Exception:
+            # A bug here must not look like one of the engine's.
+            log.exception("recording failed")
+            self._stop("see above")
+
+    def _lines(self) -> tuple[list[str], list[str]]:
+        steps: list[str] = []
+        for _ in range(len(self._inbox)):
+            item = self._inbox.popleft()
+            if isinstance(item, Turn):
+                if item.measure is not None:
+                    steps.append(step_line(item.measure))
+                self._log.tokens(item.keys)
+                for end in item.ends:
+                    self._log.end(end)
+            else:
+                self._log.submit(item)
+        return steps, [recorded_line(request) for request in self._log.take()]
+
+    def _write(self, steps: list[str], requests: list[str]) -> None:
+        for file, lines in ((self._steps, steps), (self._requests, requests)):
+            was_full = file.is_full
+            file.write(lines)
+            if file.is_full and not was_full:
+                log.warning("%s is full: nothing more is written there", file.path)
+        if _are_full(self._steps, self._requests):
+            self._stop("both files are full")
+
+
+def step_line(measure: StepMeasure) -> str:
+    """A step as `penstock simulate --calibrate-from` reads it. No newline."""
+    return json.dumps(
+        {
+            "n_prefill": measure.num_prefill_tokens,
+            "n_decode": measure.num_decodes,
+            "n_context": measure.num_context_tokens,
+            "seconds": round(measure.seconds, 9),
+        }
+    )
+
+
+def _are_full(*files: RecordFile) -> bool:
+    return all(file.is_full for file in files)
