@@ -30,8 +30,8 @@ from penstock.scheduler.config import SchedulerConfig
 from penstock.scheduler.engine import Engine
 from penstock.scheduler.request import RequestSpec
 from penstock.server.link.dispatch import EngineCore
+from penstock.server.observe.engine_listeners import EngineListeners
 from penstock.server.observe.flight.facts import facts_of
-from penstock.server.observe.flight.flight_listener import FlightListener
 from penstock.server.observe.flight.memory import create_memory
 from penstock.server.observe.flight.reader import FlightReader
 from penstock.server.observe.flight.writer import FlightWriter
@@ -143,7 +143,7 @@ def recorded(num_running: int, config: SchedulerConfig) -> Generator[EngineCore]
     ) as reader:
         try:
             expect_ready(reader)
-            yield Engine(runs, config, time.monotonic, listener=FlightListener(writer))
+            yield Engine(runs, config, time.monotonic, listener=EngineListeners(writer))
         finally:
             assert reader.stdin is not None
             reader.stdin.close()

@@ -24,7 +24,7 @@ from penstock.scheduler.config import SchedulerConfig
 from penstock.scheduler.engine import Engine
 from penstock.scheduler.request import RequestSpec
 from penstock.server.observe.flight.facts import facts_of
-from penstock.server.observe.flight.flight_listener import FlightListener
+from penstock.server.observe.engine_listeners import EngineListeners
 from penstock.server.observe.flight.writer import FlightWriter
 
 executor = SimulatedExecutor(
@@ -32,7 +32,7 @@ executor = SimulatedExecutor(
 )
 config = SchedulerConfig()
 writer = FlightWriter(int(sys.argv[1]), facts_of("demo", 1, executor.info, config))
-engine = Engine(executor, config, time.monotonic, listener=FlightListener(writer))
+engine = Engine(executor, config, time.monotonic, listener=EngineListeners(writer))
 for key in range(1, 13):
     engine.submit((RequestSpec(
         key=key, request_id=f"r{key}", prompt_ids=np.full(30, 77, np.int32), max_tokens=20,

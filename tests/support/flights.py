@@ -18,8 +18,8 @@ from penstock.scheduler.events import Admitted, Failed, Finished, Preempted, Ste
 from penstock.scheduler.request import NO_TIME, RequestSpec
 from penstock.scheduler.step_measure import StepMeasure, measure_of
 from penstock.scheduler.step_note import StepNote
+from penstock.server.observe.engine_listeners import EngineListeners
 from penstock.server.observe.flight.facts import FlightFacts, facts_of
-from penstock.server.observe.flight.flight_listener import FlightListener
 from penstock.server.observe.flight.memory import create_memory
 from penstock.server.observe.flight.reader import FlightReader, Recording
 from penstock.server.observe.flight.writer import FlightWriter
@@ -107,7 +107,7 @@ class Flown:
         if self.fd < 0:
             self.fd = create_memory(self.num_steps, "test")
         self.writer = FlightWriter(self.fd, facts_of("demo", 1, executor.info, config))
-        listener = _Overhearing(FlightListener(self.writer), self.notes, self.measures)
+        listener = _Overhearing(EngineListeners(self.writer), self.notes, self.measures)
         self.engine = Engine(executor, config, self.clock, listener=listener)
 
     def submit(

@@ -62,7 +62,7 @@ class _Live:
 class FlightWriter:
     """Makes the memory of `fd` its own and writes to it. Raises FlightError, OSError at first.
 
-    An `EngineListener`, but for what it may raise: flight_listener.py.
+    An `EngineListener` that may raise: see `EngineListeners`.
     """
 
     def __init__(self, fd: int, facts: FlightFacts) -> None:

@@ -1,24 +1,29 @@
-"""Writes down what a serving engine does, without being in its way.
+"""Records the requests and the step times of a serving engine in files, without delaying it.
 
-Owns the way from the engine's thread to the files: what happens is put on a list, in a microsecond,
-and a thread of its own makes lines of it about once a second. Whatever goes wrong there is said
-once and ends the recording, never the service.
+Owns the way from the engine's thread to the files: the engine appends to a list, in a microsecond,
+and a separate thread writes lines about once a second. A failure there is logged once and ends the
+recording, never the service.
 """
 
 import json
 import logging
+import math
 import os
 import threading
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.scheduler.events import Failed, Finished
+from penstock.scheduler.batch import Batch
+from penstock.scheduler.events import Failed, Finished, StepEvents
+from penstock.scheduler.flight import Chunk
 from penstock.scheduler.request import RequestSpec
 from penstock.scheduler.step_measure import StepMeasure
+from penstock.scheduler.step_note import StepNote
 from penstock.server.observe.recording.record_file import RecordFile, open_pair
 from penstock.server.observe.recording.request_log import RequestLog
 from penstock.server.observe.recording.trace_formats import recorded_line
@@ -34,8 +39,8 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Turn:
-    """One turn of an engine: whose tokens (int64 [m]), who ended, the step that was timed."""
+class _Turn:
+    """One turn of an engine: keys of new tokens (int64 [m]), ended requests, the timed step."""
 
     keys: NDArray[np.int64]
     ends: tuple[Finished | Failed, ...]
@@ -45,8 +50,11 @@ class Turn:
 class Recorder:
     """Two files in a folder: `steps.jsonl` and `requests.jsonl`, numbered where they exist.
 
-    `max_bytes` bounds each of them. `note_submit` and `note_turn` are for the engine's thread; they
-    neither block nor raise. Raises OSError when the files cannot be made.
+    An `EngineListener`. `max_bytes` bounds each file. What the engine times is launch to
+    collection; what a service does between two steps (results, frames to and from the fronts)
+    delays the next one just as much, so a step here lasts from the end of the one before to its
+    own. Steps of a self-paced executor have no time of their own: they are left out. Raises OSError
+    when the files cannot be made.
     """
 
     def __init__(
@@ -54,13 +62,17 @@ class Recorder:
         folder: Path,
         *,
         block_size: int,
+        is_self_paced: bool = False,
         max_bytes: int = DEFAULT_MAX_BYTES,
         max_backlog: int = _MAX_BACKLOG,
     ) -> None:
         self._steps, self._requests = open_pair(folder, _NAMES, max_bytes)
         self._log = RequestLog(block_size=block_size, secret=os.urandom(_SECRET_BYTES))
+        self._is_self_paced = is_self_paced
+        # When the last step ended, and whether the next one was due at once.
+        self._ended_s, self._was_busy = -math.inf, False
         self._max_backlog = max_backlog
-        self._inbox: deque[Turn | tuple[RequestSpec, ...]] = deque()
+        self._inbox: deque[_Turn | tuple[RequestSpec, ...]] = deque()
         self._is_recording = True
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
@@ -77,12 +89,15 @@ class Recorder:
         log.info("recording to %s and %s", self._steps.path, self._requests.path)
 
     def note_submit(self, specs: tuple[RequestSpec, ...]) -> None:
-        """These requests were handed to the engine."""
+        """See `EngineListener`."""
         self._put(specs)
 
-    def note_turn(self, turn: Turn) -> None:
-        """The engine took a turn."""
-        self._put(turn)
+    def note_launch(self, batch: Batch, chunks: Sequence[Chunk], launched_s: float) -> None:
+        """See `EngineListener`."""
+
+    def note_turn(self, events: StepEvents, note: StepNote | None) -> None:
+        """See `EngineListener`."""
+        self._put(_Turn(keys=events.keys, ends=events.ends, measure=self._measure(note)))
 
     def close(self) -> None:
         """Write what is left and finish the files; a disk that hangs is not waited for."""
@@ -111,7 +126,22 @@ class Recorder:
         except OSError as error:
             self._stop(f"{error}")
 
-    def _put(self, item: Turn | tuple[RequestSpec, ...]) -> None:
+    def _measure(self, note: StepNote | None) -> StepMeasure | None:
+        ended_s, was_busy = self._ended_s, self._was_busy
+        self._was_busy = note is not None and bool(note.num_running or note.num_waiting)
+        if note is None or self._is_self_paced:
+            return None
+        self._ended_s = note.updated_s
+        # With two steps in flight a step begins before the one before it ends.
+        begun_s = ended_s if was_busy else max(ended_s, note.begun_s)
+        return StepMeasure(
+            num_prefill_tokens=note.num_prefill_tokens,
+            num_decodes=note.batch.num_decodes,
+            num_context_tokens=note.num_context_tokens,
+            seconds=note.updated_s - begun_s,
+        )
+
+    def _put(self, item: _Turn | tuple[RequestSpec, ...]) -> None:
         if not self._is_recording:
             return
         if len(self._inbox) >= self._max_backlog:
@@ -137,7 +167,7 @@ class Recorder:
         steps: list[str] = []
         for _ in range(len(self._inbox)):
             item = self._inbox.popleft()
-            if isinstance(item, Turn):
+            if isinstance(item, _Turn):
                 if item.measure is not None:
                     steps.append(step_line(item.measure))
                 self._log.tokens(item.keys)

@@ -14,15 +14,14 @@ from penstock.scheduler.config import SchedulerConfig
 from penstock.scheduler.engine import Engine
 from penstock.scheduler.events import Admitted, Failed, Finished, Preempted
 from penstock.scheduler.request import FailureReason, FinishReason, RequestSpec
+from penstock.server.observe.engine_listeners import EngineListeners
 from penstock.server.observe.flight.facts import facts_of
-from penstock.server.observe.flight.flight_listener import FlightListener
 from penstock.server.observe.flight.geometry import FlightError
 from penstock.server.observe.flight.layout import EVENT, REQUEST, STEP, EventKind, row_struct
 from penstock.server.observe.flight.memory import create_memory
 from penstock.server.observe.flight.reader import FlightReader
 from penstock.server.observe.flight.writer import FlightWriter
 from penstock.server.observe.recording.recorder import Recorder
-from penstock.server.observe.recording.recording_engine import RecordingEngine
 from penstock.server.tenants import engine_request_id
 from support.core import FakeClock, make_spec
 from support.flights import Flown, make_executor, make_facts, play
@@ -272,7 +271,7 @@ def test_an_engine_that_paces_itself() -> None:
     facts = facts_of("m", 1, executor.info, SchedulerConfig())
     writer = FlightWriter(fd, facts)
     config = SchedulerConfig(max_num_batched_tokens=16)
-    flight = Engine(executor, config, clock, listener=FlightListener(writer))
+    flight = Engine(executor, config, clock, listener=EngineListeners(writer))
     flight.submit((make_spec(1, 6, max_tokens=5),))
     flight.submit((make_spec(2, 5, max_tokens=3),))
     flight.step()
@@ -318,7 +317,7 @@ def test_with_a_recorder_beside_it(tmp_path: Path) -> None:
     config = SchedulerConfig()
     writer = FlightWriter(fd, facts_of("m", 1, executor.info, config))
     recorder = Recorder(tmp_path, block_size=16)
-    engine = RecordingEngine(executor, config, clock, recorder, FlightListener(writer))
+    engine = Engine(executor, config, clock, EngineListeners(writer, recorder))
     engine.submit((make_spec(1, 20, max_tokens=3, block_size=16, arrival_s=5.0),))
     while engine.has_work:
         engine.step()

@@ -1,7 +1,9 @@
 """From an engine's turns to files and back: whole lines, bounded, private, never in the way."""
 
 import errno
+import json
 import logging
+import math
 import os
 import stat
 from pathlib import Path
@@ -13,15 +15,17 @@ import pytest
 from penstock.executor.config import ExecutorConfig, ExecutorKind, SimulatedConfig
 from penstock.executor.simulated.executor import SimulatedExecutor
 from penstock.executor.simulated.pace import VirtualClock
+from penstock.scheduler.batch import Batch
 from penstock.scheduler.block_hash import chain_root, hash_blocks
 from penstock.scheduler.config import SchedulerConfig
 from penstock.scheduler.cost_model import CostModel
-from penstock.scheduler.events import Finished
+from penstock.scheduler.engine import Engine
+from penstock.scheduler.events import Finished, StepEvents
 from penstock.scheduler.request import FinishReason, RequestSpec
-from penstock.scheduler.step_measure import StepMeasure
+from penstock.scheduler.slot_arrays import SlotArrays
+from penstock.scheduler.step_note import StepNote
 from penstock.server.observe.recording.record_file import RecordFile, open_pair
-from penstock.server.observe.recording.recorder import Recorder, Turn
-from penstock.server.observe.recording.recording_engine import RecordingEngine
+from penstock.server.observe.recording.recorder import Recorder
 from penstock.tools.simulation.calibration import calibrate
 from penstock.tools.simulation.settings import Policy, SimulationConfig
 from penstock.tools.simulation.simulate import simulate
@@ -62,7 +66,7 @@ def served(folder: Path, depth: int = 1) -> list[tuple[int, int]]:
     """Sixty requests through an engine that is recorded; their lengths."""
     clock = VirtualClock()
     recorder = Recorder(folder, block_size=16)
-    engine = RecordingEngine(make_executor(clock, depth), SchedulerConfig(), clock, recorder)
+    engine = Engine(make_executor(clock, depth), SchedulerConfig(), clock, recorder)
     random = np.random.default_rng(5)
     lengths = [(int(random.integers(8, 600)), int(random.integers(1, 40))) for _ in range(60)]
     for key, (num_prompt, num_output) in enumerate(lengths, 1):
@@ -159,14 +163,54 @@ def test_a_full_disk_leaves_whole_lines(tmp_path: Path, monkeypatch: pytest.Monk
     assert file.path.read_text() == "before\n1234567\n"
 
 
-def turn(key: int = 1) -> Turn:
-    return Turn(
-        keys=np.array([key], dtype=np.int64),
-        ends=(Finished(key=key, at_s=0.0, reason=FinishReason.STOP),),
-        measure=StepMeasure(
-            num_prefill_tokens=1, num_decodes=2, num_context_tokens=3, seconds=0.25
-        ),
+def note_turn(
+    recorder: Recorder, begun_s: float = 1.0, updated_s: float = 1.25, num_running: int = 0
+) -> None:
+    """A turn of a step of three rows: a prompt of one token, two decodes."""
+    batch = Batch(
+        step=1,
+        arrays=SlotArrays(num_slots=3, max_seq_len=16, block_size=16),
+        slots=np.arange(3, dtype=np.int32),
+        num_tokens=np.ones(3, dtype=np.int32),
+        starts=np.zeros(3, dtype=np.int32),
+        num_decodes=2,
+        sampled_slots=np.arange(3, dtype=np.int32),
     )
+    note = StepNote(
+        *(batch, begun_s, begun_s, 1, 3, math.nan, None, updated_s, updated_s),
+        *(num_running, 0, 0, 0, 0, 0),
+    )
+    events = StepEvents(
+        step=1,
+        at_s=updated_s,
+        keys=np.array([1], dtype=np.int64),
+        ends=(Finished(key=1, at_s=0.0, reason=FinishReason.STOP),),
+    )
+    recorder.note_turn(events, note)
+
+
+def test_a_step_lasts_from_the_end_of_the_one_before_while_there_is_work(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path, block_size=16)
+
+    note_turn(recorder, 1.0, 2.0, num_running=1)
+    note_turn(recorder, 2.5, 4.0)  # half a second of frames before it was begun
+    note_turn(recorder, 8.0, 9.0, num_running=1)  # there was nothing to do
+    recorder.note_turn(StepEvents(step=1, at_s=9.5), None)  # nothing could run
+    note_turn(recorder, 11.0, 12.0, num_running=1)
+    note_turn(recorder, 11.5, 13.0)  # launched before the one before it ended
+    recorder.close()
+
+    lines = (tmp_path / "steps.jsonl").read_text().splitlines()
+    assert [json.loads(line)["seconds"] for line in lines] == [1.0, 2.0, 1.0, 1.0, 1.0]
+
+
+def test_steps_of_a_self_paced_executor_have_no_time(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path, block_size=16, is_self_paced=True)
+
+    note_turn(recorder)
+    recorder.close()
+
+    assert (tmp_path / "steps.jsonl").read_text() == ""
 
 
 def test_a_disk_that_fails_is_told_once_and_serving_goes_on(
@@ -180,7 +224,7 @@ def test_a_disk_that_fails_is_told_once_and_serving_goes_on(
     monkeypatch.setattr(os, "write", fail)
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
-            recorder.note_turn(turn())
+            note_turn(recorder)
             recorder.drain()
         recorder.close()
 
@@ -197,7 +241,7 @@ def test_a_disk_that_does_not_keep_up_ends_the_recording(
 
     with caplog.at_level(logging.WARNING):
         for _ in range(4):
-            recorder.note_turn(turn())
+            note_turn(recorder)
 
     assert not recorder.is_recording
     assert len(caplog.records) == 1
@@ -209,7 +253,7 @@ def test_two_full_files_end_the_recording(tmp_path: Path, caplog: pytest.LogCapt
     recorder = Recorder(tmp_path, block_size=16, max_bytes=10)
 
     recorder.note_submit((make_spec(1, 20, 2, 0.0),))
-    recorder.note_turn(turn())
+    note_turn(recorder)
     recorder.drain()
 
     assert not recorder.is_recording
@@ -223,10 +267,10 @@ def test_its_thread_writes_all_before_it_ends(tmp_path: Path) -> None:
     recorder.start()
 
     recorder.note_submit((make_spec(1, 20, 2, 0.0),))
-    recorder.note_turn(turn())
+    note_turn(recorder)
     recorder.close()
     recorder.close()
-    recorder.note_turn(turn())
+    note_turn(recorder)
 
     assert (tmp_path / "steps.jsonl").read_text() == (
         '{"n_prefill": 1, "n_decode": 2, "n_context": 3, "seconds": 0.25}\n'
