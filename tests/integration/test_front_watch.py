@@ -2,17 +2,14 @@
 
 import asyncio
 import socket
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
-from numpy.typing import NDArray
 
 from penstock.server.observe import heartbeat_timer as pulse
 from penstock.server.observe.front_receiver import FrontsHub
 from penstock.server.observe.heartbeat import Beat
-from penstock.server.observe.request_record import RequestRecord
+from penstock.server.observe.service_listeners import ServiceListener
 from penstock.server.processes.front_watch import FrontWatch
 from penstock.server.text.model_text import ModelText
 from support.fronts import make_text, serving
@@ -20,23 +17,14 @@ from support.fronts import make_text, serving
 PATIENCE_S = 20.0
 
 
-class Beats:
+class Beats(ServiceListener):
     """A consumer of beats alone."""
 
     def __init__(self) -> None:
         self._beats: asyncio.Queue[Beat] = asyncio.Queue()
 
-    def take_records(self, records: Sequence[RequestRecord]) -> None:
-        """No request is made."""
-
     def take_beat(self, beat: Beat) -> None:
         self._beats.put_nowait(beat)
-
-    def take_steps(self, epoch: int, rows: NDArray[Any], num_missed: int) -> None:
-        """No step is made."""
-
-    def front_gone(self, front_id: int) -> None:
-        """It is told of elsewhere."""
 
     async def next(self) -> tuple[bool, int]:
         """Whether the engine is up in the next one, and which it is."""

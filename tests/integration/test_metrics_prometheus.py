@@ -17,9 +17,8 @@ import pytest
 from penstock.scheduler.events import Wait
 from penstock.server.observe.metrics.http import MetricsServer
 from penstock.server.observe.metrics.service_metrics import ServiceMetrics
-from penstock.server.observe.metrics.step_metrics import EngineShape
 from penstock.server.observe.request_record import Segment, SegmentKind
-from support.metric_tellings import beat, outcome, record, steps
+from support.metric_tellings import beat, engine_hello, outcome, record, steps
 from support.prometheus import PATIENCE_S, Prometheus, shown_queries
 from support.service import Service, simulated, started
 
@@ -30,9 +29,7 @@ class Traffic:
     def __init__(self, metrics: ServiceMetrics) -> None:
         self._metrics = metrics
         self._num = 0
-        metrics.take_engine(
-            EngineShape(epoch=1, block_size_tokens=16, num_blocks=40, max_num_seqs=8)
-        )
+        metrics.take_engine(engine_hello())
 
     def go_on(self) -> None:
         self._num += 1

@@ -16,8 +16,8 @@ import pytest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
 from penstock.server.observe.config import TracingConfig
-from penstock.server.observe.listener import Consumer
 from penstock.server.observe.request_record import Content, RequestRecord, TraceParent
+from penstock.server.observe.service_listeners import ServiceListener
 from penstock.server.observe.spans import keys
 from penstock.server.observe.spans.export import start_tracing
 from support.otlp_receiver import Receiver, attributes_of, grpc_receiver
@@ -235,7 +235,7 @@ def test_a_limit_of_the_sdk_on_attributes_is_honoured(
 
 def test_thousands_of_requests_are_thousands_of_traces(receiver: Receiver) -> None:
     tracing = start_tracing(ON, model="tiny")
-    consumer: Consumer = tracing
+    consumer: ServiceListener = tracing
     num = 3000
     for first in range(1, num, 500):
         consumer.take_records([request_record(number) for number in range(first, first + 500)])

@@ -11,6 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 from prometheus_client.parser import text_string_to_metric_families
 
+from penstock.scheduler.executor import ExecutorInfo
+from penstock.server.link.ports import EngineHello
 from penstock.server.observe.flight.layout import STEP
 from penstock.server.observe.heartbeat import Beat, OutcomeCount
 from penstock.server.observe.metrics.exposition import Exposition
@@ -31,6 +33,20 @@ from penstock.server.observe.request_record import (
 )
 
 GENERATE = "penstock.v1.GenerationService/Generate"
+
+
+def engine_hello(epoch: int = 1, num_blocks: int = 40) -> EngineHello:
+    info = ExecutorInfo(
+        name="fake",
+        vocab_size=100,
+        block_size=16,
+        num_blocks=num_blocks,
+        max_seq_len=64,
+        max_num_seqs=8,
+    )
+    return EngineHello(
+        epoch=epoch, model="m", executor=info, max_num_waiting=8, max_num_waiting_tokens=800
+    )
 
 
 def outcome(num: int = 1, **settings: Any) -> OutcomeCount:

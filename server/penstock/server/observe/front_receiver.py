@@ -25,9 +25,9 @@ from penstock.server.observe.frames import (
 )
 from penstock.server.observe.front_view import FrontView
 from penstock.server.observe.heartbeat import Beat
-from penstock.server.observe.listener import Consumer
 from penstock.server.observe.questions import Questions
 from penstock.server.observe.request_record import RequestRecord, decode_record
+from penstock.server.observe.service_listeners import ServiceListener
 
 log = logging.getLogger(__name__)
 
@@ -81,14 +81,14 @@ class _Front:
 
 
 class FrontsHub:
-    """Takes in what fronts send, for `consumer`. Lives on one event loop.
+    """Takes in what fronts send, for `listener`. Lives on one event loop.
 
     `num_unreadable` counts the records that could not be read.
     """
 
-    def __init__(self, consumer: Consumer) -> None:
+    def __init__(self, listener: ServiceListener) -> None:
         self.num_unreadable = 0
-        self._consumer = consumer
+        self._listener = listener
         self._lines: dict[_Line, _Front | None] = {}
         self._by_id: dict[int, _Front] = {}
         self._server: asyncio.AbstractServer | None = None
@@ -180,7 +180,7 @@ class FrontsHub:
         front.lose()
         if self._by_id.get(front.front_id) is front:
             del self._by_id[front.front_id]
-            self._consumer.front_gone(front.front_id)
+            self._listener.front_gone(front.front_id)
 
     def _on_frame(self, line: _Line, frame: ObserverFrame) -> None:
         front = self._lines.get(line)
@@ -199,7 +199,7 @@ class FrontsHub:
                 self._take_records(payloads)
             case Beat() as beat:
                 front.last_beat = beat
-                self._consumer.take_beat(beat)
+                self._listener.take_beat(beat)
             case LiveAnswer() as answer:
                 front.take_live(answer)
             case OrderAnswer() as answer:
@@ -217,4 +217,4 @@ class FrontsHub:
                 if self.num_unreadable <= _MAX_TOLD_UNREADABLE:
                     log.error("a record cannot be read: %s", error)  # noqa: TRY400 (no traceback)
         if records:
-            self._consumer.take_records(records)
+            self._listener.take_records(records)

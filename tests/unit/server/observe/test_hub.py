@@ -5,18 +5,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import os
 import socket
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from numpy.typing import NDArray
 
 from penstock.server.link.look_frames import Order, OrderAnswer, OrderVerb
 from penstock.server.link.wire import FrameBuffer
-from penstock.server.observe.fanout import Fanout
+from penstock.server.observe.flight.geometry import FACTS_OFFSET, GENERATION_OFFSET
+from penstock.server.observe.flight.writer import FlightWriter
+from penstock.server.observe.flight_source import FlightSource
 from penstock.server.observe.frames import (
     Hello,
     LiveAnswer,
@@ -30,20 +32,22 @@ from penstock.server.observe.front_receiver import FrontsHub, FrontUnavailable
 from penstock.server.observe.front_view import FrontView
 from penstock.server.observe.heartbeat import Beat
 from penstock.server.observe.request_record import RequestRecord, encode_record
-from penstock.server.observe.step_poll import StepPoll
+from penstock.server.observe.service_listeners import NO_TOTALS, ServiceListener, ServiceListeners
+from support.flights import Flown, make_facts
 from support.request_records import request_record
 
 PATIENCE_S = 20.0
 
 
-class Heard:
-    """A consumer that keeps what it hears."""
+class Heard(ServiceListener):
+    """A listener that keeps what it hears."""
 
     def __init__(self) -> None:
         self.records: list[RequestRecord] = []
         self.beats: list[Beat] = []
         self.gone: list[int] = []
         self.steps: list[tuple[int, int, int]] = []
+        self.totals = NO_TOTALS
         self._news = asyncio.Condition()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -55,8 +59,15 @@ class Heard:
         self.beats.append(beat)
         self._notify()
 
-    def take_steps(self, epoch: int, rows: NDArray[Any], num_missed: int) -> None:
+    def take_steps(
+        self,
+        epoch: int,
+        rows: NDArray[Any],
+        num_missed: int,
+        totals: Mapping[str, int] = NO_TOTALS,
+    ) -> None:
         self.steps.append((epoch, len(rows), num_missed))
+        self.totals = totals
 
     def front_gone(self, front_id: int) -> None:
         self.gone.append(front_id)
@@ -231,36 +242,26 @@ async def test_one_listener_that_trips_takes_nothing_away_from_the_others() -> N
             raise RuntimeError("a bug")
 
     heard = Heard()
-    fanout = Fanout([Trips(), heard])
+    fanout = ServiceListeners(Trips(), heard)
     fanout.take_records([request_record()])
     fanout.take_beat(beat(1, 0))
     assert len(heard.records) == len(heard.beats) == 1
     assert fanout.num_failures == 1
 
 
-class Steps:
-    """A recorder's memory."""
-
-    def __init__(self) -> None:
-        self.is_readable = True
-        self.totals = {"num_steps": 2}
-        self.rows = [2, 0, 1]
-
-    def new_steps(self) -> tuple[int, NDArray[Any], int]:
-        if not self.is_readable:
-            raise ValueError("no recording")
-        return 3, np.zeros(self.rows.pop(0)), 0
-
-
-async def test_steps_are_read_and_a_recorder_that_cannot_be_is_no_end() -> None:
-    heard, totals = Heard(), list[int]()
-    steps = Steps()
-    poll = StepPoll(steps, heard, lambda epoch, counts: totals.append(counts["num_steps"]))
-    poll.read()
-    poll.read()  # nothing new: nobody is told
-    steps.is_readable = False
-    poll.read()
-    steps.is_readable = True
-    poll.read()
-    assert heard.steps == [(3, 2, 0), (3, 1, 0)]
-    assert totals == [2, 2]
+def test_steps_are_read_and_a_recorder_that_cannot_be_is_no_end() -> None:
+    heard, flown = Heard(), Flown()
+    source = FlightSource(flown.fd, heard)
+    flown.submit(1, 20, 5)
+    flown.step()
+    flown.step()
+    source.read()
+    source.read()  # nothing new: nobody is told
+    next_generation = (4).to_bytes(8, "little")
+    os.pwrite(flown.fd, b"?", FACTS_OFFSET)
+    os.pwrite(flown.fd, next_generation, GENERATION_OFFSET)
+    source.read()
+    FlightWriter(flown.fd, make_facts(epoch=7))
+    source.read()
+    assert heard.steps == [(1, 2, 0)]
+    assert heard.totals["num_output_tokens"] == 2

@@ -4,6 +4,7 @@ Owns the board and its lock: what is told comes on the event loop, scrapes come 
 """
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -12,17 +13,18 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from penstock.server.link.board import LoadState
+from penstock.server.link.ports import EngineHello
 from penstock.server.observe.heartbeat import Beat
 from penstock.server.observe.metrics import catalogue, labels
 from penstock.server.observe.metrics.board import Board
+from penstock.server.observe.metrics.catalogue import MetricSpec
 from penstock.server.observe.metrics.front_metrics import FrontMetrics
 from penstock.server.observe.metrics.process_usage import Processes, ProcessUsage
 from penstock.server.observe.metrics.request_metrics import RequestMetrics
-from penstock.server.observe.metrics.step_metrics import EngineShape, StepMetrics
+from penstock.server.observe.metrics.step_metrics import StepMetrics
 from penstock.server.observe.request_record import RequestRecord
+from penstock.server.observe.service_listeners import NO_TOTALS, ServiceListener
 
-Drops = Callable[[], Mapping[str, int]]
-"""How many traces or spans were lost since the start, by reason. Asked on any thread."""
 TraceCounts = Callable[[], Mapping[str, int]]
 """What became of traces and spans since the start: numbers by names such as `traces_kept` or
 `spans_dropped_export`, what follows `_dropped_` being the reason. Asked on any thread."""
@@ -32,7 +34,7 @@ Load = Callable[[], LoadState | None]
 thread."""
 
 
-def _no_drops() -> Mapping[str, int]:
+def _no_counts() -> Mapping[str, int]:
     return {}
 
 
@@ -44,12 +46,12 @@ def _no_load() -> None:
     return None
 
 
-class ServiceMetrics(Collector):
-    """A `Consumer` that Prometheus can collect.
+class ServiceMetrics(ServiceListener, Collector):
+    """A `ServiceListener` that Prometheus can collect.
 
     `model`: the one name that series bear; names that clients send are not told. `tenants`: those
-    that get series of their own. `trace_drops`, `trace_counts`, `processes` and `load` are asked
-    when metrics are collected; without `load`, how busy the engine is is told as of its last step.
+    that get series of their own. `trace_counts`, `processes` and `load` are asked when metrics
+    are collected; without `load`, how busy the engine is is told as of its last step.
     """
 
     def __init__(
@@ -58,8 +60,7 @@ class ServiceMetrics(Collector):
         model: str,
         version: str = "",
         tenants: Collection[str] = (),
-        trace_drops: Drops = _no_drops,
-        trace_counts: TraceCounts = _no_drops,
+        trace_counts: TraceCounts = _no_counts,
         processes: Processes = _no_processes,
         load: Load = _no_load,
     ) -> None:
@@ -70,9 +71,7 @@ class ServiceMetrics(Collector):
         self._fronts = FrontMetrics(self._board)
         self._usage = ProcessUsage(self._board, processes)
         self._load = load
-        self._trace_drops = trace_drops
         self._trace_counts = trace_counts
-        self._told_drops: dict[str, int] = {}
         self._board.gauge(catalogue.BUILD).set(1, version or labels.NONE)
         for reason in labels.TRACE_DROPS:
             self._board.counter(catalogue.TRACE_DROPPED).begin(reason)
@@ -93,23 +92,23 @@ class ServiceMetrics(Collector):
             self._fronts.take_beat(beat)
             self._steps.take_up(self._fronts.epoch, self._fronts.is_engine_up)
 
-    def take_steps(self, epoch: int, rows: NDArray[Any], num_missed: int) -> None:
-        """New steps of the engine of `epoch`."""
-        with self._lock:
-            self._steps.take_steps(epoch, rows, num_missed)
-
-    def take_totals(self, epoch: int, totals: Mapping[str, int]) -> None:
-        """The flight recorder's counts (`flight.layout.TOTALS`), exact where steps were missed.
-
-        Optional: without them, counts are those of the steps that were read.
-        """
-        with self._lock:
-            self._steps.take_totals(epoch, totals)
-
-    def take_engine(self, shape: EngineShape) -> None:
+    def take_engine(self, hello: EngineHello) -> None:
         """An engine is up and says how large it is. Optional: steps tell the number of blocks."""
         with self._lock:
-            self._steps.take_shape(shape)
+            self._steps.take_engine(hello)
+
+    def take_steps(
+        self,
+        epoch: int,
+        rows: NDArray[Any],
+        num_missed: int,
+        totals: Mapping[str, int] = NO_TOTALS,
+    ) -> None:
+        """New steps of the engine of `epoch`. Without `totals` the steps that were read count."""
+        with self._lock:
+            self._steps.take_steps(epoch, rows, num_missed)
+            if totals:
+                self._steps.take_totals(epoch, totals)
 
     def front_gone(self, front_id: int) -> None:
         """A front is no more: its gauges are nobody's, its counts stay."""
@@ -122,10 +121,6 @@ class ServiceMetrics(Collector):
         with self._lock:
             self._steps.tell_gauges(self._load())
             self._usage.tell()
-            for reason, num in self._trace_drops().items():
-                before = self._told_drops.get(reason, 0)
-                self._board.counter(catalogue.TRACE_DROPPED).add(max(0, num - before), reason)
-                self._told_drops[reason] = max(before, num)
             self._tell_traces()
             families = list(self._board.families())
         return iter(families)
@@ -136,7 +131,17 @@ class ServiceMetrics(Collector):
             (catalogue.TRACES, "traces_", labels.TRACE_OUTCOMES),
             (catalogue.SPANS, "spans_", labels.SPAN_OUTCOMES),
         ):
-            table = self._board.counter(spec)
             for outcome in outcomes:
                 num = sum(n for name, n in counts.items() if name.startswith(unit + outcome))
-                table.add(max(0, num - table.value(outcome)), outcome)
+                self._raise_to(spec, num, outcome)
+        lost: Counter[str] = Counter()
+        for name, num in counts.items():
+            _, _, reason = name.partition("_dropped_")
+            if reason:
+                lost[reason] += num
+        for reason, num in lost.items():
+            self._raise_to(catalogue.TRACE_DROPPED, num, reason)
+
+    def _raise_to(self, spec: MetricSpec, num: int, label: str) -> None:
+        table = self._board.counter(spec)
+        table.add(max(0, num - table.value(label)), label)

@@ -6,7 +6,6 @@ tell it: how busy it is comes from its board where there is one.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -14,6 +13,7 @@ from numpy.typing import NDArray
 
 from penstock.scheduler.events import WaitReason
 from penstock.server.link.board import LoadState
+from penstock.server.link.ports import EngineHello
 from penstock.server.observe.metrics import catalogue
 from penstock.server.observe.metrics.board import Board
 from penstock.server.observe.metrics.catalogue import MetricSpec
@@ -40,16 +40,6 @@ _NO_LOAD: Final = LoadState(
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineShape:
-    """What an engine says of itself when it is up, as far as metrics tell it."""
-
-    epoch: int
-    block_size_tokens: int
-    num_blocks: int
-    max_num_seqs: int
-
-
 class StepMetrics:
     """Takes steps into a board."""
 
@@ -66,13 +56,14 @@ class StepMetrics:
             board.gauge(catalogue.KV_BLOCKS).set(0, state)
         self.tell_gauges()
 
-    def take_shape(self, shape: EngineShape) -> None:
+    def take_engine(self, hello: EngineHello) -> None:
         """An engine is up; before its first step it holds nothing."""
-        self._enter(shape.epoch)
+        self._enter(hello.epoch)
+        info = hello.executor
         gauge = self._board.gauge
-        gauge(catalogue.KV_BLOCK_SIZE).set(shape.block_size_tokens)
-        gauge(catalogue.KV_TOTAL).set(shape.num_blocks)
-        gauge(catalogue.MAX_RUNNING).set(shape.max_num_seqs)
+        gauge(catalogue.KV_BLOCK_SIZE).set(info.block_size)
+        gauge(catalogue.KV_TOTAL).set(info.num_blocks)
+        gauge(catalogue.MAX_RUNNING).set(info.max_num_seqs)
 
     def take_up(self, epoch: int, is_up: bool) -> None:
         """Whether fronts have an engine, and the newest they know of. A dead one runs nothing."""

@@ -1,43 +1,35 @@
 """Makes the snapshot of a service from what the observer hears.
 
-Owns how records, beats and steps become the operators' figures; a `Consumer`. Asks nobody, so it
-costs no other process anything. Times come and go as seconds on the machine's monotonic clock,
-except for the snapshot's own.
+Owns how records, beats and steps become the operators' figures. Asks no other process. Times come
+and go as seconds on the machine's monotonic clock, except for the snapshot's own.
 """
 
 import math
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from numpy.typing import NDArray
 
+from penstock.scheduler.executor import ExecutorInfo
+from penstock.server.link.ports import EngineHello
 from penstock.server.observe.heartbeat import Beat
 from penstock.server.observe.operations.engine_steps import EngineSteps
 from penstock.server.observe.operations.front_lives import FrontLives
 from penstock.server.observe.operations.snapshot import CacheSnapshot, ModelSnapshot, Snapshot
 from penstock.server.observe.operations.window import DurationWindow
 from penstock.server.observe.request_record import RequestRecord, SegmentKind
+from penstock.server.observe.service_listeners import NO_TOTALS, ServiceListener
 
 MAX_ESTIMATE_AGE_S = 10.0
 """How long what was foretold of the queue is worth telling."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineFacts:
-    """What does not change while an engine lives."""
-
-    max_num_seqs: int = 0
-    max_num_batched_tokens: int = 0
-    block_size_tokens: int = 0
-    num_blocks: int = 0
-
-
-class SnapshotMaker:
+class SnapshotMaker(ServiceListener):
     """Listens, and tells on demand how the service is.
 
-    `model`: the one model's name. `started_s`: when the service started, on `clock`; None for now.
+    `model`: the one model's name. `max_num_batched_tokens`: of its steps. `started_s`: when the
+    service started, on `clock`; None for now.
     `clock`: the monotonic one; `unix_clock`: seconds since 1970.
     """
 
@@ -45,6 +37,7 @@ class SnapshotMaker:
         self,
         model: str,
         *,
+        max_num_batched_tokens: int = 0,
         started_s: float | None = None,
         clock: Callable[[], float] = time.monotonic,
         unix_clock: Callable[[], float] = time.time,
@@ -53,7 +46,8 @@ class SnapshotMaker:
         self._clock = clock
         self._unix_clock = unix_clock
         self._started_s = clock() if started_s is None else started_s
-        self._facts = EngineFacts()
+        self._max_num_batched_tokens = max_num_batched_tokens
+        self._info: ExecutorInfo | None = None
         self._steps = EngineSteps()
         self._fronts = FrontLives()
         self._ttft, self._queue, self._e2e = DurationWindow(), DurationWindow(), DurationWindow()
@@ -61,16 +55,12 @@ class SnapshotMaker:
         self._num_cached_tokens = 0
         self._is_draining = False
 
-    def set_engine(self, facts: EngineFacts) -> None:
-        """The engine that runs now."""
-        self._facts = facts
-
     def begin_drain(self) -> None:
         """The service was told to drain; beats will say so later."""
         self._is_draining = True
 
     def take_records(self, records: Sequence[RequestRecord]) -> None:
-        """See `Consumer`."""
+        """See `ServiceListener`."""
         if not records:
             return
         now_s = self._clock()
@@ -84,7 +74,7 @@ class SnapshotMaker:
         self._e2e.add(now_s, [record.end_s - record.arrival_s for record in queued])
 
     def take_beat(self, beat: Beat) -> None:
-        """See `Consumer`."""
+        """See `ServiceListener`."""
         self._fronts.take(beat)
         living = self._fronts.living
         if not any(front.is_engine_up for front in living):
@@ -92,12 +82,23 @@ class SnapshotMaker:
         elif not any(front.num_live for front in living) and self._is_settled():
             self._steps.nobody_is_there()
 
-    def take_steps(self, epoch: int, rows: NDArray[Any], num_missed: int) -> None:
-        """See `Consumer`."""
+    def take_engine(self, hello: EngineHello) -> None:
+        """See `ServiceListener`."""
+        self._info = hello.executor
+
+    def take_steps(
+        self,
+        epoch: int,
+        rows: NDArray[Any],
+        num_missed: int,
+        totals: Mapping[str, int] = NO_TOTALS,
+    ) -> None:
+        """See `ServiceListener`."""
+        del totals  # the steps that were read are enough here
         self._steps.take(epoch, rows, num_missed)
 
     def front_gone(self, front_id: int) -> None:
-        """See `Consumer`."""
+        """See `ServiceListener`."""
         self._fronts.gone(front_id)
 
     def snapshot(self) -> Snapshot:
@@ -115,7 +116,7 @@ class SnapshotMaker:
 
     def _model_snapshot(self, living: Sequence[Beat]) -> ModelSnapshot:
         now_s = self._clock()
-        steps, facts, counts = self._steps, self._facts, self._fronts.counts
+        steps, info, counts = self._steps, self._info, self._fronts.counts
         epoch = max([steps.epoch, *(beat.epoch for beat in living)])
         rates = steps.rates(now_s)
         return ModelSnapshot(
@@ -124,8 +125,8 @@ class SnapshotMaker:
             epoch=epoch,
             num_pending=steps.num_waiting,
             num_processing=steps.num_running,
-            max_num_seqs=facts.max_num_seqs,
-            max_num_batched_tokens=facts.max_num_batched_tokens,
+            max_num_seqs=0 if info is None else info.max_num_seqs,
+            max_num_batched_tokens=self._max_num_batched_tokens,
             cache=self._cache(),
             num_accepted=counts["accepted"],
             num_refused=counts["refused"],
@@ -152,14 +153,15 @@ class SnapshotMaker:
 
     def _cache(self) -> CacheSnapshot:
         """Before its first step an engine's blocks are all free."""
-        steps, facts = self._steps, self._facts
+        steps, info = self._steps, self._info
+        block_size, num_blocks = (0, 0) if info is None else (info.block_size, info.num_blocks)
         num_seen = steps.num_used_blocks + steps.num_cached_blocks + steps.num_free_blocks
         return CacheSnapshot(
-            block_size_tokens=facts.block_size_tokens,
-            num_total_blocks=num_seen or facts.num_blocks,
+            block_size_tokens=block_size,
+            num_total_blocks=num_seen or num_blocks,
             num_used_blocks=steps.num_used_blocks,
             num_cached_blocks=steps.num_cached_blocks,
-            num_free_blocks=steps.num_free_blocks if num_seen else facts.num_blocks,
+            num_free_blocks=steps.num_free_blocks if num_seen else num_blocks,
         )
 
     def _estimate(self, now_s: float, living: Sequence[Beat]) -> float | None:
@@ -173,7 +175,7 @@ class SnapshotMaker:
         if not up:
             return None
         if not steps.num_waiting:
-            has_slot = steps.num_running < self._facts.max_num_seqs
+            has_slot = self._info is not None and steps.num_running < self._info.max_num_seqs
             return 0.0 if has_slot else None
         newest = max(up, key=lambda beat: beat.queue_estimate_at_s)
         age_s = now_s - newest.queue_estimate_at_s

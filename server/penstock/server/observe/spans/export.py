@@ -8,14 +8,12 @@ import os
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
 
-from numpy.typing import NDArray
 from opentelemetry.sdk.trace import TracerProvider
 
 from penstock.server.observe.config import TracingConfig
-from penstock.server.observe.heartbeat import Beat
 from penstock.server.observe.request_record import RequestRecord
+from penstock.server.observe.service_listeners import ServiceListener
 from penstock.server.observe.spans.clock import UnixClock
 from penstock.server.observe.spans.exporters import make_exporters
 from penstock.server.observe.spans.identity import our_resource, package_version
@@ -38,8 +36,8 @@ _LAST_WORDS_S = 0.2
 """Of the time to close: what exporters get to end an export that hangs."""
 
 
-class Tracing:
-    """A consumer of records. Calls but `close` return at once."""
+class Tracing(ServiceListener):
+    """Makes traces of records. Calls but `close` return at once."""
 
     def __init__(
         self, provider: TracerProvider, outlets: Sequence[Outlet], worker: TraceWorker, tally: Tally
@@ -52,15 +50,6 @@ class Tracing:
     def take_records(self, records: Sequence[RequestRecord]) -> None:
         """Requests that have ended: each becomes a trace, or is sampled out, or counted as lost."""
         self._worker.put(records)
-
-    def take_beat(self, beat: Beat) -> None:
-        """Traces tell of requests only."""
-
-    def take_steps(self, epoch: int, rows: NDArray[Any], num_missed: int) -> None:
-        """Traces tell of requests only."""
-
-    def front_gone(self, front_id: int) -> None:
-        """Traces tell of requests only."""
 
     def counters(self) -> dict[str, int]:
         """What became of traces and spans since the start: the names of `tally.NAMES`."""

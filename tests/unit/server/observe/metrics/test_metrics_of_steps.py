@@ -7,8 +7,7 @@ from typing import Any
 from penstock.scheduler.events import WaitReason
 from penstock.server.link.board import LoadState
 from penstock.server.observe.metrics.service_metrics import ServiceMetrics
-from penstock.server.observe.metrics.step_metrics import EngineShape
-from support.metric_tellings import beat, read, steps, value
+from support.metric_tellings import beat, engine_hello, read, steps, value
 
 FULL = {
     "num_running": 4, "num_waiting": 2, "num_waiting_tokens": 99, "num_used_blocks": 10,
@@ -76,10 +75,10 @@ def test_steps_are_taken_by_the_array() -> None:
 
 def test_the_recordings_own_counts_make_up_for_steps_that_were_missed() -> None:
     metrics = service_metrics()
-    metrics.take_steps(1, steps({"num_tokens": 5}), 0)
-    metrics.take_totals(1, {"num_output_tokens": 25, "num_admitted": 2, "num_preempted": 0})
-    metrics.take_steps(1, steps({"num_tokens": 5}), 3)
-    metrics.take_totals(1, {"num_output_tokens": 30, "num_admitted": 2, "num_preempted": 1})
+    totals = {"num_output_tokens": 25, "num_admitted": 2, "num_preempted": 0}
+    metrics.take_steps(1, steps({"num_tokens": 5}), 0, totals)
+    totals = {"num_output_tokens": 30, "num_admitted": 2, "num_preempted": 1}
+    metrics.take_steps(1, steps({"num_tokens": 5}), 3, totals)
     metrics.take_steps(2, steps({"num_tokens": 4}), 0)
 
     samples = read(metrics)
@@ -90,7 +89,7 @@ def test_the_recordings_own_counts_make_up_for_steps_that_were_missed() -> None:
 
 def test_a_dead_engine_runs_nothing() -> None:
     metrics = service_metrics()
-    metrics.take_engine(EngineShape(epoch=1, block_size_tokens=16, num_blocks=40, max_num_seqs=8))
+    metrics.take_engine(engine_hello())
     metrics.take_beat(beat())
     row = {"num_running": 7, "num_waiting": 4, "num_used_blocks": 10, "num_free_blocks": 30}
     metrics.take_steps(1, steps(row), 0)
@@ -175,7 +174,7 @@ def test_a_word_is_told_of_the_engine_that_said_it() -> None:
 
 def test_an_engine_that_has_taken_no_step_says_what_it_holds() -> None:
     metrics = ServiceMetrics(model="demo", load=lambda: load(num_waiting=2, num_used_blocks=10))
-    metrics.take_engine(EngineShape(epoch=1, block_size_tokens=16, num_blocks=40, max_num_seqs=8))
+    metrics.take_engine(engine_hello())
     metrics.take_beat(beat())
 
     samples = read(metrics)

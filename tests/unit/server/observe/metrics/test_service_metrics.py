@@ -9,11 +9,11 @@ from collections.abc import Mapping
 import pytest
 
 from penstock.scheduler.events import Wait
-from penstock.server.observe.listener import Consumer
 from penstock.server.observe.metrics import labels
 from penstock.server.observe.metrics.catalogue import CATALOGUE
 from penstock.server.observe.metrics.service_metrics import ServiceMetrics
 from penstock.server.observe.request_record import RequestOptions, Segment, SegmentKind
+from penstock.server.observe.service_listeners import ServiceListener
 from penstock.v1 import generation_service_pb2, model_service_pb2
 from support.metric_tellings import (
     GENERATE,
@@ -33,7 +33,7 @@ def service_metrics(**settings: object) -> ServiceMetrics:
 
 
 def test_it_is_a_consumer() -> None:
-    consumer: Consumer = service_metrics()
+    consumer: ServiceListener = service_metrics()
     consumer.take_records([])
 
 
@@ -298,12 +298,12 @@ def test_tenants_are_told_only_when_asked_for() -> None:
 
 
 def test_lost_traces_and_processes_are_asked_for_when_collected() -> None:
-    drops = {"queue_full": 2}
+    counts = {"traces_dropped_queue_full": 1, "spans_dropped_queue_full": 1}
     metrics = service_metrics(
-        trace_drops=lambda: drops, processes=lambda: {"engine": os.getpid(), "front": 2**22 + 1}
+        trace_counts=lambda: counts, processes=lambda: {"engine": os.getpid(), "front": 2**22 + 1}
     )
     read(metrics)
-    drops["queue_full"] = 5
+    counts["traces_dropped_queue_full"] = 4
 
     samples = read(metrics)
 

@@ -7,13 +7,10 @@ from typing import Any
 
 import pytest
 
-from penstock.server.observe.operations.snapshots import EngineFacts, SnapshotMaker
+from penstock.server.observe.operations.snapshots import SnapshotMaker
+from support.metric_tellings import engine_hello
 from support.operations_house import Ticks, beat, outcome, step_rows
 from support.request_records import request_record
-
-FACTS = EngineFacts(
-    max_num_seqs=8, max_num_batched_tokens=2048, block_size_tokens=16, num_blocks=100
-)
 
 
 @pytest.fixture
@@ -23,8 +20,14 @@ def clock() -> Ticks:
 
 @pytest.fixture
 def maker(clock: Ticks) -> SnapshotMaker:
-    maker = SnapshotMaker("tiny", started_s=900.0, clock=clock, unix_clock=lambda: 5e8)
-    maker.set_engine(FACTS)
+    maker = SnapshotMaker(
+        "tiny",
+        max_num_batched_tokens=2048,
+        started_s=900.0,
+        clock=clock,
+        unix_clock=lambda: 5e8,
+    )
+    maker.take_engine(engine_hello(num_blocks=100))
     return maker
 
 
