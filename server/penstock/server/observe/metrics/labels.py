@@ -10,7 +10,7 @@ from typing import Final
 from penstock.scheduler.events import WaitReason
 from penstock.scheduler.request import FinishReason
 from penstock.server.error_reason import ErrorReason
-from penstock.server.observe.status_names import STATUS_NAMES
+from penstock.server.observe.status_codes import STATUS_NAMES
 
 OTHER: Final = "other"
 NONE: Final = "none"

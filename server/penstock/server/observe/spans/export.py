@@ -1,6 +1,10 @@
 """Where traces are put together: provider, sampler, exporters, the thread that writes.
 
-Owns the composition and its end. The provider is nobody else's: it is not made the process's.
+Owns the composition and its end. The provider is nobody else's: it is not made the process's, and
+the SDK's `_OTelSDKConfigurator` is not used, because it would make one for the whole process,
+metrics and logs with it, and flush it for 30 seconds on exit. Exporters are found by their entry
+points `opentelemetry_traces_exporter`, so that installed ones work too; they read their other
+variables (endpoint, headers, certificates, compression) themselves.
 """
 
 import logging
@@ -8,27 +12,104 @@ import os
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, entry_points, version
+from typing import Any
 
+from opentelemetry.sdk.resources import OTELResourceDetector, Resource
 from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SpanExporter
 
 from penstock.server.observe.config import TracingConfig
 from penstock.server.observe.request_record import RequestRecord
 from penstock.server.observe.service_listeners import ServiceListener
-from penstock.server.observe.spans.clock import UnixClock
-from penstock.server.observe.spans.exporters import make_exporters
-from penstock.server.observe.spans.identity import our_resource, package_version
-from penstock.server.observe.spans.ids import PlannedIds
-from penstock.server.observe.spans.outlet import Outlet
 from penstock.server.observe.spans.quiet_logs import quieten_exporters
 from penstock.server.observe.spans.sampler import KeepSampler, sampler_from
-from penstock.server.observe.spans.span_writer import SpanWriter
-from penstock.server.observe.spans.tally import Tally
+from penstock.server.observe.spans.span_processor import Outlet, Tally
+from penstock.server.observe.spans.span_writer import PlannedIds, SpanWriter, UnixClock
 from penstock.server.observe.spans.variables import (
     check_numbers,
     max_batch_spans,
     max_queue_spans,
 )
 from penstock.server.observe.spans.worker import TraceWorker
+
+SERVICE_NAME = "penstock"
+
+
+class SteadyResource(Resource):
+    """A resource that is hashed once.
+
+    The encoder of spans looks its resource up for each span, and `Resource` turns all of itself
+    into JSON to be hashed: an eighth of what a trace costs.
+    """
+
+    def __init__(self, resource: Resource) -> None:
+        super().__init__(resource.attributes, resource.schema_url)
+        self._hash = super().__hash__()
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or super().__eq__(other)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+
+def our_resource(package_version: str) -> Resource:
+    """The service's name and version, unless `OTEL_SERVICE_NAME` or `OTEL_RESOURCE_ATTRIBUTES` say
+    otherwise. The SDK adds itself and a random instance id."""
+    ours = {"service.name": SERVICE_NAME, "service.version": package_version}
+    return SteadyResource(Resource.create(ours).merge(OTELResourceDetector().detect()))
+
+
+def package_version() -> str:
+    """The version that is installed; "0" where penstock runs from a bare folder."""
+    try:
+        return version("penstock")
+    except PackageNotFoundError:
+        return "0"
+
+
+DEFAULT_TIMEOUT_S = 2.0
+"""Of one export with all its retries, unless a variable says otherwise. The SDK's 10 seconds would
+hold up the end of the process and keep stale spans alive."""
+
+_TIMEOUT_VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_TIMEOUT", "OTEL_EXPORTER_OTLP_TIMEOUT")
+_PROTOCOL_VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
+_OTLP = {"grpc": "otlp_proto_grpc", "http/protobuf": "otlp_proto_http"}
+
+
+def make_exporters(environment: Mapping[str, str]) -> tuple[SpanExporter, ...]:
+    """All exporters asked for; `otlp` if none is named, no exporter for `none`."""
+    names = environment.get("OTEL_TRACES_EXPORTER", "").strip() or "otlp"
+    if names.lower() == "none":
+        return ()
+    parts = [_entry_point_name(part.strip(), environment) for part in names.split(",")]
+    return tuple(_make(name, environment) for name in dict.fromkeys(parts))
+
+
+def _entry_point_name(name: str, environment: Mapping[str, str]) -> str:
+    if name.lower() != "otlp":
+        return name
+    variable = next((v for v in _PROTOCOL_VARIABLES if environment.get(v, "").strip()), "")
+    protocol = environment[variable].strip() if variable else "grpc"
+    if protocol not in _OTLP:
+        raise ValueError(f"{variable} must be one of {', '.join(_OTLP)}, not {protocol!r}")
+    return _OTLP[protocol]
+
+
+def _make(name: str, environment: Mapping[str, str]) -> SpanExporter:
+    found = next(iter(entry_points(group="opentelemetry_traces_exporter", name=name)), None)
+    if found is None:
+        raise ValueError(f"OTEL_TRACES_EXPORTER: no exporter {name!r} is installed")
+    arguments: dict[str, Any] = {}
+    is_timed = any(environment.get(variable, "").strip() for variable in _TIMEOUT_VARIABLES)
+    if name in _OTLP.values() and not is_timed:
+        arguments["timeout"] = DEFAULT_TIMEOUT_S
+    exporter = found.load()(**arguments)
+    if not isinstance(exporter, SpanExporter):
+        raise TypeError(f"OTEL_TRACES_EXPORTER: {name!r} is no exporter of spans")
+    return exporter
+
 
 _log = logging.getLogger(__name__)
 

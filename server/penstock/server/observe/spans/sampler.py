@@ -1,9 +1,12 @@
-"""Sampling: the SDK's sampler decides, except on what must be kept.
+"""Which traces are kept: those that must be, and what the SDK's sampler keeps of the others.
 
-Owns the sampler that wraps the SDK's, and how `OTEL_TRACES_SAMPLER` chooses that one.
+Whether one must be kept is decided at its request's end, when all is known. Owns the sampler that
+wraps the SDK's, and how `OTEL_TRACES_SAMPLER` chooses that one.
 """
 
+import enum
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from importlib.metadata import entry_points
 from typing import Any, cast
@@ -14,8 +17,47 @@ from opentelemetry.sdk.trace.sampling import SamplingResult as Result
 from opentelemetry.trace import Link, SpanContext, SpanKind, TraceState, get_current_span
 from opentelemetry.util.types import Attributes
 
-from penstock.server.observe.spans.keep import KeepReason
+from penstock.server.observe.config import TracingConfig
+from penstock.server.observe.request_record import RequestRecord
 from penstock.server.observe.spans.keys import SAMPLING_REASON
+from penstock.server.observe.status_codes import is_server_error
+
+
+class KeepReason(enum.StrEnum):
+    """Why a trace was kept: the values of `penstock.sampling.reason`."""
+
+    ERROR = "error"
+    SLOW = "slow"
+    PREEMPTED = "preempted"
+    REPLAYED = "replayed"
+    """Its engine died under it."""
+    PARENT = "parent"
+    """The caller's decision, as the SDK's sampler honours it."""
+    SAMPLER = "sampler"
+    """The SDK's sampler's own decision."""
+
+
+def reason_to_keep(record: RequestRecord, config: TracingConfig) -> KeepReason | None:
+    """Why this request must be kept; None: let the sampler decide."""
+    if is_server_error(record.code):
+        return KeepReason.ERROR
+    if record.num_replays:
+        return KeepReason.REPLAYED
+    if _is_slow(record, config):
+        return KeepReason.SLOW
+    if record.num_preemptions:
+        return KeepReason.PREEMPTED
+    return None
+
+
+def _is_slow(record: RequestRecord, config: TracingConfig) -> bool:
+    whole_s = record.end_s - record.arrival_s
+    # One that ended without a first token waited for it until its end.
+    first_s = record.ttft_s if math.isfinite(record.ttft_s) else whole_s
+    return (config.slow_s is not None and whole_s > config.slow_s) or (
+        config.slow_ttft_s is not None and first_s > config.slow_ttft_s
+    )
+
 
 _logger = logging.getLogger(__name__)
 _RATIO_SAMPLERS = ("traceidratio", "parentbased_traceidratio")

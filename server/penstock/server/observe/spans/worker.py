@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from penstock.server.observe.request_record import RequestRecord
-from penstock.server.observe.spans.tally import Tally
+from penstock.server.observe.spans.span_processor import Tally
 
 MAX_QUEUED_RECORDS = 4096
 _COMPLAINT_PAUSE_S = 60.0

@@ -19,9 +19,13 @@ from opentelemetry.trace import (
 
 from penstock.server.observe.config import TracingConfig
 from penstock.server.observe.request_record import RequestRecord
-from penstock.server.observe.spans.keep import KeepReason, reason_to_keep
 from penstock.server.observe.spans.keys import SAMPLING_REASON
-from penstock.server.observe.spans.sampler import KeepSampler, sampler_from
+from penstock.server.observe.spans.sampler import (
+    KeepReason,
+    KeepSampler,
+    reason_to_keep,
+    sampler_from,
+)
 from support.request_records import preempted_record, refused_record, request_record
 
 CONFIG = TracingConfig(is_on=True, slow_ttft_s=1.0, slow_s=10.0)

@@ -6,13 +6,13 @@ from pathlib import Path
 
 from penstock.server.observe.request_record import Content, RequestOptions
 from penstock.server.observe.spans import keys
+from penstock.server.observe.spans.attributes import start_attributes
 from penstock.server.observe.spans.keys import KEYS, Place
-from penstock.server.observe.spans.plan import PlanOptions, plan_trace
-from penstock.server.observe.spans.root_attributes import start_attributes
 from support.request_records import preempted_record, refused_record, request_record
+from support.span_trees import tree_of
 
 PAGE = Path(__file__).parents[5] / "docs" / "tracing.md"
-EVERYTHING = PlanOptions(model="tiny", has_content=True, has_next_rpc_keys=True)
+EVERYTHING = {"has_content": True, "has_next_rpc_keys": True}
 ALL_OPTIONS = RequestOptions(
     is_chat=True, num_outputs=2, max_tokens=1, temperature=1.0, top_p=1.0, top_k=1,
     frequency_penalty=0.1, presence_penalty=0.1, seed=1, priority=1,
@@ -36,10 +36,10 @@ def test_no_key_stands_twice() -> None:
 def test_every_attribute_is_in_the_table_and_on_its_span() -> None:
     places = {key.name: key.place for key in KEYS}
     for record in RECORDS:
-        plan = plan_trace(record, EVERYTHING)
-        for name in (*start_attributes(record), *plan.attributes):
+        tree = tree_of(record, **EVERYTHING)
+        for name in (*start_attributes(record), *tree.attributes):
             assert places[name] is Place.ROOT
-        for child in plan.children:
+        for child in tree.children:
             for name in child.attributes:
                 allowed = {Place.STAY} if child.name in ("prefill", "decode") else set[Place]()
                 assert places[name] in allowed | {Place(child.name)}
@@ -48,15 +48,15 @@ def test_every_attribute_is_in_the_table_and_on_its_span() -> None:
 def test_every_key_of_the_table_is_used() -> None:
     used = {keys.SAMPLING_REASON, keys.QUEUE_FAIRNESS}
     for record in RECORDS:
-        plan = plan_trace(record, EVERYTHING)
-        used |= {*start_attributes(record), *plan.attributes}
-        used |= {name for child in plan.children for name in child.attributes}
+        tree = tree_of(record, **EVERYTHING)
+        used |= {*start_attributes(record), *tree.attributes}
+        used |= {name for child in tree.children for name in child.attributes}
     assert used == {key.name for key in KEYS}
 
 
 def test_usage_stands_on_the_root_alone() -> None:
     for record in RECORDS:
-        for child in plan_trace(record, EVERYTHING).children:
+        for child in tree_of(record, **EVERYTHING).children:
             assert not [name for name in child.attributes if name.startswith("gen_ai.")]
 
 

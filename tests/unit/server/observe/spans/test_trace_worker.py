@@ -12,12 +12,10 @@ from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
 from penstock.server.observe.config import TracingConfig
 from penstock.server.observe.request_record import RequestRecord
-from penstock.server.observe.spans.clock import UnixClock, to_unix_ns
-from penstock.server.observe.spans.export import start_tracing
-from penstock.server.observe.spans.exporters import make_exporters
-from penstock.server.observe.spans.outlet import Room, WatchedExporter
+from penstock.server.observe.spans.export import make_exporters, start_tracing
 from penstock.server.observe.spans.quiet_logs import OncePerMinute
-from penstock.server.observe.spans.tally import NAMES, Tally
+from penstock.server.observe.spans.span_processor import NAMES, Room, Tally, WatchedExporter
+from penstock.server.observe.spans.span_writer import UnixClock, to_unix_ns
 from penstock.server.observe.spans.variables import (
     check_numbers,
     forget_blank_numbers,

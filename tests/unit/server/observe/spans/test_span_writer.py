@@ -1,4 +1,4 @@
-"""A record and the trace planned from it: what each end says, and where."""
+"""A record and the trace written from it: what each end says, and where."""
 
 from __future__ import annotations
 
@@ -12,15 +12,13 @@ from penstock.scheduler.events import Stay, Wait
 from penstock.server.observe.request_record import (
     Content,
     RequestOptions,
-    RequestRecord,
     Segment,
     SegmentKind,
 )
 from penstock.server.observe.spans import keys
-from penstock.server.observe.spans.plan import MAX_CHILDREN, PlanOptions, plan_trace
-from penstock.server.observe.spans.root_attributes import MAX_TEXT, start_attributes
-from penstock.server.observe.spans.span_plan import SpanPlan
-from penstock.server.observe.spans.status import is_server_error, status_name
+from penstock.server.observe.spans.attributes import MAX_TEXT, start_attributes
+from penstock.server.observe.spans.span_writer import MAX_CHILDREN
+from penstock.server.observe.status_codes import is_server_error, status_name
 from support.request_records import (
     GENERATE,
     STAY,
@@ -29,25 +27,21 @@ from support.request_records import (
     request_record,
     trace_parent,
 )
+from support.span_trees import SpanTree, tree_of
 
-OPTIONS = PlanOptions(model="tiny-served")
-
-
-def plan_of(record: RequestRecord, **options: Any) -> SpanPlan:
-    """Its plan."""
-    return plan_trace(record, PlanOptions(model="tiny-served", **options))
+SECOND_NS = 10**9
 
 
-def child(plan: SpanPlan, name: str, nth: int = 0) -> SpanPlan:
+def child(tree: SpanTree, name: str, nth: int = 0) -> SpanTree:
     """The nth child of that name."""
-    return [span for span in plan.children if span.name == name][nth]
+    return [span for span in tree.children if span.name == name][nth]
 
 
 def test_the_root_is_named_by_the_rpc_and_tells_of_the_call() -> None:
     record = request_record()
-    plan = plan_of(record)
-    assert (plan.name, plan.start_s, plan.end_s) == (GENERATE, 100.0, 102.0)
-    assert plan.span_id == int.from_bytes(record.trace.span_id, "big")
+    tree = tree_of(record)
+    assert (tree.name, tree.start_ns, tree.end_ns) == (GENERATE, 100 * SECOND_NS, 102 * SECOND_NS)
+    assert tree.span_id == int.from_bytes(record.trace.span_id, "big")
     assert start_attributes(record) == {
         "rpc.system.name": "grpc",
         "rpc.method": GENERATE,
@@ -55,7 +49,7 @@ def test_the_root_is_named_by_the_rpc_and_tells_of_the_call() -> None:
         "gen_ai.provider.name": "penstock",
         "gen_ai.request.model": "tiny",
     }
-    assert plan.attributes == {
+    assert tree.attributes == {
         "rpc.response.status_code": "OK",
         "network.peer.address": "127.0.0.1",
         "network.peer.port": 50123,
@@ -82,20 +76,20 @@ def test_the_root_is_named_by_the_rpc_and_tells_of_the_call() -> None:
         "penstock.messages": 18,
         "penstock.queue.estimated_s": 0.4,
     }
-    assert not plan.is_error
-    assert plan.events == ()
+    assert not tree.is_error
+    assert tree.events == ()
 
 
 def test_children_are_the_segments_and_say_why() -> None:
-    plan = plan_of(request_record())
-    assert [span.name for span in plan.children] == [
+    tree = tree_of(request_record())
+    assert [span.name for span in tree.children] == [
         "prepare",
         "queue",
         "prefill",
         "decode",
         "deliver",
     ]
-    assert child(plan, "queue").attributes == {
+    assert child(tree, "queue").attributes == {
         "penstock.queue.outcome": "admitted",
         "penstock.queue.position": 5,
         "penstock.queue.reason": "blocks",
@@ -105,17 +99,17 @@ def test_children_are_the_segments_and_say_why() -> None:
         "penstock.queue.other_s": 0.05,
         "penstock.queue.passed_by": 2,
     }
-    assert child(plan, "prefill").attributes == {
+    assert child(tree, "prefill").attributes == {
         "penstock.prefill.cached_tokens": 32,
         "penstock.prefill.chunks": 3,
     }
-    assert child(plan, "decode").attributes == {
+    assert child(tree, "decode").attributes == {
         "penstock.decode.tokens": 17,
         "penstock.decode.steps": 17,
         "penstock.batch.min_size": 4,
         "penstock.batch.max_size": 9,
     }
-    assert child(plan, "prepare").attributes == child(plan, "deliver").attributes == {}
+    assert child(tree, "prepare").attributes == child(tree, "deliver").attributes == {}
 
 
 @pytest.mark.parametrize(
@@ -138,11 +132,11 @@ def test_children_are_the_segments_and_say_why() -> None:
 def test_a_status_is_an_error_only_where_the_conventions_say(
     code: int, reason: str, status: str, is_error: bool
 ) -> None:
-    plan = plan_of(refused_record(code, reason))
-    assert plan.is_error is is_error
-    assert plan.attributes[keys.RPC_STATUS] == status
-    assert plan.attributes.get(keys.ERROR_TYPE) == (status if is_error else None)
-    assert plan.attributes.get(keys.ERROR_REASON) == (reason or None)
+    tree = tree_of(refused_record(code, reason))
+    assert tree.is_error is is_error
+    assert tree.attributes[keys.RPC_STATUS] == status
+    assert tree.attributes.get(keys.ERROR_TYPE) == (status if is_error else None)
+    assert tree.attributes.get(keys.ERROR_REASON) == (reason or None)
 
 
 def test_codes_that_are_none_are_unknown() -> None:
@@ -152,10 +146,10 @@ def test_codes_that_are_none_are_unknown() -> None:
 
 
 def test_a_refused_request_used_no_tokens_and_has_no_phases_it_never_had() -> None:
-    plan = plan_of(refused_record(8, "QUEUE_FULL"))
-    assert [span.name for span in plan.children] == ["prepare"]
-    assert plan.attributes[keys.PROMPT_TOKENS] == 96
-    told = set(plan.attributes)
+    tree = tree_of(refused_record(8, "QUEUE_FULL"))
+    assert [span.name for span in tree.children] == ["prepare"]
+    assert tree.attributes[keys.PROMPT_TOKENS] == 96
+    told = set(tree.attributes)
     assert not told & {keys.USAGE_INPUT, keys.USAGE_OUTPUT, keys.USAGE_CACHED, keys.RESPONSE_MODEL}
     assert {key for key in told if key.startswith("gen_ai.latency.")} == {keys.LATENCY_E2E}
     assert keys.RESPONSE_FINISH_REASONS not in told
@@ -177,7 +171,7 @@ def test_a_wait_that_led_nowhere_says_how_it_ended(changes: dict[str, Any], outc
         Segment(SegmentKind.QUEUE, 100.1, 100.9, wait=Wait(fairness_s=0.8)),
         Segment(SegmentKind.DELIVER, 100.9, 102.0),
     )
-    queue = child(plan_of(request_record(segments=segments, **changes)), "queue")
+    queue = child(tree_of(request_record(segments=segments, **changes)), "queue")
     assert queue.attributes[keys.QUEUE_OUTCOME] == outcome
     assert queue.attributes[keys.QUEUE_REASON] == "fairness"
 
@@ -185,18 +179,18 @@ def test_a_wait_that_led_nowhere_says_how_it_ended(changes: dict[str, Any], outc
 def test_a_wait_that_nobody_explained_has_no_reason() -> None:
     segments = (Segment(SegmentKind.QUEUE, 100.0, 102.0),)
     record = request_record(segments=segments, num_ahead=-1)
-    assert child(plan_of(record), "queue").attributes == {keys.QUEUE_OUTCOME: "finished"}
+    assert child(tree_of(record), "queue").attributes == {keys.QUEUE_OUTCOME: "finished"}
 
 
 def test_a_preemption_is_an_event_and_a_second_stay() -> None:
-    plan = plan_of(preempted_record())
-    assert [(event.name, event.at_s) for event in plan.events] == [("penstock.preempted", 100.8)]
-    assert plan.attributes[keys.PREEMPTIONS] == 1
-    assert child(plan, "queue", 0).attributes[keys.QUEUE_POSITION] == 5
-    assert keys.QUEUE_POSITION not in child(plan, "queue", 1).attributes
-    assert child(plan, "queue", 1).attributes[keys.QUEUE_REASON] == "blocks"
-    assert child(plan, "prefill", 1).attributes[keys.PREFILL_CHUNKS] == 1
-    assert child(plan, "decode", 1).attributes[keys.DECODE_STEPS] == 8
+    tree = tree_of(preempted_record())
+    assert list(tree.events) == [("penstock.preempted", 100_800_000_000)]
+    assert tree.attributes[keys.PREEMPTIONS] == 1
+    assert child(tree, "queue", 0).attributes[keys.QUEUE_POSITION] == 5
+    assert keys.QUEUE_POSITION not in child(tree, "queue", 1).attributes
+    assert child(tree, "queue", 1).attributes[keys.QUEUE_REASON] == "blocks"
+    assert child(tree, "prefill", 1).attributes[keys.PREFILL_CHUNKS] == 1
+    assert child(tree, "decode", 1).attributes[keys.DECODE_STEPS] == 8
 
 
 def test_an_engine_that_died_is_no_preemption() -> None:
@@ -207,9 +201,9 @@ def test_an_engine_that_died_is_no_preemption() -> None:
         Segment(SegmentKind.DECODE, 101.0, 101.5, stay=STAY),
         Segment(SegmentKind.QUEUE, 101.5, 102.0),
     )
-    plan = plan_of(request_record(segments=segments, num_replays=1, num_preemptions=1))
-    assert [event.name for event in plan.events] == ["penstock.replayed", "penstock.preempted"]
-    assert plan.attributes[keys.REPLAYS] == 1
+    tree = tree_of(request_record(segments=segments, num_replays=1, num_preemptions=1))
+    assert [name for name, _ in tree.events] == ["penstock.replayed", "penstock.preempted"]
+    assert tree.attributes[keys.REPLAYS] == 1
 
 
 def test_the_time_without_an_engine_is_a_wait_of_its_own() -> None:
@@ -221,8 +215,8 @@ def test_the_time_without_an_engine_is_a_wait_of_its_own() -> None:
         Segment(SegmentKind.QUEUE, 101.5, 101.6),
         Segment(SegmentKind.PREFILL, 101.6, 102.0),
     )
-    plan = plan_of(request_record(segments=segments, num_replays=2))
-    waits = [one.attributes for one in plan.children if one.name == "queue"]
+    tree = tree_of(request_record(segments=segments, num_replays=2))
+    waits = [one.attributes for one in tree.children if one.name == "queue"]
     assert [wait[keys.QUEUE_OUTCOME] for wait in waits] == [
         "resubmitted",
         "engine_lost",
@@ -231,13 +225,13 @@ def test_the_time_without_an_engine_is_a_wait_of_its_own() -> None:
     ]
     reasons = [wait.get(keys.QUEUE_REASON) for wait in waits]
     assert reasons == ["engine_lost", "slots", "engine_lost", None]
-    assert [event.name for event in plan.events] == ["penstock.replayed"] * 2
+    assert [name for name, _ in tree.events] == ["penstock.replayed"] * 2
 
 
 def test_a_stay_that_ended_in_its_prefill_tells_of_its_batch_there() -> None:
     stay = Stay(num_chunks=2, num_steps=2, min_batch_size=7, max_batch_size=8)
     segments = (Segment(SegmentKind.PREFILL, 100.0, 102.0, stay=stay),)
-    assert child(plan_of(request_record(segments=segments)), "prefill").attributes == {
+    assert child(tree_of(request_record(segments=segments)), "prefill").attributes == {
         keys.PREFILL_CACHED: 0,
         keys.PREFILL_CHUNKS: 2,
         keys.BATCH_MIN: 7,
@@ -246,25 +240,25 @@ def test_a_stay_that_ended_in_its_prefill_tells_of_its_batch_there() -> None:
 
 
 def test_what_happened_to_its_reader_is_told() -> None:
-    plan = plan_of(request_record(num_stalls=2, stalled_s=1.5, options=RequestOptions(priority=4)))
-    assert plan.attributes[keys.STALLS] == 2
-    assert plan.attributes[keys.STALLED] == 1.5
-    assert plan.attributes[keys.PRIORITY] == 4
+    tree = tree_of(request_record(num_stalls=2, stalled_s=1.5, options=RequestOptions(priority=4)))
+    assert tree.attributes[keys.STALLS] == 2
+    assert tree.attributes[keys.STALLED] == 1.5
+    assert tree.attributes[keys.PRIORITY] == 4
 
 
 def test_several_outputs_and_a_chat() -> None:
     options = RequestOptions(is_chat=True, is_stream=False, num_outputs=2)
     record = request_record(options=options, finish_reasons=("STOP", "TIME_LIMIT"))
-    plan = plan_of(record)
+    tree = tree_of(record)
     assert start_attributes(record)[keys.OPERATION] == "chat"
-    assert plan.attributes[keys.REQUEST_CHOICES] == 2
-    assert plan.attributes[keys.REQUEST_STREAM] is False
-    assert plan.attributes[keys.RESPONSE_FINISH_REASONS] == ("stop", "time_limit")
+    assert tree.attributes[keys.REQUEST_CHOICES] == 2
+    assert tree.attributes[keys.REQUEST_STREAM] is False
+    assert tree.attributes[keys.RESPONSE_FINISH_REASONS] == ("stop", "time_limit")
 
 
 def test_the_next_rpc_keys_come_beside_todays() -> None:
-    assert keys.RPC_STATUS_NEXT not in plan_of(request_record()).attributes
-    attributes = plan_of(request_record(), has_next_rpc_keys=True).attributes
+    assert keys.RPC_STATUS_NEXT not in tree_of(request_record()).attributes
+    attributes = tree_of(request_record(), has_next_rpc_keys=True).attributes
     assert attributes[keys.RPC_STATUS_NEXT] == attributes[keys.RPC_STATUS] == "OK"
 
 
@@ -281,7 +275,7 @@ def test_the_next_rpc_keys_come_beside_todays() -> None:
     ],
 )
 def test_the_peer_is_taken_apart(peer: str, address: str | None, port: int | None) -> None:
-    attributes = plan_of(request_record(peer=peer)).attributes
+    attributes = tree_of(request_record(peer=peer)).attributes
     assert attributes.get(keys.PEER_ADDRESS) == address
     assert attributes.get(keys.PEER_PORT) == port
 
@@ -289,9 +283,9 @@ def test_the_peer_is_taken_apart(peer: str, address: str | None, port: int | Non
 def test_content_is_told_only_if_captured_and_wanted() -> None:
     content = Content(prompt='say "hi"\n', outputs=("hi", "hé"))
     record = request_record(content=content, finish_reasons=("STOP", "LENGTH"))
-    assert keys.INPUT_MESSAGES not in plan_of(record).attributes
-    assert keys.INPUT_MESSAGES not in plan_of(request_record(), has_content=True).attributes
-    attributes = plan_of(record, has_content=True).attributes
+    assert keys.INPUT_MESSAGES not in tree_of(record).attributes
+    assert keys.INPUT_MESSAGES not in tree_of(request_record(), has_content=True).attributes
+    attributes = tree_of(record, has_content=True).attributes
     assert json.loads(str(attributes[keys.INPUT_MESSAGES])) == [
         {"role": "user", "parts": [{"type": "text", "content": 'say "hi"\n'}]}
     ]
@@ -311,7 +305,7 @@ def test_what_a_client_wrote_is_cut_and_reasons_are_names() -> None:
         model=long, tenant=long, request_id=long, reason="the prompt was: secret",
         finish_reasons=("secret words",), peer=f"unix:{long}",
     )  # fmt: skip
-    attributes = {**start_attributes(record), **plan_of(record).attributes}
+    attributes = {**start_attributes(record), **tree_of(record).attributes}
     for key in (keys.REQUEST_MODEL, keys.TENANT, keys.RESPONSE_ID, keys.PEER_ADDRESS):
         assert len(str(attributes[key])) == MAX_TEXT
     assert attributes[keys.ERROR_REASON] == "other"
@@ -323,10 +317,13 @@ def test_a_trace_without_end_is_bounded_and_keeps_both_its_ends() -> None:
     segments = tuple(
         Segment(kinds[number % 2], 100.0 + number, 101.0 + number) for number in range(400)
     )
-    plan = plan_of(request_record(segments=segments, end_s=500.0))
-    assert len(plan.children) == MAX_CHILDREN
-    assert (plan.children[0].start_s, plan.children[-1].end_s) == (100.0, 500.0)
-    ids = {plan.span_id, *(span.span_id for span in plan.children)}
+    tree = tree_of(request_record(segments=segments, end_s=500.0))
+    assert len(tree.children) == MAX_CHILDREN
+    assert (tree.children[0].start_ns, tree.children[-1].end_ns) == (
+        100 * SECOND_NS,
+        500 * SECOND_NS,
+    )
+    ids = {tree.span_id, *(span.span_id for span in tree.children)}
     assert len(ids) == MAX_CHILDREN + 1
     assert 0 not in ids
 
@@ -334,12 +331,12 @@ def test_a_trace_without_end_is_bounded_and_keeps_both_its_ends() -> None:
 def test_a_child_never_gets_the_id_that_is_none() -> None:
     root_id = -0x9E3779B97F4A7C15 % 2**64
     trace = trace_parent(span_id=root_id.to_bytes(8, "big"))
-    ids = [span.span_id for span in plan_of(request_record(trace=trace)).children]
+    ids = [span.span_id for span in tree_of(request_record(trace=trace)).children]
     assert 0 not in ids
     assert len(set(ids)) == len(ids)
 
 
 def test_numbers_that_are_not_known_are_not_told() -> None:
     record = request_record(ttft_s=math.nan, estimated_queue_s=math.nan)
-    told = set(plan_of(record).attributes)
+    told = set(tree_of(record).attributes)
     assert not told & {keys.LATENCY_TTFT, keys.QUEUE_ESTIMATE}

@@ -1,8 +1,8 @@
-"""The way out for spans: the SDK's batch processor, made so that it drops nothing unseen.
+"""The SDK's batch processor of spans, made so that it drops nothing unseen, and the counts.
 
-The processor's queue drops its oldest spans when it is full and tells nobody. So whoever ends a
+The processor's queue drops its oldest spans when it is full and reports nothing. So whoever ends a
 span waits here until there is room in it: what does not fit is then dropped, and counted, where
-records come in. And the exporter is wrapped, because the processor does not say how exports went.
+records come in. And the exporter is wrapped, because the processor does not report how exports went.
 """
 
 import threading
@@ -11,7 +11,35 @@ from collections.abc import Sequence
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 
-from penstock.server.observe.spans.tally import Tally
+NAMES: tuple[str, ...] = (
+    "traces_kept",
+    "traces_sampled_out",
+    "traces_dropped_queue_full",
+    "traces_dropped_closing",
+    "traces_dropped_unwritable",
+    "spans_exported",
+    "spans_dropped_export",
+    "spans_dropped_closing",
+)
+"""All counts; they only grow. `_dropped_` is followed by the reason."""
+
+
+class Tally:
+    """The counts, all there from the start."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counts = dict.fromkeys(NAMES, 0)
+
+    def add(self, name: str, num: int) -> None:
+        """Raises KeyError for a name that is not in `NAMES`."""
+        with self._lock:
+            self._counts[name] += num
+
+    def counts(self) -> dict[str, int]:
+        """All of them, as of one moment."""
+        with self._lock:
+            return dict(self._counts)
 
 
 class Room:

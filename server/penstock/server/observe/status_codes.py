@@ -1,10 +1,32 @@
-"""gRPC status codes as spans tell them: their names, and which make a server's span an error.
+"""The names of gRPC's status codes for spans and metrics, and which make a server's span an error.
 
 Knows no grpc and no OpenTelemetry. Source of the rule: semantic conventions 1.44, "gRPC", span of
 the server: a client's mistake, a refusal or a cancellation is no error of ours.
 """
 
-from penstock.server.observe.status_names import STATUS_NAMES
+from typing import Final
+
+STATUS_NAMES: Final = (
+    "OK",
+    "CANCELLED",
+    "UNKNOWN",
+    "INVALID_ARGUMENT",
+    "DEADLINE_EXCEEDED",
+    "NOT_FOUND",
+    "ALREADY_EXISTS",
+    "PERMISSION_DENIED",
+    "RESOURCE_EXHAUSTED",
+    "FAILED_PRECONDITION",
+    "ABORTED",
+    "OUT_OF_RANGE",
+    "UNIMPLEMENTED",
+    "INTERNAL",
+    "UNAVAILABLE",
+    "DATA_LOSS",
+    "UNAUTHENTICATED",
+)
+"""By code."""
+
 
 _UNKNOWN = 2
 _ERRORS = frozenset(
