@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from penstock.server.observe.metrics.http import MetricsServer
+from penstock.server.observe.metrics.live_status import status_json
 from penstock.server.observe.metrics.service_metrics import ServiceMetrics
-from penstock.server.observe.metrics.status_json import status_json
 from penstock.server.observe.operations.desk import DeskError
 from support.chromium import Left, visited
 from support.metric_tellings import request_view, snapshot

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.server.observe import heartbeat_timer as pulse
+from penstock.server.observe import heartbeat
 from penstock.server.observe.front_receiver import FrontsHub
 from penstock.server.observe.heartbeat import Beat
 from penstock.server.observe.service_listeners import ServiceListener
@@ -40,7 +40,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> ModelText:
 async def test_an_engine_that_comes_or_goes_is_told_at_once(
     text: ModelText, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pulse, "_TICK_S", 3600.0)
+    monkeypatch.setattr(heartbeat, "_TICK_S", 3600.0)
     path = tmp_path / "observer.sock"
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(str(path))

@@ -22,15 +22,15 @@ from penstock.scheduler.live_view import LiveView
 from penstock.scheduler.state import RequestState
 from penstock.server.observe.flight.facts import FlightFacts
 from penstock.server.observe.flight.layout import STEP, EventKind
-from penstock.server.observe.flight.memory import create_memory
-from penstock.server.observe.flight.reader import FlightReader
-from penstock.server.observe.flight.ring_memory import (
+from penstock.server.observe.flight.memory import (
     EVENT_RING,
     REQUEST_RING,
     STEP_RING,
     RingMemory,
+    create_memory,
 )
-from penstock.server.observe.front_view import FrontView
+from penstock.server.observe.flight.reader import FlightReader
+from penstock.server.observe.frames import FrontView
 from penstock.server.observe.heartbeat import Beat, OutcomeCount
 from penstock.server.observe.operations.desk import DeskError
 from penstock.server.observe.operations.snapshot import (

@@ -88,4 +88,4 @@ def _tree(span: ReadableSpan) -> SpanTree:
 
 def _id_of(span: ReadableSpan) -> int:
     assert span.context is not None
-    return span.context.span_id
+    return int(span.context.span_id)

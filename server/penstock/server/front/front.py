@@ -38,7 +38,7 @@ from penstock.server.front.text_quota import TextQuotas
 from penstock.server.front.views import view_of
 from penstock.server.link.attaching import ResumePort
 from penstock.server.link.ports import EngineHello, EnginePort, EngineUnavailable
-from penstock.server.observe.front_view import FrontView
+from penstock.server.observe.frames import FrontView
 from penstock.server.observe.request_recorder import Journal
 from penstock.server.tenants import NOBODY, engine_request_id
 from penstock.server.text.model_text import ModelText

@@ -13,7 +13,7 @@ from penstock.server.link.frames import Frame, ObserverHello, decode, encode
 from penstock.server.link.look_frames import Look, LookAnswer, Order, OrderAnswer, OrderVerb
 from penstock.server.link.ports import EngineHello, EngineUnavailable
 from penstock.server.link.wire import LinkError
-from penstock.server.observe.questions import Questions
+from penstock.server.observe.front_receiver import Questions
 
 _PAUSES_S = (0.05, 1.0)
 _MAX_UNSENT_BYTES = 1024 * 1024

@@ -19,6 +19,7 @@ from penstock.server.link.dispatch import CarryOut
 from penstock.server.link.look_frames import Order, OrderAnswer
 from penstock.server.link.wire import LinkError
 from penstock.server.observe.frames import (
+    FrontView,
     Hello,
     LiveAnswer,
     LiveQuery,
@@ -27,7 +28,6 @@ from penstock.server.observe.frames import (
     decode,
     encode,
 )
-from penstock.server.observe.front_view import FrontView
 from penstock.server.observe.heartbeat import Beat
 
 log = logging.getLogger(__name__)

@@ -1,15 +1,40 @@
-"""The frames between a front and the observer process.
+"""The frames between a front and the observer process, with the live requests of a front.
 
 Owns which kinds there are. Records pass as bytes, so that one that cannot be read is lost alone.
 Does not know sockets.
 """
 
+from dataclasses import dataclass
 from typing import TypeAlias
 
 from penstock.server.link.look_frames import Order, OrderAnswer
 from penstock.server.link.wire import Codec, TaggedFrame
-from penstock.server.observe.front_view import FrontView
 from penstock.server.observe.heartbeat import Beat
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrontView:
+    """A request that has not been released.
+
+    `keys`: of its outputs, as the engine knows them; empty while it is prepared. `phase`: the value
+    of a `SegmentKind`; `history`: every phase it entered, with the time, oldest first.
+    `trace_id`: 32 hexadecimal digits. `num_backlog_tokens`: output its reader has not taken.
+    """
+
+    front_id: int
+    keys: tuple[int, ...]
+    request_id: str
+    tenant: str
+    priority: int
+    trace_id: str
+    arrival_s: float
+    phase: str
+    history: tuple[tuple[str, float], ...]
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    num_output_tokens: int
+    num_preemptions: int
+    num_backlog_tokens: int
 
 
 class Hello(TaggedFrame, frozen=True, kw_only=True):

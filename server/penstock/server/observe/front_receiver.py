@@ -9,12 +9,13 @@ import contextlib
 import logging
 import socket
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Generic, TypeAlias, TypeVar
 
 from penstock.server.link.connection import Connection
 from penstock.server.link.look_frames import Order, OrderAnswer, OrderVerb
 from penstock.server.link.wire import LinkError
 from penstock.server.observe.frames import (
+    FrontView,
     Hello,
     LiveAnswer,
     LiveQuery,
@@ -23,11 +24,42 @@ from penstock.server.observe.frames import (
     decode,
     encode,
 )
-from penstock.server.observe.front_view import FrontView
 from penstock.server.observe.heartbeat import Beat
-from penstock.server.observe.questions import Questions
 from penstock.server.observe.request_record import RequestRecord, decode_record
 from penstock.server.observe.service_listeners import ServiceListener
+
+T = TypeVar("T")
+_NUM_TICKETS = 2**32
+
+
+class Questions(Generic[T]):
+    """Lives on one event loop."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[int, asyncio.Future[T]] = {}
+        self._next_ticket = 0
+
+    def ask(self) -> tuple[int, asyncio.Future[T]]:
+        """A ticket for the question, and its answer to come."""
+        ticket = self._next_ticket
+        self._next_ticket = (ticket + 1) % _NUM_TICKETS
+        answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self._waiting[ticket] = answer
+        answer.add_done_callback(lambda _: self._waiting.pop(ticket, None))
+        return ticket, answer
+
+    def answer(self, ticket: int, value: T) -> None:
+        """The answer is here; nothing when nobody waits for it any more."""
+        waiting = self._waiting.get(ticket)
+        if waiting is not None and not waiting.done():
+            waiting.set_result(value)
+
+    def fail(self, error: Exception) -> None:
+        """Nobody will answer what is open."""
+        for waiting in list(self._waiting.values()):
+            if not waiting.done():
+                waiting.set_exception(error)
+
 
 log = logging.getLogger(__name__)
 

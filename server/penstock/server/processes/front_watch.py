@@ -11,10 +11,8 @@ from pathlib import Path
 from penstock.scheduler.events import Queued, StepEvents
 from penstock.server.link.ports import EngineHello, EngineListener
 from penstock.server.observe.exporter import Outbox
-from penstock.server.observe.frames import Hello
-from penstock.server.observe.front_view import FrontView
-from penstock.server.observe.heartbeat import Beat
-from penstock.server.observe.heartbeat_timer import Pulse
+from penstock.server.observe.frames import FrontView, Hello
+from penstock.server.observe.heartbeat import Beat, Pulse
 from penstock.server.observe.request_recorder import NO_ROOM, Journal
 from penstock.server.processes.orders import Orders
 from penstock.server.rpc.server import FrontServer

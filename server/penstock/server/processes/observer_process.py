@@ -25,8 +25,8 @@ from penstock.server.config import ObserverLaunch, decode_launch
 from penstock.server.link.board import BoardView, LoadState
 from penstock.server.observe.engine_client import EngineLine
 from penstock.server.observe.flight_source import FlightSource
+from penstock.server.observe.frames import FrontView
 from penstock.server.observe.front_receiver import FrontsHub
-from penstock.server.observe.front_view import FrontView
 from penstock.server.observe.operations.service import ServiceDesk
 from penstock.server.observe.operations.snapshot import RequestView
 from penstock.server.observe.service_listeners import ServiceListeners

@@ -20,6 +20,7 @@ from penstock.server.observe.flight.geometry import FACTS_OFFSET, GENERATION_OFF
 from penstock.server.observe.flight.writer import FlightWriter
 from penstock.server.observe.flight_source import FlightSource
 from penstock.server.observe.frames import (
+    FrontView,
     Hello,
     LiveAnswer,
     LiveQuery,
@@ -29,7 +30,6 @@ from penstock.server.observe.frames import (
     encode,
 )
 from penstock.server.observe.front_receiver import FrontsHub, FrontUnavailable
-from penstock.server.observe.front_view import FrontView
 from penstock.server.observe.heartbeat import Beat
 from penstock.server.observe.request_record import RequestRecord, encode_record
 from penstock.server.observe.service_listeners import NO_TOTALS, ServiceListener, ServiceListeners

@@ -14,6 +14,7 @@ from penstock.server.link.look_frames import Order, OrderAnswer, OrderVerb
 from penstock.server.link.wire import FrameBuffer
 from penstock.server.observe.exporter import FULL, NO_OBSERVER, Outbox
 from penstock.server.observe.frames import (
+    FrontView,
     Hello,
     LiveAnswer,
     LiveQuery,
@@ -22,7 +23,6 @@ from penstock.server.observe.frames import (
     decode,
     encode,
 )
-from penstock.server.observe.front_view import FrontView
 from penstock.server.observe.heartbeat import Beat
 
 PATIENCE_S = 20.0

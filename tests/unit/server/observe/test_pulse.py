@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from penstock.server.observe.heartbeat_timer import Pulse
+from penstock.server.observe.heartbeat import Pulse
 
 
 class Ticks:

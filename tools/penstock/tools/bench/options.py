@@ -22,7 +22,7 @@ from penstock.tools.simulation.options import (
 
 if TYPE_CHECKING:
     from penstock.client import Model
-    from penstock.server.observe.recording.trace import TraceRequest
+    from penstock.server.observe.recording.trace_formats import TraceRequest
     from penstock.server.settings.sources import Sources
     from penstock.tools.bench.plan import LoadPlan, TraceRow
     from penstock.tools.bench.sender import SenderConfig

@@ -16,7 +16,7 @@ from penstock.tools.simulation.flight_replay import calibrate_from_flight, fligh
 
 if TYPE_CHECKING:
     from penstock.scheduler.cost_model import CostModel
-    from penstock.server.observe.recording.trace import TraceRequest
+    from penstock.server.observe.recording.trace_formats import TraceRequest
     from penstock.server.settings.sources import Sources
     from penstock.server.settings.table import Declared
     from penstock.tools.simulation.routing import RouterKind, RoutingConfig
@@ -236,7 +236,7 @@ def _refuse_for_others(
 
 def transform_of(args: argparse.Namespace) -> "TransformConfig":
     """What is done to the trace. Raises UsageError, BadSetting."""
-    from penstock.server.observe.recording.trace import check_unique
+    from penstock.server.observe.recording.trace_formats import check_unique
     from penstock.tools.simulation.synthetic import TenantShare
     from penstock.tools.simulation.transform import TransformConfig
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from penstock.server.observe.recording.trace import (
+from penstock.server.observe.recording.trace_formats import (
     MAX_ARRIVAL_S,
     MAX_REQUEST_TOKENS,
     TraceRequest,

@@ -11,9 +11,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Self, cast
 
-from penstock.server.observe.recording.trace import TraceError, TraceRequest
 from penstock.server.observe.recording.trace_formats import (
+    TraceError,
     TraceFormat,
+    TraceRequest,
     format_of,
     parser_of,
     recorded_line,

@@ -11,7 +11,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from penstock.scheduler.setting import SettingError, check, setting
-from penstock.server.observe.recording.trace import MAX_ARRIVAL_S, TraceRequest, check_unique
+from penstock.server.observe.recording.trace_formats import (
+    MAX_ARRIVAL_S,
+    TraceRequest,
+    check_unique,
+)
 from penstock.tools.simulation.synthetic import TenantChoice, TenantShare
 
 

@@ -7,17 +7,40 @@ once). An arrow follows each request from the queue through its slots to the ste
 Pure.
 """
 
+import heapq
 from collections.abc import Iterator
 from math import isfinite, isnan
 from typing import Any
 
 from penstock.scheduler.events import WaitReason
 from penstock.scheduler.request import FailureReason, FinishReason
-from penstock.server.observe.flight.lanes import Lanes
 from penstock.server.observe.flight.layout import NO_REASON, EventKind
 from penstock.server.observe.flight.lives import Life, SlotStay, begin_s, end_s, lives_of
 from penstock.server.observe.flight.reader import Recording
 from penstock.server.observe.flight.trace_events import TraceEvents
+
+
+class Lanes:
+    """Grows as it must."""
+
+    def __init__(self) -> None:
+        self.num = 0
+        self._busy_until: list[tuple[float, int]] = []
+
+    def take(self, start_s: float, end_s: float) -> int:
+        """A lane for this interval, from 0; intervals come in order of their start.
+
+        A nanosecond lies between two on one lane, which is as short as anything is drawn.
+        """
+        until_s = max(end_s, start_s) + 2e-9
+        if self._busy_until and self._busy_until[0][0] <= start_s:
+            _, lane = heapq.heapreplace(self._busy_until, (until_s, self._busy_until[0][1]))
+            return lane
+        lane = self.num
+        self.num += 1
+        heapq.heappush(self._busy_until, (until_s, lane))
+        return lane
+
 
 ENGINE, SLOTS, QUEUE = 1, 2, 3
 STEPS_TRACK, WORK_TRACK = (ENGINE, 1), (ENGINE, 2)

@@ -26,15 +26,50 @@ from penstock.scheduler.request import RequestSpec
 from penstock.scheduler.slot_arrays import SlotArrays
 from penstock.scheduler.step_note import StepNote
 from penstock.server.observe.flight.facts import FlightFacts
-from penstock.server.observe.flight.gaps import TurnGaps
 from penstock.server.observe.flight.layout import NO_REASON, TOTALS, EventKind
-from penstock.server.observe.flight.ring_memory import (
+from penstock.server.observe.flight.memory import (
     EVENT_RING,
     REQUEST_RING,
     STEP_RING,
     RingMemory,
 )
 from penstock.server.tenants import own_request_id
+
+
+class TurnGaps:
+    """Of `num_slots` slots."""
+
+    def __init__(self, num_slots: int) -> None:
+        self._last_s: NDArray[np.float64] = np.full(num_slots, nan)
+        self._begun: list[int] = []
+
+    def begin(self, slot: int) -> None:
+        """Somebody new is in a slot since this turn, or was in it."""
+        if slot >= 0:
+            self._last_s[slot] = nan
+            self._begun.append(slot)
+
+    def measure(
+        self, arrays: SlotArrays | None, known: NDArray[np.int32], now: float
+    ) -> tuple[float, int]:
+        """Mean gap of the slots that got tokens in this turn, NaN for none, and how many they are.
+
+        `known` int32 [S]: tokens of each slot after the turn before.
+        """
+        if arrays is None:
+            return nan, 0
+        has_more = arrays.num_tokens > known
+        # What was known of such a slot was another's; its first token comes in a later turn.
+        has_more[self._begun] = False
+        gaps = now - self._last_s[has_more]
+        gaps = gaps[~np.isnan(gaps)]
+        self._last_s[has_more] = now
+        return (float(gaps.mean()), len(gaps)) if len(gaps) else (nan, 0)
+
+    def end_turn(self) -> None:
+        """What was known after the turn before is known after this one."""
+        self._begun.clear()
+
 
 _PROMPT, _CACHED, _OUTPUT, _ADMITTED, _PREEMPTED, _FINISHED, _FAILED = range(3, len(TOTALS))
 _MAX_U4, _MAX_U2 = 2**32 - 1, 2**16 - 1

@@ -12,14 +12,13 @@ import threading
 from types import TracebackType
 from typing import TextIO
 
+from penstock.server.observe.logs.limits import NoFault, RateLimit
 from penstock.server.observe.logs.lines import (
     JsonFormatter,
     LineFormatter,
     ShortFormatter,
     TextFormatter,
 )
-from penstock.server.observe.logs.no_fault import NoFault
-from penstock.server.observe.logs.rate import RateLimit
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 _FORMATTERS: dict[str, type[LineFormatter]] = {

@@ -10,7 +10,7 @@ import time
 from typing import Any
 
 from penstock.server.observe.logs.failures import Failure, Frame, failures_of
-from penstock.server.observe.logs.rate import LEFT_OUT
+from penstock.server.observe.logs.limits import LEFT_OUT
 
 FACTS = ("request_id", "trace_id", "tenant", "front_id", "step")
 """What a log call may say in `extra`, beside its message. The rest of `extra` is not written."""

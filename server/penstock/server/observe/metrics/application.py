@@ -1,4 +1,4 @@
-"""What the metrics port answers: metrics, the status page, its JSON, whether it is there at all.
+"""What the metrics port answers: metrics, the status page, its JSON, health; and to which callers.
 
 Owns the routes, as a WSGI application. Does not know sockets or threads. It reads and never
 changes anything.
@@ -17,17 +17,44 @@ from ipaddress import ip_address
 from typing import TYPE_CHECKING, Final
 from urllib.parse import parse_qs
 
-from penstock.server.observe.metrics.access import MetricsAccess
 from penstock.server.observe.metrics.exposition import Exposition
 from penstock.server.observe.operations.desk import DeskError
+from penstock.server.security.authenticator import Authenticator, NotListed, Unknown
+from penstock.server.security.rights import Right
 
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIEnvironment
 
+_log = logging.getLogger(__name__)
+
+
+class MetricsAccess:
+    """Judges Authorization headers. Threads may share one."""
+
+    def __init__(self, authenticator: Authenticator) -> None:
+        self._authenticator = authenticator
+
+    def fault(self, authorization: str | None) -> HTTPStatus | None:
+        """What is answered to a caller with this header instead of metrics; None: let it in."""
+        shown = [] if authorization is None else [authorization]
+        try:
+            # This port asks for no certificate, so there is none.
+            caller = self._authenticator.identify(shown, tuple)
+        except Unknown as error:
+            _log.info("turned away from the metrics port: %s", error)
+            return HTTPStatus.UNAUTHORIZED
+        except NotListed as error:
+            _log.info("turned away from the metrics port: %s", error)
+            return HTTPStatus.FORBIDDEN
+        if Right.METRICS not in caller.rights:
+            _log.info("tenant %s may not read metrics", caller.tenant)
+            return HTTPStatus.FORBIDDEN
+        return None
+
+
 Status = Callable[[], bytes]
 """Makes the JSON of the status page. Raises DeskError or TimeoutError while it cannot."""
 
-_log = logging.getLogger(__name__)
 _TEXT: Final = "text/plain; charset=utf-8"
 _PAGE: Final[Mapping[str, tuple[str, str]]] = {
     "/": ("index.html", "text/html; charset=utf-8"),

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 from penstock.server.observe.heartbeat import Beat, OutcomeCount
 from penstock.server.observe.metrics import catalogue, labels
-from penstock.server.observe.metrics.board import Board
 from penstock.server.observe.metrics.catalogue import MetricSpec
+from penstock.server.observe.metrics.tables import Board
 from penstock.server.observe.request_record import RequestRecord
 
 _MAX_GONE = 256

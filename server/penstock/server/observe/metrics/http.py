@@ -14,10 +14,10 @@ from socketserver import ThreadingMixIn
 from typing import Any, Final
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
-from penstock.server.observe.metrics.access import MetricsAccess
 from penstock.server.observe.metrics.application import (
     HEALTH_PATH,
     METRICS_PATH,
+    MetricsAccess,
     MetricsApplication,
     Status,
 )

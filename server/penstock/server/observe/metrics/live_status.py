@@ -1,18 +1,48 @@
-"""The status page's bytes, fetched from the desk on the event loop by threads that serve HTTP.
+"""The JSON of the status page: a snapshot and the live requests, asked for from any thread.
 
-Owns the crossing, and how often it happens: however many look, engine and fronts are asked twice
-a second at most.
+Owns the keys of `/status.json`, which are those of `Snapshot`, and how old an answer may be:
+however many people look, the service is asked twice a second.
 """
 
 import asyncio
+import dataclasses
+import json
+import math
 import threading
 import time
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final, cast
 
-from penstock.server.observe.metrics.status_json import status_json
 from penstock.server.observe.operations.desk import Desk, DeskError
-from penstock.server.observe.operations.snapshot import RequestView
+from penstock.server.observe.operations.snapshot import RequestView, Snapshot
+
+MAX_REQUESTS: Final = 500
+"""Requests that are told: the oldest. How many there are is told beside them."""
+
+
+def status_json(
+    snapshot: Snapshot, requests: tuple[RequestView, ...], requests_problem: str = ""
+) -> bytes:
+    """UTF-8. `requests_problem`: why the live requests are not known, for the reader."""
+    status = dataclasses.asdict(snapshot)
+    status["requests"] = [dataclasses.asdict(request) for request in requests[:MAX_REQUESTS]]
+    status["num_requests"] = len(requests)
+    status["requests_problem"] = requests_problem
+    # Inside a page, `</script>` would end a script element; escaped, the text is safe there too.
+    text = json.dumps(_finite(status), allow_nan=False, separators=(",", ":"))
+    return text.replace("<", "\\u003c").encode()
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        entries = cast(dict[str, Any], value)
+        return {key: _finite(entry) for key, entry in entries.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(entry) for entry in cast(list[Any], value)]
+    return value
+
 
 MAX_AGE_S: Final = 0.5
 TIMEOUT_S: Final = 5.0

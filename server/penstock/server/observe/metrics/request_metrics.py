@@ -9,8 +9,8 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
 from penstock.server.observe.metrics import catalogue, labels
-from penstock.server.observe.metrics.board import Board
 from penstock.server.observe.metrics.catalogue import MetricSpec
+from penstock.server.observe.metrics.tables import Board
 from penstock.server.observe.request_record import RequestRecord, SegmentKind
 
 _PHASES: Final[Mapping[SegmentKind, MetricSpec]] = {

@@ -1,11 +1,15 @@
-"""All metrics of a service, made of what the observer process hears.
+"""All metrics of a service, made of what the observer process receives.
 
-Owns the board and its lock: what is told comes on the event loop, scrapes come on threads.
+Owns the tables and their lock: records and steps come on the event loop, scrapes on threads. CPU
+time and memory of the processes are read when metrics are collected.
 """
 
+import os
 import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from numpy.typing import NDArray
@@ -16,14 +20,65 @@ from penstock.server.link.board import LoadState
 from penstock.server.link.ports import EngineHello
 from penstock.server.observe.heartbeat import Beat
 from penstock.server.observe.metrics import catalogue, labels
-from penstock.server.observe.metrics.board import Board
 from penstock.server.observe.metrics.catalogue import MetricSpec
 from penstock.server.observe.metrics.front_metrics import FrontMetrics
-from penstock.server.observe.metrics.process_usage import Processes, ProcessUsage
 from penstock.server.observe.metrics.request_metrics import RequestMetrics
 from penstock.server.observe.metrics.step_metrics import StepMetrics
+from penstock.server.observe.metrics.tables import Board
 from penstock.server.observe.request_record import RequestRecord
 from penstock.server.observe.service_listeners import NO_TOTALS, ServiceListener
+
+Processes = Callable[[], Mapping[str, int]]
+"""Names such as `engine`, `front` or `supervisor` and their process ids, now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """CPU time used so far, and memory held."""
+
+    cpu_s: float
+    resident_bytes: int
+
+
+def usage_of(pid: int, proc: Path = Path("/proc")) -> Usage | None:
+    """What a process uses; None if that cannot be told."""
+    try:
+        stat = (proc / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    # The name of the program stands in parentheses and may hold anything; see proc_pid_stat(5).
+    fields = stat.rpartition(")")[2].split()
+    if len(fields) < 22:
+        return None
+    ticks = int(fields[11]) + int(fields[12])
+    return Usage(
+        cpu_s=ticks / os.sysconf("SC_CLK_TCK"),
+        resident_bytes=int(fields[21]) * os.sysconf("SC_PAGE_SIZE"),
+    )
+
+
+class ProcessUsage:
+    """Tells a board of the service's processes, whenever it is asked to."""
+
+    def __init__(self, board: Board, processes: Processes) -> None:
+        self._board = board
+        self._processes = processes
+        self._told: dict[tuple[str, int], float] = {}
+
+    def tell(self) -> None:
+        """Read anew. CPU time of a name goes on counting over the processes that bore it."""
+        memory = self._board.gauge(catalogue.PROCESS_MEMORY)
+        memory.clear()
+        told: dict[tuple[str, int], float] = {}
+        for name, pid in self._processes().items():
+            if (usage := usage_of(pid)) is None:
+                continue
+            memory.set(usage.resident_bytes, name)
+            before = self._told.get((name, pid), 0.0)
+            told[name, pid] = max(before, usage.cpu_s)
+            self._board.counter(catalogue.PROCESS_CPU).add(told[name, pid] - before, name)
+        self._told = told
+
 
 TraceCounts = Callable[[], Mapping[str, int]]
 """What became of traces and spans since the start: numbers by names such as `traces_kept` or

@@ -15,8 +15,8 @@ from penstock.scheduler.events import WaitReason
 from penstock.server.link.board import LoadState
 from penstock.server.link.ports import EngineHello
 from penstock.server.observe.metrics import catalogue
-from penstock.server.observe.metrics.board import Board
 from penstock.server.observe.metrics.catalogue import MetricSpec
+from penstock.server.observe.metrics.tables import Board
 
 _TOTALS: Final[Mapping[str, MetricSpec]] = {
     "num_output_tokens": catalogue.GENERATION_TOKENS,

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from penstock.scheduler.live_view import LiveView
 from penstock.scheduler.state import RequestState
-from penstock.server.observe.front_view import FrontView
+from penstock.server.observe.frames import FrontView
 from penstock.server.observe.operations.snapshot import PhaseChange, RequestView
 from penstock.server.observe.request_record import SegmentKind
 from penstock.server.tenants import own_request_id

@@ -14,8 +14,8 @@ from penstock.scheduler.live_view import LiveView
 from penstock.server.link.control_frames import Drain, FromChild, LogLevel
 from penstock.server.link.look_frames import Order, OrderAnswer, OrderVerb
 from penstock.server.link.ports import EngineUnavailable
+from penstock.server.observe.frames import FrontView
 from penstock.server.observe.front_receiver import FrontUnavailable
-from penstock.server.observe.front_view import FrontView
 from penstock.server.observe.logs import LOG_LEVELS
 from penstock.server.observe.operations.desk import DeskError
 from penstock.server.observe.operations.snapshot import RequestView, Snapshot

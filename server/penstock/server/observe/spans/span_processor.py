@@ -2,7 +2,8 @@
 
 The processor's queue drops its oldest spans when it is full and reports nothing. So whoever ends a
 span waits here until there is room in it: what does not fit is then dropped, and counted, where
-records come in. And the exporter is wrapped, because the processor does not report how exports went.
+records come in. And the exporter is wrapped, because the processor does not report how exports
+went.
 """
 
 import threading

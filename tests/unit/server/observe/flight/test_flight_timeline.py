@@ -8,11 +8,10 @@ import pytest
 
 from penstock.scheduler.events import Preempted
 from penstock.scheduler.executor import ExecutorDied
-from penstock.server.observe.flight.lanes import Lanes
 from penstock.server.observe.flight.layout import EVENT, STEP, EventKind
 from penstock.server.observe.flight.lives import lives_of
 from penstock.server.observe.flight.reader import FlightReader, Recording
-from penstock.server.observe.flight.timeline import ENGINE, QUEUE, SLOTS, timeline_json
+from penstock.server.observe.flight.timeline import ENGINE, QUEUE, SLOTS, Lanes, timeline_json
 from penstock.tools.timeline.summary import step_seconds, summary_lines
 from support.flights import Flown, make_facts, parsed, play
 from support.trace_laws import check_trace

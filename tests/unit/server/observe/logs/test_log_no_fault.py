@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from penstock.server.observe.logs.no_fault import NoFault
+from penstock.server.observe.logs.limits import NoFault
 
 CORE = "grpc._cython.cygrpc"
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from penstock.server.observe.logs.rate import ALWAYS, BURST, LEFT_OUT, MAX_PLACES, RateLimit
+from penstock.server.observe.logs.limits import ALWAYS, BURST, LEFT_OUT, MAX_PLACES, RateLimit
 
 
 class Clock:

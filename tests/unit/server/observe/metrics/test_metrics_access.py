@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from penstock.server.observe.metrics.access import MetricsAccess
-from penstock.server.observe.metrics.application import MetricsApplication
+from penstock.server.observe.metrics.application import MetricsAccess, MetricsApplication
 from penstock.server.observe.metrics.exposition import Exposition
 from penstock.server.observe.metrics.service_metrics import ServiceMetrics
 from support.guarded import ACME, OPERATOR, Premises

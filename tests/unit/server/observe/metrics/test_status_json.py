@@ -10,8 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from penstock.server.observe.metrics.live_status import MAX_AGE_S, LiveStatus
-from penstock.server.observe.metrics.status_json import MAX_REQUESTS, status_json
+from penstock.server.observe.metrics.live_status import (
+    MAX_AGE_S,
+    MAX_REQUESTS,
+    LiveStatus,
+    status_json,
+)
 from penstock.server.observe.operations.desk import DeskError
 from penstock.server.observe.operations.snapshot import PhaseChange, RequestView, Snapshot
 from support.metric_tellings import request_view, snapshot

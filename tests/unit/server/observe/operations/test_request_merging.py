@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from penstock.scheduler.events import WaitReason
 from penstock.scheduler.live_view import LiveView
 from penstock.scheduler.state import RequestState
-from penstock.server.observe.front_view import FrontView
+from penstock.server.observe.frames import FrontView
 from penstock.server.observe.operations.merging import merge
 from penstock.server.observe.operations.snapshot import PhaseChange, RequestView
 from penstock.server.tenants import engine_request_id

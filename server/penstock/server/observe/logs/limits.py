@@ -1,7 +1,8 @@
-"""How many log lines of a kind pass: a burst, then one a second, which says how many did not.
+"""Which log lines pass: a burst of a kind, then one a second; and none of gRPC's that is no fault.
 
-Owns the count per place in the code. Lines of level CRITICAL pass always, as do those that are
-logged with `extra=ALWAYS`: starts and ends of processes, few of which none may be missing.
+Owns the count per place in the code, and the line that gRPC writes as an error when a client left
+before its answer was sent. Lines of level CRITICAL pass always, as do those that are logged with
+`extra=ALWAYS`: starts and ends of processes, few of which none may be missing.
 """
 
 import logging
@@ -10,6 +11,29 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
+
+_LOGGER: Final = "grpc._cython.cygrpc"
+_KIND: Final = "ExecuteBatchError"
+_SENDING: Final = frozenset({"_finish_handler_with_unary_response", "_send_message"})
+"""The functions that send a call's one answer."""
+
+
+class NoFault(logging.Filter):
+    """Holds that line back, and none but that."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether the line may pass."""
+        if record.name != _LOGGER or not record.exc_info:
+            return True
+        kind, _, traceback = record.exc_info
+        if kind is None or kind.__name__ != _KIND:
+            return True
+        while traceback is not None:
+            if traceback.tb_frame.f_code.co_name in _SENDING:
+                return False
+            traceback = traceback.tb_next
+        return True
+
 
 ALWAYS: Final[dict[str, Any]] = {"is_always_logged": True}
 """As `extra` of a log call: this line is never left out."""
