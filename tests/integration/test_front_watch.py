@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from penstock.server.observe import heartbeat
-from penstock.server.observe.front_receiver import FrontsHub
-from penstock.server.observe.heartbeat import Beat
+from penstock.server.observe.front_receiver import FrontReceiver
+from penstock.server.observe.heartbeat import Heartbeat
 from penstock.server.observe.service_listeners import ServiceListener
 from penstock.server.processes.front_watch import FrontWatch
 from penstock.server.text.model_text import ModelText
@@ -21,9 +21,9 @@ class Beats(ServiceListener):
     """A consumer of beats alone."""
 
     def __init__(self) -> None:
-        self._beats: asyncio.Queue[Beat] = asyncio.Queue()
+        self._beats: asyncio.Queue[Heartbeat] = asyncio.Queue()
 
-    def take_beat(self, beat: Beat) -> None:
+    def take_heartbeat(self, beat: Heartbeat) -> None:
         self._beats.put_nowait(beat)
 
     async def next(self) -> tuple[bool, int]:
@@ -46,11 +46,11 @@ async def test_an_engine_that_comes_or_goes_is_told_at_once(
     listener.bind(str(path))
     listener.listen()
     beats = Beats()
-    hub = FrontsHub(beats)
+    hub = FrontReceiver(beats)
     await hub.start(listener)
     watch = FrontWatch(path, 7)
     try:
-        async with serving(text, is_up=False, journal=watch.journal) as front:
+        async with serving(text, is_up=False, recorder=watch.recorder) as front:
             front.port.listener = watch.hearing(front.server)
             await watch.start(front.server)
             assert await beats.next() == (False, 0)
@@ -67,7 +67,7 @@ async def test_an_engine_that_is_there_first_is_in_the_first_beat(
     text: ModelText, tmp_path: Path
 ) -> None:
     watch = FrontWatch(tmp_path / "nobody.sock", 7)
-    async with serving(text, is_up=False, journal=watch.journal) as front:
+    async with serving(text, is_up=False, recorder=watch.recorder) as front:
         front.port.listener = watch.hearing(front.server)
         front.port.come_up()
         assert front.server.front.is_engine_up

@@ -34,7 +34,7 @@ class Traffic:
     def go_on(self) -> None:
         self._num += 1
         num = self._num
-        self._metrics.take_beat(
+        self._metrics.take_heartbeat(
             beat(
                 1,
                 outcome(9 * num),

@@ -119,7 +119,7 @@ async def test_other_methods_have_no_record(site: tuple[ServedFront, RecordLog])
     with pytest.raises(grpc.aio.AioRpcError):
         await served.stub.Cancel(pb.CancelRequest())
     assert log.records == []
-    assert log.journal.outcomes() == ()
+    assert log.recorder.outcomes() == ()
 
 
 async def test_no_journal_no_records(text: ModelText) -> None:

@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from penstock.scheduler.executor import ExecutorInfo
 from penstock.server.link.ports import EngineHello
 from penstock.server.observe.flight.layout import STEP
-from penstock.server.observe.heartbeat import Beat, OutcomeCount
+from penstock.server.observe.heartbeat import Heartbeat, OutcomeCount
 from penstock.server.observe.metrics.exposition import Exposition
 from penstock.server.observe.metrics.service_metrics import ServiceMetrics
 from penstock.server.observe.operations.snapshot import (
@@ -59,7 +59,7 @@ def outcome(num: int = 1, **settings: Any) -> OutcomeCount:
     return OutcomeCount(**{**defaults, **settings}, num=num)
 
 
-def beat(front_id: int = 1, *outcomes: OutcomeCount, **settings: Any) -> Beat:
+def beat(front_id: int = 1, *outcomes: OutcomeCount, **settings: Any) -> Heartbeat:
     defaults: dict[str, Any] = {
         "pid": 100 + front_id,
         "epoch": 1,
@@ -75,7 +75,7 @@ def beat(front_id: int = 1, *outcomes: OutcomeCount, **settings: Any) -> Beat:
         "num_internal_errors": 0,
         "num_records": 0,
     }
-    return Beat(front_id=front_id, outcomes=outcomes, **{**defaults, **settings})
+    return Heartbeat(front_id=front_id, outcomes=outcomes, **{**defaults, **settings})
 
 
 def record(*segments: Segment, **settings: Any) -> RequestRecord:

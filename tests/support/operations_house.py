@@ -31,8 +31,8 @@ from penstock.server.observe.flight.memory import (
 )
 from penstock.server.observe.flight.reader import FlightReader
 from penstock.server.observe.frames import FrontView
-from penstock.server.observe.heartbeat import Beat, OutcomeCount
-from penstock.server.observe.operations.desk import DeskError
+from penstock.server.observe.heartbeat import Heartbeat, OutcomeCount
+from penstock.server.observe.operations.operations import OperationsError
 from penstock.server.observe.operations.snapshot import (
     CacheSnapshot,
     FrontSnapshot,
@@ -152,7 +152,7 @@ class FakeDesk:
         self.requests: tuple[RequestView, ...] = ()
         self.recording: bytes = b""
         self.profile_pieces: tuple[bytes, ...] = (b"speed", b"scope")
-        self.error: DeskError | None = None
+        self.error: OperationsError | None = None
         self.told: list[tuple[Any, ...]] = []
         self.asked = asyncio.Event()
         self.hold: asyncio.Event | None = None
@@ -236,7 +236,7 @@ def outcome(num: int, **changes: Any) -> OutcomeCount:
     return OutcomeCount(num=num, **given)
 
 
-def beat(front_id: int = 1, *outcomes: OutcomeCount, **changes: Any) -> Beat:
+def beat(front_id: int = 1, *outcomes: OutcomeCount, **changes: Any) -> Heartbeat:
     """A front that does well."""
     given: dict[str, Any] = {
         "pid": 100 + front_id,
@@ -254,7 +254,7 @@ def beat(front_id: int = 1, *outcomes: OutcomeCount, **changes: Any) -> Beat:
         "num_records": 0,
         **changes,
     }
-    return Beat(front_id=front_id, outcomes=outcomes, **given)
+    return Heartbeat(front_id=front_id, outcomes=outcomes, **given)
 
 
 def step_rows(num_steps: int, at_s: Callable[[int], float], **changes: Any) -> NDArray[Any]:

@@ -19,7 +19,7 @@ _PAUSES_S = (0.05, 1.0)
 _MAX_UNSENT_BYTES = 1024 * 1024
 
 
-class EngineLine:
+class EngineClient:
     """Everything happens on the loop that called `start`.
 
     `hello`: what the engine said of itself; None while there is none. `on_hello` hears it too.

@@ -28,7 +28,7 @@ from penstock.server.observe.frames import (
     decode,
     encode,
 )
-from penstock.server.observe.heartbeat import Beat
+from penstock.server.observe.heartbeat import Heartbeat
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ _PAUSES_S = (0.05, 1.0)
 _Line: TypeAlias = Connection[ObserverFrame]
 
 
-class Outbox:
+class Exporter:
     """What one front has for the observer. Lives on the loop that called `start`.
 
     `max_bytes` and `max_records` bound what waits to be sent. `live_views` and `carry_out` answer
@@ -75,7 +75,7 @@ class Outbox:
         self._records: deque[bytes] = deque()
         self._num_bytes = 0
         self._num_in_flight = 0
-        self._beat: Beat | None = None
+        self._beat: Heartbeat | None = None
         self._answers: deque[bytes] = deque()
         self._line: _Line | None = None
         self._is_absent = False
@@ -109,7 +109,7 @@ class Outbox:
             self._timer = asyncio.get_running_loop().call_later(_FLUSH_S, self._on_timer)
         return True
 
-    def tell(self, beat: Beat) -> None:
+    def tell(self, beat: Heartbeat) -> None:
         """Send this front's state soon; of several that wait, the newest."""
         self._beat = beat
         self._flush()

@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 from penstock.server.link.look_frames import Order, OrderAnswer
 from penstock.server.link.wire import Codec, TaggedFrame
-from penstock.server.observe.heartbeat import Beat
+from penstock.server.observe.heartbeat import Heartbeat
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +64,9 @@ class LiveAnswer(TaggedFrame, frozen=True, kw_only=True):
     is_last: bool = True
 
 
-ObserverFrame: TypeAlias = Hello | Records | Beat | LiveQuery | LiveAnswer | Order | OrderAnswer
+ObserverFrame: TypeAlias = (
+    Hello | Records | Heartbeat | LiveQuery | LiveAnswer | Order | OrderAnswer
+)
 
 _CODEC: Codec[ObserverFrame] = Codec(ObserverFrame)
 encode = _CODEC.encode

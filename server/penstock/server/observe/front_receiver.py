@@ -24,7 +24,7 @@ from penstock.server.observe.frames import (
     decode,
     encode,
 )
-from penstock.server.observe.heartbeat import Beat
+from penstock.server.observe.heartbeat import Heartbeat
 from penstock.server.observe.request_record import RequestRecord, decode_record
 from penstock.server.observe.service_listeners import ServiceListener
 
@@ -84,7 +84,7 @@ class _Front:
     )
     parts: dict[int, list[FrontView]] = field(default_factory=dict[int, list[FrontView]])
     orders: Questions[OrderAnswer] = field(default_factory=Questions[OrderAnswer])
-    last_beat: Beat | None = None
+    last_beat: Heartbeat | None = None
 
     def ask_live(self) -> "asyncio.Future[tuple[FrontView, ...]]":
         """Its requests, to come."""
@@ -112,7 +112,7 @@ class _Front:
         self.orders.fail(gone)
 
 
-class FrontsHub:
+class FrontReceiver:
     """Takes in what fronts send, for `listener`. Lives on one event loop.
 
     `num_unreadable` counts the records that could not be read.
@@ -229,9 +229,9 @@ class FrontsHub:
         match frame:
             case Records(payloads=payloads):
                 self._take_records(payloads)
-            case Beat() as beat:
+            case Heartbeat() as beat:
                 front.last_beat = beat
-                self._listener.take_beat(beat)
+                self._listener.take_heartbeat(beat)
             case LiveAnswer() as answer:
                 front.take_live(answer)
             case OrderAnswer() as answer:

@@ -29,7 +29,7 @@ class OutcomeCount:
     num: int
 
 
-class Beat(TaggedFrame, frozen=True, kw_only=True):
+class Heartbeat(TaggedFrame, frozen=True, kw_only=True):
     """The state of a front.
 
     `num_streams`: calls open now. `num_live`: requests not released. `num_backlog_tokens`: output
@@ -65,7 +65,7 @@ _TICK_S = 0.1
 _NUM_TICKS_PER_BEAT = 10
 
 
-class Pulse:
+class HeartbeatTimer:
     """Calls `beat` once a second with the lateness of each tick since, seconds.
 
     `clock` gives monotonic seconds; not the loop's time, which stands still while a callback runs.

@@ -15,7 +15,7 @@ UNREADABLE = "unreadable"
 """Why a record was dropped: by a fault of ours it could not be made."""
 
 
-class Journal:
+class RequestRecorder:
     """Takes every record once.
 
     `offer` is handed each as bytes (see `encode_record`) and says whether it took them; it must

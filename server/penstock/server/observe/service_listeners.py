@@ -11,7 +11,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from penstock.server.link.ports import EngineHello
-from penstock.server.observe.heartbeat import Beat
+from penstock.server.observe.heartbeat import Heartbeat
 from penstock.server.observe.request_record import RequestRecord
 
 log = logging.getLogger(__name__)
@@ -26,7 +26,7 @@ class ServiceListener:
     def take_records(self, records: Sequence[RequestRecord]) -> None:
         """Requests that have ended."""
 
-    def take_beat(self, beat: Beat) -> None:
+    def take_heartbeat(self, beat: Heartbeat) -> None:
         """A front's state."""
 
     def take_engine(self, hello: EngineHello) -> None:
@@ -64,9 +64,9 @@ class ServiceListeners(ServiceListener):
         """See `ServiceListener`."""
         self._each(lambda listener: listener.take_records(records))
 
-    def take_beat(self, beat: Beat) -> None:
+    def take_heartbeat(self, beat: Heartbeat) -> None:
         """See `ServiceListener`."""
-        self._each(lambda listener: listener.take_beat(beat))
+        self._each(lambda listener: listener.take_heartbeat(beat))
 
     def take_engine(self, hello: EngineHello) -> None:
         """See `ServiceListener`."""

@@ -23,11 +23,11 @@ import uvloop
 from penstock.scheduler.live_view import LiveView
 from penstock.server.config import ObserverLaunch, decode_launch
 from penstock.server.link.board import BoardView, LoadState
-from penstock.server.observe.engine_client import EngineLine
+from penstock.server.observe.engine_client import EngineClient
 from penstock.server.observe.flight_source import FlightSource
 from penstock.server.observe.frames import FrontView
-from penstock.server.observe.front_receiver import FrontsHub
-from penstock.server.observe.operations.service import ServiceDesk
+from penstock.server.observe.front_receiver import FrontReceiver
+from penstock.server.observe.operations.service import ServiceOperations
 from penstock.server.observe.operations.snapshot import RequestView
 from penstock.server.observe.service_listeners import ServiceListeners
 from penstock.server.observe.spans.variables import forget_blank_numbers
@@ -104,8 +104,8 @@ class _Observer:
         self._metrics: ServiceMetrics | None = None
         self._tracing: Tracing | None = None
         self._listeners = listeners = ServiceListeners(self._snapshots)
-        self._hub = FrontsHub(listeners)
-        self._engine = EngineLine(launch.socket_path, listeners.take_engine)
+        self._hub = FrontReceiver(listeners)
+        self._engine = EngineClient(launch.socket_path, listeners.take_engine)
         self._flight: FlightSource | None = None
         if launch.flight_fd >= 0:
             self._flight = FlightSource(
@@ -160,7 +160,7 @@ class _Observer:
     async def _open_doors(self) -> dict[str, int]:
         launch, metrics = self._launch, self._metrics
         host = launch.server.observer.operations_host
-        desk = self._desk()
+        operations = self._operations()
         ports: dict[str, int] = {}
         if launch.metrics_port is not None and metrics is not None:
             from penstock.server.observe.metrics.http import MetricsServer
@@ -170,7 +170,7 @@ class _Observer:
                 host=host,
                 port=launch.metrics_port,
                 metrics=metrics,
-                status=LiveStatus(desk, asyncio.get_running_loop()),
+                status=LiveStatus(operations, asyncio.get_running_loop()),
                 is_reserved=True,
                 security=self._security,
             )
@@ -181,7 +181,7 @@ class _Observer:
             from penstock.server.rpc.operations_service import OperationsServer
 
             server = OperationsServer(
-                desk,
+                operations,
                 host,
                 launch.operations_port,
                 is_port_reserved=True,
@@ -191,7 +191,7 @@ class _Observer:
             self._doors.append(server.stop)
         return ports
 
-    def _desk(self) -> ServiceDesk:
+    def _operations(self) -> ServiceOperations:
         from penstock.server.observe.operations.merging import merge
 
         model = self._launch.server.model
@@ -208,7 +208,7 @@ class _Observer:
                 to_unix_s=lambda at_s: now_unix_s + (at_s - now_s),
             )
 
-        return ServiceDesk(
+        return ServiceOperations(
             snapshots=self._snapshots,
             fronts=self._hub,
             engine=self._engine,
@@ -229,7 +229,9 @@ def _snapshots(launch: ObserverLaunch) -> "SnapshotMaker":
     )
 
 
-def _metrics(launch: ObserverLaunch, tracing: "Tracing | None", hub: FrontsHub) -> "ServiceMetrics":
+def _metrics(
+    launch: ObserverLaunch, tracing: "Tracing | None", hub: FrontReceiver
+) -> "ServiceMetrics":
     from penstock.server.observe.metrics.service_metrics import ServiceMetrics
 
     def traces() -> dict[str, int]:

@@ -37,7 +37,7 @@ ZEROS = pb.GenerateRequest(
 
 def told(message: pb.GenerateRequest, *, is_stream: bool = True) -> RequestRecord:
     log = RecordLog()
-    accounts = Accounts(log.journal, is_tracing=False, front_id=1, has_content=False)
+    accounts = Accounts(log.recorder, is_tracing=False, front_id=1, has_content=False)
     front: Any = SimpleNamespace(accounts=accounts, model="tiny", model_names=("tiny", "alias"))
     calls = CallAccounts(front, "service")
     account = accounts.open("service/Generate", arrival_s=1.0)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 from urllib.parse import parse_qs
 
 from penstock.server.observe.metrics.exposition import Exposition
-from penstock.server.observe.operations.desk import DeskError
+from penstock.server.observe.operations.operations import OperationsError
 from penstock.server.security.authenticator import Authenticator, NotListed, Unknown
 from penstock.server.security.rights import Right
 
@@ -53,7 +53,7 @@ class MetricsAccess:
 
 
 Status = Callable[[], bytes]
-"""Makes the JSON of the status page. Raises DeskError or TimeoutError while it cannot."""
+"""Makes the JSON of the status page. Raises OperationsError or TimeoutError while it cannot."""
 
 _TEXT: Final = "text/plain; charset=utf-8"
 _PAGE: Final[Mapping[str, tuple[str, str]]] = {
@@ -198,7 +198,7 @@ class MetricsApplication:
             return _Answer(unavailable, b"too many are asking\n", headers=later)
         try:
             body = self._status()
-        except (DeskError, TimeoutError, CancelledError, RuntimeError) as error:
+        except (OperationsError, TimeoutError, CancelledError, RuntimeError) as error:
             _log.debug("the status page has no status to show: %s", type(error).__name__)
             return _Answer(unavailable, b"the status is not known now\n", headers=fresh)
         finally:

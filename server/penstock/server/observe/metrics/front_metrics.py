@@ -7,10 +7,10 @@ what its records tell beyond its last beat is counted too; its gauges go with it
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
 
-from penstock.server.observe.heartbeat import Beat, OutcomeCount
+from penstock.server.observe.heartbeat import Heartbeat, OutcomeCount
 from penstock.server.observe.metrics import catalogue, labels
 from penstock.server.observe.metrics.catalogue import MetricSpec
-from penstock.server.observe.metrics.tables import Board
+from penstock.server.observe.metrics.tables import MetricTables
 from penstock.server.observe.request_record import RequestRecord
 
 _MAX_GONE = 256
@@ -22,28 +22,28 @@ class _FrontLedger:
     """One front: its last beat, what was counted of it, and what its records tell."""
 
     def __init__(self) -> None:
-        self.beat: Beat | None = None
+        self.beat: Heartbeat | None = None
         self.counted: Counter[Series] = Counter()
         self.recorded: Counter[Series] = Counter()
 
 
 class FrontMetrics:
-    """Takes beats into a board."""
+    """Takes heartbeats into the tables."""
 
-    def __init__(self, board: Board) -> None:
-        self._board = board
+    def __init__(self, tables: MetricTables) -> None:
+        self._tables = tables
         self._fronts: dict[int, _FrontLedger] = {}
         self._gone: OrderedDict[int, _FrontLedger] = OrderedDict()
         self._drop_reasons: set[str] = set(labels.DROP_REASONS)
         for reason in (*sorted(labels.REASONS), labels.OTHER):
-            board.counter(catalogue.REQUEST_ERRORS).begin(reason)
+            tables.counter(catalogue.REQUEST_ERRORS).begin(reason)
         for reason in sorted(labels.REJECTIONS):
-            board.counter(catalogue.ADMISSION_REJECTED).begin(reason)
+            tables.counter(catalogue.ADMISSION_REJECTED).begin(reason)
         for reason in sorted(self._drop_reasons):
-            board.counter(catalogue.RECORDS_DROPPED).begin(reason)
+            tables.counter(catalogue.RECORDS_DROPPED).begin(reason)
         generate = "penstock.v1.GenerationService/Generate"
         for finish_reason in sorted(labels.FINISH_REASONS):
-            board.counter(catalogue.REQUESTS).begin(generate, "OK", labels.NONE, finish_reason)
+            tables.counter(catalogue.REQUESTS).begin(generate, "OK", labels.NONE, finish_reason)
 
     def take_records(self, records: Sequence[RequestRecord]) -> None:
         """Remember how requests ended, should their front die before it tells."""
@@ -58,12 +58,12 @@ class FrontMetrics:
             front = self._front(record.front_id)
             front.recorded.update(_ends(end))
 
-    def take_beat(self, beat: Beat) -> None:
+    def take_heartbeat(self, beat: Heartbeat) -> None:
         """A front's state."""
         front = self._front(beat.front_id)
         front.beat = beat
         self._count(front, self._counts(beat))
-        self._board.histogram(catalogue.LOOP_LAG).observe(beat.loop_lag_s)
+        self._tables.histogram(catalogue.LOOP_LAG).observe(beat.loop_lag_s)
         self._tell_gauges()
 
     def front_gone(self, front_id: int) -> None:
@@ -94,17 +94,17 @@ class FrontMetrics:
             self._fronts[front_id] = self._gone.pop(front_id) if known else _FrontLedger()
         return self._fronts[front_id]
 
-    def _beats(self) -> list[Beat]:
+    def _beats(self) -> list[Heartbeat]:
         return [front.beat for front in self._fronts.values() if front.beat is not None]
 
     def _count(self, front: _FrontLedger, counts: "Counter[Series]") -> None:
         for (spec, names), num in counts.items():
             # A count that went back was told wrong: what is counted stays.
             if (more := num - front.counted[spec, names]) > 0:
-                self._board.counter(spec).add(more, *names)
+                self._tables.counter(spec).add(more, *names)
                 front.counted[spec, names] = num
 
-    def _counts(self, beat: Beat) -> "Counter[Series]":
+    def _counts(self, beat: Heartbeat) -> "Counter[Series]":
         counts: Counter[Series] = Counter()
         for end in beat.outcomes:
             counts += _ends(end)
@@ -127,7 +127,7 @@ class FrontMetrics:
 
     def _tell_gauges(self) -> None:
         beats = self._beats()
-        gauge = self._board.gauge
+        gauge = self._tables.gauge
         gauge(catalogue.FRONTS).set(len(beats))
         # One alone is only being replaced.
         is_draining = bool(beats) and all(beat.is_draining for beat in beats)

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Final, cast
 
-from penstock.server.observe.operations.desk import Desk, DeskError
+from penstock.server.observe.operations.operations import Operations, OperationsError
 from penstock.server.observe.operations.snapshot import RequestView, Snapshot
 
 MAX_REQUESTS: Final = 500
@@ -53,11 +53,11 @@ class LiveStatus:
 
     def __init__(
         self,
-        desk: Desk,
+        operations: Operations,
         loop: asyncio.AbstractEventLoop,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._desk = desk
+        self._operations = operations
         self._loop = loop
         self._clock = clock
         self._lock = threading.Lock()
@@ -86,7 +86,7 @@ class LiveStatus:
         requests: tuple[RequestView, ...] = ()
         problem = ""
         try:
-            requests = await self._desk.live_requests()
-        except DeskError as error:
+            requests = await self._operations.live_requests()
+        except OperationsError as error:
             problem = str(error)
-        return status_json(self._desk.snapshot(), requests, problem)
+        return status_json(self._operations.snapshot(), requests, problem)

@@ -10,7 +10,7 @@ from typing import Final
 
 from penstock.server.observe.metrics import catalogue, labels
 from penstock.server.observe.metrics.catalogue import MetricSpec
-from penstock.server.observe.metrics.tables import Board
+from penstock.server.observe.metrics.tables import MetricTables
 from penstock.server.observe.request_record import RequestRecord, SegmentKind
 
 _PHASES: Final[Mapping[SegmentKind, MetricSpec]] = {
@@ -24,24 +24,24 @@ _Values = defaultdict[tuple[MetricSpec, tuple[str, ...]], list[float]]
 
 
 class RequestMetrics:
-    """Takes records into a board. `tenants`: those that are told by name, the rest as one."""
+    """Takes records into the tables. `tenants`: those that are told by name, the rest as one."""
 
-    def __init__(self, board: Board, tenants: Collection[str]) -> None:
-        self._board = board
+    def __init__(self, tables: MetricTables, tenants: Collection[str]) -> None:
+        self._tables = tables
         self._tenants = frozenset(tenants)
         for outcome in labels.OUTCOMES:
-            board.histogram(catalogue.REQUEST_SECONDS).begin(outcome)
+            tables.histogram(catalogue.REQUEST_SECONDS).begin(outcome)
         for reason in labels.WAIT_REASONS:
-            board.counter(catalogue.QUEUE_WAIT).begin(reason)
+            tables.counter(catalogue.QUEUE_WAIT).begin(reason)
         for tenant in (*sorted(self._tenants), *((labels.OTHER,) if tenants else ())):
             for outcome in labels.OUTCOMES:
-                board.counter(catalogue.TENANT_REQUESTS).begin(tenant, outcome)
+                tables.counter(catalogue.TENANT_REQUESTS).begin(tenant, outcome)
             for spec in (
                 catalogue.TENANT_PROMPT_TOKENS,
                 catalogue.TENANT_GENERATION_TOKENS,
                 catalogue.TENANT_QUEUE,
             ):
-                board.counter(spec).begin(tenant)
+                tables.counter(spec).begin(tenant)
 
     def take(self, records: Sequence[RequestRecord]) -> None:
         """Take ended requests in, each histogram once for all of them."""
@@ -49,7 +49,7 @@ class RequestMetrics:
         for record in records:
             self._read(record, values)
         for (spec, names), observed in values.items():
-            self._board.histogram(spec).observe(observed, *names)
+            self._tables.histogram(spec).observe(observed, *names)
 
     def _read(self, record: RequestRecord, values: _Values) -> None:
         finish_reason = record.finish_reasons[0] if record.finish_reasons else ""
@@ -73,7 +73,7 @@ class RequestMetrics:
             self._count_tenant(record, outcome, phases)
 
     def _count(self, record: RequestRecord, phases: Mapping[SegmentKind, float]) -> None:
-        counter = self._board.counter
+        counter = self._tables.counter
         counter(catalogue.STALLS).add(record.num_stalls)
         counter(catalogue.REPLAYS).add(record.num_replays)
         # What never got in was never looked up in the cache.
@@ -97,7 +97,7 @@ class RequestMetrics:
         self, record: RequestRecord, outcome: str, phases: Mapping[SegmentKind, float]
     ) -> None:
         tenant = record.tenant if record.tenant in self._tenants else labels.OTHER
-        counter = self._board.counter
+        counter = self._tables.counter
         counter(catalogue.TENANT_REQUESTS).add(1, tenant, outcome)
         counter(catalogue.TENANT_PROMPT_TOKENS).add(record.num_prompt_tokens, tenant)
         counter(catalogue.TENANT_GENERATION_TOKENS).add(record.num_completion_tokens, tenant)

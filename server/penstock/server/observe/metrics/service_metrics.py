@@ -18,13 +18,13 @@ from prometheus_client.registry import Collector
 
 from penstock.server.link.board import LoadState
 from penstock.server.link.ports import EngineHello
-from penstock.server.observe.heartbeat import Beat
+from penstock.server.observe.heartbeat import Heartbeat
 from penstock.server.observe.metrics import catalogue, labels
 from penstock.server.observe.metrics.catalogue import MetricSpec
 from penstock.server.observe.metrics.front_metrics import FrontMetrics
 from penstock.server.observe.metrics.request_metrics import RequestMetrics
 from penstock.server.observe.metrics.step_metrics import StepMetrics
-from penstock.server.observe.metrics.tables import Board
+from penstock.server.observe.metrics.tables import MetricTables
 from penstock.server.observe.request_record import RequestRecord
 from penstock.server.observe.service_listeners import NO_TOTALS, ServiceListener
 
@@ -60,7 +60,7 @@ def usage_of(pid: int, proc: Path = Path("/proc")) -> Usage | None:
 class ProcessUsage:
     """Tells a board of the service's processes, whenever it is asked to."""
 
-    def __init__(self, board: Board, processes: Processes) -> None:
+    def __init__(self, board: MetricTables, processes: Processes) -> None:
         self._board = board
         self._processes = processes
         self._told: dict[tuple[str, int], float] = {}
@@ -120,7 +120,7 @@ class ServiceMetrics(ServiceListener, Collector):
         load: Load = _no_load,
     ) -> None:
         self._lock = threading.Lock()
-        self._board = Board({"model": model})
+        self._board = MetricTables({"model": model})
         self._requests = RequestMetrics(self._board, tenants)
         self._steps = StepMetrics(self._board)
         self._fronts = FrontMetrics(self._board)
@@ -141,10 +141,10 @@ class ServiceMetrics(ServiceListener, Collector):
             self._requests.take(records)
             self._fronts.take_records(records)
 
-    def take_beat(self, beat: Beat) -> None:
+    def take_heartbeat(self, beat: Heartbeat) -> None:
         """A front's state."""
         with self._lock:
-            self._fronts.take_beat(beat)
+            self._fronts.take_heartbeat(beat)
             self._steps.take_up(self._fronts.epoch, self._fronts.is_engine_up)
 
     def take_engine(self, hello: EngineHello) -> None:

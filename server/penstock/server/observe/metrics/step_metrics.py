@@ -16,7 +16,7 @@ from penstock.server.link.board import LoadState
 from penstock.server.link.ports import EngineHello
 from penstock.server.observe.metrics import catalogue
 from penstock.server.observe.metrics.catalogue import MetricSpec
-from penstock.server.observe.metrics.tables import Board
+from penstock.server.observe.metrics.tables import MetricTables
 
 _TOTALS: Final[Mapping[str, MetricSpec]] = {
     "num_output_tokens": catalogue.GENERATION_TOKENS,
@@ -43,7 +43,7 @@ _NO_LOAD: Final = LoadState(
 class StepMetrics:
     """Takes steps into a board."""
 
-    def __init__(self, board: Board) -> None:
+    def __init__(self, board: MetricTables) -> None:
         self._board = board
         self._epoch = 0
         self._last: NDArray[Any] | None = None  # of the newest engine

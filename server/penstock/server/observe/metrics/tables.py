@@ -149,7 +149,7 @@ def _checked(spec: MetricSpec, labels: Labels) -> Labels:
     return labels
 
 
-class Board:
+class MetricTables:
     """Tables by spec; `constant` labels are on every series."""
 
     def __init__(self, constant: Mapping[str, str]) -> None:

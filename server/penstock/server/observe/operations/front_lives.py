@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from penstock.server.error_reason import REFUSALS
-from penstock.server.observe.heartbeat import Beat, OutcomeCount
+from penstock.server.observe.heartbeat import Heartbeat, OutcomeCount
 from penstock.server.observe.operations.snapshot import FrontSnapshot
 
 MAX_LIVES = 256
@@ -22,11 +22,11 @@ class FrontLives:
     """Takes beats. `counts` holds accepted, refused, completed, cancelled and failed requests."""
 
     def __init__(self) -> None:
-        self._beats: dict[tuple[int, int], Beat] = {}
+        self._beats: dict[tuple[int, int], Heartbeat] = {}
         self._pid_of: dict[int, int] = {}
         self._past: Counter[str] = Counter()
 
-    def take(self, beat: Beat) -> None:
+    def take(self, beat: Heartbeat) -> None:
         """A front lives."""
         life = (beat.front_id, beat.pid)
         # The newest last, so that the oldest lives are forgotten first.
@@ -40,7 +40,7 @@ class FrontLives:
         self._pid_of.pop(front_id, None)
 
     @property
-    def living(self) -> tuple[Beat, ...]:
+    def living(self) -> tuple[Heartbeat, ...]:
         """The last beat of each front that lives, by its id."""
         return tuple(self._beats[life] for life in sorted(self._pid_of.items()))
 
@@ -72,7 +72,7 @@ class FrontLives:
             self._past.update(_counts_of(self._beats.pop(life)))
 
 
-def _counts_of(beat: Beat) -> Counter[str]:
+def _counts_of(beat: Heartbeat) -> Counter[str]:
     counts = Counter({"accepted": beat.num_submitted})
     for kind, num in _kinds(beat.outcomes):
         counts[kind] += num

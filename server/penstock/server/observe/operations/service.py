@@ -17,7 +17,7 @@ from penstock.server.link.ports import EngineUnavailable
 from penstock.server.observe.frames import FrontView
 from penstock.server.observe.front_receiver import FrontUnavailable
 from penstock.server.observe.logs import LOG_LEVELS
-from penstock.server.observe.operations.desk import DeskError
+from penstock.server.observe.operations.operations import OperationsError
 from penstock.server.observe.operations.snapshot import RequestView, Snapshot
 
 MAX_PROFILE_S = 60.0
@@ -35,7 +35,7 @@ Merge = Callable[[tuple[LiveView, ...], tuple[FrontView, ...]], tuple[RequestVie
 
 
 class Fronts(Protocol):
-    """Of `FrontsHub`, what is asked here."""
+    """Of `FrontReceiver`, what is asked here."""
 
     @property
     def front_ids(self) -> tuple[int, ...]:
@@ -59,7 +59,7 @@ class Fronts(Protocol):
 
 
 class EngineSide(Protocol):
-    """Of `EngineLine`, what is asked here."""
+    """Of `EngineClient`, what is asked here."""
 
     async def look(self, limit_s: float) -> tuple[LiveView, ...]:
         """Its outputs; raises EngineUnavailable."""
@@ -97,8 +97,8 @@ class Snapshots(Protocol):
         ...
 
 
-class ServiceDesk:
-    """A `penstock.server.observe.operations.desk.Desk`. Lives on the observer's event loop.
+class ServiceOperations:
+    """The operations of a service. Lives on the observer's event loop.
 
     `tell_supervisor` sends it what concerns the service as a whole; `carry_out` does what is
     ordered in this process; `merge` puts the views of engine and fronts together. `flight`: None
@@ -128,11 +128,11 @@ class ServiceDesk:
         self._reading_flight = asyncio.Lock()
 
     def snapshot(self) -> Snapshot:
-        """See `Desk`."""
+        """See `Operations`."""
         return self._snapshots.snapshot()
 
     async def live_requests(self) -> tuple[RequestView, ...]:
-        """See `Desk`."""
+        """See `Operations`."""
         loop = asyncio.get_running_loop()
         is_old = loop.time() - self._looked_s > _FRESH_S
         if self._looking is None or (self._looking.done() and is_old):
@@ -142,35 +142,35 @@ class ServiceDesk:
         return await asyncio.shield(self._looking)
 
     async def drain(self, timeout_s: float | None) -> int:
-        """See `Desk`. Raises DeskError for a timeout that is none."""
+        """See `Operations`. Raises OperationsError for a timeout that is none."""
         if timeout_s is not None and not (timeout_s >= 0 and math.isfinite(timeout_s)):
-            raise DeskError(f"timeout must be 0 or more seconds, not {timeout_s:g}")
+            raise OperationsError(f"timeout must be 0 or more seconds, not {timeout_s:g}")
         num_live = self._fronts.num_live
         self._tell_supervisor(Drain(timeout_s=timeout_s))
         self._snapshots.begin_drain()
         return num_live
 
     async def flight_record(self) -> bytes:
-        """See `Desk`."""
+        """See `Operations`."""
         recorder = self._recorder()
         try:
             return await self._off_the_loop(recorder.copied)
         except (OSError, ValueError) as error:
-            raise DeskError(f"there is no flight record: {error}") from error
+            raise OperationsError(f"there is no flight record: {error}") from error
 
     async def dump_flight_record(self, why: str) -> Path:
-        """See `Desk`."""
+        """See `Operations`."""
         recorder = self._recorder()
         try:
             # A disk may be slow: nobody else's question waits for it.
             return await self._off_the_loop(lambda: recorder.dumped(why))
         except (OSError, ValueError) as error:
-            raise DeskError(f"the flight record cannot be written: {error}") from error
+            raise OperationsError(f"the flight record cannot be written: {error}") from error
 
     async def set_log_level(self, level: str) -> None:
-        """See `Desk`. Raises DeskError for no level, and naming the processes that did not hear."""
+        """See `Operations`. Raises OperationsError for no level, and naming those that failed."""
         if level not in LOG_LEVELS:
-            raise DeskError(f"level must be one of {', '.join(LOG_LEVELS)}, not {level!r}")
+            raise OperationsError(f"level must be one of {', '.join(LOG_LEVELS)}, not {level!r}")
         # It keeps the level for processes that start later.
         self._tell_supervisor(LogLevel(level=level))
         names = ["observer", "engine", *(f"front {number}" for number in self._fronts.front_ids)]
@@ -184,25 +184,25 @@ class ServiceDesk:
             if (problem := _problem_of(answer))
         ]
         if problems:
-            raise DeskError(f"not everywhere: {'; '.join(problems)}")
+            raise OperationsError(f"not everywhere: {'; '.join(problems)}")
 
     async def profile(self, process: str, seconds: float) -> AsyncIterator[bytes]:
-        """See `Desk`."""
+        """See `Operations`."""
         if not 0 < seconds <= MAX_PROFILE_S:
-            raise DeskError(f"seconds must be above 0 and at most {MAX_PROFILE_S:g}")
+            raise OperationsError(f"seconds must be above 0 and at most {MAX_PROFILE_S:g}")
         limit_s = seconds + _AFTER_PROFILE_S
         try:
             answer = await self._order_of(process, OrderVerb.PROFILE, repr(seconds), limit_s)
         except (EngineUnavailable, FrontUnavailable) as error:
-            raise DeskError(str(error)) from error
+            raise OperationsError(str(error)) from error
         if answer.problem:
-            raise DeskError(answer.problem)
+            raise OperationsError(answer.problem)
         for start in range(0, len(answer.payload), _CHUNK_BYTES):
             yield answer.payload[start : start + _CHUNK_BYTES]
 
     def _recorder(self) -> Flight:
         if self._flight is None:
-            raise DeskError("there is no flight recorder")
+            raise OperationsError("there is no flight recorder")
         return self._flight
 
     async def _off_the_loop(self, work: Callable[[], _T]) -> _T:
@@ -221,7 +221,7 @@ class ServiceDesk:
         views, is_whole = fronts
         if isinstance(engine, EngineUnavailable):
             if not views and not is_whole:
-                raise DeskError(f"nobody answers: {engine}")
+                raise OperationsError(f"nobody answers: {engine}")
             engine = ()  # what the fronts know is shown
         if isinstance(engine, BaseException):
             raise engine
@@ -230,17 +230,17 @@ class ServiceDesk:
     async def _order_of(
         self, process: str, verb: OrderVerb, argument: str, limit_s: float
     ) -> OrderAnswer:
-        """What a process of that name answers. Raises DeskError for none of ours."""
+        """What a process of that name answers. Raises OperationsError for none of ours."""
         if process == "engine":
             return await self._engine.order(verb, argument, limit_s)
         if process == "observer":
             return await self._order_here(verb, argument, limit_s)
         kind, _, number = process.partition(" ")
         if kind != "front" or not (number.isascii() and number.isdecimal()):
-            raise DeskError(f"process must be engine, observer or front N, not {process!r}")
+            raise OperationsError(f"process must be engine, observer or front N, not {process!r}")
         if int(number) not in self._fronts.front_ids:
             there = ", ".join(map(str, self._fronts.front_ids)) or "none"
-            raise DeskError(f"there is no front {int(number)}; there are {there}")
+            raise OperationsError(f"there is no front {int(number)}; there are {there}")
         return await self._fronts.order(int(number), verb, argument, limit_s)
 
     async def _order_here(self, verb: OrderVerb, argument: str, limit_s: float) -> OrderAnswer:
@@ -259,12 +259,12 @@ class ServiceDesk:
             async with asyncio.timeout(limit_s):
                 return await answer
         except TimeoutError:
-            raise DeskError("the observer does not answer itself") from None
+            raise OperationsError("the observer does not answer itself") from None
 
 
 def _problem_of(answer: OrderAnswer | BaseException) -> str:
     if isinstance(answer, OrderAnswer):
         return answer.problem
-    if isinstance(answer, EngineUnavailable | FrontUnavailable | DeskError):
+    if isinstance(answer, EngineUnavailable | FrontUnavailable | OperationsError):
         return str(answer)
     raise answer

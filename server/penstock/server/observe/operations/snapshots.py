@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from penstock.scheduler.executor import ExecutorInfo
 from penstock.server.link.ports import EngineHello
-from penstock.server.observe.heartbeat import Beat
+from penstock.server.observe.heartbeat import Heartbeat
 from penstock.server.observe.operations.engine_steps import EngineSteps
 from penstock.server.observe.operations.front_lives import FrontLives
 from penstock.server.observe.operations.snapshot import CacheSnapshot, ModelSnapshot, Snapshot
@@ -73,7 +73,7 @@ class SnapshotMaker(ServiceListener):
         self._queue.add(now_s, [_queue_s(record) for record in queued])
         self._e2e.add(now_s, [record.end_s - record.arrival_s for record in queued])
 
-    def take_beat(self, beat: Beat) -> None:
+    def take_heartbeat(self, beat: Heartbeat) -> None:
         """See `ServiceListener`."""
         self._fronts.take(beat)
         living = self._fronts.living
@@ -114,7 +114,7 @@ class SnapshotMaker(ServiceListener):
             fronts=self._fronts.views(),
         )
 
-    def _model_snapshot(self, living: Sequence[Beat]) -> ModelSnapshot:
+    def _model_snapshot(self, living: Sequence[Heartbeat]) -> ModelSnapshot:
         now_s = self._clock()
         steps, info, counts = self._steps, self._info, self._fronts.counts
         epoch = max([steps.epoch, *(beat.epoch for beat in living)])
@@ -164,7 +164,7 @@ class SnapshotMaker(ServiceListener):
             num_free_blocks=steps.num_free_blocks if num_seen else num_blocks,
         )
 
-    def _estimate(self, now_s: float, living: Sequence[Beat]) -> float | None:
+    def _estimate(self, now_s: float, living: Sequence[Heartbeat]) -> float | None:
         """What who came now would wait, None where that is not known.
 
         Behind others that is what the newest of them was foretold, less the time since. Where it

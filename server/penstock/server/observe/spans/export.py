@@ -24,7 +24,7 @@ from penstock.server.observe.request_record import RequestRecord
 from penstock.server.observe.service_listeners import ServiceListener
 from penstock.server.observe.spans.quiet_logs import quieten_exporters
 from penstock.server.observe.spans.sampler import KeepSampler, sampler_from
-from penstock.server.observe.spans.span_processor import Outlet, Tally
+from penstock.server.observe.spans.span_processor import BoundedSpanProcessor, SpanCounts
 from penstock.server.observe.spans.span_writer import PlannedIds, SpanWriter, UnixClock
 from penstock.server.observe.spans.variables import (
     check_numbers,
@@ -121,20 +121,24 @@ class Tracing(ServiceListener):
     """Makes traces of records. Calls but `close` return at once."""
 
     def __init__(
-        self, provider: TracerProvider, outlets: Sequence[Outlet], worker: TraceWorker, tally: Tally
+        self,
+        provider: TracerProvider,
+        processors: Sequence[BoundedSpanProcessor],
+        worker: TraceWorker,
+        counts: SpanCounts,
     ) -> None:
         self._provider = provider
-        self._outlets = tuple(outlets)
+        self._processors = tuple(processors)
         self._worker = worker
-        self._tally = tally
+        self._counts = counts
 
     def take_records(self, records: Sequence[RequestRecord]) -> None:
         """Requests that have ended: each becomes a trace, or is sampled out, or counted as lost."""
         self._worker.put(records)
 
     def counters(self) -> dict[str, int]:
-        """What became of traces and spans since the start: the names of `tally.NAMES`."""
-        return self._tally.counts()
+        """What became of traces and spans since the start: the names of `counts.NAMES`."""
+        return self._counts.counts()
 
     def close(self, limit_s: float) -> None:
         """Write and export what there is, for `limit_s` seconds at most. Blocks that long.
@@ -144,21 +148,21 @@ class Tracing(ServiceListener):
         deadline_s = time.monotonic() + limit_s
         patience_s = max(0.0, limit_s - _LAST_WORDS_S)
         self._worker.finish(patience_s)
-        for outlet in self._outlets:
-            outlet.give_up()
+        for processor in self._processors:
+            processor.give_up()
         self._worker.give_up()
         # The SDK's shutdown takes no limit and waits for up to 30 seconds.
         shutdown = threading.Thread(target=self._provider.shutdown, name="traces-end", daemon=True)
         shutdown.start()
         shutdown.join(max(0.0, deadline_s - _LAST_WORDS_S - time.monotonic()))
         if shutdown.is_alive():
-            for outlet in self._outlets:
-                outlet.exporter.shutdown()
+            for processor in self._processors:
+                processor.exporter.shutdown()
             shutdown.join(max(0.0, deadline_s - time.monotonic()))
         if shutdown.is_alive():
-            for outlet in self._outlets:
-                outlet.abandon()
-        counts = self._tally.counts()
+            for processor in self._processors:
+                processor.abandon()
+        counts = self._counts.counts()
         _log.info(
             "traces and spans, from start to end: %s",
             ", ".join(f"{name} {num}" for name, num in counts.items() if num) or "none",
@@ -176,7 +180,7 @@ def start_tracing(
     environment = os.environ if environment is None else environment
     check_numbers(environment)
     quieten_exporters(environment)
-    tally = Tally()
+    counts = SpanCounts()
     ids = PlannedIds()
     queue_spans, batch_spans = max_queue_spans(environment), max_batch_spans(environment)
     exporters = make_exporters(environment)
@@ -187,12 +191,14 @@ def start_tracing(
         shutdown_on_exit=False,
         id_generator=ids,
     )
-    outlets = [Outlet(exporter, queue_spans, tally, batch_spans) for exporter in exporters]
-    for outlet in outlets:
-        provider.add_span_processor(outlet)
+    processors = [
+        BoundedSpanProcessor(exporter, queue_spans, counts, batch_spans) for exporter in exporters
+    ]
+    for processor in processors:
+        provider.add_span_processor(processor)
     writer = SpanWriter(
         provider, ids, config, model=model, version=package_version(), clock=UnixClock()
     )
-    worker = TraceWorker(writer.write, tally)
+    worker = TraceWorker(writer.write, counts)
     worker.start()
-    return Tracing(provider, outlets, worker, tally)
+    return Tracing(provider, processors, worker, counts)

@@ -1,7 +1,7 @@
 """The SDK's batch processor of spans, made so that it drops nothing unseen, and the counts.
 
 The processor's queue drops its oldest spans when it is full and reports nothing. So whoever ends a
-span waits here until there is room in it: what does not fit is then dropped, and counted, where
+span waits here until it has room: what does not fit is then dropped, and counted, where
 records come in. And the exporter is wrapped, because the processor does not report how exports
 went.
 """
@@ -25,7 +25,7 @@ NAMES: tuple[str, ...] = (
 """All counts; they only grow. `_dropped_` is followed by the reason."""
 
 
-class Tally:
+class SpanCounts:
     """The counts, all there from the start."""
 
     def __init__(self) -> None:
@@ -43,7 +43,7 @@ class Tally:
             return dict(self._counts)
 
 
-class Room:
+class QueueSlots:
     """How many spans stand in a processor's queue or are on their way to the collector, and a place
     to wait for one to leave the queue."""
 
@@ -95,24 +95,24 @@ class Room:
 class WatchedExporter(SpanExporter):
     """An exporter that tells how its exports went, and is shut down once at most."""
 
-    def __init__(self, inner: SpanExporter, room: Room, tally: Tally) -> None:
+    def __init__(self, inner: SpanExporter, slots: QueueSlots, counts: SpanCounts) -> None:
         self._inner = inner
-        self._room = room
-        self._tally = tally
+        self._slots = slots
+        self._counts = counts
         self._lock = threading.Lock()
         self._is_shut = False
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         """Hand on. The spans have left the processor's queue."""
-        if not self._room.leave(len(spans)):
+        if not self._slots.leave(len(spans)):
             return SpanExportResult.FAILURE
         result = SpanExportResult.FAILURE
         try:
             result = self._inner.export(spans)
         finally:
-            if self._room.arrive(len(spans)):
+            if self._slots.arrive(len(spans)):
                 is_out = result is SpanExportResult.SUCCESS
-                self._tally.add("spans_exported" if is_out else "spans_dropped_export", len(spans))
+                self._counts.add("spans_exported" if is_out else "spans_dropped_export", len(spans))
         return result
 
     def shutdown(self) -> None:
@@ -127,7 +127,7 @@ class WatchedExporter(SpanExporter):
         return self._inner.force_flush(timeout_millis)
 
 
-class Outlet(BatchSpanProcessor):
+class BoundedSpanProcessor(BatchSpanProcessor):
     """A batch processor that makes whoever ends a span wait while its queue is full.
 
     `max_queue_size` spans, exported `max_batch_size` at a time at most (None: as the variable or
@@ -138,12 +138,12 @@ class Outlet(BatchSpanProcessor):
         self,
         exporter: SpanExporter,
         max_queue_size: int,
-        tally: Tally,
+        counts: SpanCounts,
         max_batch_size: int | None = None,
     ) -> None:
-        self._room = Room(max_queue_size)
-        self._tally = tally
-        self.exporter = WatchedExporter(exporter, self._room, tally)
+        self._slots = QueueSlots(max_queue_size)
+        self._counts = counts
+        self.exporter = WatchedExporter(exporter, self._slots, counts)
         super().__init__(
             self.exporter, max_queue_size=max_queue_size, max_export_batch_size=max_batch_size
         )
@@ -153,15 +153,15 @@ class Outlet(BatchSpanProcessor):
         context = span.context
         if context is None or not context.trace_flags.sampled:
             return
-        if self._room.enter():
+        if self._slots.enter():
             super().on_end(span)
         else:
-            self._tally.add("spans_dropped_closing", 1)
+            self._counts.add("spans_dropped_closing", 1)
 
     def give_up(self) -> None:
         """Spans that find no room from now on are dropped."""
-        self._room.close()
+        self._slots.close()
 
     def abandon(self) -> None:
         """Count what has not arrived as lost, and export nothing more."""
-        self._tally.add("spans_dropped_closing", self._room.abandon())
+        self._counts.add("spans_dropped_closing", self._slots.abandon())

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from penstock.server.observe.request_record import RequestRecord
-from penstock.server.observe.spans.span_processor import Tally
+from penstock.server.observe.spans.span_processor import SpanCounts
 
 MAX_QUEUED_RECORDS = 4096
 _COMPLAINT_PAUSE_S = 60.0
@@ -26,11 +26,11 @@ class TraceWorker:
     def __init__(
         self,
         write: Callable[[RequestRecord], bool],
-        tally: Tally,
+        counts: SpanCounts,
         max_queued: int = MAX_QUEUED_RECORDS,
     ) -> None:
         self._write = write
-        self._tally = tally
+        self._counts = counts
         self._max_queued = max_queued
         self._queue: deque[RequestRecord] = deque()
         self._changed = threading.Condition()
@@ -56,7 +56,7 @@ class TraceWorker:
             is_closing = self._is_closing
         if num_dropped:
             reason = "closing" if is_closing else "queue_full"
-            self._tally.add(f"traces_dropped_{reason}", num_dropped)
+            self._counts.add(f"traces_dropped_{reason}", num_dropped)
 
     def finish(self, limit_s: float) -> bool:
         """Take no more, write what is queued; False if that took longer than `limit_s`."""
@@ -72,7 +72,7 @@ class TraceWorker:
             self._has_given_up = True
             num_left = len(self._queue)
             self._queue.clear()
-        self._tally.add("traces_dropped_closing", num_left)
+        self._counts.add("traces_dropped_closing", num_left)
         # The one in hand is counted too.
         self._thread.join(_LAST_TRACE_S)
 
@@ -90,10 +90,10 @@ class TraceWorker:
         try:
             is_kept = self._write(record)
         except Exception as error:  # one request's trace must not cost those of all others
-            self._tally.add("traces_dropped_unwritable", 1)
+            self._counts.add("traces_dropped_unwritable", 1)
             self._complain(error)
         else:
-            self._tally.add("traces_kept" if is_kept else "traces_sampled_out", 1)
+            self._counts.add("traces_kept" if is_kept else "traces_sampled_out", 1)
 
     def _complain(self, error: Exception) -> None:
         """Once in a while, and without the error's text: it may quote what it choked on."""

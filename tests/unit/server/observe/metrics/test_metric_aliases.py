@@ -13,7 +13,7 @@ from support.metric_tellings import beat, outcome, read, record, steps
 def told() -> ServiceMetrics:
     metrics = ServiceMetrics(model="demo")
     metrics.take_records([record(ttft_s=0.25), record(ttft_s=0.5, code=13)])
-    metrics.take_beat(
+    metrics.take_heartbeat(
         beat(
             1,
             outcome(4, finish_reason="STOP"),

@@ -28,14 +28,14 @@ def load(epoch: int = 1, **settings: Any) -> LoadState:
 def full(said: LoadState | None) -> ServiceMetrics:
     """Of an engine whose last step was full and that now says this of itself."""
     metrics = ServiceMetrics(model="demo", load=lambda: said)
-    metrics.take_beat(beat())
+    metrics.take_heartbeat(beat())
     metrics.take_steps(1, steps(FULL), 0)
     return metrics
 
 
 def test_steps_are_taken_by_the_array() -> None:
     metrics = service_metrics()
-    metrics.take_beat(beat())
+    metrics.take_heartbeat(beat())
     rows = steps(
         {"itl_s": 2**-7, "num_itl": 200, "num_tokens": 201, "num_decodes": 200, "num_admitted": 1,
          "num_prefill_tokens": 56, "num_prefill_rows": 2, "predicted_s": 2**-7},
@@ -90,10 +90,10 @@ def test_the_recordings_own_counts_make_up_for_steps_that_were_missed() -> None:
 def test_a_dead_engine_runs_nothing() -> None:
     metrics = service_metrics()
     metrics.take_engine(engine_hello())
-    metrics.take_beat(beat())
+    metrics.take_heartbeat(beat())
     row = {"num_running": 7, "num_waiting": 4, "num_used_blocks": 10, "num_free_blocks": 30}
     metrics.take_steps(1, steps(row), 0)
-    metrics.take_beat(beat(is_engine_up=False))
+    metrics.take_heartbeat(beat(is_engine_up=False))
     metrics.take_steps(1, steps({**row, "num_tokens": 6}), 0)  # read after its death
 
     samples = read(metrics)
@@ -106,7 +106,7 @@ def test_a_dead_engine_runs_nothing() -> None:
     assert value(samples, "max_requests_running") == 8
     assert value(samples, "generation_tokens_total") == 6
 
-    metrics.take_beat(beat(epoch=3))
+    metrics.take_heartbeat(beat(epoch=3))
     metrics.take_steps(1, steps(row), 0)
     samples = read(metrics)
     assert value(samples, "engine_up") == 1
@@ -155,10 +155,10 @@ def test_a_word_is_told_of_the_engine_that_said_it() -> None:
 
     of_the_next = read(full(load(epoch=2, num_running=1, num_waiting=1, num_used_blocks=2)))
     metrics = full(load(epoch=1, **busy))
-    metrics.take_beat(beat(epoch=2))
+    metrics.take_heartbeat(beat(epoch=2))
     of_the_last = read(metrics)
     metrics = full(load(epoch=1, **busy))
-    metrics.take_beat(beat(is_engine_up=False))
+    metrics.take_heartbeat(beat(is_engine_up=False))
     of_a_dead_one = read(metrics)
 
     # Nothing is known yet of what the new one keeps or lacks, nor how large it is.
@@ -175,7 +175,7 @@ def test_a_word_is_told_of_the_engine_that_said_it() -> None:
 def test_an_engine_that_has_taken_no_step_says_what_it_holds() -> None:
     metrics = ServiceMetrics(model="demo", load=lambda: load(num_waiting=2, num_used_blocks=10))
     metrics.take_engine(engine_hello())
-    metrics.take_beat(beat())
+    metrics.take_heartbeat(beat())
 
     samples = read(metrics)
 
@@ -187,13 +187,13 @@ def test_an_engine_that_has_taken_no_step_says_what_it_holds() -> None:
 def test_cut_retentions_are_counted_over_engines() -> None:
     said = load(num_shortened_retentions=2, num_dropped_blocks=40)
     metrics = ServiceMetrics(model="demo", load=lambda: said)
-    metrics.take_beat(beat())
+    metrics.take_heartbeat(beat())
     for _ in range(2):
         samples = read(metrics)
         assert value(samples, "retentions_shortened_total") == 2
         assert value(samples, "retention_blocks_dropped_total") == 40
     said = load(epoch=2, num_shortened_retentions=1, num_dropped_blocks=3)
-    metrics.take_beat(beat(epoch=2))
+    metrics.take_heartbeat(beat(epoch=2))
     samples = read(metrics)
     assert value(samples, "retentions_shortened_total") == 3
     assert value(samples, "retention_blocks_dropped_total") == 43

@@ -149,13 +149,13 @@ def test_who_leaves_is_no_error(code: int, finish_reason: str, expected: str) ->
 def test_requests_are_counted_by_beats_and_not_by_records() -> None:
     metrics = service_metrics()
     metrics.take_records([record(sequence=index) for index in range(3)])
-    metrics.take_beat(
+    metrics.take_heartbeat(
         beat(1, outcome(10), outcome(2, code=8, reason="QUEUE_FULL", finish_reason=""))
     )
-    metrics.take_beat(
+    metrics.take_heartbeat(
         beat(1, outcome(11), outcome(2, code=8, reason="QUEUE_FULL", finish_reason=""))
     )
-    metrics.take_beat(beat(2, outcome(5)))
+    metrics.take_heartbeat(beat(2, outcome(5)))
 
     samples = read(metrics)
     ended_well = {"method": GENERATE, "code": "OK", "reason": "none", "finish_reason": "STOP"}
@@ -167,8 +167,8 @@ def test_requests_are_counted_by_beats_and_not_by_records() -> None:
 
 def test_a_front_that_dies_keeps_its_counts_and_loses_its_gauges() -> None:
     metrics = service_metrics()
-    metrics.take_beat(beat(1, outcome(4), num_streams=9, num_live=9, num_submitted=13))
-    metrics.take_beat(beat(2, outcome(6), num_streams=1, num_submitted=7, is_draining=True))
+    metrics.take_heartbeat(beat(1, outcome(4), num_streams=9, num_live=9, num_submitted=13))
+    metrics.take_heartbeat(beat(2, outcome(6), num_streams=1, num_submitted=7, is_draining=True))
     assert value(read(metrics), "draining") == 0  # front 1 goes on serving
 
     metrics.front_gone(1)
@@ -185,12 +185,12 @@ def test_a_front_that_dies_keeps_its_counts_and_loses_its_gauges() -> None:
 
 def test_a_front_whose_connection_broke_comes_back_with_its_counts() -> None:
     metrics = service_metrics()
-    metrics.take_beat(beat(1, outcome(4), num_streams=9))
+    metrics.take_heartbeat(beat(1, outcome(4), num_streams=9))
     metrics.take_records([record(sequence=index) for index in range(6)])
     metrics.front_gone(1)
-    metrics.take_beat(beat(3, outcome(1)))
+    metrics.take_heartbeat(beat(3, outcome(1)))
 
-    metrics.take_beat(beat(1, outcome(7), num_streams=9))
+    metrics.take_heartbeat(beat(1, outcome(7), num_streams=9))
     metrics.take_records([record(sequence=7)])
     metrics.front_gone(1)
 
@@ -202,7 +202,7 @@ def test_a_front_whose_connection_broke_comes_back_with_its_counts() -> None:
 
 def test_the_last_second_of_a_killed_front_is_counted_by_its_records() -> None:
     metrics = service_metrics()
-    metrics.take_beat(beat(1, outcome(2)))
+    metrics.take_heartbeat(beat(1, outcome(2)))
     metrics.take_records([record(sequence=index) for index in range(5)])
     metrics.take_records([record(sequence=5, code=13, reason="INTERNAL", finish_reasons=())])
 
@@ -232,9 +232,9 @@ def test_counters_never_go_down_as_fronts_and_engines_come_and_go() -> None:
         for front in lives:
             lives[front] += draw.randrange(5)
             if draw.random() < 0.9:  # beats may be lost; a front's last is not
-                metrics.take_beat(beat(front, outcome(lives[front]), epoch=epoch))
+                metrics.take_heartbeat(beat(front, outcome(lives[front]), epoch=epoch))
         for front, num in lives.items():
-            metrics.take_beat(beat(front, outcome(num), epoch=epoch))
+            metrics.take_heartbeat(beat(front, outcome(num), epoch=epoch))
         metrics.take_steps(epoch, steps({"num_tokens": draw.randrange(9)}), 0)
         now = read(metrics)
         for key, old in before.items():
@@ -259,7 +259,7 @@ def test_names_from_outside_make_no_series() -> None:
                 )
             ]
         )  # fmt: skip
-        metrics.take_beat(
+        metrics.take_heartbeat(
             beat(
                 1,
                 outcome(index, method=hostile, reason=hostile, finish_reason=hostile, code=-index),
@@ -267,7 +267,7 @@ def test_names_from_outside_make_no_series() -> None:
             )
         )
     many = beat(2, dropped_records={f"reason{index}": 1 for index in range(500)})
-    metrics.take_beat(many)
+    metrics.take_heartbeat(many)
 
     samples = read(metrics)
     assert len(samples) <= num_before + 30

@@ -16,7 +16,7 @@ from penstock.server.observe.metrics.live_status import (
     LiveStatus,
     status_json,
 )
-from penstock.server.observe.operations.desk import DeskError
+from penstock.server.observe.operations.operations import OperationsError
 from penstock.server.observe.operations.snapshot import PhaseChange, RequestView, Snapshot
 from support.metric_tellings import request_view, snapshot
 
@@ -66,7 +66,7 @@ class FakeDesk:
     async def live_requests(self) -> tuple[RequestView, ...]:
         self.num_asked += 1
         if self.problem:
-            raise DeskError(self.problem)
+            raise OperationsError(self.problem)
         return (request_view(),)
 
     async def drain(self, timeout_s: float | None) -> int:

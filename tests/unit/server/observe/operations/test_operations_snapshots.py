@@ -114,14 +114,14 @@ def test_the_wait_is_what_the_newest_in_the_queue_was_foretold(
 ) -> None:
     """Those that ended lately came when there was no queue: theirs says nothing of now."""
     queue_up(maker, num_waiting=40)
-    maker.take_beat(beat(1, queue_estimate_s=9.9, queue_estimate_at_s=999.5))
-    maker.take_beat(beat(2, queue_estimate_s=2.0, queue_estimate_at_s=990.5))
+    maker.take_heartbeat(beat(1, queue_estimate_s=9.9, queue_estimate_at_s=999.5))
+    maker.take_heartbeat(beat(2, queue_estimate_s=2.0, queue_estimate_at_s=990.5))
     maker.take_records([request_record(1, arrival_s=999.0, estimated_queue_s=0.0)])
     assert model_of(maker).estimated_queue_s == pytest.approx(9.4)
 
     clock.now_s = 1003.0
     assert model_of(maker).estimated_queue_s == pytest.approx(6.4), "others were served meanwhile"
-    maker.take_beat(beat(2, queue_estimate_s=20.0, queue_estimate_at_s=1002.0))
+    maker.take_heartbeat(beat(2, queue_estimate_s=20.0, queue_estimate_at_s=1002.0))
     assert model_of(maker).estimated_queue_s == pytest.approx(19.0)
     maker.front_gone(2)
     assert model_of(maker).estimated_queue_s == pytest.approx(6.4)
@@ -135,23 +135,23 @@ def test_a_wait_that_is_not_known_is_not_told(
 ) -> None:
     """Nothing was foretold, or long ago, or what time has proved wrong."""
     queue_up(maker, num_waiting=1)
-    maker.take_beat(beat(1, queue_estimate_s=estimate_s, queue_estimate_at_s=at_s))
+    maker.take_heartbeat(beat(1, queue_estimate_s=estimate_s, queue_estimate_at_s=at_s))
     assert model_of(maker).estimated_queue_s is None
 
 
 def test_nobody_waits_where_there_is_no_queue_and_a_slot(maker: SnapshotMaker) -> None:
     told = beat(1, queue_estimate_s=9.9, queue_estimate_at_s=999.5)
-    maker.take_beat(told)
+    maker.take_heartbeat(told)
     queue_up(maker, num_waiting=0, num_running=7)
     assert model_of(maker).estimated_queue_s == 0.0
     queue_up(maker, num_waiting=0, num_running=8)
     assert model_of(maker).estimated_queue_s is None
-    maker.take_beat(beat(1, is_engine_up=False))
+    maker.take_heartbeat(beat(1, is_engine_up=False))
     assert model_of(maker).estimated_queue_s is None
 
 
 def test_outcomes_are_sorted_into_their_kinds(maker: SnapshotMaker) -> None:
-    maker.take_beat(
+    maker.take_heartbeat(
         beat(
             1,
             outcome(10),
@@ -169,28 +169,28 @@ def test_outcomes_are_sorted_into_their_kinds(maker: SnapshotMaker) -> None:
 
 
 def test_a_front_that_died_keeps_its_counts_and_loses_its_gauges(maker: SnapshotMaker) -> None:
-    maker.take_beat(beat(1, outcome(10), num_submitted=12))
-    maker.take_beat(beat(2, outcome(1), num_submitted=1))
+    maker.take_heartbeat(beat(1, outcome(10), num_submitted=12))
+    maker.take_heartbeat(beat(2, outcome(1), num_submitted=1))
     maker.front_gone(1)
     assert [front.index for front in maker.snapshot().fronts] == [2]
     assert model_of(maker).num_completed == 11
 
-    maker.take_beat(beat(1, outcome(5), num_submitted=5, pid=777))
+    maker.take_heartbeat(beat(1, outcome(5), num_submitted=5, pid=777))
     assert [front.pid for front in maker.snapshot().fronts] == [777, 102]
     assert (model_of(maker).num_completed, model_of(maker).num_accepted) == (16, 18)
 
 
 def test_a_front_that_only_seemed_gone_counts_once(maker: SnapshotMaker) -> None:
-    maker.take_beat(beat(1, outcome(10)))
+    maker.take_heartbeat(beat(1, outcome(10)))
     maker.front_gone(1)
-    maker.take_beat(beat(1, outcome(11)))
+    maker.take_heartbeat(beat(1, outcome(11)))
 
     assert model_of(maker).num_completed == 11
 
 
 def test_many_lives_are_added_up_and_forgotten(maker: SnapshotMaker) -> None:
     for pid in range(2000):
-        maker.take_beat(beat(1, outcome(1), pid=pid))
+        maker.take_heartbeat(beat(1, outcome(1), pid=pid))
         maker.front_gone(1)
 
     assert model_of(maker).num_completed == 2000
@@ -198,15 +198,15 @@ def test_many_lives_are_added_up_and_forgotten(maker: SnapshotMaker) -> None:
 
 
 def test_an_engine_that_is_down_runs_nothing(maker: SnapshotMaker) -> None:
-    maker.take_beat(beat(1, epoch=1))
+    maker.take_heartbeat(beat(1, epoch=1))
     maker.take_steps(1, step_rows(1, lambda _: 999.9, num_running=4, num_used_blocks=9), 0)
     assert (model_of(maker).is_up, model_of(maker).num_processing) == (True, 4)
 
-    maker.take_beat(beat(1, epoch=1, is_engine_up=False))
+    maker.take_heartbeat(beat(1, epoch=1, is_engine_up=False))
     model = model_of(maker)
     assert (model.is_up, model.num_processing, model.cache.num_used_blocks) == (False, 0, 0)
 
-    maker.take_beat(beat(1, epoch=2))
+    maker.take_heartbeat(beat(1, epoch=2))
     maker.take_steps(2, step_rows(1, lambda _: 999.9, num_running=3), 0)
     maker.take_steps(1, step_rows(1, lambda _: 999.8, num_running=7), 0)  # the old one's last
     model = model_of(maker)
@@ -219,10 +219,10 @@ def test_nobody_is_said_to_run_when_no_front_has_a_request(
     maker.take_steps(
         1, step_rows(1, lambda _: 1000.0, num_running=4, num_used_blocks=9, num_free_blocks=1), 0
     )
-    maker.take_beat(beat(1, num_live=0))  # as young as the step: it may not have heard
+    maker.take_heartbeat(beat(1, num_live=0))  # as young as the step: it may not have heard
     assert model_of(maker).num_processing == 4
     clock.now_s = 1002.0
-    maker.take_beat(beat(1, num_live=0))
+    maker.take_heartbeat(beat(1, num_live=0))
     model = model_of(maker)
     assert (model.num_processing, model.cache.num_used_blocks) == (0, 0)
     assert model.cache.num_total_blocks == 10
@@ -230,18 +230,18 @@ def test_nobody_is_said_to_run_when_no_front_has_a_request(
 
 def test_a_drain_is_told_at_once_and_for_good(maker: SnapshotMaker) -> None:
     maker.begin_drain()
-    maker.take_beat(beat(1, is_draining=False))
+    maker.take_heartbeat(beat(1, is_draining=False))
     assert maker.snapshot().is_draining
 
 
 def test_a_drain_is_heard_from_the_fronts(maker: SnapshotMaker) -> None:
-    maker.take_beat(beat(1, is_draining=True))
+    maker.take_heartbeat(beat(1, is_draining=True))
     assert maker.snapshot().is_draining
 
 
 def test_a_front_that_is_replaced_is_no_drain(maker: SnapshotMaker) -> None:
-    maker.take_beat(beat(1, is_draining=True))
-    maker.take_beat(beat(2, is_draining=False))
+    maker.take_heartbeat(beat(1, is_draining=True))
+    maker.take_heartbeat(beat(2, is_draining=False))
     assert not maker.snapshot().is_draining
     maker.front_gone(1)
     assert not maker.snapshot().is_draining

@@ -1,4 +1,4 @@
-"""The thread behind the queue, the room before the exporter, the clock, the log lines."""
+"""The thread behind the queue, the slots before the exporter, the clock, the log lines."""
 
 from __future__ import annotations
 
@@ -14,7 +14,12 @@ from penstock.server.observe.config import TracingConfig
 from penstock.server.observe.request_record import RequestRecord
 from penstock.server.observe.spans.export import make_exporters, start_tracing
 from penstock.server.observe.spans.quiet_logs import OncePerMinute
-from penstock.server.observe.spans.span_processor import NAMES, Room, Tally, WatchedExporter
+from penstock.server.observe.spans.span_processor import (
+    NAMES,
+    QueueSlots,
+    SpanCounts,
+    WatchedExporter,
+)
 from penstock.server.observe.spans.span_writer import UnixClock, to_unix_ns
 from penstock.server.observe.spans.variables import (
     check_numbers,
@@ -52,7 +57,7 @@ def records(first: int, last: int) -> list[RequestRecord]:
 
 
 def test_records_are_written_in_order_and_counted() -> None:
-    stage, tally = Stage(), Tally()
+    stage, tally = Stage(), SpanCounts()
     worker = TraceWorker(stage.write, tally)
     stage.is_open.set()
     worker.start()
@@ -65,7 +70,7 @@ def test_records_are_written_in_order_and_counted() -> None:
 
 
 def test_what_finds_the_queue_full_is_dropped_and_counted() -> None:
-    stage, tally = Stage(), Tally()
+    stage, tally = Stage(), SpanCounts()
     worker = TraceWorker(stage.write, tally, max_queued=4)
     worker.start()
     worker.put(records(1, 1))
@@ -81,7 +86,7 @@ def test_what_finds_the_queue_full_is_dropped_and_counted() -> None:
 def test_a_record_that_cannot_be_written_costs_only_itself(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    stage, tally = Stage(), Tally()
+    stage, tally = Stage(), SpanCounts()
     stage.is_open.set()
     worker = TraceWorker(stage.write, tally)
     with caplog.at_level(logging.ERROR):
@@ -97,7 +102,7 @@ def test_a_record_that_cannot_be_written_costs_only_itself(
 
 
 def test_a_worker_that_hangs_is_given_up() -> None:
-    stage, tally = Stage(), Tally()
+    stage, tally = Stage(), SpanCounts()
     worker = TraceWorker(stage.write, tally)
     worker.start()
     worker.put(records(1, 9))
@@ -112,25 +117,25 @@ def test_a_worker_that_hangs_is_given_up() -> None:
 
 
 def test_a_room_lets_in_as_many_as_it_holds() -> None:
-    room = Room(2)
-    assert room.enter()
-    assert room.enter()
+    slots = QueueSlots(2)
+    assert slots.enter()
+    assert slots.enter()
     answers: list[bool] = []
-    waiting = threading.Thread(target=lambda: answers.append(room.enter()))
+    waiting = threading.Thread(target=lambda: answers.append(slots.enter()))
     waiting.start()
-    assert room.leave(1)
+    assert slots.leave(1)
     waiting.join(LIMIT_S)
     assert answers == [True]
-    late = threading.Thread(target=lambda: answers.append(room.enter()))
+    late = threading.Thread(target=lambda: answers.append(slots.enter()))
     late.start()
-    room.close()
+    slots.close()
     late.join(LIMIT_S)
     assert answers == [True, False]
-    assert room.leave(1)
-    assert room.arrive(1)
-    assert room.abandon() == 2
-    assert not room.leave(1)
-    assert not room.arrive(1)
+    assert slots.leave(1)
+    assert slots.arrive(1)
+    assert slots.abandon() == 2
+    assert not slots.leave(1)
+    assert not slots.arrive(1)
 
 
 class Fickle(SpanExporter):
@@ -153,8 +158,8 @@ class Fickle(SpanExporter):
 
 
 def test_exports_are_counted_by_how_they_went() -> None:
-    fickle, tally = Fickle(), Tally()
-    exporter = WatchedExporter(fickle, Room(100), tally)
+    fickle, tally = Fickle(), SpanCounts()
+    exporter = WatchedExporter(fickle, QueueSlots(100), tally)
     spans = [ReadableSpan("span")] * 5
     assert exporter.export(spans) is SpanExportResult.SUCCESS
     assert exporter.export(spans[:3]) is SpanExportResult.FAILURE

@@ -12,7 +12,7 @@ import pytest
 
 from penstock.server.link.look_frames import Order, OrderAnswer, OrderVerb
 from penstock.server.link.wire import FrameBuffer
-from penstock.server.observe.exporter import FULL, NO_OBSERVER, Outbox
+from penstock.server.observe.exporter import FULL, NO_OBSERVER, Exporter
 from penstock.server.observe.frames import (
     FrontView,
     Hello,
@@ -23,7 +23,7 @@ from penstock.server.observe.frames import (
     decode,
     encode,
 )
-from penstock.server.observe.heartbeat import Beat
+from penstock.server.observe.heartbeat import Heartbeat
 
 PATIENCE_S = 20.0
 HELLO = Hello(front_id=3, pid=42)
@@ -48,8 +48,8 @@ def view(number: int) -> FrontView:
     )
 
 
-def beat(num_records: int = 0) -> Beat:
-    return Beat(
+def beat(num_records: int = 0) -> Heartbeat:
+    return Heartbeat(
         front_id=3,
         pid=42,
         epoch=1,
@@ -124,10 +124,10 @@ def carry_out(order: Order, answer: object) -> None:
 
 
 @contextlib.asynccontextmanager
-async def outbox(
+async def exporter(
     path: Path, *, num_live: int = 0, max_bytes: int = 1 << 22, max_records: int = 20_000
-) -> AsyncGenerator[Outbox]:
-    made = Outbox(
+) -> AsyncGenerator[Exporter]:
+    made = Exporter(
         path,
         HELLO,
         live_views=lambda: tuple(view(number) for number in range(num_live)),
@@ -155,7 +155,7 @@ def observer(path: Path) -> Generator[FakeObserver]:
 
 
 async def test_records_arrive_in_order_and_together(path: Path, observer: FakeObserver) -> None:
-    async with outbox(path) as box:
+    async with exporter(path) as box:
         peer = await observer.accept()
         assert await peer.next() == HELLO
         sent = [b"record %d" % number for number in range(100)]
@@ -168,7 +168,7 @@ async def test_records_arrive_in_order_and_together(path: Path, observer: FakeOb
 async def test_an_observer_that_is_not_up_yet_finds_what_was_said_before(
     path: Path, observer: FakeObserver
 ) -> None:
-    async with outbox(path) as box:
+    async with exporter(path) as box:
         assert box.offer(b"early")
         box.tell(beat(1))
         box.tell(beat(2))
@@ -182,7 +182,7 @@ async def test_an_observer_that_does_not_read_costs_records_which_are_counted(
     path: Path, observer: FakeObserver
 ) -> None:
     payload = b"x" * 1000
-    async with outbox(path, max_bytes=100_000) as box:
+    async with exporter(path, max_bytes=100_000) as box:
         peer = await observer.accept()
         assert await peer.next() == HELLO
         num_taken = 0
@@ -198,7 +198,7 @@ async def test_an_observer_that_does_not_read_costs_records_which_are_counted(
 
 
 async def test_the_number_of_records_is_bounded_too(path: Path, observer: FakeObserver) -> None:
-    box = Outbox(path, HELLO, live_views=lambda: (), carry_out=carry_out, max_records=3)
+    box = Exporter(path, HELLO, live_views=lambda: (), carry_out=carry_out, max_records=3)
     assert [box.offer(b"") for _ in range(5)] == [True, True, True, False, False]
     assert box.dropped[FULL] == 2
     await box.close(0.0)
@@ -207,7 +207,7 @@ async def test_the_number_of_records_is_bounded_too(path: Path, observer: FakeOb
 async def test_records_for_nobody_are_dropped_and_counted(
     path: Path, observer: FakeObserver
 ) -> None:
-    async with outbox(path) as box:
+    async with exporter(path) as box:
         peer = await observer.accept()
         assert await peer.next() == HELLO
         # Given up: nobody listens any more.
@@ -225,7 +225,7 @@ async def test_records_for_nobody_are_dropped_and_counted(
 async def test_the_next_observer_is_found_and_what_waited_is_kept_for_it(
     path: Path, observer: FakeObserver
 ) -> None:
-    async with outbox(path) as box:
+    async with exporter(path) as box:
         first = await observer.accept()
         assert await first.next() == HELLO
         first.socket.close()  # killed; its listening socket lives on elsewhere
@@ -237,7 +237,7 @@ async def test_the_next_observer_is_found_and_what_waited_is_kept_for_it(
 
 
 async def test_live_requests_come_in_parts_that_end(path: Path, observer: FakeObserver) -> None:
-    async with outbox(path, num_live=300):
+    async with exporter(path, num_live=300):
         peer = await observer.accept()
         assert await peer.next() == HELLO
         peer.send(LiveQuery(ticket=7))
@@ -253,7 +253,7 @@ async def test_live_requests_come_in_parts_that_end(path: Path, observer: FakeOb
 
 
 async def test_orders_are_carried_out_and_answered(path: Path, observer: FakeObserver) -> None:
-    async with outbox(path):
+    async with exporter(path):
         peer = await observer.accept()
         assert await peer.next() == HELLO
         peer.send(Order(ticket=9, verb=OrderVerb.LOG_LEVEL, argument="debug"))
@@ -263,7 +263,7 @@ async def test_orders_are_carried_out_and_answered(path: Path, observer: FakeObs
 async def test_an_observer_that_breaks_the_protocol_is_hung_up_on(
     path: Path, observer: FakeObserver
 ) -> None:
-    async with outbox(path):
+    async with exporter(path):
         peer = await observer.accept()
         assert await peer.next() == HELLO
         peer.send(HELLO)
@@ -274,7 +274,7 @@ async def test_an_observer_that_breaks_the_protocol_is_hung_up_on(
 async def test_the_last_words_are_sent_before_it_hangs_up(
     path: Path, observer: FakeObserver
 ) -> None:
-    box = Outbox(path, HELLO, live_views=lambda: (), carry_out=carry_out)
+    box = Exporter(path, HELLO, live_views=lambda: (), carry_out=carry_out)
     await box.start()
     peer = await observer.accept()
     box.offer(b"last")
@@ -289,7 +289,7 @@ async def test_the_last_words_are_sent_before_it_hangs_up(
 async def test_closing_waits_no_longer_than_told_for_one_who_does_not_read(
     path: Path, observer: FakeObserver
 ) -> None:
-    box = Outbox(path, HELLO, live_views=lambda: (), carry_out=carry_out)
+    box = Exporter(path, HELLO, live_views=lambda: (), carry_out=carry_out)
     await box.start()
     peer = await observer.accept()
     offered = [box.offer(b"x" * 100_000) for _ in range(30)]
@@ -324,7 +324,7 @@ async def test_thousands_of_live_requests_leave_room_for_others(
         if len(made) < 3000:
             loop.call_soon(tick, len(made))
 
-    box = Outbox(path, HELLO, live_views=live_views, carry_out=carry_out)
+    box = Exporter(path, HELLO, live_views=live_views, carry_out=carry_out)
     await box.start()
     peer = await observer.accept()
     assert await peer.next() == HELLO

@@ -29,8 +29,8 @@ from penstock.server.observe.frames import (
     decode,
     encode,
 )
-from penstock.server.observe.front_receiver import FrontsHub, FrontUnavailable
-from penstock.server.observe.heartbeat import Beat
+from penstock.server.observe.front_receiver import FrontReceiver, FrontUnavailable
+from penstock.server.observe.heartbeat import Heartbeat
 from penstock.server.observe.request_record import RequestRecord, encode_record
 from penstock.server.observe.service_listeners import NO_TOTALS, ServiceListener, ServiceListeners
 from support.flights import Flown, make_facts
@@ -44,7 +44,7 @@ class Heard(ServiceListener):
 
     def __init__(self) -> None:
         self.records: list[RequestRecord] = []
-        self.beats: list[Beat] = []
+        self.beats: list[Heartbeat] = []
         self.gone: list[int] = []
         self.steps: list[tuple[int, int, int]] = []
         self.totals = NO_TOTALS
@@ -55,7 +55,7 @@ class Heard(ServiceListener):
         self.records += records
         self._notify()
 
-    def take_beat(self, beat: Beat) -> None:
+    def take_heartbeat(self, beat: Heartbeat) -> None:
         self.beats.append(beat)
         self._notify()
 
@@ -108,11 +108,11 @@ class FakeFront:
 
 
 @contextlib.asynccontextmanager
-async def hub_at(path: Path, heard: Heard) -> AsyncGenerator[FrontsHub]:
+async def hub_at(path: Path, heard: Heard) -> AsyncGenerator[FrontReceiver]:
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(str(path))
     listener.listen(8)
-    hub = FrontsHub(heard)
+    hub = FrontReceiver(heard)
     await hub.start(listener)
     try:
         yield hub
@@ -121,7 +121,7 @@ async def hub_at(path: Path, heard: Heard) -> AsyncGenerator[FrontsHub]:
         listener.close()
 
 
-def beat(front_id: int, num_live: int) -> Beat:
+def beat(front_id: int, num_live: int) -> Heartbeat:
     counts: dict[str, Any] = dict.fromkeys(
         (
             *("num_streams", "num_backlog_tokens", "num_submitted", "num_cut_readers"),
@@ -129,7 +129,7 @@ def beat(front_id: int, num_live: int) -> Beat:
         ),
         0,
     )
-    return Beat(
+    return Heartbeat(
         front_id=front_id,
         pid=1,
         epoch=1,
@@ -244,7 +244,7 @@ async def test_one_listener_that_trips_takes_nothing_away_from_the_others() -> N
     heard = Heard()
     fanout = ServiceListeners(Trips(), heard)
     fanout.take_records([request_record()])
-    fanout.take_beat(beat(1, 0))
+    fanout.take_heartbeat(beat(1, 0))
     assert len(heard.records) == len(heard.beats) == 1
     assert fanout.num_failures == 1
 

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from penstock.server.observe.heartbeat import Pulse
+from penstock.server.observe.heartbeat import HeartbeatTimer
 
 
 class Ticks:
@@ -34,21 +34,21 @@ class Ticks:
 
 async def test_the_first_beat_comes_at_once_and_the_last_at_the_end() -> None:
     ticks = Ticks()
-    pulse = Pulse(ticks.beat, ticks.clock)
-    pulse.start()
+    timer = HeartbeatTimer(ticks.beat, ticks.clock)
+    timer.start()
     assert ticks.beats == [()]
-    pulse.stop()
+    timer.stop()
     assert ticks.beats == [(), ()]
-    pulse.stop()
+    timer.stop()
     assert len(ticks.beats) == 2
 
 
 async def test_a_beat_tells_how_late_each_of_ten_ticks_was() -> None:
     ticks = Ticks()
-    pulse = Pulse(ticks.beat, ticks.clock)
-    pulse.start()
+    timer = HeartbeatTimer(ticks.beat, ticks.clock)
+    timer.start()
     lags_s = await ticks.next()
-    pulse.stop()
+    timer.stop()
     # A tick that is a second late is one late tick; the next is due a tick after it.
     assert len(lags_s) == 10
     assert lags_s == pytest.approx([1.0] * 10)

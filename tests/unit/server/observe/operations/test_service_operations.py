@@ -15,8 +15,8 @@ from penstock.server.link.look_frames import Order, OrderAnswer, OrderVerb
 from penstock.server.link.ports import EngineUnavailable
 from penstock.server.observe.frames import FrontView
 from penstock.server.observe.front_receiver import FrontUnavailable
-from penstock.server.observe.operations.desk import DeskError
-from penstock.server.observe.operations.service import ServiceDesk
+from penstock.server.observe.operations.operations import OperationsError
+from penstock.server.observe.operations.service import ServiceOperations
 from penstock.server.observe.operations.snapshot import RequestView, Snapshot
 
 SNAPSHOT = Snapshot(time_s=0.0, uptime_s=1.0, is_draining=False, models=(), fronts=())
@@ -106,8 +106,8 @@ class FakeFronts:
         return self.fakes.told(f"front {front_id}", verb, argument)
 
 
-def desk_of(fakes: Fakes, *, has_recorder: bool = True) -> ServiceDesk:
-    return ServiceDesk(
+def desk_of(fakes: Fakes, *, has_recorder: bool = True) -> ServiceOperations:
+    return ServiceOperations(
         snapshots=fakes,
         fronts=FakeFronts(fakes),
         engine=fakes,
@@ -136,7 +136,7 @@ async def test_without_an_engine_the_fronts_are_shown_and_without_anybody_that_i
     fakes.engine_problem = EngineUnavailable("the engine is down")
     assert await desk_of(fakes).live_requests() == ()
     fakes.is_whole = False
-    with pytest.raises(DeskError, match="nobody answers: the engine is down"):
+    with pytest.raises(OperationsError, match="nobody answers: the engine is down"):
         await desk_of(fakes).live_requests()
 
 
@@ -146,7 +146,7 @@ async def test_drain_is_the_supervisor_s_matter() -> None:
     assert fakes.messages == [Drain(timeout_s=2.5)]
     assert fakes.has_begun_drain
     for bad in (-1.0, float("nan"), float("inf")):
-        with pytest.raises(DeskError, match="timeout must be 0 or more seconds"):
+        with pytest.raises(OperationsError, match="timeout must be 0 or more seconds"):
             await desk_of(fakes).drain(bad)
     assert len(fakes.messages) == 1
 
@@ -159,14 +159,14 @@ async def test_a_log_level_goes_to_every_process() -> None:
         (OrderVerb.LOG_LEVEL, "debug")
     }
     assert fakes.messages == [LogLevel(level="debug")]
-    with pytest.raises(DeskError, match="level must be one of debug, info, warning, error"):
+    with pytest.raises(OperationsError, match="level must be one of debug, info, warning, error"):
         await desk_of(fakes).set_log_level("loud")
 
 
 async def test_who_did_not_hear_a_log_level_is_named() -> None:
     fakes = Fakes()
     fakes.engine_problem = EngineUnavailable("the engine is down")
-    with pytest.raises(DeskError, match=r"not everywhere: engine: the engine is down$"):
+    with pytest.raises(OperationsError, match=r"not everywhere: engine: the engine is down$"):
         await desk_of(fakes).set_log_level("debug")
 
 
@@ -190,7 +190,7 @@ async def test_a_profile_comes_in_pieces_from_whom_it_was_asked(process: str) ->
     ],
 )
 async def test_a_profile_of_nobody_is_refused(process: str, seconds: float, why: str) -> None:
-    with pytest.raises(DeskError, match=why):
+    with pytest.raises(OperationsError, match=why):
         async for _ in desk_of(Fakes()).profile(process, seconds):
             pass
 
@@ -198,11 +198,11 @@ async def test_a_profile_of_nobody_is_refused(process: str, seconds: float, why:
 async def test_a_profile_that_cannot_be_made_says_why() -> None:
     fakes = Fakes()
     fakes.order_problem = "engine is being sampled already"
-    with pytest.raises(DeskError, match="engine is being sampled already"):
+    with pytest.raises(OperationsError, match="engine is being sampled already"):
         async for _ in desk_of(fakes).profile("engine", 1.0):
             pass
     fakes.order_problem = "gone"
-    with pytest.raises(DeskError, match="front 2 is gone"):
+    with pytest.raises(OperationsError, match="front 2 is gone"):
         async for _ in desk_of(fakes).profile("front 2", 1.0):
             pass
 
@@ -210,11 +210,11 @@ async def test_a_profile_that_cannot_be_made_says_why() -> None:
 async def test_the_flight_record_and_its_absence() -> None:
     fakes = Fakes()
     assert await desk_of(fakes).dump_flight_record("asked") == Path("/flights/asked")
-    with pytest.raises(DeskError, match="there is no flight record: holds nothing yet"):
+    with pytest.raises(OperationsError, match="there is no flight record: holds nothing yet"):
         await desk_of(fakes).flight_record()
-    with pytest.raises(DeskError, match="there is no flight recorder"):
+    with pytest.raises(OperationsError, match="there is no flight recorder"):
         await desk_of(fakes, has_recorder=False).flight_record()
-    with pytest.raises(DeskError, match="there is no flight recorder"):
+    with pytest.raises(OperationsError, match="there is no flight recorder"):
         await desk_of(fakes, has_recorder=False).dump_flight_record("asked")
 
 

@@ -10,11 +10,11 @@ from typing import Protocol
 from penstock.server.observe.operations.snapshot import RequestView, Snapshot
 
 
-class DeskError(Exception):
+class OperationsError(Exception):
     """What was asked for cannot be had now; the message is for the operator."""
 
 
-class Desk(Protocol):
+class Operations(Protocol):
     """Asked on the observer's event loop."""
 
     def snapshot(self) -> Snapshot:
@@ -22,7 +22,7 @@ class Desk(Protocol):
         ...
 
     async def live_requests(self) -> tuple[RequestView, ...]:
-        """All that have not ended, by arrival. Asks engine and fronts; raises DeskError."""
+        """All that have not ended, by arrival. Asks engine and fronts; raises OperationsError."""
         ...
 
     async def drain(self, timeout_s: float | None) -> int:
@@ -30,11 +30,11 @@ class Desk(Protocol):
         ...
 
     async def flight_record(self) -> bytes:
-        """The flight recorder's memory, copied, as its files hold it. Raises DeskError."""
+        """The flight recorder's memory, copied, as its files hold it. Raises OperationsError."""
         ...
 
     async def dump_flight_record(self, why: str) -> Path:
-        """Write it to a file of the flight folder. Raises DeskError."""
+        """Write it to a file of the flight folder. Raises OperationsError."""
         ...
 
     async def set_log_level(self, level: str) -> None:
@@ -44,6 +44,6 @@ class Desk(Protocol):
     def profile(self, process: str, seconds: float) -> AsyncIterator[bytes]:
         """Sample `engine`, `front N` or `observer` for so long; the profile, as a speedscope file.
 
-        Raises DeskError.
+        Raises OperationsError.
         """
         ...
