@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
-from penstock.server.observe.recording.trace_formats import TraceRequest
+from penstock.server.observe.recording.trace import TraceRequest
 
 
 def every_second(trace: Sequence[TraceRequest]) -> Iterable[TraceRequest]:

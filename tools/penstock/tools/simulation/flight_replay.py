@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from penstock.server.cli.connection import UsageError
 
 if TYPE_CHECKING:
-    from penstock.server.observe.recording.trace_formats import TraceRequest
+    from penstock.server.observe.recording.trace import TraceRequest
     from penstock.tools.simulation.calibration import Calibration
 
 

@@ -18,7 +18,7 @@ from penstock.server.observe.flight.layout import MAGIC, EventKind
 from penstock.server.observe.flight.lives import Asked, Life, lives_of
 from penstock.server.observe.flight.reader import FlightReader, Recording
 from penstock.server.observe.recording.request_log import OF_LOAD
-from penstock.server.observe.recording.trace_formats import TraceRequest
+from penstock.server.observe.recording.trace import TraceRequest
 
 _WHOLE = (FinishReason.STOP, FinishReason.LENGTH)
 

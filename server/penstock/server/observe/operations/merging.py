@@ -36,9 +36,9 @@ def merge(
     views: list[RequestView] = []
     for front in fronts:
         own = [outputs.pop(key) for key in front.keys if key in outputs]
-        views.append(_of_front(front, own, model, now_s, to_unix_s))
+        views.append(_view_of(front, own, model, now_s, to_unix_s))
     for own in _by_request(outputs.values()):
-        views.append(_of_engine(own, model, now_s, to_unix_s))
+        views.append(_view_of(_front_of(own), own, model, now_s, to_unix_s))
     return tuple(sorted(views, key=arrival_order))
 
 
@@ -47,7 +47,7 @@ def arrival_order(view: RequestView) -> tuple[float, str, str]:
     return view.arrival_s, view.tenant, view.request_id
 
 
-def _of_front(
+def _view_of(
     front: FrontView,
     outputs: Sequence[LiveView],
     model: str,
@@ -88,38 +88,29 @@ def _of_front(
     )
 
 
-def _of_engine(
-    outputs: Sequence[LiveView], model: str, now_s: float, to_unix_s: Callable[[float], float]
-) -> RequestView:
-    """A request whose front has not answered, or is gone."""
+def _front_of(outputs: Sequence[LiveView]) -> FrontView:
+    """What a front would know of a request whose front has not answered, or is gone."""
     first = outputs[0]
-    state = _state_of(outputs)
-    num_output_tokens = sum(view.num_output_tokens for view in outputs)
-    waits_for, position = _wait_of(outputs) if state == _PENDING else ("", None)
-    if state == _PENDING:
+    if _state_of(outputs) == _PENDING:
         phase = SegmentKind.QUEUE
     else:
-        phase = SegmentKind.DECODE if num_output_tokens else SegmentKind.PREFILL
-    return RequestView(
+        has_token = any(view.num_output_tokens for view in outputs)
+        phase = SegmentKind.DECODE if has_token else SegmentKind.PREFILL
+    return FrontView(
+        front_id=0,
+        keys=tuple(view.key for view in outputs),
         request_id=own_request_id(first.tenant, first.request_id),
-        model=model,
         tenant=first.tenant,
-        state=state,
-        phase=phase.value,
-        waits_for=waits_for,
-        queue_position=position,
         priority=first.priority,
-        arrival_s=to_unix_s(first.arrival_s),
-        age_s=max(0.0, now_s - first.arrival_s),
+        trace_id=first.trace_id.hex(),
+        arrival_s=first.arrival_s,
+        phase=phase.value,
+        history=(),
         num_prompt_tokens=first.num_prompt_tokens,
         num_cached_tokens=0,
-        num_output_tokens=num_output_tokens,
-        num_computed_tokens=sum(view.num_computed_tokens for view in outputs),
-        num_blocks=sum(view.num_blocks for view in outputs),
-        num_preemptions=sum(view.num_preemptions for view in outputs),
+        num_output_tokens=0,
+        num_preemptions=0,
         num_backlog_tokens=0,
-        time_to_deadline_s=_time_to_deadline_s(outputs, now_s),
-        trace_id=first.trace_id.hex(),
     )
 
 

@@ -26,7 +26,7 @@ from penstock.scheduler.step_measure import StepMeasure
 from penstock.scheduler.step_note import StepNote
 from penstock.server.observe.recording.record_file import RecordFile, open_pair
 from penstock.server.observe.recording.request_log import RequestLog
-from penstock.server.observe.recording.trace_formats import recorded_line
+from penstock.server.observe.recording.trace import recorded_line
 
 DEFAULT_MAX_BYTES = 256 * 1024 * 1024
 _NAMES = ("steps", "requests")

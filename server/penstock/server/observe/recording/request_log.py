@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from penstock.scheduler.events import Failed, Finished
 from penstock.scheduler.request import FailureReason, FinishReason, RequestSpec
-from penstock.server.observe.recording.trace_formats import TraceRequest
+from penstock.server.observe.recording.trace import TraceRequest
 
 MAX_NUM_HELD = 100_000
 """Ended requests that wait for one that came before them; then that one is left out."""
