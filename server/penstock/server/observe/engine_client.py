@@ -6,6 +6,7 @@ Owns the connection to the engine's link. It is no front: no requests, no steps.
 import asyncio
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 from penstock.scheduler.live_view import LiveView
 from penstock.server.link.connection import Connection, keep_connected
@@ -17,6 +18,7 @@ from penstock.server.observe.front_receiver import Questions
 
 _PAUSES_S = (0.05, 1.0)
 _MAX_UNSENT_BYTES = 1024 * 1024
+_T = TypeVar("_T")
 
 
 class EngineClient:
@@ -52,20 +54,22 @@ class EngineClient:
 
     async def look(self, limit_s: float) -> tuple[LiveView, ...]:
         """Every output that lives in the engine. Raises EngineUnavailable, also past `limit_s`."""
-        line = self._open_line()
-        ticket, answer = self._looks.ask()
-        line.write(encode(Look(ticket=ticket)))
-        try:
-            async with asyncio.timeout(limit_s):
-                return await answer
-        except TimeoutError:
-            raise EngineUnavailable("the engine does not answer") from None
+        return await self._ask(self._looks, lambda ticket: Look(ticket=ticket), limit_s)
 
     async def order(self, verb: OrderVerb, argument: str, limit_s: float) -> OrderAnswer:
         """Have the engine's process do something. Raises EngineUnavailable."""
+        return await self._ask(
+            self._orders,
+            lambda ticket: Order(ticket=ticket, verb=verb, argument=argument),
+            limit_s,
+        )
+
+    async def _ask(
+        self, questions: Questions[_T], frame: Callable[[int], Frame], limit_s: float
+    ) -> _T:
         line = self._open_line()
-        ticket, answer = self._orders.ask()
-        line.write(encode(Order(ticket=ticket, verb=verb, argument=argument)))
+        ticket, answer = questions.ask()
+        line.write(encode(frame(ticket)))
         try:
             async with asyncio.timeout(limit_s):
                 return await answer

@@ -33,7 +33,7 @@ from penstock.server.link.quarantine import Quarantine
 from penstock.server.link.shown_executor import ShownExecutor
 from penstock.server.observe.engine_listeners import EngineListeners
 from penstock.server.observe.flight.facts import facts_of
-from penstock.server.observe.flight.geometry import FlightError
+from penstock.server.observe.flight.layout import FlightError
 from penstock.server.observe.flight.writer import FlightWriter
 from penstock.server.observe.recording.recorder import Recorder
 from penstock.server.processes.control import ChildControl, die_with_parent

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from penstock.server.link.look_frames import Order, OrderAnswer, OrderVerb
 from penstock.server.link.wire import FrameBuffer
-from penstock.server.observe.flight.geometry import FACTS_OFFSET, GENERATION_OFFSET
+from penstock.server.observe.flight.layout import FACTS_OFFSET, GENERATION_OFFSET
 from penstock.server.observe.flight.writer import FlightWriter
 from penstock.server.observe.flight_source import FlightSource
 from penstock.server.observe.frames import (

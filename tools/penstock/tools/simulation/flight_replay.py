@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def flight_trace_of(path: Path) -> "Iterator[TraceRequest]":
     """The requests of a recording, and on stderr what is not among them. Raises UsageError."""
-    from penstock.server.observe.flight.geometry import FlightError
+    from penstock.server.observe.flight.layout import FlightError
     from penstock.tools.simulation.flight_trace import flight_trace
 
     try:

@@ -13,8 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.scheduler.request import FailureReason, FinishReason
-from penstock.server.observe.flight.geometry import FlightError
-from penstock.server.observe.flight.layout import MAGIC, EventKind
+from penstock.server.observe.flight.layout import MAGIC, EventKind, FlightError
 from penstock.server.observe.flight.lives import Asked, Life, lives_of
 from penstock.server.observe.flight.reader import FlightReader, Recording
 from penstock.server.observe.recording.request_log import OF_LOAD

@@ -83,7 +83,7 @@ def _timeline(args: argparse.Namespace) -> int:
 
 
 def _recording(source: str) -> "Recording":
-    from penstock.server.observe.flight.geometry import FlightError
+    from penstock.server.observe.flight.layout import FlightError
     from penstock.server.observe.flight.reader import FlightReader
 
     name = "standard input" if source == "-" else source

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from penstock.server.observe.flight.facts import FlightFacts, encode_facts
-from penstock.server.observe.flight.geometry import (
+from penstock.server.observe.flight.layout import (
     COPIED_OFFSET,
     FACTS_OFFSET,
     FACTS_SIZE_OFFSET,
@@ -23,15 +23,18 @@ from penstock.server.observe.flight.geometry import (
     HEADER_BYTES,
     LAUNCH,
     LAUNCH_OFFSET,
+    LAYOUT_VERSION,
+    MAGIC,
     MAX_FACTS_BYTES,
     RINGS,
     SIZES,
     SIZES_OFFSET,
+    TOTALS,
     TOTALS_OFFSET,
     FlightError,
     Geometry,
+    row_struct,
 )
-from penstock.server.observe.flight.layout import LAYOUT_VERSION, MAGIC, TOTALS, row_struct
 
 
 def create_memory(num_steps: int, name: str) -> int:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.server.observe.flight.facts import FlightFacts, decode_facts
-from penstock.server.observe.flight.geometry import (
+from penstock.server.observe.flight.layout import (
     COPIED_OFFSET,
     FACTS_OFFSET,
     FACTS_SIZE_OFFSET,
@@ -26,11 +26,12 @@ from penstock.server.observe.flight.geometry import (
     LAUNCH_OFFSET,
     MAX_FACTS_BYTES,
     RINGS,
+    STEP,
+    TOTALS,
     TOTALS_OFFSET,
     FlightError,
     Geometry,
 )
-from penstock.server.observe.flight.layout import STEP, TOTALS
 from penstock.server.observe.flight.memory import map_memory
 
 _NUM_TRIES = 5

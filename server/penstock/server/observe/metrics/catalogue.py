@@ -2,14 +2,62 @@
 
 Owns the list, which `docs/metrics.md`, the dashboard and the alert rules are checked against. Does
 not know where the values come from. Names carry their unit and are what `promtool` accepts; all of
-them have the label `model` beside those named here.
+them have the label `model` beside those named here. Small models on fast devices make a token in
+under a millisecond, large ones on CPUs take seconds: the bounds of buckets span both, two or three
+to the doubling where an alert would look.
 """
 
 import enum
 from dataclasses import dataclass
 from typing import Final
 
-from penstock.server.observe.metrics import buckets as ends
+_TOKEN_SECONDS_ENDS: Final = (
+    0.0005, 0.001, 0.0015, 0.002, 0.003, 0.004, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.04,
+    0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0,
+)  # fmt: skip
+"""Between two tokens, and for a step of the engine."""
+_FIRST_TOKEN_SECONDS_ENDS: Final = (
+    0.0005, 0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.04, 0.06, 0.08, 0.1, 0.15, 0.2, 0.3, 0.5,
+    0.75, 1.0, 1.5, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0,
+)  # fmt: skip
+"""Until the first token, and for the phases before it."""
+_REQUEST_SECONDS_ENDS: Final = (
+    0.001, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96,
+    81.92, 163.84, 327.68, 655.36, 1310.72, 2621.44,
+)  # fmt: skip
+"""A whole request; the doublings are those of the OpenTelemetry conventions."""
+_OVERHEAD_SECONDS_ENDS: Final = (
+    0.00001, 0.000025, 0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05,
+    0.1, 0.25, 1.0,
+)  # fmt: skip
+"""What should be next to nothing: the scheduler's share of a step, an event loop's lag."""
+_TOKENS_ENDS: Final = (
+    1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072,
+    262144, 1048576,
+)  # fmt: skip
+_REQUESTS_ENDS: Final = (
+    1,
+    2,
+    4,
+    8,
+    12,
+    16,
+    24,
+    32,
+    48,
+    64,
+    96,
+    128,
+    192,
+    256,
+    384,
+    512,
+    768,
+    1024,
+    2048,
+)
+"""Requests of one step."""
+_MESSAGES_ENDS: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 4096, 16384)
 
 
 class MetricKind(enum.Enum):
@@ -61,46 +109,48 @@ ADMISSION_REJECTED: Final = _counter(
 )
 SUBMITTED: Final = _counter("requests_submitted_total", "Requests handed to the engine.")
 REQUEST_SECONDS: Final = _histogram(
-    "request_duration_seconds", "From arrival to the end.", ends.REQUEST_SECONDS, "outcome"
+    "request_duration_seconds", "From arrival to the end.", _REQUEST_SECONDS_ENDS, "outcome"
 )
 TTFT: Final = _histogram(
-    "time_to_first_token_seconds", "From arrival to the first token.", ends.FIRST_TOKEN_SECONDS
+    "time_to_first_token_seconds", "From arrival to the first token.", _FIRST_TOKEN_SECONDS_ENDS
 )
 ITL: Final = _histogram(
     "inter_token_latency_seconds",
     "Between one token of a request and its next, as the engine made them.",
-    ends.TOKEN_SECONDS,
+    _TOKEN_SECONDS_ENDS,
 )
 TPOT: Final = _histogram(
     "time_per_output_token_seconds",
     "Mean per request and output, after the first token.",
-    ends.TOKEN_SECONDS,
+    _TOKEN_SECONDS_ENDS,
 )
 PREPARE_SECONDS: Final = _histogram(
-    "request_prepare_seconds", "Parsed, checked, tokenised.", ends.FIRST_TOKEN_SECONDS
+    "request_prepare_seconds", "Parsed, checked, tokenised.", _FIRST_TOKEN_SECONDS_ENDS
 )
 QUEUE_SECONDS: Final = _histogram(
     "request_queue_seconds",
     "In the queue, over all stays of a request that was queued.",
-    ends.FIRST_TOKEN_SECONDS,
+    _FIRST_TOKEN_SECONDS_ENDS,
 )
 PREFILL_SECONDS: Final = _histogram(
-    "request_prefill_seconds", "Computing the prompt.", ends.FIRST_TOKEN_SECONDS
+    "request_prefill_seconds", "Computing the prompt.", _FIRST_TOKEN_SECONDS_ENDS
 )
 DECODE_SECONDS: Final = _histogram(
-    "request_decode_seconds", "Generating, after the first token.", ends.REQUEST_SECONDS
+    "request_decode_seconds", "Generating, after the first token.", _REQUEST_SECONDS_ENDS
 )
 DELIVER_SECONDS: Final = _histogram(
-    "request_deliver_seconds", "From the engine's end to the last message.", ends.REQUEST_SECONDS
+    "request_deliver_seconds", "From the engine's end to the last message.", _REQUEST_SECONDS_ENDS
 )
 QUEUE_WAIT: Final = _counter(
     "queue_wait_seconds_total", "Time in the queue, by what the next in line lacked.", "reason"
 )
-PROMPT_TOKENS_EACH: Final = _histogram("request_prompt_tokens", "Tokens of a prompt.", ends.TOKENS)
+PROMPT_TOKENS_EACH: Final = _histogram("request_prompt_tokens", "Tokens of a prompt.", _TOKENS_ENDS)
 GENERATION_TOKENS_EACH: Final = _histogram(
-    "request_generation_tokens", "Tokens generated for a request.", ends.TOKENS
+    "request_generation_tokens", "Tokens generated for a request.", _TOKENS_ENDS
 )
-MESSAGES_EACH: Final = _histogram("request_messages", "Messages sent for a request.", ends.MESSAGES)
+MESSAGES_EACH: Final = _histogram(
+    "request_messages", "Messages sent for a request.", _MESSAGES_ENDS
+)
 PROMPT_TOKENS: Final = _counter(
     "prompt_tokens_total", "Tokens of the prompts of requests that were let in and ended."
 )
@@ -117,7 +167,7 @@ STALLS: Final = _counter("stream_stalls_total", "Writes that a reader blocked.")
 STALLED_SECONDS: Final = _histogram(
     "stream_stalled_seconds",
     "Time for which its reader blocked a request, if it did.",
-    ends.REQUEST_SECONDS,
+    _REQUEST_SECONDS_ENDS,
 )
 
 # The engine, from its steps.
@@ -148,17 +198,17 @@ DROPPED_RETENTIONS: Final = _counter(
     "Blocks that lost or never got their retention, for its budget.",
 )
 STEP_SECONDS: Final = _histogram(
-    "step_seconds", "A step of the executor, from launch to result.", ends.TOKEN_SECONDS
+    "step_seconds", "A step of the executor, from launch to result.", _TOKEN_SECONDS_ENDS
 )
 SCHEDULER_SECONDS: Final = _histogram(
-    "scheduler_seconds", "Planning a step and taking its result in.", ends.OVERHEAD_SECONDS
+    "scheduler_seconds", "Planning a step and taking its result in.", _OVERHEAD_SECONDS_ENDS
 )
-STEP_TOKENS: Final = _histogram("step_tokens", "Tokens computed in a step.", ends.TOKENS)
-STEP_BATCH: Final = _histogram("step_requests", "Requests that ran in a step.", ends.REQUESTS)
+STEP_TOKENS: Final = _histogram("step_tokens", "Tokens computed in a step.", _TOKENS_ENDS)
+STEP_BATCH: Final = _histogram("step_requests", "Requests that ran in a step.", _REQUESTS_ENDS)
 STEP_ERROR: Final = _histogram(
     "step_prediction_error_seconds",
     "Between predicted and measured time of a step, either way.",
-    ends.TOKEN_SECONDS,
+    _TOKEN_SECONDS_ENDS,
 )
 STEP_PREDICTED: Final = _counter(
     "step_predicted_seconds_total", "Predicted time of the steps that had a prediction."
@@ -187,7 +237,7 @@ UNKNOWN_FIELDS: Final = _counter(
 )
 INTERNAL_ERRORS: Final = _counter("internal_errors_total", "Faults caught at the edge of a call.")
 LOOP_LAG: Final = _histogram(
-    "event_loop_lag_seconds", "How late event loops of fronts ran.", ends.OVERHEAD_SECONDS
+    "event_loop_lag_seconds", "How late event loops of fronts ran.", _OVERHEAD_SECONDS_ENDS
 )
 RECORDS: Final = _counter("records_total", "Records of ended requests that fronts made.")
 RECORDS_DROPPED: Final = _counter(

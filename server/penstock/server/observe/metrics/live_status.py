@@ -5,13 +5,12 @@ however many people look, the service is asked twice a second.
 """
 
 import asyncio
-import dataclasses
-import json
-import math
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, Final, cast
+from typing import Final
+
+import msgspec
 
 from penstock.server.observe.operations.operations import Operations, OperationsError
 from penstock.server.observe.operations.snapshot import RequestView, Snapshot
@@ -23,25 +22,15 @@ MAX_REQUESTS: Final = 500
 def status_json(
     snapshot: Snapshot, requests: tuple[RequestView, ...], requests_problem: str = ""
 ) -> bytes:
-    """UTF-8. `requests_problem`: why the live requests are not known, for the reader."""
-    status = dataclasses.asdict(snapshot)
-    status["requests"] = [dataclasses.asdict(request) for request in requests[:MAX_REQUESTS]]
-    status["num_requests"] = len(requests)
-    status["requests_problem"] = requests_problem
+    """UTF-8; what is not finite is null. `requests_problem`: why live requests are not known."""
+    status = {
+        **msgspec.to_builtins(snapshot),
+        "requests": requests[:MAX_REQUESTS],
+        "num_requests": len(requests),
+        "requests_problem": requests_problem,
+    }
     # Inside a page, `</script>` would end a script element; escaped, the text is safe there too.
-    text = json.dumps(_finite(status), allow_nan=False, separators=(",", ":"))
-    return text.replace("<", "\\u003c").encode()
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        entries = cast(dict[str, Any], value)
-        return {key: _finite(entry) for key, entry in entries.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(entry) for entry in cast(list[Any], value)]
-    return value
+    return msgspec.json.encode(status).replace(b"<", b"\\u003c")
 
 
 MAX_AGE_S: Final = 0.5

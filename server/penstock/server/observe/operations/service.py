@@ -8,17 +8,20 @@ import asyncio
 import math
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from penstock.scheduler.live_view import LiveView
 from penstock.server.link.control_frames import Drain, FromChild, LogLevel
 from penstock.server.link.look_frames import Order, OrderAnswer, OrderVerb
 from penstock.server.link.ports import EngineUnavailable
+from penstock.server.observe.engine_client import EngineClient
+from penstock.server.observe.flight_source import FlightSource
 from penstock.server.observe.frames import FrontView
-from penstock.server.observe.front_receiver import FrontUnavailable
+from penstock.server.observe.front_receiver import FrontReceiver, FrontUnavailable
 from penstock.server.observe.logs import LOG_LEVELS
 from penstock.server.observe.operations.operations import OperationsError
 from penstock.server.observe.operations.snapshot import RequestView, Snapshot
+from penstock.server.observe.operations.snapshots import SnapshotMaker
 
 MAX_PROFILE_S = 60.0
 _LOOK_S = 1.0
@@ -34,69 +37,6 @@ _T = TypeVar("_T")
 Merge = Callable[[tuple[LiveView, ...], tuple[FrontView, ...]], tuple[RequestView, ...]]
 
 
-class Fronts(Protocol):
-    """Of `FrontReceiver`, what is asked here."""
-
-    @property
-    def front_ids(self) -> tuple[int, ...]:
-        """Who is there."""
-        ...
-
-    @property
-    def num_live(self) -> int:
-        """Their requests."""
-        ...
-
-    async def live_views(self, limit_s: float) -> tuple[tuple[FrontView, ...], bool]:
-        """Their requests, and whether these are all."""
-        ...
-
-    async def order(
-        self, front_id: int, verb: OrderVerb, argument: str, limit_s: float
-    ) -> OrderAnswer:
-        """Have one do something; raises FrontUnavailable."""
-        ...
-
-
-class EngineSide(Protocol):
-    """Of `EngineClient`, what is asked here."""
-
-    async def look(self, limit_s: float) -> tuple[LiveView, ...]:
-        """Its outputs; raises EngineUnavailable."""
-        ...
-
-    async def order(self, verb: OrderVerb, argument: str, limit_s: float) -> OrderAnswer:
-        """Have it do something; raises EngineUnavailable."""
-        ...
-
-
-class Flight(Protocol):
-    """The flight recorder's memory. Both raise OSError or ValueError when there is nothing yet.
-
-    They are called from other threads, one call at a time.
-    """
-
-    def copied(self) -> bytes:
-        """As its files hold it."""
-        ...
-
-    def dumped(self, why: str) -> Path:
-        """Written to a file."""
-        ...
-
-
-class Snapshots(Protocol):
-    """Of `SnapshotMaker`, what is asked here."""
-
-    def snapshot(self) -> Snapshot:
-        """The service now."""
-        ...
-
-    def begin_drain(self) -> None:
-        """It was told to drain."""
-        ...
-
-
 class ServiceOperations:
     """The operations of a service. Lives on the observer's event loop.
 
@@ -108,10 +48,10 @@ class ServiceOperations:
     def __init__(
         self,
         *,
-        snapshots: Snapshots,
-        fronts: Fronts,
-        engine: EngineSide,
-        flight: Flight | None,
+        snapshots: SnapshotMaker,
+        fronts: FrontReceiver,
+        engine: EngineClient,
+        flight: FlightSource | None,
         merge: Merge,
         carry_out: Callable[[Order, Callable[[OrderAnswer], None]], None],
         tell_supervisor: Callable[[FromChild], None],
@@ -200,7 +140,7 @@ class ServiceOperations:
         for start in range(0, len(answer.payload), _CHUNK_BYTES):
             yield answer.payload[start : start + _CHUNK_BYTES]
 
-    def _recorder(self) -> Flight:
+    def _recorder(self) -> FlightSource:
         if self._flight is None:
             raise OperationsError("there is no flight recorder")
         return self._flight

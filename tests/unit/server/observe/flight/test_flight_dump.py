@@ -16,7 +16,7 @@ from penstock.server.observe.flight.dump import (
     dump,
     own_default_folder,
 )
-from penstock.server.observe.flight.geometry import FlightError
+from penstock.server.observe.flight.layout import FlightError
 from penstock.server.observe.flight.memory import create_memory
 from penstock.server.observe.flight.reader import FlightReader
 from support.flights import Flown, play

@@ -14,15 +14,15 @@ from hypothesis import strategies as st
 
 from penstock.server.observe.flight.dump import dump
 from penstock.server.observe.flight.facts import encode_facts
-from penstock.server.observe.flight.geometry import (
+from penstock.server.observe.flight.layout import (
     FACTS_OFFSET,
     FIRST_OFFSET,
     GENERATION_OFFSET,
     HEADER_BYTES,
+    STEP,
     TOTALS_OFFSET,
     FlightError,
 )
-from penstock.server.observe.flight.layout import STEP
 from penstock.server.observe.flight.memory import EVENT_RING, STEP_RING, RingMemory, create_memory
 from penstock.server.observe.flight.reader import FlightReader
 from penstock.server.observe.flight.writer import FlightWriter

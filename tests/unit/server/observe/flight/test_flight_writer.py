@@ -16,8 +16,14 @@ from penstock.scheduler.events import Admitted, Failed, Finished, Preempted
 from penstock.scheduler.request import FailureReason, FinishReason, RequestSpec
 from penstock.server.observe.engine_listeners import EngineListeners
 from penstock.server.observe.flight.facts import facts_of
-from penstock.server.observe.flight.geometry import FlightError
-from penstock.server.observe.flight.layout import EVENT, REQUEST, STEP, EventKind, row_struct
+from penstock.server.observe.flight.layout import (
+    EVENT,
+    REQUEST,
+    STEP,
+    EventKind,
+    FlightError,
+    row_struct,
+)
 from penstock.server.observe.flight.memory import create_memory
 from penstock.server.observe.flight.reader import FlightReader
 from penstock.server.observe.flight.writer import FlightWriter

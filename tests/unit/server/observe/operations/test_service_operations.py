@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -107,11 +108,13 @@ class FakeFronts:
 
 
 def desk_of(fakes: Fakes, *, has_recorder: bool = True) -> ServiceOperations:
+    others: Any = fakes
+    fronts: Any = FakeFronts(fakes)
     return ServiceOperations(
-        snapshots=fakes,
-        fronts=FakeFronts(fakes),
-        engine=fakes,
-        flight=fakes if has_recorder else None,
+        snapshots=others,
+        fronts=fronts,
+        engine=others,
+        flight=others if has_recorder else None,
         merge=fakes.merge,
         carry_out=fakes.carry_out,
         tell_supervisor=fakes.tell_supervisor,

@@ -24,8 +24,7 @@ from penstock.scheduler.events import Finished, StepEvents
 from penstock.scheduler.request import FinishReason, RequestSpec
 from penstock.scheduler.slot_arrays import SlotArrays
 from penstock.scheduler.step_note import StepNote
-from penstock.server.observe.recording.record_file import RecordFile, open_pair
-from penstock.server.observe.recording.recorder import Recorder
+from penstock.server.observe.recording.recorder import Recorder, RecordFile, open_pair
 from penstock.tools.simulation.calibration import calibrate
 from penstock.tools.simulation.settings import Policy, SimulationConfig
 from penstock.tools.simulation.simulate import simulate

@@ -12,8 +12,7 @@ from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
 from penstock.server.observe.config import TracingConfig
 from penstock.server.observe.request_record import RequestRecord
-from penstock.server.observe.spans.export import make_exporters, start_tracing
-from penstock.server.observe.spans.quiet_logs import OncePerMinute
+from penstock.server.observe.spans.export import OncePerMinute, make_exporters, start_tracing
 from penstock.server.observe.spans.span_processor import (
     NAMES,
     QueueSlots,
